@@ -5,7 +5,7 @@
 /// The first promise that an input breaks.
 pub(super) type Target = fn(&[u8]) -> Option<String>;
 
-/// As `krypton_common::error_chain` has it.
+/// As `krypton_types::error_chain` has it.
 const MESSAGE_MAX: usize = 4096;
 
 /// Returns the broken promise from a target.
@@ -50,7 +50,10 @@ pub(super) fn replay(targets: &[(&str, Target)]) {
 
 #[cfg(test)]
 fn folder_of(target: &str) -> String {
-    format!("{}/../fuzz/corpus/{target}", env!("CARGO_MANIFEST_DIR"))
+    let crates = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+    let mut folders = crates.map(|folder| folder.join("fuzz/corpus"));
+    let corpus = folders.find(|folder| folder.exists()).unwrap();
+    corpus.join(target).to_str().unwrap().to_owned()
 }
 
 /// Writes seeds that are not text, if `WRITE_CORPUS` is set.

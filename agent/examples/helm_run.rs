@@ -8,9 +8,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use krypton_agent::clock::Boot;
-use krypton_agent::helm::{Helm, HelmConfig, StopHandle, Uninstall, supervise};
-use krypton_agent::precedence::Urgency;
+use krypton_helm::driver::{Helm, HelmConfig, StopHandle, Uninstall, supervise};
+use krypton_helm::slots::priority::Urgency;
+use krypton_runtime::clock::Boot;
 
 fn main() -> ExitCode {
     let mut args = std::env::args_os().skip(1).peekable();

@@ -13,19 +13,19 @@ use axum::http::{StatusCode, header};
 use axum::response::IntoResponse as _;
 use axum::routing::get;
 use jiff::Timestamp;
-use krypton_common::desired::DesiredState;
+use krypton_helm::chart::ChartCache;
+use krypton_helm::driver::{Helm, Load};
+use krypton_helm::dump::{CachedChart, ChartShown, HelmNow};
+use krypton_reconciler::metrics::WorkMetrics;
+use krypton_reconciler::report_store::ReportBoard;
+use krypton_reconciler::run_loop::{Question, ReconcilerNow};
+use krypton_runtime::clock::{self, Boot};
+use krypton_runtime::newest::Newest as _;
+use krypton_types::desired::DesiredState;
 use serde::Serialize;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::chart::ChartCache;
-use crate::clock::{self, Boot};
-use crate::helm::{Helm, Load};
-use crate::helm_dump::{CachedChart, ChartShown, HelmNow};
-use crate::newest::Newest as _;
-use crate::reconciler::{Question, ReconcilerNow};
-use crate::report::ReportBoard;
 use crate::session::Contact;
-use crate::work_metrics::WorkMetrics;
 
 /// For as long the reconciler is waited for: it answers between two looks.
 const PATIENCE: Duration = Duration::from_secs(2);

@@ -7,14 +7,14 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 
 use arc_swap::ArcSwap;
-use krypton_common::spiffe::SpiffeId;
-use krypton_common::tls::{self, Credential};
 use krypton_proto::v1::enrollment_server::{Enrollment, EnrollmentServer};
 use krypton_proto::v1::fleet_server::{Fleet, FleetServer};
 use krypton_proto::v1::{
     AgentMessage, ChartPart, EnrollRequest, EnrollResponse, FetchChartRequest, Hello, HubMessage,
     RenewRequest, RenewResponse, Welcome, agent_message, hub_message,
 };
+use krypton_runtime::tls::{self, Credential};
+use krypton_types::spiffe::SpiffeId;
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName,
     DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, SanType,
@@ -32,7 +32,7 @@ use tonic::transport::Server;
 use tonic::transport::server::Connected;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::dial::Dialer;
+use crate::session::connect::Dialer;
 
 pub(crate) const TRUST_DOMAIN: &str = "fake.krypton";
 
@@ -169,7 +169,7 @@ impl FakeSession {
             hub_version: "0.1.0".to_owned(),
             session: 7,
             heartbeat_millis: 1000,
-            now: crate::clock::wall().as_second(),
+            now: krypton_runtime::clock::wall().as_second(),
         };
         self.send(hub_message::Kind::Welcome(welcome)).await;
         hello

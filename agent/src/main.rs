@@ -4,15 +4,15 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::Parser;
-use krypton_agent::flags::Flags;
-use krypton_agent::telemetry::{Telling, TellingError};
-use krypton_common::error_chain::chain;
+use krypton_agent::args::Flags;
+use krypton_runtime::telemetry::config::{Telling, TellingError};
+use krypton_types::error_chain::chain;
 
 fn main() -> ExitCode {
     let mut args: Vec<OsString> = std::env::args_os().skip(1).collect();
-    // The small process that watches over one helm run; see `krypton_agent::helm`.
+    // The small process that watches over one helm run; see `krypton_helm::driver`.
     if args.first().is_some_and(|first| first == "helm-run") {
-        return krypton_agent::helm::supervise(args.drain(1..));
+        return krypton_helm::driver::supervise(args.drain(1..));
     }
     let flags = Flags::parse();
     if rustls::crypto::aws_lc_rs::default_provider()
@@ -35,7 +35,7 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return refuse(&format!("starting the runtime failed: {error}"), 1),
     };
-    match runtime.block_on(krypton_agent::process::run(flags, log)) {
+    match runtime.block_on(krypton_agent::app::run(flags, log)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => refuse(&format!("{error:#}"), 1),
     }

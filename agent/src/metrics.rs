@@ -4,21 +4,21 @@ use std::fmt;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use krypton_common::conditions::Phase;
-use krypton_common::desired::DesiredState;
+use krypton_reconciler::drift::DriftMetrics;
+use krypton_reconciler::metrics::WorkMetrics;
+use krypton_reconciler::report_store::ReportBoard;
+use krypton_runtime::clock;
+use krypton_runtime::metrics::ProcessMetrics;
+use krypton_runtime::newest::Newest as _;
+use krypton_types::conditions::Phase;
+use krypton_types::desired::DesiredState;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit};
 use tokio::sync::watch;
 
-use crate::clock;
-use crate::drift::DriftMetrics;
-use crate::newest::Newest as _;
-use crate::process_metrics::ProcessMetrics;
-use crate::report::ReportBoard;
 use crate::session::Link;
-use crate::work_metrics::WorkMetrics;
 
 /// The prefix of all of them but those of the process.
 pub const PREFIX: &str = "krypton_agent";

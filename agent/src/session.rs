@@ -3,34 +3,34 @@
 //! It owns nothing that it carries. Reports stay in the board until there is room for them on the way,
 //! so the newest of each Tenant is sent; the newest desired state goes to a slot.
 
-mod outbox;
-mod pace;
+mod reconnect;
+mod report_queue;
 
 use std::collections::BTreeSet;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use krypton_common::desired::{DesiredState, Version};
-use krypton_common::error_chain::chain;
-use krypton_common::root_digest::RootDigest;
 use krypton_proto::skew::PROTOCOL;
 use krypton_proto::v1::{
     AgentMessage, Hello, HubMessage, Trusts, Welcome, agent_message, hub_message,
 };
+use krypton_reconciler::report_store::ReportBoard;
+use krypton_runtime::clock::{self, Boot};
+use krypton_runtime::effect;
+use krypton_runtime::newest::NewestSeen as _;
+use krypton_types::desired::{DesiredState, Version};
+use krypton_types::error_chain::chain;
+use krypton_types::root_digest::RootDigest;
 use thiserror::Error;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status, Streaming};
 
-use crate::clock::{self, Boot};
-use crate::dial::{Connection, DialError, Dialer};
-use crate::effect;
-use crate::newest::NewestSeen as _;
-use crate::report::ReportBoard;
-use outbox::Outbox;
-use pace::Pace;
+use crate::session::connect::{Connection, DialError, Dialer};
+use reconnect::Pace;
+use report_queue::Outbox;
 
 /// From the start of the stream to the hub's Welcome.
 const WELCOME: Duration = Duration::from_secs(10);
@@ -323,7 +323,10 @@ impl Session {
         let heartbeat = Duration::from_millis(heartbeat.into());
         let mut outbox = Outbox::new();
         self.board.resend();
-        let mut beat = Box::pin(tokio::time::sleep(pace::spread(heartbeat, rand::random())));
+        let mut beat = Box::pin(tokio::time::sleep(reconnect::spread(
+            heartbeat,
+            rand::random(),
+        )));
         let mut next: Option<Opening<'_>> = None;
         let mut pace = Pace::default();
         loop {
@@ -359,7 +362,7 @@ impl Session {
                 () = self.board.changed(), if !outbox.has_changes() => outbox.changed(),
                 () = &mut beat => {
                     outbox.heartbeat();
-                    let next = pace::spread(heartbeat, rand::random());
+                    let next = reconnect::spread(heartbeat, rand::random());
                     beat.as_mut().reset(tokio::time::Instant::now() + next);
                 }
                 permit = outgoing.reserve(), if outbox.has_something() => match permit {
@@ -528,5 +531,7 @@ impl Said {
     }
 }
 
+pub mod connect;
+pub mod hub_chart;
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,6 @@
 //! The three APIs of Krypton as Rust types, and the CRDs generated from them.
+//!
+//! It imports no other crate of Krypton.
 
 mod condition_list;
 pub mod edge_cluster;

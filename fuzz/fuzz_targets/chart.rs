@@ -1,3 +1,3 @@
 #![no_main]
 
-krypton_fuzz::target!(krypton_agent::fuzzing::chart);
+krypton_fuzz::target!(krypton_helm::fuzzing::chart);

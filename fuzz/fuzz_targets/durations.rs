@@ -1,3 +1,3 @@
 #![no_main]
 
-krypton_fuzz::target!(krypton_agent::fuzzing::durations);
+krypton_fuzz::target!(krypton_runtime::fuzzing::durations);

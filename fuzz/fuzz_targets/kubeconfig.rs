@@ -1,3 +1,3 @@
 #![no_main]
 
-krypton_fuzz::target!(krypton_common::fuzzing::kubeconfig);
+krypton_fuzz::target!(krypton_types::fuzzing::kubeconfig);

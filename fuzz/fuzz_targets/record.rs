@@ -1,3 +1,3 @@
 #![no_main]
 
-krypton_fuzz::target!(krypton_agent::fuzzing::record);
+krypton_fuzz::target!(krypton_reconciler::fuzzing::record);

@@ -1,3 +1,3 @@
 #![no_main]
 
-krypton_fuzz::target!(krypton_common::fuzzing::spiffe);
+krypton_fuzz::target!(krypton_types::fuzzing::spiffe);

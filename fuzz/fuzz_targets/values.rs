@@ -1,3 +1,3 @@
 #![no_main]
 
-krypton_fuzz::target!(krypton_common::fuzzing::values);
+krypton_fuzz::target!(krypton_types::fuzzing::values);

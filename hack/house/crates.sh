@@ -12,6 +12,7 @@ mkdir -p agent/src/args; mv common/runtime/src/args/page.rs agent/src/args/page.
 printf '//! What both command lines share.\n\npub mod go_values;\n' > common/runtime/src/args.rs
 find agent common -type d -empty -delete
 python3 hack/house/bare.py hack/house/crates.moves
+python3 hack/house/imported.py hack/house/crates.moves
 sed -i 's#cat Cargo.lock Cargo.toml \*/Cargo.toml fuzz/Cargo.lock#cat Cargo.lock Cargo.toml {common/*,*}/Cargo.toml fuzz/Cargo.lock#' hack/deps-cache.sh
 sed -i '/let (crate_name, _) = of/d; s/{crate_name}\/src/{of}\/src/' common/types/src/fuzzing.rs
 sed -i 's/^use krypton_agent::args::Flags;/use super::Flags;/' agent/src/args/page.rs

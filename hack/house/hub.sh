@@ -5,5 +5,6 @@ printf '//! The chart of the fleet: which version, with which credentials and va
 printf '//! What the hub shows of itself: metrics, and the dump for debugging.\n\n' > hub/src/observe.rs
 python3 hack/house/move.py hack/house/hub.moves
 python3 hack/house/bare.py hack/house/hub.moves
+python3 hack/house/imported.py hack/house/hub.moves
 find hub -type d -empty -delete
 cargo fmt --all

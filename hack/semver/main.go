@@ -1,7 +1,7 @@
 // Command semver prints which versions fit which ranges by the library that Helm uses: a range, a tab, and the
 // versions, or "none" where it is no range.
 //
-//	cd hack/semver && go run . > ../../agent/src/chart/range/masterminds.tsv
+//	cd hack/semver && go run . > ../../common/helm/src/chart/range/masterminds.tsv
 package main
 
 import (

@@ -4,28 +4,27 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use krypton_agent::effect;
-use krypton_common::desired::ChartState;
+use krypton_runtime::effect;
+use krypton_types::desired::ChartState;
+use krypton_types::names::EPOCH_CONFIG_MAP;
 use kube::Client;
 use kube::api::{Api, PostParams};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
-use crate::settings::ChartSettings;
+use crate::args::ChartSettings;
 
-/// The ConfigMap in the hub's namespace that holds the epoch.
-pub const EPOCH_NAME: &str = "krypton-hub-epoch";
 const KEY: &str = "epoch";
 /// Whoever has won the lead waits for it.
 const DEADLINE: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Error)]
 pub enum EpochError {
-    #[error("reading ConfigMap {0}/{EPOCH_NAME} failed")]
+    #[error("reading ConfigMap {0}/{EPOCH_CONFIG_MAP} failed")]
     Read(String, #[source] kube::Error),
-    #[error("writing ConfigMap {0}/{EPOCH_NAME} failed")]
+    #[error("writing ConfigMap {0}/{EPOCH_CONFIG_MAP} failed")]
     Write(String, #[source] kube::Error),
-    #[error("ConfigMap {namespace}/{EPOCH_NAME}: no answer within {seconds} s", seconds = DEADLINE.as_secs())]
+    #[error("ConfigMap {namespace}/{EPOCH_CONFIG_MAP}: no answer within {seconds} s", seconds = DEADLINE.as_secs())]
     Deadline { namespace: String },
 }
 
@@ -52,7 +51,7 @@ async fn next_epoch_now(
 ) -> Result<u64, EpochError> {
     let api: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
     let found = api
-        .get_opt(EPOCH_NAME)
+        .get_opt(EPOCH_CONFIG_MAP)
         .await
         .map_err(|error| EpochError::Read(namespace.to_owned(), error))?;
     let next = recorded(found.as_ref()).max(at_least).saturating_add(1);
@@ -62,11 +61,15 @@ async fn next_epoch_now(
         // The version that was read is the precondition: two hubs never take the same epoch.
         Some(found) => {
             let next = ConfigMap { data, ..found };
-            effect!("epoch.replace", api.replace(EPOCH_NAME, &params, &next)).await
+            effect!(
+                "epoch.replace",
+                api.replace(EPOCH_CONFIG_MAP, &params, &next)
+            )
+            .await
         }
         None => {
             let metadata = ObjectMeta {
-                name: Some(EPOCH_NAME.to_owned()),
+                name: Some(EPOCH_CONFIG_MAP.to_owned()),
                 ..ObjectMeta::default()
             };
             let new = ConfigMap {

@@ -3,15 +3,15 @@
 
 pub mod cluster_api;
 pub mod cluster_profile;
-pub mod files;
 pub mod kamaji;
+pub mod kubeconfig_files;
+mod kubeconfig_secret;
 pub mod labelled_secrets;
 pub mod listed;
 pub mod membership;
 pub mod named_secrets;
-pub mod paired;
+pub mod object_and_secret;
 pub mod register;
-mod secrets;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -20,10 +20,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use futures::future::BoxFuture;
 use futures::{FutureExt as _, StreamExt as _};
 use jiff::Timestamp;
-use krypton_agent::newest::{Newest as _, NewestSeen as _};
-use krypton_agent::watchdog::Watchdog;
-use krypton_common::kubeconfig::Sanitized;
 use krypton_crds::edge_cluster::SourceRef;
+use krypton_runtime::newest::{Newest as _, NewestSeen as _};
+use krypton_runtime::watchdog::Watchdog;
+use krypton_types::kubeconfig::Sanitized;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use krypton_common::error_chain::chain;
+use krypton_types::error_chain::chain;
 use rcgen::PublicKeyData as _;
 use serde_json::json;
 
-use crate::authority::request::{REQUEST_MAX_BYTES, RequestError, public_key};
+use crate::ca::csr::{REQUEST_MAX_BYTES, RequestError, public_key};
 use crate::discovery::cluster_profile::credential;
 use crate::discovery::cluster_profile::provider_file::{
     self, ApiVersion, ArgsPolicy, EnvsPolicy, ProviderFile,

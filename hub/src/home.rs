@@ -5,17 +5,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Secret;
-use krypton_agent::access::{
+use krypton_runtime::access::{
     ConfigError, Found, InCluster, Limits, LocalError, Report, client_named, from_kubeconfig,
     local, read_kubeconfig, reason_of, without_content,
 };
-use krypton_agent::patience::Settling;
-use krypton_common::kubeconfig::{self as sanitizer, Policy};
+use krypton_runtime::retry::Settling;
+use krypton_types::kubeconfig::{self as sanitizer, Policy};
 use kube::config::Kubeconfig;
 use kube::{Api, Client, Config};
 use tokio::sync::Notify;
 
-use crate::settings::{HomeChoice, HomeSource};
+use crate::args::{HomeChoice, HomeSource};
 
 /// The hub's name in the logs of apiservers.
 const USER_AGENT: &str = concat!("krypton-hub/", env!("CARGO_PKG_VERSION"));
@@ -188,7 +188,7 @@ const WRITE_RETRY_MAX: Duration = Duration::from_secs(30);
 /// The pause after a write on home has failed so often in a row: up to 1 s at first, doubling up to 30 s.
 pub fn write_backoff(failures: u32, jitter: f64) -> Duration {
     // The reconciler's back-off starts at five times as much.
-    krypton_agent::patience::backoff(failures, 5 * WRITE_RETRY_MAX, jitter) / 5
+    krypton_runtime::retry::backoff(failures, 5 * WRITE_RETRY_MAX, jitter) / 5
 }
 
 /// [`client_named`] under the hub's name.
@@ -198,14 +198,14 @@ pub fn client(config: Config) -> Result<Client, kube::Error> {
     client_named(config, USER_AGENT)
 }
 
-/// [`krypton_agent::access::client_watched`] under the hub's name.
+/// [`krypton_runtime::access::client_watched`] under the hub's name.
 ///
 /// Must be called inside a tokio runtime.
 pub fn client_watched(config: Config, refused: Arc<Notify>) -> Result<Client, kube::Error> {
-    krypton_agent::access::client_watched(config, USER_AGENT, refused)
+    krypton_runtime::access::client_watched(config, USER_AGENT, refused)
 }
 
-/// [`krypton_agent::access::client_limited`] under the hub's name.
+/// [`krypton_runtime::access::client_limited`] under the hub's name.
 ///
 /// Must be called inside a tokio runtime.
 pub fn client_limited(
@@ -214,7 +214,7 @@ pub fn client_limited(
     report: Report,
 ) -> Result<Client, kube::Error> {
     let limits = Limits::default();
-    krypton_agent::access::client_limited(config, USER_AGENT, refused, limits, report)
+    krypton_runtime::access::client_limited(config, USER_AGENT, refused, limits, report)
 }
 
 /// The configuration of a member from its sanitized kubeconfig.

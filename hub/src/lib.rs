@@ -1,51 +1,27 @@
-//! The hub: discovery, fleet, desired state, proxies and status of the home cluster, and the port that
-//! agents join and connect by.
+//! The hub: discovers the members, gives each its desired state, aggregates their reports, and serves their agents.
 //!
-//! Modules depend one way: `hub` → `fleet`, `gateway`, `aggregate` → `proxy`, `fleet_service` → `session`
-//! → `members`, `voices` → `identity`, `facts` → `discovery`, `home`, `settings`; `gateway` → `listener`,
-//! `enrolment`, `rotation` → `authority`, `join_token`; `listener`, `members` → `bucket`; all that write on home or serve agents → `lead`; `facts` → `expiry` →
-//! `authority`.
+//! It drives `krypton-reconciler` for the home cluster and for members without an agent. It knows neither the agent's
+//! crate nor that Helm is a process.
+//!
+//! Modules import in this order: `app` → `agent_server`, `edgecluster`, `tenants`, `deployments`, `observe` → `proxy` →
+//! `ca`, `discovery`, `chart` → `members` → `leader`, `home`, `args`.
 
-pub mod agent_keys;
-pub mod aggregate;
-pub mod authority;
-pub mod bucket;
-pub mod carried;
-pub mod chart_credentials;
-pub mod chart_pin;
-pub mod chart_values;
-pub mod deployment;
+pub mod agent_server;
+pub mod app;
+pub mod args;
+pub mod ca;
+pub mod chart;
 pub mod deployments;
 pub mod desired;
 pub mod discovery;
-pub mod dump;
-pub mod enrolment;
-pub mod expiry;
-pub mod facts;
-pub mod failpoint;
-pub mod fleet;
-pub mod fleet_service;
-pub mod found;
+pub mod edgecluster;
+pub mod effects;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
-pub mod gateway;
 pub mod home;
-pub mod hub;
-pub mod identity;
-pub mod join_info;
-pub mod join_token;
-pub mod kubectl;
-pub mod lead;
-pub mod listener;
-pub mod member_metrics;
+pub mod leader;
 pub mod members;
-pub mod metrics;
 pub mod notices;
-pub mod placements;
+pub mod observe;
 pub mod proxy;
-pub mod rotation;
-pub mod session;
-pub mod settings;
-pub mod tasks;
-pub mod values_file;
-pub mod voices;
+pub mod tenants;

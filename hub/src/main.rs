@@ -4,8 +4,8 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use krypton_common::error_chain::chain;
-use krypton_hub::settings::{Flags, Settings, service_account_namespace};
+use krypton_hub::args::{Flags, Settings, service_account_namespace};
+use krypton_types::error_chain::chain;
 
 /// Time for the last tasks to end, before the process exits.
 const LAST_TASKS: Duration = Duration::from_secs(1);
@@ -14,9 +14,9 @@ fn main() -> ExitCode {
     let mut args = std::env::args_os();
     let program = args.next();
     let mut args: Vec<OsString> = args.collect();
-    // The small process that watches over one helm run; see `krypton_agent::helm`.
+    // The small process that watches over one helm run; see `krypton_helm::driver`.
     if args.first().is_some_and(|first| first == "helm-run") {
-        return krypton_agent::helm::supervise(args.drain(1..));
+        return krypton_helm::driver::supervise(args.drain(1..));
     }
     let flags = match Flags::read(program.into_iter().chain(args)) {
         Ok(flags) => flags,
@@ -44,7 +44,7 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return refuse(&format!("starting the runtime failed: {error}"), 1),
     };
-    let ended = runtime.block_on(krypton_hub::hub::run(settings, log));
+    let ended = runtime.block_on(krypton_hub::app::run(settings, log));
     // A read of a file may hang with its mount, and is not waited for.
     runtime.shutdown_timeout(LAST_TASKS);
     match ended {

@@ -1,25 +1,36 @@
 //! The members that may connect, each with its slot of desired state: filled by the fleet, read by
 //! sessions and proxies.
 
+pub mod agent_keys;
+pub mod arbiter;
+mod claims;
+pub mod deployment_orders;
+pub mod duplicates;
+pub mod found;
+pub mod observation;
+pub mod placement_orders;
+pub mod remote_orders;
+pub(crate) mod tenant_reports;
+pub(crate) mod tenant_summary;
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use krypton_agent::clock::Boot;
-use krypton_agent::newest::Newest as _;
-use krypton_common::crd_policy::CrdPolicy;
-use krypton_common::deployment::DesiredDeployment;
-use krypton_common::desired::{ChartState, DesiredState, Version};
-use krypton_common::drift::DriftPolicy;
-use krypton_common::handling::Handling;
-use krypton_common::lockdown::Lockdown;
-use krypton_common::namespaces::NamespaceConfiguration;
-use krypton_common::placed::PlacedTenant;
 use krypton_crds::edge_cluster::AgentKeys;
+use krypton_runtime::clock::Boot;
+use krypton_runtime::newest::Newest as _;
+use krypton_runtime::rate_limit::{Bucket, Rate};
+use krypton_types::deployment::DesiredDeployment;
+use krypton_types::desired::crd_policy::CrdPolicy;
+use krypton_types::desired::drift::DriftPolicy;
+use krypton_types::desired::handling::Handling;
+use krypton_types::desired::lockdown::Lockdown;
+use krypton_types::desired::namespaces::NamespaceConfiguration;
+use krypton_types::desired::{ChartState, DesiredState, Version};
+use krypton_types::placed_tenant::PlacedTenant;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
-
-use crate::bucket::{Bucket, Rate};
 
 /// The newest desired state of a member, and since when it is that.
 #[derive(Clone, Debug)]
@@ -646,8 +657,8 @@ mod tests {
 
     #[test]
     fn the_account_of_the_largest_member_is_said_in_seconds_and_none_waits_into_silence() {
-        use crate::aggregate::TENANTS_MAX;
-        use crate::session::HEARTBEAT;
+        use crate::agent_server::session::HEARTBEAT;
+        use crate::tenants::TENANTS_MAX;
         use krypton_proto::REPORTS_PER_MESSAGE;
         let member = Member::new("u".to_owned(), Arc::new(watch::Sender::new(None)));
         let largest = MESSAGE + REPORTS_PER_MESSAGE as u64;

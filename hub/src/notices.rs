@@ -3,17 +3,17 @@
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ObjectReference;
-use krypton_agent::clock::Boot;
-use krypton_agent::effect;
-use krypton_agent::watchdog::Watchdog;
-use krypton_common::error_chain::chain;
 use krypton_crds::edge_cluster::EdgeCluster;
+use krypton_runtime::clock::Boot;
+use krypton_runtime::effect;
+use krypton_runtime::watchdog::Watchdog;
+use krypton_types::error_chain::chain;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Client, Resource};
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
-use crate::lead::Lead;
+use crate::leader::Lead;
 
 /// How often it is looked whether home answers again.
 const IN_DOUBT: Duration = Duration::from_millis(500);

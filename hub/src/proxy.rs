@@ -1,7 +1,7 @@
 //! A task that plays the agent for one member: it runs the reconciler against the member's kubeconfig,
 //! as far as no agent of the member does (design §3, rule 4).
 
-mod reach;
+mod connect;
 mod tunnel;
 
 use std::ops::ControlFlow::{self, Break, Continue};
@@ -9,33 +9,33 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use krypton_agent::access::ServiceAccount;
-use krypton_agent::agent_presence::{Presence, Role, role};
-use krypton_agent::clock::{self, Boot};
-use krypton_agent::fence::LeaseWish;
-use krypton_agent::newest::{Newest as _, NewestSeen as _};
-use krypton_agent::plan::Policy;
-use krypton_agent::reconciler::{self, Member, StatusMode, Tools};
-use krypton_agent::report::ReportBoard;
-use krypton_agent::watchdog::Watchdog;
-use krypton_common::allowed::Allowed;
-use krypton_common::conditions::{State, Truth};
-use krypton_common::desired::DesiredState;
-use krypton_common::kubeconfig::{self, Sanitized};
-use krypton_common::names;
+use krypton_reconciler::agent_presence::{Presence, Role, role};
+use krypton_reconciler::plan::Policy;
+use krypton_reconciler::report_store::ReportBoard;
+use krypton_reconciler::run_loop::{self, Member, StatusMode, Tools};
+use krypton_runtime::access::ServiceAccount;
+use krypton_runtime::clock::{self, Boot};
+use krypton_runtime::lease::LeaseWish;
+use krypton_runtime::newest::{Newest as _, NewestSeen as _};
+use krypton_runtime::watchdog::Watchdog;
+use krypton_types::allowed_namespaces::Allowed;
+use krypton_types::conditions::{State, Truth, reason};
+use krypton_types::desired::DesiredState;
+use krypton_types::kubeconfig::{self, Sanitized};
+use krypton_types::names;
 use kube::Client;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
 use crate::discovery::{Origin, Sources, Unresolved};
-use crate::facts::{FactsBoard, reason};
-use crate::found::Found;
 use crate::members::Slot;
+use crate::members::arbiter::{VoiceId, Voices};
+use crate::members::found::Found;
+use crate::members::observation::FactsBoard;
 use crate::notices::Notices;
-use crate::voices::{VoiceId, Voices};
 
-use reach::Reached;
+use connect::Reached;
 
 pub use tunnel::{TunnelError, Tunnels};
 
@@ -215,7 +215,7 @@ async fn newer(
             access.changed().await.ok()?;
             continue;
         }
-        let found = match reach::reach(name, shared, wanted).await {
+        let found = match connect::reach(name, shared, wanted).await {
             Ok(reached) => {
                 if !in_use {
                     resolved(name, shared, is_resolved());
@@ -223,7 +223,7 @@ async fn newer(
                 let failed = |problem| say_unanswered(name, shared, in_use, problem);
                 tokio::select! {
                     changed = access.changed() => { changed.ok()?; continue }
-                    answer = reach::identify(shared, &reached, failed) => Ok((reached, answer)),
+                    answer = connect::identify(shared, &reached, failed) => Ok((reached, answer)),
                 }
             }
             Err(why) => Err(why),
@@ -278,7 +278,7 @@ fn say_unanswered(name: &str, shared: &Shared, in_use: bool, problem: String) {
         let state = State::new(Truth::False, reason::CLUSTER_STALE, message);
         resolved(name, shared, state);
     } else {
-        let link = reach::unreachable(problem);
+        let link = connect::unreachable(problem);
         shared.voices.link(name, Some(link), Boot::now());
         shared.found.set(name, None);
     }
@@ -345,7 +345,7 @@ async fn another_answers(client: &Client, uid: &str) {
 /// Who answers after a pause of so long, give or take a fifth.
 async fn probe(client: &Client, after: Duration) -> Result<String, String> {
     tokio::time::sleep(after.mul_f64(0.8 + 0.4 * rand::random::<f64>())).await;
-    reach::in_time(PROBE_DEADLINE, reach::cluster_uid(client)).await
+    connect::in_time(PROBE_DEADLINE, connect::cluster_uid(client)).await
 }
 
 /// Says how the way to the cluster stands; `Break` when another cluster is at its end.
@@ -360,7 +360,7 @@ fn probed(
         Ok(uid) if uid != reached.uid => return Break(()),
         Ok(_) => State::new(Truth::True, reason::CONNECTED, ""),
         Err(_) if lost < PROBES_LOST => return Continue(()),
-        Err(problem) => reach::unreachable(problem),
+        Err(problem) => connect::unreachable(problem),
     };
     shared.voices.link(name, Some(link), Boot::now());
     Continue(())
@@ -488,9 +488,9 @@ async fn reconcile(
             .used()
             .origin
             .as_ref()
-            .map(|_| reach::report_to(name, shared)),
+            .map(|_| connect::report_to(name, shared)),
     };
-    let running = reconciler::run(
+    let running = run_loop::run(
         member,
         shared.tools.clone(),
         desired_rx,

@@ -2,19 +2,19 @@
 
 use std::collections::BTreeMap;
 
-use krypton_common::conditions::{ClusterState, State, Truth};
-use krypton_common::crd_policy::CrdPolicy;
-use krypton_common::deployment::{Deed, DeploymentKey, DeploymentReport, DesiredDeployment};
-use krypton_common::desired::{ChartState, Confidential, DesiredState, Version};
-use krypton_common::drift::DriftPolicy;
-use krypton_common::handling::{Handling, WaitPolicy};
-use krypton_common::lockdown::Lockdown;
-use krypton_common::member::MemberReport;
-use krypton_common::names::{LABEL_MAX, SUBDOMAIN_MAX, is_dns_label, is_dns_subdomain};
-use krypton_common::namespaces::NamespaceConfiguration;
-use krypton_common::placed::{PlacedReport, PlacedSpec, PlacedTenant};
-use krypton_common::root_digest::{ROOTS_MAX, RootDigest};
-use krypton_common::tenant::{Next, Step, TenantKey, TenantReport};
+use krypton_types::conditions::{ClusterState, State, Truth};
+use krypton_types::deployment::{Deed, DeploymentKey, DeploymentReport, DesiredDeployment};
+use krypton_types::desired::crd_policy::CrdPolicy;
+use krypton_types::desired::drift::DriftPolicy;
+use krypton_types::desired::handling::{Handling, WaitPolicy};
+use krypton_types::desired::lockdown::Lockdown;
+use krypton_types::desired::namespaces::NamespaceConfiguration;
+use krypton_types::desired::{ChartState, Confidential, DesiredState, Version};
+use krypton_types::member::MemberReport;
+use krypton_types::names::{LABEL_MAX, SUBDOMAIN_MAX, is_dns_label, is_dns_subdomain};
+use krypton_types::placed_tenant::{PlacedReport, PlacedSpec, PlacedTenant};
+use krypton_types::root_digest::{ROOTS_MAX, RootDigest};
+use krypton_types::tenant::{Next, Step, TenantKey, TenantReport};
 use thiserror::Error;
 
 use crate::v1;
@@ -763,7 +763,7 @@ fn text(mut text: String, max: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use krypton_common::drift::DriftMode;
+    use krypton_types::desired::drift::DriftMode;
     use proptest::prelude::*;
 
     use super::*;
@@ -1034,7 +1034,7 @@ mod tests {
         }
         .trimmed();
         let (_, heard) = v1::Tenant::new(&key, Some(&said)).read().unwrap();
-        let part = |report| krypton_common::account::part(&key, report);
+        let part = |report| krypton_types::report_digest::part(&key, report);
         assert_eq!(part(&said), part(&heard.unwrap()));
     }
 

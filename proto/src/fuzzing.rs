@@ -1,11 +1,11 @@
 //! Promises about every message. The fuzzer checks them on the messages that it finds, and a test on the seeds.
 
-use krypton_common::account::part;
-use krypton_common::desired::DesiredState;
-use krypton_common::error_chain::chain;
-use krypton_common::member::MemberReport;
-use krypton_common::names::{LABEL_MAX, SUBDOMAIN_MAX};
-use krypton_common::root_digest::ROOTS_MAX;
+use krypton_types::desired::DesiredState;
+use krypton_types::error_chain::chain;
+use krypton_types::member::MemberReport;
+use krypton_types::names::{LABEL_MAX, SUBDOMAIN_MAX};
+use krypton_types::report_digest::part;
+use krypton_types::root_digest::ROOTS_MAX;
 use prost::Message as _;
 
 use crate::v1::{self, agent_message, hub_message};

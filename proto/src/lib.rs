@@ -1,4 +1,7 @@
-//! The wire between hub and agent, and what it means in the domain's words.
+//! The protocol of hub and agent, `krypton.fleet.v1`: the generated messages, their conversion to `krypton-types`, and
+//! the versions that work together.
+//!
+//! It knows no session, store or clock.
 
 mod convert;
 #[cfg(any(test, feature = "fuzzing"))]

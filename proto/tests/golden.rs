@@ -18,18 +18,18 @@
 
 use std::path::PathBuf;
 
-use krypton_common::conditions::Truth as Word;
-use krypton_common::deployment::DesiredDeployment;
-use krypton_common::desired::{ChartState, DesiredState, Version as DomainVersion};
-use krypton_common::drift::{DriftMode, DriftPolicy};
-use krypton_common::placed::{PlacedSpec, PlacedTenant};
-use krypton_common::tenant::{Next as Coming, Step};
 use krypton_proto::WireError;
 use krypton_proto::v1::{
     AgentMessage, Applied, Chart, Condition, Deployment, DeploymentState, Desired, Drain,
     Heartbeat, Hello, HubMessage, Member, Next, Placed, PlacedState, Report, Resync, Tenant,
     TenantState, Truth, Version, Welcome, agent_message::Kind as Said, hub_message::Kind as Say,
 };
+use krypton_types::conditions::Truth as Word;
+use krypton_types::deployment::DesiredDeployment;
+use krypton_types::desired::drift::{DriftMode, DriftPolicy};
+use krypton_types::desired::{ChartState, DesiredState, Version as DomainVersion};
+use krypton_types::placed_tenant::{PlacedSpec, PlacedTenant};
+use krypton_types::tenant::{Next as Coming, Step};
 use prost::Message;
 use prost::encoding::{WireType, encode_key, encode_varint};
 
@@ -208,12 +208,12 @@ fn desired_state() -> DesiredState {
         chart: chart(),
         paused: false,
         retire: false,
-        drift: krypton_common::drift::DriftPolicy::default(),
-        chart_crds: krypton_common::crd_policy::CrdPolicy::default(),
+        drift: krypton_types::desired::drift::DriftPolicy::default(),
+        chart_crds: krypton_types::desired::crd_policy::CrdPolicy::default(),
         tenant_values: false,
-        handling: krypton_common::handling::Handling::default(),
-        lockdown: krypton_common::lockdown::Lockdown::default(),
-        namespaces: krypton_common::namespaces::NamespaceConfiguration::default(),
+        handling: krypton_types::desired::handling::Handling::default(),
+        lockdown: krypton_types::desired::lockdown::Lockdown::default(),
+        namespaces: krypton_types::desired::namespaces::NamespaceConfiguration::default(),
         deployments: Vec::new(),
         placed: Vec::new(),
     }
@@ -292,7 +292,7 @@ fn orders_of_deployments_and_what_is_said_of_them_are_read_as_they_were_meant() 
 fn the_configuration_of_namespaces_is_read_as_it_was_meant() {
     let pair = |key: &str, value: &str| [(key.to_owned(), value.to_owned())].into();
     let configured = DesiredState {
-        namespaces: krypton_common::namespaces::NamespaceConfiguration {
+        namespaces: krypton_types::desired::namespaces::NamespaceConfiguration {
             labels: pair("team", "a"),
             annotations: pair("example.org/note", "a, b"),
         },

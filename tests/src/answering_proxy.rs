@@ -24,7 +24,7 @@ use axum::{
 };
 use flate2::{Compression, write::GzEncoder};
 use futures::{Stream, StreamExt};
-use krypton_agent::newest::{Newest as _, NewestSeen as _};
+use krypton_runtime::newest::{Newest as _, NewestSeen as _};
 use kube::{
     Client, Config,
     config::{KubeConfigOptions, Kubeconfig},

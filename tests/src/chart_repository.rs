@@ -17,7 +17,7 @@ use axum::{
     http::{StatusCode, Uri, header},
     response::{IntoResponse, Response},
 };
-use krypton_common::fingerprint::sha256_hex;
+use krypton_types::fingerprint::sha256_hex;
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 

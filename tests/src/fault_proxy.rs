@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use krypton_agent::newest::NewestSeen as _;
+use krypton_runtime::newest::NewestSeen as _;
 use tempfile::TempDir;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},

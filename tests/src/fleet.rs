@@ -10,8 +10,8 @@ use k8s_openapi::{
     },
     apimachinery::pkg::apis::meta::v1::Condition,
 };
-use krypton_common::names;
 use krypton_crds::{edge_cluster::EdgeCluster, tenant::Tenant};
+use krypton_types::names;
 use kube::{
     Api, Client, ResourceExt,
     api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams},

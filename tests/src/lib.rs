@@ -1,5 +1,6 @@
-//! The test harness: real control planes, a chart repository, hub and agents, on loopback, each gone
-//! with its owner.
+//! The test harness: control planes, a chart repository, hubs and agents on loopback. Each ends with its owner.
+//!
+//! It also contains the demo, the benchmark and the soak test. No program of Krypton imports it.
 
 pub mod agent;
 pub mod answering_proxy;

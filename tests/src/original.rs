@@ -11,9 +11,9 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use flate2::{Compression, read::GzDecoder, write::GzEncoder};
 use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::{ByteString, api::core::v1::Secret};
-use krypton_agent::release::{self, Declared};
-use krypton_common::{fingerprint, names};
 use krypton_crds::tenant::Tenant;
+use krypton_helm::releases::{self, Declared};
+use krypton_types::{fingerprint, names};
 use kube::{
     Api, Client, ResourceExt,
     api::{DeleteParams, DynamicObject, ObjectMeta, Patch, PatchParams, PostParams},
@@ -109,7 +109,7 @@ impl Original<'_> {
         let more = [flags, &["--wait", "--timeout=170s"]].concat();
         let client = self.cluster.client();
         let there = eventually("a workload to be waited for", PATIENCE, async || {
-            let name = release::secret_name(release, 1);
+            let name = releases::secret_name(release, 1);
             let secrets: Api<Secret> = Api::namespaced(client.clone(), workspace);
             let deployments: Api<k8s_openapi::api::apps::v1::Deployment> =
                 Api::namespaced(client.clone(), workspace);
@@ -135,8 +135,8 @@ impl Original<'_> {
         self.install(release, workspace).await?;
         let client = self.cluster.client();
         let secrets: Api<Secret> = Api::namespaced(client.clone(), workspace);
-        let secret = secrets.get(&release::secret_name(release, 1)).await?;
-        for object in release::objects(&secret)?.objects {
+        let secret = secrets.get(&releases::secret_name(release, 1)).await?;
+        for object in releases::objects(&secret)?.objects {
             if object.namespace.is_none() {
                 move_to_default(&client, workspace, &object).await?;
             }
@@ -150,7 +150,7 @@ impl Original<'_> {
     /// When the apiserver refuses, or the first cannot be read.
     pub async fn pile_up(&self, release: &str, workspace: &str, last: u32) -> Result<()> {
         let secrets: Api<Secret> = Api::namespaced(self.cluster.client(), workspace);
-        let first = secrets.get(&release::secret_name(release, 1)).await?;
+        let first = secrets.get(&releases::secret_name(release, 1)).await?;
         let made = (2..=last).map(|number| {
             let status = if number == last {
                 "deployed"
@@ -271,7 +271,7 @@ fn of_revision(secret: &Secret, release: &str, number: u32, status: &str) -> Res
     let data = secret
         .data
         .as_ref()
-        .and_then(|data| data.get(release::DATA_KEY));
+        .and_then(|data| data.get(releases::DATA_KEY));
     let packed = STANDARD.decode(&data.context("no payload")?.0)?;
     let mut json = Vec::new();
     GzDecoder::new(packed.as_slice()).read_to_end(&mut json)?;
@@ -286,12 +286,12 @@ fn of_revision(secret: &Secret, release: &str, number: u32, status: &str) -> Res
     labels.insert("status".to_owned(), status.to_owned());
     Ok(Secret {
         metadata: ObjectMeta {
-            name: Some(release::secret_name(release, number)),
+            name: Some(releases::secret_name(release, number)),
             labels: Some(labels),
             ..ObjectMeta::default()
         },
         type_: secret.type_.clone(),
-        data: Some([(release::DATA_KEY.to_owned(), ByteString(packed))].into()),
+        data: Some([(releases::DATA_KEY.to_owned(), ByteString(packed))].into()),
         ..Secret::default()
     })
 }

@@ -1,7 +1,7 @@
 //! Home with its hub, and the one member that a test is about.
 
 use anyhow::{Context, Result};
-use krypton_common::names;
+use krypton_types::names;
 
 use crate::{
     chart_repository::{ChartRepository, ChartSource},

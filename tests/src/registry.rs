@@ -289,7 +289,7 @@ async fn give(State(signer): State<Arc<Signer>>, uri: Uri, headers: HeaderMap) -
             Some(json!({"type": kind, "name": name, "actions": actions}))
         })
         .collect();
-    let now = krypton_agent::clock::wall().as_second();
+    let now = krypton_runtime::clock::wall().as_second();
     let header = json!({"alg": "RS256", "typ": "JWT", "x5c": [signer.certificate]});
     let claims = json!({
         "iss": ISSUER, "sub": name, "aud": SERVICE, "jti": "one",

@@ -26,7 +26,7 @@ use crate::{
     wait::eventually,
 };
 
-/// As `krypton_agent::failpoint` reads them, when it is there.
+/// As `krypton_runtime::failpoint` reads them, when it is there.
 const PLAN: &str = "KRYPTON_FAILPOINT_PLAN";
 const STRUCK: &str = "KRYPTON_FAILPOINT_STRUCK";
 /// The member.

@@ -1,13 +1,12 @@
 //! A made-up agent, as it is told of.
 
+use krypton_helm::chart::ChartRef;
+use krypton_reconciler::run_loop::{LeaseNow, StateNow, SubjectNow};
+use krypton_types::conditions::{State, Truth};
+use krypton_types::desired::Version;
 use serde_json::{Value, json};
 
 use super::*;
-use krypton_common::conditions::{State, Truth};
-use krypton_common::desired::Version;
-
-use crate::chart::ChartRef;
-use crate::reconciler::{LeaseNow, StateNow, SubjectNow};
 
 const HIDDEN: &str = "hidden";
 
@@ -143,7 +142,7 @@ async fn an_agent_is_told_of_without_what_is_nobodys_concern() {
         hub_version: Some("0.1.0".to_owned()),
         session: Some(17),
     });
-    let mut report = krypton_common::member::MemberReport::default();
+    let mut report = krypton_types::member::MemberReport::default();
     let version = Version {
         epoch: 2,
         generation: 6,

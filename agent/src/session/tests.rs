@@ -1,15 +1,15 @@
 //! The session with a fake hub over real TLS.
 
-use krypton_common::conditions::{ClusterState, State, Truth};
-use krypton_common::desired::ChartState;
-use krypton_common::tenant::{TenantKey, TenantReport};
-use krypton_common::tls;
 use krypton_proto::v1::{Desired, Drain, Heartbeat, Report, Resync, Roots};
+use krypton_runtime::newest::Newest as _;
+use krypton_runtime::tls;
+use krypton_types::conditions::{ClusterState, State, Truth};
+use krypton_types::desired::ChartState;
+use krypton_types::tenant::{TenantKey, TenantReport};
 use tokio::task::JoinHandle;
 
 use super::*;
 use crate::fake_hub::{Answers, FakeAuthority, FakeHub, FakeSession, Valid};
-use crate::newest::Newest as _;
 
 /// An agent's side, with the other ends of its slots.
 struct Agent {
@@ -104,12 +104,12 @@ fn desired(generation: u64) -> DesiredState {
         },
         paused: false,
         retire: false,
-        drift: krypton_common::drift::DriftPolicy::default(),
-        chart_crds: krypton_common::crd_policy::CrdPolicy::default(),
+        drift: krypton_types::desired::drift::DriftPolicy::default(),
+        chart_crds: krypton_types::desired::crd_policy::CrdPolicy::default(),
         tenant_values: false,
-        handling: krypton_common::handling::Handling::default(),
-        lockdown: krypton_common::lockdown::Lockdown::default(),
-        namespaces: krypton_common::namespaces::NamespaceConfiguration::default(),
+        handling: krypton_types::desired::handling::Handling::default(),
+        lockdown: krypton_types::desired::lockdown::Lockdown::default(),
+        namespaces: krypton_types::desired::namespaces::NamespaceConfiguration::default(),
         deployments: Vec::new(),
         placed: Vec::new(),
     }
@@ -187,7 +187,7 @@ async fn a_heartbeat_has_the_digest_of_what_was_said_and_a_resync_gets_all_of_it
     let mut session = hub.session().await;
     session.greet().await;
     account(&mut session).await;
-    let mut digest = krypton_common::account::AccountDigest::default();
+    let mut digest = krypton_types::report_digest::AccountDigest::default();
     digest.set(&key("a"), Some(&report(1)));
     digest.set(&key("b"), Some(&report(1)));
     let (tenants, sum) = digest.value();

@@ -8,7 +8,7 @@ use kube::runtime::watcher::Config;
 use serde_json::Value;
 
 use super::Kind;
-use super::paired::{Pairing, Subject};
+use crate::discovery::object_and_secret::{Pairing, Subject};
 
 const CLUSTER_NAME_LABEL: &str = "cluster.x-k8s.io/cluster-name";
 const SECRET_TYPE: &str = "cluster.x-k8s.io/secret";

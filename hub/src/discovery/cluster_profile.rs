@@ -3,10 +3,10 @@
 
 mod access_plan;
 pub(crate) mod credential;
-mod held;
 mod plugin;
 mod profile;
 pub mod provider_file;
+mod state;
 mod token_file;
 
 use std::collections::BTreeMap;
@@ -20,12 +20,12 @@ use base64::engine::general_purpose::STANDARD;
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use futures::{FutureExt as _, StreamExt as _};
-use krypton_agent::clock::{self, Boot};
-use krypton_agent::newest::{Newest as _, NewestSeen as _};
-use krypton_agent::watch_backoff::WatchBackoff;
-use krypton_agent::watchdog::Watchdog;
-use krypton_common::error_chain::chain;
-use krypton_common::kubeconfig::{self, Policy};
+use krypton_runtime::clock::{self, Boot};
+use krypton_runtime::newest::{Newest as _, NewestSeen as _};
+use krypton_runtime::watch::WatchBackoff;
+use krypton_runtime::watchdog::Watchdog;
+use krypton_types::error_chain::chain;
+use krypton_types::kubeconfig::{self, Policy};
 use kube::Client;
 use kube::api::{Api, DynamicObject};
 use kube::runtime::watcher::{self, Config, Event};
@@ -37,10 +37,10 @@ use super::listed::{self, Key, Listed, OBJECTS_MAX};
 use super::{Finds, Kind, Origin, Provider, Source};
 use access_plan::Plan;
 use credential::Credential;
-use held::{Due, Good, Held, Life};
 use plugin::{Limits, Plugins};
 use profile::Profile;
 use provider_file::ProviderFile;
+use state::{Due, Good, Held, Life};
 use token_file::TokenFile;
 
 /// How the clusters of all profiles are reached: what the providers of several namespaces share.

@@ -8,7 +8,7 @@ use kube::runtime::watcher::Config;
 use serde_json::Value;
 
 use super::Kind;
-use super::paired::{Pairing, Subject};
+use crate::discovery::object_and_secret::{Pairing, Subject};
 
 const COMPONENT_LABEL: &str = "kamaji.clastix.io/component";
 const COMPONENT: &str = "admin-kubeconfig";

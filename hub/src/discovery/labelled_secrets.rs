@@ -5,14 +5,15 @@ use std::sync::Arc;
 use futures::future::BoxFuture;
 use futures::{FutureExt as _, StreamExt as _};
 use k8s_openapi::api::core::v1::Secret;
-use krypton_common::error_chain::chain;
-use krypton_common::kubeconfig::Policy;
-use krypton_common::names;
+use krypton_types::error_chain::chain;
+use krypton_types::kubeconfig::Policy;
+use krypton_types::names;
 use kube::runtime::watcher::{Config, Event};
 use kube::{Client, ResourceExt as _};
 
 use super::listed::{self, Listed, OBJECTS_MAX};
-use super::{Finds, Kind, Origin, Provider, Source, secrets};
+use super::{Finds, Kind, Origin, Provider, Source};
+use crate::discovery::kubeconfig_secret;
 
 /// The labelled Secrets of one namespace, or of all.
 pub struct LabelledSecrets {
@@ -49,7 +50,7 @@ impl Provider for LabelledSecrets {
 
 impl LabelledSecrets {
     async fn run(&self, finds: &Finds) {
-        let api = secrets::of(&self.client, self.namespace.as_deref());
+        let api = kubeconfig_secret::of(&self.client, self.namespace.as_deref());
         let config = Config::default().labels(&format!("{}=true", self.label));
         let mut events = listed::watch(api, config);
         let mut listed = Listed::default();
@@ -64,7 +65,7 @@ impl LabelledSecrets {
                     }
                     None => return,
                 },
-                origin = finds.doubted() => match secrets::again(&self.client, &origin, &origin.name).await {
+                origin = finds.doubted() => match kubeconfig_secret::again(&self.client, &origin, &origin.name).await {
                     Some(secret) => Event::Apply(secret),
                     None => continue,
                 },
@@ -123,7 +124,7 @@ pub fn read(
         names::KUBECONFIG_KEY_ANNOTATION
     );
     Some(Source {
-        access: secrets::kubeconfig(secret, &origin.to_string(), key, &missing, policy),
+        access: kubeconfig_secret::kubeconfig(secret, &origin.to_string(), key, &missing, policy),
         origin,
         uid: meta.uid.clone().unwrap_or_default(),
         member: annotation(names::MEMBER_NAME_ANNOTATION).unwrap_or(name),

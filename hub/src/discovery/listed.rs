@@ -5,7 +5,7 @@ use std::fmt::Debug;
 
 use futures::StreamExt as _;
 use futures::stream::{self, BoxStream};
-use krypton_agent::watch_backoff::WatchBackoff;
+use krypton_runtime::watch::WatchBackoff;
 use kube::api::Api;
 use kube::runtime::utils::Backoff as _;
 use kube::runtime::watcher::{self, Config, Event};

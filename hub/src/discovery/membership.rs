@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-use krypton_common::names;
 use krypton_crds::edge_cluster::SourceRef;
+use krypton_types::conditions::reason;
+use krypton_types::names;
 
 use super::register::Entry;
 use super::{Found, Kind, Origin, Source, Unresolved};
-use crate::facts::reason;
 
 /// Why a source is no member.
 #[derive(Clone, Debug, PartialEq, Eq)]

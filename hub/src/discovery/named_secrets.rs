@@ -8,18 +8,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use futures::future::BoxFuture;
 use futures::{FutureExt as _, StreamExt as _};
 use k8s_openapi::api::core::v1::Secret;
-use krypton_agent::newest::{Newest as _, NewestSeen as _};
-use krypton_common::error_chain::chain;
-use krypton_common::kubeconfig::Policy;
-use krypton_common::names;
+use krypton_runtime::newest::{Newest as _, NewestSeen as _};
+use krypton_types::conditions::reason;
+use krypton_types::error_chain::chain;
+use krypton_types::kubeconfig::Policy;
+use krypton_types::names;
 use kube::runtime::watcher::{Config, Event};
 use kube::{Client, ResourceExt as _};
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::listed::{self, Listed};
-use super::{Finds, Kind, Origin, Provider, Source, Unresolved, secrets};
-use crate::facts::reason;
+use super::{Finds, Kind, Origin, Provider, Source, Unresolved};
+use crate::discovery::kubeconfig_secret;
 
 /// A Secret of home.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -182,7 +183,7 @@ impl NamedSecrets {
                     let name = SecretName { namespace, name: origin.name.clone() };
                     let told = told(&slots, &name);
                     if following.contains_key(&name)
-                        && let Some(secret) = secrets::again(&self.client, &origin, &name.name).await
+                        && let Some(secret) = kubeconfig_secret::again(&self.client, &origin, &name.name).await
                     {
                         // What the watch has told meanwhile is newer.
                         put(&slots, &name, |slot| {
@@ -296,7 +297,7 @@ impl NamedSecrets {
         let origin = name.origin();
         let object = origin.to_string();
         Source {
-            access: secrets::kubeconfig(secret, &object, &key, missing, &self.policy),
+            access: kubeconfig_secret::kubeconfig(secret, &object, &key, missing, &self.policy),
             origin,
             uid: secret.metadata.uid.clone().unwrap_or_default(),
             member: annotation(names::MEMBER_NAME_ANNOTATION).unwrap_or_else(|| name.name.clone()),
@@ -344,7 +345,7 @@ fn put(slots: &Slots, name: &SecretName, change: impl FnOnce(&mut Slot)) {
 
 /// Follows one Secret.
 async fn follow(client: Client, name: SecretName, slots: Slots) {
-    let api = secrets::of(&client, Some(&name.namespace));
+    let api = kubeconfig_secret::of(&client, Some(&name.namespace));
     let config = Config::default().fields(&format!("metadata.name={}", name.name));
     let mut events = listed::watch(api, config);
     let mut listed: Listed<Secret> = Listed::default();

@@ -8,8 +8,9 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use krypton_agent::effect;
 use krypton_crds::edge_cluster::{EdgeCluster, SourceRef};
+use krypton_runtime::effect;
+use krypton_types::names::MEMBERS_CONFIG_MAP;
 use kube::api::{Api, PostParams};
 use kube::{Client, Error as KubeError};
 use serde::{Deserialize, Serialize};
@@ -18,8 +19,6 @@ use thiserror::Error;
 use super::membership::pending;
 use super::{Found, Origin};
 
-/// The ConfigMap, in the hub's namespace.
-pub const CONFIG_MAP: &str = "krypton-hub-members";
 const KEY: &str = "members.json";
 /// A ConfigMap holds 1 MiB. What comes after may come back by itself once it is deleted.
 const SIZE_MAX: usize = 900 * 1024;
@@ -27,14 +26,16 @@ const DEADLINE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Error)]
 pub enum RegisterError {
-    #[error("reading ConfigMap {namespace}/{CONFIG_MAP} failed; check that the hub may get it")]
+    #[error(
+        "reading ConfigMap {namespace}/{MEMBERS_CONFIG_MAP} failed; check that the hub may get it"
+    )]
     Read {
         namespace: String,
         #[source]
         source: KubeError,
     },
     #[error(
-        "writing ConfigMap {namespace}/{CONFIG_MAP} failed; check that the hub may create and update it"
+        "writing ConfigMap {namespace}/{MEMBERS_CONFIG_MAP} failed; check that the hub may create and update it"
     )]
     Write {
         namespace: String,
@@ -45,7 +46,7 @@ pub enum RegisterError {
     Crd(#[source] KubeError),
     #[error("there is no CRD of EdgeClusters, or it is being deleted")]
     NoCrd,
-    #[error("ConfigMap {namespace}/{CONFIG_MAP}: no answer within {} s", DEADLINE.as_secs())]
+    #[error("ConfigMap {namespace}/{MEMBERS_CONFIG_MAP}: no answer within {} s", DEADLINE.as_secs())]
     Deadline { namespace: String },
 }
 
@@ -191,7 +192,7 @@ pub struct OnRecord {
 /// Reads it. What was written for another CRD than the present one counts for nothing.
 pub async fn load(client: Client, namespace: &str) -> Result<OnRecord, RegisterError> {
     let api: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
-    let found = in_time(namespace, api.get_opt(CONFIG_MAP)).await?;
+    let found = in_time(namespace, api.get_opt(MEMBERS_CONFIG_MAP)).await?;
     let found = found.map_err(|source| RegisterError::Read {
         namespace: namespace.to_owned(),
         source,
@@ -231,7 +232,7 @@ pub async fn save(
     let api: Api<ConfigMap> = Api::namespaced(client, namespace);
     let object = ConfigMap {
         metadata: ObjectMeta {
-            name: Some(CONFIG_MAP.to_owned()),
+            name: Some(MEMBERS_CONFIG_MAP.to_owned()),
             resource_version: on_record.version.clone(),
             ..ObjectMeta::default()
         },
@@ -247,7 +248,7 @@ pub async fn save(
         Some(_) => {
             let call = effect!(
                 "register.replace",
-                api.replace(CONFIG_MAP, &params, &object)
+                api.replace(MEMBERS_CONFIG_MAP, &params, &object)
             );
             in_time(namespace, call).await?
         }

@@ -1,8 +1,9 @@
 use std::future::pending;
 use std::time::Duration;
 
+use krypton_runtime::watchdog::Watchdog;
+
 use super::*;
-use krypton_agent::watchdog::Watchdog;
 
 /// Above all that a test may take.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -240,7 +241,7 @@ fn departures(steps: &[(Option<&str>, Option<&str>)]) -> Vec<usize> {
                 if uid.is_empty() {
                     let source = Arc::make_mut(all.get_mut(&origin("a")).unwrap());
                     source.access = Err(Unresolved {
-                        reason: crate::facts::reason::STARTING,
+                        reason: krypton_types::conditions::reason::STARTING,
                         message: String::new(),
                     });
                 }

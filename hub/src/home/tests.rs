@@ -8,7 +8,7 @@ use axum::Router;
 use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use k8s_openapi::ByteString;
-use krypton_agent::access::{CONNECT_TIMEOUT, LocalSource, kubeconfig_yaml};
+use krypton_runtime::access::{CONNECT_TIMEOUT, LocalSource, kubeconfig_yaml};
 use kube::config::InClusterError;
 
 use serde_json::{Value, json};

@@ -1,7 +1,7 @@
 //! What agents of other versions say at the start, as it was recorded, and what the hub answers for ever.
 //! The recordings are those of the crate `krypton-proto`, which says how they are kept.
 
-use krypton_hub::aggregate::Counts;
+use krypton_hub::tenants::Counts;
 use prost::Message as _;
 
 use super::*;

@@ -1,7 +1,7 @@
 //! A port whose hub does not lead, or leads no more.
 
-use krypton_agent::fence::Term;
-use krypton_hub::lead::{Lead, Stand, Tenure};
+use krypton_hub::leader::{Lead, Stand, Tenure};
+use krypton_runtime::lease::Term;
 
 use super::*;
 

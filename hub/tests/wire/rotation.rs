@@ -9,17 +9,17 @@ use axum::Router;
 use axum::extract::State;
 use axum::http::{Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
-use krypton_agent::enrolment::keep_renewed;
-use krypton_agent::identity::{Enrolled, Identity, Membership, Store, new_key};
-use krypton_agent::newest::NewestSeen as _;
-use krypton_common::root_digest::RootDigest;
+use krypton_agent::credentials::enrollment::keep_renewed;
+use krypton_agent::credentials::store::{Enrolled, Identity, Membership, Store, new_key};
 use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec, EdgeClusterStatus};
-use krypton_hub::aggregate::Counts;
-use krypton_hub::authority::{self, Data, Phase, stage};
-use krypton_hub::facts;
-use krypton_hub::rotation::{self, Awaited, Step, Why, Wishes};
+use krypton_hub::ca::{self, Data, stage};
+use krypton_hub::members::observation;
+use krypton_hub::tenants::Counts;
 use krypton_proto::Bytes;
 use krypton_proto::v1::Trusts;
+use krypton_runtime::newest::NewestSeen as _;
+use krypton_types::ca_rotation::{self, Awaited, Phase, Step, Why, Wishes};
+use krypton_types::root_digest::RootDigest;
 use kube::Client;
 
 use super::*;
@@ -37,7 +37,7 @@ struct Rig {
 
 impl Rig {
     async fn start(count: usize) -> Self {
-        let secret = authority::made(TRUST_DOMAIN, clock::wall()).unwrap();
+        let secret = ca::made(TRUST_DOMAIN, clock::wall()).unwrap();
         let home = home_of(&secret, &names(count));
         let port = home.listen(None).await;
         Self {
@@ -71,7 +71,7 @@ impl Rig {
         let objects = self.members.iter_mut().map(|(name, status)| {
             if let Some(found) = home.facts.get(name) {
                 let (counts, now) = (Counts::default(), clock::wall());
-                *status = facts::status(name, Some(status), &found, counts, None, 1, now);
+                *status = observation::status(name, Some(status), &found, counts, None, 1, now);
             }
             let mut object = EdgeCluster::new(name, EdgeClusterSpec::default());
             object.metadata.uid = Some(uid(name));
@@ -85,12 +85,12 @@ impl Rig {
     fn look(&mut self) -> Step {
         let members = self.edge_clusters();
         let stands = stage(&self.secret).unwrap();
-        let step = rotation::next(stands, &self.wishes, &members, true, clock::wall());
+        let step = ca_rotation::next(stands, &self.wishes, &members, true, clock::wall());
         self.secret = match &step {
             Step::Rest | Step::Wait(_) => return step,
-            Step::Announce => authority::announced(&self.secret, clock::wall()).unwrap(),
-            Step::Switch(_) => authority::switched(&self.secret).unwrap(),
-            Step::Finish(_) => authority::finished(&self.secret).unwrap(),
+            Step::Announce => ca::announced(&self.secret, clock::wall()).unwrap(),
+            Step::Switch(_) => ca::switched(&self.secret).unwrap(),
+            Step::Finish(_) => ca::finished(&self.secret).unwrap(),
         };
         self.wishes.requested = false;
         let read = Authority::from_data(&self.secret, clock::wall()).unwrap();

@@ -5,10 +5,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, anyhow};
-use futures::{StreamExt, TryStreamExt, stream};
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::process::log_end;
+
+use anyhow::{Context, Result, anyhow};
+use futures::{StreamExt, TryStreamExt, stream};
 use kube::{
     Api,
     api::{DeleteParams, Patch, PatchParams},

@@ -6,17 +6,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, anyhow, bail};
-use futures::{StreamExt, TryStreamExt, stream};
-use k8s_openapi::api::core::v1::Secret;
-use krypton_common::desired::Version;
 use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec, EdgeClusterStatus};
-use krypton_hub::authority::{self, Authority};
+use krypton_hub::ca::Authority;
 use krypton_tests::{
     Cluster, Hub, HubOptions, Parts, eventually,
     fleet::{HUB_NAMESPACE, ValuesFile, condition, values_flag},
     process::log_end,
 };
+use krypton_types::desired::Version;
+
+use anyhow::{Context, Result, anyhow, bail};
+use futures::{StreamExt, TryStreamExt, stream};
+use k8s_openapi::api::core::v1::Secret;
 use kube::{
     Api, ResourceExt,
     api::{ObjectMeta, PostParams},
@@ -259,7 +260,10 @@ impl Stage {
         let client = self.home.client();
         let secrets: Api<Secret> = Api::namespaced(client.clone(), HUB_NAMESPACE);
         eventually("the hub's CA", DEADLINE, async || {
-            Ok(secrets.get_opt(authority::SECRET_NAME).await?.map(drop))
+            Ok(secrets
+                .get_opt(krypton_types::names::CA_SECRET)
+                .await?
+                .map(drop))
         })
         .await?;
         let authority = Authority::load_or_make(client, HUB_NAMESPACE, "bench.krypton").await?;

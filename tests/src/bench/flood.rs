@@ -7,11 +7,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use tokio::task::JoinSet;
-
 use krypton_tests::{
     Answer, AnsweringProxy, Cluster, Lie, Parts, answering_proxy::READS, fleet::Desk,
 };
+use tokio::task::JoinSet;
 
 use crate::{
     fan_out::{DEADLINE, Stage, allow_files, number},

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use krypton_hub::aggregate::Rehearsal;
+use krypton_hub::tenants::Rehearsal;
 
 use crate::{load::Times, say, table::fixed};
 

@@ -7,8 +7,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, anyhow};
-use futures::{StreamExt, TryStreamExt, stream};
 use krypton_crds::tenant::{Tenant, TenantSpec};
 use krypton_tests::{
     Agent, AgentOptions, ChartRepository, Cluster, Daemon, Hub, HubOptions, Mode, Parts, bundle,
@@ -16,6 +14,9 @@ use krypton_tests::{
     fleet::{Desk, HUB_NAMESPACE, PATIENCE, condition},
     process::log_end,
 };
+
+use anyhow::{Context, Result, anyhow};
+use futures::{StreamExt, TryStreamExt, stream};
 use kube::{Api, api::PostParams};
 use tempfile::TempDir;
 

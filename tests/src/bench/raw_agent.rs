@@ -7,14 +7,15 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use krypton_agent::{clock, dial::Connection};
-use krypton_common::{
-    member::MemberReport,
-    tenant::{TenantKey, TenantReport},
-};
+use krypton_agent::session::connect::Connection;
 use krypton_proto::v1::{
     AgentMessage, Applied, Heartbeat, Hello, HubMessage, Report, Tenant,
     agent_message::Kind as Said, hub_message::Kind as Say,
+};
+use krypton_runtime::clock;
+use krypton_types::{
+    member::MemberReport,
+    tenant::{TenantKey, TenantReport},
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;

@@ -6,14 +6,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail};
-use krypton_common::{
+use krypton_crds::tenant::{Tenant, TenantSpec};
+use krypton_hub::tenants::{Changed, Hearing, Reports};
+use krypton_tests::eventually;
+use krypton_types::{
     conditions::{State, Truth, reason},
     tenant::{TenantKey, TenantReport},
 };
-use krypton_crds::tenant::{Tenant, TenantSpec};
-use krypton_hub::aggregate::{Changed, Hearing, Reports};
-use krypton_tests::eventually;
+
+use anyhow::{Context, Result, bail};
 use kube::{Api, api::PostParams};
 
 use crate::{

@@ -8,21 +8,18 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use arc_swap::ArcSwap;
-use krypton_agent::newest::NewestSeen as _;
-use krypton_agent::{
-    clock,
-    dial::Dialer,
-    report::ReportBoard,
-    session::{self, Link, Session},
-};
-use krypton_common::{
+use krypton_agent::session::{self, Link, Session, connect::Dialer};
+use krypton_hub::ca::{AGENT_CERTIFICATE_LIFE, Authority};
+use krypton_reconciler::report_store::ReportBoard;
+use krypton_runtime::clock;
+use krypton_runtime::newest::NewestSeen as _;
+use krypton_runtime::tls::{self, Credential};
+use krypton_types::{
     conditions::{ClusterState, State, Truth, reason},
     desired::{DesiredState, Version},
     member::MemberReport,
     tenant::{TenantKey, TenantReport},
-    tls::{self, Credential},
 };
-use krypton_hub::authority::{AGENT_CERTIFICATE_LIFE, Authority};
 use rcgen::{CertificateParams, KeyPair};
 use rustls::pki_types::PrivateKeyDer;
 use tokio::{sync::watch, task::JoinSet};

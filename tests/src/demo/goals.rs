@@ -2,17 +2,18 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
-use k8s_openapi::api::{apps::v1::Deployment, rbac::v1::ClusterRole};
-use krypton_common::{
-    conditions::{self, Kind, condition_type},
-    names,
-};
 use krypton_crds::{
     edge_cluster::{EdgeCluster, EdgeClusterStatus},
     tenant::Tenant,
 };
 use krypton_tests::{Mode, eventually, fleet::condition};
+use krypton_types::{
+    conditions::{self, Kind, condition_type},
+    names,
+};
+
+use anyhow::{Context, Result, bail};
+use k8s_openapi::api::{apps::v1::Deployment, rbac::v1::ClusterRole};
 use kube::{Api, ResourceExt, api::ListParams};
 use tokio::time::Instant;
 

@@ -2,14 +2,15 @@
 
 use std::{ffi::OsString, fs, path::PathBuf, time::Duration};
 
-use anyhow::{Context, Result, bail};
-use krypton_common::names;
 use krypton_tests::{
     Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Hub, HubOptions, Parts, Tools,
     eventually,
     fleet::Desk,
     process::{Invocation, log_end},
 };
+use krypton_types::names;
+
+use anyhow::{Context, Result, bail};
 use serde_json::json;
 
 use crate::{

@@ -3,9 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Result, bail};
-use krypton_common::{conditions::reason, names};
 use krypton_tests::Mode;
+use krypton_types::{conditions::reason, names};
+
+use anyhow::{Result, bail};
 use serde_json::json;
 use tokio::time::Instant;
 

@@ -8,14 +8,15 @@ use std::{
     },
 };
 
-use anyhow::{Context, Result};
-use k8s_openapi::api::{coordination::v1::Lease, core::v1::ConfigMap};
-use krypton_hub::{desired::EPOCH_NAME, lead::HUB_LEASE};
 use krypton_tests::{
     Cluster, FaultLine, FaultProxy, Hub, HubOptions, Traffic,
     fleet::{HUB_NAMESPACE, PATIENCE},
     port::Port,
 };
+use krypton_types::names::{EPOCH_CONFIG_MAP, HUB_LEASE};
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::{coordination::v1::Lease, core::v1::ConfigMap};
 use kube::{Api, Client};
 use tokio::sync::Mutex;
 
@@ -172,7 +173,7 @@ pub(crate) async fn holder(home: &Client) -> Result<String> {
 pub(crate) async fn epoch(home: &Client) -> Result<u64> {
     let maps: Api<ConfigMap> = Api::namespaced(home.clone(), HUB_NAMESPACE);
     let data = maps
-        .get(EPOCH_NAME)
+        .get(EPOCH_CONFIG_MAP)
         .await
         .context("reading the epoch")?
         .data;

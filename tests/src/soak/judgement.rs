@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use krypton_common::{desired::ChartState, names};
+use krypton_types::{desired::ChartState, names};
 use serde_json::{Map, Value};
 
 use super::{

@@ -2,6 +2,11 @@
 
 use std::{collections::BTreeMap, io::Write, time::Duration};
 
+use krypton_crds::tenant::Tenant as TenantObject;
+use krypton_reconciler::backup::RECORD_LABEL;
+use krypton_tests::{eventually, fleet::SYSTEM_NAMESPACE};
+use krypton_types::names;
+
 use anyhow::{Context, Result, bail, ensure};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use flate2::{Compression, write::GzEncoder};
@@ -13,10 +18,6 @@ use k8s_openapi::{
     },
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
-use krypton_agent::rescue::RECORD_LABEL;
-use krypton_common::names;
-use krypton_crds::tenant::Tenant as TenantObject;
-use krypton_tests::{eventually, fleet::SYSTEM_NAMESPACE};
 use kube::{
     Api, Client, CustomResourceExt, ResourceExt,
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions},

@@ -1,6 +1,6 @@
 //! Whom a fault is about: members, hubs, Tenants with their workspaces, objects of the chart.
 
-use krypton_common::names;
+use krypton_types::names;
 
 /// A member of the fleet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -7,21 +7,22 @@
 )]
 mod simulated;
 
+use krypton_types::names;
 use std::time::Instant;
 
 use anyhow::bail;
 use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::core::v1::Secret;
-use krypton_common::conditions::{State, Truth, clusters, reason};
-use krypton_common::tenant::TenantKey;
 use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec};
 use krypton_crds::tenant::{ClusterSummary, Tenant};
-use krypton_hub::authority::{self, Authority};
+use krypton_hub::ca::Authority;
 use krypton_tests::{
     Cluster, Hub, HubOptions, Mode, Pair, Parts, by_agent, eventually,
     fleet::{Desk, HUB_NAMESPACE, PATIENCE, condition},
     kubectl_krypton,
 };
+use krypton_types::conditions::{State, Truth, clusters, reason};
+use krypton_types::tenant::TenantKey;
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, ResourceExt};
 use serde_json::json;
@@ -143,7 +144,7 @@ impl Many {
         made.sort_by(|one, other| one.name.cmp(&other.name));
         let secrets: Api<Secret> = Api::namespaced(home.client(), HUB_NAMESPACE);
         eventually("the hub's CA", PATIENCE, async || {
-            Ok(secrets.get_opt(authority::SECRET_NAME).await?.map(drop))
+            Ok(secrets.get_opt(names::CA_SECRET).await?.map(drop))
         })
         .await
         .unwrap();

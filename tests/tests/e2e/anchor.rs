@@ -8,8 +8,11 @@ use flate2::{Compression, write::GzEncoder};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use krypton_agent::{anchor::ANCHOR_NAME, ledger::LEDGER_NAME, rescue};
 use krypton_crds::tenant::Tenant;
+use krypton_reconciler::{
+    backup,
+    record::{LEDGER_NAME, anchor::ANCHOR_NAME},
+};
 use krypton_tests::{
     Mode, Pair, Parts, by_agent, eventually,
     fleet::{Desk, PATIENCE, SYSTEM_NAMESPACE},
@@ -326,7 +329,7 @@ async fn the_anchor_owns_the_record_alone_and_neither_its_deletion_nor_a_restore
     assert_eq!(desk.revisions(TENANT, &release).await.unwrap(), revisions);
     let mut now = of_value(&desk).await.unwrap();
     // Its namespace is gone, so it is not put back, and the record goes.
-    let rescued = rescue::record_name("gone", "acme");
+    let rescued = backup::record_name("gone", "acme");
     let rescued = format!("Secret {SYSTEM_NAMESPACE}/{rescued}");
     now.insert(rescued.clone(), restored[&rescued].clone());
     assert_eq!(now, restored);
@@ -339,10 +342,10 @@ async fn rescue_of_nobody(desk: &Desk) {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
     encoder.write_all(tenant.to_string().as_bytes()).unwrap();
     let mut kept = Secret::default();
-    kept.metadata.name = Some(rescue::record_name("gone", "acme"));
-    kept.metadata.labels = Some([(rescue::RECORD_LABEL.to_owned(), "true".to_owned())].into());
+    kept.metadata.name = Some(backup::record_name("gone", "acme"));
+    kept.metadata.labels = Some([(backup::RECORD_LABEL.to_owned(), "true".to_owned())].into());
     let packed = ByteString(encoder.finish().unwrap());
-    kept.data = Some([(rescue::RECORD_KEY.to_owned(), packed)].into());
+    kept.data = Some([(backup::RECORD_KEY.to_owned(), packed)].into());
     let made = secrets(desk).create(&PostParams::default(), &kept).await;
     made.unwrap();
 }

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use k8s_openapi::api::coordination::v1::Lease;
-use krypton_agent::dial::Dialer;
+use krypton_agent::session::connect::Dialer;
 use krypton_tests::{
     Cluster, Hub, HubOptions, eventually,
     fleet::{HUB_NAMESPACE, PATIENCE},

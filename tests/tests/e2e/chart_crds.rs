@@ -3,7 +3,7 @@
 use std::fs;
 
 use k8s_openapi::api::core::v1::Secret;
-use krypton_agent::ledger::LEDGER_NAME;
+use krypton_reconciler::record::LEDGER_NAME;
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Mode, Pair, Parts, by_agent, eventually,
     fleet::{PATIENCE, SYSTEM_NAMESPACE, chart_flags},

@@ -6,13 +6,13 @@ use std::{collections::BTreeMap, path::Path, time::Duration};
 use anyhow::Result;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use krypton_common::names;
 use krypton_crds::{edge_cluster::EdgeCluster, tenant::Tenant};
 use krypton_tests::{
     AgentPod, ChartRepository, ChartSource, Cluster, HubPod, OwnChart, Parts, eventually,
     fleet::{Desk, PATIENCE},
     membership::join_command,
 };
+use krypton_types::names;
 use kube::{Api, CustomResourceExt, ResourceExt, api::ListParams};
 use serde_json::json;
 

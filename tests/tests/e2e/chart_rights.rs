@@ -7,12 +7,11 @@ use anyhow::{Result, bail};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Namespace, Secret};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use krypton_agent::clock::wall;
-use krypton_common::names;
 use krypton_crds::{
     edge_cluster::EdgeCluster, krypton_deployment::KryptonDeployment, tenant::Tenant,
 };
-use krypton_hub::join_token;
+use krypton_kubectl::join_token;
+use krypton_runtime::clock::wall;
 use krypton_tests::{
     Agent, AgentOptions, AgentPod, Audited, ChartRepository, ChartSource, Cluster, HubPod,
     OwnChart, Parts, ServiceAccountAccess, eventually,
@@ -21,6 +20,7 @@ use krypton_tests::{
     membership::bundle_of,
     service_account::username,
 };
+use krypton_types::names;
 use kube::{
     Api, CustomResourceExt, ResourceExt,
     api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams},

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
-use krypton_agent::chart::{
+use krypton_helm::chart::{
     ChartCache, ChartError, ChartFault, ChartRef, Credentials, CredentialsNow,
 };
-use krypton_agent::helm::{Helm, HelmConfig, Keyring};
+use krypton_helm::driver::{Helm, HelmConfig, Keyring};
 use krypton_tests::fleet::{Desk, ValuesFile, values_flag};
 use krypton_tests::registry::{Login, PASSWORD, USERNAME};
 use krypton_tests::{

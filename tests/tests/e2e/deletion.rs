@@ -5,13 +5,13 @@ use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
 };
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use krypton_common::names;
 use krypton_crds::tenant::Tenant;
 use krypton_tests::{
     Mode, Pair, by_agent, eventually,
     fleet::{Desk, PATIENCE},
     held::Held,
 };
+use krypton_types::names;
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, CustomResourceExt, ResourceExt};
 use serde_json::json;
@@ -181,7 +181,7 @@ async fn a_crd_whose_finalizer_a_person_took_off_and_that_is_made_anew_uninstall
     cluster.kubectl(strip).await.unwrap();
     // Times of the API have whole seconds.
     eventually("another second", PATIENCE, async || {
-        let now = krypton_agent::clock::wall().as_second();
+        let now = krypton_runtime::clock::wall().as_second();
         Ok((now > deleted.0.as_second() + 1).then_some(()))
     })
     .await

@@ -3,21 +3,22 @@
 
 mod rim;
 
-use anyhow::bail;
-use k8s_openapi::api::core::v1::Secret;
-use krypton_agent::index::CREATOR_LABEL;
-use krypton_agent::release::labels::{OWNER_NAMESPACE_LABEL, OWNER_UID_LABEL};
-use krypton_common::{
-    conditions::reason,
-    deployment::DesiredDeployment,
-    drift::{DriftMode, DriftPolicy},
-};
+use krypton_helm::releases::labels::{OWNER_NAMESPACE_LABEL, OWNER_UID_LABEL};
+use krypton_reconciler::index::CREATOR_LABEL;
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Gate, Mode, Parts, by_agent, eventually,
     fleet::{Desk, PATIENCE, kill_helm},
     gate,
     no_tenants::{has_no_tenants, refuse_tenants},
 };
+use krypton_types::{
+    conditions::reason,
+    deployment::DesiredDeployment,
+    desired::drift::{DriftMode, DriftPolicy},
+};
+
+use anyhow::bail;
+use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, ResourceExt};
 use rim::{Labels, Rim};
 

@@ -78,7 +78,9 @@ fn only_tests_that_are_run_count() {
 fn each_test_that_the_pages_name_is_there() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut files = Vec::new();
-    for folder in ["common", "proto", "crds", "agent", "hub", "tests"] {
+    for folder in [
+        "common", "proto", "crds", "agent", "hub", "kubectl", "tests",
+    ] {
         sources(&root.join(folder), &mut files).unwrap();
     }
     let text: String = files
@@ -98,12 +100,12 @@ fn each_test_that_the_pages_name_is_there() {
     }
 }
 
-/// The reasons that a module of constants has.
+/// The reasons in `mod reason`, or in the whole file.
 fn reasons(text: &str) -> Vec<&str> {
     let module = text
         .split_once("pub mod reason {")
         .and_then(|(_, rest)| rest.split_once("\n}"));
-    let (module, _) = module.unwrap_or_default();
+    let (module, _) = module.unwrap_or((text, ""));
     let constants = module.lines().filter(|line| line.contains("pub const "));
     constants
         .filter_map(|line| line.split('"').nth(1))
@@ -125,11 +127,10 @@ fn each_reason_that_is_shown_has_a_row_with_what_to_do() {
         .collect();
     let mut seen = 0;
     for file in [
-        "common/src/conditions.rs",
-        "hub/src/agent_keys.rs",
-        "hub/src/facts.rs",
-        "hub/src/expiry.rs",
-        "hub/src/enrolment/audit.rs",
+        "common/types/src/conditions/reason.rs",
+        "hub/src/members/agent_keys.rs",
+        "hub/src/edgecluster/credential_expiry.rs",
+        "hub/src/agent_server/enrollment_audit.rs",
     ] {
         let text = fs::read_to_string(root.join(file)).unwrap();
         let reasons = reasons(&text);
@@ -153,4 +154,41 @@ fn each_bug_of_the_original_has_a_row_with_a_test() {
         let row = row.unwrap_or_else(|| panic!("no row for B{number}"));
         assert!(!named(row).is_empty(), "no test for B{number}");
     }
+}
+
+#[test]
+fn architecture_names_existing_modules_and_tests() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let page = fs::read_to_string(root.join("ARCHITECTURE.md")).unwrap();
+    let quoted = |text: &str| -> Vec<String> {
+        let parts = text.split('`').skip(1).step_by(2);
+        parts.map(str::to_owned).collect()
+    };
+    let is_name = |name: &str| name.chars().all(|c| c.is_ascii_lowercase() || c == '_');
+    let mut modules = 0;
+    for path in quoted(&page.replace("````", "")) {
+        let Some((crate_name, module)) = path.split_once("::") else {
+            continue;
+        };
+        let folder = match crate_name {
+            "types" | "runtime" | "helm" | "reconciler" => root.join("common").join(crate_name),
+            "crds" | "proto" | "agent" | "hub" | "kubectl" => root.join(crate_name),
+            _ => continue,
+        };
+        let file = folder.join("src").join(module.replace("::", "/") + ".rs");
+        assert!(file.is_file(), "{path}: no {}", file.display());
+        modules += 1;
+    }
+    assert!(modules > 150, "{modules}");
+    let (_, guarantees) = page.split_once("## Guarantees").unwrap();
+    let mut tests = 0;
+    for row in guarantees.lines().filter(|line| line.starts_with("| ")) {
+        let last = row.rsplit_once(" | ").unwrap().1;
+        for name in quoted(last).iter().filter(|name| is_name(name)) {
+            let file = root.join("tests/tests/e2e").join(format!("{name}.rs"));
+            assert!(file.is_file(), "{row}: no {}", file.display());
+            tests += 1;
+        }
+    }
+    assert!(tests > 60, "{tests}");
 }

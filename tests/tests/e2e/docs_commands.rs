@@ -14,7 +14,7 @@ use std::{
 };
 
 use clap::{CommandFactory, Parser};
-use krypton_hub::kubectl::Cli;
+use krypton_kubectl::Cli;
 use krypton_tests::{
     Agent, AgentOptions, Cluster, Hub, HubOptions, OwnChart, Parts, Tools,
     fleet::{Desk, PATIENCE},
@@ -172,7 +172,7 @@ async fn why_not(entry: &Entry) -> Option<String> {
         return Some("nobody runs it".to_owned());
     };
     let module = module.rsplit("::").next().unwrap_or(module);
-    let there = ["tests/tests/e2e", "agent/src/flags"]
+    let there = ["tests/tests/e2e", "agent/src/args"]
         .into_iter()
         .any(|folder| {
             let file = root().join(folder).join(format!("{module}.rs"));
@@ -192,8 +192,8 @@ async fn each_command_of_the_pages_is_one_that_its_program_takes() {
             "kubectl" if words.first().is_some_and(|verb| verb == "krypton") => krypton(&words),
             "kubectl" | "helm" => flags(&program, &words).await,
             "make" => target(&words).await,
-            "krypton-hub" => known(&words, &krypton_hub::settings::command()),
-            "krypton-agent" => known(&words, &krypton_agent::flags::Flags::command()),
+            "krypton-hub" => known(&words, &krypton_hub::args::command()),
+            "krypton-agent" => known(&words, &krypton_agent::args::Flags::command()),
             _ => Ok(()),
         };
         *seen.entry(program).or_default() += 1;

@@ -6,7 +6,6 @@ use std::{collections::BTreeMap, fs};
 use anyhow::{Context as _, Result, bail, ensure};
 use futures::future::try_join_all;
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Secret};
-use krypton_common::names;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
     Agent, AgentOptions, Answer, AnsweringProxy, ChartRepository, ChartSource, Cluster, Hub,
@@ -16,6 +15,7 @@ use krypton_tests::{
     fleet::{Desk, HUB_NAMESPACE, PATIENCE, ValuesFile, chart_flags, values_flag},
     in_both_modes,
 };
+use krypton_types::names;
 use kube::{
     Api, ResourceExt,
     api::{DeleteParams, ListParams, Patch, PatchParams},

@@ -1,11 +1,11 @@
 //! Drift: what somebody changes of a release is told, or put right, and what is theirs to change is left.
 
 use anyhow::{Result, bail};
-use krypton_common::names;
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Mode, Pair, Parts, by_agent, eventually,
     fleet::{Desk, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
 };
+use krypton_types::names;
 use serde_json::json;
 
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
@@ -299,7 +299,7 @@ async fn adopted_release_is_healed_after_its_own_revision() {
     flags.extend(["--drift=heal", "--drift-interval=1s"].map(str::to_owned));
     pair.open(flags).await.unwrap();
     let desk = pair.desk();
-    let original = krypton_common::fingerprint::original(&repository.url(), "small", "1.0.0");
+    let original = krypton_types::fingerprint::original(&repository.url(), "small", "1.0.0");
     let annotation = names::fingerprint_annotation(pair.name());
     desk.create_annotated("default", "acme", json!({}), &[(&annotation, &original)])
         .await

@@ -10,29 +10,32 @@ use anyhow::{Result, bail};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use k8s_openapi::api::events::v1::Event;
-use krypton_agent::clock::wall as now;
-use krypton_agent::watchdog::Watchdog;
-use krypton_common::root_digest::RootDigest;
 use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec, SourceRef};
-use krypton_hub::authority::{
-    self, Authority, AuthorityError, Live, Phase, Stage, read_agent_certificate,
-};
-use krypton_hub::enrolment::{Audit, Enrolment, reason};
-use krypton_hub::join_info::{self, JoinInfo};
-use krypton_hub::join_token::{self, By, Refusal};
-use krypton_hub::lead::Lead;
-use krypton_hub::listener::Peer;
+use krypton_hub::agent_server::enrollment_service::{Audit, Enrolment, reason};
+use krypton_hub::agent_server::join_info::publish as publish_join_info;
+use krypton_hub::agent_server::join_token::{self, By, Refusal};
+use krypton_hub::agent_server::listener::Peer;
+use krypton_hub::ca::{Authority, AuthorityError, Live, read_agent_certificate};
+use krypton_hub::leader::Lead;
 use krypton_hub::members::Members;
-use krypton_hub::metrics::SessionMetrics;
 use krypton_hub::notices::Notices;
-use krypton_hub::rotation::{self, Why};
+use krypton_hub::observe::metrics::SessionMetrics;
+use krypton_kubectl::join_info;
+use krypton_kubectl::join_token::make as make_token;
 use krypton_proto::v1::enrollment_server::Enrollment as _;
 use krypton_proto::v1::{EnrollRequest, EnrollResponse};
+use krypton_runtime::clock::wall as now;
+use krypton_runtime::watchdog::Watchdog;
 use krypton_tests::fleet::{Desk, PATIENCE, chart_flags};
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Parts, eventually,
     kubectl_krypton,
 };
+use krypton_types::ca_rotation::{self, Phase, Stage, Why};
+use krypton_types::join_info::{JoinInfo, NAME as JOIN_INFO};
+use krypton_types::join_token::LABEL as TOKEN_LABEL;
+use krypton_types::names;
+use krypton_types::root_digest::RootDigest;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use rcgen::{CertificateParams, KeyPair};
@@ -67,7 +70,7 @@ fn request() -> Result<Vec<u8>> {
 }
 
 async fn token(client: &Client, cluster: &str) -> Result<String> {
-    let made = join_token::make(client.clone(), NAMESPACE, cluster, HOUR, now()).await?;
+    let made = make_token(client.clone(), NAMESPACE, cluster, HOUR, now()).await?;
     Ok(made.token)
 }
 
@@ -135,12 +138,12 @@ async fn the_authority_is_made_once_and_an_unreadable_one_is_left_alone() {
 
     let api: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
     let garble = Patch::Merge(json!({"stringData": {"ca.key": "x"}}));
-    api.patch(authority::SECRET_NAME, &PatchParams::default(), &garble)
+    api.patch(names::CA_SECRET, &PatchParams::default(), &garble)
         .await
         .unwrap();
     let error = load().await.unwrap_err();
     assert!(matches!(error, AuthorityError::Unusable { .. }), "{error}");
-    let kept = api.get(authority::SECRET_NAME).await.unwrap();
+    let kept = api.get(names::CA_SECRET).await.unwrap();
     assert_eq!(kept.data.unwrap()["ca.key"].0, b"x");
 
     let error = Authority::load_or_make(client, "nowhere", "a.krypton").await;
@@ -299,12 +302,12 @@ async fn only_tokens_long_expired_are_swept() {
     let api: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
     let past = |hours: i64| Timestamp::from_second(now().as_second() - hours * 3600).unwrap();
     for hours in [48, 26, 24, 2, 0] {
-        join_token::make(client.clone(), NAMESPACE, "edge-1", HOUR, past(hours))
+        make_token(client.clone(), NAMESPACE, "edge-1", HOUR, past(hours))
             .await
             .unwrap();
     }
     let foreign: Secret = serde_json::from_value(json!({
-        "metadata": {"name": "foreign", "labels": {join_token::LABEL: "true"}},
+        "metadata": {"name": "foreign", "labels": {TOKEN_LABEL: "true"}},
         "stringData": {"expires": "1970-01-01T00:00:00Z"},
     }))
     .unwrap();
@@ -328,27 +331,21 @@ async fn how_to_join_is_published_and_repaired() {
     };
     let publish = |info: JoinInfo| {
         let client = client.clone();
-        async move { join_info::publish(client, NAMESPACE, &info).await.unwrap() }
+        async move { publish_join_info(client, NAMESPACE, &info).await.unwrap() }
     };
     let read = || join_info::read(client.clone(), NAMESPACE);
     assert_eq!(read().await.unwrap(), None);
     publish(info("a:1")).await;
     assert_eq!(read().await.unwrap(), Some(info("a:1")));
     let api: Api<ConfigMap> = Api::namespaced(client.clone(), NAMESPACE);
-    let version = || async {
-        api.get(join_info::NAME)
-            .await
-            .unwrap()
-            .metadata
-            .resource_version
-    };
+    let version = || async { api.get(JOIN_INFO).await.unwrap().metadata.resource_version };
     let before = version().await;
     publish(info("a:1")).await;
     assert_eq!(version().await, before, "nothing to write");
     publish(info("b:2")).await;
     assert_eq!(read().await.unwrap(), Some(info("b:2")));
     cluster
-        .kubectl(["delete", "configmap", join_info::NAME])
+        .kubectl(["delete", "configmap", JOIN_INFO])
         .await
         .unwrap();
     publish(info("b:2")).await;
@@ -422,7 +419,7 @@ async fn a_token_lets_one_agent_in_and_says_why_it_lets_nobody_else_in() {
     assert_eq!(said.len(), 1, "{said:?}");
 
     let past = Timestamp::from_second(now().as_second() - 7200).unwrap();
-    let expired = join_token::make(client.clone(), NAMESPACE, "edge-1", HOUR, past).await;
+    let expired = make_token(client.clone(), NAMESPACE, "edge-1", HOUR, past).await;
     let late = enrol(&hub, &expired.unwrap().token, &mine, HERE).await;
     refused(late, Code::PermissionDenied, "expired at");
 
@@ -486,7 +483,7 @@ async fn a_rotation_waits_for_who_has_enrolled_and_never_come_though_the_hub_has
             root: RootDigest::of(b"next"),
         };
         let all = members.list(&ListParams::default()).await.unwrap().items;
-        let awaited = rotation::awaited(stage, &all, now());
+        let awaited = ca_rotation::awaited(stage, &all, now());
         let awaited = awaited.into_iter().map(|member| (member.name, member.why));
         awaited.collect::<Vec<_>>()
     };
@@ -558,7 +555,7 @@ async fn the_ca_is_rotated_under_an_agent_that_goes_on_and_a_tenant_is_installed
         .await
         .unwrap()
     };
-    let hubs = async |key| text(&home.client(), NAMESPACE, authority::SECRET_NAME, key).await;
+    let hubs = async |key| text(&home.client(), NAMESPACE, names::CA_SECRET, key).await;
     let former = hubs("ca.crt").await.unwrap();
     is_at("No rotation of the CA is under way, and there was none yet").await;
     let forced = rotate(&["--force"]).await.unwrap_err().to_string();

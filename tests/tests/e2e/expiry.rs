@@ -7,13 +7,13 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Event;
-use krypton_agent::clock::wall;
-use krypton_agent::dial::Dialer;
-use krypton_agent::report::ReportBoard;
+use krypton_agent::session::connect::Dialer;
 use krypton_agent::session::{self, Link, Session};
-use krypton_common::tls::{self, Credential};
 use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec};
-use krypton_hub::authority::{AGENT_CERTIFICATE_LIFE, Authority};
+use krypton_hub::ca::{AGENT_CERTIFICATE_LIFE, Authority};
+use krypton_reconciler::report_store::ReportBoard;
+use krypton_runtime::clock::wall;
+use krypton_runtime::tls::{self, Credential};
 use krypton_tests::{
     Cluster, Hub, HubOptions, Parts,
     fleet::{Desk, HUB_NAMESPACE, PATIENCE},

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use jiff::Timestamp;
-use krypton_hub::kubectl::ExitCode;
+use krypton_kubectl::ExitCode;
 use krypton_tests::{
     Mode, Pair, eventually,
     fleet::{Desk, HUB_NAMESPACE, PATIENCE},

@@ -24,20 +24,14 @@ use k8s_openapi::{
     },
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
-use krypton_agent::{
-    anchor::ANCHOR_NAME,
-    failpoint::{EFFECTS, MOMENTS},
-};
-use krypton_common::names;
 use krypton_crds::{
     edge_cluster::EdgeCluster,
     krypton_deployment::{DeploymentPhase, KryptonDeployment},
     tenant::Tenant,
 };
-use krypton_hub::{
-    chart_values::follow::SALT_NAME, discovery::register::CONFIG_MAP,
-    failpoint::EFFECTS as EFFECTS_OF_THE_HUB,
-};
+use krypton_hub::{chart::values_reader::SALT_NAME, effects::EFFECTS as EFFECTS_OF_THE_HUB};
+use krypton_reconciler::record::anchor::ANCHOR_NAME;
+use krypton_runtime::failpoint::{EFFECTS, MOMENTS};
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Mode, Walk, eventually,
     fleet::{
@@ -47,6 +41,7 @@ use krypton_tests::{
     in_both_modes, kubectl_krypton,
     walk::EDGE,
 };
+use krypton_types::names::{self, MEMBERS_CONFIG_MAP};
 use kube::{
     Api, CustomResourceExt, ResourceExt,
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
@@ -126,12 +121,17 @@ fn placed(folder: &Path, found: &mut Vec<String>) {
 #[test]
 fn each_effect_of_the_tables_is_at_one_place_and_no_other_is_anywhere() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let tables: [(&str, &[&str]); 2] = [("agent", &EFFECTS), ("hub", &EFFECTS_OF_THE_HUB)];
-    for (name, table) in tables {
+    let tables: [(&[&str], &[&str]); 2] = [
+        (&["common", "agent/src"], &EFFECTS),
+        (&["hub/src"], &EFFECTS_OF_THE_HUB),
+    ];
+    for (folders, table) in tables {
         let mut found = Vec::new();
-        placed(&root.join(name).join("src"), &mut found);
+        for folder in folders {
+            placed(&root.join(folder), &mut found);
+        }
         found.sort();
-        assert_eq!(found, table, "{name}");
+        assert_eq!(found, table, "{folders:?}");
     }
     let points = (EFFECTS.len() + EFFECTS_OF_THE_HUB.len()) * MOMENTS.len();
     assert!(points > 100, "{points}");
@@ -632,11 +632,11 @@ impl Place {
         let maps: Api<ConfigMap> = Api::namespaced(home.clone(), HUB_NAMESPACE);
         for (name, data) in [
             (
-                krypton_hub::chart_pin::NAME,
+                krypton_types::names::CHART_CONFIG_MAP,
                 json!({"resolved": "2020-01-01T00:00:00Z"}),
             ),
             (
-                krypton_hub::join_info::NAME,
+                krypton_types::join_info::NAME,
                 json!({"addresses": "elsewhere.example.org:1"}),
             ),
         ] {
@@ -646,7 +646,7 @@ impl Place {
         let token = json!({
             "apiVersion": "v1",
             "kind": "Secret",
-            "metadata": {"name": "krypton-join-old", "labels": {krypton_hub::join_token::LABEL: "true"}},
+            "metadata": {"name": "krypton-join-old", "labels": {krypton_types::join_token::LABEL: "true"}},
             "stringData": {"cluster": "old", "secret-sha256": "00", "expires": "2020-01-01T00:00:00Z"},
         });
         self.home.apply_secret("krypton-join-old", &token).await
@@ -664,9 +664,9 @@ impl Place {
             let crd = crds.get(Tenant::crd_name()).await?;
             let version = krypton_crds::schema_version(&crd);
             ensure!(version == Some(krypton_crds::SCHEMA_VERSION), "{version:?}");
-            let resolved = text(krypton_hub::chart_pin::NAME, "resolved").await?;
+            let resolved = text(krypton_types::names::CHART_CONFIG_MAP, "resolved").await?;
             ensure!(!resolved.starts_with("2020"), "{resolved}");
-            let addresses = text(krypton_hub::join_info::NAME, "addresses").await?;
+            let addresses = text(krypton_types::join_info::NAME, "addresses").await?;
             ensure!(!addresses.contains("elsewhere"), "{addresses}");
             let salt = secrets.get(SALT_NAME).await?.data.unwrap_or_default();
             ensure!(salt.values().all(|salt| salt.0.len() >= 32), "the old salt");
@@ -750,7 +750,7 @@ impl Place {
         let maps: Api<ConfigMap> = Api::namespaced(self.home.client.clone(), HUB_NAMESPACE);
         self.home.label_member(EDGE, false).await?;
         eventually("its dismissal to be forgotten", PATIENCE, async || {
-            let register = maps.get(CONFIG_MAP).await?.data.unwrap_or_default();
+            let register = maps.get(MEMBERS_CONFIG_MAP).await?.data.unwrap_or_default();
             let named = register.values().any(|text| text.contains(EDGE));
             Ok((!named).then_some(()))
         })

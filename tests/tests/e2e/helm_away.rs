@@ -162,7 +162,7 @@ async fn on_a_full_disk_it_is_said_what_to_do_and_done_when_there_is_room_again(
     hub.ready(PATIENCE).await.unwrap();
     let desk = Desk::at(&home);
     let running = async |revision: u32| {
-        let release = krypton_common::names::tenant_release("acme", "self-cluster");
+        let release = krypton_types::names::tenant_release("acme", "self-cluster");
         desk.newest_is("acme", &release, revision, "deployed")
             .await
             .unwrap();

@@ -5,13 +5,13 @@ use std::{fs, time::Duration};
 use anyhow::{Result, bail};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use krypton_common::names;
 use krypton_crds::tenant::Tenant;
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Hub, HubOptions, Mode, Pair, Parts, by_agent,
     eventually,
     fleet::{Desk, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
 };
+use krypton_types::names;
 use kube::{
     Api,
     api::{DynamicObject, PostParams},

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
-use krypton_common::{fingerprint, names};
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Mode, Pair, Parts, by_agent, eventually,
     fleet::{PATIENCE, chart_flags},
     in_both_modes,
 };
+use krypton_types::{fingerprint, names};
 use serde_json::json;
 
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");

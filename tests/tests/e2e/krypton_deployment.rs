@@ -3,12 +3,6 @@
 
 mod regions;
 
-use anyhow::bail;
-use k8s_openapi::{
-    api::core::v1::{ConfigMap, Namespace, Secret},
-    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
-};
-use krypton_common::names;
 use krypton_crds::{
     edge_cluster::EdgeCluster,
     krypton_deployment::{DeploymentPhase, KryptonDeployment, KryptonDeploymentStatus},
@@ -18,6 +12,13 @@ use krypton_tests::{
     fleet::{Desk, HUB_NAMESPACE, PATIENCE, condition},
     in_both_modes,
     no_tenants::has_no_tenants,
+};
+use krypton_types::names;
+
+use anyhow::bail;
+use k8s_openapi::{
+    api::core::v1::{ConfigMap, Namespace, Secret},
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
 use kube::{
     Api, ResourceExt,

@@ -9,11 +9,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use krypton_agent::clock;
 use krypton_crds::edge_cluster::EdgeCluster;
-use krypton_hub::authority::Authority;
-use krypton_hub::join_info::{self, JoinInfo};
-use krypton_hub::kubectl::ExitCode;
+use krypton_hub::agent_server::join_info;
+use krypton_hub::ca::Authority;
+use krypton_kubectl::ExitCode;
+use krypton_runtime::clock;
 use krypton_tests::{
     Agent, AgentOptions, Cluster, Daemon, ForwardedPod, Hub, HubOptions, Kubelet, Mode, OwnChart,
     Pair, Parts, ServiceAccountAccess, bundle, by_agent, eventually,
@@ -23,6 +23,7 @@ use krypton_tests::{
     port::Port,
     process::{Invocation, Process},
 };
+use krypton_types::join_info::JoinInfo;
 use kube::Api;
 use serde_json::json;
 

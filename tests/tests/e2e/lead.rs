@@ -10,9 +10,8 @@ use std::{
 use anyhow::{Result, bail};
 use futures::StreamExt;
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::ConfigMap};
-use krypton_common::names;
 use krypton_crds::edge_cluster::EdgeCluster;
-use krypton_hub::{desired::EPOCH_NAME, join_info, lead::HUB_LEASE};
+use krypton_kubectl::join_info;
 use krypton_tests::{
     Answer, AnsweringProxy, ChartRepository, ChartSource, Cluster, FaultProxy, Gate, Hub,
     HubOptions, Lie, Membership, Mode, Parts, Traffic,
@@ -22,6 +21,8 @@ use krypton_tests::{
     gate, in_both_modes, kubectl_krypton,
     port::Port,
 };
+use krypton_types::join_info::NAME as JOIN_INFO;
+use krypton_types::names::{self, EPOCH_CONFIG_MAP, HUB_LEASE};
 use kube::{
     Api, ResourceExt,
     api::{DeleteParams, Patch, PatchParams},
@@ -145,7 +146,12 @@ impl Stage {
 
     async fn epoch(&self) -> u64 {
         let maps: Api<ConfigMap> = Api::namespaced(self.desk.client.clone(), HUB_NAMESPACE);
-        let data = maps.get(EPOCH_NAME).await.unwrap().data.unwrap_or_default();
+        let data = maps
+            .get(EPOCH_CONFIG_MAP)
+            .await
+            .unwrap()
+            .data
+            .unwrap_or_default();
         data.get("epoch").unwrap().parse().unwrap()
     }
 
@@ -268,7 +274,7 @@ async fn of_three_hubs_one_leads_and_all_are_ready() {
     made.sort_unstable();
     let twice = made.windows(2).find(|pair| pair[0] == pair[1]);
     assert_eq!(twice, None, "{made:?}");
-    assert!(made.contains(&join_info::NAME), "{made:?}");
+    assert!(made.contains(&JOIN_INFO), "{made:?}");
     let refused: Vec<String> = requests
         .iter()
         .filter(|request| request.user_agent.starts_with(&agent) && request.answer.code == 409)

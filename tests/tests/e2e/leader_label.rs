@@ -5,13 +5,13 @@ use std::{path::Path, time::Instant};
 
 use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::Pod};
-use krypton_hub::lead::{HUB_LEASE, label::LABEL};
 use krypton_tests::{
     Agent, AgentOptions, ChartRepository, ChartSource, Cluster, HubPod, OwnChart, Parts, PodName,
     ServicePort, eventually,
     fleet::{Desk, PATIENCE},
     membership::{bundle_of, write_secret},
 };
+use krypton_types::names::{HUB_LEASE, LEADER_LABEL};
 use kube::{
     Api, Client, Config, ResourceExt,
     api::{ListParams, Patch, PatchParams},
@@ -141,7 +141,7 @@ async fn pods(cluster: &Cluster) -> Result<Vec<PodName>> {
 
 async fn labelled(cluster: &Cluster) -> Result<Vec<String>> {
     let pods: Api<Pod> = Api::namespaced(cluster.client(), OwnChart::Hub.namespace());
-    let with = ListParams::default().labels(&format!("{LABEL}=true"));
+    let with = ListParams::default().labels(&format!("{LEADER_LABEL}=true"));
     let listed = pods.list(&with).await?;
     Ok(listed.items.iter().map(ResourceExt::name_any).collect())
 }
@@ -205,7 +205,7 @@ async fn the_service_of_agents_leads_to_the_hub_that_leads_whatever_becomes_of_t
 
     // Its container is started again in the same pod, with the label of a life that led.
     let name = stage.hubs[first].0.name.clone();
-    let label = format!("{LABEL}=true");
+    let label = format!("{LEADER_LABEL}=true");
     let namespace = OwnChart::Hub.namespace();
     let pod = ["label", "pod", &name, &label, "-n", namespace];
     stage.home.kubectl(pod).await.unwrap();
@@ -235,7 +235,7 @@ async fn the_service_of_agents_leads_to_the_hub_that_leads_whatever_becomes_of_t
 
     // Somebody takes it off: it is put back.
     let name = stage.hubs[second].0.name.clone();
-    let off = format!("{LABEL}-");
+    let off = format!("{LEADER_LABEL}-");
     let pod = ["label", "pod", &name, &off, "-n", namespace];
     stage.home.kubectl(pod).await.unwrap();
     stage.leads_to(second).await;
@@ -286,10 +286,10 @@ spec: {containers: [{name: one, image: one}]}
             labels(json!({"app.kubernetes.io/name": null})),
             this_label,
         ),
-        (&own, labels(json!({LABEL: "maybe"})), this_label),
+        (&own, labels(json!({LEADER_LABEL: "maybe"})), this_label),
         (
             "stranger",
-            labels(json!({LABEL: "true"})),
+            labels(json!({LEADER_LABEL: "true"})),
             "pods of its own release only",
         ),
     ] {

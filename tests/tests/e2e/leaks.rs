@@ -13,10 +13,10 @@ use std::time::Duration;
 use anyhow::bail;
 use arc_swap::ArcSwap;
 use k8s_openapi::api::core::v1::Secret;
-use krypton_agent::dial::Dialer;
-use krypton_agent::enrolment::renew;
-use krypton_agent::identity::{Kept, Store};
+use krypton_agent::credentials::enrollment::renew;
+use krypton_agent::credentials::store::{Kept, Store};
 use krypton_agent::session::Link;
+use krypton_agent::session::connect::Dialer;
 use krypton_tests::canary::{Canary, search};
 use krypton_tests::{
     Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Daemon, Hub, HubOptions, Mode,

@@ -2,7 +2,6 @@
 
 use anyhow::bail;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use krypton_common::names;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
     Mode, Pair, eventually,
@@ -10,6 +9,7 @@ use krypton_tests::{
     in_both_modes,
     membership::replaced,
 };
+use krypton_types::names;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};

@@ -6,11 +6,11 @@ use std::fs;
 
 use anyhow::Result;
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim};
-use krypton_common::names;
 use krypton_tests::{
     ChartRepository, ChartSource, Mode, Pair, Parts, eventually,
     fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
 };
+use krypton_types::names;
 use kube::api::{ListParams, PostParams};
 use kube::{Api, ResourceExt};
 use serde_json::json;

@@ -13,9 +13,9 @@ use tempfile::TempDir;
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 /// Where nothing is done but for one Tenant or deployment.
 const OF_A_TENANT: [&str; 3] = [
-    "krypton_agent::reconciler::perform",
-    "krypton_agent::helm",
-    "krypton_agent::drift",
+    "krypton_reconciler::actions",
+    "krypton_helm::driver",
+    "krypton_reconciler::drift",
 ];
 
 in_both_modes!(

@@ -14,7 +14,6 @@ use k8s_openapi::api::{
     coordination::v1::Lease,
     core::v1::{Namespace, Secret},
 };
-use krypton_common::names;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, ForeignCrd, Hub, HubOptions, Parts, eventually,
@@ -24,6 +23,7 @@ use krypton_tests::{
     membership::{Membership, Mode, kubectl_krypton},
     port::Port,
 };
+use krypton_types::names;
 use kube::{
     Api, Client,
     api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},

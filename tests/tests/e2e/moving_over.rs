@@ -9,13 +9,13 @@ use std::{collections::BTreeMap, fs};
 
 use anyhow::Result;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
-use krypton_common::names;
 use krypton_tests::{
     Agent, AgentOptions, ChartRepository, ChartSource, Mode, Original, Pair, Parts, by_agent,
     eventually,
     fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
     original::apply_crd,
 };
+use krypton_types::names;
 use kube::{
     Api, ResourceExt,
     api::{DeleteParams, ListParams},

@@ -11,7 +11,8 @@ use std::{
 use anyhow::bail;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Secret;
-use krypton_agent::{fence, release::labels::RUN_LABEL};
+use krypton_helm::releases::labels::RUN_LABEL;
+use krypton_runtime::lease;
 use krypton_tests::{
     Agent, AgentOptions, ChartRepository, Cluster, FaultProxy, Gate, HelmWatch, Hub, HubOptions,
     Mode, Parts, Traffic, bundle, eventually,
@@ -474,7 +475,7 @@ async fn a_lease_whose_writers_clock_was_wrong_is_taken_after_its_duration_of_ou
         let desk = Desk::at(edge);
         let holder = desk.held_by_another("agent/ghost/1").await.unwrap();
         // A slow machine makes it later, never earlier.
-        assert!(begun.elapsed() >= fence::DURATION, "{name}");
+        assert!(begun.elapsed() >= lease::DURATION, "{name}");
         assert!(holder.starts_with("agent/one/"), "{holder}");
         desk.lease_renewed().await.unwrap();
         assert_eq!(desk.holder().await.unwrap(), holder);

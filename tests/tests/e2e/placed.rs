@@ -8,16 +8,15 @@ use std::collections::BTreeMap;
 use anyhow::{Result, bail, ensure};
 use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::ConfigMap;
-use krypton_common::names;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_crds::tenant::Tenant;
-use krypton_hub::discovery::register::CONFIG_MAP;
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Pair, Parts,
     by_agent, eventually,
     fleet::{Desk, HUB_NAMESPACE, PATIENCE, chart_flags},
     in_both_modes,
 };
+use krypton_types::names::{self, MEMBERS_CONFIG_MAP};
 use kube::api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams};
 use kube::{Api, CustomResourceExt, ResourceExt};
 use serde_json::{Value, json};
@@ -358,7 +357,7 @@ async fn comes_back(home: &Desk) -> Result<()> {
     let maps: Api<ConfigMap> = Api::namespaced(home.client.clone(), HUB_NAMESPACE);
     home.label_member(EDGE, false).await?;
     eventually("its dismissal to be forgotten", PATIENCE, async || {
-        let register = maps.get(CONFIG_MAP).await?.data.unwrap_or_default();
+        let register = maps.get(MEMBERS_CONFIG_MAP).await?.data.unwrap_or_default();
         let named = register.values().any(|text| text.contains(EDGE));
         Ok((!named).then_some(()))
     })
@@ -454,7 +453,7 @@ async fn a_hub_that_is_started_again_writes_nothing_on_the_members() {
     let members: Api<EdgeCluster> = Api::all(home.client());
     let epoch = async || {
         let maps: Api<ConfigMap> = Api::namespaced(home.client(), HUB_NAMESPACE);
-        let map = maps.get(krypton_hub::desired::EPOCH_NAME).await?;
+        let map = maps.get(krypton_types::names::EPOCH_CONFIG_MAP).await?;
         let epoch = map.data.unwrap_or_default()["epoch"].parse::<i64>()?;
         Ok::<_, anyhow::Error>(epoch)
     };

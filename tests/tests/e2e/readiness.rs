@@ -1,11 +1,11 @@
 //! Readiness of deployed releases: after a restart, and while a pause holds an upgrade back.
 
 use anyhow::Result;
-use krypton_common::names;
 use krypton_tests::{
     Cluster, Mode, Pair, by_agent,
     fleet::{Desk, condition},
 };
+use krypton_types::names;
 use serde_json::{Value, json};
 
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");

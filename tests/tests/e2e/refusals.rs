@@ -3,11 +3,11 @@
 use std::fs;
 
 use anyhow::{Result, bail};
-use krypton_common::names;
 use krypton_tests::{
     ChartRepository, ChartSource, Mode, Pair, Parts, eventually,
     fleet::{Desk, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
 };
+use krypton_types::names;
 use serde_json::json;
 use tempfile::TempDir;
 

@@ -5,11 +5,11 @@ use k8s_openapi::{
     ByteString,
     api::core::v1::{ConfigMap, Secret},
 };
-use krypton_common::names;
 use krypton_tests::{
     ChartRepository, ChartSource, Mode, Pair, Parts, eventually,
     fleet::{Desk, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
 };
+use krypton_types::names;
 use kube::{
     Api, ResourceExt,
     api::{DeleteParams, ListParams, Patch, PatchParams},

@@ -2,11 +2,11 @@
 
 use anyhow::Context;
 use k8s_openapi::api::core::v1::ConfigMap;
-use krypton_common::names;
 use krypton_tests::{
     ChartRepository, ChartSource, Mode, Pair, Parts,
     fleet::{ValuesFile, chart_flags, condition, values_flag},
 };
+use krypton_types::names;
 use kube::{Api, ResourceExt};
 use serde_json::json;
 

@@ -8,7 +8,7 @@ use k8s_openapi::api::{
     apps::v1::Deployment,
     core::v1::{ConfigMap, Pod},
 };
-use krypton_agent::newest::Newest as _;
+use krypton_runtime::newest::Newest as _;
 use krypton_tests::{
     ChartRepository, Gate, Mode, Pair, Parts, eventually,
     fleet::{Desk, PATIENCE, ValuesFile, chart_flags, kill_helm, values_flag},

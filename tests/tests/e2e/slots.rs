@@ -2,13 +2,13 @@
 
 use anyhow::{Context, Result, bail};
 use k8s_openapi::api::core::v1::Pod;
-use krypton_common::names;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
     ChartRepository, Gate, Mode, Pair, Parts, eventually,
     fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
     gate,
 };
+use krypton_types::names;
 use kube::{
     Api,
     api::{Patch, PatchParams},

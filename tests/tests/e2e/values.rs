@@ -3,7 +3,6 @@
 
 use anyhow::{Result, bail};
 use k8s_openapi::api::core::v1::Secret;
-use krypton_common::values::lay_over;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Parts, Tools,
@@ -11,6 +10,7 @@ use krypton_tests::{
     fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
     process::Invocation,
 };
+use krypton_types::values::lay_over;
 use kube::{
     Api,
     api::{DeleteParams, Patch, PatchParams},

@@ -3,7 +3,7 @@
 use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
 
-use krypton_agent::failpoint::{PLAN, STRUCK};
+use krypton_runtime::failpoint::{PLAN, STRUCK};
 use krypton_tests::{Cluster, Hub, HubOptions, Parts, fleet::PATIENCE};
 use rustix::process::Signal;
 

@@ -1,7 +1,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::discovery::paired::tests::{deleting, object};
+use crate::discovery::object_and_secret::tests::{deleting, object};
 
 fn cluster(data: Value) -> DynamicObject {
     object("a", &[], data)

@@ -3,14 +3,14 @@
 
 use std::collections::BTreeMap;
 
-use krypton_common::error_chain::chain;
-use krypton_common::kubeconfig::{self, Policy};
+use krypton_types::conditions::reason;
+use krypton_types::error_chain::chain;
+use krypton_types::kubeconfig::{self, Policy};
 use serde_json::{Map, Value, json};
 
 use super::super::Unresolved;
 use super::profile::Profile;
 use super::provider_file::{AccessProvider, ApiVersion, ArgsPolicy, EnvsPolicy, ProviderFile};
-use crate::facts::reason;
 
 /// Reserved by the client authentication API: goes to the program as `spec.cluster.config`.
 const CONFIG: &str = "client.authentication.k8s.io/exec";

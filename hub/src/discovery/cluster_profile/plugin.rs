@@ -9,7 +9,8 @@ use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use krypton_agent::{helm, process_group};
+use krypton_helm::driver;
+use krypton_runtime::process_group;
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
@@ -85,8 +86,8 @@ pub(super) enum PluginError {
 pub(super) struct Said(String);
 
 impl Said {
-    fn of(stderr: &[u8]) -> Self {
-        let text = helm::last_words(stderr);
+    pub(crate) fn of(stderr: &[u8]) -> Self {
+        let text = driver::last_words(stderr);
         let clean: String = text.chars().filter(|c| !c.is_control()).collect();
         let start = clean.ceil_char_boundary(clean.len().saturating_sub(SHOWN));
         Self(clean.get(start..).unwrap_or_default().to_owned())
@@ -364,7 +365,7 @@ async fn next<R: AsyncRead + Unpin>(from: &mut Option<R>, buffer: &mut [u8]) -> 
 mod tests {
     use std::path::Path;
 
-    use krypton_common::error_chain::chain;
+    use krypton_types::error_chain::chain;
 
     use super::super::provider_file::ApiVersion;
     use super::*;

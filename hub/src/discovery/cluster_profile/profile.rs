@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use krypton_common::kubeconfig::SIZE_MAX;
-use krypton_common::names;
+use krypton_types::kubeconfig::SIZE_MAX;
+use krypton_types::names;
 use kube::ResourceExt as _;
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
 use serde_json::{Map, Value};

@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use krypton_common::error_chain::chain;
+use krypton_types::error_chain::chain;
 use serde_json::{Map, Value};
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
-use crate::values_file::{DEADLINE, in_time, read_patiently};
+use crate::chart::values_file::{DEADLINE, in_time, read_patiently};
 
 /// The largest file: what a ConfigMap can hold.
 const MAX_BYTES: u64 = 1024 * 1024;
@@ -427,7 +427,7 @@ fn exec(at: &At<'_>) -> Result<Exec, Wrong> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use krypton_agent::newest::NewestSeen as _;
+    use krypton_runtime::newest::NewestSeen as _;
 
     fn read_text(text: &str) -> Result<ProviderFile, ProviderFileError> {
         parse(Path::new("/etc/providers.json"), text.as_bytes())

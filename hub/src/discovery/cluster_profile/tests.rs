@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+use krypton_types::conditions::reason;
 use serde_json::json;
 
 use super::provider_file::{AccessProvider, ApiVersion, ArgsPolicy, EnvsPolicy, Exec};
 use super::*;
 use crate::discovery::{Found, Listing, membership};
-use crate::facts::reason;
 
 /// A fake that answers with what its second argument says, and counts its runs.
 const ANSWERS: &str = r#"

@@ -1,14 +1,15 @@
 //! Holders of old join bundles, at the agents' port of a real hub.
 
-use krypton_agent::clock::wall as now;
-use krypton_common::bundle::JoinBundle;
-use krypton_common::tls;
 use krypton_crds::edge_cluster::EdgeCluster;
-use krypton_hub::authority::Authority;
-use krypton_hub::join_token;
+use krypton_hub::ca::Authority;
+use krypton_kubectl::join_token;
 use krypton_proto::v1::{EnrollRequest, EnrollResponse};
+use krypton_runtime::clock::wall as now;
+use krypton_runtime::tls;
 use krypton_tests::fleet::{HUB_NAMESPACE, PATIENCE};
 use krypton_tests::{Cluster, Parts, bundle, eventually};
+use krypton_types::join_bundle::JoinBundle;
+use krypton_types::join_token::LONGEST_LIFE;
 use kube::api::{DeleteParams, ListParams};
 use kube::{Api, ResourceExt};
 use tonic::{Code, Status};
@@ -55,7 +56,7 @@ async fn old_bundle_grants_no_certificate() {
     // An unknown token, a wrong secret and the token of a second hub get the same answer.
     let (name, _) = token.split_once('.').unwrap();
     let unknown = format!("{}.{}", "0".repeat(16), "0".repeat(64));
-    let (client, life) = (home.client(), join_token::LONGEST_LIFE);
+    let (client, life) = (home.client(), LONGEST_LIFE);
     let made = async |namespace, at| {
         let made = join_token::make(client.clone(), namespace, "edge-1", life, at);
         made.await.unwrap().token

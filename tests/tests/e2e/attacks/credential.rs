@@ -1,25 +1,26 @@
 //! The owner of a stolen agent credential, at the agents' port of a real hub.
 
-use krypton_agent::clock::wall as now;
-use krypton_agent::dial::Connection;
-use krypton_agent::identity::{Enrolled, Store};
-use krypton_common::conditions::{ClusterState, State, Truth};
-use krypton_common::member::MemberReport;
-use krypton_common::spiffe::SpiffeId;
-use krypton_common::tenant::{TenantKey, TenantReport};
+use krypton_agent::credentials::store::{Enrolled, Store};
+use krypton_agent::session::connect::Connection;
 use krypton_crds::edge_cluster::EdgeCluster;
-use krypton_hub::authority::read_agent_certificate;
+use krypton_hub::ca::read_agent_certificate;
 use krypton_proto::v1::{
     AgentMessage, Deployment, DeploymentState, Desired, FetchChartRequest, Heartbeat, Hello,
     HubMessage, Placed, PlacedState, RenewRequest, Report, Tenant, agent_message::Kind as Said,
     hub_message::Kind as Say,
 };
-use krypton_tests::fleet::{Desk, PATIENCE, SYSTEM_NAMESPACE};
-use krypton_tests::fleet::{ValuesFile, chart_flags, values_flag};
+use krypton_runtime::clock::wall as now;
+use krypton_tests::fleet::{
+    Desk, PATIENCE, SYSTEM_NAMESPACE, ValuesFile, chart_flags, values_flag,
+};
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Parts, eventually,
     kubectl_krypton,
 };
+use krypton_types::conditions::{ClusterState, State, Truth};
+use krypton_types::member::MemberReport;
+use krypton_types::spiffe::SpiffeId;
+use krypton_types::tenant::{TenantKey, TenantReport};
 use kube::Api;
 use kube::api::{Patch, PatchParams};
 use serde_json::json;

@@ -1,12 +1,12 @@
 //! A user of home with one namespace, who may write Secrets, Tenants and KryptonDeployments there.
 
 use k8s_openapi::api::core::v1::Secret;
-use krypton_common::names;
 use krypton_crds::edge_cluster::{EdgeCluster, SourceRef};
 use krypton_crds::krypton_deployment::KryptonDeployment;
 use krypton_crds::tenant::Tenant;
 use krypton_tests::fleet::{Desk, PATIENCE, ValuesFile, chart_flags, condition, values_flag};
 use krypton_tests::{ChartRepository, ChartSource, Cluster, Hub, HubOptions, Parts, eventually};
+use krypton_types::names;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};

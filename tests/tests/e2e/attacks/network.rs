@@ -9,12 +9,12 @@ use std::{
     time::Duration,
 };
 
-use krypton_agent::clock::wall as now;
-use krypton_common::bundle::JoinBundle;
-use krypton_common::tls::{self, Credential};
-use krypton_hub::authority::Authority;
+use krypton_hub::ca::Authority;
 use krypton_proto::v1::{FetchChartRequest, RenewRequest};
+use krypton_runtime::clock::wall as now;
+use krypton_runtime::tls::{self, Credential};
 use krypton_tests::{Cluster, Membership, Mode, Parts, bundle, fleet::Desk};
+use krypton_types::join_bundle::JoinBundle;
 use rcgen::{CertificateParams, KeyPair};
 use rustls::pki_types::{PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};

@@ -9,9 +9,9 @@ use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse as _, Response};
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use krypton_common::fingerprint::sha256_hex;
 use krypton_tests::fleet::{PATIENCE, ValuesFile, values_flag};
 use krypton_tests::{ChartRepository, ChartSource, Mode, Pair, Parts, eventually};
+use krypton_types::fingerprint::sha256_hex;
 use tokio::net::TcpListener;
 use tokio_util::task::AbortOnDropHandle;
 

@@ -12,48 +12,50 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use arc_swap::ArcSwap;
-use krypton_agent::newest::{Newest as _, NewestSeen as _};
-use krypton_agent::{
+use krypton_agent::session::{self, Link, Session, connect::Dialer};
+use krypton_helm::{
     chart::ChartCache,
-    clock::{self, Boot},
-    dial::Dialer,
-    drift::DriftMetrics,
-    fence::LeaseWish,
-    helm::{Helm, HelmConfig},
-    plan::Policy,
-    reconciler::{self, Member, StatusMode, Tools},
-    report::ReportBoard,
-    session::{self, Link, Session},
-    work_metrics::WorkMetrics,
-};
-use krypton_common::{
-    allowed::Allowed,
-    conditions::Truth,
-    crd_policy::CrdPolicy,
-    deployment::{DeploymentKey, DeploymentReport, DesiredDeployment},
-    desired::{ChartState, DesiredState},
-    drift::DriftPolicy,
-    handling::Handling,
-    namespaces::NamespaceConfiguration,
-    tls::{self, Credential},
+    driver::{Helm, HelmConfig},
 };
 use krypton_hub::{
-    aggregate::Reports,
-    authority::{Authority, Live},
-    facts::FactsBoard,
-    fleet_service::FleetService,
-    found::Found,
-    lead::Lead,
-    listener,
-    members::{Dealer, Dealt, Members, Order, Slot},
-    metrics::SessionMetrics,
+    agent_server::{fleet_service::FleetService, listener, session::Sessions},
+    ca::{Authority, Live},
+    leader::Lead,
+    members::{
+        Dealer, Dealt, Members, Order, Slot,
+        arbiter::{VoiceId, Voices},
+        found::Found,
+        observation::FactsBoard,
+    },
     notices::Notices,
-    session::Sessions,
-    voices::{VoiceId, Voices},
+    observe::metrics::SessionMetrics,
+    tenants::Reports,
+};
+use krypton_reconciler::{
+    drift::DriftMetrics,
+    metrics::WorkMetrics,
+    plan::Policy,
+    report_store::ReportBoard,
+    run_loop::{self, Member, StatusMode, Tools},
+};
+use krypton_runtime::newest::{Newest as _, NewestSeen as _};
+use krypton_runtime::tls::{self, Credential};
+use krypton_runtime::{
+    clock::{self, Boot},
+    lease::LeaseWish,
 };
 use krypton_tests::{
     ChartRepository, Cluster, Mode, daemon::Program, eventually, fleet::PATIENCE,
     install_tls_provider,
+};
+use krypton_types::{
+    allowed_namespaces::Allowed,
+    conditions::Truth,
+    deployment::{DeploymentKey, DeploymentReport, DesiredDeployment},
+    desired::{
+        ChartState, DesiredState, crd_policy::CrdPolicy, drift::DriftPolicy, handling::Handling,
+        namespaces::NamespaceConfiguration,
+    },
 };
 use rcgen::{CertificateParams, KeyPair};
 use rustls::pki_types::PrivateKeyDer;
@@ -114,7 +116,7 @@ impl Rim {
             notices: Notices::nowhere(),
             hub_version: env!("CARGO_PKG_VERSION").to_owned(),
             numbers: AtomicU64::new(0),
-            watchdog: krypton_agent::watchdog::Watchdog::default(),
+            watchdog: krypton_runtime::watchdog::Watchdog::default(),
             lead: Lead::alone(),
             stop: stop.clone(),
         };
@@ -327,7 +329,7 @@ impl Rim {
             charts: Arc::new(ChartCache::new(folder.join("charts"))?),
             drift: DriftMetrics::default(),
             work: WorkMetrics::default(),
-            watchdog: krypton_agent::watchdog::Watchdog::default(),
+            watchdog: krypton_runtime::watchdog::Watchdog::default(),
         })
     }
 
@@ -433,7 +435,7 @@ impl Acting {
             holder: format!("{}/{:08x}", self.name, rand::random::<u32>()),
             ..self.member
         };
-        reconciler::run(member, self.tools, desired, self.board, self.stop).await;
+        run_loop::run(member, self.tools, desired, self.board, self.stop).await;
         following.abort();
     }
 }

@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod};
-use krypton_hub::join_info;
+use krypton_kubectl::join_info;
 use krypton_tests::{
     AgentPod, ChartRepository, ChartSource, Cluster, HubPod, OwnChart, Parts, PodName, Tools,
     eventually, fleet::PATIENCE, membership::krypton_program,

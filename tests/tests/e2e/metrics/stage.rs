@@ -4,27 +4,27 @@ use std::{sync::Arc, time::Duration};
 
 use jiff::{SignedDuration, Timestamp};
 use krypton_agent::{
-    clock::Boot,
-    drift::DriftMetrics,
     metrics::{self, State as AgentState},
     session::Link,
-    work_metrics::WorkMetrics,
-};
-use krypton_common::{
-    conditions::{ClusterState, State, Truth},
-    desired::{DesiredState, Version},
-    tenant::{TenantKey, TenantReport},
 };
 use krypton_crds::edge_cluster::Mode;
 use krypton_hub::{
-    aggregate::Changed,
-    expiry::Validity,
-    facts::reason,
-    fleet::Given,
-    lead::{Lead, Stand},
-    member_metrics::{Acting, FleetView},
+    edgecluster::{Given, credential_expiry::Validity},
+    leader::{Lead, Stand},
     members::{Members, Slot},
-    metrics::{SessionMetrics, registry},
+    observe::{
+        member_metrics::{Acting, FleetView},
+        metrics::{SessionMetrics, registry},
+    },
+    tenants::Changed,
+};
+use krypton_reconciler::{drift::DriftMetrics, metrics::WorkMetrics};
+use krypton_runtime::clock::Boot;
+use krypton_types::conditions::reason;
+use krypton_types::{
+    conditions::{ClusterState, State, Truth},
+    desired::{DesiredState, Version},
+    tenant::{TenantKey, TenantReport},
 };
 use prometheus_client::{encoding::text::encode, registry::Registry};
 use serde_json::json;

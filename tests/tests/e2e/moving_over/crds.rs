@@ -150,7 +150,7 @@ async fn gives_way(
     assert_eq!(takes, lenient.contains(&file), "{file}");
     let found = write(&stored.status).await.unwrap();
 
-    krypton_agent::crd::ensure(&client, ours).await.unwrap();
+    krypton_runtime::crd::ensure(&client, ours).await.unwrap();
     let after = crd(cluster, &name).await;
     assert!(is_ours(&after), "{file}");
     assert_eq!(after.uid(), before.uid(), "{file}");

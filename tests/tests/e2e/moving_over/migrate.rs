@@ -96,7 +96,7 @@ async fn old_deployments_become_new_ones_and_stay_as_they_were() {
     assert_eq!(shown["items"][0]["spec"], expected, "{shown}");
     let error = migrate(&[]).await.unwrap_err().to_string();
     assert!(error.contains("kryptondeployments"), "{error}");
-    krypton_agent::crd::ensure(&client, &KryptonDeployment::crd())
+    krypton_runtime::crd::ensure(&client, &KryptonDeployment::crd())
         .await
         .unwrap();
     let table = migrate(&["--dry-run"]).await.unwrap();

@@ -1,10 +1,10 @@
 //! Placed Tenants that are not to be written for a while: paused at home, of a namespace that the member does
 //! not take, or more than a member is given.
 
-use krypton_common::names;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_crds::tenant::Tenant;
 use krypton_tests::{Mode, by_agent};
+use krypton_types::names;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};

@@ -4,13 +4,13 @@
 use std::io::Write;
 
 use k8s_openapi::api::core::v1::Namespace;
-use krypton_common::names;
 use krypton_crds::tenant::TenantPlace;
 use krypton_tests::{
     Agent, AgentOptions, Cluster, Mode, Parts, by_agent,
     fleet::{Desk, PATIENCE},
     membership::replaced,
 };
+use krypton_types::names;
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;

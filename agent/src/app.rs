@@ -1,0 +1,467 @@
+//! The agent's process: what it starts, in which order, and how it ends.
+
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+
+use anyhow::{Context as _, anyhow};
+use arc_swap::ArcSwap;
+use jiff::Timestamp;
+use krypton_helm::chart::ChartCache;
+use krypton_helm::driver::{Helm, HelmConfig};
+use krypton_reconciler::drift::DriftMetrics;
+use krypton_reconciler::metrics::WorkMetrics;
+use krypton_reconciler::plan::Policy;
+use krypton_reconciler::record::{self, LedgerError};
+use krypton_reconciler::report_store::ReportBoard;
+use krypton_reconciler::run_loop::{self, Member, Question, StatusMode, Tools};
+use krypton_runtime::access::{
+    ServiceAccount, acting_as, client_named, kubeconfig_yaml, local, service_account_namespace,
+    write_kubeconfig,
+};
+use krypton_runtime::admin::{Ports, Readiness, Served};
+use krypton_runtime::cluster::{self, Cluster, ClusterError};
+use krypton_runtime::lease::{LeaseWish, OwnPod, agent_holder};
+use krypton_runtime::newest::NewestSeen as _;
+use krypton_runtime::retry::{Settling, patiently};
+use krypton_runtime::telemetry::Log;
+use krypton_runtime::watchdog::Watchdog;
+use krypton_runtime::{clock, scratch, signals};
+use krypton_types::allowed_namespaces::Allowed;
+use krypton_types::desired::DesiredState;
+use kube::{Client, Config};
+use tempfile::{TempDir, TempPath};
+use tokio::sync::{mpsc, watch};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio_util::sync::CancellationToken;
+
+use crate::args::Flags;
+use crate::credentials::enrollment;
+use crate::credentials::joining::{Joining, addresses, joined};
+use crate::credentials::store::{Enrolled, Kept, Store};
+use crate::dump::{self, AgentView, Dumper};
+use crate::metrics;
+use crate::session::connect::Dialer;
+use crate::session::hub_chart::HubChart;
+use crate::session::{self, Contact, Link, Session};
+
+/// Our name at the apiserver.
+const USER_AGENT: &str = concat!("krypton-agent/", env!("CARGO_PKG_VERSION"));
+
+/// The UID of the pod whose only agent this is. Of its containers, no other may be told.
+const POD_UID: &str = "POD_UID";
+
+/// Runs the agent until a signal stops it.
+pub async fn run(flags: Flags, log: Log) -> anyhow::Result<()> {
+    let replica = flags.replica(env);
+    log.process.put("replica", &replica);
+    let namespace = flags.namespace(env, service_account_namespace());
+    let stop = signals::stop_on_signal()?;
+    let watchdog = Watchdog::start().context("starting the watchdog's thread failed")?;
+    let process = Process {
+        flags,
+        namespace,
+        replica,
+        watchdog: watchdog.clone(),
+        stop,
+    };
+    watchdog.watch("the main loop", process.run(log)).await
+}
+
+fn env(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+struct Process {
+    flags: Flags,
+    /// The agent's.
+    namespace: String,
+    replica: String,
+    watchdog: Watchdog,
+    stop: CancellationToken,
+}
+
+impl Process {
+    async fn run(self, log: Log) -> anyhow::Result<()> {
+        let readiness = Readiness::new();
+        let starting = readiness.guard("cluster and enrolment");
+        // Mistakes on the command line are reported before anything is touched.
+        let flags = &self.flags;
+        let ports = Ports::bind(
+            flags.health_probe_bind_address.0.as_ref(),
+            flags.metrics_bind_address.0.as_ref(),
+            flags.debug_bind_address.0.as_ref(),
+        )
+        .await?;
+        let engine = Engine::start(flags).await?;
+        let here = LocalCluster::open(flags, &self.namespace, engine.private.path()).await?;
+        let channels = Channels::default();
+        let (asking, questions) = mpsc::channel(1);
+        let dumper = Arc::new(Dumper {
+            view: channels.view(self.replica.clone(), engine.work.clone()),
+            helm: Arc::clone(&engine.helm),
+            questions: asking,
+        });
+        let served = Served {
+            readiness,
+            watchdog: self.watchdog.clone(),
+            registry: metrics::registry(channels.state(), &engine.drift, &engine.work),
+            level: log.level,
+            debug: dump::router(Arc::clone(&dumper)),
+        };
+        let mut endpoints = JoinSet::new();
+        ports.serve(served, &mut endpoints, &self.stop);
+        tracing::info!(context = %here.context_name, namespace = %self.namespace, replica = %self.replica, "agent starts");
+
+        let Some(fleet) = self.join(&here.client).await? else {
+            return Ok(());
+        };
+        let cluster = fleet.enrolled.cluster.clone();
+        log.process.put("member", &cluster);
+        let (link, desired) = (channels.link.subscribe(), channels.desired.subscribe());
+        let board = Arc::clone(&channels.board);
+        let mut tasks = self.start_session(fleet, channels)?;
+        let hub = Arc::new(HubChart::new(link, desired.clone()));
+        let charts = ChartCache::new(engine.scratch.path().join("charts"))?
+            .with_metrics(&engine.work.charts)
+            .with_fallback(hub, flags.chart_source);
+        let charts = Arc::new(charts);
+        let joined = (cluster.clone(), Arc::clone(&charts));
+        dumper.view.joined.get_or_init(|| joined);
+        let member = self.member(&here, cluster.clone());
+        let tools = Tools {
+            helm: Arc::clone(&engine.helm),
+            charts,
+            drift: engine.drift.clone(),
+            work: engine.work.clone(),
+            watchdog: self.watchdog.clone(),
+        };
+        drop(starting);
+        tracing::info!(%cluster, "joined; reconciling as soon as there is a desired state");
+        let reconciling = reconcile(member, tools, desired, board, questions, self.stop.clone());
+        let reconciling = self.watchdog.watch("the reconciler", reconciling);
+        tasks.run(tokio::spawn(reconciling), &self.stop).await?;
+        endpoints.abort_all();
+        tracing::info!("stopped");
+        Ok(())
+    }
+
+    /// Joins the fleet, and reads what is on record; `None` if the agent is to stop before.
+    async fn join(&self, client: &Client) -> anyhow::Result<Option<JoinedFleet>> {
+        let (flags, stop) = (&self.flags, &self.stop);
+        let apiserver = Settling::new();
+        let may_pass = |error: &ClusterError| error.may_pass(&apiserver);
+        let asking = patiently("the cluster", stop, may_pass, async || {
+            cluster::ask(client).await
+        });
+        let Some(cluster) = asking.await? else {
+            return Ok(None);
+        };
+        let store = Store::new(client.clone(), self.namespace.clone());
+        let joining = Joining {
+            hub: &flags.hub,
+            places: flags.join_places(&self.namespace),
+            client,
+            store: &store,
+            cluster: &cluster,
+        };
+        let Some((kept, enrolled)) = joined(&joining, stop).await? else {
+            return Ok(None);
+        };
+        let reading = patiently("the record", stop, LedgerError::may_pass, async || {
+            record::read_record(client).await
+        });
+        Ok(reading.await?.map(|record| JoinedFleet {
+            cluster,
+            store,
+            kept,
+            enrolled,
+            record,
+        }))
+    }
+
+    /// Starts the session with the hub, and the renewal of the certificate.
+    fn start_session(&self, fleet: JoinedFleet, channels: Channels) -> anyhow::Result<Tasks> {
+        let enrolled = &fleet.enrolled;
+        channels.expiry.send_replace(enrolled.not_after);
+        let config = enrolled.client_config(&fleet.kept.identity.key)?;
+        let dialer = Arc::new(Dialer::new(
+            addresses(&self.flags.hub, &enrolled.addresses),
+            Arc::new(ArcSwap::from_pointee(config)),
+        ));
+        dialer.trust().keep(&enrolled.roots);
+        let record = fleet.record.as_ref();
+        let recorded = record.map(|record| (record.version, record.digest()));
+        channels.desired.send_replace(fleet.record.map(Arc::new));
+        let link = channels.link.subscribe();
+        let stop = CancellationToken::new();
+        let session = Session {
+            dialer: Arc::clone(&dialer),
+            replica: self.replica.clone(),
+            cluster_uid: fleet.cluster.uid,
+            kubernetes_version: fleet.cluster.kubernetes_version,
+            board: channels.board,
+            desired: channels.desired,
+            recorded,
+            link: channels.link,
+            contact: channels.contact,
+        };
+        let talking = session::run(session, stop.clone());
+        let (expiry, until) = (channels.expiry, stop.clone());
+        let renewing =
+            enrollment::keep_renewed(fleet.store, fleet.kept, dialer, link, expiry, stop.clone());
+        // Without an identity there is nothing to renew.
+        let renewing = async move {
+            tokio::join!(renewing, until.cancelled());
+        };
+        let watchdog = &self.watchdog;
+        Ok(Tasks {
+            session: tokio::spawn(watchdog.watch("the session with the hub", talking)),
+            renewal: tokio::spawn(watchdog.watch("the renewal of the certificate", renewing)),
+            session_stop: stop,
+        })
+    }
+
+    fn member(&self, here: &LocalCluster, name: String) -> Member {
+        let flags = &self.flags;
+        let pod = OwnPod::of(env(POD_UID), std::process::id());
+        let account = here.account.as_ref();
+        let own = [self.namespace.clone()]
+            .into_iter()
+            .chain(account.map(|account| account.namespace().to_owned()));
+        Member {
+            name,
+            source_namespace: None,
+            helm_client: here.helm_client.clone(),
+            client: here.client.clone(),
+            kubeconfig: here.kubeconfig.to_path_buf(),
+            holder: agent_holder(&self.replica, pod.as_ref(), rand::random()),
+            lease: watch::channel(LeaseWish::Hold).1,
+            instance: self.replica.clone(),
+            status: StatusMode::Write,
+            namespaces: None,
+            // Its Tenants are the member's own.
+            allowed: watch::channel(Allowed::default()).1,
+            retry_max: flags.retry_max,
+            policy: Policy::new(flags.helm_timeout, own)
+                .remediated(flags.retries, flags.remediation)
+                .with_history(flags.history_max),
+            // The agent's own cluster is trusted.
+            beyond: None,
+        }
+    }
+}
+
+/// Helm, metrics, and folders, which are removed with the process.
+struct Engine {
+    helm: Arc<Helm>,
+    work: WorkMetrics,
+    drift: DriftMetrics,
+    scratch: TempDir,
+    /// For files with secrets.
+    private: TempDir,
+}
+
+impl Engine {
+    async fn start(flags: &Flags) -> anyhow::Result<Self> {
+        let scratch = scratch::folder(&flags.cache_dir(), "agent", "--cache-dir")?;
+        let private = scratch::private(flags.private_dir.as_deref(), &scratch, "agent")?;
+        let work = WorkMetrics::default();
+        let helm = Helm::new(HelmConfig {
+            binary: flags.helm.clone(),
+            // Not the path: the program may be replaced on disk while it runs.
+            supervisor: vec!["/proc/self/exe".into(), "helm-run".into()],
+            scratch: scratch.path().join("helm"),
+            private: private.path().join("helm"),
+            max_concurrent: flags.max_concurrent_helm.into(),
+            max_per_member: flags.max_concurrent_helm.into(),
+        });
+        Ok(Self {
+            helm: Arc::new(helm.await?.with_metrics(&work.helm)),
+            work,
+            drift: DriftMetrics::default(),
+            scratch,
+            private,
+        })
+    }
+}
+
+/// The agent's own cluster.
+struct LocalCluster {
+    context_name: String,
+    client: Client,
+    /// The client of the account that Helm uses.
+    helm_client: Client,
+    account: Option<ServiceAccount>,
+    /// Read by Helm.
+    kubeconfig: TempPath,
+}
+
+impl LocalCluster {
+    async fn open(flags: &Flags, namespace: &str, private: &Path) -> anyhow::Result<Self> {
+        let context = flags.context.as_deref();
+        let found = local(&flags.local(env), context, Config::incluster).await?;
+        let account = flags.helm_account(namespace);
+        let kubeconfig = helm_kubeconfig(private, &found.config, account.as_ref())?;
+        let failed = "making the cluster's client failed";
+        let acting = acting_as(&found.config, account.as_ref());
+        let acting = acting.map(|config| client_named(config, USER_AGENT));
+        let acting = acting.transpose().context(failed)?;
+        let client = client_named(found.config, USER_AGENT).context(failed)?;
+        Ok(Self {
+            context_name: found.context_name,
+            helm_client: acting.unwrap_or_else(|| client.clone()),
+            client,
+            account,
+            kubeconfig,
+        })
+    }
+}
+
+/// Between session, reconciler and ports.
+struct Channels {
+    link: watch::Sender<Link>,
+    expiry: watch::Sender<Timestamp>,
+    desired: watch::Sender<Option<Arc<DesiredState>>>,
+    board: Arc<ReportBoard>,
+    contact: watch::Sender<Contact>,
+}
+
+impl Default for Channels {
+    fn default() -> Self {
+        Self {
+            link: watch::Sender::new(Link::default()),
+            expiry: watch::Sender::new(Timestamp::UNIX_EPOCH),
+            desired: watch::Sender::new(None),
+            board: Arc::new(ReportBoard::default()),
+            contact: watch::Sender::new(Contact::default()),
+        }
+    }
+}
+
+impl Channels {
+    fn view(&self, replica: String, work: WorkMetrics) -> AgentView {
+        AgentView {
+            replica,
+            started: clock::wall(),
+            contact: self.contact.subscribe(),
+            expiry: self.expiry.subscribe(),
+            desired: self.desired.subscribe(),
+            board: Arc::clone(&self.board),
+            work,
+            joined: OnceLock::new(),
+        }
+    }
+
+    fn state(&self) -> metrics::State {
+        metrics::State {
+            link: self.link.subscribe(),
+            expiry: self.expiry.subscribe(),
+            desired: self.desired.subscribe(),
+            board: Arc::clone(&self.board),
+        }
+    }
+}
+
+/// A cluster that has joined.
+struct JoinedFleet {
+    cluster: Cluster,
+    store: Store,
+    kept: Kept,
+    enrolled: Enrolled,
+    /// The desired state on record.
+    record: Option<DesiredState>,
+}
+
+/// Tasks beside the reconciler.
+struct Tasks {
+    session: JoinHandle<()>,
+    renewal: JoinHandle<()>,
+    session_stop: CancellationToken,
+}
+
+impl Tasks {
+    /// Waits for the stop, and ends all tasks.
+    ///
+    /// # Errors
+    /// If a task ended before.
+    async fn run(
+        &mut self,
+        mut reconciling: JoinHandle<()>,
+        stop: &CancellationToken,
+    ) -> anyhow::Result<()> {
+        let by_itself = tokio::select! {
+            // First: at the stop the others end too, and not by themselves.
+            biased;
+            () = stop.cancelled() => None,
+            ended = &mut reconciling => return Err(by_itself("the reconciler", ended)),
+            ended = &mut self.session => Some(by_itself("the session with the hub", ended)),
+            ended = &mut self.renewal => Some(by_itself("the renewal of the certificate", ended)),
+        };
+        tracing::info!("stopping: running helm processes are waited for");
+        stop.cancel();
+        let ended = reconciling.await;
+        if let Some(error) = by_itself {
+            return Err(error);
+        }
+        // Until here the session reports the work in progress.
+        self.session_stop.cancel();
+        let session = (&mut self.session).await;
+        session.context("the session ended badly")?;
+        let renewal = (&mut self.renewal).await;
+        renewal.context("the renewal ended badly")?;
+        ended.context("the reconciler ended badly")
+    }
+}
+
+/// Work that goes on until the stop and has ended before it: the process is better started anew.
+fn by_itself(what: &str, ended: Result<(), tokio::task::JoinError>) -> anyhow::Error {
+    match ended {
+        Ok(()) => anyhow!("{what} has ended by itself"),
+        Err(error) => anyhow!(error).context(format!("{what} ended badly")),
+    }
+}
+
+/// Reconciles from the first desired state on.
+async fn reconcile(
+    member: Member,
+    tools: Tools,
+    mut slot: watch::Receiver<Option<Arc<DesiredState>>>,
+    board: Arc<ReportBoard>,
+    questions: mpsc::Receiver<Question>,
+    stop: CancellationToken,
+) {
+    let first = tokio::select! {
+        () = stop.cancelled() => return,
+        first = slot.wait_for(Option::is_some) => first.ok().and_then(|first| first.clone()),
+    };
+    let Some(first) = first else { return };
+    let (desired_tx, desired) = watch::channel(first);
+    let following = async move {
+        while slot.changed().await.is_ok() {
+            if let Some(next) = slot.see() {
+                desired_tx.send_replace(next);
+            }
+        }
+        // The session ends after the reconciler; until then the last one stands.
+        std::future::pending::<()>().await;
+    };
+    let following = tools.watchdog.watch("the newest desired state", following);
+    let following = tokio::spawn(following);
+    run_loop::run_and_tell(member, tools, desired, board, questions, stop).await;
+    following.abort();
+}
+
+/// What helm reads.
+fn helm_kubeconfig(
+    scratch: &Path,
+    config: &Config,
+    account: Option<&ServiceAccount>,
+) -> anyhow::Result<TempPath> {
+    let yaml = kubeconfig_yaml(config, account)?;
+    write_kubeconfig(scratch, &yaml).with_context(|| {
+        format!(
+            "writing the kubeconfig of helm into {} failed",
+            scratch.display()
+        )
+    })
+}

@@ -1,0 +1,280 @@
+//! Where the join bundle comes from, and whether it is needed.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Secret;
+use krypton_runtime::access::reason_of;
+use krypton_types::join_bundle::{BUNDLE_MAX_BYTES, BundleError, JoinBundle};
+use kube::Client;
+use kube::api::Api;
+use thiserror::Error;
+use zeroize::Zeroizing;
+
+use crate::credentials::store::Enrolled;
+
+/// Key of the bundle in its Secret.
+pub const KEY: &str = "bundle.yaml";
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// The places, in their order.
+#[derive(Clone, Debug)]
+pub struct Places {
+    pub file: Option<PathBuf>,
+    pub secret: String,
+    pub namespace: String,
+}
+
+/// Why there is no bundle. Each names the place.
+#[derive(Debug, Error)]
+pub enum JoinError {
+    #[error("reading the join bundle {} failed; check --join-file", .path.display())]
+    File {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("the join bundle {} cannot be used", .path.display())]
+    FileContent {
+        path: PathBuf,
+        #[source]
+        source: BundleError,
+    },
+    #[error("the join bundle in Secret {namespace}/{name} cannot be used")]
+    SecretContent {
+        namespace: String,
+        name: String,
+        #[source]
+        source: BundleError,
+    },
+    #[error(
+        "Secret {namespace}/{name} has no key {KEY}; put there what 'kubectl krypton join NAME' prints"
+    )]
+    NoKey { namespace: String, name: String },
+    #[error(
+        "this cluster has not joined a fleet: there is no Secret {namespace}/{name}; run 'kubectl krypton join NAME' on the hub's side, and give what it prints with --join-file, or as key {KEY} of that Secret"
+    )]
+    Nowhere { namespace: String, name: String },
+    #[error(
+        "this agent may not get Secret {namespace}/{name}, where the join bundle may be: {reason}; give its service account, or the user of its kubeconfig, the right to get Secrets in namespace {namespace}, or use --join-file"
+    )]
+    Forbidden {
+        namespace: String,
+        name: String,
+        reason: String,
+    },
+    #[error("reading Secret {namespace}/{name}, where the join bundle may be, failed")]
+    Call {
+        namespace: String,
+        name: String,
+        #[source]
+        source: kube::Error,
+    },
+    #[error("reading Secret {namespace}/{name}, where the join bundle may be: no answer within {} s", DEADLINE.as_secs())]
+    Deadline { namespace: String, name: String },
+}
+
+impl JoinError {
+    /// Whether it may go by itself.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Deadline { .. } => true,
+            Self::Call { source, .. } => {
+                !matches!(source, kube::Error::Api(status) if status.code < 500 && status.code != 429)
+            }
+            _ => false,
+        }
+    }
+}
+
+impl Places {
+    /// The bundle from the first place that is named.
+    pub async fn find(&self, client: &Client) -> Result<JoinBundle, JoinError> {
+        match &self.file {
+            Some(path) => in_file(path),
+            None => self.in_secret(client).await,
+        }
+    }
+
+    async fn in_secret(&self, client: &Client) -> Result<JoinBundle, JoinError> {
+        let (namespace, name) = (self.namespace.clone(), self.secret.clone());
+        let api: Api<Secret> = Api::namespaced(client.clone(), &namespace);
+        let found = match tokio::time::timeout(DEADLINE, api.get_opt(&name)).await {
+            Ok(Ok(found)) => found,
+            Ok(Err(kube::Error::Api(status))) if status.code == 403 => {
+                let reason = reason_of(&kube::Error::Api(status));
+                return Err(JoinError::Forbidden {
+                    namespace,
+                    name,
+                    reason,
+                });
+            }
+            Ok(Err(source)) => {
+                return Err(JoinError::Call {
+                    namespace,
+                    name,
+                    source,
+                });
+            }
+            Err(_) => return Err(JoinError::Deadline { namespace, name }),
+        };
+        let Some(secret) = found else {
+            return Err(JoinError::Nowhere { namespace, name });
+        };
+        let data = secret.data.unwrap_or_default();
+        let Some(bytes) = data.get(KEY) else {
+            return Err(JoinError::NoKey { namespace, name });
+        };
+        parse(&bytes.0).map_err(|source| JoinError::SecretContent {
+            namespace,
+            name,
+            source,
+        })
+    }
+}
+
+fn in_file(path: &Path) -> Result<JoinBundle, JoinError> {
+    let read = || {
+        // One byte more than fits is enough to know; a pipe or a device may have no end.
+        let limited = std::io::Read::take(std::fs::File::open(path)?, BUNDLE_MAX_BYTES as u64 + 1);
+        let mut bytes = Zeroizing::new(Vec::new());
+        std::io::copy(&mut std::io::BufReader::new(limited), &mut *bytes)?;
+        Ok(bytes)
+    };
+    let bytes = read().map_err(|source| JoinError::File {
+        path: path.to_owned(),
+        source,
+    })?;
+    parse(&bytes).map_err(|source| JoinError::FileContent {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+fn parse(bytes: &[u8]) -> Result<JoinBundle, BundleError> {
+    // What is not text is not YAML either, and is refused as such.
+    JoinBundle::parse(&String::from_utf8_lossy(bytes))
+}
+
+/// The part of a token that names it, and is no secret.
+pub fn token_name(bundle: &JoinBundle) -> &str {
+    bundle
+        .token
+        .split_once('.')
+        .map_or("", |(name, _secret)| name)
+}
+
+/// What is to be done at the start.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Start {
+    /// With the identity that is there.
+    AsBefore,
+    /// With the bundle. What is there, if anything, stays in use until the hub has answered.
+    Enrol,
+}
+
+#[derive(Debug, Error, PartialEq, Eq)]
+#[error(
+    "this cluster has joined as {joined}, and the join bundle is for {wanted}; releases carry that name. Take the bundle away to go on as {joined}; to start anew as {wanted}, delete Secret {namespace}/{}",
+    crate::credentials::store::SECRET
+)]
+pub struct OtherCluster {
+    joined: String,
+    wanted: String,
+    namespace: String,
+}
+
+/// A bundle is used once: the one that the identity was got with is not looked at again, a new one is.
+/// So joining again helps when the hub has forgotten the cluster, has a new CA, or the certificate has
+/// expired.
+pub fn decide(
+    enrolled: Option<&Enrolled>,
+    bundle: Option<&JoinBundle>,
+    namespace: &str,
+) -> Result<Start, OtherCluster> {
+    match (enrolled, bundle) {
+        (Some(enrolled), Some(bundle)) if enrolled.cluster != bundle.cluster => Err(OtherCluster {
+            joined: enrolled.cluster.clone(),
+            wanted: bundle.cluster.clone(),
+            namespace: namespace.to_owned(),
+        }),
+        (Some(enrolled), Some(bundle)) if enrolled.token_name == token_name(bundle) => {
+            Ok(Start::AsBefore)
+        }
+        (Some(_), None) => Ok(Start::AsBefore),
+        (_, Some(_)) | (None, None) => Ok(Start::Enrol),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use krypton_types::error_chain::chain;
+    use rustls::pki_types::CertificateDer;
+
+    use super::*;
+    use crate::fake_hub::FakeAuthority;
+
+    fn bundle(cluster: &str, token: char) -> JoinBundle {
+        JoinBundle {
+            cluster: cluster.to_owned(),
+            addresses: vec!["hub:7443".to_owned()],
+            certificate_authority: FakeAuthority::new().root_pem,
+            token: format!("{}.{}", token.to_string().repeat(16), "0".repeat(64)),
+            expires: jiff::Timestamp::from_second(1_800_000_000).unwrap(),
+        }
+    }
+
+    fn enrolled(bundle: &JoinBundle) -> Enrolled {
+        Enrolled {
+            certificates: vec![CertificateDer::from(vec![1])],
+            roots: Vec::new(),
+            cluster: bundle.cluster.clone(),
+            addresses: bundle.addresses.clone(),
+            token_name: token_name(bundle).to_owned(),
+            not_before: jiff::Timestamp::UNIX_EPOCH,
+            not_after: jiff::Timestamp::UNIX_EPOCH,
+        }
+    }
+
+    #[test]
+    fn a_bundle_is_used_once_and_a_new_one_joins_anew() {
+        let old = bundle("edge-1", 'a');
+        let mine = enrolled(&old);
+        let decide = |enrolled, bundle| decide(enrolled, bundle, "krypton-system");
+        assert_eq!(decide(None, Some(&old)), Ok(Start::Enrol));
+        assert_eq!(decide(Some(&mine), None), Ok(Start::AsBefore));
+        assert_eq!(decide(Some(&mine), Some(&old)), Ok(Start::AsBefore));
+        let new = bundle("edge-1", 'b');
+        assert_eq!(decide(Some(&mine), Some(&new)), Ok(Start::Enrol));
+    }
+
+    #[test]
+    fn a_bundle_for_another_cluster_is_refused_with_both_names() {
+        let mine = enrolled(&bundle("edge-1", 'a'));
+        let other = bundle("edge-2", 'b');
+        let said = decide(Some(&mine), Some(&other), "krypton-system")
+            .unwrap_err()
+            .to_string();
+        for word in ["edge-1", "edge-2", "krypton-system/krypton-agent-identity"] {
+            assert!(said.contains(word), "{word}: {said}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_missing_cut_off_or_endless_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("bundle.yaml");
+        let said = |path: &Path| chain(&in_file(path).unwrap_err());
+        assert!(said(&path).contains(path.to_str().unwrap()));
+        let yaml = bundle("edge-1", 'a').to_yaml().unwrap();
+        std::fs::write(&path, yaml.get(..yaml.len() / 2).unwrap()).unwrap();
+        let text = said(&path);
+        assert!(
+            text.contains(path.to_str().unwrap()) && text.contains("join"),
+            "{text}"
+        );
+        assert!(said(Path::new("/dev/zero")).contains("larger than"));
+        std::fs::write(&path, &yaml).unwrap();
+        assert_eq!(in_file(&path).unwrap(), JoinBundle::parse(&yaml).unwrap());
+    }
+}

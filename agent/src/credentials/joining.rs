@@ -1,0 +1,189 @@
+//! Joins the fleet: the identity that is stored, or one that the join bundle gets from the hub.
+
+use anyhow::bail;
+use krypton_runtime::cluster::Cluster;
+use krypton_runtime::retry::patiently;
+use krypton_types::error_chain::chain;
+use krypton_types::join_bundle::JoinBundle;
+use kube::Client;
+use tokio_util::sync::CancellationToken;
+
+use super::enrollment::{self, EnrolError};
+use super::join::{self, JoinError, Places, Start};
+use super::store::{self, Enrolled, Identity, IdentityError, Kept, Store};
+
+/// What joining needs.
+pub struct Joining<'a> {
+    /// The flag `--hub`.
+    pub hub: &'a [String],
+    pub places: Places,
+    pub client: &'a Client,
+    pub store: &'a Store,
+    pub cluster: &'a Cluster,
+}
+
+impl std::fmt::Debug for Joining<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Joining").finish_non_exhaustive()
+    }
+}
+
+/// How often an identity is read again that others write at the same time.
+const JOIN_TRIES: usize = 5;
+
+/// What one attempt to join led to.
+enum Joined {
+    As(Box<(Kept, Enrolled)>),
+    /// Another replica has written the identity meanwhile: what it has got is to be read.
+    Overtaken,
+    Stopped,
+}
+
+/// The identity with a certificate, got with the join bundle where there is none yet. Replicas that join
+/// together with one bundle share the key that the fastest of them has kept, and so its certificate.
+pub async fn joined(
+    joining: &Joining<'_>,
+    stop: &CancellationToken,
+) -> anyhow::Result<Option<(Kept, Enrolled)>> {
+    for _ in 0..JOIN_TRIES {
+        match join_once(joining, stop).await? {
+            Joined::As(joined) => return Ok(Some(*joined)),
+            Joined::Stopped => return Ok(None),
+            Joined::Overtaken => {
+                tracing::info!(
+                    "another replica has written the identity meanwhile; it is read again"
+                );
+            }
+        }
+    }
+    bail!(
+        "the identity in Secret {namespace}/{} changes each time that it is read; does something else write it?",
+        store::SECRET,
+        namespace = joining.places.namespace,
+    )
+}
+
+async fn join_once(joining: &Joining<'_>, stop: &CancellationToken) -> anyhow::Result<Joined> {
+    let Joining {
+        places,
+        client,
+        store,
+        ..
+    } = joining;
+    let read = async || {
+        patiently("the identity", stop, IdentityError::may_pass, async || {
+            store.read().await
+        })
+        .await
+    };
+    let Some(kept) = read().await? else {
+        return Ok(Joined::Stopped);
+    };
+    let before = kept
+        .as_ref()
+        .and_then(|kept| kept.identity.enrolled.clone());
+    let bundle = if before.is_some() {
+        // It would only be looked at to join anew.
+        places.find(client).await
+    } else {
+        let found = patiently("the join bundle", stop, JoinError::may_pass, async || {
+            places.find(client).await
+        });
+        match found.await {
+            Ok(Some(bundle)) => Ok(bundle),
+            Ok(None) => return Ok(Joined::Stopped),
+            Err(error) => Err(error),
+        }
+    };
+    let bundle = match bundle {
+        Ok(bundle) => Some(bundle),
+        Err(JoinError::Nowhere { .. }) if before.is_some() => None,
+        Err(error) if before.is_some() => {
+            tracing::warn!(error = %chain(&error), "the join bundle is not looked at: this cluster has joined already");
+            None
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let start = join::decide(before.as_ref(), bundle.as_ref(), &places.namespace)?;
+    let bundle = match (start, bundle) {
+        (Start::Enrol, Some(bundle)) => bundle,
+        _ => {
+            return Ok(match kept.zip(before) {
+                Some(joined) => Joined::As(Box::new(joined)),
+                None => Joined::Overtaken,
+            });
+        }
+    };
+    // A key is made only for a bundle that can be used, and kept before anybody hears of it.
+    let kept = match kept {
+        Some(kept) => kept,
+        None => {
+            let made = patiently("the identity", stop, IdentityError::may_pass, async || {
+                store.load().await
+            });
+            match made.await? {
+                Some(kept) if kept.identity.enrolled.is_some() => return Ok(Joined::Overtaken),
+                Some(kept) => kept,
+                None => return Ok(Joined::Stopped),
+            }
+        }
+    };
+    let asked = ask(joining, &bundle, &kept.identity, stop).await;
+    let enrolled = match (asked, before) {
+        (Ok(Some(enrolled)), _) => enrolled,
+        (Ok(None), _) => return Ok(Joined::Stopped),
+        (Err(error), Some(before)) => {
+            tracing::error!(error = %chain(&error),
+                "joining anew failed; the agent goes on as it had joined before");
+            return Ok(Joined::As(Box::new((kept, before))));
+        }
+        // The token may have been used by a key that is kept by now in the place of ours.
+        (Err(error), None) => {
+            return match read().await? {
+                Some(Some(now)) if now.identity.enrolled.is_some() => Ok(Joined::Overtaken),
+                Some(_) => Err(error.into()),
+                None => Ok(Joined::Stopped),
+            };
+        }
+    };
+    tracing::info!(cluster = %enrolled.cluster, not_after = %enrolled.not_after, "enrolled");
+    let identity = Identity {
+        enrolled: Some(enrolled),
+        ..kept.identity.clone()
+    };
+    let writing = patiently("the identity", stop, IdentityError::may_pass, async || {
+        store.keep(kept.clone(), identity.clone()).await
+    });
+    Ok(match writing.await? {
+        None => Joined::Stopped,
+        Some(kept) => match kept.identity.enrolled.clone() {
+            Some(enrolled) => Joined::As(Box::new((kept, enrolled))),
+            None => Joined::Overtaken,
+        },
+    })
+}
+
+/// Who has joined before is not kept from working by a hub that is away: it asks once.
+async fn ask(
+    joining: &Joining<'_>,
+    bundle: &JoinBundle,
+    identity: &Identity,
+    stop: &CancellationToken,
+) -> Result<Option<Enrolled>, EnrolError> {
+    let new = identity.enrolled.is_none();
+    let may_pass = |error: &EnrolError| new && error.may_pass();
+    patiently("enrolment", stop, may_pass, async || {
+        let addresses = addresses(joining.hub, &bundle.addresses);
+        enrollment::enrol(bundle, addresses, &identity.key, &joining.cluster.uid).await
+    })
+    .await
+}
+
+/// The hub's addresses: those of the flag, or without it those that the hub gave.
+pub fn addresses(hub: &[String], known: &[String]) -> Vec<String> {
+    if hub.is_empty() {
+        known.to_vec()
+    } else {
+        hub.to_vec()
+    }
+}

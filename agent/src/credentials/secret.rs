@@ -1,0 +1,108 @@
+//! The identity as a Secret's content. No I/O.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use krypton_runtime::access::pem;
+use krypton_types::join_bundle::split_address;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use thiserror::Error;
+
+use zeroize::Zeroizing;
+
+use crate::credentials::store::{AgentKey, CertificateError, Enrolled, Identity, Membership};
+
+const KEY: &str = "tls.key";
+const CERTIFICATE: &str = "tls.crt";
+const ROOTS: &str = "ca.crt";
+const CLUSTER: &str = "cluster";
+/// One a line.
+const ADDRESSES: &str = "addresses";
+const TOKEN_NAME: &str = "token-name";
+
+/// What is wrong with the Secret.
+#[derive(Debug, Error)]
+pub enum Unreadable {
+    #[error("it has no {0}")]
+    Missing(&'static str),
+    #[error("its {0} is not text")]
+    Text(&'static str),
+    #[error("its {KEY} is no private key in PEM")]
+    Key(#[source] rcgen::Error),
+    #[error("its {0} holds no certificates in PEM")]
+    Pem(&'static str),
+    #[error("its {ADDRESSES} are not HOST:PORT, one a line")]
+    Addresses,
+    #[error("its {CERTIFICATE} does not fit")]
+    Certificate(#[source] CertificateError),
+}
+
+pub(super) fn read(secret: &Secret) -> Result<Identity, Unreadable> {
+    let nothing = BTreeMap::new();
+    let data = secret.data.as_ref().unwrap_or(&nothing);
+    let text = |name| text(data, name);
+    let key = text(KEY)?.ok_or(Unreadable::Missing(KEY))?;
+    let key = AgentKey::from_pem(&Zeroizing::new(key)).map_err(Unreadable::Key)?;
+    let Some(certificates) = text(CERTIFICATE)? else {
+        return Ok(Identity {
+            key: Arc::new(key),
+            enrolled: None,
+        });
+    };
+    let needed = |name| text(name)?.ok_or(Unreadable::Missing(name));
+    let addresses: Vec<String> = needed(ADDRESSES)?.lines().map(str::to_owned).collect();
+    if addresses.is_empty() || !addresses.iter().all(|text| split_address(text).is_some()) {
+        return Err(Unreadable::Addresses);
+    }
+    let membership = Membership {
+        cluster: needed(CLUSTER)?,
+        addresses,
+        token_name: text(TOKEN_NAME)?.unwrap_or_default(),
+    };
+    let roots = from_pem(ROOTS, &needed(ROOTS)?)?;
+    let certificates = from_pem(CERTIFICATE, &certificates)?;
+    let enrolled =
+        Enrolled::check(&key, membership, certificates, roots).map_err(Unreadable::Certificate)?;
+    Ok(Identity {
+        key: Arc::new(key),
+        enrolled: Some(enrolled),
+    })
+}
+
+/// `secret` with the identity in it; what else it holds stays.
+pub(super) fn written(mut secret: Secret, identity: &Identity) -> Secret {
+    let data = secret.data.get_or_insert_default();
+    let mut put = |name: &str, text: String| {
+        data.insert(name.to_owned(), ByteString(text.into_bytes()));
+    };
+    put(KEY, std::mem::take(&mut *identity.key.to_pem()));
+    if let Some(enrolled) = &identity.enrolled {
+        put(CERTIFICATE, pem(&enrolled.certificates));
+        put(ROOTS, pem(&enrolled.roots));
+        put(CLUSTER, enrolled.cluster.clone());
+        put(ADDRESSES, enrolled.addresses.join("\n"));
+        put(TOKEN_NAME, enrolled.token_name.clone());
+    }
+    secret
+}
+
+fn text(
+    data: &BTreeMap<String, ByteString>,
+    name: &'static str,
+) -> Result<Option<String>, Unreadable> {
+    match data.get(name).filter(|bytes| !bytes.0.is_empty()) {
+        None => Ok(None),
+        Some(bytes) => String::from_utf8(bytes.0.clone())
+            .map(Some)
+            .map_err(|_| Unreadable::Text(name)),
+    }
+}
+
+fn from_pem(name: &'static str, text: &str) -> Result<Vec<CertificateDer<'static>>, Unreadable> {
+    CertificateDer::pem_slice_iter(text.as_bytes())
+        .collect::<Result<_, _>>()
+        .map_err(|_| Unreadable::Pem(name))
+}

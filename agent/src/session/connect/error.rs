@@ -1,0 +1,183 @@
+//! What stands between us and the hub, in words for people.
+
+use std::io;
+
+use krypton_types::error_chain::chain;
+use rustls::{AlertDescription, CertificateError};
+use thiserror::Error;
+
+/// Each names the address and says what can be done.
+#[derive(Debug, Error)]
+pub enum DialError {
+    #[error("the hub's address {0:?} is not HOST:PORT; correct it in the bundle or give --hub")]
+    Address(String),
+    #[error(
+        "the name of the hub's address {address} does not resolve; check the name and this machine's DNS, or give another address with --hub"
+    )]
+    Resolve {
+        address: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error(
+        "the hub does not answer at {0}; check that the hub runs and that no firewall is in between"
+    )]
+    Silent(String),
+    #[error(
+        "nothing listens at {0}: the connection was refused; check that the hub runs with --listen on that port"
+    )]
+    Refused(String),
+    #[error("the hub cannot be reached at {address}; check the network in between")]
+    Unreachable {
+        address: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error(
+        "{0} answers, but not with TLS: is this the hub's --listen port? a plain HTTP server, or something else, answered"
+    )]
+    NotTls(String),
+    #[error(
+        "{address} ends the connection before TLS is set up; is this the hub's --listen port, or does something in between cut it off?"
+    )]
+    CutOff {
+        address: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error(
+        "{0} does not speak HTTP/2 over TLS; is this the hub's --listen port, or does a proxy stand in between?"
+    )]
+    NotHttp2(String),
+    #[error(
+        "the certificate at {0} is of another CA: the hub there is not the one the bundle is from, its CA was rotated while this agent was away, or something intercepts the connection; run 'kubectl krypton join' again"
+    )]
+    OtherAuthority(String),
+    #[error(
+        "the hub's certificate at {0} is not valid now; check this machine's clock, then the hub's"
+    )]
+    NotValidNow(String),
+    #[error(
+        "the certificate at {0} is of the hub's CA, but not the hub's; check that the address is the hub's"
+    )]
+    NotTheHub(String),
+    #[error("TLS with {address} failed")]
+    Tls {
+        address: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error(
+        "the hub at {0} says that our certificate has expired, or is not valid yet; check this machine's clock, else run 'kubectl krypton join' again"
+    )]
+    OursExpired(String),
+    #[error(
+        "the hub at {0} does not know the CA of our certificate: it is another hub, or its CA was made anew or rotated while this agent was away; run 'kubectl krypton join' again"
+    )]
+    OursUnknown(String),
+    #[error(
+        "the hub at {address} has refused our certificate ({alert:?}); run 'kubectl krypton join' again"
+    )]
+    OursRefused {
+        address: String,
+        alert: AlertDescription,
+    },
+    #[error("the connection to {0} cannot be used")]
+    Channel(String, #[source] tonic::transport::Error),
+    #[error("no address of the hub is known; give one with --hub=HOST:PORT")]
+    NoAddress,
+    #[error("none of the hub's addresses works: {}", listed(.0))]
+    All(Vec<DialError>),
+}
+
+impl DialError {
+    pub(super) fn of_all(mut failures: Vec<Self>) -> Self {
+        match failures.len() {
+            0 => Self::NoAddress,
+            1 => failures.remove(0),
+            _ => Self::All(failures),
+        }
+    }
+
+    pub(super) fn of_tcp(address: &str, source: io::Error) -> Self {
+        let address = address.to_owned();
+        match source.kind() {
+            io::ErrorKind::TimedOut => Self::Silent(address),
+            io::ErrorKind::ConnectionRefused => Self::Refused(address),
+            io::ErrorKind::NotFound => Self::Resolve { address, source },
+            _ => Self::Unreachable { address, source },
+        }
+    }
+
+    pub(super) fn of_handshake(address: &str, source: io::Error) -> Self {
+        use CertificateError::{
+            BadSignature, Expired, ExpiredContext, NotValidYet, NotValidYetContext, UnknownIssuer,
+        };
+        let tls = source
+            .get_ref()
+            .and_then(|inner| inner.downcast_ref::<rustls::Error>());
+        let address = address.to_owned();
+        match tls {
+            Some(rustls::Error::InvalidMessage(_)) => Self::NotTls(address),
+            Some(rustls::Error::NoApplicationProtocol) => Self::NotHttp2(address),
+            Some(rustls::Error::AlertReceived(alert)) => Self::of_alert(&address, *alert),
+            Some(rustls::Error::InvalidCertificate(problem)) => match problem {
+                UnknownIssuer | BadSignature => Self::OtherAuthority(address),
+                Expired | ExpiredContext { .. } | NotValidYet | NotValidYetContext { .. } => {
+                    Self::NotValidNow(address)
+                }
+                _ => Self::NotTheHub(address),
+            },
+            Some(_) => Self::Tls { address, source },
+            None => match source.kind() {
+                io::ErrorKind::TimedOut => Self::Silent(address),
+                io::ErrorKind::UnexpectedEof
+                | io::ErrorKind::ConnectionReset
+                | io::ErrorKind::BrokenPipe => Self::CutOff { address, source },
+                _ => Self::Unreachable { address, source },
+            },
+        }
+    }
+
+    pub(super) fn of_alert(address: &str, alert: AlertDescription) -> Self {
+        let address = address.to_owned();
+        match alert {
+            AlertDescription::CertificateExpired => Self::OursExpired(address),
+            // The latter is of a CA that has the name of the hub's and another key.
+            AlertDescription::UnknownCA | AlertDescription::DecryptError => {
+                Self::OursUnknown(address)
+            }
+            AlertDescription::NoApplicationProtocol => Self::NotHttp2(address),
+            alert => Self::OursRefused { address, alert },
+        }
+    }
+
+    /// Whether it may go by itself. What remains is for a person.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Resolve { .. }
+            | Self::Silent(_)
+            | Self::Refused(_)
+            | Self::Unreachable { .. }
+            | Self::CutOff { .. }
+            | Self::Tls { .. }
+            | Self::Channel(..) => true,
+            Self::All(failures) => failures.iter().any(Self::may_pass),
+            Self::Address(_)
+            | Self::NotTls(_)
+            | Self::NotHttp2(_)
+            | Self::OtherAuthority(_)
+            | Self::NotValidNow(_)
+            | Self::NotTheHub(_)
+            | Self::OursExpired(_)
+            | Self::OursUnknown(_)
+            | Self::OursRefused { .. }
+            | Self::NoAddress => false,
+        }
+    }
+}
+
+fn listed(failures: &[DialError]) -> String {
+    let texts: Vec<String> = failures.iter().map(|error| chain(error)).collect();
+    texts.join("; ")
+}

@@ -1,0 +1,178 @@
+//! Over real sockets and real TLS on loopback.
+
+use arc_swap::ArcSwap;
+use krypton_proto::v1::RenewRequest;
+use krypton_runtime::tls;
+use krypton_types::error_chain::chain;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpSocket};
+
+use super::*;
+use crate::fake_hub::{Answers, FakeAuthority, FakeHub, Valid};
+
+async fn refused(authority: &FakeAuthority, address: String) -> DialError {
+    authority
+        .dialer(vec![address], Valid::Now)
+        .connect()
+        .await
+        .unwrap_err()
+}
+
+/// Answers the first bytes with `answer`, and closes.
+async fn server(answer: &'static [u8]) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut asked = [0; 1024];
+            assert!(stream.read(&mut asked).await.unwrap() > 0);
+            stream.write_all(answer).await.unwrap();
+        }
+    });
+    address
+}
+
+#[tokio::test]
+async fn a_plain_http_server_is_told_by_its_address_with_the_remedy() {
+    let address = server(b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n").await;
+    let error = refused(&FakeAuthority::new(), address.clone()).await;
+    assert!(matches!(error, DialError::NotTls(_)), "{error:?}");
+    let said = chain(&error);
+    assert!(
+        said.contains(&address) && said.contains("--listen port"),
+        "{said}"
+    );
+    assert!(!error.may_pass());
+}
+
+#[tokio::test]
+async fn a_server_that_hangs_up_and_one_that_is_not_there_may_be_back() {
+    let authority = FakeAuthority::new();
+    let error = refused(&authority, server(b"").await).await;
+    assert!(matches!(error, DialError::CutOff { .. }), "{error:?}");
+    assert!(error.may_pass());
+
+    // Bound without a listener: no other test gets the port.
+    let silent = TcpSocket::new_v4().unwrap();
+    silent.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let address = silent.local_addr().unwrap().to_string();
+    let error = refused(&authority, address).await;
+    assert!(matches!(error, DialError::Refused(_)), "{error:?}");
+    assert!(error.may_pass());
+
+    // An invalid name: the resolver sends no query.
+    let error = refused(&authority, "hub..invalid:7443".to_owned()).await;
+    assert!(matches!(error, DialError::Resolve { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_hub_of_another_ca_an_expired_one_and_one_that_is_no_hub_are_told_apart() {
+    let (authority, other) = (FakeAuthority::new(), FakeAuthority::new());
+    let foreign = FakeHub::start(&other).await;
+    let error = refused(&authority, foreign.address.to_string()).await;
+    assert!(matches!(error, DialError::OtherAuthority(_)), "{error:?}");
+
+    let cases = [authority.hub(Valid::Past), authority.impostor()];
+    let mut errors = Vec::new();
+    for own in cases {
+        let hub = FakeHub::start_as(&authority, own, Answers::default(), "127.0.0.1:0").await;
+        errors.push(refused(&authority, hub.address.to_string()).await);
+    }
+    assert!(
+        matches!(
+            errors.as_slice(),
+            [DialError::NotValidNow(_), DialError::NotTheHub(_)]
+        ),
+        "{errors:?}"
+    );
+}
+
+#[tokio::test]
+async fn why_the_hub_refuses_our_certificate_is_known_when_the_first_call_fails() {
+    let (authority, other) = (FakeAuthority::new(), FakeAuthority::new());
+    let hub = FakeHub::start(&authority).await;
+    let expired = authority.dialer(hub.addresses(), Valid::Past);
+    let of_another = {
+        let own = Some(other.agent(Valid::Now));
+        let config = tls::client_config(&authority.roots(), own).unwrap();
+        Dialer::new(hub.addresses(), Arc::new(ArcSwap::from_pointee(config)))
+    };
+    for (dialer, word) in [(expired, "expired"), (of_another, "does not know the CA")] {
+        let connection = dialer.connect().await.unwrap();
+        let called = connection.fleet().renew(RenewRequest::default()).await;
+        assert!(called.is_err());
+        let said = connection.refused().unwrap().to_string();
+        assert!(said.contains(word), "{said}");
+    }
+}
+
+#[tokio::test]
+async fn the_address_that_worked_last_is_the_first_to_be_tried() {
+    let authority = FakeAuthority::new();
+    let hub = FakeHub::start(&authority).await;
+    let wrong = server(b"HTTP/1.1 400 Bad Request\r\n\r\n").await;
+    let addresses = vec![wrong.clone(), hub.address.to_string()];
+    let dialer = authority.dialer(addresses, Valid::Now);
+    for _ in 0..2 {
+        let connection = dialer.connect().await.unwrap();
+        assert_eq!(connection.address(), hub.address.to_string());
+    }
+    assert_eq!(dialer.first.load(Ordering::Relaxed), 1);
+
+    hub.kill();
+    let dead = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addresses = vec![wrong.clone(), dead.local_addr().unwrap().to_string()];
+    drop(dead);
+    let error = authority
+        .dialer(addresses.clone(), Valid::Now)
+        .connect()
+        .await
+        .unwrap_err();
+    let said = chain(&error);
+    assert!(
+        addresses.iter().all(|address| said.contains(address)),
+        "{said}"
+    );
+    // One of them may be back.
+    assert!(error.may_pass());
+}
+
+#[tokio::test]
+async fn a_hub_that_is_passed_on_from_is_tried_after_the_others() {
+    let authority = FakeAuthority::new();
+    let (one, other) = (
+        FakeHub::start(&authority).await,
+        FakeHub::start(&authority).await,
+    );
+    let both = [&one, &other].map(|hub| hub.address.to_string());
+    let dialer = authority.dialer(both.to_vec(), Valid::Now);
+    let [one_address, other_address] = &both;
+    let reached = async || dialer.connect().await.unwrap().address().to_owned();
+    assert_eq!(&reached().await, one_address);
+    // Two calls that the same hub has turned away do not lead back to it.
+    dialer.pass_on(one_address);
+    dialer.pass_on(one_address);
+    assert_eq!(&reached().await, other_address);
+    assert_eq!(&reached().await, other_address);
+    // What is heard late of one that was left already changes nothing.
+    dialer.pass_on(one_address);
+    dialer.pass_on("elsewhere:7443");
+    assert_eq!(&reached().await, other_address);
+    dialer.pass_on(other_address);
+    assert_eq!(&reached().await, one_address);
+    // It is still tried when no other answers.
+    dialer.pass_on(one_address);
+    other.kill();
+    drop(other);
+    assert_eq!(&reached().await, one_address);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_says_nothing_is_given_up() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let error = refused(&FakeAuthority::new(), address).await;
+    assert!(matches!(error, DialError::Silent(_)), "{error:?}");
+    assert!(error.may_pass());
+    drop(listener);
+}

@@ -1,0 +1,208 @@
+//! How long is waited before the next session. Pure.
+
+use std::time::Duration;
+
+use krypton_runtime::clock::Boot;
+
+const FIRST: Duration = Duration::from_millis(500);
+const LONGEST: Duration = Duration::from_secs(30);
+/// A session that has lasted this long makes up for the failures before it.
+const GOOD: Duration = Duration::from_secs(60);
+/// The longest that a hub may ask us to stay away.
+const AWAY: Duration = Duration::from_secs(300);
+/// One that has lasted this long was no accident: when it ends, another hub is likely to lead in a moment.
+const SETTLED: Duration = Duration::from_secs(5);
+/// For this long after its end it is asked for often.
+const SOON: Duration = Duration::from_secs(15);
+/// The longest pause meanwhile: of the 10 s until agents are back after their hub has died.
+const SHORT: Duration = Duration::from_secs(2);
+
+/// Full jitter: a hub that comes back must not find a thousand agents at its door at once.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Pace {
+    failures: u32,
+    welcomed: Option<Boot>,
+    /// When a session ended that had settled, or when it may be made anew, if the hub has said so.
+    lost: Option<Boot>,
+}
+
+impl Pace {
+    /// A stream with a newer certificate goes on with the session of the one before.
+    pub(super) fn welcomed(&mut self, now: Boot) {
+        self.welcomed.get_or_insert(now);
+    }
+
+    /// After a session or an attempt that failed; `jitter` is in 0..1.
+    pub(super) fn failed(&mut self, now: Boot, jitter: f64) -> Duration {
+        if let Some(welcomed) = self.welcomed.take() {
+            let lasted = now.since(welcomed);
+            if lasted >= GOOD {
+                self.failures = 0;
+            }
+            self.lost = (lasted >= SETTLED).then_some(now);
+        }
+        let longest = match self.lost {
+            Some(lost) if now.since(lost) < SOON => SHORT,
+            _ => LONGEST,
+        };
+        // The many tries of that time do not make the pauses after it longer.
+        if longest == LONGEST || self.full() < longest {
+            self.failures = self.failures.saturating_add(1);
+        }
+        FIRST + (self.full().min(longest) - FIRST).mul_f64(jitter.clamp(0.0, 1.0))
+    }
+
+    fn full(&self) -> Duration {
+        FIRST
+            .saturating_mul(1 << self.failures.min(10))
+            .min(LONGEST)
+    }
+
+    /// The hub does not want us: only a person can change that.
+    pub(super) fn refused(&mut self, jitter: f64) -> Duration {
+        (self.welcomed, self.lost) = (None, None);
+        self.failures = self.failures.saturating_add(1);
+        LONGEST / 2 + LONGEST.mul_f64(jitter.clamp(0.0, 1.0) / 2.0)
+    }
+
+    /// The hub has asked us to come again after `pause`.
+    pub(super) fn drained(&mut self, now: Boot, pause: Duration, jitter: f64) -> Duration {
+        let settled = self
+            .welcomed
+            .is_some_and(|welcomed| now.since(welcomed) >= SETTLED);
+        let pause = pause.min(AWAY);
+        let pause = pause + (pause / 2 + FIRST).mul_f64(jitter.clamp(0.0, 1.0));
+        *self = Self {
+            lost: settled.then_some(Boot(now.0 + pause)),
+            ..Self::default()
+        };
+        pause
+    }
+}
+
+/// `period`, give or take a fifth.
+pub(super) fn spread(period: Duration, jitter: f64) -> Duration {
+    period.mul_f64(0.8 + 0.4 * jitter.clamp(0.0, 1.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Boot = Boot(Duration::from_secs(1000));
+
+    fn later(by: Duration) -> Boot {
+        Boot(NOW.0 + by)
+    }
+
+    #[test]
+    fn pauses_grow_to_half_a_minute_and_are_left_to_chance_in_full() {
+        let mut pace = Pace::default();
+        let mut before = Duration::ZERO;
+        for _ in 0..20 {
+            let mut lucky = Pace {
+                failures: pace.failures,
+                ..Pace::default()
+            };
+            assert_eq!(lucky.failed(NOW, 0.0), FIRST);
+            let longest = pace.failed(NOW, 1.0);
+            assert!(longest >= before && longest <= LONGEST, "{longest:?}");
+            before = longest;
+        }
+        assert_eq!(before, LONGEST);
+    }
+
+    #[test]
+    fn only_a_session_of_a_minute_makes_up_for_failures() {
+        let mut pace = Pace::default();
+        for _ in 0..10 {
+            pace.failed(NOW, 1.0);
+        }
+        let ended = later(GOOD / 2);
+        pace.welcomed(NOW);
+        pace.failed(ended, 1.0);
+        assert_eq!(pace.failed(Boot(ended.0 + SOON), 1.0), LONGEST);
+        pace.welcomed(NOW);
+        assert_eq!(pace.failed(later(GOOD), 1.0), FIRST * 2);
+    }
+
+    #[test]
+    fn a_session_that_had_settled_is_asked_for_often_for_a_quarter_of_a_minute_and_then_ever_less()
+    {
+        let seconds = Duration::from_secs;
+        // How long the session had lasted; when after its end the tries fail; the longest pauses after them.
+        let rows: [(u64, &[(u64, u64)]); 3] = [
+            (4, &[(0, 1), (1, 2), (3, 4), (7, 8), (14, 16)]),
+            (
+                5,
+                &[(0, 1), (1, 2), (3, 2), (5, 2), (14, 2), (15, 4), (19, 8)],
+            ),
+            (
+                600,
+                &[
+                    (0, 1),
+                    (1, 2),
+                    (3, 2),
+                    (14, 2),
+                    (16, 4),
+                    (20, 8),
+                    (28, 16),
+                    (44, 30),
+                ],
+            ),
+        ];
+        for (lasted, tries) in rows {
+            let mut pace = Pace::default();
+            pace.welcomed(NOW);
+            for (at, longest) in tries {
+                let now = later(seconds(lasted) + seconds(*at));
+                let mut lucky = pace.clone();
+                assert_eq!(lucky.failed(now, 0.0), FIRST);
+                assert_eq!(pace.failed(now, 1.0), seconds(*longest), "{lasted} {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_stream_with_a_newer_certificate_goes_on_with_the_session() {
+        let mut pace = Pace::default();
+        pace.welcomed(NOW);
+        pace.welcomed(later(SETTLED));
+        pace.failed(later(SETTLED), 1.0);
+        pace.failed(later(SETTLED), 1.0);
+        assert_eq!(pace.failed(later(SETTLED), 1.0), SHORT);
+    }
+
+    #[test]
+    fn after_a_drain_the_next_hub_is_asked_often_from_when_it_may_be() {
+        let asked = Duration::from_secs(60);
+        for (settled, third) in [(true, SHORT), (false, FIRST * 8)] {
+            let mut pace = Pace::default();
+            pace.welcomed(NOW);
+            let now = if settled { later(SETTLED) } else { NOW };
+            let pause = pace.drained(now, asked, 0.0);
+            let again = Boot(now.0 + pause);
+            assert_eq!(pace.failed(again, 1.0), FIRST * 2);
+            assert_eq!(pace.failed(again, 1.0), FIRST * 4);
+            assert_eq!(pace.failed(again, 1.0), third);
+        }
+    }
+
+    #[test]
+    fn a_refusal_is_asked_about_rarely_and_a_drain_is_obeyed() {
+        let mut pace = Pace::default();
+        assert!(pace.refused(0.0) >= LONGEST / 2);
+        assert_eq!(pace.refused(1.0), LONGEST);
+        let asked = Duration::from_secs(4);
+        assert_eq!(pace.drained(NOW, asked, 0.0), asked);
+        assert!(pace.drained(NOW, asked, 1.0) > asked);
+        assert!(pace.drained(NOW, Duration::from_secs(1 << 30), 1.0) <= AWAY * 2);
+    }
+
+    #[test]
+    fn heartbeats_are_spread_by_a_fifth() {
+        let ten = Duration::from_secs(10);
+        assert_eq!(spread(ten, 0.0), Duration::from_secs(8));
+        assert_eq!(spread(ten, 1.0), Duration::from_secs(12));
+    }
+}

@@ -1,0 +1,456 @@
+//! What is to be said to the hub next, and the digest of what was said. No I/O.
+
+use krypton_proto::REPORTS_PER_MESSAGE;
+use krypton_proto::v1::{
+    Applied, Deployment, Heartbeat, Placed, Report, Tenant, Trusts, agent_message,
+};
+use krypton_reconciler::report_store::{ReportBoard, SlotKey};
+use krypton_types::deployment::DeploymentKey;
+use krypton_types::desired::Version;
+use krypton_types::report_digest::{AccountDigest, together};
+use krypton_types::tenant::TenantKey;
+
+/// A slot for each kind of message: what is not sent yet is replaced by what is newer.
+#[derive(Debug)]
+pub(super) struct Outbox {
+    applied: Option<Applied>,
+    trusts: Option<Trusts>,
+    account: Option<Account>,
+    heartbeat: bool,
+    changed: bool,
+    digest: AccountDigest,
+    deployments: AccountDigest<DeploymentKey>,
+    placed: AccountDigest<TenantKey>,
+}
+
+/// A whole account that is under way.
+#[derive(Debug)]
+struct Account {
+    /// Of the request for it; 0 for the one that begins a session.
+    number: u64,
+    /// The last that was sent.
+    after: Option<SlotKey>,
+}
+
+impl Outbox {
+    /// Begins with the whole account; the board must be told to resend.
+    pub(super) fn new() -> Self {
+        Self {
+            applied: None,
+            trusts: None,
+            account: Some(Account::new(0)),
+            heartbeat: false,
+            changed: false,
+            digest: AccountDigest::default(),
+            deployments: AccountDigest::default(),
+            placed: AccountDigest::default(),
+        }
+    }
+
+    pub(super) fn applied(&mut self, version: Version, digest: String) {
+        self.applied = Some(Applied::new(version, digest));
+    }
+
+    pub(super) fn trusts(&mut self, trusts: Trusts) {
+        self.trusts = Some(trusts);
+    }
+
+    /// The account again, from its beginning; the board must be told to resend.
+    pub(super) fn resync(&mut self, number: u64) {
+        self.account = Some(Account::new(number));
+        self.digest = AccountDigest::default();
+        self.deployments = AccountDigest::default();
+        self.placed = AccountDigest::default();
+    }
+
+    pub(super) fn heartbeat(&mut self) {
+        self.heartbeat = true;
+    }
+
+    /// The board has something.
+    pub(super) fn changed(&mut self) {
+        self.changed = true;
+    }
+
+    pub(super) fn has_changes(&self) -> bool {
+        self.changed || self.account.is_some()
+    }
+
+    pub(super) fn has_something(&self) -> bool {
+        self.applied.is_some()
+            || self.trusts.is_some()
+            || self.account.is_some()
+            || self.heartbeat
+            || self.changed
+    }
+
+    /// The next message, with the newest of what it is about. A heartbeat waits for the end of an
+    /// account, whose half would look like a difference; changes wait for a heartbeat, or they could
+    /// hold it back for ever.
+    pub(super) fn next(&mut self, board: &ReportBoard) -> Option<agent_message::Kind> {
+        if let Some(applied) = self.applied.take() {
+            return Some(agent_message::Kind::Applied(applied));
+        }
+        if let Some(trusts) = self.trusts.take() {
+            return Some(agent_message::Kind::Trusts(trusts));
+        }
+        if let Some(account) = self.account.take() {
+            return Some(agent_message::Kind::Report(
+                self.part_of_account(account, board),
+            ));
+        }
+        if std::mem::take(&mut self.heartbeat) {
+            let (tenants, digest) = together([
+                self.digest.value(),
+                self.deployments.value(),
+                self.placed.value(),
+            ]);
+            return Some(agent_message::Kind::Heartbeat(Heartbeat {
+                tenants,
+                digest_high: (digest >> 64) as u64,
+                digest_low: digest as u64,
+            }));
+        }
+        if !std::mem::take(&mut self.changed) {
+            return None;
+        }
+        let part = board.take(None, REPORTS_PER_MESSAGE);
+        self.changed = !part.last;
+        let report = self.report(part.changes, None);
+        let empty = report.tenants.is_empty()
+            && report.deployments.is_empty()
+            && report.placed.is_empty()
+            && report.member.is_none();
+        (!empty).then_some(agent_message::Kind::Report(report))
+    }
+
+    fn part_of_account(&mut self, account: Account, board: &ReportBoard) -> Report {
+        let part = board.take(account.after.as_ref(), REPORTS_PER_MESSAGE);
+        let after = part.changes.last();
+        let complete = part.last.then_some(account.number);
+        if part.last {
+            // What has changed again behind our back is in the board, marked.
+            self.changed = true;
+        } else {
+            self.account = Some(Account { after, ..account });
+        }
+        self.report(part.changes, complete)
+    }
+
+    fn report(
+        &mut self,
+        changes: krypton_reconciler::report_store::Changes,
+        complete: Option<u64>,
+    ) -> Report {
+        let tenants = changes
+            .tenants
+            .iter()
+            .map(|(key, report)| {
+                self.digest.set(key, report.as_ref());
+                Tenant::new(key, report.as_ref())
+            })
+            .collect();
+        let deployments = changes
+            .deployments
+            .iter()
+            .map(|(key, report)| {
+                self.deployments.set(key, report.as_ref());
+                Deployment::new(key, report.as_ref())
+            })
+            .collect();
+        let placed = changes
+            .placed
+            .iter()
+            .map(|(key, report)| {
+                self.placed.set(key, report.as_ref());
+                Placed::new(key, report.as_ref())
+            })
+            .collect();
+        Report {
+            tenants,
+            deployments,
+            placed,
+            member: changes.member.as_ref().map(Into::into),
+            complete,
+        }
+    }
+}
+
+impl Account {
+    fn new(number: u64) -> Self {
+        Self {
+            number,
+            after: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use krypton_types::conditions::{ClusterState, State, Truth};
+    use krypton_types::deployment::DeploymentReport;
+    use krypton_types::placed_tenant::PlacedReport;
+    use krypton_types::tenant::{TenantKey, TenantReport};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn key(name: u16) -> TenantKey {
+        TenantKey {
+            namespace: "default".to_owned(),
+            name: format!("t{name:04}"),
+        }
+    }
+
+    fn report(generation: i64) -> TenantReport {
+        TenantReport {
+            observed_generation: generation,
+            applied_chart: String::new(),
+            next: None,
+            state: ClusterState {
+                ready: State::new(Truth::True, "Installed", ""),
+                progress: None,
+                error: None,
+            },
+        }
+    }
+
+    fn board(tenants: u16) -> ReportBoard {
+        let board = ReportBoard::default();
+        for name in 0..tenants {
+            board.tenant(&key(name), Some(report(1)));
+        }
+        board
+    }
+
+    /// What a hub would know, which holds the reports and counts as the protocol says.
+    #[derive(Default)]
+    struct Hub {
+        known: BTreeMap<TenantKey, TenantReport>,
+        account: Option<BTreeMap<TenantKey, TenantReport>>,
+        completed: Vec<u64>,
+        messages: usize,
+        beats: usize,
+    }
+
+    impl Hub {
+        /// Takes messages until there is no more.
+        fn listen(&mut self, outbox: &mut Outbox, board: &ReportBoard) {
+            while outbox.has_something() {
+                match outbox.next(board) {
+                    Some(agent_message::Kind::Report(report)) => self.hear(report),
+                    Some(agent_message::Kind::Heartbeat(beat)) => {
+                        let mut digest = AccountDigest::default();
+                        for (key, report) in &self.known {
+                            digest.set(key, Some(report));
+                        }
+                        let said = u128::from(beat.digest_high) << 64 | u128::from(beat.digest_low);
+                        assert_eq!((beat.tenants, said), digest.value());
+                        self.beats += 1;
+                    }
+                    _ => {}
+                }
+            }
+        }
+
+        fn hear(&mut self, report: Report) {
+            self.messages += 1;
+            assert!(report.tenants.len() <= REPORTS_PER_MESSAGE);
+            for tenant in report.tenants {
+                let (key, said) = tenant.read().unwrap();
+                for known in [Some(&mut self.known), self.account.as_mut()] {
+                    match (known, &said) {
+                        (Some(known), Some(said)) => {
+                            known.insert(key.clone(), said.clone());
+                        }
+                        (Some(known), None) => {
+                            known.remove(&key);
+                        }
+                        (None, _) => {}
+                    }
+                }
+            }
+            if let Some(number) = report.complete {
+                assert!(report.member.is_some(), "the account ends with the member");
+                self.completed.push(number);
+                self.known = self.account.take().unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn a_session_begins_with_the_whole_account_in_messages_of_limited_size() {
+        let board = board(450);
+        board.resend();
+        let mut outbox = Outbox::new();
+        let mut hub = Hub {
+            account: Some(BTreeMap::new()),
+            ..Hub::default()
+        };
+        outbox.heartbeat();
+        hub.listen(&mut outbox, &board);
+        assert_eq!((hub.known.len(), hub.messages, hub.beats), (450, 3, 1));
+        assert_eq!(hub.completed, [0]);
+    }
+
+    #[test]
+    fn a_heartbeat_covers_tenants_deployments_and_placements_and_an_account_names_them_all() {
+        let board = board(150);
+        let deployment = |name: u16| DeploymentKey {
+            namespace: "default".to_owned(),
+            name: format!("t{name:04}"),
+        };
+        for name in 0..150 {
+            let said = report(1);
+            let said = DeploymentReport {
+                uid: format!("uid-{name}"),
+                observed_generation: 1,
+                gone: false,
+                applied_chart: String::new(),
+                state: said.state,
+                deeds: Vec::new(),
+            };
+            board.deployment(&deployment(name), Some(said));
+            let placed = PlacedReport {
+                uid: format!("uid-{name}"),
+                observed_generation: 1,
+                gone: false,
+                state: State::new(Truth::True, "Placed", ""),
+            };
+            board.placed(&key(name), Some(placed));
+        }
+        board.resend();
+        let mut outbox = Outbox::new();
+        outbox.heartbeat();
+        let mut tenants: AccountDigest = AccountDigest::default();
+        let mut deployments = AccountDigest::default();
+        let mut placed = AccountDigest::default();
+        let mut beats = 0;
+        while outbox.has_something() {
+            match outbox.next(&board) {
+                Some(agent_message::Kind::Report(report)) => {
+                    let slots =
+                        report.tenants.len() + report.deployments.len() + report.placed.len();
+                    assert!(slots <= REPORTS_PER_MESSAGE);
+                    for tenant in report.tenants {
+                        let (key, said) = tenant.read().unwrap();
+                        tenants.set(&key, said.as_ref());
+                    }
+                    for said in report.deployments {
+                        let (key, said) = said.read().unwrap();
+                        deployments.set(&key, said.as_ref());
+                    }
+                    for said in report.placed {
+                        let (key, said) = said.read().unwrap();
+                        placed.set(&key, said.as_ref());
+                    }
+                }
+                Some(agent_message::Kind::Heartbeat(beat)) => {
+                    let accounts = [tenants.value(), deployments.value(), placed.value()];
+                    let (count, digest) = together(accounts);
+                    let said = u128::from(beat.digest_high) << 64 | u128::from(beat.digest_low);
+                    assert_eq!((beat.tenants, said), (count, digest));
+                    assert_eq!(count, 450);
+                    beats += 1;
+                }
+                _ => {}
+            }
+        }
+        assert_eq!(beats, 1);
+    }
+
+    #[test]
+    fn an_empty_account_is_said_to_be_complete() {
+        let board = board(0);
+        board.resend();
+        let mut hub = Hub {
+            account: Some(BTreeMap::new()),
+            ..Hub::default()
+        };
+        hub.listen(&mut Outbox::new(), &board);
+        assert_eq!((hub.messages, hub.completed), (1, vec![0]));
+    }
+
+    #[test]
+    fn the_answer_to_a_desired_state_and_a_heartbeat_go_before_changes() {
+        let board = board(1);
+        board.resend();
+        let mut outbox = Outbox::new();
+        outbox.next(&board);
+        board.tenant(&key(0), Some(report(2)));
+        outbox.changed();
+        outbox.heartbeat();
+        outbox.applied(Version::default(), String::new());
+        let kinds: Vec<_> = std::iter::from_fn(|| outbox.next(&board)).collect();
+        assert!(matches!(
+            kinds.as_slice(),
+            [
+                agent_message::Kind::Applied(_),
+                agent_message::Kind::Heartbeat(_),
+                agent_message::Kind::Report(_)
+            ]
+        ));
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Tenant(u16, Option<i64>),
+        Send(usize),
+        Beat,
+        Resync(u64),
+    }
+
+    proptest! {
+        // Accounts of three messages are large.
+        #![proptest_config(ProptestConfig::with_cases(24))]
+
+        /// However changes, messages, heartbeats and resyncs follow each other: the hub ends with what
+        /// the board has, and no heartbeat on the way differs from what the hub holds by then.
+        #[test]
+        fn the_hub_ends_with_what_the_board_holds(steps in proptest::collection::vec(prop_oneof![
+            (0_u16..500, proptest::option::of(0_i64..4)).prop_map(|(name, said)| Step::Tenant(name, said)),
+            (0_usize..3).prop_map(Step::Send),
+            Just(Step::Beat),
+            (1_u64..9).prop_map(Step::Resync),
+        ], 0..60)) {
+            let board = board(450);
+            board.resend();
+            let mut truth: BTreeMap<_, _> = (0..450).map(|name| (key(name), report(1))).collect();
+            let mut outbox = Outbox::new();
+            let mut hub = Hub { account: Some(BTreeMap::new()), ..Hub::default() };
+            for step in steps {
+                match step {
+                    Step::Tenant(name, said) => {
+                        let said = said.map(report);
+                        board.tenant(&key(name), said.clone());
+                        match said {
+                            Some(said) => truth.insert(key(name), said),
+                            None => truth.remove(&key(name)),
+                        };
+                        outbox.changed();
+                    }
+                    Step::Send(count) => for _ in 0..count {
+                        match outbox.next(&board) {
+                            Some(agent_message::Kind::Report(report)) => hub.hear(report),
+                            Some(agent_message::Kind::Heartbeat(beat)) => {
+                                prop_assert_eq!(beat.tenants, hub.known.len() as u64);
+                            }
+                            _ => {}
+                        }
+                    },
+                    Step::Beat => outbox.heartbeat(),
+                    Step::Resync(number) => {
+                        board.resend();
+                        outbox.resync(number);
+                        hub.account = Some(BTreeMap::new());
+                    }
+                }
+            }
+            outbox.heartbeat();
+            hub.listen(&mut outbox, &board);
+            prop_assert_eq!(hub.known, truth);
+        }
+    }
+}

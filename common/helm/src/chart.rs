@@ -1,0 +1,690 @@
+//! The chart cache: each chart is fetched and checked once per process, whoever asks, however often.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use krypton_runtime::clock::Boot;
+use krypton_runtime::newest::Newest as _;
+use krypton_runtime::{effect, effect_now};
+use krypton_types::redact::url_shown;
+use tokio::sync::watch;
+use tracing::Instrument as _;
+use tracing::field::Empty;
+
+use crate::metrics::{ChartMetrics, Counted};
+
+mod archive;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod archive_promises;
+mod astray;
+mod credentials;
+mod download;
+mod error;
+pub(crate) mod index;
+mod index_store;
+pub(crate) mod oci;
+mod origin;
+#[cfg(test)]
+mod private_tests;
+pub(crate) mod provenance;
+pub(crate) mod range;
+mod source;
+mod standing;
+#[cfg(test)]
+mod tests;
+pub(crate) mod version;
+
+pub use archive::ArchiveError;
+pub use credentials::{Credentials, CredentialsError};
+pub use download::CHART_LIMIT;
+pub use error::{ChartError, ChartFault};
+pub use provenance::Prover;
+pub use source::ChartSource;
+pub use standing::Standing;
+pub use version::{exact_version, is_range};
+
+use download::Way;
+use index_store::IndexStore;
+use origin::{Listed, Origin, inspected};
+use version::{Asked, Wanted};
+
+/// The whole of a fetch, index and chart.
+const DEADLINE: Duration = Duration::from_secs(60);
+/// The first pause after a failure; each further one is twice as long.
+const FIRST_PAUSE: Duration = Duration::from_secs(2);
+/// The longest pause after a failure.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// Distinct charts remembered. A fleet runs one; the rest are former ones.
+const REMEMBERED: usize = 256;
+/// Prefix of files that are not complete, and of folders for a while.
+const PARTIAL: &str = ".partial-";
+
+/// Which chart is meant.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct ChartRef {
+    /// The repository's URL, `http`, `https` or `oci`; empty when `name` is the path of a local `.tgz` or
+    /// a whole `oci` URL.
+    pub repo: String,
+    pub name: String,
+    /// Exact SemVer 2, a leading `v` allowed, perhaps with the digest it must have:
+    /// `1.2.3@sha256:…`. Empty means the newest stable one. A range is for [`ChartCache::resolve`]: it is not fetched.
+    pub version: String,
+}
+
+impl ChartRef {
+    /// The repository's URL without user and password, and without a query, which may hold a key: for people.
+    pub fn repo_shown(&self) -> String {
+        url_shown(&self.repo)
+    }
+
+    /// The name, which may be the path of a file or a whole URL: that in the same way.
+    pub fn name_shown(&self) -> String {
+        match self.name.contains("://") {
+            true => url_shown(&self.name),
+            false => self.name.clone(),
+        }
+    }
+}
+
+impl fmt::Display for ChartRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let short: String = self.version.chars().take(64).collect();
+        match (self.name_shown(), short.as_str()) {
+            (name, "") => write!(f, "chart {name}, newest version")?,
+            (name, version) => write!(f, "chart {name}, version {}", version.escape_debug())?,
+        }
+        if self.repo.is_empty() {
+            Ok(())
+        } else {
+            write!(f, ", of {}", self.repo_shown())
+        }
+    }
+}
+
+impl fmt::Debug for ChartRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ChartRef({self})")
+    }
+}
+
+/// A chart that is here and was checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fetched {
+    /// The `.tgz`, named by its digest.
+    pub path: PathBuf,
+    pub sha256: String,
+    pub name: String,
+    /// As in the chart's Chart.yaml.
+    pub version: String,
+}
+
+/// Where else a chart may be had when there is no way to its repository.
+pub trait Fallback: Send + Sync {
+    /// The archive. The error completes a sentence.
+    fn fetch(&self, chart: &ChartRef) -> BoxFuture<'_, Result<Vec<u8>, String>>;
+}
+
+/// The credentials as they are now, or why there are none.
+pub type CredentialsNow = Result<Arc<Credentials>, Arc<str>>;
+
+/// The charts of a process. Its folder belongs to it alone.
+pub struct ChartCache {
+    dir: PathBuf,
+    /// What everybody may fetch.
+    open: Arc<Credentials>,
+    credentials: Option<watch::Receiver<CredentialsNow>>,
+    plain_http: bool,
+    indexes: IndexStore,
+    slots: Mutex<HashMap<ChartRef, Arc<Slot>>>,
+    fallback: Option<Arc<dyn Fallback>>,
+    source: ChartSource,
+    prover: Option<Arc<dyn Prover>>,
+    metrics: ChartMetrics,
+}
+
+impl fmt::Debug for ChartCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ChartCache")
+            .field("dir", &self.dir)
+            .finish_non_exhaustive()
+    }
+}
+
+/// One chart; its lock makes the flight single.
+type Slot = tokio::sync::Mutex<Memory>;
+
+#[derive(Debug, Default)]
+enum Memory {
+    #[default]
+    Nothing,
+    Have(
+        Fetched,
+        Boot,
+        #[expect(dead_code, reason = "it is held, not read")] Counted,
+    ),
+    Failed {
+        error: Arc<ChartError>,
+        times: u32,
+        since: Boot,
+        until: Boot,
+    },
+}
+
+impl ChartCache {
+    /// Opens the cache in `dir`, which is created when missing.
+    ///
+    /// # Errors
+    /// When the folder cannot be written to.
+    pub fn new(dir: PathBuf) -> Result<Self, ChartError> {
+        let prepare = |dir: &Path| {
+            std::fs::create_dir_all(dir)?;
+            for entry in std::fs::read_dir(dir)? {
+                let entry = entry?;
+                if entry.file_name().to_string_lossy().starts_with(PARTIAL) {
+                    if entry.file_type()?.is_dir() {
+                        std::fs::remove_dir_all(entry.path())?;
+                    } else {
+                        std::fs::remove_file(entry.path())?;
+                    }
+                }
+            }
+            // A full or read-only disk is better noticed now.
+            partial_file(dir).map(drop)?;
+            std::path::absolute(dir)
+        };
+        let dir = match prepare(&dir) {
+            Ok(dir) => dir,
+            Err(source) => return Err(ChartError::Folder { dir, source }),
+        };
+        let open = Credentials::none().map_err(ChartError::Client)?;
+        Ok(Self {
+            indexes: IndexStore::new(&dir),
+            dir,
+            open: Arc::new(open),
+            credentials: None,
+            plain_http: false,
+            slots: Mutex::default(),
+            fallback: None,
+            source: ChartSource::Auto,
+            prover: None,
+            metrics: ChartMetrics::default(),
+        })
+    }
+
+    /// Fetches as whom `credentials` names now; without any, nothing is fetched.
+    #[must_use]
+    pub fn with_credentials(self, credentials: watch::Receiver<CredentialsNow>) -> Self {
+        Self {
+            credentials: Some(credentials),
+            ..self
+        }
+    }
+
+    /// Speaks plain HTTP to registries, and sends credentials over it.
+    #[must_use]
+    pub fn with_plain_http(self, plain_http: bool) -> Self {
+        Self { plain_http, ..self }
+    }
+
+    /// Asks `fallback` for charts where `source` says so.
+    #[must_use]
+    pub fn with_fallback(self, fallback: Arc<dyn Fallback>, source: ChartSource) -> Self {
+        Self {
+            fallback: Some(fallback),
+            source,
+            ..self
+        }
+    }
+
+    /// Takes no chart that `prover` does not vouch for, by the provenance file that lies beside it.
+    #[must_use]
+    pub fn with_prover(self, prover: Arc<dyn Prover>) -> Self {
+        Self {
+            prover: Some(prover),
+            ..self
+        }
+    }
+
+    /// Counts with `metrics`.
+    #[must_use]
+    pub fn with_metrics(self, metrics: &ChartMetrics) -> Self {
+        Self {
+            metrics: metrics.clone(),
+            ..self
+        }
+    }
+
+    /// The version that `chart.version`, a range as a rule, means now. Nothing is remembered.
+    ///
+    /// # Errors
+    /// When the repository cannot be asked, or has no such version.
+    pub async fn resolve(&self, chart: &ChartRef) -> Result<String, ChartError> {
+        let chart = Arc::new(chart.clone());
+        let Some(asked) = Asked::parse(&chart.version) else {
+            return Err(ChartError::VersionInvalid { chart });
+        };
+        let resolved = async {
+            if oci::is_meant(&chart) {
+                let credentials = self.credentials(&chart)?;
+                let way = self.way(&chart, &credentials);
+                oci::resolve(&way, &asked.wanted).await
+            } else if chart.repo.is_empty() {
+                let bytes = local(&chart, String::new(), CHART_LIMIT).await?;
+                let inside = {
+                    let chart = Arc::clone(&chart);
+                    off_thread(move || inspected(&chart, &bytes)).await?
+                };
+                let offered = [inside.version];
+                match version::pick(&asked.wanted, &offered, String::as_str) {
+                    Some(version) => Ok(version.clone()),
+                    None => {
+                        let [newest] = offered;
+                        let (chart, newest) = (Arc::clone(&chart), Some(newest));
+                        Err(ChartError::VersionNotFound { chart, newest })
+                    }
+                }
+            } else {
+                let (_, entry) = self.listed(&chart, &asked.wanted).await?;
+                Ok(entry.version)
+            }
+        };
+        in_time(&chart, resolved).await
+    }
+
+    /// What could not be fetched is tried again at once: credentials have changed.
+    pub fn forget_failures(&self) {
+        let slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        for slot in slots.values() {
+            // Whoever holds one fetches just now.
+            if let Ok(mut memory) = slot.try_lock()
+                && matches!(*memory, Memory::Failed { .. })
+            {
+                *memory = Memory::Nothing;
+            }
+        }
+    }
+
+    /// The chart, from the cache or from where it is kept. Callers that ask for the same chart share
+    /// one fetch and its result; a failure is remembered for 1 to 60 s.
+    ///
+    /// # Errors
+    /// See [`ChartError::fault`].
+    pub async fn fetch(&self, chart: &ChartRef) -> Result<Fetched, Arc<ChartError>> {
+        let asked = match Asked::parse(&chart.version) {
+            None => {
+                let chart = Arc::new(chart.clone());
+                return Err(Arc::new(ChartError::VersionInvalid { chart }));
+            }
+            Some(asked) => asked,
+        };
+        let slot = self.slot(chart);
+        let mut memory = slot.lock().await;
+        let mut wanted = chart.clone();
+        let failures = match &*memory {
+            Memory::Have(fetched, ..) => {
+                if tokio::fs::try_exists(&fetched.path).await.unwrap_or(false) {
+                    self.metrics.hits.inc();
+                    return Ok(fetched.clone());
+                }
+                // "Newest" means what it meant first, for as long as the process lives.
+                if asked.wanted == Wanted::Newest {
+                    wanted.version.clone_from(&fetched.version);
+                }
+                0
+            }
+            Memory::Failed { error, until, .. } if Boot::now() < *until => {
+                return Err(Arc::clone(error));
+            }
+            Memory::Failed { times, .. } => *times,
+            Memory::Nothing => 0,
+        };
+        let wanted = Arc::new(wanted);
+        let load = Box::pin(self.load_or_fall_back(&wanted));
+        let load = effect!("chart.fetch", load, |problem| ChartError::Hub {
+            chart: Arc::clone(&wanted),
+            problem,
+        });
+        match load.await {
+            Ok(fetched) => {
+                tracing::info!(%chart, version = %fetched.version, sha256 = %fetched.sha256, "chart loaded");
+                *memory = Memory::Have(fetched.clone(), Boot::now(), self.metrics.keeps());
+                Ok(fetched)
+            }
+            Err(error) => {
+                let error = Arc::new(error);
+                let pause = pause(failures, rand::random::<f64>());
+                let since = Boot::now();
+                let until = Boot(since.0 + pause);
+                // What was there once is not forgotten over a failure to get it back.
+                if !matches!(*memory, Memory::Have(..)) {
+                    *memory = Memory::Failed {
+                        error: Arc::clone(&error),
+                        times: failures + 1,
+                        since,
+                        until,
+                    };
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Fetches the chart, and gives its version with its digest. From then on it is remembered under that one, too.
+    ///
+    /// # Errors
+    /// As `fetch`.
+    pub async fn pin(&self, chart: &ChartRef) -> Result<String, Arc<ChartError>> {
+        let sha256 = self.fetch(chart).await?.sha256;
+        let version = chart.version.split('@').next().unwrap_or_default();
+        let version = format!("{version}@sha256:{sha256}");
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(slot) = slots.get(chart).cloned() {
+            let pinned = ChartRef {
+                version: version.clone(),
+                ..chart.clone()
+            };
+            slots.entry(pinned).or_insert(slot);
+        }
+        Ok(version)
+    }
+
+    fn slot(&self, chart: &ChartRef) -> Arc<Slot> {
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(slot) = slots.get(chart) {
+            return Arc::clone(slot);
+        }
+        if slots.len() >= REMEMBERED {
+            slots.retain(|_, slot| Arc::strong_count(slot) > 1);
+        }
+        Arc::clone(slots.entry(chart.clone()).or_default())
+    }
+
+    async fn load_or_fall_back(&self, chart: &Arc<ChartRef>) -> Result<Fetched, ChartError> {
+        let Some(asked) = Asked::parse(&chart.version) else {
+            let chart = Arc::clone(chart);
+            return Err(ChartError::VersionInvalid { chart });
+        };
+        let fallback = match (&self.fallback, self.source) {
+            (None, _) | (_, ChartSource::Direct) => return self.load(chart, &asked).await,
+            (Some(fallback), _) => fallback,
+        };
+        let error = match self.source {
+            ChartSource::Hub => None,
+            _ => match self.load(chart, &asked).await {
+                Err(error) if error.is_no_way() => Some(error),
+                loaded => return loaded,
+            },
+        };
+        let given = async {
+            let given = tokio::time::timeout(DEADLINE, fallback.fetch(chart))
+                .await
+                .unwrap_or_else(|_| Err(format!("no full answer within {} s", DEADLINE.as_secs())));
+            let bytes = given.map_err(|problem| ChartError::Hub {
+                chart: Arc::clone(chart),
+                problem,
+            })?;
+            let came = Came {
+                bytes,
+                provenance: None,
+                origin: Origin::Fallback,
+            };
+            self.keep(chart, &asked, came).await
+        };
+        match (self.counted("hub", chart, given).await, error) {
+            // A person is told of the repository: the other way is not theirs to mend.
+            (Err(ChartError::Hub { problem, .. }), Some(error)) => {
+                tracing::warn!(%chart, %problem, "the chart is not to be had from the hub either");
+                Err(error)
+            }
+            (given, _) => given,
+        }
+    }
+
+    /// Counts and traces what comes of a fetch.
+    async fn counted(
+        &self,
+        from: &'static str,
+        chart: &ChartRef,
+        fetch: impl Future<Output = Result<Fetched, ChartError>>,
+    ) -> Result<Fetched, ChartError> {
+        let span = tracing::error_span!("chart", %chart, from, outcome = Empty);
+        let since = Boot::now();
+        let fetched = fetch.instrument(span.clone()).await;
+        let took = Boot::now().since(since);
+        let outcome = self.metrics.fetched(from, took, fetched.as_ref().err());
+        span.record("outcome", outcome);
+        fetched
+    }
+
+    async fn load(&self, chart: &Arc<ChartRef>, asked: &Asked) -> Result<Fetched, ChartError> {
+        if matches!(asked.wanted, Wanted::Range(_)) {
+            // The hub has not found it. Whatever hinders it most likely hinders us, so a person is told of that.
+            Box::pin(self.resolve(chart)).await?;
+            let chart = Arc::clone(chart);
+            return Err(ChartError::Unresolved { chart });
+        }
+        let proven = self.prover.is_some();
+        let fetched = async {
+            let came = if oci::is_meant(chart) {
+                let credentials = self.credentials(chart)?;
+                let pulled = oci::pull(&self.way(chart, &credentials), asked, proven).await?;
+                let listed = Listed {
+                    name: pulled.name,
+                    version: pulled.version,
+                    sha256: Some(pulled.sha256),
+                    manifest_sha256: Some(pulled.manifest_sha256),
+                };
+                Came {
+                    bytes: pulled.bytes,
+                    provenance: pulled.provenance,
+                    origin: Origin::Listed(listed),
+                }
+            } else if chart.repo.is_empty() {
+                let bytes = local(chart, String::new(), CHART_LIMIT).await?;
+                let beside = local(chart, provenance::SUFFIX.to_owned(), provenance::LIMIT);
+                let provenance = provenance::where_asked(proven, beside).await?;
+                Came {
+                    bytes,
+                    provenance,
+                    origin: Origin::File,
+                }
+            } else {
+                let (repo, entry) = self.listed(chart, &asked.wanted).await?;
+                let credentials = self.credentials(chart)?;
+                let way = self.way(chart, &credentials);
+                let bytes = way.archive(&repo, &entry).await?;
+                let beside = way.provenance(&repo, &entry);
+                let provenance = provenance::where_asked(proven, beside).await?;
+                let listed = Listed {
+                    name: chart.name.clone(),
+                    version: entry.version,
+                    sha256: entry.digest,
+                    manifest_sha256: None,
+                };
+                Came {
+                    bytes,
+                    provenance,
+                    origin: Origin::Listed(listed),
+                }
+            };
+            self.keep(chart, asked, came).await
+        };
+        self.counted("repository", chart, in_time(chart, fetched))
+            .await
+    }
+
+    /// The entry of an HTTP repository's index.
+    async fn listed(
+        &self,
+        chart: &Arc<ChartRef>,
+        wanted: &Wanted,
+    ) -> Result<(reqwest::Url, index::Entry), ChartError> {
+        let repo = repository(chart)?;
+        let credentials = self.credentials(chart)?;
+        let index = self
+            .indexes
+            .read(&self.way(chart, &credentials), &repo)
+            .await?;
+        let (chart, wanted) = (Arc::clone(chart), wanted.clone());
+        let entry = off_thread(move || index::find(&chart, &wanted, &index)).await?;
+        Ok((repo, entry))
+    }
+
+    fn credentials(&self, chart: &Arc<ChartRef>) -> Result<Arc<Credentials>, ChartError> {
+        match &self.credentials {
+            None => Ok(Arc::clone(&self.open)),
+            Some(now) => now.get().map_err(|problem| ChartError::Credentials {
+                chart: Arc::clone(chart),
+                problem,
+            }),
+        }
+    }
+
+    fn way<'a>(&self, chart: &'a Arc<ChartRef>, credentials: &'a Credentials) -> Way<'a> {
+        Way {
+            chart,
+            credentials,
+            plain_http: self.plain_http,
+        }
+    }
+
+    /// Checks the archive and writes it under its digest.
+    async fn keep(
+        &self,
+        chart: &Arc<ChartRef>,
+        asked: &Asked,
+        came: Came,
+    ) -> Result<Fetched, ChartError> {
+        let Came {
+            bytes,
+            provenance,
+            origin,
+        } = came;
+        let bytes = Arc::new(bytes);
+        let (sha256, inside) = {
+            let (chart, asked) = (Arc::clone(chart), asked.clone());
+            let bytes = Arc::clone(&bytes);
+            off_thread(move || origin.checked(&chart, &asked, &bytes)).await?
+        };
+        if let Some(prover) = &self.prover {
+            let archive = provenance::Signed {
+                dir: self.dir.clone(),
+                inside: &inside,
+                archive: Arc::clone(&bytes),
+                provenance,
+            };
+            archive.prove(prover.as_ref(), chart).await?;
+        }
+        let (chart, dir) = (Arc::clone(chart), self.dir.clone());
+        off_thread(move || {
+            let path = dir.join(format!("{sha256}.tgz"));
+            match effect_now!("chart.store", write_file(&dir, &path, &bytes)) {
+                Ok(()) => Ok(Fetched {
+                    path,
+                    sha256,
+                    name: inside.name,
+                    version: inside.version,
+                }),
+                Err(source) => Err(ChartError::Store { chart, dir, source }),
+            }
+        })
+        .await
+    }
+}
+
+/// An archive as it came, and what lay beside it where that is asked for.
+struct Came {
+    bytes: Vec<u8>,
+    provenance: Option<Vec<u8>>,
+    origin: Origin,
+}
+
+fn repository(chart: &Arc<ChartRef>) -> Result<reqwest::Url, ChartError> {
+    let url = reqwest::Url::parse(&chart.repo);
+    url.ok()
+        .filter(|url| matches!(url.scheme(), "http" | "https"))
+        .ok_or_else(|| ChartError::Address {
+            chart: Arc::clone(chart),
+        })
+}
+
+async fn in_time<T>(
+    chart: &Arc<ChartRef>,
+    work: impl Future<Output = Result<T, ChartError>>,
+) -> Result<T, ChartError> {
+    tokio::time::timeout(DEADLINE, work)
+        .await
+        .unwrap_or_else(|_| {
+            Err(ChartError::Deadline {
+                chart: Arc::clone(chart),
+            })
+        })
+}
+
+/// The file whose path is the chart's name with `suffix`.
+async fn local(chart: &Arc<ChartRef>, suffix: String, limit: u64) -> Result<Vec<u8>, ChartError> {
+    if !chart.name.ends_with(".tgz") {
+        return Err(ChartError::Address {
+            chart: Arc::clone(chart),
+        });
+    }
+    let chart = Arc::clone(chart);
+    off_thread(move || {
+        let path = format!("{}{suffix}", chart.name);
+        let read = || {
+            // A pipe or a device of that name would be read for ever.
+            if !std::fs::metadata(&path)?.is_file() {
+                return Err(std::io::Error::other("it is not a file"));
+            }
+            let mut bytes = Vec::new();
+            let file = std::fs::File::open(&path)?;
+            let limited = std::io::Read::take(file, limit + 1);
+            std::io::copy(&mut std::io::BufReader::new(limited), &mut bytes)?;
+            Ok(bytes)
+        };
+        match read() {
+            Ok(bytes) if bytes.len() as u64 > limit => Err(ChartError::TooLarge {
+                chart,
+                what: "the file",
+                limit,
+            }),
+            Ok(bytes) => Ok(bytes),
+            Err(source) => Err(ChartError::Local { chart, source }),
+        }
+    })
+    .await
+}
+
+fn partial_file(dir: &Path) -> std::io::Result<tempfile::NamedTempFile> {
+    tempfile::Builder::new().prefix(PARTIAL).tempfile_in(dir)
+}
+
+/// Whole, or not at all.
+fn write_file(dir: &Path, path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let mut file = partial_file(dir)?;
+    std::io::Write::write_all(&mut file, bytes)?;
+    file.persist(path).map(drop).map_err(|error| error.error)
+}
+
+/// How long a failure is remembered: twice as long each time, and never the same for two caches.
+fn pause(failures: u32, random: f64) -> Duration {
+    let full = FIRST_PAUSE
+        .saturating_mul(2_u32.saturating_pow(failures))
+        .min(LONGEST_PAUSE);
+    full.div_f64(2.0) + full.div_f64(2.0).mul_f64(random.clamp(0.0, 1.0))
+}
+
+async fn off_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            // Blocking tasks are cancelled only with their runtime, and this one goes with it.
+            Err(_) => std::future::pending().await,
+        },
+    }
+}

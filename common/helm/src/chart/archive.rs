@@ -1,0 +1,467 @@
+//! Checks a packaged chart by reading through it; nothing is unpacked to disk.
+
+use std::collections::HashSet;
+use std::io::{self, Read};
+
+use flate2::read::MultiGzDecoder;
+use serde::Deserialize;
+use tar::{Archive, EntryType};
+use thiserror::Error;
+
+/// Unpacked size of the whole, in bytes (Helm's own limit).
+const TOTAL_LIMIT: u64 = 100 << 20;
+/// Unpacked size of one file, in bytes (Helm's own limit).
+const FILE_LIMIT: u64 = 5 << 20;
+const ENTRY_LIMIT: usize = 10_000;
+
+/// Why an archive is refused.
+#[derive(Debug, Error)]
+pub enum ArchiveError {
+    #[error("it is not a gzip-compressed tar archive, or is damaged")]
+    Damaged(#[source] io::Error),
+    #[error("it has more than {ENTRY_LIMIT} entries")]
+    Entries,
+    #[error("it unpacks to more than {} MiB", TOTAL_LIMIT >> 20)]
+    Total,
+    #[error("{path} is larger than {} MiB", FILE_LIMIT >> 20)]
+    File { path: String },
+    #[error("{path} is neither a file nor a folder; links and devices are refused")]
+    Kind { path: String },
+    #[error("the path {path} is refused: it leaves the chart's folder or is not plain")]
+    Path { path: String },
+    #[error("{path} is in it twice")]
+    Twice { path: String },
+    #[error("it has more than one folder at the top")]
+    Folders,
+    #[error("it has no Chart.yaml in its folder")]
+    NoChartYaml,
+    #[error("its Chart.yaml cannot be read")]
+    ChartYaml(#[source] serde_saphyr::Error),
+    #[error("its Chart.yaml says {what}, which is not allowed")]
+    Identity { what: String },
+}
+
+/// What Chart.yaml says.
+#[derive(Debug, PartialEq, Eq, Deserialize)]
+pub(super) struct Inside {
+    pub name: String,
+    pub version: String,
+}
+
+/// Reads through the archive. Slow for large ones: not for async threads.
+pub(super) fn inspect(tgz: &[u8]) -> Result<Inside, ArchiveError> {
+    // Go reads all members of a gzip stream, so what helm sees is read here.
+    let mut tar = Archive::new(Counted {
+        inner: MultiGzDecoder::new(tgz),
+        read: 0,
+    });
+    let result = read_through(&mut tar);
+    // However the limit was hit, on a file or in between, it is the reason.
+    if tar.into_inner().read > TOTAL_LIMIT {
+        Err(ArchiveError::Total)
+    } else {
+        result
+    }
+}
+
+fn read_through(tar: &mut Archive<impl Read>) -> Result<Inside, ArchiveError> {
+    let mut folder: Option<String> = None;
+    let mut seen = HashSet::new();
+    let mut chart_yaml = None;
+    for (number, entry) in tar.entries().map_err(ArchiveError::Damaged)?.enumerate() {
+        if number >= ENTRY_LIMIT {
+            return Err(ArchiveError::Entries);
+        }
+        let mut entry = entry.map_err(ArchiveError::Damaged)?;
+        let kind = entry.header().entry_type();
+        // `git archive` puts the commit into one; it holds no file.
+        if kind == EntryType::XGlobalHeader {
+            continue;
+        }
+        let path = plain(&entry.path_bytes())?;
+        if kind == EntryType::Directory {
+            same_folder(&mut folder, &path)?;
+            continue;
+        }
+        if kind != EntryType::Regular {
+            return Err(ArchiveError::Kind {
+                path: shown(path.as_bytes()),
+            });
+        }
+        if entry.size() > FILE_LIMIT {
+            return Err(ArchiveError::File {
+                path: shown(path.as_bytes()),
+            });
+        }
+        let inner = same_folder(&mut folder, &path)?;
+        if inner == Some("Chart.yaml") {
+            let mut text = Vec::new();
+            entry
+                .read_to_end(&mut text)
+                .map_err(ArchiveError::Damaged)?;
+            chart_yaml = Some(text);
+        } else {
+            io::copy(&mut entry, &mut io::sink()).map_err(ArchiveError::Damaged)?;
+        }
+        if !seen.insert(path.clone()) {
+            return Err(ArchiveError::Twice {
+                path: shown(path.as_bytes()),
+            });
+        }
+    }
+    identity(&chart_yaml.ok_or(ArchiveError::NoChartYaml)?)
+}
+
+/// A relative path of ordinary names, which every reader understands the same way.
+fn plain(bytes: &[u8]) -> Result<String, ArchiveError> {
+    let refused = || ArchiveError::Path { path: shown(bytes) };
+    let path = std::str::from_utf8(bytes).map_err(|_| refused())?;
+    let path = path.strip_suffix('/').unwrap_or(path);
+    let odd = |part: &str| part.is_empty() || part == "." || part == "..";
+    // To helm, a backslash separates and a colon may name a drive.
+    let drive = path
+        .split_once('/')
+        .is_some_and(|(top, _)| top.ends_with(':'));
+    if path.split('/').any(odd) || drive || path.contains('\\') || path.contains(char::is_control) {
+        return Err(refused());
+    }
+    Ok(path.to_owned())
+}
+
+/// The part of the path below the one folder at the top; `None` for the folder itself.
+fn same_folder<'a>(
+    folder: &mut Option<String>,
+    path: &'a str,
+) -> Result<Option<&'a str>, ArchiveError> {
+    let (top, inner) = match path.split_once('/') {
+        Some((top, inner)) => (top, Some(inner)),
+        None => (path, None),
+    };
+    if folder.get_or_insert_with(|| top.to_owned()) == top {
+        Ok(inner)
+    } else {
+        Err(ArchiveError::Folders)
+    }
+}
+
+fn identity(chart_yaml: &[u8]) -> Result<Inside, ArchiveError> {
+    let options = serde_saphyr::options! {
+        duplicate_keys: serde_saphyr::DuplicateKeyPolicy::LastWins,
+        with_snippet: false,
+    };
+    let inside: Inside = serde_saphyr::from_slice_with_options(chart_yaml, options)
+        .map_err(ArchiveError::ChartYaml)?;
+    let name = inside.name.as_str();
+    if name.is_empty() || name == "." || name == ".." || name.contains(['/', '\\']) {
+        let what = format!("name {}", shown(name.as_bytes()));
+        return Err(ArchiveError::Identity { what });
+    }
+    if super::version::parse(&inside.version).is_none() {
+        let what = format!("version {}", shown(inside.version.as_bytes()));
+        return Err(ArchiveError::Identity { what });
+    }
+    Ok(inside)
+}
+
+/// For messages: short, and without control characters.
+fn shown(bytes: &[u8]) -> String {
+    format!(
+        "{:?}",
+        String::from_utf8_lossy(bytes)
+            .chars()
+            .take(100)
+            .collect::<String>()
+    )
+}
+
+struct Counted<R> {
+    inner: R,
+    read: u64,
+}
+
+impl<R: Read> Read for Counted<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.read > TOTAL_LIMIT {
+            return Err(io::Error::other("too large"));
+        }
+        let count = self.inner.read(buffer)?;
+        self.read += count as u64;
+        Ok(count)
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::io::Write;
+
+    use flate2::Compression;
+    use flate2::write::GzEncoder;
+    use proptest::prelude::*;
+    use tar::Header;
+
+    use super::*;
+
+    /// Writes the path as it is: `tar`'s own builder refuses what is to be refused here.
+    pub(crate) fn entry(path: &str, kind: EntryType, content: &[u8]) -> Vec<u8> {
+        let mut header = Header::new_gnu();
+        header.as_gnu_mut().unwrap().name[..path.len()].copy_from_slice(path.as_bytes());
+        header.set_entry_type(kind);
+        header.set_size(content.len() as u64);
+        header.set_mode(0o644);
+        if matches!(kind, EntryType::Symlink | EntryType::Link) {
+            header.set_link_name("/etc/passwd").unwrap();
+        }
+        header.set_cksum();
+        let mut bytes = header.as_bytes().to_vec();
+        bytes.extend_from_slice(content);
+        bytes.resize(bytes.len().next_multiple_of(512), 0);
+        bytes
+    }
+
+    pub(crate) fn file(path: &str, content: &str) -> Vec<u8> {
+        entry(path, EntryType::Regular, content.as_bytes())
+    }
+
+    pub(crate) fn chart_yaml(name: &str, version: &str) -> Vec<u8> {
+        file(
+            &format!("{name}/Chart.yaml"),
+            &format!("apiVersion: v2\nname: {name}\nversion: {version}\n"),
+        )
+    }
+
+    pub(crate) fn packed(entries: &[Vec<u8>]) -> Vec<u8> {
+        let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
+        for entry in entries {
+            gzip.write_all(entry).unwrap();
+        }
+        gzip.write_all(&[0; 1024]).unwrap();
+        gzip.finish().unwrap()
+    }
+
+    #[test]
+    fn an_ordinary_chart_says_who_it_is() {
+        let tgz = packed(&[
+            entry("small", EntryType::Directory, b""),
+            chart_yaml("small", "1.2.3"),
+            file("small/templates/a.yaml", "a: b"),
+            file("small/charts/sub/Chart.yaml", "name: sub\nversion: 9.9.9"),
+        ]);
+        let inside = inspect(&tgz).unwrap();
+        assert_eq!(
+            (inside.name.as_str(), inside.version.as_str()),
+            ("small", "1.2.3")
+        );
+    }
+
+    #[test]
+    fn hostile_entries_are_refused() {
+        let chart = || chart_yaml("small", "1.2.3");
+        let cases: Vec<(&str, Vec<u8>, &str)> = vec![
+            ("parent", file("small/../../etc/cron.d/x", "x"), "leaves"),
+            ("absolute", file("/etc/passwd", "x"), "leaves"),
+            ("dot", file("./small/x", "x"), "leaves"),
+            ("backslash", file("small\\..\\x", "x"), "leaves"),
+            ("drive", file("C:/x", "x"), "leaves"),
+            ("control", file("small/a\nb", "x"), "leaves"),
+            (
+                "symlink",
+                entry("small/link", EntryType::Symlink, b""),
+                "neither a file",
+            ),
+            (
+                "hard link",
+                entry("small/link", EntryType::Link, b""),
+                "neither a file",
+            ),
+            (
+                "device",
+                entry("small/dev", EntryType::Block, b""),
+                "neither a file",
+            ),
+            (
+                "fifo",
+                entry("small/fifo", EntryType::Fifo, b""),
+                "neither a file",
+            ),
+            (
+                "second folder",
+                file("other/Chart.yaml", "name: other"),
+                "more than one folder",
+            ),
+            ("twice", chart(), "twice"),
+        ];
+        for (what, hostile, reason) in cases {
+            let error = inspect(&packed(&[chart(), hostile])).expect_err(what);
+            assert!(error.to_string().contains(reason), "{what}: {error}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_limited() {
+        let limit = usize::try_from(FILE_LIMIT).unwrap();
+        let chart = chart_yaml("small", "1.2.3");
+        let large = entry("small/large", EntryType::Regular, &vec![0; limit + 1]);
+        let error = inspect(&packed(&[chart.clone(), large])).unwrap_err();
+        assert!(matches!(error, ArchiveError::File { .. }), "{error}");
+
+        let mut much = vec![chart.clone()];
+        for number in 0..20 {
+            much.push(entry(
+                &format!("small/{number}"),
+                EntryType::Regular,
+                &vec![0; limit],
+            ));
+        }
+        let error = inspect(&packed(&much)).unwrap_err();
+        assert!(matches!(error, ArchiveError::Total), "{error}");
+
+        let mut many = vec![chart];
+        many.extend((0..ENTRY_LIMIT).map(|number| file(&format!("small/{number}"), "")));
+        let error = inspect(&packed(&many)).unwrap_err();
+        assert!(matches!(error, ArchiveError::Entries), "{error}");
+    }
+
+    #[test]
+    fn what_is_no_chart_is_refused() {
+        let whole = packed(&[
+            chart_yaml("small", "1.2.3"),
+            file("small/b", &"b".repeat(9_000)),
+        ]);
+        let cases: Vec<(&str, Vec<u8>, &str)> = vec![
+            ("rubbish", b"rubbish".to_vec(), "not a gzip"),
+            ("empty", Vec::new(), "not a gzip"),
+            ("cut", whole[..whole.len() / 2].to_vec(), "not a gzip"),
+            (
+                "no Chart.yaml",
+                packed(&[file("small/values.yaml", "")]),
+                "no Chart.yaml",
+            ),
+            (
+                "Chart.yaml at the top",
+                packed(&[file("Chart.yaml", "name: a")]),
+                "no Chart.yaml",
+            ),
+            (
+                "odd Chart.yaml",
+                packed(&[file("small/Chart.yaml", "[]")]),
+                "cannot be read",
+            ),
+            (
+                "no version",
+                packed(&[chart_yaml("small", "latest")]),
+                "version \"latest\"",
+            ),
+            (
+                "a path for a name",
+                packed(&[file("small/Chart.yaml", "name: ../x\nversion: 1.0.0")]),
+                "name \"../x\"",
+            ),
+        ];
+        for (what, tgz, reason) in cases {
+            let error = inspect(&tgz).expect_err(what);
+            assert!(error.to_string().contains(reason), "{what}: {error}");
+        }
+    }
+
+    /// What the fuzzer starts from: the name says what becomes of it. `WRITE_CORPUS=1` writes it anew.
+    fn seeds() -> Vec<(&'static str, Vec<u8>)> {
+        let chart = || chart_yaml("small", "1.2.3");
+        let whole = |more: Vec<u8>| [chart(), more, vec![0; 1024]].concat();
+        let link = |kind| whole(entry("small/link", kind, b""));
+        vec![
+            ("good-chart", whole(file("small/values.yaml", "a: 1\n"))),
+            (
+                "good-v",
+                [chart_yaml("small", "v1.2.3-rc.1+b"), vec![0; 1024]].concat(),
+            ),
+            (
+                "good-folders",
+                whole(entry("small/templates/", EntryType::Directory, b"")),
+            ),
+            ("good-packed", packed(&[chart()])),
+            (
+                "refused-members",
+                [packed(&[]), packed(&[chart()])].concat(),
+            ),
+            ("refused-parent", whole(file("small/../x", "x"))),
+            ("refused-absolute", whole(file("/etc/passwd", "x"))),
+            ("refused-backslash", whole(file("small\\..\\x", "x"))),
+            ("refused-drive", whole(file("C:/x", "x"))),
+            ("refused-symlink", link(EntryType::Symlink)),
+            ("refused-hard-link", link(EntryType::Link)),
+            ("refused-device", link(EntryType::Char)),
+            ("refused-fifo", link(EntryType::Fifo)),
+            ("refused-sparse", link(EntryType::GNUSparse)),
+            ("refused-twice", whole(chart())),
+            ("refused-folders", whole(file("other/x", "x"))),
+            (
+                "refused-long-name",
+                whole(entry("small/x", EntryType::GNULongName, b"../../x\0")),
+            ),
+            (
+                "refused-name",
+                file("small/Chart.yaml", "name: ..\nversion: 1.0.0"),
+            ),
+            ("refused-version", chart_yaml("small", "latest")),
+            (
+                "refused-anchors",
+                file("small/Chart.yaml", "name: &a [*a, *a]\nversion: 1.0.0"),
+            ),
+            ("refused-cut", chart().split_at(700).0.to_vec()),
+            ("refused-empty", Vec::new()),
+        ]
+    }
+
+    #[test]
+    fn the_fuzzers_charts_keep_every_promise() {
+        use super::super::archive_promises::{broken_promise, packed};
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/chart");
+        if std::env::var_os("WRITE_CORPUS").is_some() {
+            std::fs::create_dir_all(folder).unwrap();
+            for (name, bytes) in seeds() {
+                std::fs::write(format!("{folder}/{name}"), bytes).unwrap();
+            }
+        }
+        let mut count = 0;
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+            let bytes = std::fs::read(&path).unwrap();
+            assert_eq!(broken_promise(&bytes), None, "{name}");
+            let read = inspect(&packed(&bytes).unwrap());
+            assert_eq!(read.is_ok(), name.starts_with("good-"), "{name}: {read:?}");
+            assert!(
+                name.starts_with("good-") || name.starts_with("refused-"),
+                "{name}"
+            );
+            count += 1;
+        }
+        assert!(
+            count >= seeds().len(),
+            "{folder} lacks seeds; write it with WRITE_CORPUS=1"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn damaged_archives_never_panic_and_never_change_the_name(
+            at in 0_usize..4096,
+            byte in any::<u8>(),
+            zipped in any::<bool>(),
+        ) {
+            let mut tar: Vec<u8> =
+                [chart_yaml("small", "1.2.3"), file("small/values.yaml", "a: 1")].concat();
+            let mut tgz = packed(&[tar.clone()]);
+            if zipped {
+                let at = at % tgz.len();
+                tgz[at] = byte;
+                // gzip has a checksum.
+                prop_assert!(inspect(&tgz).map_or(true, |inside| inside.name == "small"));
+            } else {
+                let at = at % tar.len();
+                tar[at] = byte;
+                drop(inspect(&packed(&[tar])));
+            }
+        }
+    }
+}

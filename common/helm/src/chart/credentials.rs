@@ -1,0 +1,377 @@
+//! What a repository asks of whoever fetches from it: a login, a client certificate, an authority of its own.
+
+use std::fmt;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use k8s_openapi::api::core::v1::Secret;
+use reqwest::header::HeaderValue;
+use reqwest::{Certificate, Client, Identity, Url};
+use serde::{Deserialize, Deserializer};
+use thiserror::Error;
+use zeroize::Zeroizing;
+
+use super::download;
+
+const DOCKER_CONFIG: &str = ".dockerconfigjson";
+
+/// Why a Secret cannot be used. Never holds its content.
+#[derive(Debug, Error)]
+pub enum CredentialsError {
+    #[error(
+        "it has none of the keys username, token, tls.crt, ca.crt and {DOCKER_CONFIG}; add those that the repository asks for"
+    )]
+    Empty,
+    #[error("it has {0} without {1}; add the other one")]
+    Half(&'static str, &'static str),
+    #[error("it has both token and username; leave out one of them")]
+    Both,
+    #[error("its {0} holds characters that cannot be sent; write it anew")]
+    Characters(&'static str),
+    #[error(
+        "its {DOCKER_CONFIG} is not what 'kubectl create secret docker-registry' writes; make it anew"
+    )]
+    Docker,
+    #[error("its ca.crt holds no certificate; write it anew, as PEM")]
+    NoAuthority,
+    #[error("its {0} cannot be read as PEM; write it anew")]
+    Pem(&'static str, #[source] reqwest::Error),
+    #[error("an HTTP client with its certificates could not be made; do key and certificate fit?")]
+    Client(#[source] reqwest::Error),
+}
+
+/// How to say who one is.
+#[derive(Clone)]
+pub(super) enum Login {
+    Basic {
+        username: String,
+        password: Zeroizing<String>,
+    },
+    Bearer(Zeroizing<String>),
+}
+
+impl Login {
+    /// The header, kept out of every log.
+    pub(super) fn header(&self) -> Option<HeaderValue> {
+        match self {
+            Self::Basic { username, password } => basic(username, password),
+            Self::Bearer(token) => bearer(token),
+        }
+    }
+}
+
+pub(super) fn basic(username: &str, password: &str) -> Option<HeaderValue> {
+    let pair = Zeroizing::new(format!("{username}:{password}"));
+    let text = Zeroizing::new(format!("Basic {}", STANDARD.encode(pair.as_bytes())));
+    sensitive(&text)
+}
+
+pub(super) fn bearer(token: &str) -> Option<HeaderValue> {
+    sensitive(&Zeroizing::new(format!("Bearer {token}")))
+}
+
+fn sensitive(text: &str) -> Option<HeaderValue> {
+    let mut value = HeaderValue::from_str(text).ok()?;
+    value.set_sensitive(true);
+    Some(value)
+}
+
+/// What one Secret holds, ready to be used. It is sent to the chart's own repository only.
+#[derive(Clone)]
+pub struct Credentials {
+    /// For the repository, whatever its host is.
+    login: Option<Login>,
+    /// Of a Docker configuration: `host[:port][/path]`, and who one is there.
+    by_place: Vec<(String, Login)>,
+    /// With the authority and the client certificate.
+    pub(super) own: Client,
+    /// With the authority, without the certificate: for other hosts that the repository names.
+    pub(super) open: Client,
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credentials").finish_non_exhaustive()
+    }
+}
+
+impl Credentials {
+    /// None: what everybody may fetch.
+    pub(super) fn none() -> reqwest::Result<Self> {
+        let client = download::client().build()?;
+        Ok(Self {
+            login: None,
+            by_place: Vec::new(),
+            own: client.clone(),
+            open: client,
+        })
+    }
+
+    /// Of a Secret of any type, by its keys: `username` and `password`, or `token`; `tls.crt` and
+    /// `tls.key`; `ca.crt`; `.dockerconfigjson`. A line's end at the end counts for nothing.
+    ///
+    /// # Errors
+    /// When there is nothing in it, or something that cannot be used.
+    pub fn from_secret(secret: &Secret) -> Result<Self, CredentialsError> {
+        let bytes = |key: &str| {
+            let data = secret.data.as_ref()?;
+            data.get(key).map(|value| value.0.as_slice())
+        };
+        let text = |key: &'static str| -> Result<Option<Zeroizing<String>>, CredentialsError> {
+            let Some(bytes) = bytes(key).filter(|bytes| !bytes.is_empty()) else {
+                return Ok(None);
+            };
+            let text = std::str::from_utf8(bytes).map_err(|_| CredentialsError::Characters(key))?;
+            let text = text.trim_end_matches(['\r', '\n']);
+            if text.contains(char::is_control) {
+                return Err(CredentialsError::Characters(key));
+            }
+            Ok(Some(Zeroizing::new(text.to_owned())))
+        };
+        let login = match (text("username")?, text("password")?, text("token")?) {
+            (None, None, None) => None,
+            (Some(username), Some(password), None) => Some(Login::Basic {
+                username: username.to_string(),
+                password,
+            }),
+            (None, None, Some(token)) => Some(Login::Bearer(token)),
+            (_, _, Some(_)) => return Err(CredentialsError::Both),
+            (Some(_), None, None) => return Err(CredentialsError::Half("username", "password")),
+            (None, Some(_), None) => return Err(CredentialsError::Half("password", "username")),
+        };
+        if login.as_ref().is_some_and(|login| login.header().is_none()) {
+            return Err(CredentialsError::Characters("token"));
+        }
+        let by_place = match bytes(DOCKER_CONFIG) {
+            Some(bytes) => docker(bytes).ok_or(CredentialsError::Docker)?,
+            None => Vec::new(),
+        };
+        let pem = |key| bytes(key).filter(|bytes| !bytes.is_empty());
+        let (authorities, certificate, key) = (pem("ca.crt"), pem("tls.crt"), pem("tls.key"));
+        let is_empty = login.is_none() && by_place.is_empty();
+        if is_empty && authorities.is_none() && certificate.is_none() && key.is_none() {
+            return Err(CredentialsError::Empty);
+        }
+        let mut open = download::client();
+        let mut own = download::client();
+        if let Some(authorities) = authorities {
+            let read = Certificate::from_pem_bundle(authorities)
+                .map_err(|error| CredentialsError::Pem("ca.crt", error))?;
+            if read.is_empty() {
+                return Err(CredentialsError::NoAuthority);
+            }
+            // Beside those of the machine: charts may be kept elsewhere than their index.
+            open = open.tls_certs_merge(read.clone());
+            own = own.tls_certs_merge(read);
+        }
+        own = match (certificate, key) {
+            (Some(certificate), Some(key)) => {
+                let both = Zeroizing::new([certificate, b"\n", key].concat());
+                let identity = Identity::from_pem(&both)
+                    .map_err(|error| CredentialsError::Pem("tls.crt and tls.key", error))?;
+                own.identity(identity)
+            }
+            (None, None) => own,
+            (Some(_), None) => return Err(CredentialsError::Half("tls.crt", "tls.key")),
+            (None, Some(_)) => return Err(CredentialsError::Half("tls.key", "tls.crt")),
+        };
+        Ok(Self {
+            login,
+            by_place,
+            own: own.build().map_err(CredentialsError::Client)?,
+            open: open.build().map_err(CredentialsError::Client)?,
+        })
+    }
+
+    /// What is left of them for another host.
+    pub(super) fn for_others(&self) -> Self {
+        Self {
+            login: None,
+            by_place: Vec::new(),
+            own: self.open.clone(),
+            open: self.open.clone(),
+        }
+    }
+
+    /// Who one is at that repository; `path` is the chart's there.
+    pub(super) fn login(&self, repository: &Url, path: &str) -> Option<&Login> {
+        let host = repository.host_str().unwrap_or_default();
+        let with_port = match repository.port() {
+            Some(port) => format!("{host}:{port}"),
+            None => host.to_owned(),
+        };
+        let whole = format!("{with_port}/{path}/");
+        let placed = self
+            .by_place
+            .iter()
+            .filter(|(place, _)| whole.starts_with(&format!("{place}/")))
+            // The one that says most.
+            .max_by_key(|(place, _)| place.len());
+        placed.map(|(_, login)| login).or(self.login.as_ref())
+    }
+}
+
+#[derive(Deserialize)]
+struct DockerConfig {
+    auths: std::collections::BTreeMap<String, DockerAuth>,
+}
+
+#[derive(Deserialize)]
+struct DockerAuth {
+    username: Option<String>,
+    #[serde(default, deserialize_with = "secret")]
+    password: Option<Zeroizing<String>>,
+    #[serde(default, deserialize_with = "secret")]
+    auth: Option<Zeroizing<String>>,
+    #[serde(default, deserialize_with = "secret")]
+    registrytoken: Option<Zeroizing<String>>,
+}
+
+pub(super) fn secret<'de, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Option<Zeroizing<String>>, D::Error> {
+    Ok(Option::<String>::deserialize(from)?.map(Zeroizing::new))
+}
+
+fn docker(bytes: &[u8]) -> Option<Vec<(String, Login)>> {
+    let config: DockerConfig = serde_json::from_slice(bytes).ok()?;
+    config
+        .auths
+        .into_iter()
+        .map(|(place, auth)| Some((docker_place(&place), docker_login(auth)?)))
+        .collect()
+}
+
+/// Docker's own registry goes by an address of its first version, others by their host.
+fn docker_place(place: &str) -> String {
+    let place = place
+        .trim_start_matches("https://")
+        .trim_start_matches("http://")
+        .trim_end_matches('/');
+    let place = place.trim_end_matches("/v1").trim_end_matches("/v2");
+    match place {
+        "index.docker.io" | "docker.io" => super::oci::DOCKER_HUB.to_owned(),
+        place => place.to_owned(),
+    }
+}
+
+fn docker_login(auth: DockerAuth) -> Option<Login> {
+    let login = match auth {
+        DockerAuth {
+            registrytoken: Some(token),
+            ..
+        } if !token.is_empty() => Login::Bearer(token),
+        DockerAuth {
+            username: Some(username),
+            password: Some(password),
+            ..
+        } => Login::Basic { username, password },
+        DockerAuth { auth, .. } => {
+            let pair = Zeroizing::new(STANDARD.decode(auth?.as_bytes()).ok()?);
+            let (username, password) = std::str::from_utf8(&pair).ok()?.split_once(':')?;
+            Login::Basic {
+                username: username.to_owned(),
+                password: Zeroizing::new(password.trim_end_matches('\0').to_owned()),
+            }
+        }
+    };
+    login.header().is_some().then_some(login)
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::ByteString;
+
+    use super::*;
+
+    fn secret(data: &[(&str, &str)]) -> Secret {
+        let data = data
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), ByteString(value.as_bytes().to_vec())));
+        Secret {
+            data: Some(data.collect()),
+            ..Secret::default()
+        }
+    }
+
+    fn read(data: &[(&str, &str)]) -> Result<Credentials, CredentialsError> {
+        // Another test may have been first.
+        drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
+        Credentials::from_secret(&secret(data))
+    }
+
+    fn said(credentials: &Credentials, url: &str, path: &str) -> Option<String> {
+        let login = credentials.login(&Url::parse(url).unwrap(), path)?;
+        Some(login.header().unwrap().to_str().unwrap().to_owned())
+    }
+
+    #[test]
+    fn a_login_is_read_and_never_shown() {
+        let basic = read(&[("username", "me\n"), ("password", "hunter2\n")]).unwrap();
+        let header = said(&basic, "https://a", "x").unwrap();
+        assert_eq!(header, format!("Basic {}", STANDARD.encode("me:hunter2")));
+        let token = read(&[("token", "t0ken\r\n")]).unwrap();
+        assert_eq!(said(&token, "https://a", "x").unwrap(), "Bearer t0ken");
+        let shown = format!("{basic:?}{:?}", basic.login.as_ref().map(Login::header));
+        assert!(
+            !shown.contains("hunter2") && !shown.contains(&header),
+            "{shown}"
+        );
+    }
+
+    #[test]
+    fn of_a_docker_configuration_the_place_that_says_most_counts() {
+        let config = format!(
+            r#"{{"auths": {{
+                "registry.example.org": {{"auth": "{}"}},
+                "https://registry.example.org/team": {{"username": "team", "password": "b"}},
+                "localhost:5000": {{"registrytoken": "c"}},
+                "https://index.docker.io/v1/": {{"username": "hub", "password": "d"}}
+            }}}}"#,
+            STANDARD.encode("all:a")
+        );
+        let credentials = read(&[(DOCKER_CONFIG, &config)]).unwrap();
+        for (url, path, expected) in [
+            ("https://registry.example.org", "other/x", Some("all:a")),
+            ("https://registry.example.org", "team/x", Some("team:b")),
+            ("https://registry.example.org", "teams/x", Some("all:a")),
+            ("https://registry-1.docker.io", "me/x", Some("hub:d")),
+            ("https://registry.example.org:444", "team/x", None),
+            ("https://example.org", "x", None),
+        ] {
+            let expected = expected.map(|pair| format!("Basic {}", STANDARD.encode(pair)));
+            assert_eq!(said(&credentials, url, path), expected, "{url} {path}");
+        }
+        let token = said(&credentials, "http://localhost:5000", "x");
+        assert_eq!(token.as_deref(), Some("Bearer c"));
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_told_without_its_content() {
+        for (data, word) in [
+            (&[][..], "none of the keys"),
+            (&[("other", "hunter2")], "none of the keys"),
+            (&[("username", "hunter2")], "username without password"),
+            (&[("password", "hunter2")], "password without username"),
+            (&[("username", "a"), ("token", "hunter2")], "both"),
+            (&[("token", "hunter2\nx")], "token holds characters"),
+            (&[("ca.crt", "hunter2")], "ca.crt"),
+            (&[("tls.crt", "hunter2")], "tls.crt without tls.key"),
+            (&[("tls.key", "hunter2")], "tls.key without tls.crt"),
+            (
+                &[("tls.crt", "hunter2"), ("tls.key", "x")],
+                "tls.crt and tls.key",
+            ),
+            (&[(DOCKER_CONFIG, "hunter2")], "docker-registry"),
+            (
+                &[(DOCKER_CONFIG, r#"{"auths": {"a": {"auth": "hunter2"}}}"#)],
+                "docker-registry",
+            ),
+        ] {
+            let error = read(data).map(drop).unwrap_err();
+            let text = krypton_types::error_chain::chain(&error);
+            assert!(text.contains(word), "{word}: {text}");
+            assert!(!text.contains("hunter2"), "{text}");
+        }
+    }
+}

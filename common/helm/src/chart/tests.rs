@@ -1,0 +1,619 @@
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use futures::future::join_all;
+use proptest::prelude::*;
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+
+use super::archive::tests::{chart_yaml, entry, file, packed};
+use super::*;
+
+/// What the server says to one path.
+#[derive(Clone)]
+enum Answer {
+    Body(Vec<u8>),
+    Status(u16),
+    Redirect(String),
+    /// Bytes without end, whose length is not told.
+    Endless,
+    /// Claims a length, and sends nothing.
+    Claims(u64),
+}
+
+/// A chart repository on loopback.
+struct Repository {
+    address: SocketAddr,
+    answers: Arc<Mutex<BTreeMap<String, Answer>>>,
+    hits: Arc<Mutex<BTreeMap<String, u64>>>,
+    sent: Arc<AtomicU64>,
+}
+
+impl Repository {
+    async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let repository = Self {
+            address: listener.local_addr().unwrap(),
+            answers: Arc::default(),
+            hits: Arc::default(),
+            sent: Arc::default(),
+        };
+        let (answers, hits) = (
+            Arc::clone(&repository.answers),
+            Arc::clone(&repository.hits),
+        );
+        let sent = Arc::clone(&repository.sent);
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let (answers, hits) = (Arc::clone(&answers), Arc::clone(&hits));
+                tokio::spawn(serve(stream, answers, hits, Arc::clone(&sent)));
+            }
+        });
+        repository
+    }
+
+    /// With an index that offers `chart` once for each version, and the charts themselves.
+    async fn of(versions: &[&str]) -> Self {
+        let repository = Self::start().await;
+        let mut index = String::from("apiVersion: v1\nentries:\n  small:\n");
+        for version in versions {
+            let tgz = small(version);
+            let digest = krypton_types::fingerprint::sha256_hex(&tgz);
+            index.push_str(&format!(
+                "    - {{version: {version}, urls: [small-{version}.tgz], digest: {digest}}}\n"
+            ));
+            repository.answer(&format!("/small-{version}.tgz"), Answer::Body(tgz));
+        }
+        repository.answer("/index.yaml", Answer::Body(index.into_bytes()));
+        repository
+    }
+
+    fn answer(&self, path: &str, answer: Answer) {
+        self.answers.lock().unwrap().insert(path.to_owned(), answer);
+    }
+
+    fn hits(&self, path: &str) -> u64 {
+        self.hits.lock().unwrap().get(path).copied().unwrap_or(0)
+    }
+
+    fn all_hits(&self) -> u64 {
+        self.hits.lock().unwrap().values().sum()
+    }
+
+    fn chart(&self, version: &str) -> ChartRef {
+        ChartRef {
+            repo: format!("http://{}", self.address),
+            name: "small".to_owned(),
+            version: version.to_owned(),
+        }
+    }
+}
+
+async fn serve(
+    mut stream: TcpStream,
+    answers: Arc<Mutex<BTreeMap<String, Answer>>>,
+    hits: Arc<Mutex<BTreeMap<String, u64>>>,
+    sent: Arc<AtomicU64>,
+) -> Option<()> {
+    let mut request = Vec::new();
+    while !request.ends_with(b"\r\n\r\n") {
+        request.push(stream.read_u8().await.ok()?);
+    }
+    let request = String::from_utf8(request).unwrap();
+    let path = request.split(' ').nth(1).unwrap().to_owned();
+    *hits.lock().unwrap().entry(path.clone()).or_default() += 1;
+    let answer = answers
+        .lock()
+        .unwrap()
+        .get(&path)
+        .cloned()
+        .unwrap_or(Answer::Status(404));
+    let head = |status: u16, more: String| {
+        format!("HTTP/1.1 {status} -\r\nconnection: close\r\n{more}\r\n").into_bytes()
+    };
+    match answer {
+        Answer::Body(body) => {
+            let length = format!("content-length: {}\r\n", body.len());
+            stream.write_all(&head(200, length)).await.ok()?;
+            stream.write_all(&body).await.ok()?;
+        }
+        Answer::Status(status) => {
+            stream
+                .write_all(&head(status, "content-length: 0\r\n".to_owned()))
+                .await
+                .ok()?;
+        }
+        Answer::Redirect(to) => {
+            let more = format!("location: {to}\r\ncontent-length: 0\r\n");
+            stream.write_all(&head(302, more)).await.ok()?;
+        }
+        Answer::Endless => {
+            stream.write_all(&head(200, String::new())).await.ok()?;
+            let block = vec![b'a'; 1 << 20];
+            while stream.write_all(&block).await.is_ok() {
+                sent.fetch_add(1 << 20, Ordering::Relaxed);
+            }
+        }
+        Answer::Claims(length) => {
+            stream
+                .write_all(&head(200, format!("content-length: {length}\r\n")))
+                .await
+                .ok()?;
+            stream.read_u8().await.ok()?;
+        }
+    }
+    stream.shutdown().await.ok()
+}
+
+fn small(version: &str) -> Vec<u8> {
+    packed(&[
+        chart_yaml("small", version),
+        file("small/values.yaml", "a: 1\n"),
+    ])
+}
+
+fn cache() -> (TempDir, ChartCache) {
+    // Another test may have been first.
+    drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
+    let dir = tempfile::tempdir().unwrap();
+    let cache = ChartCache::new(dir.path().join("charts")).unwrap();
+    (dir, cache)
+}
+
+#[tokio::test]
+async fn a_chart_is_fetched_checked_and_kept_under_its_digest() {
+    let repository = Repository::of(&["1.0.0", "1.1.0"]).await;
+    let (_dir, cache) = cache();
+    let fetched = cache.fetch(&repository.chart("1.0.0")).await.unwrap();
+    assert_eq!(
+        (fetched.name.as_str(), fetched.version.as_str()),
+        ("small", "1.0.0")
+    );
+    assert_eq!(std::fs::read(&fetched.path).unwrap(), small("1.0.0"));
+    assert_eq!(
+        fetched.path.file_name().unwrap().to_str().unwrap(),
+        format!("{}.tgz", fetched.sha256)
+    );
+    assert_eq!(
+        cache.fetch(&repository.chart("1.0.0")).await.unwrap(),
+        fetched
+    );
+    assert_eq!(repository.all_hits(), 2);
+}
+
+#[tokio::test]
+async fn a_leading_v_makes_no_difference() {
+    let repository = Repository::of(&["v1.19.1"]).await;
+    let (_dir, cache) = cache();
+    assert_eq!(
+        cache
+            .fetch(&repository.chart("1.19.1"))
+            .await
+            .unwrap()
+            .version,
+        "v1.19.1"
+    );
+}
+
+#[tokio::test]
+async fn the_newest_is_kept_even_when_a_newer_one_appears_or_the_file_is_lost() {
+    let repository = Repository::of(&["1.0.0"]).await;
+    let (_dir, cache) = cache();
+    let first = cache.fetch(&repository.chart("")).await.unwrap();
+    let newer = Repository::of(&["1.0.0", "2.0.0"]).await;
+    let index = newer.answers.lock().unwrap()["/index.yaml"].clone();
+    repository.answer("/index.yaml", index);
+    assert_eq!(cache.fetch(&repository.chart("")).await.unwrap(), first);
+    std::fs::remove_file(&first.path).unwrap();
+    assert_eq!(cache.fetch(&repository.chart("")).await.unwrap(), first);
+    assert!(first.path.exists());
+}
+
+#[tokio::test]
+async fn a_version_that_is_not_there_names_the_newest() {
+    let repository = Repository::of(&["1.0.0", "1.1.0"]).await;
+    let (_dir, cache) = cache();
+    let error = cache.fetch(&repository.chart("9.9.9")).await.unwrap_err();
+    assert_eq!(error.fault(), ChartFault::VersionNotFound);
+    let expected = format!(
+        "chart version not found in repository: chart small, version 9.9.9, of http://{}; \
+         the newest stable one there is 1.1.0",
+        repository.address
+    );
+    assert_eq!(error.to_string(), expected);
+}
+
+#[tokio::test]
+async fn pinned_chart_is_fetched_once() {
+    let repository = Repository::of(&["1.0.0"]).await;
+    let (_dir, cache) = cache();
+    let version = cache.pin(&repository.chart("1.0.0")).await.unwrap();
+    let fetched = cache.fetch(&repository.chart(&version)).await.unwrap();
+    assert_eq!(version, format!("1.0.0@sha256:{}", fetched.sha256));
+    assert_eq!(repository.hits("/small-1.0.0.tgz"), 1);
+    // Other content under the same version.
+    let other = packed(&[chart_yaml("small", "1.0.0"), file("small/a", "b")]);
+    repository.answer("/small-1.0.0.tgz", Answer::Body(other));
+    repository.answer(
+        "/index.yaml",
+        Answer::Body(b"entries: {small: [{version: 1.0.0, urls: [small-1.0.0.tgz]}]}".to_vec()),
+    );
+    let (_dir, fresh) = self::cache();
+    let error = fresh.fetch(&repository.chart(&version)).await.unwrap_err();
+    assert!(matches!(*error, ChartError::Digest { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn an_invalid_version_is_refused_and_a_range_is_not_fetched() {
+    let repository = Repository::of(&["1.0.0"]).await;
+    let (_dir, cache) = cache();
+    for version in ["latest", "1.0.0\n", "1.0.0@sha256:12"] {
+        let error = cache.fetch(&repository.chart(version)).await.unwrap_err();
+        assert_eq!(error.fault(), ChartFault::VersionInvalid, "{version}");
+    }
+    assert_eq!(repository.all_hits(), 0);
+    // What a version means is for the hub to find out, once for all.
+    for range in ["^1", "1.0", "*", "=1.0.0"] {
+        let error = cache.fetch(&repository.chart(range)).await.unwrap_err();
+        assert!(matches!(*error, ChartError::Unresolved { .. }), "{error}");
+    }
+    // What hinders it is told.
+    let error = cache.fetch(&repository.chart("=9.9.9")).await.unwrap_err();
+    assert_eq!(error.fault(), ChartFault::VersionNotFound);
+    assert_eq!(repository.all_hits(), repository.hits("/index.yaml"));
+}
+
+#[tokio::test]
+async fn what_a_broken_repository_answers_is_not_loaded_and_says_why() {
+    let (_dir, cache) = cache();
+    let html = || Answer::Body(b"<!doctype html><title>Hello</title>".to_vec());
+    let other = packed(&[chart_yaml("other", "1.0.0")]);
+    let newer = small("1.0.1");
+    let traversal = packed(&[chart_yaml("small", "1.0.0"), file("small/../../x", "x")]);
+    let link = packed(&[
+        chart_yaml("small", "1.0.0"),
+        entry("small/values.yaml", tar::EntryType::Symlink, b""),
+    ]);
+    // Without a digest, so that it is the archive that is looked at.
+    let index = b"entries: {small: [{version: 1.0.0, urls: [small-1.0.0.tgz]}]}".to_vec();
+    let cases: Vec<(&str, Answer, &str)> = vec![
+        ("/index.yaml", html(), "not the index"),
+        ("/index.yaml", Answer::Status(404), "answered with 404"),
+        ("/index.yaml", Answer::Status(503), "answered with 503"),
+        (
+            "/index.yaml",
+            Answer::Redirect("/index.yaml".to_owned()),
+            "more than 5 redirects",
+        ),
+        (
+            "/index.yaml",
+            Answer::Claims(200 << 20),
+            "larger than 50 MiB",
+        ),
+        (
+            "/small-1.0.0.tgz",
+            Answer::Status(404),
+            "downloading the chart was answered with 404",
+        ),
+        (
+            "/small-1.0.0.tgz",
+            Answer::Claims(11 << 20),
+            "larger than 10 MiB",
+        ),
+        ("/small-1.0.0.tgz", html(), "not a gzip"),
+        (
+            "/small-1.0.0.tgz",
+            Answer::Body(other),
+            "holds chart other 1.0.0",
+        ),
+        (
+            "/small-1.0.0.tgz",
+            Answer::Body(newer),
+            "holds chart small 1.0.1",
+        ),
+        (
+            "/small-1.0.0.tgz",
+            Answer::Body(traversal),
+            "leaves the chart's folder",
+        ),
+        (
+            "/small-1.0.0.tgz",
+            Answer::Body(link),
+            "neither a file nor a folder",
+        ),
+    ];
+    for (path, answer, reason) in cases {
+        let repository = Repository::of(&["1.0.0"]).await;
+        repository.answer("/index.yaml", Answer::Body(index.clone()));
+        repository.answer(path, answer);
+        let error = cache.fetch(&repository.chart("1.0.0")).await.unwrap_err();
+        let text = chain(&error);
+        assert!(text.contains(reason), "{path}: {text}");
+        assert!(
+            text.contains("chart small, version 1.0.0, of http://127.0.0.1"),
+            "{text}"
+        );
+        assert_eq!(error.fault(), ChartFault::NotLoaded);
+    }
+    let left = std::fs::read_dir(&cache.dir).unwrap().count();
+    assert_eq!(left, 0, "nothing that was refused is kept");
+}
+
+#[tokio::test]
+async fn an_index_without_end_is_not_read_to_its_end() {
+    let repository = Repository::start().await;
+    repository.answer("/index.yaml", Answer::Endless);
+    let (_dir, cache) = cache();
+    let error = cache.fetch(&repository.chart("1.0.0")).await.unwrap_err();
+    assert!(matches!(*error, ChartError::TooLarge { .. }), "{error}");
+    let sent = repository.sent.load(Ordering::Relaxed);
+    assert!(sent < index::LIMIT + (32 << 20), "{sent} bytes were taken");
+}
+
+#[tokio::test]
+async fn a_chart_that_differs_from_its_digest_is_refused() {
+    let repository = Repository::of(&["1.0.0"]).await;
+    repository.answer(
+        "/small-1.0.0.tgz",
+        Answer::Body(packed(&[chart_yaml("small", "1.0.0")])),
+    );
+    let (_dir, cache) = cache();
+    let error = cache.fetch(&repository.chart("1.0.0")).await.unwrap_err();
+    assert!(matches!(*error, ChartError::Digest { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn many_callers_share_one_fetch() {
+    let repository = Repository::of(&["1.0.0"]).await;
+    let (_dir, cache) = cache();
+    let chart = repository.chart("1.0.0");
+    let results = join_all((0..50).map(|_| cache.fetch(&chart))).await;
+    assert!(results.iter().all(Result::is_ok));
+    assert_eq!(
+        (
+            repository.hits("/index.yaml"),
+            repository.hits("/small-1.0.0.tgz")
+        ),
+        (1, 1)
+    );
+}
+
+#[tokio::test]
+async fn a_failure_is_shared_and_remembered_until_its_pause_is_over() {
+    let repository = Repository::of(&["1.0.0"]).await;
+    let index = repository.answers.lock().unwrap()["/index.yaml"].clone();
+    repository.answer("/index.yaml", Answer::Status(500));
+    let (_dir, cache) = cache();
+    let chart = repository.chart("1.0.0");
+    let results = join_all((0..50).map(|_| cache.fetch(&chart))).await;
+    assert!(results.iter().all(Result::is_err));
+    assert_eq!(repository.all_hits(), 1);
+
+    repository.answer("/index.yaml", index);
+    assert!(cache.fetch(&chart).await.is_err());
+    assert_eq!(repository.all_hits(), 1);
+
+    let slot = cache.slot(&chart);
+    match &mut *slot.lock().await {
+        Memory::Failed {
+            until, times: 1, ..
+        } => *until = Boot::default(),
+        other => panic!("the failure is not remembered: {other:?}"),
+    }
+    assert_eq!(cache.fetch(&chart).await.unwrap().version, "1.0.0");
+}
+
+#[tokio::test]
+async fn one_dead_repository_does_not_hold_up_another() {
+    let repository = Repository::of(&["1.0.0"]).await;
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let stuck = ChartRef {
+        repo: format!("http://{}", silent.local_addr().unwrap()),
+        ..repository.chart("1.0.0")
+    };
+    let (_dir, cache) = cache();
+    let mut waiting = std::pin::pin!(cache.fetch(&stuck));
+    assert!(futures::poll!(waiting.as_mut()).is_pending());
+    let (_connection, _) = silent.accept().await.unwrap();
+    assert!(cache.fetch(&repository.chart("1.0.0")).await.is_ok());
+    assert!(futures::poll!(waiting).is_pending());
+}
+
+#[tokio::test]
+async fn a_repository_that_nobody_listens_for_is_unreachable_and_its_password_is_not_shown() {
+    // Bound without a listener: no other test gets the port.
+    let silent = TcpSocket::new_v4().unwrap();
+    silent.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let address = silent.local_addr().unwrap();
+    let (_dir, cache) = cache();
+    let chart = ChartRef {
+        repo: format!("http://me:hunter2@{address}"),
+        name: "small".to_owned(),
+        version: "1.0.0".to_owned(),
+    };
+    let error = cache.fetch(&chart).await.unwrap_err();
+    let text = chain(&error);
+    assert!(
+        text.starts_with("chart not loaded; repo unreachable?"),
+        "{text}"
+    );
+    assert!(
+        !text.contains("hunter2") && !format!("{error:?}{chart:?}").contains("hunter2"),
+        "{error:?}"
+    );
+}
+
+#[tokio::test]
+async fn other_addresses_are_refused_with_the_remedy() {
+    let (_dir, cache) = cache();
+    for (repo, name, reason) in [
+        (
+            "oci://registry.example.org/Charts",
+            "small",
+            "in lower case",
+        ),
+        ("", "oci://registry.example.org", "in lower case"),
+        (
+            "file:///srv/charts",
+            "small",
+            "must be an http(s) or oci URL",
+        ),
+        (
+            "charts.example.org",
+            "small",
+            "must be an http(s) or oci URL",
+        ),
+        ("", "small", "must be an http(s) or oci URL"),
+    ] {
+        let chart = ChartRef {
+            repo: repo.to_owned(),
+            name: name.to_owned(),
+            version: "1.0.0".to_owned(),
+        };
+        let error = cache.fetch(&chart).await.unwrap_err();
+        assert!(error.to_string().contains(reason), "{repo}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn a_local_chart_is_checked_like_any_other() {
+    let (dir, cache) = cache();
+    let path = dir.path().join("any-name.tgz");
+    std::fs::write(&path, small("1.0.0")).unwrap();
+    let chart = |version: &str| ChartRef {
+        repo: String::new(),
+        name: path.to_str().unwrap().to_owned(),
+        version: version.to_owned(),
+    };
+    for version in ["", "1.0.0", "v1.0.0"] {
+        let fetched = cache.fetch(&chart(version)).await.unwrap();
+        assert_eq!(
+            (fetched.name.as_str(), fetched.version.as_str()),
+            ("small", "1.0.0")
+        );
+    }
+    let error = cache.fetch(&chart("1.0.1")).await.unwrap_err();
+    assert_eq!(error.fault(), ChartFault::VersionNotFound);
+
+    std::fs::write(&path, b"rubbish").unwrap();
+    let error = cache.fetch(&chart("1.0.2")).await.unwrap_err();
+    assert!(matches!(*error, ChartError::Archive { .. }), "{error}");
+
+    let lost = ChartRef {
+        name: "/nowhere/small.tgz".to_owned(),
+        ..chart("1.0.0")
+    };
+    let error = cache.fetch(&lost).await.unwrap_err();
+    assert!(matches!(*error, ChartError::Local { .. }), "{error}");
+}
+
+/// Counts how often it is asked, and gives a chart of that name and version, or nothing.
+#[derive(Default)]
+struct Other {
+    gives: Option<(&'static str, &'static str)>,
+    asked: AtomicU64,
+}
+
+impl Fallback for Other {
+    fn fetch(&self, _: &ChartRef) -> BoxFuture<'_, Result<Vec<u8>, String>> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        Box::pin(async {
+            let (name, version) = self.gives.ok_or("it has none")?;
+            Ok(packed(&[chart_yaml(name, version)]))
+        })
+    }
+}
+
+#[tokio::test]
+async fn only_without_a_way_to_the_repository_the_other_way_is_tried_and_checked_as_well() {
+    let repository = Repository::of(&["1.0.0"]).await;
+    let nobody = ChartRef {
+        repo: "http://127.0.0.1:1".to_owned(),
+        ..repository.chart("1.0.0")
+    };
+    let lost = ChartRef {
+        repo: String::new(),
+        name: "/nowhere/small.tgz".to_owned(),
+        version: "1.0.0".to_owned(),
+    };
+    let gone = ChartRef {
+        repo: format!("http://{}/other", repository.address),
+        ..nobody.clone()
+    };
+    let there = repository.chart("1.0.0");
+    let unlisted = ChartRef {
+        name: "large".to_owned(),
+        ..there.clone()
+    };
+    let (good, none) = (Some(("small", "1.0.0")), None);
+    for (chart, gives, asked, outcome) in [
+        (&there, good, 0, "1.0.0"),
+        (&unlisted, good, 0, "no such chart"),
+        (&repository.chart("1.0.1"), good, 0, "not found"),
+        (&nobody, good, 1, "1.0.0"),
+        (&lost, good, 1, "1.0.0"),
+        (&gone, good, 1, "1.0.0"),
+        (&nobody, none, 1, "repo unreachable?"),
+        (&nobody, Some(("large", "1.0.0")), 1, "holds chart large"),
+        (
+            &nobody,
+            Some(("small", "2.0.0")),
+            1,
+            "newest stable one there is 2.0.0",
+        ),
+    ] {
+        let other = Arc::new(Other {
+            gives,
+            ..Other::default()
+        });
+        let (_dir, cache) = cache();
+        let cache = cache.with_fallback(Arc::clone(&other) as Arc<dyn Fallback>, ChartSource::Auto);
+        let said = match cache.fetch(chart).await {
+            Ok(fetched) => fetched.version,
+            Err(error) => error.to_string(),
+        };
+        assert!(said.contains(outcome), "{chart}: {said}");
+        assert_eq!(other.asked.load(Ordering::Relaxed), asked, "{chart}");
+    }
+}
+
+#[test]
+fn a_folder_that_cannot_be_used_is_named_at_once_and_leftovers_are_removed() {
+    let (dir, _) = cache();
+    let file = dir.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let error = ChartCache::new(file.clone()).unwrap_err();
+    assert!(
+        error.to_string().contains(file.to_str().unwrap()),
+        "{error}"
+    );
+
+    let folder = dir.path().join("charts");
+    let left = folder.join(format!("{PARTIAL}old"));
+    std::fs::write(&left, "").unwrap();
+    ChartCache::new(folder).unwrap();
+    assert!(!left.exists());
+}
+
+proptest! {
+    #[test]
+    fn pauses_grow_up_to_a_minute_and_are_never_in_step(failures in any::<u32>(), random in 0.0..1.0) {
+        let chosen = pause(failures, random);
+        prop_assert!(chosen >= Duration::from_secs(1) && chosen <= LONGEST_PAUSE);
+        prop_assert!(pause(failures, 0.0) <= chosen && chosen <= pause(failures, 1.0));
+        prop_assert!(pause(failures, 0.0) < pause(failures, 1.0));
+        prop_assert!(failures < 5 || chosen >= LONGEST_PAUSE / 2);
+    }
+}
+
+fn chain(error: &ChartError) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        text.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    text
+}

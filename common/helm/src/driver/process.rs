@@ -1,0 +1,373 @@
+//! One helm process from start to end: its deadline, its stopping, its last words.
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use krypton_runtime::clock::Boot;
+use krypton_runtime::effect_now;
+use krypton_runtime::process_group::{self, orphans_of};
+use rustix::process::Pid;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::Patience;
+use super::stop::{Order, StopSignal};
+use super::supervisor::{NOT_STARTED, OUTPUT_FLAG, SIGNALLED, TERMINATE, UNTIL, millis};
+
+/// What is kept of standard error, in bytes.
+const TAIL: usize = 64 << 10;
+/// `helm version` asks nobody, so it has no reason to take long.
+const VERSION_DEADLINE: Duration = Duration::from_secs(30);
+/// `helm version` prints a few characters.
+const VERSION_LENGTH: u64 = 256;
+/// Killed processes close their standard error at once; one that fled its group may not.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+/// SIGKILL works at once, but for a process that waits for a dead disk.
+const DYING: Duration = Duration::from_secs(30);
+
+/// How a run came to its end.
+#[derive(Debug)]
+pub(super) enum Ending {
+    Well,
+    Failed { stderr: Vec<u8> },
+    Killed { signal: i32, stderr: Vec<u8> },
+    NotStarted { stderr: Vec<u8> },
+    TimedOut { stderr: Vec<u8> },
+    Stopped,
+}
+
+/// A helm process to be run.
+pub(super) struct Job<'a> {
+    pub supervisor: &'a [OsString],
+    pub binary: &'a Path,
+    pub arguments: Vec<OsString>,
+    pub environment: Vec<(OsString, OsString)>,
+    pub deadline: Duration,
+    pub patience: Patience,
+    /// Whether SIGTERM makes it end in order. If not, a soft stop only waits.
+    pub asks_to_stop: bool,
+    /// Where Helm's standard output goes; nowhere if `None`.
+    pub output: Option<&'a Path>,
+}
+
+/// Why a run is being ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cause {
+    None,
+    Stopped,
+    TimedOut,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Running,
+    /// To end by itself, within some time.
+    Asked,
+    Killed,
+}
+
+impl Job<'_> {
+    /// Runs it. When the future is dropped, the supervisor's pipe closes and the group dies.
+    pub(super) async fn run(self, stop: &StopSignal) -> io::Result<Ending> {
+        let mut orders = stop.orders();
+        if orders.at(Boot::now()) != Order::Go {
+            return Ok(Ending::Stopped);
+        }
+        let mut until = orders.until();
+        let mut process = effect_now!("helm.spawn", self.spawn(until))?;
+        let mut order = Order::Go;
+        let mut stage = Stage::Running;
+        let mut cause = Cause::None;
+        let mut limit = Instant::now() + self.deadline;
+        loop {
+            tokio::select! {
+                biased;
+                (next, next_until) = orders.other_than((order, until)) => {
+                    if next_until != until {
+                        until = next_until;
+                        process.lives_until(until).await;
+                    }
+                    if next == std::mem::replace(&mut order, next) {
+                        continue;
+                    }
+                    if next == Order::Kill {
+                        process.kill();
+                        (stage, cause) = (Stage::Killed, Cause::Stopped);
+                        limit = Instant::now() + DYING;
+                    } else if stage == Stage::Running {
+                        (stage, cause) = (Stage::Asked, Cause::Stopped);
+                        limit = limit.min(Instant::now() + self.patience.after_stop);
+                        if self.asks_to_stop {
+                            process.terminate().await;
+                        }
+                    }
+                }
+                () = end_of(&mut process.life) => break,
+                () = process.ears.listen() => {}
+                () = sleep_until(limit) => match stage {
+                    Stage::Running => {
+                        (stage, cause) = (Stage::Asked, Cause::TimedOut);
+                        limit = Instant::now() + self.patience.after_deadline;
+                        process.terminate().await;
+                    }
+                    Stage::Asked => {
+                        process.kill();
+                        stage = Stage::Killed;
+                        limit = Instant::now() + DYING;
+                    }
+                    Stage::Killed => {
+                        let seconds = DYING.as_secs();
+                        let what = format!("killed, it is still there after {seconds} s");
+                        return Err(io::Error::new(io::ErrorKind::TimedOut, what));
+                    }
+                }
+            }
+        }
+        let (status, stderr) = process.end().await?;
+        Ok(match cause {
+            // Helm that was asked to stop and ended well has done its work.
+            _ if status.success() => Ending::Well,
+            // Its time was over before anybody said so: we have slept.
+            Cause::None if orders.at(Boot::now()) == Order::Kill => Ending::Stopped,
+            Cause::None => ending(status, stderr),
+            Cause::Stopped => Ending::Stopped,
+            Cause::TimedOut => Ending::TimedOut { stderr },
+        })
+    }
+
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "the one place where a helm run starts"
+    )]
+    fn spawn(&self, until: Option<Boot>) -> io::Result<Process> {
+        let (program, first) = self.supervisor.split_first().expect("it is not empty");
+        let output = self
+            .output
+            .map(|file| [OUTPUT_FLAG.as_ref(), file.as_os_str()]);
+        let mut child = Command::new(program)
+            .args(first)
+            .args(until.map(|until| millis(until).to_string()))
+            .args(output.into_iter().flatten())
+            .arg("--")
+            .arg(self.binary)
+            .args(&self.arguments)
+            .env_clear()
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        let group = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
+        let group = group.expect("a process that was not waited for has a number");
+        let pipe = child.stdin.take();
+        let life = child.stdout.take().expect("standard output is piped");
+        let stderr = child.stderr.take().expect("standard error is piped");
+        let ears = Ears {
+            stderr: Some(stderr),
+            tail: Tail::default(),
+        };
+        Ok(Process {
+            child,
+            group,
+            life,
+            pipe,
+            ears,
+        })
+    }
+}
+
+fn ending(status: ExitStatus, stderr: Vec<u8>) -> Ending {
+    let signalled = i32::from(SIGNALLED);
+    match (status.code(), status.signal()) {
+        (Some(0), _) => Ending::Well,
+        (Some(code), _) if code == i32::from(NOT_STARTED) => Ending::NotStarted { stderr },
+        (Some(code), _) if code > signalled => Ending::Killed {
+            signal: code - signalled,
+            stderr,
+        },
+        (_, Some(signal)) => Ending::Killed { signal, stderr },
+        _ => Ending::Failed { stderr },
+    }
+}
+
+/// The supervisor, helm, and whatever they started.
+struct Process {
+    child: Child,
+    /// The supervisor's number, which is the group's.
+    group: Pid,
+    /// The supervisor's standard output, which helm does not get: it closes when the supervisor ends.
+    /// Unlike waiting, this does not reap: the group's number stays nobody else's until it is killed.
+    life: ChildStdout,
+    /// Its end kills the group.
+    pipe: Option<ChildStdin>,
+    ears: Ears,
+}
+
+async fn end_of(life: &mut ChildStdout) {
+    while let Ok(1..) = life.read(&mut [0; 64]).await {}
+}
+
+impl Process {
+    async fn terminate(&mut self) {
+        if let Some(pipe) = &mut self.pipe
+            && let Err(error) = pipe.write_all(&[TERMINATE]).await
+        {
+            // It has ended, or its limit will end it.
+            tracing::debug!(%error, "asking helm to stop");
+        }
+    }
+
+    async fn lives_until(&mut self, until: Option<Boot>) {
+        let mut word = [UNTIL; 9];
+        let until = until.map_or(u64::MAX, millis);
+        word[1..].copy_from_slice(&until.to_le_bytes());
+        if let Some(pipe) = &mut self.pipe
+            && let Err(error) = pipe.write_all(&word).await
+        {
+            // It has ended, or ends when it was to.
+            tracing::debug!(%error, "telling helm's supervisor of more time");
+        }
+    }
+
+    fn kill(&self) {
+        process_group::kill(self.group);
+    }
+
+    /// Ends what helm left running, hears the rest, reaps.
+    async fn end(mut self) -> io::Result<(ExitStatus, Vec<u8>)> {
+        self.kill();
+        // The end of standard error shows that nobody who could hold it is left.
+        let rest = async {
+            while self.ears.stderr.is_some() {
+                self.ears.listen().await;
+            }
+        };
+        if timeout(LAST_WORDS, rest).await.is_err() {
+            tracing::warn!("a process that helm started has left its group and goes on");
+        }
+        drop(self.pipe.take());
+        let status = self.child.wait().await?;
+        if timeout(LAST_WORDS, orphans_of(self.group)).await.is_err() {
+            tracing::warn!("a killed process that helm started is still there");
+        }
+        Ok((status, self.ears.tail.bytes.into()))
+    }
+}
+
+/// Hears standard error until it is closed.
+struct Ears {
+    stderr: Option<ChildStderr>,
+    tail: Tail,
+}
+
+impl Ears {
+    /// Takes in what is said; pending for ever once the stream is closed. Safe to cancel.
+    async fn listen(&mut self) {
+        match &mut self.stderr {
+            Some(stderr) => {
+                if !self.tail.read(stderr).await {
+                    self.stderr = None;
+                }
+            }
+            None => std::future::pending().await,
+        }
+    }
+}
+
+/// The last bytes of a stream.
+#[derive(Default)]
+struct Tail {
+    bytes: VecDeque<u8>,
+}
+
+impl Tail {
+    /// Reads once; false at the end. Safe to cancel.
+    async fn read(&mut self, from: &mut (impl AsyncRead + Unpin)) -> bool {
+        let mut buffer = [0; 4096];
+        match from.read(&mut buffer).await {
+            Ok(0) | Err(_) => false,
+            Ok(count) => {
+                self.bytes.extend(buffer.iter().take(count));
+                let over = self.bytes.len().saturating_sub(TAIL);
+                self.bytes.drain(..over);
+                true
+            }
+        }
+    }
+}
+
+/// What `helm version` says.
+#[allow(
+    clippy::disallowed_methods,
+    reason = "asking for the version needs no supervisor"
+)]
+pub(super) async fn version(
+    binary: &Path,
+    environment: Vec<(OsString, OsString)>,
+) -> io::Result<String> {
+    let mut child = Command::new(binary)
+        .args(["version", "--template", "{{.Version}}"])
+        .env_clear()
+        .envs(environment)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()?;
+    let stdout = child.stdout.take().expect("standard output is piped");
+    let mut said = Vec::new();
+    let ended = async {
+        stdout.take(VERSION_LENGTH).read_to_end(&mut said).await?;
+        child.wait().await
+    };
+    timeout(VERSION_DEADLINE, ended).await.map_err(|_| {
+        let seconds = VERSION_DEADLINE.as_secs();
+        io::Error::new(
+            io::ErrorKind::TimedOut,
+            format!("no answer within {seconds} s"),
+        )
+    })??;
+    Ok(String::from_utf8_lossy(&said).trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn only_the_last_bytes_are_kept() {
+        let mut said = vec![b'a'; TAIL];
+        said.extend_from_slice(b"the end");
+        let mut from = said.as_slice();
+        let mut tail = Tail::default();
+        while tail.read(&mut from).await {
+            assert!(tail.bytes.len() <= TAIL);
+        }
+        let kept = Vec::from(tail.bytes);
+        assert_eq!(kept.len(), TAIL);
+        assert!(kept.ends_with(b"aathe end"));
+    }
+
+    #[test]
+    fn a_supervisors_exit_tells_what_became_of_helm() {
+        let ended = |raw: i32| ending(ExitStatus::from_raw(raw), Vec::new());
+        assert!(matches!(ended(0), Ending::Well));
+        assert!(matches!(ended(1 << 8), Ending::Failed { .. }));
+        assert!(matches!(
+            ended(i32::from(NOT_STARTED) << 8),
+            Ending::NotStarted { .. }
+        ));
+        assert!(matches!(
+            ended((128 + 9) << 8),
+            Ending::Killed { signal: 9, .. }
+        ));
+        assert!(matches!(ended(15), Ending::Killed { signal: 15, .. }));
+    }
+}

@@ -1,0 +1,430 @@
+//! What helm said went wrong: cut short for people, without secrets, and whether trying again helps.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use krypton_types::redact::{HIDDEN, is_secret_name, redact};
+use krypton_types::values;
+use serde_json::{Map, Value};
+
+/// The longest text shown, in bytes.
+pub(crate) const LONGEST: usize = 1024;
+/// Shorter ones are no secrets, and would tear holes into words.
+pub(crate) const SHORTEST_SECRET: usize = 4;
+/// A part of a secret that is shorter is no clue.
+const SHORTEST_WITHIN: usize = 6;
+
+/// Texts of failures that the same input brings about again. The seed is Fleet's list, sharpened by
+/// what helm 4 and the apiserver write.
+const PERMANENT: [&str; 13] = [
+    "values don't meet the specifications of the schema",
+    "field is immutable",
+    "may not change once set",
+    "updates to statefulset spec for fields other than",
+    " is invalid: ",
+    " is forbidden: ",
+    "unknown field",
+    "yaml parse error",
+    "error converting yaml to json",
+    "execution error at (",
+    "parse error at (",
+    "error calling include",
+    "chart requires kubeversion",
+];
+/// What takes that back: it is the cluster's state, which changes without us.
+const PASSING: [&str; 3] = [
+    "exceeded quota",
+    "is being terminated",
+    "because it is being deleted",
+];
+/// Helm builds the objects of the last revision first, and the cluster no longer has one of their kinds.
+const KIND_GONE: &str = "current release manifest";
+/// The remedies. Helm has changed nothing so far.
+pub(crate) const WAY_OUT: &str = "; install the CRD of that kind again, or delete the release's Secrets (label owner=helm and its name):      Krypton then installs the chart again and adopts the existing objects";
+/// The longest error before that, in bytes.
+const LONGEST_BEFORE: usize = 512;
+const NOT_FOUND: &str = "release: not found";
+/// How a control plane of Kamaji refuses all writes while it is put away or moved.
+const SUSPENDED: [&str; 2] = [
+    "has limited write permissions, current changes are blocked",
+    "is in freezing mode due to a maintenance mode",
+];
+
+/// Whether a cluster takes no writes for now, as its owner wishes it.
+pub(super) fn is_suspended(text: &str) -> bool {
+    SUSPENDED.iter().any(|words| text.contains(words))
+}
+
+/// Whether Go's runtime ended the program because it got no more memory.
+pub(super) fn is_out_of_memory(stderr: &[u8]) -> bool {
+    let said = String::from_utf8_lossy(stderr);
+    let fatal = said
+        .lines()
+        .filter_map(|line| line.strip_prefix("fatal error: "));
+    let mut fatal = fatal.map(str::to_lowercase);
+    fatal.any(|why| why.contains("out of memory") || why.contains("cannot allocate memory"))
+}
+
+/// A reading of helm's standard error.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Complaint {
+    pub text: String,
+    pub permanent: bool,
+    pub not_found: bool,
+    pub suspended: bool,
+}
+
+impl Complaint {
+    /// `secrets` are values that must not be shown.
+    pub(crate) fn of(stderr: &[u8], secrets: &[String]) -> Self {
+        let said = String::from_utf8_lossy(stderr);
+        let error = last_error(&said);
+        let lower = error.unwrap_or(&said).to_lowercase();
+        let says = |texts: &[&str]| texts.iter().any(|text| lower.contains(text));
+        let text = redacted(error.unwrap_or(&said), secrets);
+        // A terminal obeys control characters.
+        let words = text.split(|c: char| c.is_whitespace() || c.is_control());
+        let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
+        // A secret of several words may stand on several lines.
+        let line = without(&words.join(" "), secrets);
+        let text = match error {
+            Some(_) if says(&[KIND_GONE]) => format!("{}{WAY_OUT}", head(&line, LONGEST_BEFORE)),
+            Some(_) => head(&line, LONGEST),
+            None => tail(&line),
+        };
+        Self {
+            text,
+            permanent: says(&PERMANENT) && !says(&PASSING) && !says(&SUSPENDED),
+            not_found: says(&[NOT_FOUND]),
+            suspended: says(&SUSPENDED),
+        }
+    }
+}
+
+/// From helm's last line that starts with `Error:` on; the warnings before it are left out.
+fn last_error(said: &str) -> Option<&str> {
+    let start = match said.rfind("\nError: ") {
+        Some(at) => at + "\nError: ".len(),
+        None if said.starts_with("Error: ") => "Error: ".len(),
+        None => return None,
+    };
+    said.get(start..)
+}
+
+fn head(line: &str, longest: usize) -> String {
+    if line.len() <= longest {
+        return line.to_owned();
+    }
+    let end = line.floor_char_boundary(longest - "…".len());
+    format!("{}…", line.get(..end).unwrap_or_default())
+}
+
+fn tail(line: &str) -> String {
+    if line.len() <= LONGEST {
+        return line.to_owned();
+    }
+    let start = line.ceil_char_boundary(line.len() - (LONGEST - "…".len()));
+    format!("…{}", line.get(start..).unwrap_or_default())
+}
+
+/// The texts among the values that must not be shown, by the names they have there or by these JSON
+/// pointers; longest first.
+pub(crate) fn secrets(values: &Map<String, Value>, pointers: &[String]) -> Vec<String> {
+    let mut found = Vec::new();
+    for (name, value) in values {
+        collect(value, is_secret_name(name), &mut found);
+    }
+    for value in pointers
+        .iter()
+        .filter_map(|pointer| values::at(values, pointer))
+    {
+        collect(value, true, &mut found);
+    }
+    found.sort_by(|a, b| b.len().cmp(&a.len()).then_with(|| a.cmp(b)));
+    found.dedup();
+    found
+}
+
+fn collect(value: &Value, secret: bool, found: &mut Vec<String>) {
+    match value {
+        Value::String(text) if secret => {
+            // A Secret's manifest has it encoded; a text of many lines may be quoted in part.
+            let mut forms = vec![text.clone(), STANDARD.encode(text)];
+            forms.extend(text.lines().map(|line| line.trim().to_owned()));
+            forms.extend(quoted(text));
+            forms.extend(within_base64(text.as_bytes()));
+            forms.retain(|form| form.len() >= SHORTEST_SECRET);
+            found.append(&mut forms);
+        }
+        Value::Number(number) if secret => {
+            found.extend(Some(number.to_string()).filter(|text| text.len() >= SHORTEST_SECRET));
+        }
+        Value::Array(items) => items.iter().for_each(|item| collect(item, secret, found)),
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                collect(value, secret || is_secret_name(name), found);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// As it stands in quotes, where that is different.
+fn quoted(text: &str) -> Option<String> {
+    let quoted = Value::from(text).to_string();
+    let inner = quoted.strip_prefix('"')?.strip_suffix('"')?;
+    (inner != text).then(|| inner.to_owned())
+}
+
+/// What a text looks like somewhere within a longer one in base64, as the `user:password` of a registry.
+fn within_base64(text: &[u8]) -> impl Iterator<Item = String> + '_ {
+    // The ends depend on the neighbours.
+    (0..3).filter_map(move |skip| {
+        let rest = text.get(skip..)?;
+        let whole = rest.get(..rest.len() / 3 * 3)?;
+        (whole.len() >= SHORTEST_WITHIN).then(|| STANDARD.encode(whole))
+    })
+}
+
+fn redacted(text: &str, secrets: &[String]) -> String {
+    redact(&without(text, secrets))
+}
+
+fn without(text: &str, secrets: &[String]) -> String {
+    let hide = |text: String, secret: &String| text.replace(secret, HIDDEN);
+    secrets.iter().fold(text.to_owned(), hide)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    fn complaint(stderr: &str) -> Complaint {
+        Complaint::of(stderr.as_bytes(), &[])
+    }
+
+    #[test]
+    fn end_of_memory_is_told_by_the_runtimes_words() {
+        for (said, out) in [
+            ("fatal error: runtime: out of memory\n", true),
+            (
+                "a warning\nfatal error: out of memory allocating heap arena map\n",
+                true,
+            ),
+            (
+                "runtime: mmap: x\nfatal error: runtime: cannot allocate memory\n",
+                true,
+            ),
+            (
+                "fatal error: all goroutines are asleep - deadlock!\n",
+                false,
+            ),
+            ("Error: pod a was killed: out of memory\n", false),
+        ] {
+            assert_eq!(is_out_of_memory(said.as_bytes()), out, "{said}");
+        }
+    }
+
+    #[test]
+    fn the_error_is_taken_and_the_warnings_before_it_are_not() {
+        let said = "level=WARN msg=\"something old\"\nError: UPGRADE FAILED: values don't meet \
+                    the specifications of the schema(s) in the following chart(s):\nsmall:\n\
+                    - at '/replicaCount': got string, want integer\n";
+        let complaint = complaint(said);
+        assert_eq!(
+            complaint.text,
+            "UPGRADE FAILED: values don't meet the specifications of the schema(s) in the \
+             following chart(s): small: - at '/replicaCount': got string, want integer"
+        );
+        assert!(complaint.permanent);
+    }
+
+    #[test]
+    fn kind_that_is_gone_comes_with_the_way_out() {
+        for said in [
+            "unable to build kubernetes objects from current release manifest: resource mapping not found for name: \"acme\" namespace: \"acme\" from \"\": no matches for kind \"Widget\" in version \"krypton.test/v1\"",
+            "current release manifest contains removed kubernetes api(s) for this kubernetes version and it is therefore unable to build the kubernetes objects for performing the diff",
+        ] {
+            let complaint = complaint(&format!(
+                "Error: UPGRADE FAILED: {said}{}",
+                " long".repeat(200)
+            ));
+            assert!(complaint.text.contains("current release manifest"));
+            assert!(
+                complaint.text.ends_with("adopts the existing objects"),
+                "{}",
+                complaint.text
+            );
+            assert!(
+                complaint.text.len() <= LONGEST - 128,
+                "a condition has words before it"
+            );
+            assert!(!complaint.permanent, "the CRD may come back");
+        }
+    }
+
+    #[test]
+    fn without_an_error_line_the_last_words_are_taken() {
+        let said = format!("{} panic: the end", "goroutine ".repeat(1000));
+        let text = complaint(&said).text;
+        assert!(text.len() <= LONGEST && text.starts_with('…') && text.ends_with("panic: the end"));
+        let long = format!("Error: the start {}", "ä".repeat(4000));
+        let text = complaint(&long).text;
+        assert!(text.len() <= LONGEST && text.starts_with("the start") && text.ends_with('…'));
+        assert_eq!(complaint("").text, "");
+    }
+
+    #[test]
+    fn failures_that_only_a_change_helps_against_are_told_from_passing_ones() {
+        let permanent = [
+            "Error: UPGRADE FAILED: cannot patch \"web\" with kind Service: Service \"web\" is invalid: spec.clusterIP: Invalid value: \"\": field is immutable",
+            "Error: INSTALLATION FAILED: Deployment.apps \"web\" is invalid: spec.replicas: Invalid value: -1: must be greater than or equal to 0",
+            "Error: query: failed to query with labels: secrets is forbidden: User \"x\" cannot list resource \"secrets\"",
+            "Error: execution error at (small/templates/a.yaml:1:4): message is required",
+            "Error: chart requires kubeVersion: >=1.99.0 which is incompatible with Kubernetes v1.36.0",
+        ];
+        for said in permanent {
+            assert!(complaint(said).permanent, "{said}");
+        }
+        let passing = [
+            "Error: Kubernetes cluster unreachable: Get \"https://127.0.0.1:1/version\": dial tcp 127.0.0.1:1: connect: connection refused",
+            "Error: UPGRADE FAILED: another operation (install/upgrade/rollback) is in progress",
+            "Error: INSTALLATION FAILED: pods \"a\" is forbidden: exceeded quota: compute",
+            "Error: secrets \"a\" is forbidden: unable to create new content in namespace acme because it is being terminated",
+            "Error: UPGRADE FAILED: pre-upgrade hooks failed: timed out waiting for the condition",
+            "",
+        ];
+        for said in passing {
+            assert!(!complaint(said).permanent, "{said}");
+        }
+    }
+
+    #[test]
+    fn a_control_plane_that_is_put_away_has_refused_nothing_for_good() {
+        for said in [
+            "Error: UPGRADE FAILED: create: failed to create: admission webhook \"catchall.write-permissions.kamaji.clastix.io\" denied the request: secrets \"a\" is forbidden: the current Control Plane has limited write permissions, current changes are blocked",
+            "Error: admission webhook \"catchall.migrate.kamaji.clastix.io\" denied the request: the current Control Plane is in freezing mode due to a maintenance mode, all the changes are blocked",
+        ] {
+            let complaint = complaint(said);
+            assert!(complaint.suspended && !complaint.permanent, "{said}");
+            assert!(is_suspended(said));
+        }
+        assert!(!complaint("Error: the disk is full").suspended);
+    }
+
+    #[test]
+    fn not_found_means_the_release_and_nothing_else() {
+        assert!(
+            complaint("Error: uninstall: Release not loaded: acme: release: not found\n").not_found
+        );
+        assert!(!complaint("Error: namespaces \"acme\" not found").not_found);
+    }
+
+    #[test]
+    fn secrets_are_hidden_and_what_helps_stays() {
+        let jwt = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJhIn0.c2ln";
+        let opaque = "AKIAIOSFODNN7EXAMPLEwJalrXUtnFEMIK7MDENG";
+        let cases = [
+            (
+                "Authorization: Bearer abcdefgh12345678",
+                "Authorization: [redacted] [redacted]",
+            ),
+            (&format!("header {jwt} sent"), "header [redacted] sent"),
+            (&format!("got {opaque}, sorry"), "got [redacted], sorry"),
+            (
+                "url https://me:hunter2@example.org/charts",
+                "url https://[redacted]@example.org/charts",
+            ),
+            ("password=hunter2 user=me", "password=[redacted] user=me"),
+            (
+                r#"{"clientSecret": "hunter2", "a": "b"}"#,
+                r#"{"clientSecret": "[redacted]", "a": "b"}"#,
+            ),
+            (
+                "-----BEGIN PRIVATE KEY-----\nMIIB\n-----END PRIVATE KEY----- after",
+                "[redacted] after",
+            ),
+            ("-----BEGIN PRIVATE KEY-----\nMIIB", "[redacted]"),
+        ];
+        for (said, expected) in cases {
+            assert_eq!(complaint(&format!("Error: {said}")).text, expected);
+        }
+        for kept in [
+            r#"secrets "sh.helm.release.v1.tenant-acme-edge-1.v1" is forbidden: User "system:serviceaccount:a:b" cannot get"#,
+            "spec.tokenExpirationSeconds: Invalid value: 1",
+            "spec.password: Required value",
+            "digest 0123456789abcdef0123456789abcdef0123456789abcdef",
+            "at small/templates/deployment.yaml:10:20 in a-rather-long-name-of-a-release-of-a-tenant-7",
+        ] {
+            assert_eq!(complaint(&format!("Error: {kept}")).text, kept);
+        }
+    }
+
+    #[test]
+    fn values_are_hidden_by_the_name_they_have() {
+        let values = json!({
+            "db": { "password": "hunter2 of all", "existingSecret": "db-login", "port": 5432 },
+            "apiToken": ["first-token", 123456],
+            "tls": { "privateKey": "line one\nline two is here\n" },
+            "imagePullSecrets": [{ "name": "registry" }],
+            "pin": "abc",
+        });
+        let secrets = secrets(values.as_object().unwrap(), &[]);
+        let said = format!(
+            "Error: hunter2 of all, {}, first-token, 123456, \"line two is here\", db-login, 5432, registry",
+            STANDARD.encode("hunter2 of all")
+        );
+        let complaint = Complaint::of(said.as_bytes(), &secrets);
+        assert_eq!(
+            complaint.text,
+            "[redacted], [redacted], [redacted], [redacted], \"[redacted]\", db-login, 5432, registry"
+        );
+    }
+
+    #[test]
+    fn values_out_of_secrets_are_hidden_whatever_their_name() {
+        let values = json!({
+            "message": "correct horse battery", "db": { "user": "admin-of-all", "port": 54321 },
+            "quoted": "say \"pass\" now", "list": ["first-of-list"], "short": "abc", "open": "seen",
+        });
+        let paths = [
+            "/message", "/db/user", "/db/port", "/quoted", "/list", "/short", "/gone",
+        ];
+        let paths = paths.map(str::to_owned);
+        let secrets = secrets(values.as_object().unwrap(), &paths);
+        let login = STANDARD.encode("x:admin-of-all@");
+        let said = format!(
+            "Error: execution error: correct horse battery, admin-of-all, 54321, \"say \\\"pass\\\" now\", first-of-list, {login}, seen",
+        );
+        let text = Complaint::of(said.as_bytes(), &secrets).text;
+        assert!(
+            text.starts_with(
+                "execution error: [redacted], [redacted], [redacted], \"[redacted]\", [redacted], "
+            ),
+            "{text}"
+        );
+        assert!(text.ends_with(", seen"), "{text}");
+        assert!(
+            !text.contains(&login) && text.matches("[redacted]").count() == 6,
+            "{text}"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_helm_says_is_bounded_and_without_the_secret(
+            bytes in prop::collection::vec(any::<u8>(), 0..4000),
+            before in ".{0,40}",
+            after in ".{0,40}",
+        ) {
+            let secrets = ["s3cr3t-v4lue".to_owned()];
+            let mut said = bytes;
+            said.extend_from_slice(format!("\nError: {before}s3cr3t-v4lue{after}").as_bytes());
+            let complaint = Complaint::of(&said, &secrets);
+            prop_assert!(complaint.text.len() <= LONGEST);
+            prop_assert!(!complaint.text.contains("s3cr3t-v4lue"));
+        }
+    }
+}

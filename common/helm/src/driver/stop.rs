@@ -1,0 +1,197 @@
+//! How a running helm is told to stop.
+
+use krypton_runtime::clock::Boot;
+use krypton_runtime::newest::Newest as _;
+use tokio::sync::watch;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct State {
+    closed: bool,
+    soft: bool,
+    killed: bool,
+    /// How often `kill` was said: a run that was under way then is over, though a permit came since.
+    kills: u64,
+    /// What runs dies then by itself, should we sleep; no end without one.
+    until: Option<Boot>,
+}
+
+/// Tells runs to stop. When it is dropped, that is a `kill`: nobody watches over them any more.
+#[derive(Debug)]
+pub struct StopHandle(watch::Sender<State>);
+
+/// What runs look at. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct StopSignal(watch::Receiver<State>);
+
+impl StopHandle {
+    /// Nothing is to stop yet.
+    pub fn new() -> (Self, StopSignal) {
+        let (sender, receiver) = watch::channel(State::default());
+        (Self(sender), StopSignal(receiver))
+    }
+
+    /// No new run is to be begun; those under way go on. Not to be taken back.
+    pub fn close(&self) {
+        self.0
+            .send_if_modified(|state| !std::mem::replace(&mut state.closed, true));
+    }
+
+    /// No new run starts, and those under way are asked to end. Not to be taken back.
+    pub fn soft(&self) {
+        self.0
+            .send_if_modified(|state| !std::mem::replace(&mut state.soft, true));
+    }
+
+    /// Those under way are killed at once, and no new run starts until [`Self::permit`].
+    pub fn kill(&self) {
+        self.0.send_if_modified(|state| {
+            let news = !std::mem::replace(&mut state.killed, true);
+            state.kills += u64::from(news);
+            news
+        });
+    }
+
+    /// Runs may live until then, whatever becomes of us; new ones may start again after a [`Self::kill`].
+    pub fn permit(&self, until: Boot) {
+        self.0.send_if_modified(|state| {
+            let killed = std::mem::replace(&mut state.killed, false);
+            let before = state.until.replace(until);
+            killed || before != Some(until)
+        });
+    }
+}
+
+/// What a run is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    Go,
+    Soft,
+    Kill,
+}
+
+/// One run's view: a kill stays a kill.
+#[derive(Clone, Debug)]
+pub struct Orders {
+    state: watch::Receiver<State>,
+    kills: u64,
+}
+
+impl StopSignal {
+    /// Whether a new run may be begun, which is for who would begin it to ask.
+    pub fn is_open(&self) -> bool {
+        let state = self.0.get();
+        !state.closed && !state.soft
+    }
+
+    /// To be called before the run starts.
+    pub fn orders(&self) -> Orders {
+        let state = self.0.clone();
+        let kills = state.get().kills;
+        Orders { state, kills }
+    }
+}
+
+impl Orders {
+    /// Until when a run may live at all.
+    pub fn until(&self) -> Option<Boot> {
+        self.state.get().until
+    }
+
+    pub fn at(&self, now: Boot) -> Order {
+        let late = self.until().is_some_and(|until| now >= until);
+        if late { Order::Kill } else { self.now() }
+    }
+
+    pub fn now(&self) -> Order {
+        let state = self.state.get();
+        if state.killed || state.kills != self.kills || self.state.has_changed().is_err() {
+            Order::Kill
+        } else if state.soft {
+            Order::Soft
+        } else {
+            Order::Go
+        }
+    }
+
+    /// Waits until the order, or the time until which the run may live, is another than `known`.
+    pub(super) async fn other_than(
+        &mut self,
+        known: (Order, Option<Boot>),
+    ) -> (Order, Option<Boot>) {
+        loop {
+            let now = (self.now(), self.until());
+            if now != known {
+                return now;
+            }
+            let (known, _) = known;
+            if self.state.changed().await.is_err() && known == Order::Kill {
+                // There will be no other order.
+                return std::future::pending().await;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const LATER: Boot = Boot(Duration::from_secs(60));
+
+    #[test]
+    fn a_kill_holds_for_the_run_it_met_and_not_for_one_after_the_next_permit() {
+        let (handle, signal) = StopHandle::new();
+        let met = signal.orders();
+        assert_eq!(met.now(), Order::Go);
+        handle.kill();
+        assert_eq!(signal.orders().now(), Order::Kill);
+        handle.permit(LATER);
+        assert_eq!(met.now(), Order::Kill);
+        assert_eq!(signal.orders().now(), Order::Go);
+    }
+
+    #[test]
+    fn a_run_is_over_when_its_time_is_though_nobody_has_said_so() {
+        let (handle, signal) = StopHandle::new();
+        let orders = signal.orders();
+        assert_eq!((orders.until(), orders.at(LATER)), (None, Order::Go));
+        handle.permit(LATER);
+        assert_eq!(orders.at(Boot::default()), Order::Go);
+        assert_eq!(orders.at(LATER), Order::Kill);
+        handle.permit(Boot(LATER.0 * 2));
+        assert_eq!(orders.at(LATER), Order::Go);
+    }
+
+    #[test]
+    fn what_is_closed_lets_those_under_way_go_on() {
+        let (handle, signal) = StopHandle::new();
+        assert!(signal.is_open());
+        handle.close();
+        handle.permit(LATER);
+        assert!(!signal.is_open());
+        assert_eq!(signal.orders().now(), Order::Go);
+    }
+
+    #[test]
+    fn a_soft_stop_outlives_permits_and_gives_way_to_a_kill() {
+        let (handle, signal) = StopHandle::new();
+        handle.soft();
+        handle.permit(LATER);
+        assert_eq!(signal.orders().now(), Order::Soft);
+        handle.kill();
+        assert_eq!(signal.orders().now(), Order::Kill);
+        handle.permit(LATER);
+        assert_eq!(signal.orders().now(), Order::Soft);
+    }
+
+    #[tokio::test]
+    async fn a_dropped_handle_is_a_kill() {
+        let (handle, signal) = StopHandle::new();
+        let mut orders = signal.orders();
+        drop(handle);
+        assert_eq!(orders.other_than((Order::Go, None)).await.0, Order::Kill);
+        assert_eq!(signal.orders().now(), Order::Kill);
+    }
+}

@@ -1,0 +1,142 @@
+//! The part of a dump about helm and charts, in hub and agent.
+
+use std::collections::BTreeMap;
+
+use krypton_runtime::clock::Boot;
+use krypton_types::conditions::reason;
+use serde::Serialize;
+
+use crate::chart::{ChartFault, ChartRef, Standing};
+use crate::driver::Load;
+
+/// Which chart, without the user, password and query of its repository's URL.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct ChartShown {
+    pub repo: String,
+    pub name: String,
+    pub version: String,
+}
+
+/// Who runs helm now, and who waits.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct HelmNow {
+    in_all: usize,
+    per_member: usize,
+    running: BTreeMap<String, usize>,
+    waiting: Vec<WaitingNow>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct WaitingNow {
+    member: String,
+    urgency: &'static str,
+    for_seconds: u64,
+}
+
+/// A chart that was asked for.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CachedChart {
+    chart: ChartShown,
+    /// here, failed or fetching.
+    state: &'static str,
+    for_seconds: Option<u64>,
+    /// What it is, where it is here.
+    found: Option<String>,
+    sha256: Option<String>,
+    /// Why it is not here: the reason that conditions have.
+    fault: Option<&'static str>,
+    attempts: u32,
+    retry_in_seconds: Option<u64>,
+}
+
+impl ChartShown {
+    pub fn of(repo: &str, name: &str, version: &str) -> Self {
+        let chart = ChartRef {
+            repo: repo.to_owned(),
+            name: name.to_owned(),
+            version: version.to_owned(),
+        };
+        Self {
+            repo: chart.repo_shown(),
+            name: chart.name_shown(),
+            version: chart.version,
+        }
+    }
+}
+
+impl HelmNow {
+    pub fn of(load: Load, now: Boot) -> Self {
+        let waiting = load.waiting.into_iter();
+        Self {
+            in_all: load.in_all,
+            per_member: load.per_member,
+            running: load.running,
+            waiting: waiting
+                .map(|(member, urgency, since)| WaitingNow {
+                    member,
+                    urgency: urgency.name(),
+                    for_seconds: now.since(since).as_secs(),
+                })
+                .collect(),
+        }
+    }
+}
+
+impl CachedChart {
+    /// Sorted by what they are.
+    pub fn all(standing: Vec<(ChartRef, Standing)>, now: Boot) -> Vec<Self> {
+        let each = standing.into_iter();
+        let mut all: Vec<Self> = each
+            .map(|(chart, standing)| Self::of(&chart, standing, now))
+            .collect();
+        all.sort_by(|one, other| one.chart.cmp(&other.chart));
+        all
+    }
+
+    fn of(chart: &ChartRef, standing: Standing, now: Boot) -> Self {
+        let fetching = Self {
+            chart: ChartShown::of(&chart.repo, &chart.name, &chart.version),
+            state: "fetching",
+            for_seconds: None,
+            found: None,
+            sha256: None,
+            fault: None,
+            attempts: 0,
+            retry_in_seconds: None,
+        };
+        match standing {
+            Standing::Fetching => fetching,
+            Standing::Here {
+                since,
+                version,
+                sha256,
+            } => Self {
+                state: "here",
+                for_seconds: Some(now.since(since).as_secs()),
+                found: Some(version),
+                sha256: Some(sha256),
+                ..fetching
+            },
+            Standing::Failed {
+                fault,
+                times,
+                since,
+                until,
+            } => Self {
+                state: "failed",
+                for_seconds: Some(now.since(since).as_secs()),
+                fault: Some(match fault {
+                    ChartFault::NotLoaded => reason::CHART_NOT_LOADED,
+                    ChartFault::VersionNotFound => reason::VERSION_NOT_FOUND,
+                    ChartFault::VersionInvalid => reason::VERSION_INVALID,
+                }),
+                attempts: times,
+                retry_in_seconds: Some(until.since(now).as_secs()),
+                ..fetching
+            },
+        }
+    }
+}

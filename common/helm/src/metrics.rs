@@ -1,0 +1,252 @@
+//! What helm and charts count, all members of a process together. All series are there from the start: a rate needs a
+//! zero to begin at.
+
+use std::time::Duration;
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::chart::{ChartError, ChartFault};
+use crate::driver::HelmError;
+use crate::slots::priority::Urgency;
+
+/// Labels with their values, of which there are few.
+pub(crate) type Labels<const N: usize> = [(&'static str, &'static str); N];
+pub type Counters<const N: usize> = Family<Labels<N>, Counter>;
+pub type Gauges<const N: usize> = Family<Labels<N>, Gauge>;
+pub type Histograms = Family<Labels<1>, Histogram, fn() -> Histogram>;
+
+/// What helm is run for.
+pub const HELM_VERBS: [&str; 6] = [
+    "install",
+    "upgrade",
+    "repeat",
+    "rollback",
+    "uninstall",
+    "look",
+];
+/// What came of a run of helm.
+pub const HELM_OUTCOMES: [&str; 8] = [
+    "ok",
+    "failed",
+    "timed_out",
+    "stopped",
+    "killed",
+    "not_started",
+    "suspended",
+    "not_found",
+];
+const CHART_SOURCES: [&str; 2] = ["repository", "hub"];
+const CHART_OUTCOMES: [&str; 4] = ["ok", "not_loaded", "version_not_found", "version_invalid"];
+
+/// Of helm, in seconds: from a run with nothing to do to one that is waited for by all its time-outs.
+const RUN_BUCKETS: [f64; 11] = [
+    1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 180.0, 300.0, 600.0, 900.0,
+];
+const WAIT_BUCKETS: [f64; 8] = [0.01, 0.1, 1.0, 5.0, 30.0, 60.0, 300.0, 900.0];
+const FETCH_BUCKETS: [f64; 7] = [0.05, 0.25, 1.0, 2.5, 10.0, 30.0, 60.0];
+
+/// What the helm driver counts.
+#[derive(Clone, Debug)]
+pub struct HelmMetrics {
+    runs: Counters<2>,
+    run_duration: Histograms,
+    wait_duration: Histograms,
+    /// Set by who gives the right to run.
+    pub(crate) in_flight: Gauge,
+    pub(crate) limit: Gauge,
+    waiting: Gauges<1>,
+}
+
+/// What the chart cache counts.
+#[derive(Clone, Debug)]
+pub struct ChartMetrics {
+    fetches: Counters<2>,
+    fetch_duration: Histograms,
+    pub(crate) hits: Counter,
+    here: Gauge,
+}
+
+impl Default for HelmMetrics {
+    fn default() -> Self {
+        let this = Self {
+            runs: Family::default(),
+            run_duration: Family::new_with_constructor(|| Histogram::new(RUN_BUCKETS)),
+            wait_duration: Family::new_with_constructor(|| Histogram::new(WAIT_BUCKETS)),
+            in_flight: Gauge::default(),
+            limit: Gauge::default(),
+            waiting: Family::default(),
+        };
+        for verb in HELM_VERBS {
+            drop(this.run_duration.get_or_create(&[("verb", verb)]));
+            for outcome in HELM_OUTCOMES {
+                let labels = [("verb", verb), ("outcome", outcome)];
+                drop(this.runs.get_or_create(&labels));
+            }
+        }
+        for urgency in [Urgency::High, Urgency::Low].map(Urgency::name) {
+            drop(this.wait_duration.get_or_create(&[("urgency", urgency)]));
+            drop(this.waiting.get_or_create(&[("urgency", urgency)]));
+        }
+        this
+    }
+}
+
+impl Default for ChartMetrics {
+    fn default() -> Self {
+        let this = Self {
+            fetches: Family::default(),
+            fetch_duration: Family::new_with_constructor(|| Histogram::new(FETCH_BUCKETS)),
+            hits: Counter::default(),
+            here: Gauge::default(),
+        };
+        for from in CHART_SOURCES {
+            drop(this.fetch_duration.get_or_create(&[("from", from)]));
+            for outcome in CHART_OUTCOMES {
+                let labels = [("from", from), ("outcome", outcome)];
+                drop(this.fetches.get_or_create(&labels));
+            }
+        }
+        this
+    }
+}
+
+/// Counts one until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Counted(Gauge);
+
+impl Counted {
+    fn by(gauge: &Gauge) -> Self {
+        gauge.inc();
+        Self(gauge.clone())
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+impl HelmMetrics {
+    /// What came of a run that had its slot for so long, in a word.
+    pub fn ran(
+        &self,
+        verb: &'static str,
+        took: Duration,
+        error: Option<&HelmError>,
+    ) -> &'static str {
+        let outcome = error.map_or("ok", HelmError::outcome);
+        let labels = [("verb", verb), ("outcome", outcome)];
+        self.runs.get_or_create(&labels).inc();
+        if outcome != "not_started" {
+            let duration = self.run_duration.get_or_create(&[("verb", verb)]);
+            duration.observe(took.as_secs_f64());
+        }
+        outcome
+    }
+
+    /// Somebody waits for a slot for as long as what is returned lives.
+    pub(crate) fn waits(&self, urgency: Urgency) -> Counted {
+        let waiting = self.waiting.get_or_create(&[("urgency", urgency.name())]);
+        Counted::by(&waiting)
+    }
+
+    pub(crate) fn waited(&self, urgency: Urgency, for_: Duration) {
+        let wait = self
+            .wait_duration
+            .get_or_create(&[("urgency", urgency.name())]);
+        wait.observe(for_.as_secs_f64());
+    }
+
+    /// Puts all of it into `registry`.
+    pub fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "helm_runs",
+            "Runs of helm that have ended",
+            self.runs.clone(),
+        );
+        registry.register_with_unit(
+            "helm_run_duration",
+            "From the right to run helm to its end",
+            Unit::Seconds,
+            self.run_duration.clone(),
+        );
+        registry.register_with_unit(
+            "helm_wait_duration",
+            "Waiting for the right to run helm",
+            Unit::Seconds,
+            self.wait_duration.clone(),
+        );
+        registry.register(
+            "helm_runs_in_flight",
+            "Rights to run helm that are taken",
+            self.in_flight.clone(),
+        );
+        registry.register(
+            "helm_runs_limit",
+            "How many helm processes may live at once",
+            self.limit.clone(),
+        );
+        registry.register(
+            "helm_waiting",
+            "Tenants and deployments that wait for the right to run helm",
+            self.waiting.clone(),
+        );
+    }
+}
+
+impl ChartMetrics {
+    /// A fetch from the `repository` or the `hub` has ended; what came of it, in a word.
+    pub(crate) fn fetched(
+        &self,
+        from: &'static str,
+        took: Duration,
+        error: Option<&ChartError>,
+    ) -> &'static str {
+        let outcome = match error.map(ChartError::fault) {
+            None => "ok",
+            Some(ChartFault::NotLoaded) => "not_loaded",
+            Some(ChartFault::VersionNotFound) => "version_not_found",
+            Some(ChartFault::VersionInvalid) => "version_invalid",
+        };
+        let labels = [("from", from), ("outcome", outcome)];
+        self.fetches.get_or_create(&labels).inc();
+        let duration = self.fetch_duration.get_or_create(&[("from", from)]);
+        duration.observe(took.as_secs_f64());
+        outcome
+    }
+
+    /// Puts all of it into `registry`.
+    pub fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "chart_fetches",
+            "Fetches of a chart that have ended",
+            self.fetches.clone(),
+        );
+        registry.register_with_unit(
+            "chart_fetch_duration",
+            "From asking for a chart to having it checked and stored",
+            Unit::Seconds,
+            self.fetch_duration.clone(),
+        );
+        registry.register(
+            "chart_cache_hits",
+            "Charts that were asked for and were here",
+            self.hits.clone(),
+        );
+        registry.register(
+            "chart_cache_charts",
+            "Charts that are here",
+            self.here.clone(),
+        );
+    }
+
+    /// A chart is here for as long as what is returned lives.
+    pub(crate) fn keeps(&self) -> Counted {
+        Counted::by(&self.here)
+    }
+}

@@ -1,0 +1,480 @@
+//! Helm's release Secrets: read natively, and marked failed when the helm that wrote one is gone.
+
+pub mod labels;
+pub mod manifest;
+pub mod record;
+pub mod revision;
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::str::FromStr;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use base64::read::DecoderReader;
+use flate2::Compression;
+use flate2::read::MultiGzDecoder;
+use flate2::write::GzEncoder;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use serde::Deserialize;
+use serde_json::Value;
+use serde_json::value::{RawValue, to_raw_value};
+use thiserror::Error;
+
+mod ambiguous;
+pub mod digest;
+mod hooks;
+mod objects;
+mod strict;
+
+pub use ambiguous::check_keys;
+pub use digest::digest;
+pub use digest::digest_of;
+pub use hooks::has_delete_hooks;
+pub use hooks::running_hook;
+pub use objects::{
+    Declarations, Declared, ORIGINALS_NAMESPACE, declares_anywhere, in_default, left_over, objects,
+};
+pub use strict::{UNCLEAR, strict_objects};
+
+/// The type of helm's release Secrets.
+pub const SECRET_TYPE: &str = "helm.sh/release.v1";
+/// The key of the payload.
+pub const DATA_KEY: &str = "release";
+/// Label: always `helm`.
+pub const OWNER_LABEL: &str = "owner";
+/// Label: the release's name.
+pub const NAME_LABEL: &str = "name";
+/// Label: the revision, in decimal.
+pub const VERSION_LABEL: &str = "version";
+/// Label: the [`Status`].
+pub const STATUS_LABEL: &str = "status";
+/// What a payload may unpack to, in bytes. A Secret holds 1 MiB; real releases are below 10 MiB.
+pub(crate) const LARGEST: u64 = 64 << 20;
+const GZIP_MAGIC: [u8; 3] = [0x1f, 0x8b, 0x08];
+
+/// The name of the Secret that holds one revision of a release.
+pub fn secret_name(release: &str, revision: u32) -> String {
+    format!("sh.helm.release.v1.{release}.v{revision}")
+}
+
+/// The states of a revision, as the label `status` has them. What is not known reads as `Unknown`,
+/// so that a newer helm's word is never taken for "no release".
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Status {
+    #[default]
+    Unknown,
+    Deployed,
+    Uninstalled,
+    Superseded,
+    Failed,
+    Uninstalling,
+    PendingInstall,
+    PendingUpgrade,
+    PendingRollback,
+}
+
+impl Status {
+    pub const ALL: [Self; 9] = [
+        Self::Unknown,
+        Self::Deployed,
+        Self::Uninstalled,
+        Self::Superseded,
+        Self::Failed,
+        Self::Uninstalling,
+        Self::PendingInstall,
+        Self::PendingUpgrade,
+        Self::PendingRollback,
+    ];
+
+    /// The label's value.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Unknown => "unknown",
+            Self::Deployed => "deployed",
+            Self::Uninstalled => "uninstalled",
+            Self::Superseded => "superseded",
+            Self::Failed => "failed",
+            Self::Uninstalling => "uninstalling",
+            Self::PendingInstall => "pending-install",
+            Self::PendingUpgrade => "pending-upgrade",
+            Self::PendingRollback => "pending-rollback",
+        }
+    }
+
+    /// Whether helm refuses to touch the release, since it takes another helm to be at work.
+    pub fn is_pending(self) -> bool {
+        matches!(
+            self,
+            Self::PendingInstall | Self::PendingUpgrade | Self::PendingRollback
+        )
+    }
+
+    /// Whether a helm may be at work.
+    pub fn is_locked(self) -> bool {
+        self.is_pending() || self == Self::Uninstalling
+    }
+}
+
+impl FromStr for Status {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(Self::ALL
+            .into_iter()
+            .find(|status| status.as_str() == text)
+            .unwrap_or_default())
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// The kinds whose readiness is watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum WorkloadKind {
+    Deployment,
+    StatefulSet,
+    DaemonSet,
+}
+
+impl WorkloadKind {
+    const ALL: [Self; 3] = [Self::Deployment, Self::StatefulSet, Self::DaemonSet];
+
+    /// The kind as objects of `apps/v1` write it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Deployment => "Deployment",
+            Self::StatefulSet => "StatefulSet",
+            Self::DaemonSet => "DaemonSet",
+        }
+    }
+}
+
+impl fmt::Display for WorkloadKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// A workload that a release's manifest declares.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Workload {
+    pub kind: WorkloadKind,
+    pub namespace: String,
+    pub name: String,
+}
+
+/// What is needed of one revision.
+#[derive(Clone, PartialEq)]
+pub struct Release {
+    pub name: String,
+    pub namespace: String,
+    pub revision: u32,
+    pub status: Status,
+    pub chart_name: String,
+    pub chart_version: String,
+    /// Whether it was applied server-side; helm wants the next revision applied the same way.
+    pub server_side: bool,
+    pub description: String,
+    pub workloads: Vec<Workload>,
+}
+
+impl fmt::Debug for Release {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Release")
+            .field("name", &self.name)
+            .field("namespace", &self.namespace)
+            .field("revision", &self.revision)
+            .field("status", &self.status)
+            .field(
+                "chart",
+                &format_args!("{}:{}", self.chart_name, self.chart_version),
+            )
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why a release Secret could not be used. Every message names the Secret.
+#[derive(Debug, Error)]
+pub enum ReleaseError {
+    #[error("Secret {secret} has no data key \"{DATA_KEY}\", so it is not a release of helm")]
+    Missing { secret: String },
+    #[error(
+        "Secret {secret} does not hold a release that can be read; \
+         delete it if helm cannot read it either"
+    )]
+    Unreadable {
+        secret: String,
+        #[source]
+        source: serde_json::Error,
+    },
+    #[error(
+        "Secret {secret} holds revision {revision} of release \"{release}\", which its name denies"
+    )]
+    Mismatch {
+        secret: String,
+        release: String,
+        revision: u32,
+    },
+    #[error("Secret {secret} has no resourceVersion, so it cannot be changed safely")]
+    Unversioned { secret: String },
+    #[error("Secret {secret}: the unlocked release could not be encoded")]
+    Encode {
+        secret: String,
+        #[source]
+        source: io::Error,
+    },
+}
+
+#[derive(Deserialize)]
+struct Stored {
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    namespace: String,
+    #[serde(default)]
+    version: u32,
+    info: Option<StoredInfo>,
+    chart: Option<StoredChart>,
+    manifest: Option<String>,
+    apply_method: Option<String>,
+}
+
+#[derive(Default, Deserialize)]
+struct StoredInfo {
+    status: Option<String>,
+    description: Option<String>,
+}
+
+/// Templates and files are most of a payload; they are passed over.
+#[derive(Default, Deserialize)]
+struct StoredChart {
+    metadata: Option<StoredMetadata>,
+}
+
+#[derive(Default, Deserialize)]
+struct StoredMetadata {
+    name: Option<String>,
+    version: Option<String>,
+}
+
+/// Reads a release Secret.
+///
+/// # Errors
+/// When the payload is missing, damaged, larger than 64 MiB unpacked, or of another release than the
+/// Secret's name says.
+pub fn decode(secret: &Secret) -> Result<Release, ReleaseError> {
+    let of = full_name(secret);
+    let stored = stored(secret)?;
+    if secret.metadata.name.as_deref() != Some(&secret_name(&stored.name, stored.version)) {
+        let (release, revision) = (stored.name, stored.version);
+        return Err(ReleaseError::Mismatch {
+            secret: of,
+            release,
+            revision,
+        });
+    }
+    let namespace = secret
+        .metadata
+        .namespace
+        .clone()
+        .filter(|name| !name.is_empty())
+        .unwrap_or(stored.namespace);
+    let info = stored.info.unwrap_or_default();
+    let metadata = stored
+        .chart
+        .unwrap_or_default()
+        .metadata
+        .unwrap_or_default();
+    let Ok(status) = info.status.unwrap_or_default().parse();
+    Ok(Release {
+        workloads: workloads(&stored.manifest.unwrap_or_default(), &namespace),
+        name: stored.name,
+        namespace,
+        revision: stored.version,
+        status,
+        chart_name: metadata.name.unwrap_or_default(),
+        chart_version: metadata.version.unwrap_or_default(),
+        server_side: stored.apply_method.as_deref() == Some("ssa"),
+        description: info.description.unwrap_or_default(),
+    })
+}
+
+fn stored(secret: &Secret) -> Result<Stored, ReleaseError> {
+    serde_json::from_reader(payload(secret)?).map_err(|source| ReleaseError::Unreadable {
+        secret: full_name(secret),
+        source,
+    })
+}
+
+/// The same Secret with its release marked failed, so that helm goes on with it. All other content
+/// stays as it is, and `resourceVersion` stays as the write's precondition.
+///
+/// # Errors
+/// As [`decode`]; also when the Secret has no `resourceVersion`.
+pub fn unlocked(secret: &Secret, description: &str) -> Result<Secret, ReleaseError> {
+    let of = full_name(secret);
+    if secret
+        .metadata
+        .resource_version
+        .as_deref()
+        .is_none_or(str::is_empty)
+    {
+        return Err(ReleaseError::Unversioned { secret: of });
+    }
+    let json = marked_failed(payload(secret)?, description).map_err(|source| {
+        ReleaseError::Unreadable {
+            secret: of.clone(),
+            source,
+        }
+    })?;
+    let packed = pack(&json).map_err(|source| ReleaseError::Encode { secret: of, source })?;
+
+    let mut unlocked = secret.clone();
+    unlocked
+        .data
+        .get_or_insert_default()
+        .insert(DATA_KEY.to_owned(), ByteString(packed));
+    let labels = unlocked.metadata.labels.get_or_insert_default();
+    labels.insert(STATUS_LABEL.to_owned(), Status::Failed.to_string());
+    Ok(unlocked)
+}
+
+/// Raw values keep what is not ours to read: numbers of any size, fields of a newer helm.
+fn marked_failed(payload: impl Read, description: &str) -> serde_json::Result<Vec<u8>> {
+    type Fields = BTreeMap<String, Box<RawValue>>;
+    let mut release: Fields = serde_json::from_reader(payload)?;
+    let info = release.get("info").map_or("null", |info| info.get());
+    let mut info: Fields = serde_json::from_str::<Option<Fields>>(info)?.unwrap_or_default();
+    info.insert("status".to_owned(), to_raw_value(Status::Failed.as_str())?);
+    info.insert("description".to_owned(), to_raw_value(description)?);
+    release.insert("info".to_owned(), to_raw_value(&info)?);
+    serde_json::to_vec(&release)
+}
+
+fn full_name(secret: &Secret) -> String {
+    let namespace = secret.metadata.namespace.as_deref().unwrap_or_default();
+    format!(
+        "{namespace}/{}",
+        secret.metadata.name.as_deref().unwrap_or_default()
+    )
+}
+
+/// The payload as JSON: base64 without, then gzip, where helm has compressed it.
+pub(crate) fn payload(secret: &Secret) -> Result<impl Read, ReleaseError> {
+    let data = secret
+        .data
+        .as_ref()
+        .and_then(|data| data.get(DATA_KEY))
+        .ok_or_else(|| ReleaseError::Missing {
+            secret: full_name(secret),
+        })?;
+    let mut decoded = DecoderReader::new(data.0.as_slice(), &STANDARD);
+    let mut head = Vec::with_capacity(GZIP_MAGIC.len());
+    // What is wrong with the base64 comes up again when the rest is read.
+    let readable = decoded.by_ref().take(3).read_to_end(&mut head).is_ok();
+    let compressed = readable && head == GZIP_MAGIC;
+    let whole = io::Cursor::new(head).chain(decoded);
+    let json: Box<dyn Read> = if compressed {
+        Box::new(MultiGzDecoder::new(whole))
+    } else {
+        Box::new(whole)
+    };
+    Ok(io::BufReader::with_capacity(
+        32 << 10,
+        Limited {
+            inner: json,
+            left: LARGEST,
+        },
+    ))
+}
+
+/// Fails, rather than ends, at the limit: a cut payload must not pass for a short one.
+struct Limited<R> {
+    inner: R,
+    left: u64,
+}
+
+impl<R: Read> Read for Limited<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.inner.read(buffer)?;
+        self.left = self.left.checked_sub(count as u64).ok_or_else(|| {
+            io::Error::other(format!("it unpacks to more than {} MiB", LARGEST >> 20))
+        })?;
+        Ok(count)
+    }
+}
+
+pub fn pack(json: &[u8]) -> io::Result<Vec<u8>> {
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::best());
+    gzip.write_all(json)?;
+    Ok(STANDARD.encode(gzip.finish()?).into_bytes())
+}
+
+/// The workloads that a manifest declares. Documents that do not parse declare none: helm has
+/// already applied them, so they are not ours to judge.
+fn workloads(manifest: &str, namespace: &str) -> Vec<Workload> {
+    let mut found = Vec::new();
+    for document in documents(manifest) {
+        // Parsing is the dear part, and most documents are of other kinds.
+        if WorkloadKind::ALL
+            .iter()
+            .any(|kind| document.contains(kind.as_str()))
+        {
+            let mut objects = Vec::new();
+            manifest::read_document(&document, &mut objects);
+            found.extend(
+                objects
+                    .iter()
+                    .filter_map(|object| workload(object, namespace)),
+            );
+        }
+    }
+    found
+}
+
+fn documents(manifest: &str) -> Vec<String> {
+    let mut documents = vec![String::new()];
+    for line in manifest.split_inclusive('\n') {
+        match line.strip_prefix("---") {
+            Some(rest) if rest.is_empty() || rest.starts_with(char::is_whitespace) => {
+                documents.push(rest.to_owned());
+            }
+            _ => documents
+                .last_mut()
+                .expect("there is always one")
+                .push_str(line),
+        }
+    }
+    documents
+}
+
+fn workload(object: &Value, namespace: &str) -> Option<Workload> {
+    let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
+    let kind = WorkloadKind::ALL
+        .into_iter()
+        .find(|kind| text("/kind") == Some(kind.as_str()));
+    let (Some("apps/v1"), Some(kind), Some(name)) = (
+        text("/apiVersion"),
+        kind,
+        text("/metadata/name").filter(|name| !name.is_empty()),
+    ) else {
+        return None;
+    };
+    let own = text("/metadata/namespace").filter(|own| !own.is_empty());
+    Some(Workload {
+        kind,
+        namespace: own.unwrap_or(namespace).to_owned(),
+        name: name.to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests;

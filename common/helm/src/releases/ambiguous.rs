@@ -1,0 +1,113 @@
+//! Finds payloads that Helm reads differently from Krypton. Go's decoder takes the last of two equal keys, and matches
+//! keys without regard to case.
+
+use std::fmt;
+
+use k8s_openapi::api::core::v1::Secret;
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
+use serde_json::value::RawValue;
+
+use super::{ReleaseError, full_name, payload};
+
+/// An object with keys that can be read in one way only, and its values.
+struct Clear(Vec<(String, Box<RawValue>)>);
+
+impl<'de> Deserialize<'de> for Clear {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(Keys)
+    }
+}
+
+struct Keys;
+
+impl<'de> Visitor<'de> for Keys {
+    type Value = Clear;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Clear, A::Error> {
+        let mut fields: Vec<(String, Box<RawValue>)> = Vec::new();
+        while let Some((key, value)) = map.next_entry::<String, Box<RawValue>>()? {
+            // All keys of Helm's own are so.
+            let plain = |byte: u8| byte.is_ascii_lowercase() || byte == b'_';
+            let known = fields.iter().any(|(earlier, _)| *earlier == key);
+            if known || !key.bytes().all(plain) {
+                return Err(A::Error::custom(format!("the key {key:?} is ambiguous")));
+            }
+            fields.push((key, value));
+        }
+        Ok(Clear(fields))
+    }
+}
+
+impl Clear {
+    fn get(&self, key: &str) -> &str {
+        let found = self.0.iter().find(|(name, _)| name == key);
+        found.map_or("null", |(_, value)| value.get())
+    }
+}
+
+/// Checks the keys of everything that Helm acts on: the release, its state, its hooks.
+///
+/// # Errors
+/// If a key occurs twice or has other characters than `a` to `z` and `_`, or the payload cannot be decoded.
+pub fn check_keys(secret: &Secret) -> Result<(), ReleaseError> {
+    let unreadable = |source| ReleaseError::Unreadable {
+        secret: full_name(secret),
+        source,
+    };
+    let release: Clear = serde_json::from_reader(payload(secret)?).map_err(unreadable)?;
+    let check = || {
+        let _info: Option<Clear> = serde_json::from_str(release.get("info"))?;
+        let hooks: Option<Vec<Clear>> = serde_json::from_str(release.get("hooks"))?;
+        for hook in hooks.unwrap_or_default() {
+            let _last_run: Option<Clear> = serde_json::from_str(hook.get("last_run"))?;
+        }
+        Ok(())
+    };
+    check().map_err(unreadable)
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::ByteString;
+
+    use super::*;
+    use crate::releases::{DATA_KEY, pack};
+
+    fn is_clear(json: &str) -> bool {
+        let data = ByteString(pack(json.as_bytes()).unwrap());
+        let secret = Secret {
+            data: Some([(DATA_KEY.to_owned(), data)].into()),
+            ..Secret::default()
+        };
+        check_keys(&secret).is_ok()
+    }
+
+    #[test]
+    fn ambiguous_keys_are_refused() {
+        let hooks = r#""hooks": [{"name": "a", "last_run": {"phase": ""}}]"#;
+        let clear = format!(r#"{{"name": "a", "info": {{"status": "b"}}, {hooks}}}"#);
+        assert!(is_clear(&clear));
+        assert!(is_clear(
+            r#"{"chart": {"Any": 1, "any": 2}, "hooks": null}"#
+        ));
+        for (part, ambiguous) in [
+            (r#""name": "a""#, r#""name": "a", "Name": "b""#),
+            (r#""name": "a""#, r#""name": "a", "name": "b""#),
+            (r#""name": "a""#, r#""name": "a", "manife\u017ft": "b""#),
+            (r#""status": "b""#, r#""status": "b", "Status": "c""#),
+            (
+                r#"{"name": "a", "last"#,
+                r#"{"name": "a", "Events": [], "last"#,
+            ),
+            (r#""phase": """#, r#""phase": "", "PHASE": """#),
+        ] {
+            let json = clear.replacen(part, ambiguous, 1);
+            assert_ne!(json, clear, "{part}");
+            assert!(!is_clear(&json), "{json}");
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! The digest of what a release makes Helm do: its manifest and its hooks.
+
+use std::io::Read;
+
+use k8s_openapi::api::core::v1::Secret;
+use krypton_types::fingerprint::sha256_hex;
+use serde::{Deserialize, Serialize};
+
+use super::{ReleaseError, full_name, payload};
+
+/// The fields that Helm acts on. Status, times and the last run of a hook change with every operation, so they are
+/// left out.
+#[derive(Deserialize, Serialize)]
+struct Content {
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    namespace: String,
+    manifest: Option<String>,
+    hooks: Option<Vec<Hook>>,
+}
+
+#[derive(Deserialize, Serialize)]
+struct Hook {
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    kind: String,
+    #[serde(default)]
+    path: String,
+    #[serde(default)]
+    manifest: String,
+    events: Option<Vec<String>>,
+    #[serde(default)]
+    weight: i64,
+    delete_policies: Option<Vec<String>>,
+    output_log_policies: Option<Vec<String>>,
+}
+
+/// Returns the digest of a release Secret: SHA-256 in hexadecimal.
+///
+/// # Errors
+/// As [`super::decode`], except for the name.
+pub fn digest(secret: &Secret) -> Result<String, ReleaseError> {
+    let unreadable = |source| ReleaseError::Unreadable {
+        secret: full_name(secret),
+        source,
+    };
+    digest_of(payload(secret)?).map_err(unreadable)
+}
+
+/// Returns the digest of a release as `helm upgrade --output json` prints it.
+///
+/// # Errors
+/// If it is not a release in JSON.
+pub fn digest_of(release: impl Read) -> serde_json::Result<String> {
+    let mut content: Content = serde_json::from_reader(release)?;
+    // Helm omits what is empty in one place and writes null in another.
+    content.manifest.get_or_insert_default();
+    content.hooks.get_or_insert_default();
+    Ok(sha256_hex(&serde_json::to_vec(&content)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::ByteString;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::releases::{DATA_KEY, pack};
+
+    fn release() -> Value {
+        json!({
+            "name": "shop", "namespace": "acme", "version": 3,
+            "info": { "status": "deployed" },
+            "manifest": "kind: ConfigMap\n",
+            "hooks": [{
+                "name": "clean", "kind": "Job", "path": "a.yaml", "manifest": "kind: Job",
+                "events": ["pre-delete"], "weight": 1,
+                "last_run": { "phase": "Succeeded" },
+            }],
+        })
+    }
+
+    fn of(release: &Value) -> String {
+        let data = ByteString(pack(release.to_string().as_bytes()).unwrap());
+        let secret = Secret {
+            data: Some([(DATA_KEY.to_owned(), data)].into()),
+            ..Secret::default()
+        };
+        digest(&secret).unwrap()
+    }
+
+    #[test]
+    fn digest_covers_all_that_helm_acts_on() {
+        let before = of(&release());
+        for (field, value) in [
+            ("/name", json!("other")),
+            ("/namespace", json!("other")),
+            ("/manifest", json!("kind: Secret\n")),
+            ("/hooks/0/manifest", json!("kind: Pod")),
+            ("/hooks/0/events", json!(["post-delete"])),
+            ("/hooks/0/weight", json!(2)),
+            ("/hooks", json!([])),
+        ] {
+            let mut changed = release();
+            *changed.pointer_mut(field).unwrap() = value;
+            assert_ne!(of(&changed), before, "{field}");
+        }
+    }
+
+    #[test]
+    fn digest_ignores_status_and_hook_runs() {
+        let mut later = release();
+        later["info"]["status"] = json!("superseded");
+        later["version"] = json!(4);
+        later["hooks"][0]["last_run"]["phase"] = json!("Failed");
+        assert_eq!(of(&later), of(&release()));
+    }
+
+    #[test]
+    fn printed_release_has_the_digest_of_its_secret() {
+        let printed = serde_json::to_vec_pretty(&release()).unwrap();
+        assert_eq!(digest_of(printed.as_slice()).unwrap(), of(&release()));
+        assert!(digest_of("Release \"shop\" has been upgraded".as_bytes()).is_err());
+    }
+}

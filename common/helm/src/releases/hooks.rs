@@ -1,0 +1,102 @@
+//! The hook that helm waits for: it puts each on record before it runs it.
+
+use k8s_openapi::api::core::v1::Secret;
+use serde::Deserialize;
+
+use super::{ReleaseError, full_name, payload};
+
+#[derive(Deserialize)]
+struct Stored {
+    #[serde(default)]
+    namespace: String,
+    hooks: Option<Vec<Hook>>,
+}
+
+#[derive(Deserialize)]
+struct Hook {
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    kind: String,
+    events: Option<Vec<String>>,
+    last_run: Option<LastRun>,
+}
+
+#[derive(Deserialize)]
+struct LastRun {
+    phase: Option<String>,
+}
+
+/// Whether an uninstallation runs any of the release's hooks.
+///
+/// # Errors
+/// As [`super::decode`], except for the name.
+pub fn has_delete_hooks(secret: &Secret) -> Result<bool, ReleaseError> {
+    let hooks = stored(secret)?.hooks.unwrap_or_default();
+    let deletes = |event: &String| ["pre-delete", "post-delete"].contains(&event.as_str());
+    Ok(hooks
+        .iter()
+        .any(|hook| hook.events.iter().flatten().any(deletes)))
+}
+
+fn stored(secret: &Secret) -> Result<Stored, ReleaseError> {
+    serde_json::from_reader(payload(secret)?).map_err(|source| ReleaseError::Unreadable {
+        secret: full_name(secret),
+        source,
+    })
+}
+
+/// The hook that is running as this revision has it, in words: "hook Job acme/migrate (pre-install)".
+///
+/// # Errors
+/// As [`super::decode`], but for the name.
+pub fn running_hook(secret: &Secret) -> Result<Option<String>, ReleaseError> {
+    let stored = stored(secret)?;
+    let namespace = &stored.namespace;
+    let runs = |hook: &&Hook| {
+        let phase = hook.last_run.as_ref().and_then(|run| run.phase.as_deref());
+        phase == Some("Running")
+    };
+    let hooks = stored.hooks.unwrap_or_default();
+    Ok(hooks.iter().find(runs).map(|hook| {
+        let events = hook.events.as_deref().unwrap_or_default().join(", ");
+        format!("hook {} {namespace}/{} ({events})", hook.kind, hook.name)
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use base64::Engine;
+    use base64::engine::general_purpose::STANDARD;
+    use k8s_openapi::ByteString;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_one_that_runs_is_named() {
+        let secret = |phases: [&str; 2]| {
+            let hook = |(name, phase): (&str, &str)| {
+                json!({
+                    "name": name, "kind": "Job", "path": "a.yaml", "manifest": "kind: Job",
+                    "events": ["pre-install", "pre-upgrade"],
+                    "last_run": { "started_at": "2026-01-01T00:00:00Z", "phase": phase },
+                })
+            };
+            let hooks: Vec<_> = ["one", "two"].into_iter().zip(phases).map(hook).collect();
+            let release = json!({ "name": "r", "namespace": "acme", "hooks": hooks }).to_string();
+            let data = ByteString(STANDARD.encode(release).into_bytes());
+            Secret {
+                data: Some([("release".to_owned(), data)].into()),
+                ..Secret::default()
+            }
+        };
+        let running = |phases| running_hook(&secret(phases)).unwrap();
+        assert_eq!(
+            running(["Succeeded", "Running"]).unwrap(),
+            "hook Job acme/two (pre-install, pre-upgrade)"
+        );
+        assert_eq!(running(["Succeeded", ""]), None);
+        assert!(running_hook(&Secret::default()).is_err());
+    }
+}

@@ -1,0 +1,155 @@
+//! The record of what Krypton deployed: a Secret per release in `krypton-system`, where the users of a workspace
+//! cannot write. A release Secret that does not match its record is not trusted.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use krypton_types::fingerprint::sha256_hex;
+use serde::{Deserialize, Serialize};
+
+use super::labels::ReleaseKey;
+
+/// Key of the Secret.
+pub const KEY: &str = "record.json";
+/// Label of all records.
+pub const RECORD_LABEL: (&str, &str) = ("mesh.openkcm.io/release-record", "true");
+
+/// The digests of one release's revisions.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ReleaseRecord {
+    /// By revision, as [`digest`](super::digest) returns them.
+    pub digests: BTreeMap<u32, String>,
+    /// The Secret that it was read from; `None` for a new record.
+    secret: Option<Secret>,
+}
+
+#[derive(Deserialize, Serialize)]
+struct Stored {
+    namespace: String,
+    name: String,
+    digests: BTreeMap<u32, String>,
+}
+
+/// Whether a stored revision is what Krypton deployed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    Recorded,
+    /// Krypton has no digest of this revision: another program wrote it, or Krypton stopped before it could record it.
+    Unrecorded,
+    /// The revision has changed since Krypton deployed it.
+    Tampered,
+}
+
+impl ReleaseRecord {
+    /// Of the Secret with [`name`], if there is one. A record that cannot be decoded counts as empty: it vouches for
+    /// nothing.
+    pub fn of(secret: Option<Secret>, release: &ReleaseKey) -> Self {
+        let digests = secret.as_ref().and_then(|secret| stored(secret, release));
+        Self {
+            digests: digests.unwrap_or_default(),
+            secret,
+        }
+    }
+
+    /// Compares a revision's digest with the record.
+    pub fn verdict(&self, revision: u32, digest: &str) -> Verdict {
+        match self.digests.get(&revision) {
+            Some(recorded) if recorded == digest => Verdict::Recorded,
+            Some(_) => Verdict::Tampered,
+            None => Verdict::Unrecorded,
+        }
+    }
+
+    /// Whether it was read from a Secret.
+    pub fn exists(&self) -> bool {
+        self.secret.is_some()
+    }
+
+    /// The Secret that it was read from.
+    pub fn secret(&self) -> Option<&Secret> {
+        self.secret.as_ref()
+    }
+
+    /// The Secret as it is to be written, with the resourceVersion of the one that was read.
+    ///
+    /// # Errors
+    /// If the digests cannot be encoded.
+    pub fn to_secret(&self, release: &ReleaseKey) -> serde_json::Result<Secret> {
+        let content = serde_json::to_vec(&Stored {
+            namespace: release.namespace.clone(),
+            name: release.name.clone(),
+            digests: self.digests.clone(),
+        })?;
+        let (label, value) = RECORD_LABEL;
+        let mut secret = self.secret.clone().unwrap_or_else(|| Secret {
+            metadata: ObjectMeta {
+                name: Some(name(release)),
+                labels: Some([(label.to_owned(), value.to_owned())].into()),
+                ..ObjectMeta::default()
+            },
+            ..Secret::default()
+        });
+        secret.data = Some([(KEY.to_owned(), ByteString(content))].into());
+        Ok(secret)
+    }
+}
+
+/// The name of the record's Secret. A release's namespace and name together can exceed the limit of a name.
+pub fn name(release: &ReleaseKey) -> String {
+    let of = format!("{}/{}", release.namespace, release.name);
+    let digest = sha256_hex(of.as_bytes());
+    format!("krypton-release-{}", digest.get(..40).unwrap_or(&digest))
+}
+
+/// The digests that a Secret holds; `None` where it is the record of another release, or none.
+pub fn stored(secret: &Secret, release: &ReleaseKey) -> Option<BTreeMap<u32, String>> {
+    let content = secret.data.as_ref()?.get(KEY)?;
+    let stored: Stored = serde_json::from_slice(&content.0).ok()?;
+    let same = stored.namespace == release.namespace && stored.name == release.name;
+    same.then_some(stored.digests)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn release(name: &str) -> ReleaseKey {
+        ReleaseKey {
+            namespace: "acme".to_owned(),
+            name: name.to_owned(),
+        }
+    }
+
+    #[test]
+    fn revision_is_trusted_only_with_its_own_digest() {
+        let record = ReleaseRecord {
+            digests: [(2, "a".to_owned()), (3, "b".to_owned())].into(),
+            secret: None,
+        };
+        assert_eq!(record.verdict(3, "b"), Verdict::Recorded);
+        assert_eq!(record.verdict(3, "a"), Verdict::Tampered);
+        assert_eq!(record.verdict(4, "b"), Verdict::Unrecorded);
+        assert_eq!(
+            ReleaseRecord::default().verdict(1, "a"),
+            Verdict::Unrecorded
+        );
+    }
+
+    #[test]
+    fn record_of_another_release_vouches_for_nothing() {
+        let content = serde_json::json!({"namespace": "acme", "name": "a", "digests": {"1": "x"}});
+        let secret = Secret {
+            data: Some([(KEY.to_owned(), ByteString(content.to_string().into_bytes()))].into()),
+            ..Secret::default()
+        };
+        assert_eq!(
+            stored(&secret, &release("a")),
+            Some([(1, "x".to_owned())].into())
+        );
+        assert_eq!(stored(&secret, &release("b")), None);
+        assert_eq!(stored(&Secret::default(), &release("a")), None);
+        assert_ne!(name(&release("a")), name(&release("b")));
+    }
+}

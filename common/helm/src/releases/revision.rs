@@ -1,0 +1,61 @@
+//! One revision of a release, as the metadata of its Secret shows it.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use super::labels::{
+    FINGERPRINT_LABEL, OWNER_NAMESPACE_LABEL, OWNER_UID_LABEL, ROLLBACK_LABEL, RUN_LABEL,
+    ReleaseKey,
+};
+use super::{Status, secret_name};
+
+/// One revision of a release, as its Secret's metadata shows it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Revision {
+    pub revision: u32,
+    pub status: Status,
+    pub fingerprint: Option<String>,
+    pub owner_uid: Option<String>,
+    pub owner_namespace: Option<String>,
+    pub run: Option<String>,
+    pub rolled_back_by: Option<u32>,
+    pub uid: String,
+    pub resource_version: String,
+    pub created: Option<Timestamp>,
+}
+
+impl Revision {
+    /// Reads Helm's labels and ours; `None` when this is no release Secret.
+    pub fn of(meta: &ObjectMeta) -> Option<(ReleaseKey, Self)> {
+        let labels = meta.labels.as_ref()?;
+        let label = |name: &str| labels.get(name).cloned();
+        let key = ReleaseKey {
+            namespace: meta.namespace.clone()?,
+            name: label("name")?,
+        };
+        let revision = label("version")?.parse().ok()?;
+        if meta.name.as_deref() != Some(&secret_name(&key.name, revision)) {
+            return None;
+        }
+        Some((
+            key,
+            Self {
+                revision,
+                status: label("status").and_then(|status| status.parse().ok())?,
+                fingerprint: label(FINGERPRINT_LABEL),
+                owner_uid: label(OWNER_UID_LABEL),
+                owner_namespace: label(OWNER_NAMESPACE_LABEL),
+                run: label(RUN_LABEL),
+                rolled_back_by: label(ROLLBACK_LABEL).and_then(|number| number.parse().ok()),
+                uid: meta.uid.clone().unwrap_or_default(),
+                resource_version: meta.resource_version.clone().unwrap_or_default(),
+                created: meta.creation_timestamp.as_ref().map(|time| time.0),
+            },
+        ))
+    }
+
+    /// Whether Krypton has never written to it: the original has made it, or a person.
+    pub fn is_foreign(&self) -> bool {
+        self.run.is_none() && self.fingerprint.is_none() && self.owner_uid.is_none()
+    }
+}

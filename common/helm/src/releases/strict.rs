@@ -1,0 +1,63 @@
+//! Reads the objects of a manifest that is not trusted: anything that Helm might read differently is an error.
+
+use k8s_openapi::api::core::v1::Secret;
+
+use super::{Declared, ReleaseError, manifest, stored};
+
+/// What keeps a manifest from being understood in full.
+pub const UNCLEAR: &str = "an object that cannot be read";
+
+/// The objects of a revision, without its hooks; `None` if any part of the manifest is unclear.
+///
+/// # Errors
+/// As [`super::decode`].
+pub fn strict_objects(secret: &Secret) -> Result<Option<Vec<Declared>>, ReleaseError> {
+    let manifest = stored(secret)?.manifest.unwrap_or_default();
+    Ok(read(&manifest))
+}
+
+fn read(manifest: &str) -> Option<Vec<Declared>> {
+    // Helm ends a document at every line that starts with dashes, whatever follows them.
+    let separates = |line: &str| {
+        let rest = line.strip_prefix("---");
+        rest.is_none_or(|rest| rest.is_empty() || rest.starts_with(char::is_whitespace))
+    };
+    if !manifest.lines().all(separates) {
+        return None;
+    }
+    let (objects, unread) = manifest::read(manifest);
+    let declared = objects.iter().map(Declared::of);
+    declared.collect::<Option<_>>().filter(|_| unread == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ONE: &str = "apiVersion: v1\nkind: Namespace\nmetadata: {name: one}\n";
+
+    #[test]
+    fn untrusted_manifest_is_read_in_full_or_not_at_all() {
+        let names = |manifest: &str| -> Option<Vec<String>> {
+            Some(read(manifest)?.into_iter().map(|it| it.name).collect())
+        };
+        let two = format!(
+            "---\n# a comment\n---\n{ONE}--- # next\n{}",
+            ONE.replace("one", "two")
+        );
+        assert_eq!(names(&two), Some(vec!["one".to_owned(), "two".to_owned()]));
+        let list = r#"{"apiVersion": "v1", "kind": "List", "items": [
+            {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "listed"}}]}"#;
+        assert_eq!(names(list), Some(vec!["listed".to_owned()]));
+        for unclear in [
+            "{\n",
+            "kind: Namespace\nmetadata: {name: no-version}\n",
+            "apiVersion: v1\nkind: Namespace\n",
+            "---apiVersion: v1\nkind: Namespace\nmetadata: {name: a}\n",
+            r#"{"apiVersion": "v1", "kind": "A", "metadata": {"name": "a"}}{"kind": "B"}"#,
+            r#"{"kind": "List", "items": [{"kind": "B"}]}"#,
+        ] {
+            assert_eq!(names(&format!("{ONE}---\n{unclear}")), None, "{unclear}");
+        }
+    }
+}

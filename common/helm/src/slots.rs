@@ -1,0 +1,294 @@
+//! The right to run helm: so many at once in all, and so many for one member, given by precedence.
+
+pub mod priority;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use krypton_runtime::clock::Boot;
+use prometheus_client::metrics::gauge::Gauge;
+use tokio::sync::oneshot;
+
+use self::priority::{Urgency, Waiter};
+
+/// How many may run at once, each at least 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Limits {
+    pub(super) in_all: usize,
+    pub(super) per_member: usize,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Slots(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    limits: Limits,
+    state: Mutex<State>,
+    /// How many are taken.
+    taken: Gauge,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Of each member that has any.
+    running: BTreeMap<String, usize>,
+    in_all: usize,
+    waiting: BTreeMap<u64, Waiting>,
+    number: u64,
+    last: Option<Urgency>,
+}
+
+/// Who runs helm, and who waits for it.
+#[derive(Clone, Debug, Default)]
+pub struct Load {
+    /// How many may run at once, in all and for one member.
+    pub in_all: usize,
+    pub per_member: usize,
+    /// Of each member that has any.
+    pub running: BTreeMap<String, usize>,
+    /// In the order in which they came, with since when.
+    pub waiting: Vec<(String, Urgency, Boot)>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    member: String,
+    urgency: Urgency,
+    since: Boot,
+    give: oneshot::Sender<Slot>,
+}
+
+/// The right to run one helm, held until it is dropped.
+#[derive(Debug)]
+pub struct Slot {
+    of: Slots,
+    member: String,
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        {
+            let mut state = self.of.lock();
+            state.in_all -= 1;
+            self.of.0.taken.dec();
+            if let Some(running) = state.running.get_mut(&self.member) {
+                *running -= 1;
+                if *running == 0 {
+                    state.running.remove(&self.member);
+                }
+            }
+        }
+        self.of.give();
+    }
+}
+
+/// Takes whoever waits no more out of the queue.
+struct Leaving<'a> {
+    of: &'a Slots,
+    number: u64,
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        let left = self.of.lock().waiting.remove(&self.number);
+        drop(left);
+    }
+}
+
+impl Slots {
+    pub(crate) fn new(limits: Limits) -> Self {
+        Self(Arc::new(Shared {
+            limits,
+            state: Mutex::default(),
+            taken: Gauge::default(),
+        }))
+    }
+
+    /// The same, none of which is taken yet, counted by `taken`.
+    pub(super) fn counted(&self, taken: Gauge) -> Self {
+        Self(Arc::new(Shared {
+            limits: self.0.limits,
+            state: Mutex::default(),
+            taken,
+        }))
+    }
+
+    /// Waits for a slot. Whoever drops the wait is as if it had never been.
+    pub(super) async fn take(&self, member: &str, urgency: Urgency) -> Slot {
+        let (give, taken) = oneshot::channel();
+        let number = {
+            let mut state = self.lock();
+            state.number += 1;
+            let number = state.number;
+            let waiting = Waiting {
+                member: member.to_owned(),
+                urgency,
+                since: Boot::now(),
+                give,
+            };
+            state.waiting.insert(number, waiting);
+            number
+        };
+        let leaving = Leaving { of: self, number };
+        self.give();
+        let slot = taken.await;
+        drop(leaving);
+        slot.expect("who waits is taken out of the queue with a slot, or by its own end")
+    }
+
+    pub(super) fn load(&self) -> Load {
+        let state = self.lock();
+        let waiting = state.waiting.values();
+        Load {
+            in_all: self.0.limits.in_all,
+            per_member: self.0.limits.per_member,
+            running: state.running.clone(),
+            waiting: waiting
+                .map(|waiting| (waiting.member.clone(), waiting.urgency, waiting.since))
+                .collect(),
+        }
+    }
+
+    /// Gives all slots that are free.
+    fn give(&self) {
+        while let Some((give, slot)) = self.next() {
+            // Whoever has gone meanwhile gives it back: by dropping it, not under the lock.
+            drop(give.send(slot));
+        }
+    }
+
+    fn next(&self) -> Option<(oneshot::Sender<Slot>, Slot)> {
+        let limits = self.0.limits;
+        let mut state = self.lock();
+        if state.in_all >= limits.in_all {
+            return None;
+        }
+        let load = |member: &String| state.running.get(member).copied().unwrap_or_default();
+        let waiting = state
+            .waiting
+            .iter()
+            .filter(|(_, waiting)| load(&waiting.member) < limits.per_member)
+            .map(|(number, waiting)| Waiter {
+                number: *number,
+                urgency: waiting.urgency,
+                since: waiting.since,
+                load: load(&waiting.member),
+            });
+        let number = priority::next(waiting, state.last, Boot::now())?;
+        let Waiting {
+            member,
+            urgency,
+            give,
+            ..
+        } = state.waiting.remove(&number)?;
+        state.last = Some(urgency);
+        state.in_all += 1;
+        self.0.taken.inc();
+        *state.running.entry(member.clone()).or_default() += 1;
+        let of = self.clone();
+        Some((give, Slot { of, member }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Plain values: a panic elsewhere cannot leave them half written.
+        let lock = self.0.state.lock();
+        lock.unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::Pin;
+
+    use futures::{FutureExt, poll};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn slots(in_all: usize, per_member: usize) -> Slots {
+        Slots::new(Limits { in_all, per_member })
+    }
+
+    #[tokio::test]
+    async fn a_member_whose_runs_all_hang_leaves_room_for_the_others() {
+        let slots = slots(4, 3);
+        let mut hung = Vec::new();
+        for _ in 0..3 {
+            hung.push(slots.take("hung", Urgency::High).await);
+        }
+        let mut fourth = std::pin::pin!(slots.take("hung", Urgency::High));
+        assert!(poll!(fourth.as_mut()).is_pending());
+        let other = slots.take("other", Urgency::Low).await;
+        drop(other);
+        assert!(poll!(fourth.as_mut()).is_pending());
+        hung.pop();
+        assert!(poll!(fourth).is_ready());
+    }
+
+    #[tokio::test]
+    async fn a_removal_goes_before_the_upgrades_that_wait_and_who_leaves_holds_nobody_up() {
+        let slots = slots(1, 1);
+        let first = slots.take("a", Urgency::Low).await;
+        let mut upgrade = std::pin::pin!(slots.take("a", Urgency::Low));
+        let mut left = Box::pin(slots.take("a", Urgency::High));
+        let mut removal = std::pin::pin!(slots.take("b", Urgency::High));
+        assert!(poll!(upgrade.as_mut()).is_pending());
+        assert!(poll!(left.as_mut()).is_pending());
+        assert!(poll!(removal.as_mut()).is_pending());
+        drop(left);
+        drop(first);
+        assert!(poll!(upgrade.as_mut()).is_pending());
+        drop(removal.await);
+        drop(upgrade.await);
+        // One that was given and never seen comes back, too.
+        let held = slots.take("a", Urgency::Low).await;
+        let mut unseen = Box::pin(slots.take("a", Urgency::Low));
+        assert!(poll!(unseen.as_mut()).is_pending());
+        drop(held);
+        drop(unseen);
+        assert!(slots.take("a", Urgency::Low).now_or_never().is_some());
+    }
+
+    type Wait<'a> = Pin<Box<dyn Future<Output = Slot> + 'a>>;
+
+    proptest! {
+        #[test]
+        fn no_more_run_than_may_and_nobody_waits_while_a_slot_is_free_to_them(
+            steps in proptest::collection::vec((0..4_u8, 0..3_usize, any::<bool>(), any::<usize>()), 0..150)
+        ) {
+            let names = ["a", "b", "c"];
+            let slots = slots(4, 2);
+            let mut waiting: Vec<(usize, Wait<'_>)> = Vec::new();
+            let mut held: Vec<(usize, Slot)> = Vec::new();
+            for (step, member, high, pick) in steps {
+                match step {
+                    0 | 1 => {
+                        let urgency = if high { Urgency::High } else { Urgency::Low };
+                        waiting.push((member, Box::pin(slots.take(names[member], urgency))));
+                    }
+                    2 if !held.is_empty() => drop(held.remove(pick % held.len())),
+                    3 if !waiting.is_empty() => drop(waiting.remove(pick % waiting.len())),
+                    _ => {}
+                }
+                // Each is looked at until nothing comes of it.
+                let mut index = 0;
+                while index < waiting.len() {
+                    match (&mut waiting[index].1).now_or_never() {
+                        Some(slot) => {
+                            let (member, _) = waiting.remove(index);
+                            held.push((member, slot));
+                        }
+                        None => index += 1,
+                    }
+                }
+                let of = |member: usize| held.iter().filter(|(of, _)| *of == member).count();
+                prop_assert!(held.len() <= 4);
+                prop_assert!((0..3).all(|member| of(member) <= 2));
+                if held.len() < 4 {
+                    prop_assert!(waiting.iter().all(|(member, _)| of(*member) == 2));
+                }
+            }
+        }
+    }
+}

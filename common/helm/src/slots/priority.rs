@@ -1,0 +1,195 @@
+//! Who has the next turn of those who wait for helm. Pure.
+
+use std::cmp::Ordering;
+use std::time::Duration;
+
+use krypton_runtime::clock::Boot;
+
+/// Who has waited longer than this goes before whoever came later, and an upgrade no longer gives way to
+/// every installation and deletion.
+pub(crate) const OVERDUE: Duration = Duration::from_secs(60);
+
+/// How much somebody waits for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Urgency {
+    /// A first installation, or a removal: without it nothing serves, or somebody waits for an end.
+    High,
+    /// What runs, goes on.
+    Low,
+}
+
+impl Urgency {
+    /// The name in metrics and dumps.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::High => "high",
+            Self::Low => "low",
+        }
+    }
+}
+
+/// One of those who wait.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Waiter {
+    /// The order in which they came; each its own.
+    pub(crate) number: u64,
+    pub(crate) urgency: Urgency,
+    pub(crate) since: Boot,
+    /// How many turns those it shares them with have now.
+    pub(crate) load: usize,
+}
+
+/// The number of who is next. `last` is the urgency of who had the turn before: where an upgrade is overdue
+/// and something urgent waits too, they take turns, so neither starves the other.
+pub(crate) fn next(
+    waiting: impl IntoIterator<Item = Waiter>,
+    last: Option<Urgency>,
+    now: Boot,
+) -> Option<u64> {
+    let overdue = |waiter: &Waiter| now.since(waiter.since) >= OVERDUE;
+    let before = |a: &Waiter, b: &Waiter| match (overdue(a), overdue(b)) {
+        (true, true) => a.number.cmp(&b.number),
+        (true, false) => Ordering::Less,
+        (false, true) => Ordering::Greater,
+        (false, false) => (a.load, a.number).cmp(&(b.load, b.number)),
+    };
+    let (mut high, mut low): (Option<Waiter>, Option<Waiter>) = (None, None);
+    for waiter in waiting {
+        let best = match waiter.urgency {
+            Urgency::High => &mut high,
+            Urgency::Low => &mut low,
+        };
+        if best.is_none_or(|best| before(&waiter, &best) == Ordering::Less) {
+            *best = Some(waiter);
+        }
+    }
+    let chosen = match (high, low) {
+        (Some(_), Some(low)) if overdue(&low) && last == Some(Urgency::High) => Some(low),
+        (high, low) => high.or(low),
+    };
+    chosen.map(|waiter| waiter.number)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn waiter(number: u64, urgency: Urgency, since: u64, load: usize) -> Waiter {
+        Waiter {
+            number,
+            urgency,
+            since: Boot(Duration::from_secs(since)),
+            load,
+        }
+    }
+
+    fn at(seconds: u64) -> Boot {
+        Boot(Duration::from_secs(seconds))
+    }
+
+    #[test]
+    fn what_is_urgent_goes_first_then_who_has_fewest_then_who_came_first() {
+        use Urgency::{High, Low};
+        let upgrade = waiter(1, Low, 0, 0);
+        let install = waiter(2, High, 0, 3);
+        assert_eq!(next([upgrade, install], None, at(0)), Some(2));
+        let (busy, idle) = (waiter(1, Low, 0, 2), waiter(2, Low, 0, 0));
+        assert_eq!(next([busy, idle], None, at(0)), Some(2));
+        assert_eq!(
+            next([waiter(4, Low, 0, 1), waiter(3, Low, 0, 1)], None, at(0)),
+            Some(3)
+        );
+        assert_eq!(next([], None, at(0)), None);
+    }
+
+    #[test]
+    fn an_upgrade_that_has_waited_long_takes_turns_with_what_is_urgent() {
+        use Urgency::{High, Low};
+        let waiting = [waiter(1, Low, 0, 0), waiter(2, High, 60, 0)];
+        assert_eq!(next(waiting, Some(High), at(59)), Some(2));
+        assert_eq!(next(waiting, Some(High), at(60)), Some(1));
+        assert_eq!(next(waiting, Some(Low), at(60)), Some(2));
+    }
+
+    /// What one step of the world does: somebody comes, or a turn is given and nobody else comes.
+    #[derive(Clone, Debug)]
+    struct Step {
+        comes: Option<(bool, usize)>,
+        seconds: u64,
+        gives: bool,
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let step = (
+            proptest::option::of((any::<bool>(), 0..4_usize)),
+            0..30_u64,
+            any::<bool>(),
+        );
+        let step = step.prop_map(|(comes, seconds, gives)| Step {
+            comes,
+            seconds,
+            gives,
+        });
+        proptest::collection::vec(step, 1..200)
+    }
+
+    proptest! {
+        #[test]
+        fn whoever_is_overdue_waits_for_no_more_than_those_who_were_overdue_before_and_as_many_of_the_other_kind(
+            steps in steps()
+        ) {
+            let (mut now, mut number, mut last) = (0, 0, None);
+            let mut waiting: Vec<Waiter> = Vec::new();
+            // Of each that is overdue: how many turns others had since.
+            let mut passed: std::collections::BTreeMap<u64, (usize, usize)> = Default::default();
+            for step in steps {
+                now += step.seconds;
+                if let Some((high, load)) = step.comes {
+                    number += 1;
+                    let urgency = if high { Urgency::High } else { Urgency::Low };
+                    waiting.push(waiter(number, urgency, now, load));
+                }
+                for one in &waiting {
+                    if at(now).since(one.since) >= OVERDUE {
+                        let same = waiting.iter().filter(|other| {
+                            other.urgency == one.urgency && other.number < one.number
+                        });
+                        let ahead = same.count();
+                        passed.entry(one.number).or_insert((0, ahead));
+                    }
+                }
+                if !step.gives {
+                    continue;
+                }
+                let chosen = next(waiting.iter().copied(), last, at(now));
+                prop_assert_eq!(chosen.is_some(), !waiting.is_empty());
+                if let Some(chosen) = chosen {
+                    let index = waiting.iter().position(|one| one.number == chosen).unwrap();
+                    last = Some(waiting.remove(index).urgency);
+                    passed.remove(&chosen);
+                    for (turns, ahead) in passed.values_mut() {
+                        *turns += 1;
+                        prop_assert!(*turns <= 2 * *ahead + 2, "{} with {} ahead", turns, ahead);
+                    }
+                }
+            }
+        }
+
+        #[test]
+        fn it_is_the_same_in_whatever_order_they_are_looked_at(
+            kinds in proptest::collection::vec((any::<bool>(), 0..120_u64, 0..3_usize), 0..20),
+            last in proptest::option::of(any::<bool>()),
+        ) {
+            let urgency = |high: bool| if high { Urgency::High } else { Urgency::Low };
+            let mut all: Vec<Waiter> = (0..)
+                .zip(&kinds)
+                .map(|(number, (high, since, load))| waiter(number, urgency(*high), *since, *load))
+                .collect();
+            let there = next(all.iter().copied(), last.map(urgency), at(120));
+            all.reverse();
+            prop_assert_eq!(next(all.iter().copied(), last.map(urgency), at(120)), there);
+        }
+    }
+}

@@ -1,0 +1,713 @@
+//! The helm driver with real processes. Only helm itself is played, by shell scripts: what it gets, and
+//! what becomes of it, is the same.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "this file is tests only, its helping functions included"
+)]
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::Path;
+use std::time::Duration;
+
+use krypton_helm::driver::{
+    Helm, HelmConfig, HelmError, Look, Patience, StopHandle, StopSignal, Upgrade,
+};
+use krypton_helm::slots::priority::Urgency;
+use krypton_runtime::clock::Boot;
+use rustix::fs::{FileType, Mode};
+use serde_json::json;
+
+#[path = "driver/stage.rs"]
+mod stage;
+
+use stage::{LONG, Stage, supervisor};
+
+/// Far more than any test takes: a run that ends before was ended.
+const FOREVER: &str = "1000000";
+
+/// A helm with a grandchild, both of which would live for ever and ignore SIGTERM.
+fn stubborn() -> String {
+    format!(
+        "exec 3>pipe\ntrap '' TERM\nsh -c 'trap \"\" TERM; while :; do sleep {FOREVER}; done' &\n\
+         echo started >&3\nwhile :; do sleep {FOREVER}; done"
+    )
+}
+
+fn quick() -> Patience {
+    let short = Duration::from_millis(100);
+    Patience {
+        beyond_timeout: short,
+        after_deadline: short,
+        after_stop: short,
+    }
+}
+
+fn never() -> (StopHandle, StopSignal) {
+    StopHandle::new()
+}
+
+fn entries(dir: &Path) -> usize {
+    std::fs::read_dir(dir).unwrap().count()
+}
+
+#[tokio::test]
+async fn helm_gets_its_arguments_its_values_and_nothing_of_our_environment() {
+    let script = r#"
+env >environment
+printf '%s\n' "$@" >arguments
+while [ "$1" != --values ]; do shift; done
+cp "$2" values
+stat -c %a "$2" "$(dirname "$2")" >modes
+ls "$HELM_PLUGINS" >plugins
+readlink /proc/self/fd/0 >stdin
+"#;
+    let stage = Stage::set(script).await;
+    // It is this very process's environment that must not leak.
+    assert!(
+        std::env::var_os("CARGO_MANIFEST_DIR").is_some(),
+        "run it with cargo test"
+    );
+    let (_handle, stop) = never();
+    let helm = stage.helm().await;
+    helm.upgrade(
+        helm.slot("edge-1", Urgency::Low).await,
+        &stage.upgrade(),
+        &stop,
+    )
+    .await
+    .unwrap();
+
+    let environment: BTreeMap<String, String> = stage
+        .read("environment")
+        .lines()
+        .filter_map(|line| line.split_once('='))
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .collect();
+    // What the shell adds by itself, and what is passed on where it is set.
+    let passed_on = [
+        "PWD",
+        "OLDPWD",
+        "SHLVL",
+        "_",
+        "PATH",
+        "SSL_CERT_FILE",
+        "SSL_CERT_DIR",
+    ];
+    let own: Vec<&str> = environment
+        .keys()
+        .map(String::as_str)
+        .filter(|name| !passed_on.contains(name))
+        .collect();
+    let expected = [
+        "GOGC",
+        "GOMAXPROCS",
+        "GOMEMLIMIT",
+        "HELM_CACHE_HOME",
+        "HELM_CONFIG_HOME",
+        "HELM_DATA_HOME",
+        "HELM_DRIVER",
+        "HELM_NO_PLUGINS",
+        "HELM_PLUGINS",
+        "HOME",
+        "KUBECACHEDIR",
+        "NO_COLOR",
+        "TMPDIR",
+    ];
+    assert_eq!(own, expected);
+    for (name, folder) in [
+        ("HOME", "scratch"),
+        ("KUBECACHEDIR", "scratch"),
+        ("TMPDIR", "private"),
+        ("HELM_PLUGINS", "scratch"),
+        ("HELM_CACHE_HOME", "scratch"),
+    ] {
+        let folder = stage.path(folder);
+        assert!(Path::new(&environment[name]).starts_with(folder), "{name}");
+    }
+    assert!(environment["KUBECACHEDIR"].ends_with("edge-1"));
+    assert_eq!(stage.read("plugins"), "");
+    assert_eq!(stage.read("stdin"), "/dev/null\n");
+
+    let arguments = stage.read("arguments");
+    assert!(arguments.starts_with("upgrade\n--install\n"), "{arguments}");
+    let end = format!(
+        "--\ntenant-acme-edge-1\n{}\n",
+        stage.path("chart.tgz").display()
+    );
+    assert!(arguments.ends_with(&end), "{arguments}");
+    assert!(arguments.contains("--description\na test\n"), "{arguments}");
+    assert!(
+        !arguments.contains("hunter2"),
+        "values are never on the command line"
+    );
+
+    let values: serde_json::Value = serde_json::from_str(&stage.read("values")).unwrap();
+    assert_eq!(
+        values,
+        json!({ "message": "hello", "db": { "password": "hunter2" } })
+    );
+    assert_eq!(stage.read("modes"), "600\n700\n");
+    assert_eq!(
+        entries(&stage.path("private/runs")),
+        0,
+        "the values are removed"
+    );
+}
+
+#[tokio::test]
+async fn a_failure_carries_the_end_of_standard_error_and_no_secret() {
+    let script = "i=0; while [ $i -lt 3000 ]; do echo 'a warning that is repeated quite often' >&2; \
+                  i=$((i+1)); done; echo 'Error: UPGRADE FAILED: no way, hunter2' >&2; exit 1";
+    let stage = Stage::set(script).await;
+    let (_handle, stop) = never();
+    let helm = stage.helm().await;
+    let error = helm
+        .upgrade(
+            helm.slot("edge-1", Urgency::Low).await,
+            &stage.upgrade(),
+            &stop,
+        )
+        .await
+        .unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "helm upgrade of release tenant-acme-edge-1 failed: UPGRADE FAILED: no way, [redacted]"
+    );
+    assert!(!error.is_permanent());
+    assert_eq!(
+        entries(&stage.path("private/runs")),
+        0,
+        "the values are removed"
+    );
+}
+
+/// `tail` keeps all that it reads of one line.
+#[tokio::test]
+async fn helm_that_takes_memory_without_end_is_ended() {
+    let script = "if head -c 2G /dev/zero | tail >/dev/null 2>&1; then exit 0; fi\n\
+                  echo 'fatal error: runtime: out of memory' >&2; exit 2";
+    let stage = Stage::set(script).await;
+    let (_handle, stop) = never();
+    let helm = stage.helm().await;
+    let slot = helm.slot("edge-1", Urgency::Low).await;
+    let error = helm.upgrade(slot, &stage.upgrade(), &stop).await;
+    let error = error.unwrap_err();
+    assert!(matches!(error, HelmError::OutOfMemory { .. }), "{error}");
+    let told = "needs more than 384 MiB of memory";
+    assert!(error.to_string().contains(told), "{error}");
+}
+
+#[tokio::test]
+async fn a_release_that_is_not_there_is_told_from_other_failures() {
+    let (_handle, stop) = never();
+    let gone = "echo 'Error: uninstall: Release not loaded: a: release: not found' >&2; exit 1";
+    let stage = Stage::set(gone).await;
+    let helm = stage.helm().await;
+    let error = helm
+        .uninstall(
+            helm.slot("edge-1", Urgency::Low).await,
+            &stage.uninstall(),
+            &stop,
+        )
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(error, HelmError::ReleaseNotFound { .. }),
+        "{error}"
+    );
+    drop(stage);
+
+    let stage = Stage::set("echo 'Error: Kubernetes cluster unreachable' >&2; exit 1").await;
+    let helm = stage.helm().await;
+    let error = helm
+        .uninstall(
+            helm.slot("edge-1", Urgency::Low).await,
+            &stage.uninstall(),
+            &stop,
+        )
+        .await
+        .unwrap_err();
+    assert!(matches!(error, HelmError::Failed { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_run_over_its_deadline_is_killed_with_all_that_it_started() {
+    let stage = Stage::set(&stubborn()).await;
+    let helm = stage.helm().await.with_patience(quick());
+    let (_handle, stop) = never();
+    let upgrade = Upgrade {
+        timeout: Duration::ZERO,
+        ..stage.upgrade()
+    };
+    let run = async {
+        helm.upgrade(helm.slot("edge-1", Urgency::Low).await, &upgrade, &stop)
+            .await
+    };
+    // The deadline may come before the script has started; the pipe is held open for that case.
+    let pipe = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(stage.path("pipe"))
+        .unwrap();
+    let error = tokio::time::timeout(LONG, run).await.unwrap().unwrap_err();
+    assert!(matches!(error, HelmError::TimedOut { .. }), "{error}");
+    assert_no_writer_is_left(pipe, &stage.path("pipe"));
+    assert_eq!(entries(&stage.path("private/runs")), 0);
+}
+
+/// Opening the pipe for reading without waiting, what is in it ends at once when nobody writes.
+fn assert_no_writer_is_left(own: std::fs::File, path: &Path) {
+    let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::NONBLOCK;
+    let reader = rustix::fs::open(path, flags, Mode::empty()).unwrap();
+    drop(own);
+    let mut said = String::new();
+    std::fs::File::from(reader)
+        .read_to_string(&mut said)
+        .expect("a writer is left");
+}
+
+#[tokio::test]
+async fn helm_that_heeds_sigterm_at_its_deadline_may_end_in_order() {
+    let script = format!(
+        "exec 3>pipe\ntrap 'echo asked >&3; echo \"Error: cancelled\" >&2; kill $!; exit 1' TERM\n\
+         sleep {FOREVER} & echo started >&3\nwait"
+    );
+    let stage = Stage::set(&script).await;
+    let patience = Patience {
+        beyond_timeout: Duration::from_secs(1),
+        after_deadline: LONG,
+        after_stop: LONG,
+    };
+    let helm = stage.helm().await.with_patience(patience);
+    let (_handle, stop) = never();
+    let upgrade = Upgrade {
+        timeout: Duration::ZERO,
+        ..stage.upgrade()
+    };
+    let run = async {
+        helm.upgrade(helm.slot("edge-1", Urgency::Low).await, &upgrade, &stop)
+            .await
+    };
+    let heard = async { stage.first_word().await.rest().await };
+    let (error, said) = tokio::join!(run, heard);
+    let error = error.unwrap_err();
+    assert_eq!(said, "asked\n");
+    assert!(
+        matches!(&error, HelmError::TimedOut { complaint, .. } if complaint == "cancelled"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn a_kill_ends_the_whole_group_at_once_and_bars_new_runs_until_permitted() {
+    let stage = Stage::set(&stubborn()).await;
+    let helm = stage.helm().await;
+    let (handle, stop) = never();
+    let upgrade = stage.upgrade();
+    let run = async {
+        helm.upgrade(helm.slot("edge-1", Urgency::Low).await, &upgrade, &stop)
+            .await
+    };
+    let stopped = async {
+        let ears = stage.first_word().await;
+        handle.kill();
+        handle.permit(Boot(Boot::now().0 + LONG));
+        ears.rest().await
+    };
+    let (ended, said) = tokio::join!(run, stopped);
+    assert!(matches!(ended, Err(HelmError::Stopped)), "{ended:?}");
+    assert_eq!(said, "");
+
+    handle.kill();
+    // It would hang: nobody reads the pipe.
+    let barred = helm
+        .upgrade(helm.slot("edge-1", Urgency::Low).await, &upgrade, &stop)
+        .await;
+    assert!(matches!(barred, Err(HelmError::Stopped)), "{barred:?}");
+}
+
+#[tokio::test]
+async fn a_soft_stop_asks_an_upgrade_to_end_and_then_kills_it() {
+    let script = format!(
+        "exec 3>pipe\ntrap 'echo asked >&3' TERM\nsleep {FOREVER} & echo started >&3\nwhile :; do wait; done"
+    );
+    let stage = Stage::set(&script).await;
+    let helm = stage.helm().await.with_patience(quick());
+    let (handle, stop) = never();
+    let upgrade = stage.upgrade();
+    let run = async {
+        helm.upgrade(helm.slot("edge-1", Urgency::Low).await, &upgrade, &stop)
+            .await
+    };
+    let stopped = async {
+        let ears = stage.first_word().await;
+        handle.soft();
+        ears.rest().await
+    };
+    let (ended, said) = tokio::join!(run, stopped);
+    assert!(matches!(ended, Err(HelmError::Stopped)), "{ended:?}");
+    assert_eq!(said, "asked\n");
+}
+
+#[tokio::test]
+async fn a_soft_stop_lets_an_uninstall_end() {
+    let script =
+        "trap 'echo asked >&3; exit 1' TERM\nexec 3>pipe\necho started >&3\nread go <go\nexit 0";
+    let stage = Stage::set(script).await;
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        stage.path("go"),
+        FileType::Fifo,
+        Mode::RUSR | Mode::WUSR,
+        0,
+    )
+    .unwrap();
+    let patience = Patience {
+        after_stop: LONG,
+        ..Patience::default()
+    };
+    let helm = stage.helm().await.with_patience(patience);
+    let (handle, stop) = never();
+    let uninstall = stage.uninstall();
+    let run = async {
+        helm.uninstall(helm.slot("edge-1", Urgency::Low).await, &uninstall, &stop)
+            .await
+    };
+    let stopped = async {
+        let ears = stage.first_word().await;
+        handle.soft();
+        let go = stage.path("go");
+        tokio::task::spawn_blocking(move || std::fs::write(go, "go\n").unwrap())
+            .await
+            .unwrap();
+        ears.rest().await
+    };
+    let (ended, said) = tokio::join!(run, stopped);
+    ended.unwrap();
+    assert_eq!(said, "");
+}
+
+#[tokio::test]
+async fn a_run_whose_future_is_dropped_dies() {
+    let stage = Stage::set(&stubborn()).await;
+    let helm = stage.helm().await;
+    let (_handle, stop) = never();
+    let upgrade = stage.upgrade();
+    let run = async {
+        helm.upgrade(helm.slot("edge-1", Urgency::Low).await, &upgrade, &stop)
+            .await
+    };
+    let ears = tokio::select! {
+        ended = run => panic!("it ended by itself: {ended:?}"),
+        ears = stage.first_word() => ears,
+    };
+    assert_eq!(ears.rest().await, "");
+}
+
+#[tokio::test]
+async fn helm_dies_with_a_driver_that_is_killed() {
+    let stage = Stage::set(&stubborn()).await;
+    let mut driver = start_driver(&stage, LONG);
+    let ears = stage.first_word().await;
+    driver.kill().await.unwrap();
+    assert_eq!(ears.rest().await, "");
+    // The next driver finds the dead one's files and removes them.
+    assert_eq!(entries(&stage.path("private/runs")), 1);
+    stage.helm().await;
+    assert_eq!(entries(&stage.path("private/runs")), 0);
+}
+
+#[allow(
+    clippy::disallowed_methods,
+    reason = "the process under test is one to be killed"
+)]
+fn start_driver(stage: &Stage, permit: Duration) -> tokio::process::Child {
+    tokio::process::Command::new(supervisor())
+        .arg("drive")
+        .args([stage.path("helm"), stage.path("scratch")])
+        .arg(permit.as_secs().to_string())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap()
+}
+
+#[tokio::test]
+async fn helm_dies_when_its_time_is_over_though_its_driver_is_stopped() {
+    let stage = Stage::set(&stubborn()).await;
+    let driver = start_driver(&stage, Duration::from_secs(1));
+    let number = driver.id().unwrap();
+    let ears = stage.first_word().await;
+    let number = rustix::process::Pid::from_raw(number.cast_signed()).unwrap();
+    rustix::process::kill_process(number, rustix::process::Signal::STOP).unwrap();
+    assert_eq!(ears.rest().await, "");
+}
+
+#[tokio::test]
+async fn a_run_that_is_given_more_time_lives_on() {
+    let stage = Stage::set("exec 3>pipe\necho started >&3\nsleep 6\necho done >&3").await;
+    let helm = stage.helm().await;
+    let (handle, stop) = never();
+    handle.permit(Boot(Boot::now().0 + Duration::from_secs(5)));
+    let upgrade = stage.upgrade();
+    let run = async {
+        helm.upgrade(helm.slot("edge-1", Urgency::Low).await, &upgrade, &stop)
+            .await
+    };
+    let more = async {
+        let ears = stage.first_word().await;
+        handle.permit(Boot(Boot::now().0 + LONG));
+        ears.rest().await
+    };
+    let (ended, said) = tokio::join!(run, more);
+    ended.unwrap();
+    assert_eq!(said, "done\n");
+}
+
+#[tokio::test]
+async fn a_run_whose_time_is_over_is_not_begun() {
+    let stage = Stage::set(&stubborn()).await;
+    let helm = stage.helm().await;
+    let (handle, stop) = never();
+    handle.permit(Boot::default());
+    let ended = helm
+        .upgrade(
+            helm.slot("edge-1", Urgency::Low).await,
+            &stage.upgrade(),
+            &stop,
+        )
+        .await;
+    assert!(matches!(ended, Err(HelmError::Stopped)), "{ended:?}");
+}
+
+#[tokio::test]
+async fn what_helm_leaves_running_is_ended_with_it() {
+    let script = format!(
+        "exec 3>pipe\nsh -c 'trap \"\" TERM; while :; do sleep {FOREVER}; done' >/dev/null 2>&1 &\n\
+         echo started >&3\nexit 0"
+    );
+    let stage = Stage::set(&script).await;
+    let helm = stage.helm().await;
+    let (_handle, stop) = never();
+    let uninstall = stage.uninstall();
+    let run = async {
+        helm.uninstall(helm.slot("edge-1", Urgency::Low).await, &uninstall, &stop)
+            .await
+    };
+    let heard = async { stage.first_word().await.rest().await };
+    let (ended, said) = tokio::join!(run, heard);
+    ended.unwrap();
+    assert_eq!(said, "");
+}
+
+#[tokio::test]
+async fn the_first_process_of_a_container_is_left_no_dead_of_a_killed_run() {
+    // Who inherits orphans is set for the whole process; the other tests do not mind.
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid())).unwrap();
+    let script = format!(
+        "exec 3>pipe\nsleep {FOREVER} & echo $$ $! >numbers\necho started >&3\nwhile :; do wait; done"
+    );
+    let stage = Stage::set(&script).await;
+    let helm = stage.helm().await;
+    let (handle, stop) = never();
+    let upgrade = stage.upgrade();
+    let run = async {
+        helm.upgrade(helm.slot("edge-1", Urgency::Low).await, &upgrade, &stop)
+            .await
+    };
+    let stopped = async {
+        let ears = stage.first_word().await;
+        handle.kill();
+        ears.rest().await
+    };
+    let (ended, _) = tokio::join!(run, stopped);
+    assert!(matches!(ended, Err(HelmError::Stopped)), "{ended:?}");
+    let numbers = std::fs::read_to_string(stage.path("numbers")).unwrap();
+    let left: Vec<&str> = numbers
+        .split_whitespace()
+        .filter(|number| Path::new("/proc").join(number).exists())
+        .collect();
+    assert_eq!(left, Vec::<&str>::new());
+}
+
+#[tokio::test]
+async fn no_more_helms_run_at_once_than_allowed_and_each_end_makes_room() {
+    let stage = Stage::set("exec 3>pipe\necho started >&3\nexit 0").await;
+    let config = HelmConfig {
+        max_concurrent: 2,
+        max_per_member: 2,
+        ..stage.config()
+    };
+    let helm = Helm::new(config).await.unwrap();
+    let (_handle, stop) = never();
+    let (first, _second) = (
+        helm.slot("edge-1", Urgency::Low).await,
+        helm.slot("edge-1", Urgency::Low).await,
+    );
+    let mut third = std::pin::pin!(helm.slot("edge-1", Urgency::Low));
+    assert!(futures::poll!(third.as_mut()).is_pending());
+    let uninstall = stage.uninstall();
+    let (ended, ears) = tokio::join!(helm.uninstall(first, &uninstall, &stop), stage.first_word());
+    ended.unwrap();
+    drop(ears);
+    assert!(futures::poll!(third).is_ready());
+}
+
+#[tokio::test]
+async fn a_killed_helm_and_one_that_cannot_start_are_told_apart() {
+    let (_handle, stop) = never();
+    let stage = Stage::set("kill -9 $$").await;
+    let helm = stage.helm().await;
+    let error = helm
+        .uninstall(
+            helm.slot("edge-1", Urgency::Low).await,
+            &stage.uninstall(),
+            &stop,
+        )
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(error, HelmError::Killed { signal: 9, .. }),
+        "{error}"
+    );
+
+    std::fs::remove_file(stage.path("helm")).unwrap();
+    let error = helm
+        .uninstall(
+            helm.slot("edge-1", Urgency::Low).await,
+            &stage.uninstall(),
+            &stop,
+        )
+        .await
+        .unwrap_err();
+    assert!(matches!(error, HelmError::Missing { .. }), "{error}");
+    assert!(error.is_local(), "{error}");
+
+    let nowhere = HelmConfig {
+        supervisor: vec!["/nowhere/krypton".into()],
+        ..stage.config()
+    };
+    drop(stage);
+    let stage = Stage::set("exit 0").await;
+    let helm = Helm::new(HelmConfig {
+        binary: stage.path("helm"),
+        scratch: stage.path("scratch"),
+        private: stage.path("private"),
+        ..nowhere
+    })
+    .await
+    .unwrap();
+    let error = helm
+        .uninstall(
+            helm.slot("edge-1", Urgency::Low).await,
+            &stage.uninstall(),
+            &stop,
+        )
+        .await
+        .unwrap_err();
+    assert!(matches!(error, HelmError::Spawn { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_helm_of_another_version_is_refused_with_what_to_install() {
+    for (version, fits) in [
+        ("v4.2.4", true),
+        ("v4.3.1", true),
+        ("v4.10.0", true),
+        ("v4.2.3", false),
+        ("v3.21.4", false),
+        ("v5.0.0", false),
+        ("rubbish", false),
+    ] {
+        let stage = Stage::with_version(version, "exit 0").await;
+        match Helm::new(stage.config()).await {
+            Ok(_) => assert!(fits, "{version}"),
+            Err(error) => {
+                assert!(!fits, "{version}: {error}");
+                let text = error.to_string();
+                assert!(
+                    text.contains(version) && text.contains("install Helm 4.2.4"),
+                    "{text}"
+                );
+            }
+        }
+    }
+    let stage = Stage::set("exit 0").await;
+    let missing = HelmConfig {
+        binary: "/nowhere/helm".into(),
+        ..stage.config()
+    };
+    let error = Helm::new(missing).await.unwrap_err();
+    assert!(
+        error.to_string().contains("/nowhere/helm cannot be run"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn a_helm_that_is_replaced_or_lost_while_we_run_is_noticed_and_so_is_its_return() {
+    let (_handle, stop) = never();
+    let stage = Stage::set("exit 0").await;
+    let helm = stage.helm().await;
+    let run = async || {
+        let slot = helm.slot("edge-1", Urgency::Low).await;
+        helm.uninstall(slot, &stage.uninstall(), &stop).await
+    };
+    run().await.unwrap();
+    let away = stage.path("away");
+    std::fs::rename(stage.path("helm"), &away).unwrap();
+    let error = run().await.unwrap_err();
+    assert!(matches!(error, HelmError::Missing { .. }), "{error}");
+    std::fs::write(stage.path("other"), "#!/bin/sh\necho v3.21.4\n").unwrap();
+    std::fs::set_permissions(
+        stage.path("other"),
+        std::fs::metadata(&away).unwrap().permissions(),
+    )
+    .unwrap();
+    std::fs::rename(stage.path("other"), stage.path("helm")).unwrap();
+    let error = run().await.unwrap_err();
+    assert!(matches!(error, HelmError::Version { .. }), "{error}");
+    std::fs::rename(&away, stage.path("helm")).unwrap();
+    run().await.unwrap();
+}
+
+#[tokio::test]
+async fn no_room_for_helms_files_is_told_before_helm_begins_and_folders_that_went_are_made_again() {
+    let stage = Stage::set("exit 0").await;
+    let helm = stage.helm().await;
+    let values = serde_json::Map::new();
+    let runs = stage.path("private").join("runs");
+    std::fs::remove_dir_all(stage.path("private")).unwrap();
+    helm.ready("edge-1", &values).await.unwrap();
+    std::fs::remove_dir_all(&runs).unwrap();
+    std::fs::write(&runs, "in the way").unwrap();
+    let error = helm.ready("edge-1", &values).await.unwrap_err();
+    assert!(error.is_local(), "{error}");
+    assert!(error.to_string().contains("--cache-dir"), "{error}");
+    std::fs::remove_file(&runs).unwrap();
+    helm.ready("edge-1", &values).await.unwrap();
+    assert_eq!(entries(&runs), 0);
+}
+
+#[tokio::test]
+async fn a_secret_that_helm_cannot_decode_is_told_from_a_cluster_that_does_not_answer() {
+    let (_handle, stop) = never();
+    let look = |stage: &Stage| Look {
+        kubeconfig: stage.path("kubeconfig"),
+        release: "acme".to_owned(),
+        namespace: "acme".to_owned(),
+        revision: 3,
+        cache_key: "edge-1".to_owned(),
+    };
+    let damaged =
+        "echo 'Error: get: failed to decode data \"sh.helm.release.v1.acme.v3\": EOF' >&2; exit 1";
+    let away = "echo 'Error: Kubernetes cluster unreachable' >&2; exit 1";
+    for (script, expected) in [("exit 0", Some(true)), (damaged, Some(false)), (away, None)] {
+        let stage = Stage::set(script).await;
+        let helm = stage.helm().await;
+        let slot = helm.slot("edge-1", Urgency::Low).await;
+        let found = helm.can_decode(slot, &look(&stage), &stop).await;
+        assert_eq!(found.ok(), expected, "{script}");
+    }
+}

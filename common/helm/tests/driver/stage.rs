@@ -1,0 +1,150 @@
+//! A folder with a helm made of a shell script, and the pipe on which it is heard.
+
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use krypton_helm::driver::{Helm, HelmConfig, Uninstall, Upgrade};
+use rustix::fs::{FileType, Mode};
+use serde_json::json;
+use tempfile::TempDir;
+use tokio::sync::{Mutex, MutexGuard};
+
+/// Guards against a test that hangs; no test waits for it.
+pub(super) const LONG: Duration = Duration::from_secs(60);
+/// A script that is written while another test forks is "busy" to the kernel for a moment.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
+
+/// A folder with a helm made of a shell script, which writes to a pipe that the test reads. The pipe's
+/// end shows that every process which held it is gone.
+pub(super) struct Stage {
+    dir: TempDir,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Stage {
+    pub(super) async fn set(script: &str) -> Self {
+        Self::with_version("v4.3.1", script).await
+    }
+
+    pub(super) async fn with_version(version: &str, script: &str) -> Self {
+        let turn = ONE_AT_A_TIME.lock().await;
+        let dir = tempfile::tempdir().unwrap();
+        let stage = Self { dir, _turn: turn };
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            stage.path("pipe"),
+            FileType::Fifo,
+            Mode::RUSR | Mode::WUSR,
+            0,
+        )
+        .unwrap();
+        let text = format!(
+            "#!/bin/sh\nif [ \"$1\" = version ]; then echo {version}; exit; fi\ncd '{}' || exit 99\n{script}\n",
+            stage.dir.path().display()
+        );
+        std::fs::write(stage.path("helm"), text).unwrap();
+        let executable = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(stage.path("helm"), executable).unwrap();
+        stage
+    }
+
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub(super) fn read(&self, name: &str) -> String {
+        std::fs::read_to_string(self.path(name)).unwrap()
+    }
+
+    pub(super) fn config(&self) -> HelmConfig {
+        HelmConfig {
+            binary: self.path("helm"),
+            supervisor: vec![supervisor().into()],
+            scratch: self.path("scratch"),
+            private: self.path("private"),
+            max_concurrent: 1,
+            max_per_member: 1,
+        }
+    }
+
+    pub(super) async fn helm(&self) -> Helm {
+        Helm::new(self.config()).await.unwrap()
+    }
+
+    pub(super) fn upgrade(&self) -> Upgrade {
+        let values = json!({ "message": "hello", "db": { "password": "hunter2" } });
+        Upgrade {
+            kubeconfig: self.path("kubeconfig"),
+            release: "tenant-acme-edge-1".to_owned(),
+            namespace: "acme".to_owned(),
+            chart: self.path("chart.tgz"),
+            values: values.as_object().unwrap().clone(),
+            secret_paths: Vec::new(),
+            labels: [("krypton.test/run".to_owned(), "7".to_owned())].into(),
+            timeout: Duration::from_secs(600),
+            server_side: true,
+            skip_crds: false,
+            history_max: 3,
+            description: "a test".to_owned(),
+            again: false,
+            cache_key: "edge-1".to_owned(),
+        }
+    }
+
+    pub(super) fn uninstall(&self) -> Uninstall {
+        Uninstall {
+            kubeconfig: self.path("kubeconfig"),
+            release: "tenant-acme-edge-1".to_owned(),
+            namespace: "acme".to_owned(),
+            timeout: Duration::from_secs(600),
+            hooks: true,
+            cache_key: "edge-1".to_owned(),
+        }
+    }
+
+    /// Opens the pipe, which waits for the script to do so too, and reads its first line.
+    pub(super) async fn first_word(&self) -> Ears {
+        let path = self.path("pipe");
+        let opened = tokio::task::spawn_blocking(move || {
+            let mut ears = Ears(BufReader::new(std::fs::File::open(path).unwrap()));
+            let mut line = String::new();
+            ears.0.read_line(&mut line).unwrap();
+            assert_eq!(line, "started\n");
+            ears
+        });
+        tokio::time::timeout(LONG, opened)
+            .await
+            .expect("helm starts")
+            .unwrap()
+    }
+}
+
+pub(super) struct Ears(BufReader<std::fs::File>);
+
+impl Ears {
+    /// What is said until the last process that holds the pipe is gone.
+    pub(super) async fn rest(mut self) -> String {
+        let read = tokio::task::spawn_blocking(move || {
+            let mut said = String::new();
+            self.0.read_to_string(&mut said).unwrap();
+            said
+        });
+        tokio::time::timeout(LONG, read)
+            .await
+            .expect("all processes end")
+            .unwrap()
+    }
+}
+
+pub(super) fn supervisor() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let path = test.ancestors().nth(2).unwrap().join("examples/helm_run");
+    assert!(
+        path.exists(),
+        "{} is missing: cargo build --examples",
+        path.display()
+    );
+    path
+}

@@ -1,0 +1,401 @@
+//! One action, carried out: every write states its precondition, every call has a deadline.
+
+mod cert_manager;
+mod chart_crds;
+mod deletion_check;
+mod finalizer;
+mod helm_run;
+mod leftovers;
+mod occupants;
+mod read_release;
+mod rollback;
+mod status;
+mod stored;
+mod trust;
+mod uninstall;
+mod unlock;
+mod unreadable_revision;
+mod workspace;
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use krypton_crds::tenant::Tenant;
+use krypton_helm::driver::{HelmError, StopSignal, is_suspended};
+use krypton_helm::releases::Release;
+use krypton_helm::releases::labels::ReleaseKey;
+use krypton_helm::releases::revision::Revision;
+use krypton_runtime::access::{client_as, kubeconfig_as};
+use krypton_runtime::clock::{self, Boot};
+use krypton_runtime::events::{Events, Told};
+use krypton_runtime::lease::Hold;
+use krypton_runtime::newest::Newest as _;
+use krypton_types::conditions::{ClusterState, reason};
+use krypton_types::deployment::Deed;
+use krypton_types::desired::{ChartState, DesiredState};
+use krypton_types::error_chain::chain;
+use krypton_types::tenant::Next;
+use kube::api::Api;
+use kube::{Client, Resource};
+use tempfile::TempPath;
+use tokio::sync::{OwnedSemaphorePermit, watch};
+use tracing::Span;
+
+use super::helm_queue::Ready;
+use crate::index::CrdState;
+use crate::owner::{Subject, SubjectKey};
+use crate::plan::{Action, Attempt, Plan, Run};
+use crate::report_store::ReportBoard;
+use crate::run_loop::{Member, Tools};
+
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// Whether an action runs Helm, and so holds a slot.
+pub(super) fn runs_helm(action: &Action) -> bool {
+    matches!(
+        action,
+        Action::Helm(_) | Action::InstallAgain | Action::Rollback(_) | Action::Uninstall
+    )
+}
+
+/// Everything that one action needs, taken from the index at the time of the plan.
+pub(super) struct Job {
+    pub key: SubjectKey,
+    pub subject: Subject,
+    pub plan: Plan,
+    /// What was told of it before.
+    pub told: Option<ClusterState>,
+    /// What comes next, as it is said with the plan's state.
+    pub next: Option<Next>,
+    pub release: ReleaseKey,
+    pub newest: Option<Revision>,
+    /// All of them, the newest too.
+    pub revisions: Vec<Revision>,
+    pub workspace_exists: bool,
+    /// Whether the cluster has Tenants at all.
+    pub tenants: CrdState,
+    /// No other Tenant or deployment is to stay on this member.
+    pub last: bool,
+    pub desired: Arc<DesiredState>,
+    /// The fingerprint of the chart for this Tenant or deployment.
+    pub fingerprint: Arc<str>,
+    /// The member could be written to when this was planned.
+    pub permitted: bool,
+    /// The slot and the chart of a run of Helm.
+    pub ready: Option<Ready>,
+    /// Given back with the job; it has none if it holds a slot.
+    #[expect(dead_code, reason = "it is held, not read")]
+    pub turn: Option<OwnedSemaphorePermit>,
+}
+
+impl Job {
+    /// The chart for this Tenant or deployment.
+    fn chart(&self) -> Cow<'_, ChartState> {
+        self.desired.chart_with(self.subject.values())
+    }
+}
+
+/// What came of it.
+pub(super) struct Done {
+    pub key: SubjectKey,
+    pub of: ReleaseKey,
+    pub attempt: Attempt,
+    /// What was said of the Tenant on the way.
+    pub said: Option<ClusterState>,
+    /// The same, when it was with the Lease: written, and its events told.
+    pub told: Option<ClusterState>,
+    /// And this with it.
+    pub next: Option<Next>,
+    pub tenant: Option<Tenant>,
+    pub release: Option<ReleaseNews>,
+    pub facts: Option<Release>,
+    /// As in the memory of the plan.
+    pub unrecorded: Option<(u32, bool)>,
+    pub workspace: Option<ObjectMeta>,
+    pub applied: Option<Run>,
+    /// The Tenant's UID, if it was found deleted while its CRD was whole.
+    pub deletion_confirmed: Option<String>,
+    /// The deployment's UID, if nothing of it is left to be done.
+    pub let_go: Option<String>,
+    /// What failed before is over.
+    pub progressed: bool,
+    /// The job only reported the state.
+    pub spoke: bool,
+    /// The action stopped because it needs a slot of Helm.
+    pub needs_slot: bool,
+    pub fault: Option<Fault>,
+}
+
+/// What was read of a release's Secrets.
+pub(super) enum ReleaseNews {
+    /// All of them, afresh.
+    All {
+        metas: Vec<ObjectMeta>,
+        version: u64,
+    },
+    /// One, which the facts are of where it could be decoded.
+    One(Box<ObjectMeta>),
+}
+
+/// Why an action did not succeed.
+#[derive(Debug)]
+pub(super) enum Fault {
+    /// To be shown, and tried again after a back-off; `permanent` when only a change can help.
+    Shown {
+        reason: &'static str,
+        message: String,
+        permanent: bool,
+    },
+    /// The plan rests on something that has changed: plan anew in a moment.
+    Stale,
+    /// The apiserver did not take it; not the Tenant's fault.
+    Passing(String),
+    /// The API server refuses the request itself; a retry alone does not help.
+    Refused(String),
+}
+
+impl Fault {
+    /// For metrics.
+    pub(super) fn outcome(&self) -> &'static str {
+        match self {
+            Self::Shown { .. } => "failed",
+            Self::Stale => "stale",
+            Self::Passing(_) | Self::Refused(_) => "passing",
+        }
+    }
+}
+
+/// The hands of a reconciler.
+#[derive(Clone)]
+pub(super) struct Performer {
+    /// While an action of an object with a service account is performed, with that one's rights.
+    pub member: Arc<Member>,
+    /// With the rights that helm has, whoever it acts as: for what is the chart's and no tenant's.
+    pub fleet_client: Client,
+    /// What is wanted now, of which a job has what was wanted when it was planned.
+    pub desired: watch::Receiver<Arc<DesiredState>>,
+    pub tools: Tools,
+    pub events: Events,
+    pub board: Arc<ReportBoard>,
+    pub hold: watch::Receiver<Hold>,
+    pub stop: StopSignal,
+}
+
+impl Performer {
+    pub(super) async fn perform(self: Arc<Self>, mut job: Box<Job>) -> Box<Done> {
+        let ready = job.ready.take();
+        let mut done = Box::new(Done {
+            key: job.key.clone(),
+            of: job.release.clone(),
+            attempt: Attempt::of(&job.subject, &job.desired, &job.fingerprint),
+            said: None,
+            told: None,
+            next: job.next,
+            tenant: None,
+            release: None,
+            facts: None,
+            unrecorded: None,
+            workspace: None,
+            applied: None,
+            deletion_confirmed: None,
+            let_go: None,
+            progressed: false,
+            spoke: job.plan.action == Action::Nothing,
+            needs_slot: false,
+            fault: None,
+        });
+        let begun = Boot::now();
+        // Removed once the action is over.
+        let (performer, _kubeconfig) = match self.acting_for(&job) {
+            Ok((performer, kubeconfig)) => (performer, kubeconfig),
+            Err(fault) => {
+                done.fault = Some(fault);
+                return done;
+            }
+        };
+        Box::pin(performer.act(&job, ready, &mut done, begun)).await;
+        done
+    }
+
+    /// Acts as the object's service account, where it has one.
+    fn acting_for(self: Arc<Self>, job: &Job) -> Result<(Arc<Self>, Option<TempPath>), Fault> {
+        let user = job.subject.user(&job.desired.lockdown);
+        let Some(user) = user.filter(|_| job.plan.action != Action::Nothing) else {
+            return Ok((self, None));
+        };
+        let client = client_as(&self.member.client, &user).map_err(|_| Fault::Shown {
+            reason: reason::HELM_UNAVAILABLE,
+            message: "spec.serviceAccountName is not the name of a service account; correct it"
+                .to_owned(),
+            permanent: true,
+        })?;
+        let kubeconfig = kubeconfig_as(&self.member.kubeconfig, &user);
+        let kubeconfig = kubeconfig.map_err(|error| Fault::Shown {
+            reason: reason::HELM_UNAVAILABLE,
+            message: format!(
+                "writing the kubeconfig of helm failed: {error}; is --private-dir full?"
+            ),
+            permanent: false,
+        })?;
+        let member = Member {
+            helm_client: client,
+            kubeconfig: kubeconfig.to_path_buf(),
+            ..(*self.member).clone()
+        };
+        let performer = Self {
+            member: Arc::new(member),
+            ..(*self).clone()
+        };
+        Ok((Arc::new(performer), Some(kubeconfig)))
+    }
+
+    async fn act(&self, job: &Job, ready: Option<Ready>, done: &mut Done, begun: Boot) {
+        let result = match &job.plan.action {
+            Action::Nothing => self.say(job, done).await,
+            Action::AddFinalizer => self.add_finalizer(job, done).await,
+            Action::CreateWorkspace => self.create_workspace(job, done).await,
+            Action::ReadRelease(revision) => self.read_release(job, *revision, ready, done).await,
+            Action::Unlock { revision, was } => {
+                let lock = (*revision, &**was);
+                self.unlock(job, lock, ready, done).await
+            }
+            Action::Helm(run) => self.helm(job, *run, false, ready, done).await,
+            Action::InstallAgain => self.helm(job, Run::Install, true, ready, done).await,
+            Action::Sweep(revision) => self.sweep(job, *revision, done).await,
+            Action::SweepDefault(revision) => self.sweep_default(job, *revision, done).await,
+            Action::Rollback(to) => self.roll_back(job, *to, ready, done).await,
+            Action::Uninstall => self.uninstall(job, ready, done).await,
+            Action::Annotate => self.annotate(job, done).await,
+            Action::DeleteWorkspace => self.delete_workspace(job, done).await,
+            Action::RemoveFinalizer { orphaned } => {
+                self.remove_finalizer(job, *orphaned, done).await
+            }
+        };
+        done.fault = result.err();
+        let outcome = done.fault.as_ref().map_or("ok", Fault::outcome);
+        Span::current().record("outcome", outcome);
+        let took = Boot::now().since(begun);
+        let work = &self.tools.work;
+        work.reconciled(&job.plan.action, took, outcome);
+    }
+
+    fn client(&self) -> Client {
+        self.member.client.clone()
+    }
+
+    fn tenants(&self, namespace: &str) -> Api<Tenant> {
+        Api::namespaced(self.client(), namespace)
+    }
+
+    /// An event on the Tenant. Of a deployment home tells, out of the reports.
+    pub(super) fn tell(&self, subject: &Subject, told: Told) {
+        match subject {
+            Subject::Tenant(tenant) => self.events.tell(tenant.object_ref(&()), told),
+            Subject::Deployment(order) => {
+                let deed = Deed {
+                    at: u64::try_from(clock::wall().as_nanosecond()).unwrap_or_default(),
+                    reason: told.reason.to_owned(),
+                    message: told.message,
+                };
+                self.board.did(order, deed);
+            }
+        }
+    }
+
+    fn secrets(&self, release: &ReleaseKey) -> Api<Secret> {
+        Api::namespaced(self.client(), &release.namespace)
+    }
+
+    pub(super) fn still_permitted(&self) -> Result<(), Fault> {
+        let permitted = self.stop.is_open() && self.hold.get().may_start(Boot::now());
+        if permitted { Ok(()) } else { Err(Fault::Stale) }
+    }
+}
+
+impl Fault {
+    pub(super) fn text(&self) -> &str {
+        match self {
+            Self::Shown { message, .. } | Self::Passing(message) | Self::Refused(message) => {
+                message
+            }
+            Self::Stale => "changed meanwhile",
+        }
+    }
+}
+
+fn unavailable(error: &HelmError) -> Fault {
+    Fault::Shown {
+        reason: reason::HELM_UNAVAILABLE,
+        message: chain(error),
+        permanent: false,
+    }
+}
+
+fn suspended(message: String) -> Fault {
+    Fault::Shown {
+        reason: reason::SUSPENDED,
+        message,
+        permanent: false,
+    }
+}
+
+/// A request that was refused, or that did not get through.
+fn unanswered(what: &str, error: &kube::Error) -> Fault {
+    let message = format!("{what}: {}", chain(error));
+    match error {
+        kube::Error::Api(status) if matches!(status.code, 400 | 403 | 405 | 413 | 415 | 422) => {
+            Fault::Refused(message)
+        }
+        _ => Fault::Passing(message),
+    }
+}
+
+/// The call is put aside, as it is large and each Tenant that waits for helm would carry room for it.
+fn in_time<T>(
+    what: &str,
+    call: impl Future<Output = kube::Result<T>>,
+) -> impl Future<Output = Result<T, Fault>> {
+    let call = tokio::time::timeout(DEADLINE, Box::pin(call));
+    async move {
+        match call.await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(kube::Error::Api(status))) if status.code == 409 || status.code == 404 => {
+                Err(Fault::Stale)
+            }
+            Ok(Err(kube::Error::Api(status))) if is_suspended(&status.message) => {
+                Err(suspended(status.message.clone()))
+            }
+            Ok(Err(error)) => Err(unanswered(what, &error)),
+            Err(_) => Err(Fault::Passing(format!(
+                "{what}: no answer within {} s",
+                DEADLINE.as_secs()
+            ))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_that_repeat_are_refusals() {
+        let answered = |code: u16| {
+            let status = kube::core::Status {
+                code,
+                message: "no".to_owned(),
+                ..kube::core::Status::default()
+            };
+            unanswered("writing", &kube::Error::Api(Box::new(status)))
+        };
+        for code in [400, 403, 405, 413, 415, 422] {
+            assert!(matches!(answered(code), Fault::Refused(_)), "{code}");
+        }
+        for code in [401, 429, 500, 503] {
+            assert!(matches!(answered(code), Fault::Passing(_)), "{code}");
+        }
+    }
+}

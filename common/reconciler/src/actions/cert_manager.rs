@@ -1,0 +1,186 @@
+//! The six CRDs of cert-manager, which charts keep when they are uninstalled. Only behind a flag of the hub:
+//! with the last release of the member, when that release has made them, and when nothing of their kinds is
+//! left on the whole cluster. All of them or none.
+
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use krypton_helm::releases;
+use krypton_helm::releases::labels::OWNER_UID_LABEL;
+use krypton_runtime::effect;
+use krypton_runtime::events::Told;
+use krypton_types::error_chain::chain;
+use kube::ResourceExt;
+use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Preconditions};
+use kube::core::{ApiResource, GroupVersionKind, ObjectMeta};
+
+use super::leftovers::bears_marks;
+use super::{DEADLINE, Fault, Job, Performer};
+
+const NAMES: [&str; 6] = [
+    "certificaterequests.cert-manager.io",
+    "certificates.cert-manager.io",
+    "challenges.acme.cert-manager.io",
+    "clusterissuers.cert-manager.io",
+    "issuers.cert-manager.io",
+    "orders.acme.cert-manager.io",
+];
+
+/// Why none of them is deleted.
+enum Stop {
+    /// They stay, and a person is told.
+    Stay(String),
+    Fault(Fault),
+}
+
+impl From<Fault> for Stop {
+    fn from(fault: Fault) -> Self {
+        Self::Fault(fault)
+    }
+}
+
+impl Performer {
+    /// What is not deleted here stays for good: the Tenant goes.
+    pub(super) async fn delete_cert_manager_crds(&self, job: &Job) -> Result<(), Fault> {
+        let wanted = job.desired.handling.delete_cert_manager_crds;
+        if !wanted || !job.last || job.newest.is_some() {
+            return Ok(());
+        }
+        let told = match Box::pin(self.delete_crds(job)).await {
+            Ok(deleted) if deleted.is_empty() => return Ok(()),
+            Ok(deleted) => Told {
+                warning: true,
+                reason: "CrdsDeleted",
+                message: format!(
+                    "deleted with the last release, as --delete-cert-manager-crds says: {}",
+                    deleted.join(", ")
+                ),
+            },
+            Err(Stop::Stay(why)) => Told {
+                warning: true,
+                reason: "CrdsStay",
+                message: format!("the CRDs of cert-manager stay: {why}"),
+            },
+            Err(Stop::Fault(fault)) => return Err(fault),
+        };
+        self.tell(&job.subject, told);
+        Ok(())
+    }
+
+    async fn delete_crds(&self, job: &Job) -> Result<Vec<&'static str>, Stop> {
+        let client = &self.fleet_client;
+        // Afresh: that of another Tenant may have been made a moment ago.
+        let releases: Api<Secret> = Api::all(self.member.client.clone());
+        let ours = ListParams::default()
+            .labels(&format!("owner=helm,{OWNER_UID_LABEL}"))
+            .fields(&format!("type={}", releases::SECRET_TYPE))
+            .limit(1);
+        let left = answered("listing releases", releases.list_metadata(&ours)).await?;
+        if !left.items.is_empty() {
+            return Ok(Vec::new());
+        }
+        let api: Api<CustomResourceDefinition> = Api::all(client.clone());
+        let mut found = Vec::new();
+        for name in NAMES {
+            let Some(crd) = answered("reading a CRD", api.get_opt(name)).await? else {
+                continue;
+            };
+            if crd.metadata.deletion_timestamp.is_some() {
+                continue;
+            }
+            if !bears_marks(&crd.metadata, &job.release) {
+                return Err(Stop::Stay(format!("{name} is not of this release")));
+            }
+            found.push((name, crd));
+        }
+        for (name, crd) in &found {
+            let Some(kind) = served(crd) else {
+                return Err(Stop::Stay(format!("{name} is not served")));
+            };
+            let instances: Api<DynamicObject> = Api::all_with(client.clone(), &kind);
+            let one = ListParams::default().limit(1);
+            let any = answered("listing what is left", instances.list_metadata(&one)).await?;
+            if let Some(object) = any.items.first() {
+                return Err(Stop::Stay(format!(
+                    "there is {}",
+                    shown(&kind, &object.metadata)
+                )));
+            }
+        }
+        let mut deleted = Vec::new();
+        for (name, crd) in &found {
+            self.still_permitted()?;
+            let params = DeleteParams {
+                preconditions: Some(Preconditions {
+                    uid: crd.uid(),
+                    resource_version: crd.resource_version(),
+                }),
+                ..DeleteParams::default()
+            };
+            let deleting = effect!("cert-manager-crd.delete", api.delete(name, &params));
+            answered("deleting a CRD", deleting).await?;
+            deleted.push(*name);
+        }
+        Ok(deleted)
+    }
+}
+
+/// By which version its objects are found: all of them by any.
+fn served(crd: &CustomResourceDefinition) -> Option<ApiResource> {
+    let version = crd.spec.versions.iter().find(|version| version.served)?;
+    let kind = GroupVersionKind::gvk(&crd.spec.group, &version.name, &crd.spec.names.kind);
+    Some(ApiResource::from_gvk_with_plural(
+        &kind,
+        &crd.spec.names.plural,
+    ))
+}
+
+fn shown(kind: &ApiResource, object: &ObjectMeta) -> String {
+    let name = object.name.as_deref().unwrap_or_default();
+    match &object.namespace {
+        Some(namespace) => format!("{} {namespace}/{name}", kind.kind),
+        None => format!("{} {name}", kind.kind),
+    }
+}
+
+/// What the apiserver refuses, it will refuse again: then they stay. When it is not well, or gives no answer, it
+/// is asked again.
+async fn answered<T>(what: &str, call: impl Future<Output = kube::Result<T>>) -> Result<T, Stop> {
+    match tokio::time::timeout(DEADLINE, Box::pin(call)).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(kube::Error::Api(status))) if (400..429).contains(&status.code) => {
+            Err(Stop::Stay(format!("{what}: {}", status.message)))
+        }
+        Ok(Err(error)) => Err(Fault::Passing(format!("{what}: {}", chain(&error))).into()),
+        Err(_) => Err(Fault::Passing(format!("{what}: no answer in time")).into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn objects_are_looked_for_by_a_version_that_is_served() {
+        let crd = |served_first: bool, served_second: bool| -> CustomResourceDefinition {
+            let version =
+                |name: &str, served: bool| json!({"name": name, "served": served, "storage": true});
+            serde_json::from_value(json!({
+                "metadata": {"name": "orders.acme.cert-manager.io"},
+                "spec": {
+                    "group": "acme.cert-manager.io", "scope": "Namespaced",
+                    "names": {"kind": "Order", "plural": "orders"},
+                    "versions": [version("v1alpha2", served_first), version("v1", served_second)],
+                },
+            }))
+            .unwrap()
+        };
+        let kind = served(&crd(false, true)).unwrap();
+        assert_eq!(
+            (kind.api_version.as_str(), kind.plural.as_str()),
+            ("acme.cert-manager.io/v1", "orders")
+        );
+        assert!(served(&crd(false, false)).is_none());
+    }
+}

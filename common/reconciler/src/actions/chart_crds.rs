@@ -1,0 +1,260 @@
+//! The CRDs in a chart's folder `crds`, brought up to date before an upgrade: helm itself makes them with
+//! the first installation and never looks at them again. None is ever deleted.
+
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use flate2::read::MultiGzDecoder;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use krypton_helm::releases::manifest;
+use krypton_runtime::crd::established;
+use krypton_runtime::effect;
+use krypton_types::names;
+use kube::api::{Api, Patch, PatchParams};
+use kube::{Client, ResourceExt};
+use serde_json::Value;
+use tar::Archive;
+use thiserror::Error;
+
+use crate::drift::HELM;
+
+/// Of all that is read of an archive, unpacked: what was let into the cache is no larger.
+const LARGEST: u64 = 100 << 20;
+const DEADLINE: Duration = Duration::from_secs(10);
+const SERVED_WITHIN: Duration = Duration::from_secs(20);
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// Where somebody else writes at the same time.
+const TRIES: u32 = 3;
+
+#[derive(Debug, Error)]
+pub(crate) enum ChartCrdError {
+    #[error("reading the CRDs of the chart {path} failed", path = path.display())]
+    Archive {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{file} of the chart is not YAML; helm would not take it either")]
+    Yaml { file: String },
+    #[error("CRD {name}: reading it failed")]
+    Read {
+        name: String,
+        #[source]
+        source: kube::Error,
+    },
+    #[error(
+        "CRD {name}: bringing it up to date failed; apply it yourself, or use --chart-crds=create"
+    )]
+    Write {
+        name: String,
+        #[source]
+        source: kube::Error,
+    },
+    #[error("CRD {name}: no answer within {} s", DEADLINE.as_secs())]
+    Deadline { name: String },
+    #[error("CRD {name} belongs to {owner} and is left; use --chart-crds=create")]
+    Theirs { name: String, owner: String },
+    #[error("CRD {name} is there, but the apiserver does not serve it yet")]
+    NotServed { name: String },
+    #[error("the Lease of this cluster was lost on the way")]
+    NotPermitted,
+}
+
+/// The CRDs of a packaged chart, those of its subcharts left out: whether one is used is helm's to know.
+/// Slow for large ones: not for async threads.
+pub(crate) fn of_chart(path: &Path) -> Result<Vec<Value>, ChartCrdError> {
+    let archive = |source| ChartCrdError::Archive {
+        path: path.to_owned(),
+        source,
+    };
+    let file = std::fs::File::open(path).map_err(archive)?;
+    let mut tar = Archive::new(MultiGzDecoder::new(file).take(LARGEST));
+    let mut found = Vec::new();
+    for entry in tar.entries().map_err(archive)? {
+        let mut entry = entry.map_err(archive)?;
+        let name = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
+        let inner = name.split_once('/').map(|(_, inner)| inner);
+        let in_folder = inner.is_some_and(|inner| inner.starts_with("crds/"));
+        let manifest = [".yaml", ".yml", ".json"]
+            .iter()
+            .any(|end| name.ends_with(end));
+        if !(in_folder && manifest && entry.header().entry_type().is_file()) {
+            continue;
+        }
+        let mut text = String::new();
+        entry.read_to_string(&mut text).map_err(archive)?;
+        let (objects, unread) = manifest::read(&text);
+        if unread > 0 {
+            return Err(ChartCrdError::Yaml { file: name });
+        }
+        let crd = |object: &Value| {
+            object
+                .get("kind")
+                .is_some_and(|kind| kind == "CustomResourceDefinition")
+        };
+        found.extend(objects.into_iter().filter(crd));
+    }
+    Ok(found)
+}
+
+/// Applies each, and waits until it is served.
+pub(crate) async fn replace(
+    client: &Client,
+    crds: &[Value],
+    permitted: impl Fn() -> bool,
+) -> Result<(), ChartCrdError> {
+    let api: Api<CustomResourceDefinition> = Api::all(client.clone());
+    for crd in crds {
+        let name = crd.pointer("/metadata/name").and_then(Value::as_str);
+        let name = name.unwrap_or_default().to_owned();
+        let mut tries = 0;
+        while !applied(&api, &name, crd, &permitted).await? {
+            tries += 1;
+            if tries == TRIES {
+                return Err(ChartCrdError::NotServed { name });
+            }
+        }
+        served(&api, &name).await?;
+    }
+    Ok(())
+}
+
+/// `false` when somebody else wrote at the same time.
+async fn applied(
+    api: &Api<CustomResourceDefinition>,
+    name: &str,
+    crd: &Value,
+    permitted: &impl Fn() -> bool,
+) -> Result<bool, ChartCrdError> {
+    let found = in_time(name, api.get_opt(name)).await?;
+    let found = found.map_err(|source| ChartCrdError::Read {
+        name: name.to_owned(),
+        source,
+    })?;
+    if let Some(owner) = owner(name, found.as_ref()) {
+        let name = name.to_owned();
+        return Err(ChartCrdError::Theirs { name, owner });
+    }
+    let mut wanted = crd.clone();
+    if let (Some(found), Some(meta)) = (&found, wanted.pointer_mut("/metadata")) {
+        meta["uid"] = found.uid().into();
+        meta["resourceVersion"] = found.resource_version().into();
+    }
+    if !permitted() {
+        return Err(ChartCrdError::NotPermitted);
+    }
+    let params = PatchParams {
+        // What is made at this moment by somebody else is not taken over.
+        force: found.is_some(),
+        ..PatchParams::apply(HELM)
+    };
+    let patch = Patch::Apply(&wanted);
+    let call = effect!("chart-crd.apply", api.patch(name, &params, &patch));
+    match in_time(name, call).await? {
+        Ok(_) => Ok(true),
+        Err(kube::Error::Api(status)) if status.code == 409 => Ok(false),
+        Err(source) => Err(ChartCrdError::Write {
+            name: name.to_owned(),
+            source,
+        }),
+    }
+}
+
+/// Who else has the say over it: Krypton itself, or a release that has it among its templates.
+fn owner(name: &str, found: Option<&CustomResourceDefinition>) -> Option<String> {
+    if name.ends_with(&format!(".{}", names::GROUP)) {
+        return Some("Krypton".to_owned());
+    }
+    let annotations = found?.annotations();
+    let release = annotations.get("meta.helm.sh/release-name")?;
+    Some(format!("release {release}"))
+}
+
+async fn served(api: &Api<CustomResourceDefinition>, name: &str) -> Result<(), ChartCrdError> {
+    let look = async {
+        loop {
+            if let Ok(found) = api.get(name).await
+                && established(&found)
+            {
+                return;
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    };
+    let looked = tokio::time::timeout(SERVED_WITHIN, look).await;
+    looked.map_err(|_| ChartCrdError::NotServed {
+        name: name.to_owned(),
+    })
+}
+
+async fn in_time<T>(
+    name: &str,
+    call: impl Future<Output = kube::Result<T>>,
+) -> Result<kube::Result<T>, ChartCrdError> {
+    let name = name.to_owned();
+    let call = tokio::time::timeout(DEADLINE, Box::pin(call)).await;
+    call.map_err(|_| ChartCrdError::Deadline { name })
+}
+
+#[cfg(test)]
+mod tests {
+    use flate2::Compression;
+    use flate2::write::GzEncoder;
+
+    use super::*;
+
+    fn chart(files: &[(&str, &str)]) -> tempfile::NamedTempFile {
+        let mut tar = tar::Builder::new(Vec::new());
+        for (path, text) in files {
+            let mut header = tar::Header::new_gnu();
+            header.set_size(text.len() as u64);
+            header.set_mode(0o644);
+            tar.append_data(&mut header, path, text.as_bytes()).unwrap();
+        }
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut gzip = GzEncoder::new(file.reopen().unwrap(), Compression::fast());
+        io::Write::write_all(&mut gzip, &tar.into_inner().unwrap()).unwrap();
+        gzip.finish().unwrap();
+        file
+    }
+
+    #[test]
+    fn the_crds_of_a_chart_are_those_of_its_own_folder() {
+        let crd =
+            |name: &str| format!("kind: CustomResourceDefinition\nmetadata: {{name: {name}}}\n");
+        let file = chart(&[
+            ("c/Chart.yaml", "name: c\nversion: 1.0.0\n"),
+            ("c/crds/a.yaml", &format!("{}---\n{}", crd("a"), crd("b"))),
+            (
+                "c/crds/deep/c.json",
+                r#"{"kind": "CustomResourceDefinition", "metadata": {"name": "c"}}"#,
+            ),
+            ("c/crds/README.md", "not: yaml: at: all"),
+            (
+                "c/crds/other.yaml",
+                "kind: ConfigMap\nmetadata: {name: x}\n",
+            ),
+            ("c/templates/d.yaml", "{{ .Values.d }}"),
+            ("c/charts/sub/crds/e.yaml", &crd("e")),
+        ]);
+        let found = of_chart(file.path()).unwrap();
+        let names: Vec<_> = found.iter().map(|crd| &crd["metadata"]["name"]).collect();
+        assert_eq!(names, ["a", "b", "c"]);
+        let broken = chart(&[("c/crds/a.yaml", "{")]);
+        let error = of_chart(broken.path()).unwrap_err();
+        assert!(error.to_string().contains("c/crds/a.yaml"), "{error}");
+    }
+
+    #[test]
+    fn a_crd_of_krypton_or_of_a_release_is_never_replaced() {
+        let mut crd = CustomResourceDefinition::default();
+        assert_eq!(owner("widgets.example.org", Some(&crd)), None);
+        assert_eq!(owner("widgets.example.org", None), None);
+        assert!(owner("tenants.mesh.openkcm.io", None).is_some());
+        let annotations = crd.annotations_mut();
+        annotations.insert("meta.helm.sh/release-name".to_owned(), "web".to_owned());
+        let owner = owner("widgets.example.org", Some(&crd));
+        assert_eq!(owner.as_deref(), Some("release web"));
+    }
+}

@@ -1,0 +1,163 @@
+//! Reads a deletion again before anything is uninstalled. A deletion that comes with the CRD's is none.
+
+use krypton_crds::tenant::Tenant;
+use krypton_runtime::newest::Newest as _;
+use krypton_types::conditions::reason;
+use krypton_types::deployment::DesiredDeployment;
+use krypton_types::desired::DesiredState;
+use krypton_types::names;
+
+use super::{Fault, Job, Performer, in_time};
+use crate::owner::Subject;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::Api;
+use kube::{CustomResourceExt, ResourceExt};
+
+impl Performer {
+    /// Design §3, rule 2: a deletion is read twice, and one that comes with the CRD's is none.
+    pub(super) async fn confirm_deletion(&self, job: &Job) -> Result<(), Fault> {
+        match &job.subject {
+            Subject::Tenant(tenant) => self.confirm_tenants_deletion(tenant).await,
+            Subject::Deployment(order) => {
+                let confirmed = still_ordered(order, job.desired.retire, &self.desired.get());
+                confirmed.then_some(()).ok_or(Fault::Stale)
+            }
+        }
+    }
+
+    pub(super) async fn confirm_tenants_deletion(&self, tenant: &Tenant) -> Result<(), Fault> {
+        let crds: Api<CustomResourceDefinition> = Api::all(self.client());
+        let crd = in_time("reading the CRD", crds.get_metadata(Tenant::crd_name())).await?;
+        if crd.metadata.deletion_timestamp.is_some() {
+            return Err(Fault::Stale);
+        }
+        let times = [
+            tenant.metadata.deletion_timestamp.as_ref(),
+            crd.metadata.creation_timestamp.as_ref(),
+        ];
+        if let [Some(deleted), Some(made)] = times.map(|time| time.map(|time| time.0))
+            && deleted < made
+        {
+            return Err(Fault::Shown {
+                reason: reason::UNINSTALL_FAILED,
+                message: with_a_former_crd(),
+                permanent: true,
+            });
+        }
+        let api = self.tenants(&tenant.namespace().unwrap_or_default());
+        let reading = api.get_metadata(tenant.metadata.name.as_deref().unwrap_or_default());
+        let fresh = in_time("reading the Tenant again", reading).await?;
+        let same = fresh.metadata.uid == tenant.metadata.uid
+            && fresh.metadata.deletion_timestamp.is_some()
+                == tenant.metadata.deletion_timestamp.is_some();
+        // Of one that is not deleted nothing says that it is to go but the order: it may have been taken
+        // back while this waited for its turn.
+        let annotated =
+            |name: &str| fresh.annotations().get(name) == tenant.annotations().get(name);
+        let ordered = fresh.metadata.deletion_timestamp.is_some() || {
+            let now = self.desired.get();
+            now.retire
+                && !now.paused
+                && annotated(names::ORPHAN_ANNOTATION)
+                && annotated(names::PAUSED_ANNOTATION)
+        };
+        let same = same && ordered;
+        if same { Ok(()) } else { Err(Fault::Stale) }
+    }
+}
+
+/// Of a CRD whose finalizer somebody has taken off, etcd keeps the objects; made anew, it shows them again, all
+/// deleted.
+fn with_a_former_crd() -> String {
+    format!(
+        "this Tenant was deleted before its CRD was made, so it went with a former one, and nothing is uninstalled: to let go of it and keep the release, annotate it with {}=true",
+        names::ORPHAN_ANNOTATION
+    )
+}
+
+/// Whether the newest that home wants is that the deployment goes, in the way that was planned: it may have
+/// been taken back while this waited for its turn.
+fn still_ordered(order: &DesiredDeployment, retire: bool, now: &DesiredState) -> bool {
+    let newest = now
+        .deployments
+        .iter()
+        .find(|newest| newest.uid == order.uid && newest.key() == order.key());
+    let ordered = |newest: &DesiredDeployment| {
+        (newest.remove || (retire && now.retire))
+            && newest.remove == order.remove
+            && newest.orphan == order.orphan
+            && !newest.paused
+    };
+    newest.is_some_and(ordered) && !now.paused
+}
+
+#[cfg(test)]
+mod tests {
+    use krypton_types::desired::crd_policy::CrdPolicy;
+    use krypton_types::desired::{ChartState, Version};
+
+    use super::*;
+
+    fn desired(deployments: Vec<DesiredDeployment>) -> DesiredState {
+        DesiredState {
+            version: Version::default(),
+            chart: ChartState {
+                repo: String::new(),
+                name: "small".to_owned(),
+                version: String::new(),
+                install_crds: false,
+                values: serde_json::Map::new(),
+                confidential: None,
+                pinned: None,
+            },
+            paused: false,
+            retire: false,
+            drift: krypton_types::desired::drift::DriftPolicy::default(),
+            chart_crds: CrdPolicy::default(),
+            tenant_values: false,
+            handling: krypton_types::desired::handling::Handling::default(),
+            lockdown: krypton_types::desired::lockdown::Lockdown::default(),
+            namespaces: krypton_types::desired::namespaces::NamespaceConfiguration::default(),
+            deployments,
+            placed: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_deployment_goes_only_while_the_newest_that_home_wants_is_that_very_order() {
+        let order = DesiredDeployment {
+            namespace: "accounts".to_owned(),
+            name: "acme".to_owned(),
+            uid: "uid-1".to_owned(),
+            remove: true,
+            ..DesiredDeployment::default()
+        };
+        let with = |change: fn(&mut DesiredDeployment)| {
+            let mut newest = order.clone();
+            change(&mut newest);
+            still_ordered(&order, false, &desired(vec![newest]))
+        };
+        assert!(with(|_| {}));
+        assert!(with(|newest| newest.generation += 1));
+        assert!(!with(|newest| newest.remove = false));
+        assert!(!with(|newest| newest.orphan = true));
+        assert!(!with(|newest| newest.paused = true));
+        assert!(!with(|newest| newest.uid = "uid-2".to_owned()));
+        assert!(!with(|newest| newest.namespace = "other".to_owned()));
+        let mut now = desired(Vec::new());
+        assert!(!still_ordered(&order, false, &now), "no list says nothing");
+        now.deployments.push(order.clone());
+        now.paused = true;
+        assert!(!still_ordered(&order, false, &now));
+
+        // With the whole member, until that is taken back.
+        let stays = DesiredDeployment {
+            remove: false,
+            ..order
+        };
+        let mut now = desired(vec![stays.clone()]);
+        assert!(!still_ordered(&stays, true, &now));
+        now.retire = true;
+        assert!(still_ordered(&stays, true, &now));
+    }
+}

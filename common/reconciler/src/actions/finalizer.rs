@@ -1,0 +1,116 @@
+//! The finalizer of a Tenant, and the annotations that Krypton writes on it.
+
+use krypton_crds::tenant::Tenant;
+use krypton_runtime::effect;
+use krypton_runtime::events::Told;
+use krypton_types::names;
+
+use super::{Done, Fault, Job, Performer, ReleaseNews, in_time};
+use crate::owner::Subject;
+use kube::ResourceExt;
+use kube::api::{Patch, PatchParams};
+use serde_json::json;
+
+impl Performer {
+    pub(super) async fn add_finalizer(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
+        let Subject::Tenant(tenant) = &job.subject else {
+            return Ok(());
+        };
+        if job.workspace_exists {
+            let message = format!("namespace {} exists", job.release.namespace);
+            let told = Told {
+                warning: false,
+                reason: "WorkspaceExists",
+                message,
+            };
+            self.tell(&job.subject, told);
+        }
+        let mut finalizers = tenant.finalizers().to_vec();
+        finalizers.push(names::TENANT_FINALIZER.to_owned());
+        let call = self.patch_tenant(tenant, done, json!({ "finalizers": finalizers }));
+        let call = in_time("adding the finalizer", effect!("finalizer.add", call));
+        done.tenant = Some(call.await?);
+        Ok(())
+    }
+
+    pub(super) async fn remove_finalizer(
+        &self,
+        job: &Job,
+        orphaned: bool,
+        done: &mut Done,
+    ) -> Result<(), Fault> {
+        // Once it is off, nobody uninstalls what a list that was not whole has left out.
+        if !orphaned && job.newest.is_none() {
+            self.relist(job, done).await?;
+            if matches!(&done.release, Some(ReleaseNews::All { metas, .. }) if !metas.is_empty()) {
+                return Err(Fault::Stale);
+            }
+        }
+        if !orphaned {
+            self.delete_cert_manager_crds(job).await?;
+            self.delete_record(job).await?;
+        }
+        let tenant = match &job.subject {
+            Subject::Tenant(tenant) => tenant,
+            // The next report says that it is gone, and home's finalizer goes by that.
+            Subject::Deployment(order) => {
+                done.let_go = Some(order.uid.clone());
+                return Ok(());
+            }
+        };
+        let mut finalizers = tenant.finalizers().to_vec();
+        finalizers.retain(|finalizer| finalizer != names::TENANT_FINALIZER);
+        if orphaned {
+            let message = job.plan.state.ready.message.clone();
+            self.tell(
+                &job.subject,
+                Told {
+                    warning: true,
+                    reason: "Orphaned",
+                    message,
+                },
+            );
+        }
+        let mut metadata = json!({ "finalizers": finalizers });
+        // It would hand a release that others make there to a Tenant that stays.
+        if job.desired.retire && !orphaned {
+            let annotation = names::fingerprint_annotation(&self.member.name);
+            metadata["annotations"] = json!({ annotation: null });
+        }
+        let call = self.patch_tenant(tenant, done, metadata);
+        let call = in_time("removing the finalizer", effect!("finalizer.remove", call));
+        done.tenant = Some(call.await?);
+        Ok(())
+    }
+
+    pub(super) async fn annotate(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
+        self.say(job, done).await?;
+        let Subject::Tenant(tenant) = &job.subject else {
+            return Ok(());
+        };
+        let chart = &job.desired.chart;
+        let fingerprint =
+            krypton_types::fingerprint::original(&chart.repo, &chart.name, &chart.version);
+        let annotation = names::fingerprint_annotation(&self.member.name);
+        let metadata = json!({ "annotations": { annotation: fingerprint } });
+        let call = self.patch_tenant(tenant, done, metadata);
+        let call = in_time("annotating the Tenant", effect!("tenant.annotate", call));
+        done.tenant = Some(call.await?);
+        Ok(())
+    }
+
+    pub(super) async fn patch_tenant(
+        &self,
+        tenant: &Tenant,
+        done: &Done,
+        mut metadata: serde_json::Value,
+    ) -> kube::Result<Tenant> {
+        let newest = done.tenant.as_ref().unwrap_or(tenant);
+        metadata["resourceVersion"] = json!(newest.metadata.resource_version);
+        let patch = json!({ "metadata": metadata });
+        let api = self.tenants(&newest.namespace().unwrap_or_default());
+        let params = PatchParams::default();
+        let patch = Patch::Merge(&patch);
+        api.patch(&newest.name_any(), &params, &patch).await
+    }
+}

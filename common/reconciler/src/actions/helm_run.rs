@@ -1,0 +1,226 @@
+//! Installs or upgrades a release.
+
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::api::core::v1::Secret;
+use krypton_helm::driver::{HelmError, Upgrade};
+use krypton_helm::releases::labels::{
+    FINGERPRINT_LABEL, INSTALL_RUN, OWNER_NAMESPACE_LABEL, OWNER_UID_LABEL, RUN_LABEL, UPGRADE_RUN,
+};
+use krypton_helm::releases::record::ReleaseRecord;
+use krypton_helm::releases::revision::Revision;
+use krypton_helm::releases::{self, Status};
+use krypton_runtime::effect;
+use krypton_types::conditions::reason;
+use krypton_types::desired::crd_policy::CrdPolicy;
+use krypton_types::error_chain::chain;
+
+use super::chart_crds::{self, ChartCrdError};
+use super::stored::Foreign;
+use super::trust::{self, compared};
+use super::{Done, Fault, Job, Performer, ReleaseNews, suspended, unavailable};
+use crate::helm_queue::Ready;
+use crate::plan::{Run, repair};
+
+/// The reason that a failed run is reported with.
+pub(super) fn failed(run: Run) -> &'static str {
+    match run {
+        Run::Install => reason::INSTALL_FAILED,
+        Run::Upgrade => reason::UPGRADE_FAILED,
+    }
+}
+
+impl Performer {
+    pub(super) async fn helm(
+        &self,
+        job: &Job,
+        run: Run,
+        again: bool,
+        ready: Option<Ready>,
+        done: &mut Done,
+    ) -> Result<(), Fault> {
+        let Some((ready, path)) = ready.and_then(Ready::with_chart) else {
+            return Err(Fault::Stale);
+        };
+        self.still_permitted()?;
+        let server_side = match &job.newest {
+            None => true,
+            Some(newest) => match self.revision_secret(&job.release, newest.revision).await? {
+                Some(secret) => match releases::decode(&secret) {
+                    Ok(facts) => facts.server_side,
+                    Err(error) => {
+                        let ready = Some(ready);
+                        return self.set_aside(job, &secret, &error, ready, done).await;
+                    }
+                },
+                None => return self.relist(job, done).await,
+            },
+        };
+        if again {
+            self.forget_older_attempts(job, done).await?;
+        }
+        if run == Run::Upgrade {
+            self.forget_repeated_attempts(job, done).await?;
+        }
+        let values = job.chart().helm_values();
+        let begins = self.tools.helm.ready(&self.member.name, &values).await;
+        begins.map_err(|error| unavailable(&error))?;
+        self.say(job, done).await?;
+        if run == Run::Upgrade && job.desired.chart_crds == CrdPolicy::CreateReplace {
+            self.replace_crds(&path, failed(run)).await?;
+        }
+        let upgrade = self.upgrade_of(job, run, path, server_side, again);
+        // Another attempt to install compares with nothing that is stored.
+        let compared = compared(job).filter(|_| !again);
+        let foreign = match compared {
+            Some(_) => Foreign::Remove,
+            None => Foreign::Keep,
+        };
+        let stored = match self.stored(job, compared.as_slice(), foreign, done).await? {
+            Ok(stored) => stored,
+            Err(unreadable) => {
+                let (secret, error) = *unreadable;
+                let ready = Some(ready);
+                return self.set_aside(job, &secret, &error, ready, done).await;
+            }
+        };
+        if let Some(compared) = compared {
+            let secret = stored.revision(compared).ok_or(Fault::Stale)?;
+            self.check_compared(job, &stored.record, secret).await?;
+        }
+        self.check_again(job, &stored).await?;
+        tracing::info!(member = %self.member.name, chart = %job.chart().applied_name(), ?run, "running helm");
+        let expected = job.newest.as_ref().map_or(0, |newest| newest.revision) + 1;
+        let running = Box::pin(self.tools.helm.upgrade(ready.slot, &upgrade, &self.stop));
+        let ended = match run {
+            Run::Install => {
+                let running = effect!("helm.install", running);
+                self.telling(job, done, expected, running).await
+            }
+            Run::Upgrade => {
+                let running = effect!("helm.upgrade", running);
+                self.telling(job, done, expected, running).await
+            }
+        };
+        // The exit code is a hint. The release Secret decides.
+        let secret = self.revision_secret(&job.release, expected).await?;
+        if let Some(secret) = secret.filter(|secret| is_deployed_by(secret, &upgrade)) {
+            let digest = ended.ok().flatten();
+            let record = stored.record;
+            return self
+                .deployed(job, run, (secret, expected), (digest, record), done)
+                .await;
+        }
+        self.relist(job, done).await?;
+        Err(not_deployed(job, run, expected, ended.err()))
+    }
+
+    fn upgrade_of(
+        &self,
+        job: &Job,
+        run: Run,
+        chart_path: PathBuf,
+        server_side: bool,
+        again: bool,
+    ) -> Upgrade {
+        let (chart, policy) = (job.chart(), &self.member.policy);
+        let kind = match run == Run::Install && repair::begins_anew(&job.revisions) {
+            true => INSTALL_RUN,
+            false => UPGRADE_RUN,
+        };
+        let id = format!("{kind}{:016x}", rand::random::<u64>());
+        let owner = (job.subject.uid(), job.subject.namespace());
+        Upgrade {
+            kubeconfig: self.member.kubeconfig.clone(),
+            release: job.release.name.clone(),
+            namespace: job.release.namespace.clone(),
+            chart: chart_path,
+            values: chart.helm_values(),
+            secret_paths: chart.secret_paths().to_vec(),
+            labels: [
+                (FINGERPRINT_LABEL.to_owned(), chart.fingerprint()),
+                (OWNER_UID_LABEL.to_owned(), owner.0.to_owned()),
+                (OWNER_NAMESPACE_LABEL.to_owned(), owner.1.to_owned()),
+                (RUN_LABEL.to_owned(), id),
+            ]
+            .into(),
+            timeout: policy.helm_timeout,
+            server_side,
+            skip_crds: job.desired.chart_crds == CrdPolicy::Skip,
+            history_max: repair::history(policy.history_max, &job.revisions, &chart.fingerprint()),
+            description: format!("Krypton, desired state {}", job.desired.version),
+            again,
+            cache_key: self.member.name.clone(),
+        }
+    }
+
+    /// Records the revision that a run of ours has deployed. `digest` is that of Helm's output.
+    async fn deployed(
+        &self,
+        job: &Job,
+        run: Run,
+        (secret, revision): (Secret, u32),
+        (digest, record): (Option<String>, ReleaseRecord),
+        done: &mut Done,
+    ) -> Result<(), Fault> {
+        let facts = releases::decode(&secret).ok();
+        if let Some(digest) = digest {
+            self.put_on_record(job, revision, &digest, record).await;
+            // An undecodable Secret is set aside by the next pass.
+            if facts.is_some() && releases::digest(&secret).ok() != Some(digest) {
+                return Err(trust::tampered(&job.release, revision));
+            }
+        }
+        done.release = Some(ReleaseNews::One(Box::new(secret.metadata)));
+        done.facts = facts;
+        done.applied = Some(run);
+        done.progressed = true;
+        tracing::info!(member = %self.member.name, revision, "deployed");
+        Ok(())
+    }
+
+    async fn replace_crds(&self, chart: &Path, why: &'static str) -> Result<(), Fault> {
+        let failed = |error: ChartCrdError| match error {
+            ChartCrdError::NotPermitted => Fault::Stale,
+            error => Fault::Shown {
+                reason: why,
+                message: chain(&error),
+                permanent: false,
+            },
+        };
+        let path = chart.to_owned();
+        let reading = tokio::task::spawn_blocking(move || chart_crds::of_chart(&path));
+        let crds = reading.await.map_err(|_| Fault::Stale)?.map_err(failed)?;
+        let permitted = || self.still_permitted().is_ok();
+        let replacing = chart_crds::replace(&self.fleet_client, &crds, permitted);
+        Box::pin(replacing).await.map_err(failed)
+    }
+}
+
+fn is_deployed_by(secret: &Secret, upgrade: &Upgrade) -> bool {
+    let id = upgrade.labels.get(RUN_LABEL);
+    Revision::of(&secret.metadata).is_some_and(|(_, revision)| {
+        revision.status == Status::Deployed && revision.run.as_ref() == id
+    })
+}
+
+fn not_deployed(job: &Job, run: Run, expected: u32, error: Option<HelmError>) -> Fault {
+    let (message, permanent) = match error {
+        None => {
+            let name = &job.release.name;
+            let message = format!(
+                "helm ended well, but revision {expected} of release {name} is not deployed"
+            );
+            (message, false)
+        }
+        Some(HelmError::Stopped) => return Fault::Stale,
+        Some(error) if error.is_local() => return unavailable(&error),
+        Some(HelmError::Suspended { complaint }) => return suspended(complaint),
+        Some(error) => (chain(&error), error.is_permanent()),
+    };
+    Fault::Shown {
+        reason: failed(run),
+        message,
+        permanent,
+    }
+}

@@ -1,0 +1,426 @@
+//! Objects that helm forgets: what a failed attempt has made and no other revision declares, and what the
+//! original has created in `default`. They are removed here, in helm's name and with helm's rights.
+
+use k8s_openapi::api::core::v1::Secret;
+use krypton_helm::releases::labels::{
+    OWNER_NAMESPACE_LABEL, OWNER_UID_LABEL, RUN_LABEL, ReleaseKey,
+};
+use krypton_helm::releases::revision::Revision;
+use krypton_helm::releases::{self, Declared, Status};
+use krypton_runtime::effect;
+use krypton_runtime::events::Told;
+use krypton_types::error_chain::chain;
+use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, Preconditions};
+use kube::core::{ApiResource, GroupVersionKind, ObjectMeta, PartialObjectMeta};
+use kube::discovery::{ApiCapabilities, Scope, pinned_kind};
+use kube::{Client, ResourceExt};
+use serde_json::{Value, json};
+
+use super::{Done, Fault, Job, Performer, in_time};
+use crate::plan::repair;
+
+/// Kinds with which goes what no chart can make again: that is for a person to decide.
+const HOLDS_DATA: [&str; 4] = [
+    "CustomResourceDefinition",
+    "Namespace",
+    "PersistentVolume",
+    "PersistentVolumeClaim",
+];
+/// Names in an event.
+const SHOWN: usize = 5;
+
+impl Performer {
+    /// Removes what the failed revision left, and takes its mark off: it has been seen to.
+    pub(super) async fn sweep(
+        &self,
+        job: &Job,
+        revision: u32,
+        done: &mut Done,
+    ) -> Result<(), Fault> {
+        let unmarked = json!({ RUN_LABEL: null });
+        self.see_to(job, (revision, Left::ByAttempt), unmarked, done)
+            .await
+    }
+
+    /// Removes what the original has put into `default` of an adopted revision, now that ours has all of it in
+    /// the workspace; and signs the revision as its owner's, which says that it has been seen to.
+    pub(super) async fn sweep_default(
+        &self,
+        job: &Job,
+        revision: u32,
+        done: &mut Done,
+    ) -> Result<(), Fault> {
+        let owner = json!({
+            OWNER_UID_LABEL: job.subject.uid(),
+            OWNER_NAMESPACE_LABEL: job.subject.namespace(),
+        });
+        self.see_to(job, (revision, Left::InDefault), owner, done)
+            .await
+    }
+
+    /// Removes what a former revision left, and marks it with these labels.
+    async fn see_to(
+        &self,
+        job: &Job,
+        (revision, left): (u32, Left),
+        labels: Value,
+        done: &mut Done,
+    ) -> Result<(), Fault> {
+        // The release is as desired, whatever becomes of this.
+        self.say(job, done).await?;
+        let Some(newest) = &job.newest else {
+            return Err(Fault::Stale);
+        };
+        let former = self.revision_secret(&job.release, revision).await?;
+        let kept = self.revision_secret(&job.release, newest.revision).await?;
+        let (Some(former), Some(kept)) = (former, kept) else {
+            return self.relist(job, done).await;
+        };
+        self.still_permitted()?;
+        self.remove_left_over(job, (&former, &kept), left, false)
+            .await?;
+        self.mark_seen_to(job, &former, labels).await?;
+        self.relist(job, done).await
+    }
+
+    async fn mark_seen_to(&self, job: &Job, secret: &Secret, labels: Value) -> Result<(), Fault> {
+        self.still_permitted()?;
+        let patch = Patch::Merge(json!({ "metadata": {
+            "resourceVersion": secret.metadata.resource_version,
+            "labels": labels,
+        }}));
+        let params = PatchParams::default();
+        let name = secret.name_any();
+        let client = self.member.helm_client.clone();
+        let api: Api<Secret> = Api::namespaced(client, &job.release.namespace);
+        let call = effect!(
+            "release.mark-seen-to",
+            api.patch_metadata(&name, &params, &patch)
+        );
+        in_time("marking a revision as seen to", call).await?;
+        Ok(())
+    }
+
+    /// Before a release goes: helm removes what its newest revision declares, and nothing else.
+    pub(super) async fn sweep_before_uninstall(&self, job: &Job) -> Result<(), Fault> {
+        let Some(newest) = &job.newest else {
+            return Ok(());
+        };
+        let forgotten = |revision: &&Revision| match revision.status {
+            _ if revision.revision == newest.revision => false,
+            Status::Failed => revision.run.is_some(),
+            Status::Deployed => newest.status != Status::Deployed,
+            _ => false,
+        };
+        let all: Vec<&Revision> = job.revisions.iter().collect();
+        let adopted = repair::adopted(&all).into_iter();
+        let former = all.iter().copied().filter(forgotten);
+        let former: Vec<(u32, Left)> = former
+            .map(|revision| (revision.revision, Left::ByAttempt))
+            .chain(adopted.map(|revision| (revision, Left::InDefault)))
+            .collect();
+        if former.is_empty() {
+            return Ok(());
+        }
+        let Some(kept) = self.revision_secret(&job.release, newest.revision).await? else {
+            return Err(Fault::Stale);
+        };
+        for (revision, left) in former {
+            if let Some(secret) = self.revision_secret(&job.release, revision).await? {
+                self.remove_left_over(job, (&secret, &kept), left, true)
+                    .await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes what a failed attempt made and the revision below it does not declare.
+    pub(super) async fn sweep_attempt(
+        &self,
+        job: &Job,
+        attempt: &Secret,
+        kept: &Secret,
+    ) -> Result<(), Fault> {
+        self.remove_left_over(job, (attempt, kept), Left::ByAttempt, true)
+            .await
+    }
+
+    /// `anyhow`: what refuses to go keeps nothing else from going.
+    async fn remove_left_over(
+        &self,
+        job: &Job,
+        (former, kept): (&Secret, &Secret),
+        left: Left,
+        anyhow: bool,
+    ) -> Result<(), Fault> {
+        // What cannot be read names nothing; helm passes over it as well.
+        let (Ok(former), Ok(kept)) = (releases::objects(former), releases::objects(kept)) else {
+            return Ok(());
+        };
+        let client = &self.member.helm_client;
+        let namespace = &job.release.namespace;
+        let objects = match left {
+            Left::ByAttempt => releases::left_over(&former, &kept, namespace),
+            Left::InDefault => releases::in_default(&former, &kept, namespace),
+        };
+        let Some(objects) = objects else {
+            self.tell(
+                &job.subject,
+                Told {
+                    warning: true,
+                    reason: "LeftoversStay",
+                    message: format!(
+                        "removed nothing that an earlier revision left: {} documents of the newest cannot be read",
+                        kept.unread
+                    ),
+                },
+            );
+            return Ok(());
+        };
+        let (mut removed, mut stays) = (Vec::new(), Vec::new());
+        for object in objects {
+            let shown = format!("{} {}", object.kind, object.name);
+            if left == Left::ByAttempt && HOLDS_DATA.contains(&object.kind.as_str()) {
+                stays.push(shown);
+                continue;
+            }
+            // Another may act by now, and what is found may be what it has made.
+            self.still_permitted()?;
+            let elsewhere = releases::declares_anywhere(&kept, &object);
+            match remove(client, &job.release, &object, left, elsewhere).await {
+                Ok(Fate::Removed) => removed.push(shown),
+                Ok(Fate::Stays) => stays.push(shown),
+                Ok(Fate::NotThere) => {}
+                Err(Refused::Forbidden) => stays.push(shown),
+                Err(Refused::Fault(Fault::Passing(problem))) if anyhow => {
+                    tracing::warn!(object = %shown, %problem, "not removed");
+                    stays.push(shown);
+                }
+                Err(Refused::Fault(fault)) => return Err(fault),
+            }
+        }
+        let [gone, staying] = left.words();
+        let told = [
+            (false, "LeftoversRemoved", gone, removed),
+            (true, "LeftoversStay", staying, stays),
+        ];
+        for (warning, reason, what, names) in told {
+            if let Some(message) = listed(what, &names) {
+                let told = Told {
+                    warning,
+                    reason,
+                    message,
+                };
+                self.tell(&job.subject, told);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whose leftovers they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Left {
+    /// Of a failed attempt of ours: what no other revision declares.
+    ByAttempt,
+    /// Of the original: what it has created in `default` and helm looks for in the workspace.
+    InDefault,
+}
+
+impl Left {
+    /// What is told of those that go, and of those that stay.
+    fn words(self) -> [&'static str; 2] {
+        match self {
+            Self::ByAttempt => [
+                "removed what a failed attempt left",
+                "of what a failed attempt left a person is to remove, if it is to go",
+            ],
+            Self::InDefault => [
+                "removed from namespace default what the former operator had created there",
+                "of what the former operator had created in namespace default a person is to move or remove",
+            ],
+        }
+    }
+}
+
+fn listed(what: &str, names: &[String]) -> Option<String> {
+    let shown: Vec<&str> = names.iter().take(SHOWN).map(String::as_str).collect();
+    let more = names.len() - shown.len();
+    let rest = if more > 0 {
+        format!(" and {more} more")
+    } else {
+        String::new()
+    };
+    (!names.is_empty()).then(|| format!("{what}: {}{rest}", shown.join(", ")))
+}
+
+enum Refused {
+    Forbidden,
+    Fault(Fault),
+}
+
+impl From<Fault> for Refused {
+    fn from(fault: Fault) -> Self {
+        Self::Fault(fault)
+    }
+}
+
+/// What became of an object.
+enum Fate {
+    Removed,
+    /// It is not there, or not this release's.
+    NotThere,
+    /// It is to be kept.
+    Stays,
+}
+
+/// Removes the object if it is there, is this release's, and is not to be kept. One of its name is declared
+/// `elsewhere`, in another namespace: it is the same where its kind has none.
+async fn remove(
+    client: &Client,
+    of: &ReleaseKey,
+    object: &Declared,
+    left: Left,
+    elsewhere: bool,
+) -> Result<Fate, Refused> {
+    let (group, version) = object
+        .api_version
+        .split_once('/')
+        .unwrap_or(("", &object.api_version));
+    let kind = GroupVersionKind::gvk(group, version, &object.kind);
+    let known = tokio::time::timeout(super::DEADLINE, Box::pin(pinned_kind(client, &kind))).await;
+    let (resource, about): (ApiResource, ApiCapabilities) = match known {
+        Ok(Ok(known)) => known,
+        // The kind is gone, and its objects with it.
+        Ok(Err(kube::Error::Api(status))) if status.code == 404 => return Ok(Fate::NotThere),
+        Ok(Err(kube::Error::Discovery(_))) => return Ok(Fate::NotThere),
+        Ok(Err(error)) => return Err(Fault::Passing(chain(&error)).into()),
+        Err(_) => return Err(Fault::Passing("asking for kinds: no answer".to_owned()).into()),
+    };
+    let api: Api<DynamicObject> = match about.scope {
+        Scope::Namespaced => {
+            let namespace = object.namespace.as_deref().unwrap_or(&of.namespace);
+            Api::namespaced_with(client.clone(), namespace, &resource)
+        }
+        // It is in no namespace, so it is where it is to be.
+        Scope::Cluster if elsewhere || left == Left::InDefault => return Ok(Fate::NotThere),
+        Scope::Cluster => Api::all_with(client.clone(), &resource),
+    };
+    let call = api.get_metadata_opt(&object.name);
+    let found: Option<PartialObjectMeta<DynamicObject>> =
+        match tokio::time::timeout(super::DEADLINE, Box::pin(call)).await {
+            Ok(Err(kube::Error::Api(status))) if status.code == 403 => {
+                return Err(Refused::Forbidden);
+            }
+            Ok(Ok(found)) => found,
+            Ok(Err(error)) => return Err(Fault::Passing(chain(&error)).into()),
+            Err(_) => return Err(Fault::Passing("reading an object: no answer".to_owned()).into()),
+        };
+    let Some(found) = found else {
+        return Ok(Fate::NotThere);
+    };
+    let data = HOLDS_DATA.contains(&object.kind.as_str());
+    let ours = bears_marks(&found.metadata, of) && found.metadata.deletion_timestamp.is_none();
+    if left == Left::InDefault && ours && (data || !is_of(&found.metadata, of)) {
+        return Ok(Fate::Stays);
+    }
+    if !is_of(&found.metadata, of) {
+        return Ok(Fate::NotThere);
+    }
+    let params = DeleteParams {
+        preconditions: Some(Preconditions {
+            uid: found.metadata.uid.clone(),
+            resource_version: match left {
+                Left::ByAttempt => None,
+                // It may have been given to somebody else since it was read.
+                Left::InDefault => found.metadata.resource_version.clone(),
+            },
+        }),
+        ..DeleteParams::background()
+    };
+    let call = effect!("leftover.remove", api.delete(&object.name, &params));
+    match tokio::time::timeout(super::DEADLINE, Box::pin(call)).await {
+        Ok(Ok(_)) => Ok(Fate::Removed),
+        Ok(Err(kube::Error::Api(status))) if status.code == 403 => Err(Refused::Forbidden),
+        Ok(Err(kube::Error::Api(status))) if status.code == 409 && left == Left::InDefault => {
+            Err(Fault::Stale.into())
+        }
+        Ok(Err(kube::Error::Api(status))) if [404, 409].contains(&status.code) => {
+            Ok(Fate::NotThere)
+        }
+        Ok(Err(error)) => Err(Fault::Passing(chain(&error)).into()),
+        Err(_) => Err(Fault::Passing("removing an object: no answer".to_owned()).into()),
+    }
+}
+
+/// By helm's own marks, and not one that the chart keeps.
+fn is_of(object: &ObjectMeta, release: &ReleaseKey) -> bool {
+    let policy = object.annotations.as_ref();
+    let policy = policy.and_then(|annotations| annotations.get("helm.sh/resource-policy"));
+    bears_marks(object, release)
+        && policy.map(String::as_str) != Some("keep")
+        && object.deletion_timestamp.is_none()
+}
+
+/// By helm's own marks.
+pub(super) fn bears_marks(object: &ObjectMeta, release: &ReleaseKey) -> bool {
+    let text = |map: &Option<std::collections::BTreeMap<String, String>>, key: &str| {
+        map.as_ref().and_then(|map| map.get(key)).cloned()
+    };
+    let annotation = |key: &str| text(&object.annotations, key);
+    text(&object.labels, "app.kubernetes.io/managed-by").as_deref() == Some("Helm")
+        && annotation("meta.helm.sh/release-name").as_ref() == Some(&release.name)
+        && annotation("meta.helm.sh/release-namespace").as_ref() == Some(&release.namespace)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_bears_the_releases_own_marks_and_is_not_kept_may_go() {
+        let release = ReleaseKey {
+            namespace: "acme".to_owned(),
+            name: "tenant-acme-edge-1".to_owned(),
+        };
+        let marked = |name: &str, namespace: &str, policy: &str| {
+            let marks = [
+                ("meta.helm.sh/release-name", name),
+                ("meta.helm.sh/release-namespace", namespace),
+                ("helm.sh/resource-policy", policy),
+            ];
+            let marks = marks.map(|(key, value)| (key.to_owned(), value.to_owned()));
+            let managed = ("app.kubernetes.io/managed-by".to_owned(), "Helm".to_owned());
+            ObjectMeta {
+                annotations: Some(marks.into()),
+                labels: Some([managed].into()),
+                ..ObjectMeta::default()
+            }
+        };
+        let ours = marked(&release.name, "acme", "");
+        assert!(is_of(&ours, &release));
+        for theirs in [
+            marked("other", "acme", ""),
+            marked(&release.name, "other", ""),
+            marked(&release.name, "acme", "keep"),
+            ObjectMeta {
+                labels: None,
+                ..ours.clone()
+            },
+            ObjectMeta {
+                annotations: None,
+                ..ours
+            },
+        ] {
+            assert!(!is_of(&theirs, &release));
+        }
+    }
+
+    #[test]
+    fn an_event_names_a_few_and_counts_the_rest() {
+        let names: Vec<String> = (0..7).map(|number| format!("ConfigMap {number}")).collect();
+        assert_eq!(listed("gone", &[]), None);
+        let text = listed("gone", &names).unwrap();
+        assert!(text.ends_with("ConfigMap 4 and 2 more"), "{text}");
+    }
+}

@@ -1,0 +1,77 @@
+//! Reads the Secrets of a release.
+
+use krypton_helm::releases;
+use krypton_helm::releases::labels::ReleaseKey;
+use krypton_helm::releases::revision::Revision;
+use krypton_types::error_chain::chain;
+
+use super::super::helm_queue::Ready;
+use super::{Done, Fault, Job, Performer, ReleaseNews, in_time, trust};
+use crate::index::number;
+use crate::plan;
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::ListParams;
+use kube::core::{ObjectList, PartialObjectMeta};
+
+impl Performer {
+    pub(super) async fn read_release(
+        &self,
+        job: &Job,
+        revision: u32,
+        ready: Option<Ready>,
+        done: &mut Done,
+    ) -> Result<(), Fault> {
+        let Some(secret) = self.revision_secret(&job.release, revision).await? else {
+            return self.relist(job, done).await;
+        };
+        let facts = match releases::decode(&secret) {
+            Ok(facts) => facts,
+            // Without a permit, or while paused, reading must not lead to a write.
+            Err(error)
+                if self.still_permitted().is_err()
+                    || plan::paused(&job.subject, &job.desired).is_some() =>
+            {
+                return Err(Fault::Passing(chain(&error)));
+            }
+            Err(error) => return self.set_aside(job, &secret, &error, ready, done).await,
+        };
+        let record = self.release_record(&job.release).await?;
+        let recorded = trust::check_unchanged(&job.release, &record, &secret)?;
+        done.unrecorded = (!recorded).then_some((revision, job.permitted));
+        done.facts = Some(facts);
+        done.release = Some(ReleaseNews::One(Box::new(secret.metadata)));
+        Ok(())
+    }
+
+    pub(super) async fn revision_secret(
+        &self,
+        release: &ReleaseKey,
+        revision: u32,
+    ) -> Result<Option<Secret>, Fault> {
+        let name = releases::secret_name(&release.name, revision);
+        in_time("reading the release", self.secrets(release).get_opt(&name)).await
+    }
+
+    /// Reads the release's Secrets afresh, without their content.
+    pub(super) async fn relist(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
+        let labels = format!("owner=helm,name={}", job.release.name);
+        let of_helm = format!("type={}", releases::SECRET_TYPE);
+        let params = ListParams::default().labels(&labels).fields(&of_helm);
+        let api = self.secrets(&job.release);
+        let list: ObjectList<PartialObjectMeta<Secret>> = in_time(
+            "listing the release's revisions",
+            api.list_metadata(&params),
+        )
+        .await?;
+        let version = number(list.metadata.resource_version.as_deref());
+        // Like the watch: a Secret may bear the labels without being a revision.
+        let is_one = |meta: &ObjectMeta| {
+            Revision::of(meta).is_some_and(|(release, _)| release == job.release)
+        };
+        let metas = list.items.into_iter().map(|item| item.metadata);
+        let metas = metas.filter(is_one).collect();
+        done.release = Some(ReleaseNews::All { metas, version });
+        Ok(())
+    }
+}

@@ -1,0 +1,128 @@
+//! The last good revision is put back, after an upgrade that is given up.
+
+use k8s_openapi::api::core::v1::Secret;
+use krypton_helm::driver::{HelmError, Rollback};
+use krypton_helm::releases::labels::ROLLBACK_LABEL;
+use krypton_helm::releases::revision::Revision;
+use krypton_helm::releases::{self, Status};
+use krypton_runtime::effect;
+use krypton_runtime::events::Told;
+use krypton_types::conditions::reason;
+use krypton_types::error_chain::chain;
+use kube::ResourceExt;
+use kube::api::{Api, Patch, PatchParams};
+use serde_json::json;
+
+use super::stored::Foreign;
+use super::trust::check_rollback;
+use super::{Done, Fault, Job, Performer, ReleaseNews, in_time, suspended, unavailable};
+use crate::helm_queue::Ready;
+use crate::plan::repair;
+
+impl Performer {
+    /// Puts on record that it is we who roll back, before it is done: what dies in it is then ours.
+    async fn sign(&self, job: &Job, current: &Secret, by: u32) -> Result<(), Fault> {
+        self.still_permitted()?;
+        let patch = Patch::Merge(json!({ "metadata": {
+            "resourceVersion": current.metadata.resource_version,
+            "labels": { ROLLBACK_LABEL: by.to_string() },
+        }}));
+        let (name, params) = (current.name_any(), PatchParams::default());
+        let client = self.member.helm_client.clone();
+        let api: Api<Secret> = Api::namespaced(client, &job.release.namespace);
+        let call = api.patch_metadata(&name, &params, &patch);
+        let call = effect!("release.sign-rollback", call);
+        in_time("signing a rollback", call).await?;
+        Ok(())
+    }
+
+    pub(super) async fn roll_back(
+        &self,
+        job: &Job,
+        to: u32,
+        ready: Option<Ready>,
+        done: &mut Done,
+    ) -> Result<(), Fault> {
+        let (Some(newest), Some(ready)) = (&job.newest, ready) else {
+            return Err(Fault::Stale);
+        };
+        self.still_permitted()?;
+        let Some(current) = self.revision_secret(&job.release, newest.revision).await? else {
+            return self.relist(job, done).await;
+        };
+        self.sign(job, &current, newest.revision + 1).await?;
+        self.say(job, done).await?;
+        let keep = [newest.revision, to];
+        let stored = match self.stored(job, &keep, Foreign::Remove, done).await? {
+            Ok(stored) => stored,
+            Err(unreadable) => {
+                let (secret, error) = *unreadable;
+                let ready = Some(ready);
+                return self.set_aside(job, &secret, &error, ready, done).await;
+            }
+        };
+        let revisions = (stored.revision(newest.revision), stored.revision(to));
+        let (Some(current), Some(good)) = revisions else {
+            return self.relist(job, done).await;
+        };
+        self.check_compared(job, &stored.record, current).await?;
+        let digest = check_rollback(&job.release, &stored.record, good)?;
+        self.wait_unannounced().await;
+        self.check_again(job, &stored).await?;
+        self.still_permitted()?;
+        let rollback = Rollback {
+            kubeconfig: self.member.kubeconfig.clone(),
+            release: job.release.name.clone(),
+            namespace: job.release.namespace.clone(),
+            to,
+            timeout: self.member.policy.helm_timeout,
+            server_side: releases::decode(current).is_ok_and(|facts| facts.server_side),
+            history_max: repair::history(
+                self.member.policy.history_max,
+                &job.revisions,
+                &job.chart().fingerprint(),
+            ),
+            values: job.chart().helm_values(),
+            secret_paths: job.desired.chart.secret_paths().to_vec(),
+            cache_key: self.member.name.clone(),
+        };
+        tracing::info!(member = %self.member.name, to, "running helm rollback");
+        let ending = Box::pin(self.tools.helm.rollback(ready.slot, &rollback, &self.stop));
+        let ended = effect!("helm.rollback", ending).await;
+        self.relist(job, done).await?;
+        let metas = match &done.release {
+            Some(ReleaseNews::All { metas, .. }) => metas.as_slice(),
+            _ => &[],
+        };
+        let written = metas.iter().filter_map(Revision::of);
+        let back = written.map(|(_, revision)| revision).find(|revision| {
+            revision.revision > newest.revision && revision.status == Status::Deployed
+        });
+        if let (Some(back), Ok(())) = (&back, &ended) {
+            self.put_on_record(job, back.revision, &digest, stored.record)
+                .await;
+        }
+        let message = match ended {
+            _ if back.is_some() => {
+                let message = format!("revision {to} is deployed again: the upgrade was given up");
+                let told = Told {
+                    warning: true,
+                    reason: "HelmRolledBack",
+                    message,
+                };
+                self.tell(&job.subject, told);
+                return Ok(());
+            }
+            Err(HelmError::Stopped) => return Err(Fault::Stale),
+            Err(error) if error.is_local() => return Err(unavailable(&error)),
+            Err(HelmError::Suspended { complaint }) => return Err(suspended(complaint)),
+            Err(error) => chain(&error),
+            Ok(()) => format!("helm ended well, but revision {to} is not deployed again"),
+        };
+        Err(Fault::Shown {
+            reason: reason::ROLLBACK_FAILED,
+            message,
+            permanent: false,
+        })
+    }
+}

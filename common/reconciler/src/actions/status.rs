@@ -1,0 +1,166 @@
+//! What is said of a Tenant or deployment: reported, and written to a Tenant; and while helm runs, which hook it waits for, as
+//! helm itself has it on record.
+
+use std::pin::pin;
+
+use krypton_helm::releases;
+use krypton_runtime::clock::{self, Boot};
+use krypton_runtime::effect;
+use krypton_runtime::events::Told;
+use krypton_runtime::newest::Newest as _;
+use krypton_types::conditions::ClusterState;
+use kube::ResourceExt;
+use kube::api::{Patch, PatchParams};
+use serde_json::{Value, json};
+
+use super::{Done, Fault, Job, Performer, in_time};
+use crate::owner::Subject;
+use crate::run_loop::StatusMode;
+use crate::status;
+use crate::status::throttle::{PAUSE, QUIET, with_detail};
+
+impl Performer {
+    /// Reports the state, writes it to the Tenant where that is ours to do, and tells what changed.
+    pub(super) async fn say(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
+        self.say_state(job, &job.plan.state, done).await
+    }
+
+    async fn say_state(
+        &self,
+        job: &Job,
+        state: &ClusterState,
+        done: &mut Done,
+    ) -> Result<(), Fault> {
+        if job.plan.ours {
+            let applied_chart = job.plan.applied_chart.as_deref().unwrap_or_default();
+            let subject = &job.subject;
+            self.board.put(
+                subject,
+                state.clone(),
+                applied_chart,
+                job.next,
+                job.plan.gone,
+            );
+        } else {
+            self.board.forget(&job.key);
+        }
+        done.said = Some(state.clone());
+        // Without the Lease this is observation: only its holder writes and tells.
+        if !self.hold.get().may_start(Boot::now()) {
+            return Ok(());
+        }
+        if let (StatusMode::Write, Subject::Tenant(tenant)) = (self.member.status, &job.subject) {
+            let newest = done.tenant.as_ref().unwrap_or(tenant);
+            let next = status::status(
+                newest,
+                &self.member.name,
+                state,
+                job.next,
+                job.plan.applied_chart.as_deref(),
+                job.desired.handling.allow_chart_skip,
+                clock::wall(),
+            );
+            if newest.status.as_ref() != Some(&next) {
+                let mut patch = json!({
+                    "metadata": { "resourceVersion": newest.metadata.resource_version },
+                    "status": next,
+                });
+                // A merge removes only what is null.
+                if next.next.is_empty() {
+                    patch["status"]["next"] = Value::Null;
+                }
+                let api = self.tenants(job.key.namespace());
+                let params = PatchParams::default();
+                let patch = Patch::Merge(&patch);
+                let call = effect!(
+                    "tenant.status",
+                    api.patch_status(job.key.name(), &params, &patch)
+                );
+                match in_time("writing the status", call).await {
+                    Ok(tenant) => done.tenant = Some(tenant),
+                    Err(fault) => {
+                        done.said = None;
+                        if let Fault::Passing(message) | Fault::Refused(message) = &fault {
+                            let message = message.clone();
+                            let told = Told {
+                                warning: true,
+                                reason: "StatusUpdateFailed",
+                                message,
+                            };
+                            self.tell(&job.subject, told);
+                        }
+                        return Err(fault);
+                    }
+                }
+            }
+        }
+        let before = done.told.as_ref().or(job.told.as_ref());
+        for told in status::told(before, state) {
+            self.tell(&job.subject, told);
+        }
+        // On home the hub emits this event, with the phase over all members.
+        if self.member.status == StatusMode::Write {
+            let skip = job.desired.handling.allow_chart_skip;
+            if let Some(told) = status::phase_told(before, state, skip) {
+                self.tell(&job.subject, told);
+            }
+        }
+        done.told = Some(state.clone());
+        Ok(())
+    }
+
+    /// Waits for a run of helm that writes `revision`, and says meanwhile which hook it waits for.
+    pub(super) async fn telling<T>(
+        &self,
+        job: &Job,
+        done: &mut Done,
+        revision: u32,
+        run: impl Future<Output = T>,
+    ) -> T {
+        let mut run = pin!(run);
+        let mut pause = QUIET;
+        loop {
+            if let Ok(ended) = tokio::time::timeout(pause, &mut run).await {
+                return ended;
+            }
+            pause = PAUSE;
+            tokio::select! {
+                biased;
+                ended = &mut run => return ended,
+                told = Box::pin(self.tell_hook(job, done, revision)) => {
+                    // It is said the next time, or by the next look when helm has ended.
+                    if let Err(fault) = told {
+                        tracing::debug!(problem = fault.text(), "progress not told");
+                    }
+                }
+            }
+        }
+    }
+
+    async fn tell_hook(&self, job: &Job, done: &mut Done, revision: u32) -> Result<(), Fault> {
+        let secret = self.revision_secret(&job.release, revision).await?;
+        let running = secret.and_then(|secret| releases::running_hook(&secret).ok().flatten());
+        let announced = &job.plan.state;
+        let state = match running {
+            Some(hook) => with_detail(announced, &format!("waiting for {hook}")),
+            None => announced.clone(),
+        };
+        if done.said.as_ref() == Some(&state) {
+            return Ok(());
+        }
+        let Err(fault) = self.say_state(job, &state, done).await else {
+            return Ok(());
+        };
+        if let (Fault::Stale, Subject::Tenant(tenant)) = (&fault, &job.subject) {
+            // Somebody has written to the Tenant. Of another generation nothing was looked at yet.
+            let api = self.tenants(job.key.namespace());
+            let fresh = in_time("reading the Tenant", api.get(job.key.name())).await?;
+            if fresh.uid() == tenant.uid()
+                && fresh.metadata.generation == tenant.metadata.generation
+            {
+                done.tenant = Some(fresh);
+            }
+        }
+        Err(fault)
+    }
+}

@@ -1,0 +1,431 @@
+//! Checks before each Helm run that Helm and Krypton read the stored revisions in the same way.
+//!
+//! Helm finds revisions by two labels, and ignores type and name of the Secret. It reads number and status from the
+//! payload; Krypton's watch reads them from labels. A user of the workspace can create Secrets in which they differ.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use krypton_helm::releases::labels::ReleaseKey;
+use krypton_helm::releases::record::{ReleaseRecord, Verdict};
+use krypton_helm::releases::revision::Revision;
+use krypton_helm::releases::{self, DATA_KEY, ReleaseError, SECRET_TYPE, Status};
+use krypton_runtime::bound::{self, Pages};
+use krypton_types::conditions::reason;
+use kube::ResourceExt;
+use kube::api::{ListParams, ObjectList};
+
+use super::trust::{Owned, tampered, verdict};
+use super::{Done, Fault, Job, Performer, in_time};
+
+/// A revision has at most 1.4 MB in a response, which may have 16 MiB. Only one page is in memory.
+const PAGE: u32 = 10;
+/// The Go operator kept all revisions.
+const MOST_REVISIONS: usize = 2000;
+
+/// Reading and checking all of them. A revision may unpack to 64 MiB.
+const READ_ALL: Duration = Duration::from_secs(60);
+const METADATA_PAGE: u32 = 500;
+/// Helm reads the Secret some 0.2 s after the check.
+const LONGEST_WAIT: Duration = Duration::from_secs(2);
+
+/// The revisions of a release that Helm would find, and their record.
+pub(super) struct Stored {
+    /// The revisions that the caller needs, with content.
+    kept: BTreeMap<u32, Secret>,
+    /// All Secrets by name, revisions or not.
+    seen: BTreeMap<String, ObjectMeta>,
+    pub(super) record: ReleaseRecord,
+}
+
+/// A revision that has to be set aside first.
+pub(super) type Unreadable = Box<(Secret, ReleaseError)>;
+
+/// The handling of a revision without a record that lists an object of another owner. Helm must not use it where it
+/// skips the checked revision.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Foreign {
+    Keep,
+    Remove,
+}
+
+impl Stored {
+    pub(super) fn revision(&self, number: u32) -> Option<&Secret> {
+        self.kept.get(&number)
+    }
+}
+
+impl Performer {
+    /// Reads all revisions that Helm would find, and keeps the content of those in `keep`. Fails if Helm could read one
+    /// differently, or if the plan does not know one.
+    pub(super) async fn stored(
+        &self,
+        job: &Job,
+        keep: &[u32],
+        foreign: Foreign,
+        done: &mut Done,
+    ) -> Result<Result<Stored, Unreadable>, Fault> {
+        let reading = Box::pin(self.read_stored(job, keep, foreign));
+        let read = tokio::time::timeout(READ_ALL, reading).await;
+        let late = || Fault::Passing("reading the release's revisions takes too long".to_owned());
+        let (stored, stale) = match read.map_err(|_| late())?? {
+            Ok(read) => read,
+            Err(unreadable) => return Ok(Err(unreadable)),
+        };
+        if stale {
+            self.relist(job, done).await?;
+            return Err(Fault::Stale);
+        }
+        Ok(Ok(stored))
+    }
+
+    /// Returns also whether the plan is based on other revisions.
+    async fn read_stored(
+        &self,
+        job: &Job,
+        keep: &[u32],
+        foreign: Foreign,
+    ) -> Result<Result<(Stored, bool), Unreadable>, Fault> {
+        let record = match job.revisions.is_empty() {
+            true => ReleaseRecord::default(),
+            false => self.release_record(&job.release).await?,
+        };
+        let mut stored = Stored {
+            kept: BTreeMap::new(),
+            seen: BTreeMap::new(),
+            record,
+        };
+        let mut owned = Owned::default();
+        let mut stale = false;
+        let mut params = of_release(job).limit(PAGE);
+        let mut pages = Pages::default();
+        loop {
+            let page = self.revisions_page(job, &params).await?;
+            let objects = page.items.len();
+            for (secret, checked) in examined(&job.release, &mut stored.record, page.items).await? {
+                let kept = pages.keep(bound::weight(&secret.metadata));
+                kept.map_err(|_| too_many(job))?;
+                let meta = secret.metadata.clone();
+                stored.seen.insert(secret.name_any(), meta);
+                let revision = match checked? {
+                    Checked::NoRevision => continue,
+                    Checked::Unreadable(error) => return Ok(Err(Box::new((secret, error)))),
+                    Checked::Revision(revision) => revision,
+                };
+                let same = |it: &Revision| {
+                    (it.revision, it.status) == (revision.revision, revision.status)
+                };
+                stale |= !job.revisions.iter().any(same);
+                if keep.contains(&revision.revision) {
+                    stored.kept.insert(revision.revision, secret);
+                } else if foreign == Foreign::Remove {
+                    let record = &stored.record;
+                    stale |= self
+                        .remove_foreign(job, record, &revision, &secret, &mut owned)
+                        .await?;
+                }
+            }
+            if stored.seen.len() > MOST_REVISIONS {
+                return Err(too_many(job));
+            }
+            let more = pages.follow(&mut params, page.metadata, objects);
+            if !more.map_err(|_| too_many(job))? {
+                return Ok(Ok((stored, stale)));
+            }
+        }
+    }
+
+    /// Fails if any revision has changed since it was checked. Called last before Helm starts.
+    pub(super) async fn check_again(&self, job: &Job, stored: &Stored) -> Result<(), Fault> {
+        if stored.seen.is_empty() {
+            return Ok(());
+        }
+        let api = self.secrets(&job.release);
+        let mut params = of_release(job).limit(METADATA_PAGE);
+        let mut pages = Pages::default();
+        let mut found = 0;
+        loop {
+            let listing = api.list_metadata(&params);
+            let page = in_time("listing the release's revisions", listing).await?;
+            for item in &page.items {
+                let meta = &item.metadata;
+                let seen = meta.name.as_ref().and_then(|name| stored.seen.get(name));
+                let same = |seen: &&ObjectMeta| {
+                    (&seen.uid, &seen.resource_version) == (&meta.uid, &meta.resource_version)
+                };
+                if seen.is_none_or(|seen| !same(&seen)) {
+                    return Err(moving(job, meta));
+                }
+                found += 1;
+            }
+            let objects = page.items.len();
+            let more = pages.follow(&mut params, page.metadata, objects);
+            if !more.map_err(|_| too_many(job))? {
+                let all = found == stored.seen.len();
+                return all.then_some(()).ok_or(Fault::Stale);
+            }
+        }
+    }
+
+    /// Helm applies what is stored. A user of the workspace who sees the run coming must not know when Helm reads it.
+    pub(super) async fn wait_unannounced(&self) {
+        let wait = LONGEST_WAIT.mul_f64(rand::random());
+        tokio::time::sleep(wait).await;
+    }
+
+    async fn revisions_page(
+        &self,
+        job: &Job,
+        params: &ListParams,
+    ) -> Result<ObjectList<Secret>, Fault> {
+        let api = self.secrets(&job.release);
+        in_time("reading the release's revisions", api.list(params)).await
+    }
+
+    /// Deletes every revision but this one, and returns whether there were any. Helm skips a revision that it cannot
+    /// decode, and Krypton's decoder is not Helm's: an uninstallation must not use one that was not checked.
+    pub(super) async fn leave_only(
+        &self,
+        job: &Job,
+        stored: &Stored,
+        number: u32,
+    ) -> Result<bool, Fault> {
+        let other = |meta: &&ObjectMeta| {
+            Revision::of(meta).is_some_and(|(_, revision)| revision.revision != number)
+        };
+        let mut others = false;
+        for meta in stored.seen.values().filter(other) {
+            self.forget(&job.release, meta).await?;
+            others = true;
+        }
+        Ok(others)
+    }
+
+    /// Returns whether the revision was removed. It keeps no copy of a failed attempt, as each retry makes another.
+    async fn remove_foreign(
+        &self,
+        job: &Job,
+        record: &ReleaseRecord,
+        revision: &Revision,
+        secret: &Secret,
+        owned: &mut Owned,
+    ) -> Result<bool, Fault> {
+        if verdict(record, secret)?.1 == Verdict::Recorded {
+            return Ok(false);
+        }
+        match self
+            .check_objects(job, revision.revision, secret, owned)
+            .await
+        {
+            Ok(()) => return Ok(false),
+            Err(Fault::Shown { message, .. }) => {
+                tracing::warn!(member = %self.member.name, %message, "removing a revision");
+            }
+            Err(fault) => return Err(fault),
+        }
+        self.still_permitted()?;
+        if revision.status != Status::Failed {
+            self.keep_copy(&job.release, secret, revision.revision)
+                .await?;
+        }
+        self.forget(&job.release, &secret.metadata).await?;
+        Ok(true)
+    }
+}
+
+fn of_release(job: &Job) -> ListParams {
+    ListParams::default().labels(&format!("owner=helm,name={}", job.release.name))
+}
+
+enum Checked {
+    NoRevision,
+    Unreadable(ReleaseError),
+    Revision(Revision),
+}
+
+/// Decoding takes long, so it happens outside the runtime's threads.
+async fn examined(
+    release: &ReleaseKey,
+    record: &mut ReleaseRecord,
+    secrets: Vec<Secret>,
+) -> Result<Vec<(Secret, Result<Checked, Fault>)>, Fault> {
+    let (of, known) = (release.clone(), std::mem::take(record));
+    let examining = tokio::task::spawn_blocking(move || {
+        let one = |secret| {
+            let checked = check(&of, &known, &secret);
+            (secret, checked)
+        };
+        let all = secrets.into_iter().map(one).collect();
+        (known, all)
+    });
+    let all;
+    (*record, all) = examining.await.map_err(|_| Fault::Stale)?;
+    Ok(all)
+}
+
+fn check(release: &ReleaseKey, record: &ReleaseRecord, secret: &Secret) -> Result<Checked, Fault> {
+    let revision = Revision::of(&secret.metadata)
+        .filter(|(of, _)| of == release)
+        .filter(|_| secret.type_.as_deref() == Some(SECRET_TYPE));
+    let Some((_, revision)) = revision else {
+        let payload = secret.data.as_ref().and_then(|data| data.get(DATA_KEY));
+        // Helm skips a Secret without a payload.
+        if payload.is_none_or(|payload| payload.0.is_empty()) {
+            return Ok(Checked::NoRevision);
+        }
+        let what = "has the labels of the release and not the name or type of a revision";
+        return Err(misleading(secret, what));
+    };
+    let facts = match releases::check_keys(secret).and_then(|()| releases::decode(secret)) {
+        Ok(facts) => facts,
+        Err(error) => return Ok(Checked::Unreadable(error)),
+    };
+    if facts.status != revision.status {
+        let what = "has another status in its payload than in its label";
+        return Err(misleading(secret, what));
+    }
+    // A failed attempt was never recorded.
+    let was_deployed = matches!(revision.status, Status::Deployed | Status::Superseded);
+    if was_deployed && verdict(record, secret)?.1 == Verdict::Tampered {
+        return Err(tampered(release, revision.revision));
+    }
+    Ok(Checked::Revision(revision))
+}
+
+/// Permanent: a loop that waits for the right moment gets one attempt for each of the longest pauses.
+fn moving(job: &Job, meta: &ObjectMeta) -> Fault {
+    let name = meta.name.as_deref().unwrap_or_default();
+    Fault::Shown {
+        reason: reason::RELEASE_TAMPERED,
+        message: format!(
+            "Secret {}/{name} was written while Helm was about to start; find out who writes it",
+            job.release.namespace
+        ),
+        permanent: true,
+    }
+}
+
+fn too_many(job: &Job) -> Fault {
+    let (namespace, name) = (&job.release.namespace, &job.release.name);
+    Fault::Shown {
+        reason: reason::RELEASE_TAMPERED,
+        message: format!(
+            "namespace {namespace} holds more than {MOST_REVISIONS} revisions of release {name}; delete Secrets with \
+             the labels owner=helm and name={name}, the oldest first"
+        ),
+        permanent: true,
+    }
+}
+
+fn misleading(secret: &Secret, what: &str) -> Fault {
+    let (namespace, name) = (secret.namespace().unwrap_or_default(), secret.name_any());
+    Fault::Shown {
+        reason: reason::RELEASE_TAMPERED,
+        message: format!(
+            "Secret {namespace}/{name} {what}, so Helm could take it for another revision; delete it"
+        ),
+        permanent: false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::ByteString;
+
+    use super::super::trust::check_rollback;
+    use super::*;
+
+    const RELEASE: &str = "tenant-acme";
+
+    fn key() -> ReleaseKey {
+        ReleaseKey {
+            namespace: "acme".to_owned(),
+            name: RELEASE.to_owned(),
+        }
+    }
+
+    fn secret(name: &str, kind: &str, payload: &str) -> Secret {
+        let labels = [
+            ("owner", "helm"),
+            ("name", RELEASE),
+            ("version", "1"),
+            ("status", "deployed"),
+        ];
+        let data = match payload {
+            "" => None,
+            json => Some(ByteString(releases::pack(json.as_bytes()).unwrap())),
+        };
+        Secret {
+            metadata: ObjectMeta {
+                name: Some(name.to_owned()),
+                namespace: Some("acme".to_owned()),
+                labels: Some(
+                    labels
+                        .map(|(label, value)| (label.to_owned(), value.to_owned()))
+                        .into(),
+                ),
+                ..ObjectMeta::default()
+            },
+            type_: Some(kind.to_owned()),
+            data: data.map(|data| [(DATA_KEY.to_owned(), data)].into()),
+            ..Secret::default()
+        }
+    }
+
+    fn payload(status: &str, manifest: &str) -> String {
+        serde_json::json!({
+            "name": RELEASE, "namespace": "acme", "version": 1, "manifest": manifest,
+            "info": {"status": status}, "chart": {"metadata": {"name": "small", "version": "1.0.0"}},
+        })
+        .to_string()
+    }
+
+    #[test]
+    fn only_what_helm_reads_alike_is_a_revision() {
+        let first = releases::secret_name(RELEASE, 1);
+        let good = payload("deployed", "");
+        let judged = |name: &str, kind: &str, payload: &str| {
+            let checked = check(
+                &key(),
+                &ReleaseRecord::default(),
+                &secret(name, kind, payload),
+            );
+            match checked {
+                Ok(Checked::Revision(revision)) => format!("revision {}", revision.revision),
+                Ok(Checked::NoRevision) => "none".to_owned(),
+                Ok(Checked::Unreadable(_)) => "unreadable".to_owned(),
+                Err(fault) => fault.text().to_owned(),
+            }
+        };
+        assert_eq!(judged(&first, SECRET_TYPE, &good), "revision 1");
+        // Helm skips these two, and would not skip the same with a payload.
+        assert_eq!(judged("copy", SECRET_TYPE, ""), "none");
+        assert_eq!(judged(&first, "Opaque", ""), "none");
+        assert!(judged("copy", SECRET_TYPE, &good).contains("name or type"));
+        assert!(judged(&first, "Opaque", &good).contains("name or type"));
+        assert_eq!(judged(&first, SECRET_TYPE, ""), "unreadable");
+        let other = payload("superseded", "");
+        assert!(judged(&first, SECRET_TYPE, &other).contains("another status"));
+    }
+
+    #[test]
+    fn changed_revision_is_never_rolled_back_to() {
+        let first = releases::secret_name(RELEASE, 1);
+        let written = secret(&first, SECRET_TYPE, &payload("superseded", "a: 1"));
+        let digest = releases::digest(&written).unwrap();
+        let mut record = ReleaseRecord::default();
+        record.digests.insert(1, digest.clone());
+        assert_eq!(check_rollback(&key(), &record, &written).unwrap(), digest);
+        let changed = secret(&first, SECRET_TYPE, &payload("superseded", "a: 2"));
+        let refused = check_rollback(&key(), &record, &changed).unwrap_err();
+        assert!(refused.text().contains("has changed"), "{}", refused.text());
+        let unknown = check_rollback(&key(), &ReleaseRecord::default(), &written).unwrap_err();
+        assert!(
+            unknown.text().contains("has not deployed"),
+            "{}",
+            unknown.text()
+        );
+    }
+}

@@ -1,0 +1,54 @@
+//! Unlocks a release that a Helm process left locked.
+
+use krypton_helm::releases::labels::{INSTALL_RUN, RUN_LABEL};
+use krypton_helm::releases::{self, Status};
+use krypton_runtime::effect;
+use krypton_runtime::events::Told;
+
+use super::super::helm_queue::Ready;
+use super::{Done, Fault, Job, Performer, in_time};
+use kube::ResourceExt;
+use kube::api::PostParams;
+
+impl Performer {
+    pub(super) async fn unlock(
+        &self,
+        job: &Job,
+        (revision, was): (u32, &str),
+        ready: Option<Ready>,
+        done: &mut Done,
+    ) -> Result<(), Fault> {
+        let Some(secret) = self.revision_secret(&job.release, revision).await? else {
+            return self.relist(job, done).await;
+        };
+        let description = format!("Unlocked by Krypton: left {was} by a helm that is gone");
+        let mut unlocked = match releases::unlocked(&secret, &description) {
+            Ok(unlocked) => unlocked,
+            Err(error) => return self.set_aside(job, &secret, &error, ready, done).await,
+        };
+        // What once was installed is not to pass for an installation that failed.
+        if was != Status::PendingInstall.as_str()
+            && let Some(labels) = &mut unlocked.metadata.labels
+        {
+            labels.retain(|label, run| label != RUN_LABEL || !run.starts_with(INSTALL_RUN));
+        }
+        let name = unlocked.name_any();
+        let api = self.secrets(&job.release);
+        let params = PostParams::default();
+        in_time(
+            "unlocking the release",
+            effect!("release.unlock", api.replace(&name, &params, &unlocked)),
+        )
+        .await?;
+        let message = format!("revision {revision} was left {was} by a helm that is gone");
+        self.tell(
+            &job.subject,
+            Told {
+                warning: true,
+                reason: "ReleaseUnlocked",
+                message,
+            },
+        );
+        self.relist(job, done).await
+    }
+}

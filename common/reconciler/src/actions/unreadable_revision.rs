@@ -1,0 +1,260 @@
+//! Revisions that are in the way: a Secret that nobody can decode is set aside, and what is left of former
+//! attempts to install is forgotten. What they say they made is on the cluster still, and stays.
+
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use krypton_helm::driver::{HelmError, Look};
+use krypton_helm::releases::labels::ReleaseKey;
+use krypton_helm::releases::revision::Revision;
+use krypton_helm::releases::{self, ReleaseError, Status};
+use krypton_runtime::effect;
+use krypton_runtime::events::Told;
+use krypton_types::conditions::reason;
+use krypton_types::error_chain::chain;
+use kube::ResourceExt;
+use kube::api::{Api, DeleteParams, PostParams, Preconditions};
+
+use super::{Done, Fault, Job, Performer, ReleaseNews, in_time, unavailable};
+use crate::helm_queue::Ready;
+use crate::plan::repair;
+
+/// The type of a Secret that has been set aside; helm looks for its own only.
+const SET_ASIDE_TYPE: &str = "mesh.openkcm.io/unreadable-release";
+
+impl Performer {
+    /// Keeps a copy of the Secret under another name, and takes the Secret out of helm's way. Only when
+    /// helm cannot decode it either; and not when a Tenant is to go and nothing else says what to remove.
+    pub(super) async fn set_aside(
+        &self,
+        job: &Job,
+        secret: &Secret,
+        error: &ReleaseError,
+        ready: Option<Ready>,
+        done: &mut Done,
+    ) -> Result<(), Fault> {
+        let Some(Ready { slot, .. }) = ready else {
+            done.needs_slot = true;
+            return Ok(());
+        };
+        let (why, name) = (chain(error), secret.name_any());
+        let going = job.subject.is_going() || job.desired.retire;
+        let failed = |message: String| Fault::Shown {
+            reason: if going {
+                reason::UNINSTALL_FAILED
+            } else {
+                reason::UPGRADE_FAILED
+            },
+            message,
+            permanent: true,
+        };
+        let Some((_, revision)) = Revision::of(&secret.metadata) else {
+            return Err(failed(why));
+        };
+        self.still_permitted()?;
+        let look = Look {
+            kubeconfig: self.member.kubeconfig.clone(),
+            release: job.release.name.clone(),
+            namespace: job.release.namespace.clone(),
+            revision: revision.revision,
+            cache_key: self.member.name.clone(),
+        };
+        let looked = Box::pin(self.tools.helm.can_decode(slot, &look, &self.stop));
+        match effect!("helm.look", looked).await {
+            Ok(false) => {}
+            // It is another helm's, or larger than what we read: not ours to judge.
+            Ok(true) => return Err(failed(format!("{why}; helm can read it"))),
+            Err(HelmError::Stopped) => return Err(Fault::Stale),
+            Err(error) if error.is_local() => return Err(unavailable(&error)),
+            Err(error) => return Err(Fault::Passing(chain(&error))),
+        }
+        if going {
+            self.relist(job, done).await?;
+            let alone = !matches!(&done.release,
+                Some(ReleaseNews::All { metas, .. }) if metas.len() > 1);
+            if alone {
+                return Err(failed(format!(
+                    "{why}; no other revision says what is to be removed. Remove by hand what is annotated \
+                     with meta.helm.sh/release-name={}, then delete that Secret; or let it all be with \
+                     annotation {}=true on the {}",
+                    job.release.name,
+                    krypton_types::names::ORPHAN_ANNOTATION,
+                    job.subject.kind(),
+                )));
+            }
+        }
+        self.still_permitted()?;
+        self.keep_copy(&job.release, secret, revision.revision)
+            .await?;
+        self.still_permitted()?;
+        let removing = self.remove(&job.release, &secret.metadata);
+        in_time(
+            "removing a revision",
+            effect!("release.set-aside", removing),
+        )
+        .await?;
+        let message = format!("{why}. It was set aside, and what it installed stays");
+        let told = Told {
+            warning: true,
+            reason: "ReleaseUnreadable",
+            message,
+        };
+        tracing::warn!(member = %self.member.name, secret = %name, error = %why,
+            "a release that nobody can decode was set aside");
+        self.tell(&job.subject, told);
+        self.relist(job, done).await
+    }
+
+    pub(super) async fn keep_copy(
+        &self,
+        release: &ReleaseKey,
+        secret: &Secret,
+        revision: u32,
+    ) -> Result<(), Fault> {
+        let uid = secret.uid().unwrap_or_default();
+        let copy = Secret {
+            metadata: ObjectMeta {
+                // The same after a crash, and another for another Secret of that name.
+                name: Some(format!(
+                    "unreadable.{}.v{revision}.{}",
+                    release.name,
+                    uid.get(..8).unwrap_or(&uid)
+                )),
+                ..ObjectMeta::default()
+            },
+            type_: Some(SET_ASIDE_TYPE.to_owned()),
+            data: secret.data.clone(),
+            ..Secret::default()
+        };
+        let params = PostParams::default();
+        let api: Api<Secret> = Api::namespaced(self.member.helm_client.clone(), &release.namespace);
+        match in_time(
+            "setting a release aside",
+            effect!("release.copy", api.create(&params, &copy)),
+        )
+        .await
+        {
+            // It is there from before.
+            Ok(_) | Err(Fault::Stale) => Ok(()),
+            Err(fault) => Err(fault),
+        }
+    }
+
+    /// Deletes a Secret of helm's, if it is still this very one.
+    async fn remove(&self, release: &ReleaseKey, of: &ObjectMeta) -> kube::Result<()> {
+        let params = DeleteParams {
+            preconditions: Some(Preconditions {
+                uid: of.uid.clone(),
+                resource_version: of.resource_version.clone(),
+            }),
+            ..DeleteParams::default()
+        };
+        // Helm has made it; our own rights are to update it at most.
+        let api: Api<Secret> = Api::namespaced(self.member.helm_client.clone(), &release.namespace);
+        let name = of.name.clone().unwrap_or_default();
+        api.delete(&name, &params).await.map(drop)
+    }
+
+    /// Before another upgrade: helm would drop the oldest attempt for the newest, and with it the only word of
+    /// what that has made.
+    pub(super) async fn forget_repeated_attempts(
+        &self,
+        job: &Job,
+        done: &mut Done,
+    ) -> Result<(), Fault> {
+        let repeated = repair::repeated(&job.revisions);
+        if repeated.is_empty() {
+            return Ok(());
+        }
+        self.relist(job, done).await?;
+        let Some(ReleaseNews::All { metas, .. }) = done.release.take() else {
+            return Ok(());
+        };
+        let mut failed = failed(metas);
+        while let Some((newest, _)) = failed.first().cloned() {
+            let same = |it: &Failed| it.0.fingerprint == newest.fingerprint;
+            let (mut attempts, others): (Vec<_>, _) = failed.into_iter().partition(same);
+            attempts.retain(|(it, _)| repeated.contains(&it.revision));
+            self.forget_all_but(&job.release, newest.revision, attempts)
+                .await?;
+            failed = others;
+        }
+        Ok(())
+    }
+
+    /// Before another attempt to install: helm's own limit to history is for upgrades only.
+    pub(super) async fn forget_older_attempts(
+        &self,
+        job: &Job,
+        done: &mut Done,
+    ) -> Result<(), Fault> {
+        self.relist(job, done).await?;
+        // It is no news for long.
+        let Some(ReleaseNews::All { metas, .. }) = done.release.take() else {
+            return Ok(());
+        };
+        let failed = failed(metas);
+        let Some((newest, _)) = failed.first().cloned() else {
+            return Ok(());
+        };
+        let kept_beside = usize::from(self.member.policy.history_max) - 1;
+        let beyond = failed.into_iter().skip(kept_beside).collect();
+        self.forget_all_but(&job.release, newest.revision, beyond)
+            .await
+    }
+
+    /// Forgets failed attempts, newest first, except those that declare an object which `kept` does not.
+    async fn forget_all_but(
+        &self,
+        release: &ReleaseKey,
+        kept: u32,
+        attempts: Vec<Failed>,
+    ) -> Result<(), Fault> {
+        if attempts.is_empty() {
+            return Ok(());
+        }
+        let kept = self.revision_secret(release, kept).await?;
+        let kept = kept.and_then(|kept| releases::objects(&kept).ok());
+        let mut beyond = Vec::new();
+        for (former, meta) in attempts {
+            let former = self.revision_secret(release, former.revision).await?;
+            let former = former.and_then(|former| releases::objects(&former).ok());
+            let pair = former.as_ref().zip(kept.as_ref());
+            let pair = pair.filter(|(former, _)| former.unread == 0);
+            let alone = pair.and_then(|(former, kept)| {
+                let left = releases::left_over(former, kept, &release.namespace)?;
+                Some(!left.is_empty())
+            });
+            beyond.push((meta, alone));
+        }
+        for (meta, alone) in repair::forgettable(beyond) {
+            if alone {
+                tracing::warn!(member = %self.member.name, secret = meta.name.as_deref(),
+                    "too many failed attempts; forgetting objects of the oldest");
+            }
+            self.forget(release, &meta).await?;
+        }
+        Ok(())
+    }
+
+    pub(crate) async fn forget(
+        &self,
+        release: &ReleaseKey,
+        attempt: &ObjectMeta,
+    ) -> Result<(), Fault> {
+        self.still_permitted()?;
+        let removing = self.remove(release, attempt);
+        in_time("removing a revision", effect!("release.forget", removing)).await
+    }
+}
+
+/// A failed revision and its Secret.
+type Failed = (Revision, ObjectMeta);
+
+/// The failed revisions, newest first.
+pub(super) fn failed(metas: Vec<ObjectMeta>) -> Vec<Failed> {
+    let read = |meta: ObjectMeta| Some((Revision::of(&meta)?.1, meta));
+    let mut failed: Vec<Failed> = metas.into_iter().filter_map(read).collect();
+    failed.retain(|(revision, _)| revision.status == Status::Failed);
+    failed.sort_by_key(|(revision, _)| std::cmp::Reverse(revision.revision));
+    failed
+}

@@ -1,0 +1,129 @@
+//! Creates and deletes the namespace of a release.
+
+use super::{Done, Fault, Job, Performer, in_time};
+use crate::index::CREATOR_LABEL;
+use crate::workspaces::metadata::Words;
+use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::ResourceExt;
+use kube::api::{Api, DeleteParams, PostParams, Preconditions};
+use std::collections::BTreeMap;
+
+use krypton_runtime::effect;
+use krypton_runtime::events::Told;
+use krypton_types::conditions::reason;
+use krypton_types::names;
+
+impl Performer {
+    pub(super) async fn create_workspace(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
+        let uid = job.subject.uid().to_owned();
+        let marks = [
+            (CREATOR_LABEL.to_owned(), uid),
+            (names::MANAGED_BY_LABEL.to_owned(), "krypton".to_owned()),
+        ];
+        let words = Words {
+            labels: marks.into(),
+            annotations: BTreeMap::new(),
+        };
+        let words = words.given(&job.desired.namespaces);
+        let namespace = Namespace {
+            metadata: ObjectMeta {
+                name: Some(job.release.namespace.clone()),
+                labels: Some(words.labels),
+                annotations: (!words.annotations.is_empty()).then_some(words.annotations),
+                ..ObjectMeta::default()
+            },
+            ..Namespace::default()
+        };
+        let api: Api<Namespace> = Api::all(self.client());
+        let params = PostParams::default();
+        match in_time(
+            "creating the workspace",
+            effect!("workspace.create", api.create(&params, &namespace)),
+        )
+        .await
+        {
+            Ok(created) => {
+                done.workspace = Some(created.metadata);
+                done.progressed = true;
+                let message = format!("created namespace {}", job.release.namespace);
+                let told = Told {
+                    warning: false,
+                    reason: "WorkspaceCreated",
+                    message,
+                };
+                self.tell(&job.subject, told);
+                Ok(())
+            }
+            // It is there after all, and not ours. The watch may have shown it long ago, to who did not see it.
+            Err(Fault::Stale) => {
+                let name = &job.release.namespace;
+                let there = in_time("reading the workspace", api.get_metadata(name)).await?;
+                done.workspace = Some(there.metadata);
+                Ok(())
+            }
+            Err(fault) => {
+                let message = format!(
+                    "creating namespace {}: {}",
+                    job.release.namespace,
+                    fault.text()
+                );
+                let told = Told {
+                    warning: true,
+                    reason: "WorkspaceCreateFailed",
+                    message: message.clone(),
+                };
+                self.tell(&job.subject, told);
+                Err(Fault::Shown {
+                    reason: reason::INSTALL_FAILED,
+                    message,
+                    permanent: false,
+                })
+            }
+        }
+    }
+
+    pub(super) async fn delete_workspace(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
+        self.say(job, done).await?;
+        let api: Api<Namespace> = Api::all(self.client());
+        let name = &job.release.namespace;
+        let Some(fresh) = in_time("reading the workspace", api.get_opt(name)).await? else {
+            return Ok(());
+        };
+        let ours = fresh.labels().contains_key(CREATOR_LABEL);
+        if !ours {
+            return Err(Fault::Stale);
+        }
+        if Box::pin(self.is_occupied(job)).await? {
+            return self.remove_finalizer(job, false, done).await;
+        }
+        self.still_permitted()?;
+        let preconditions = Preconditions {
+            uid: fresh.metadata.uid.clone(),
+            resource_version: fresh.metadata.resource_version.clone(),
+        };
+        let params = DeleteParams {
+            preconditions: Some(preconditions),
+            ..DeleteParams::default()
+        };
+        match in_time(
+            "deleting the workspace",
+            effect!("workspace.delete", api.delete(name, &params)),
+        )
+        .await
+        {
+            Ok(_) => {
+                let message = format!("deleting namespace {name}");
+                let told = Told {
+                    warning: false,
+                    reason: "WorkspaceDeleted",
+                    message,
+                };
+                self.tell(&job.subject, told);
+                // The watch shows it terminating, and then gone; until then there is nothing to do.
+                Err(Fault::Stale)
+            }
+            Err(fault) => Err(fault),
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! The version of the cluster, asked for only while something has failed there: another one may mend it.
+
+use std::time::Duration;
+
+use krypton_runtime::clock::Boot;
+use krypton_types::error_chain::chain;
+use tokio::task::{JoinError, JoinSet};
+
+use crate::run_loop::Reconciler;
+
+const DEADLINE: Duration = Duration::from_secs(10);
+const ASK_EVERY: Duration = Duration::from_secs(60);
+
+#[derive(Default)]
+pub(super) struct ClusterVersion {
+    known: Option<String>,
+    due: Boot,
+    pub(super) asking: JoinSet<Result<String, String>>,
+}
+
+impl ClusterVersion {
+    /// Takes the answer. Whether it is another than before; the first is none.
+    fn is_another(&mut self, answer: String) -> bool {
+        let before = self.known.replace(answer);
+        before.is_some() && before != self.known
+    }
+
+    /// When it is asked for next, were there anything to ask for.
+    fn next(&self) -> Option<Boot> {
+        self.asking.is_empty().then_some(self.due)
+    }
+}
+
+impl Reconciler {
+    fn something_failed(&self) -> bool {
+        let mut slots = self.slots.values();
+        slots.any(|slot| slot.memory.failure.is_some())
+    }
+
+    pub(super) fn see_to_version(&mut self, now: Boot) {
+        let due = self.version.next().is_some_and(|due| due <= now);
+        if !due || !self.permitted || !self.something_failed() {
+            return;
+        }
+        self.version.due = Boot(now.0 + ASK_EVERY);
+        let client = self.member.client.clone();
+        self.version.asking.spawn(async move {
+            let asked = tokio::time::timeout(DEADLINE, client.apiserver_version()).await;
+            match asked {
+                Ok(Ok(version)) => Ok(version.git_version),
+                Ok(Err(error)) => Err(chain(&error)),
+                Err(_) => Err(format!("no answer within {} s", DEADLINE.as_secs())),
+            }
+        });
+    }
+
+    /// When to ask next.
+    pub(super) fn version_wake(&self) -> Option<Boot> {
+        let due = self.version.next()?;
+        (self.permitted && self.something_failed()).then_some(due)
+    }
+
+    pub(super) fn finish_version(&mut self, done: Result<Result<String, String>, JoinError>) {
+        match done {
+            Ok(Ok(version)) => {
+                if self.version.is_another(version) {
+                    tracing::info!(member = %self.member.name, version = self.version.known,
+                        "the cluster is of another version: what has failed is tried again");
+                    for slot in self.slots.values_mut() {
+                        slot.memory.cluster_changed();
+                    }
+                    self.look_at_all();
+                }
+            }
+            Ok(Err(problem)) => {
+                tracing::debug!(member = %self.member.name, %problem, "asking for the version of the cluster failed");
+            }
+            Err(error) => {
+                tracing::error!(%error, "asking for the version of the cluster ended badly")
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_answer_changes_nothing_and_each_other_one_does() {
+        let mut version = ClusterVersion::default();
+        let answers = ["v1.36.0", "v1.36.0", "v1.36.1", "v1.36.1", "v1.36.0"];
+        let changed = answers.map(|answer| version.is_another(answer.to_owned()));
+        assert_eq!(changed, [false, false, true, false, true]);
+    }
+}

@@ -1,0 +1,142 @@
+//! Digests of the desired state. Values may be a megabyte, so each digest is computed once and kept.
+
+use std::sync::{Arc, OnceLock};
+
+use krypton_types::desired::{ChartState, DesiredState};
+
+use crate::owner::Subject;
+
+/// The digests of one desired state. Each is computed when it is first needed.
+#[derive(Debug, Default)]
+pub(super) struct Digests {
+    /// `None` before there is a desired state.
+    of: Option<Arc<DesiredState>>,
+    state: OnceLock<Arc<str>>,
+    chart: OnceLock<Arc<str>>,
+}
+
+impl Digests {
+    pub(super) fn of(desired: Arc<DesiredState>) -> Self {
+        Self {
+            of: Some(desired),
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn are_of(&self, desired: &Arc<DesiredState>) -> bool {
+        let of = self.of.as_ref();
+        of.is_some_and(|of| Arc::ptr_eq(of, desired))
+    }
+
+    /// The digest of the desired state.
+    pub(super) fn state(&self, desired: &Arc<DesiredState>) -> Arc<str> {
+        self.kept(&self.state, desired, || desired.digest())
+    }
+
+    /// The fingerprint of its chart.
+    pub(super) fn chart(&self, desired: &Arc<DesiredState>) -> Arc<str> {
+        self.kept(&self.chart, desired, || desired.chart.fingerprint())
+    }
+
+    /// Computes the digest of any other desired state without keeping it.
+    fn kept(
+        &self,
+        slot: &OnceLock<Arc<str>>,
+        desired: &Arc<DesiredState>,
+        compute: impl FnOnce() -> String,
+    ) -> Arc<str> {
+        match self.are_of(desired) {
+            true => Arc::clone(slot.get_or_init(|| compute().into())),
+            false => compute().into(),
+        }
+    }
+}
+
+/// The fingerprint of a subject's chart where the subject adds values.
+#[derive(Debug, Default)]
+pub(super) struct OwnChart(Option<(Arc<DesiredState>, Subject, Arc<str>)>);
+
+impl OwnChart {
+    /// `chart` is the one for `subject` in `desired`.
+    pub(super) fn fingerprint(
+        &mut self,
+        chart: &ChartState,
+        desired: &Arc<DesiredState>,
+        subject: &Subject,
+    ) -> Arc<str> {
+        if let Some((of, by, known)) = &self.0
+            && Arc::ptr_eq(of, desired)
+            && by.values() == subject.values()
+        {
+            return Arc::clone(known);
+        }
+        let fingerprint: Arc<str> = chart.fingerprint().into();
+        self.0 = Some((
+            Arc::clone(desired),
+            subject.clone(),
+            Arc::clone(&fingerprint),
+        ));
+        fingerprint
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use krypton_crds::tenant::{Tenant, TenantSpec};
+    use krypton_types::placed_tenant::PlacedTenant;
+    use serde_json::json;
+
+    use super::*;
+
+    fn desired() -> Arc<DesiredState> {
+        let desired = json!({
+            "version": { "epoch": 1, "generation": 1 },
+            "chart": { "repo": "r", "name": "n", "version": "1", "install_crds": false, "values": {} },
+            "paused": false,
+            "tenantValues": true,
+        });
+        Arc::new(serde_json::from_value(desired).unwrap())
+    }
+
+    #[test]
+    fn digests_are_computed_once_per_desired_state() {
+        let (first, second) = (desired(), desired());
+        let digests = Digests::of(Arc::clone(&first));
+        for digest in [Digests::state, Digests::chart] {
+            let known = digest(&digests, &first);
+            assert!(Arc::ptr_eq(&known, &digest(&digests, &first)));
+            let other = digest(&digests, &second);
+            assert!(known == other && !Arc::ptr_eq(&known, &other));
+        }
+        assert_eq!(*digests.state(&first), first.digest());
+        assert_eq!(*digests.chart(&first), first.chart.fingerprint());
+        let other = DesiredState {
+            placed: vec![PlacedTenant::default()],
+            ..(*first).clone()
+        };
+        assert_eq!(*digests.state(&Arc::new(other.clone())), other.digest());
+    }
+
+    #[test]
+    fn own_values_are_hashed_again_only_when_they_change() {
+        let subject = |replicas: u32, generation: i64| {
+            let values = json!({ "replicas": replicas }).as_object().cloned();
+            let mut tenant = Tenant::new("acme", TenantSpec::default());
+            tenant.spec.values = values;
+            tenant.metadata.generation = Some(generation);
+            Subject::Tenant(Arc::new(tenant))
+        };
+        let desired = desired();
+        let mut own = OwnChart::default();
+        let mut look = |subject: &Subject| {
+            let chart = desired.chart_with(subject.values());
+            let found = own.fingerprint(&chart, &desired, subject);
+            assert_eq!(*found, chart.fingerprint());
+            found
+        };
+        let first = look(&subject(1, 1));
+        assert!(Arc::ptr_eq(&first, &look(&subject(1, 2))));
+        assert_ne!(first, look(&subject(2, 3)));
+        assert_eq!(first, look(&subject(1, 4)));
+    }
+}

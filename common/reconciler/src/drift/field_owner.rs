@@ -1,0 +1,128 @@
+//! Who has written a field, as the apiserver keeps account of it.
+
+use serde_json::Value;
+
+use super::HELM;
+use crate::drift::json_pointer::{Step, steps};
+
+/// Who writes `spec.replicas` by the subresource that scalers use.
+pub(super) fn scales(live: &Value) -> impl Iterator<Item = &str> {
+    entries(live)
+        .filter(|entry| entry.get("subresource").and_then(Value::as_str) == Some("scale"))
+        .filter(|entry| entry.pointer("/fieldsV1/f:spec/f:replicas").is_some())
+        .filter_map(manager)
+}
+
+/// Who else than helm has written one of these fields, the last one first; where nobody owns them, since
+/// they were taken away, whoever wrote last.
+pub(super) fn writer(live: &Value, pointers: &[String]) -> Option<String> {
+    let mut others: Vec<&Value> = entries(live)
+        .filter(|entry| manager(entry).is_some_and(|manager| manager != HELM))
+        .filter(|entry| entry.get("subresource").and_then(Value::as_str) != Some("status"))
+        .collect();
+    // RFC 3339 in UTC: the order of the texts is that of the times.
+    others.sort_by_key(|entry| std::cmp::Reverse(entry.get("time").and_then(Value::as_str)));
+    let owns = |entry: &&&Value| {
+        let fields = entry.get("fieldsV1");
+        let fields = fields.unwrap_or(&Value::Null);
+        pointers.iter().any(|pointer| {
+            let steps = steps(pointer).unwrap_or_default();
+            owned(fields, live, &steps)
+        })
+    };
+    let found = others.iter().find(owns).or(others.first());
+    found.and_then(|entry| manager(entry)).map(str::to_owned)
+}
+
+fn entries(live: &Value) -> impl Iterator<Item = &Value> {
+    let fields = live.pointer("/metadata/managedFields");
+    fields.and_then(Value::as_array).into_iter().flatten()
+}
+
+fn manager(entry: &Value) -> Option<&str> {
+    entry.get("manager")?.as_str()
+}
+
+/// Whether a set of fields (`f:` for a key, `k:` for an item by its keys, `v:` for an item by its value)
+/// has this field, or something below or above it that is owned as a whole.
+fn owned(fields: &Value, live: &Value, steps: &[Step]) -> bool {
+    let Some((Step::Of(step), rest)) = steps.split_first() else {
+        return fields.is_object();
+    };
+    let Some(map) = fields.as_object() else {
+        return false;
+    };
+    // A leaf: all below is owned with it.
+    if map.is_empty() {
+        return true;
+    }
+    let null = Value::Null;
+    if let Some(below) = map.get(&format!("f:{step}")) {
+        return owned(below, live.get(step).unwrap_or(&null), rest);
+    }
+    let index = step.parse::<usize>().ok();
+    let Some(item) = index.and_then(|index| live.get(index)) else {
+        return false;
+    };
+    map.iter().any(|(key, below)| {
+        let keys = key
+            .strip_prefix("k:")
+            .and_then(|keys| serde_json::from_str(keys).ok());
+        let Some(Value::Object(keys)) = keys else {
+            return false;
+        };
+        let same = keys.iter().all(|(key, value)| item.get(key) == Some(value));
+        same && owned(below, item, rest)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn live() -> Value {
+        json!({
+            "metadata": {"managedFields": [
+                {"manager": "helm", "operation": "Apply", "time": "2026-01-03T00:00:00Z",
+                 "fieldsV1": {"f:spec": {"f:replicas": {}}}},
+                {"manager": "kubectl-edit", "operation": "Update", "time": "2026-01-01T00:00:00Z",
+                 "fieldsV1": {"f:spec": {"f:template": {"f:spec": {"f:containers": {
+                     "k:{\"name\":\"main\"}": {".": {}, "f:image": {}}}}}}}},
+                {"manager": "tuner", "operation": "Update", "time": "2026-01-02T00:00:00Z",
+                 "fieldsV1": {"f:metadata": {"f:labels": {"f:a/b": {}}}, "f:spec": {"f:args": {}}}},
+                {"manager": "kube-controller-manager", "operation": "Update", "subresource": "status",
+                 "time": "2026-01-04T00:00:00Z", "fieldsV1": {"f:status": {}}},
+            ]},
+            "spec": {"replicas": 1, "args": ["x"],
+                     "template": {"spec": {"containers": [{"name": "side"}, {"name": "main", "image": "i"}]}}},
+        })
+    }
+
+    #[test]
+    fn the_writer_of_a_field_is_told_and_of_one_that_is_gone_whoever_wrote_last() {
+        for (pointer, expected) in [
+            ("/spec/template/spec/containers/1/image", "kubectl-edit"),
+            ("/metadata/labels/a~1b", "tuner"),
+            ("/spec/args/0", "tuner"),
+            ("/spec/args", "tuner"),
+            ("/spec/template", "kubectl-edit"),
+            ("/spec/template/spec/containers/0/image", "tuner"),
+            ("/spec/paused", "tuner"),
+        ] {
+            let found = writer(&live(), &[pointer.to_owned()]);
+            assert_eq!(found.as_deref(), Some(expected), "{pointer}");
+        }
+    }
+
+    #[test]
+    fn helm_and_whoever_keeps_the_status_are_no_others() {
+        let mut live = live();
+        let fields = live.pointer_mut("/metadata/managedFields").unwrap();
+        let fields = fields.as_array_mut().unwrap();
+        fields.drain(1..3);
+        assert_eq!(writer(&live, &["/spec/replicas".to_owned()]), None);
+        assert_eq!(writer(&json!({}), &["/spec".to_owned()]), None);
+    }
+}

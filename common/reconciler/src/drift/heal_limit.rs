@@ -1,0 +1,137 @@
+//! How often one object is put right while somebody else changes it again.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use krypton_runtime::clock::Boot;
+
+use super::object::ObjectId;
+
+/// So often at each look, then ever more seldom.
+const FREE: u32 = 3;
+const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
+/// Found as it should be so often in a row, the past is forgotten.
+const FORGIVEN: u32 = 6;
+/// Objects of one release that are kept in mind; of more, the rest is put right at each look.
+const MOST: usize = 1024;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Past {
+    heals: u32,
+    last: Boot,
+    good: u32,
+}
+
+/// What is remembered of the objects of one release that were put right.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Guard(BTreeMap<ObjectId, Past>);
+
+impl Guard {
+    /// Whether an object that has been found to differ may be put right now.
+    pub(super) fn may_heal(&mut self, object: &ObjectId, interval: Duration, now: Boot) -> bool {
+        let Some(past) = self.0.get_mut(object) else {
+            return true;
+        };
+        past.good = 0;
+        let Some(beyond) = past.heals.checked_sub(FREE) else {
+            return true;
+        };
+        let pause = interval.saturating_mul(2 << beyond.min(20)).min(LONGEST);
+        now.since(past.last) >= pause
+    }
+
+    /// It was put right, or the attempt failed.
+    pub(super) fn healed(&mut self, object: &ObjectId, now: Boot) {
+        let known = self.0.contains_key(object);
+        if !known && self.0.len() >= MOST {
+            return;
+        }
+        let past = self.0.entry(object.clone()).or_insert(Past {
+            heals: 0,
+            last: now,
+            good: 0,
+        });
+        *past = Past {
+            heals: past.heals.saturating_add(1),
+            last: now,
+            good: 0,
+        };
+    }
+
+    /// It was found as it should be.
+    pub(super) fn good(&mut self, object: &ObjectId) {
+        if let Some(past) = self.0.get_mut(object) {
+            past.good += 1;
+            if past.good >= FORGIVEN {
+                self.0.remove(object);
+            }
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const INTERVAL: Duration = Duration::from_secs(600);
+
+    fn id() -> ObjectId {
+        ObjectId {
+            api_version: "v1".to_owned(),
+            kind: "ConfigMap".to_owned(),
+            namespace: None,
+            name: "a".to_owned(),
+        }
+    }
+
+    pub(super) fn at(looks: u32) -> Boot {
+        Boot(INTERVAL * looks)
+    }
+
+    /// At which looks it is put right, when it differs at each of these.
+    fn heals(differs: impl Fn(u32) -> bool, looks: u32) -> Vec<u32> {
+        let (mut guard, mut heals) = (Guard::default(), Vec::new());
+        for look in 0..looks {
+            if !differs(look) {
+                guard.good(&id());
+            } else if guard.may_heal(&id(), INTERVAL, at(look)) {
+                guard.healed(&id(), at(look));
+                heals.push(look);
+            }
+        }
+        heals
+    }
+
+    #[test]
+    fn what_comes_back_each_time_is_put_right_ever_more_seldom_but_at_least_daily() {
+        assert_eq!(heals(|_| true, 40), [0, 1, 2, 4, 8, 16, 32]);
+        let long = heals(|_| true, 2000);
+        let last = long.last_chunk::<2>().unwrap();
+        assert_eq!(last[1] - last[0], 144, "a day of ten minutes each");
+    }
+
+    #[test]
+    fn what_comes_back_now_and_then_is_the_same_and_what_stays_away_is_forgotten() {
+        let every_third = heals(|look| look % 3 == 0, 40);
+        assert_eq!(every_third, [0, 3, 6, 9, 15, 24]);
+        let rare = heals(|look| look % 7 == 0, 70);
+        assert_eq!(rare.len(), 10);
+    }
+
+    #[test]
+    fn the_memory_of_a_release_is_bounded() {
+        let mut guard = Guard::default();
+        for number in 0..MOST + 10 {
+            let object = ObjectId {
+                name: number.to_string(),
+                ..id()
+            };
+            guard.healed(&object, at(0));
+        }
+        assert_eq!(guard.0.len(), MOST);
+    }
+}

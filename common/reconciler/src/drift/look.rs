@@ -1,0 +1,528 @@
+//! A look at one release: each object is read, and where it is not as it was when it was last found good,
+//! the apiserver is asked what an apply of the manifest would make of it.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
+
+use krypton_helm::releases::ORIGINALS_NAMESPACE;
+use krypton_helm::releases::labels::ReleaseKey;
+use krypton_runtime::clock::Boot;
+use krypton_runtime::effect;
+use krypton_types::desired::drift::DriftMode;
+use krypton_types::error_chain::chain;
+use krypton_types::names::{DRIFT_ANNOTATION, DRIFT_IGNORE_ANNOTATION};
+use kube::Client;
+use kube::api::{GetParams, Patch, PatchParams, Request};
+use serde_json::Value;
+use thiserror::Error;
+use tokio::time::{Interval, MissedTickBehavior};
+use tokio_util::sync::CancellationToken;
+
+use super::difference::differences;
+use super::kinds::{Kinds, Place};
+use super::object::{self, ObjectId};
+use super::{Difference, DriftMetrics, Finding, HELM, Outcome, Seen, Wanted, ignore};
+use crate::drift::field_owner;
+use crate::drift::heal_limit::Guard;
+
+/// Between two requests: ten in a second, of what an apiserver serves by the hundred.
+const PACE: Duration = Duration::from_millis(100);
+const DEADLINE: Duration = Duration::from_secs(10);
+/// Objects of one release that are looked at; the largest charts have some hundreds.
+const MOST: usize = 4096;
+
+/// A look that came to nothing. The next one may.
+#[derive(Debug, Error)]
+pub(crate) enum LookError {
+    /// Something else is to be done for the Tenant first.
+    #[error("it was called off")]
+    CalledOff,
+    #[error("{what}")]
+    Call {
+        what: String,
+        #[source]
+        source: kube::Error,
+    },
+    #[error("{what}: no answer within {} s", DEADLINE.as_secs())]
+    Deadline { what: String },
+}
+
+/// What is kept of a member from look to look. Losing it costs requests.
+#[derive(Debug, Default)]
+pub(crate) struct Notes {
+    kinds: Kinds,
+    releases: BTreeMap<ReleaseKey, Past>,
+}
+
+impl Notes {
+    /// Forgets the releases that are not among these.
+    pub(crate) fn keep(&mut self, there: impl Fn(&ReleaseKey) -> bool) {
+        self.releases.retain(|release, _| there(release));
+    }
+}
+
+/// What is kept of a release.
+#[derive(Debug, Default)]
+struct Past {
+    /// What the marks rest on beside the objects.
+    of: (u32, Vec<super::Rule>),
+    /// Objects that were found good, each as it was: eight bytes and an entry.
+    good: HashMap<ObjectKey, u64>,
+    guard: Guard,
+}
+
+/// The place of an object in its manifest, which is that of one revision.
+type ObjectKey = u16;
+
+/// One release and what is wanted of it.
+pub(crate) struct Task<'a> {
+    /// With the rights that helm has.
+    pub(crate) client: &'a Client,
+    pub(crate) release: &'a ReleaseKey,
+    pub(crate) revision: u32,
+    pub(crate) wanted: &'a Wanted,
+    pub(crate) metrics: &'a DriftMetrics,
+    pub(crate) cancel: &'a CancellationToken,
+    /// The revision is the original's, which has created in `default` what a manifest gives no namespace.
+    pub(crate) adopted: bool,
+    /// Whether Krypton has recorded this manifest. The users of the workspace can write any other, and its objects are
+    /// read with Helm's rights: of such a manifest only the objects of the workspace are compared, and none is healed.
+    pub(crate) recorded: bool,
+    /// Whether the member may be written to, now.
+    pub(crate) may_write: &'a (dyn Fn() -> bool + Send + Sync),
+}
+
+/// Looks at the objects of a manifest, and puts right what differs where that is wanted.
+pub(crate) async fn look(
+    task: &Task<'_>,
+    notes: &mut Notes,
+    manifest: &[Value],
+) -> Result<Seen, LookError> {
+    let mut past = notes.releases.remove(task.release).unwrap_or_default();
+    let of = (task.revision, task.wanted.rules.clone());
+    if past.of != of {
+        past.good.clear();
+        past.of = of;
+    }
+    let mut pace = tokio::time::interval(PACE);
+    pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    task.metrics.looks.inc();
+    let mut looker = Looker {
+        task,
+        pace,
+        kinds: &mut notes.kinds,
+        asked: BTreeSet::new(),
+    };
+    let mut seen = Seen {
+        revision: task.revision,
+        ..Seen::default()
+    };
+    let mut result = Ok(());
+    for (place, manifest) in manifest.iter().take(MOST).enumerate() {
+        let Ok(place) = ObjectKey::try_from(place) else {
+            break;
+        };
+        if let Err(error) = looker.one(place, manifest, &mut past, &mut seen).await {
+            result = Err(error);
+            break;
+        }
+    }
+    if !(past.good.is_empty() && past.guard.is_empty()) {
+        notes.releases.insert(task.release.clone(), past);
+    }
+    result.map(|()| seen)
+}
+
+struct Looker<'a> {
+    task: &'a Task<'a>,
+    pace: Interval,
+    kinds: &'a mut Kinds,
+    /// Groups that were asked for in this look: a kind that is not served is not asked for again.
+    asked: BTreeSet<String>,
+}
+
+/// What came of a call, where it is about the one object only.
+enum Answer<T> {
+    Is(T),
+    NotFound,
+    /// Something else was written meanwhile.
+    Conflict,
+    /// The apiserver will not have it.
+    Refused(String),
+}
+
+impl Looker<'_> {
+    async fn one(
+        &mut self,
+        place: ObjectKey,
+        manifest: &Value,
+        past: &mut Past,
+        seen: &mut Seen,
+    ) -> Result<(), LookError> {
+        let Some(mut id) = ObjectId::of(manifest) else {
+            return Ok(());
+        };
+        let resource = match self.resource(&mut id).await? {
+            Ok(resource) => resource,
+            Err(why) => {
+                seen.unseen.push((id, why));
+                return Ok(());
+            }
+        };
+        let workspace = &self.task.release.namespace;
+        if !self.task.recorded && id.namespace.as_ref() != Some(workspace) {
+            return Ok(());
+        }
+        // Once more, where somebody else writes at the same time.
+        for last in [false, true] {
+            let live = match self.get(&resource, &id).await? {
+                Answer::Is(live) => Some(live),
+                Answer::NotFound => None,
+                Answer::Conflict => return Ok(()),
+                Answer::Refused(why) => {
+                    seen.unseen.push((id, why));
+                    return Ok(());
+                }
+            };
+            let Some(live) = live else {
+                // Done, and tidied away: to make it again would be to run it again.
+                if id.kind == "Job" && id.api_version.starts_with("batch/") {
+                    return Ok(());
+                }
+                if self.is_in_default(&id, manifest).await? {
+                    return Ok(());
+                }
+                let applied = object::applied(manifest, self.task.release);
+                let finding = self.deleted(&resource, &id, applied, past).await?;
+                seen.findings.push(finding);
+                return Ok(());
+            };
+            let mark = object::mark(&live);
+            if past.good.get(&place) == Some(&mark) {
+                past.guard.good(&id);
+                return Ok(());
+            }
+            past.good.remove(&place);
+            if left_alone(&live) {
+                return Ok(());
+            }
+            match self.compared(&resource, &id, manifest, &live, past).await? {
+                Compared::Good => {
+                    past.good.insert(place, mark);
+                    past.guard.good(&id);
+                }
+                Compared::Differs(finding) => seen.findings.push(finding),
+                Compared::Unseen(why) => seen.unseen.push((id, why)),
+                Compared::Changed if !last => continue,
+                Compared::Changed => {}
+            }
+            return Ok(());
+        }
+        Ok(())
+    }
+
+    /// Whether an object that is missing in the workspace is where the original has put it.
+    async fn is_in_default(&mut self, id: &ObjectId, manifest: &Value) -> Result<bool, LookError> {
+        let release = self.task.release;
+        let placed = ObjectId::of(manifest).is_some_and(|id| id.namespace.is_some());
+        if !self.task.adopted
+            || placed
+            || id.namespace.is_none()
+            || release.namespace == ORIGINALS_NAMESPACE
+        {
+            return Ok(false);
+        }
+        let mut there = ObjectId {
+            namespace: Some(ORIGINALS_NAMESPACE.to_owned()),
+            ..id.clone()
+        };
+        let Ok(resource) = self.resource(&mut there).await? else {
+            return Ok(false);
+        };
+        Ok(match self.get(&resource, &there).await? {
+            Answer::Is(live) => object::is_of(&live, release),
+            // Nobody is helped by a second one beside the first.
+            Answer::Refused(_) => true,
+            Answer::NotFound | Answer::Conflict => false,
+        })
+    }
+
+    async fn compared(
+        &mut self,
+        resource: &Request,
+        id: &ObjectId,
+        manifest: &Value,
+        live: &Value,
+        past: &mut Past,
+    ) -> Result<Compared, LookError> {
+        let mut rules = ignore::well_known(id, live);
+        let own = live.pointer("/metadata/annotations");
+        let own = own.and_then(|own| own.get(DRIFT_IGNORE_ANNOTATION));
+        rules.extend(ignore::read(own.and_then(Value::as_str).unwrap_or_default()).0);
+        rules.extend(self.task.wanted.rules.iter().cloned());
+        rules.retain(|rule| rule.is_for(id));
+        let mut applied = object::applied(manifest, self.task.release);
+        for rule in &rules {
+            ignore::keep(&mut applied, live, rule);
+        }
+        let asked = Apply {
+            dry_run: true,
+            force: true,
+        };
+        let answer = match self.apply(resource, id, &applied, asked).await? {
+            Answer::Is(answer) => answer,
+            Answer::NotFound | Answer::Conflict => return Ok(Compared::Changed),
+            Answer::Refused(why) => return Ok(Compared::Unseen(why)),
+        };
+        let mut fields = differences(live, &answer);
+        fields.retain(|field| !rules.iter().any(|rule| rule.covers(field)));
+        if fields.is_empty() {
+            return Ok(Compared::Good);
+        }
+        let writer = field_owner::writer(live, &fields);
+        let outcome = match object::other_release(live, self.task.release) {
+            Some(other) => {
+                self.task.metrics.found.inc();
+                Outcome::NotOurs(other)
+            }
+            None => {
+                let applied = object::onto(applied, live);
+                match self.heal(resource, id, &applied, true, past).await? {
+                    Some(outcome) => outcome,
+                    None => return Ok(Compared::Changed),
+                }
+            }
+        };
+        Ok(Compared::Differs(Finding {
+            object: id.clone(),
+            difference: Difference::Fields(fields),
+            writer,
+            outcome,
+        }))
+    }
+
+    async fn deleted(
+        &mut self,
+        resource: &Request,
+        id: &ObjectId,
+        applied: Value,
+        past: &mut Past,
+    ) -> Result<Finding, LookError> {
+        // Without force: what somebody makes at this moment is not taken over.
+        let healed = self.heal(resource, id, &applied, false, past).await?;
+        Ok(Finding {
+            object: id.clone(),
+            difference: Difference::Deleted,
+            writer: None,
+            outcome: healed.unwrap_or(Outcome::Left),
+        })
+    }
+
+    /// Puts an object right where that is wanted; `None` when it has changed meanwhile.
+    async fn heal(
+        &mut self,
+        resource: &Request,
+        id: &ObjectId,
+        applied: &Value,
+        force: bool,
+        past: &mut Past,
+    ) -> Result<Option<Outcome>, LookError> {
+        let metrics = self.task.metrics;
+        let wanted = self.task.wanted;
+        if wanted.mode != DriftMode::Heal || !self.task.recorded {
+            metrics.found.inc();
+            return Ok(Some(Outcome::Left));
+        }
+        let interval = Duration::from_secs(wanted.interval_seconds.into());
+        if !past.guard.may_heal(id, interval, Boot::now()) {
+            metrics.found.inc();
+            metrics.held_back.inc();
+            return Ok(Some(Outcome::HeldBack));
+        }
+        if !(self.task.may_write)() {
+            return Err(LookError::CalledOff);
+        }
+        let written = Apply {
+            dry_run: false,
+            force,
+        };
+        let answer = self.apply(resource, id, applied, written).await?;
+        if matches!(answer, Answer::Conflict) {
+            return Ok(None);
+        }
+        metrics.found.inc();
+        past.guard.healed(id, Boot::now());
+        Ok(Some(match answer {
+            Answer::Is(_) => {
+                metrics.healed.inc();
+                tracing::info!(object = %id, namespace = %self.task.release.namespace, "drift: put right");
+                Outcome::Healed
+            }
+            Answer::NotFound | Answer::Conflict => {
+                metrics.failed.inc();
+                Outcome::Failed("its namespace or its kind is gone".to_owned())
+            }
+            Answer::Refused(why) => {
+                metrics.failed.inc();
+                Outcome::Failed(why)
+            }
+        }))
+    }
+
+    /// Where objects of this kind are; or why that cannot be known.
+    async fn resource(&mut self, id: &mut ObjectId) -> Result<Result<Request, String>, LookError> {
+        let now = Boot::now();
+        if self.kinds.of(id, now).is_none() && self.asked.insert(id.api_version.clone()) {
+            self.turn().await?;
+            let (client, version) = (self.task.client.clone(), id.api_version.clone());
+            let what = format!("asking which kinds {version} has");
+            let call = async {
+                match version.contains('/') {
+                    true => client.list_api_group_resources(&version).await,
+                    false => client.list_core_api_resources(&version).await,
+                }
+            };
+            let listed = match in_time(what, call).await? {
+                Answer::Is(listed) => listed.resources,
+                Answer::NotFound | Answer::Conflict => Vec::new(),
+                Answer::Refused(why) => return Ok(Err(why)),
+            };
+            let listed = listed.into_iter().filter(|kind| !kind.name.contains('/'));
+            let listed = listed.map(|kind| {
+                let (plural, namespaced) = (kind.name, kind.namespaced);
+                (kind.kind, Place { plural, namespaced })
+            });
+            self.kinds.keep(version, listed.collect(), now);
+        }
+        let Some(Place { plural, namespaced }) = self.kinds.of(id, now).cloned() else {
+            return Ok(Err(format!(
+                "the cluster has no kind {} in {}",
+                id.kind, id.api_version
+            )));
+        };
+        let base = match id.api_version.contains('/') {
+            true => format!("/apis/{}", id.api_version),
+            false => format!("/api/{}", id.api_version),
+        };
+        id.namespace = namespaced.then(|| {
+            let own = id.namespace.take();
+            own.unwrap_or_else(|| self.task.release.namespace.clone())
+        });
+        let path = match &id.namespace {
+            Some(namespace) => format!("{base}/namespaces/{namespace}/{plural}"),
+            None => format!("{base}/{plural}"),
+        };
+        Ok(Ok(Request::new(path)))
+    }
+
+    async fn get(&mut self, resource: &Request, id: &ObjectId) -> Result<Answer<Value>, LookError> {
+        self.turn().await?;
+        let request = match resource.get(&id.name, &GetParams::default()) {
+            Ok(request) => request,
+            Err(error) => return Ok(Answer::Refused(error.to_string())),
+        };
+        let call = self.task.client.request::<Value>(request);
+        in_time(format!("reading {id}"), call).await
+    }
+
+    async fn apply(
+        &mut self,
+        resource: &Request,
+        id: &ObjectId,
+        applied: &Value,
+        how: Apply,
+    ) -> Result<Answer<Value>, LookError> {
+        self.turn().await?;
+        let params = PatchParams {
+            dry_run: how.dry_run,
+            force: how.force,
+            ..PatchParams::apply(HELM)
+        };
+        let request = match resource.patch(&id.name, &params, &Patch::Apply(applied)) {
+            Ok(request) => request,
+            Err(error) => return Ok(Answer::Refused(error.to_string())),
+        };
+        let call = self.task.client.request::<Value>(request);
+        let what = format!("applying {id}");
+        let answer = match how.dry_run {
+            true => in_time(what, call).await?,
+            false => in_time(what, effect!("drift.heal", call)).await?,
+        };
+        Ok(match answer {
+            // What the apiserver complains of may be in the message, and so may a secret.
+            Answer::Refused(_) if id.kind == "Secret" => {
+                Answer::Refused("the apiserver refuses what the chart has".to_owned())
+            }
+            answer => answer,
+        })
+    }
+
+    /// Waits for the next request's turn; none comes when the look is called off. A request that is under
+    /// way is waited for: what was written is known.
+    async fn turn(&mut self) -> Result<(), LookError> {
+        let cancel = self.task.cancel;
+        tokio::select! {
+            biased;
+            () = cancel.cancelled() => Err(LookError::CalledOff),
+            _ = self.pace.tick() => {
+                self.task.metrics.requests.inc();
+                Ok(())
+            }
+        }
+    }
+}
+
+enum Compared {
+    Good,
+    Differs(Finding),
+    Unseen(String),
+    /// It is another by now.
+    Changed,
+}
+
+#[derive(Clone, Copy)]
+struct Apply {
+    dry_run: bool,
+    force: bool,
+}
+
+/// Being deleted, or set aside by a person.
+fn left_alone(live: &Value) -> bool {
+    let meta = live.pointer("/metadata");
+    let at = |key: &str| meta.and_then(|meta| meta.get(key));
+    let set_aside = at("annotations").and_then(|annotations| annotations.get(DRIFT_ANNOTATION));
+    at("deletionTimestamp").is_some() || set_aside.and_then(Value::as_str) == Some("off")
+}
+
+/// An answer about the object is one; that the apiserver cannot answer ends the look.
+async fn in_time<T>(
+    what: String,
+    call: impl Future<Output = kube::Result<T>>,
+) -> Result<Answer<T>, LookError> {
+    match tokio::time::timeout(DEADLINE, call).await {
+        Err(_) => Err(LookError::Deadline { what }),
+        Ok(Ok(answer)) => Ok(Answer::Is(answer)),
+        Ok(Err(kube::Error::Api(status))) => match status.code {
+            404 => Ok(Answer::NotFound),
+            409 => Ok(Answer::Conflict),
+            // It does not know us, has no time, or is not there. A 500 is what a webhook that fails comes
+            // to, and a manifest that cannot be applied.
+            401 | 429 | 501.. => {
+                let source = kube::Error::Api(status);
+                Err(LookError::Call { what, source })
+            }
+            _ => Ok(Answer::Refused(status.message)),
+        },
+        Ok(Err(source)) => Err(LookError::Call { what, source }),
+    }
+}
+
+impl LookError {
+    /// For the log; nothing of it is the Tenant's fault.
+    pub(crate) fn text(&self) -> String {
+        chain(self)
+    }
+}
+
+#[cfg(test)]
+mod tests;

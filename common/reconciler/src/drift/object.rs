@@ -1,0 +1,199 @@
+//! One object of a manifest: its name, and what helm applies of it.
+
+use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use krypton_helm::releases::labels::ReleaseKey;
+use serde_json::{Map, Value};
+
+const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "Helm");
+const RELEASE_NAME: &str = "meta.helm.sh/release-name";
+const RELEASE_NAMESPACE: &str = "meta.helm.sh/release-namespace";
+/// What the apiserver fills in.
+const SERVERS: [&str; 7] = [
+    "creationTimestamp",
+    "deletionTimestamp",
+    "generation",
+    "managedFields",
+    "resourceVersion",
+    "selfLink",
+    "uid",
+];
+
+/// Names an object of a cluster.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ObjectId {
+    pub api_version: String,
+    pub kind: String,
+    /// `None` for what has none, and as long as it is not known where the kind lives.
+    pub namespace: Option<String>,
+    pub name: String,
+}
+
+impl fmt::Display for ObjectId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.namespace {
+            Some(namespace) => write!(f, "{} {namespace}/{}", self.kind, self.name),
+            None => write!(f, "{} {}", self.kind, self.name),
+        }
+    }
+}
+
+impl ObjectId {
+    /// As the manifest has it; `None` for what has no kind or no name.
+    pub(super) fn of(manifest: &Value) -> Option<Self> {
+        let text = |pointer: &str| {
+            let text = manifest.pointer(pointer).and_then(Value::as_str);
+            text.filter(|text| !text.is_empty()).map(str::to_owned)
+        };
+        Some(Self {
+            api_version: text("/apiVersion")?,
+            kind: text("/kind")?,
+            namespace: text("/metadata/namespace"),
+            name: text("/metadata/name")?,
+        })
+    }
+}
+
+/// What helm applies: the manifest's object with the marks of its release.
+pub(super) fn applied(manifest: &Value, release: &ReleaseKey) -> Value {
+    let mut object = manifest.clone();
+    let Some(meta) = entry(&mut object, "metadata") else {
+        return object;
+    };
+    for key in SERVERS {
+        meta.remove(key);
+    }
+    let mut mark = |at: &str, key: &str, value: &str| {
+        let map = meta.entry(at).or_insert(Value::Null);
+        if map.is_null() {
+            *map = Value::Object(Map::new());
+        }
+        if let Value::Object(map) = map {
+            map.insert(key.to_owned(), value.into());
+        }
+    };
+    mark("labels", MANAGED_BY.0, MANAGED_BY.1);
+    mark("annotations", RELEASE_NAME, &release.name);
+    mark("annotations", RELEASE_NAMESPACE, &release.namespace);
+    object
+}
+
+fn entry<'a>(object: &'a mut Value, key: &str) -> Option<&'a mut Map<String, Value>> {
+    object.as_object_mut()?.get_mut(key)?.as_object_mut()
+}
+
+/// The same, to be written only onto the object that was looked at, as it was.
+pub(super) fn onto(mut applied: Value, live: &Value) -> Value {
+    if let Some(meta) = entry(&mut applied, "metadata") {
+        for key in ["uid", "resourceVersion"] {
+            if let Some(value) = live.pointer(&format!("/metadata/{key}")) {
+                meta.insert(key.to_owned(), value.clone());
+            }
+        }
+    }
+    applied
+}
+
+/// Of which other release the object says that it is.
+pub(super) fn other_release(live: &Value, release: &ReleaseKey) -> Option<String> {
+    let annotation = |key: &str| {
+        let annotations = live.pointer("/metadata/annotations")?;
+        annotations.get(key)?.as_str()
+    };
+    let (name, namespace) = (annotation(RELEASE_NAME)?, annotation(RELEASE_NAMESPACE)?);
+    let ours = name == release.name && namespace == release.namespace;
+    (!ours).then(|| format!("{namespace}/{name}"))
+}
+
+/// Whether it says that it is of this release.
+pub(super) fn is_of(live: &Value, release: &ReleaseKey) -> bool {
+    let marked = live.pointer("/metadata/annotations");
+    let marked = marked.is_some_and(|annotations| annotations.get(RELEASE_NAME).is_some());
+    marked && other_release(live, release).is_none()
+}
+
+/// What must stay the same for a comparison to come out the same: all of the object, but for the status
+/// of what has a generation.
+pub(super) fn mark(live: &Value) -> u64 {
+    let at = |key: &str| live.pointer(key).map(Value::to_string);
+    let mut hasher = DefaultHasher::new();
+    let generation = live.pointer("/metadata/generation").and_then(Value::as_u64);
+    at("/metadata/uid").hash(&mut hasher);
+    match generation.filter(|generation| *generation > 0) {
+        Some(generation) => {
+            generation.hash(&mut hasher);
+            for key in ["labels", "annotations", "deletionTimestamp"] {
+                at(&format!("/metadata/{key}")).hash(&mut hasher);
+            }
+        }
+        None => at("/metadata/resourceVersion").hash(&mut hasher),
+    }
+    hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    pub(super) fn release() -> ReleaseKey {
+        ReleaseKey {
+            namespace: "acme".to_owned(),
+            name: "web".to_owned(),
+        }
+    }
+
+    #[test]
+    fn helms_marks_are_applied_with_the_manifest_and_what_the_server_fills_in_is_not() {
+        let marked = json!({
+            "labels": {"app.kubernetes.io/managed-by": "Helm"},
+            "annotations": {"meta.helm.sh/release-name": "web", "meta.helm.sh/release-namespace": "acme"},
+        });
+        for metadata in [
+            json!({}),
+            json!({"labels": null, "annotations": null}),
+            json!({"creationTimestamp": null, "uid": "u", "resourceVersion": "1", "managedFields": []}),
+        ] {
+            let object = applied(&json!({"metadata": metadata, "status": {}}), &release());
+            assert_eq!(object, json!({"metadata": marked, "status": {}}));
+        }
+        let labelled = json!({"metadata": {"labels": {"a": "b"}}});
+        let object = applied(&labelled, &release());
+        assert_eq!(object.pointer("/metadata/labels/a"), Some(&json!("b")));
+    }
+
+    #[test]
+    fn a_write_is_onto_what_was_seen() {
+        let live = json!({"metadata": {"uid": "u", "resourceVersion": "7", "labels": {}}});
+        let written = onto(json!({"metadata": {"name": "a"}}), &live);
+        let expected = json!({"metadata": {"name": "a", "uid": "u", "resourceVersion": "7"}});
+        assert_eq!(written, expected);
+    }
+
+    #[test]
+    fn an_object_of_another_release_is_known() {
+        let of = |name: &str| {
+            json!({"metadata": {"annotations": {
+                "meta.helm.sh/release-name": name, "meta.helm.sh/release-namespace": "acme"}}})
+        };
+        assert_eq!(other_release(&of("web"), &release()), None);
+        assert_eq!(other_release(&json!({}), &release()), None);
+        let other = other_release(&of("other"), &release());
+        assert_eq!(other.as_deref(), Some("acme/other"));
+    }
+
+    #[test]
+    fn a_status_alone_is_no_reason_to_compare_again_where_there_is_a_generation() {
+        let object = |generation: u64, version: &str, label: &str| {
+            let meta = json!({"uid": "u", "generation": generation,
+                "resourceVersion": version, "labels": {"a": label}});
+            mark(&json!({ "metadata": meta }))
+        };
+        assert_eq!(object(2, "1", "x"), object(2, "2", "x"));
+        assert_ne!(object(2, "1", "x"), object(3, "1", "x"));
+        assert_ne!(object(2, "1", "x"), object(2, "1", "y"));
+        assert_ne!(object(0, "1", "x"), object(0, "2", "x"));
+    }
+}

@@ -1,0 +1,527 @@
+//! Looks for drift: one release of the member at a time, none while anything else is done for it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Secret;
+use krypton_helm::releases::labels::ReleaseKey;
+use krypton_helm::releases::record::Verdict;
+use krypton_helm::releases::revision::Revision;
+use krypton_helm::releases::{self, ReleaseError, Status, manifest, secret_name};
+use krypton_runtime::access::client_as;
+use krypton_runtime::clock::Boot;
+use krypton_runtime::newest::Newest as _;
+use krypton_types::desired::drift::DriftMode;
+use krypton_types::error_chain::chain;
+use kube::api::Api;
+use serde_json::Value;
+use tokio::task::{JoinError, JoinSet};
+use tokio_util::sync::CancellationToken;
+use tracing::{Instrument as _, Span};
+
+use crate::actions::Performer;
+use crate::drift::look::{LookError, Notes, Task, look as drift_of};
+use crate::drift::{Seen, Wanted, described, told};
+use crate::owner::{Subject, SubjectKey};
+use crate::plan::{Action, Drifted, Plan};
+use crate::run_loop::Reconciler;
+
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// When each release is looked at. After a start the first looks are spread over a whole interval.
+#[derive(Debug, Default)]
+struct Schedule {
+    due: BTreeSet<(Boot, SubjectKey)>,
+    times: BTreeMap<SubjectKey, Boot>,
+    /// Whose turn it is.
+    next: Option<SubjectKey>,
+}
+
+impl Schedule {
+    /// It is to be looked at within an interval, if it is not so already.
+    fn enter(&mut self, key: &SubjectKey, interval: Duration, now: Boot, chance: f64) {
+        let soon = |at: &Boot| *at <= Boot(now.0 + interval.mul_f64(1.2));
+        if self.next.as_ref() != Some(key) && !self.times.get(key).is_some_and(soon) {
+            self.at(key, Boot(now.0 + interval.mul_f64(chance)));
+        }
+    }
+
+    /// A look begins: the next one comes after an interval, give or take a fifth.
+    fn begun(&mut self, key: &SubjectKey, interval: Duration, now: Boot, chance: f64) {
+        self.next.take_if(|next| next == key);
+        self.at(key, Boot(now.0 + interval.mul_f64(0.8 + 0.4 * chance)));
+    }
+
+    pub(crate) fn at(&mut self, key: &SubjectKey, at: Boot) {
+        self.leave(key);
+        self.times.insert(key.clone(), at);
+        self.due.insert((at, key.clone()));
+    }
+
+    fn leave(&mut self, key: &SubjectKey) {
+        self.next.take_if(|next| next == key);
+        if let Some(at) = self.times.remove(key) {
+            self.due.remove(&(at, key.clone()));
+        }
+    }
+
+    /// Whose turn it is now.
+    fn turn(&mut self, now: Boot) -> Option<&SubjectKey> {
+        if self.next.is_none()
+            && let Some((at, key)) = self.due.first().cloned()
+            && at <= now
+        {
+            self.leave(&key);
+            self.next = Some(key);
+        }
+        self.next.as_ref()
+    }
+
+    pub(crate) fn wake(&self) -> Option<Boot> {
+        let first = self.due.first().map(|(at, _)| *at);
+        first.filter(|_| self.next.is_none())
+    }
+}
+
+/// The one look that goes on.
+#[derive(Debug)]
+struct Running {
+    key: SubjectKey,
+    revision: u32,
+    wanted: Wanted,
+    cancel: CancellationToken,
+}
+
+impl Running {
+    /// Whether what it looks for is what is wanted now.
+    fn seeks(&self, revision: Option<u32>, wanted: Option<&Wanted>) -> bool {
+        Some(self.revision) == revision && Some(&self.wanted) == wanted
+    }
+}
+
+/// The member's looks.
+#[derive(Default)]
+pub(crate) struct Rounds {
+    schedule: Schedule,
+    running: Option<Running>,
+    /// With the look while one goes on.
+    notes: Option<Box<Notes>>,
+    pub jobs: JoinSet<Box<Looked>>,
+}
+
+/// What one look is for.
+pub(super) struct Look {
+    key: SubjectKey,
+    subject: Subject,
+    release: ReleaseKey,
+    revision: u32,
+    adopted: bool,
+    wanted: Wanted,
+    cancel: CancellationToken,
+    notes: Box<Notes>,
+}
+
+/// What came of it.
+pub(crate) struct Looked {
+    key: SubjectKey,
+    notes: Box<Notes>,
+    drifted: Option<Drifted>,
+    /// This revision has to be read again: it cannot be decoded, or has changed since it was deployed.
+    unreadable: Option<u32>,
+}
+
+/// Why there was nothing to look at.
+enum Blind {
+    Unreadable(String),
+    Otherwise(String),
+}
+
+impl Rounds {
+    /// When a release is due; a look that goes on says itself when it has ended.
+    pub(crate) fn wake(&self) -> Option<Boot> {
+        self.schedule.wake().filter(|_| self.running.is_none())
+    }
+
+    pub(crate) fn forget(&mut self, key: &SubjectKey) {
+        self.schedule.leave(key);
+        self.call_off(key);
+    }
+
+    fn call_off(&self, key: &SubjectKey) -> bool {
+        let running = self.running.as_ref().filter(|running| running.key == *key);
+        running.inspect(|running| running.cancel.cancel()).is_some()
+    }
+
+    /// Calls off the look that goes on, and waits for its last request.
+    pub(crate) async fn end(&mut self) {
+        if let Some(running) = &self.running {
+            running.cancel.cancel();
+        }
+        while self.jobs.join_next().await.is_some() {}
+    }
+}
+
+impl Reconciler {
+    /// Whoever is due is looked at next.
+    pub(crate) fn see_to_drift(&mut self, now: Boot) {
+        if self.rounds.running.is_none()
+            && let Some(key) = self.rounds.schedule.turn(now)
+        {
+            self.dirty.insert(key.clone());
+        }
+    }
+
+    /// Enters it for looks, or takes it out. Whether a look at it has to end first, since there is
+    /// something else to do.
+    pub(crate) fn drift_first(
+        &mut self,
+        key: &SubjectKey,
+        plan: &Plan,
+        revision: Option<u32>,
+        now: Boot,
+    ) -> bool {
+        let idle = plan.action == Action::Nothing;
+        let rounds = &mut self.rounds;
+        match &plan.drift {
+            Some(wanted) => rounds
+                .schedule
+                .enter(key, interval(wanted), now, rand::random()),
+            None => rounds.schedule.leave(key),
+        }
+        let running = rounds.running.as_ref();
+        let running = running.filter(|running| running.key == *key);
+        let goes_on = running.is_none_or(|running| running.seeks(revision, plan.drift.as_ref()));
+        if idle && goes_on {
+            return false;
+        }
+        // What it would say or do is not what is wanted any more; that is looked for next.
+        if plan.drift.is_some() && !goes_on {
+            rounds.schedule.at(key, now);
+        }
+        rounds.call_off(key) && !idle
+    }
+
+    /// Begins a look where it is its turn.
+    pub(crate) fn begin_drift(
+        &mut self,
+        key: &SubjectKey,
+        subject: &Subject,
+        plan: Plan,
+        (release, revision): (&ReleaseKey, Option<u32>),
+        now: Boot,
+    ) {
+        let rounds = &mut self.rounds;
+        let (Some(wanted), Some(revision)) = (plan.drift, revision) else {
+            return;
+        };
+        if rounds.running.is_some() || rounds.schedule.next.as_ref() != Some(key) {
+            return;
+        }
+        rounds
+            .schedule
+            .begun(key, interval(&wanted), now, rand::random());
+        let cancel = CancellationToken::new();
+        let newest = self.index.release(release).last().copied();
+        let adopted = newest.is_some_and(Revision::is_foreign);
+        let mut notes = rounds.notes.take().unwrap_or_default();
+        notes.keep(|release| self.index.claimed(release));
+        rounds.running = Some(Running {
+            key: key.clone(),
+            revision,
+            wanted: wanted.clone(),
+            cancel: cancel.clone(),
+        });
+        let look = Box::new(Look {
+            key: key.clone(),
+            subject: subject.clone(),
+            release: release.clone(),
+            revision,
+            adopted,
+            wanted,
+            cancel,
+            notes,
+        });
+        let span = key.span(&self.member.name, subject.generation(), release);
+        span.record("action", "look_for_drift");
+        let looking = Arc::clone(&self.performer).look(look);
+        rounds.jobs.spawn(looking.instrument(span));
+    }
+
+    pub(crate) fn finish_drift(&mut self, done: Result<Box<Looked>, JoinError>) {
+        let running = self.rounds.running.take();
+        match done {
+            Ok(looked) => {
+                self.rounds.notes = Some(looked.notes);
+                if let Some(slot) = self.slots.get_mut(&looked.key) {
+                    if looked.drifted.is_some() {
+                        slot.memory.drift = looked.drifted;
+                    }
+                    if looked.unreadable.is_some() {
+                        slot.memory.doubted = looked.unreadable;
+                    }
+                }
+                self.dirty.insert(looked.key);
+            }
+            Err(error) => {
+                tracing::error!(%error, member = %self.member.name, "a look for drift ended badly");
+                self.dirty.extend(running.map(|running| running.key));
+            }
+        }
+    }
+}
+
+fn interval(wanted: &Wanted) -> Duration {
+    Duration::from_secs(wanted.interval_seconds.into())
+}
+
+impl Performer {
+    async fn look(self: Arc<Self>, mut look: Box<Look>) -> Box<Looked> {
+        let seen = self.look_at(&mut look).await;
+        let outcome = match &seen {
+            Ok(Some(_)) => "ok",
+            Ok(None) => "stale",
+            Err(_) => "failed",
+        };
+        Span::current().record("outcome", outcome);
+        let mut unreadable = None;
+        let drifted = match seen {
+            Ok(Some((seen, recorded))) => {
+                for told in told(&seen) {
+                    self.tell(&look.subject, told);
+                }
+                let held_back = !recorded && look.wanted.mode == DriftMode::Heal;
+                let words = described(&seen).map(|words| match held_back {
+                    false => words,
+                    true => {
+                        format!("{words}; not corrected, as Krypton has no record of this revision")
+                    }
+                });
+                Some(Drifted {
+                    revision: seen.revision,
+                    words,
+                })
+            }
+            // It is another release by now.
+            Ok(None) => None,
+            Err(blind) => {
+                let problem = match blind {
+                    Blind::Unreadable(problem) => {
+                        unreadable = Some(look.revision);
+                        problem
+                    }
+                    Blind::Otherwise(problem) => problem,
+                };
+                tracing::info!(member = %self.member.name, %problem,
+                    "a look for drift came to nothing; the next one comes in its time");
+                None
+            }
+        };
+        Box::new(Looked {
+            key: look.key,
+            notes: look.notes,
+            drifted,
+            unreadable,
+        })
+    }
+
+    /// The differences, and whether the revision has a record.
+    async fn look_at(&self, look: &mut Look) -> Result<Option<(Seen, bool)>, Blind> {
+        let Some((manifest, unread, digest)) = self.manifest(look).await? else {
+            return Ok(None);
+        };
+        let recorded = self.is_recorded(look, &digest).await?;
+        if unread > 0 {
+            tracing::warn!(member = %self.member.name, unread,
+                "documents of the release's manifest cannot be read and are not looked at");
+        }
+        let user = look.subject.user(&self.desired.get().lockdown);
+        let acting = user.map(|user| client_as(&self.member.client, &user));
+        let acting = acting.transpose();
+        let acting = acting.map_err(|error| Blind::Otherwise(chain(&error)))?;
+        let task = Task {
+            client: acting.as_ref().unwrap_or(&self.member.helm_client),
+            release: &look.release,
+            revision: look.revision,
+            wanted: &look.wanted,
+            metrics: &self.tools.drift,
+            cancel: &look.cancel,
+            adopted: look.adopted,
+            recorded,
+            may_write: &|| self.may_write(),
+        };
+        let looking = Box::pin(drift_of(&task, &mut look.notes, &manifest));
+        match looking.await {
+            Ok(seen) => Ok(Some((seen, recorded))),
+            Err(LookError::CalledOff) => Ok(None),
+            Err(error) => Err(Blind::Otherwise(error.text())),
+        }
+    }
+
+    /// The manifest of the revision, if that is still what is deployed.
+    async fn manifest(&self, look: &Look) -> Result<Option<(Vec<Value>, usize, String)>, Blind> {
+        let api: Api<Secret> = Api::namespaced(self.member.client.clone(), &look.release.namespace);
+        let name = secret_name(&look.release.name, look.revision);
+        self.tools.drift.requests.inc();
+        let secret = tokio::time::timeout(DEADLINE, api.get_opt(&name)).await;
+        let secret = match secret {
+            Ok(Ok(Some(secret))) => secret,
+            Ok(Ok(None)) => return Ok(None),
+            Ok(Err(error)) => {
+                let problem = format!("reading Secret {name}: {}", chain(&error));
+                return Err(Blind::Otherwise(problem));
+            }
+            Err(_) => {
+                let seconds = DEADLINE.as_secs();
+                let problem = format!("reading Secret {name}: no answer within {seconds} s");
+                return Err(Blind::Otherwise(problem));
+            }
+        };
+        let deployed = Revision::of(&secret.metadata)
+            .is_some_and(|(_, revision)| revision.status == Status::Deployed);
+        if !deployed {
+            return Ok(None);
+        }
+        // A megabyte of YAML takes tens of milliseconds, which nobody else is to wait for.
+        let read = tokio::task::spawn_blocking(move || {
+            let (objects, unread) = manifest::objects(&secret)?;
+            Ok::<_, ReleaseError>((objects, unread, releases::digest(&secret)?))
+        });
+        let read = read.await;
+        let read = read.map_err(|error| Blind::Otherwise(chain(&error)))?;
+        read.map(Some)
+            .map_err(|error| Blind::Unreadable(chain(&error)))
+    }
+
+    /// Whether the manifest that was read is what Krypton deployed. The users of the workspace can write to it, and
+    /// its objects are read and applied with Helm's rights.
+    async fn is_recorded(&self, look: &Look, digest: &str) -> Result<bool, Blind> {
+        self.tools.drift.requests.inc();
+        let record = self.release_record(&look.release).await;
+        let record = record.map_err(|fault| Blind::Otherwise(fault.text().to_owned()))?;
+        match record.verdict(look.revision, digest) {
+            Verdict::Recorded => Ok(true),
+            Verdict::Unrecorded => Ok(false),
+            Verdict::Tampered => Err(Blind::Unreadable(format!(
+                "revision {} of release {} has changed since Krypton deployed it",
+                look.revision, look.release.name
+            ))),
+        }
+    }
+
+    fn may_write(&self) -> bool {
+        self.stop.is_open() && self.hold.get().may_start(Boot::now())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use krypton_types::desired::drift::DriftPolicy;
+
+    use krypton_types::tenant::TenantKey;
+
+    use super::*;
+
+    const INTERVAL: Duration = Duration::from_secs(600);
+
+    fn key(number: u32) -> SubjectKey {
+        SubjectKey::Tenant(TenantKey {
+            namespace: "default".to_owned(),
+            name: format!("t{number:03}"),
+        })
+    }
+
+    pub(super) fn at(seconds: u64) -> Boot {
+        Boot(Duration::from_secs(seconds))
+    }
+
+    #[test]
+    fn the_first_looks_are_spread_over_an_interval_and_each_has_its_turn_in_every_one() {
+        let mut schedule = Schedule::default();
+        for number in 0..100 {
+            let chance = f64::from(number) / 100.0;
+            schedule.enter(&key(number), INTERVAL, at(0), chance);
+        }
+        let mut looks: BTreeMap<SubjectKey, u32> = BTreeMap::new();
+        let mut most = 0;
+        for second in 0..=6000 {
+            let mut now = 0;
+            while let Some(next) = schedule.turn(at(second)).cloned() {
+                *looks.entry(next.clone()).or_default() += 1;
+                schedule.begun(&next, INTERVAL, at(second), 0.5);
+                now += 1;
+            }
+            most = most.max(now);
+        }
+        assert!(most <= 1, "{most}");
+        assert!(
+            looks.values().all(|looks| (9..=11).contains(looks)),
+            "{looks:?}"
+        );
+    }
+
+    #[test]
+    fn to_be_entered_again_changes_nothing_but_where_the_interval_is_shorter_now() {
+        let mut schedule = Schedule::default();
+        schedule.enter(&key(1), INTERVAL, at(0), 0.9);
+        schedule.enter(&key(1), INTERVAL, at(0), 0.1);
+        assert_eq!(schedule.wake(), Some(at(540)));
+        schedule.enter(&key(1), INTERVAL / 100, at(0), 0.5);
+        assert_eq!(schedule.wake(), Some(at(3)));
+    }
+
+    #[test]
+    fn a_look_goes_on_only_for_the_revision_the_mode_and_the_rules_that_it_began_with() {
+        let wanted = Wanted {
+            mode: DriftMode::Heal,
+            interval_seconds: 600,
+            ..Wanted::default()
+        };
+        let running = Running {
+            key: key(1),
+            revision: 3,
+            wanted: wanted.clone(),
+            cancel: CancellationToken::new(),
+        };
+        assert!(running.seeks(Some(3), Some(&wanted)));
+        let warns = Wanted {
+            mode: DriftMode::Warn,
+            ..wanted.clone()
+        };
+        let policy = DriftPolicy {
+            mode: DriftMode::Heal,
+            interval_seconds: 600,
+        };
+        let ignores = Wanted::of(&policy, |name| {
+            name.ends_with("drift-ignore")
+                .then_some("Deployment:/spec/replicas")
+        });
+        assert_ne!(ignores.rules, wanted.rules);
+        for (revision, now) in [
+            (Some(3), Some(&warns)),
+            (Some(3), Some(&ignores)),
+            (Some(3), None),
+            (Some(4), Some(&wanted)),
+            (None, Some(&wanted)),
+        ] {
+            assert!(!running.seeks(revision, now), "{revision:?} {now:?}");
+        }
+    }
+
+    #[test]
+    fn who_leaves_has_no_turn_and_blocks_nobody() {
+        let mut schedule = Schedule::default();
+        for number in 1..=2 {
+            schedule.enter(&key(number), INTERVAL, at(0), 0.0);
+        }
+        assert_eq!(schedule.turn(at(0)), Some(&key(1)));
+        schedule.enter(&key(1), INTERVAL, at(0), 0.5);
+        assert_eq!(schedule.turn(at(0)), Some(&key(1)), "it keeps its turn");
+        assert_eq!(schedule.wake(), None);
+        schedule.leave(&key(1));
+        assert_eq!(schedule.turn(at(0)), Some(&key(2)));
+        schedule.leave(&key(2));
+        assert_eq!(schedule.turn(at(0)), None);
+        assert_eq!(schedule.wake(), None);
+    }
+}

@@ -1,0 +1,163 @@
+//! What the reconciler tells of itself to who asks how it stands. Nothing is kept for it.
+
+use krypton_runtime::clock::Boot;
+use krypton_runtime::newest::Newest as _;
+use krypton_types::conditions::{ClusterState, State, Truth};
+use serde::Serialize;
+use tokio::sync::oneshot;
+
+use crate::index::CrdState;
+use crate::owner::{Subject, SubjectKey};
+use crate::run_loop::{Reconciler, Slot};
+
+/// Somebody who waits to be told.
+pub type Question = oneshot::Sender<ReconcilerNow>;
+
+/// More are counted only: enough to see what is the matter.
+const SUBJECTS_MOST: usize = 2_000;
+
+/// The state of one reconciler.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ReconcilerNow {
+    pub lease: LeaseNow,
+    pub apiserver_heard_before_seconds: u64,
+    /// missing, terminating or present; `None` before it was looked at.
+    pub tenant_crd: Option<&'static str>,
+    pub lists_complete: bool,
+    /// The version that is on record on the cluster, and so acted on.
+    pub on_record: Option<String>,
+    /// A later one that is there, because of which ours is not acted on.
+    pub later_on_record: Option<String>,
+    /// Actions that are under way.
+    pub running: usize,
+    pub subjects_in_all: usize,
+    /// What fails goes first; of very many, some.
+    pub subjects: Vec<SubjectNow>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LeaseNow {
+    pub writes: bool,
+    pub held_for_seconds: Option<u64>,
+    pub renewed_before_seconds: Option<u64>,
+    pub other_holder: Option<String>,
+}
+
+/// A Tenant or deployment.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SubjectNow {
+    pub kind: &'static str,
+    pub key: String,
+    pub generation: i64,
+    pub being_removed: bool,
+    pub release: String,
+    pub revision: Option<u32>,
+    pub locked: bool,
+    pub ready: Option<StateNow>,
+    pub progress: Option<StateNow>,
+    pub error: Option<StateNow>,
+    /// Something is done for it just now.
+    pub at_work: bool,
+    pub failed_with: Option<&'static str>,
+    pub attempts: u32,
+    pub retry_in_seconds: Option<u64>,
+    /// What comes next, as `status.next` has it.
+    pub next: Option<&'static str>,
+    pub next_look_in_seconds: Option<u64>,
+}
+
+impl SubjectNow {
+    pub fn is_in_error(&self) -> bool {
+        self.error
+            .as_ref()
+            .is_some_and(|error| error.status == "True")
+    }
+}
+
+/// A condition, without its message.
+#[derive(Debug, Serialize)]
+pub struct StateNow {
+    status: &'static str,
+    reason: String,
+}
+
+impl Reconciler {
+    pub(super) fn told(&self, now: Boot) -> ReconcilerNow {
+        let hold = self.hold.get();
+        let ago = |then: Boot| now.since(then).as_secs();
+        let all = self.index.subjects();
+        let mut subjects: Vec<SubjectNow> = all
+            .map(|(key, subject)| self.subject_told(&key, &subject, now))
+            .collect();
+        let in_all = subjects.len();
+        // What fails goes before what does not, also where others have tried.
+        subjects.sort_by_key(|subject| subject.attempts == 0 && !subject.is_in_error());
+        subjects.truncate(SUBJECTS_MOST);
+        ReconcilerNow {
+            lease: LeaseNow {
+                writes: self.permitted,
+                held_for_seconds: self.held.map(ago),
+                renewed_before_seconds: hold.renewed.map(ago),
+                other_holder: hold.other,
+            },
+            apiserver_heard_before_seconds: ago(self.heard()),
+            tenant_crd: self.index.crd().map(|crd| match crd {
+                CrdState::Missing => "missing",
+                CrdState::Terminating => "terminating",
+                CrdState::Present => "present",
+            }),
+            lists_complete: self.index.synced(),
+            on_record: self.recorded.as_ref().map(|it| it.version.to_string()),
+            later_on_record: self.ahead.map(|version| version.to_string()),
+            running: self.running.len(),
+            subjects_in_all: in_all,
+            subjects,
+        }
+    }
+
+    fn subject_told(&self, key: &SubjectKey, subject: &Subject, now: Boot) -> SubjectNow {
+        let none = Slot::default();
+        let slot = self.slots.get(key).unwrap_or(&none);
+        let failure = slot.memory.failure.as_ref();
+        let release = subject.release(&self.member.name);
+        let newest = self.index.release(&release).last().copied().cloned();
+        let said = slot.memory.last_word(subject, &self.member.name);
+        let said = |part: fn(ClusterState) -> Option<State>| said.clone().and_then(part);
+        let until = |at: Boot| at.since(now).as_secs();
+        let next_look = slot.not_before.max(slot.wake).filter(|at| *at > now);
+        SubjectNow {
+            kind: subject.kind(),
+            key: key.to_string(),
+            generation: subject.generation(),
+            being_removed: subject.is_going(),
+            release: format!("{}/{}", release.namespace, release.name),
+            revision: newest.as_ref().map(|newest| newest.revision),
+            locked: newest.is_some_and(|newest| newest.status.is_locked()),
+            ready: said(|state| Some(state.ready)).map(StateNow::of),
+            progress: said(|state| state.progress).map(StateNow::of),
+            error: said(|state| state.error).map(StateNow::of),
+            at_work: slot.busy,
+            failed_with: failure.map(|failure| failure.reason),
+            attempts: failure.map_or(0, |failure| failure.attempts),
+            retry_in_seconds: failure.map(|failure| until(failure.retry_at)),
+            next: slot.memory.said_next.map(|next| next.step.as_str()),
+            next_look_in_seconds: next_look.map(until),
+        }
+    }
+}
+
+impl StateNow {
+    pub fn of(state: State) -> Self {
+        Self {
+            status: match state.truth {
+                Truth::True => "True",
+                Truth::False => "False",
+                Truth::Unknown => "Unknown",
+            },
+            reason: state.reason,
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! Releases that wait to run Helm: for the chart first, then for a slot.
+//!
+//! A release that waits here has no plan. When its slot is free, the reconciler plans again and runs or drops it.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use krypton_helm::chart::{ChartCache, ChartFault, ChartRef};
+use krypton_helm::driver::Slot;
+use krypton_helm::slots::priority::Urgency;
+use krypton_runtime::clock::Boot;
+use krypton_types::conditions::reason;
+use krypton_types::error_chain::chain;
+use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
+use tracing::{Instrument as _, Span};
+
+use crate::actions::Fault;
+use crate::owner::SubjectKey;
+use crate::plan::{Action, Attempt};
+use crate::run_loop::Tools;
+
+/// The needs of a run. A release with other needs waits again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Need {
+    pub(super) action: Action,
+    /// `None` if the run takes no chart.
+    pub(super) chart: Option<ChartRef>,
+    pub(super) urgency: Urgency,
+    pub(super) generation: i64,
+}
+
+/// Held by a run of Helm until it ends.
+pub(super) struct Ready {
+    pub(super) slot: Slot,
+    /// The chart that was needed, on this machine.
+    pub(super) chart: Option<PathBuf>,
+    /// Covers the wait and the run.
+    pub(super) span: Span,
+}
+
+impl Ready {
+    /// With its chart, if it has one.
+    pub(super) fn with_chart(mut self) -> Option<(Self, PathBuf)> {
+        let chart = self.chart.take()?;
+        Some((self, chart))
+    }
+}
+
+struct Waiting {
+    need: Need,
+    id: Id,
+    task: AbortHandle,
+    attempt: Attempt,
+    begun: Boot,
+    span: Span,
+}
+
+/// A wait that ended without a slot.
+pub(super) struct Failed {
+    pub(super) key: SubjectKey,
+    pub(super) action: Action,
+    pub(super) attempt: Attempt,
+    pub(super) begun: Boot,
+    pub(super) span: Span,
+    /// `None` if the task itself has failed.
+    pub(super) fault: Option<Fault>,
+}
+
+pub(super) type Waited = (SubjectKey, Result<(Slot, Option<PathBuf>), Fault>);
+
+/// All of one member that wait, each once.
+#[derive(Default)]
+pub(super) struct HelmQueue {
+    pub(super) tasks: JoinSet<Waited>,
+    waiting: BTreeMap<SubjectKey, Waiting>,
+    ready: BTreeMap<SubjectKey, (Need, Ready)>,
+}
+
+impl HelmQueue {
+    /// Returns what is ready for exactly this need. Ends a wait for anything else.
+    pub(super) fn take(&mut self, key: &SubjectKey, need: Option<&Need>) -> Option<Ready> {
+        if let Some(waiting) = self.waiting.get(key)
+            && Some(&waiting.need) != need
+        {
+            waiting.task.abort();
+            self.waiting.remove(key);
+        }
+        let (of, ready) = self.ready.remove(key)?;
+        (Some(&of) == need).then_some(ready)
+    }
+
+    /// Waits for the chart and the slot, unless `key` waits already.
+    pub(super) fn wait(
+        &mut self,
+        key: &SubjectKey,
+        need: Need,
+        attempt: Attempt,
+        span: Span,
+        (member, tools): (&str, &Tools),
+    ) {
+        if self.waiting.contains_key(key) {
+            return;
+        }
+        let (name, member, tools) = (key.clone(), member.to_owned(), tools.clone());
+        let (chart, urgency) = (need.chart.clone(), need.urgency);
+        let waiting = async move {
+            let chart = match &chart {
+                Some(chart) => match Box::pin(fetched(&tools.charts, chart)).await {
+                    Ok(path) => Some(path),
+                    Err(fault) => return (name, Err(fault)),
+                },
+                None => None,
+            };
+            (name, Ok((tools.helm.slot(&member, urgency).await, chart)))
+        };
+        let task = self.tasks.spawn(waiting.instrument(span.clone()));
+        let waiting = Waiting {
+            need,
+            id: task.id(),
+            task,
+            attempt,
+            begun: Boot::now(),
+            span,
+        };
+        self.waiting.insert(key.clone(), waiting);
+    }
+
+    /// Takes in a wait that has ended. Returns the key of a release that is ready.
+    pub(super) fn ended(
+        &mut self,
+        ended: Result<(Id, Waited), JoinError>,
+    ) -> Option<Result<SubjectKey, Failed>> {
+        let id = ended.as_ref().map_or_else(JoinError::id, |(id, _)| *id);
+        // A wait that was ended before may still have got its slot, which goes back with `ended`.
+        let key = self.waiting.iter().find(|(_, waiting)| waiting.id == id);
+        let key = key.map(|(key, _)| key.clone())?;
+        let waiting = self.waiting.remove(&key)?;
+        let span = waiting.span;
+        let fault = match ended {
+            Ok((_, (_, Ok((slot, chart))))) => {
+                let ready = Ready { slot, chart, span };
+                self.ready.insert(key.clone(), (waiting.need, ready));
+                return Some(Ok(key));
+            }
+            Ok((_, (_, Err(fault)))) => Some(fault),
+            Err(_) => None,
+        };
+        Some(Err(Failed {
+            key,
+            action: waiting.need.action,
+            attempt: waiting.attempt,
+            begun: waiting.begun,
+            span,
+            fault,
+        }))
+    }
+
+    /// Frees the slots that no run took.
+    pub(super) fn give_back(&mut self) {
+        self.ready.clear();
+    }
+
+    /// How many wait with this urgency.
+    pub(super) fn waiting(&self, urgency: Urgency) -> usize {
+        let of = |waiting: &&Waiting| waiting.need.urgency == urgency;
+        self.waiting.values().filter(of).count()
+    }
+}
+
+async fn fetched(charts: &Arc<ChartCache>, chart: &ChartRef) -> Result<PathBuf, Fault> {
+    match charts.fetch(chart).await {
+        Ok(fetched) => Ok(fetched.path),
+        Err(error) => Err(Fault::Shown {
+            reason: match error.fault() {
+                ChartFault::NotLoaded => reason::CHART_NOT_LOADED,
+                ChartFault::VersionNotFound => reason::VERSION_NOT_FOUND,
+                ChartFault::VersionInvalid => reason::VERSION_INVALID,
+            },
+            message: chain(&*error),
+            permanent: false,
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use krypton_types::tenant::TenantKey;
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::drift::DriftMetrics;
+    use crate::metrics::WorkMetrics;
+    use crate::plan::Run;
+    use krypton_helm::driver::{Helm, HelmConfig};
+    use krypton_runtime::watchdog::Watchdog;
+
+    /// One slot, of a Helm that is never run.
+    async fn tools(folder: &TempDir) -> Tools {
+        drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
+        let binary = folder.path().join("helm");
+        std::fs::write(&binary, "#!/bin/sh\necho v4.3.1\n").unwrap();
+        std::fs::set_permissions(&binary, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let config = HelmConfig {
+            binary,
+            supervisor: vec!["/bin/false".into()],
+            scratch: folder.path().join("scratch"),
+            private: folder.path().join("private"),
+            max_concurrent: 1,
+            max_per_member: 1,
+        };
+        Tools {
+            helm: Arc::new(Helm::new(config).await.unwrap()),
+            charts: Arc::new(ChartCache::new(folder.path().join("charts")).unwrap()),
+            drift: DriftMetrics::default(),
+            work: WorkMetrics::default(),
+            watchdog: Watchdog::default(),
+        }
+    }
+
+    fn key(name: &str) -> SubjectKey {
+        SubjectKey::Tenant(TenantKey {
+            namespace: "default".to_owned(),
+            name: name.to_owned(),
+        })
+    }
+
+    fn need(action: Action) -> Need {
+        Need {
+            urgency: action.urgency(false),
+            action,
+            chart: None,
+            generation: 1,
+        }
+    }
+
+    fn attempt() -> Attempt {
+        Attempt {
+            generation: 1,
+            fingerprint: String::new(),
+            requested: None,
+            removal: None,
+        }
+    }
+
+    fn wait(queue: &mut HelmQueue, tools: &Tools, name: &str, need: &Need) {
+        let of = ("edge-1", tools);
+        queue.wait(&key(name), need.clone(), attempt(), Span::none(), of);
+    }
+
+    async fn next(queue: &mut HelmQueue) -> Option<SubjectKey> {
+        let ended = queue.tasks.join_next_with_id().await.unwrap();
+        queue.ended(ended).and_then(Result::ok)
+    }
+
+    #[tokio::test]
+    async fn slot_is_only_given_for_the_need_that_waited() {
+        let folder = TempDir::new().unwrap();
+        let tools = tools(&folder).await;
+        let mut queue = HelmQueue::default();
+        let upgrade = need(Action::Helm(Run::Upgrade));
+        wait(&mut queue, &tools, "acme", &upgrade);
+        assert_eq!(next(&mut queue).await, Some(key("acme")));
+
+        // A deletion has come in between: the slot goes to the next.
+        wait(&mut queue, &tools, "beta", &upgrade);
+        let uninstall = need(Action::Uninstall);
+        assert!(queue.take(&key("acme"), Some(&uninstall)).is_none());
+        assert_eq!(next(&mut queue).await, Some(key("beta")));
+        assert!(queue.take(&key("beta"), Some(&upgrade)).is_some());
+    }
+
+    #[tokio::test]
+    async fn release_without_need_leaves_the_queue() {
+        let folder = TempDir::new().unwrap();
+        let tools = tools(&folder).await;
+        let mut queue = HelmQueue::default();
+        let held = tools.helm.slot("edge-1", Urgency::Low).await;
+        let upgrade = need(Action::Helm(Run::Upgrade));
+        for name in ["acme", "beta"] {
+            wait(&mut queue, &tools, name, &upgrade);
+            assert!(queue.take(&key(name), Some(&upgrade)).is_none());
+        }
+        assert_eq!(queue.waiting(Urgency::Low), 2);
+
+        assert!(queue.take(&key("acme"), None).is_none());
+        assert_eq!(queue.waiting(Urgency::Low), 1);
+        drop(held);
+        let mut ready = Vec::new();
+        while let Some(ended) = queue.tasks.join_next_with_id().await {
+            ready.extend(queue.ended(ended).and_then(Result::ok));
+        }
+        assert_eq!(ready, [key("beta")]);
+    }
+
+    #[tokio::test]
+    async fn slots_that_no_run_took_are_free_again() {
+        let folder = TempDir::new().unwrap();
+        let tools = tools(&folder).await;
+        let mut queue = HelmQueue::default();
+        wait(&mut queue, &tools, "acme", &need(Action::Uninstall));
+        assert_eq!(next(&mut queue).await, Some(key("acme")));
+        queue.give_back();
+        drop(tools.helm.slot("edge-1", Urgency::Low).await);
+        let uninstall = need(Action::Uninstall);
+        assert!(queue.take(&key("acme"), Some(&uninstall)).is_none());
+    }
+
+    #[tokio::test]
+    async fn failed_chart_fetch_holds_no_slot() {
+        let folder = TempDir::new().unwrap();
+        let tools = tools(&folder).await;
+        let mut queue = HelmQueue::default();
+        let held = tools.helm.slot("edge-1", Urgency::Low).await;
+        let chart = ChartRef {
+            repo: String::new(),
+            name: folder.path().join("missing.tgz").display().to_string(),
+            version: "1.0.0".to_owned(),
+        };
+        let install = Need {
+            chart: Some(chart),
+            ..need(Action::Helm(Run::Install))
+        };
+        wait(&mut queue, &tools, "acme", &install);
+        let ended = queue.tasks.join_next_with_id().await.unwrap();
+        let Some(Err(failed)) = queue.ended(ended) else {
+            panic!("there is no such chart");
+        };
+        assert_eq!((failed.key, failed.action), (key("acme"), install.action));
+        assert!(failed.fault.is_some());
+        assert_eq!(queue.waiting(Urgency::High), 0);
+        drop(held);
+    }
+}

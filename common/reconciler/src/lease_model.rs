@@ -1,0 +1,827 @@
+//! All who may write to one member against one apiserver, in simulated time: a world that does its worst,
+//! and the decisions that are made in earnest.
+//!
+//! Played are the apiserver, the network, the clocks, and that helm takes a while; real are the Lease's
+//! [`Actor`], the watchdog ([`enforce`]), the orders of a helm run, and the proxy's [`role`].
+
+use std::fmt;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use krypton_helm::driver::{Order, Orders, StopHandle, StopSignal};
+use krypton_runtime::clock::Boot;
+use krypton_runtime::lease::state::{Actor, Answer, Call};
+use krypton_runtime::lease::{Hold, LeaseWish, NO_NEW_RUNS_AFTER, Times};
+use proptest::prelude::*;
+
+use crate::agent_presence::{Presence, Role, SILENCE, role};
+use crate::lease_guard::enforce;
+
+/// True time, in milliseconds.
+type Time = u64;
+
+const STEP: Time = 250;
+const GRACE: Duration = Duration::from_secs(60);
+/// As the reconciler: how long a run may go on when it is to stop, asking included.
+const DRAIN: Duration = Duration::from_secs(35);
+/// From which time on somebody must act, when the world has become quiet: a clock may be 1 % slow.
+const LONGEST_GAP: Time = 121_500;
+/// An agent, once it can, has the Lease at the latest after another's drain and some rounds.
+const AGENT_WINS: Time = 300_000;
+const AGENTS: usize = 2;
+const PROXY: usize = AGENTS;
+
+/// What one direction of a way does with a message.
+#[derive(Clone, Copy, Debug)]
+enum Flow {
+    Pass,
+    Swallow,
+    Delay(Time),
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    Open { there: Flow, back: Flow },
+    Reset,
+}
+
+const HEALTHY: Way = Way::Open {
+    there: Flow::Pass,
+    back: Flow::Pass,
+};
+
+#[derive(Clone, Copy, Debug)]
+enum Fault {
+    /// Between the actor and the apiserver.
+    Way(usize, Way),
+    /// Between the agent and the hub.
+    Session(usize, bool),
+    /// SIGSTOP: its helm runs on.
+    Stop(usize),
+    /// The whole machine, helm too; its clock runs on.
+    Suspend(usize),
+    Wake(usize),
+    Kill(usize),
+    Terminate(usize),
+    Start(usize),
+    WallClock(usize, i64),
+    /// Somebody else's write to the Lease.
+    Annotate,
+    /// The apiserver answers writes so much later, and reads at once.
+    SlowWrites(Time),
+}
+
+struct Clock {
+    /// In millionths more or less than true.
+    speed: i64,
+    offset: Time,
+    wall: i64,
+}
+
+impl Clock {
+    fn boot(&self, now: Time) -> Boot {
+        let drift = i64::try_from(now).unwrap() * self.speed / 1_000_000;
+        Boot(Duration::from_millis(
+            (self.offset + now).strict_add_signed(drift),
+        ))
+    }
+
+    fn wall(&self, now: Time) -> Timestamp {
+        let millis = 1_800_000_000_000 + self.wall * 1_000 + i64::try_from(now).unwrap();
+        Timestamp::from_millisecond(millis).unwrap()
+    }
+}
+
+/// A helm process with its supervisor, as far as it is known to that.
+struct Helm {
+    orders: Orders,
+    until: Option<Boot>,
+    ends: Boot,
+}
+
+struct Asked {
+    number: u64,
+    at: Boot,
+    reset: bool,
+    answer: Option<Answer>,
+}
+
+/// One life of a reconciler.
+struct Life {
+    actor: Actor,
+    hold: Hold,
+    wish: LeaseWish,
+    handle: StopHandle,
+    signal: StopSignal,
+    asked: Option<Asked>,
+    next_round: Boot,
+    /// Its lists are complete.
+    ready_at: Boot,
+    /// A run that was decided on and is prepared.
+    starting: Option<Boot>,
+    helm: Option<Helm>,
+    stopping: Option<Boot>,
+}
+
+struct Process {
+    name: String,
+    /// Whether it is the one container of its pod, with which its helm dies.
+    in_pod: bool,
+    clock: Clock,
+    way: Way,
+    session: bool,
+    stopped: bool,
+    suspended: bool,
+    up: bool,
+    leaving: bool,
+    incarnation: u32,
+    life: Option<Life>,
+    /// Whose driver is dead: they go with the pipe.
+    orphans: Vec<Helm>,
+}
+
+/// What the hub knows of an agent's session.
+#[derive(Clone, Copy, Default)]
+struct Voice {
+    open: bool,
+    ready: bool,
+    heard: Boot,
+    able: Option<Boot>,
+}
+
+enum Parcel {
+    Request(usize, u64, Call, Time),
+    Answer(usize, u64, Answer),
+}
+
+struct World {
+    now: Time,
+    random: u64,
+    lease: Option<Lease>,
+    version: u64,
+    parcels: Vec<(Time, Parcel)>,
+    slow_writes: Time,
+    numbers: u64,
+    processes: Vec<Process>,
+    voices: [Voice; AGENTS],
+    presence: Presence,
+    quiet_since: Time,
+    last_acted: Time,
+    /// Faults are over: who ends is started again.
+    healed: bool,
+    /// For whoever reads a failure.
+    log: Vec<String>,
+}
+
+impl World {
+    pub(crate) fn new(seed: u64, agent_known: bool, in_pods: bool) -> Self {
+        let mut world = Self {
+            now: 0,
+            random: seed | 1,
+            lease: None,
+            version: 0,
+            parcels: Vec::new(),
+            slow_writes: 0,
+            numbers: 0,
+            processes: Vec::new(),
+            voices: Default::default(),
+            presence: Presence::Never,
+            quiet_since: 0,
+            last_acted: 0,
+            healed: false,
+            log: Vec::new(),
+        };
+        for index in 0..=AGENTS {
+            let clock = Clock {
+                speed: i64::try_from(world.below(20_001)).unwrap() - 10_000,
+                offset: 1_000_000 + world.below(1_000_000_000),
+                wall: i64::try_from(world.below(1_201)).unwrap() - 600,
+            };
+            let name = match index {
+                PROXY => "hub".to_owned(),
+                agent => format!("agent/{agent}"),
+            };
+            world.processes.push(Process {
+                in_pod: in_pods && index != PROXY,
+                name,
+                clock,
+                way: HEALTHY,
+                session: true,
+                stopped: false,
+                suspended: false,
+                up: true,
+                leaving: false,
+                incarnation: 0,
+                life: None,
+                orphans: Vec::new(),
+            });
+        }
+        if agent_known {
+            world.presence = Presence::Away(world.boot(PROXY));
+        }
+        world
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        // splitmix64
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.random;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % end
+    }
+
+    fn seconds(&mut self, end: u64) -> Duration {
+        Duration::from_millis(self.below(end * 1_000))
+    }
+
+    fn boot(&self, index: usize) -> Boot {
+        self.processes[index].clock.boot(self.now)
+    }
+
+    fn note(&mut self, line: impl fmt::Display) {
+        self.log
+            .push(format!("{:>8.2} {line}", self.now as f64 / 1_000.0));
+    }
+
+    fn fault(&mut self, fault: Fault) {
+        self.note(format_args!("--- {fault:?}"));
+        self.quiet_since = self.now;
+        match fault {
+            Fault::Way(index, way) => {
+                self.processes[index].way = way;
+                if matches!(way, Way::Reset)
+                    && let Some(life) = &mut self.processes[index].life
+                    && let Some(asked) = &mut life.asked
+                {
+                    asked.reset = true;
+                }
+            }
+            Fault::Session(index, open) => self.processes[index].session = open,
+            Fault::Stop(index) => self.processes[index].stopped = true,
+            Fault::Suspend(index) => self.processes[index].suspended = true,
+            Fault::Wake(index) => {
+                self.processes[index].stopped = false;
+                self.processes[index].suspended = false;
+            }
+            Fault::Kill(index) => {
+                let process = &mut self.processes[index];
+                process.up = false;
+                process.leaving = false;
+                // What kills a process that is stopped kills it all the same.
+                process.stopped = false;
+                let helm = process.life.take().and_then(|life| life.helm);
+                process.orphans.extend(helm.filter(|_| !process.in_pod));
+            }
+            Fault::Terminate(index) => {
+                let process = &mut self.processes[index];
+                process.leaving = process.up;
+            }
+            Fault::Start(index) => {
+                let process = &mut self.processes[index];
+                if !process.up {
+                    process.up = true;
+                    process.incarnation += 1;
+                    if index == PROXY {
+                        self.voices = Default::default();
+                        self.presence = Presence::Away(self.boot(PROXY));
+                    }
+                }
+            }
+            Fault::WallClock(index, seconds) => self.processes[index].clock.wall = seconds,
+            Fault::SlowWrites(late) => self.slow_writes = late,
+            Fault::Annotate => {
+                self.version += 1;
+                let version = self.version.to_string();
+                if let Some(lease) = &mut self.lease {
+                    lease.metadata.resource_version = Some(version);
+                }
+            }
+        }
+    }
+
+    fn heal(&mut self) {
+        self.healed = true;
+        self.fault(Fault::SlowWrites(0));
+        for index in 0..self.processes.len() {
+            for fault in [
+                Fault::Way(index, HEALTHY),
+                Fault::Session(index, true),
+                Fault::Wake(index),
+                Fault::Start(index),
+            ] {
+                self.fault(fault);
+            }
+        }
+    }
+
+    /// Everybody's next moment, in any order.
+    fn step(&mut self) -> Result<(), TestCaseError> {
+        self.now += STEP;
+        for index in 0..self.processes.len() {
+            self.supervise(index);
+        }
+        self.carry()?;
+        let mut order: Vec<usize> = (0..self.processes.len()).collect();
+        for place in (1..order.len()).rev() {
+            let other = usize::try_from(self.below(place as u64 + 1)).unwrap();
+            order.swap(place, other);
+        }
+        for index in order {
+            let process = &self.processes[index];
+            if process.up && !process.stopped && !process.suspended {
+                self.act(index);
+            }
+        }
+        self.check()
+    }
+
+    /// The supervisors of helm: what of it lives on its own.
+    fn supervise(&mut self, index: usize) {
+        if self.processes[index].suspended {
+            return;
+        }
+        let now = self.boot(index);
+        let process = &mut self.processes[index];
+        process.orphans.clear();
+        if let Some(life) = &mut process.life
+            && let Some(helm) = &life.helm
+            && (now >= helm.ends || helm.until.is_some_and(|until| now >= until))
+        {
+            life.helm = None;
+            self.note(format_args!("{index}: helm has ended"));
+        }
+    }
+
+    /// What has arrived by now.
+    fn carry(&mut self) -> Result<(), TestCaseError> {
+        let mut due: Vec<_> = self
+            .parcels
+            .extract_if(.., |(at, _)| *at <= self.now)
+            .collect();
+        due.sort_by_key(|(at, _)| *at);
+        for (_, parcel) in due {
+            match parcel {
+                Parcel::Request(index, number, call, sent) => {
+                    let late = Duration::from_millis(self.now - sent) > Times::MEMBER.call;
+                    if late && call != Call::Read {
+                        // As much a fault as any, though whoever made it is healthy by now.
+                        self.quiet_since = self.now;
+                    }
+                    let answer = self.serve(index, call)?;
+                    self.answer(index, number, answer);
+                }
+                Parcel::Answer(index, number, answer) => {
+                    if let Some(life) = &mut self.processes[index].life
+                        && let Some(asked) = &mut life.asked
+                        && asked.number == number
+                    {
+                        asked.answer = Some(answer);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn latency(&mut self, flow: Flow) -> Option<Time> {
+        let usual = self.below(400);
+        match flow {
+            Flow::Pass => Some(usual),
+            Flow::Swallow => None,
+            Flow::Delay(delay) => Some(delay + usual),
+        }
+    }
+
+    fn answer(&mut self, index: usize, number: u64, answer: Answer) {
+        let Way::Open { back, .. } = self.processes[index].way else {
+            return;
+        };
+        if let Some(after) = self.latency(back) {
+            let written = !matches!(answer, Answer::Found(_));
+            let late = if written { self.slow_writes } else { 0 };
+            let parcel = Parcel::Answer(index, number, answer);
+            self.parcels.push((self.now + late + after, parcel));
+        }
+    }
+
+    /// The apiserver.
+    fn serve(&mut self, index: usize, call: Call) -> Result<Answer, TestCaseError> {
+        let present = self.lease.as_ref();
+        let written = match call {
+            Call::Read => return Ok(Answer::Found(present.cloned().map(Box::new))),
+            Call::Create(_) if present.is_some() => return Ok(Answer::Overtaken),
+            Call::Create(spec) => Lease {
+                spec: Some(spec),
+                ..Lease::default()
+            },
+            Call::Replace(lease) => {
+                let version = |lease: &Lease| lease.metadata.resource_version.clone();
+                if present.is_none_or(|present| version(present) != version(&lease)) {
+                    return Ok(Answer::Overtaken);
+                }
+                *lease
+            }
+        };
+        self.version += 1;
+        let mut lease = written;
+        lease.metadata.resource_version = Some(self.version.to_string());
+        let before = self.lease.replace(lease.clone());
+        let holder = holder(Some(&lease));
+        if holder != self::holder(before.as_ref()) {
+            self.note(format_args!(
+                "the Lease is {holder:?}'s, written by {index}"
+            ));
+            for (other, process) in self.processes.iter().enumerate() {
+                let alive = process.active_helm() && process.holder() != holder;
+                prop_assert!(
+                    !alive,
+                    "the Lease goes to {holder:?} while helm of {other} lives"
+                );
+            }
+        }
+        Ok(Answer::Written(Box::new(lease)))
+    }
+
+    fn send(&mut self, index: usize, call: Call) -> Asked {
+        self.numbers += 1;
+        let number = self.numbers;
+        let mut reset = false;
+        match self.processes[index].way {
+            Way::Reset => reset = true,
+            Way::Open { there, .. } => {
+                if let Some(after) = self.latency(there) {
+                    let parcel = Parcel::Request(index, number, call, self.now);
+                    self.parcels.push((self.now + after, parcel));
+                }
+            }
+        }
+        Asked {
+            number,
+            at: self.boot(index),
+            reset,
+            answer: None,
+        }
+    }
+
+    /// A process that runs.
+    fn act(&mut self, index: usize) {
+        if index == PROXY {
+            self.listen();
+        }
+        let now = self.boot(index);
+        let wanted = if self.processes[index].leaving {
+            None
+        } else if index == PROXY {
+            match role(self.presence, GRACE, now).0 {
+                Role::Rest => None,
+                Role::Observe => Some(LeaseWish::Observe),
+                Role::Act => Some(LeaseWish::Hold),
+            }
+        } else {
+            Some(LeaseWish::Hold)
+        };
+        let Some(mut life) = self.processes[index].life.take() else {
+            match wanted {
+                Some(_) => self.begin(index),
+                None if self.processes[index].leaving => {
+                    self.processes[index].up = false;
+                    self.processes[index].leaving = false;
+                    if self.healed {
+                        self.fault(Fault::Start(index));
+                    }
+                }
+                None => {}
+            }
+            return;
+        };
+        if wanted.is_none() && life.stopping.is_none() {
+            life.handle.close();
+            life.stopping = Some(now);
+        }
+        if let Some(wish) = wanted
+            && life.stopping.is_none()
+            && now >= life.ready_at
+            && life.hold.heard.is_some()
+            && life.wish != wish
+        {
+            if wish == LeaseWish::Observe {
+                // Not taken back: the life ends, and another begins.
+                life.handle.close();
+                life.stopping = Some(now);
+            } else {
+                life.wish = wish;
+                life.next_round = now;
+            }
+        }
+        // What runs beside each other comes in any order.
+        let first = self.below(3);
+        for part in 0..3 {
+            match (first + part) % 3 {
+                0 => self.fence(index, &mut life, now),
+                1 => {
+                    enforce(&life.hold, &life.handle, now);
+                }
+                _ => self.drive(index, &mut life, now),
+            }
+        }
+        let idle = life.helm.is_none() && life.starting.is_none() && life.asked.is_none();
+        if life.stopping.is_some() && idle {
+            let wall = self.processes[index].clock.wall(self.now);
+            if let Some(lease) = life.actor.release(wall) {
+                self.send(index, Call::Replace(Box::new(lease)));
+            }
+        } else {
+            self.processes[index].life = Some(life);
+        }
+    }
+
+    pub(crate) fn begin(&mut self, index: usize) {
+        let now = self.boot(index);
+        let (handle, signal) = StopHandle::new();
+        let ready_at = Boot(now.0 + self.seconds(3));
+        let name = self.processes[index].holder();
+        self.processes[index].life = Some(Life {
+            actor: Actor::new(name, Times::MEMBER),
+            hold: Hold::default(),
+            wish: LeaseWish::Observe,
+            handle,
+            signal,
+            asked: None,
+            next_round: now,
+            ready_at,
+            starting: None,
+            helm: None,
+            stopping: None,
+        });
+    }
+
+    /// As `fence::hold` does it.
+    fn fence(&mut self, index: usize, life: &mut Life, now: Boot) {
+        let wall = self.processes[index].clock.wall(self.now);
+        if let Some(asked) = &mut life.asked {
+            if let Some(answer) = asked.answer.take() {
+                let times = (asked.at, now);
+                let next = life.actor.answered(life.wish, answer, times, wall);
+                life.asked = next.map(|call| self.send(index, call));
+            } else if asked.reset || now.since(asked.at) >= Times::MEMBER.call {
+                life.actor.failed("no answer".to_owned(), now);
+                life.asked = None;
+            }
+            life.hold.clone_from(life.actor.hold());
+            if life.asked.is_none() {
+                life.next_round = Boot(now.0 + life.actor.pause(life.wish, now));
+            }
+        } else if now >= life.next_round && life.stopping.is_none() {
+            let call = life.actor.begin(life.wish, now, wall);
+            life.asked = Some(self.send(index, call));
+        }
+    }
+
+    /// As the reconciler and the helm driver do it: there is always something to do.
+    fn drive(&mut self, index: usize, life: &mut Life, now: Boot) {
+        match &mut life.helm {
+            Some(helm) => {
+                helm.until = helm.orders.until();
+                let late = life.stopping.is_some_and(|since| now.since(since) >= DRAIN);
+                if helm.orders.now() == Order::Kill || late {
+                    life.helm = None;
+                    self.note(format_args!("{index}: kills its helm"));
+                }
+            }
+            None => match life.starting {
+                None if life.hold.may_start(now) && life.signal.is_open() => {
+                    // What is asked of the apiserver before: two calls with a deadline of 10 s each.
+                    life.starting = Some(Boot(now.0 + self.seconds(20)));
+                }
+                Some(at) if now >= at => {
+                    life.starting = None;
+                    let orders = life.signal.orders();
+                    if orders.at(now) == Order::Go {
+                        let takes = self.seconds(120);
+                        life.helm = Some(Helm {
+                            until: orders.until(),
+                            orders,
+                            ends: Boot(now.0 + takes),
+                        });
+                        self.note(format_args!("{index}: starts helm"));
+                    }
+                }
+                _ => {}
+            },
+        }
+    }
+
+    /// What the hub hears of the agents.
+    fn listen(&mut self) {
+        let now = self.boot(PROXY);
+        for index in 0..AGENTS {
+            let process = &self.processes[index];
+            let speaks = process.up && !process.stopped && !process.suspended;
+            let reachable = process.session && !process.suspended;
+            let theirs = process.clock.boot(self.now);
+            let (ready, connected) = process.life.as_ref().map_or((false, true), |life| {
+                let heard = life.hold.heard;
+                let connected = heard.is_none_or(|heard| theirs.since(heard) < NO_NEW_RUNS_AFTER);
+                let listed = theirs >= life.ready_at && heard.is_some();
+                (life.stopping.is_none() && listed && connected, connected)
+            });
+            let voice = &mut self.voices[index];
+            if speaks && reachable {
+                if ready {
+                    voice.able = Some(now);
+                } else if voice.ready && !connected {
+                    voice.able = voice.able.map(Presence::able_before);
+                }
+                (voice.open, voice.ready, voice.heard) = (true, ready, now);
+            } else if (reachable && !process.up) || now.since(voice.heard) >= SILENCE {
+                // A dead process' kernel says so at once; else it is silence that tells.
+                voice.open = false;
+            }
+        }
+        let ready = self.voices.iter().any(|voice| voice.open && voice.ready);
+        let able = self.voices.iter().filter_map(|voice| voice.able).max();
+        self.presence = self.presence.next(ready, able.unwrap_or(now));
+    }
+
+    fn acts(&self, index: usize) -> bool {
+        let process = &self.processes[index];
+        let hold = process.life.as_ref().map(|life| &life.hold);
+        let awake = process.up && !process.stopped && !process.suspended;
+        awake && hold.is_some_and(|hold| hold.may_start(self.boot(index)))
+    }
+
+    fn check(&mut self) -> Result<(), TestCaseError> {
+        let alive: Vec<usize> = (0..self.processes.len())
+            .filter(|index| self.processes[*index].active_helm())
+            .collect();
+        prop_assert!(alive.len() <= 1, "helm of {alive:?} at the same time");
+        if (0..self.processes.len()).any(|index| self.acts(index)) {
+            self.last_acted = self.now;
+        }
+        let able = self.processes.iter().any(Process::able);
+        if !able {
+            self.last_acted = self.now;
+        }
+        let nobody = self.now - self.last_acted.max(self.quiet_since);
+        prop_assert!(nobody <= LONGEST_GAP, "nobody has acted for {nobody} ms");
+        Ok(())
+    }
+}
+
+impl Process {
+    fn holder(&self) -> String {
+        let life = format!("{}/{}", self.name, self.incarnation);
+        match self.in_pod {
+            true => format!("{life}@{}", self.name.replace('/', "-")),
+            false => life,
+        }
+    }
+
+    /// One that does something: a suspended one does nothing, and is dead when it wakes.
+    fn active_helm(&self) -> bool {
+        let helm = self.life.as_ref().and_then(|life| life.helm.as_ref());
+        !self.suspended && (helm.is_some() || !self.orphans.is_empty())
+    }
+
+    /// Whether nothing keeps it from acting but the others.
+    fn able(&self) -> bool {
+        let healthy = matches!(
+            self.way,
+            Way::Open {
+                there: Flow::Pass,
+                back: Flow::Pass
+            }
+        );
+        self.up && !self.leaving && !self.stopped && !self.suspended && healthy
+    }
+}
+
+fn holder(lease: Option<&Lease>) -> String {
+    let spec = lease.and_then(|lease| lease.spec.as_ref());
+    let holder = spec.and_then(|spec| spec.holder_identity.clone());
+    holder.unwrap_or_default()
+}
+
+/// Delays are well below what a call may take, both ways, or well above it. About at it, reads of an agent
+/// that are just in time would keep the hub away, and its writes that are just not would not act.
+fn any_flow() -> impl Strategy<Value = Flow> {
+    prop_oneof![
+        2 => Just(Flow::Pass),
+        1 => Just(Flow::Swallow),
+        2 => (0..2_500_u64).prop_map(Flow::Delay),
+        2 => (9_000..100_000_u64).prop_map(Flow::Delay),
+    ]
+}
+
+fn any_fault() -> impl Strategy<Value = Fault> {
+    let who = || 0..=AGENTS;
+    let way = prop_oneof![
+        1 => Just(Way::Reset),
+        2 => Just(HEALTHY),
+        4 => (any_flow(), any_flow()).prop_map(|(there, back)| Way::Open { there, back }),
+    ];
+    prop_oneof![
+        6 => (who(), way).prop_map(|(who, way)| Fault::Way(who, way)),
+        2 => (0..AGENTS, any::<bool>()).prop_map(|(who, open)| Fault::Session(who, open)),
+        2 => who().prop_map(Fault::Stop),
+        2 => who().prop_map(Fault::Suspend),
+        4 => who().prop_map(Fault::Wake),
+        2 => who().prop_map(Fault::Kill),
+        1 => who().prop_map(Fault::Terminate),
+        3 => who().prop_map(Fault::Start),
+        1 => (who(), -600..=600_i64).prop_map(|(who, wall)| Fault::WallClock(who, wall)),
+        1 => Just(Fault::Annotate),
+        1 => prop_oneof![Just(0), Just(2_000), 9_000..20_000_u64].prop_map(Fault::SlowWrites),
+    ]
+}
+
+/// Pauses before each fault, short ones and long ones.
+fn any_story() -> impl Strategy<Value = Vec<(Time, Fault)>> {
+    let pause = prop_oneof![
+        3 => 0..15_000_u64,
+        2 => 15_000..70_000_u64,
+        1 => 70_000..200_000_u64,
+    ];
+    proptest::collection::vec((pause, any_fault()), 0..14)
+}
+
+fn play(mut world: World, story: &[(Time, Fault)]) -> Result<(), TestCaseError> {
+    let told = |world: &World, error: TestCaseError| {
+        TestCaseError::fail(format!("{error}\n{}", world.log.join("\n")))
+    };
+    for (pause, fault) in story {
+        let end = world.now + pause;
+        while world.now < end {
+            let stepped = world.step();
+            stepped.map_err(|error| told(&world, error))?;
+        }
+        world.fault(*fault);
+    }
+    world.heal();
+    let end = world.now + AGENT_WINS;
+    while world.now < end {
+        let stepped = world.step();
+        stepped.map_err(|error| told(&world, error))?;
+    }
+    let agent = holder(world.lease.as_ref()).starts_with("agent/");
+    let acts = (0..AGENTS).any(|index| world.acts(index));
+    if !agent || !acts || world.acts(PROXY) {
+        let error = TestCaseError::fail("no agent has the Lease in the end");
+        return Err(told(&world, error));
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(
+        std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(2_000)
+    ))]
+
+    #[test]
+    fn whatever_happens_one_writes_and_soon_somebody_does(
+        seed in any::<u64>(), known in any::<bool>(), in_pods in any::<bool>(), story in any_story()
+    ) {
+        play(World::new(seed, known, in_pods), &story)?;
+    }
+}
+
+/// The other agent and the hub would wait for a minute.
+#[test]
+fn an_agent_that_is_started_again_in_its_pod_acts_again_within_seconds() {
+    for seed in 0..20 {
+        let mut world = World::new(seed, true, true);
+        let steps = |world: &mut World, millis: Time| {
+            let end = world.now + millis;
+            while world.now < end {
+                if let Err(error) = world.step() {
+                    panic!("seed {seed}: {error}\n{}", world.log.join("\n"));
+                }
+            }
+        };
+        steps(&mut world, 200_000);
+        let Some(acting) = (0..AGENTS).find(|index| world.acts(*index)) else {
+            panic!("seed {seed}: nobody acts");
+        };
+        world.fault(Fault::Kill(acting));
+        steps(&mut world, 1_000);
+        world.fault(Fault::Start(acting));
+        steps(&mut world, 12_000);
+        assert!(world.acts(acting), "seed {seed}\n{}", world.log.join("\n"));
+    }
+}
+
+/// They are answered when nobody waits any more, and go through all the same.
+#[test]
+fn writes_that_take_too_long_keep_the_lease_from_nobody() {
+    let story = [
+        (10_000, Fault::SlowWrites(9_000)),
+        (600_000, Fault::Annotate),
+    ];
+    for seed in 0..20 {
+        if let Err(error) = play(World::new(seed, true, false), &story) {
+            panic!("seed {seed}: {error}");
+        }
+    }
+}

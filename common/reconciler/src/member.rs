@@ -1,0 +1,318 @@
+//! What comes before any Tenant: the permit, the record of the desired state, the CRD, the report.
+
+use std::sync::Arc;
+
+use krypton_runtime::clock::Boot;
+use krypton_runtime::lease::NO_NEW_RUNS_AFTER;
+use krypton_runtime::newest::{Newest as _, NewestSeen as _};
+use krypton_runtime::retry::backoff;
+use krypton_types::desired::DesiredState;
+use krypton_types::error_chain::chain;
+use krypton_types::member::MemberReport;
+use krypton_types::tenant::TenantKey;
+
+use kube::ResourceExt;
+use std::time::Duration;
+use tracing::Instrument as _;
+
+use crate::backup::Deletions;
+use crate::backup::restoring::{CrdRound, Known, keep_tenants, put_back_tenants};
+use crate::index::CrdState;
+use crate::owner::Subject;
+use crate::record::{self, Advance, Recording};
+use crate::run_loop::{CRD_EVERY, ListedUnder, Reconciler};
+
+const RECORD_RETRY_MAX: Duration = Duration::from_secs(60);
+/// Between two rounds without a CRD or a list of records. No Tenant is reconciled meanwhile.
+const CRD_RETRY_MAX: Duration = Duration::from_secs(10);
+
+impl Reconciler {
+    /// When the apiserver last answered. Whoever started us had just heard it.
+    pub(super) fn heard(&self) -> Boot {
+        self.hold
+            .get()
+            .heard
+            .map_or(self.started, |heard| heard.max(self.started))
+    }
+
+    /// Permit, record and CRD: what comes before any Tenant.
+    pub(super) fn see_to_member(&mut self, now: Boot) {
+        // Whoever cannot see the cluster keeps nobody else from acting on it.
+        let lease = self.member.lease.get();
+        if self.index.ready() && self.wish.get() != lease {
+            self.wish.send_replace(lease);
+        }
+        let (permitted, ours) = {
+            let hold = self.hold.see();
+            (hold.may_start(now), hold.renewed.is_some())
+        };
+        self.held = ours.then(|| self.held.unwrap_or(now));
+        if permitted != self.permitted {
+            self.permitted = permitted;
+            tracing::info!(member = %self.member.name, permitted, "the Lease");
+            // Another writer may have been here meanwhile; and what has failed while the cluster was away is no
+            // reason to wait.
+            self.recorded = None;
+            self.recording.abort_all();
+            self.recording_failures = 0;
+            self.recording_problem = None;
+            self.see_to_crd_again();
+            self.look_at_all();
+        }
+        if !permitted {
+            let replaced = self.index.schema().flatten().is_some();
+            if self.listed == ListedUnder::Originals && replaced {
+                (self.listed, self.list_anew) = (ListedUnder::Observed, true);
+            }
+            return;
+        }
+        self.see_to_record();
+        if let Some(state) = self.index.crd()
+            && !self.crd_checked
+            && self.crd_jobs.is_empty()
+            && now >= self.crd_not_before
+        {
+            let performer = Arc::clone(&self.performer);
+            let known = self.deletions();
+            let before = self.waiting.clone().unwrap_or_default();
+            let seeing = async move {
+                match state {
+                    CrdState::Terminating => keep_tenants(&performer.member.client, &known).await,
+                    _ => put_back_tenants(&performer, before).await,
+                }
+            };
+            self.crd_jobs.spawn(seeing.in_current_span());
+        }
+    }
+
+    /// Writes the desired state down before it is acted on.
+    fn see_to_record(&mut self) {
+        let wanted = self.desired.get();
+        let recorded = self.recorded.as_mut();
+        self.on_record = recorded.is_some_and(|recorded| is_same(recorded, &wanted));
+        let misses_pause = misses_pause(wanted.paused, self.on_record, self.recording_failures);
+        if misses_pause != self.misses_pause {
+            self.misses_pause = misses_pause;
+            self.look_at_all();
+        }
+        if !self.on_record && self.recording.is_empty() {
+            let client = self.member.client.clone();
+            let pause = retry_pause(self.recording_failures, RECORD_RETRY_MAX);
+            let recording = async move {
+                tokio::time::sleep(pause).await;
+                let result = record::record(&client, &wanted).await;
+                (wanted, result.map_err(|error| chain(&error)))
+            };
+            self.recording.spawn(recording.in_current_span());
+        }
+    }
+
+    /// Forgets the known records: another process may have written, or the CRD has gone.
+    pub(super) fn see_to_crd_again(&mut self) {
+        self.crd_jobs.abort_all();
+        self.crd_checked = false;
+        self.crd_failures = 0;
+        self.waiting = None;
+    }
+
+    /// Whether the Tenant is still to be put back, or it is not known which are.
+    pub(super) fn is_kept(&self, tenant: &TenantKey) -> bool {
+        let kept = |waiting: &Known| waiting.contains_key(tenant);
+        self.permitted && self.waiting.as_ref().is_none_or(kept)
+    }
+
+    /// Whether a Tenant that is still to be put back lives in the namespace or has its release there.
+    pub(super) fn is_kept_for(&self, namespace: &str) -> bool {
+        let mut waiting = self.waiting.iter().flatten();
+        waiting.any(|(tenant, kept)| {
+            tenant.namespace == namespace || kept.workspace.as_deref() == Some(namespace)
+        })
+    }
+
+    /// Which Tenants are not put back yet, and why the first is not.
+    fn not_restored(&self) -> Option<String> {
+        if !self.permitted {
+            return None;
+        }
+        let Some(waiting) = &self.waiting else {
+            let problem = self.crd_problem.as_ref();
+            return problem.map(|problem| format!("no Tenant is reconciled: {problem}"));
+        };
+        let (tenant, first) = waiting.first_key_value()?;
+        Some(format!(
+            "Tenants not restored since their CRD was deleted: {}; the first is {tenant}: {}",
+            waiting.len(),
+            first.problem
+        ))
+    }
+
+    fn deletions(&self) -> Deletions {
+        let mut known = Deletions::default();
+        for (key, slot) in &self.slots {
+            known.confirmed.extend(slot.deletion_confirmed.clone());
+            let subject = self.index.subject(key).filter(|_| slot.removing);
+            let tenant = subject.as_ref().and_then(Subject::tenant);
+            known
+                .under_way
+                .extend(tenant.and_then(|tenant| tenant.uid()));
+        }
+        known
+    }
+
+    pub(super) fn finish_recording(
+        &mut self,
+        done: Result<(Arc<DesiredState>, Result<Recording, String>), tokio::task::JoinError>,
+    ) {
+        let Ok((desired, result)) = done else { return };
+        // Begun under a Lease that is another's by now, perhaps.
+        if !self.permitted {
+            return;
+        }
+        if let Ok(Recording { unowned, .. }) = &result
+            && *unowned != self.unowned
+        {
+            if let Some(why) = unowned {
+                tracing::warn!(member = %self.member.name, %why,
+                    "the record of the desired state has no owner; nothing else depends on that");
+            }
+            self.unowned.clone_from(unowned);
+        }
+        match result.map(|recording| recording.advance) {
+            Ok(Advance::Recorded | Advance::Record) => {
+                self.recording_failures = 0;
+                self.recording_problem = None;
+                self.ahead = None;
+                self.recorded = Some(desired);
+                self.look_at_all();
+            }
+            Ok(Advance::Refuse(version)) => {
+                if self.ahead != Some(version) {
+                    tracing::warn!(member = %self.member.name, recorded = %version, given = %desired.version,
+                        "the member has seen a later desired state; not acting on this one");
+                }
+                self.recording_failures += 1;
+                self.ahead = Some(version);
+            }
+            Err(problem) => {
+                tracing::warn!(member = %self.member.name, %problem, "the desired state is not on record yet");
+                self.recording_failures += 1;
+                self.recording_problem = Some(problem);
+            }
+        }
+    }
+
+    pub(super) fn finish_crd(&mut self, done: Result<CrdRound, tokio::task::JoinError>) {
+        let round = match done {
+            Ok(round) => round,
+            // Another round follows.
+            Err(error) if error.is_cancelled() => return,
+            Err(error) => CrdRound {
+                problem: Some(error.to_string()),
+                ..CrdRound::default()
+            },
+        };
+        let now = Boot::now();
+        self.crd_failures = match round.problem {
+            None => 0,
+            Some(_) => self.crd_failures + 1,
+        };
+        let pause = CRD_EVERY.max(retry_pause(self.crd_failures, CRD_RETRY_MAX));
+        self.crd_not_before = Boot(now.0 + pause);
+        let ensured = round.problem.is_none() && self.index.crd() == Some(CrdState::Present);
+        self.crd_problem.clone_from(&round.problem);
+        if let Some(problem) = round.problem {
+            tracing::warn!(member = %self.member.name, %problem, "the Tenant CRD");
+            self.problem = Some(problem);
+        }
+        let Some(waiting) = round.waiting else { return };
+        self.crd_checked = ensured && waiting.is_empty();
+        if ensured {
+            let next = waiting.values().map(|kept| kept.not_before).min();
+            self.crd_not_before = self.crd_not_before.max(next.unwrap_or_default());
+        }
+        if ensured && (self.crd_lost || self.listed != ListedUnder::Ours) {
+            // What was put back is not in a list that is older, nor all of what an older schema had.
+            (self.crd_lost, self.list_anew) = (false, true);
+            self.listed = ListedUnder::Ours;
+        }
+        self.waiting = Some(waiting);
+        self.look_at_all();
+    }
+
+    pub(super) fn report_member(&mut self, now: Boot) {
+        let hold = self.hold.get();
+        let connected = now.since(self.heard()) < NO_NEW_RUNS_AFTER;
+        let unrecorded = self.permitted && !self.on_record;
+        let recording = self.recording_problem.clone().filter(|_| unrecorded);
+        let watching = hold.problem.or_else(|| self.problem.clone());
+        let watching = watching.filter(|_| {
+            !connected || !self.index.synced() || (self.permitted && self.recorded.is_none())
+        });
+        let report = MemberReport {
+            // By now every Tenant that was listed has its report.
+            synced: self.index.synced()
+                && self.index.crd() == Some(CrdState::Present)
+                && !(self.permitted && (self.crd_lost || self.list_anew))
+                && self.listed.will_do(self.permitted),
+            ready: connected && self.index.ready(),
+            writing: self.permitted,
+            holder: if self.permitted {
+                Some(self.member.holder.clone())
+            } else {
+                hold.other
+            },
+            connected,
+            problem: watching.or(recording),
+            applied: self
+                .recorded
+                .as_ref()
+                .map(|desired| (desired.version, self.digests.state(desired).to_string())),
+            ahead: self.ahead,
+            not_restored: self.not_restored(),
+        };
+        self.board.member(&report);
+    }
+}
+
+/// Whether the newest state is a pause that could not be recorded: until it is, no earlier state is acted on.
+fn misses_pause(paused: bool, on_record: bool, failures: u32) -> bool {
+    paused && !on_record && failures > 0
+}
+
+/// Whether they are equal. They are one from then on, and are not compared again.
+fn is_same(recorded: &mut Arc<DesiredState>, wanted: &Arc<DesiredState>) -> bool {
+    if Arc::ptr_eq(recorded, wanted) {
+        return true;
+    }
+    let same = **recorded == **wanted;
+    if same {
+        recorded.clone_from(wanted);
+    }
+    same
+}
+
+/// Before the next attempt at the member's own objects.
+fn retry_pause(failures: u32, longest: Duration) -> Duration {
+    match failures {
+        0 => Duration::ZERO,
+        _ => backoff(failures, longest, rand::random()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unrecorded_pause_stops_the_member() {
+        for (paused, on_record, failures, stops) in [
+            (true, false, 1, true),
+            (true, false, 0, false),
+            (true, true, 1, false),
+            (false, false, 1, false),
+        ] {
+            let now = misses_pause(paused, on_record, failures);
+            assert_eq!(now, stops, "{paused} {on_record} {failures}");
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! What helm, charts and reconcilers count, all members of a process together: the same in hub and agent, under
+//! their own prefixes.
+//!
+//! No label here names a Tenant or a member, so the series are few however large the fleet is. All of them are there
+//! from the start: a rate needs a zero to begin at.
+
+use std::time::Duration;
+
+use krypton_helm::metrics::{ChartMetrics, Counters, Gauges, HelmMetrics, Histograms};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::plan::Action;
+
+const RECONCILE_OUTCOMES: [&str; 4] = ["ok", "stale", "passing", "failed"];
+/// What Tenants and deployments that are to be looked at wait for.
+const WAITS: [&str; 4] = ["lists", "calls", "urgent", "runs"];
+/// What is watched on a member, as the reconciler calls it and as the label says it.
+const WATCHES: [(&str, &str); 7] = [
+    ("CRD", "crd"),
+    ("Secrets", "releases"),
+    ("namespaces", "namespaces"),
+    ("Deployments", "deployments"),
+    ("StatefulSets", "statefulsets"),
+    ("DaemonSets", "daemonsets"),
+    ("Tenants", "tenants"),
+];
+/// Of actions, in seconds: most are one call, some a run of helm.
+const ACTION_BUCKETS: [f64; 9] = [0.01, 0.05, 0.25, 1.0, 5.0, 30.0, 120.0, 300.0, 900.0];
+
+/// Clones count together.
+#[derive(Clone, Debug)]
+pub struct WorkMetrics {
+    pub helm: HelmMetrics,
+    pub charts: ChartMetrics,
+    reconciles: Counters<2>,
+    reconcile_duration: Histograms,
+    waiting: Gauges<1>,
+    leases: Gauge,
+    watch_errors: Counters<1>,
+    /// Events that found the queue full.
+    pub events_dropped: Counter,
+}
+
+impl Default for WorkMetrics {
+    fn default() -> Self {
+        let this = Self {
+            helm: HelmMetrics::default(),
+            charts: ChartMetrics::default(),
+            reconciles: Family::default(),
+            reconcile_duration: Family::new_with_constructor(|| Histogram::new(ACTION_BUCKETS)),
+            waiting: Family::default(),
+            leases: Gauge::default(),
+            watch_errors: Family::default(),
+            events_dropped: Counter::default(),
+        };
+        for action in Action::NAMES {
+            drop(this.reconcile_duration.get_or_create(&[("action", action)]));
+            for outcome in RECONCILE_OUTCOMES {
+                let labels = [("action", action), ("outcome", outcome)];
+                drop(this.reconciles.get_or_create(&labels));
+            }
+        }
+        for wait in WAITS {
+            drop(this.waiting.get_or_create(&[("for", wait)]));
+        }
+        for (_, what) in WATCHES {
+            drop(this.watch_errors.get_or_create(&[("what", what)]));
+        }
+        this
+    }
+}
+
+/// What one reconciler has to do that it cannot do now, in the order of [`WAITS`], and whether it holds its Lease.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Depths {
+    pub(crate) waiting: [usize; 4],
+    pub(crate) writes: bool,
+}
+
+/// One reconciler's part of the sums; it is taken out when the reconciler ends.
+#[derive(Debug)]
+pub(crate) struct Part {
+    of: WorkMetrics,
+    told: Depths,
+}
+
+impl Part {
+    pub(crate) fn tell(&mut self, now: Depths) {
+        let before = std::mem::replace(&mut self.told, now);
+        if before == now {
+            return;
+        }
+        for (wait, (before, now)) in WAITS.iter().zip(before.waiting.iter().zip(now.waiting)) {
+            let gauge = self.of.waiting.get_or_create(&[("for", *wait)]);
+            gauge.inc_by(number(now) - number(*before));
+        }
+        let leases = i64::from(now.writes) - i64::from(before.writes);
+        self.of.leases.inc_by(leases);
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        self.tell(Depths::default());
+    }
+}
+
+fn number(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+impl WorkMetrics {
+    /// The part of a reconciler that begins.
+    pub(crate) fn part(&self) -> Part {
+        Part {
+            of: self.clone(),
+            told: Depths::default(),
+        }
+    }
+
+    /// An action has ended: `ok`, `stale`, `passing` or `failed`.
+    pub(crate) fn reconciled(&self, action: &Action, took: Duration, outcome: &'static str) {
+        let action = action.name();
+        let labels = [("action", action), ("outcome", outcome)];
+        self.reconciles.get_or_create(&labels).inc();
+        let duration = self.reconcile_duration.get_or_create(&[("action", action)]);
+        duration.observe(took.as_secs_f64());
+    }
+
+    /// How many wait to be looked at, of all reconcilers together, by what they wait for.
+    pub fn waiting(&self) -> [(&'static str, i64); 4] {
+        WAITS.map(|wait| (wait, self.waiting.get_or_create(&[("for", wait)]).get()))
+    }
+
+    /// A watch of a member has failed, on what the reconciler calls so.
+    pub(crate) fn watch_failed(&self, what: &str) {
+        if let Some((_, what)) = WATCHES.iter().find(|(called, _)| *called == what) {
+            self.watch_errors.get_or_create(&[("what", *what)]).inc();
+        }
+    }
+
+    /// Puts all of it into `registry`, and which version this is.
+    pub fn register(&self, registry: &mut Registry) {
+        let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
+        registry.register("build", "Which version runs", build);
+        self.helm.register(registry);
+        self.charts.register(registry);
+        registry.register(
+            "reconciles",
+            "Actions on Tenants and deployments that have ended; one that rested on what had changed is stale, one \
+             that the apiserver did not take is passing",
+            self.reconciles.clone(),
+        );
+        registry.register_with_unit(
+            "reconcile_duration",
+            "From the beginning of an action to its end, without the wait for a slot of helm",
+            Unit::Seconds,
+            self.reconcile_duration.clone(),
+        );
+        registry.register(
+            "subjects_waiting",
+            "Tenants and deployments that are to be looked at and cannot be yet, by what they wait for",
+            self.waiting.clone(),
+        );
+        registry.register(
+            "leases_held",
+            "Members whose Lease this process holds, so that it writes there",
+            self.leases.clone(),
+        );
+        registry.register(
+            "watch_errors",
+            "Watches on members that have failed, each time anew",
+            self.watch_errors.clone(),
+        );
+        registry.register(
+            "events_dropped",
+            "Kubernetes events on Tenants that were not told, since too many waited",
+            self.events_dropped.clone(),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::encoding::text::encode;
+
+    use super::*;
+    use krypton_helm::driver::HelmError;
+
+    fn rendered(metrics: &WorkMetrics) -> String {
+        let mut registry = Registry::with_prefix("krypton_test");
+        metrics.register(&mut registry);
+        let mut text = String::new();
+        encode(&mut text, &registry).unwrap();
+        text
+    }
+
+    fn has(text: &str, line: &str) {
+        let line = format!("krypton_test_{line}");
+        assert!(text.lines().any(|found| found == line), "{line}: {text}");
+    }
+
+    #[test]
+    fn each_series_is_there_at_zero_before_anything_happens_and_counts_what_does() {
+        let metrics = WorkMetrics::default();
+        let before = rendered(&metrics);
+        has(
+            &before,
+            r#"helm_runs_total{verb="install",outcome="failed"} 0"#,
+        );
+        has(&before, r#"reconciles_total{action="say",outcome="ok"} 0"#);
+        has(&before, r#"chart_fetches_total{from="hub",outcome="ok"} 0"#);
+        has(&before, r#"watch_errors_total{what="tenants"} 0"#);
+        let took = Duration::from_secs(7);
+        metrics.helm.ran("install", took, Some(&HelmError::Stopped));
+        metrics
+            .helm
+            .ran("look", took, Some(&HelmError::NoSupervisor));
+        metrics.reconciled(&Action::Uninstall, took, "passing");
+        for (called, _) in WATCHES {
+            metrics.watch_failed(called);
+        }
+        let after = rendered(&metrics);
+        has(
+            &after,
+            r#"helm_runs_total{verb="install",outcome="stopped"} 1"#,
+        );
+        has(
+            &after,
+            r#"helm_run_duration_seconds_sum{verb="install"} 7.0"#,
+        );
+        has(
+            &after,
+            r#"helm_runs_total{verb="look",outcome="not_started"} 1"#,
+        );
+        has(&after, r#"helm_run_duration_seconds_count{verb="look"} 0"#);
+        has(
+            &after,
+            r#"reconciles_total{action="uninstall",outcome="passing"} 1"#,
+        );
+        has(&after, r#"watch_errors_total{what="releases"} 1"#);
+        let series = |text: &str| text.lines().filter(|line| !line.starts_with('#')).count();
+        assert_eq!(series(&before), series(&after), "none is new");
+    }
+
+    #[test]
+    fn what_reconcilers_wait_for_is_summed_and_goes_with_them() {
+        let metrics = WorkMetrics::default();
+        let (mut one, mut two) = (metrics.part(), metrics.part());
+        let depths = |lists, runs| Depths {
+            waiting: [lists, 0, 0, runs],
+            writes: true,
+        };
+        one.tell(depths(3, 1));
+        two.tell(depths(0, 4));
+        one.tell(depths(1, 2));
+        let text = rendered(&metrics);
+        has(&text, r#"subjects_waiting{for="lists"} 1"#);
+        has(&text, r#"subjects_waiting{for="runs"} 6"#);
+        has(&text, "leases_held 2");
+        drop(one);
+        let text = rendered(&metrics);
+        has(&text, r#"subjects_waiting{for="runs"} 4"#);
+        has(&text, "leases_held 1");
+    }
+}

@@ -1,0 +1,222 @@
+//! What is reconciled: a Tenant that lives on the cluster, or a deployment that home orders. Both are a
+//! release in a namespace; a deployment has no object here, so nothing of it is written but the release.
+
+use std::fmt;
+use std::sync::Arc;
+
+use krypton_crds::tenant::Tenant;
+use krypton_helm::releases::labels::ReleaseKey;
+use krypton_types::conditions::{self, ClusterState};
+use krypton_types::deployment::{DeploymentKey, DesiredDeployment};
+use krypton_types::desired::drift::DriftPolicy;
+use krypton_types::desired::lockdown::Lockdown;
+use krypton_types::names;
+use krypton_types::placed_tenant::placed_on;
+use krypton_types::tenant::{Next, TenantKey};
+use serde_json::{Map, Value};
+use tracing::Span;
+use tracing::field::{Empty, display};
+
+/// A Tenant and a deployment may have the same namespace and name.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum SubjectKey {
+    Tenant(TenantKey),
+    Deployment(DeploymentKey),
+}
+
+impl SubjectKey {
+    /// Of a deployment it is home's, and nothing on this cluster.
+    pub fn namespace(&self) -> &str {
+        match self {
+            Self::Tenant(key) => &key.namespace,
+            Self::Deployment(key) => &key.namespace,
+        }
+    }
+
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Tenant(key) => &key.name,
+            Self::Deployment(key) => &key.name,
+        }
+    }
+
+    /// Of what is done for it: each line within says for whom, and for which generation of the object.
+    pub fn span(&self, member: &str, generation: i64, release: &ReleaseKey) -> Span {
+        let release = &*release.name;
+        let (tenant, deployment) = match self {
+            Self::Tenant(key) => (Some(display(key)), None),
+            Self::Deployment(key) => (None, Some(display(key))),
+        };
+        tracing::error_span!(
+            "work",
+            tenant,
+            deployment,
+            member,
+            generation,
+            release,
+            action = Empty,
+            outcome = Empty
+        )
+    }
+}
+
+impl fmt::Display for SubjectKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tenant(key) => key.fmt(f),
+            Self::Deployment(key) => key.fmt(f),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub enum Subject {
+    Tenant(Arc<Tenant>),
+    Deployment(Arc<DesiredDeployment>),
+}
+
+impl Subject {
+    /// The kind of the object that a person writes.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Tenant(_) => "Tenant",
+            Self::Deployment(_) => "KryptonDeployment",
+        }
+    }
+
+    pub fn tenant(&self) -> Option<&Arc<Tenant>> {
+        match self {
+            Self::Tenant(tenant) => Some(tenant),
+            Self::Deployment(_) => None,
+        }
+    }
+
+    pub fn deployment(&self) -> Option<&DesiredDeployment> {
+        match self {
+            Self::Tenant(_) => None,
+            Self::Deployment(order) => Some(order),
+        }
+    }
+
+    pub fn namespace(&self) -> &str {
+        match self {
+            Self::Tenant(tenant) => tenant.metadata.namespace.as_deref().unwrap_or_default(),
+            Self::Deployment(order) => &order.namespace,
+        }
+    }
+
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Tenant(tenant) => tenant.metadata.name.as_deref().unwrap_or_default(),
+            Self::Deployment(order) => &order.name,
+        }
+    }
+
+    pub fn uid(&self) -> &str {
+        match self {
+            Self::Tenant(tenant) => tenant.metadata.uid.as_deref().unwrap_or_default(),
+            Self::Deployment(order) => &order.uid,
+        }
+    }
+
+    pub fn generation(&self) -> i64 {
+        match self {
+            Self::Tenant(tenant) => tenant.metadata.generation.unwrap_or_default(),
+            Self::Deployment(order) => order.generation,
+        }
+    }
+
+    /// An annotation of the object; of a deployment those that its order passes on.
+    pub fn annotation(&self, name: &str) -> Option<&str> {
+        match self {
+            Self::Tenant(tenant) => {
+                let annotations = tenant.metadata.annotations.as_ref()?;
+                annotations.get(name).map(String::as_str)
+            }
+            Self::Deployment(order) => match name {
+                names::PAUSED_ANNOTATION => order.paused.then_some("true"),
+                names::ORPHAN_ANNOTATION => order.orphan.then_some("true"),
+                names::RECONCILE_REQUESTED_ANNOTATION => order.requested.as_deref(),
+                _ => order.annotations.get(name).map(String::as_str),
+            },
+        }
+    }
+
+    /// What is done about drift, in the place of what the fleet does.
+    pub fn drift(&self) -> Option<&DriftPolicy> {
+        self.deployment()?.drift.as_ref()
+    }
+
+    /// Its release is to go: the Tenant is deleted, or home orders it.
+    pub fn is_going(&self) -> bool {
+        match self {
+            Self::Tenant(tenant) => tenant.metadata.deletion_timestamp.is_some(),
+            Self::Deployment(order) => order.remove,
+        }
+    }
+
+    /// Whether it is for this member.
+    pub fn is_for(&self, cluster: &str, source_namespace: Option<&str>) -> bool {
+        match self {
+            Self::Tenant(tenant) => {
+                placed_on(tenant).is_none() && tenant.is_for(cluster, source_namespace)
+            }
+            Self::Deployment(_) => true,
+        }
+    }
+
+    /// The member that the Tenant itself names.
+    pub fn names_member(&self) -> Option<&str> {
+        self.tenant()?.names_member()
+    }
+
+    pub fn release(&self, cluster: &str) -> ReleaseKey {
+        match self {
+            Self::Tenant(tenant) => ReleaseKey {
+                namespace: tenant.workspace().to_owned(),
+                name: names::tenant_release(self.name(), cluster),
+            },
+            Self::Deployment(order) => ReleaseKey {
+                namespace: order.workspace().to_owned(),
+                name: order.release(),
+            },
+        }
+    }
+
+    /// The user that Helm acts as for it; `None` for the fleet's.
+    pub fn user(&self, lockdown: &Lockdown) -> Option<String> {
+        let spec = self.tenant().map(|tenant| &tenant.spec);
+        let named = spec.and_then(|spec| spec.service_account_name.as_deref());
+        lockdown.user(self.namespace(), named)
+    }
+
+    /// Values of its own.
+    pub fn values(&self) -> Option<&Map<String, Value>> {
+        self.tenant()?.spec.values.as_ref()
+    }
+
+    /// What its status says of the member.
+    pub fn on_status(&self, cluster: &str) -> Option<ClusterState> {
+        let conditions = &self.tenant()?.status.as_ref()?.conditions;
+        conditions::clusters(conditions).remove(cluster)
+    }
+
+    /// What its status says that `cluster` does next.
+    pub fn next_on_status(&self, cluster: &str) -> Option<Next> {
+        Next::from_status(self.tenant()?.status.as_ref()?, cluster)
+    }
+
+    /// Where it stands among those that want one release: the first has it. An order to remove does not
+    /// keep the release from others once it is carried out.
+    pub fn seniority(&self) -> impl Ord + use<> {
+        let created = match self {
+            Self::Tenant(tenant) => {
+                let created = tenant.metadata.creation_timestamp.as_ref();
+                created.map(|time| time.0.as_nanosecond())
+            }
+            Self::Deployment(order) => Some(i128::from(order.created) * 1_000_000_000),
+        };
+        let tombstone = self.deployment().is_some_and(|order| order.remove);
+        (tombstone, created, self.uid().to_owned())
+    }
+}

@@ -1,0 +1,497 @@
+//! Tenants that home places on this member: one step at a time for each, and what is said of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use krypton_crds::tenant::Tenant;
+use krypton_helm::driver::is_suspended;
+use krypton_runtime::clock::Boot;
+use krypton_runtime::effect;
+use krypton_runtime::newest::Newest as _;
+use krypton_runtime::retry::backoff;
+use krypton_types::conditions::{State, Truth, reason};
+use krypton_types::desired::DesiredState;
+use krypton_types::error_chain::chain;
+use krypton_types::names;
+use krypton_types::placed_tenant::{PlacedReport, PlacedTenant};
+use krypton_types::tenant::TenantKey;
+use kube::Client;
+use kube::api::{Api, DeleteParams, PostParams, Preconditions};
+use tokio::task::{Id, JoinError, JoinSet};
+use tracing::field::Empty;
+use tracing::{Instrument as _, Span};
+
+use crate::actions::Performer;
+use crate::index::CrdState;
+use crate::owner::SubjectKey;
+use crate::placement::{self, Placing, View};
+use crate::run_loop::{AFTER_CONFLICT, ListedUnder, Reconciler};
+
+const DEADLINE: Duration = Duration::from_secs(10);
+/// Orders that something is done for at once: a member that gets two thousand of them is not stormed.
+const CALLS: usize = 8;
+/// Whoever writes against us is answered later and later, until it is quiet for so long.
+const QUIET_AFTER: Duration = Duration::from_secs(300);
+/// And at last so often.
+const ANSWER_EVERY: Duration = Duration::from_secs(30);
+/// A watch is seldom so many looks behind what the apiserver answers.
+pub(super) const STALE_IS_SAID: u32 = 5;
+
+/// The orders of the desired state that is acted on, and how far each is.
+#[derive(Default)]
+pub(super) struct Placings {
+    orders: BTreeMap<TenantKey, Arc<PlacedTenant>>,
+    slots: BTreeMap<TenantKey, Slot>,
+    dirty: BTreeSet<TenantKey>,
+    wakes: BTreeSet<(Boot, TenantKey)>,
+    pub(super) jobs: JoinSet<Box<Done>>,
+    running: BTreeMap<Id, TenantKey>,
+}
+
+#[derive(Default)]
+pub(crate) struct Slot {
+    pub busy: bool,
+    pub not_before: Option<Boot>,
+    failures: u32,
+    /// Writes that went through, one soon after the other, and when the last of them did.
+    writes: u32,
+    written: Boot,
+    /// Of which UID a fresh look has shown that nothing is left here.
+    gone: Option<String>,
+}
+
+/// What came of a step.
+pub(super) struct Done {
+    key: TenantKey,
+    order: Arc<PlacedTenant>,
+    result: Result<Step, Fault>,
+    said: Option<State>,
+}
+
+enum Step {
+    /// The watch will show it.
+    Written(Option<Box<Tenant>>),
+    /// Nothing of the order to remove is left.
+    Gone,
+}
+
+enum Fault {
+    /// What is here is not what was seen.
+    Stale,
+    /// To be said, and tried again after a back-off.
+    Shown(State),
+}
+
+impl Placings {
+    /// Takes in all that home orders. What is no longer among it is left as it is.
+    pub(super) fn ordered(&mut self, orders: &[PlacedTenant]) -> Vec<TenantKey> {
+        let next: BTreeMap<TenantKey, &PlacedTenant> =
+            orders.iter().map(|order| (order.key(), order)).collect();
+        let gone = |key: &&TenantKey| !next.contains_key(*key);
+        let left: Vec<TenantKey> = self.orders.keys().filter(gone).cloned().collect();
+        self.orders.retain(|key, _| next.contains_key(key));
+        self.slots
+            .retain(|key, slot| slot.busy || next.contains_key(key));
+        for (key, order) in next {
+            if self.orders.get(&key).is_none_or(|known| **known != *order) {
+                self.orders.insert(key.clone(), Arc::new(order.clone()));
+                // What failed before was another order.
+                if let Some(slot) = self.slots.get_mut(&key) {
+                    (slot.not_before, slot.failures) = (None, 0);
+                }
+                self.dirty.insert(key);
+            }
+        }
+        left
+    }
+
+    pub(super) fn all(&mut self) {
+        self.dirty.extend(self.orders.keys().cloned());
+    }
+
+    /// These have changed.
+    pub(super) fn touch(&mut self, keys: &BTreeSet<SubjectKey>) {
+        if self.orders.is_empty() {
+            return;
+        }
+        for key in keys {
+            if let SubjectKey::Tenant(key) = key
+                && self.orders.contains_key(key)
+            {
+                self.dirty.insert(key.clone());
+            }
+        }
+    }
+
+    /// These namespaces have.
+    pub(super) fn touch_namespaces(&mut self, namespaces: &BTreeSet<String>) {
+        let inside = |key: &&TenantKey| namespaces.contains(&key.namespace);
+        self.dirty
+            .extend(self.orders.keys().filter(inside).cloned());
+    }
+
+    pub(crate) fn wake(&self) -> Option<Boot> {
+        self.wakes.first().map(|(at, _)| *at)
+    }
+
+    /// Takes the next changed Tenant that does not wait to be restored.
+    fn take_dirty(&mut self, is_kept: impl Fn(&TenantKey) -> bool) -> Option<TenantKey> {
+        let next = self.dirty.iter().find(|key| !is_kept(key)).cloned()?;
+        self.dirty.take(&next)
+    }
+}
+
+impl Reconciler {
+    pub(super) fn see_to_placed(&mut self, now: Boot) {
+        while let Some((at, key)) = self.placings.wakes.first().cloned()
+            && at <= now
+        {
+            self.placings.wakes.remove(&(at, key.clone()));
+            self.placings.dirty.insert(key);
+        }
+        // Before all Tenants are listed by our schema, that one is not here means nothing.
+        let listed = self.index.synced()
+            && self.index.crd() == Some(CrdState::Present)
+            && self.listed == ListedUnder::Ours
+            && !(self.crd_lost || self.list_anew);
+        // Who observes says nothing either: the writer may know of a later order.
+        let acts = self.permitted && !self.misses_pause && self.waiting.is_some();
+        let Some(desired) = self.recorded.clone().filter(|_| listed && acts) else {
+            return;
+        };
+        while self.placings.jobs.len() < CALLS
+            && let Some(key) = self.placings.take_dirty(|key| {
+                let waiting = self.waiting.as_ref();
+                waiting.is_none_or(|waiting| waiting.contains_key(key))
+            })
+        {
+            self.place(&key, &desired, now);
+        }
+    }
+
+    fn place(&mut self, key: &TenantKey, desired: &Arc<DesiredState>, now: Boot) {
+        let Some(order) = self.placings.orders.get(key).cloned() else {
+            return;
+        };
+        let slot = self.placings.slots.entry(key.clone()).or_default();
+        // A busy one is looked at when it is done.
+        if slot.busy {
+            return;
+        }
+        if let Some(at) = slot.not_before
+            && now < at
+        {
+            self.placings.wakes.insert((at, key.clone()));
+            return;
+        }
+        let namespace = self.index.workspaces.get(&key.namespace);
+        let view = View {
+            found: self.index.tenants.get(key).map(Arc::as_ref),
+            terminating: namespace.map(|namespace| namespace.terminating),
+            held: held(&order, desired),
+        };
+        let step = match placement::decide(&order, &view) {
+            Placing::Settled(state) => {
+                slot.failures = 0;
+                self.say(&order, state, false);
+                return;
+            }
+            Placing::Confirm(state) if slot.gone.as_ref() == Some(&order.uid) => {
+                self.say(&order, state, true);
+                return;
+            }
+            step => step,
+        };
+        slot.busy = true;
+        let performer = Arc::clone(&self.performer);
+        let of = key.clone();
+        let member = &*self.member.name;
+        let generation = order.generation;
+        let span = tracing::error_span!(
+            "placing",
+            tenant = %key,
+            member,
+            generation,
+            outcome = Empty
+        );
+        let placing = async move {
+            let said = match &step {
+                Placing::Confirm(state) => Some(state.clone()),
+                _ => None,
+            };
+            let result = performer.place(&order, step).await;
+            let outcome = match &result {
+                Ok(_) => "ok",
+                Err(Fault::Stale) => "stale",
+                Err(Fault::Shown(_)) => "failed",
+            };
+            Span::current().record("outcome", outcome);
+            Box::new(Done {
+                key: of,
+                order,
+                result,
+                said,
+            })
+        };
+        let job = self.placings.jobs.spawn(placing.instrument(span));
+        self.placings.running.insert(job.id(), key.clone());
+    }
+
+    fn say(&self, order: &PlacedTenant, state: State, gone: bool) {
+        let report = PlacedReport {
+            uid: order.uid.clone(),
+            observed_generation: order.generation,
+            gone,
+            state,
+        };
+        self.board.placed(&order.key(), Some(report));
+    }
+
+    pub(super) fn finish_placed(&mut self, done: Result<(Id, Box<Done>), JoinError>) {
+        let now = Boot::now();
+        let (key, done) = match done {
+            Ok((job, done)) => {
+                self.placings.running.remove(&job);
+                (done.key.clone(), Some(*done))
+            }
+            Err(error) => {
+                tracing::error!(%error, member = %self.member.name, "placing a Tenant ended badly");
+                let Some(key) = self.placings.running.remove(&error.id()) else {
+                    return;
+                };
+                (key, None)
+            }
+        };
+        let Some(ordered) = self.placings.orders.get(&key) else {
+            // Home has given up the order meanwhile: nothing is said of it any more.
+            self.placings.slots.remove(&key);
+            return;
+        };
+        let current = done
+            .as_ref()
+            .is_some_and(|done| Arc::ptr_eq(&done.order, ordered));
+        self.placings.dirty.insert(key.clone());
+        let retry_max = self.member.retry_max;
+        let slot = self.placings.slots.entry(key).or_default();
+        slot.busy = false;
+        let Some(done) = done else {
+            slot.not_before = Some(Boot(now.0 + retry_max));
+            return;
+        };
+        let mut words = None;
+        match done.result {
+            Ok(Step::Written(tenant)) => {
+                if now.since(slot.written) > QUIET_AFTER {
+                    slot.writes = 0;
+                }
+                let pause = AFTER_CONFLICT.saturating_mul(1 << slot.writes.min(10));
+                slot.not_before = Some(Boot(now.0 + pause.min(ANSWER_EVERY)));
+                (slot.writes, slot.written, slot.failures) = (slot.writes + 1, now, 0);
+                if let Some(tenant) = tenant {
+                    let dirty = self.index.tenant_written(*tenant);
+                    self.dirty.extend(dirty);
+                }
+            }
+            Ok(Step::Gone) => {
+                (slot.gone, slot.failures) = (Some(done.order.uid.clone()), 0);
+                words = done.said.map(|state| (state, true));
+            }
+            Err(Fault::Stale) => {
+                let pause = AFTER_CONFLICT.saturating_mul(1 << slot.failures.min(6));
+                slot.failures += 1;
+                slot.not_before = Some(Boot(now.0 + pause));
+                if slot.failures > STALE_IS_SAID {
+                    let message = "what is on this cluster is not what can be seen of it: a Tenant of this name cannot be read, or changes all the time";
+                    let state = State::new(Truth::Unknown, reason::NOT_WRITTEN, message);
+                    words = Some((state, false));
+                }
+            }
+            Err(Fault::Shown(state)) => {
+                slot.failures += 1;
+                let pause = backoff(slot.failures, retry_max, rand::random());
+                slot.not_before = Some(Boot(now.0 + pause));
+                tracing::warn!(member = %self.member.name, tenant = %done.key,
+                    generation = done.order.generation, reason = state.reason,
+                    problem = state.message, retry_in_seconds = pause.as_secs(), "not placed");
+                words = Some((state, false));
+            }
+        }
+        // Of an order that has changed meanwhile the next look speaks.
+        if let Some((state, gone)) = words.filter(|_| current) {
+            self.say(&done.order, state, gone);
+        }
+    }
+}
+
+/// Why nothing is to be written for the order.
+fn held(order: &PlacedTenant, desired: &DesiredState) -> Option<(&'static str, &'static str)> {
+    if desired.paused {
+        return Some((reason::PAUSED, "paused on the EdgeCluster"));
+    }
+    let leaves = desired.retire && !order.remove;
+    leaves.then_some((
+        reason::UNINSTALLED,
+        "the member leaves the fleet; what is there stays",
+    ))
+}
+
+impl Performer {
+    async fn place(&self, order: &PlacedTenant, step: Placing) -> Result<Step, Fault> {
+        self.still_permitted().map_err(|_| Fault::Stale)?;
+        let client = self.member.client.clone();
+        let api: Api<Tenant> = Api::namespaced(client.clone(), &order.namespace);
+        let params = PostParams::default();
+        match step {
+            Placing::Settled(_) => Err(Fault::Stale),
+            Placing::CreateNamespace => create_namespace(client, &order.namespace).await,
+            Placing::Create(tenant) => {
+                let call = effect!("placement.create", api.create(&params, &tenant));
+                let made = in_time("making the Tenant", call).await?;
+                Ok(Step::Written(Some(Box::new(made))))
+            }
+            Placing::Update(tenant) => {
+                // With the resourceVersion that it was seen with, and so with the UID too.
+                let call = api.replace(&order.name, &params, &tenant);
+                let call = effect!("placement.update", call);
+                let written = in_time("updating the Tenant", call).await?;
+                Ok(Step::Written(Some(Box::new(written))))
+            }
+            Placing::Delete(uid) => {
+                if !still_ordered(order, &self.desired.get()) {
+                    return Err(Fault::Stale);
+                }
+                let params = DeleteParams {
+                    preconditions: Some(Preconditions {
+                        uid: Some(uid),
+                        resource_version: None,
+                    }),
+                    ..DeleteParams::default()
+                };
+                let call = effect!("placement.delete", api.delete(&order.name, &params));
+                in_time("deleting the Tenant", call).await?;
+                Ok(Step::Written(None))
+            }
+            Placing::Confirm(_) => {
+                let looking = looked_for(&api, &order.name);
+                let found = in_time("looking for the Tenant", looking).await?;
+                match placement::confirmed(order, found.as_ref()) {
+                    true => Ok(Step::Gone),
+                    false => Err(Fault::Stale),
+                }
+            }
+        }
+    }
+}
+
+/// The Tenant, or that there is none: said of this very one, as by an apiserver that has Tenants. Something
+/// before it, or one that does not serve them, says that there is no such page.
+async fn looked_for(api: &Api<Tenant>, name: &str) -> kube::Result<Option<Tenant>> {
+    match api.get(name).await {
+        Err(kube::Error::Api(status)) if status.code == 404 => {
+            let details = status.details.as_ref();
+            match details.is_some_and(|found| found.name == name && found.kind == "tenants") {
+                true => Ok(None),
+                false => Err(kube::Error::Api(status)),
+            }
+        }
+        found => found.map(Some),
+    }
+}
+
+/// Home's namespace: whoever else uses it, it is not deleted with the last Tenant.
+async fn create_namespace(client: Client, name: &str) -> Result<Step, Fault> {
+    let label = (
+        names::MANAGED_BY_LABEL.to_owned(),
+        names::MANAGED_BY_HUB.to_owned(),
+    );
+    let namespace = Namespace {
+        metadata: ObjectMeta {
+            name: Some(name.to_owned()),
+            labels: Some([label].into()),
+            ..ObjectMeta::default()
+        },
+        ..Namespace::default()
+    };
+    let api: Api<Namespace> = Api::all(client);
+    let params = PostParams::default();
+    let call = effect!("placement.namespace", api.create(&params, &namespace));
+    in_time("making the namespace", call).await?;
+    Ok(Step::Written(None))
+}
+
+/// Whether the newest that home wants is still that this Tenant goes.
+fn still_ordered(order: &PlacedTenant, now: &DesiredState) -> bool {
+    let mut orders = now.placed.iter();
+    let newest = orders.find(|newest| newest.uid == order.uid && newest.key() == order.key());
+    newest.is_some_and(|newest| newest.remove && !newest.paused) && !now.paused
+}
+
+async fn in_time<T>(what: &str, call: impl Future<Output = kube::Result<T>>) -> Result<T, Fault> {
+    let shown = |why: &str, message: String| {
+        let message = format!("{what}: {message}");
+        Err(Fault::Shown(State::new(Truth::False, why, message)))
+    };
+    match tokio::time::timeout(DEADLINE, call).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(kube::Error::Api(status))) => match status.code {
+            404 | 409 => Err(Fault::Stale),
+            _ if is_suspended(&status.message) => shown(reason::SUSPENDED, status.message.clone()),
+            403 => shown(reason::FORBIDDEN, status.message.clone()),
+            422 => shown(reason::NOT_ADMITTED, status.message.clone()),
+            _ => shown(reason::NOT_WRITTEN, status.message.clone()),
+        },
+        Ok(Err(error)) => shown(reason::NOT_WRITTEN, chain(&error)),
+        Err(_) => {
+            let message = format!("no answer within {} s", DEADLINE.as_secs());
+            shown(reason::NOT_WRITTEN, message)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn order(name: &str, remove: bool) -> PlacedTenant {
+        PlacedTenant {
+            namespace: "team".to_owned(),
+            name: name.to_owned(),
+            uid: format!("uid-of-{name}"),
+            remove,
+            ..PlacedTenant::default()
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_missing_from_a_list_is_left_and_only_what_is_new_is_looked_at() {
+        let mut placings = Placings::default();
+        let (a, b) = (order("a", false), order("b", false));
+        assert_eq!(placings.ordered(&[a.clone(), b.clone()]), []);
+        assert_eq!(placings.dirty, [a.key(), b.key()].into());
+        placings.dirty.clear();
+        let gone = order("b", true);
+        assert_eq!(placings.ordered(&[a.clone(), gone.clone()]), []);
+        assert_eq!(placings.dirty, [b.key()].into());
+        placings.dirty.clear();
+        assert_eq!(placings.ordered(&[gone]), [a.key()]);
+        assert!(placings.dirty.is_empty());
+        let other = SubjectKey::Tenant(order("c", false).key());
+        let known = SubjectKey::Tenant(b.key());
+        placings.touch(&[other, known].into());
+        assert_eq!(placings.dirty, [b.key()].into());
+    }
+
+    #[test]
+    fn unrestored_tenant_holds_up_no_other() {
+        let mut placings = Placings::default();
+        let (a, b) = (order("a", false), order("b", false));
+        placings.ordered(&[a.clone(), b.clone()]);
+        let is_a = |key: &TenantKey| *key == a.key();
+        assert_eq!(placings.take_dirty(is_a), Some(b.key()));
+        assert_eq!(placings.take_dirty(is_a), None);
+        assert_eq!(placings.take_dirty(|_| false), Some(a.key()));
+    }
+}

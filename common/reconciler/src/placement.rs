@@ -1,0 +1,432 @@
+//! Tenants of home that are placed on a member. At home, which they are; on the member the decision on one
+//! order: what is there in, the one next step and what is said out. No I/O.
+
+use krypton_crds::tenant::{Tenant, TenantSpec};
+use krypton_types::conditions::{State, Truth, reason};
+use krypton_types::names::{
+    HOME_UID_ANNOTATION, MANAGED_BY_HUB, MANAGED_BY_LABEL, PAUSED_ANNOTATION,
+    RECONCILE_REQUESTED_ANNOTATION,
+};
+use krypton_types::placed_tenant::PlacedTenant;
+use kube::ResourceExt;
+
+/// What the decision rests on, beside the order.
+#[derive(Clone, Copy, Debug)]
+pub struct View<'a> {
+    /// The Tenant of that namespace and name.
+    pub found: Option<&'a Tenant>,
+    /// Its namespace; `None` where there is none.
+    pub terminating: Option<bool>,
+    /// Why nothing is to be written here now: reason and words.
+    pub held: Option<(&'static str, &'a str)>,
+}
+
+/// The next step.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Placing {
+    /// There is nothing to be done.
+    Settled(State),
+    CreateNamespace,
+    Create(Box<Tenant>),
+    /// What is there, as it is to be: its resourceVersion is the precondition.
+    Update(Box<Tenant>),
+    /// The Tenant of this UID.
+    Delete(String),
+    /// What is known here says that the order to remove is carried out. Whoever is told so forgets the
+    /// Tenant, so it is read afresh before.
+    Confirm(State),
+}
+
+/// What a fresh look shows of an order to remove that seemed carried out.
+pub fn confirmed(order: &PlacedTenant, found: Option<&Tenant>) -> bool {
+    let uid = found.and_then(home_uid);
+    !uid.is_some_and(|uid| order.is_for(uid))
+}
+
+pub fn decide(order: &PlacedTenant, view: &View<'_>) -> Placing {
+    let step = match view.found {
+        None => absent(order, view),
+        Some(found) => present(order, found),
+    };
+    match (view.held, step) {
+        (_, Placing::Settled(state)) => Placing::Settled(state),
+        (Some((why, message)), _) => Placing::Settled(State::new(Truth::Unknown, why, message)),
+        (None, step) => step,
+    }
+}
+
+fn absent(order: &PlacedTenant, view: &View<'_>) -> Placing {
+    if order.remove {
+        let message = "the Tenant is gone from this cluster, as home has ordered";
+        return Placing::Confirm(not(reason::TENANT_GONE, message));
+    }
+    if order.paused {
+        return Placing::Settled(not(reason::PAUSED, "not made while it is paused at home"));
+    }
+    match view.terminating {
+        None => Placing::CreateNamespace,
+        Some(true) => {
+            let message = format!(
+                "namespace {} is being deleted on this cluster; waiting until it is gone",
+                order.namespace
+            );
+            Placing::Settled(not(reason::NAMESPACE_TERMINATING, &message))
+        }
+        Some(false) => {
+            let mut tenant = Tenant::new(&order.name, TenantSpec::default());
+            tenant.metadata.namespace = Some(order.namespace.clone());
+            Placing::Create(Box::new(ordered(order, tenant)))
+        }
+    }
+}
+
+fn present(order: &PlacedTenant, found: &Tenant) -> Placing {
+    match home_uid(found) {
+        None => return others(order, reason::ALREADY_THERE, &already_there(order)),
+        Some(uid) if order.is_for(uid) => {}
+        Some(_) if order.adopt && !order.remove => {}
+        Some(uid) => {
+            let message = format!(
+                "the Tenant {} on this cluster was placed for another object of home, with the UID {uid}; annotate the one at home with {}=true to take it over",
+                order.key(),
+                krypton_types::names::ADOPT_ANNOTATION
+            );
+            return others(order, reason::BELONGS_TO_ANOTHER, &message);
+        }
+    }
+    if order.remove {
+        let mut aside = found.clone();
+        put_aside(order, &mut aside);
+        // As long as it is set aside here, it does not go: that follows home to the last.
+        if aside != *found {
+            return Placing::Update(Box::new(aside));
+        }
+    }
+    if found.metadata.deletion_timestamp.is_some() {
+        let message = match order.remove {
+            true => "the Tenant is being deleted on this cluster, as home has ordered",
+            false => {
+                "the Tenant is being deleted on this cluster, by somebody else than home; it is made again when it is gone"
+            }
+        };
+        return Placing::Settled(not(reason::DELETING, message));
+    }
+    if order.remove {
+        return match order.paused {
+            true => Placing::Settled(not(
+                reason::PAUSED,
+                "deletion waits: paused by annotation at home",
+            )),
+            false => Placing::Delete(found.uid().unwrap_or_default()),
+        };
+    }
+    let wanted = ordered(order, found.clone());
+    if wanted == *found {
+        let message = format!("Tenant {} is on this cluster as home has it", order.key());
+        return Placing::Settled(State::new(Truth::True, reason::PLACED, message));
+    }
+    Placing::Update(Box::new(wanted))
+}
+
+/// What is not home's is left alone, and is nothing that an order to remove would remove.
+fn others(order: &PlacedTenant, why: &str, message: &str) -> Placing {
+    match order.remove {
+        true => Placing::Confirm(not(why, &format!("{message}; it is left where it is"))),
+        false => Placing::Settled(not(why, message)),
+    }
+}
+
+fn already_there(order: &PlacedTenant) -> String {
+    format!(
+        "a Tenant {} that home has not made is on this cluster already and is not taken over; its conditions are shown all the same",
+        order.key()
+    )
+}
+
+/// The UID at home that the Tenant was placed for; `None` where it was not placed.
+fn home_uid(tenant: &Tenant) -> Option<&str> {
+    let labelled = tenant.labels().get(MANAGED_BY_LABEL)?;
+    if labelled != MANAGED_BY_HUB {
+        return None;
+    }
+    let uid = tenant.annotations().get(HOME_UID_ANNOTATION)?;
+    Some(uid.as_str())
+}
+
+/// The Tenant as home wants it. What home says nothing of stays.
+fn ordered(order: &PlacedTenant, mut tenant: Tenant) -> Tenant {
+    tenant
+        .labels_mut()
+        .insert(MANAGED_BY_LABEL.to_owned(), MANAGED_BY_HUB.to_owned());
+    let annotations = tenant.annotations_mut();
+    annotations.insert(HOME_UID_ANNOTATION.to_owned(), order.uid.clone());
+    if let Some(requested) = &order.requested {
+        let key = RECONCILE_REQUESTED_ANNOTATION.to_owned();
+        annotations.insert(key, requested.clone());
+    }
+    put_aside(order, &mut tenant);
+    tenant.spec = TenantSpec {
+        workspace: order.spec.workspace.clone(),
+        // It is for the cluster that it is on.
+        cluster_ref: None,
+        values: order.spec.values.clone(),
+        service_account_name: order.spec.service_account_name.clone(),
+    };
+    tenant
+}
+
+/// Whether its release is left as it is.
+fn put_aside(order: &PlacedTenant, tenant: &mut Tenant) {
+    let annotations = tenant.annotations_mut();
+    match order.paused {
+        true => annotations.insert(PAUSED_ANNOTATION.to_owned(), "true".to_owned()),
+        false => annotations.remove(PAUSED_ANNOTATION),
+    };
+}
+
+fn not(why: &str, message: &str) -> State {
+    State::new(Truth::False, why, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use krypton_crds::tenant::ClusterRef;
+    use krypton_types::placed_tenant::PlacedSpec;
+
+    use super::*;
+
+    fn order() -> PlacedTenant {
+        PlacedTenant {
+            namespace: "team".to_owned(),
+            name: "acme".to_owned(),
+            uid: "home-1".to_owned(),
+            generation: 1,
+            spec: PlacedSpec {
+                workspace: Some("acme-ws".to_owned()),
+                values: None,
+                service_account_name: None,
+            },
+            ..PlacedTenant::default()
+        }
+    }
+
+    fn with(change: impl FnOnce(&mut PlacedTenant)) -> PlacedTenant {
+        let mut order = order();
+        change(&mut order);
+        order
+    }
+
+    fn removal() -> PlacedTenant {
+        with(|order| order.remove = true)
+    }
+
+    /// As this order makes it, and the apiserver keeps it.
+    fn made(order: &PlacedTenant) -> Tenant {
+        let Placing::Create(tenant) = at(order, None) else {
+            panic!("it is not made");
+        };
+        let mut tenant = *tenant;
+        tenant.metadata.uid = Some("edge-1".to_owned());
+        tenant.metadata.resource_version = Some("7".to_owned());
+        tenant
+    }
+
+    pub(super) fn at(order: &PlacedTenant, found: Option<&Tenant>) -> Placing {
+        let terminating = Some(false);
+        let view = View {
+            found,
+            terminating,
+            held: None,
+        };
+        decide(order, &view)
+    }
+
+    /// What is said, or done, in a word.
+    fn word(placing: &Placing) -> &str {
+        match placing {
+            Placing::Settled(state) => &state.reason,
+            Placing::CreateNamespace => "create-namespace",
+            Placing::Create(_) => "create",
+            Placing::Update(_) => "update",
+            Placing::Delete(_) => "delete",
+            Placing::Confirm(_) => "confirm",
+        }
+    }
+
+    #[test]
+    fn each_order_has_one_answer_to_each_thing_that_is_found() {
+        let changed = |change: fn(&mut Tenant)| {
+            let mut tenant = made(&order());
+            change(&mut tenant);
+            Some(tenant)
+        };
+        let ours = changed(|_| {});
+        let by_hand = changed(|tenant| tenant.labels_mut().clear());
+        let of_others = changed(|tenant| {
+            let managers = tenant.labels_mut();
+            managers.insert(MANAGED_BY_LABEL.to_owned(), "argo".to_owned());
+        });
+        let nameless = changed(|tenant| tenant.annotations_mut().clear());
+        let of_another = changed(|tenant| {
+            let annotations = tenant.annotations_mut();
+            annotations.insert(HOME_UID_ANNOTATION.to_owned(), "home-0".to_owned());
+        });
+        let going = changed(|tenant| {
+            tenant.metadata.deletion_timestamp = Some(Time(jiff::Timestamp::UNIX_EPOCH));
+        });
+        let moved = changed(|tenant| tenant.spec.workspace = Some("mine".to_owned()));
+        let aimed = changed(|tenant| {
+            tenant.spec.cluster_ref = Some(ClusterRef {
+                secret_name: Some("edge-9".to_owned()),
+                secret_namespace: None,
+            });
+        });
+        let paused = changed(|tenant| {
+            let annotations = tenant.annotations_mut();
+            annotations.insert(PAUSED_ANNOTATION.to_owned(), "true".to_owned());
+        });
+        let going_paused = paused.clone().map(|mut tenant| {
+            tenant.metadata.deletion_timestamp = Some(Time(jiff::Timestamp::UNIX_EPOCH));
+            tenant
+        });
+        let annotated = changed(|tenant| {
+            let annotations = tenant.annotations_mut();
+            annotations.insert("mine".to_owned(), "stays".to_owned());
+        });
+        let adopts = || with(|order| order.adopt = true);
+        let put_back = || with(|order| order.former_uid = Some("home-0".to_owned()));
+        let removal_paused = || with(|order| (order.remove, order.paused) = (true, true));
+        let table: &[(PlacedTenant, &Option<Tenant>, &str)] = &[
+            (order(), &None, "create"),
+            (order(), &ours, "Placed"),
+            (order(), &annotated, "Placed"),
+            (order(), &moved, "update"),
+            (order(), &aimed, "update"),
+            (order(), &paused, "update"),
+            (order(), &going, "Deleting"),
+            (order(), &by_hand, "AlreadyThere"),
+            (order(), &of_others, "AlreadyThere"),
+            (order(), &nameless, "AlreadyThere"),
+            (order(), &of_another, "BelongsToAnother"),
+            // What was made by hand is nobody's to hand over by an annotation at home.
+            (adopts(), &by_hand, "AlreadyThere"),
+            (adopts(), &of_another, "update"),
+            (adopts(), &ours, "Placed"),
+            (put_back(), &of_another, "update"),
+            (put_back(), &by_hand, "AlreadyThere"),
+            (
+                PlacedTenant {
+                    remove: true,
+                    ..put_back()
+                },
+                &of_another,
+                "delete",
+            ),
+            (removal(), &None, "confirm"),
+            (removal(), &ours, "delete"),
+            (removal(), &moved, "delete"),
+            (removal(), &going, "Deleting"),
+            (removal(), &by_hand, "confirm"),
+            (removal(), &of_another, "confirm"),
+            (
+                with(|order| (order.remove, order.adopt) = (true, true)),
+                &of_another,
+                "confirm",
+            ),
+            (with(|order| order.paused = true), &None, "Paused"),
+            (with(|order| order.paused = true), &ours, "update"),
+            (with(|order| order.paused = true), &paused, "Placed"),
+            // A deletion is set aside with it, and goes on with it.
+            (removal_paused(), &ours, "update"),
+            (removal_paused(), &paused, "Paused"),
+            (removal_paused(), &going, "update"),
+            (removal_paused(), &going_paused, "Deleting"),
+            (removal(), &paused, "update"),
+            (removal(), &going_paused, "update"),
+            (order(), &going_paused, "Deleting"),
+            (
+                with(|order| order.requested = Some("now".to_owned())),
+                &ours,
+                "update",
+            ),
+        ];
+        for (order, found, expected) in table {
+            let placing = at(order, found.as_ref());
+            assert_eq!(word(&placing), *expected, "{order:?} {found:?}");
+            // Whatever is written, the next look finds nothing to write.
+            if let Placing::Update(wanted) = placing {
+                let next = at(order, Some(&wanted));
+                assert_ne!(word(&next), "update", "{order:?} {found:?}");
+                assert!(order.remove || word(&next) == "Placed");
+                let versions = found.as_ref().map(|found| &found.metadata.resource_version);
+                assert_eq!(Some(&wanted.metadata.resource_version), versions);
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_is_written_while_the_member_is_held_back_and_what_is_well_is_said_all_the_same() {
+        let ours = made(&order());
+        let held = Some((reason::PAUSED, "paused on the EdgeCluster"));
+        for (order, found, expected) in [
+            (order(), None, "Paused"),
+            (order(), Some(&ours), "Placed"),
+            (removal(), Some(&ours), "Paused"),
+            // That it is gone is not for everybody to say.
+            (removal(), None, "Paused"),
+        ] {
+            let view = View {
+                found,
+                terminating: Some(false),
+                held,
+            };
+            assert_eq!(word(&decide(&order, &view)), expected, "{order:?}");
+        }
+    }
+
+    #[test]
+    fn the_namespace_is_made_when_it_is_missing_and_waited_for_when_it_goes() {
+        let found = None;
+        for (terminating, order, expected) in [
+            (None, order(), "create-namespace"),
+            (Some(true), order(), "NamespaceTerminating"),
+            (Some(false), order(), "create"),
+            (None, removal(), "confirm"),
+            (Some(true), removal(), "confirm"),
+        ] {
+            let view = View {
+                found,
+                terminating,
+                held: None,
+            };
+            assert_eq!(word(&decide(&order, &view)), expected);
+        }
+    }
+
+    #[test]
+    fn what_is_gone_is_so_only_when_a_fresh_look_shows_nothing_of_this_order() {
+        let ours = made(&order());
+        let theirs = made(&with(|order| order.uid = "home-0".to_owned()));
+        assert!(confirmed(&removal(), None));
+        assert!(confirmed(&removal(), Some(&theirs)));
+        assert!(!confirmed(&removal(), Some(&ours)));
+        let put_back = PlacedTenant {
+            former_uid: Some("home-0".to_owned()),
+            ..removal()
+        };
+        assert!(!confirmed(&put_back, Some(&theirs)));
+    }
+
+    #[test]
+    fn what_is_made_names_no_member_and_says_whose_it_is() {
+        let tenant = ordered(&with(|order| order.paused = true), made(&order()));
+        assert_eq!(tenant.names_member(), None);
+        assert!(tenant.is_for("edge-1", None));
+        assert_eq!(tenant.spec.workspace.as_deref(), Some("acme-ws"));
+        assert_eq!(tenant.labels()[MANAGED_BY_LABEL], MANAGED_BY_HUB);
+        assert_eq!(tenant.annotations()[HOME_UID_ANNOTATION], "home-1");
+        assert_eq!(tenant.annotations()[PAUSED_ANNOTATION], "true");
+        assert_eq!(tenant.metadata.finalizers, None);
+    }
+}

@@ -1,0 +1,36 @@
+//! What drift adds to a plan: whether the release may be looked at, and what is said of the last look.
+
+use krypton_types::conditions::reason;
+use krypton_types::desired::drift::DriftMode;
+
+use super::{Action, Permit, Plan, View};
+use crate::drift::{Wanted, with_findings};
+
+/// A release that is as desired may be looked at, unless it is still being rolled out, or nobody may write.
+pub(super) fn over(view: &View<'_>, mut plan: Plan) -> Plan {
+    if !plan.settled {
+        return plan;
+    }
+    let policy = view.subject.drift().unwrap_or(&view.desired.drift);
+    let wanted = Wanted::of(policy, |name| view.subject.annotation(name));
+    let off = wanted.mode == DriftMode::Off;
+    let last = view.memory.drift.as_ref();
+    let last = last.filter(|last| {
+        view.newest()
+            .is_some_and(|newest| newest.revision == last.revision)
+    });
+    let ready = &mut plan.state.ready;
+    // Until a look of ours, what an earlier process has said of it stands.
+    if off || wanted.mistaken.is_some() || last.is_some() {
+        let words = last.filter(|_| !off).and_then(|last| last.words.clone());
+        let said: Vec<String> = wanted.mistaken.clone().into_iter().chain(words).collect();
+        let said = (!said.is_empty()).then(|| said.join("; "));
+        ready.message = with_findings(&ready.message, said.as_deref());
+    }
+    let going = [reason::INSTALLING, reason::UPGRADING].contains(&ready.reason.as_str());
+    let may = view.permit == Permit::Granted && view.paused().is_none();
+    if !off && may && !going && plan.action == Action::Nothing {
+        plan.drift = Some(wanted);
+    }
+    plan
+}

@@ -1,0 +1,684 @@
+//! The table of repair: what a release is found as, and what is then done. `docs/repair.md` shows it.
+
+use krypton_helm::releases::Status;
+use krypton_helm::releases::labels::INSTALL_RUN;
+use krypton_helm::releases::revision::Revision;
+
+/// What a release is found as: by its newest revision, as helm itself sees it. A revision that is missing
+/// further down changes nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    Absent,
+    Deployed,
+    PendingInstall,
+    PendingUpgrade,
+    PendingRollback,
+    Uninstalling,
+    /// The newest failed, and was an installation: nothing has ever been deployed.
+    FailedInstall,
+    Failed,
+    Superseded,
+    Uninstalled,
+    Unknown,
+    /// Its newest Secret cannot be decoded, by helm neither. No label shows that: it comes up when the
+    /// Secret is needed.
+    Unreadable,
+}
+
+/// What is done about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Remedy {
+    /// Nothing, if it is as desired; else as `Apply`.
+    Compare,
+    /// `helm upgrade --install`.
+    Apply,
+    /// `helm install --replace`: the hooks of an installation run again, and what is there is taken over.
+    InstallAgain,
+    /// The revision is marked failed, which takes nothing from what runs; then as for that.
+    Unlock,
+    /// As `Unlock`, once no helm can be at it any more: at once where the dead one was ours.
+    BreakLock,
+    /// `helm uninstall`, hooks included.
+    Uninstall,
+    /// The workspace and the finalizer go.
+    LetGo,
+    /// The Secret is kept under another name and goes out of helm's way; then as for the revision before.
+    SetAside,
+    /// It is left alone, and a condition says what to look at.
+    Ask,
+}
+
+impl Remedy {
+    fn words(self) -> &'static str {
+        match self {
+            Self::Compare => "nothing; `helm upgrade --install` when it is not as desired",
+            Self::Apply => "`helm upgrade --install`",
+            Self::InstallAgain => "`helm install --replace`",
+            Self::Unlock => "mark it failed, then as for that",
+            Self::BreakLock => "once nobody can be at it, mark it failed, then as for that",
+            Self::Uninstall => "`helm uninstall`",
+            Self::LetGo => "let go",
+            Self::SetAside => "set the Secret aside, then as for the revision before",
+            Self::Ask => "leave it alone, and say so",
+        }
+    }
+}
+
+/// One row of the table.
+#[derive(Clone, Copy, Debug)]
+pub struct Row {
+    pub found: Found,
+    /// As the label `status` of the newest revision has it, or in words where that is not all.
+    pub name: &'static str,
+    /// How it comes about.
+    pub cause: &'static str,
+    /// For a Tenant that is to be there.
+    pub present: Remedy,
+    /// For a Tenant that is to go.
+    pub deleted: Remedy,
+    /// What holds meanwhile.
+    pub promise: &'static str,
+}
+
+/// The table.
+pub const TABLE: [Row; 12] = [
+    Row {
+        found: Found::Absent,
+        name: "(no revision)",
+        cause: "not installed yet; or all Secrets were deleted by hand",
+        present: Remedy::Apply,
+        deleted: Remedy::LetGo,
+        promise: "objects that carry the release's name are taken over, not made anew",
+    },
+    Row {
+        found: Found::Deployed,
+        name: "deployed",
+        cause: "helm ended well",
+        present: Remedy::Compare,
+        deleted: Remedy::Uninstall,
+        promise: "as desired: no request and no helm run",
+    },
+    Row {
+        found: Found::PendingInstall,
+        name: "pending-install",
+        cause: "helm died in an installation",
+        present: Remedy::BreakLock,
+        deleted: Remedy::Uninstall,
+        promise: "what it has made stays",
+    },
+    Row {
+        found: Found::PendingUpgrade,
+        name: "pending-upgrade",
+        cause: "helm died in an upgrade",
+        present: Remedy::BreakLock,
+        deleted: Remedy::Uninstall,
+        promise: "the revision before stays deployed and keeps serving",
+    },
+    Row {
+        found: Found::PendingRollback,
+        name: "pending-rollback",
+        cause: "a `helm rollback` died, ours or a person's, or a hook of it failed",
+        present: Remedy::BreakLock,
+        deleted: Remedy::Uninstall,
+        promise: "as for pending-upgrade",
+    },
+    Row {
+        found: Found::Uninstalling,
+        name: "uninstalling",
+        cause: "`helm uninstall` died, or a hook of it failed",
+        present: Remedy::BreakLock,
+        deleted: Remedy::Uninstall,
+        promise: "of a Tenant that is to be there nothing more is removed: what is gone is made again",
+    },
+    Row {
+        found: Found::FailedInstall,
+        name: "failed (installation)",
+        cause: "an installation of ours failed or died; nothing was ever deployed",
+        present: Remedy::InstallAgain,
+        deleted: Remedy::Uninstall,
+        promise: "pre-install and post-install hooks run again; nothing is uninstalled, objects stay the same",
+    },
+    Row {
+        found: Found::Failed,
+        name: "failed",
+        cause: "an upgrade or rollback failed or died",
+        present: Remedy::Apply,
+        deleted: Remedy::Uninstall,
+        promise: "the revision before keeps serving",
+    },
+    Row {
+        found: Found::Superseded,
+        name: "superseded",
+        cause: "the newest Secret was deleted by hand; or helm died between its last two writes",
+        present: Remedy::Unlock,
+        deleted: Remedy::Uninstall,
+        promise: "what runs stays",
+    },
+    Row {
+        found: Found::Uninstalled,
+        name: "uninstalled",
+        cause: "a person's `helm uninstall --keep-history`",
+        present: Remedy::Apply,
+        deleted: Remedy::Uninstall,
+        promise: "installed anew, with its hooks",
+    },
+    Row {
+        found: Found::Unknown,
+        name: "unknown, or any other word",
+        cause: "a helm that is newer than Krypton",
+        present: Remedy::Ask,
+        deleted: Remedy::Uninstall,
+        promise: "what runs stays",
+    },
+    Row {
+        found: Found::Unreadable,
+        name: "(cannot be decoded)",
+        cause: "the newest Secret is damaged: helm itself passes over it, and then stumbles on its name",
+        present: Remedy::SetAside,
+        deleted: Remedy::SetAside,
+        promise: "only when helm says so too; what runs stays; where no other revision is left, a deletion \
+                  waits and asks, since nobody knows what to remove",
+    },
+];
+
+/// The row of what was found.
+pub fn row(found: Found) -> &'static Row {
+    let fits = |row: &&Row| row.found == found;
+    TABLE.iter().find(fits).unwrap_or(&TABLE[0])
+}
+
+/// The table as `docs/repair.md` has it.
+pub fn markdown() -> String {
+    let mut text = String::from(
+        "| newest revision | how it comes about | Tenant is to be there | Tenant is to go | promised |\n\
+         | --- | --- | --- | --- | --- |\n",
+    );
+    for row in &TABLE {
+        let cells = [
+            row.name,
+            row.cause,
+            row.present.words(),
+            row.deleted.words(),
+            row.promise,
+        ];
+        text.push_str(&format!("| {} |\n", cells.join(" | ")));
+    }
+    text
+}
+
+/// What `revisions`, oldest first, are found as.
+pub fn found(revisions: &[&Revision]) -> Found {
+    let Some(newest) = revisions.last() else {
+        return Found::Absent;
+    };
+    match newest.status {
+        Status::Deployed => Found::Deployed,
+        Status::PendingInstall => Found::PendingInstall,
+        Status::PendingUpgrade => Found::PendingUpgrade,
+        Status::PendingRollback => Found::PendingRollback,
+        Status::Uninstalling => Found::Uninstalling,
+        Status::Failed if was_installing(revisions, newest) => Found::FailedInstall,
+        Status::Failed => Found::Failed,
+        Status::Superseded => Found::Superseded,
+        Status::Uninstalled => Found::Uninstalled,
+        Status::Unknown => Found::Unknown,
+    }
+}
+
+/// A failed attempt of ours whose leftovers nobody has seen to yet.
+pub(super) fn unswept(revisions: &[&Revision]) -> Option<u32> {
+    let (newest, older) = revisions.split_last()?;
+    let failed = older.iter().find(|revision| {
+        newest.status == Status::Deployed
+            && revision.status == Status::Failed
+            && revision.run.is_some()
+            && !inherited(revisions, revision)
+    });
+    failed.map(|revision| revision.revision)
+}
+
+/// Revisions of the original, or of a person, that a release of ours was made of and that nobody has seen to
+/// yet: the one that was taken over, and failed attempts on top of it. The newest first.
+pub fn adopted(revisions: &[&Revision]) -> Vec<u32> {
+    let mut found = Vec::new();
+    for revision in revisions.iter().rev() {
+        // Ours, from after it was taken over.
+        if revision.run.is_some() || found.len() >= UNSWEPT_MOST {
+            continue;
+        }
+        if revision.is_foreign() {
+            found.push(revision.revision);
+        }
+        // What was there before is what this one was made of.
+        if revision.status != Status::Failed {
+            break;
+        }
+    }
+    found
+}
+
+/// What of [`adopted`] has been upgraded since, by a run of ours.
+pub(super) fn overtaken(revisions: &[&Revision]) -> Option<u32> {
+    let newest = revisions.last()?;
+    let ours = newest.run.is_some() && !inherited(revisions, newest);
+    let upgraded = newest.status == Status::Deployed && ours;
+    adopted(revisions).first().copied().filter(|_| upgraded)
+}
+
+/// Failed attempts that are kept beyond the limit to a release's history.
+const UNSWEPT_MOST: usize = 16;
+
+/// The failed attempts to forget, of installations beyond the history limit and of repeated upgrades, newest first,
+/// each with whether it alone declares an object. Such an object may be what serves, so a bounded number of them is kept. One that cannot be
+/// read (`None`) stays.
+pub fn forgettable<T>(beyond: impl IntoIterator<Item = (T, Option<bool>)>) -> Vec<(T, bool)> {
+    let mut kept = 0;
+    let mut forgotten = Vec::new();
+    for (attempt, alone) in beyond {
+        match alone {
+            Some(true) if kept < UNSWEPT_MOST => kept += 1,
+            Some(alone) => forgotten.push((attempt, alone)),
+            None => {}
+        }
+    }
+    forgotten
+}
+
+/// How many revisions helm is to keep while it runs what has the fingerprint `current`: beyond the limit
+/// those failed attempts that declare something else or that another repeats, and what was adopted, until what they left is seen to,
+/// and the last good one. Helm drops the oldest first, and spares none but one that is deployed.
+pub fn history(limit: u8, revisions: &[Revision], current: &str) -> u8 {
+    let failed = failed_attempts(revisions);
+    let repeated = repeated(revisions);
+    let kept = |revision: &&Revision| {
+        revision.fingerprint.as_deref() != Some(current) || repeated.contains(&revision.revision)
+    };
+    let more = match failed.iter().position(kept) {
+        Some(oldest) => (failed.len() - oldest).min(UNSWEPT_MOST),
+        None => 0,
+    };
+    let all: Vec<&Revision> = revisions.iter().collect();
+    let since_good = match last_good(&all) {
+        Some(good) if good.status == Status::Superseded => {
+            let since = revisions.iter().filter(|it| it.revision >= good.revision);
+            since.count() + 1
+        }
+        _ => 0,
+    };
+    let oldest = adopted(&all).last().copied();
+    let back_to = oldest.and_then(|oldest| all.iter().position(|found| found.revision == oldest));
+    // And the one that is about to be made.
+    let adopted = back_to.map_or(0, |at| all.len() - at + 1);
+    let adopted = adopted.min(usize::from(limit) + UNSWEPT_MOST);
+    let kept = usize::from(limit) + more;
+    u8::try_from(kept.max(since_good).max(adopted)).unwrap_or(u8::MAX)
+}
+
+/// The revision to go back to. Of a rollback that died at its end helm has left none deployed; one that it
+/// was to lead away from is signed.
+pub(super) fn last_good<'a>(revisions: &[&'a Revision]) -> Option<&'a Revision> {
+    let left = |it: &Revision| it.rolled_back_by.is_some_and(|by| by > it.revision);
+    let newest = |is: &dyn Fn(&Revision) -> bool| {
+        let mut newest_first = revisions.iter().rev();
+        newest_first.find(|it| is(it)).copied()
+    };
+    newest(&|it| it.status == Status::Deployed)
+        .or_else(|| newest(&|it| it.status == Status::Superseded && !left(it)))
+}
+
+/// Failed attempts that a newer one repeats. Where they declare an object that it does not, they are kept.
+pub fn repeated(revisions: &[Revision]) -> Vec<u32> {
+    let failed = failed_attempts(revisions);
+    let repeats = |(at, revision): (usize, &&Revision)| {
+        let newer = failed.get(at + 1..).unwrap_or_default();
+        let same = |other: &&Revision| other.fingerprint == revision.fingerprint;
+        (revision.fingerprint.is_some() && newer.iter().any(same)).then_some(revision.revision)
+    };
+    failed.iter().enumerate().filter_map(repeats).collect()
+}
+
+/// Those that were not seen to yet, oldest first.
+fn failed_attempts(revisions: &[Revision]) -> Vec<&Revision> {
+    let all: Vec<&Revision> = revisions.iter().collect();
+    let unswept = |revision: &&&Revision| {
+        revision.status == Status::Failed && revision.run.is_some() && !inherited(&all, revision)
+    };
+    all.iter().filter(unswept).copied().collect()
+}
+
+/// Whether the run that wrote this revision began where nothing was deployed, and none has been since. In
+/// doubt it did not: the hooks of an installation may not be fit for what has once run.
+fn was_installing(revisions: &[&Revision], revision: &Revision) -> bool {
+    is_installations(revision)
+        && !inherited(revisions, revision)
+        && !revisions
+            .iter()
+            .any(|other| other.status == Status::Deployed)
+}
+
+fn is_installations(revision: &Revision) -> bool {
+    let install = |run: &String| run.starts_with(INSTALL_RUN);
+    revision.run.as_ref().is_some_and(install)
+}
+
+/// Whether a run that follows these revisions begins where nothing was ever deployed, and may be called an
+/// installation. What was marked failed by us says no more what it was.
+pub fn begins_anew<'a>(revisions: impl IntoIterator<Item = &'a Revision>) -> bool {
+    let mut revisions = revisions.into_iter();
+    revisions.all(|revision| match revision.status {
+        Status::Deployed | Status::Superseded => false,
+        Status::Uninstalled => true,
+        _ => is_installations(revision),
+    })
+}
+
+/// Helm copies labels from one revision to the next: one that carries the mark of an earlier run was
+/// written by hand.
+pub(super) fn inherited(revisions: &[&Revision], revision: &Revision) -> bool {
+    revision.run.is_some()
+        && revisions
+            .iter()
+            .any(|other| other.revision < revision.revision && other.run == revision.run)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn revision(number: u32, status: Status, run: Option<&str>) -> Revision {
+        Revision {
+            revision: number,
+            status,
+            fingerprint: None,
+            owner_uid: None,
+            owner_namespace: None,
+            run: run.map(str::to_owned),
+            rolled_back_by: None,
+            uid: format!("secret-{number}"),
+            resource_version: "1".to_owned(),
+            created: None,
+        }
+    }
+
+    #[test]
+    fn failed_installations_stay_bounded_over_500_failures() {
+        // Each declares an object of a random name.
+        let mut failed: Vec<u32> = Vec::new();
+        for number in 1..=500 {
+            failed.insert(0, number);
+            let beyond = failed.iter().skip(2).map(|number| (*number, Some(true)));
+            let forgotten: Vec<u32> = forgettable(beyond).into_iter().map(|it| it.0).collect();
+            failed.retain(|number| !forgotten.contains(number));
+            assert!(failed.len() <= 2 + UNSWEPT_MOST);
+        }
+        assert_eq!(failed.first(), Some(&500));
+        assert_eq!(failed.last(), Some(&483));
+        let repeats = [(3, Some(false)), (2, None), (1, Some(true))];
+        assert_eq!(forgettable(repeats), [(3, false)], "doubt forgets nothing");
+    }
+
+    #[test]
+    fn a_failed_attempt_is_kept_until_another_repeats_it_or_what_it_left_is_seen_to() {
+        let failed = |number, fingerprint: &str| Revision {
+            fingerprint: Some(fingerprint.to_owned()),
+            ..revision(number, Status::Failed, Some(&format!("u{number}")))
+        };
+        let deployed = revision(1, Status::Deployed, Some("u1"));
+        let seen_to = Revision {
+            run: None,
+            ..failed(2, "a")
+        };
+        for (revisions, current, kept, repeats) in [
+            (vec![], "a", 3, vec![]),
+            (vec![deployed.clone()], "a", 3, vec![]),
+            (vec![deployed.clone(), failed(2, "a")], "a", 3, vec![]),
+            // The same again may have made other objects: it is not for helm to drop.
+            (
+                vec![deployed.clone(), failed(2, "a"), failed(3, "a")],
+                "a",
+                5,
+                vec![2],
+            ),
+            // Another is not to be dropped for it.
+            (vec![deployed.clone(), failed(2, "a")], "b", 4, vec![]),
+            (
+                vec![deployed.clone(), failed(2, "a"), failed(3, "b")],
+                "b",
+                5,
+                vec![],
+            ),
+            (
+                vec![
+                    deployed.clone(),
+                    failed(2, "a"),
+                    failed(3, "b"),
+                    failed(4, "b"),
+                ],
+                "b",
+                6,
+                vec![3],
+            ),
+            (vec![deployed, seen_to, failed(3, "b")], "b", 3, vec![]),
+        ] {
+            assert_eq!(history(3, &revisions, current), kept, "{revisions:?}");
+            assert_eq!(repeated(&revisions), repeats, "{revisions:?}");
+        }
+        // Without one that is deployed nothing is spared: a rollback died when it had taken that from it.
+        let left = Revision {
+            rolled_back_by: Some(3),
+            ..revision(2, Status::Superseded, Some("u2"))
+        };
+        let died = |number| revision(number, Status::Failed, None);
+        let mut died = vec![
+            revision(1, Status::Superseded, Some("u1")),
+            left,
+            died(3),
+            died(4),
+        ];
+        let good = |all: &[Revision]| last_good(&all.iter().collect::<Vec<_>>()).unwrap().revision;
+        assert_eq!(good(&died), 1);
+        assert_eq!(history(3, &died, "b"), 5);
+        died.push(revision(5, Status::Deployed, None));
+        assert_eq!(good(&died), 5);
+        assert_eq!(history(3, &died, "b"), 3);
+        let many: Vec<Revision> = (0..200).map(|n| failed(n, &n.to_string())).collect();
+        assert_eq!(history(3, &many, "x"), 19);
+    }
+
+    fn found_in(revisions: &[Revision]) -> Found {
+        found(&revisions.iter().collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn each_state_has_one_row_and_each_row_its_place() {
+        for status in Status::ALL {
+            let found = found_in(&[revision(1, status, None)]);
+            assert_eq!(row(found).found, found, "{status}");
+            assert!(row(found).name.starts_with(status.as_str()), "{status}");
+        }
+        for one in &TABLE {
+            let rows = TABLE.iter().filter(|row| row.found == one.found);
+            assert_eq!(rows.count(), 1, "{}", one.name);
+        }
+    }
+
+    #[test]
+    fn no_row_uninstalls_for_a_tenant_that_is_to_be_there() {
+        for row in &TABLE {
+            let removes = [Remedy::Uninstall, Remedy::LetGo].contains(&row.present);
+            assert!(!removes, "{}", row.name);
+        }
+    }
+
+    #[test]
+    fn an_installation_is_repeated_only_where_nothing_was_ever_deployed() {
+        let (first, second) = (Some("install-1"), Some("install-2"));
+        let failed = |number, run| revision(number, Status::Failed, run);
+        assert_eq!(found_in(&[failed(1, first)]), Found::FailedInstall);
+        assert_eq!(
+            found_in(&[failed(1, first), failed(2, second)]),
+            Found::FailedInstall
+        );
+        // Whose it was is not known; it was an upgrade; it was a rollback by hand; another is deployed.
+        assert_eq!(found_in(&[failed(1, None)]), Found::Failed);
+        assert_eq!(found_in(&[failed(2, Some("upgrade-1"))]), Found::Failed);
+        let by_hand = [revision(1, Status::Superseded, first), failed(2, first)];
+        assert_eq!(found_in(&by_hand), Found::Failed);
+        let runs = [revision(1, Status::Deployed, first), failed(2, second)];
+        assert_eq!(found_in(&runs), Found::Failed);
+    }
+
+    #[test]
+    fn what_follows_a_release_that_was_marked_failed_is_not_called_an_installation() {
+        let of = |status, run| revision(1, status, run);
+        assert!(begins_anew(&[]));
+        assert!(begins_anew(&[of(Status::Failed, Some("install-1"))]));
+        assert!(begins_anew(&[of(Status::Uninstalled, None)]));
+        for once_deployed in [
+            of(Status::Failed, None),
+            of(Status::Failed, Some("upgrade-1")),
+            of(Status::Deployed, Some("install-1")),
+            of(Status::Superseded, Some("install-1")),
+        ] {
+            let then = revision(2, Status::Failed, Some("install-2"));
+            assert!(!begins_anew(&[once_deployed, then]));
+        }
+    }
+
+    #[test]
+    fn a_failed_attempt_of_ours_is_swept_once_another_is_deployed() {
+        let failed = revision(2, Status::Failed, Some("upgrade-2"));
+        let deployed = revision(3, Status::Deployed, Some("upgrade-3"));
+        let seen_to = revision(2, Status::Failed, None);
+        assert_eq!(unswept(&[&failed, &deployed]), Some(2));
+        assert_eq!(unswept(&[&failed]), None);
+        assert_eq!(unswept(&[&seen_to, &deployed]), None);
+        assert_eq!(unswept(&[&deployed]), None);
+    }
+
+    #[test]
+    fn what_was_adopted_is_seen_to_once_a_run_of_ours_is_deployed_and_kept_until_then() {
+        let theirs = |number, status| revision(number, status, None);
+        let ours = |number, status| revision(number, status, Some(&format!("upgrade-{number}")));
+        let seen_to = |number| Revision {
+            owner_uid: Some("uid-1".to_owned()),
+            ..theirs(number, Status::Superseded)
+        };
+        let (deployed, superseded) = (Status::Deployed, Status::Superseded);
+        for (revisions, found, sees_to, kept) in [
+            (vec![], vec![], None, 3),
+            (vec![ours(1, deployed)], vec![], None, 3),
+            // Taken over, and nothing else.
+            (
+                vec![theirs(1, superseded), theirs(2, deployed)],
+                vec![2],
+                None,
+                3,
+            ),
+            (
+                vec![
+                    theirs(1, superseded),
+                    theirs(2, superseded),
+                    ours(3, deployed),
+                ],
+                vec![2],
+                Some(2),
+                3,
+            ),
+            (
+                vec![theirs(1, superseded), seen_to(2), ours(3, deployed)],
+                vec![],
+                None,
+                3,
+            ),
+            // Interrupted on the way.
+            (
+                vec![
+                    theirs(1, superseded),
+                    theirs(2, Status::Failed),
+                    ours(3, deployed),
+                ],
+                vec![2, 1],
+                Some(2),
+                4,
+            ),
+            (
+                vec![theirs(1, deployed), ours(2, Status::Failed)],
+                vec![1],
+                None,
+                4,
+            ),
+            (
+                vec![
+                    theirs(1, superseded),
+                    ours(2, superseded),
+                    ours(3, superseded),
+                    ours(4, deployed),
+                ],
+                vec![1],
+                Some(1),
+                5,
+            ),
+            // Rolled back to it by hand: it is theirs that runs.
+            (
+                vec![
+                    theirs(1, superseded),
+                    ours(2, superseded),
+                    theirs(3, deployed),
+                ],
+                vec![3],
+                None,
+                3,
+            ),
+        ] {
+            let all: Vec<&Revision> = revisions.iter().collect();
+            assert_eq!(adopted(&all), found, "{revisions:?}");
+            assert_eq!(overtaken(&all), sees_to, "{revisions:?}");
+            assert_eq!(history(3, &revisions, "a"), kept, "{revisions:?}");
+        }
+        let failed: Vec<Revision> = (1..=300).map(|n| theirs(n, Status::Failed)).collect();
+        assert_eq!(
+            adopted(&failed.iter().collect::<Vec<_>>()).len(),
+            UNSWEPT_MOST
+        );
+        assert_eq!(history(3, &failed, "a"), 17);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_missing_below_the_newest_and_the_deployed_changes_nothing(
+            history in prop::collection::vec((prop::sample::select(Status::ALL.to_vec()), 0..3_u8), 1..6),
+            missing in any::<prop::sample::Index>(),
+        ) {
+            let mut revisions: Vec<Revision> = (1..).zip(&history).map(|(number, (status, run))| {
+                let own = format!("{}-{number}", if *run == 1 { "install" } else { "upgrade" });
+                revision(number, *status, (*run > 0).then_some(own.as_str()))
+            }).collect();
+            let before = found_in(&revisions);
+            let at = missing.index(revisions.len());
+            if at + 1 < revisions.len() && revisions[at].status != Status::Deployed {
+                revisions.remove(at);
+                prop_assert_eq!(found_in(&revisions), before);
+            }
+        }
+    }
+
+    #[test]
+    fn the_page_shows_the_table() {
+        let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/repair.md");
+        let text = std::fs::read_to_string(&page).unwrap();
+        let (begin, end) = ("<!-- table -->\n", "<!-- end of the table -->\n");
+        let (before, rest) = text.split_once(begin).unwrap();
+        let (shown, after) = rest.split_once(end).unwrap();
+        if std::env::var_os("WRITE_DOCS").is_some() {
+            let now = format!("{before}{begin}{}{end}{after}", markdown());
+            std::fs::write(&page, now).unwrap();
+        } else {
+            assert_eq!(shown, markdown(), "WRITE_DOCS=1 writes it anew");
+        }
+    }
+}

@@ -1,0 +1,1583 @@
+mod coming;
+mod deployments;
+mod lockdown;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use krypton_crds::tenant::{Tenant, TenantSpec};
+use krypton_helm::releases::Status;
+use krypton_helm::releases::revision::Revision;
+use krypton_types::allowed_namespaces::Allowed;
+use krypton_types::conditions::{State, Truth, reason};
+use krypton_types::desired::crd_policy::CrdPolicy;
+use krypton_types::desired::drift::DriftMode;
+use krypton_types::desired::handling::WaitPolicy;
+use krypton_types::desired::{ChartState, DesiredState, Version};
+use krypton_types::names;
+use proptest::prelude::*;
+
+use super::*;
+use crate::index::Workspace;
+use crate::owner::Subject;
+
+const CLUSTER: &str = "edge-1";
+const ORIGINAL: &str = "dd782c04db309dcc54c116da69b3f09bdae53e49d4d4e087fb6bce3a92e80a8d";
+
+/// A world with one Tenant in it, all well until a test breaks it.
+struct World {
+    tenant: Tenant,
+    others: Vec<Tenant>,
+    revisions: Vec<Revision>,
+    workspace: Option<Workspace>,
+    elsewhere: Option<String>,
+    shared: bool,
+    facts: Option<Release>,
+    /// Whether this process has read what Krypton deployed, where `facts` are not given.
+    read: bool,
+    unready: Option<String>,
+    allowed: Allowed,
+    memory: Memory,
+    permit: Permit,
+    desired: DesiredState,
+    now: Boot,
+    policy: Policy,
+}
+
+fn world() -> World {
+    let mut tenant = Tenant::new("acme", TenantSpec::default());
+    tenant.metadata.namespace = Some("team".to_owned());
+    tenant.metadata.uid = Some("uid-1".to_owned());
+    tenant.metadata.generation = Some(1);
+    tenant.metadata.finalizers = Some(vec![names::TENANT_FINALIZER.to_owned()]);
+    tenant.metadata.annotations =
+        Some([(names::fingerprint_annotation(CLUSTER), ORIGINAL.to_owned())].into());
+    World {
+        tenant,
+        others: Vec::new(),
+        revisions: Vec::new(),
+        workspace: Some(Workspace {
+            terminating: false,
+            creator: Some("uid-1".to_owned()),
+            open_to: None,
+            uid: "ns-uid".to_owned(),
+            words: None,
+        }),
+        elsewhere: None,
+        shared: false,
+        facts: None,
+        read: true,
+        unready: None,
+        allowed: Allowed::default(),
+        memory: Memory::default(),
+        permit: Permit::Granted,
+        desired: DesiredState {
+            version: Version {
+                epoch: 1,
+                generation: 1,
+            },
+            chart: ChartState {
+                repo: "https://charts.jetstack.io".to_owned(),
+                name: "cert-manager".to_owned(),
+                version: "1.19.1".to_owned(),
+                install_crds: true,
+                values: serde_json::Map::new(),
+                confidential: None,
+                pinned: None,
+            },
+            paused: false,
+            retire: false,
+            drift: krypton_types::desired::drift::DriftPolicy::default(),
+            chart_crds: krypton_types::desired::crd_policy::CrdPolicy::default(),
+            tenant_values: false,
+            handling: krypton_types::desired::handling::Handling::default(),
+            lockdown: krypton_types::desired::lockdown::Lockdown::default(),
+            namespaces: krypton_types::desired::namespaces::NamespaceConfiguration::default(),
+            deployments: Vec::new(),
+            placed: Vec::new(),
+        },
+        now: Boot(Duration::from_secs(10_000)),
+        policy: Policy {
+            helm_timeout: Duration::from_secs(180),
+            foreign_lock_grace: Duration::from_secs(600),
+            retries: None,
+            remediation: Remediation::Keep,
+            history_max: 3,
+            protected_namespaces: vec!["krypton".to_owned()],
+        },
+    }
+}
+
+impl World {
+    fn plan(&self) -> Plan {
+        let tenant = Subject::Tenant(Arc::new(self.tenant.clone()));
+        let others = self.others.iter().cloned();
+        let others = others.map(|other| Subject::Tenant(Arc::new(other)));
+        self.plan_of(&tenant, others.collect())
+    }
+
+    /// The same world, of `subject` and others that want its release.
+    fn plan_of(&self, subject: &Subject, others: Vec<Subject>) -> Plan {
+        let release_key = subject.release(CLUSTER);
+        let revisions: Vec<&Revision> = self.revisions.iter().collect();
+        let mut claimants = others;
+        claimants.push(subject.clone());
+        claimants.sort_by_cached_key(|claimant| claimant.seniority());
+        let chart = self.desired.chart_with(subject.values());
+        let newest = revisions.last();
+        let newest = newest.filter(|newest| self.read && !newest.is_foreign());
+        let own = newest.map(|newest| release(newest.revision, "cert-manager", "1.19.1"));
+        plan(&View {
+            cluster: CLUSTER,
+            source_namespace: None,
+            now: self.now,
+            policy: &self.policy,
+            permit: self.permit.clone(),
+            desired: &self.desired,
+            chart: &chart,
+            fingerprint: &chart.fingerprint(),
+            subject,
+            release_key: &release_key,
+            revisions: &revisions,
+            claimants: &claimants,
+            workspace: self.workspace.as_ref(),
+            elsewhere: self.elsewhere.as_deref(),
+            workspace_shared: self.shared,
+            facts: self.facts.as_ref().or(own.as_ref()),
+            unready: self.unready.as_deref(),
+            allowed: &self.allowed,
+            memory: &self.memory,
+        })
+    }
+
+    fn ours(&self, revision: u32, status: Status) -> Revision {
+        Revision {
+            revision,
+            status,
+            fingerprint: Some(self.desired.chart.fingerprint()),
+            owner_uid: Some("uid-1".to_owned()),
+            owner_namespace: Some("team".to_owned()),
+            run: Some(format!("run-{revision}")),
+            rolled_back_by: None,
+            uid: format!("secret-{revision}"),
+            resource_version: revision.to_string(),
+            created: None,
+        }
+    }
+
+    /// A revision that knows nothing of Krypton's labels.
+    fn foreign(&self, revision: u32, status: Status) -> Revision {
+        Revision {
+            fingerprint: None,
+            owner_uid: None,
+            owner_namespace: None,
+            run: None,
+            rolled_back_by: None,
+            ..self.ours(revision, status)
+        }
+    }
+
+    fn deployed(mut self) -> Self {
+        self.revisions = vec![self.ours(1, Status::Deployed)];
+        self
+    }
+
+    fn deleted(mut self) -> Self {
+        self.tenant.metadata.deletion_timestamp =
+            Some(Time(Timestamp::from_second(1_000).unwrap()));
+        self
+    }
+
+    fn facts(mut self, chart: &str, version: &str) -> Self {
+        self.facts = Some(release(1, chart, version));
+        self
+    }
+
+    pub(crate) fn failed(mut self, reason: &'static str, retry_in: u64) -> Self {
+        let going = self.tenant.metadata.deletion_timestamp.is_some()
+            || self.desired.retire
+            || reason == krypton_types::conditions::reason::UNINSTALL_FAILED;
+        self.memory.failure = Some(Failure {
+            reason,
+            message: "it broke".to_owned(),
+            attempts: 1,
+            permanent: false,
+            retry_at: Boot(self.now.0 + Duration::from_secs(retry_in)),
+            attempt: Attempt {
+                generation: 1,
+                fingerprint: self.desired.chart.fingerprint(),
+                requested: None,
+                removal: going.then_some(false),
+            },
+        });
+        self
+    }
+}
+
+pub(super) fn release(revision: u32, chart: &str, version: &str) -> Release {
+    Release {
+        name: "tenant-acme-edge-1".to_owned(),
+        namespace: "acme".to_owned(),
+        revision,
+        status: Status::Deployed,
+        chart_name: chart.to_owned(),
+        chart_version: version.to_owned(),
+        server_side: true,
+        description: String::new(),
+        workloads: Vec::new(),
+    }
+}
+
+fn ready(plan: &Plan) -> (Truth, &str) {
+    (plan.state.ready.truth, plan.state.ready.reason.as_str())
+}
+
+#[test]
+fn a_new_tenant_gets_finalizer_workspace_and_release_one_after_the_other() {
+    let mut w = world();
+    w.tenant.metadata.finalizers = None;
+    w.workspace = None;
+    assert_eq!(w.plan().action, Action::AddFinalizer);
+    w.tenant.metadata.finalizers = Some(vec![names::TENANT_FINALIZER.to_owned()]);
+    assert_eq!(w.plan().action, Action::CreateWorkspace);
+    w.workspace = Some(Workspace {
+        terminating: false,
+        creator: None,
+        open_to: None,
+        uid: "n".to_owned(),
+        words: None,
+    });
+    assert_eq!(w.plan().action, Action::Helm(Run::Install));
+}
+
+#[test]
+fn a_release_that_is_as_desired_is_left_alone() {
+    let plan = world().deployed().plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert_eq!(ready(&plan), (Truth::True, reason::NO_CHANGE));
+    assert_eq!(plan.wake, None);
+    assert_eq!(
+        plan.applied_chart.as_deref(),
+        Some("https://charts.jetstack.io/cert-manager:1.19.1")
+    );
+}
+
+#[test]
+fn another_chart_version_or_other_values_upgrade() {
+    let mut changed = world().deployed();
+    changed.desired.chart.version = "1.20.0".to_owned();
+    assert_eq!(changed.plan().action, Action::Helm(Run::Upgrade));
+    let mut changed = world().deployed();
+    changed
+        .desired
+        .chart
+        .values
+        .insert("a".to_owned(), 1.into());
+    assert_eq!(changed.plan().action, Action::Helm(Run::Upgrade));
+}
+
+fn own_values(value: serde_json::Value) -> Option<serde_json::Map<String, serde_json::Value>> {
+    value.as_object().cloned()
+}
+
+#[test]
+fn values_of_the_tenant_change_its_release_where_the_fleet_allows_it() {
+    let mut w = world();
+    w.desired.tenant_values = true;
+    let mut w = w.deployed();
+    assert_eq!(w.plan().action, Action::Nothing);
+    // None, and such as change nothing.
+    for same in [
+        serde_json::json!({}),
+        serde_json::json!({"installCRDs": true}),
+    ] {
+        w.tenant.spec.values = own_values(same);
+        assert_eq!(w.plan().action, Action::Nothing);
+    }
+    w.tenant.spec.values = own_values(serde_json::json!({"replicas": 3}));
+    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+    let chart = w.desired.chart_with(w.tenant.spec.values.as_ref());
+    w.revisions[0].fingerprint = Some(chart.fingerprint());
+    assert_eq!(w.plan().action, Action::Nothing);
+    w.tenant.spec.values = None;
+    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+}
+
+#[test]
+fn a_tenant_whose_values_may_not_count_is_not_changed_and_says_so() {
+    let most = krypton_types::values::MOST_BYTES_OF_TENANT;
+    let large = serde_json::json!({"a": "x".repeat(most)});
+    let cases = [
+        (
+            false,
+            serde_json::json!({"a": 1}),
+            reason::VALUES_NOT_ALLOWED,
+        ),
+        (true, large, reason::VALUES_TOO_LARGE),
+    ];
+    for (allowed, values, why) in cases {
+        let mut w = world();
+        w.desired.tenant_values = allowed;
+        w.tenant.spec.values = own_values(values.clone());
+        let plan = w.plan();
+        assert_eq!(plan.action, Action::Nothing);
+        assert_eq!(ready(&plan), (Truth::False, why));
+        assert!(plan.state.ready.message.contains("spec.values"));
+        // Neither another version nor a failed revision is a reason to run helm, and what runs is ready.
+        let mut w = w.deployed();
+        w.memory.said = Some(ClusterState {
+            ready: state(Truth::True, reason::INSTALLED, ""),
+            progress: None,
+            error: None,
+        });
+        w.desired.chart.version = "1.20.0".to_owned();
+        let plan = w.plan();
+        assert_eq!(plan.action, Action::Nothing);
+        assert_eq!(ready(&plan), (Truth::True, reason::INSTALLED));
+        let error = plan.state.error.unwrap();
+        assert_eq!((error.truth, error.reason.as_str()), (Truth::True, why));
+        w.revisions.push(w.ours(2, Status::Failed));
+        assert_eq!(w.plan().action, Action::Nothing);
+        // It can be deleted all the same.
+        let w = w.deleted();
+        assert_eq!(w.plan().action, Action::Uninstall);
+        // Without them all is as ever.
+        let mut w = world().deployed();
+        w.tenant.spec.values = own_values(serde_json::json!({}));
+        assert_eq!(w.plan().action, Action::Nothing);
+        assert_eq!(ready(&w.plan()), (Truth::True, reason::NO_CHANGE));
+    }
+}
+
+#[test]
+fn every_state_of_the_newest_revision_has_its_action() {
+    let unlock = |was: &str| Action::Unlock {
+        revision: 2,
+        was: was.to_owned(),
+    };
+    let cases = [
+        (Status::Deployed, Action::Nothing),
+        (Status::Failed, Action::Helm(Run::Upgrade)),
+        (Status::Uninstalled, Action::Helm(Run::Upgrade)),
+        (Status::Superseded, unlock("superseded")),
+        (Status::PendingInstall, unlock("pending-install")),
+        (Status::PendingUpgrade, unlock("pending-upgrade")),
+        (Status::PendingRollback, unlock("pending-rollback")),
+        (Status::Uninstalling, Action::Nothing),
+        (Status::Unknown, Action::Nothing),
+    ];
+    for (status, action) in cases {
+        let mut w = world();
+        w.revisions = vec![w.ours(1, Status::Superseded), w.ours(2, status)];
+        assert_eq!(w.plan().action, action, "{status:?}");
+    }
+}
+
+#[test]
+fn a_tenant_that_is_to_go_follows_the_table_too() {
+    for status in Status::ALL {
+        let mut w = world().deleted();
+        w.revisions = vec![w.ours(1, status)];
+        let found = repair::found(&w.revisions.iter().collect::<Vec<_>>());
+        assert_eq!(repair::row(found).deleted, repair::Remedy::Uninstall);
+        assert_eq!(w.plan().action, Action::Uninstall, "{status}");
+    }
+    let mut w = world().deleted();
+    assert_eq!(
+        repair::row(repair::Found::Absent).deleted,
+        repair::Remedy::LetGo
+    );
+    assert_eq!(w.plan().action, Action::DeleteWorkspace);
+    w.workspace = None;
+    assert_eq!(w.plan().action, Action::RemoveFinalizer { orphaned: false });
+}
+
+#[test]
+fn a_lock_of_somebody_else_is_respected_for_a_grace() {
+    let mut w = world();
+    w.revisions = vec![
+        w.ours(1, Status::Deployed),
+        w.ours(2, Status::PendingUpgrade),
+    ];
+    // A helm run by hand copies our labels to its revision.
+    w.revisions[1].run = w.revisions[0].run.clone();
+    w.memory.locked = Some((2, w.now));
+    let plan = w.plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert_eq!(plan.wake, Some(Boot(w.now.0 + Duration::from_secs(600))));
+    w.now = Boot(w.now.0 + Duration::from_secs(600));
+    assert!(matches!(
+        w.plan().action,
+        Action::Unlock { revision: 2, .. }
+    ));
+}
+
+#[test]
+fn a_rollback_of_ours_that_died_is_no_lock_of_somebody_else() {
+    let mut w = world();
+    w.revisions = vec![
+        w.ours(1, Status::Deployed),
+        w.ours(2, Status::Failed),
+        w.ours(3, Status::PendingRollback),
+    ];
+    // Of the revision that it goes back to.
+    w.revisions[2].run = w.revisions[0].run.clone();
+    w.memory.locked = Some((3, w.now));
+    assert_eq!(w.plan().action, Action::Nothing);
+    w.revisions[1].rolled_back_by = Some(3);
+    assert!(matches!(
+        w.plan().action,
+        Action::Unlock { revision: 3, .. }
+    ));
+    // A mark that helm has copied, or of a rollback that is over, says nothing.
+    w.revisions[1].rolled_back_by = Some(2);
+    w.revisions[2].rolled_back_by = Some(2);
+    assert_eq!(w.plan().action, Action::Nothing);
+}
+
+#[test]
+fn a_release_that_was_being_uninstalled_is_made_whole_for_a_tenant_that_is_to_be_there() {
+    let mut w = world();
+    w.revisions = vec![w.ours(1, Status::Uninstalling)];
+    // Somebody may be at it: helm's uninstall does not sign.
+    w.memory.locked = Some((1, w.now));
+    let plan = w.plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert_eq!(plan.state.progress.unwrap().reason, reason::LOCKED);
+    w.now = Boot(w.now.0 + Duration::from_secs(600));
+    let was = "uninstalling".to_owned();
+    assert_eq!(w.plan().action, Action::Unlock { revision: 1, was });
+    assert_eq!(w.deleted().plan().action, Action::Uninstall);
+}
+
+#[test]
+fn what_a_failed_attempt_left_is_swept_by_who_may_write_and_the_release_is_ready_meanwhile() {
+    let mut w = world();
+    w.revisions = vec![w.ours(1, Status::Failed), w.ours(2, Status::Deployed)];
+    let plan = w.plan();
+    assert_eq!(plan.action, Action::Sweep(1));
+    assert_eq!(ready(&plan).0, Truth::True);
+    w.permit = Permit::Withheld("agent-1 holds the Lease".to_owned());
+    let watched = w.plan();
+    assert_eq!(watched.action, Action::Nothing);
+    assert_eq!(watched.state, plan.state);
+}
+
+#[test]
+fn a_tenant_that_has_lost_its_workspace_is_not_installed_a_second_time() {
+    let mut w = world();
+    assert_eq!(w.plan().action, Action::Helm(Run::Install));
+    w.elsewhere = Some("acme-ws".to_owned());
+    let plan = w.plan();
+    assert_eq!(plan.action, Action::Nothing);
+    let (truth, why) = ready(&plan);
+    assert_eq!((truth, why), (Truth::False, reason::RELEASE_IN_USE));
+    let message = &plan.state.ready.message;
+    assert!(message.contains("spec.workspace: acme-ws"), "{message}");
+}
+
+#[test]
+fn what_the_original_left_in_default_goes_once_ours_is_ready_in_the_workspace() {
+    let mut w = world().facts("cert-manager", "1.19.1");
+    w.revisions = vec![w.foreign(1, Status::Deployed)];
+    assert_eq!(w.plan().action, Action::Nothing, "adopted as it is");
+
+    w.revisions = vec![
+        w.foreign(1, Status::Superseded),
+        w.ours(2, Status::Deployed),
+    ];
+    // Which workloads are whose is not known without the manifest.
+    assert_eq!(w.plan().action, Action::ReadRelease(2));
+    if let Some(facts) = &mut w.facts {
+        facts.revision = 2;
+    }
+    let plan = w.plan();
+    assert_eq!(plan.action, Action::SweepDefault(1));
+    assert_eq!(ready(&plan).0, Truth::True);
+
+    w.unready = Some("Deployment acme/web: 0 of 1 available".to_owned());
+    assert_eq!(w.plan().action, Action::Nothing, "it may still be serving");
+    w.desired.handling.wait = WaitPolicy::None;
+    assert_eq!(w.plan().action, Action::SweepDefault(1));
+    w.unready = None;
+
+    w.permit = Permit::Withheld("agent-1 holds the Lease".to_owned());
+    let watched = w.plan();
+    assert_eq!(watched.action, Action::Nothing);
+    assert_eq!(ready(&watched).0, Truth::True);
+    w.permit = Permit::Granted;
+    w.tenant.spec.workspace = Some("default".to_owned());
+    assert_eq!(w.plan().action, Action::Nothing, "that is the workspace");
+    w.tenant.spec.workspace = None;
+
+    w.revisions[0].owner_uid = Some("uid-1".to_owned());
+    assert_eq!(w.plan().action, Action::Nothing, "it was seen to");
+}
+
+#[test]
+fn an_installation_that_failed_is_repeated_and_an_upgrade_that_failed_is_upgraded() {
+    let mut w = world();
+    w.revisions = vec![w.ours(1, Status::Failed)];
+    w.revisions[0].run = Some("install-1".to_owned());
+    assert_eq!(w.plan().action, Action::InstallAgain);
+    w.revisions = vec![w.ours(1, Status::Deployed), w.ours(2, Status::Failed)];
+    w.revisions[1].run = Some("upgrade-2".to_owned());
+    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+}
+
+#[test]
+fn a_revision_made_by_hand_on_our_release_is_put_right() {
+    let mut w = world();
+    w.revisions = vec![w.ours(1, Status::Superseded), w.ours(2, Status::Deployed)];
+    w.revisions[1].run = w.revisions[0].run.clone();
+    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+}
+
+#[test]
+fn a_deployed_revision_that_somebody_writes_to_is_read_again_and_nothing_else_is() {
+    let world = world().deployed();
+    let one = world.revisions[0].clone();
+    let written = Revision {
+        resource_version: "2".to_owned(),
+        ..one.clone()
+    };
+    let superseded = Revision {
+        status: Status::Superseded,
+        ..written.clone()
+    };
+    let next = world.ours(2, Status::Deployed);
+    for (seen, doubted) in [
+        (vec![&one], None),
+        (vec![&one, &one], None),
+        (vec![&superseded, &one], None),
+        (vec![&one, &next], None),
+        (vec![&one, &written], Some(1)),
+        (vec![&one, &written, &written], Some(1)),
+        (vec![&one, &written, &next], None),
+    ] {
+        let mut memory = Memory::default();
+        for newest in &seen {
+            memory.saw(Some(newest));
+        }
+        assert_eq!(memory.doubted, doubted, "{seen:?}");
+    }
+    // Written to between our reading of it and the first look at what the watch shows.
+    for (shown, doubted) in [(&one, None), (&written, Some(1)), (&next, None)] {
+        let mut memory = Memory::default();
+        memory.read(&one);
+        memory.saw(Some(shown));
+        assert_eq!(memory.doubted, doubted, "{shown:?}");
+        // Read again, and no other: it is not read for ever.
+        (memory.doubted, memory.deployed) = (None, None);
+        memory.read(&one);
+        memory.saw(Some(shown));
+        assert_eq!(memory.doubted, None, "{shown:?}");
+    }
+    let mut doubted = world;
+    assert_eq!(doubted.plan().action, Action::Nothing);
+    doubted.memory.doubted = Some(1);
+    assert_eq!(doubted.plan().action, Action::ReadRelease(1));
+    doubted.memory.doubted = Some(2);
+    assert_eq!(doubted.plan().action, Action::Nothing);
+}
+
+#[test]
+fn the_originals_release_is_adopted_without_a_helm_run() {
+    let mut w = world();
+    w.revisions = vec![w.foreign(1, Status::Deployed)];
+    assert_eq!(w.plan().action, Action::ReadRelease(1));
+    let w = w.facts("cert-manager", "v1.19.1");
+    let plan = w.plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert_eq!(ready(&plan), (Truth::True, reason::NO_CHANGE));
+}
+
+#[test]
+fn an_annotation_that_belongs_to_another_chart_version_does_not_hide_an_upgrade() {
+    let mut w = world().facts("cert-manager", "v1.18.0");
+    w.revisions = vec![w.foreign(1, Status::Deployed)];
+    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+}
+
+#[test]
+fn a_release_of_unknown_origin_is_refused_until_a_person_hands_it_over() {
+    let mut w = world().facts("cert-manager", "v1.19.1");
+    w.revisions = vec![w.foreign(1, Status::Deployed)];
+    w.tenant.metadata.annotations = None;
+    let plan = w.plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert_eq!(ready(&plan), (Truth::False, reason::RELEASE_IN_USE));
+    assert!(plan.state.ready.message.contains(names::ADOPT_ANNOTATION));
+    w.tenant.metadata.annotations =
+        Some([(names::ADOPT_ANNOTATION.to_owned(), "true".to_owned())].into());
+    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+}
+
+#[test]
+fn of_two_tenants_with_one_release_the_older_has_it_and_the_younger_is_told() {
+    let mut older = world();
+    older.tenant.metadata.creation_timestamp = Some(Time(Timestamp::from_second(1).unwrap()));
+    let mut younger = world();
+    younger.tenant.metadata.uid = Some("uid-2".to_owned());
+    younger.tenant.metadata.namespace = Some("other".to_owned());
+    younger.tenant.metadata.creation_timestamp = Some(Time(Timestamp::from_second(2).unwrap()));
+    older.others = vec![younger.tenant.clone()];
+    younger.others = vec![older.tenant.clone()];
+    assert_eq!(older.plan().action, Action::Helm(Run::Install));
+    let plan = younger.plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert_eq!(ready(&plan), (Truth::False, reason::RELEASE_IN_USE));
+    assert!(
+        plan.state.ready.message.contains("team/acme"),
+        "{:?}",
+        plan.state
+    );
+    // Deleting the younger one touches nothing.
+    let plan = younger.deleted().plan();
+    assert_eq!(plan.action, Action::RemoveFinalizer { orphaned: false });
+}
+
+#[test]
+fn a_release_left_by_a_tenant_of_another_namespace_is_not_taken_over() {
+    let mut w = world().deployed();
+    w.revisions[0].owner_uid = Some("dead".to_owned());
+    // The same namespace and name: restored from a backup.
+    assert_eq!(w.plan().action, Action::Nothing);
+    assert_eq!(ready(&w.plan()).0, Truth::True);
+    w.revisions[0].owner_namespace = Some("elsewhere".to_owned());
+    assert_eq!(ready(&w.plan()), (Truth::False, reason::RELEASE_IN_USE));
+}
+
+#[test]
+fn namespaces_of_others_are_never_a_workspace() {
+    for (workspace, owner) in [
+        ("kube-system", "Kubernetes"),
+        ("krypton-system", "Krypton"),
+        ("krypton", "Krypton"),
+    ] {
+        let mut theirs = world();
+        theirs.tenant.spec.workspace = Some(workspace.to_owned());
+        let plan = theirs.plan();
+        assert_eq!(plan.action, Action::Nothing, "{workspace}");
+        assert_eq!(ready(&plan), (Truth::False, reason::NAMESPACE_NOT_OWNED));
+        assert!(plan.state.ready.message.contains(owner));
+    }
+    let mut dotted = world();
+    dotted.tenant.metadata.name = Some("a.b".to_owned());
+    assert_eq!(
+        ready(&dotted.plan()),
+        (Truth::False, reason::WORKSPACE_INVALID)
+    );
+}
+
+#[test]
+fn a_tenant_for_another_member_gets_nothing_not_even_a_finalizer() {
+    let mut w = world();
+    w.tenant.metadata.finalizers = None;
+    w.tenant.spec =
+        serde_json::from_value(serde_json::json!({ "clusterRef": { "secretName": "edge-2" } }))
+            .unwrap();
+    let plan = w.plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert!(!plan.ours);
+    assert_eq!(ready(&plan), (Truth::False, reason::NOT_THIS_CLUSTER));
+}
+
+#[test]
+fn a_tenant_that_names_a_member_which_does_not_take_its_namespace_is_left_as_it_is() {
+    let list = |name: &str| Allowed::new(Some(&[name.to_owned()]));
+    for (names_it, allowed, left_alone) in [
+        (true, list("other"), true),
+        (true, list("team"), false),
+        (true, Allowed::default(), false),
+        // It is where it is to be, and aims at nobody.
+        (false, list("other"), false),
+    ] {
+        for mut w in [world(), world().deployed()] {
+            let free = w.plan();
+            if names_it {
+                let spec = serde_json::json!({ "clusterRef": { "secretName": CLUSTER } });
+                w.tenant.spec = serde_json::from_value(spec).unwrap();
+            }
+            w.allowed = allowed.clone();
+            let plan = w.plan();
+            if !left_alone {
+                assert_eq!(plan, free, "{allowed:?}");
+                continue;
+            }
+            assert_eq!(plan.action, Action::Nothing);
+            assert!(!plan.ours);
+            assert_eq!(ready(&plan), (Truth::False, reason::NAMESPACE_NOT_ALLOWED));
+            // Who is deleted goes as always.
+            let mut w = w.deleted();
+            let plan = w.plan();
+            w.allowed = Allowed::default();
+            assert_eq!(plan, w.plan());
+        }
+    }
+}
+
+#[test]
+fn without_a_permit_and_while_paused_nothing_is_done_and_what_runs_stays_ready() {
+    let mut w = world();
+    w.permit = Permit::Withheld("agent-1 holds the Lease".to_owned());
+    let plan = w.plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert_eq!(plan.state.ready.truth, Truth::Unknown);
+    let mut w = world().deployed();
+    w.permit = Permit::Withheld("agent-1 holds the Lease".to_owned());
+    assert_eq!(ready(&w.plan()).0, Truth::True);
+    w.permit = Permit::Granted;
+    w.desired.paused = true;
+    w.desired.chart.version = "2.0.0".to_owned();
+    let plan = w.plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert_eq!(plan.state.progress.unwrap().reason, reason::PAUSED);
+}
+
+/// The two ways in which a permit to act is missing: an observer, and a pause.
+fn held_back(mut w: World) -> [World; 2] {
+    let mut paused = World {
+        tenant: w.tenant.clone(),
+        revisions: w.revisions.clone(),
+        desired: w.desired.clone(),
+        memory: w.memory.clone(),
+        unready: w.unready.clone(),
+        read: w.read,
+        ..world()
+    };
+    paused.desired.paused = true;
+    w.permit = Permit::Withheld("agent-1 holds the Lease".to_owned());
+    [w, paused]
+}
+
+fn said(ready: State) -> Option<ClusterState> {
+    Some(ClusterState {
+        ready,
+        progress: None,
+        error: None,
+    })
+}
+
+#[test]
+fn unread_release_is_read_before_it_is_judged() {
+    let started = || World {
+        read: false,
+        ..world().deployed()
+    };
+    let plan = started().plan();
+    assert_eq!(plan.action, Action::ReadRelease(1));
+    assert_eq!(ready(&plan).0, Truth::Unknown);
+    let missing = state(
+        Truth::False,
+        reason::NOT_READY,
+        "Deployment acme/web: not found",
+    );
+    for chart in ["1.19.1", "2.0.0"] {
+        for mut w in held_back(started()) {
+            w.desired.chart.version = chart.to_owned();
+            w.memory.said = said(missing.clone());
+            let plan = w.plan();
+            assert_eq!(plan.action, Action::ReadRelease(1), "{chart}");
+            assert_eq!(plan.state.ready, missing, "until it is known better");
+        }
+    }
+}
+
+#[test]
+fn unrecorded_release_is_rendered_again() {
+    let plan = |run: Option<&str>, with_permit, permit| {
+        let mut w = world().deployed();
+        w.revisions[0].run = run.map(str::to_owned);
+        w.memory.unrecorded = Some((1, with_permit));
+        w.permit = permit;
+        w.plan().action
+    };
+    let ours = Some("install-1");
+    let read = Action::ReadRelease(1);
+    assert_eq!(plan(ours, false, Permit::Granted), read);
+    let run = plan(ours, true, Permit::Granted);
+    assert_eq!(run, Action::Helm(Run::Upgrade));
+    let withheld = Permit::Withheld("agent-1 holds the Lease".to_owned());
+    assert_eq!(plan(ours, false, withheld), Action::Nothing);
+    assert_eq!(
+        plan(None, true, Permit::Granted),
+        Action::Nothing,
+        "adopted"
+    );
+}
+
+#[test]
+fn unreadable_release_is_read_again_after_back_off() {
+    let mut w = world().deployed().failed(reason::UPGRADE_FAILED, 30);
+    w.read = false;
+    let plan = w.plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert_eq!(plan.wake, Some(Boot(w.now.0 + Duration::from_secs(30))));
+    assert_eq!(ready(&plan), (Truth::False, reason::UPGRADE_FAILED));
+    w.now = Boot(w.now.0 + Duration::from_secs(30));
+    assert_eq!(w.plan().action, Action::ReadRelease(1));
+}
+
+#[test]
+fn readiness_is_followed_while_work_is_held_back() {
+    const MISSING: &str = "Deployment acme/web: not found";
+    let held = |before: State, unready: Option<&str>, wait: WaitPolicy| {
+        let mut w = world().deployed();
+        w.memory.said = said(before);
+        w.unready = unready.map(str::to_owned);
+        w.desired.chart.version = "2.0.0".to_owned();
+        w.desired.handling.wait = wait;
+        let [observed, paused] = held_back(w).map(|w| w.plan());
+        assert_eq!(observed.action, Action::Nothing);
+        let now = paused.state.ready.clone();
+        assert_eq!(observed.state.ready, now);
+        let progress = [observed, paused].map(|plan| plan.state.progress.unwrap().reason);
+        assert_eq!(progress, [reason::LOCKED, reason::PAUSED]);
+        now
+    };
+    let installed = state(Truth::True, reason::INSTALLED, "release installed");
+    let lost = state(Truth::False, reason::NOT_READY, MISSING);
+    let back = state(Truth::True, reason::NO_CHANGE, "release ready");
+    let announced = state(Truth::False, reason::UPGRADING, "upgrading release");
+    let failed = state(Truth::False, reason::CHART_NOT_LOADED, "no answer");
+    for (before, unready, after) in [
+        (&installed, None, &installed),
+        (&installed, Some(MISSING), &lost),
+        (&lost, Some(MISSING), &lost),
+        (&lost, None, &back),
+        (&back, Some(MISSING), &lost),
+        (&announced, Some(MISSING), &announced),
+        (&announced, None, &back),
+        (&failed, Some(MISSING), &failed),
+        (&failed, None, &failed),
+    ] {
+        let now = held(before.clone(), unready, WaitPolicy::Ready);
+        assert_eq!(now, *after, "{before:?} {unready:?}");
+    }
+    let told = held(installed, Some(MISSING), WaitPolicy::Hooks);
+    assert_eq!(told.truth, Truth::True);
+    assert!(told.message.ends_with(MISSING), "{}", told.message);
+}
+
+/// An upgrade that fails before Helm starts: without its chart, by a refused request, for its values.
+fn failing_upgrades() -> [World; 3] {
+    let w = || {
+        let mut w = world().deployed();
+        w.desired.chart.version = "2.0.0".to_owned();
+        w
+    };
+    let mut values = w();
+    values.tenant.spec.values = own_values(serde_json::json!({"a": 1}));
+    [
+        w().failed(reason::CHART_NOT_LOADED, 60),
+        refused_by_api_server(w()),
+        values,
+    ]
+}
+
+#[test]
+fn readiness_is_followed_while_an_upgrade_fails() {
+    let installed = state(Truth::True, reason::INSTALLED, "release installed");
+    let back = (Truth::True, reason::NO_CHANGE);
+    for mut w in failing_upgrades() {
+        w.memory.said = said(installed.clone());
+        let first = w.plan();
+        assert_eq!(ready(&first), (Truth::True, reason::INSTALLED));
+        w.unready = Some("Deployment acme/web: not found".to_owned());
+        for _ in 0..2 {
+            let plan = w.plan();
+            assert_eq!(ready(&plan), (Truth::False, reason::NOT_READY));
+            assert_eq!(plan.state.error, first.state.error);
+            assert_eq!(plan.action, Action::Nothing);
+            w.memory.said = Some(plan.state);
+        }
+        w.unready = None;
+        assert_eq!(ready(&w.plan()), back);
+    }
+}
+
+#[test]
+fn release_is_read_once_while_upgrade_fails() {
+    for mut w in failing_upgrades() {
+        let installed = state(Truth::True, reason::INSTALLED, "release installed");
+        w.memory.said = said(installed);
+        w.read = false;
+        assert_eq!(w.plan().action, Action::ReadRelease(1));
+        if let Some(refusal) = &mut w.memory.refusal {
+            refusal.of_reading = true;
+            assert_eq!(w.plan().action, Action::Nothing, "reading is refused");
+        }
+        w.read = true;
+        assert_eq!(w.plan().action, Action::Nothing);
+        let mut w = w.failed(reason::RELEASE_TAMPERED, 60);
+        w.read = false;
+        assert_eq!(w.plan().action, Action::Nothing, "reading has failed");
+    }
+}
+
+fn world_deployed_then_upgrading_fails() -> World {
+    let mut w = world();
+    w.revisions = vec![w.ours(1, Status::Deployed), w.ours(2, Status::Failed)];
+    w.failed(reason::UPGRADE_FAILED, 60)
+}
+
+#[test]
+fn a_failed_upgrade_waits_for_its_back_off_and_says_that_the_old_release_runs() {
+    let w = world_deployed_then_upgrading_fails();
+    let plan = w.plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert_eq!(plan.wake, Some(Boot(w.now.0 + Duration::from_secs(60))));
+    assert_eq!(ready(&plan), (Truth::False, reason::UPGRADE_FAILED));
+    let error = plan.state.error.unwrap();
+    assert_eq!(error.truth, Truth::True);
+    assert!(
+        error.message.contains("revision 1 keeps running"),
+        "{error:?}"
+    );
+}
+
+#[test]
+fn a_changed_spec_or_chart_does_not_wait_for_the_back_off() {
+    let mut w = world_deployed_then_upgrading_fails();
+    w.tenant.metadata.generation = Some(2);
+    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+    let mut w = world_deployed_then_upgrading_fails();
+    w.desired.chart.version = "1.19.2".to_owned();
+    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+}
+
+#[test]
+fn another_policy_for_crds_and_another_version_of_the_cluster_do_not_wait_for_the_back_off() {
+    let mut w = world_deployed_then_upgrading_fails();
+    assert_eq!(w.plan().action, Action::Nothing);
+    w.desired.chart_crds = CrdPolicy::CreateReplace;
+    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+    w.desired.chart_crds = CrdPolicy::default();
+    assert_eq!(w.plan().action, Action::Nothing);
+    w.memory.cluster_changed();
+    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+    // What was given up is begun anew, too.
+    let mut w = world_deployed_then_upgrading_fails();
+    w.policy.retries = Some(0);
+    w.now = Boot(w.now.0 + Duration::from_secs(100_000));
+    assert_eq!(w.plan().action, Action::Nothing);
+    w.memory.cluster_changed();
+    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+}
+
+#[test]
+fn a_person_can_ask_for_a_try_before_its_time_and_does_so_once() {
+    let mut w = world_deployed_then_upgrading_fails();
+    assert_eq!(w.plan().action, Action::Nothing);
+    let asked = (
+        names::RECONCILE_REQUESTED_ANNOTATION.to_owned(),
+        "today".to_owned(),
+    );
+    w.tenant
+        .metadata
+        .annotations
+        .as_mut()
+        .unwrap()
+        .extend([asked]);
+    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+    w.memory.failure.as_mut().unwrap().attempt.requested = Some("today".to_owned());
+    assert_eq!(w.plan().action, Action::Nothing);
+}
+
+#[test]
+fn what_is_given_up_is_not_tried_again_until_something_changes() {
+    let mut w = world_deployed_then_upgrading_fails();
+    w.now = Boot(w.now.0 + Duration::from_secs(10_000));
+    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+    w.policy.retries = Some(1);
+    assert_eq!(
+        w.plan().action,
+        Action::Helm(Run::Upgrade),
+        "one retry is left"
+    );
+    w.memory.failure.as_mut().unwrap().attempts = 2;
+    let plan = w.plan();
+    assert_eq!((plan.action, plan.wake), (Action::Nothing, None));
+    assert!(
+        plan.state
+            .ready
+            .message
+            .contains("given up after 2 attempts")
+    );
+    w.desired.chart.version = "1.21.0".to_owned();
+    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+}
+
+#[test]
+fn an_upgrade_that_is_given_up_is_rolled_back_once_and_to_what_was_deployed() {
+    let mut w = world_deployed_then_upgrading_fails();
+    w.policy.remediation = Remediation::Rollback;
+    assert_eq!(w.plan().action, Action::Nothing, "it may yet succeed");
+    w.memory.failure.as_mut().unwrap().permanent = true;
+    assert_eq!(w.plan().action, Action::Rollback(1));
+    // Helm that was killed has left a lock first.
+    w.revisions[1].status = Status::PendingUpgrade;
+    w.now = Boot(w.now.0 + Duration::from_secs(10_000));
+    assert!(matches!(
+        w.plan().action,
+        Action::Unlock { revision: 2, .. }
+    ));
+    w.revisions[1].status = Status::Failed;
+    let mut not_back = w.memory.failure.clone().unwrap();
+    not_back.reason = reason::ROLLBACK_FAILED;
+    not_back.retry_at = Boot(w.now.0 + Duration::from_secs(5));
+    w.memory.failure = Some(not_back);
+    assert_eq!(w.plan().action, Action::Nothing);
+    assert_eq!(w.plan().wake, Some(Boot(w.now.0 + Duration::from_secs(5))));
+    w.now = Boot(w.now.0 + Duration::from_secs(5));
+    assert_eq!(w.plan().action, Action::Rollback(1));
+    // Helm died of it when it had taken the good one's status, and another upgrade has failed since.
+    let intact = w.revisions.clone();
+    w.revisions[0].status = Status::Superseded;
+    w.revisions[1].rolled_back_by = Some(3);
+    for number in [3, 4] {
+        w.revisions.push(w.ours(number, Status::Failed));
+    }
+    assert_eq!(w.plan().action, Action::Rollback(1));
+    w.revisions = intact;
+    // It is back: helm has copied the labels of the revision it went to.
+    let mut back = w.revisions[0].clone();
+    (back.revision, back.status) = (3, Status::Deployed);
+    w.revisions[0].status = Status::Superseded;
+    w.revisions.push(back);
+    w.memory.failure.as_mut().unwrap().reason = reason::UPGRADE_FAILED;
+    assert_eq!(w.plan().action, Action::Nothing);
+    w.revisions.remove(0);
+    w.revisions.remove(1);
+    assert_eq!(w.plan().action, Action::Nothing, "nothing to go back to");
+}
+
+#[test]
+fn pinned_content_or_another_account_ends_the_back_off() {
+    let mut w = world().failed(reason::CHART_NOT_LOADED, 60);
+    assert_eq!(w.plan().action, Action::Nothing);
+    w.desired.chart.pinned = Some("1.19.1@sha256:ab".to_owned());
+    assert_eq!(w.plan().action, Action::Helm(Run::Install));
+    let mut w = world().failed(reason::INSTALL_FAILED, 60);
+    w.desired.lockdown.default_service_account = "installer".to_owned();
+    assert_eq!(w.plan().action, Action::Helm(Run::Install));
+}
+
+#[test]
+fn a_cluster_that_is_suspended_has_not_failed() {
+    let mut w = world().deployed().failed(reason::SUSPENDED, 60);
+    w.revisions[0].fingerprint = Some("older".to_owned());
+    let plan = w.plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert_eq!(plan.wake, Some(Boot(w.now.0 + Duration::from_secs(60))));
+    assert_eq!(ready(&plan), (Truth::Unknown, reason::SUSPENDED));
+    let error = plan.state.error.unwrap();
+    assert_eq!(
+        (error.truth, error.reason.as_str()),
+        (Truth::False, reason::NO_ERROR)
+    );
+    // The removal is another attempt, and finds the same.
+    let deleted = w.deleted();
+    assert_eq!(deleted.plan().action, Action::Uninstall);
+    let plan = deleted.failed(reason::SUSPENDED, 60).plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert_eq!(plan.state.error.unwrap().truth, Truth::False);
+}
+
+/// An upgrade that could not be begun for this reason leaves what runs as it is, and says why.
+fn stays_ready_after(why: &'static str) {
+    let mut w = world().deployed().failed(why, 60);
+    w.revisions[0].fingerprint = Some("older".to_owned());
+    w.memory.said = Some(ClusterState {
+        ready: State::new(Truth::True, reason::INSTALLED, "release installed"),
+        progress: None,
+        error: None,
+    });
+    let plan = w.plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert_eq!(ready(&plan), (Truth::True, reason::INSTALLED));
+    assert_eq!(plan.state.error.unwrap().reason, why);
+}
+
+#[test]
+fn a_helm_that_cannot_begin_leaves_what_runs_ready() {
+    stays_ready_after(reason::HELM_UNAVAILABLE);
+}
+
+#[test]
+fn a_chart_that_cannot_be_fetched_leaves_what_runs_ready() {
+    stays_ready_after(reason::CHART_NOT_LOADED);
+}
+
+#[test]
+fn a_release_is_ready_only_with_its_workloads_and_fails_after_the_timeout() {
+    let mut w = world().deployed();
+    w.unready = Some("Deployment acme/web: 0 of 1 available".to_owned());
+    w.memory.applied = Some(Applied {
+        run: Run::Install,
+        ended: w.now,
+    });
+    let plan = w.plan();
+    assert_eq!(ready(&plan), (Truth::False, reason::INSTALLING));
+    assert_eq!(plan.wake, Some(Boot(w.now.0 + Duration::from_secs(10))));
+    assert_eq!(
+        plan.applied_chart, None,
+        "the status says no more than the announcement"
+    );
+    w.now = Boot(w.now.0 + Duration::from_secs(10));
+    let plan = w.plan();
+    assert_eq!(ready(&plan), (Truth::False, reason::INSTALLING));
+    assert!(plan.state.ready.message.contains("Deployment acme/web"));
+    assert_eq!(plan.wake, Some(Boot(w.now.0 + Duration::from_secs(170))));
+    w.now = Boot(w.now.0 + Duration::from_secs(170));
+    let plan = w.plan();
+    assert_eq!(ready(&plan), (Truth::False, reason::INSTALL_FAILED));
+    assert!(
+        plan.state
+            .error
+            .unwrap()
+            .message
+            .contains("Deployment acme/web")
+    );
+    w.unready = None;
+    let plan = w.plan();
+    assert_eq!(ready(&plan), (Truth::True, reason::INSTALLED));
+    assert_eq!(plan.state.error.unwrap().truth, Truth::False);
+}
+
+#[test]
+fn what_is_not_waited_for_is_ready_once_deployed_and_says_so() {
+    let mut w = world().deployed();
+    w.unready = Some("Deployment acme/web: 0 of 1 available".to_owned());
+    w.memory.applied = Some(Applied {
+        run: Run::Install,
+        ended: w.now,
+    });
+    for (wait, message) in [
+        (WaitPolicy::None, "release installed; not waited for"),
+        (
+            WaitPolicy::Hooks,
+            "release installed; not waited for: Deployment acme/web: 0 of 1 available",
+        ),
+    ] {
+        w.desired.handling.wait = wait;
+        let plan = w.plan();
+        assert_eq!(ready(&plan), (Truth::True, reason::INSTALLED), "{wait}");
+        assert_eq!(plan.state.ready.message, message);
+        assert_eq!((plan.wake, plan.action), (None, Action::Nothing));
+        w.memory.said = Some(plan.state);
+    }
+    // A release that helm has not deployed is ready with none of them.
+    w.revisions = vec![w.ours(1, Status::Failed)];
+    assert_eq!(ready(&w.plan()).0, Truth::False);
+    // Of a policy that was changed nothing stays but what is so.
+    w.revisions = vec![w.ours(1, Status::Deployed)];
+    w.desired.handling.wait = WaitPolicy::Ready;
+    w.unready = None;
+    assert_eq!(w.plan().state.ready.message, "release installed");
+}
+
+#[test]
+fn deletion_uninstalls_then_removes_our_namespace_then_the_finalizer() {
+    let mut w = world().deployed().deleted();
+    assert_eq!(w.plan().action, Action::Uninstall);
+    w.revisions.clear();
+    assert_eq!(w.plan().action, Action::DeleteWorkspace);
+    w.workspace.as_mut().unwrap().terminating = true;
+    assert_eq!(w.plan().action, Action::Nothing);
+    w.workspace = None;
+    assert_eq!(w.plan().action, Action::RemoveFinalizer { orphaned: false });
+}
+
+#[test]
+fn a_namespace_that_is_not_ours_or_is_shared_outlives_the_tenant() {
+    let mut unmarked = world().deleted();
+    unmarked.workspace.as_mut().unwrap().creator = None;
+    assert_eq!(
+        unmarked.plan().action,
+        Action::RemoveFinalizer { orphaned: false }
+    );
+    let mut shared = world().deleted();
+    shared.shared = true;
+    assert_eq!(
+        shared.plan().action,
+        Action::RemoveFinalizer { orphaned: false }
+    );
+    let mut default = world().deleted();
+    default.tenant.spec.workspace = Some("default".to_owned());
+    assert_eq!(
+        default.plan().action,
+        Action::RemoveFinalizer { orphaned: false }
+    );
+}
+
+#[test]
+fn the_orphan_annotation_lets_go_at_once_and_says_what_stays() {
+    let mut w = world().deployed().deleted();
+    w.tenant.metadata.annotations =
+        Some([(names::ORPHAN_ANNOTATION.to_owned(), "true".to_owned())].into());
+    let plan = w.plan();
+    assert_eq!(plan.action, Action::RemoveFinalizer { orphaned: true });
+    assert!(plan.state.ready.message.contains("tenant-acme-edge-1"));
+}
+
+#[test]
+fn a_member_that_leaves_uninstalls_and_lets_go_of_its_tenants_which_stay() {
+    let mut world = world().deployed();
+    world.desired.retire = true;
+    assert_eq!(world.plan().action, Action::Uninstall);
+    // What has kept it from being upgraded does not keep it from going.
+    let mut failed = world;
+    failed = failed.failed(reason::UPGRADE_FAILED, 60);
+    failed.memory.failure.as_mut().unwrap().attempt.removal = None;
+    assert_eq!(failed.plan().action, Action::Uninstall);
+    // What keeps it from being uninstalled, too, is waited for and shown.
+    for why in [reason::HELM_UNAVAILABLE, reason::SUSPENDED] {
+        failed = failed.failed(why, 60);
+        let plan = failed.plan();
+        assert_eq!(plan.action, Action::Nothing, "{why}");
+        assert!(plan.wake.is_some(), "{why}");
+    }
+    failed = failed.failed(reason::UNINSTALL_FAILED, 60);
+    assert_eq!(failed.plan().action, Action::Nothing);
+    assert_ne!(ready(&failed.plan()).1, reason::UNINSTALLED);
+    let mut world = failed;
+    world.memory.failure = None;
+    world.revisions.clear();
+    assert_eq!(world.plan().action, Action::DeleteWorkspace);
+    world.workspace = None;
+    let last = world.plan();
+    assert_eq!(last.action, Action::RemoveFinalizer { orphaned: false });
+    assert_ne!(ready(&last).1, reason::UNINSTALLED, "it has not let go yet");
+    world.tenant.metadata.finalizers = None;
+    let done = world.plan();
+    assert_eq!(done.action, Action::Nothing);
+    assert_eq!(ready(&done), (Truth::False, reason::UNINSTALLED));
+    // A workspace that was kept is not looked at again.
+    let mut kept = self::world().deployed();
+    kept.desired.retire = true;
+    kept.revisions.clear();
+    kept.tenant.metadata.finalizers = None;
+    assert_eq!(kept.plan().action, Action::Nothing);
+    // And if the cluster comes back, so do they.
+    world.desired.retire = false;
+    assert_eq!(world.plan().action, Action::AddFinalizer);
+}
+
+#[test]
+fn a_member_that_leaves_takes_nothing_along_that_is_not_its_own_or_is_to_stay() {
+    let leaving = |mut world: World| {
+        world.desired.retire = true;
+        world.tenant.metadata.finalizers = None;
+        world
+    };
+    let mut foreign = leaving(world());
+    foreign.tenant.metadata.annotations = None;
+    foreign.revisions = vec![foreign.foreign(1, Status::Deployed)];
+    let plan = foreign.plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert_eq!(ready(&plan), (Truth::False, reason::UNINSTALLED));
+    assert!(plan.state.ready.message.contains("not made by Krypton"));
+
+    let orphan = |mut world: World| {
+        let annotations = world.tenant.metadata.annotations.get_or_insert_default();
+        annotations.insert(names::ORPHAN_ANNOTATION.to_owned(), "true".to_owned());
+        world
+    };
+    let plan = orphan(leaving(world().deployed())).plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert!(plan.state.ready.message.contains("left where it is"));
+
+    let mut paused = leaving(world().deployed());
+    paused.desired.paused = true;
+    let mut fenced = leaving(world().deployed());
+    fenced.permit = Permit::Withheld("another holds the Lease".to_owned());
+    for waits in [paused, fenced] {
+        let plan = waits.plan();
+        assert_eq!(plan.action, Action::Nothing);
+        assert_ne!(ready(&plan).1, reason::UNINSTALLED);
+    }
+}
+
+#[test]
+fn a_deletion_without_a_permit_waits_and_says_so() {
+    let mut w = world().deployed().deleted();
+    w.permit = Permit::Withheld("the Lease is not ours".to_owned());
+    let plan = w.plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert!(plan.state.ready.message.contains("Lease"));
+}
+
+fn statuses() -> impl Strategy<Value = Status> {
+    prop::sample::select(vec![
+        Status::Deployed,
+        Status::Failed,
+        Status::Superseded,
+        Status::Uninstalled,
+        Status::Uninstalling,
+        Status::PendingInstall,
+        Status::PendingUpgrade,
+        Status::PendingRollback,
+        Status::Unknown,
+    ])
+}
+
+proptest! {
+    /// Whatever the world looks like: a Tenant that is not deleted never loses a deployed release,
+    /// and nothing is ever done without a permit.
+    #[test]
+    fn doubt_removes_nothing(
+        history in prop::collection::vec((statuses(), any::<bool>(), any::<bool>()), 0..4),
+        annotated in any::<bool>(),
+        permitted in any::<bool>(),
+        workspace in prop::option::of((any::<bool>(), any::<bool>())),
+        finalizer in any::<bool>(),
+        elsewhere in any::<bool>(),
+        paused in any::<bool>(),
+    ) {
+        let mut w = world();
+        w.revisions = history.iter().enumerate().map(|(at, (status, labelled, same))| {
+            let number = u32::try_from(at).unwrap() + 1;
+            let mut revision = if *labelled {
+                w.ours(number, *status)
+            } else {
+                w.foreign(number, *status)
+            };
+            if !same {
+                revision.fingerprint = revision.fingerprint.map(|_| "older".to_owned());
+            }
+            revision
+        }).collect();
+        if !annotated { w.tenant.metadata.annotations = None; }
+        if !permitted { w.permit = Permit::Withheld("no".to_owned()); }
+        if !finalizer { w.tenant.metadata.finalizers = None; }
+        if elsewhere {
+            w.tenant.spec = serde_json::from_value(
+                serde_json::json!({ "clusterRef": { "secretName": "edge-2" } })).unwrap();
+        }
+        w.desired.paused = paused;
+        w.workspace = workspace.map(|(terminating, ours)| Workspace {
+            terminating, creator: ours.then(|| "uid-1".to_owned()), open_to: None, uid: "n".to_owned(),
+            words: None,
+        });
+        let plan = w.plan();
+        let newest = w.revisions.last().map(|revision| revision.status);
+        match plan.action {
+            Action::Uninstall | Action::DeleteWorkspace | Action::RemoveFinalizer { .. } => {
+                prop_assert!(false, "removed without a deletion: {:?}", plan.action);
+            }
+            _ => {}
+        }
+        let reads = matches!(plan.action, Action::ReadRelease(_));
+        if !permitted || paused || elsewhere {
+            prop_assert!(reads || plan.action == Action::Nothing, "{:?}", plan.action);
+        }
+        prop_assert!(!(reads && elsewhere));
+        // Ready is said only of a deployed release.
+        if plan.state.ready.truth == Truth::True {
+            prop_assert_eq!(newest, Some(Status::Deployed));
+        }
+        // The same world gives the same plan.
+        prop_assert_eq!(plan, w.plan());
+    }
+}
+
+fn drifting(mode: DriftMode) -> World {
+    let mut w = world().deployed();
+    w.desired.drift.mode = mode;
+    w
+}
+
+#[test]
+fn only_a_release_that_is_settled_and_may_be_written_to_is_looked_at_for_drift() {
+    let wanted = |w: &World| w.plan().drift.map(|wanted| wanted.mode);
+    assert_eq!(wanted(&drifting(DriftMode::Off)), None);
+    for mode in [DriftMode::Warn, DriftMode::Heal] {
+        assert_eq!(wanted(&drifting(mode)), Some(mode));
+        let mut w = drifting(mode);
+        w.unready = Some("0 of 1 available".to_owned());
+        w.memory.said = Some(failed_to_stay_ready());
+        assert_eq!(
+            wanted(&w),
+            Some(mode),
+            "what is not ready may be so by drift"
+        );
+        let mut w = drifting(mode);
+        w.permit = Permit::Withheld("agent-1 holds the Lease".to_owned());
+        assert_eq!(wanted(&w), None);
+        let mut w = drifting(mode);
+        w.desired.paused = true;
+        assert_eq!(wanted(&w), None);
+        let mut w = drifting(mode);
+        w.desired.chart.version = "2.0.0".to_owned();
+        assert_eq!(wanted(&w), None, "an upgrade comes first");
+        let mut w = drifting(mode);
+        w.unready = Some("0 of 1 available".to_owned());
+        assert_eq!(wanted(&w), None, "it is being rolled out");
+        let mut w = drifting(mode);
+        w.revisions = vec![w.ours(1, Status::PendingUpgrade)];
+        assert_eq!(wanted(&w), None);
+    }
+    let mut w = drifting(DriftMode::Off);
+    let annotations = w.tenant.metadata.annotations.get_or_insert_default();
+    annotations.insert(names::DRIFT_ANNOTATION.to_owned(), "heal".to_owned());
+    assert_eq!(wanted(&w), Some(DriftMode::Heal));
+}
+
+fn failed_to_stay_ready() -> ClusterState {
+    ClusterState {
+        ready: state(Truth::False, reason::NOT_READY, "0 of 1 available"),
+        progress: None,
+        error: None,
+    }
+}
+
+#[test]
+fn drift_is_said_as_long_as_it_was_seen_in_this_revision_and_a_restart_forgets_nothing() {
+    let said = |w: &World| w.plan().state.ready.message;
+    let mut w = drifting(DriftMode::Warn);
+    let plain = said(&w);
+    let drifted = |revision: u32, words: Option<&str>| Drifted {
+        revision,
+        words: words.map(str::to_owned),
+    };
+    w.memory.drift = Some(drifted(1, Some("x is deleted")));
+    let plan = w.plan();
+    assert_eq!(plan.state.ready.truth, Truth::True);
+    assert_eq!(
+        plan.state.ready.message,
+        format!("{plain}; drift: x is deleted")
+    );
+    // What was said is what is said again.
+    w.memory.said = Some(plan.state.clone());
+    assert_eq!(w.plan().state, plan.state);
+    w.memory.drift = None;
+    assert_eq!(w.plan().state, plan.state, "another process has seen it");
+    w.memory.drift = Some(drifted(2, None));
+    assert_eq!(w.plan().state, plan.state, "of another revision");
+    w.memory.drift = Some(drifted(1, None));
+    assert_eq!(said(&w), plain);
+    w.memory.drift = Some(drifted(1, Some("x is deleted")));
+    w.desired.drift.mode = DriftMode::Off;
+    assert_eq!(said(&w), plain);
+    let annotations = w.tenant.metadata.annotations.get_or_insert_default();
+    annotations.insert(names::DRIFT_ANNOTATION.to_owned(), "Heal".to_owned());
+    assert!(said(&w).contains("off, warn or heal"), "{}", said(&w));
+}
+
+/// The API server has refused the planned request.
+fn refused_by_api_server(mut world: World) -> World {
+    let tenant = Subject::Tenant(Arc::new(world.tenant.clone()));
+    let fingerprint = world.desired.chart_with(tenant.values()).fingerprint();
+    world.memory.refusal = Some(Refusal {
+        message: "adding the finalizer: denied".to_owned(),
+        attempts: 7,
+        retry_at: Boot(world.now.0 + Duration::from_secs(900)),
+        attempt: Attempt::of(&tenant, &world.desired, &fingerprint),
+        of_status: false,
+        of_reading: false,
+        shown: true,
+    });
+    world
+}
+
+#[test]
+fn refused_request_is_shown_and_waits() {
+    let mut world = world();
+    world.tenant.metadata.finalizers = None;
+    assert_eq!(world.plan().action, Action::AddFinalizer);
+    let world = refused_by_api_server(world);
+    let plan = world.plan();
+    assert_eq!(plan.action, Action::Nothing);
+    let error = plan.state.error.unwrap();
+    assert_eq!(
+        (error.truth, error.reason.as_str(), error.message.as_str()),
+        (
+            Truth::True,
+            reason::REQUEST_REFUSED,
+            "adding the finalizer: denied"
+        )
+    );
+    assert_eq!(plan.state.ready.truth, Truth::False);
+    assert_eq!(
+        plan.wake,
+        Some(Boot(world.now.0 + Duration::from_secs(900)))
+    );
+    assert_eq!(plan.next.map(|next| next.attempts), Some(7));
+}
+
+#[test]
+fn refused_request_leaves_a_running_release_ready() {
+    let mut world = world().deployed();
+    world.memory.said = Some(world.plan().state);
+    assert_eq!(world.plan().state.ready.truth, Truth::True);
+    world.desired.chart.version = "1.20.0".to_owned();
+    assert_eq!(world.plan().action, Action::Helm(Run::Upgrade));
+    let state = refused_by_api_server(world).plan().state;
+    assert_eq!(state.ready.truth, Truth::True);
+    assert_eq!(state.error.unwrap().reason, reason::REQUEST_REFUSED);
+}
+
+#[test]
+fn request_spec_change_and_deletion_cut_a_refusal_short() {
+    let refused = || {
+        let mut world = world();
+        world.revisions = vec![world.ours(1, Status::Failed)];
+        refused_by_api_server(world)
+    };
+    let acts = |change: fn(&mut World)| {
+        let mut world = refused();
+        change(&mut world);
+        world.plan().action
+    };
+    assert_eq!(acts(|_| {}), Action::Nothing);
+    let retry = acts(|world| {
+        let asked = names::RECONCILE_REQUESTED_ANNOTATION.to_owned();
+        let annotations = world.tenant.metadata.annotations.as_mut().unwrap();
+        annotations.insert(asked, "now".to_owned());
+    });
+    let changed = acts(|world| world.tenant.metadata.generation = Some(2));
+    let later = acts(|world| world.now = Boot(world.now.0 + Duration::from_secs(900)));
+    for action in [retry, changed, later] {
+        assert_eq!(action, Action::Helm(Run::Install));
+    }
+    let deleted = refused().deleted().plan().action;
+    assert_eq!(deleted, Action::Uninstall);
+    // A removal that was refused waits as well, until it is orphaned.
+    let mut removal = refused_by_api_server(refused().deleted());
+    let plan = removal.plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert_eq!(plan.state.ready.reason, reason::DELETING);
+    assert_eq!(plan.state.error.unwrap().reason, reason::REQUEST_REFUSED);
+    let orphan = names::ORPHAN_ANNOTATION.to_owned();
+    let annotations = removal.tenant.metadata.annotations.as_mut().unwrap();
+    annotations.insert(orphan, "true".to_owned());
+    let action = removal.plan().action;
+    assert_eq!(action, Action::RemoveFinalizer { orphaned: true });
+}
+
+#[test]
+fn refused_status_is_shown_until_it_is_written() {
+    let mut world = refused_by_api_server(world().deployed());
+    assert_ne!(
+        world.plan().state.error.unwrap().reason,
+        reason::REQUEST_REFUSED,
+        "nothing is to be done"
+    );
+    world.memory.refusal.as_mut().unwrap().of_status = true;
+    world.now = Boot(world.now.0 + Duration::from_secs(900));
+    let state = world.plan().state;
+    assert_eq!(state.error.unwrap().reason, reason::REQUEST_REFUSED);
+}
+
+#[test]
+fn passing_trouble_is_not_shown() {
+    let mut world = world();
+    world.revisions = vec![world.ours(1, Status::Failed)];
+    let mut world = refused_by_api_server(world);
+    world.memory.refusal.as_mut().unwrap().shown = false;
+    assert_eq!(world.plan().action, Action::Helm(Run::Install));
+}

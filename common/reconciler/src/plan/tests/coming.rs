@@ -1,0 +1,96 @@
+//! What is told of what comes next.
+
+use super::*;
+
+fn coming(step: Step, after: Option<u64>, now: Boot, attempts: u32) -> Option<Coming> {
+    let at = after.map(|after| Boot(now.0 + Duration::from_secs(after)));
+    Some(Coming { step, at, attempts })
+}
+
+#[test]
+fn what_has_failed_tells_when_it_is_tried_again_and_what_is_under_way_tells_nothing() {
+    let mut w = world_deployed_then_upgrading_fails();
+    let retry = w.memory.failure.clone().unwrap();
+    let plan = w.plan();
+    assert_eq!(plan.next.unwrap().at, plan.wake);
+    assert_eq!(plan.next.unwrap().at, Some(retry.retry_at));
+    assert_eq!(plan.next.unwrap().step, Step::Retry);
+    w.now = retry.retry_at;
+    assert_eq!(
+        (w.plan().action, w.plan().next),
+        (Action::Helm(Run::Upgrade), None)
+    );
+
+    w.policy.retries = Some(1);
+    w.memory.failure.as_mut().unwrap().attempts = 2;
+    assert_eq!(w.plan().next, coming(Step::GivenUp, None, w.now, 2));
+}
+
+#[test]
+fn what_is_held_or_over_any_moment_tells_of_no_attempt() {
+    let mut paused = world_deployed_then_upgrading_fails();
+    paused.desired.paused = true;
+    assert_eq!(paused.plan().next, None);
+    let mut elsewhere = world_deployed_then_upgrading_fails();
+    elsewhere.permit = Permit::Withheld("somebody else".to_owned());
+    assert_eq!(elsewhere.plan().next, None);
+    for soon in [reason::HELM_UNAVAILABLE, reason::SUSPENDED] {
+        let mut w = world().deployed().failed(soon, 30);
+        w.desired.chart.version = "1.21.0".to_owned();
+        w.memory.failure.as_mut().unwrap().attempt.fingerprint = w.desired.chart.fingerprint();
+        let plan = w.plan();
+        assert_eq!((plan.action, plan.next), (Action::Nothing, None), "{soon}");
+    }
+    assert_eq!(world().deployed().plan().next, None, "it is well");
+}
+
+#[test]
+fn a_lock_tells_when_it_is_broken_and_a_removal_when_it_is_tried_again() {
+    let mut w = world();
+    w.revisions = vec![
+        w.ours(1, Status::Deployed),
+        w.ours(2, Status::PendingUpgrade),
+    ];
+    w.revisions[1].run = w.revisions[0].run.clone();
+    w.memory.locked = Some((2, w.now));
+    assert_eq!(w.plan().next, coming(Step::Unlock, Some(600), w.now, 0));
+
+    let going = world()
+        .deployed()
+        .deleted()
+        .failed(reason::UNINSTALL_FAILED, 40);
+    assert_eq!(
+        going.plan().next,
+        coming(Step::Retry, Some(40), going.now, 1)
+    );
+}
+
+#[test]
+fn workloads_have_until_their_deadline_and_that_is_told_with_what_they_lack() {
+    let mut w = world().deployed();
+    w.unready = Some("Deployment a/b: 0 of 1 available".to_owned());
+    w.memory.applied = Some(Applied {
+        run: Run::Install,
+        ended: w.now,
+    });
+    // Else it would be a write of its own.
+    assert_eq!(w.plan().next, None);
+    let ended = w.now;
+    w.now = Boot(w.now.0 + crate::status::throttle::QUIET);
+    let until = w.policy.helm_timeout.as_secs();
+    assert_eq!(w.plan().next, coming(Step::Wait, Some(until), ended, 0));
+    w.now = Boot(ended.0 + w.policy.helm_timeout);
+    assert_eq!(w.plan().next, None);
+}
+
+#[test]
+fn times_of_the_boot_clock_are_told_by_the_wall() {
+    let now = Boot(Duration::from_secs(1_000));
+    let wall = Timestamp::from_second(50_000).unwrap();
+    let told = coming(Step::Retry, Some(40), now, 2)
+        .unwrap()
+        .on_the_wall(now, wall);
+    assert_eq!(Some(told), Next::at_second(Step::Retry, Some(50_040), 2));
+    let given_up = coming(Step::GivenUp, None, now, 2).unwrap();
+    assert_eq!(given_up.on_the_wall(now, wall).at, None);
+}

@@ -1,0 +1,321 @@
+//! What is planned for a deployment that home orders.
+
+use krypton_types::deployment::DesiredDeployment;
+
+use super::*;
+
+const UID: &str = "uid-1";
+
+fn order() -> DesiredDeployment {
+    DesiredDeployment {
+        namespace: "team".to_owned(),
+        name: "acme".to_owned(),
+        uid: UID.to_owned(),
+        generation: 1,
+        created: 1_000,
+        ..DesiredDeployment::default()
+    }
+}
+
+fn removal() -> DesiredDeployment {
+    DesiredDeployment {
+        remove: true,
+        ..order()
+    }
+}
+
+fn subject(order: &DesiredDeployment) -> Subject {
+    Subject::Deployment(Arc::new(order.clone()))
+}
+
+impl World {
+    fn plan_order(&self, order: &DesiredDeployment) -> Plan {
+        self.plan_of(&subject(order), Vec::new())
+    }
+
+    fn beside(&self, order: &DesiredDeployment, other: &DesiredDeployment) -> Plan {
+        self.plan_of(&subject(order), vec![subject(other)])
+    }
+
+    /// As the original has left it: without a label of ours.
+    fn of_the_original(mut self, chart: &str, version: &str) -> Self {
+        self.revisions = vec![self.foreign(1, Status::Deployed)];
+        self.facts(chart, version)
+    }
+
+    fn let_go(mut self) -> Self {
+        self.memory.let_go = Some(UID.to_owned());
+        self
+    }
+}
+
+#[test]
+fn a_deployment_is_installed_without_a_finalizer_or_an_annotation() {
+    let mut w = world();
+    w.workspace = None;
+    assert_eq!(w.plan_order(&order()).action, Action::CreateWorkspace);
+    let plan = world().plan_order(&order());
+    assert_eq!(plan.action, Action::Helm(Run::Install));
+    let plan = world().deployed().plan_order(&order());
+    assert_eq!(plan.action, Action::Nothing);
+    assert!(plan.settled && plan.ours && !plan.gone);
+    assert_eq!(ready(&plan), (Truth::True, reason::NO_CHANGE));
+    assert!(plan.applied_chart.is_some());
+}
+
+#[test]
+fn another_chart_is_an_upgrade_and_a_lock_of_ours_is_broken() {
+    let mut w = world().deployed();
+    w.desired.chart.version = "1.19.2".to_owned();
+    let plan = w.plan_order(&order());
+    assert_eq!(plan.action, Action::Helm(Run::Upgrade));
+    let mut w = world();
+    w.revisions = vec![w.ours(1, Status::PendingInstall)];
+    let plan = w.plan_order(&order());
+    assert!(matches!(plan.action, Action::Unlock { revision: 1, .. }));
+}
+
+#[test]
+fn a_paused_deployment_is_left_alone_whether_it_is_to_be_there_or_to_go() {
+    let pause = |order: DesiredDeployment| DesiredDeployment {
+        paused: true,
+        ..order
+    };
+    let plan = world().plan_order(&pause(order()));
+    assert_eq!(plan.action, Action::Nothing);
+    let progress = plan.state.progress.unwrap();
+    assert_eq!(progress.reason, reason::PAUSED);
+    assert!(progress.message.contains("KryptonDeployment"));
+    let plan = world().deployed().plan_order(&pause(removal()));
+    assert_eq!((plan.action, plan.gone), (Action::Nothing, false));
+}
+
+#[test]
+fn an_order_to_remove_uninstalls_then_the_workspace_goes_and_then_it_is_said_to_be_gone() {
+    let plan = world().deployed().plan_order(&removal());
+    assert_eq!((plan.action, plan.gone), (Action::Uninstall, false));
+    let plan = world().plan_order(&removal());
+    assert_eq!((plan.action, plan.gone), (Action::DeleteWorkspace, false));
+    let mut empty = world();
+    empty.workspace = None;
+    let plan = empty.plan_order(&removal());
+    let go = Action::RemoveFinalizer { orphaned: false };
+    assert_eq!((plan.action, plan.gone), (go, false));
+    let plan = empty.let_go().plan_order(&removal());
+    assert_eq!((plan.action.clone(), plan.gone), (Action::Nothing, true));
+    assert_eq!(ready(&plan), (Truth::False, reason::UNINSTALLED));
+}
+
+#[test]
+fn removal_waits_for_no_upgrade() {
+    let failed = |why| world().deployed().failed(why, 60);
+    let plan = failed(reason::UPGRADE_FAILED).plan_order(&removal());
+    assert_eq!(plan.action, Action::Uninstall);
+    let plan = failed(reason::UNINSTALL_FAILED).plan_order(&removal());
+    assert_eq!(plan.action, Action::Nothing);
+}
+
+#[test]
+fn tampered_release_is_not_removed_over_and_over() {
+    let mut world = world().deployed().failed(reason::RELEASE_TAMPERED, 60);
+    let failure = world.memory.failure.as_mut().unwrap();
+    failure.attempt.removal = Some(false);
+    let plan = world.plan_order(&removal());
+    assert_eq!(plan.action, Action::Nothing);
+    let error = plan.state.error.unwrap();
+    assert_eq!(error.reason, reason::RELEASE_TAMPERED);
+}
+
+#[test]
+fn a_release_that_has_come_back_is_not_gone() {
+    let plan = world().deployed().let_go().plan_order(&removal());
+    assert_eq!((plan.action, plan.gone), (Action::Uninstall, false));
+    // Of another object of that name nothing was done yet.
+    let anew = DesiredDeployment {
+        uid: "uid-2".to_owned(),
+        ..removal()
+    };
+    let plan = world().let_go().plan_order(&anew);
+    assert!(!plan.gone);
+}
+
+#[test]
+fn without_the_lease_nothing_is_removed_and_what_was_done_stays_said() {
+    let mut w = world().deployed();
+    w.permit = Permit::Withheld("somebody holds it".to_owned());
+    let plan = w.plan_order(&removal());
+    assert_eq!((plan.action, plan.gone), (Action::Nothing, false));
+    let mut w = world().let_go();
+    w.permit = Permit::Withheld("somebody holds it".to_owned());
+    assert!(w.plan_order(&removal()).gone);
+}
+
+#[test]
+fn an_orphaned_release_stays_and_the_order_is_done() {
+    let orphan = DesiredDeployment {
+        orphan: true,
+        ..removal()
+    };
+    let plan = world().deployed().plan_order(&orphan);
+    assert_eq!(plan.action, Action::RemoveFinalizer { orphaned: true });
+    let plan = world().deployed().let_go().plan_order(&orphan);
+    assert_eq!((plan.action.clone(), plan.gone), (Action::Nothing, true));
+    assert!(plan.state.ready.message.contains("left where it is"));
+}
+
+#[test]
+fn a_shared_workspace_stays() {
+    let mut w = world();
+    w.shared = true;
+    let plan = w.plan_order(&removal());
+    assert_eq!(plan.action, Action::RemoveFinalizer { orphaned: false });
+    let mut w = world();
+    w.workspace.as_mut().unwrap().creator = None;
+    let plan = w.plan_order(&removal());
+    assert_eq!(plan.action, Action::RemoveFinalizer { orphaned: false });
+}
+
+#[test]
+fn of_two_of_one_name_the_older_has_the_release_and_the_younger_is_told_whose_it_is() {
+    let younger = DesiredDeployment {
+        namespace: "other".to_owned(),
+        uid: "uid-2".to_owned(),
+        created: 2_000,
+        ..order()
+    };
+    assert_eq!(
+        world().beside(&order(), &younger).action,
+        Action::Helm(Run::Install)
+    );
+    let plan = world().beside(&younger, &order());
+    assert_eq!(plan.action, Action::Nothing);
+    assert_eq!(ready(&plan), (Truth::False, reason::RELEASE_IN_USE));
+    let message = &plan.state.ready.message;
+    assert!(message.contains("KryptonDeployment team/acme"), "{message}");
+    // Whose label is on the release has it, however old the other is.
+    let elder = DesiredDeployment {
+        created: 1,
+        ..younger
+    };
+    let plan = world().deployed().beside(&elder, &order());
+    assert_eq!(ready(&plan), (Truth::False, reason::RELEASE_IN_USE));
+    // An order to remove the one that never had it removes nothing of the other's.
+    let refused = DesiredDeployment {
+        remove: true,
+        ..elder
+    };
+    let plan = world().deployed().beside(&refused, &order());
+    assert_eq!(plan.action, Action::RemoveFinalizer { orphaned: false });
+}
+
+#[test]
+fn an_order_to_remove_that_is_carried_out_keeps_the_name_from_nobody() {
+    let younger = DesiredDeployment {
+        namespace: "other".to_owned(),
+        uid: "uid-2".to_owned(),
+        created: 2_000,
+        ..order()
+    };
+    let plan = world().deployed().beside(&younger, &removal());
+    assert_eq!(ready(&plan), (Truth::False, reason::RELEASE_IN_USE));
+    let plan = world().beside(&younger, &removal());
+    assert_eq!(plan.action, Action::Helm(Run::Install));
+}
+
+#[test]
+fn a_release_of_the_original_with_this_chart_is_taken_on_without_a_run() {
+    let mut w = world();
+    w.revisions = vec![w.foreign(1, Status::Deployed)];
+    let plan = w.plan_order(&order());
+    assert_eq!(plan.action, Action::ReadRelease(1));
+    assert_eq!(w.plan_order(&removal()).action, Action::ReadRelease(1));
+
+    let w = world().of_the_original("cert-manager", "v1.19.1");
+    let plan = w.plan_order(&order());
+    assert_eq!(plan.action, Action::Nothing);
+    assert_eq!(ready(&plan), (Truth::True, reason::NO_CHANGE));
+
+    // The original gave one value to every chart.
+    let mut w = world().of_the_original("cert-manager", "v1.19.1");
+    w.desired
+        .chart
+        .values
+        .insert("replicaCount".to_owned(), 1.into());
+    assert_eq!(w.plan_order(&order()).action, Action::Nothing);
+    w.desired
+        .chart
+        .values
+        .insert("replicaCount".to_owned(), 2.into());
+    assert_eq!(w.plan_order(&order()).action, Action::Helm(Run::Upgrade));
+
+    let older = world().of_the_original("cert-manager", "v1.18.0");
+    assert_eq!(
+        older.plan_order(&order()).action,
+        Action::Helm(Run::Upgrade)
+    );
+    assert_eq!(older.plan_order(&removal()).action, Action::Uninstall);
+}
+
+#[test]
+fn a_release_of_that_name_with_another_chart_is_nobodys_to_take() {
+    let w = world().of_the_original("echo-server", "1.0.0");
+    let plan = w.plan_order(&order());
+    assert_eq!(plan.action, Action::Nothing);
+    assert_eq!(ready(&plan), (Truth::False, reason::RELEASE_IN_USE));
+    assert!(plan.state.ready.message.contains("echo-server"));
+    let plan = w.plan_order(&removal());
+    assert_eq!(plan.action, Action::RemoveFinalizer { orphaned: false });
+}
+
+#[test]
+fn one_that_was_made_anew_in_its_namespace_has_its_release_and_one_of_another_has_not() {
+    let mut w = world().deployed();
+    w.revisions[0].owner_uid = Some("uid-0".to_owned());
+    assert_eq!(w.plan_order(&order()).action, Action::Nothing);
+    assert_eq!(ready(&w.plan_order(&order())).0, Truth::True);
+    w.revisions[0].owner_namespace = Some("other".to_owned());
+    let plan = w.plan_order(&order());
+    assert_eq!(ready(&plan), (Truth::False, reason::RELEASE_IN_USE));
+}
+
+#[test]
+fn names_that_are_no_namespace_or_are_somebodys_are_refused() {
+    for (name, why) in [
+        ("a.b", reason::WORKSPACE_INVALID),
+        ("kube-system", reason::NAMESPACE_NOT_OWNED),
+        ("krypton-system", reason::NAMESPACE_NOT_OWNED),
+        ("krypton", reason::NAMESPACE_NOT_OWNED),
+    ] {
+        let named = DesiredDeployment {
+            name: name.to_owned(),
+            ..order()
+        };
+        let plan = world().plan_order(&named);
+        assert_eq!(ready(&plan), (Truth::False, why), "{name}");
+        assert!(plan.state.ready.message.contains("another name"));
+    }
+}
+
+#[test]
+fn with_the_member_its_deployments_go_and_that_is_no_acknowledgement() {
+    let mut w = world().deployed();
+    w.desired.retire = true;
+    assert_eq!(w.plan_order(&order()).action, Action::Uninstall);
+    let mut w = world().let_go();
+    w.desired.retire = true;
+    w.workspace = None;
+    let plan = w.plan_order(&order());
+    assert_eq!(ready(&plan), (Truth::False, reason::UNINSTALLED));
+    assert!(!plan.gone);
+    // It was taken back.
+    w.desired.retire = false;
+    assert_eq!(w.plan_order(&order()).action, Action::CreateWorkspace);
+}
+
+#[test]
+fn drift_is_looked_for_as_the_fleet_says() {
+    let mut w = world().deployed();
+    w.desired.drift.mode = DriftMode::Heal;
+    let plan = w.plan_order(&order());
+    assert_eq!(plan.drift.unwrap().mode, DriftMode::Heal);
+}

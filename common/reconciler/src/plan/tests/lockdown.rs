@@ -1,0 +1,167 @@
+//! What an object may use while the fleet keeps tenants apart.
+
+use krypton_types::deployment::DesiredDeployment;
+
+use super::*;
+
+fn locked() -> World {
+    let mut w = world();
+    w.desired.lockdown.no_cross_namespace_refs = true;
+    w
+}
+
+/// In a namespace that was made for `creator`, and that its operator has opened to `open_to`.
+fn within(mut w: World, creator: Option<&str>, open_to: Option<&str>) -> World {
+    w.workspace = Some(Workspace {
+        terminating: false,
+        creator: creator.map(str::to_owned),
+        open_to: open_to.map(str::to_owned),
+        uid: "ns-uid".to_owned(),
+        words: None,
+    });
+    w
+}
+
+#[test]
+fn workspace_of_another_namespace_is_refused() {
+    let install = Action::Helm(Run::Install);
+    for (creator, open_to, allowed) in [
+        (Some("uid-1"), None, true),
+        (Some("uid-2"), None, false),
+        (None, None, false),
+        (None, Some("team/acme"), true),
+        (Some("uid-2"), Some("team/acme"), true),
+        (None, Some("team/other"), false),
+        (None, Some("other/acme"), false),
+        (None, Some("true"), false),
+    ] {
+        let plan = within(locked(), creator, open_to).plan();
+        assert_eq!(plan.action == install, allowed, "{creator:?} {open_to:?}");
+        if !allowed {
+            assert_eq!(ready(&plan), (Truth::False, reason::NAMESPACE_NOT_OWNED));
+            assert_eq!(plan.action, Action::Nothing);
+            let message = &plan.state.ready.message;
+            assert!(
+                message.contains("mesh.openkcm.io/adopt=team/acme"),
+                "{message}"
+            );
+        }
+        let plan = within(world(), creator, open_to).plan();
+        assert_eq!(plan.action, install, "without lockdown");
+    }
+}
+
+#[test]
+fn own_namespace_and_new_namespaces_are_used() {
+    let mut own = within(locked(), None, None);
+    own.tenant.spec.workspace = Some("team".to_owned());
+    assert_eq!(own.plan().action, Action::Helm(Run::Install));
+    let mut new = locked();
+    new.workspace = None;
+    assert_eq!(new.plan().action, Action::CreateWorkspace);
+}
+
+#[test]
+fn restored_tenant_keeps_its_workspace() {
+    let mut w = within(locked(), Some("uid-0"), None);
+    let mut release = w.ours(1, Status::Deployed);
+    release.owner_uid = Some("uid-0".to_owned());
+    w.revisions = vec![release.clone()];
+    assert_ne!(ready(&w.plan()).1, reason::NAMESPACE_NOT_OWNED);
+    // Of another namespace's Tenant.
+    release.owner_namespace = Some("other".to_owned());
+    w.revisions = vec![release];
+    assert_eq!(ready(&w.plan()).1, reason::NAMESPACE_NOT_OWNED);
+}
+
+#[test]
+fn annotations_of_the_author_hand_nothing_over() {
+    for annotation in [
+        (names::ADOPT_ANNOTATION.to_owned(), "true".to_owned()),
+        (names::fingerprint_annotation(CLUSTER), ORIGINAL.to_owned()),
+        (PREVIOUS_UID_ANNOTATION.to_owned(), "uid-9".to_owned()),
+    ] {
+        for (lockdown, open_to) in [(false, None), (true, None), (true, Some("team/acme"))] {
+            let mut w = within(world(), Some("uid-1"), open_to);
+            w.desired.lockdown.no_cross_namespace_refs = lockdown;
+            let previous = annotation.0 == PREVIOUS_UID_ANNOTATION;
+            w.tenant.metadata.annotations = Some([annotation.clone()].into());
+            let mut release = w.foreign(1, Status::Deployed);
+            if previous {
+                release.owner_uid = Some("uid-9".to_owned());
+                release.owner_namespace = Some("other".to_owned());
+            }
+            w.revisions = vec![release];
+            let refused = ready(&w.plan()).1 == reason::RELEASE_IN_USE;
+            let expected = lockdown && open_to.is_none();
+            assert_eq!(refused, expected, "{annotation:?} {lockdown} {open_to:?}");
+        }
+    }
+}
+
+#[test]
+fn deployment_takes_no_release_by_its_chart() {
+    let order = DesiredDeployment {
+        namespace: "team".to_owned(),
+        name: "acme".to_owned(),
+        uid: "uid-1".to_owned(),
+        ..DesiredDeployment::default()
+    };
+    let subject = Subject::Deployment(Arc::new(order));
+    let mut w = within(locked(), Some("uid-1"), None).facts("cert-manager", "1.19.1");
+    w.revisions = vec![w.foreign(1, Status::Deployed)];
+    let plan = w.plan_of(&subject, Vec::new());
+    assert_eq!(ready(&plan).1, reason::RELEASE_IN_USE);
+    w.desired.lockdown.no_cross_namespace_refs = false;
+    let plan = w.plan_of(&subject, Vec::new());
+    assert_ne!(ready(&plan).1, reason::RELEASE_IN_USE);
+}
+
+#[test]
+fn refused_tenant_deletes_no_namespace_of_others() {
+    for (creator, action) in [
+        ("uid-1", Action::DeleteWorkspace),
+        ("uid-2", Action::RemoveFinalizer { orphaned: false }),
+    ] {
+        let w = within(locked(), Some(creator), None).deleted();
+        assert_eq!(w.plan().action, action, "{creator}");
+    }
+}
+
+/// Of namespace `other`, older than the Tenant of the world, with the same name and workspace.
+fn squatter() -> Tenant {
+    let mut other = world().tenant;
+    other.metadata.namespace = Some("other".to_owned());
+    other.metadata.uid = Some("uid-2".to_owned());
+    other.metadata.creation_timestamp = Some(Time(Timestamp::from_second(1).unwrap()));
+    other
+}
+
+#[test]
+fn refused_tenant_keeps_no_release_from_others() {
+    let of = |mut w: World| {
+        w.tenant.metadata.creation_timestamp = Some(Time(Timestamp::from_second(2).unwrap()));
+        w.others = vec![squatter()];
+        w
+    };
+    let install = Action::Helm(Run::Install);
+    let in_use = |w: World| ready(&w.plan()).1 == reason::RELEASE_IN_USE;
+    assert_eq!(
+        of(within(locked(), Some("uid-1"), None)).plan().action,
+        install
+    );
+    let mut own = of(within(locked(), None, None));
+    own.tenant.spec.workspace = Some("team".to_owned());
+    assert_eq!(own.plan().action, install);
+    assert!(in_use(of(within(world(), Some("uid-1"), None))));
+    // The operator has let both in.
+    let both = within(locked(), Some("uid-1"), Some("other/acme"));
+    assert!(in_use(of(both)));
+    // The release is its own since before the lockdown.
+    let mut w = of(within(locked(), Some("uid-1"), None));
+    let mut release = w.ours(1, Status::Deployed);
+    release.owner_uid = Some("uid-2".to_owned());
+    release.owner_namespace = Some("other".to_owned());
+    w.revisions = vec![release];
+    assert!(in_use(w));
+}

@@ -1,0 +1,315 @@
+//! The record on the member of the desired state that is acted on, written before acting (design §3,
+//! rule 3): nobody acts on an older one, whichever hub it comes from. The anchor owns it; it is written without one
+//! as well.
+
+pub mod anchor;
+
+use std::time::Duration;
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use krypton_runtime::effect;
+use krypton_runtime::lease::SYSTEM_NAMESPACE;
+use krypton_types::desired::{DesiredState, Version};
+use krypton_types::error_chain::chain;
+use kube::Client;
+use kube::api::{Api, PostParams};
+use thiserror::Error;
+
+use self::anchor::Bookkeeping;
+
+/// The Secret that holds the record. A Secret, since values may be secret.
+pub const LEDGER_NAME: &str = "krypton-desired-state";
+pub(crate) const KEY: &str = "desired.json";
+const DEADLINE: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Error)]
+pub enum LedgerError {
+    #[error("reading Secret {SYSTEM_NAMESPACE}/{LEDGER_NAME} failed")]
+    Read(#[source] kube::Error),
+    #[error("writing Secret {SYSTEM_NAMESPACE}/{LEDGER_NAME} failed")]
+    Write(#[source] kube::Error),
+    #[error("Secret {SYSTEM_NAMESPACE}/{LEDGER_NAME}: no answer within {} s", DEADLINE.as_secs())]
+    Deadline,
+    #[error("the desired state cannot be written as JSON")]
+    Encode(#[source] serde_json::Error),
+}
+
+impl LedgerError {
+    /// Whether it may go by itself: a missing right does not.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Read(kube::Error::Api(status)) | Self::Write(kube::Error::Api(status)) => {
+                !matches!(status.code, 401 | 403)
+            }
+            Self::Read(_) | Self::Write(_) | Self::Deadline => true,
+            Self::Encode(_) => false,
+        }
+    }
+}
+
+/// What is to be done with a desired state that came in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Advance {
+    /// It is on record already.
+    Recorded,
+    Record,
+    /// The member has seen a later one.
+    Refuse(Version),
+}
+
+/// Compares by version first; the same version with another content counts as older, since two hubs
+/// that disagree must not take turns.
+pub fn advance(record: Option<&DesiredState>, incoming: &DesiredState) -> Advance {
+    match record {
+        None => Advance::Record,
+        Some(record) if record.version > incoming.version => Advance::Refuse(record.version),
+        Some(record) if record.version < incoming.version => Advance::Record,
+        Some(record) if record.digest() == incoming.digest() => Advance::Recorded,
+        Some(record) => Advance::Refuse(record.version),
+    }
+}
+
+/// How recording has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recording {
+    pub advance: Advance,
+    /// Why the anchor does not own the record. Nothing waits for that: it is looked at again with the next
+    /// desired state, and at the next start.
+    pub unowned: Option<String>,
+}
+
+/// Records `incoming` when it is newer, has the anchor own the record, and says how that ended.
+pub async fn record(client: &Client, incoming: &DesiredState) -> Result<Recording, LedgerError> {
+    let (owner, unowned) = match anchor::owns(Bookkeeping::DesiredState) {
+        true => match anchor::ensure(client).await {
+            Ok(owner) => (Some(owner), None),
+            Err(error) => (None, Some(chain(&error))),
+        },
+        false => (None, None),
+    };
+    let recorded = tokio::time::timeout(DEADLINE, record_now(client, incoming, owner.as_ref()))
+        .await
+        .unwrap_or(Err(LedgerError::Deadline))?;
+    Ok(Recording {
+        unowned: unowned.or(recorded.unowned),
+        ..recorded
+    })
+}
+
+async fn record_now(
+    client: &Client,
+    incoming: &DesiredState,
+    owner: Option<&OwnerReference>,
+) -> Result<Recording, LedgerError> {
+    let api: Api<Secret> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
+    let secret = api.get_opt(LEDGER_NAME).await.map_err(LedgerError::Read)?;
+    let record = secret.as_ref().and_then(read);
+    let advance = advance(record.as_ref(), incoming);
+    let metadata = secret.as_ref().map(|secret| &secret.metadata);
+    let before = metadata
+        .and_then(|metadata| metadata.owner_references.clone())
+        .unwrap_or_default();
+    let owners = owner.map_or_else(|| before.clone(), |owner| anchor::owners(&before, owner));
+    let due = match advance {
+        Advance::Record => true,
+        Advance::Recorded => owners != before,
+        Advance::Refuse(_) => false,
+    };
+    if !due {
+        return Ok(Recording {
+            advance,
+            unowned: None,
+        });
+    }
+    let content = serde_json::to_vec(incoming).map_err(LedgerError::Encode)?;
+    let next = Secret {
+        data: Some([(KEY.to_owned(), ByteString(content))].into()),
+        ..secret.clone().unwrap_or_else(|| Secret {
+            metadata: ObjectMeta {
+                name: Some(LEDGER_NAME.to_owned()),
+                ..ObjectMeta::default()
+            },
+            ..Secret::default()
+        })
+    };
+    // Some clusters let nobody set an owner who may not delete what is owned.
+    let mut unowned = None;
+    for owners in [&owners, &before] {
+        let mut next = next.clone();
+        next.metadata.owner_references = (!owners.is_empty()).then(|| owners.clone());
+        let params = PostParams::default();
+        // With the resourceVersion of what was read, a concurrent writer wins once and we read again.
+        let written = match secret.is_some() {
+            true => effect!("ledger.replace", api.replace(LEDGER_NAME, &params, &next)).await,
+            false => effect!("ledger.create", api.create(&params, &next)).await,
+        };
+        match written {
+            Ok(_) => break,
+            // It is on record, whoever owns it.
+            Err(error) if advance == Advance::Recorded => {
+                unowned = Some(chain(&error));
+                break;
+            }
+            Err(kube::Error::Api(status)) if status.code == 403 && *owners != before => {
+                unowned = Some(status.message.clone());
+            }
+            Err(error) => return Err(LedgerError::Write(error)),
+        }
+    }
+    Ok(Recording { advance, unowned })
+}
+
+/// The record, for whoever starts: what was acted on last.
+pub async fn read_record(client: &Client) -> Result<Option<DesiredState>, LedgerError> {
+    let api: Api<Secret> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
+    let secret = tokio::time::timeout(DEADLINE, api.get_opt(LEDGER_NAME))
+        .await
+        .map_err(|_| LedgerError::Deadline)?
+        .map_err(LedgerError::Read)?;
+    Ok(secret.as_ref().and_then(read))
+}
+
+/// A record that cannot be read counts as none: it is overwritten by the next desired state.
+pub fn read(secret: &Secret) -> Option<DesiredState> {
+    serde_json::from_slice(&secret.data.as_ref()?.get(KEY)?.0).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::sync::{Arc, Mutex};
+
+    use krypton_types::desired::ChartState;
+    use kube::client::Body;
+    use serde_json::json;
+
+    use super::*;
+
+    fn desired(epoch: u64, generation: u64, chart: &str) -> DesiredState {
+        DesiredState {
+            version: Version { epoch, generation },
+            chart: ChartState {
+                repo: "https://example.org".to_owned(),
+                name: chart.to_owned(),
+                version: "1.0.0".to_owned(),
+                install_crds: false,
+                values: serde_json::Map::new(),
+                confidential: None,
+                pinned: None,
+            },
+            paused: false,
+            retire: false,
+            drift: krypton_types::desired::drift::DriftPolicy::default(),
+            chart_crds: krypton_types::desired::crd_policy::CrdPolicy::default(),
+            tenant_values: false,
+            handling: krypton_types::desired::handling::Handling::default(),
+            lockdown: krypton_types::desired::lockdown::Lockdown::default(),
+            namespaces: krypton_types::desired::namespaces::NamespaceConfiguration::default(),
+            deployments: Vec::new(),
+            placed: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn an_older_desired_state_is_never_acted_on() {
+        let record = desired(2, 5, "a");
+        assert_eq!(advance(None, &record), Advance::Record);
+        assert_eq!(
+            advance(Some(&record), &desired(2, 5, "a")),
+            Advance::Recorded
+        );
+        assert_eq!(advance(Some(&record), &desired(2, 6, "b")), Advance::Record);
+        assert_eq!(advance(Some(&record), &desired(3, 1, "b")), Advance::Record);
+        let refused = Advance::Refuse(record.version);
+        assert_eq!(advance(Some(&record), &desired(2, 4, "b")), refused);
+        assert_eq!(advance(Some(&record), &desired(1, 9, "b")), refused);
+        assert_eq!(advance(Some(&record), &desired(2, 5, "b")), refused);
+    }
+
+    /// Answers by method and path, and what was asked.
+    type Asked = Arc<Mutex<Vec<(String, serde_json::Value)>>>;
+
+    fn server(answer: fn(&str, &serde_json::Value) -> u16) -> (Client, Asked) {
+        let asked = Asked::default();
+        let log = Arc::clone(&asked);
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            let log = Arc::clone(&log);
+            async move {
+                let (parts, body) = request.into_parts();
+                let body = body.collect_bytes().await.unwrap_or_default();
+                let sent: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();
+                let what = parts.uri.path().rsplit('/').next().unwrap_or_default();
+                let what = format!("{} {what}", parts.method);
+                let code = answer(&what, &sent);
+                let mut object = sent.clone();
+                if code == 200 {
+                    object["metadata"]["uid"] = json!("uid");
+                } else {
+                    let reason = if code == 404 { "NotFound" } else { "Forbidden" };
+                    object = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure",
+                        "code": code, "message": "refused", "reason": reason});
+                }
+                log.lock().unwrap().push((what, sent));
+                let mut response = http::Response::new(Body::from(object.to_string().into_bytes()));
+                *response.status_mut() = http::StatusCode::from_u16(code).unwrap();
+                Ok::<_, Infallible>(response)
+            }
+        });
+        (Client::new(service, "default"), asked)
+    }
+
+    fn owners_written(asked: &Asked) -> Vec<usize> {
+        let asked = asked.lock().unwrap();
+        let writes = asked.iter().filter(|(what, _)| what == "POST secrets");
+        let owners = writes.map(|(_, sent)| {
+            sent["metadata"]["ownerReferences"]
+                .as_array()
+                .map_or(0, Vec::len)
+        });
+        owners.collect()
+    }
+
+    #[tokio::test]
+    async fn without_rights_to_an_anchor_or_an_owner_it_is_recorded_all_the_same() {
+        let wanted = desired(1, 1, "a");
+        let (client, asked) = server(|what, _| match what {
+            "GET krypton-root-owner" | "GET krypton-desired-state" => 404,
+            _ => 200,
+        });
+        let done = record(&client, &wanted).await.unwrap();
+        assert_eq!((done.advance, done.unowned), (Advance::Record, None));
+        assert_eq!(owners_written(&asked), [1]);
+
+        let (client, asked) = server(|what, _| match what {
+            "GET krypton-root-owner" => 403,
+            "GET krypton-desired-state" => 404,
+            _ => 200,
+        });
+        let done = record(&client, &wanted).await.unwrap();
+        assert_eq!(done.advance, Advance::Record);
+        assert!(done.unowned.unwrap().contains("refused"));
+        assert_eq!(owners_written(&asked), [0]);
+
+        // As of an apiserver that lets nobody set an owner who may not delete what is owned.
+        let (client, asked) = server(|what, sent| match what {
+            "GET krypton-root-owner" | "GET krypton-desired-state" => 404,
+            "POST secrets" if sent["metadata"]["ownerReferences"].is_array() => 403,
+            _ => 200,
+        });
+        let done = record(&client, &wanted).await.unwrap();
+        assert_eq!(done.advance, Advance::Record);
+        assert_eq!(done.unowned.as_deref(), Some("refused"));
+        assert_eq!(owners_written(&asked), [1, 0]);
+
+        let (client, asked) = server(|what, _| match what {
+            "GET krypton-root-owner" | "GET krypton-desired-state" => 404,
+            "POST secrets" => 403,
+            _ => 200,
+        });
+        let refused = record(&client, &wanted).await;
+        assert!(matches!(refused, Err(LedgerError::Write(_))), "{refused:?}");
+        assert_eq!(owners_written(&asked), [1, 0]);
+    }
+}

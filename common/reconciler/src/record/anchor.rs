@@ -1,0 +1,231 @@
+//! The anchor: a ConfigMap on the member by which what Krypton keeps there of itself, and makes anew by itself, is
+//! found and goes. It owns that by owner references, so the cluster's garbage collector takes it away once the
+//! anchor is deleted; or once it is another one, as after a restore, which gives all objects new UIDs. So what is
+//! of value it never owns.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use krypton_runtime::effect;
+use krypton_runtime::lease::SYSTEM_NAMESPACE;
+use krypton_types::error_chain::chain;
+use kube::Client;
+use kube::api::{Api, PostParams};
+use thiserror::Error;
+
+/// The ConfigMap.
+pub const ANCHOR_NAME: &str = "krypton-root-owner";
+const LABEL: (&str, &str) = ("app.kubernetes.io/managed-by", "krypton");
+const ANNOTATIONS: [(&str, &str); 2] = [
+    ("mesh.openkcm.io/anchor", "true"),
+    (
+        "mesh.openkcm.io/description",
+        "Owns Krypton's record of the desired state of this cluster, Secret krypton-desired-state, which Krypton \
+         makes anew. Deleting this takes that record away and nothing else: no Tenant, no release, no object of a \
+         chart.",
+    ),
+];
+/// The record of the desired state waits for this.
+const DEADLINE: Duration = Duration::from_secs(3);
+
+/// What Krypton keeps on a member beside Tenants, workspaces and releases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bookkeeping {
+    /// Secret `krypton-desired-state`.
+    DesiredState,
+    /// Secrets `krypton-rescued-tenant-…`.
+    RescuedTenants,
+    /// Lease `krypton-agent`.
+    Lease,
+    /// Secret `krypton-agent-identity`.
+    Identity,
+    /// The copy of a release's Secret that could not be read.
+    SetAside,
+}
+
+/// Whether the anchor owns it: only what the next pass makes anew without anything being lost. Tenants that are yet
+/// to be put back are nowhere else; without its Lease a second writer could begin beside the one there is; an
+/// identity has to be asked for by a person; a copy that was set aside is all that is left of a release's record.
+pub fn owns(kept: Bookkeeping) -> bool {
+    match kept {
+        Bookkeeping::DesiredState => true,
+        Bookkeeping::RescuedTenants
+        | Bookkeeping::Lease
+        | Bookkeeping::Identity
+        | Bookkeeping::SetAside => false,
+    }
+}
+
+/// Why there is no anchor to own anything. Nothing depends on it.
+#[derive(Debug, Error)]
+pub enum AnchorError {
+    #[error("reading ConfigMap {SYSTEM_NAMESPACE}/{ANCHOR_NAME} failed")]
+    Read(#[source] kube::Error),
+    #[error("making ConfigMap {SYSTEM_NAMESPACE}/{ANCHOR_NAME} failed")]
+    Create(#[source] kube::Error),
+    #[error("ConfigMap {SYSTEM_NAMESPACE}/{ANCHOR_NAME} is being deleted")]
+    Terminating,
+    #[error("ConfigMap {SYSTEM_NAMESPACE}/{ANCHOR_NAME}: no answer within {} s", DEADLINE.as_secs())]
+    Deadline,
+}
+
+/// Makes sure of the anchor, and returns what its dependents are to say of it.
+pub async fn ensure(client: &Client) -> Result<OwnerReference, AnchorError> {
+    tokio::time::timeout(DEADLINE, ensure_now(client))
+        .await
+        .unwrap_or(Err(AnchorError::Deadline))
+}
+
+async fn ensure_now(client: &Client) -> Result<OwnerReference, AnchorError> {
+    let api: Api<ConfigMap> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
+    let params = PostParams::default();
+    let found = api.get_opt(ANCHOR_NAME).await.map_err(AnchorError::Read)?;
+    let anchor = match found {
+        None => {
+            let new = mended(&ConfigMap {
+                metadata: ObjectMeta {
+                    name: Some(ANCHOR_NAME.to_owned()),
+                    ..ObjectMeta::default()
+                },
+                ..ConfigMap::default()
+            });
+            let call = effect!("anchor.create", api.create(&params, &new));
+            call.await.map_err(AnchorError::Create)?
+        }
+        Some(found) if found.metadata.deletion_timestamp.is_some() => {
+            return Err(AnchorError::Terminating);
+        }
+        Some(found) => {
+            // With the resourceVersion that it was read with.
+            let next = mended(&found);
+            if next != found {
+                let call = effect!("anchor.update", api.replace(ANCHOR_NAME, &params, &next));
+                // It owns as well without its words.
+                if let Err(error) = call.await {
+                    tracing::debug!(error = %chain(&error), "the anchor lacks a label or an annotation");
+                }
+            }
+            found
+        }
+    };
+    Ok(reference(&anchor))
+}
+
+/// With the label and the annotations that it lacks; what somebody else has written stays.
+fn mended(anchor: &ConfigMap) -> ConfigMap {
+    let mut next = anchor.clone();
+    let add = |map: &mut Option<BTreeMap<String, String>>, words: &[(&str, &str)]| {
+        for (key, value) in words {
+            let map = map.get_or_insert_default();
+            map.entry((*key).to_owned())
+                .or_insert_with(|| (*value).to_owned());
+        }
+    };
+    add(&mut next.metadata.labels, &[LABEL]);
+    add(&mut next.metadata.annotations, &ANNOTATIONS);
+    next
+}
+
+fn reference(anchor: &ConfigMap) -> OwnerReference {
+    OwnerReference {
+        api_version: "v1".to_owned(),
+        kind: "ConfigMap".to_owned(),
+        name: ANCHOR_NAME.to_owned(),
+        uid: anchor.metadata.uid.clone().unwrap_or_default(),
+        ..OwnerReference::default()
+    }
+}
+
+/// The owners of what the anchor owns: this anchor in place of any before it, and whoever else there is.
+pub fn owners(before: &[OwnerReference], anchor: &OwnerReference) -> Vec<OwnerReference> {
+    let is_anchor = |owner: &&OwnerReference| {
+        (&owner.api_version, &owner.kind, &owner.name)
+            == (&anchor.api_version, &anchor.kind, &anchor.name)
+    };
+    let anchors: Vec<&OwnerReference> = before.iter().filter(is_anchor).collect();
+    if anchors == [anchor] {
+        return before.to_vec();
+    }
+    let others = before.iter().filter(|owner| !is_anchor(owner)).cloned();
+    others.chain([anchor.clone()]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn anchor(uid: &str) -> ConfigMap {
+        ConfigMap {
+            metadata: ObjectMeta {
+                uid: Some(uid.to_owned()),
+                ..ObjectMeta::default()
+            },
+            ..ConfigMap::default()
+        }
+    }
+
+    fn other() -> OwnerReference {
+        OwnerReference {
+            kind: "Backup".to_owned(),
+            uid: "theirs".to_owned(),
+            controller: Some(true),
+            ..reference(&anchor("x"))
+        }
+    }
+
+    #[test]
+    fn only_what_is_made_anew_is_owned() {
+        let all = [
+            Bookkeeping::DesiredState,
+            Bookkeeping::RescuedTenants,
+            Bookkeeping::Lease,
+            Bookkeeping::Identity,
+            Bookkeeping::SetAside,
+        ];
+        assert_eq!(all.map(owns), [true, false, false, false, false]);
+    }
+
+    #[test]
+    fn the_present_anchor_takes_the_place_of_a_former_one_and_others_stay() {
+        let (now, former) = (reference(&anchor("now")), reference(&anchor("former")));
+        for (before, after) in [
+            (vec![], vec![now.clone()]),
+            (vec![now.clone()], vec![now.clone()]),
+            (vec![former.clone()], vec![now.clone()]),
+            (vec![former.clone(), now.clone()], vec![now.clone()]),
+            (vec![other()], vec![other(), now.clone()]),
+            // Nothing is written for the order of them.
+            (vec![now.clone(), other()], vec![now.clone(), other()]),
+            (vec![former, other()], vec![other(), now.clone()]),
+        ] {
+            assert_eq!(owners(&before, &now), after, "{before:?}");
+        }
+    }
+
+    #[test]
+    fn an_owner_neither_controls_nor_blocks() {
+        let owner = reference(&anchor("now"));
+        assert_eq!((owner.controller, owner.block_owner_deletion), (None, None));
+    }
+
+    #[test]
+    fn what_it_lacks_is_added_and_what_others_wrote_stays() {
+        let new = mended(&anchor("now"));
+        assert_eq!(mended(&new), new, "once is enough");
+        let words = new.metadata.annotations.unwrap();
+        assert_eq!(words.len(), ANNOTATIONS.len());
+        let mut theirs = anchor("now");
+        theirs.metadata.labels = Some([("team".to_owned(), "a".to_owned())].into());
+        theirs.metadata.annotations =
+            Some([("mesh.openkcm.io/description".to_owned(), "ours".to_owned())].into());
+        let next = mended(&theirs);
+        let labels = next.metadata.labels.unwrap();
+        assert_eq!(labels["team"], "a");
+        assert_eq!(labels[LABEL.0], LABEL.1);
+        let annotations = next.metadata.annotations.unwrap();
+        assert_eq!(annotations["mesh.openkcm.io/description"], "ours");
+        assert_eq!(annotations["mesh.openkcm.io/anchor"], "true");
+    }
+}

@@ -1,0 +1,774 @@
+//! One Tenant or deployment at a time: a look, a plan, a job; and what came of it.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use krypton_helm::chart::ChartRef;
+use krypton_helm::releases::labels::ReleaseKey;
+use krypton_helm::releases::revision::Revision;
+use krypton_helm::slots::priority::Urgency;
+use krypton_runtime::clock::{self, Boot};
+use krypton_runtime::lease::Hold;
+use krypton_runtime::newest::Newest as _;
+use krypton_runtime::retry::backoff;
+use krypton_types::conditions::{ClusterState, reason as why};
+use krypton_types::desired::DesiredState;
+use krypton_types::names;
+use krypton_types::tenant::Next;
+use tokio::task::{Id, JoinError};
+use tracing::{Instrument as _, Span};
+
+use super::digests::Digests;
+use super::helm_queue::{Failed, Need, Ready, Waited};
+use crate::actions::{Done, Fault, Job, ReleaseNews, runs_helm};
+use crate::index::CrdState;
+use crate::owner::{Subject, SubjectKey};
+use crate::placed_tenants::STALE_IS_SAID;
+use crate::plan::{
+    self, Action, Applied, Attempt, Failure, Permit, Plan, Refusal, Remediation, View,
+};
+use crate::run_loop::{AFTER_CONFLICT, Reconciler, StatusMode};
+use crate::status::throttle;
+use crate::turns::Place;
+use crate::workload::{self, Strays};
+
+/// So many requests in a row have to fail before it is shown that they do.
+const SHOWN_AFTER: u32 = 3;
+/// The longest pause after what is not the release's fault.
+const LOCAL_RETRY_MAX: Duration = Duration::from_secs(30);
+
+/// What was planned for one owner of a release, and by what.
+struct Decided {
+    subject: Subject,
+    release: ReleaseKey,
+    newest: Option<Revision>,
+    plan: Plan,
+    need: Option<Need>,
+    /// Chart and slot of Helm, if the action waited for them and they are there.
+    ready: Option<Ready>,
+    told: Option<ClusterState>,
+    next: Option<Next>,
+    workspace_exists: bool,
+    permitted: bool,
+    last: bool,
+    desired: Arc<DesiredState>,
+    fingerprint: Arc<str>,
+}
+
+impl Reconciler {
+    /// What is acted on: with the permit what is on record, else what is wanted, to observe by.
+    pub(super) fn desired_now(&self) -> Arc<DesiredState> {
+        match &self.recorded {
+            Some(recorded) if self.permitted => Arc::clone(recorded),
+            _ => self.desired.get(),
+        }
+    }
+
+    /// The orders of the desired state that is acted on, and of no other.
+    pub(super) fn see_to_orders(&mut self) {
+        let desired = self.desired_now();
+        if !self.digests.are_of(&desired) {
+            let dirty = self.index.ordered(&desired.deployments);
+            self.dirty.extend(dirty);
+            for left in self.placings.ordered(&desired.placed) {
+                self.board.placed(&left, None);
+            }
+            self.digests = Digests::of(desired);
+        }
+    }
+
+    pub(super) fn see_to_subjects(&mut self, now: Boot) {
+        while let Some((at, key)) = self.wakes.first().cloned()
+            && at <= now
+        {
+            self.wakes.remove(&(at, key.clone()));
+            self.dirty.insert(key);
+        }
+        // Before the lists are complete, absence means nothing.
+        if !self.index.ready() {
+            self.helm.give_back();
+            return;
+        }
+        // Nor while the CRD goes; of deployments it says nothing.
+        let tenants = self.index.synced()
+            && self.index.crd() == Some(CrdState::Present)
+            && !(self.permitted && self.crd_lost)
+            && self.listed.will_do(self.permitted);
+        // Who waits goes before who comes.
+        while let Some(key) = self.calls.next() {
+            match &key {
+                SubjectKey::Tenant(tenant) if !tenants || self.is_kept(tenant) => {
+                    self.calls.leave(&key);
+                    self.dirty.insert(key);
+                }
+                _ => self.look_at(&key, now),
+            }
+        }
+        for key in std::mem::take(&mut self.dirty) {
+            match &key {
+                SubjectKey::Tenant(tenant) if !tenants || self.is_kept(tenant) => {
+                    self.dirty.insert(key);
+                }
+                _ => self.look_at(&key, now),
+            }
+        }
+        self.helm.give_back();
+    }
+
+    /// Who is to be looked at and waits: for the lists to be complete, or for a turn.
+    pub(super) fn waiting(&self) -> [usize; 4] {
+        let [urgent, runs] =
+            [Urgency::High, Urgency::Low].map(|urgency| self.helm.waiting(urgency));
+        [self.dirty.len(), self.calls.waiting(), urgent, runs]
+    }
+
+    fn look_at(&mut self, key: &SubjectKey, now: Boot) {
+        let place = self.calls.leave(key);
+        let Some(subject) = self.index.subject(key) else {
+            return self.forget(key);
+        };
+        let Some(decided) = self.decide(key, subject, now) else {
+            return;
+        };
+        let (subject, plan) = (&decided.subject, &decided.plan);
+        // The first look is a report in itself: until then it would seem not to be here.
+        if plan.ours && !self.board.has(key) {
+            let before = self.slots.get(key);
+            let before = before.and_then(|slot| slot.memory.last_word(subject, &self.member.name));
+            let state = before.unwrap_or_else(|| plan.state.clone());
+            self.board.put(subject, state, "", decided.next, plan.gone);
+        }
+        let revision = decided.newest.as_ref().map(|newest| newest.revision);
+        if self.drift_first(key, plan, revision, now) {
+            return;
+        }
+        if let Some(at) = self.words_wait(key, subject, plan, now) {
+            self.wakes.insert((at, key.clone()));
+            return;
+        }
+        if plan.action == Action::Nothing && !self.news(key, subject, plan, decided.next) {
+            let release = (&decided.release, revision);
+            self.begin_drift(key, subject, decided.plan, release, now);
+            return;
+        }
+        self.begin(key, decided, place);
+    }
+
+    pub(crate) fn forget(&mut self, key: &SubjectKey) {
+        self.rounds.forget(key);
+        self.helm.take(key, None);
+        if self.slots.get(key).is_none_or(|slot| !slot.busy) {
+            self.slots.remove(key);
+            self.board.forget(key);
+        }
+    }
+
+    /// Plans for one; `None` while a job of it runs or its back-off lasts.
+    fn decide(&mut self, key: &SubjectKey, subject: Subject, now: Boot) -> Option<Decided> {
+        let cluster = &self.member.name;
+        let release_key = subject.release(cluster);
+        let desired = self.desired_now();
+        let mut users = self.index.users(&release_key.namespace).into_iter();
+        let others = users.any(|user| user != *key && self.uses_workspace(&user, &desired))
+            || self.is_kept_for(&release_key.namespace);
+        let last = self.is_last(key, &subject, &desired);
+        let slot = self.slots.entry(key.clone()).or_default();
+        // A busy one is looked at when it is done.
+        if slot.busy {
+            return None;
+        }
+        let chart = desired.chart_with(subject.values());
+        let fingerprint = match &chart {
+            Cow::Borrowed(_) => self.digests.chart(&desired),
+            Cow::Owned(chart) => slot.own_chart.fingerprint(chart, &desired, &subject),
+        };
+        if let Some(at) = slot.not_before
+            && now < at
+            && slot.held_for(&subject, &desired, &fingerprint)
+        {
+            self.wakes.insert((at, key.clone()));
+            return None;
+        }
+        let revisions = self.index.release(&release_key);
+        let memory = &mut slot.memory;
+        memory.look(&subject, cluster, &revisions, now);
+        if !subject.is_going() && !desired.retire {
+            // An order that was taken back, and may be given again.
+            memory.let_go = None;
+        }
+        let claimants = self.index.claimants(&release_key);
+        let newest = revisions.last().copied();
+        let facts = self.facts.get(&release_key);
+        let facts =
+            facts.filter(|facts| newest.is_some_and(|newest| newest.revision == facts.revision));
+        let seen = self.index.release_workloads(&release_key);
+        let strays = Strays::of(&release_key.namespace, newest);
+        let expected = facts.map(|facts| facts.workloads.as_slice());
+        let unready = workload::unready(expected, &seen, strays);
+        let elsewhere = is_lost(&subject, cluster, revisions.is_empty())
+            .then(|| self.index.foreign_elsewhere(&release_key))
+            .flatten();
+        let allowed = self.member.allowed.get();
+        let recorded = self.recorded.is_some() && !self.misses_pause;
+        let view = View {
+            cluster,
+            source_namespace: self.member.source_namespace.as_deref(),
+            now,
+            policy: &self.member.policy,
+            permit: permit(&self.hold.get(), self.permitted, recorded),
+            desired: &desired,
+            chart: &chart,
+            fingerprint: &fingerprint,
+            subject: &subject,
+            release_key: &release_key,
+            revisions: &revisions,
+            claimants: &claimants,
+            workspace: self.index.workspaces.get(&release_key.namespace),
+            elsewhere,
+            workspace_shared: others,
+            facts: facts.map(Arc::as_ref),
+            unready: unready.as_deref(),
+            allowed: &allowed,
+            memory: &slot.memory,
+        };
+        let mut plan = plan::plan(&view);
+        // Tenants that are yet to be put back may use it.
+        if self.waiting.is_none() && plan.action == Action::DeleteWorkspace {
+            plan.action = Action::Nothing;
+        }
+        let need = need(&plan.action, &view, slot.needs_slot);
+        let (workspace_exists, permitted) =
+            (view.workspace.is_some(), view.permit == Permit::Granted);
+        let ready = self.helm.take(key, need.as_ref());
+        let told = slot.memory.told.clone();
+        let next = plan.next.map(|next| {
+            let next = next.on_the_wall(now, clock::wall());
+            next.settled(slot.memory.said_next.or(slot.memory.told_next))
+        });
+        if let Some(at) = slot.wake.take() {
+            self.wakes.remove(&(at, key.clone()));
+        }
+        if let Some(at) = plan.wake {
+            slot.wake = Some(at);
+            self.wakes.insert((at, key.clone()));
+        }
+        Some(Decided {
+            newest: newest.cloned(),
+            release: release_key,
+            subject,
+            plan,
+            need,
+            ready,
+            told,
+            next,
+            workspace_exists,
+            permitted,
+            last,
+            desired: Arc::clone(&desired),
+            fingerprint,
+        })
+    }
+
+    /// Whether this is the last one of the member to go.
+    fn is_last(&self, key: &SubjectKey, subject: &Subject, desired: &DesiredState) -> bool {
+        if !subject.is_going() && !desired.retire {
+            return false;
+        }
+        let source = self.member.source_namespace.as_deref();
+        let mut others = self.index.subjects().filter(|(other, _)| other != key);
+        self.waiting.as_ref().is_some_and(BTreeMap::is_empty)
+            && (desired.retire
+                || !others
+                    .any(|(_, other)| !other.is_going() && other.is_for(&self.member.name, source)))
+    }
+
+    /// Starts the action, or waits for what it needs.
+    fn begin(&mut self, key: &SubjectKey, decided: Decided, place: Option<Place>) {
+        let Decided {
+            newest,
+            release,
+            subject,
+            plan,
+            need,
+            ready,
+            told,
+            next,
+            workspace_exists,
+            permitted,
+            last,
+            desired,
+            fingerprint,
+        } = decided;
+        let span = match &ready {
+            Some(ready) => ready.span.clone(),
+            None => key.span(&self.member.name, subject.generation(), &release),
+        };
+        span.record("action", plan.action.name());
+        let reading = matches!(plan.action, Action::ReadRelease(_));
+        let attempt = Attempt::of(&subject, &desired, &fingerprint);
+        if let Some(need) = need.filter(|_| ready.is_none()) {
+            let of_member = (&*self.member.name, &self.performer.tools);
+            if let Some(slot) = self.slots.get_mut(key) {
+                slot.reading = reading;
+            }
+            self.helm.wait(key, need, attempt, span, of_member);
+            return;
+        }
+        let turn = match &ready {
+            Some(_) => None,
+            None => match self.calls.take(key, place) {
+                Some(turn) => Some(turn),
+                None => return,
+            },
+        };
+        if let Some(slot) = self.slots.get_mut(key) {
+            slot.busy = true;
+            slot.removing = subject.is_going();
+            slot.reading = reading;
+        }
+        let revisions = self.index.release(&release).into_iter();
+        let job = Job {
+            key: key.clone(),
+            newest,
+            revisions: revisions.cloned().collect(),
+            subject,
+            plan,
+            told,
+            next,
+            release,
+            workspace_exists,
+            tenants: self.index.crd().unwrap_or(CrdState::Missing),
+            last,
+            desired,
+            fingerprint,
+            permitted,
+            ready,
+            turn,
+        };
+        let performing = Arc::clone(&self.performer).perform(Box::new(job));
+        let task = self.jobs.spawn(performing.instrument(span.clone())).id();
+        self.running.insert(task, (key.clone(), attempt, span));
+    }
+
+    /// Whether the subject uses its workspace. One that lockdown refuses does so only if its release exists.
+    fn uses_workspace(&self, key: &SubjectKey, desired: &DesiredState) -> bool {
+        if self.is_let_go(key) {
+            return false;
+        }
+        let Some(subject) = self.index.subject(key) else {
+            return true;
+        };
+        let release = subject.release(&self.member.name);
+        let newest = self.index.release(&release).last().copied();
+        let workspace = self.index.workspaces.get(&release.namespace);
+        !desired.lockdown.no_cross_namespace_refs
+            || newest.is_some()
+            || plan::may_use(&subject, &release, workspace, newest)
+    }
+
+    /// Nothing of the deployment is left to be done, so it uses nothing.
+    fn is_let_go(&self, key: &SubjectKey) -> bool {
+        let let_go = self
+            .slots
+            .get(key)
+            .and_then(|slot| slot.memory.let_go.as_deref());
+        let subject = self.index.subject(key);
+        subject.is_some_and(|subject| subject.is_going() && let_go == Some(subject.uid()))
+    }
+
+    /// Until when other words for what was said a moment ago wait.
+    fn words_wait(
+        &self,
+        key: &SubjectKey,
+        subject: &Subject,
+        plan: &plan::Plan,
+        now: Boot,
+    ) -> Option<Boot> {
+        let memory = &self.slots.get(key)?.memory;
+        // Of another generation it is to be said that it was looked at.
+        let known = self.board.is_of(key, subject);
+        let said = memory.said.as_ref().zip(memory.said_at);
+        let waits = plan.action == Action::Nothing && plan.ours && known;
+        said.filter(|_| waits)
+            .and_then(|said| throttle::not_before(Some(said), &plan.state, now))
+    }
+
+    /// Whether there is anything to say. When not, the pass over it costs nothing.
+    fn news(
+        &self,
+        key: &SubjectKey,
+        subject: &Subject,
+        plan: &plan::Plan,
+        next: Option<Next>,
+    ) -> bool {
+        let now = (Some(&plan.state), next);
+        let memory = self.slots.get(key).map(|slot| &slot.memory);
+        let said = memory.map(|memory| (memory.said.as_ref(), memory.said_next));
+        if said != Some(now) {
+            return true;
+        }
+        // What was only observed until now is told when the Lease comes.
+        let told = memory.map(|memory| (memory.told.as_ref(), memory.told_next));
+        if self.permitted && told != Some(now) {
+            return true;
+        }
+        let written = subject.tenant().filter(|_| {
+            // Home writes its own, and that of deployments.
+            self.permitted && self.member.status == StatusMode::Write
+        });
+        let Some(tenant) = written else {
+            return !self.board.is_of(key, subject) && plan.ours;
+        };
+        let next = crate::status::status(
+            tenant,
+            &self.member.name,
+            &plan.state,
+            next,
+            plan.applied_chart.as_deref(),
+            self.desired_now().handling.allow_chart_skip,
+            Timestamp::UNIX_EPOCH,
+        );
+        tenant
+            .status
+            .as_ref()
+            .is_none_or(|status| !same_but_for_time(status, &next))
+    }
+
+    /// Looks at a release that has its chart and its slot now, or keeps why it has not.
+    pub(super) fn finish_waiting(&mut self, ended: Result<(Id, Waited), JoinError>) {
+        let failed = match self.helm.ended(ended) {
+            None => return,
+            Some(Ok(key)) => {
+                self.dirty.insert(key);
+                return;
+            }
+            Some(Err(failed)) => failed,
+        };
+        let Failed {
+            key,
+            action,
+            attempt,
+            begun,
+            span,
+            fault,
+        } = failed;
+        let now = Boot::now();
+        let outcome = fault.as_ref().map_or("failed", Fault::outcome);
+        span.record("outcome", outcome);
+        let _within = span.entered();
+        let work = &self.performer.tools.work;
+        work.reconciled(&action, now.since(begun), outcome);
+        match fault {
+            Some(fault) => self.failed((&key, false), attempt, fault, now),
+            None => {
+                tracing::error!(member = %self.member.name, "the wait for Helm ended badly");
+                let slot = self.slots.entry(key.clone()).or_default();
+                slot.not_before = Some(Boot(now.0 + self.member.retry_max));
+                slot.held = Some(attempt);
+            }
+        }
+        self.dirty.insert(key);
+    }
+
+    pub(super) fn finish(&mut self, done: Result<(Id, Box<Done>), JoinError>) {
+        let now = Boot::now();
+        let task = done.as_ref().map_or_else(JoinError::id, |(task, _)| *task);
+        let (of, span) = match self.running.remove(&task) {
+            Some((key, attempt, span)) => (Some((key, attempt)), Some(span)),
+            None => (None, None),
+        };
+        // What is said of it from here on is of the same work.
+        let _within = span.map(Span::entered);
+        let done = match done {
+            Ok((_, done)) => *done,
+            Err(error) => {
+                tracing::error!(%error, member = %self.member.name, "an action ended badly");
+                if let Some((key, attempt)) = of
+                    && let Some(slot) = self.slots.get_mut(&key)
+                {
+                    slot.panicked(attempt, Boot(now.0 + self.member.retry_max));
+                    self.dirty.insert(key);
+                }
+                return;
+            }
+        };
+        if let Some(tenant) = done.tenant {
+            let dirty = self.index.tenant_written(tenant);
+            self.dirty.extend(dirty);
+        }
+        if let Some(meta) = done.workspace {
+            let (namespaces, dirty) = self.index.workspace_written(&meta);
+            self.placings.touch_namespaces(&namespaces);
+            self.dirty.extend(dirty);
+        }
+        let one = match &done.release {
+            Some(ReleaseNews::One(meta)) => Revision::of(meta).map(|(_, revision)| revision),
+            _ => None,
+        };
+        match done.release {
+            Some(ReleaseNews::All { metas, version }) => {
+                self.index.release_listed(&done.of, metas, version);
+            }
+            Some(ReleaseNews::One(meta)) => {
+                let dirty = self.index.release_read(&meta);
+                self.dirty.extend(dirty);
+            }
+            None => {}
+        }
+        let read = done.facts.is_some();
+        if let Some(facts) = done.facts {
+            self.facts.insert(done.of.clone(), Arc::new(facts));
+        } else if self.index.release(&done.of).is_empty() {
+            self.facts.remove(&done.of);
+        }
+        let slot = self.slots.entry(done.key.clone()).or_default();
+        (slot.busy, slot.removing) = (false, false);
+        let reading = slot.reading;
+        (slot.not_before, slot.held) = (None, None);
+        slot.needs_slot = done.needs_slot;
+        if read || one.is_some() {
+            let unread = one.as_ref().filter(|_| !read);
+            slot.memory.doubted = unread.map(|revision| revision.revision);
+        }
+        if read {
+            slot.memory.unrecorded = done.unrecorded;
+        }
+        if read && let Some(one) = one {
+            slot.memory.read(&one);
+            let over = |failure: &mut Failure| failure.reason == why::RELEASE_TAMPERED;
+            slot.memory.failure.take_if(over);
+        }
+        if done.let_go.is_some() {
+            slot.memory.let_go = done.let_go;
+        }
+        if done.deletion_confirmed.is_some() {
+            slot.deletion_confirmed = done.deletion_confirmed;
+        }
+        if done.said.is_some() {
+            slot.memory.said = done.said;
+            slot.memory.said_next = done.next;
+            slot.memory.said_at = Some(now);
+        }
+        if done.told.is_some() {
+            slot.memory.told = done.told;
+            slot.memory.told_next = done.next;
+        }
+        if let Some(run) = done.applied {
+            slot.memory.applied = Some(Applied { run, ended: now });
+        }
+        // Reporting a refusal does not end it.
+        let refusal = slot.memory.refusal.as_ref();
+        let of_action = refusal.is_some_and(|refusal| !refusal.of_status);
+        let said_it = done.spoke && of_action;
+        if !(said_it || matches!(done.fault, Some(Fault::Stale))) {
+            slot.stale = 0;
+        }
+        match done.fault {
+            None => {
+                let over = |refusal: &Refusal| match reading {
+                    true => refusal.of_reading,
+                    false => !done.spoke || refusal.of_status,
+                };
+                if slot.memory.refusal.as_ref().is_none_or(over) {
+                    slot.memory.refusal = None;
+                    slot.stumbles = 0;
+                }
+                if done.progressed {
+                    slot.memory.failure = None;
+                }
+            }
+            Some(fault) => {
+                let of = (&done.key, done.spoke);
+                self.failed(of, done.attempt, fault, now);
+            }
+        }
+        self.dirty.insert(done.key);
+    }
+
+    /// Keeps why an attempt failed, and when the next one comes.
+    pub(crate) fn failed(
+        &mut self,
+        (key, spoke): (&SubjectKey, bool),
+        attempt: Attempt,
+        fault: Fault,
+        now: Boot,
+    ) {
+        let slot = self.slots.entry(key.clone()).or_default();
+        let fault = lasting(fault, slot.stale);
+        let refused = matches!(fault, Fault::Refused(_));
+        match fault {
+            Fault::Stale => {
+                let pause = AFTER_CONFLICT * (1 << slot.stale.min(4));
+                let pause = pause.mul_f64(1.0 + rand::random::<f64>());
+                slot.stale += 1;
+                slot.not_before = Some(Boot(now.0 + pause));
+            }
+            Fault::Passing(problem) | Fault::Refused(problem) => {
+                let before = slot.memory.refusal.take();
+                let same = before.is_some_and(|before| before.attempt == attempt);
+                slot.stumbles = if same { slot.stumbles + 1 } else { 1 };
+                let pause = backoff(slot.stumbles, self.member.retry_max, rand::random());
+                let retry_at = Boot(now.0 + pause);
+                let shown = refused || slot.stumbles >= SHOWN_AFTER;
+                // The condition is written now, unless the API server refuses the status itself.
+                if spoke || !shown {
+                    (slot.not_before, slot.held) = (Some(retry_at), Some(attempt.clone()));
+                }
+                slot.memory.refusal = Some(Refusal {
+                    message: problem.clone(),
+                    attempts: slot.stumbles,
+                    retry_at,
+                    attempt,
+                    of_status: spoke,
+                    of_reading: slot.reading,
+                    shown,
+                });
+                tracing::warn!(member = %self.member.name, %problem,
+                    retry_in_seconds = pause.as_secs(), "not done");
+            }
+            Fault::Shown {
+                reason,
+                message,
+                permanent,
+            } => {
+                let before = slot.memory.failure.as_ref();
+                let before = before.filter(|failure| failure.attempt == attempt);
+                // What the release itself has failed at is counted for itself: that is what is given up.
+                let attempts = before
+                    .filter(|failure| is_of_release(failure.reason) == is_of_release(reason))
+                    .map_or(0, |failure| failure.attempts)
+                    + 1;
+                let policy = &self.member.policy;
+                let counts =
+                    policy.retries.is_some() || policy.remediation == Remediation::Rollback;
+                let stands = counts
+                    && !is_of_release(reason)
+                    && before.is_some_and(|failure| is_of_release(failure.reason));
+                let cap = match reason {
+                    // It costs little, and may be over at any time.
+                    why::HELM_UNAVAILABLE | why::SUSPENDED => {
+                        self.member.retry_max.min(LOCAL_RETRY_MAX)
+                    }
+                    _ => self.member.retry_max,
+                };
+                let pause = if permanent {
+                    cap
+                } else {
+                    backoff(attempts, cap, rand::random())
+                };
+                tracing::warn!(member = %self.member.name, reason, problem = %message,
+                    attempts, retry_in_seconds = pause.as_secs(), "failed");
+                // To say so may be a write, too; and what was given up is not begun anew for this.
+                if reason == why::SUSPENDED || stands {
+                    slot.not_before = Some(Boot(now.0 + pause));
+                    slot.held = Some(attempt.clone());
+                }
+                if !stands {
+                    slot.memory.failure = Some(Failure {
+                        reason,
+                        message,
+                        attempts,
+                        permanent,
+                        retry_at: Boot(now.0 + pause),
+                        attempt,
+                    });
+                }
+            }
+        }
+    }
+}
+
+/// Whether a Tenant that Krypton has installed for has no release where it should be.
+fn is_lost(subject: &Subject, cluster: &str, has_none: bool) -> bool {
+    let annotation = names::fingerprint_annotation(cluster);
+    let unnamed = subject.tenant().is_some_and(|tenant| {
+        let workspace = tenant.spec.workspace.as_deref();
+        workspace.unwrap_or_default().is_empty()
+    });
+    has_none && unnamed && subject.annotation(&annotation).is_some()
+}
+
+/// The needs of an action that runs Helm; `None` for other actions.
+fn need(action: &Action, view: &View<'_>, needs_slot: bool) -> Option<Need> {
+    let chart = matches!(action, Action::Helm(_) | Action::InstallAgain).then(|| ChartRef {
+        repo: view.chart.repo.clone(),
+        name: view.chart.name.clone(),
+        version: view.chart.version_to_fetch().into_owned(),
+    });
+    let reads = matches!(action, Action::ReadRelease(_) | Action::Unlock { .. });
+    (runs_helm(action) || (needs_slot && reads)).then(|| Need {
+        action: action.clone(),
+        chart,
+        urgency: action.urgency(view.memory.failure.is_some()),
+        generation: view.subject.generation(),
+    })
+}
+
+/// Whether it is the release that has failed, and not what is needed to get at it.
+fn is_of_release(reason: &str) -> bool {
+    [
+        why::INSTALL_FAILED,
+        why::UPGRADE_FAILED,
+        why::ROLLBACK_FAILED,
+        why::UNINSTALL_FAILED,
+    ]
+    .contains(&reason)
+}
+
+/// Shows a request that never finds what was seen, like one that is refused.
+fn lasting(fault: Fault, stale: u32) -> Fault {
+    match fault {
+        Fault::Stale if stale >= STALE_IS_SAID => Fault::Refused(
+            "the API server keeps answering 404 or 409, or an object changes before each write; look for a proxy or \
+             another controller"
+                .to_owned(),
+        ),
+        fault => fault,
+    }
+}
+
+fn permit(hold: &Hold, permitted: bool, recorded: bool) -> Permit {
+    match (permitted, recorded, &hold.other) {
+        (true, true, _) => Permit::Granted,
+        (true, false, _) => {
+            Permit::Withheld("the desired state is not yet on record on this cluster".to_owned())
+        }
+        (false, _, Some(other)) => {
+            Permit::Withheld(format!("{other} holds the Lease of this cluster"))
+        }
+        (false, _, None) => Permit::Withheld("the Lease of this cluster is not ours".to_owned()),
+    }
+}
+
+fn same_but_for_time(
+    a: &krypton_crds::tenant::TenantStatus,
+    b: &krypton_crds::tenant::TenantStatus,
+) -> bool {
+    let timeless = |status: &krypton_crds::tenant::TenantStatus| {
+        let mut status = status.clone();
+        // What was told of it counts: a CRD of an earlier schema does not keep it.
+        status.next.clear();
+        for condition in &mut status.conditions {
+            condition.last_transition_time.0 = Timestamp::UNIX_EPOCH;
+        }
+        status
+    };
+    timeless(a) == timeless(b)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repeated_stale_answer_is_shown() {
+        let after = |stale| lasting(Fault::Stale, stale);
+        assert!(matches!(after(STALE_IS_SAID - 1), Fault::Stale));
+        assert!(matches!(after(STALE_IS_SAID), Fault::Refused(_)));
+        let passing = lasting(Fault::Passing("no answer".to_owned()), STALE_IS_SAID);
+        assert!(matches!(passing, Fault::Passing(_)));
+    }
+}

@@ -1,0 +1,480 @@
+//! What a reconciler says to its caller: one slot per Tenant, deployment or placed Tenant and one for the
+//! member, the latest wins.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+use std::sync::{Mutex, PoisonError};
+
+use krypton_types::conditions::{self, ClusterState, Phase};
+use krypton_types::deployment::{
+    Deed, DeploymentKey, DeploymentReport, DesiredDeployment, TOLD_AT_HOME,
+};
+use krypton_types::desired::Version;
+use krypton_types::member::MemberReport;
+use krypton_types::placed_tenant::PlacedReport;
+use krypton_types::tenant::{Next, TenantKey, TenantReport};
+use tokio::sync::Notify;
+
+use crate::owner::{Subject, SubjectKey};
+
+/// A slot of the board. Of a placed Tenant there are two: how it stands, and whether it is home's.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum SlotKey {
+    Tenant(TenantKey),
+    Deployment(DeploymentKey),
+    Placed(TenantKey),
+}
+
+/// What has changed since the last look.
+#[derive(Debug, Default)]
+pub struct Changes {
+    pub member: Option<MemberReport>,
+    /// `None` for a Tenant that is gone or names another member.
+    pub tenants: BTreeMap<TenantKey, Option<TenantReport>>,
+    /// `None` for one that home has given no order of any more.
+    pub deployments: BTreeMap<DeploymentKey, Option<DeploymentReport>>,
+    /// The same of placed Tenants.
+    pub placed: BTreeMap<TenantKey, Option<PlacedReport>>,
+}
+
+impl Changes {
+    /// The last of them, in the order in which they are taken.
+    pub fn last(&self) -> Option<SlotKey> {
+        let placed = self.placed.last_key_value();
+        let placed = placed.map(|(key, _)| SlotKey::Placed(key.clone()));
+        let deployment = self.deployments.last_key_value();
+        let deployment = || deployment.map(|(key, _)| SlotKey::Deployment(key.clone()));
+        let tenant = self.tenants.last_key_value();
+        let tenant = || tenant.map(|(key, _)| SlotKey::Tenant(key.clone()));
+        placed.or_else(deployment).or_else(tenant)
+    }
+}
+
+/// Some of the changes.
+#[derive(Debug)]
+pub struct Part {
+    pub changes: Changes,
+    /// Beyond these there is no more.
+    pub last: bool,
+}
+
+#[derive(Debug, Default)]
+struct Slots {
+    member: MemberReport,
+    member_changed: bool,
+    tenants: BTreeMap<TenantKey, TenantReport>,
+    deployments: BTreeMap<DeploymentKey, DeploymentReport>,
+    placed: BTreeMap<TenantKey, PlacedReport>,
+    changed: BTreeSet<SlotKey>,
+}
+
+/// The slots, filled by the reconciler and emptied by its caller. Bounded by the number of Tenants
+/// and deployments.
+#[derive(Debug, Default)]
+pub struct ReportBoard {
+    slots: Mutex<Slots>,
+    changed: Notify,
+}
+
+impl ReportBoard {
+    /// Puts `report` into the Tenant's slot; `None` when it is gone or names another member.
+    pub fn tenant(&self, key: &TenantKey, report: Option<TenantReport>) {
+        // What is compared with what the hub holds must be what reaches it.
+        let report = report.map(TenantReport::trimmed);
+        let slot = SlotKey::Tenant(key.clone());
+        self.set(|slots| &mut slots.tenants, key, report, slot);
+    }
+
+    /// Puts `report` into the deployment's slot; `None` when there is no order of it any more.
+    pub fn deployment(&self, key: &DeploymentKey, report: Option<DeploymentReport>) {
+        let report = report.map(DeploymentReport::trimmed);
+        let slot = SlotKey::Deployment(key.clone());
+        self.set(|slots| &mut slots.deployments, key, report, slot);
+    }
+
+    /// Puts `report` into the slot of an order to place a Tenant; `None` when there is none any more.
+    pub fn placed(&self, key: &TenantKey, report: Option<PlacedReport>) {
+        let report = report.map(PlacedReport::trimmed);
+        let slot = SlotKey::Placed(key.clone());
+        self.set(|slots| &mut slots.placed, key, report, slot);
+    }
+
+    fn set<K: Ord + Clone, R: PartialEq>(
+        &self,
+        of: impl FnOnce(&mut Slots) -> &mut BTreeMap<K, R>,
+        key: &K,
+        report: Option<R>,
+        slot: SlotKey,
+    ) {
+        let mut slots = self.lock();
+        let reports = of(&mut slots);
+        if reports.get(key) == report.as_ref() {
+            return;
+        }
+        match report {
+            Some(report) => reports.insert(key.clone(), report),
+            None => reports.remove(key),
+        };
+        slots.changed.insert(slot);
+        drop(slots);
+        self.changed.notify_one();
+    }
+
+    /// Puts what is said of the subject into its slot. Without an `applied_chart` that is known, what was
+    /// said of it before stands.
+    pub(crate) fn put(
+        &self,
+        subject: &Subject,
+        state: ClusterState,
+        applied_chart: &str,
+        next: Option<Next>,
+        gone: bool,
+    ) {
+        let observed_generation = subject.generation();
+        let known = (!applied_chart.is_empty()).then(|| applied_chart.to_owned());
+        match subject {
+            Subject::Tenant(tenant) => {
+                let Some(key) = crate::index::tenant_key(&tenant.metadata) else {
+                    return;
+                };
+                let status = tenant.status.as_ref();
+                let before = || status.and_then(|status| status.last_applied_chart.clone());
+                let report = TenantReport {
+                    observed_generation,
+                    applied_chart: known.or_else(before).unwrap_or_default(),
+                    state,
+                    next,
+                };
+                self.tenant(&key, Some(report));
+            }
+            Subject::Deployment(order) => {
+                let key = order.key();
+                let before = self.lock().deployments.get(&key).cloned();
+                let before = before.filter(|before| before.uid == order.uid);
+                let (applied, deeds) = before
+                    .map(|before| (before.applied_chart, before.deeds))
+                    .unwrap_or_default();
+                let report = DeploymentReport {
+                    uid: order.uid.clone(),
+                    observed_generation,
+                    gone,
+                    applied_chart: known.unwrap_or(applied),
+                    state,
+                    deeds,
+                };
+                self.deployment(&key, Some(report));
+            }
+        }
+    }
+
+    /// Adds to what is reported of the order what was done about it. Nobody is told before anything is reported.
+    pub(crate) fn did(&self, order: &DesiredDeployment, mut deed: Deed) {
+        let key = order.key();
+        let report = self.lock().deployments.get(&key).cloned();
+        let Some(mut report) = report.filter(|report| report.uid == order.uid) else {
+            return;
+        };
+        // What had been there is installed once more.
+        if deed.reason == "HelmInstallStart" && !report.applied_chart.is_empty() {
+            "ReleaseMissing".clone_into(&mut deed.reason);
+        }
+        if TOLD_AT_HOME
+            .iter()
+            .any(|(reason, ..)| *reason == deed.reason)
+        {
+            report.deeds.push(deed);
+            self.deployment(&key, Some(report));
+        }
+    }
+
+    pub(crate) fn forget(&self, key: &SubjectKey) {
+        match key {
+            SubjectKey::Tenant(key) => self.tenant(key, None),
+            SubjectKey::Deployment(key) => self.deployment(key, None),
+        }
+    }
+
+    /// Whether anything was reported of it.
+    pub(crate) fn has(&self, key: &SubjectKey) -> bool {
+        let slots = self.lock();
+        match key {
+            SubjectKey::Tenant(key) => slots.tenants.contains_key(key),
+            SubjectKey::Deployment(key) => slots.deployments.contains_key(key),
+        }
+    }
+
+    /// Whether what was last reported is of the subject as it is now.
+    pub(crate) fn is_of(&self, key: &SubjectKey, subject: &Subject) -> bool {
+        let slots = self.lock();
+        let generation = match key {
+            SubjectKey::Tenant(key) => {
+                let report = slots.tenants.get(key);
+                report.map(|report| report.observed_generation)
+            }
+            SubjectKey::Deployment(key) => {
+                let report = slots.deployments.get(key);
+                let report = report.filter(|report| report.uid == subject.uid());
+                report.map(|report| report.observed_generation)
+            }
+        };
+        generation == Some(subject.generation())
+    }
+
+    pub fn member(&self, report: &MemberReport) {
+        let mut slots = self.lock();
+        if slots.member == *report {
+            return;
+        }
+        slots.member = report.clone();
+        slots.member_changed = true;
+        drop(slots);
+        self.changed.notify_one();
+    }
+
+    /// Waits until something has changed, and takes it.
+    pub async fn changes(&self) -> Changes {
+        self.changed().await;
+        self.take(None, usize::MAX).changes
+    }
+
+    /// Waits until something has changed, and leaves it. For one waiter at a time.
+    pub async fn changed(&self) {
+        loop {
+            let notified = self.changed.notified();
+            {
+                let slots = self.lock();
+                if slots.member_changed || !slots.changed.is_empty() {
+                    return;
+                }
+            }
+            notified.await;
+        }
+    }
+
+    /// Marks everything as changed: what is taken next is the whole account. Who is gone by now is not
+    /// in it.
+    pub fn resend(&self) {
+        let mut slots = self.lock();
+        let tenants = slots.tenants.keys().cloned().map(SlotKey::Tenant);
+        let deployments = slots.deployments.keys().cloned();
+        let placed = slots.placed.keys().cloned().map(SlotKey::Placed);
+        slots.changed = tenants
+            .chain(deployments.map(SlotKey::Deployment))
+            .chain(placed)
+            .collect();
+        slots.member_changed = true;
+        drop(slots);
+        self.changed.notify_one();
+    }
+
+    /// Takes the changes of at most `limit` slots, in the order of their keys, beyond
+    /// `after`. The member's comes with the last of them.
+    pub fn take(&self, after: Option<&SlotKey>, limit: usize) -> Part {
+        let mut slots = self.lock();
+        let start = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let mut beyond = slots.changed.range((start, Bound::Unbounded));
+        let keys: Vec<SlotKey> = beyond.by_ref().take(limit).cloned().collect();
+        let last = beyond.next().is_none();
+        let mut changes = Changes::default();
+        for key in keys {
+            slots.changed.remove(&key);
+            match key {
+                SlotKey::Tenant(key) => {
+                    let report = slots.tenants.get(&key).cloned();
+                    changes.tenants.insert(key, report);
+                }
+                SlotKey::Deployment(key) => {
+                    let report = slots.deployments.get(&key).cloned();
+                    changes.deployments.insert(key, report);
+                }
+                SlotKey::Placed(key) => {
+                    let report = slots.placed.get(&key).cloned();
+                    changes.placed.insert(key, report);
+                }
+            }
+        }
+        changes.member =
+            (last && std::mem::take(&mut slots.member_changed)).then(|| slots.member.clone());
+        Part { changes, last }
+    }
+
+    /// How many Tenants have a report.
+    pub fn tenants(&self) -> usize {
+        self.lock().tenants.len()
+    }
+
+    /// Tenants that have a report by phase: ready, pending, error.
+    pub fn phases(&self, allow_chart_skip: bool) -> [usize; 3] {
+        let slots = self.lock();
+        let mut phases = [0; 3];
+        for report in slots.tenants.values() {
+            let one = [(String::new(), report.state.clone())].into();
+            let phase = match conditions::summarise(&one, allow_chart_skip).phase {
+                Phase::Ready => 0,
+                Phase::Pending => 1,
+                Phase::Error => 2,
+            };
+            phases[phase] += 1;
+        }
+        phases
+    }
+
+    /// How many slots have changed and were not taken.
+    pub fn unsent(&self) -> usize {
+        self.lock().changed.len()
+    }
+
+    /// What is acted on, as last reported.
+    pub fn applied(&self) -> Option<(Version, String)> {
+        self.lock().member.applied.clone()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Slots> {
+        // The slots hold plain values: a panic elsewhere cannot leave them half written.
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use krypton_types::conditions::{ClusterState, State, Truth};
+
+    use super::*;
+
+    fn key(name: &str) -> TenantKey {
+        TenantKey {
+            namespace: "default".to_owned(),
+            name: name.to_owned(),
+        }
+    }
+
+    fn report(generation: i64) -> TenantReport {
+        TenantReport {
+            observed_generation: generation,
+            applied_chart: String::new(),
+            next: None,
+            state: ClusterState {
+                ready: State {
+                    truth: Truth::True,
+                    reason: "Installed".to_owned(),
+                    message: String::new(),
+                },
+                progress: None,
+                error: None,
+            },
+        }
+    }
+
+    #[tokio::test]
+    async fn only_the_newest_report_of_a_tenant_is_seen() {
+        let board = ReportBoard::default();
+        for generation in 1..=1000 {
+            board.tenant(&key("a"), Some(report(generation)));
+        }
+        let changes = board.changes().await;
+        assert_eq!(changes.tenants.len(), 1);
+        assert_eq!(
+            changes.tenants[&key("a")]
+                .as_ref()
+                .unwrap()
+                .observed_generation,
+            1000
+        );
+    }
+
+    #[tokio::test]
+    async fn a_repeated_report_is_no_change_and_a_removal_is_one() {
+        let board = ReportBoard::default();
+        board.tenant(&key("a"), Some(report(1)));
+        board.changes().await;
+        board.tenant(&key("a"), Some(report(1)));
+        board.tenant(&key("b"), None);
+        board.tenant(&key("a"), None);
+        let changes = board.changes().await;
+        assert_eq!(
+            changes.tenants.into_iter().collect::<Vec<_>>(),
+            vec![(key("a"), None)]
+        );
+    }
+
+    #[tokio::test]
+    async fn a_deployment_and_a_tenant_of_one_name_have_a_slot_each() {
+        let board = ReportBoard::default();
+        let order = DesiredDeployment {
+            namespace: "default".to_owned(),
+            name: "a".to_owned(),
+            uid: "uid-1".to_owned(),
+            ..DesiredDeployment::default()
+        };
+        let subject = Subject::Deployment(Arc::new(order.clone()));
+        board.tenant(&key("a"), Some(report(1)));
+        board.put(&subject, report(1).state, "r/c:1", None, false);
+        board.put(&subject, report(1).state, "", None, true);
+        let part = board.take(None, 1);
+        assert!(part.changes.deployments.is_empty() && !part.last);
+        let part = board.take(part.changes.last().as_ref(), 1);
+        assert!(part.changes.tenants.is_empty() && part.last);
+        let said = part.changes.deployments[&order.key()].clone().unwrap();
+        assert_eq!((said.uid.as_str(), said.gone), ("uid-1", true));
+        assert_eq!(said.applied_chart, "r/c:1", "what was known stands");
+        let key_of = SubjectKey::Deployment(order.key());
+        assert!(board.is_of(&key_of, &subject));
+        let anew = DesiredDeployment {
+            uid: "uid-2".to_owned(),
+            ..order.clone()
+        };
+        let anew = Subject::Deployment(Arc::new(anew));
+        assert!(
+            !board.is_of(&key_of, &anew),
+            "what is said of the former is not said of it"
+        );
+        board.tenant(&key("a"), None);
+        board.resend();
+        let whole = board.changes().await;
+        assert!(whole.tenants.is_empty() && whole.deployments.len() == 1);
+    }
+
+    #[tokio::test]
+    async fn after_resend_the_next_changes_are_the_whole_account() {
+        let board = ReportBoard::default();
+        for name in ["a", "b", "gone"] {
+            board.tenant(&key(name), Some(report(1)));
+        }
+        board.changes().await;
+        board.tenant(&key("gone"), None);
+        board.resend();
+        let changes = board.changes().await;
+        assert_eq!(changes.member, Some(MemberReport::default()));
+        let named: Vec<_> = changes.tenants.keys().cloned().collect();
+        assert_eq!(named, [key("a"), key("b")]);
+    }
+
+    #[test]
+    fn an_account_in_parts_names_each_tenant_once_however_fast_they_change() {
+        let board = ReportBoard::default();
+        for name in ["a", "b", "c", "d", "e"] {
+            board.tenant(&key(name), Some(report(1)));
+        }
+        board.resend();
+        let mut after = None;
+        let mut named = Vec::new();
+        loop {
+            let part = board.take(after.as_ref(), 2);
+            assert!(part.changes.tenants.len() <= 2);
+            assert_eq!(part.changes.member.is_some(), part.last);
+            after = part.changes.last().or(after);
+            named.extend(part.changes.tenants.into_keys());
+            // What was sent already changes again: it waits for its turn after the account.
+            board.tenant(&key("a"), Some(report(named.len() as i64 + 1)));
+            if part.last {
+                break;
+            }
+        }
+        assert_eq!(named, ["a", "b", "c", "d", "e"].map(key));
+        let after = board.take(None, 2);
+        assert_eq!(after.changes.tenants[&key("a")], Some(report(6)));
+        assert!(after.last);
+    }
+}

@@ -1,0 +1,243 @@
+//! What a member writes on its Tenants: the status, and the events of its transitions. Pure.
+
+pub mod throttle;
+
+use jiff::Timestamp;
+use krypton_crds::tenant::{Tenant, TenantStatus};
+use krypton_runtime::events::Told;
+use krypton_types::conditions::{self, ClusterState, Phase, Truth, reason};
+use krypton_types::tenant::Next;
+
+use crate::drift;
+
+/// Reason of the event for another phase.
+pub const PHASE_SET: &str = "PhaseSet";
+
+/// The status of a Tenant that only this member looks after.
+pub fn status(
+    tenant: &Tenant,
+    cluster: &str,
+    state: &ClusterState,
+    coming: Option<Next>,
+    applied_chart: Option<&str>,
+    allow_chart_skip: bool,
+    now: Timestamp,
+) -> TenantStatus {
+    let generation = tenant.metadata.generation.unwrap_or_default();
+    let mut next = tenant.status.clone().unwrap_or_default();
+    conditions::set_cluster(&mut next.conditions, cluster, state, generation, now);
+    let clusters = [(cluster.to_owned(), state.clone())].into();
+    let summary = conditions::summarise(&clusters, allow_chart_skip);
+    conditions::set(
+        &mut next.conditions,
+        "Ready",
+        &summary.ready,
+        generation,
+        now,
+    );
+    next.phase = Some(summary.phase.to_string());
+    next.last_message = Some(summary.last_message);
+    next.observed_generation = Some(generation);
+    next.next = coming
+        .map(|coming| coming.in_status(cluster))
+        .into_iter()
+        .collect();
+    if let Some(chart) = applied_chart {
+        next.last_applied_chart = Some(chart.to_owned());
+    }
+    next
+}
+
+/// The event for another phase, of a Tenant that only one member reconciles.
+pub fn phase_told(
+    before: Option<&ClusterState>,
+    after: &ClusterState,
+    allow_chart_skip: bool,
+) -> Option<Told> {
+    let phase = |state| conditions::phase(state, allow_chart_skip);
+    // A new object is Pending by nature.
+    let (from, to) = (before.map_or(Phase::Pending, phase), phase(after));
+    (from != to).then(|| Told {
+        warning: false,
+        reason: PHASE_SET,
+        message: to.to_string(),
+    })
+}
+
+/// The events between two states of one Tenant on one member, except `PhaseSet`.
+pub fn told(before: Option<&ClusterState>, after: &ClusterState) -> Vec<Told> {
+    let mut told = Vec::new();
+    let mut tell = |warning, reason, message: &str| {
+        told.push(Told {
+            warning,
+            reason,
+            message: message.to_owned(),
+        });
+    };
+    let was = |pick: fn(&ClusterState) -> Option<&conditions::State>| {
+        before
+            .and_then(pick)
+            .map(|state| (state.truth, state.reason.as_str()))
+    };
+    if let Some(progress) = &after.progress
+        && progress.truth == Truth::True
+        && was(|state| state.progress.as_ref()) != Some((Truth::True, &progress.reason))
+    {
+        match progress.reason.as_str() {
+            reason::INSTALLING => tell(false, "HelmInstallStart", &progress.message),
+            reason::UPGRADING => tell(false, "HelmUpgradeStart", &progress.message),
+            reason::LOCKED => tell(true, "ReleaseLocked", &progress.message),
+            _ => {}
+        }
+    }
+    if let Some(error) = &after.error
+        && error.truth == Truth::True
+        && was(|state| state.error.as_ref()) != Some((Truth::True, &error.reason))
+    {
+        let event = match error.reason.as_str() {
+            reason::INSTALL_FAILED => "HelmInstallFailed",
+            reason::UPGRADE_FAILED => "HelmUpgradeFailed",
+            reason::CHART_NOT_LOADED => "ChartNotLoaded",
+            reason::VERSION_NOT_FOUND => "ChartVersionNotFound",
+            reason::VERSION_INVALID => "ChartVersionInvalid",
+            reason::ROLLBACK_FAILED => "HelmRollbackFailed",
+            reason::HELM_UNAVAILABLE => "HelmUnavailable",
+            reason::RELEASE_IN_USE => "ReleaseInUse",
+            reason::RELEASE_TAMPERED => "ReleaseTampered",
+            reason::NAMESPACE_NOT_OWNED => "NamespaceNotOwned",
+            reason::WORKSPACE_INVALID => "WorkspaceInvalid",
+            reason::WORKSPACE_TERMINATING => "WorkspaceTerminating",
+            reason::UNINSTALL_FAILED => "HelmUninstallFailed",
+            reason::REQUEST_REFUSED => "RequestRefused",
+            _ => "ClusterError",
+        };
+        tell(true, event, &error.message);
+    }
+    if after.ready.truth == Truth::True
+        && was(|state| Some(&state.ready)) != Some((Truth::True, &after.ready.reason))
+    {
+        match after.ready.reason.as_str() {
+            reason::INSTALLED => tell(false, "HelmInstalled", &after.ready.message),
+            reason::UPGRADED => tell(false, "HelmUpgraded", &after.ready.message),
+            reason::NO_CHANGE => tell(false, "HelmSkip", "fingerprint unchanged"),
+            _ => {}
+        }
+    }
+    let message = before.map(|state| state.ready.message.as_str());
+    told.extend(drift::found(message, &after.ready.message));
+    told
+}
+
+#[cfg(test)]
+mod tests {
+    use krypton_types::conditions::State;
+
+    use super::*;
+
+    fn state(ready: (Truth, &str), progress: (Truth, &str), error: (Truth, &str)) -> ClusterState {
+        let state = |(truth, reason): (Truth, &str)| State {
+            truth,
+            reason: reason.to_owned(),
+            message: String::new(),
+        };
+        ClusterState {
+            ready: state(ready),
+            progress: Some(state(progress)),
+            error: Some(state(error)),
+        }
+    }
+
+    fn reasons(told: &[Told]) -> Vec<&'static str> {
+        told.iter().map(|told| told.reason).collect()
+    }
+
+    #[test]
+    fn events_are_told_on_transitions_only() {
+        use Truth::{False, True};
+        let installing = state(
+            (False, "Installing"),
+            (True, "Installing"),
+            (False, "NoError"),
+        );
+        let installed = state(
+            (True, "Installed"),
+            (False, "InstallComplete"),
+            (False, "NoError"),
+        );
+        let failed = state(
+            (False, "UpgradeFailed"),
+            (False, "UpgradeFailed"),
+            (True, "UpgradeFailed"),
+        );
+        assert_eq!(reasons(&told(None, &installing)), ["HelmInstallStart"]);
+        assert_eq!(
+            reasons(&told(Some(&installing), &installed)),
+            ["HelmInstalled"]
+        );
+        assert_eq!(reasons(&told(Some(&installed), &installed)), [""; 0]);
+        assert_eq!(
+            reasons(&told(Some(&installed), &failed)),
+            ["HelmUpgradeFailed"]
+        );
+        assert_eq!(reasons(&told(Some(&failed), &failed)), [""; 0]);
+    }
+
+    #[test]
+    fn phase_event_reports_the_phase_of_the_status() {
+        use Truth::{False, True};
+        let state = |ready: Truth, error: Option<&str>| {
+            let error = error.map_or((False, "NoError"), |why| (True, why));
+            state((ready, "Any"), (False, "Any"), error)
+        };
+        let fetch = Some(reason::CHART_NOT_LOADED);
+        let pending = state(False, None);
+        for (before, after, skip, expected) in [
+            (None, state(True, None), false, Some("Ready")),
+            (None, state(False, None), false, None),
+            (Some(&pending), state(False, fetch), false, Some("Error")),
+            (Some(&pending), state(False, fetch), true, None),
+            (Some(&pending), state(True, fetch), true, Some("Ready")),
+            (Some(&state(True, None)), state(True, fetch), true, None),
+            (
+                Some(&state(True, None)),
+                state(False, fetch),
+                true,
+                Some("Pending"),
+            ),
+            (
+                Some(&pending),
+                state(False, Some(reason::INSTALL_FAILED)),
+                true,
+                Some("Error"),
+            ),
+        ] {
+            let told = phase_told(before, &after, skip);
+            let said = told.as_ref().map(|told| told.message.as_str());
+            assert_eq!(said, expected, "{before:?} {after:?} {skip}");
+            let tenant = Tenant::new("acme", krypton_crds::tenant::TenantSpec::default());
+            let now = Timestamp::UNIX_EPOCH;
+            let written = status(&tenant, "edge-1", &after, None, None, skip, now).phase;
+            if let Some(said) = said {
+                assert_eq!(written.as_deref(), Some(said), "{after:?} {skip}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_status_that_is_already_so_is_not_changed_by_time() {
+        let mut tenant = Tenant::new("acme", krypton_crds::tenant::TenantSpec::default());
+        tenant.metadata.generation = Some(3);
+        let ready = state(
+            (Truth::True, "Installed"),
+            (Truth::False, "InstallComplete"),
+            (Truth::False, "NoError"),
+        );
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let first = status(&tenant, "edge-1", &ready, None, Some("r/c:1"), false, at(1));
+        tenant.status = Some(first.clone());
+        let second = status(&tenant, "edge-1", &ready, None, Some("r/c:1"), false, at(2));
+        assert_eq!(first, second);
+        assert_eq!(first.observed_generation, Some(3));
+        assert_eq!(first.phase.as_deref(), Some("Ready"));
+    }
+}

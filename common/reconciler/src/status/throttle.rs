@@ -1,0 +1,130 @@
+//! How often it is said what a release waits for: each word is a write of a status. Pure.
+
+use std::time::Duration;
+
+use krypton_runtime::clock::Boot;
+use krypton_types::conditions::{ClusterState, State, Truth};
+
+/// Between two statuses that differ in words only.
+pub(crate) const PAUSE: Duration = Duration::from_secs(5);
+/// After so long, the status says what a release is waiting for.
+pub(crate) const QUIET: Duration = Duration::from_secs(10);
+
+/// Whether `next` may be said now, after `said` was at its time; else from when on. What is another state
+/// is not delayed, only other words for the same.
+pub(crate) fn not_before(
+    said: Option<(&ClusterState, Boot)>,
+    next: &ClusterState,
+    now: Boot,
+) -> Option<Boot> {
+    let (before, at) = said?;
+    let free = Boot(at.0 + PAUSE);
+    (before != next && same_but_for_words(before, next) && now < free).then_some(free)
+}
+
+fn same_but_for_words(a: &ClusterState, b: &ClusterState) -> bool {
+    fn bare(state: &State) -> (Truth, &str) {
+        (state.truth, &state.reason)
+    }
+    bare(&a.ready) == bare(&b.ready)
+        && a.progress.as_ref().map(bare) == b.progress.as_ref().map(bare)
+        && a.error.as_ref().map(bare) == b.error.as_ref().map(bare)
+}
+
+/// A state that is announced, with what is waited for.
+pub(crate) fn with_detail(announced: &ClusterState, detail: &str) -> ClusterState {
+    let mut state = announced.clone();
+    let add = |state: &mut State| state.message = format!("{}: {detail}", state.message);
+    if let Some(progress) = &mut state.progress
+        && progress.truth == Truth::True
+    {
+        add(progress);
+    }
+    if state.ready.truth == Truth::False {
+        add(&mut state.ready);
+    }
+    state
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn state(reason: &str, message: &str) -> ClusterState {
+        let state = State {
+            truth: Truth::False,
+            reason: reason.to_owned(),
+            message: message.to_owned(),
+        };
+        ClusterState {
+            progress: Some(State {
+                truth: Truth::True,
+                ..state.clone()
+            }),
+            ready: state,
+            error: None,
+        }
+    }
+
+    pub(super) fn at(millis: u64) -> Boot {
+        Boot(Duration::from_millis(millis))
+    }
+
+    #[test]
+    fn other_words_wait_and_another_state_does_not() {
+        let before = state("Installing", "0 of 3");
+        let said = Some((&before, at(0)));
+        let words = state("Installing", "1 of 3");
+        assert_eq!(not_before(said, &words, at(1)), Some(at(5000)));
+        assert_eq!(not_before(said, &words, at(5000)), None);
+        assert_eq!(not_before(said, &state("InstallFailed", ""), at(1)), None);
+        assert_eq!(not_before(said, &before, at(1)), None, "it is no news");
+        assert_eq!(not_before(None, &words, at(1)), None);
+        let with_error = ClusterState {
+            error: Some(before.ready.clone()),
+            ..words
+        };
+        assert_eq!(not_before(said, &with_error, at(1)), None);
+    }
+
+    #[test]
+    fn what_is_waited_for_is_said_where_something_goes_on() {
+        let now = with_detail(&state("Installing", "installing release"), "hook Pod a/b");
+        assert_eq!(
+            now.progress.unwrap().message,
+            "installing release: hook Pod a/b"
+        );
+        assert_eq!(now.ready.message, "installing release: hook Pod a/b");
+    }
+
+    proptest! {
+        /// As the reconciler does it: what may not be said yet is looked at again when it may.
+        #[test]
+        fn however_often_the_words_change_they_are_said_every_five_seconds_at_most_and_at_last(
+            steps in proptest::collection::vec((0..3000_u64, 0..4_u8), 1..200)
+        ) {
+            let (mut now, mut said, mut times) = (0, None::<(ClusterState, Boot)>, Vec::new());
+            let mut wake = None;
+            let mut last = state("Installing", "");
+            for (later, word) in steps {
+                now += later;
+                last = state("Installing", &word.to_string());
+                let before = said.as_ref().map(|(state, at)| (state, *at));
+                wake = not_before(before, &last, at(now));
+                if wake.is_none() && said.as_ref().map(|(state, _)| state) != Some(&last) {
+                    said = Some((last.clone(), at(now)));
+                    times.push(now);
+                }
+            }
+            prop_assert!(times.windows(2).all(|pair| pair[1] - pair[0] >= 5000), "{:?}", times);
+            if let Some(wake) = wake {
+                let before = said.as_ref().map(|(state, at)| (state, *at));
+                prop_assert_eq!(not_before(before, &last, wake), None);
+            } else {
+                prop_assert_eq!(said.map(|(state, _)| state), Some(last));
+            }
+        }
+    }
+}

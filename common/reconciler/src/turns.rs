@@ -1,0 +1,126 @@
+//! How many Tenants and deployments something is done for at once, and who comes next: first come, first served.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::owner::SubjectKey;
+
+/// A bounded number of turns, and those who wait for one. A turn comes back when its permit is dropped,
+/// however the task that has it ends.
+pub(super) struct Turns {
+    free: Arc<Semaphore>,
+    queue: BTreeMap<Place, SubjectKey>,
+    places: BTreeMap<SubjectKey, Place>,
+    last: Place,
+}
+
+/// In the queue. Whoever is looked at in the meantime keeps it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Place(u64);
+
+impl Turns {
+    pub(crate) fn new(turns: usize) -> Self {
+        Self {
+            free: Arc::new(Semaphore::new(turns)),
+            queue: BTreeMap::new(),
+            places: BTreeMap::new(),
+            last: Place::default(),
+        }
+    }
+
+    /// Takes `key` out of the queue: it is looked at, and may need no turn by now.
+    pub(super) fn leave(&mut self, key: &SubjectKey) -> Option<Place> {
+        let place = self.places.remove(key)?;
+        self.queue.remove(&place);
+        Some(place)
+    }
+
+    /// A turn for `key`; without one, it waits, at the `place` that it had.
+    pub(super) fn take(
+        &mut self,
+        key: &SubjectKey,
+        place: Option<Place>,
+    ) -> Option<OwnedSemaphorePermit> {
+        let turn = Arc::clone(&self.free).try_acquire_owned().ok();
+        if turn.is_none() {
+            let place = place.unwrap_or_else(|| {
+                self.last.0 += 1;
+                self.last
+            });
+            self.queue.insert(place, key.clone());
+            self.places.insert(key.clone(), place);
+        }
+        turn
+    }
+
+    /// How many wait.
+    pub(super) fn waiting(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Who is to be looked at now: somebody waits and a turn is free. It may need none by now, so this is
+    /// asked again until it is nobody.
+    pub(super) fn next(&self) -> Option<SubjectKey> {
+        let (_, first) = self.queue.first_key_value()?;
+        (self.free.available_permits() > 0).then(|| first.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use krypton_types::tenant::TenantKey;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn key(number: u8) -> SubjectKey {
+        SubjectKey::Tenant(TenantKey {
+            namespace: "default".to_owned(),
+            name: format!("t{number}"),
+        })
+    }
+
+    #[test]
+    fn who_came_first_is_first_though_looked_at_again_and_by_whatever_name() {
+        let mut turns = Turns::new(1);
+        let turn = turns.take(&key(5), None);
+        for number in [9, 1, 4] {
+            assert!(turns.take(&key(number), None).is_none());
+        }
+        let place = turns.leave(&key(9));
+        assert!(turns.take(&key(9), place).is_none());
+        assert_eq!(turns.next(), None, "no turn is free");
+        drop(turn);
+        assert_eq!(turns.next(), Some(key(9)));
+    }
+
+    proptest! {
+        /// As the reconciler does it: whoever is woken may need a turn or may not.
+        #[test]
+        fn nobody_waits_while_a_turn_is_free_and_no_more_are_out_than_there_are(
+            steps in proptest::collection::vec((0..2_u8, 0..12_u8, any::<bool>()), 0..200)
+        ) {
+            let mut turns = Turns::new(3);
+            let mut out = Vec::new();
+            for (step, number, needs) in steps {
+                if step == 0 {
+                    let place = turns.leave(&key(number));
+                    out.extend(turns.take(&key(number), place));
+                } else if !out.is_empty() {
+                    drop(out.remove(usize::from(number) % out.len()));
+                }
+                while let Some(next) = turns.next() {
+                    let place = turns.leave(&next);
+                    if needs {
+                        out.extend(turns.take(&next, place));
+                    }
+                }
+                prop_assert!(out.len() <= 3);
+                prop_assert!(out.len() == 3 || turns.queue.is_empty());
+                prop_assert_eq!(turns.queue.len(), turns.places.len());
+            }
+        }
+    }
+}

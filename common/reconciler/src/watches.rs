@@ -1,0 +1,114 @@
+//! The watches on a member: what is asked for, and how their events reach the index.
+
+use std::fmt::Debug;
+
+use futures::stream::{BoxStream, SelectAll};
+use futures::{Stream, StreamExt};
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, StatefulSet};
+use k8s_openapi::api::core::v1::{Namespace, Secret};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use krypton_crds::tenant::Tenant;
+use krypton_runtime::watch::listed_anew;
+use kube::api::Api;
+use kube::core::{ApiResource, DeserializeGuard, PartialObjectMeta};
+use kube::runtime::watcher::{self, Config, Event, watcher};
+use kube::{Client, CustomResourceExt};
+use serde::de::DeserializeOwned;
+
+use crate::workload::WorkloadObject;
+
+/// Objects in an answer. What a list takes to decode stays with the process for good: in one piece, as
+/// kube would ask for it, that of 300 Tenants is more than all that is kept of them.
+const PAGE: u32 = 50;
+
+/// One event of one of the watches.
+pub(super) enum Seen {
+    Tenant(Event<DeserializeGuard<Tenant>>),
+    Release(Event<PartialObjectMeta<Secret>>),
+    Workspace(Event<PartialObjectMeta<Namespace>>),
+    Deployment(Event<WorkloadObject>),
+    StatefulSet(Event<WorkloadObject>),
+    DaemonSet(Event<WorkloadObject>),
+    Crd(Event<PartialObjectMeta<CustomResourceDefinition>>),
+    Failed {
+        what: &'static str,
+        error: watcher::Error,
+    },
+}
+
+pub(super) type Watch = BoxStream<'static, Seen>;
+
+/// All watches but the one on Tenants, which needs the CRD first.
+pub(super) fn all_but_tenants(client: &Client) -> SelectAll<Watch> {
+    let workloads = |kind: ApiResource| {
+        let api = Api::all_with(client.clone(), &kind);
+        move || watcher(api.clone(), helms())
+    };
+    let releases = all().labels("owner=helm").fields("type=helm.sh/release.v1");
+    let crd = all().fields(&format!("metadata.name={}", Tenant::crd_name()));
+    futures::stream::select_all([
+        stream("CRD", of_all(client, crd), Seen::Crd),
+        stream("Secrets", of_all(client, releases), Seen::Release),
+        stream("namespaces", of_all(client, all()), Seen::Workspace),
+        stream(
+            "Deployments",
+            workloads(ApiResource::erase::<Deployment>(&())),
+            Seen::Deployment,
+        ),
+        stream(
+            "StatefulSets",
+            workloads(ApiResource::erase::<StatefulSet>(&())),
+            Seen::StatefulSet,
+        ),
+        stream(
+            "DaemonSets",
+            workloads(ApiResource::erase::<DaemonSet>(&())),
+            Seen::DaemonSet,
+        ),
+    ])
+}
+
+fn all() -> Config {
+    Config::default().page_size(PAGE)
+}
+
+/// Helm marks every object of a release with this label.
+fn helms() -> Config {
+    all().labels("app.kubernetes.io/managed-by=Helm")
+}
+
+/// The watch on Tenants. One that does not decode must not stop the others.
+pub(super) fn tenants(client: &Client) -> Watch {
+    let api: Api<DeserializeGuard<Tenant>> = Api::all(client.clone());
+    stream("Tenants", move || watcher(api.clone(), all()), Seen::Tenant)
+}
+
+/// Makes the watch on what of all objects of this kind fits.
+fn of_all<K>(
+    client: &Client,
+    config: Config,
+) -> impl Fn() -> BoxStream<'static, watcher::Result<Event<PartialObjectMeta<K>>>> + Send + 'static
+where
+    PartialObjectMeta<K>:
+        kube::Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug + Send + 'static,
+    K: 'static,
+{
+    let api: Api<PartialObjectMeta<K>> = Api::all(client.clone());
+    move || watcher(api.clone(), config.clone()).boxed()
+}
+
+fn stream<K: Send + 'static, W>(
+    what: &'static str,
+    open: impl Fn() -> W + Send + 'static,
+    seen: fn(Event<K>) -> Seen,
+) -> Watch
+where
+    W: Stream<Item = watcher::Result<Event<K>>> + Send + 'static,
+{
+    listed_anew(open)
+        .map(move |event| match event {
+            Ok(event) => seen(event),
+            Err(error) => Seen::Failed { what, error },
+        })
+        .boxed()
+}

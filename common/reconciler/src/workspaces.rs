@@ -1,0 +1,241 @@
+//! Labels and annotations of the namespaces that Krypton has made for workspaces: each is kept as the desired state
+//! has it. Tenants do not wait for it.
+
+pub(crate) mod metadata;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use krypton_runtime::clock::Boot;
+use krypton_runtime::effect;
+use krypton_runtime::retry::backoff;
+use krypton_types::desired::DesiredState;
+use krypton_types::error_chain::chain;
+use krypton_types::names;
+use kube::api::{Api, Patch, PatchParams};
+use serde_json::Value;
+use tokio::task::{JoinError, JoinSet};
+use tracing::Instrument as _;
+
+use crate::actions::Performer;
+use crate::index::Index;
+use crate::run_loop::{AFTER_CONFLICT, Reconciler};
+
+const DEADLINE: Duration = Duration::from_secs(10);
+/// Namespaces that are written at once.
+const CALLS: usize = 8;
+/// Whoever writes against us is answered later and later, until it is quiet for so long.
+const QUIET_AFTER: Duration = Duration::from_secs(300);
+/// And at last so often.
+const ANSWER_EVERY: Duration = Duration::from_secs(30);
+
+/// Which of them are to be looked at.
+#[derive(Default)]
+pub(super) struct Workspaces {
+    /// What they were last looked at by.
+    configured: Option<Arc<DesiredState>>,
+    dirty: BTreeSet<String>,
+    slots: BTreeMap<String, Slot>,
+    pub(super) jobs: JoinSet<Written>,
+    /// Why one could not be written, as it was last told.
+    told: Option<String>,
+}
+
+#[derive(Default)]
+pub(crate) struct Slot {
+    pub busy: bool,
+    pub not_before: Option<Boot>,
+    failures: u32,
+    /// Writes that went through, one soon after the other, and when the last of them did.
+    writes: u32,
+    written: Boot,
+}
+
+/// What came of writing one.
+pub(super) struct Written {
+    name: String,
+    result: Result<ObjectMeta, Fault>,
+}
+
+enum Fault {
+    /// It is no longer what was seen.
+    Stale,
+    Failed(String),
+}
+
+impl Workspaces {
+    /// These have changed. Most of a cluster's are none of Krypton's.
+    pub(super) fn touch(&mut self, namespaces: &BTreeSet<String>, index: &Index) {
+        for name in namespaces {
+            let found = index.workspaces.get(name);
+            if found.is_some_and(|found| found.words.is_some()) || self.slots.contains_key(name) {
+                self.dirty.insert(name.clone());
+            } else {
+                self.dirty.remove(name);
+            }
+        }
+    }
+
+    /// When one of them may be written again, of those that wait for that.
+    pub(crate) fn wake(&self, now: Boot) -> Option<Boot> {
+        let idle = |name: &&String| self.slots.get(*name).filter(|slot| !slot.busy);
+        let waiting = self.dirty.iter().filter_map(|name| idle(&name)?.not_before);
+        waiting.filter(|at| *at > now).min()
+    }
+}
+
+impl Reconciler {
+    pub(super) fn see_to_workspaces(&mut self, now: Boot) {
+        // Before all are listed, that one is not marked means nothing.
+        let Some(desired) = self
+            .recorded
+            .clone()
+            .filter(|_| self.permitted && !self.misses_pause && self.index.ready())
+        else {
+            return;
+        };
+        if desired.paused || desired.retire {
+            return;
+        }
+        let known = self.workspaces.configured.as_ref();
+        if known.is_none_or(|known| known.namespaces != desired.namespaces) {
+            let all = self.index.workspaces.iter().map(|(name, _)| name.clone());
+            self.workspaces.dirty.extend(all);
+        }
+        self.workspaces.configured = Some(Arc::clone(&desired));
+        for name in self.workspaces.dirty.clone() {
+            if self.workspaces.jobs.len() >= CALLS {
+                return;
+            }
+            self.see_to_workspace(name, &desired, now);
+        }
+    }
+
+    fn see_to_workspace(&mut self, name: String, desired: &DesiredState, now: Boot) {
+        let slot = self.workspaces.slots.get(&name);
+        if slot.is_some_and(|slot| slot.busy || slot.not_before.is_some_and(|at| now < at)) {
+            return;
+        }
+        let change = self.index.workspaces.get(&name).and_then(|workspace| {
+            let words = workspace
+                .words
+                .as_ref()
+                .filter(|_| !workspace.terminating)?;
+            Some((workspace.uid.clone(), words.change(&desired.namespaces)?))
+        });
+        let Some((uid, change)) = change else {
+            let gone = self.index.workspaces.get(&name).is_none();
+            let done = |slot: &Slot| gone || now.since(slot.written) > QUIET_AFTER;
+            if self.workspaces.slots.get(&name).is_some_and(done) {
+                self.workspaces.slots.remove(&name);
+            }
+            self.workspaces.dirty.remove(&name);
+            return;
+        };
+        // Nothing is written for a Tenant that is paused, nor where it lives.
+        let paused = self.index.users(&name).iter().any(|user| {
+            let subject = self.index.subject(user);
+            let paused = subject
+                .as_ref()
+                .and_then(|it| it.annotation(names::PAUSED_ANNOTATION));
+            paused.is_some_and(|value| value != "false")
+        });
+        if paused {
+            return;
+        }
+        self.workspaces.dirty.remove(&name);
+        let version = self.index.workspaces.version(&name);
+        let slot = self.workspaces.slots.entry(name.clone()).or_default();
+        slot.busy = true;
+        let performer = Arc::clone(&self.performer);
+        let configuring = async move {
+            let result = performer.configure(&name, &uid, version, change).await;
+            Written { name, result }
+        };
+        self.workspaces.jobs.spawn(configuring.in_current_span());
+    }
+
+    pub(super) fn finish_workspace(&mut self, done: Result<Written, JoinError>) {
+        let now = Boot::now();
+        let Written { name, result } = match done {
+            Ok(written) => written,
+            Err(error) => {
+                // Which one it was nobody knows: all are looked at again, and that one stays as it is.
+                tracing::error!(%error, member = %self.member.name, "writing a namespace ended badly");
+                self.workspaces.configured = None;
+                return;
+            }
+        };
+        let retry_max = self.member.retry_max;
+        let slot = self.workspaces.slots.entry(name.clone()).or_default();
+        slot.busy = false;
+        let mut said = None;
+        let pause = match result {
+            Ok(meta) => {
+                if now.since(slot.written) > QUIET_AFTER {
+                    slot.writes = 0;
+                }
+                let pause = AFTER_CONFLICT.saturating_mul(1 << slot.writes.min(10));
+                (slot.writes, slot.written, slot.failures) = (slot.writes + 1, now, 0);
+                let (_, users) = self.index.workspace_written(&meta);
+                self.dirty.extend(users);
+                pause.min(ANSWER_EVERY)
+            }
+            Err(Fault::Stale) => {
+                let pause = AFTER_CONFLICT.saturating_mul(1 << slot.failures.min(7));
+                slot.failures += 1;
+                pause.min(ANSWER_EVERY)
+            }
+            Err(Fault::Failed(why)) => {
+                slot.failures += 1;
+                said = Some(why);
+                backoff(slot.failures, retry_max, rand::random())
+            }
+        };
+        slot.not_before = Some(Boot(now.0 + pause));
+        if let Some(why) = &said
+            && self.workspaces.told != said
+        {
+            tracing::warn!(member = %self.member.name, namespace = name, problem = %why,
+                "a workspace does not have the labels and annotations that it is to have");
+            self.workspaces.told = said;
+        }
+        self.workspaces.dirty.insert(name);
+    }
+}
+
+impl Performer {
+    async fn configure(
+        &self,
+        name: &str,
+        uid: &str,
+        version: Option<u64>,
+        mut metadata: Value,
+    ) -> Result<ObjectMeta, Fault> {
+        self.still_permitted().map_err(|_| Fault::Stale)?;
+        // As it was seen, and no other of its name: somebody may have taken our mark off.
+        metadata["uid"] = uid.into();
+        metadata["resourceVersion"] = version.map(|version| version.to_string()).into();
+        let patch = Patch::Merge(serde_json::json!({ "metadata": metadata }));
+        let api: Api<Namespace> = Api::all(self.member.client.clone());
+        let params = PatchParams::default();
+        let call = effect!(
+            "workspace.configure",
+            api.patch_metadata(name, &params, &patch)
+        );
+        match tokio::time::timeout(DEADLINE, call).await {
+            Ok(Ok(written)) => Ok(written.metadata),
+            Ok(Err(kube::Error::Api(status))) if [404, 409].contains(&status.code) => {
+                Err(Fault::Stale)
+            }
+            Ok(Err(error)) => Err(Fault::Failed(chain(&error))),
+            Err(_) => Err(Fault::Failed(format!(
+                "no answer within {} s",
+                DEADLINE.as_secs()
+            ))),
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! The labels and annotations that a workspace's namespace is given by configuration, beside what marks it as
+//! Krypton's: what is to be written so that it has these, and no longer those that it was given before.
+//!
+//! Which keys it was given is on record in an annotation, and not in the apiserver's record of field managers: that
+//! tells a create from an apply, so keys of the create would stay for ever; and there is no apply that creates and
+//! leaves alone what is there. Some policies ask for labels in the create.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use krypton_types::desired::namespaces::{self, NamespaceConfiguration};
+use kube::core::ObjectMeta;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+/// Annotation on a namespace: the keys that it was given.
+pub(crate) const GIVEN_ANNOTATION: &str = "mesh.openkcm.io/namespace-configuration";
+
+/// What is on record there.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+struct Given {
+    labels: BTreeSet<String>,
+    annotations: BTreeSet<String>,
+}
+
+impl Given {
+    fn of(configuration: &NamespaceConfiguration) -> Self {
+        Self {
+            labels: configuration.labels.keys().cloned().collect(),
+            annotations: configuration.annotations.keys().cloned().collect(),
+        }
+    }
+
+    /// Whoever may write the annotation is not led to take off what marks the namespace.
+    fn read(text: Option<&String>) -> Self {
+        let mut given: Self = text
+            .and_then(|text| serde_json::from_str(text).ok())
+            .unwrap_or_default();
+        given.labels.retain(|key| !namespaces::is_reserved(key));
+        given
+            .annotations
+            .retain(|key| !namespaces::is_reserved(key));
+        given
+    }
+
+    fn written(&self) -> Option<String> {
+        let nothing = *self == Self::default();
+        // What serde writes into memory it can write.
+        (!nothing).then(|| json!(self).to_string())
+    }
+}
+
+/// All labels and annotations of a namespace.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Words {
+    pub labels: BTreeMap<String, String>,
+    pub annotations: BTreeMap<String, String>,
+}
+
+impl Words {
+    pub fn of(meta: &ObjectMeta) -> Self {
+        Self {
+            labels: meta.labels.clone().unwrap_or_default(),
+            annotations: meta.annotations.clone().unwrap_or_default(),
+        }
+    }
+
+    /// With these besides, as a namespace that is made has them from the first.
+    #[must_use]
+    pub fn given(mut self, wanted: &NamespaceConfiguration) -> Self {
+        self.labels.extend(wanted.labels.clone());
+        self.annotations.extend(wanted.annotations.clone());
+        if let Some(record) = Given::of(wanted).written() {
+            self.annotations.insert(GIVEN_ANNOTATION.to_owned(), record);
+        }
+        self
+    }
+
+    /// The part of `metadata` that a merge patch is to have; `None` where all is as it should be.
+    pub fn change(&self, wanted: &NamespaceConfiguration) -> Option<Value> {
+        let record = self.annotations.get(GIVEN_ANNOTATION);
+        let (before, after) = (Given::read(record), Given::of(wanted));
+        let labels = difference(&self.labels, &wanted.labels, &before.labels);
+        let mut annotations =
+            difference(&self.annotations, &wanted.annotations, &before.annotations);
+        let next = after.written();
+        if record != next.as_ref() {
+            annotations.insert(GIVEN_ANNOTATION.to_owned(), json!(next));
+        }
+        let nothing = labels.is_empty() && annotations.is_empty();
+        (!nothing).then(|| json!({"labels": labels, "annotations": annotations}))
+    }
+}
+
+/// Keys that are wanted and differ, and, as null, those that are there, were given and are wanted no more.
+fn difference(
+    there: &BTreeMap<String, String>,
+    wanted: &BTreeMap<String, String>,
+    given: &BTreeSet<String>,
+) -> Map<String, Value> {
+    let set = wanted
+        .iter()
+        .filter(|(key, value)| there.get(*key) != Some(value));
+    let set = set.map(|(key, value)| (key.clone(), json!(value)));
+    let gone = given
+        .iter()
+        .filter(|key| !wanted.contains_key(*key) && there.contains_key(*key));
+    set.chain(gone.map(|key| (key.clone(), Value::Null)))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+        let pairs = pairs.iter();
+        pairs
+            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+            .collect()
+    }
+
+    fn wanted(labels: &[(&str, &str)], annotations: &[(&str, &str)]) -> NamespaceConfiguration {
+        NamespaceConfiguration {
+            labels: map(labels),
+            annotations: map(annotations),
+        }
+    }
+
+    fn marked() -> Words {
+        Words {
+            labels: map(&[("mesh.openkcm.io/created-for", "uid"), ("theirs", "1")]),
+            annotations: map(&[("note", "theirs")]),
+        }
+    }
+
+    /// As the apiserver merges it.
+    fn merged(words: &Words, patch: &Value) -> Words {
+        let mut next = words.clone();
+        for (map, part) in [
+            (&mut next.labels, "labels"),
+            (&mut next.annotations, "annotations"),
+        ] {
+            for (key, value) in patch[part].as_object().unwrap() {
+                match value {
+                    Value::Null => drop(map.remove(key)),
+                    value => drop(map.insert(key.clone(), value.as_str().unwrap().to_owned())),
+                }
+            }
+        }
+        next
+    }
+
+    #[test]
+    fn without_a_configuration_nothing_is_written() {
+        let none = NamespaceConfiguration::default();
+        assert_eq!(marked().change(&none), None);
+        assert_eq!(marked().given(&none), marked());
+    }
+
+    #[test]
+    fn what_is_made_with_it_needs_nothing_more() {
+        let first = wanted(&[("team", "a"), ("zone", "1")], &[("owner", "x")]);
+        let made = marked().given(&first);
+        assert_eq!(made.labels["team"], "a");
+        assert_eq!(made.change(&first), None);
+    }
+
+    #[test]
+    fn a_change_is_followed_what_is_taken_out_goes_and_what_others_wrote_stays() {
+        let first = wanted(&[("team", "a"), ("zone", "1")], &[("owner", "x")]);
+        let next = wanted(&[("team", "b")], &[]);
+        let made = marked().given(&first);
+        let patch = made.change(&next).unwrap();
+        assert_eq!(patch["labels"], json!({"team": "b", "zone": null}));
+        let now = merged(&made, &patch);
+        assert_eq!(now.labels["theirs"], "1");
+        assert_eq!(now.annotations["note"], "theirs");
+        assert!(!now.labels.contains_key("zone") && !now.annotations.contains_key("owner"));
+        assert_eq!(now.change(&next), None);
+        // And without any, it is as it was before.
+        let none = NamespaceConfiguration::default();
+        let patch = now.change(&none).unwrap();
+        assert_eq!(merged(&now, &patch), marked());
+        // One that was there before the configuration is given it.
+        let patch = marked().change(&next).unwrap();
+        assert_eq!(merged(&marked(), &patch), now);
+    }
+
+    #[test]
+    fn what_somebody_has_changed_or_taken_off_is_put_back() {
+        let first = wanted(&[("team", "a")], &[("owner", "x")]);
+        let mut words = marked().given(&first);
+        words.labels.insert("team".to_owned(), "mine".to_owned());
+        words.annotations.remove("owner");
+        let patch = words.change(&first).unwrap();
+        assert_eq!(
+            patch,
+            json!({"labels": {"team": "a"}, "annotations": {"owner": "x"}})
+        );
+        words.annotations.remove(GIVEN_ANNOTATION);
+        let patch = words.change(&first).unwrap();
+        assert_eq!(merged(&words, &patch), marked().given(&first));
+    }
+
+    #[test]
+    fn nobody_has_us_take_off_what_marks_a_namespace() {
+        let mut words = marked();
+        let record = json!({"labels": ["mesh.openkcm.io/created-for", "theirs"]}).to_string();
+        words
+            .annotations
+            .insert(GIVEN_ANNOTATION.to_owned(), record);
+        let patch = words.change(&NamespaceConfiguration::default()).unwrap();
+        assert_eq!(patch["labels"], json!({"theirs": null}));
+        // What cannot be read is as if it were not there.
+        words
+            .annotations
+            .insert(GIVEN_ANNOTATION.to_owned(), "{".to_owned());
+        let patch = words.change(&NamespaceConfiguration::default()).unwrap();
+        assert_eq!(
+            patch,
+            json!({"labels": {}, "annotations": {GIVEN_ANNOTATION: null}})
+        );
+    }
+}

@@ -1,0 +1,234 @@
+//! A kubeconfig for helm from a client's configuration.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::ByteString;
+use kube::Config;
+use kube::config::{
+    AuthInfo, Cluster, Context, Kubeconfig, NamedAuthInfo, NamedCluster, NamedContext,
+};
+
+use tempfile::TempPath;
+
+use super::ServiceAccount;
+use super::service_account::impersonate;
+
+const NAME: &str = "self";
+const PEM_LINE: usize = 64;
+
+/// Why a configuration makes no kubeconfig.
+#[derive(Debug, thiserror::Error)]
+pub enum RenderError {
+    #[error("reading the client certificate or key {path} for the kubeconfig of helm failed", path = path.display())]
+    Read {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("writing the kubeconfig of helm failed")]
+    Encode(#[source] serde_json::Error),
+}
+
+/// A kubeconfig that reaches what `config` reaches, in JSON, which is YAML. It holds credentials.
+///
+/// Certificates and keys are inline. A token file stays a path, as its content is replaced every
+/// few minutes. TLS is verified unless `config` itself does not.
+///
+/// Whoever reads it acts as `account`, if one is given.
+pub fn kubeconfig_yaml(
+    config: &Config,
+    account: Option<&ServiceAccount>,
+) -> Result<String, RenderError> {
+    let mut user = with_inline_files(config.auth_info.clone())?;
+    if let Some(account) = account {
+        impersonate(&mut user, account);
+    }
+    let cluster = Cluster {
+        server: Some(config.cluster_url.to_string()),
+        insecure_skip_tls_verify: config.accept_invalid_certs.then_some(true),
+        // helm refuses a CA together with insecure-skip-tls-verify.
+        certificate_authority_data: config
+            .root_cert
+            .as_ref()
+            .filter(|_| !config.accept_invalid_certs)
+            .map(|certificates| base64(pem(certificates).into_bytes())),
+        tls_server_name: config.tls_server_name.clone(),
+        proxy_url: config.proxy_url.as_ref().map(ToString::to_string),
+        ..Default::default()
+    };
+    let context = Context {
+        cluster: NAME.to_owned(),
+        user: Some(NAME.to_owned()),
+        namespace: Some(config.default_namespace.clone()),
+        ..Default::default()
+    };
+    let kubeconfig = Kubeconfig {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Config".to_owned()),
+        current_context: Some(NAME.to_owned()),
+        clusters: vec![NamedCluster {
+            name: NAME.to_owned(),
+            cluster: Some(cluster),
+            ..Default::default()
+        }],
+        auth_infos: vec![NamedAuthInfo {
+            name: NAME.to_owned(),
+            auth_info: Some(user),
+            ..Default::default()
+        }],
+        contexts: vec![NamedContext {
+            name: NAME.to_owned(),
+            context: Some(context),
+            ..Default::default()
+        }],
+        ..Default::default()
+    };
+    serde_json::to_string(&kubeconfig).map_err(RenderError::Encode)
+}
+
+/// Writes a kubeconfig into the folder `scratch`: readable by us alone, as it holds credentials. It is
+/// removed when the path is dropped.
+pub fn write_kubeconfig(scratch: &Path, yaml: &str) -> std::io::Result<TempPath> {
+    let write = || {
+        let mut file = tempfile::Builder::new()
+            .prefix("kubeconfig-")
+            .tempfile_in(scratch)?;
+        file.write_all(yaml.as_bytes())?;
+        Ok(file.into_temp_path())
+    };
+    crate::effect_now!("kubeconfig.write", write())
+}
+
+fn with_inline_files(mut user: AuthInfo) -> Result<AuthInfo, RenderError> {
+    if let Some(path) = user.client_certificate.take()
+        && user.client_certificate_data.is_none()
+    {
+        user.client_certificate_data = Some(base64(read(path)?));
+    }
+    if let Some(path) = user.client_key.take()
+        && user.client_key_data.is_none()
+    {
+        user.client_key_data = Some(base64(read(path)?).into());
+    }
+    Ok(user)
+}
+
+fn read(path: String) -> Result<Vec<u8>, RenderError> {
+    std::fs::read(&path).map_err(|source| RenderError::Read {
+        path: path.into(),
+        source,
+    })
+}
+
+/// Certificates in DER, as PEM.
+pub fn pem(certificates: &[impl AsRef<[u8]>]) -> String {
+    let mut text = String::new();
+    for certificate in certificates {
+        text.push_str("-----BEGIN CERTIFICATE-----\n");
+        let encoded: Vec<char> = base64(certificate.as_ref().to_vec()).chars().collect();
+        for line in encoded.chunks(PEM_LINE) {
+            text.extend(line);
+            text.push('\n');
+        }
+        text.push_str("-----END CERTIFICATE-----\n");
+    }
+    text
+}
+
+/// Kubernetes' own byte strings are base64 in JSON.
+fn base64(bytes: Vec<u8>) -> String {
+    match serde_json::to_value(ByteString(bytes)) {
+        Ok(serde_json::Value::String(text)) => text,
+        _ => unreachable!("a ByteString is written as a JSON string"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::config::KubeConfigOptions;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const TOKEN: &str = "hunter2";
+
+    fn rendered(config: &Config) -> Value {
+        serde_json::from_str(&kubeconfig_yaml(config, None).unwrap()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn an_in_cluster_configuration_keeps_its_token_file_and_verifies_tls() {
+        let certificates = vec![vec![7; 100], vec![8; 3]];
+        let mut config = Config::new("https://10.0.0.1".parse().unwrap());
+        config.root_cert = Some(certificates.clone());
+        config.root_cert_file = Some("/var/run/secrets/ca.crt".into());
+        config.auth_info = AuthInfo {
+            token_file: Some("/var/run/secrets/token".to_owned()),
+            ..Default::default()
+        };
+        let text = kubeconfig_yaml(&config, None).unwrap();
+        let found = rendered(&config);
+        assert_eq!(
+            found["users"][0]["user"],
+            json!({"tokenFile": "/var/run/secrets/token"})
+        );
+        assert!(
+            found["clusters"][0]["cluster"]
+                .get("insecure-skip-tls-verify")
+                .is_none(),
+            "{found}"
+        );
+
+        let back = Kubeconfig::from_yaml(&text).unwrap();
+        let back = Config::from_custom_kubeconfig(back, &KubeConfigOptions::default())
+            .await
+            .unwrap();
+        assert_eq!(back.root_cert, Some(certificates));
+        assert_eq!(back.cluster_url, config.cluster_url);
+        assert_eq!(back.default_namespace, "default");
+    }
+
+    #[test]
+    fn helm_acts_as_the_account_it_is_given_with_our_credential() {
+        let mut config = Config::new("https://a".parse().unwrap());
+        config.auth_info = AuthInfo {
+            token: Some(TOKEN.into()),
+            impersonate_groups: Some(vec!["system:masters".to_owned()]),
+            ..Default::default()
+        };
+        let account = ServiceAccount::parse("helm", "krypton").unwrap();
+        let text = kubeconfig_yaml(&config, Some(&account)).unwrap();
+        let found: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(
+            found["users"][0]["user"],
+            json!({"token": TOKEN, "as": "system:serviceaccount:krypton:helm"})
+        );
+    }
+
+    #[test]
+    fn helm_goes_by_the_same_proxy() {
+        let mut config = Config::new("https://a".parse().unwrap());
+        config.proxy_url = Some("socks5://p:1080".parse().unwrap());
+        let found = rendered(&config);
+        assert_eq!(
+            found["clusters"][0]["cluster"]["proxy-url"],
+            "socks5://p:1080/"
+        );
+    }
+
+    #[test]
+    fn tls_is_unverified_only_where_the_source_said_so() {
+        let mut config = Config::new("https://a".parse().unwrap());
+        config.accept_invalid_certs = true;
+        config.root_cert = Some(vec![vec![1]]);
+        config.auth_info = AuthInfo {
+            token: Some(TOKEN.into()),
+            ..Default::default()
+        };
+        let found = rendered(&config);
+        let expected = json!({"server": "https://a/", "insecure-skip-tls-verify": true});
+        assert_eq!(found["clusters"][0]["cluster"], expected);
+        assert_eq!(found["users"][0]["user"], json!({ "token": TOKEN }));
+    }
+}

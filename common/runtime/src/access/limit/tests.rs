@@ -1,0 +1,226 @@
+//! Against a server on loopback that answers without end.
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::api::{Api, ListParams};
+use kube::runtime::watcher::{Config, watcher};
+use kube::{Client, Config as Access};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, mpsc};
+use tokio_util::task::AbortOnDropHandle;
+
+use futures::StreamExt as _;
+
+use super::*;
+use crate::access::client_limited;
+
+const HEAD: &str =
+    "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
+const ENDLESS: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Far below what a test sends, and without any time.
+fn limits() -> Limits {
+    Limits {
+        body: 1 << 20,
+        error: 64 << 10,
+        event: 64 << 10,
+        nested: 10_000,
+        at_once: 2 << 20,
+        idle: ENDLESS,
+        whole: ENDLESS,
+        watch: ENDLESS,
+    }
+}
+
+struct Server {
+    client: Client,
+    reported: mpsc::Receiver<String>,
+    _task: AbortOnDropHandle<()>,
+}
+
+/// Answers each request with `head`, and then with `chunk` until the client goes, with a pause after each.
+async fn server(limits: Limits, head: &'static str, chunk: Vec<u8>, pause: Duration) -> Server {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let task = tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(pour(stream, head, chunk.clone(), pause));
+        }
+    });
+    let (reports, reported) = mpsc::channel(64);
+    let report: Report = Arc::new(move |cut: &CutOff| drop(reports.try_send(cut.to_string())));
+    let config = Access::new(url.parse().unwrap());
+    let client = client_limited(config, "test/1", Arc::new(Notify::new()), limits, report);
+    Server {
+        client: client.unwrap(),
+        reported,
+        _task: AbortOnDropHandle::new(task),
+    }
+}
+
+async fn pour(mut stream: TcpStream, head: &str, chunk: Vec<u8>, pause: Duration) {
+    let mut asked = [0; 4096];
+    assert!(stream.read(&mut asked).await.unwrap() > 0);
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let size = format!("{:x}\r\n", chunk.len());
+    let chunk = [size.as_bytes(), &chunk, b"\r\n"].concat();
+    while stream.write_all(&chunk).await.is_ok() {
+        tokio::time::sleep(pause).await;
+    }
+}
+
+async fn listed(client: &Client) -> String {
+    let maps: Api<ConfigMap> = Api::default_namespaced(client.clone());
+    let error = maps.list(&ListParams::default()).await.unwrap_err();
+    krypton_types::error_chain::chain(&error)
+}
+
+#[tokio::test]
+async fn endless_body_is_cut_off_and_reported() {
+    let mut server = server(limits(), HEAD, vec![b' '; 8192], Duration::ZERO).await;
+    let error = listed(&server.client).await;
+    let what = "GET /api/v1/namespaces/default/configmaps: it has more than 1048576 bytes";
+    assert!(error.contains(what), "{error}");
+    assert!(server.reported.recv().await.unwrap().contains(what));
+}
+
+#[tokio::test]
+async fn endless_error_is_cut_off_sooner() {
+    let head = "HTTP/1.1 500 Internal Server Error\r\nTransfer-Encoding: chunked\r\n\r\n";
+    let server = server(limits(), head, vec![b' '; 8192], Duration::ZERO).await;
+    let error = listed(&server.client).await;
+    assert!(error.contains("more than 65536 bytes"), "{error}");
+}
+
+#[tokio::test]
+async fn body_of_empty_objects_is_cut_off() {
+    let server = server(limits(), HEAD, b"{},".repeat(100), Duration::ZERO).await;
+    let error = listed(&server.client).await;
+    assert!(error.contains("nests more than 10000"), "{error}");
+}
+
+#[tokio::test]
+async fn endless_line_of_a_watch_is_cut_off() {
+    let mut server = server(limits(), HEAD, vec![b' '; 8192], Duration::ZERO).await;
+    let maps: Api<ConfigMap> = Api::default_namespaced(server.client.clone());
+    let watch = maps.watch(&kube::api::WatchParams::default(), "1").await;
+    let mut watch = Box::pin(watch.unwrap());
+    let error = loop {
+        match watch.next().await.unwrap() {
+            Ok(_) => {}
+            Err(error) => break error,
+        }
+    };
+    let error = krypton_types::error_chain::chain(&error);
+    assert!(
+        error.contains("an event has more than 65536 bytes"),
+        "{error}"
+    );
+    assert!(server.reported.recv().await.is_some());
+}
+
+#[tokio::test]
+async fn body_that_trickles_is_cut_off() {
+    let limits = Limits {
+        whole: Duration::from_millis(100),
+        ..limits()
+    };
+    let mut server = server(limits, HEAD, vec![b' '], Duration::from_millis(10)).await;
+    let error = listed(&server.client).await;
+    assert!(error.contains("does not end within 0.1 s"), "{error}");
+    assert!(server.reported.recv().await.is_some());
+}
+
+#[tokio::test]
+async fn body_that_stalls_is_cut_off() {
+    let limits = Limits {
+        idle: Duration::from_millis(50),
+        ..limits()
+    };
+    let server = server(limits, HEAD, vec![b' '], ENDLESS).await;
+    let error = listed(&server.client).await;
+    assert!(error.contains("nothing comes for 0.05 s"), "{error}");
+}
+
+#[tokio::test]
+async fn watch_that_never_ends_is_cut_off() {
+    let limits = Limits {
+        watch: Duration::from_millis(100),
+        ..limits()
+    };
+    let server = server(limits, HEAD, vec![b'\n'], Duration::from_millis(1)).await;
+    let maps: Api<ConfigMap> = Api::default_namespaced(server.client.clone());
+    let watch = maps.watch(&kube::api::WatchParams::default(), "1").await;
+    let watch = Box::pin(watch.unwrap());
+    let failed = watch.filter_map(async |event| event.err());
+    let error = Box::pin(failed).next().await;
+    // An empty line is no event and no error.
+    if let Some(error) = error {
+        let error = krypton_types::error_chain::chain(&error);
+        assert!(error.contains("watch does not end"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn another_server_answers_while_one_floods() {
+    let flood = server(limits(), HEAD, vec![b' '; 8192], Duration::ZERO).await;
+    let body = b"HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n{\"items\":[]}";
+    let head = std::str::from_utf8(body).unwrap();
+    let good = server(limits(), head, Vec::new(), ENDLESS).await;
+    let flooding = async {
+        for _ in 0..20 {
+            listed(&flood.client).await;
+        }
+    };
+    let asking = async {
+        for _ in 0..20 {
+            let maps: Api<ConfigMap> = Api::default_namespaced(good.client.clone());
+            let found = maps.list(&ListParams::default()).await.unwrap();
+            assert!(found.items.is_empty());
+        }
+    };
+    tokio::join!(flooding, asking);
+}
+
+#[tokio::test]
+async fn watcher_of_a_flooding_server_fails_and_goes_on() {
+    let server = server(limits(), HEAD, vec![b' '; 8192], Duration::ZERO).await;
+    let maps: Api<ConfigMap> = Api::default_namespaced(server.client.clone());
+    let errors = watcher(maps, Config::default()).filter_map(async |event| event.err());
+    let errors: Vec<_> = Box::pin(errors).take(3).collect().await;
+    for error in errors {
+        let error = krypton_types::error_chain::chain(&error);
+        assert!(error.contains("more than 1048576 bytes"), "{error}");
+    }
+}
+
+#[test]
+fn events_of_a_watch_are_counted_one_by_one() {
+    let mut meter = Meter::new(Kind::Watch, limits());
+    for _ in 0..10 {
+        meter
+            .read(&[vec![b' '; 40_000], b"\n".to_vec()].concat())
+            .unwrap();
+    }
+    meter.read(&vec![b' '; 40_000]).unwrap();
+    let excess = meter.read(&vec![b' '; 40_000]);
+    assert_eq!(excess, Err(Excess::Event(limits().event)));
+}
+
+#[test]
+fn bodies_give_back_what_they_held() {
+    let at_once = Arc::new(AtomicUsize::new(0));
+    let held = || Held {
+        at_once: Arc::clone(&at_once),
+        bytes: 0,
+    };
+    let (mut one, mut two) = (held(), held());
+    one.set(60, 100).unwrap();
+    one.set(70, 100).unwrap();
+    two.set(30, 100).unwrap();
+    assert_eq!(two.set(31, 100), Err(Excess::AtOnce(100)));
+    drop(one);
+    two.set(100, 100).unwrap();
+    drop(two);
+    assert_eq!(at_once.load(Ordering::Relaxed), 0);
+}

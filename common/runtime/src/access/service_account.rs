@@ -1,0 +1,145 @@
+//! A service account that helm acts as, so that we ourselves need not have the rights that charts need.
+
+use std::path::Path;
+use std::{fmt, io};
+
+use http::header::InvalidHeaderValue;
+use http::{HeaderValue, Request};
+use krypton_types::names::{is_dns_label, is_dns_subdomain};
+use kube::client::Body;
+use kube::config::AuthInfo;
+use kube::{Client, Config};
+use serde_json::Value;
+use tempfile::TempPath;
+
+/// A service account of the cluster that is acted on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceAccount {
+    namespace: String,
+    name: String,
+}
+
+impl ServiceAccount {
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// From `NAMESPACE/NAME`, or `NAME` in `own_namespace`.
+    pub fn parse(text: &str, own_namespace: &str) -> Option<Self> {
+        let (namespace, name) = text.split_once('/').unwrap_or((own_namespace, text));
+        (is_dns_label(namespace) && is_dns_subdomain(name)).then(|| Self {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+        })
+    }
+}
+
+/// The same cluster as `account`, with our credential; `None` without an account.
+pub fn acting_as(config: &Config, account: Option<&ServiceAccount>) -> Option<Config> {
+    let mut config = config.clone();
+    impersonate(&mut config.auth_info, account?);
+    Some(config)
+}
+
+/// With the groups that the apiserver knows it has
+/// (<https://kubernetes.io/docs/reference/access-authn-authz/user-impersonation/>).
+pub(super) fn impersonate(user: &mut AuthInfo, account: &ServiceAccount) {
+    user.impersonate = Some(account.to_string());
+    user.impersonate_groups = None;
+}
+
+/// A client that sends what `client` sends, as another user. `client` itself must act as nobody else.
+pub fn client_as(client: &Client, user: &str) -> Result<Client, InvalidHeaderValue> {
+    let user = HeaderValue::from_str(user)?;
+    let client = client.clone();
+    let sending = move |mut request: Request<Body>| {
+        let headers = request.headers_mut();
+        headers.insert("impersonate-user", user.clone());
+        let client = client.clone();
+        async move { client.send(request).await }
+    };
+    Ok(Client::new(tower::service_fn(sending), "default"))
+}
+
+/// The kubeconfig at `file`, which [`super::kubeconfig_yaml`] has made, for another user. It is beside that one.
+pub fn kubeconfig_as(file: &Path, user: &str) -> io::Result<TempPath> {
+    let mut kubeconfig: Value = serde_json::from_slice(&std::fs::read(file)?)?;
+    let own = kubeconfig.pointer_mut("/users/0/user");
+    let own = own.and_then(Value::as_object_mut);
+    let own = own.ok_or_else(|| io::Error::other("the kubeconfig of helm has no user"))?;
+    own.insert("as".to_owned(), Value::String(user.to_owned()));
+    for more in ["as-uid", "as-groups", "as-user-extra"] {
+        own.remove(more);
+    }
+    let folder = file.parent().unwrap_or(Path::new("."));
+    super::write_kubeconfig(folder, &kubeconfig.to_string())
+}
+
+/// As a user name of Kubernetes.
+impl fmt::Display for ServiceAccount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "system:serviceaccount:{}:{}", self.namespace, self.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use super::*;
+
+    #[test]
+    fn kubeconfig_is_written_for_another_user() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = Config::new("https://a".parse().unwrap());
+        config.auth_info.token = Some("t".to_owned().into());
+        let fleet = ServiceAccount::parse("helm", "krypton");
+        for account in [None, fleet.as_ref()] {
+            let yaml = super::super::kubeconfig_yaml(&config, account).unwrap();
+            let file = super::super::write_kubeconfig(folder.path(), &yaml).unwrap();
+            let other = kubeconfig_as(&file, "system:serviceaccount:team-a:own").unwrap();
+            assert_eq!(other.parent(), file.parent());
+            let read: Value = serde_json::from_slice(&std::fs::read(&other).unwrap()).unwrap();
+            let expected =
+                serde_json::json!({"token": "t", "as": "system:serviceaccount:team-a:own"});
+            assert_eq!(read["users"][0]["user"], expected);
+        }
+    }
+
+    #[tokio::test]
+    async fn client_sends_everything_as_the_other_user() {
+        let (heard, mut hears) = tokio::sync::mpsc::channel(1);
+        let answer = move |request: Request<Body>| {
+            let user = request.headers().get("impersonate-user").cloned();
+            let heard = heard.clone();
+            async move {
+                heard.send(user).await.unwrap();
+                Ok::<_, Infallible>(http::Response::new(Body::empty()))
+            }
+        };
+        let client = Client::new(tower::service_fn(answer), "default");
+        let other = client_as(&client, "system:serviceaccount:team-a:own").unwrap();
+        other.send(Request::new(Body::empty())).await.unwrap();
+        let user = hears.recv().await.flatten().unwrap();
+        assert_eq!(user, "system:serviceaccount:team-a:own");
+        assert!(client_as(&client, "a\nb").is_err());
+    }
+
+    #[test]
+    fn an_account_is_of_our_own_namespace_unless_it_says_another() {
+        let user = |text| ServiceAccount::parse(text, "krypton").map(|account| account.to_string());
+        for (text, expected) in [
+            ("helm", Some("system:serviceaccount:krypton:helm")),
+            ("ops/helm.v2", Some("system:serviceaccount:ops:helm.v2")),
+            ("", None),
+            ("ops/", None),
+            ("/helm", None),
+            ("a/b/c", None),
+            ("Helm", None),
+            ("o.p.s/helm", None),
+            ("system:admin", None),
+        ] {
+            assert_eq!(user(text).as_deref(), expected, "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! A client whose access is replaced while it is in use: a rotated credential ends no work.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use arc_swap::ArcSwap;
+use http::{Request, Response};
+use hyper::body::{Bytes, Frame, SizeHint};
+use kube::Client;
+use kube::client::Body;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tower::{BoxError, service_fn};
+
+use crate::access::watch_rate::is_watch;
+
+/// Replaces what a client sends its requests by. Clones are one.
+#[derive(Clone)]
+pub struct Swap {
+    current: Arc<ArcSwap<Access>>,
+}
+
+struct Access {
+    client: Client,
+    replaced: CancellationToken,
+}
+
+impl std::fmt::Debug for Swap {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Swap").finish_non_exhaustive()
+    }
+}
+
+impl Swap {
+    /// Uses the access of `client` at first.
+    pub fn new(client: Client) -> Self {
+        let access = Access {
+            client,
+            replaced: CancellationToken::new(),
+        };
+        Self {
+            current: Arc::new(ArcSwap::from_pointee(access)),
+        }
+    }
+
+    /// The client that sends each request by the access of its time.
+    ///
+    /// Must be called inside a tokio runtime.
+    pub fn client(&self) -> Client {
+        let current = Arc::clone(&self.current);
+        let namespace = current.load().client.default_namespace().to_owned();
+        let service = service_fn(move |request: Request<Body>| {
+            let access = current.load_full();
+            async move { send(&access, request).await }
+        });
+        Client::new(service, namespace)
+    }
+
+    /// Sends new requests by the access of `newer`. Requests in progress keep the old one. Watches end, so that
+    /// their watchers open them again.
+    pub fn replace(&self, newer: &Self) {
+        let access = Access {
+            client: newer.current.load().client.clone(),
+            replaced: CancellationToken::new(),
+        };
+        self.current.swap(Arc::new(access)).replaced.cancel();
+    }
+}
+
+async fn send(access: &Access, request: Request<Body>) -> kube::Result<Response<UntilReplaced>> {
+    let replaced = is_watch(request.uri()).then(|| access.replaced.clone());
+    let response = access.client.send(request).await?;
+    Ok(response.map(|inner| UntilReplaced {
+        inner,
+        replaced: replaced.map(|replaced| Box::pin(replaced.cancelled_owned())),
+    }))
+}
+
+/// A body that ends, as that of a watch whose time is over, when its access is replaced.
+struct UntilReplaced {
+    inner: Body,
+    replaced: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
+}
+
+impl hyper::body::Body for UntilReplaced {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        if let Some(replaced) = &mut self.replaced
+            && replaced.as_mut().poll(cx).is_ready()
+        {
+            return Poll::Ready(None);
+        }
+        let frame = ready!(Pin::new(&mut self.inner).poll_frame(cx));
+        Poll::Ready(frame.map(|frame| {
+            frame.map_err(|error| match error {
+                kube::Error::Service(error) => error,
+                other => other.into(),
+            })
+        }))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::StreamExt as _;
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use kube::api::{Api, ListParams, WatchParams};
+    use tokio::sync::mpsc;
+
+    use super::*;
+
+    /// Returns empty lists and silent watches, and sends its name for each request.
+    fn answering(name: &'static str, asked: mpsc::Sender<&'static str>) -> Client {
+        let service = service_fn(move |request: Request<Body>| {
+            asked.try_send(name).unwrap();
+            let watch = is_watch(request.uri());
+            async move {
+                let endless = futures::stream::pending::<Result<Bytes, BoxError>>();
+                let body = match watch {
+                    true => axum::body::Body::from_stream(endless),
+                    false => axum::body::Body::from("{\"items\":[]}"),
+                };
+                Ok::<_, BoxError>(Response::new(body))
+            }
+        });
+        Client::new(service, "default")
+    }
+
+    #[tokio::test]
+    async fn requests_follow_the_replaced_access() {
+        let (tell, mut asked) = mpsc::channel(8);
+        let swap = Swap::new(answering("old", tell.clone()));
+        let maps: Api<ConfigMap> = Api::default_namespaced(swap.client());
+        maps.list(&ListParams::default()).await.unwrap();
+        assert_eq!(asked.recv().await, Some("old"));
+        swap.replace(&Swap::new(answering("new", tell)));
+        maps.list(&ListParams::default()).await.unwrap();
+        assert_eq!(asked.recv().await, Some("new"));
+    }
+
+    #[tokio::test]
+    async fn watches_end_when_the_access_is_replaced() {
+        let (tell, _asked) = mpsc::channel(8);
+        let swap = Swap::new(answering("old", tell.clone()));
+        let maps: Api<ConfigMap> = Api::default_namespaced(swap.client());
+        let watch = maps.watch(&WatchParams::default(), "1").await.unwrap();
+        swap.replace(&Swap::new(answering("new", tell)));
+        let told = watch.collect::<Vec<_>>().await;
+        assert!(told.is_empty());
+    }
+}

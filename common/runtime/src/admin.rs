@@ -1,0 +1,255 @@
+//! The HTTP servers of a process, metrics, health and debug, and what "ready" means.
+
+mod bind_address;
+mod bounded_listener;
+mod debug;
+mod ports;
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::{fmt, io};
+
+use axum::Router;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::middleware::map_response;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use krypton_types::error_chain::chain;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::registry::Registry;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use bounded_listener::{BoundedListener, Bounds};
+
+use crate::watchdog::Watchdog;
+
+pub use bind_address::{BindAddress, NotABindAddress};
+pub use debug::{DEBUG_DEFAULT, DEBUG_FLAG, bind_debug, filter_lasts, is_loopback, serve_debug};
+pub use ports::{Ports, Served};
+
+/// The flag of the metrics server, for messages.
+pub const METRICS_FLAG: &str = "--metrics-bind-address";
+/// The flag of the health server, for messages.
+pub const HEALTH_FLAG: &str = "--health-probe-bind-address";
+
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Why a server does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum AdminError {
+    #[error(
+        "{flag}: {address} is in use by another process; choose another port, or 0 to switch it off"
+    )]
+    InUse {
+        flag: &'static str,
+        address: BindAddress,
+    },
+    #[error("{flag}: listening on {address} failed; choose another address, or 0 to switch it off")]
+    Bind {
+        flag: &'static str,
+        address: BindAddress,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{flag}: serving failed")]
+    Serve {
+        flag: &'static str,
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Listens on `address`, for the flag that is to be named in errors. Done at start, so that a port
+/// in use ends the process before it touches a cluster.
+pub async fn bind(flag: &'static str, address: &BindAddress) -> Result<TcpListener, AdminError> {
+    let bound = match &address.host {
+        Some(host) => TcpListener::bind((host.as_str(), address.port)).await,
+        None => bind_all(address.port).await,
+    };
+    bound.map_err(|source| match source.kind() {
+        io::ErrorKind::AddrInUse => AdminError::InUse {
+            flag,
+            address: address.clone(),
+        },
+        _ => AdminError::Bind {
+            flag,
+            address: address.clone(),
+            source,
+        },
+    })
+}
+
+/// The IPv6 wildcard takes IPv4 too; where there is no IPv6, the IPv4 one.
+async fn bind_all(port: u16) -> io::Result<TcpListener> {
+    match TcpListener::bind(SocketAddr::from((Ipv6Addr::UNSPECIFIED, port))).await {
+        Err(error) if error.kind() != io::ErrorKind::AddrInUse => {
+            TcpListener::bind(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port))).await
+        }
+        bound => bound,
+    }
+}
+
+/// Serves `/metrics` in the OpenMetrics text format until `stop`.
+pub async fn serve_metrics(
+    listener: TcpListener,
+    registry: Arc<Registry>,
+    stop: CancellationToken,
+) -> Result<(), AdminError> {
+    let metrics = move || async move {
+        let mut text = String::new();
+        match encode(&mut text, &registry) {
+            Ok(()) => ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response(),
+            Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+        }
+    };
+    serve(
+        METRICS_FLAG,
+        (listener, Bounds::READERS),
+        Router::new().route("/metrics", get(metrics)),
+        stop,
+    )
+    .await
+}
+
+/// Serves `/healthz`, which fails when something has stood still for so long that a restart helps, and never
+/// because a cluster is away, and `/readyz` until `stop`.
+pub async fn serve_health(
+    listener: TcpListener,
+    readiness: Readiness,
+    watchdog: Watchdog,
+    stop: CancellationToken,
+) -> Result<(), AdminError> {
+    let healthy = move || async move {
+        match watchdog.problem() {
+            None => (StatusCode::OK, "ok\n".to_owned()),
+            Some(problem) => (StatusCode::SERVICE_UNAVAILABLE, format!("{problem}\n")),
+        }
+    };
+    let ready = move || async move {
+        let waiting = readiness.waiting_for();
+        if waiting.is_empty() {
+            let notes = readiness.notes();
+            let notes: String = notes.iter().map(|note| format!("but {note}\n")).collect();
+            (StatusCode::OK, format!("ok\n{notes}"))
+        } else {
+            (
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!("waiting for: {}\n", waiting.join(", ")),
+            )
+        }
+    };
+    let router = Router::new()
+        .route("/healthz", get(healthy))
+        .route("/readyz", get(ready));
+    // One request per connection: a connection that is kept would take a probe's place.
+    let router = router.layer(map_response(async |mut response: Response| {
+        let close = HeaderValue::from_static("close");
+        response.headers_mut().insert(header::CONNECTION, close);
+        response
+    }));
+    serve(HEALTH_FLAG, (listener, Bounds::PROBES), router, stop).await
+}
+
+async fn serve(
+    flag: &'static str,
+    (listener, bounds): (TcpListener, Bounds),
+    router: Router,
+    stop: CancellationToken,
+) -> Result<(), AdminError> {
+    axum::serve(BoundedListener::new(listener, bounds), router)
+        .with_graceful_shutdown(stop.cancelled_owned())
+        .await
+        .map_err(|source| AdminError::Serve { flag, source })
+}
+
+/// Runs a server, and says so when it ends badly: the process goes on without it.
+pub async fn logged(what: &str, serve: impl Future<Output = Result<(), AdminError>>) {
+    if let Err(error) = serve.await {
+        tracing::error!(error = %chain(&error), "the {what} endpoint ended");
+    }
+}
+
+/// Whether the process is ready: when no guard is left. Clones are one.
+#[derive(Clone, Debug, Default)]
+pub struct Readiness {
+    /// How many guards of each name are held.
+    held: Arc<Mutex<BTreeMap<String, usize>>>,
+    notes: Arc<Mutex<BTreeMap<&'static str, String>>>,
+}
+
+impl Readiness {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The process is not ready until the guard is dropped. `name` says what it waits for.
+    pub fn guard(&self, name: impl Into<String>) -> ReadinessGuard {
+        let name = name.into();
+        *self.lock().entry(name.clone()).or_default() += 1;
+        ReadinessGuard {
+            name,
+            readiness: self.clone(),
+        }
+    }
+
+    /// Something that whoever asks is told, though the process is ready; `None` takes it back.
+    pub fn note(&self, about: &'static str, text: Option<String>) {
+        let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        match text {
+            Some(text) => notes.insert(about, text),
+            None => notes.remove(about),
+        };
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        notes.values().cloned().collect()
+    }
+
+    pub fn is_ready(&self) -> bool {
+        self.lock().is_empty()
+    }
+
+    /// Names of the guards that are left, sorted.
+    pub fn waiting_for(&self) -> Vec<String> {
+        self.lock().keys().cloned().collect()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, usize>> {
+        // No code panics between two changes of the map, so a poisoned one is whole.
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Holds readiness back while it lives.
+#[must_use = "dropping the guard completes it"]
+pub struct ReadinessGuard {
+    name: String,
+    readiness: Readiness,
+}
+
+impl fmt::Debug for ReadinessGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReadinessGuard")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for ReadinessGuard {
+    fn drop(&mut self) {
+        let mut held = self.readiness.lock();
+        if let Some(count) = held.get_mut(&self.name) {
+            *count -= 1;
+            if *count == 0 {
+                held.remove(&self.name);
+                tracing::debug!(task = self.name, left = held.len(), "ready");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

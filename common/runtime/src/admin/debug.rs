@@ -1,0 +1,260 @@
+//! The server of `/debug/`: what is logged, and what else a process has to tell of itself to whoever may go
+//! into its pod. It has no password, so it is on loopback and nowhere else.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use krypton_types::error_chain::chain;
+
+use crate::telemetry::LogLevel;
+use axum::Router;
+use axum::extract::{RawQuery, Request};
+use axum::http::uri::Authority;
+use axum::http::{StatusCode, header};
+use axum::middleware::{Next, from_fn};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::get;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use super::{AdminError, BindAddress, Bounds, bind, serve};
+use crate::args::go_values::parse_duration;
+use crate::clock;
+
+/// The flag of the debug server, for messages.
+pub const DEBUG_FLAG: &str = "--debug-bind-address";
+/// Where it listens unless told otherwise.
+pub const DEBUG_DEFAULT: &str = "127.0.0.1:8082";
+
+/// How long a filter holds unless told otherwise: whoever forgets it does not fill the disk.
+const LASTS: Duration = Duration::from_secs(15 * 60);
+const LASTS_MAX: Duration = Duration::from_secs(24 * 3600);
+
+/// Listens on `address`. Where that cannot be, the process goes on without, and says so: it is there to look
+/// at what is wrong, and must not be what is wrong.
+pub async fn bind_debug(address: &BindAddress) -> Option<TcpListener> {
+    let bound = match bind(DEBUG_FLAG, address).await {
+        Ok(listener) => listener,
+        Err(error) => {
+            tracing::warn!(error = %chain(&error), "no /debug is served");
+            return None;
+        }
+    };
+    // A name may lead anywhere.
+    match bound.local_addr() {
+        Ok(at) if at.ip().is_loopback() => {
+            tracing::info!(address = %at, "serving /debug");
+            Some(bound)
+        }
+        _ => {
+            tracing::warn!(%address, "no /debug is served: {DEBUG_FLAG} does not lead to loopback");
+            None
+        }
+    }
+}
+
+/// Serves `/debug/log`, and `more`, until `stop`.
+///
+/// # Errors
+/// When serving fails.
+pub async fn serve_debug(
+    listener: TcpListener,
+    level: LogLevel,
+    more: Router,
+    stop: CancellationToken,
+) -> Result<(), AdminError> {
+    let shown = level.clone();
+    let show = move || async move { format!("{}\n", shown.now()) };
+    let until_stop = stop.clone();
+    let set = move |RawQuery(query): RawQuery, filter: String| async move {
+        match change(&level, query.as_deref(), &filter, &until_stop) {
+            Ok(()) => (StatusCode::OK, format!("{}\n", level.now())),
+            Err(why) => (StatusCode::BAD_REQUEST, format!("{why}\n")),
+        }
+    };
+    let router = guarded(more.route("/debug/log", get(show).put(set)));
+    serve(DEBUG_FLAG, (listener, Bounds::READERS), router, stop).await
+}
+
+fn guarded(router: Router) -> Router {
+    router.layer(from_fn(asked_here))
+}
+
+/// A page in the browser of whoever has forwarded the port may have its own name lead here, and is not answered.
+async fn asked_here(request: Request, next: Next) -> Response {
+    let hosts = request.headers().get_all(header::HOST);
+    let in_headers = hosts.iter().map(|host| host.to_str().unwrap_or_default());
+    let in_target = request.uri().authority();
+    let mut named = in_headers.chain(in_target.map(Authority::as_str));
+    let is_here = hosts.iter().count() == 1 && named.all(is_here);
+    match is_here {
+        true => next.run(request).await,
+        false => {
+            let why = "ask by localhost or a loopback address\n";
+            (StatusCode::FORBIDDEN, why).into_response()
+        }
+    }
+}
+
+/// Whether a Host header names this machine itself.
+fn is_here(host: &str) -> bool {
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|digit| digit.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let ip: Result<IpAddr, _> = name.trim_matches(['[', ']']).parse();
+    name.eq_ignore_ascii_case("localhost") || ip.is_ok_and(|ip| ip.is_loopback())
+}
+
+/// Sets the filter, and takes it back in time.
+fn change(
+    level: &LogLevel,
+    query: Option<&str>,
+    filter: &str,
+    stop: &CancellationToken,
+) -> Result<(), String> {
+    let lasts = lasts(query)?;
+    let until = lasts.and_then(|lasts| clock::wall().checked_add(lasts).ok());
+    let before = level.now();
+    let setting = level
+        .set(filter, until, |now| {
+            tracing::warn!(%before, %now, "what is logged is changed by PUT /debug/log");
+        })
+        .map_err(|error| error.to_string())?;
+    // Again, for where the filter before has passed nothing.
+    tracing::warn!(%before, now = %level.now(), "what is logged was changed by PUT /debug/log");
+    if let Some(lasts) = lasts {
+        let (level, stop) = (level.clone(), stop.clone());
+        tokio::spawn(async move {
+            let over = stop.run_until_cancelled(tokio::time::sleep(lasts)).await;
+            if over.is_some() && level.end(setting) {
+                tracing::warn!(now = %level.now(), "what is logged is as at the start again");
+            }
+        });
+    }
+    Ok(())
+}
+
+/// For how long; `None` is until the restart.
+fn lasts(query: Option<&str>) -> Result<Option<Duration>, String> {
+    let mut lasts = Some(LASTS);
+    for part in query
+        .unwrap_or_default()
+        .split('&')
+        .filter(|it| !it.is_empty())
+    {
+        let Some(text) = part.strip_prefix("for=") else {
+            return Err(format!("{part}: only for=DURATION is known"));
+        };
+        lasts = filter_lasts(text)?;
+    }
+    Ok(lasts)
+}
+
+/// How long a filter is to last; `None` is until the restart.
+///
+/// # Errors
+/// What is wrong with `text`, as a sentence.
+pub fn filter_lasts(text: &str) -> Result<Option<Duration>, String> {
+    match parse_duration(text) {
+        Some(Duration::ZERO) => Ok(None),
+        Some(given) if given <= LASTS_MAX => Ok(Some(given)),
+        _ => Err(format!(
+            "for={text}: write it as 90s, 15m or 2h, at most 24h, or 0 for until the restart"
+        )),
+    }
+}
+
+/// Whether it can only be reached from where the process is.
+pub fn is_loopback(address: &BindAddress) -> bool {
+    let Some(host) = &address.host else {
+        return false;
+    };
+    let ip: Result<std::net::IpAddr, _> = host.parse();
+    host == "localhost" || ip.is_ok_and(|ip| SocketAddr::from((ip, 0)).ip().is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+    use tower::ServiceExt as _;
+
+    use super::*;
+
+    #[test]
+    fn only_loopback_will_do() {
+        let is = |text: &str| is_loopback(&text.parse().unwrap());
+        for text in ["127.0.0.1:8082", "[::1]:0", "localhost:1", "127.1.2.3:1"] {
+            assert!(is(text), "{text}");
+        }
+        for text in [":8082", "0.0.0.0:8082", "[::]:1", "10.0.0.1:1", "hub:1"] {
+            assert!(!is(text), "{text}");
+        }
+    }
+
+    #[test]
+    fn only_who_asks_by_a_name_of_this_machine_is_answered() {
+        for host in [
+            "localhost:8082",
+            "LOCALHOST",
+            "127.0.0.1:80",
+            "127.0.0.2",
+            "[::1]:8082",
+        ] {
+            assert!(is_here(host), "{host}");
+        }
+        for host in [
+            "evil.example.org:8082",
+            "localhost.example.org",
+            "10.0.0.1:8082",
+            "",
+            ":1",
+        ] {
+            assert!(!is_here(host), "{host}");
+        }
+    }
+
+    #[test]
+    fn a_filter_lasts_a_quarter_of_an_hour_unless_told_otherwise_and_a_day_at_most() {
+        let minutes = |minutes: u64| Ok(Some(Duration::from_secs(60 * minutes)));
+        assert_eq!(lasts(None), minutes(15));
+        assert_eq!(lasts(Some("")), minutes(15));
+        assert_eq!(lasts(Some("for=2h")), minutes(120));
+        assert_eq!(lasts(Some("for=24h")), minutes(24 * 60));
+        assert_eq!(lasts(Some("for=0")), Ok(None));
+        for query in ["for=24h1s", "for=", "for=-1m", "for=5", "until=5m"] {
+            assert!(lasts(Some(query)).is_err(), "{query}");
+        }
+    }
+    #[tokio::test]
+    async fn requests_of_foreign_hosts_are_refused() {
+        let router = guarded(Router::new().route("/debug/log", get(|| async {})));
+        let here = "http://localhost:1/debug/log";
+        let elsewhere = "http://example.org/debug/log";
+        for (target, hosts, answer) in [
+            ("/debug/log", vec!["localhost"], StatusCode::OK),
+            (here, vec!["localhost"], StatusCode::OK),
+            ("/debug/log", vec!["example.org"], StatusCode::FORBIDDEN),
+            ("/debug/log", vec![], StatusCode::FORBIDDEN),
+            (
+                "/debug/log",
+                vec!["localhost", "example.org"],
+                StatusCode::FORBIDDEN,
+            ),
+            (
+                "/debug/log",
+                vec!["localhost", "localhost"],
+                StatusCode::FORBIDDEN,
+            ),
+            (elsewhere, vec!["localhost"], StatusCode::FORBIDDEN),
+        ] {
+            let mut request = Request::builder().uri(target);
+            for host in &hosts {
+                request = request.header(header::HOST, *host);
+            }
+            let request = request.body(Body::empty()).unwrap();
+            let response = router.clone().oneshot(request).await.unwrap();
+            assert_eq!(response.status(), answer, "{target} {hosts:?}");
+        }
+    }
+}

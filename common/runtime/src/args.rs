@@ -1,0 +1,3 @@
+//! What both command lines share.
+
+pub mod go_values;

@@ -1,0 +1,673 @@
+//! One who wants or watches a Lease, as a state machine: clocks and answers come in, calls go out.
+//!
+//! What we have done counts from before the call was made, what others have done from after the answer was
+//! there: a call that took long, or a process that slept in the middle of it, errs on the safe side.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+
+use super::{Hold, LeaseWish, Term, Times, is_former_life};
+use crate::clock::Boot;
+
+/// A record may ask for a longer life than our own times do, and pauses of the apiserver may excuse its
+/// holder, up to this.
+const LONGEST: Duration = Duration::from_secs(120);
+
+/// What is asked of the apiserver.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Call {
+    Read,
+    Create(LeaseSpec),
+    /// On top of the version that it carries only.
+    Replace(Box<Lease>),
+}
+
+/// What the apiserver says.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Answer {
+    Found(Option<Box<Lease>>),
+    Written(Box<Lease>),
+    /// What the write rested on is no more: 409, or 404.
+    Overtaken,
+}
+
+/// What is to be done about the Lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// Write ourselves as the holder, whoever was it.
+    Write,
+    /// Somebody else lives; look again later.
+    Wait,
+}
+
+/// The Lease as last seen, and since when it has looked so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Sighting {
+    /// One that is deleted is still its last holder's for as long as any: nobody has told that one.
+    there: bool,
+    uid: String,
+    holder: String,
+    /// As long as its holder counts on.
+    duration: Duration,
+    renew_time: Option<Timestamp>,
+    transitions: i32,
+    since: Boot,
+    /// When it was first seen so, which nothing moves.
+    first: Boot,
+}
+
+impl Sighting {
+    /// Two looks at the same renewal keep the time of the first: only our own clock counts.
+    fn of(lease: &Lease, before: Option<&Self>, now: Boot) -> Self {
+        let spec = lease.spec.clone().unwrap_or_default();
+        let seen = Self {
+            there: true,
+            uid: lease.metadata.uid.clone().unwrap_or_default(),
+            duration: spec
+                .lease_duration_seconds
+                .map_or(Duration::ZERO, |seconds| {
+                    Duration::from_secs(u64::try_from(seconds).unwrap_or_default()).min(LONGEST)
+                }),
+            holder: spec.holder_identity.unwrap_or_default(),
+            renew_time: spec.renew_time.map(|time| time.0),
+            transitions: spec.lease_transitions.unwrap_or_default(),
+            since: now,
+            first: now,
+        };
+        seen.after(before)
+    }
+
+    fn of_none(before: &Self, now: Boot) -> Self {
+        let seen = Self {
+            there: false,
+            since: now,
+            first: now,
+            ..before.clone()
+        };
+        seen.after(Some(before))
+    }
+
+    fn after(mut self, before: Option<&Self>) -> Self {
+        if let Some(before) = before {
+            let now = std::mem::replace(&mut self.since, before.since);
+            self.first = before.first;
+            if self != *before {
+                (self.since, self.first) = (now, now);
+            }
+        }
+        self
+    }
+
+    fn term(&self) -> Term {
+        Term {
+            lease: self.uid.clone(),
+            transitions: self.transitions,
+        }
+    }
+}
+
+/// `ours` says that we hold it and know so. One that we have lost is anybody's: else writes that are never
+/// answered in time would keep it from all others, and nobody would act.
+fn step(seen: Option<&Sighting>, me: &str, ours: bool, now: Boot, times: &Times) -> Step {
+    match seen {
+        None => Step::Write,
+        Some(seen) if ours || seen.holder.is_empty() => Step::Write,
+        // Nobody is left who could act under it.
+        Some(seen) if is_former_life(&seen.holder, me) => Step::Write,
+        Some(seen) if now.since(seen.since) >= dead_after(seen, times) => Step::Write,
+        Some(_) => Step::Wait,
+    }
+}
+
+/// A holder with longer times than ours, as one of another version, is not robbed by our shorter ones.
+fn dead_after(seen: &Sighting, times: &Times) -> Duration {
+    times.duration.max(seen.duration)
+}
+
+/// One actor at one Lease.
+#[derive(Debug)]
+pub struct Actor {
+    me: String,
+    times: Times,
+    /// What a write rests on; none while one is under way.
+    current: Option<Lease>,
+    seen: Option<Sighting>,
+    hold: Hold,
+    /// The last write: its renewTime, and when it was made. Its answer may be lost and it go through.
+    wrote: Option<(Timestamp, Boot)>,
+    /// A write of this round was overtaken.
+    overtaken: bool,
+    failed: bool,
+}
+
+impl Actor {
+    pub fn new(me: String, times: Times) -> Self {
+        Self {
+            me,
+            times,
+            current: None,
+            seen: None,
+            hold: Hold::default(),
+            wrote: None,
+            overtaken: false,
+            failed: false,
+        }
+    }
+
+    pub fn hold(&self) -> &Hold {
+        &self.hold
+    }
+
+    /// The first call of a round.
+    pub fn begin(&mut self, wish: LeaseWish, now: Boot, wall: Timestamp) -> Call {
+        (self.overtaken, self.failed) = (false, false);
+        // Holding it, the version we wrote last is the precondition, and no read is needed.
+        let held = self
+            .seen
+            .as_ref()
+            .is_some_and(|seen| seen.holder == self.me);
+        match self.current.take() {
+            Some(lease) if held && wish == LeaseWish::Hold => self.replace(lease, now, wall),
+            _ => Call::Read,
+        }
+    }
+
+    /// What an answer leads to: another call, or the end of the round. The call was made at `asked`, and
+    /// answered by `now`.
+    pub fn answered(
+        &mut self,
+        wish: LeaseWish,
+        answer: Answer,
+        (asked, now): (Boot, Boot),
+        wall: Timestamp,
+    ) -> Option<Call> {
+        let next = self.after(wish, answer, (asked, now), wall);
+        // Who can read and not write keeps nobody from acting.
+        if next.is_none() {
+            self.hold.heard = Some(now);
+            self.hold.problem = None;
+        }
+        next
+    }
+
+    fn after(
+        &mut self,
+        wish: LeaseWish,
+        answer: Answer,
+        (asked, now): (Boot, Boot),
+        wall: Timestamp,
+    ) -> Option<Call> {
+        match answer {
+            Answer::Found(lease) => {
+                let before = self.seen.take();
+                self.seen = match &lease {
+                    Some(lease) => Some(Sighting::of(lease, before.as_ref(), now)),
+                    None => before.map(|before| Sighting::of_none(&before, now)),
+                };
+                self.excuse(now);
+                self.recognise(now);
+                let ours = self
+                    .seen
+                    .as_ref()
+                    .is_some_and(|seen| seen.holder == self.me);
+                let known = |renewed| now.since(renewed) < self.times.keep;
+                let ours = ours && self.hold.renewed.is_some_and(known);
+                let step = step(self.seen.as_ref(), &self.me, ours, now, &self.times);
+                if wish == LeaseWish::Observe || step == Step::Wait {
+                    self.lost();
+                    return None;
+                }
+                Some(match lease {
+                    Some(lease) => self.replace(*lease, now, wall),
+                    None => Call::Create(self.renewal(&Lease::default(), now, wall)),
+                })
+            }
+            Answer::Written(lease) => {
+                self.seen = Some(Sighting::of(&lease, self.seen.as_ref(), now));
+                self.current = Some(*lease);
+                self.hold.renewed = Some(asked);
+                self.hold.term = self.seen.as_ref().map(Sighting::term);
+                self.hold.other = None;
+                None
+            }
+            // Whoever it was, it need not be another holder.
+            Answer::Overtaken if !self.overtaken => {
+                self.overtaken = true;
+                Some(Call::Read)
+            }
+            Answer::Overtaken => {
+                self.failed = true;
+                None
+            }
+        }
+    }
+
+    /// The round has failed. That takes nothing away by itself: time does.
+    pub fn failed(&mut self, problem: String, now: Boot) {
+        self.failed = true;
+        self.hold.problem = Some(problem);
+        let late = |renewed| now.since(renewed) >= self.times.keep;
+        if self.hold.renewed.is_some_and(late) {
+            (self.hold.renewed, self.hold.term) = (None, None);
+        }
+    }
+
+    /// Until the next round.
+    pub fn pause(&self, wish: LeaseWish, now: Boot) -> Duration {
+        let times = &self.times;
+        if self.failed {
+            return times.retry;
+        }
+        match (self.hold.renewed, &self.seen) {
+            (Some(renewed), _) => times.renew_every.saturating_sub(now.since(renewed)),
+            // Not later than it may be dead.
+            (None, Some(seen)) if wish == LeaseWish::Hold => {
+                let dead = dead_after(seen, times).saturating_sub(now.since(seen.since));
+                times.retry.min(dead)
+            }
+            _ => times.renew_every,
+        }
+    }
+
+    /// What gives the Lease up, when it is ours.
+    pub fn release(mut self, wall: Timestamp) -> Option<Lease> {
+        self.hold.renewed?;
+        let lease = self.current.take()?;
+        let spec = self.spec_of(&lease, "", wall);
+        Some(Lease {
+            spec: Some(spec),
+            ..lease
+        })
+    }
+
+    /// Nobody's silence counts from before an apiserver that had not answered for long; one that is always
+    /// slow does not keep a dead holder for ever.
+    fn excuse(&mut self, now: Boot) {
+        let (Some(gap), Some(heard)) = (self.times.gap, self.hold.heard) else {
+            return;
+        };
+        if let Some(seen) = &mut self.seen
+            && now.since(heard) > gap
+            && now.since(seen.first) < LONGEST
+        {
+            seen.since = now;
+        }
+    }
+
+    fn lost(&mut self) {
+        (self.hold.renewed, self.hold.term) = (None, None);
+        let seen = self.seen.as_ref();
+        self.hold.other = seen
+            .filter(|seen| seen.there && !seen.holder.is_empty() && seen.holder != self.me)
+            .map(|seen| seen.holder.clone());
+    }
+
+    /// A write whose answer was lost has gone through. Else one whose writes are slow would keep the Lease
+    /// from all others without knowing.
+    fn recognise(&mut self, now: Boot) {
+        let Some((seen, (wrote, at))) = self.seen.as_ref().zip(self.wrote) else {
+            return;
+        };
+        // The apiserver keeps no more than that.
+        let renewed = seen.renew_time.map(Timestamp::as_microsecond);
+        let ours = seen.there && seen.holder == self.me && renewed == Some(wrote.as_microsecond());
+        // An older one would be renewed by one that does not act.
+        if ours && now.since(at) < self.times.fresh {
+            self.hold.renewed = self.hold.renewed.max(Some(at));
+            self.hold.term = Some(seen.term());
+        }
+    }
+
+    /// The spec that names us as the holder. `recognise` compares its time with the stored one.
+    fn renewal(&mut self, lease: &Lease, now: Boot, wall: Timestamp) -> LeaseSpec {
+        let spec = self.spec_of(lease, &self.me, wall);
+        self.wrote = spec.renew_time.as_ref().map(|time| (time.0, now));
+        spec
+    }
+
+    fn replace(&mut self, lease: Lease, now: Boot, wall: Timestamp) -> Call {
+        let spec = self.renewal(&lease, now, wall);
+        Call::Replace(Box::new(Lease {
+            spec: Some(spec),
+            ..lease
+        }))
+    }
+
+    fn spec_of(&self, lease: &Lease, holder: &str, now: Timestamp) -> LeaseSpec {
+        let before = lease.spec.clone().unwrap_or_default();
+        let same = before.holder_identity.as_deref() == Some(holder);
+        let transitions = before.lease_transitions.unwrap_or_default();
+        // A clock that was set back must not repeat a time: others would see no renewal since that one.
+        let later = before.renew_time.filter(|_| same);
+        let later = later.and_then(|time| time.0.checked_add(Duration::from_micros(1)).ok());
+        let renewed = later.map_or(now, |later| later.max(now));
+        LeaseSpec {
+            holder_identity: Some(holder.to_owned()),
+            lease_duration_seconds: i32::try_from(self.times.duration.as_secs_f64().ceil() as i64)
+                .ok(),
+            acquire_time: if same {
+                before.acquire_time
+            } else {
+                Some(MicroTime(now))
+            },
+            renew_time: Some(MicroTime(renewed)),
+            lease_transitions: Some(if same || holder.is_empty() {
+                transitions
+            } else {
+                transitions + 1
+            }),
+            ..LeaseSpec::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOLD: LeaseWish = LeaseWish::Hold;
+
+    fn lease(holder: &str, renewed: i64) -> Lease {
+        Lease {
+            spec: Some(LeaseSpec {
+                holder_identity: Some(holder.to_owned()),
+                renew_time: Some(MicroTime(wall(renewed))),
+                ..LeaseSpec::default()
+            }),
+            ..Lease::default()
+        }
+    }
+
+    fn found(holder: &str, renewed: i64) -> Answer {
+        Answer::Found(Some(Box::new(lease(holder, renewed))))
+    }
+
+    fn wall(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn at(seconds: u64) -> Boot {
+        Boot(Duration::from_secs(seconds))
+    }
+
+    /// One round whose read says this. Returns what would be written.
+    fn round(actor: &mut Actor, says: Answer, second: u64) -> Option<Call> {
+        assert_eq!(actor.begin(HOLD, at(0), wall(0)), Call::Read);
+        actor.answered(HOLD, says, (at(second), at(second)), wall(0))
+    }
+
+    fn holding(renewed: u64) -> Actor {
+        let mut actor = Actor::new("me".to_owned(), Times::MEMBER);
+        let asked = (at(renewed), at(renewed));
+        let Some(Call::Create(spec)) = round(&mut actor, Answer::Found(None), renewed) else {
+            panic!("it is free");
+        };
+        let written = Lease {
+            spec: Some(spec),
+            ..Lease::default()
+        };
+        actor.answered(HOLD, Answer::Written(Box::new(written)), asked, wall(0));
+        assert_eq!(actor.hold().renewed, Some(at(renewed)));
+        actor
+    }
+
+    #[test]
+    fn a_live_holder_is_never_robbed_however_wrong_its_clock_is() {
+        let mut actor = Actor::new("me".to_owned(), Times::MEMBER);
+        for second in 0..600_u64 {
+            // The other's clock is years behind, but it renews every 15 s.
+            let renewed = 1_000 + i64::try_from(second / 15).unwrap();
+            let next = round(&mut actor, found("other", renewed), second);
+            assert_eq!(next, None, "second {second}");
+        }
+    }
+
+    #[test]
+    fn a_holder_that_stops_renewing_is_followed_after_the_lease_duration_of_our_own_clock() {
+        // Its wall clock may be minutes ahead, or behind.
+        for renewed in [-600, 0, 600] {
+            let mut actor = Actor::new("me".to_owned(), Times::MEMBER);
+            assert_eq!(round(&mut actor, found("other", renewed), 100), None);
+            assert_eq!(round(&mut actor, found("other", renewed), 159), None);
+            assert_eq!(actor.pause(HOLD, at(159)), Duration::from_secs(1));
+            let next = round(&mut actor, found("other", renewed), 160);
+            assert!(matches!(next, Some(Call::Replace(_))), "{next:?}");
+        }
+    }
+
+    #[test]
+    fn what_others_did_counts_from_the_answer_and_what_we_did_from_the_call() {
+        let mut actor = Actor::new("me".to_owned(), Times::MEMBER);
+        actor.begin(HOLD, at(0), wall(0));
+        // It was written a moment before the answer, for all we know.
+        actor.answered(HOLD, found("other", 5), (at(100), at(140)), wall(0));
+        assert_eq!(round(&mut actor, found("other", 5), 199), None);
+        let next = round(&mut actor, found("other", 5), 200);
+        assert!(matches!(next, Some(Call::Replace(_))), "{next:?}");
+        let written = Answer::Written(Box::new(lease("me", 6)));
+        actor.answered(HOLD, written, (at(200), at(207)), wall(0));
+        assert_eq!(actor.hold().renewed, Some(at(200)));
+    }
+
+    #[test]
+    fn a_released_lease_is_taken_at_once_and_our_own_is_renewed() {
+        let mut actor = Actor::new("me".to_owned(), Times::MEMBER);
+        let next = round(&mut actor, found("", 5), 1);
+        assert!(matches!(next, Some(Call::Replace(_))), "{next:?}");
+        let mut actor = holding(1);
+        let next = actor.begin(HOLD, at(0), wall(0));
+        assert!(matches!(next, Call::Replace(_)), "{next:?}");
+    }
+
+    #[test]
+    fn what_a_former_life_in_the_same_pod_has_left_is_taken_at_once_and_what_others_have_is_not() {
+        let pod = |name: &str| Actor::new(name.to_owned(), Times::MEMBER);
+        let (me, former, other) = ("agent/a/2@uid-1", "agent/a/1@uid-1", "agent/a/1@uid-2");
+        let mut actor = pod(me);
+        let next = round(&mut actor, found(former, 5), 1);
+        assert!(matches!(next, Some(Call::Replace(_))), "{next:?}");
+        // Also when somebody has deleted it meanwhile.
+        let mut actor = pod(me);
+        let look = |actor: &mut Actor, says| {
+            actor.begin(LeaseWish::Observe, at(0), wall(0));
+            actor.answered(LeaseWish::Observe, says, (at(1), at(1)), wall(0))
+        };
+        assert_eq!(look(&mut actor, found(former, 5)), None);
+        let next = round(&mut actor, Answer::Found(None), 2);
+        assert!(matches!(next, Some(Call::Create(_))), "{next:?}");
+        // A life that has lost the Lease knows no better about itself than about others.
+        for (me, holder) in [
+            (me, other),
+            (me, me),
+            (me, "agent/a/1"),
+            ("agent/a/2", former),
+        ] {
+            assert_eq!(
+                round(&mut pod(me), found(holder, 5), 1),
+                None,
+                "{me} {holder}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_lease_that_somebody_deletes_is_its_holders_for_a_lease_duration_more() {
+        let mut actor = Actor::new("me".to_owned(), Times::MEMBER);
+        assert_eq!(round(&mut actor, found("other", 5), 50), None);
+        assert_eq!(round(&mut actor, Answer::Found(None), 80), None);
+        assert_eq!(round(&mut actor, Answer::Found(None), 139), None);
+        let next = round(&mut actor, Answer::Found(None), 140);
+        assert!(matches!(next, Some(Call::Create(_))), "{next:?}");
+
+        let mut holder = holding(10);
+        holder.begin(HOLD, at(0), wall(0));
+        let asked = (at(25), at(25));
+        let next = holder.answered(HOLD, Answer::Overtaken, asked, wall(0));
+        assert_eq!(next, Some(Call::Read));
+        let next = holder.answered(HOLD, Answer::Found(None), asked, wall(0));
+        assert!(matches!(next, Some(Call::Create(_))), "{next:?}");
+    }
+
+    #[test]
+    fn a_person_who_writes_to_the_lease_takes_nothing_from_its_holder() {
+        let mut actor = holding(10);
+        actor.begin(HOLD, at(0), wall(0));
+        let asked = (at(25), at(25));
+        let next = actor.answered(HOLD, Answer::Overtaken, asked, wall(0));
+        assert_eq!(next, Some(Call::Read));
+        assert_eq!(actor.hold().renewed, Some(at(10)));
+        let next = actor.answered(HOLD, found("me", 10), asked, wall(0));
+        assert!(matches!(next, Some(Call::Replace(_))), "{next:?}");
+        // Who is overtaken again tries again soon, for as long as the last renewal is good.
+        let next = actor.answered(HOLD, Answer::Overtaken, asked, wall(0));
+        assert_eq!(
+            (next, actor.pause(HOLD, at(25))),
+            (None, Times::MEMBER.retry)
+        );
+        assert_eq!(actor.hold().renewed, Some(at(10)));
+        assert_eq!(round(&mut actor, found("other", 26), 28), None);
+        assert_eq!(actor.hold().renewed, None);
+        assert_eq!(actor.hold().other.as_deref(), Some("other"));
+    }
+
+    #[test]
+    fn a_renewal_whose_answer_is_lost_counts_from_when_it_was_made() {
+        let mut actor = holding(10);
+        actor.begin(HOLD, at(25), wall(25));
+        actor.failed("no answer".to_owned(), at(33));
+        assert_eq!(actor.begin(HOLD, at(36), wall(36)), Call::Read);
+        let asked = (at(36), at(40));
+        let next = actor.answered(HOLD, found("me", 25), asked, wall(40));
+        assert!(matches!(next, Some(Call::Replace(_))), "{next:?}");
+        assert_eq!(actor.hold().renewed, Some(at(25)));
+        // This one has not gone through, or not yet.
+        actor.failed("no answer".to_owned(), at(48));
+        actor.begin(HOLD, at(51), wall(51));
+        actor.answered(HOLD, found("me", 25), (at(51), at(52)), wall(52));
+        assert_eq!(actor.hold().renewed, Some(at(25)));
+    }
+
+    #[test]
+    fn a_lease_that_we_have_lost_is_anybodys_though_it_is_in_our_name() {
+        let mut actor = holding(10);
+        actor.begin(HOLD, at(25), wall(25));
+        actor.failed("no answer".to_owned(), at(33));
+        // It went through, and is heard of when it is of no use: others are to have their turn.
+        assert_eq!(round(&mut actor, found("me", 25), 55), None);
+        let hold = actor.hold();
+        assert_eq!((hold.renewed, hold.other.clone()), (None, None));
+        assert_eq!(round(&mut actor, found("me", 25), 114), None);
+        let next = round(&mut actor, found("me", 25), 115);
+        assert!(matches!(next, Some(Call::Replace(_))), "{next:?}");
+    }
+
+    #[test]
+    fn who_hears_nothing_has_lost_it_when_its_runs_are_dead() {
+        let mut actor = holding(10);
+        actor.begin(HOLD, at(0), wall(0));
+        actor.failed("no answer".to_owned(), at(54));
+        assert_eq!(actor.hold().renewed, Some(at(10)));
+        assert_eq!(actor.begin(HOLD, at(0), wall(0)), Call::Read);
+        actor.failed("no answer".to_owned(), at(55));
+        assert_eq!(actor.hold().renewed, None);
+        assert_eq!(actor.release(wall(0)), None);
+    }
+
+    #[test]
+    fn a_record_of_a_longer_life_is_honoured_by_whoever_has_a_shorter_one() {
+        let other = |seconds| {
+            let mut lease = lease("other", 5);
+            if let Some(spec) = &mut lease.spec {
+                spec.lease_duration_seconds = Some(seconds);
+            }
+            Answer::Found(Some(Box::new(lease)))
+        };
+        // What it says, and for how long it is waited for; nobody is waited for without end.
+        for (says, dead) in [(0, 5), (-7, 5), (5, 5), (60, 60), (i32::MAX, 120)] {
+            let times = Times::of_lead(Duration::from_secs(5));
+            let mut actor = Actor::new("me".to_owned(), times);
+            for second in 100..100 + dead {
+                assert_eq!(round(&mut actor, other(says), second), None, "{says}");
+            }
+            assert!(actor.pause(HOLD, at(99 + dead)) <= times.retry);
+            let next = round(&mut actor, other(says), 100 + dead);
+            assert!(matches!(next, Some(Call::Replace(_))), "{says}: {next:?}");
+        }
+    }
+
+    #[test]
+    fn a_holders_silence_begins_anew_after_an_outage_where_that_is_wanted() {
+        // The duration, from when it was silent, and the looks that were answered.
+        let looks = |times, answered: &[u64]| {
+            let mut actor = Actor::new("me".to_owned(), times);
+            let mut looks = answered.iter();
+            looks.position(|second| round(&mut actor, found("other", 5), *second).is_some())
+        };
+        let lead = Times::of_lead(Duration::from_secs(5));
+        assert_eq!(looks(lead, &[100, 102, 104, 105]), Some(3));
+        assert_eq!(looks(lead, &[100, 102, 105, 106, 108, 109, 110]), Some(6));
+        assert_eq!(looks(Times::MEMBER, &[100, 150, 160]), Some(2));
+        // One that is slow all the time keeps a dead holder for two minutes, and no longer.
+        let slow: Vec<u64> = (100..300).step_by(3).collect();
+        assert_eq!(looks(lead, &slow), Some(41));
+    }
+
+    #[test]
+    fn a_tenure_that_was_lost_and_won_again_is_another() {
+        let written = |transitions| {
+            let mut lease = lease("me", 1);
+            lease.metadata.uid = Some("of-lease".to_owned());
+            if let Some(spec) = &mut lease.spec {
+                spec.lease_transitions = Some(transitions);
+            }
+            Answer::Written(Box::new(lease))
+        };
+        let mut actor = holding(10);
+        let asked = (at(25), at(25));
+        let mut term_after = |transitions| {
+            actor.answered(HOLD, written(transitions), asked, wall(0));
+            actor.hold().term.clone().unwrap()
+        };
+        let first = term_after(1);
+        assert_eq!(first.lease, "of-lease");
+        assert_eq!(term_after(1), first);
+        assert_ne!(term_after(3), first);
+        actor.failed("no answer".to_owned(), at(80));
+        assert_eq!(actor.hold().term, None);
+    }
+
+    #[test]
+    fn a_clock_set_back_repeats_no_renew_time() {
+        let mut actor = holding(10);
+        let mut renew = |wall| {
+            let Call::Replace(lease) = actor.begin(HOLD, at(0), wall) else {
+                panic!("it is held");
+            };
+            let time = lease.spec.clone().unwrap().renew_time.unwrap().0;
+            actor.answered(HOLD, Answer::Written(lease), (at(25), at(25)), wall);
+            time
+        };
+        let times = [500, 400, 500, 501].map(|second| renew(wall(second)));
+        assert!(times.is_sorted_by(|one, next| one < next), "{times:?}");
+        assert_eq!(times[3], wall(501));
+    }
+
+    #[test]
+    fn transitions_count_changes_of_the_holder_only() {
+        let me = Actor::new("me".to_owned(), Times::MEMBER);
+        let taken = me.spec_of(&lease("other", 5), "me", wall(9));
+        assert_eq!(taken.lease_transitions, Some(1));
+        let renewed = me.spec_of(
+            &Lease {
+                spec: Some(taken),
+                ..Lease::default()
+            },
+            "me",
+            wall(9),
+        );
+        assert_eq!(renewed.lease_transitions, Some(1));
+    }
+}

@@ -1,0 +1,108 @@
+//! What the process takes of its machine, out of /proc, under the names that Prometheus' own clients use.
+
+use std::{fmt, fs};
+
+use jiff::Timestamp;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Unit;
+use rustix::process::{Resource, getrlimit};
+
+/// USER_HZ, the unit of times in /proc, which is 100 for every architecture's user space.
+const TICKS_PER_SECOND: f64 = 100.0;
+
+/// Read at the time of the scrape; what cannot be read is left out. Runs of helm are processes of their own, and not
+/// in it.
+#[derive(Debug)]
+pub struct ProcessMetrics {
+    started: Timestamp,
+}
+
+impl ProcessMetrics {
+    /// Of a process that starts now.
+    pub fn starting(now: Timestamp) -> Self {
+        Self { started: now }
+    }
+}
+
+impl Collector for ProcessMetrics {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let mut gauge = |name, help, unit: Option<&Unit>, value: Option<u64>| {
+            let Some(value) = value else { return Ok(()) };
+            let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
+            let metric = encoder.encode_descriptor(name, help, unit, gauge.metric_type())?;
+            gauge.encode(metric)
+        };
+        gauge(
+            "process_start_time",
+            "When the process started, in seconds since 1970.",
+            Some(&Unit::Seconds),
+            u64::try_from(self.started.as_second()).ok(),
+        )?;
+        gauge(
+            "process_resident_memory",
+            "Memory of the process that is in use, without runs of helm.",
+            Some(&Unit::Bytes),
+            resident(),
+        )?;
+        gauge(
+            "process_open_fds",
+            "Files and connections of the process that are open.",
+            None,
+            fs::read_dir("/proc/self/fd")
+                .ok()
+                .and_then(|found| u64::try_from(found.count()).ok()),
+        )?;
+        gauge(
+            "process_max_fds",
+            "Files and connections that the process may have open.",
+            None,
+            getrlimit(Resource::Nofile).current,
+        )?;
+        let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+        let Some(seconds) = cpu_seconds(&stat) else {
+            return Ok(());
+        };
+        let counter = ConstCounter::new(seconds);
+        let metric = encoder.encode_descriptor(
+            "process_cpu",
+            "Processor time of the process, without runs of helm.",
+            Some(&Unit::Seconds),
+            counter.metric_type(),
+        )?;
+        counter.encode(metric)
+    }
+}
+
+fn resident() -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kibibytes.checked_mul(1024)
+}
+
+/// User and system time out of /proc/…/stat, whose second field is a name in brackets that may hold anything.
+fn cpu_seconds(stat: &str) -> Option<f64> {
+    let (_, fields) = stat.rsplit_once(')')?;
+    let mut times = fields.split_whitespace().skip(11);
+    let user: f64 = times.next()?.parse().ok()?;
+    let system: f64 = times.next()?.parse().ok()?;
+    Some((user + system) / TICKS_PER_SECOND)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processor_time_is_found_behind_any_name() {
+        let stat = "42 (a ) b) S 1 2 3 4 5 6 7 8 9 10 150 50 0 0 20 0";
+        assert_eq!(cpu_seconds(stat), Some(2.0));
+        assert_eq!(cpu_seconds(""), None);
+        assert!(resident().is_some_and(|bytes| bytes > 1 << 20));
+    }
+}

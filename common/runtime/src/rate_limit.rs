@@ -1,0 +1,201 @@
+//! A token bucket: so much at once, and so much in the long run. Pure: the time comes in.
+
+use std::time::Duration;
+
+use crate::clock::Boot;
+
+/// What a bucket lets through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rate {
+    /// After a rest.
+    pub burst: u64,
+    /// One is earned in this time.
+    pub each: Duration,
+}
+
+impl Rate {
+    /// How long it takes to earn so much.
+    pub fn time(self, amount: u64) -> Duration {
+        let nanos = self.each.as_nanos().saturating_mul(amount.into());
+        // Centuries, and still no overflow when a few of them are added up.
+        let longest = u128::from(u64::MAX / 4);
+        Duration::from_nanos(u64::try_from(nanos.min(longest)).unwrap_or_default())
+    }
+}
+
+/// What is in it is kept as the moment from which it is full.
+#[derive(Clone, Copy, Debug)]
+pub struct Bucket {
+    rate: Rate,
+    full: Boot,
+}
+
+impl Bucket {
+    /// A full one.
+    pub fn new(rate: Rate) -> Self {
+        let full = Boot::default();
+        Self { rate, full }
+    }
+
+    /// For what has been taken already, whose size is known only then: how long nothing more is to be
+    /// taken.
+    pub fn charge(&mut self, now: Boot, amount: u64) -> Duration {
+        let from = self.full.max(now).0;
+        self.full = Boot(from.saturating_add(self.rate.time(amount)));
+        self.wait(now)
+    }
+
+    /// How long nothing is to be taken: until what was taken too much is earned.
+    pub fn wait(&self, now: Boot) -> Duration {
+        let missing = self.full.since(now);
+        missing.saturating_sub(self.rate.time(self.rate.burst))
+    }
+
+    /// Takes so much, and says how long to wait before it is used.
+    ///
+    /// # Errors
+    /// When that is longer than `patience`, with how long it would be. Nothing is taken then.
+    pub fn take(
+        &mut self,
+        now: Boot,
+        amount: u64,
+        patience: Duration,
+    ) -> Result<Duration, Duration> {
+        let mut after = *self;
+        let wait = after.charge(now, amount);
+        if wait > patience {
+            return Err(wait);
+        }
+        *self = after;
+        Ok(wait)
+    }
+
+    /// As good as a new one.
+    pub fn is_full(&self, now: Boot) -> bool {
+        self.full <= now
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const RATE: Rate = Rate {
+        burst: 10,
+        each: Duration::from_millis(100),
+    };
+
+    fn at(millis: u64) -> Boot {
+        Boot(Duration::from_millis(1_000_000 + millis))
+    }
+
+    #[test]
+    fn a_burst_goes_through_and_what_follows_is_paced() {
+        let mut bucket = Bucket::new(RATE);
+        // When, how much, how long to wait then.
+        let steps = [
+            (0, 10, 0),
+            (0, 1, 100),
+            (100, 1, 100),
+            (150, 5, 550),
+            (700, 0, 0),
+            // A rest of a second fills it, a longer one no more than that.
+            (60_000, 10, 0),
+            (60_000, 3, 300),
+            // More than it can ever hold is waited for as well.
+            (70_000, 110, 10_000),
+        ];
+        for (now, amount, wait) in steps {
+            let waits = bucket.charge(at(now), amount);
+            assert_eq!(waits, Duration::from_millis(wait), "at {now}");
+        }
+    }
+
+    #[test]
+    fn what_is_refused_is_not_taken() {
+        let mut bucket = Bucket::new(RATE);
+        let millis = Duration::from_millis;
+        let mut take = |now, amount| bucket.take(at(now), amount, Duration::ZERO);
+        assert_eq!(take(0, 9), Ok(Duration::ZERO));
+        for _ in 0..3 {
+            assert_eq!(take(0, 2), Err(millis(100)));
+        }
+        assert_eq!(take(0, 1), Ok(Duration::ZERO));
+        assert_eq!(take(99, 1), Err(millis(1)));
+        assert_eq!(take(100, 1), Ok(Duration::ZERO));
+        // Who is patient gets a turn, each after the one before.
+        for turn in 1..=3 {
+            assert_eq!(bucket.take(at(100), 1, millis(300)), Ok(millis(100 * turn)));
+        }
+        assert_eq!(bucket.take(at(100), 1, millis(300)), Err(millis(400)));
+    }
+
+    #[test]
+    fn it_is_full_again_after_a_rest_and_sums_do_not_overflow() {
+        let mut bucket = Bucket::new(RATE);
+        assert!(bucket.is_full(at(0)));
+        bucket.charge(at(0), 7);
+        assert!(!bucket.is_full(at(699)) && bucket.is_full(at(700)));
+        for _ in 0..8 {
+            bucket.charge(at(0), u64::MAX);
+        }
+        assert!(bucket.wait(at(0)) > Duration::from_secs(1 << 30));
+    }
+
+    proptest! {
+        /// Whoever waits as told gets no more than a burst and what is earned, whatever the span.
+        #[test]
+        fn no_span_sees_more_than_a_burst_what_it_earns_and_one_message(
+            steps in proptest::collection::vec((0_u64..3_000, 0_u64..40), 1..80)
+        ) {
+            let mut bucket = Bucket::new(RATE);
+            let mut now = 0;
+            let mut taken: Vec<(u64, u64)> = Vec::new();
+            for (rest, amount) in steps {
+                now += rest;
+                let wait = bucket.charge(at(now), amount);
+                taken.push((now, amount));
+                now += u64::try_from(wait.as_millis()).unwrap();
+            }
+            for (index, (begin, _)) in taken.iter().enumerate() {
+                let mut sum = 0;
+                for (end, amount) in &taken[index..] {
+                    // The last one is read before its size is known.
+                    let earned = (end - begin) / 100 + 1;
+                    prop_assert!(sum <= RATE.burst + earned, "{sum} from {begin} to {end}");
+                    sum += amount;
+                }
+            }
+        }
+
+        /// Whoever keeps to the rate is never held up.
+        #[test]
+        fn within_the_rate_nothing_waits(
+            rests in proptest::collection::vec(0_u64..1_000, 1..80)
+        ) {
+            let mut bucket = Bucket::new(RATE);
+            let mut now = 0;
+            for rest in rests {
+                now += rest;
+                let amount = rest / 100;
+                prop_assert_eq!(bucket.charge(at(now), amount), Duration::ZERO);
+            }
+        }
+
+        /// Two readers that wait each by itself are both heard: a wait is no longer than what all owe.
+        #[test]
+        fn a_small_message_beside_large_ones_waits_for_their_debt_and_no_longer(
+            large in proptest::collection::vec(1_u64..200, 1..8)
+        ) {
+            let mut bucket = Bucket::new(RATE);
+            let sum: u64 = large.iter().sum();
+            for amount in large {
+                bucket.charge(at(0), amount);
+            }
+            let wait = bucket.charge(at(0), 1);
+            prop_assert!(wait <= RATE.time(sum + 1));
+        }
+    }
+}

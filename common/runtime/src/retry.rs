@@ -1,0 +1,126 @@
+//! Trying again for as long as that may help.
+
+use std::cell::Cell;
+use std::error::Error;
+use std::time::Duration;
+
+use krypton_types::error_chain::chain;
+use tokio_util::sync::CancellationToken;
+
+use crate::clock::Boot;
+
+/// An apiserver that has just come up refuses for a moment what it will allow: it serves before it has
+/// read all roles.
+const SETTLING: Duration = Duration::from_secs(15);
+const RETRY_MAX: Duration = Duration::from_secs(30);
+
+/// Tells refusals that may pass from those that stay: by the time since the apiserver was last silent.
+#[derive(Debug)]
+pub struct Settling(Cell<Boot>);
+
+impl Settling {
+    #[allow(
+        clippy::new_without_default,
+        reason = "it begins now, which is no default"
+    )]
+    pub fn new() -> Self {
+        Self(Cell::new(Boot::now()))
+    }
+
+    /// It gave no answer.
+    pub fn was_silent(&self) {
+        self.0.set(Boot::now());
+    }
+
+    /// Whether a refusal may pass.
+    pub fn is_settling(&self) -> bool {
+        Boot::now().since(self.0.get()) < SETTLING
+    }
+}
+
+/// Attempts until it is done, with a line in the log for each failure; an error that `may_pass` does
+/// not let pass ends it. `None` when told to stop.
+pub async fn patiently<T, E: Error>(
+    what: &str,
+    stop: &CancellationToken,
+    may_pass: impl Fn(&E) -> bool,
+    attempt: impl AsyncFn() -> Result<T, E>,
+) -> Result<Option<T>, E> {
+    let mut attempts = 0;
+    loop {
+        let error = tokio::select! {
+            () = stop.cancelled() => return Ok(None),
+            done = attempt() => match done {
+                Ok(done) => return Ok(Some(done)),
+                Err(error) => error,
+            },
+        };
+        if !may_pass(&error) {
+            return Err(error);
+        }
+        attempts += 1;
+        tracing::warn!(error = %chain(&error), "{what}: not yet; it is tried again");
+        tokio::select! {
+            () = stop.cancelled() => return Ok(None),
+            () = tokio::time::sleep(backoff(attempts, RETRY_MAX, rand::random())) => {}
+        }
+    }
+}
+
+/// The pause after `attempts` failed attempts. It doubles from 5 s up to `cap`. `jitter` in 0..1 chooses a point in the
+/// upper half of it.
+pub fn backoff(attempts: u32, cap: Duration, jitter: f64) -> Duration {
+    let doubled = Duration::from_secs(5).saturating_mul(1 << attempts.saturating_sub(1).min(20));
+    let full = doubled.min(cap);
+    full / 2 + full.mul_f64(jitter.clamp(0.0, 1.0) / 2.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("attempt {0}")]
+    struct Failed(u32);
+
+    #[tokio::test(start_paused = true)]
+    async fn what_may_pass_is_tried_again_and_what_may_not_ends_it() {
+        let stop = CancellationToken::new();
+        let count = Cell::new(0);
+        let attempt = async || {
+            count.set(count.get() + 1);
+            if count.get() < 4 {
+                Err(Failed(count.get()))
+            } else {
+                Ok(())
+            }
+        };
+        let done = patiently("test", &stop, |_| true, attempt).await;
+        assert!(matches!(done, Ok(Some(()))) && count.get() == 4);
+        count.set(0);
+        let error = patiently("test", &stop, |error| error.0 < 2, attempt).await;
+        assert!(matches!(error, Err(Failed(2))));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_ends_when_told_to() {
+        let stop = CancellationToken::new();
+        let attempt = async || {
+            stop.cancel();
+            Err::<(), _>(Failed(1))
+        };
+        let done = patiently("test", &stop, |_| true, attempt).await;
+        assert!(matches!(done, Ok(None)));
+    }
+
+    #[test]
+    fn backoff_doubles_up_to_its_cap() {
+        let cap = Duration::from_secs(900);
+        assert_eq!(backoff(1, cap, 1.0), Duration::from_secs(5));
+        assert_eq!(backoff(2, cap, 1.0), Duration::from_secs(10));
+        assert_eq!(backoff(60, cap, 1.0), cap);
+        assert_eq!(backoff(60, cap, 0.0), cap / 2);
+    }
+}

@@ -1,0 +1,106 @@
+//! The tasks that go on until the hub stops. One that ends before, by a panic or by itself, ends the hub: what
+//! it was for would be left undone, and nobody would notice.
+
+use futures::future::select_all;
+use thiserror::Error;
+use tokio::task::{JoinError, JoinHandle};
+
+use crate::watchdog::Watchdog;
+
+/// Why a task has ended.
+#[derive(Debug, Error)]
+pub enum TaskError {
+    #[error("{0} has ended by itself")]
+    ByItself(&'static str),
+    #[error("{task} ended badly")]
+    Failed {
+        task: &'static str,
+        #[source]
+        source: JoinError,
+    },
+}
+
+/// Those that have not ended, by what they do.
+#[derive(Debug)]
+pub struct Tasks {
+    watchdog: Watchdog,
+    left: Vec<(&'static str, JoinHandle<()>)>,
+}
+
+impl Tasks {
+    pub fn new(watchdog: Watchdog) -> Self {
+        let left = Vec::new();
+        Self { watchdog, left }
+    }
+
+    pub fn spawn(&mut self, what: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+        let task = tokio::spawn(self.watchdog.watch(what, task));
+        self.left.push((what, task));
+    }
+
+    /// Why the hub cannot go on, as soon as one has ended; for ever when there is none.
+    pub async fn one_ends(&mut self) -> TaskError {
+        if self.left.is_empty() {
+            return std::future::pending().await;
+        }
+        let (ended, at, _) = select_all(self.left.iter_mut().map(|(_, task)| task)).await;
+        let (what, _) = self.left.swap_remove(at);
+        match said(what, ended) {
+            Ok(()) => TaskError::ByItself(what),
+            Err(error) => error,
+        }
+    }
+
+    /// Waits for one that was told to stop. One that is not there has ended already.
+    ///
+    /// # Errors
+    /// When it panicked.
+    pub async fn end_of(&mut self, what: &'static str) -> Result<(), TaskError> {
+        match self.left.iter().position(|(name, _)| *name == what) {
+            None => Ok(()),
+            Some(at) => {
+                let (what, task) = self.left.swap_remove(at);
+                said(what, task.await)
+            }
+        }
+    }
+
+    /// Waits for all, which were told to stop.
+    ///
+    /// # Errors
+    /// When one panicked.
+    pub async fn end(mut self) -> Result<(), TaskError> {
+        while let Some((what, task)) = self.left.pop() {
+            said(what, task.await)?;
+        }
+        Ok(())
+    }
+}
+
+fn said(task: &'static str, ended: Result<(), JoinError>) -> Result<(), TaskError> {
+    ended.map_err(|source| TaskError::Failed { task, source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn one_that_panics_or_ends_by_itself_is_named_and_the_others_are_waited_for() {
+        let mut tasks = Tasks::new(Watchdog::default());
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        tasks.spawn("lasting", async { drop(stopped.await) });
+        tasks.spawn("broken", async { panic!("a bug") });
+        assert_eq!(tasks.one_ends().await.to_string(), "broken ended badly");
+        tasks.spawn("short", async {});
+        assert_eq!(
+            tasks.one_ends().await.to_string(),
+            "short has ended by itself"
+        );
+        tasks.end_of("short").await.unwrap();
+        stop.send(()).unwrap();
+        tasks.end_of("lasting").await.unwrap();
+        tasks.spawn("broken too", async { panic!("a bug") });
+        assert!(tasks.end().await.is_err());
+    }
+}

@@ -1,0 +1,209 @@
+//! Logs of a process: to stderr, as text or as JSON lines, filtered by `RUST_LOG` until another filter is set.
+
+pub mod config;
+mod json_line;
+mod level;
+pub mod traces;
+
+use std::fmt;
+use std::io::IsTerminal as _;
+use std::str::FromStr;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use tracing_subscriber::filter::{ParseError, Targets};
+use tracing_subscriber::fmt::format::JsonFields;
+use tracing_subscriber::layer::{Layer, SubscriberExt as _};
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{Registry, reload};
+
+use json_line::JsonLine;
+use level::Wanted;
+pub use level::{LogLevel, NotSet, Setting, Shown};
+
+/// What is logged when neither `RUST_LOG` nor a flag says otherwise.
+pub const DEFAULT_FILTER: &str = "info";
+
+const VARIABLE: &str = "RUST_LOG";
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogFormat {
+    #[default]
+    Text,
+    Json,
+}
+
+impl fmt::Display for LogFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Text => "text",
+            Self::Json => "json",
+        })
+    }
+}
+
+impl FromStr for LogFormat {
+    type Err = UnknownLogFormat;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "text" => Ok(Self::Text),
+            "json" => Ok(Self::Json),
+            _ => Err(UnknownLogFormat {
+                found: text.to_owned(),
+            }),
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("log format {found:?} is unknown: use text or json")]
+pub struct UnknownLogFormat {
+    found: String,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum TelemetryError {
+    #[error(
+        "{origin} is not a log filter: use a level (error, warn, info, debug, trace) or target=level pairs"
+    )]
+    Filter {
+        origin: &'static str,
+        #[source]
+        source: ParseError,
+    },
+    #[error("logging was already set up in this process")]
+    AlreadySet(#[source] tracing_subscriber::util::TryInitError),
+}
+
+/// What each JSON line says of the process. Clones are one.
+#[derive(Clone, Debug, Default)]
+pub struct AboutProcess(Arc<RwLock<Vec<(&'static str, String)>>>);
+
+impl AboutProcess {
+    /// From now on each line has this field, unless a span or the event has one of the same name.
+    pub fn put(&self, name: &'static str, value: impl Into<String>) {
+        let mut fields = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        fields.retain(|(known, _)| *known != name);
+        fields.push((name, value.into()));
+    }
+
+    fn each(&self, mut take: impl FnMut(&'static str, &str)) {
+        let fields = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        for (name, value) in fields.iter() {
+            take(name, value);
+        }
+    }
+}
+
+/// The log of this process. Clones are one.
+#[derive(Clone, Debug)]
+pub struct Log {
+    pub process: AboutProcess,
+    pub level: LogLevel,
+}
+
+/// What else is to see the spans and events of this process, with a filter of its own.
+pub type Beside = Box<dyn Layer<Registry> + Send + Sync>;
+
+/// Logs from now on, at what `default_filter` says unless `RUST_LOG` says otherwise. Once per process.
+pub fn init(
+    format: LogFormat,
+    default_filter: &str,
+    beside: Vec<Beside>,
+) -> Result<Log, TelemetryError> {
+    let variable = std::env::var(VARIABLE).ok();
+    let (text, targets) = filter(variable.as_deref(), default_filter)?;
+    let (wanted, handle) = reload::Layer::new(Wanted(targets));
+    let process = AboutProcess::default();
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let lines = match format {
+        LogFormat::Text => lines
+            .with_ansi(std::io::stderr().is_terminal())
+            .with_filter(wanted)
+            .boxed(),
+        LogFormat::Json => lines
+            .fmt_fields(JsonFields::new())
+            .event_format(JsonLine {
+                process: process.clone(),
+            })
+            .with_filter(wanted)
+            .boxed(),
+    };
+    let mut layers = vec![lines];
+    layers.extend(beside);
+    tracing_subscriber::registry()
+        .with(layers)
+        .try_init()
+        .map_err(TelemetryError::AlreadySet)?;
+    Ok(Log {
+        process,
+        level: LogLevel::new(handle, text),
+    })
+}
+
+/// The text that counts, and what it means.
+fn filter<'a>(
+    variable: Option<&'a str>,
+    default_filter: &'a str,
+) -> Result<(&'a str, Targets), TelemetryError> {
+    let (text, origin) = match variable.map(str::trim).filter(|text| !text.is_empty()) {
+        Some(text) => (text, VARIABLE),
+        None => (default_filter, "the log level"),
+    };
+    match level::targets(text) {
+        Ok(targets) => Ok((text, targets)),
+        Err(source) => Err(TelemetryError::Filter { origin, source }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_format_reads_back_as_it_is_shown_and_others_are_refused() {
+        for format in [LogFormat::Text, LogFormat::Json] {
+            assert_eq!(format.to_string().parse(), Ok(format));
+        }
+        let error = "xml".parse::<LogFormat>().unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "log format \"xml\" is unknown: use text or json"
+        );
+    }
+
+    #[test]
+    fn the_variable_wins_over_the_default_unless_it_is_empty() {
+        let shown = |variable| filter(variable, "info").unwrap().0.to_owned();
+        assert_eq!(shown(None), "info");
+        assert_eq!(shown(Some("  ")), "info");
+        assert_eq!(shown(Some("debug")), "debug");
+        assert_eq!(shown(Some("kube=warn")), "kube=warn");
+    }
+
+    #[test]
+    fn a_bad_filter_is_named_by_its_origin() {
+        let error = filter(Some("hub=loud"), "info").unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .starts_with("RUST_LOG is not a log filter"),
+            "{error}"
+        );
+        let error = filter(None, "hub=loud").unwrap_err();
+        assert!(
+            error.to_string().starts_with("the log level is not"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn setting_it_up_twice_is_an_error_and_no_panic() {
+        assert!(init(LogFormat::Json, DEFAULT_FILTER, Vec::new()).is_ok());
+        assert!(matches!(
+            init(LogFormat::Text, DEFAULT_FILTER, Vec::new()),
+            Err(TelemetryError::AlreadySet(_))
+        ));
+    }
+}

@@ -1,0 +1,303 @@
+//! What is logged, and how that is changed while the process runs.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use jiff::Timestamp;
+use tracing::subscriber::Interest;
+use tracing::{Metadata, Subscriber};
+use tracing_subscriber::Registry;
+use tracing_subscriber::filter::{LevelFilter, ParseError, Targets};
+use tracing_subscriber::layer::{Context, Filter};
+use tracing_subscriber::reload::Handle;
+
+/// kube logs each failed call at ERROR, and an answer that it cannot read whole, values and all; whoever made the call
+/// says so with its meaning.
+const KUBE_CALLS: &str = "kube_client::client";
+
+/// Longer ones are no filters that a person writes.
+const FILTER_MAX: usize = 4096;
+
+/// Why a filter was not taken. What was logged before goes on to be.
+#[derive(Debug, thiserror::Error)]
+pub enum NotSet {
+    #[error(
+        "not a log filter: write a level (error, warn, info, debug, trace, off), or target=level pairs, with commas between"
+    )]
+    NotAFilter,
+    #[error(
+        "{KUBE_CALLS} is not switched on while the process runs: its lines may hold whole answers of an apiserver, Secrets too; RUST_LOG can, at the start"
+    )]
+    KubeCalls,
+    #[error("logging has ended")]
+    Ended,
+}
+
+/// Reads a filter. kube's own lines stay off where it does not speak of them.
+///
+/// # Errors
+/// When one of its parts is neither a level nor a target.
+pub(super) fn targets(text: &str) -> Result<Targets, ParseError> {
+    let targets: Targets = text.parse()?;
+    let named = text.split(',').any(|part| part.contains(KUBE_CALLS));
+    Ok(if named {
+        targets
+    } else {
+        targets.with_target(KUBE_CALLS, LevelFilter::OFF)
+    })
+}
+
+/// Which lines are wanted. Our spans are made whatever that is: their fields belong to lines of others, too.
+#[derive(Debug)]
+pub(super) struct Wanted(pub(super) Targets);
+
+impl Wanted {
+    fn is_our_span(metadata: &Metadata<'_>) -> bool {
+        metadata.is_span() && metadata.target().starts_with("krypton")
+    }
+}
+
+impl<S: Subscriber> Filter<S> for Wanted {
+    fn enabled(&self, metadata: &Metadata<'_>, context: &Context<'_, S>) -> bool {
+        Self::is_our_span(metadata) || Filter::enabled(&self.0, metadata, context)
+    }
+
+    fn callsite_enabled(&self, metadata: &'static Metadata<'static>) -> Interest {
+        if Self::is_our_span(metadata) {
+            Interest::always()
+        } else {
+            Filter::<S>::callsite_enabled(&self.0, metadata)
+        }
+    }
+
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        // Our spans are of level ERROR.
+        Filter::<S>::max_level_hint(&self.0).map(|level| level.max(LevelFilter::ERROR))
+    }
+}
+
+/// Sets what is logged. Clones are one.
+#[derive(Clone, Debug)]
+pub struct LogLevel {
+    handle: Handle<Wanted, Registry>,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// What was wanted at the start.
+    start: String,
+    now: String,
+    until: Option<Timestamp>,
+    settings: u64,
+}
+
+/// One filter that was set. The next one ends it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Setting(u64);
+
+/// What is logged now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shown {
+    pub filter: String,
+    /// Until when, and what comes after.
+    pub until: Option<(Timestamp, String)>,
+}
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.until {
+            None => f.write_str(&self.filter),
+            Some((until, after)) => write!(f, "{} until {until:.0}, then {after}", self.filter),
+        }
+    }
+}
+
+impl LogLevel {
+    pub(super) fn new(handle: Handle<Wanted, Registry>, start: &str) -> Self {
+        let state = State {
+            start: start.to_owned(),
+            now: start.to_owned(),
+            until: None,
+            settings: 0,
+        };
+        Self {
+            handle,
+            state: Arc::new(Mutex::new(state)),
+        }
+    }
+
+    pub fn now(&self) -> Shown {
+        let state = self.lock();
+        Shown {
+            filter: state.now.clone(),
+            until: state.until.map(|until| (until, state.start.clone())),
+        }
+    }
+
+    /// Logs by `filter` from now on. `until` is only told: whoever sets it calls [`Self::end`] then. What is there to
+    /// be said of it is said by `says` right before: the filter may be one that passes nothing.
+    ///
+    /// # Errors
+    /// When it is no filter, or one for kube's calls. A bare word that is no level is none either: it would be a target,
+    /// of which everything is logged, and of all others nothing.
+    pub fn set(
+        &self,
+        filter: &str,
+        until: Option<Timestamp>,
+        says: impl FnOnce(&Shown),
+    ) -> Result<Setting, NotSet> {
+        let filter = filter.trim();
+        // An empty one would be read as error.
+        let is_level = |part: &str| !part.is_empty() && part.parse::<LevelFilter>().is_ok();
+        let good = |part: &str| is_level(part.trim()) || part.contains('=');
+        if filter.len() > FILTER_MAX || !filter.split(',').all(good) {
+            return Err(NotSet::NotAFilter);
+        }
+        if filter.contains(KUBE_CALLS) {
+            return Err(NotSet::KubeCalls);
+        }
+        let targets = targets(filter).map_err(|_| NotSet::NotAFilter)?;
+        says(&Shown {
+            filter: filter.to_owned(),
+            until: until.map(|until| (until, self.lock().start.clone())),
+        });
+        let mut state = self.lock();
+        self.reload(targets)?;
+        state.now = filter.to_owned();
+        state.until = until;
+        state.settings += 1;
+        Ok(Setting(state.settings))
+    }
+
+    /// Logs as at the start again, unless another filter has been set since. Says whether it does.
+    pub fn end(&self, setting: Setting) -> bool {
+        let mut state = self.lock();
+        if state.settings != setting.0 {
+            return false;
+        }
+        // It was read at the start.
+        let back = targets(&state.start).map(|targets| self.reload(targets));
+        state.now = state.start.clone();
+        state.until = None;
+        matches!(back, Ok(Ok(())))
+    }
+
+    fn reload(&self, targets: Targets) -> Result<(), NotSet> {
+        let reloaded = self.handle.reload(Wanted(targets));
+        reloaded.map_err(|_| NotSet::Ended)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // No code panics between two changes of it.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
+    use tracing_subscriber::{registry, reload};
+
+    use super::super::json_line::tests::Written;
+    use super::*;
+
+    fn logging(start: &str) -> (LogLevel, Written, impl Subscriber + Send + Sync + use<>) {
+        let (filter, handle) = reload::Layer::new(Wanted(targets(start).unwrap()));
+        let written = Written::default();
+        let to = written.clone();
+        let lines = tracing_subscriber::fmt::layer()
+            .without_time()
+            .with_ansi(false)
+            .with_writer(move || to.clone());
+        let subscriber = registry().with(lines.with_filter(filter));
+        (LogLevel::new(handle, start), written, subscriber)
+    }
+
+    #[test]
+    fn a_filter_holds_until_it_ends_and_only_the_newest_ends() {
+        let (level, written, subscriber) = logging("info");
+        tracing::subscriber::with_default(subscriber, || {
+            let say = |text: &str| tracing::debug!("{text}");
+            say("before");
+            let until = Timestamp::from_second(1_800_000_000).unwrap();
+            let first = level.set(" debug\n", Some(until), |_| {}).unwrap();
+            say("first");
+            assert_eq!(
+                level.now().to_string(),
+                "debug until 2027-01-15T08:00:00Z, then info"
+            );
+            let second = level
+                .set("krypton_runtime=debug,warn", None, |_| {})
+                .unwrap();
+            say("second");
+            assert_eq!(level.now().to_string(), "krypton_runtime=debug,warn");
+            assert!(!level.end(first));
+            say("still");
+            assert!(level.end(second));
+            say("after");
+            assert_eq!(level.now().to_string(), "info");
+        });
+        let said: Vec<_> = written.text().lines().map(last_word).collect();
+        assert_eq!(said, ["first", "second", "still"]);
+    }
+
+    #[test]
+    fn what_is_no_filter_leaves_what_there_was() {
+        let (level, ..) = logging("info");
+        let long = "a=info,".repeat(1000);
+        for text in ["", "loud", "krypton_hub", "krypton_hub=loud", &long] {
+            assert!(
+                matches!(level.set(text, None, |_| {}), Err(NotSet::NotAFilter)),
+                "{text}"
+            );
+        }
+        assert_eq!(level.now().to_string(), "info");
+    }
+
+    #[test]
+    fn that_nothing_is_logged_any_more_is_logged_and_kube_is_not_made_to_tell_answers() {
+        let (level, written, subscriber) = logging("info");
+        tracing::subscriber::with_default(subscriber, || {
+            let says = |now: &Shown| tracing::warn!("now {now}");
+            level.set("off", None, says).unwrap();
+            tracing::error!("silenced");
+            let calls = level.set("info,kube_client::client::builder=debug", None, says);
+            assert!(matches!(calls, Err(NotSet::KubeCalls)));
+        });
+        let text = written.text();
+        assert_eq!(text.lines().map(last_word).collect::<Vec<_>>(), ["off"]);
+    }
+
+    #[test]
+    fn our_spans_are_of_lines_of_others_whatever_the_filter() {
+        let (level, written, subscriber) = logging("off");
+        tracing::subscriber::with_default(subscriber, || {
+            level.set("kube=info", None, |_| {}).unwrap();
+            let _within = tracing::error_span!("member", member = "edge-1").entered();
+            tracing::info!(target: "kube", "theirs");
+            tracing::error!("ours");
+        });
+        let text = written.text();
+        assert!(
+            text.contains("member{member=\"edge-1\"}: kube: theirs"),
+            "{text}"
+        );
+        assert!(!text.contains("ours"), "{text}");
+    }
+
+    #[test]
+    fn calls_of_kube_are_told_only_when_they_are_asked_for() {
+        let would = |text: &str| {
+            let targets = targets(text).unwrap();
+            targets.would_enable(KUBE_CALLS, &tracing::Level::ERROR)
+        };
+        assert!(!would("trace"));
+        assert!(!would("kube_client=debug"));
+        assert!(would("info,kube_client::client::builder=debug"));
+    }
+
+    fn last_word(line: &str) -> String {
+        line.rsplit(' ').next().unwrap_or_default().to_owned()
+    }
+}

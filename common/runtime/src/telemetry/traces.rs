@@ -1,0 +1,587 @@
+//! Traces of what is done, sent by OTLP over gRPC to a collector, where one is named.
+//!
+//! Of what OpenTelemetry's specification has beside the endpoint these count as it says there, and no others:
+//! `OTEL_SDK_DISABLED`, `OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_EXPORTER_OTLP_CERTIFICATE`, `OTEL_EXPORTER_OTLP_TIMEOUT`,
+//! `OTEL_TRACES_SAMPLER`, `OTEL_BSP_*` but for the timeout, `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use std::{fmt, io};
+
+use crate::telemetry::Beside;
+use http::Uri;
+use opentelemetry::trace::{Status, TracerProvider as _};
+use opentelemetry::{KeyValue, Value};
+use opentelemetry_otlp::{
+    ExporterBuildError, RetryPolicy, WithExportConfig as _, WithTonicConfig as _,
+};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::error::{OTelSdkError, OTelSdkResult};
+use opentelemetry_sdk::resource::EnvResourceDetector;
+use opentelemetry_sdk::trace::{SdkTracerProvider, SpanData, SpanExporter};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
+use tokio::runtime::{Handle, Runtime};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
+use tracing::{Level, Metadata};
+use tracing_subscriber::Layer as _;
+use tracing_subscriber::filter::{LevelFilter, filter_fn};
+
+/// What is traced: work that ends. The other spans, of sessions and reconcilers, last as long as these.
+const TRACED: [&str; 5] = ["chart", "helm", "home", "placing", "work"];
+
+/// How a span tells what came of it, and what it says when that is good.
+const OUTCOME: (&str, &str) = ("outcome", "ok");
+
+/// Of one export with what is tried again of it, unless a variable says otherwise, and of one try.
+const EXPORT: Duration = Duration::from_secs(30);
+const TRY: Duration = Duration::from_secs(10);
+const CONNECT: Duration = Duration::from_secs(5);
+/// Between two tries: six of them, about, within the time of an export.
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+const TRIES_AGAIN: usize = 10;
+/// HTTP/2 PING, answered within as long: a collector whose node has vanished is noticed within 20 s.
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
+/// When the process ends.
+const LAST: Duration = Duration::from_secs(3);
+
+/// A collector takes 4 MiB at once by default, which are 512 spans with a few of such words each.
+const WORDS_MAX: usize = 1024;
+
+const DISABLED: &str = "OTEL_SDK_DISABLED";
+const CERTIFICATE: &str = "OTEL_EXPORTER_OTLP_CERTIFICATE";
+const TIMEOUT: &str = "OTEL_EXPORTER_OTLP_TIMEOUT";
+const SAMPLER: &str = "OTEL_TRACES_SAMPLER";
+const SAMPLER_ARG: &str = "OTEL_TRACES_SAMPLER_ARG";
+const SERVICE_NAME: &str = "OTEL_SERVICE_NAME";
+
+/// Where a collector takes OTLP over gRPC: `http://HOST:PORT` or `https://HOST:PORT`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OtlpEndpoint(Uri);
+
+impl fmt::Display for OtlpEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Without what was given: it may hold a password.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoEndpoint {
+    #[error("no address of a collector: write http://HOST:4317, or https:// for TLS")]
+    Form,
+    #[error("a collector's address has no user and password: set OTEL_EXPORTER_OTLP_HEADERS")]
+    Login,
+}
+
+impl FromStr for OtlpEndpoint {
+    type Err = NoEndpoint;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let uri: Uri = text.trim().parse().map_err(|_| NoEndpoint::Form)?;
+        let authority = uri.authority().map_or("", |authority| authority.as_str());
+        if authority.contains('@') {
+            return Err(NoEndpoint::Login);
+        }
+        let known = matches!(uri.scheme_str(), Some("http" | "https"));
+        if !known || authority.is_empty() || uri.path() != "/" || uri.query().is_some() {
+            return Err(NoEndpoint::Form);
+        }
+        Ok(Self(uri))
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum TracesError {
+    #[error("reading {}, which {CERTIFICATE} names, failed", path.display())]
+    Certificate {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{}, which {CERTIFICATE} names, has no certificate in PEM", path.display())]
+    NoCertificate { path: PathBuf },
+    #[error(
+        "{SAMPLER} is no sampler, or {SAMPLER_ARG} no number from 0 to 1: write always_on, always_off, traceidratio or one of these with parentbased_ before it"
+    )]
+    Sampler,
+    #[error("{TIMEOUT} is no number of milliseconds from 1 to 600000")]
+    Timeout,
+    #[error("preparing the connection to the collector {endpoint} failed")]
+    Connection {
+        endpoint: OtlpEndpoint,
+        #[source]
+        source: tonic::transport::Error,
+    },
+    #[error("preparing what sends traces to {endpoint} failed")]
+    Exporter {
+        endpoint: OtlpEndpoint,
+        #[source]
+        source: ExporterBuildError,
+    },
+    #[error("starting the thread that sends traces failed")]
+    Thread(#[source] io::Error),
+}
+
+/// Sends traces until it is dropped, then what is left of them, for 3 s at most.
+#[derive(Debug)]
+pub struct Traces {
+    provider: SdkTracerProvider,
+    /// Of its own: it sends while the process's other threads do something else, or nothing any more.
+    runtime: Option<Runtime>,
+}
+
+impl Traces {
+    /// The collector need not be there: what waits for it is bounded. `None`: they are disabled, whatever the endpoint.
+    ///
+    /// # Errors
+    /// When a certificate cannot be read, a sampler is none, or the process is out of threads.
+    pub fn start(
+        endpoint: &OtlpEndpoint,
+        program: &'static str,
+        replica: Option<&str>,
+    ) -> Result<Option<(Self, Beside)>, TracesError> {
+        if variable(DISABLED).is_some_and(|disabled| disabled.eq_ignore_ascii_case("true")) {
+            return Ok(None);
+        }
+        if !is_sampler(
+            variable(SAMPLER).as_deref(),
+            variable(SAMPLER_ARG).as_deref(),
+        ) {
+            return Err(TracesError::Sampler);
+        }
+        let within = export_within(variable(TIMEOUT).as_deref()).ok_or(TracesError::Timeout)?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("traces")
+            .enable_all()
+            .build()
+            .map_err(TracesError::Thread)?;
+        let channel = {
+            let _within = runtime.enter();
+            channel(endpoint)?
+        };
+        let again = RetryPolicy::recommended()
+            .with_max_retries(TRIES_AGAIN)
+            .with_max_delay(PAUSE_MAX);
+        let exporter = opentelemetry_otlp::SpanExporter::builder()
+            .with_tonic()
+            .with_channel(channel)
+            .with_timeout(within)
+            .with_retry_policy(again)
+            .build()
+            .map_err(|source| TracesError::Exporter {
+                endpoint: endpoint.clone(),
+                source,
+            })?;
+        let provider = SdkTracerProvider::builder()
+            .with_resource(resource(program, replica))
+            .with_batch_exporter(Told {
+                to: endpoint.clone(),
+                away: AtomicBool::new(false),
+                within,
+                clock: runtime.handle().clone(),
+                exporter,
+            })
+            .build();
+        let layer = layer(&provider, program);
+        let traces = Self {
+            provider,
+            runtime: Some(runtime),
+        };
+        Ok(Some((traces, layer)))
+    }
+}
+
+impl Drop for Traces {
+    fn drop(&mut self) {
+        if let Err(error) = self.provider.shutdown_with_timeout(LAST) {
+            tracing::debug!(%error, "the last traces were not sent");
+        }
+        // It may look a name up for longer than anybody waits.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// Unless it is empty, which is as good as unset by the specification.
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|text| !text.is_empty())
+}
+
+/// The library takes another one for all there is, and says nothing.
+fn is_sampler(name: Option<&str>, argument: Option<&str>) -> bool {
+    let Some(name) = name else {
+        return true;
+    };
+    match name.strip_prefix("parentbased_").unwrap_or(name) {
+        "always_on" | "always_off" => true,
+        "traceidratio" => argument
+            .and_then(|argument| argument.parse::<f64>().ok())
+            .is_some_and(|ratio| (0.0..=1.0).contains(&ratio)),
+        _ => false,
+    }
+}
+
+fn export_within(text: Option<&str>) -> Option<Duration> {
+    match text {
+        None => Some(EXPORT),
+        Some(text) => {
+            let number: u64 = text.trim().parse().ok()?;
+            (1..=600_000)
+                .contains(&number)
+                .then(|| Duration::from_millis(number))
+        }
+    }
+}
+
+fn channel(endpoint: &OtlpEndpoint) -> Result<Channel, TracesError> {
+    let refused = |source| TracesError::Connection {
+        endpoint: endpoint.clone(),
+        source,
+    };
+    let mut channel = Endpoint::from(endpoint.0.clone())
+        .connect_timeout(CONNECT)
+        .timeout(TRY)
+        .http2_keep_alive_interval(KEEP_ALIVE)
+        .keep_alive_timeout(KEEP_ALIVE);
+    if endpoint.0.scheme_str() == Some("https") {
+        let tls = ClientTlsConfig::new().timeout(CONNECT);
+        let tls = match variable(CERTIFICATE).map(PathBuf::from) {
+            None => tls.with_native_roots(),
+            Some(path) => tls.ca_certificate(certificate(path)?),
+        };
+        channel = channel.tls_config(tls).map_err(refused)?;
+    }
+    Ok(channel.connect_lazy())
+}
+
+fn certificate(path: PathBuf) -> Result<Certificate, TracesError> {
+    match std::fs::read(&path) {
+        Ok(pem) if CertificateDer::from_pem_slice(&pem).is_ok() => Ok(Certificate::from_pem(pem)),
+        Ok(_) => Err(TracesError::NoCertificate { path }),
+        Err(source) => Err(TracesError::Certificate { path, source }),
+    }
+}
+
+fn resource(program: &'static str, replica: Option<&str>) -> Resource {
+    let name = variable(SERVICE_NAME);
+    let replica = replica.map(|replica| KeyValue::new("service.instance.id", replica.to_owned()));
+    Resource::builder_empty()
+        .with_service_name(program)
+        .with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")))
+        .with_attributes(replica)
+        .with_detector(Box::new(EnvResourceDetector::new()))
+        .with_attributes(name.map(|name| KeyValue::new("service.name", name)))
+        .build()
+}
+
+fn layer(provider: &SdkTracerProvider, program: &'static str) -> Beside {
+    tracing_opentelemetry::layer()
+        .with_tracer(provider.tracer(program))
+        // A span's parent is the nearest one around it that is traced.
+        .with_context_activation(false)
+        .with_location(false)
+        .with_threads(false)
+        .with_target(false)
+        .with_tracked_inactivity(false)
+        .with_filter(filter_fn(is_traced).with_max_level_hint(LevelFilter::INFO))
+        .boxed()
+}
+
+/// Of lines, those that the log has by default.
+fn is_traced(metadata: &Metadata<'_>) -> bool {
+    metadata.target().starts_with("krypton")
+        && if metadata.is_span() {
+            TRACED.contains(&metadata.name())
+        } else {
+            *metadata.level() <= Level::INFO
+        }
+}
+
+/// Says once that a collector is away, and once that it is back.
+#[derive(Debug)]
+struct Told<E> {
+    to: OtlpEndpoint,
+    away: AtomicBool,
+    within: Duration,
+    clock: Handle,
+    exporter: E,
+}
+
+impl<E: SpanExporter> SpanExporter for Told<E> {
+    async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
+        let batch = batch.into_iter().map(judged).collect();
+        let sent = {
+            let _within = self.clock.enter();
+            tokio::time::timeout(self.within, self.exporter.export(batch))
+        };
+        let sent = sent
+            .await
+            .unwrap_or(Err(OTelSdkError::Timeout(self.within)));
+        let was_away = self.away.swap(sent.is_err(), Ordering::Relaxed);
+        match &sent {
+            Err(error) if !was_away => {
+                tracing::warn!(endpoint = %self.to, %error, "traces are not sent; what is not taken in time is left out");
+            }
+            Ok(()) if was_away => {
+                tracing::info!(endpoint = %self.to, "traces are sent again");
+            }
+            _ => {}
+        }
+        sent
+    }
+
+    fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
+        self.exporter.shutdown_with_timeout(timeout)
+    }
+
+    fn force_flush(&self) -> OTelSdkResult {
+        self.exporter.force_flush()
+    }
+
+    fn set_resource(&mut self, resource: &Resource) {
+        self.exporter.set_resource(resource);
+    }
+}
+
+/// With a status after its outcome, as whoever looks at traces asks for those with errors, and with words of a length.
+fn judged(mut span: SpanData) -> SpanData {
+    let (name, good) = OUTCOME;
+    for one in &mut span.attributes {
+        shorten(one);
+        if one.key.as_str() == name {
+            let said = one.value.to_string();
+            span.status = if said == good {
+                Status::Ok
+            } else {
+                Status::error(said)
+            };
+        }
+    }
+    for event in &mut span.events.events {
+        event.attributes.iter_mut().for_each(shorten);
+    }
+    span
+}
+
+fn shorten(one: &mut KeyValue) {
+    if let Value::String(text) = &mut one.value
+        && text.as_str().len() > WORDS_MAX
+    {
+        let end = text.as_str().floor_char_boundary(WORDS_MAX);
+        let cut = text.as_str().get(..end).unwrap_or_default();
+        *text = format!("{cut}…").into();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::{Arc, Mutex};
+
+    use opentelemetry::trace::SpanId;
+    use tracing::field::Empty;
+    use tracing_subscriber::filter::dynamic_filter_fn;
+    use tracing_subscriber::layer::SubscriberExt as _;
+
+    use super::*;
+
+    #[test]
+    fn an_endpoint_is_a_scheme_and_a_host_and_has_no_password() {
+        for good in [
+            "http://otel:4317",
+            "https://collector.example",
+            " http://[::1]:4317/ ",
+        ] {
+            assert!(good.parse::<OtlpEndpoint>().is_ok(), "{good}");
+        }
+        let cases = [
+            ("", NoEndpoint::Form),
+            ("otel:4317", NoEndpoint::Form),
+            ("grpc://otel:4317", NoEndpoint::Form),
+            ("http://otel:4318/v1/traces", NoEndpoint::Form),
+            ("http://otel:4317/?a=b", NoEndpoint::Form),
+            ("http://me:pass@otel:4317", NoEndpoint::Login),
+        ];
+        for (bad, why) in cases {
+            assert_eq!(bad.parse::<OtlpEndpoint>(), Err(why), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_sampler_that_the_library_would_pass_over_is_refused() {
+        let cases = [
+            (None, None, true),
+            (Some("always_off"), None, true),
+            (Some("parentbased_always_on"), None, true),
+            (Some("traceidratio"), Some("0.1"), true),
+            (Some("parentbased_traceidratio"), Some("1"), true),
+            (Some("traceidratio"), None, false),
+            (Some("traceidratio"), Some("10%"), false),
+            (Some("traceidratio"), Some("2"), false),
+            (Some("jaeger_remote"), None, false),
+        ];
+        for (name, argument, good) in cases {
+            assert_eq!(is_sampler(name, argument), good, "{name:?} {argument:?}");
+        }
+    }
+
+    #[test]
+    fn an_export_has_half_a_minute_unless_it_is_told_otherwise() {
+        assert_eq!(export_within(None), Some(EXPORT));
+        assert_eq!(
+            export_within(Some("1500")),
+            Some(Duration::from_millis(1500))
+        );
+        for bad in ["0", "10s", "-1", "600001"] {
+            assert_eq!(export_within(Some(bad)), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_file_without_a_certificate_is_refused() {
+        let folder = tempfile::TempDir::new().unwrap();
+        let path = folder.path().join("ca.pem");
+        let none = certificate(path.clone());
+        assert!(matches!(none, Err(TracesError::Certificate { .. })));
+        std::fs::write(&path, "not PEM").unwrap();
+        let none = certificate(path);
+        assert!(matches!(none, Err(TracesError::NoCertificate { .. })));
+    }
+
+    /// Stands in for a collector.
+    #[derive(Clone, Debug, Default)]
+    struct Kept {
+        spans: Arc<Mutex<Vec<SpanData>>>,
+        away: Arc<AtomicBool>,
+    }
+
+    impl SpanExporter for Kept {
+        async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
+            if self.away.load(Ordering::Relaxed) {
+                return Err(OTelSdkError::InternalFailure("away".to_owned()));
+            }
+            self.spans.lock().unwrap().extend(batch);
+            Ok(())
+        }
+    }
+
+    /// What is sent of it, by name.
+    fn sent(does: impl FnOnce()) -> BTreeMap<String, SpanData> {
+        let kept = Kept::default();
+        let runtime = Runtime::new().unwrap();
+        let provider = SdkTracerProvider::builder()
+            .with_simple_exporter(Told {
+                to: "http://otel:4317".parse().unwrap(),
+                away: AtomicBool::new(false),
+                within: EXPORT,
+                clock: runtime.handle().clone(),
+                exporter: kept.clone(),
+            })
+            .build();
+        let subscriber =
+            tracing_subscriber::registry().with(vec![layer(&provider, "krypton-agent")]);
+        tracing::subscriber::with_default(subscriber, does);
+        let spans = kept.spans.lock().unwrap().clone();
+        let count = spans.len();
+        let by_name: BTreeMap<_, _> = spans
+            .into_iter()
+            .map(|span| (span.name.to_string(), span))
+            .collect();
+        assert_eq!(by_name.len(), count);
+        by_name
+    }
+
+    fn attributes(span: &SpanData) -> BTreeMap<&str, String> {
+        let each = span.attributes.iter();
+        each.map(|one| (one.key.as_str(), one.value.to_string()))
+            .collect()
+    }
+
+    #[test]
+    fn work_that_ends_is_traced_under_the_nearest_work_and_says_what_came_of_it() {
+        let spans = sent(|| {
+            let _forever = tracing::error_span!("reconciler", member = "edge-1").entered();
+            let work =
+                tracing::error_span!("work", tenant = "a/b", generation = 3_i64, outcome = Empty);
+            let within = work.clone().entered();
+            let session = tracing::error_span!("session").entered();
+            let helm = tracing::error_span!("helm", verb = "install", outcome = Empty).entered();
+            tracing::info!(chart = "c".repeat(5000), "said");
+            tracing::debug!("a detail");
+            helm.record("outcome", "failed");
+            drop((helm, session));
+            work.record("outcome", "ok");
+            drop((within, work));
+            drop(tracing::error_span!("home", tenant = "a/b"));
+            drop(tracing::error_span!(target: "kube", "helm"));
+        });
+        let names: Vec<&str> = spans.keys().map(String::as_str).collect();
+        assert_eq!(names, ["helm", "home", "work"]);
+        let (helm, home, work) = (&spans["helm"], &spans["home"], &spans["work"]);
+        assert_eq!(work.parent_span_id, SpanId::INVALID);
+        assert_eq!(helm.parent_span_id, work.span_context.span_id());
+        assert_eq!(helm.span_context.trace_id(), work.span_context.trace_id());
+        assert_ne!(home.span_context.trace_id(), work.span_context.trace_id());
+        assert_eq!(work.status, Status::Ok);
+        assert_eq!(helm.status, Status::error("failed"));
+        assert_eq!(home.status, Status::Unset);
+        let of_work = attributes(work);
+        assert_eq!(of_work["tenant"], "a/b");
+        assert_eq!(of_work["generation"], "3");
+        let events: Vec<_> = helm.events.iter().map(|event| &*event.name).collect();
+        assert_eq!(events, ["said"]);
+        let long = |one: &KeyValue| one.value.as_str().len();
+        let longest = helm.events[0].attributes.iter().map(long).max();
+        assert_eq!(longest, Some(WORDS_MAX + "…".len()));
+        assert!(work.events.is_empty());
+    }
+
+    #[test]
+    fn a_collector_that_is_away_is_told_of_once_and_told_of_when_it_is_back() {
+        let kept = Kept::default();
+        let runtime = Runtime::new().unwrap();
+        let told = Told {
+            to: "http://otel:4317".parse().unwrap(),
+            away: AtomicBool::new(false),
+            within: EXPORT,
+            clock: runtime.handle().clone(),
+            exporter: kept.clone(),
+        };
+        let (lines, subscriber) = counted();
+        tracing::subscriber::with_default(subscriber, || {
+            for away in [false, true, true, false, false, true] {
+                kept.away.store(away, Ordering::Relaxed);
+                let sent = futures::executor::block_on(told.export(Vec::new()));
+                assert_eq!(sent.is_err(), away);
+            }
+        });
+        assert_eq!(
+            *lines.lock().unwrap(),
+            [Level::WARN, Level::INFO, Level::WARN]
+        );
+    }
+
+    type Levels = Arc<Mutex<Vec<Level>>>;
+
+    /// The levels of the lines that are said.
+    fn counted() -> (Levels, impl tracing::Subscriber + Send + Sync) {
+        let lines = Levels::default();
+        let to = Arc::clone(&lines);
+        let count = dynamic_filter_fn(move |metadata, _| {
+            if metadata.is_event() {
+                to.lock().unwrap().push(*metadata.level());
+            }
+            false
+        });
+        let layer = tracing_subscriber::fmt::layer().with_writer(io::sink);
+        (
+            lines,
+            tracing_subscriber::registry().with(layer.with_filter(count)),
+        )
+    }
+}

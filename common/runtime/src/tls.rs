@@ -1,0 +1,167 @@
+//! TLS of both ends of a session: 1.3 only, private roots only, no resumption (an expired certificate
+//! would be accepted by it: reference reliability-security, item 2).
+
+use std::sync::Arc;
+
+use krypton_types::spiffe::{Role, SpiffeId};
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{Resumption, verify_server_cert_signed_by_trust_anchor};
+use rustls::crypto::{CryptoProvider, aws_lc_rs};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::server::{NoServerSessionStorage, ParsedCertificate, WebPkiClientVerifier};
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig,
+    SignatureScheme,
+};
+use thiserror::Error;
+
+/// What is spoken above TLS.
+const ALPN: &[u8] = b"h2";
+
+/// A certificate with its issuers, its own first, and its key.
+#[derive(Debug)]
+pub struct Credential {
+    pub certificates: Vec<CertificateDer<'static>>,
+    pub key: PrivateKeyDer<'static>,
+}
+
+impl Clone for Credential {
+    fn clone(&self) -> Self {
+        Self {
+            certificates: self.certificates.clone(),
+            key: self.key.clone_key(),
+        }
+    }
+}
+
+#[derive(Debug, Error)]
+pub enum TlsError {
+    #[error("a root certificate cannot be used")]
+    Root(#[source] rustls::Error),
+    #[error("the check of client certificates cannot be set up")]
+    Verifier(#[source] rustls::server::VerifierBuilderError),
+    #[error("certificate and key cannot be used together")]
+    Credential(#[source] rustls::Error),
+    #[error("TLS 1.3 is not available")]
+    Version(#[source] rustls::Error),
+}
+
+/// For the hub. A client may come without a certificate: to enrol. With one, it must be of `roots`.
+pub fn server_config(
+    roots: &[CertificateDer<'static>],
+    own: Credential,
+) -> Result<ServerConfig, TlsError> {
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let verifier =
+        WebPkiClientVerifier::builder_with_provider(store(roots)?, Arc::clone(&provider))
+            .allow_unauthenticated()
+            .build()
+            .map_err(TlsError::Verifier)?;
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .map_err(TlsError::Version)?
+        .with_client_cert_verifier(verifier)
+        .with_single_cert(own.certificates, own.key)
+        .map_err(TlsError::Credential)?;
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    Ok(config)
+}
+
+/// For an agent. The hub is whoever has a certificate of `roots` that names it the hub, whatever the
+/// address it was reached by; without `own`, to enrol.
+pub fn client_config(
+    roots: &[CertificateDer<'static>],
+    own: Option<Credential>,
+) -> Result<ClientConfig, TlsError> {
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let verifier = HubVerifier {
+        roots: store(roots)?,
+        provider: Arc::clone(&provider),
+    };
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .map_err(TlsError::Version)?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(verifier));
+    let mut config = match own {
+        Some(own) => builder
+            .with_client_auth_cert(own.certificates, own.key)
+            .map_err(TlsError::Credential)?,
+        None => builder.with_no_client_auth(),
+    };
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    config.resumption = Resumption::disabled();
+    Ok(config)
+}
+
+fn store(roots: &[CertificateDer<'static>]) -> Result<Arc<RootCertStore>, TlsError> {
+    let mut store = RootCertStore::empty();
+    for root in roots {
+        store.add(root.clone()).map_err(TlsError::Root)?;
+    }
+    Ok(Arc::new(store))
+}
+
+/// Checks the chain as usual, and the hub's URI name in the place of a host name: agents reach the
+/// hub by whatever address their network has for it.
+#[derive(Debug)]
+struct HubVerifier {
+    roots: Arc<RootCertStore>,
+    provider: Arc<CryptoProvider>,
+}
+
+impl ServerCertVerifier for HubVerifier {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        _server_name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        verify_server_cert_signed_by_trust_anchor(
+            &ParsedCertificate::try_from(end_entity)?,
+            &self.roots,
+            intermediates,
+            now,
+            self.provider.signature_verification_algorithms.all,
+        )?;
+        match SpiffeId::of_certificate(end_entity) {
+            Ok(SpiffeId {
+                role: Role::Hub, ..
+            }) => Ok(ServerCertVerified::assertion()),
+            _ => Err(CertificateError::NotValidForName.into()),
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _cert: &CertificateDer<'_>,
+        _dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Err(rustls::PeerIncompatible::Tls12NotOffered.into())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        rustls::crypto::verify_tls13_signature(
+            message,
+            cert,
+            dss,
+            &self.provider.signature_verification_algorithms,
+        )
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider
+            .signature_verification_algorithms
+            .supported_schemes()
+    }
+}

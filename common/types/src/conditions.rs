@@ -1,0 +1,271 @@
+//! What is said of a Tenant: conditions per member, the phase, and the summary over all members.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use serde::{Deserialize, Serialize};
+
+pub mod reason;
+mod summary;
+
+pub use summary::{Phase, READY, Standing, Summary, Tally, phase, summarise, summarise_many};
+
+/// Condition of an EdgeCluster: whether the values that it is to have can be had.
+pub const VALUES_RESOLVED: &str = "ValuesResolved";
+
+/// Condition of an EdgeCluster, and of what names it: whether the cluster can be had (reference 2.1).
+pub const TARGET_RESOLVED: &str = "TargetClusterResolved";
+
+/// Condition of a Tenant at home that names another member: whether it is placed there.
+pub const PLACED: &str = "Placed";
+
+/// Longest message that we write, in bytes. The API's own limit is 32 KiB.
+pub const MESSAGE_MAX: usize = 1024;
+
+/// `conditions[].status`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Truth {
+    True,
+    False,
+    Unknown,
+}
+
+impl Truth {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::True => "True",
+            Self::False => "False",
+            Self::Unknown => "Unknown",
+        }
+    }
+
+    /// A status that is none of the three says nothing: Unknown.
+    pub fn of_status(status: &str) -> Self {
+        match status {
+            "True" => Self::True,
+            "False" => Self::False,
+            _ => Self::Unknown,
+        }
+    }
+}
+
+impl fmt::Display for Truth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// One condition without its type and its times.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct State {
+    pub truth: Truth,
+    /// CamelCase, one of [`reason`].
+    pub reason: String,
+    pub message: String,
+}
+
+impl State {
+    /// With reason and message cut to so many bytes each; a reason that is longer is no word.
+    #[must_use]
+    pub fn within(&self, reason: usize, message: usize) -> Self {
+        let kept = Some(&self.reason).filter(|text| text.len() <= reason);
+        let end = self.message.floor_char_boundary(message);
+        Self {
+            truth: self.truth,
+            reason: kept
+                .map_or(self::reason::UNSPECIFIED, String::as_str)
+                .to_owned(),
+            message: self.message.get(..end).unwrap_or_default().to_owned(),
+        }
+    }
+
+    pub fn new(truth: Truth, reason: impl Into<String>, message: impl Into<String>) -> Self {
+        Self {
+            truth,
+            reason: reason.into(),
+            message: message.into(),
+        }
+    }
+
+    fn of(condition: &Condition) -> Self {
+        Self::new(
+            Truth::of_status(&condition.status),
+            condition.reason.clone(),
+            condition.message.clone(),
+        )
+    }
+}
+
+/// What one member says of one Tenant.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClusterState {
+    pub ready: State,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub progress: Option<State>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<State>,
+}
+
+impl ClusterState {
+    /// The member has this Tenant no more: shown for a while, and not counted.
+    pub fn has_departed(&self) -> bool {
+        matches!(
+            self.ready.reason.as_str(),
+            reason::MEMBER_LEFT | reason::TENANT_GONE
+        )
+    }
+}
+
+/// Which of a member's conditions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    Ready,
+    Progress,
+    Error,
+}
+
+impl Kind {
+    fn prefix(self) -> &'static str {
+        match self {
+            Self::Ready => "ClusterReady/",
+            Self::Progress => "ClusterProgress/",
+            Self::Error => "ClusterError/",
+        }
+    }
+}
+
+/// `ClusterReady/<cluster>` and so on (reference 1.5).
+pub fn condition_type(kind: Kind, cluster: &str) -> String {
+    format!("{}{cluster}", kind.prefix())
+}
+
+/// The reverse of [`condition_type`]; None for any other condition type.
+pub fn parse_condition_type(condition_type: &str) -> Option<(Kind, &str)> {
+    [Kind::Ready, Kind::Progress, Kind::Error]
+        .into_iter()
+        .find_map(|kind| {
+            let cluster = condition_type.strip_prefix(kind.prefix())?;
+            (!cluster.is_empty()).then_some((kind, cluster))
+        })
+}
+
+/// Makes the three conditions of `cluster` say what `state` says, and removes what it leaves out.
+/// All other conditions, and the order, stay. Returns whether anything changed.
+pub fn set_cluster(
+    conditions: &mut Vec<Condition>,
+    cluster: &str,
+    state: &ClusterState,
+    observed_generation: i64,
+    now: Timestamp,
+) -> bool {
+    let parts = [
+        (Kind::Ready, Some(&state.ready)),
+        (Kind::Progress, state.progress.as_ref()),
+        (Kind::Error, state.error.as_ref()),
+    ];
+    let mut changed = false;
+    for (kind, part) in parts {
+        let type_ = condition_type(kind, cluster);
+        changed |= match part {
+            Some(part) => set(conditions, &type_, part, observed_generation, now),
+            None => remove(conditions, &type_),
+        };
+    }
+    changed
+}
+
+/// Makes the condition `type_` say what `state` says, adding it at the end when it is new.
+/// `lastTransitionTime` becomes `now` only when the status changes. The message is cut to
+/// [`MESSAGE_MAX`] bytes. Returns whether anything changed.
+pub fn set(
+    conditions: &mut Vec<Condition>,
+    type_: &str,
+    state: &State,
+    generation: i64,
+    now: Timestamp,
+) -> bool {
+    let mut next = Condition {
+        type_: type_.to_owned(),
+        status: state.truth.as_str().to_owned(),
+        reason: legal_reason(&state.reason).to_owned(),
+        message: cut(state.message.clone()),
+        observed_generation: Some(generation),
+        last_transition_time: Time(now),
+    };
+    let Some(present) = conditions
+        .iter_mut()
+        .find(|condition| condition.type_ == type_)
+    else {
+        conditions.push(next);
+        return true;
+    };
+    if present.status == next.status {
+        next.last_transition_time = present.last_transition_time.clone();
+    }
+    let changed = *present != next;
+    if changed {
+        *present = next;
+    }
+    changed
+}
+
+/// What the condition `type_` says.
+pub fn find(conditions: &[Condition], type_: &str) -> Option<State> {
+    let found = conditions.iter().find(|found| found.type_ == type_);
+    found.map(State::of)
+}
+
+/// Takes the condition `type_` away; says whether it was there.
+pub fn remove(conditions: &mut Vec<Condition>, type_: &str) -> bool {
+    let before = conditions.len();
+    conditions.retain(|condition| condition.type_ != type_);
+    conditions.len() != before
+}
+
+/// What the conditions say of each member. A member of which only progress or an error is on
+/// record, as the original left it, is not known to be ready.
+pub fn clusters(conditions: &[Condition]) -> BTreeMap<String, ClusterState> {
+    let mut clusters: BTreeMap<String, ClusterState> = BTreeMap::new();
+    for condition in conditions {
+        let Some((kind, cluster)) = parse_condition_type(&condition.type_) else {
+            continue;
+        };
+        let entry = clusters
+            .entry(cluster.to_owned())
+            .or_insert_with(|| ClusterState {
+                ready: State::new(Truth::Unknown, reason::NOT_READY, ""),
+                progress: None,
+                error: None,
+            });
+        let state = State::of(condition);
+        match kind {
+            Kind::Ready => entry.ready = state,
+            Kind::Progress => entry.progress = Some(state),
+            Kind::Error => entry.error = Some(state),
+        }
+    }
+    clusters
+}
+
+/// One illegal reason would make the apiserver refuse the whole status, other members' too.
+fn legal_reason(reason: &str) -> &str {
+    let word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+    let bytes = reason.as_bytes();
+    let legal = bytes.len() <= 1024
+        && bytes.first().is_some_and(u8::is_ascii_alphabetic)
+        && bytes.last().is_some_and(|byte| word(*byte))
+        && bytes
+            .iter()
+            .all(|byte| word(*byte) || matches!(byte, b',' | b':'));
+    if legal { reason } else { reason::UNSPECIFIED }
+}
+
+fn cut(mut message: String) -> String {
+    message.truncate(message.floor_char_boundary(MESSAGE_MAX));
+    message
+}
+
+#[cfg(test)]
+mod tests;

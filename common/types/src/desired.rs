@@ -1,0 +1,628 @@
+//! Desired state: what one member is to run, and its place in the order of all desired states.
+
+pub mod crd_policy;
+pub mod drift;
+pub mod handling;
+pub mod lockdown;
+pub mod namespaces;
+
+use std::borrow::Cow;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::deployment::DesiredDeployment;
+use crate::desired::crd_policy::CrdPolicy;
+use crate::desired::drift::DriftPolicy;
+use crate::desired::handling::Handling;
+use crate::desired::lockdown::Lockdown;
+use crate::desired::namespaces::NamespaceConfiguration;
+use crate::fingerprint;
+use crate::placed_tenant::PlacedTenant;
+use crate::redact::url_shown;
+use crate::values::lay_over;
+
+/// The value that `install_crds` adds.
+const INSTALL_CRDS: &str = "installCRDs";
+
+/// Which chart, at which version, with which values. One per fleet.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ChartState {
+    /// Repository URL, or empty when `name` is the path of a local `.tgz`.
+    pub repo: String,
+    pub name: String,
+    /// Exact version; empty means the newest stable one, as in Helm.
+    pub version: String,
+    /// Adds the value `installCRDs: true`, as the original's `-chart-install-crds` did.
+    pub install_crds: bool,
+    pub values: Map<String, Value>,
+    /// Where some of the values are secrets.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub confidential: Option<Confidential>,
+    /// The version to fetch with its digest, as `1.2.3@sha256:…`; empty while the hub has not found it. `None` means
+    /// `version`. No fingerprint or digest contains it, so a release does not change for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pinned: Option<String>,
+}
+
+/// What is to be known of values that came out of Secrets.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Confidential {
+    /// A random text of the fleet, part of every digest over the values: without it, whoever reads a digest
+    /// could try what a short password might be.
+    pub salt: String,
+    /// JSON pointers into the values, to what must not be shown.
+    pub paths: Vec<String>,
+}
+
+impl ChartState {
+    /// The text of `status.lastAppliedChart`: `<repo>/<name>:<version>` (reference 1.3), without credentials.
+    pub fn applied_name(&self) -> String {
+        let repo = url_shown(&self.repo);
+        let repo = repo.trim_end_matches('/');
+        let separator = if repo.is_empty() { "" } else { "/" };
+        let name = match self.name.contains("://") {
+            true => url_shown(&self.name),
+            false => self.name.clone(),
+        };
+        format!("{repo}{separator}{name}:{}", self.version)
+    }
+
+    /// The version to fetch. Where the content is not known yet it is a range, with which nothing is fetched.
+    pub fn version_to_fetch(&self) -> Cow<'_, str> {
+        match self.pinned.as_deref() {
+            None => Cow::Borrowed(&self.version),
+            Some("") if self.version.is_empty() => Cow::Borrowed("*"),
+            Some("") if is_exact(&self.version) => Cow::Owned(format!("={}", self.version)),
+            Some("") => Cow::Borrowed(&self.version),
+            Some(pinned) => Cow::Borrowed(pinned),
+        }
+    }
+
+    /// The values helm gets.
+    pub fn helm_values(&self) -> Map<String, Value> {
+        let mut values = self.values.clone();
+        if self.install_crds {
+            values.insert(INSTALL_CRDS.to_owned(), Value::Bool(true));
+        }
+        values
+    }
+
+    /// With another layer of values over all there are, `installCRDs` too.
+    #[must_use]
+    pub fn overlaid(&self, over: &Map<String, Value>) -> Self {
+        let replaced = over.contains_key(INSTALL_CRDS);
+        let mut next = self.clone();
+        if replaced {
+            next.values = self.helm_values();
+            next.install_crds = false;
+        }
+        lay_over(&mut next.values, over);
+        next
+    }
+
+    /// JSON pointers into what helm gets, to what must not be shown.
+    pub fn secret_paths(&self) -> &[String] {
+        let confidential = self.confidential.as_ref();
+        confidential.map_or(&[], |confidential| &confidential.paths)
+    }
+
+    /// The full fingerprint, over everything that helm is given. Goes to a label: 63 characters.
+    pub fn fingerprint(&self) -> String {
+        let mut canonical = serde_json::json!({
+            "repo": self.repo,
+            "name": self.name,
+            "version": self.version,
+            "values": self.helm_values(),
+        });
+        if let Some(confidential) = &self.confidential {
+            canonical["salt"] = Value::String(confidential.salt.clone());
+        }
+        let mut digest = fingerprint::sha256_hex(canonical.to_string().as_bytes());
+        digest.truncate(63);
+        digest
+    }
+
+    /// Whether `annotation` is what the original operator would have written for this chart state.
+    /// `installCRDs` alone was never part of it (reference 1.4).
+    pub fn is_original_fingerprint(&self, annotation: &str) -> bool {
+        let plain = fingerprint::original(&self.repo, &self.name, &self.version);
+        (self.values.is_empty() && annotation == plain)
+            || annotation
+                == fingerprint::original_with_values(
+                    &self.repo,
+                    &self.name,
+                    &self.version,
+                    &self.helm_values(),
+                )
+    }
+}
+
+fn is_exact(version: &str) -> bool {
+    let version = version.strip_prefix('v').unwrap_or(version);
+    semver::Version::parse(version).is_ok()
+}
+
+/// The order of desired states: a later epoch wins, then a higher generation (design §3, rule 3).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Version {
+    pub epoch: u64,
+    pub generation: u64,
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.epoch, self.generation)
+    }
+}
+
+/// Everything a member is to do.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DesiredState {
+    pub version: Version,
+    pub chart: ChartState,
+    /// `spec.paused` of the member: status is written, nothing else.
+    pub paused: bool,
+    /// The member leaves the fleet and its releases with it: each is uninstalled, whatever `chart` says.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub retire: bool,
+    #[serde(default, skip_serializing_if = "DriftPolicy::is_default")]
+    pub drift: DriftPolicy,
+    #[serde(
+        default,
+        rename = "chartCrds",
+        skip_serializing_if = "CrdPolicy::is_default"
+    )]
+    pub chart_crds: CrdPolicy,
+    /// Whether `spec.values` of a Tenant counts.
+    #[serde(
+        default,
+        rename = "tenantValues",
+        skip_serializing_if = "std::ops::Not::not"
+    )]
+    pub tenant_values: bool,
+    #[serde(default, flatten)]
+    pub handling: Handling,
+    #[serde(default, skip_serializing_if = "Lockdown::is_default")]
+    pub lockdown: Lockdown,
+    /// Of the namespaces that are made for workspaces.
+    #[serde(
+        default,
+        rename = "namespaceConfiguration",
+        skip_serializing_if = "NamespaceConfiguration::is_empty"
+    )]
+    pub namespaces: NamespaceConfiguration,
+    /// By namespace and name. What is not in it is left as it is.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub deployments: Vec<DesiredDeployment>,
+    /// By namespace and name. What is not in it is left as it is.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub placed: Vec<PlacedTenant>,
+}
+
+impl DesiredState {
+    /// It is on record on the member in one Secret, which holds 1 MiB.
+    pub const MOST_BYTES: usize = 1_040_000;
+
+    /// Bytes on record.
+    pub fn size(&self) -> usize {
+        // What serde writes into memory it can write.
+        serde_json::to_vec(self).map_or(usize::MAX, |written| written.len())
+    }
+
+    /// The chart for a Tenant with these values of its own, where they count.
+    pub fn chart_with(&self, own: Option<&Map<String, Value>>) -> Cow<'_, ChartState> {
+        match own.filter(|own| self.tenant_values && !own.is_empty()) {
+            Some(own) => Cow::Owned(self.chart.overlaid(own)),
+            None => Cow::Borrowed(&self.chart),
+        }
+    }
+
+    /// A digest of the content, without its version. What is as it was before there was such a field
+    /// is not part of it, so that agents of that time agree.
+    pub fn digest(&self) -> String {
+        let mut content = serde_json::json!({ "chart": self.chart, "paused": self.paused });
+        if let Some(chart) = content["chart"].as_object_mut() {
+            chart.remove("pinned");
+        }
+        // An agent that does not know the order finds another digest, and does nothing.
+        if self.retire {
+            content["retire"] = Value::Bool(true);
+        }
+        if !self.drift.is_default() {
+            content["drift"] = serde_json::json!(self.drift);
+        }
+        if !self.chart_crds.is_default() {
+            content["chartCrds"] = serde_json::json!(self.chart_crds);
+        }
+        if self.tenant_values {
+            content["tenantValues"] = Value::Bool(true);
+        }
+        if !self.handling.wait.is_default() {
+            content["wait"] = serde_json::json!(self.handling.wait);
+        }
+        if self.handling.delete_cert_manager_crds {
+            content["deleteCertManagerCrds"] = Value::Bool(true);
+        }
+        // An agent that does not know it computes another digest, and does nothing.
+        if !self.lockdown.is_default() {
+            content["lockdown"] = serde_json::json!(self.lockdown);
+        }
+        if !self.namespaces.is_empty() {
+            content["namespaceConfiguration"] = serde_json::json!(self.namespaces);
+        }
+        if !self.deployments.is_empty() {
+            content["deployments"] = serde_json::json!(self.deployments);
+        }
+        if !self.placed.is_empty() {
+            content["placed"] = serde_json::json!(self.placed);
+        }
+        fingerprint::sha256_hex(content.to_string().as_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::desired::drift::DriftMode;
+    use crate::desired::handling::WaitPolicy;
+
+    fn chart() -> ChartState {
+        ChartState {
+            repo: "https://charts.jetstack.io".to_owned(),
+            name: "cert-manager".to_owned(),
+            version: "1.19.1".to_owned(),
+            install_crds: true,
+            values: Map::new(),
+            confidential: None,
+            pinned: None,
+        }
+    }
+
+    #[test]
+    fn applied_name_holds_no_credential() {
+        assert_eq!(
+            chart().applied_name(),
+            "https://charts.jetstack.io/cert-manager:1.19.1"
+        );
+        let of = |repo: &str, name: &str| ChartState {
+            repo: repo.to_owned(),
+            name: name.to_owned(),
+            ..chart()
+        };
+        let keyed = of("https://me:pw@a.org/charts/?key=1", "small");
+        assert_eq!(keyed.applied_name(), "https://a.org/charts/small:1.19.1");
+        let whole = of("", "oci://me:pw@a.org/small?key=1");
+        assert_eq!(whole.applied_name(), "oci://a.org/small:1.19.1");
+    }
+
+    #[test]
+    fn pinned_content_is_fetched_and_changes_no_fingerprint() {
+        let with = |version: &str, pinned: Option<&str>| ChartState {
+            version: version.to_owned(),
+            pinned: pinned.map(ToOwned::to_owned),
+            ..chart()
+        };
+        for (version, pinned, fetched) in [
+            ("1.2.3", None, "1.2.3"),
+            ("", None, ""),
+            ("1.2.3", Some(""), "=1.2.3"),
+            ("", Some(""), "*"),
+            ("rubbish", Some(""), "rubbish"),
+            ("1.2.3", Some("1.2.3@sha256:ab"), "1.2.3@sha256:ab"),
+            ("", Some("1.2.3@sha256:ab"), "1.2.3@sha256:ab"),
+        ] {
+            let state = with(version, pinned);
+            assert_eq!(state.version_to_fetch(), fetched);
+            let plain = with(version, None);
+            assert_eq!(state.fingerprint(), plain.fingerprint());
+            assert_eq!(state.applied_name(), plain.applied_name());
+        }
+    }
+
+    #[test]
+    fn the_originals_annotation_is_recognised_with_and_without_install_crds() {
+        let annotation = "dd782c04db309dcc54c116da69b3f09bdae53e49d4d4e087fb6bce3a92e80a8d";
+        assert!(chart().is_original_fingerprint(annotation));
+        assert!(
+            ChartState {
+                install_crds: false,
+                ..chart()
+            }
+            .is_original_fingerprint(annotation)
+        );
+    }
+
+    #[test]
+    fn values_that_the_original_did_not_have_are_not_covered_by_its_annotation() {
+        let mut with_values = chart();
+        with_values
+            .values
+            .insert("replicaCount".to_owned(), 1.into());
+        assert!(!with_values.is_original_fingerprint(
+            "dd782c04db309dcc54c116da69b3f09bdae53e49d4d4e087fb6bce3a92e80a8d"
+        ));
+        assert!(with_values.is_original_fingerprint(
+            "5bae5844d6be0862a748a6306452149c67b1dbaf80e1cc8d2c05718d7c195d10"
+        ));
+    }
+
+    #[test]
+    fn every_input_of_helm_changes_the_full_fingerprint_and_it_fits_a_label() {
+        let base = chart().fingerprint();
+        assert_eq!(base.len(), 63);
+        let mut changed = vec![
+            ChartState {
+                version: "1.19.2".to_owned(),
+                ..chart()
+            },
+            ChartState {
+                name: "other".to_owned(),
+                ..chart()
+            },
+            ChartState {
+                repo: "https://example.org".to_owned(),
+                ..chart()
+            },
+            ChartState {
+                install_crds: false,
+                ..chart()
+            },
+        ];
+        let mut values = chart();
+        values.values.insert("a".to_owned(), Value::Null);
+        changed.push(values);
+        for other in changed {
+            assert_ne!(base, other.fingerprint(), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn a_policy_is_in_the_digest_and_the_record_only_where_it_is_set_and_never_in_the_chart() {
+        let plain = DesiredState {
+            version: Version::default(),
+            chart: chart(),
+            paused: false,
+            retire: false,
+            drift: DriftPolicy::default(),
+            chart_crds: CrdPolicy::default(),
+            tenant_values: false,
+            handling: Handling::default(),
+            lockdown: Lockdown::default(),
+            namespaces: NamespaceConfiguration::default(),
+            deployments: Vec::new(),
+            placed: Vec::new(),
+        };
+        // As an agent has it that knows nothing of drift.
+        let before = serde_json::json!({ "chart": plain.chart, "paused": false });
+        let before = fingerprint::sha256_hex(before.to_string().as_bytes());
+        assert_eq!(plain.digest(), before);
+        let recorded = serde_json::to_value(&plain).unwrap();
+        assert!(recorded.get("drift").is_none(), "{recorded}");
+        let heals = DesiredState {
+            drift: DriftPolicy {
+                mode: DriftMode::Heal,
+                ..DriftPolicy::default()
+            },
+            ..plain.clone()
+        };
+        assert_ne!(heals.digest(), plain.digest());
+        assert_eq!(heals.chart.fingerprint(), plain.chart.fingerprint());
+        let replaces = DesiredState {
+            chart_crds: CrdPolicy::CreateReplace,
+            ..plain.clone()
+        };
+        assert_ne!(replaces.digest(), plain.digest());
+        let with_tenants = DesiredState {
+            tenant_values: true,
+            ..plain.clone()
+        };
+        assert_ne!(with_tenants.digest(), plain.digest());
+        let mut salted = plain.clone();
+        salted.chart.confidential = Some(Confidential {
+            salt: "s".to_owned(),
+            paths: vec!["/a".to_owned()],
+        });
+        assert_ne!(salted.digest(), plain.digest());
+        let hasty = DesiredState {
+            handling: Handling {
+                wait: WaitPolicy::None,
+                ..Handling::default()
+            },
+            ..plain.clone()
+        };
+        assert_ne!(hasty.digest(), plain.digest());
+        let mut pinned = plain.clone();
+        pinned.chart.pinned = Some("1.19.1@sha256:ab".to_owned());
+        // An agent that does not know it keeps its behaviour.
+        assert_eq!(pinned.digest(), plain.digest());
+        assert!(recorded.get("wait").is_none(), "{recorded}");
+        let locked = DesiredState {
+            lockdown: Lockdown {
+                no_cross_namespace_refs: true,
+                ..Lockdown::default()
+            },
+            ..plain.clone()
+        };
+        assert_ne!(locked.digest(), plain.digest());
+        assert!(recorded.get("lockdown").is_none(), "{recorded}");
+        let tidy = DesiredState {
+            handling: Handling {
+                delete_cert_manager_crds: true,
+                ..Handling::default()
+            },
+            ..plain.clone()
+        };
+        assert_ne!(tidy.digest(), plain.digest());
+        let lenient = DesiredState {
+            handling: Handling {
+                allow_chart_skip: true,
+                ..Handling::default()
+            },
+            ..plain.clone()
+        };
+        // It is about what is said, not what is done: an agent that does not know it may go on.
+        assert_eq!(lenient.digest(), plain.digest());
+        assert!(recorded.get("allowChartSkip").is_none(), "{recorded}");
+        assert!(
+            recorded.get("namespaceConfiguration").is_none(),
+            "{recorded}"
+        );
+        let labelled = DesiredState {
+            namespaces: NamespaceConfiguration {
+                labels: [("team".to_owned(), "a".to_owned())].into(),
+                ..NamespaceConfiguration::default()
+            },
+            ..plain.clone()
+        };
+        assert_ne!(labelled.digest(), plain.digest());
+        assert!(recorded.get("deployments").is_none(), "{recorded}");
+        let order = DesiredDeployment {
+            name: "acme".to_owned(),
+            uid: "uid-1".to_owned(),
+            ..DesiredDeployment::default()
+        };
+        let ordered = DesiredState {
+            deployments: vec![order.clone()],
+            ..plain.clone()
+        };
+        assert_ne!(ordered.digest(), plain.digest());
+        let removes = DesiredState {
+            deployments: vec![DesiredDeployment {
+                remove: true,
+                ..order
+            }],
+            ..plain.clone()
+        };
+        assert_ne!(removes.digest(), ordered.digest());
+        assert!(recorded.get("placed").is_none(), "{recorded}");
+        let tenant = PlacedTenant {
+            name: "acme".to_owned(),
+            uid: "uid-1".to_owned(),
+            ..PlacedTenant::default()
+        };
+        let places = DesiredState {
+            placed: vec![tenant.clone()],
+            ..plain.clone()
+        };
+        assert_ne!(places.digest(), plain.digest());
+        let takes_back = DesiredState {
+            placed: vec![PlacedTenant {
+                remove: true,
+                ..tenant
+            }],
+            ..plain.clone()
+        };
+        assert_ne!(takes_back.digest(), places.digest());
+        for state in [
+            places,
+            takes_back,
+            plain,
+            heals,
+            replaces,
+            with_tenants,
+            salted,
+            hasty,
+            tidy,
+            lenient,
+            labelled,
+            ordered,
+            removes,
+        ] {
+            let recorded = serde_json::to_value(&state).unwrap();
+            assert_eq!(
+                serde_json::from_value::<DesiredState>(recorded).unwrap(),
+                state
+            );
+        }
+    }
+
+    #[test]
+    fn a_layer_goes_over_the_values_and_over_install_crds_and_nothing_else_changes() {
+        let over = |value: Value| match value {
+            Value::Object(over) => over,
+            other => panic!("{other}"),
+        };
+        let mut fleet = chart();
+        fleet.values = over(serde_json::json!({"a": {"x": 1}, "b": [1, 2]}));
+        let laid = fleet.overlaid(&over(serde_json::json!({"a": {"y": 2}, "b": [3]})));
+        assert_eq!(
+            Value::Object(laid.helm_values()),
+            serde_json::json!({"a": {"x": 1, "y": 2}, "b": [3], "installCRDs": true})
+        );
+        let without = fleet.overlaid(&over(serde_json::json!({"installCRDs": false})));
+        assert_eq!(without.helm_values()["installCRDs"], false);
+        assert_ne!(without.fingerprint(), fleet.fingerprint());
+        // What says nothing new is no news for helm.
+        let same = fleet.overlaid(&over(
+            serde_json::json!({"a": {"x": 1}, "installCRDs": true}),
+        ));
+        assert_eq!(same.fingerprint(), fleet.fingerprint());
+        assert_eq!(fleet.overlaid(&Map::new()), fleet);
+    }
+
+    #[test]
+    fn values_of_a_tenant_count_where_the_fleet_allows_it() {
+        let own: Map<String, Value> = [("a".to_owned(), Value::from(1))].into_iter().collect();
+        let mut desired = DesiredState {
+            version: Version::default(),
+            chart: chart(),
+            paused: false,
+            retire: false,
+            drift: DriftPolicy::default(),
+            chart_crds: CrdPolicy::default(),
+            handling: Handling::default(),
+            lockdown: Lockdown::default(),
+            namespaces: NamespaceConfiguration::default(),
+            tenant_values: false,
+            deployments: Vec::new(),
+            placed: Vec::new(),
+        };
+        assert_eq!(*desired.chart_with(Some(&own)), chart());
+        desired.tenant_values = true;
+        assert_eq!(desired.chart_with(Some(&own)).helm_values()["a"], 1);
+        assert_eq!(*desired.chart_with(Some(&Map::new())), chart());
+        assert_eq!(*desired.chart_with(None), chart());
+    }
+
+    #[test]
+    fn a_digest_over_secrets_is_another_in_every_fleet_and_the_same_when_only_the_places_change() {
+        let salted = |salt: &str, paths: &[&str]| ChartState {
+            confidential: Some(Confidential {
+                salt: salt.to_owned(),
+                paths: paths.iter().map(|path| (*path).to_owned()).collect(),
+            }),
+            ..chart()
+        };
+        assert_ne!(salted("a", &[]).fingerprint(), chart().fingerprint());
+        assert_ne!(
+            salted("a", &[]).fingerprint(),
+            salted("b", &[]).fingerprint()
+        );
+        assert_eq!(
+            salted("a", &["/x"]).fingerprint(),
+            salted("a", &["/y"]).fingerprint()
+        );
+    }
+
+    #[test]
+    fn a_later_epoch_wins_over_a_higher_generation() {
+        let old = Version {
+            epoch: 1,
+            generation: 9,
+        };
+        assert!(
+            Version {
+                epoch: 2,
+                generation: 1
+            } > old
+        );
+        assert!(
+            Version {
+                epoch: 1,
+                generation: 10
+            } > old
+        );
+    }
+}

@@ -1,0 +1,258 @@
+//! Promises about every input. The fuzzer checks them on the inputs that it finds, and a test on the seeds.
+
+use rustls::pki_types::CertificateDer;
+use serde_json::{Map, Value};
+
+use crate::error_chain::chain;
+use crate::join_bundle::{JoinBundle, is_token, split_address};
+use crate::kubeconfig::Policy;
+use crate::kubeconfig::fuzzing::{broken_promise, policy_of};
+use crate::names::is_dns_subdomain;
+use crate::redact::{has_userinfo, redact, url_shown};
+use crate::spiffe::{Role, SpiffeId};
+use crate::values::{at, lay_over, places, size};
+
+#[path = "../../../fuzz/shared.rs"]
+mod shared;
+use shared::{Target, promise, unfit};
+
+/// By the names of the folders of seeds.
+pub const TARGETS: &[(&str, Target)] = &[
+    ("bundle", bundle),
+    ("kubeconfig", kubeconfig),
+    ("redaction", redaction),
+    ("spiffe", spiffe),
+    ("values", values),
+];
+
+/// A kubeconfig of a Secret, under each policy in turn.
+pub fn kubeconfig(bytes: &[u8]) -> Option<String> {
+    // A policy that stays the same for the same input.
+    let bits = bytes
+        .iter()
+        .fold(0_u8, |bits, byte| bits.rotate_left(3) ^ byte);
+    let policies = [Policy::default(), policy_of(bits), policy_of(u8::MAX)];
+    policies.iter().find_map(|policy| {
+        broken_promise(bytes, policy).map(|broken| format!("{policy:?}: {broken}"))
+    })
+}
+
+/// A join bundle.
+pub fn bundle(bytes: &[u8]) -> Option<String> {
+    let text = String::from_utf8_lossy(bytes);
+    let read = match JoinBundle::parse(&text) {
+        Ok(read) => read,
+        Err(error) => {
+            let said = format!("{} {error:?}", chain(&error));
+            let leaked = text
+                .split_whitespace()
+                .find(|word| is_token(word) && said.contains(word));
+            promise!(leaked.is_none(), "the token is in {said}");
+            return unfit(&chain(&error));
+        }
+    };
+    promise!(is_token(&read.token), "the token is {:?}", read.token);
+    promise!(!format!("{read:?}").contains(&read.token), "it is shown");
+    promise!(!read.addresses.is_empty(), "no address");
+    for address in &read.addresses {
+        promise!(split_address(address).is_some(), "{address:?}");
+    }
+    let roots: fn(&JoinBundle) -> Option<Vec<CertificateDer<'static>>> =
+        |bundle| bundle.roots().ok().filter(|roots| !roots.is_empty());
+    promise!(roots(&read).is_some(), "no roots");
+    let again = read.to_yaml().ok().map(|yaml| JoinBundle::parse(&yaml));
+    promise!(
+        again
+            .as_ref()
+            .is_some_and(|again| again.as_ref().is_ok_and(|again| *again == read)),
+        "{read:?} is read back as {again:?}"
+    );
+    None
+}
+
+/// A text with a secret in its middle, in each way that is known.
+pub fn redaction(bytes: &[u8]) -> Option<String> {
+    const SECRET: &str = "hunter2hunter2";
+    let text = String::from_utf8_lossy(bytes).replace(SECRET, "-");
+    let (before, after) = text.split_at(text.floor_char_boundary(text.len() / 2));
+    // After an open quote, the next quote ends a text instead of beginning one.
+    let before = before.replace(['"', '\''], "").replace(SECRET, "-");
+    for hidden in [
+        "-----BEGIN PRIVATE KEY-----\nhunter2hunter2\n-----END PRIVATE KEY-----",
+        "https://me:hunter2hunter2@example.com/a",
+        "Authorization: Bearer hunter2hunter2",
+        "password: hunter2hunter2",
+        "db.password = 'hunter2hunter2'",
+        r#"{"token":"hunter2hunter2","a":1}"#,
+        "--token hunter2hunter2",
+        "eyJhbGciOiJ9.hunter2hunter2",
+    ] {
+        let shown = redact(&format!("{before}\n{hidden}\n{after}"));
+        promise!(!shown.contains(SECRET), "{hidden:?} is shown as {shown:?}");
+    }
+    promise!(
+        !has_userinfo(&url_shown(&text)),
+        "a user in {:?}",
+        url_shown(&text)
+    );
+    // A password escapes the characters that end an authority.
+    let password = text.replace(|c: char| "/?#".contains(c), "");
+    let url = format!("https://me:{password}{SECRET}@example.com/c?key={SECRET}#{SECRET}");
+    let shown = url_shown(&url);
+    promise!(
+        shown == "https://example.com/c",
+        "{url:?} is shown as {shown:?}"
+    );
+    None
+}
+
+/// A SPIFFE ID, or a certificate that holds one.
+pub fn spiffe(bytes: &[u8]) -> Option<String> {
+    let uri = std::str::from_utf8(bytes).ok();
+    let named = SpiffeId::of_certificate(bytes);
+    let refused = named.as_ref().err();
+    if let Some(broken) = refused.and_then(|error| unfit(&chain(error))) {
+        return Some(broken);
+    }
+    if let Some((uri, id)) = uri.and_then(|uri| Some((uri, SpiffeId::parse(uri)?))) {
+        promise!(id.to_string() == uri, "{uri:?} is printed as {id}");
+    }
+    let ids = uri.and_then(SpiffeId::parse).into_iter().chain(named.ok());
+    for id in ids {
+        promise!(
+            SpiffeId::parse(&id.to_string()).as_ref() == Some(&id),
+            "{id} is read as another"
+        );
+        if let Role::Cluster(name) = &id.role {
+            promise!(is_dns_subdomain(name) && name.len() <= 63, "{name:?}");
+        }
+    }
+    None
+}
+
+/// Three layers of values: JSON objects, one after another.
+pub fn values(bytes: &[u8]) -> Option<String> {
+    let layers = serde_json::Deserializer::from_slice(bytes).into_iter::<Map<String, Value>>();
+    let layers: Vec<_> = layers.map_while(Result::ok).take(3).collect();
+    let mut merged = Map::new();
+    for layer in &layers {
+        let below = merged.clone();
+        lay_over(&mut merged, layer);
+        let mut twice = merged.clone();
+        lay_over(&mut twice, layer);
+        promise!(
+            twice == merged,
+            "{layer:?} over {below:?} is not idempotent"
+        );
+        let mut alone = Map::new();
+        lay_over(&mut alone, layer);
+        promise!(alone == *layer, "{layer:?} over nothing is {alone:?}");
+        if let Some(broken) = misplaced(&below, layer, &merged) {
+            return Some(format!("{layer:?} over {below:?}: {broken}"));
+        }
+        for place in places(layer, &merged) {
+            let there = at(&merged, &place);
+            promise!(there.is_some() && there == at(layer, &place), "{place:?}");
+        }
+        let written = serde_json::to_vec(&merged).ok()?;
+        let (counted, real) = (size(&merged), written.len());
+        promise!(counted == real, "{counted} bytes instead of {real}");
+        let again = serde_json::from_slice::<Map<String, Value>>(&written).ok();
+        promise!(again.as_ref() == Some(&merged), "{merged:?} is {again:?}");
+    }
+    None
+}
+
+/// A key whose value is not that of the upper layer, or else of the lower one.
+fn misplaced(
+    under: &Map<String, Value>,
+    over: &Map<String, Value>,
+    merged: &Map<String, Value>,
+) -> Option<String> {
+    let known = |key: &String| under.contains_key(key) || over.contains_key(key);
+    promise!(merged.keys().all(known), "a key of neither");
+    under.keys().chain(over.keys()).find_map(|key| {
+        match (under.get(key), over.get(key), merged.get(key)) {
+            (
+                Some(Value::Object(under)),
+                Some(Value::Object(over)),
+                Some(Value::Object(merged)),
+            ) => misplaced(under, over, merged),
+            (_, Some(above), Some(value)) if value == above => None,
+            (Some(below), None, Some(value)) if value == below => None,
+            (_, _, value) => Some(format!("{key:?} is {value:?}")),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    use super::*;
+
+    /// `WRITE_CORPUS=1` writes the seeds that are not text.
+    #[test]
+    fn each_seed_keeps_its_promises() {
+        let certificate = |uris: &[&str]| {
+            let mut params = rcgen::CertificateParams::default();
+            let names = uris.iter().map(|uri| (*uri).try_into().unwrap());
+            params.subject_alt_names = names.map(rcgen::SanType::URI).collect();
+            let key = rcgen::KeyPair::generate().unwrap();
+            params.self_signed(&key).unwrap().der().to_vec()
+        };
+        let cluster = "spiffe://example.krypton/cluster/edge-1";
+        shared::write(
+            "spiffe",
+            &[
+                ("good-certificate", certificate(&[cluster])),
+                ("refused-certificate-without", certificate(&[])),
+                (
+                    "refused-certificate-twice",
+                    certificate(&[cluster, cluster]),
+                ),
+                (
+                    "refused-certificate-https",
+                    certificate(&["https://example.com/"]),
+                ),
+                (
+                    "refused-certificate-long",
+                    certificate(&[&"\\".repeat(250)]),
+                ),
+            ],
+        );
+        shared::replay(TARGETS);
+    }
+
+    #[test]
+    fn each_fuzz_target_has_seeds_and_a_program() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap();
+        let names = |folder: &str| -> BTreeSet<String> {
+            let files = std::fs::read_dir(root.join(folder)).unwrap();
+            let paths = files.map(|file| file.unwrap().path());
+            paths
+                .map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned())
+                .collect()
+        };
+        let manifest = read("fuzz/Cargo.toml");
+        let programs = manifest.lines().filter_map(|line| {
+            let path = line.strip_prefix("path = \"fuzz_targets/")?;
+            Some(path.strip_suffix(".rs\"")?.to_owned())
+        });
+        let programs: BTreeSet<String> = programs.collect();
+        assert_eq!(names("fuzz/fuzz_targets"), programs);
+        assert_eq!(names("fuzz/corpus"), programs);
+        for name in programs {
+            let program = read(&format!("fuzz/fuzz_targets/{name}.rs"));
+            let called = format!("::fuzzing::{name});");
+            let (before, _) = program.split_once(&called).expect(&name);
+            let (_, of) = before.rsplit_once("krypton_").unwrap();
+            let folder = ["", "common/"].map(|above| format!("{above}{of}/src/fuzzing.rs"));
+            let folder = folder.iter().find(|path| root.join(path).exists());
+            let module = read(folder.expect(&name));
+            assert!(module.contains(&format!("(\"{name}\", {name})")), "{name}");
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! Join tokens as Secrets `krypton-join-<name>` in the hub's namespace. A token is good for one member, one key, one
+//! cluster and a short time. The Secret holds a digest of the token's secret part.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use crate::fingerprint::sha256_hex;
+use crate::join_bundle::is_token;
+
+/// Label of the Secrets, with the value `true`.
+pub const LABEL: &str = "mesh.openkcm.io/join-token";
+/// Label of the Secrets: the name of the EdgeCluster, by which the tokens of one are listed.
+pub const MEMBER_LABEL: &str = "mesh.openkcm.io/join-cluster";
+/// What a token may be good for.
+pub const SHORTEST_LIFE: Duration = Duration::from_secs(60);
+pub const LONGEST_LIFE: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// What the names of the Secrets begin with.
+pub const NAME_PREFIX: &str = "krypton-join-";
+const CLUSTER_KEY: &str = "cluster";
+const DIGEST_KEY: &str = "secret-sha256";
+const EXPIRES_KEY: &str = "expires";
+const USED_BY_KEY: &str = "used-by";
+const EDGE_CLUSTER_KEY: &str = "edge-cluster-uid";
+const CLUSTER_UID_KEY: &str = "cluster-uid";
+const USED_AT_KEY: &str = "used-at";
+
+/// What home knows of a token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    pub cluster: String,
+    /// Lower-case hex.
+    pub secret_sha256: String,
+    pub expires: Timestamp,
+    /// Digest of the public key that has used it.
+    pub used_by: Option<String>,
+    /// UID of the EdgeCluster that it was used for, or that existed at its creation.
+    pub edge_cluster: Option<String>,
+    /// UID of the cluster that it was used on.
+    pub cluster_uid: Option<String>,
+    /// When the API server created its Secret.
+    pub created: Timestamp,
+    pub used_at: Option<Timestamp>,
+}
+
+impl Record {
+    /// What a Secret says; `None` where it is no token.
+    pub fn read(object: &Secret) -> Option<Self> {
+        if object.metadata.labels.as_ref()?.get(LABEL)? != "true" {
+            return None;
+        }
+        let data = object.data.as_ref()?;
+        let text = |key| text(data, key);
+        // The Secret's author sets `expires`; the apiserver sets the creation time.
+        let created = object.metadata.creation_timestamp.as_ref()?.0;
+        let latest = created.saturating_add(LONGEST_LIFE).ok()?;
+        let expires: Timestamp = text(EXPIRES_KEY)?.parse().ok()?;
+        Some(Record {
+            cluster: text(CLUSTER_KEY)?,
+            secret_sha256: text(DIGEST_KEY)?,
+            expires: expires.min(latest),
+            // Used by something unreadable is used all the same.
+            used_by: data
+                .get(USED_BY_KEY)
+                .map(|value| String::from_utf8_lossy(&value.0).into_owned()),
+            edge_cluster: text(EDGE_CLUSTER_KEY),
+            cluster_uid: text(CLUSTER_UID_KEY),
+            created,
+            used_at: text(USED_AT_KEY).and_then(|at| at.parse().ok()),
+        })
+    }
+}
+
+/// Who uses a token, and for which EdgeCluster.
+#[derive(Clone, Copy, Debug)]
+pub struct User<'a> {
+    /// Digest of their public key.
+    pub key: &'a str,
+    pub cluster_uid: &'a str,
+    pub edge_cluster_uid: &'a str,
+}
+
+impl User<'_> {
+    /// Puts the use on record in the token's Secret.
+    pub fn mark(self, token: &mut Secret, now: Timestamp) {
+        token.data.get_or_insert_default().extend([
+            entry(USED_BY_KEY, self.key),
+            entry(USED_AT_KEY, &now.to_string()),
+            entry(EDGE_CLUSTER_KEY, self.edge_cluster_uid),
+            entry(CLUSTER_UID_KEY, self.cluster_uid),
+        ]);
+    }
+}
+
+/// A token that was made.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Made {
+    /// What goes into the bundle.
+    pub token: String,
+    pub expires: Timestamp,
+}
+
+impl fmt::Debug for Made {
+    /// Without the token.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Made")
+            .field("expires", &self.expires)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A new token for `cluster`: its Secret, which is yet to be created, and what goes into the bundle. With
+/// `edge_cluster_uid` it is good for no later EdgeCluster of that name.
+pub fn new(
+    cluster: &str,
+    edge_cluster_uid: Option<&str>,
+    life: Duration,
+    now: Timestamp,
+    random: (&[u8; 8], &[u8; 32]),
+) -> (Secret, Made) {
+    let (name, secret) = (hex(random.0), hex(random.1));
+    // Whole seconds: that is what people read in the bundle.
+    let expires = now.saturating_add(life).unwrap_or(Timestamp::MAX);
+    let expires = Timestamp::from_second(expires.as_second()).unwrap_or(expires);
+    let labels = [(LABEL, "true"), (MEMBER_LABEL, cluster)];
+    let data = [
+        entry(CLUSTER_KEY, cluster),
+        entry(DIGEST_KEY, &sha256_hex(secret.as_bytes())),
+        entry(EXPIRES_KEY, &expires.to_string()),
+    ];
+    let bound = edge_cluster_uid.map(|uid| entry(EDGE_CLUSTER_KEY, uid));
+    let object = Secret {
+        metadata: ObjectMeta {
+            name: Some(format!("{NAME_PREFIX}{name}")),
+            labels: Some(
+                labels
+                    .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                    .into(),
+            ),
+            ..ObjectMeta::default()
+        },
+        data: Some(data.into_iter().chain(bound).collect()),
+        ..Secret::default()
+    };
+    let token = format!("{name}.{secret}");
+    (object, Made { token, expires })
+}
+
+/// The part of a token that names it, and is no secret; `None` for what is no token.
+pub fn public_part(token: &str) -> Option<&str> {
+    let (name, _secret) = token.split_once('.').filter(|_| is_token(token))?;
+    Some(name)
+}
+
+fn text(data: &BTreeMap<String, ByteString>, key: &str) -> Option<String> {
+    let value = std::str::from_utf8(&data.get(key)?.0).ok()?.trim();
+    (!value.is_empty()).then(|| value.to_owned())
+}
+
+fn entry(key: &str, value: &str) -> (String, ByteString) {
+    (key.to_owned(), ByteString(value.as_bytes().to_vec()))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+    use super::*;
+
+    const SECRET: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn token(used: bool) -> Secret {
+        let life = Duration::from_secs(900);
+        let (mut object, _) = new("edge-1", Some("uid"), life, at(100), (&[1; 8], &[2; 32]));
+        object.metadata.creation_timestamp = Some(Time(at(100)));
+        if used {
+            let user = User {
+                key: "a",
+                cluster_uid: "here",
+                edge_cluster_uid: "uid-2",
+            };
+            user.mark(&mut object, at(500));
+        }
+        object
+    }
+
+    #[test]
+    fn of_a_token_only_the_public_part_is_ever_named() {
+        let token = format!("{}.{SECRET}", "a".repeat(16));
+        assert_eq!(public_part(&token), Some(&*"a".repeat(16)));
+        for wrong in ["", ".", "a.b", SECRET, "a\nb.c"] {
+            assert_eq!(public_part(wrong), None, "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_secret_is_read_back_as_it_was_made() {
+        let unused = Record {
+            cluster: "edge-1".to_owned(),
+            secret_sha256: sha256_hex("02".repeat(32).as_bytes()),
+            expires: at(1000),
+            used_by: None,
+            edge_cluster: Some("uid".to_owned()),
+            cluster_uid: None,
+            created: at(100),
+            used_at: None,
+        };
+        let used = Record {
+            used_by: Some("a".to_owned()),
+            edge_cluster: Some("uid-2".to_owned()),
+            cluster_uid: Some("here".to_owned()),
+            used_at: Some(at(500)),
+            ..unused.clone()
+        };
+        assert_eq!(Record::read(&token(false)), Some(unused));
+        assert_eq!(Record::read(&token(true)), Some(used));
+    }
+
+    #[test]
+    fn a_secret_that_is_not_wholly_a_token_is_none() {
+        let good = token(false);
+        for key in [CLUSTER_KEY, DIGEST_KEY, EXPIRES_KEY] {
+            let mut object = good.clone();
+            let data = object.data.as_mut().unwrap();
+            data.insert(key.to_owned(), ByteString(b" ".to_vec()));
+            assert_eq!(Record::read(&object), None, "{key}");
+            object.data.as_mut().unwrap().remove(key);
+            assert_eq!(Record::read(&object), None, "{key}");
+        }
+        let mut unlabelled = good;
+        unlabelled.metadata.labels = None;
+        assert_eq!(Record::read(&unlabelled), None);
+        let mut garbled = token(true);
+        let data = garbled.data.as_mut().unwrap();
+        data.insert(USED_BY_KEY.to_owned(), ByteString(vec![0xff]));
+        assert!(Record::read(&garbled).unwrap().used_by.is_some());
+    }
+
+    #[test]
+    fn a_token_is_not_printed() {
+        let (_, made) = new("edge-1", None, LONGEST_LIFE, at(0), (&[1; 8], &[2; 32]));
+        assert_eq!(
+            made.token,
+            format!("{}.{}", "01".repeat(8), "02".repeat(32))
+        );
+        assert!(!format!("{made:?}").contains(&made.token));
+    }
+}

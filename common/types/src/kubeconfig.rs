@@ -1,0 +1,493 @@
+//! Kubeconfigs from Secrets are untrusted: what is used is rebuilt from an allow-list of inline
+//! fields, and everything that runs a program, reads a file or weakens TLS is refused by its path.
+//! Pure: nothing here opens a file, resolves a name or connects (design §5).
+
+use std::fmt;
+
+use jiff::Timestamp;
+use serde_json::{Map, Value, json};
+
+use crate::{fingerprint, names};
+
+mod address;
+mod credential_dates;
+mod document;
+mod fields;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
+mod material;
+mod server;
+
+pub use address::refused_address;
+use credential_dates::Validity;
+use fields::Fields;
+pub use server::Authority;
+
+/// Largest kubeconfig that is looked at, in bytes.
+pub const SIZE_MAX: usize = 256 * 1024;
+
+/// Which refused fields are admitted after all; none by default. Each is a flag of the hub.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Policy {
+    /// `users[].user.exec`: runs a program of the Secret's choice in the hub.
+    pub allow_exec: bool,
+    /// `users[].user.auth-provider`: may run a program as well.
+    pub allow_auth_provider: bool,
+    /// `users[].user.tokenFile`: sends the content of a file of the hub to the Secret's server.
+    pub allow_token_file: bool,
+    /// `certificate-authority`, `client-certificate`, `client-key`: files of the hub.
+    pub allow_files: bool,
+    /// `insecure-skip-tls-verify: true`: the server may be anyone.
+    pub allow_insecure_tls: bool,
+    /// A server or proxy on the hub's own machine, as `localhost`: what answers there may be meant for
+    /// the hub alone.
+    pub allow_loopback: bool,
+    /// A server or proxy at a link-local, metadata, multicast or broadcast address.
+    pub allow_link_local: bool,
+    /// `proxy-url`: the hub connects to where the Secret says, and not to the server.
+    pub allow_proxy: bool,
+}
+
+/// A kubeconfig that is safe to use under the [`Policy`] it was parsed with.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Sanitized {
+    /// `https://host[:port][/path]`.
+    pub server: String,
+    /// Of `server`. A name in it is judged by [`refused_address`] again, once it is resolved.
+    pub authority: Authority,
+    /// Of `proxy-url`, when there is one: the hub connects there instead, and the proxy resolves the
+    /// server's name.
+    pub proxy: Option<Authority>,
+    /// The namespace of the context, when it names one.
+    pub namespace: Option<String>,
+    /// A kubeconfig with one cluster, user and context, in JSON (which is YAML). Holds secrets.
+    pub yaml: String,
+    /// SHA-256 of `yaml`: unchanged when only what is not used changes.
+    pub digest: String,
+    /// From when on a credential in it is good; `None` when one names no such date.
+    pub not_before: Option<Timestamp>,
+    /// From when on none of its credentials is good any more, as the client certificate and a token
+    /// that is a JWT say; `None` when one names no such date.
+    pub expires: Option<Timestamp>,
+    credentials: Vec<Validity>,
+}
+
+impl Sanitized {
+    /// Where a client connects to: what is to be resolved and judged.
+    pub fn first_hop(&self) -> &Authority {
+        self.proxy.as_ref().unwrap_or(&self.authority)
+    }
+
+    /// The kubeconfig with this `proxy-url`.
+    pub fn yaml_through(&self, proxy_url: &str) -> String {
+        let mut config: Value = serde_json::from_str(&self.yaml).unwrap_or_default();
+        let cluster = config.pointer_mut("/clusters/0/cluster");
+        if let Some(cluster) = cluster.and_then(Value::as_object_mut) {
+            cluster.insert("proxy-url".to_owned(), proxy_url.into());
+        }
+        config.to_string()
+    }
+
+    /// Whether a credential in it may be good now, give or take clocks that are ten minutes apart.
+    ///
+    /// # Errors
+    /// What is wrong with its first credential, when none is good.
+    pub fn check_dates(&self, now: Timestamp) -> Result<(), KubeconfigError> {
+        let mut faults = Vec::new();
+        for credential in &self.credentials {
+            match credential.check(now) {
+                Ok(()) => return Ok(()),
+                Err(fault) => faults.push(fault),
+            }
+        }
+        faults.into_iter().next().map_or(Ok(()), Err)
+    }
+}
+
+impl fmt::Debug for Sanitized {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sanitized")
+            .field("server", &self.server)
+            .field("proxy", &self.proxy)
+            .field("namespace", &self.namespace)
+            .field("digest", &self.digest)
+            .field("expires", &self.expires)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why a kubeconfig is refused. No message holds a value of it but names of its entries, quoted
+/// and shortened; the caller adds which Secret and key it came from.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KubeconfigError {
+    #[error(
+        "kubeconfig has {size} bytes, more than the {SIZE_MAX} allowed: keep only the context that is needed (kubectl config view --raw --minify)"
+    )]
+    TooLarge { size: usize },
+    #[error("kubeconfig is not UTF-8 text, at byte {position}")]
+    NotUtf8 { position: usize },
+    #[error("kubeconfig has a NUL at byte {position}: it must be plain UTF-8 text")]
+    Nul { position: usize },
+    #[error("kubeconfig is not read{}: {problem}", fields::at_line(*line, *column))]
+    Yaml {
+        line: u64,
+        column: u64,
+        problem: &'static str,
+    },
+    #[error("failed to determine current context: current-context is missing or empty")]
+    NoCurrentContext,
+    #[error("{kind} {name} not found in {list}")]
+    NotFound {
+        kind: &'static str,
+        list: &'static str,
+        name: String,
+    },
+    #[error("{list} has the name {name} more than once: leave one of them")]
+    Duplicate { list: &'static str, name: String },
+    #[error("{path} is not allowed: {remedy}")]
+    Forbidden { path: String, remedy: &'static str },
+    #[error("{path} is not a known field: remove it or correct its name")]
+    UnknownField { path: String },
+    #[error("{path} {problem}")]
+    Invalid { path: String, problem: &'static str },
+    #[error(
+        "{path} has no credential: set token, or client-certificate-data and client-key-data; anonymous access is refused"
+    )]
+    NoCredential { path: String },
+    #[error("{path} has expired on {expires}: put a kubeconfig with a new one into its place")]
+    Expired { path: String, expires: Timestamp },
+    #[error(
+        "{path} is not valid before {not_before}, and here it is {now}: wait, or put right the clock that is wrong"
+    )]
+    NotYetValid {
+        path: String,
+        not_before: Timestamp,
+        now: Timestamp,
+    },
+}
+
+impl KubeconfigError {
+    /// Stable reason for a condition.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Forbidden { .. } | Self::UnknownField { .. } => "KubeconfigForbiddenField",
+            _ => "KubeconfigInvalid",
+        }
+    }
+}
+
+/// Reads what the current context uses, and nothing else, and rebuilds it.
+///
+/// # Errors
+/// The first reason found to refuse it. Entries that the current context does not use are not
+/// looked at beyond their names.
+pub fn parse(bytes: &[u8], policy: &Policy) -> Result<Sanitized, KubeconfigError> {
+    let document = document::read(bytes)?;
+    let root = Fields::root(&document)?;
+    root.constant(
+        "kind",
+        "Config",
+        "must be Config: this is another kind of object",
+    )?;
+    root.constant("apiVersion", "v1", "must be v1")?;
+    root.known(&[
+        "kind",
+        "apiVersion",
+        "preferences",
+        "extensions",
+        "clusters",
+        "contexts",
+        "users",
+        "current-context",
+    ])?;
+
+    let current = root
+        .text("current-context")?
+        .ok_or(KubeconfigError::NoCurrentContext)?;
+    let context = root.entry("contexts", "context", current)?;
+    context.known(&["cluster", "user", "namespace", "extensions"])?;
+    let cluster_name = context.required("cluster", "is not set: name an entry of clusters")?;
+    let user_name = context.required(
+        "user",
+        "is not set: name an entry of users; anonymous access is refused",
+    )?;
+    let namespace = context.text("namespace")?;
+    if namespace.is_some_and(|namespace| !names::is_dns_label(namespace)) {
+        return Err(context.invalid("namespace", "is not a legal namespace name"));
+    }
+
+    let cluster = cluster(&root.entry("clusters", "cluster", cluster_name)?, policy)?;
+    let user = user(&root.entry("users", "user", user_name)?, policy)?;
+    Ok(rebuilt(cluster, namespace, user))
+}
+
+struct Cluster {
+    server: String,
+    authority: Authority,
+    proxy: Option<Authority>,
+    fields: Map<String, Value>,
+}
+
+fn cluster(given: &Fields<'_>, policy: &Policy) -> Result<Cluster, KubeconfigError> {
+    let insecure = given.flag("insecure-skip-tls-verify")?;
+    if insecure && !policy.allow_insecure_tls {
+        return Err(given.forbidden("insecure-skip-tls-verify", remedy::TLS));
+    }
+    if !policy.allow_proxy {
+        given.refuse("proxy-url", remedy::PROXY)?;
+    }
+    if !policy.allow_files {
+        given.refuse("certificate-authority", remedy::CA_FILE)?;
+    }
+    given.known(&[
+        "server",
+        "certificate-authority-data",
+        "certificate-authority",
+        "tls-server-name",
+        "insecure-skip-tls-verify",
+        "proxy-url",
+        "extensions",
+        // A hint about traffic, which the rebuilt kubeconfig has no use for.
+        "disable-compression",
+    ])?;
+
+    let server = given.required(
+        "server",
+        "is not set: give the https:// URL of the apiserver",
+    )?;
+    let server = server::checked(server).map_err(|problem| given.invalid("server", problem))?;
+    let server = at_allowed(server, given, "server", policy)?;
+    let mut fields = Map::new();
+    fields.insert("server".to_owned(), server.text.clone().into());
+    let proxy = match given.text("proxy-url")? {
+        None => None,
+        Some(url) => {
+            let checked = server::checked_proxy(url);
+            let proxy = checked.map_err(|problem| given.invalid("proxy-url", problem))?;
+            let proxy = at_allowed(proxy, given, "proxy-url", policy)?;
+            fields.insert("proxy-url".to_owned(), proxy.text.into());
+            Some(proxy.authority)
+        }
+    };
+    if let Some(data) = material::authorities(given)? {
+        fields.insert("certificate-authority-data".to_owned(), data.into());
+    }
+    if let Some(path) = given.path("certificate-authority")? {
+        fields.insert("certificate-authority".to_owned(), path.into());
+    }
+    if let Some(name) = given.text("tls-server-name")? {
+        if rustls_pki_types::ServerName::try_from(name).is_err() {
+            return Err(given.invalid("tls-server-name", "is not a host name or IP address"));
+        }
+        fields.insert("tls-server-name".to_owned(), name.into());
+    }
+    if insecure {
+        // The same combination is an error in client-go, so helm would not take it either.
+        if fields
+            .keys()
+            .any(|key| key.starts_with("certificate-authority"))
+        {
+            return Err(given.invalid(
+                "insecure-skip-tls-verify",
+                "contradicts the certificate authority beside it: remove one of them",
+            ));
+        }
+        fields.insert("insecure-skip-tls-verify".to_owned(), true.into());
+    }
+    Ok(Cluster {
+        server: server.text,
+        authority: server.authority,
+        proxy,
+        fields,
+    })
+}
+
+fn at_allowed(
+    url: server::Url,
+    given: &Fields<'_>,
+    key: &str,
+    policy: &Policy,
+) -> Result<server::Url, KubeconfigError> {
+    match address::refused_host(&url.authority.host, policy) {
+        Some(remedy) => Err(given.forbidden(key, remedy)),
+        None => Ok(url),
+    }
+}
+
+struct User {
+    fields: Map<String, Value>,
+    credentials: Vec<Validity>,
+}
+
+fn user(given: &Fields<'_>, policy: &Policy) -> Result<User, KubeconfigError> {
+    for (key, allowed, remedy) in [
+        ("exec", policy.allow_exec, remedy::EXEC),
+        (
+            "auth-provider",
+            policy.allow_auth_provider,
+            remedy::AUTH_PROVIDER,
+        ),
+        ("tokenFile", policy.allow_token_file, remedy::TOKEN_FILE),
+        (
+            "client-certificate",
+            policy.allow_files,
+            remedy::CLIENT_FILE,
+        ),
+        ("client-key", policy.allow_files, remedy::CLIENT_FILE),
+        ("username", false, remedy::BASIC),
+        ("password", false, remedy::BASIC),
+    ] {
+        if !allowed {
+            given.refuse(key, remedy)?;
+        }
+    }
+    let impersonation =
+        |key: &str| key == "as" || key.starts_with("as-") || key.starts_with("impersonate");
+    for key in given.keys().filter(|key| impersonation(key)) {
+        given.refuse(key, remedy::IMPERSONATION)?;
+    }
+    given.known(&[
+        "token",
+        "client-certificate-data",
+        "client-key-data",
+        "exec",
+        "auth-provider",
+        "tokenFile",
+        "client-certificate",
+        "client-key",
+        "username",
+        "password",
+        "as",
+        "as-uid",
+        "as-groups",
+        "as-user-extra",
+        "extensions",
+    ])?;
+
+    let mut fields = Map::new();
+    let mut credentials = Vec::new();
+    if let Some(token) = given.text("token")? {
+        if !token.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err(given.invalid(
+                "token",
+                "has a character that no token has, like a space or a line end: check how it was pasted",
+            ));
+        }
+        credentials.push(Validity::of_token(given.path_to("token"), token));
+        fields.insert("token".to_owned(), token.into());
+    }
+    let certificate = material::client_certificate(given)?;
+    let key = material::client_key(given)?;
+    if let Some(certificate) = &certificate {
+        credentials.push(material::validity(given, certificate));
+        fields.insert(
+            "client-certificate-data".to_owned(),
+            certificate.data.clone().into(),
+        );
+    }
+    if let Some(key) = &key {
+        fields.insert("client-key-data".to_owned(), key.data.clone().into());
+    }
+    for key in ["tokenFile", "client-certificate", "client-key"] {
+        if let Some(path) = given.path(key)? {
+            // A key alone is no credential.
+            if key != "client-key" {
+                credentials.push(Validity::unlimited(given.path_to(key)));
+            }
+            fields.insert(key.to_owned(), path.into());
+        }
+    }
+    for key in ["exec", "auth-provider"] {
+        if let Some(map) = given.map(key)? {
+            credentials.push(Validity::unlimited(given.path_to(key)));
+            fields.insert(key.to_owned(), Value::Object(map.clone()));
+        }
+    }
+
+    let has = |part: &str| {
+        fields
+            .keys()
+            .any(|key| key == part || *key == format!("{part}-data"))
+    };
+    if has("client-certificate") != has("client-key") {
+        let missing = if has("client-key") {
+            "client-certificate-data"
+        } else {
+            "client-key-data"
+        };
+        return Err(given.invalid(missing, "is missing: a client certificate needs its key"));
+    }
+    if let (Some(certificate), Some(key)) = (&certificate, &key) {
+        material::paired(given, certificate, key)?;
+    }
+    if fields.is_empty() {
+        return Err(given.no_credential());
+    }
+    Ok(User {
+        fields,
+        credentials,
+    })
+}
+
+/// Names of entries say nothing to a program, so fixed ones keep the digest steady.
+fn rebuilt(cluster: Cluster, namespace: Option<&str>, user: User) -> Sanitized {
+    let mut context = Map::new();
+    context.insert("cluster".to_owned(), "member".into());
+    context.insert("user".to_owned(), "member".into());
+    if let Some(namespace) = namespace {
+        context.insert("namespace".to_owned(), namespace.into());
+    }
+    let yaml = json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{ "name": "member", "cluster": cluster.fields }],
+        "users": [{ "name": "member", "user": user.fields }],
+        "contexts": [{ "name": "member", "context": context }],
+        "current-context": "member",
+    })
+    .to_string();
+    // Without a date as soon as one has none: that one is good at any time.
+    let dates = |date: fn(&Validity) -> Option<Timestamp>| {
+        let dates: Option<Vec<_>> = user.credentials.iter().map(date).collect();
+        dates.unwrap_or_default()
+    };
+    Sanitized {
+        not_before: dates(|of| of.not_before).into_iter().min(),
+        expires: dates(|of| of.expires).into_iter().max(),
+        server: cluster.server,
+        authority: cluster.authority,
+        proxy: cluster.proxy,
+        namespace: namespace.map(str::to_owned),
+        digest: fingerprint::sha256_hex(yaml.as_bytes()),
+        yaml,
+        credentials: user.credentials,
+    }
+}
+
+mod remedy {
+    pub(super) const EXEC: &str = "it would run a program in the hub; use a token or a client \
+        certificate, or start the hub with --insecure-kubeconfig-exec";
+    pub(super) const AUTH_PROVIDER: &str = "it may run a program in the hub; use a token or a \
+        client certificate, or start the hub with --insecure-kubeconfig-auth-provider";
+    pub(super) const TOKEN_FILE: &str = "it would send a file of the hub to the server; put the \
+        token into token, or start the hub with --insecure-kubeconfig-token-file";
+    pub(super) const CLIENT_FILE: &str = "it names a file of the hub; put the content into \
+        client-certificate-data and client-key-data (kubectl config view --raw --flatten), or \
+        start the hub with --insecure-kubeconfig-files";
+    pub(super) const CA_FILE: &str = "it names a file of the hub; put the content into \
+        certificate-authority-data (kubectl config view --raw --flatten), or start the hub with \
+        --insecure-kubeconfig-files";
+    pub(super) const TLS: &str = "the server could be anyone; give certificate-authority-data, \
+        or, in a lab, start the hub with --insecure-kubeconfig-tls";
+    pub(super) const PROXY: &str = "it would choose where the hub connects to; remove it, or start \
+        the hub with --insecure-kubeconfig-proxy";
+    pub(super) const IMPERSONATION: &str =
+        "a member is used with its own credential only; remove it";
+    pub(super) const BASIC: &str = "apiservers have no basic authentication; use a token or a \
+        client certificate";
+}
+
+#[cfg(test)]
+mod property_tests;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,237 @@
+//! What agents reach: the CA of this hub, the address it listens on, enrolment and sessions.
+
+mod byte_limit;
+mod connection_limiter;
+mod enrollment_audit;
+mod enrollment_limit;
+pub mod enrollment_service;
+pub mod fleet_service;
+pub mod join_info;
+pub mod join_token;
+pub mod listener;
+pub mod session;
+pub(crate) mod strangers;
+mod tls_connection;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use k8s_openapi::api::core::v1::Namespace;
+use krypton_helm::chart::ChartCache;
+use krypton_runtime::admin::ReadinessGuard;
+use krypton_runtime::clock::{self, Boot};
+use krypton_runtime::newest::NewestSeen as _;
+use krypton_runtime::retry::backoff;
+use krypton_types::error_chain::chain;
+use krypton_types::join_info::JoinInfo;
+use kube::{Api, Client};
+use thiserror::Error;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use self::enrollment_service::{Audit, Enrolment};
+use self::fleet_service::FleetService;
+use self::listener::ListenerError;
+use self::session::Sessions;
+use crate::ca::rotation_controller::{self, Rotation};
+use crate::ca::{Authority, AuthorityError, Live};
+use crate::leader::Lead;
+use crate::observe::member_metrics::FleetView;
+
+const DEADLINE: Duration = Duration::from_secs(10);
+const RETRY_MAX: Duration = Duration::from_secs(30);
+/// How often expired join tokens are cleared away.
+const SWEEP_EVERY: Duration = Duration::from_secs(15 * 60);
+const SWEEP_AGAIN: Duration = Duration::from_secs(30);
+
+/// What it is built from.
+pub struct Gateway {
+    pub client: Client,
+    /// The hub's, on home: the CA and the join tokens are there.
+    pub namespace: String,
+    pub listener: TcpListener,
+    /// `host:port` for join bundles.
+    pub advertise: Vec<String>,
+    pub sessions: Arc<Sessions>,
+    pub charts: Arc<ChartCache>,
+    /// Whether this hub is the one that writes on home.
+    pub lead: Lead,
+    /// Told of the CA.
+    pub view: Arc<FleetView>,
+    /// Held until agents can connect.
+    pub opening: ReadinessGuard,
+}
+
+impl std::fmt::Debug for Gateway {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Gateway").finish_non_exhaustive()
+    }
+}
+
+#[derive(Debug, Error)]
+enum PrepareError {
+    #[error("reading namespace kube-system of home, whose UID names the trust domain, failed")]
+    Identity(#[source] kube::Error),
+    #[error("no answer from home within {} s", DEADLINE.as_secs())]
+    Deadline,
+    #[error("the hub's CA is not available; agents cannot connect")]
+    Authority(#[source] AuthorityError),
+    #[error("the hub's own certificate cannot be used")]
+    Tls(#[source] ListenerError),
+}
+
+/// Serves agents until `stop`.
+pub async fn run(gateway: Gateway, stop: CancellationToken) {
+    let Gateway {
+        client,
+        namespace,
+        listener,
+        advertise,
+        sessions,
+        charts,
+        lead,
+        view,
+        opening,
+    } = gateway;
+    let mut attempts = 0;
+    let (authority, tls) = loop {
+        match prepare(&client, &namespace).await {
+            Ok(prepared) => break prepared,
+            Err(error) => {
+                tracing::warn!(error = %chain(&error), "agents cannot connect yet; it is tried again");
+            }
+        }
+        attempts += 1;
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(backoff(attempts, RETRY_MAX, rand::random())) => {}
+        }
+    };
+    let tls = Arc::new(ArcSwap::from_pointee(tls));
+    tracing::info!(address = ?listener.local_addr().ok(), trust_domain = authority.trust_domain(), ?advertise,
+        "listening for agents");
+    drop(opening);
+    if advertise.is_empty() {
+        tracing::warn!(
+            "--advertise is not set: 'kubectl krypton join' needs --address, or nobody can join"
+        );
+    }
+    let trust_domain = authority.trust_domain().to_owned();
+    let info = JoinInfo {
+        ca_pem: authority.ca_pem(),
+        addresses: advertise,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+    };
+    let (info_tx, info) = watch::channel(info);
+    let authority = Arc::new(Live::new(authority));
+    view.serves_by(Arc::clone(&authority));
+    let mut changes = authority.subscribe();
+    let published = async {
+        let keeping = join_info::keep(
+            client.clone(),
+            namespace.clone(),
+            info,
+            lead.clone(),
+            stop.clone(),
+        );
+        let following = async {
+            while changes.changed().await.is_ok() {
+                let ca_pem = changes.see().ca_pem();
+                info_tx.send_modify(|info| info.ca_pem = ca_pem);
+            }
+        };
+        tokio::join!(keeping, following);
+    };
+    let rotation = Rotation {
+        client: client.clone(),
+        namespace: namespace.clone(),
+        live: Arc::clone(&authority),
+        lead: lead.clone(),
+        notices: sessions.notices.clone(),
+    };
+    let rotating = async {
+        rotation_controller::keep(rotation, stop.clone()).await;
+        std::future::pending().await
+    };
+    let audit = Audit {
+        members: Arc::clone(&sessions.members),
+        notices: sessions.notices.clone(),
+        metrics: Arc::clone(&sessions.metrics),
+    };
+    let metrics = Arc::clone(&sessions.metrics);
+    let door = metrics.door.clone();
+    let fleet = FleetService::new(sessions, charts, Arc::clone(&authority))
+        .recording(client.clone())
+        .into_server();
+    let enrolment = Arc::new(Enrolment::new(
+        client.clone(),
+        namespace.clone(),
+        Arc::clone(&authority),
+        audit,
+        lead.clone(),
+    ));
+    let routes = tonic::service::Routes::new(fleet).add_service(enrolment.service());
+    let credential = async {
+        let (authority, tls) = (Arc::clone(&authority), Arc::clone(&tls));
+        listener::keep_credential(authority, tls, metrics, stop.clone()).await;
+        // Sessions say goodbye before their connections end: only serving ends this.
+        std::future::pending().await
+    };
+    tokio::select! {
+        () = published => {}
+        () = rotating => {}
+        () = sweep(&client, &namespace, lead.clone()) => {}
+        () = credential => {}
+        served = listener::serve(listener, Arc::clone(&tls), trust_domain, routes, door, stop.clone()) => {
+            if let Err(error) = served {
+                tracing::error!(error = %chain(&error), "serving agents ended");
+            }
+        }
+    }
+}
+
+async fn prepare(
+    client: &Client,
+    namespace: &str,
+) -> Result<(Authority, rustls::ServerConfig), PrepareError> {
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    let system = tokio::time::timeout(DEADLINE, namespaces.get_metadata("kube-system"))
+        .await
+        .map_err(|_| PrepareError::Deadline)?
+        .map_err(PrepareError::Identity)?;
+    let trust_domain = format!("{}.krypton", system.metadata.uid.unwrap_or_default());
+    let authority = Authority::load_or_make(client.clone(), namespace, &trust_domain)
+        .await
+        .map_err(PrepareError::Authority)?;
+    let tls = listener::server_config(&authority, clock::wall()).map_err(PrepareError::Tls)?;
+    Ok((authority, tls))
+}
+
+/// What nobody needs any more goes.
+async fn sweep(client: &Client, namespace: &str, mut lead: Lead) {
+    loop {
+        if !lead.writes(Boot::now()) {
+            if !lead.changed().await {
+                return std::future::pending().await;
+            }
+            continue;
+        }
+        let pause = match lead
+            .tracked(join_token::sweep(client.clone(), namespace, clock::wall()))
+            .await
+        {
+            Ok(0) => SWEEP_EVERY,
+            Ok(swept) => {
+                tracing::info!(swept, "cleared expired join tokens");
+                SWEEP_EVERY
+            }
+            Err(error) => {
+                tracing::warn!(error = %chain(&error), "clearing expired join tokens failed; it is tried again");
+                SWEEP_AGAIN
+            }
+        };
+        tokio::time::sleep(pause).await;
+    }
+}

@@ -1,0 +1,151 @@
+//! What is read from a peer, by its bytes on the wire: so many of a stranger, a steady flow of a member.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use krypton_runtime::clock::Boot;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::time::Sleep;
+
+use crate::agent_server::connection_limiter::MemberShare;
+
+/// When a peer was last heard.
+#[derive(Debug)]
+pub(crate) struct Heard(AtomicU64);
+
+impl Heard {
+    fn new() -> Self {
+        let heard = Self(AtomicU64::default());
+        heard.now(Boot::now());
+        heard
+    }
+
+    fn now(&self, now: Boot) {
+        let millis = u64::try_from(now.0.as_millis()).unwrap_or(u64::MAX);
+        self.0.store(millis, Ordering::Relaxed);
+    }
+
+    /// Ends when nothing was heard for so long.
+    pub(super) async fn silent_for(&self, limit: Duration) {
+        loop {
+            let heard = Boot(Duration::from_millis(self.0.load(Ordering::Relaxed)));
+            let left = limit.saturating_sub(Boot::now().since(heard));
+            if left.is_zero() {
+                return;
+            }
+            tokio::time::sleep(left).await;
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Allowance {
+    /// Bytes that are left.
+    Stranger(u64),
+    Member(Arc<MemberShare>),
+}
+
+/// A socket below TLS.
+#[derive(Debug)]
+pub(super) struct Metered {
+    tcp: TcpStream,
+    allowance: Allowance,
+    /// Until when a member's bytes stay in the kernel, which stops its sender in the end.
+    pause: Option<Pin<Box<Sleep>>>,
+    heard: Arc<Heard>,
+}
+
+impl Metered {
+    /// Of somebody who has not shown who it is.
+    pub(super) fn of_stranger(tcp: TcpStream, bytes: u64) -> Self {
+        Self {
+            tcp,
+            allowance: Allowance::Stranger(bytes),
+            pause: None,
+            heard: Arc::new(Heard::new()),
+        }
+    }
+
+    /// It has: from here on it is one of a member's.
+    pub(super) fn is_of_member(&mut self, share: Arc<MemberShare>) {
+        self.allowance = Allowance::Member(share);
+    }
+
+    pub(super) fn heard(&self) -> Arc<Heard> {
+        Arc::clone(&self.heard)
+    }
+
+    fn has_read(&mut self, bytes: usize) {
+        let now = Boot::now();
+        self.heard.now(now);
+        let bytes = bytes as u64;
+        match &mut self.allowance {
+            Allowance::Stranger(left) => *left = left.saturating_sub(bytes),
+            Allowance::Member(share) => {
+                let wait = share.has_read(now, bytes);
+                if !wait.is_zero() {
+                    self.pause = Some(Box::pin(tokio::time::sleep(wait)));
+                }
+            }
+        }
+    }
+}
+
+impl AsyncRead for Metered {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if let Allowance::Stranger(0) = self.allowance {
+            let problem = "more than somebody without an agent's certificate has to say";
+            return Poll::Ready(Err(io::Error::other(problem)));
+        }
+        if let Some(pause) = &mut self.pause {
+            ready!(pause.as_mut().poll(cx));
+            self.pause = None;
+        }
+        let before = buf.filled().len();
+        ready!(Pin::new(&mut self.tcp).poll_read(cx, buf))?;
+        let bytes = buf.filled().len() - before;
+        if bytes > 0 {
+            self.has_read(bytes);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Metered {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.tcp).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.tcp).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.tcp).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.tcp).poll_write_vectored(cx, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.tcp.is_write_vectored()
+    }
+}

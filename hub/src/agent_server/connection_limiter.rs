@@ -1,0 +1,250 @@
+//! How many are here of each address or member, and what those of one share.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::hash::Hash;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use krypton_runtime::clock::Boot;
+use krypton_runtime::rate_limit::{Bucket, Rate};
+use tokio::sync::Semaphore;
+
+/// Below this what is left of those who have gone is not cleared away.
+const SWEEP_FROM: usize = 64;
+
+/// What all connections of one key share.
+pub(super) trait Share {
+    /// Nothing is lost when it is made anew.
+    fn is_rested(&self, now: Boot) -> bool;
+}
+
+/// Those that are here, by key. It holds as many keys as are here or not rested, and at most that number
+/// of others.
+pub(super) struct Crowd<K, S> {
+    /// Of one key.
+    limit: usize,
+    make: Box<dyn Fn() -> S + Send + Sync>,
+    keys: Mutex<Keys<K, S>>,
+}
+
+struct Keys<K, S> {
+    each: HashMap<K, (usize, Arc<S>)>,
+    sweep_at: usize,
+}
+
+impl<K: Eq + Hash + Clone, S: Share> Crowd<K, S> {
+    pub(super) fn new(limit: usize, make: impl Fn() -> S + Send + Sync + 'static) -> Arc<Self> {
+        Arc::new(Self {
+            limit,
+            make: Box::new(make),
+            keys: Mutex::new(Keys {
+                each: HashMap::new(),
+                sweep_at: SWEEP_FROM,
+            }),
+        })
+    }
+
+    /// `None` when there are as many of this key as may be.
+    pub(super) fn enter(self: &Arc<Self>, key: &K, now: Boot) -> Option<Place<K, S>> {
+        let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        if keys.each.len() >= keys.sweep_at {
+            keys.each
+                .retain(|_, (here, share)| *here > 0 || !share.is_rested(now));
+            keys.sweep_at = SWEEP_FROM.max(2 * keys.each.len());
+        }
+        let (here, share) = keys
+            .each
+            .entry(key.clone())
+            .or_insert_with(|| (0, Arc::new((self.make)())));
+        if *here >= self.limit {
+            return None;
+        }
+        *here += 1;
+        Some(Place {
+            share: Arc::clone(share),
+            key: key.clone(),
+            crowd: Arc::clone(self),
+        })
+    }
+}
+
+/// One of a crowd, until it is dropped.
+pub(super) struct Place<K: Eq + Hash, S> {
+    pub(super) share: Arc<S>,
+    key: K,
+    crowd: Arc<Crowd<K, S>>,
+}
+
+impl<K: Eq + Hash, S> Drop for Place<K, S> {
+    fn drop(&mut self) {
+        let keys = &self.crowd.keys;
+        let mut keys = keys.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((here, _)) = keys.each.get_mut(&self.key) {
+            *here -= 1;
+        }
+    }
+}
+
+impl<K, S> fmt::Debug for Crowd<K, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Crowd").finish_non_exhaustive()
+    }
+}
+
+impl<K: Eq + Hash + fmt::Debug, S> fmt::Debug for Place<K, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Place").field(&self.key).finish()
+    }
+}
+
+/// What newcomers of one address share.
+#[derive(Debug)]
+pub(super) struct AddressShare {
+    /// For their handshakes.
+    pub(super) turns: Arc<Semaphore>,
+    handshakes: Mutex<Bucket>,
+}
+
+impl AddressShare {
+    pub(super) fn new(turns: usize, handshakes: Rate) -> Self {
+        Self {
+            turns: Arc::new(Semaphore::new(turns)),
+            handshakes: Mutex::new(Bucket::new(handshakes)),
+        }
+    }
+
+    /// How long the next handshake has to wait; `None` when that is too long.
+    pub(super) fn next_handshake(&self, now: Boot, patience: Duration) -> Option<Duration> {
+        let mut handshakes = self
+            .handshakes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        handshakes.take(now, 1, patience).ok()
+    }
+}
+
+impl Share for AddressShare {
+    fn is_rested(&self, now: Boot) -> bool {
+        let handshakes = self
+            .handshakes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        handshakes.is_full(now)
+    }
+}
+
+/// What all connections of one member share.
+#[derive(Debug)]
+pub(super) struct MemberShare {
+    bytes: Mutex<Bucket>,
+}
+
+impl MemberShare {
+    pub(super) fn new(bytes: Rate) -> Self {
+        let bytes = Mutex::new(Bucket::new(bytes));
+        Self { bytes }
+    }
+
+    /// So much has been read: how long nothing more is to be.
+    pub(super) fn has_read(&self, now: Boot, bytes: u64) -> Duration {
+        let mut bucket = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        bucket.charge(now, bytes)
+    }
+}
+
+impl Share for MemberShare {
+    fn is_rested(&self, now: Boot) -> bool {
+        let bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        bytes.is_full(now)
+    }
+}
+
+/// What counts as one address: of IPv6 the network of 64 bits, which one machine has to itself.
+pub(super) fn one_address(address: IpAddr) -> IpAddr {
+    const NETWORK: u128 = !0 << 64;
+    match address.to_canonical() {
+        IpAddr::V4(address) => IpAddr::V4(address),
+        IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & NETWORK)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Boot = Boot(Duration::from_secs(1000));
+    const RATE: Rate = Rate {
+        burst: 10,
+        each: Duration::from_secs(1),
+    };
+
+    fn crowd(limit: usize) -> Arc<Crowd<u32, MemberShare>> {
+        Crowd::new(limit, || MemberShare::new(RATE))
+    }
+
+    #[test]
+    fn a_crowd_holds_so_many_of_one_key_and_others_beside_them() {
+        let crowd = crowd(2);
+        let one = crowd.enter(&1, NOW).unwrap();
+        let _two = crowd.enter(&1, NOW).unwrap();
+        assert!(crowd.enter(&1, NOW).is_none());
+        assert!(crowd.enter(&2, NOW).is_some());
+        drop(one);
+        assert!(crowd.enter(&1, NOW).is_some());
+    }
+
+    #[test]
+    fn who_goes_and_comes_back_finds_what_it_has_used_up() {
+        let crowd = crowd(2);
+        let place = crowd.enter(&1, NOW).unwrap();
+        assert_eq!(place.share.has_read(NOW, 12), Duration::from_secs(2));
+        drop(place);
+        let place = crowd.enter(&1, NOW).unwrap();
+        assert_eq!(place.share.has_read(NOW, 1), Duration::from_secs(3));
+    }
+
+    #[test]
+    fn those_who_have_gone_take_up_a_bounded_place() {
+        let crowd = crowd(2);
+        let _stays = crowd.enter(&u32::MAX, NOW).unwrap();
+        let owes = crowd.enter(&(u32::MAX - 1), NOW).unwrap();
+        owes.share.has_read(NOW, 5);
+        drop(owes);
+        for key in 0..10_000 {
+            drop(crowd.enter(&key, NOW).unwrap());
+            assert!(crowd.keys.lock().unwrap().each.len() <= SWEEP_FROM);
+        }
+        let keys = crowd.keys.lock().unwrap();
+        assert!(keys.each.contains_key(&u32::MAX) && keys.each.contains_key(&(u32::MAX - 1)));
+    }
+
+    #[test]
+    fn an_address_is_one_machines() {
+        let one = |text: &str| one_address(text.parse().unwrap());
+        assert_eq!(one("::ffff:192.0.2.7"), one("192.0.2.7"));
+        assert_ne!(one("192.0.2.7"), one("192.0.2.8"));
+        assert_eq!(one("2001:db8:0:1::1"), one("2001:db8:0:1:ffff::2"));
+        assert_ne!(one("2001:db8:0:1::1"), one("2001:db8:0:2::1"));
+    }
+
+    #[test]
+    fn handshakes_of_one_address_are_paced_and_refused_beyond_patience() {
+        let share = AddressShare::new(1, RATE);
+        for _ in 0..10 {
+            assert_eq!(
+                share.next_handshake(NOW, Duration::ZERO),
+                Some(Duration::ZERO)
+            );
+        }
+        let patience = Duration::from_secs(2);
+        for seconds in [1, 2] {
+            let wait = share.next_handshake(NOW, patience);
+            assert_eq!(wait, Some(Duration::from_secs(seconds)));
+        }
+        assert_eq!(share.next_handshake(NOW, patience), None);
+        assert!(!share.is_rested(NOW));
+        assert!(share.is_rested(Boot(NOW.0 + Duration::from_secs(12))));
+    }
+}

@@ -1,0 +1,233 @@
+//! How often an enrolment may be refused: from one address, and with one token. Pure.
+//!
+//! A secret of 256 bits is not found by guessing. What is bounded is what a guesser costs: requests to
+//! home, lines of the log, events.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use krypton_runtime::clock::Boot;
+
+/// Many agents may come from one address, or from behind one balancer, and only those that are refused
+/// count in the end.
+const OF_AN_ADDRESS: Limit = Limit {
+    burst: 32,
+    every: Duration::from_secs(2),
+};
+/// Whoever has the right one is refused a few times at most. Short enough that one who knows the public
+/// part of somebody's token holds its owner up by seconds.
+const OF_A_TOKEN: Limit = Limit {
+    burst: 8,
+    every: Duration::from_secs(5),
+};
+/// Addresses and tokens that are kept in mind, some 100 bytes each.
+const KEPT: usize = 4096;
+
+/// So many at once, and one more after each span.
+#[derive(Clone, Copy, Debug)]
+struct Limit {
+    burst: u32,
+    every: Duration,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Whose {
+    Address(IpAddr),
+    Token(String),
+}
+
+impl Whose {
+    fn limit(&self) -> Limit {
+        match self {
+            Self::Address(_) => OF_AN_ADDRESS,
+            Self::Token(_) => OF_A_TOKEN,
+        }
+    }
+}
+
+/// Tried too often.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TooOften {
+    /// `this address` or `this join token`.
+    pub(super) whose: &'static str,
+    /// It is of no use to come back before.
+    pub(super) wait: Duration,
+}
+
+/// Who has been refused how often of late.
+#[derive(Debug, Default)]
+pub(super) struct Pace {
+    /// Until when what was used up is made good: one span each.
+    used: Mutex<HashMap<Whose, Boot>>,
+}
+
+impl Pace {
+    /// An attempt begins. It counts until it is said that it went well.
+    pub(super) fn begin(
+        &self,
+        address: Option<IpAddr>,
+        token: Option<&str>,
+        now: Boot,
+    ) -> Result<(), TooOften> {
+        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let (address, token) = keys(address, token);
+        // An address that may not try does not use up anybody's token.
+        if let Some(address) = &address {
+            take(&mut used, address, now).map_err(|wait| TooOften {
+                whose: "this address",
+                wait,
+            })?;
+        }
+        if let Some(token) = &token {
+            take(&mut used, token, now).map_err(|wait| TooOften {
+                whose: "this join token",
+                wait,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// An attempt was no guess: it let somebody in, or failed for a reason of ours.
+    pub(super) fn harmless(&self, address: Option<IpAddr>, token: Option<&str>) {
+        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let (address, token) = keys(address, token);
+        for whose in [address, token].into_iter().flatten() {
+            let every = whose.limit().every;
+            if let Some(until) = used.get_mut(&whose) {
+                *until = Boot(until.0.saturating_sub(every));
+            }
+        }
+    }
+}
+
+fn keys(address: Option<IpAddr>, token: Option<&str>) -> (Option<Whose>, Option<Whose>) {
+    let token = token.map(|name| Whose::Token(name.to_owned()));
+    (address.map(network).map(Whose::Address), token)
+}
+
+/// Who has one IPv6 address has all of its /64.
+fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V4(address) => address.into(),
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
+    }
+}
+
+fn take(used: &mut HashMap<Whose, Boot>, whose: &Whose, now: Boot) -> Result<(), Duration> {
+    let Limit { burst, every } = whose.limit();
+    let until = used.get(whose).copied().unwrap_or_default().max(now);
+    let next = Boot(until.0 + every);
+    let over = next.since(now).saturating_sub(every * burst);
+    if !over.is_zero() {
+        return Err(over);
+    }
+    if !used.contains_key(whose) && used.len() >= KEPT {
+        used.retain(|_, until| *until > now);
+        // Whoever has used up least loses least.
+        let least = used.iter().min_by_key(|(_, until)| **until);
+        if let Some(least) = least.map(|(whose, _)| whose.clone())
+            && used.len() >= KEPT
+        {
+            used.remove(&least);
+        }
+    }
+    used.insert(whose.clone(), next);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn at(second: u64) -> Boot {
+        Boot(Duration::from_secs(1_000 + second))
+    }
+
+    fn address(last: u8) -> Option<IpAddr> {
+        Some(IpAddr::from([192, 0, 2, last]))
+    }
+
+    #[test]
+    fn a_guesser_is_slowed_by_address_whatever_tokens_it_tries() {
+        let pace = Pace::default();
+        for number in 0..32 {
+            let token = format!("{number:016x}");
+            pace.begin(address(1), Some(&token), at(0)).unwrap();
+        }
+        let slowed = pace.begin(address(1), Some("new"), at(0)).unwrap_err();
+        assert_eq!(slowed.whose, "this address");
+        assert_eq!(slowed.wait, Duration::from_secs(2));
+        pace.begin(address(2), Some("new"), at(0)).unwrap();
+        pace.begin(address(1), Some("new"), at(2)).unwrap();
+        pace.begin(address(1), Some("new"), at(2)).unwrap_err();
+    }
+
+    #[test]
+    fn a_guesser_is_slowed_by_token_from_however_many_addresses() {
+        let pace = Pace::default();
+        for last in 0..8 {
+            pace.begin(address(last), Some("a"), at(0)).unwrap();
+        }
+        let slowed = pace.begin(address(9), Some("a"), at(1)).unwrap_err();
+        assert_eq!(slowed.whose, "this join token");
+        pace.begin(address(9), Some("b"), at(1)).unwrap();
+        // Its owner gets a turn within seconds.
+        pace.begin(address(9), Some("a"), at(5)).unwrap();
+    }
+
+    #[test]
+    fn agents_that_are_let_in_do_not_slow_each_other() {
+        let pace = Pace::default();
+        for number in 0..1_000 {
+            let token = format!("{number:016x}");
+            pace.begin(address(1), Some(&token), at(0)).unwrap();
+            pace.harmless(address(1), Some(&token));
+        }
+    }
+
+    #[test]
+    fn one_who_has_a_whole_ipv6_network_is_one_guesser() {
+        let pace = Pace::default();
+        let of = |host: u16| Some(IpAddr::from([0x2001, 0xdb8, 0, 1, 0, 0, 0, host]));
+        for host in 0..32 {
+            pace.begin(of(host), None, at(0)).unwrap();
+        }
+        pace.begin(of(99), None, at(0)).unwrap_err();
+        let mapped = |last| Some(IpAddr::from([0, 0, 0, 0, 0, 0xffff, 0xc000, last]));
+        pace.begin(mapped(0x201), None, at(0)).unwrap();
+        assert_eq!(keys(mapped(0x201), None), keys(address(1), None));
+    }
+
+    proptest! {
+        #[test]
+        fn in_no_span_more_than_the_burst_and_one_each_span_get_through(
+            pauses in proptest::collection::vec(0_u64..4, 1..300)
+        ) {
+            let pace = Pace::default();
+            let (mut now, mut through) = (0, 0);
+            for pause in pauses {
+                now += pause;
+                through += u64::from(pace.begin(address(1), None, at(now)).is_ok());
+                prop_assert!(through <= 32 + now / 2);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_kept_in_mind_is_bounded_and_the_busiest_stay() {
+        let pace = Pace::default();
+        for _ in 0..32 {
+            pace.begin(address(1), None, at(0)).unwrap();
+        }
+        for other in 0..KEPT + 64 {
+            let other = IpAddr::from((0x0a00_0000 + u32::try_from(other).unwrap()).to_be_bytes());
+            pace.begin(Some(other), None, at(0)).unwrap();
+        }
+        assert_eq!(pace.used.lock().unwrap().len(), KEPT);
+        pace.begin(address(1), None, at(0)).unwrap_err();
+    }
+}

@@ -1,0 +1,600 @@
+//! How agents get their certificates: the service `Enrollment`. Who comes too often is put off, and who
+//! was let in or refused is told of.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use krypton_crds::edge_cluster::{AgentKey, EdgeCluster, EdgeClusterSpec};
+use krypton_proto::v1::enrollment_server::{Enrollment, EnrollmentServer};
+use krypton_proto::{Bytes, v1};
+use krypton_runtime::clock::{self, Boot};
+use krypton_runtime::effect;
+use krypton_types::join_token::Record;
+use krypton_types::names::SELF_CLUSTER;
+use krypton_types::spiffe::is_member_name;
+use kube::api::{Api, Patch, PatchParams, PostParams};
+use kube::{Client, Error as KubeError};
+use rustls::pki_types::CertificateDer;
+use serde_json::{Value, json};
+use thiserror::Error;
+use tokio::sync::Semaphore;
+use tonic::{Request, Response, Status};
+use zeroize::Zeroize as _;
+
+use crate::agent_server::join_token::{self, By, Refusal, TokenError, Verdict};
+use crate::agent_server::listener::Peer;
+use crate::ca::{
+    AGENT_CERTIFICATE_LIFE, AgentCertificate, AuthorityError, Live, REQUEST_MAX_BYTES,
+    RequestError, public_key_digest, read_agent_certificate,
+};
+use crate::leader::Lead;
+use crate::members::agent_keys::{self, NotRenewed};
+
+pub use crate::agent_server::enrollment_audit::{Audit, reason};
+
+use crate::agent_server::enrollment_audit::Attempt;
+use crate::agent_server::enrollment_limit::{Pace, TooOften};
+
+/// A request and what goes with it, which is small.
+const MESSAGE_MAX: usize = REQUEST_MAX_BYTES + 4096;
+/// Each asks the apiserver of home six times.
+const AT_ONCE: usize = 16;
+const DEADLINE: Duration = Duration::from_secs(15);
+/// Somebody who makes the EdgeCluster and deletes it again, three times in a row, is not waited for.
+const TRIES: usize = 3;
+/// The fleet writes how the member stands once a second at most.
+const MARK_TRIES: usize = 5;
+/// A UID of Kubernetes has 36.
+const UID_MAX: usize = 64;
+
+/// Why there is no certificate. What is told to the agent is what `Display` says.
+#[derive(Debug, Error)]
+pub(crate) enum EnrolmentError {
+    #[error("the hub is busy with other enrolments; try again later")]
+    Busy,
+    #[error(
+        "too many enrolments from {} were refused; the next one is looked at in {} s", .0.whose, .0.wait.as_secs() + 1
+    )]
+    TooOften(TooOften),
+    #[error("the hub had no answer of its home cluster within {} s; try again later", DEADLINE.as_secs())]
+    Deadline,
+    #[error("the hub could not read or mark the join token; its log says why, try again later")]
+    Token(#[source] TokenError),
+    #[error(
+        "the hub could not read, make or mark the EdgeCluster {cluster}; its log says why, try again later"
+    )]
+    EdgeCluster {
+        cluster: String,
+        #[source]
+        source: KubeError,
+    },
+    #[error("the EdgeCluster {cluster} comes, goes or changes all the time; try again later")]
+    Unsteady { cluster: String },
+    #[error("the EdgeCluster {cluster} is being deleted; the cluster can join when it is gone")]
+    BeingDeleted { cluster: String },
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    #[error("the UID of the cluster's namespace kube-system is missing or none")]
+    ClusterUid,
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    #[error(
+        "the join token is for {cluster:?}, under which no agent can join; run 'kubectl krypton join NAME' with another name"
+    )]
+    Name { cluster: String },
+    #[error(
+        "cluster {cluster} is banned; set spec.banned of its EdgeCluster to false and start the agent again"
+    )]
+    Banned { cluster: String },
+    #[error(
+        "cluster {cluster} is known as another one: it was rebuilt, or another cluster is joining under its name; if it was rebuilt, run 'kubectl krypton join {cluster} --replace'"
+    )]
+    AnotherCluster { cluster: String },
+    #[error("the hub has just issued another certificate for this key; the agent retries")]
+    Renewing,
+    #[error("a newer key has replaced that of this agent's certificate")]
+    Replaced,
+    #[error("the hub could not sign the certificate; its log says why")]
+    Sign(#[source] AuthorityError),
+}
+
+impl EnrolmentError {
+    fn status(&self) -> Status {
+        let message = self.to_string();
+        match self {
+            Self::Busy | Self::TooOften(_) | Self::Renewing => Status::resource_exhausted(message),
+            Self::Deadline
+            | Self::Token(_)
+            | Self::EdgeCluster { .. }
+            | Self::Unsteady { .. }
+            | Self::BeingDeleted { .. }
+            | Self::Replaced => Status::unavailable(message),
+            Self::Request(_) | Self::ClusterUid => Status::invalid_argument(message),
+            Self::Refused(_) | Self::Banned { .. } => Status::permission_denied(message),
+            Self::Name { .. } | Self::AnotherCluster { .. } => Status::failed_precondition(message),
+            Self::Sign(_) => Status::internal(message),
+        }
+    }
+
+    /// Whether it is the fault of who asks: a guess, or a credential that is not good here.
+    pub(crate) fn is_refusal(&self) -> bool {
+        match self {
+            Self::Request(_)
+            | Self::ClusterUid
+            | Self::Refused(_)
+            | Self::Name { .. }
+            | Self::Banned { .. }
+            | Self::AnotherCluster { .. } => true,
+            Self::Busy
+            | Self::TooOften(_)
+            | Self::Renewing
+            | Self::Replaced
+            | Self::Deadline
+            | Self::Token(_)
+            | Self::EdgeCluster { .. }
+            | Self::Unsteady { .. }
+            | Self::BeingDeleted { .. }
+            | Self::Sign(_) => false,
+        }
+    }
+
+    /// Whether it slows who asks.
+    fn counts(&self) -> bool {
+        self.is_refusal() || matches!(self, Self::TooOften(_))
+    }
+
+    /// In one word: events of one word and member are counted as one.
+    pub(crate) fn word(&self) -> &'static str {
+        match self {
+            Self::Refused(refusal) => refusal.word(),
+            Self::Request(_) => "RequestInvalid",
+            Self::ClusterUid => "ClusterUIDInvalid",
+            Self::Name { .. } => "NameInvalid",
+            Self::Banned { .. } => "Banned",
+            Self::AnotherCluster { .. } => "AnotherCluster",
+            Self::Busy
+            | Self::TooOften(_)
+            | Self::Renewing
+            | Self::Replaced
+            | Self::Deadline
+            | Self::Token(_)
+            | Self::EdgeCluster { .. }
+            | Self::Unsteady { .. }
+            | Self::BeingDeleted { .. }
+            | Self::Sign(_) => "PutOff",
+        }
+    }
+}
+
+/// Gives certificates to agents.
+pub struct Enrolment {
+    client: Client,
+    /// Of the hub, where the tokens are.
+    namespace: String,
+    authority: Arc<Live>,
+    audit: Audit,
+    pace: Pace,
+    places: Semaphore,
+    lead: Lead,
+}
+
+impl fmt::Debug for Enrolment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Enrolment")
+            .field("namespace", &self.namespace)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Enrolment {
+    pub fn new(
+        client: Client,
+        namespace: String,
+        authority: Arc<Live>,
+        audit: Audit,
+        lead: Lead,
+    ) -> Self {
+        Self {
+            client,
+            namespace,
+            authority,
+            audit,
+            pace: Pace::default(),
+            places: Semaphore::new(AT_ONCE),
+            lead,
+        }
+    }
+
+    /// The service, with its limit of sizes.
+    pub fn service(self: &Arc<Self>) -> EnrollmentServer<Self> {
+        EnrollmentServer::from_arc(Arc::clone(self)).max_decoding_message_size(MESSAGE_MAX)
+    }
+
+    /// Whether what enrolling takes may be written on home.
+    fn leads(&self) -> Result<(), Status> {
+        self.lead.gate()?;
+        match self.lead.writes(Boot::now()) {
+            true => Ok(()),
+            false => Err(Status::unavailable(
+                "home does not answer this hub; try again later",
+            )),
+        }
+    }
+
+    async fn admit(
+        &self,
+        request: &v1::EnrollRequest,
+        attempt: &mut Attempt,
+        now: Timestamp,
+    ) -> Result<Admitted, EnrolmentError> {
+        let key = public_key_digest(&request.certificate_request)?;
+        if !is_uid(&request.cluster_uid) {
+            return Err(EnrolmentError::ClusterUid);
+        }
+        let by = By {
+            key: &key,
+            cluster_uid: &request.cluster_uid,
+        };
+        let client = || self.client.clone();
+        let shown = join_token::look_up(client(), &self.namespace, &request.token)
+            .await
+            .map_err(EnrolmentError::Token)?;
+        if let Some(record) = shown.record() {
+            attempt.is_of(&record.cluster);
+        }
+        let again = match shown.verdict(now, by) {
+            Verdict::Use => false,
+            Verdict::Again => true,
+            Verdict::Refuse(refusal) => return Err(refusal.into()),
+        };
+        let record = shown.record().cloned().ok_or(Refusal::Unknown)?;
+        let cluster = record.cluster.clone();
+        if !is_member_name(&cluster) || cluster == SELF_CLUSTER {
+            return Err(EnrolmentError::Name { cluster });
+        }
+        let object = self.edge_cluster_of(&record, again).await?;
+        attempt.has_object(object.metadata.uid.as_ref());
+        let uid = object.metadata.uid.clone().unwrap_or_default();
+        check(&cluster, &object, &request.cluster_uid)?;
+        // Before the certificate leaves: whoever comes second with this token is refused.
+        join_token::redeem(client(), &self.namespace, shown, by, &uid, now)
+            .await
+            .map_err(EnrolmentError::Token)??;
+        let authority = self.authority.now();
+        let request = &request.certificate_request;
+        let signed = authority.sign_agent(request, &cluster, &uid, now, AGENT_CERTIFICATE_LIFE);
+        let certificates = match signed {
+            Err(AuthorityError::Request(error)) => return Err(error.into()),
+            signed => signed.map_err(EnrolmentError::Sign)?,
+        };
+        // Before the certificate leaves: from here on a rotation of the CA waits for who has it.
+        let own = certificates.first();
+        let own = own.and_then(|own| read_agent_certificate(authority.trust_domain(), own).ok());
+        if let Some(own) = own {
+            let key = agent_keys::key_of(&own);
+            let note = |object: &EdgeCluster| Ok(enrolment_note(object, &own, &key));
+            mark(client(), object, note).await?;
+        }
+        Ok(Admitted {
+            roots: authority.roots(),
+            cluster,
+            again,
+            certificates,
+        })
+    }
+
+    /// The EdgeCluster that the token is for; an unused token may make a new one. Deleting an EdgeCluster voids
+    /// all older tokens.
+    async fn edge_cluster_of(
+        &self,
+        token: &Record,
+        used: bool,
+    ) -> Result<EdgeCluster, EnrolmentError> {
+        let cluster = &token.cluster;
+        let client = || self.client.clone();
+        let gone = || Refusal::Gone {
+            cluster: cluster.clone(),
+        };
+        if used || token.edge_cluster.is_some() {
+            let present = get(client(), cluster).await?;
+            let bound = |object: &EdgeCluster| object.metadata.uid == token.edge_cluster;
+            return Ok(present.filter(bound).ok_or_else(gone)?);
+        }
+        let tokens = join_token::of_member(client(), &self.namespace, cluster).await;
+        let tokens = tokens.map_err(EnrolmentError::Token)?;
+        let present = get(client(), cluster).await?;
+        let uid = present
+            .as_ref()
+            .and_then(|object| object.metadata.uid.as_deref());
+        if join_token::is_revoked(token, &tokens, uid) {
+            return Err(gone().into());
+        }
+        match present {
+            Some(object) => Ok(object),
+            None => get_or_make(client(), cluster).await,
+        }
+    }
+
+    /// One attempt of whoever it is, in its turn and in time.
+    async fn attend(
+        &self,
+        request: &v1::EnrollRequest,
+        attempt: &mut Attempt,
+    ) -> Result<Admitted, EnrolmentError> {
+        self.pace
+            .begin(attempt.ip(), attempt.token(), Boot::now())
+            .map_err(EnrolmentError::TooOften)?;
+        let Ok(_place) = self.places.try_acquire() else {
+            return Err(EnrolmentError::Busy);
+        };
+        tokio::time::timeout(DEADLINE, self.admit(request, attempt, clock::wall()))
+            .await
+            .unwrap_or(Err(EnrolmentError::Deadline))
+    }
+}
+
+/// Who got in.
+pub(crate) struct Admitted {
+    pub(crate) cluster: String,
+    pub(crate) again: bool,
+    certificates: Vec<CertificateDer<'static>>,
+    /// As they were when it was signed.
+    roots: Vec<CertificateDer<'static>>,
+}
+
+#[tonic::async_trait]
+impl Enrollment for Enrolment {
+    async fn enroll(
+        &self,
+        request: Request<v1::EnrollRequest>,
+    ) -> Result<Response<v1::EnrollResponse>, Status> {
+        let peer = request.extensions().get::<Peer>();
+        let address = peer.map(|peer| peer.address);
+        peer.inspect(|peer| peer.has_asked());
+        let mut request = request.into_inner();
+        if let Err(refusal) = self.leads() {
+            request.token.zeroize();
+            return Err(refusal);
+        }
+        let mut attempt = Attempt::new(address, &request);
+        let attending = self.attend(&request, &mut attempt);
+        let admitted = self.lead.tracked(attending).await;
+        request.token.zeroize();
+        if !admitted.as_ref().is_err_and(EnrolmentError::counts) {
+            self.pace.harmless(attempt.ip(), attempt.token());
+        }
+        match admitted {
+            Ok(admitted) => {
+                self.audit.admitted(&attempt, &admitted);
+                Ok(Response::new(v1::EnrollResponse {
+                    certificates: on_the_wire(admitted.certificates),
+                    roots: on_the_wire(admitted.roots),
+                }))
+            }
+            Err(error) => {
+                self.audit.refused(&attempt, &error);
+                Err(error.status())
+            }
+        }
+    }
+}
+
+/// Whether the cluster with `cluster_uid` may join as this member.
+fn check(cluster: &str, object: &EdgeCluster, cluster_uid: &str) -> Result<(), EnrolmentError> {
+    let cluster = cluster.to_owned();
+    if object.metadata.deletion_timestamp.is_some() {
+        return Err(EnrolmentError::BeingDeleted { cluster });
+    }
+    if object.spec.banned {
+        return Err(EnrolmentError::Banned { cluster });
+    }
+    let known = object
+        .status
+        .as_ref()
+        .and_then(|status| status.cluster_uid.clone());
+    match known {
+        Some(known) if known != cluster_uid => {
+            tracing::warn!(
+                member = cluster,
+                known,
+                found = cluster_uid,
+                "another cluster asked for a certificate"
+            );
+            Err(EnrolmentError::AnotherCluster { cluster })
+        }
+        _ => Ok(()),
+    }
+}
+
+async fn get(client: Client, cluster: &str) -> Result<Option<EdgeCluster>, EnrolmentError> {
+    let api: Api<EdgeCluster> = Api::all(client);
+    api.get_opt(cluster)
+        .await
+        .map_err(|source| EnrolmentError::EdgeCluster {
+            cluster: cluster.to_owned(),
+            source,
+        })
+}
+
+async fn get_or_make(client: Client, cluster: &str) -> Result<EdgeCluster, EnrolmentError> {
+    let api: Api<EdgeCluster> = Api::all(client);
+    let failed = |source| EnrolmentError::EdgeCluster {
+        cluster: cluster.to_owned(),
+        source,
+    };
+    let new = EdgeCluster::new(cluster, EdgeClusterSpec::default());
+    for _ in 0..TRIES {
+        if let Some(object) = api.get_opt(cluster).await.map_err(failed)? {
+            return Ok(object);
+        }
+        let params = PostParams::default();
+        match effect!("enrolment.edge-cluster", api.create(&params, &new)).await {
+            Err(KubeError::Api(status)) if status.code == 409 => {}
+            made => return made.map_err(failed),
+        }
+    }
+    let cluster = cluster.to_owned();
+    Err(EnrolmentError::Unsteady { cluster })
+}
+
+/// The end of the certificate that an agent enrolled with, and its key, which voids all older keys.
+/// `None` if the status has both.
+fn enrolment_note(object: &EdgeCluster, own: &AgentCertificate, key: &AgentKey) -> Option<Value> {
+    let status = object.status.as_ref();
+    let keys = status.and_then(|status| status.agent_keys.as_ref());
+    let before = status.and_then(|status| status.enrolled_until.as_ref());
+    let until = before.map_or(own.not_after, |before| before.0.max(own.not_after));
+    let next = agent_keys::enrolled(keys, key.clone());
+    let noted = keys == Some(&next) && before.is_some_and(|before| before.0 == until);
+    (!noted).then(|| json!({ "enrolledUntil": Time(until), "agentKeys": agent_keys::patch(&next) }))
+}
+
+/// Records the key that replaces the agent's present one.
+pub(crate) async fn note_renewal(
+    client: Client,
+    of: &AgentCertificate,
+    next: &AgentCertificate,
+    now: Timestamp,
+) -> Result<(), Status> {
+    let object = get(client.clone(), &of.cluster).await;
+    let object = object.map_err(|error| error.status())?;
+    let object = object.filter(|object| object.metadata.uid.as_ref() == Some(&of.uid));
+    let object = object.ok_or_else(|| Status::unavailable("the EdgeCluster is another by now"))?;
+    let [by, key] = [of, next].map(agent_keys::key_of);
+    let note = |object: &EdgeCluster| {
+        let keys = object.status.as_ref().and_then(|it| it.agent_keys.as_ref());
+        let keys =
+            agent_keys::renewed(keys, by.clone(), key.clone(), now).map_err(
+                |refused| match refused {
+                    NotRenewed::Renewing => EnrolmentError::Renewing,
+                    NotRenewed::Replaced => EnrolmentError::Replaced,
+                },
+            )?;
+        Ok(Some(json!({ "agentKeys": agent_keys::patch(&keys) })))
+    };
+    let noted = mark(client, object, note).await;
+    noted.map_err(|error| error.status())
+}
+
+/// Writes a part of the status of this EdgeCluster, and of no other one with its name.
+async fn mark(
+    client: Client,
+    mut object: EdgeCluster,
+    note: impl Fn(&EdgeCluster) -> Result<Option<Value>, EnrolmentError>,
+) -> Result<(), EnrolmentError> {
+    let cluster = object.metadata.name.clone().unwrap_or_default();
+    let uid = object.metadata.uid.clone();
+    let api: Api<EdgeCluster> = Api::all(client.clone());
+    for _ in 0..MARK_TRIES {
+        let Some(status) = note(&object)? else {
+            return Ok(());
+        };
+        let patch = Patch::Merge(json!({
+            "metadata": { "resourceVersion": object.metadata.resource_version },
+            "status": status,
+        }));
+        let params = PatchParams::default();
+        let call = api.patch_status(&cluster, &params, &patch);
+        match effect!("enrolment.mark", call).await {
+            Ok(_) => return Ok(()),
+            Err(KubeError::Api(status)) if matches!(status.code, 404 | 409) => {}
+            Err(source) => return Err(EnrolmentError::EdgeCluster { cluster, source }),
+        }
+        let found = get(client.clone(), &cluster).await?;
+        let found = found.filter(|found| found.metadata.uid == uid);
+        object = found.ok_or_else(|| Refusal::Gone {
+            cluster: cluster.clone(),
+        })?;
+    }
+    Err(EnrolmentError::Unsteady { cluster })
+}
+
+fn is_uid(text: &str) -> bool {
+    (1..=UID_MAX).contains(&text.len())
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')
+}
+
+/// Certificates as messages carry them.
+pub(crate) fn on_the_wire(certificates: Vec<CertificateDer<'static>>) -> Vec<Bytes> {
+    let bytes = certificates.into_iter().map(|der| der.to_vec().into());
+    bytes.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+    use krypton_crds::edge_cluster::EdgeClusterStatus;
+    use krypton_types::error_chain::chain;
+    use tonic::Code;
+
+    use super::*;
+
+    fn edge_cluster(uid: Option<&str>) -> EdgeCluster {
+        let mut object = EdgeCluster::new("edge-1", EdgeClusterSpec::default());
+        object.status = Some(EdgeClusterStatus {
+            cluster_uid: uid.map(str::to_owned),
+            ..EdgeClusterStatus::default()
+        });
+        object
+    }
+
+    fn refusal(object: &EdgeCluster) -> Status {
+        check("edge-1", object, "here").unwrap_err().status()
+    }
+
+    #[test]
+    fn the_cluster_that_is_known_may_join_and_one_that_is_not_known_yet() {
+        let mut unheard = edge_cluster(None);
+        check("edge-1", &unheard, "here").unwrap();
+        unheard.status = None;
+        check("edge-1", &unheard, "here").unwrap();
+        check("edge-1", &edge_cluster(Some("here")), "here").unwrap();
+    }
+
+    #[test]
+    fn another_cluster_does_not_join_under_a_name_that_is_taken() {
+        let status = refusal(&edge_cluster(Some("there")));
+        assert_eq!(status.code(), Code::FailedPrecondition);
+        for word in ["edge-1", "join edge-1 --replace"] {
+            assert!(status.message().contains(word), "{}", status.message());
+        }
+        for uid in ["there", "here"] {
+            assert!(!status.message().contains(uid), "{}", status.message());
+        }
+    }
+
+    #[test]
+    fn a_banned_member_is_refused_and_one_that_is_going_has_to_wait() {
+        let mut banned = edge_cluster(Some("here"));
+        banned.spec.banned = true;
+        assert_eq!(refusal(&banned).code(), Code::PermissionDenied);
+        let mut going = edge_cluster(Some("here"));
+        going.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
+        assert_eq!(refusal(&going).code(), Code::Unavailable);
+    }
+
+    #[test]
+    fn what_is_no_uid_is_refused() {
+        assert!(is_uid("6f1f2f3c-0000-4000-8000-0123456789ab"));
+        for wrong in ["", "a b", "a\n", "ü", "a\"", &"a".repeat(65)] {
+            assert!(!is_uid(wrong), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn what_went_wrong_at_home_is_not_told_to_strangers() {
+        let source = KubeError::LinesCodecMaxLineLengthExceeded;
+        let error = EnrolmentError::Token(TokenError::Read {
+            namespace: "krypton".to_owned(),
+            name: "krypton-join-x".to_owned(),
+            source,
+        });
+        let status = error.status();
+        assert_eq!(status.code(), Code::Unavailable);
+        assert!(!status.message().contains("krypton-join"));
+        assert!(chain(&error).contains("krypton-join-x"));
+    }
+}

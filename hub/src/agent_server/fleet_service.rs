@@ -1,0 +1,358 @@
+//! The service `krypton.fleet.v1.Fleet`: who may call, and what is answered.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::stream::BoxStream;
+use krypton_helm::chart::{ChartCache, ChartRef, Fetched};
+use krypton_proto::v1::{self, AgentMessage, HubMessage, chart_part, fleet_server::Fleet};
+use krypton_proto::{AGENT_MESSAGE_MAX, CHUNK, HUB_MESSAGE_MAX};
+use krypton_runtime::clock::{self, Boot};
+use krypton_runtime::newest::Newest as _;
+use krypton_types::error_chain::chain;
+use kube::Client;
+use rustls::pki_types::CertificateDer;
+use tokio::io::{AsyncReadExt, AsyncSeekExt, SeekFrom};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::agent_server::enrollment_service::{self, on_the_wire};
+use crate::agent_server::listener::Peer;
+use crate::agent_server::session::{Sessions, admit};
+use crate::ca::{AGENT_CERTIFICATE_LIFE, AgentCertificate, Live, read_agent_certificate};
+use crate::members::agent_keys::{self, Verdict};
+use crate::members::{Asking, Member};
+
+/// Charts on their way to agents at once; a chart has 10 MiB at most, of which each holds two chunks.
+const CHART_STREAMS: usize = 32;
+/// Chunks of one chart on their way.
+const CHUNKS_AHEAD: usize = 2;
+/// As long as an agent waits for a chart.
+const CHART_DEADLINE: Duration = Duration::from_secs(60);
+/// For the record of a renewed key.
+const RECORD_DEADLINE: Duration = Duration::from_secs(10);
+/// The watch on EdgeClusters brings the record back sooner.
+const KNOWN_WITHIN: Duration = Duration::from_secs(2);
+
+/// The service, for `FleetServer`.
+pub struct FleetService {
+    sessions: Arc<Sessions>,
+    charts: Arc<ChartCache>,
+    authority: Arc<Live>,
+    chart_streams: Arc<Semaphore>,
+    /// Where the hub records keys; `None` in tests without a home cluster.
+    home: Option<Client>,
+}
+
+impl fmt::Debug for FleetService {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FleetService").finish_non_exhaustive()
+    }
+}
+
+impl FleetService {
+    pub fn new(sessions: Arc<Sessions>, charts: Arc<ChartCache>, authority: Arc<Live>) -> Self {
+        Self {
+            sessions,
+            charts,
+            authority,
+            chart_streams: Arc::new(Semaphore::new(CHART_STREAMS)),
+            home: None,
+        }
+    }
+
+    /// The service notes on the EdgeClusters of this cluster which keys it has signed.
+    #[must_use]
+    pub fn recording(mut self, home: Client) -> Self {
+        self.home = Some(home);
+        self
+    }
+
+    fn admit(&self, certificate: &AgentCertificate) -> Result<Arc<Member>, Status> {
+        let member = admit(&self.sessions.members, certificate, &self.authority.now())?;
+        self.sessions.check_key(&member, certificate)?;
+        Ok(member)
+    }
+
+    /// Runs before the certificate leaves: the hub refuses keys that it has not recorded.
+    async fn record(
+        &self,
+        member: &Member,
+        certificate: &AgentCertificate,
+        signed: Option<&CertificateDer<'static>>,
+    ) -> Result<(), Status> {
+        let (Some(home), Some(signed)) = (&self.home, signed) else {
+            return Ok(());
+        };
+        let trust_domain = self.authority.now().trust_domain().to_owned();
+        let next = read_agent_certificate(&trust_domain, signed)
+            .map_err(|error| Status::internal(error.to_string()))?;
+        let noting =
+            enrollment_service::note_renewal(home.clone(), certificate, &next, clock::wall());
+        let noted = tokio::time::timeout(RECORD_DEADLINE, self.sessions.lead.tracked(noting));
+        let noted = noted
+            .await
+            .map_err(|_| Status::unavailable("home does not answer; the agent retries"))?;
+        noted?;
+        // The agent reconnects with it immediately, so this hub waits until it knows the key.
+        let key = agent_keys::key_of(&next);
+        let mut admission = member.admission.subscribe();
+        let known = admission.wait_for(|admission| {
+            let keys = admission.keys.as_ref();
+            agent_keys::judge(keys, &key, clock::wall()) == Verdict::Good
+        });
+        if tokio::time::timeout(KNOWN_WITHIN, known).await.is_err() {
+            tracing::debug!(member = %certificate.cluster, "the new key is not known here yet");
+        }
+        Ok(())
+    }
+
+    /// With the limits of messages.
+    pub fn into_server(self) -> v1::fleet_server::FleetServer<Self> {
+        v1::fleet_server::FleetServer::new(self)
+            .max_decoding_message_size(AGENT_MESSAGE_MAX)
+            .max_encoding_message_size(HUB_MESSAGE_MAX)
+    }
+}
+
+/// The certificate that the caller has shown. What it says of itself in messages counts for nothing.
+fn caller<T>(request: &Request<T>) -> Result<AgentCertificate, Status> {
+    let peer = request.extensions().get::<Peer>();
+    match peer.map(|peer| peer.certificate.clone()) {
+        Some(Ok(certificate)) => Ok(certificate),
+        Some(Err(problem)) => Err(Status::unauthenticated(problem)),
+        None => Err(Status::unauthenticated("no client certificate")),
+    }
+}
+
+fn not_too_often(member: &Member, asking: Asking) -> Result<(), Status> {
+    member.asks(Boot::now(), asking).map_err(|wait| {
+        let what = match asking {
+            Asking::Session => "a session",
+            Asking::Renewal => "a certificate",
+            Asking::Chart => "a chart",
+        };
+        Status::resource_exhausted(format!(
+            "this member has asked for {what} too often; try again in {} s",
+            wait.as_secs() + 1
+        ))
+    })
+}
+
+#[tonic::async_trait]
+impl Fleet for FleetService {
+    type ConnectStream = ReceiverStream<Result<HubMessage, Status>>;
+    type FetchChartStream = BoxStream<'static, Result<v1::ChartPart, Status>>;
+
+    async fn connect(
+        &self,
+        request: Request<Streaming<AgentMessage>>,
+    ) -> Result<Response<Self::ConnectStream>, Status> {
+        self.sessions.lead.gate()?;
+        let certificate = caller(&request)?;
+        let member = self.admit(&certificate)?;
+        not_too_often(&member, Asking::Session)?;
+        let messages = self.sessions.start(
+            member,
+            certificate,
+            request.into_inner(),
+            self.authority.subscribe(),
+        );
+        Ok(Response::new(ReceiverStream::new(messages)))
+    }
+
+    async fn renew(
+        &self,
+        request: Request<v1::RenewRequest>,
+    ) -> Result<Response<v1::RenewResponse>, Status> {
+        self.sessions.lead.gate()?;
+        let certificate = caller(&request)?;
+        let member = self.admit(&certificate)?;
+        not_too_often(&member, Asking::Renewal)?;
+        let asked = request.into_inner().certificate_request;
+        let authority = self.authority.now();
+        let certificates = authority
+            .sign_agent(
+                &asked,
+                &certificate.cluster,
+                &certificate.uid,
+                clock::wall(),
+                AGENT_CERTIFICATE_LIFE,
+            )
+            .map_err(|error| Status::invalid_argument(chain(&error)))?;
+        self.record(&member, &certificate, certificates.first())
+            .await?;
+        tracing::info!(member = %certificate.cluster, "an agent's certificate was renewed");
+        Ok(Response::new(v1::RenewResponse {
+            certificates: on_the_wire(certificates),
+            roots: on_the_wire(authority.roots()),
+        }))
+    }
+
+    async fn fetch_chart(
+        &self,
+        request: Request<v1::FetchChartRequest>,
+    ) -> Result<Response<Self::FetchChartStream>, Status> {
+        self.sessions.lead.gate()?;
+        let certificate = caller(&request)?;
+        let member = self.admit(&certificate)?;
+        not_too_often(&member, Asking::Chart)?;
+        let asked = request.into_inner();
+        // Only what the member is to run anyway: the hub is nobody's way to other addresses.
+        let desired = member
+            .slot
+            .get()
+            .as_ref()
+            .map(|slot| Arc::clone(&slot.desired))
+            .filter(|desired| desired.digest() == asked.digest)
+            .ok_or_else(|| Status::not_found("the member's desired state is another by now"))?;
+        let [of_all, of_member] = [&self.chart_streams, &member.charts].map(|places| {
+            Arc::clone(places).try_acquire_owned().map_err(|_| {
+                Status::resource_exhausted("too many charts are being fetched; try again")
+            })
+        });
+        let permits = [of_all?, of_member?];
+        let chart = ChartRef {
+            repo: desired.chart.repo.clone(),
+            name: desired.chart.name.clone(),
+            version: desired.chart.version_to_fetch().into_owned(),
+        };
+        let fetched = Box::pin(self.charts.fetch(&chart)).await.map_err(|error| {
+            Status::unavailable(format!("the hub has no chart either: {}", chain(&*error)))
+        })?;
+        let (parts, stream) = mpsc::channel(CHUNKS_AHEAD);
+        tokio::spawn(send_chart(fetched, asked, parts, permits));
+        Ok(Response::new(Box::pin(ReceiverStream::new(stream))))
+    }
+}
+
+type Parts = mpsc::Sender<Result<v1::ChartPart, Status>>;
+
+async fn send_chart(
+    fetched: Fetched,
+    asked: v1::FetchChartRequest,
+    parts: Parts,
+    _permits: [OwnedSemaphorePermit; 2],
+) {
+    let sending = async {
+        let read = |error: std::io::Error| {
+            Status::unavailable(format!("reading the chart failed: {error}"))
+        };
+        let mut file = tokio::fs::File::open(&fetched.path).await.map_err(read)?;
+        let size = file.metadata().await.map_err(read)?.len();
+        let from = begin(&asked, &fetched.sha256, size);
+        let head = v1::ChartHead {
+            sha256: fetched.sha256.clone(),
+            size,
+            version: fetched.version.clone(),
+            from,
+        };
+        send_part(&parts, chart_part::Kind::Head(head)).await?;
+        if asked.have_sha256 == fetched.sha256 {
+            return Ok(());
+        }
+        file.seek(SeekFrom::Start(from)).await.map_err(read)?;
+        let mut buffer = vec![0; CHUNK];
+        loop {
+            let length = file.read(&mut buffer).await.map_err(read)?;
+            let Some(chunk) = buffer.get(..length).filter(|chunk| !chunk.is_empty()) else {
+                return Ok(());
+            };
+            send_part(&parts, chart_part::Kind::Chunk(chunk.to_vec().into())).await?;
+        }
+    };
+    let sent: Result<(), Status> = tokio::time::timeout(CHART_DEADLINE, sending)
+        .await
+        .unwrap_or_else(|_| Err(Status::deadline_exceeded("the agent reads too slowly")));
+    if let Err(status) = sent {
+        tracing::debug!(reason = status.message(), "a chart was not sent to its end");
+        if parts.try_send(Err(status)).is_err() {
+            tracing::trace!("the agent has gone");
+        }
+    }
+}
+
+/// Where the chunks begin: after what the agent has of this very chart.
+fn begin(asked: &v1::FetchChartRequest, sha256: &str, size: u64) -> u64 {
+    if asked.from_sha256 == sha256 && asked.from <= size {
+        asked.from
+    } else {
+        0
+    }
+}
+
+async fn send_part(parts: &Parts, kind: chart_part::Kind) -> Result<(), Status> {
+    let part = v1::ChartPart { kind: Some(kind) };
+    parts
+        .send(Ok(part))
+        .await
+        .map_err(|_| Status::cancelled("the agent has gone"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chart_goes_on_where_it_broke_off_only_when_it_is_the_same() {
+        let begin = |from, of: &str| {
+            let asked = v1::FetchChartRequest {
+                from,
+                from_sha256: of.to_owned(),
+                ..v1::FetchChartRequest::default()
+            };
+            begin(&asked, "ab", 10)
+        };
+        assert_eq!([begin(0, ""), begin(4, "ab"), begin(10, "ab")], [0, 4, 10]);
+        assert_eq!([begin(4, "cd"), begin(4, ""), begin(11, "ab")], [0, 0, 0]);
+    }
+
+    /// Where the hub says that it begins, and what it sends.
+    async fn sent(fetched: &Fetched, asked: v1::FetchChartRequest) -> (u64, Vec<u8>) {
+        let permit = async || {
+            let one = Arc::new(Semaphore::new(1)).acquire_owned();
+            one.await.unwrap()
+        };
+        let (parts, mut stream) = mpsc::channel(CHUNKS_AHEAD);
+        let permits = [permit().await, permit().await];
+        let sending = tokio::spawn(send_chart(fetched.clone(), asked, parts, permits));
+        let (mut from, mut bytes) = (None, Vec::new());
+        while let Some(part) = stream.recv().await {
+            match part.unwrap().kind.unwrap() {
+                chart_part::Kind::Head(head) => from = Some(head.from),
+                chart_part::Kind::Chunk(chunk) => bytes.extend_from_slice(&chunk),
+            }
+        }
+        sending.await.unwrap();
+        (from.unwrap(), bytes)
+    }
+
+    #[tokio::test]
+    async fn what_is_sent_is_what_the_agent_does_not_have() {
+        let whole = vec![7; CHUNK + 10];
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("chart.tgz");
+        std::fs::write(&path, &whole).unwrap();
+        let fetched = Fetched {
+            path,
+            sha256: "ab".to_owned(),
+            name: "small".to_owned(),
+            version: "1.0.0".to_owned(),
+        };
+        let plain = v1::FetchChartRequest::default();
+        assert_eq!(sent(&fetched, plain.clone()).await, (0, whole.clone()));
+        let rest = v1::FetchChartRequest {
+            from: 20,
+            from_sha256: "ab".to_owned(),
+            ..plain.clone()
+        };
+        assert_eq!(sent(&fetched, rest).await, (20, whole[20..].to_vec()));
+        let all = v1::FetchChartRequest {
+            have_sha256: "ab".to_owned(),
+            ..plain
+        };
+        assert_eq!(sent(&fetched, all).await, (0, Vec::new()));
+    }
+}

@@ -1,0 +1,546 @@
+//! Whom a join token lets in, and the calls that read, use and delete its Secret.
+
+use std::fmt;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Secret;
+use krypton_runtime::effect;
+use krypton_types::fingerprint::sha256_hex;
+use krypton_types::join_bundle::is_token;
+use krypton_types::join_token::{LABEL, MEMBER_LABEL, NAME_PREFIX, Record, User};
+use kube::api::{Api, DeleteParams, ListParams, PostParams, Preconditions};
+use kube::{Client, Error as KubeError};
+use thiserror::Error;
+use zeroize::Zeroizing;
+
+/// How long an expired token is kept, to answer who comes late with it.
+const KEPT: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// As long as a digest, and none of any secret that anybody could find.
+const NO_DIGEST: &str = "0000000000000000000000000000000000000000000000000000000000000000";
+const DEADLINE: Duration = Duration::from_secs(10);
+const PAGE_SIZE: u32 = 200;
+/// Writes of one token that other writers may get in the way of.
+const TRIES: usize = 3;
+
+#[derive(Debug, Error)]
+pub enum TokenError {
+    #[error("reading Secret {namespace}/{name} failed; check that the hub may get Secrets there")]
+    Read {
+        namespace: String,
+        name: String,
+        #[source]
+        source: KubeError,
+    },
+    #[error(
+        "marking Secret {namespace}/{name} as used failed; check that the hub may update Secrets there"
+    )]
+    Mark {
+        namespace: String,
+        name: String,
+        #[source]
+        source: KubeError,
+    },
+    #[error("Secret {namespace}/{name} is written by others all the time; find out by whom")]
+    Unsteady { namespace: String, name: String },
+    #[error(
+        "listing join tokens in the namespace {namespace} failed; check that the hub may list Secrets there"
+    )]
+    List {
+        namespace: String,
+        #[source]
+        source: KubeError,
+    },
+    #[error(
+        "deleting Secret {namespace}/{name} failed; check that the hub may delete Secrets there"
+    )]
+    Delete {
+        namespace: String,
+        name: String,
+        #[source]
+        source: KubeError,
+    },
+    #[error(
+        "Secrets in the namespace {namespace}: no answer within {} s; check that home answers", DEADLINE.as_secs()
+    )]
+    Deadline { namespace: String },
+}
+
+/// Who shows a token.
+#[derive(Clone, Copy, Debug)]
+pub struct By<'a> {
+    /// Digest of their public key.
+    pub key: &'a str,
+    /// UID of the cluster they say they are on.
+    pub cluster_uid: &'a str,
+}
+
+/// What is to be done with who shows a token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is used by this key from now on.
+    Use,
+    /// This key has used it before.
+    Again,
+    Refuse(Refusal),
+}
+
+/// Why a token lets nobody in. What goes beyond `Unknown` is told only to who has its secret.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum Refusal {
+    #[error(
+        "the join token is not known here; run 'kubectl krypton join NAME' against this hub's home cluster and use the bundle that it prints"
+    )]
+    Unknown,
+    #[error(
+        "the join token of cluster {cluster} expired at {expires}; run 'kubectl krypton join {cluster}' again"
+    )]
+    Expired { cluster: String, expires: Timestamp },
+    #[error(
+        "the join token of cluster {cluster} was used already by another key; run 'kubectl krypton join {cluster}' again, and find out who has used it if that was not you"
+    )]
+    Used { cluster: String },
+    #[error(
+        "the join token of cluster {cluster} was used already on another cluster; run 'kubectl krypton join {cluster}' again, and find out who has used it if that was not you"
+    )]
+    OtherCluster { cluster: String },
+    #[error(
+        "EdgeCluster {cluster} has been deleted since the join token was issued; run 'kubectl krypton join {cluster}' again"
+    )]
+    Gone { cluster: String },
+}
+
+impl Refusal {
+    /// In one word.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Unknown => "TokenUnknown",
+            Self::Expired { .. } => "TokenExpired",
+            Self::Used { .. } => "TokenUsed",
+            Self::OtherCluster { .. } => "TokenUsedElsewhere",
+            Self::Gone { .. } => "TokenRevoked",
+        }
+    }
+}
+
+/// Judges `secret`, shown by `by`. Takes as long whichever part of a
+/// secret is wrong, and for an unknown token as for a wrong secret.
+pub fn verdict(record: Option<&Record>, secret: &str, now: Timestamp, by: By<'_>) -> Verdict {
+    let expected = record.map_or(NO_DIGEST, |record| &record.secret_sha256);
+    let shown = sha256_hex(secret.as_bytes());
+    let right =
+        aws_lc_rs::constant_time::verify_slices_are_equal(expected.as_bytes(), shown.as_bytes());
+    let record = match (record, right) {
+        (Some(record), Ok(())) => record,
+        _ => return Verdict::Refuse(Refusal::Unknown),
+    };
+    let cluster = record.cluster.clone();
+    if record.expires <= now {
+        let expires = record.expires;
+        return Verdict::Refuse(Refusal::Expired { cluster, expires });
+    }
+    match (&record.used_by, &record.cluster_uid) {
+        (None, _) => Verdict::Use,
+        (Some(digest), _) if digest != by.key => Verdict::Refuse(Refusal::Used { cluster }),
+        (Some(_), Some(known)) if known != by.cluster_uid => {
+            Verdict::Refuse(Refusal::OtherCluster { cluster })
+        }
+        (Some(_), _) => Verdict::Again,
+    }
+}
+
+/// A token that somebody has shown, and what home knows of it.
+#[derive(Clone)]
+pub struct Shown {
+    secret: Zeroizing<String>,
+    object: Option<(Secret, Record)>,
+}
+
+impl fmt::Debug for Shown {
+    /// Without the secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shown")
+            .field("record", &self.record())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Shown {
+    pub fn record(&self) -> Option<&Record> {
+        self.object.as_ref().map(|(_, record)| record)
+    }
+
+    pub fn verdict(&self, now: Timestamp, by: By<'_>) -> Verdict {
+        verdict(self.record(), &self.secret, now, by)
+    }
+}
+
+/// Reads what home knows of `token`. What is no token is an unknown one.
+pub async fn look_up(client: Client, namespace: &str, token: &str) -> Result<Shown, TokenError> {
+    let mut shown = Shown {
+        secret: Zeroizing::new(String::new()),
+        object: None,
+    };
+    let Some((name, secret)) = token.split_once('.').filter(|_| is_token(token)) else {
+        return Ok(shown);
+    };
+    shown.secret = Zeroizing::new(secret.to_owned());
+    let api: Api<Secret> = Api::namespaced(client, namespace);
+    shown.object = get(&api, namespace, &format!("{NAME_PREFIX}{name}")).await?;
+    Ok(shown)
+}
+
+/// Marks a token as used by a key for an EdgeCluster. Of two keys that race, one wins and the other is refused.
+pub async fn redeem(
+    client: Client,
+    namespace: &str,
+    shown: Shown,
+    by: By<'_>,
+    edge_cluster_uid: &str,
+    now: Timestamp,
+) -> Result<Result<Record, Refusal>, TokenError> {
+    let api: Api<Secret> = Api::namespaced(client, namespace);
+    let Shown { secret, mut object } = shown;
+    for _ in 0..TRIES {
+        let record = object.as_ref().map(|(_, record)| record);
+        match verdict(record, &secret, now, by) {
+            Verdict::Use => {}
+            Verdict::Refuse(refusal) => return Ok(Err(refusal)),
+            Verdict::Again => {
+                return Ok(object.map(|(_, record)| record).ok_or(Refusal::Unknown));
+            }
+        }
+        let Some((mut used, mut record)) = object else {
+            return Ok(Err(Refusal::Unknown));
+        };
+        let user = User {
+            key: by.key,
+            cluster_uid: by.cluster_uid,
+            edge_cluster_uid,
+        };
+        user.mark(&mut used, now);
+        let name = used.metadata.name.clone().unwrap_or_default();
+        // The object that was read carries its resourceVersion.
+        let params = PostParams::default();
+        let call = effect!("join-token.redeem", api.replace(&name, &params, &used));
+        match in_time(namespace, call).await? {
+            Ok(_) => {
+                record.used_by = Some(by.key.to_owned());
+                record.cluster_uid = Some(by.cluster_uid.to_owned());
+                record.edge_cluster = Some(edge_cluster_uid.to_owned());
+                record.used_at = Some(now);
+                return Ok(Ok(record));
+            }
+            Err(KubeError::Api(status)) if matches!(status.code, 404 | 409) => {
+                object = get(&api, namespace, &name).await?;
+            }
+            Err(source) => {
+                return Err(TokenError::Mark {
+                    namespace: namespace.to_owned(),
+                    name,
+                    source,
+                });
+            }
+        }
+    }
+    Err(TokenError::Unsteady {
+        namespace: namespace.to_owned(),
+        name: object
+            .and_then(|(object, _)| object.metadata.name)
+            .unwrap_or_default(),
+    })
+}
+
+/// All tokens of a member.
+///
+/// # Errors
+/// When the tokens cannot be listed.
+pub async fn of_member(
+    client: Client,
+    namespace: &str,
+    cluster: &str,
+) -> Result<Vec<Record>, TokenError> {
+    let labels = format!("{LABEL}=true,{MEMBER_LABEL}={cluster}");
+    let tokens = list(client, namespace, &labels).await?;
+    Ok(tokens.iter().filter_map(Record::read).collect())
+}
+
+/// Whether a later deletion of the EdgeCluster voids this unused token. Another token shows that: it was used after
+/// this one was created, for an EdgeCluster that is gone.
+///
+/// `others` must be older than `present_uid`. The EdgeCluster of a use in between would seem to be gone.
+pub fn is_revoked(token: &Record, others: &[Record], present_uid: Option<&str>) -> bool {
+    others.iter().any(|other| {
+        let used_since = other.used_at.is_some_and(|at| at >= token.created);
+        used_since && other.cluster == token.cluster && other.edge_cluster.as_deref() != present_uid
+    })
+}
+
+/// Deletes the tokens that expired more than a day ago, and says how many those were.
+pub async fn sweep(client: Client, namespace: &str, now: Timestamp) -> Result<usize, TokenError> {
+    let tokens = list(client.clone(), namespace, &format!("{LABEL}=true")).await?;
+    let api: Api<Secret> = Api::namespaced(client, namespace);
+    let mut deleted = 0;
+    for object in tokens.iter().filter(|object| outlived(object, now)) {
+        deleted += usize::from(delete(&api, namespace, object).await?);
+    }
+    Ok(deleted)
+}
+
+async fn list(client: Client, namespace: &str, labels: &str) -> Result<Vec<Secret>, TokenError> {
+    let api: Api<Secret> = Api::namespaced(client, namespace);
+    let mut params = ListParams::default().labels(labels).limit(PAGE_SIZE);
+    let mut found = Vec::new();
+    loop {
+        let page = in_time(namespace, api.list(&params)).await?;
+        let page = page.map_err(|source| TokenError::List {
+            namespace: namespace.to_owned(),
+            source,
+        })?;
+        found.extend(page.items);
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => params = params.continue_token(&token),
+            None => return Ok(found),
+        }
+    }
+}
+
+async fn get(
+    api: &Api<Secret>,
+    namespace: &str,
+    name: &str,
+) -> Result<Option<(Secret, Record)>, TokenError> {
+    let found = in_time(namespace, api.get_opt(name))
+        .await?
+        .map_err(|source| TokenError::Read {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            source,
+        })?;
+    let Some(object) = found else {
+        return Ok(None);
+    };
+    let record = Record::read(&object);
+    if record.is_none() {
+        tracing::warn!(
+            secret = %format_args!("{namespace}/{name}"),
+            "a Secret with the name of a join token is none: its label, cluster, secret-sha256 or expires is missing or wrong; delete it"
+        );
+    }
+    Ok(record.map(|record| (object, record)))
+}
+
+/// Whether it was deleted by this call: unchanged since it was listed, and not already gone.
+async fn delete(api: &Api<Secret>, namespace: &str, object: &Secret) -> Result<bool, TokenError> {
+    let name = object.metadata.name.clone().unwrap_or_default();
+    let params = DeleteParams {
+        preconditions: Some(Preconditions {
+            uid: object.metadata.uid.clone(),
+            resource_version: object.metadata.resource_version.clone(),
+        }),
+        ..DeleteParams::default()
+    };
+    let call = effect!("join-token.sweep", api.delete(&name, &params));
+    match in_time(namespace, call).await? {
+        Ok(_) => Ok(true),
+        Err(KubeError::Api(status)) if matches!(status.code, 404 | 409) => Ok(false),
+        Err(source) => Err(TokenError::Delete {
+            namespace: namespace.to_owned(),
+            name,
+            source,
+        }),
+    }
+}
+
+/// One that cannot be read is left for a person to look at.
+fn outlived(object: &Secret, now: Timestamp) -> bool {
+    Record::read(object).is_some_and(|record| {
+        record
+            .expires
+            .saturating_add(KEPT)
+            .is_ok_and(|end| end < now)
+    })
+}
+
+async fn in_time<T>(
+    namespace: &str,
+    call: impl Future<Output = Result<T, KubeError>>,
+) -> Result<Result<T, KubeError>, TokenError> {
+    tokio::time::timeout(DEADLINE, call)
+        .await
+        .map_err(|_| TokenError::Deadline {
+            namespace: namespace.to_owned(),
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use krypton_types::join_token;
+
+    use super::*;
+
+    const SECRET: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn record(used_by: Option<&str>) -> Record {
+        Record {
+            cluster: "edge-1".to_owned(),
+            secret_sha256: sha256_hex(SECRET.as_bytes()),
+            expires: at(1000),
+            used_by: used_by.map(str::to_owned),
+            edge_cluster: None,
+            cluster_uid: used_by.map(|_| "here".to_owned()),
+            created: at(0),
+            used_at: used_by.map(|_| at(500)),
+        }
+    }
+
+    fn by(key: &str) -> By<'_> {
+        let cluster_uid = "here";
+        By { key, cluster_uid }
+    }
+
+    fn object(life: Duration) -> Secret {
+        let random = (&[1; 8], &[2; 32]);
+        let (mut object, _) = join_token::new("edge-1", None, life, at(0), random);
+        object.metadata.creation_timestamp = Some(Time(at(0)));
+        object
+    }
+
+    #[test]
+    fn a_token_is_good_for_one_key_only() {
+        let judge = |used_by, key| verdict(Some(&record(used_by)), SECRET, at(999), by(key));
+        assert_eq!(judge(None, "a"), Verdict::Use);
+        assert_eq!(judge(Some("a"), "a"), Verdict::Again);
+        let Verdict::Refuse(refusal) = judge(Some("a"), "b") else {
+            panic!("another key got in");
+        };
+        let said = refusal.to_string();
+        assert!(
+            said.contains("edge-1 was used already by another key"),
+            "{said}"
+        );
+    }
+
+    #[test]
+    fn a_token_that_was_used_is_good_on_that_cluster_only() {
+        let judge = |record: &Record, cluster_uid| {
+            let by = By {
+                key: "a",
+                cluster_uid,
+            };
+            verdict(Some(record), SECRET, at(999), by)
+        };
+        let mut used = record(Some("a"));
+        assert_eq!(judge(&used, "here"), Verdict::Again);
+        let Verdict::Refuse(refusal) = judge(&used, "there") else {
+            panic!("another cluster got in");
+        };
+        let said = refusal.to_string();
+        for word in ["edge-1", "kubectl krypton join"] {
+            assert!(said.contains(word), "{said}");
+        }
+        assert!(!said.contains("UID"), "{said}");
+        assert_eq!(judge(&record(None), "there"), Verdict::Use);
+        // Used by an older hub, which did not write where.
+        used.cluster_uid = None;
+        assert_eq!(judge(&used, "there"), Verdict::Again);
+    }
+
+    #[test]
+    fn deleted_edge_cluster_revokes_unused_tokens() {
+        let used_for = |uid: &str| Record {
+            edge_cluster: Some(uid.to_owned()),
+            ..record(Some("a"))
+        };
+        let made_at = |second| Record {
+            created: at(second),
+            ..record(None)
+        };
+        for (other, token, present, revoked) in [
+            (used_for("1"), made_at(0), None, true),
+            (used_for("1"), made_at(0), Some("2"), true),
+            (used_for("1"), made_at(0), Some("1"), false),
+            // Made after the other was used: perhaps after the deletion.
+            (used_for("1"), made_at(501), None, false),
+            (made_at(0), made_at(0), None, false),
+        ] {
+            let others = [other.clone()];
+            assert_eq!(is_revoked(&token, &others, present), revoked, "{other:?}");
+            let of_another = Record {
+                cluster: "edge-2".to_owned(),
+                ..other
+            };
+            assert!(!is_revoked(&token, &[of_another], present));
+        }
+    }
+
+    #[test]
+    fn a_token_ends_for_the_key_that_used_it_too() {
+        for used_by in [None, Some("a"), Some("b")] {
+            let record = record(used_by);
+            for late in [1000, 1001] {
+                let Verdict::Refuse(refusal) = verdict(Some(&record), SECRET, at(late), by("a"))
+                else {
+                    panic!("{used_by:?} at {late}");
+                };
+                assert_eq!(
+                    refusal.to_string(),
+                    "the join token of cluster edge-1 expired at 1970-01-01T00:16:40Z; run 'kubectl krypton join edge-1' again"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn who_has_not_the_secret_learns_nothing() {
+        let unknown = Verdict::Refuse(Refusal::Unknown);
+        let mut nearly = SECRET.to_owned();
+        nearly.pop();
+        for used_by in [None, Some("a")] {
+            let record = record(used_by);
+            for wrong in ["", "x", &nearly, &"0".repeat(64), &record.secret_sha256] {
+                for now in [0, 5000] {
+                    assert_eq!(verdict(Some(&record), wrong, at(now), by("a")), unknown);
+                }
+            }
+        }
+        for secret in ["", SECRET] {
+            assert_eq!(verdict(None, secret, at(0), by("a")), unknown);
+        }
+    }
+
+    #[test]
+    fn forged_token_ends_a_day_after_its_creation() {
+        let mut forged = object(Duration::MAX);
+        let day = 24 * 3600;
+        assert_eq!(Record::read(&forged).unwrap().expires, at(day));
+        assert!(outlived(&forged, at(2 * day + 1)));
+        // Without a date it was not read from an apiserver.
+        forged.metadata.creation_timestamp = None;
+        assert_eq!(Record::read(&forged), None);
+    }
+
+    #[test]
+    fn an_expired_token_is_kept_for_a_day() {
+        let token = object(Duration::from_secs(1000));
+        assert!(!outlived(&token, at(1000)));
+        assert!(!outlived(&token, at(1000 + 24 * 3600)));
+        assert!(outlived(&token, at(1001 + 24 * 3600)));
+        assert!(!outlived(&Secret::default(), Timestamp::MAX));
+    }
+
+    #[test]
+    fn no_secret_is_shown() {
+        let shown = Shown {
+            secret: Zeroizing::new(SECRET.to_owned()),
+            object: None,
+        };
+        assert!(!format!("{shown:?}").contains(SECRET));
+    }
+}

@@ -1,0 +1,532 @@
+//! The hub's gRPC port: mutual TLS, who is behind each connection, and how many there may be.
+//!
+//! tonic's own TLS can neither be replaced while it runs nor bound in time, so connections come to it
+//! with the handshake done.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use futures::StreamExt as _;
+use jiff::Timestamp;
+use krypton_runtime::clock::{self, Boot};
+use krypton_runtime::newest::NewestSeen as _;
+use krypton_runtime::rate_limit::Rate;
+use krypton_runtime::tls;
+use krypton_types::error_chain::chain;
+use rustls::ServerConfig;
+use rustls::pki_types::CertificateDer;
+use thiserror::Error;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::service::Routes;
+use tonic::transport::Server;
+
+use crate::ca::{Authority, AuthorityError, HUB_CERTIFICATE_LIFE, Live, read_agent_certificate};
+use crate::edgecluster::credential_expiry;
+use crate::observe::metrics::{DoorMetrics, SessionMetrics};
+
+use crate::agent_server::byte_limit::Metered;
+use crate::agent_server::connection_limiter::{AddressShare, Crowd, MemberShare, one_address};
+use crate::agent_server::strangers::{Asked, Full, Strangers};
+pub use crate::agent_server::tls_connection::{Connection, Peer};
+use crate::agent_server::tls_connection::{Life, Newcomer, Places};
+
+/// A session, and the few calls that an agent makes beside it.
+const STREAMS: u32 = 16;
+const HEADER_LIST: u32 = 16 * 1024;
+/// What a peer may send before it is read: a few messages' worth, of all its streams and of one.
+const CONNECTION_WINDOW: u32 = 512 * 1024;
+const STREAM_WINDOW: u32 = 256 * 1024;
+/// Connections between handshake and tonic, which takes them at once.
+const WAITING: usize = 16;
+/// After an error that the next accept would meet again, as EMFILE.
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+const CREDENTIAL_CHECK: Duration = Duration::from_secs(60);
+
+/// The flag of this port, for messages.
+pub const LISTEN_FLAG: &str = "--listen";
+
+#[derive(Debug, Error)]
+pub enum ListenerError {
+    #[error("making the hub's certificate failed")]
+    Certificate(#[source] AuthorityError),
+    #[error("the hub's certificate cannot be used")]
+    Tls(#[source] tls::TlsError),
+    #[error("--listen: serving failed")]
+    Serve(#[source] tonic::transport::Error),
+}
+
+/// TLS with a new certificate of the hub.
+pub fn server_config(authority: &Authority, now: Timestamp) -> Result<ServerConfig, ListenerError> {
+    let credential = authority
+        .hub_credential(now)
+        .map_err(ListenerError::Certificate)?;
+    tls::server_config(&authority.roots(), credential).map_err(ListenerError::Tls)
+}
+
+/// Replaces the hub's certificate, made just before, at two thirds of its life and when the CA has
+/// changed, with it the roots of agents, until `stop`. Connections that are there keep the old one.
+pub async fn keep_credential(
+    live: Arc<Live>,
+    tls: Arc<ArcSwap<ServerConfig>>,
+    metrics: Arc<SessionMetrics>,
+    stop: CancellationToken,
+) {
+    let mut made = clock::wall();
+    let mut authority = live.subscribe();
+    let mut used = authority.see();
+    show_ends(&used, made, &metrics);
+    loop {
+        // By the wall clock, which is what agents compare the dates with, and often, since it may be set.
+        tokio::select! {
+            () = stop.cancelled() => return,
+            Ok(()) = authority.changed() => {}
+            () = tokio::time::sleep(CREDENTIAL_CHECK) => {}
+        }
+        let now = clock::wall();
+        let next = authority.see();
+        if Arc::ptr_eq(&next, &used) && !is_due(made, now) {
+            continue;
+        }
+        match server_config(&next, now) {
+            Ok(config) => {
+                tls.store(Arc::new(config));
+                (made, used) = (now, next);
+                show_ends(&used, made, &metrics);
+                tracing::info!("renewed the hub's certificate");
+            }
+            Err(error) => {
+                tracing::warn!(error = %chain(&error), "renewing the hub's certificate failed; it is tried again in a minute");
+            }
+        }
+    }
+}
+
+/// When the CA ends and the certificate that was made then.
+fn show_ends(authority: &Authority, made: Timestamp, metrics: &SessionMetrics) {
+    let roots = authority.roots();
+    if let Some(end) = roots
+        .first()
+        .and_then(|signing| credential_expiry::end_of(signing))
+    {
+        metrics.certificate("ca", end);
+        let own = made.saturating_add(HUB_CERTIFICATE_LIFE);
+        metrics.certificate("hub", own.unwrap_or(end).min(end));
+    }
+}
+
+/// Also when the clock was set back to where the certificate is hardly valid yet.
+fn is_due(made: Timestamp, now: Timestamp) -> bool {
+    let two_thirds = i64::try_from(HUB_CERTIFICATE_LIFE.as_secs() / 3 * 2).unwrap_or(i64::MAX);
+    let age = now.as_second().saturating_sub(made.as_second());
+    age >= two_thirds || age < -12 * 60 * 60
+}
+
+/// Serves `routes` on `listener` until `stop`, and ends all connections a little later. Requests carry
+/// a [`Peer`] in their extensions.
+pub async fn serve(
+    listener: TcpListener,
+    tls: Arc<ArcSwap<ServerConfig>>,
+    trust_domain: String,
+    routes: Routes,
+    metrics: DoorMetrics,
+    stop: CancellationToken,
+) -> Result<(), ListenerError> {
+    let limits = Limits::default();
+    let serving = serve_within(listener, tls, trust_domain, routes, limits, metrics, stop);
+    serving.await
+}
+
+/// How many of what there may be at a time, and for how long.
+///
+/// Behind one address may be one machine, or a NAT with a whole fleet: so of one address only those are
+/// limited that have not shown an agent's certificate, and rather by waiting than by refusal.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    /// A handshake costs 1 ms of a core and some 50 KiB.
+    handshakes: usize,
+    /// From the connection's coming, waiting for its turn included: as long as an agent waits.
+    handshake: Duration,
+    /// Ten times the largest fleet, at some 50 KiB each.
+    connections: usize,
+    /// Connections that have not shown an agent's certificate: four addresses' share, at some 5 KiB
+    /// while they wait. The rest of the connections is for agents.
+    newcomers: usize,
+    /// Connections without an agent's certificate after the handshake, to enrol. The oldest makes room for
+    /// the next.
+    strangers: usize,
+    /// An enrolment takes less.
+    stranger: Duration,
+    /// From the end of the handshake to the end of the first request, which agents send without a pause.
+    request: Duration,
+    /// All that is read before an agent's certificate is shown: a handshake, and an enrolment of 12 KiB
+    /// at most.
+    stranger_bytes: u64,
+    of_an_address: OfAnAddress,
+    /// Of one member: a few replicas, each with what is left of its last connections.
+    of_a_member: usize,
+    /// An account of 10,000 Tenants at once, at more than 1 KiB each; then 1 MB a second, by which an
+    /// idle connection's worst, a flood of PINGs, takes some hundredths of a core.
+    member_bytes: Rate,
+    /// Three pings of an agent.
+    silence: Duration,
+    /// How long calls may go on after the stop. Sessions end by themselves before.
+    drain: Duration,
+}
+
+/// Of one address, which leaves room for others.
+#[derive(Clone, Copy, Debug)]
+struct OfAnAddress {
+    /// A large fleet behind one NAT that comes back at once; a quarter of all.
+    newcomers: usize,
+    /// Half of all: at 0.6 s each, over a long way, a thousand agents take 10 s.
+    handshakes: usize,
+    /// As many as enrol at a time, and a quarter of all; the oldest makes room for the next.
+    strangers: usize,
+    /// A fleet of a thousand twice at once, then a tenth of a core.
+    handshake_rate: Rate,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            handshakes: 128,
+            handshake: Duration::from_secs(10),
+            connections: 10_000,
+            newcomers: 4096,
+            strangers: 64,
+            stranger: Duration::from_secs(30),
+            request: Duration::from_secs(3),
+            stranger_bytes: 64 * 1024,
+            of_an_address: OfAnAddress {
+                newcomers: 1024,
+                handshakes: 64,
+                strangers: 16,
+                handshake_rate: Rate {
+                    burst: 2000,
+                    each: Duration::from_millis(10),
+                },
+            },
+            of_a_member: 64,
+            member_bytes: Rate {
+                burst: 16 << 20,
+                each: Duration::from_micros(1),
+            },
+            silence: Duration::from_secs(30),
+            drain: Duration::from_secs(5),
+        }
+    }
+}
+
+async fn serve_within(
+    listener: TcpListener,
+    tls: Arc<ArcSwap<ServerConfig>>,
+    trust_domain: String,
+    routes: Routes,
+    limits: Limits,
+    metrics: DoorMetrics,
+    stop: CancellationToken,
+) -> Result<(), ListenerError> {
+    let (finished, waiting) = mpsc::channel(WAITING);
+    let cut = CancellationToken::new();
+    // Whatever ends this future ends the connections.
+    let _cut_at_the_end = cut.clone().drop_guard();
+    let door = Arc::new(Door::new(tls, trust_domain, limits, metrics, cut));
+    // No pings of ours: agents ping, and whoever does not send a heartbeat is cut by its session.
+    let serving = Server::builder()
+        .max_concurrent_streams(STREAMS)
+        .http2_max_header_list_size(HEADER_LIST)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .add_routes(routes)
+        .serve_with_incoming_shutdown(
+            ReceiverStream::new(waiting).map(Ok::<Connection, Infallible>),
+            stop.clone().cancelled_owned(),
+        );
+    let until_drained = async {
+        // Its socket is closed first: who would wait in its queue goes on to another hub.
+        accept(listener, &door, finished, &stop).await;
+        tokio::time::sleep(limits.drain).await;
+    };
+    tokio::select! {
+        served = serving => served.map_err(ListenerError::Serve),
+        () = until_drained => Ok(()),
+    }
+}
+
+/// Accepts until `stop`, whatever happens.
+async fn accept(
+    listener: TcpListener,
+    door: &Arc<Door>,
+    finished: mpsc::Sender<Connection>,
+    stop: &CancellationToken,
+) {
+    let mut failing = false;
+    loop {
+        // When all places are taken, those who come wait in the kernel's queue, which is bounded.
+        let next = async {
+            let place = Arc::clone(&door.connections).acquire_owned().await;
+            (place, listener.accept().await)
+        };
+        let Some((Ok(place), accepted)) = stop.run_until_cancelled(next).await else {
+            return;
+        };
+        match accepted {
+            Ok((stream, address)) => {
+                failing = false;
+                // Here, since whoever is sent away at once is not worth a task.
+                let newcomer = match door.receive(address) {
+                    Ok(newcomer) => newcomer,
+                    Err(refused) => {
+                        door.refuses(address, &refused);
+                        continue;
+                    }
+                };
+                let (door, finished) = (Arc::clone(door), finished.clone());
+                tokio::spawn(async move {
+                    let came_in = door.let_in(stream, address, place, newcomer).await;
+                    match came_in {
+                        // Fails when tonic has stopped.
+                        Ok(connection) => drop(finished.send(connection).await),
+                        Err(refused) => door.refuses(address, &refused),
+                    }
+                });
+            }
+            Err(error) if is_of_one_connection(error.kind()) => {}
+            Err(error) => {
+                if !failing {
+                    tracing::warn!(%error, "accepting a connection failed; it is tried again every second");
+                }
+                failing = true;
+                stop.run_until_cancelled(tokio::time::sleep(ACCEPT_PAUSE))
+                    .await;
+            }
+        }
+    }
+}
+
+/// An error that went away with the connection it was about.
+fn is_of_one_connection(kind: io::ErrorKind) -> bool {
+    matches!(
+        kind,
+        io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::ConnectionRefused
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::Interrupted
+    )
+}
+
+#[derive(Debug, Error)]
+enum Refused {
+    #[error("no handshake within {} s", .0.as_secs_f32())]
+    Slow(Duration),
+    #[error("the handshake failed")]
+    Handshake(#[source] io::Error),
+    #[error("{0} connections that have not shown an agent's certificate are there already")]
+    Newcomers(usize),
+    #[error(
+        "{0} connections of this address that have not shown an agent's certificate are there already"
+    )]
+    NewcomersOfAddress(usize),
+    #[error("too many handshakes with this address one after the other")]
+    Pace,
+    #[error("cluster {cluster} has {limit} connections already")]
+    Member { cluster: String, limit: usize },
+}
+
+/// All that [`Refused::why`] may say.
+pub(crate) const REFUSED_WHY: [&str; 5] = ["slow", "handshake", "strangers", "address", "member"];
+
+impl Refused {
+    /// In few words, for the metric.
+    fn why(&self) -> &'static str {
+        match self {
+            Self::Slow(_) => "slow",
+            Self::Handshake(_) => "handshake",
+            Self::Newcomers(_) => Full::All.why(),
+            Self::NewcomersOfAddress(_) | Self::Pace => Full::Address.why(),
+            Self::Member { .. } => "member",
+        }
+    }
+}
+
+impl Full {
+    /// In few words, for the metric.
+    fn why(self) -> &'static str {
+        match self {
+            Self::All => "strangers",
+            Self::Address => "address",
+        }
+    }
+}
+
+/// Whom it lets in.
+#[derive(Debug)]
+struct Door {
+    tls: Arc<ArcSwap<ServerConfig>>,
+    trust_domain: String,
+    limits: Limits,
+    metrics: DoorMetrics,
+    connections: Arc<Semaphore>,
+    handshakes: Semaphore,
+    newcomers: Arc<Semaphore>,
+    strangers: Arc<Strangers>,
+    addresses: Arc<Crowd<IpAddr, AddressShare>>,
+    members: Arc<Crowd<String, MemberShare>>,
+    /// Ends every connection.
+    cut: CancellationToken,
+}
+
+impl Door {
+    fn new(
+        tls: Arc<ArcSwap<ServerConfig>>,
+        trust_domain: String,
+        limits: Limits,
+        metrics: DoorMetrics,
+        cut: CancellationToken,
+    ) -> Self {
+        let of_an_address = limits.of_an_address;
+        Self {
+            tls,
+            trust_domain,
+            limits,
+            metrics,
+            connections: Arc::new(Semaphore::new(limits.connections)),
+            handshakes: Semaphore::new(limits.handshakes),
+            newcomers: Arc::new(Semaphore::new(limits.newcomers)),
+            strangers: Strangers::new(limits.strangers, of_an_address.strangers),
+            addresses: Crowd::new(of_an_address.newcomers, move || {
+                let OfAnAddress {
+                    handshakes,
+                    handshake_rate,
+                    ..
+                } = of_an_address;
+                AddressShare::new(handshakes, handshake_rate)
+            }),
+            members: Crowd::new(limits.of_a_member, move || {
+                MemberShare::new(limits.member_bytes)
+            }),
+            cut,
+        }
+    }
+
+    fn refuses(&self, address: SocketAddr, refused: &Refused) {
+        self.metrics.refused(refused.why());
+        tracing::debug!(%address, reason = %chain(refused), "a connection was refused");
+    }
+
+    /// Whether there is room for one more that is not known yet.
+    fn receive(&self, address: SocketAddr) -> Result<Newcomer, Refused> {
+        let limits = &self.limits;
+        let of_address = self
+            .addresses
+            .enter(&one_address(address.ip()), Boot::now())
+            .ok_or(Refused::NewcomersOfAddress(limits.of_an_address.newcomers))?;
+        let of_all = Arc::clone(&self.newcomers)
+            .try_acquire_owned()
+            .map_err(|_| Refused::Newcomers(limits.newcomers))?;
+        Ok(Newcomer {
+            _of_all: of_all,
+            of_address,
+        })
+    }
+
+    async fn let_in(
+        &self,
+        stream: TcpStream,
+        address: SocketAddr,
+        place: OwnedSemaphorePermit,
+        newcomer: Newcomer,
+    ) -> Result<Connection, Refused> {
+        // Messages are small and answered at once. A peer that has gone says so at the next read.
+        drop(stream.set_nodelay(true));
+        let limit = self.limits.handshake;
+        let shaking = self.shake_hands(stream, &newcomer.of_address.share);
+        let mut stream = tokio::time::timeout(limit, shaking)
+            .await
+            .map_err(|_| Refused::Slow(limit))??;
+        let mut peer = self.peer(address, stream.get_ref().1.peer_certificates());
+        let cut = self.cut.clone();
+        let (life, places) = match &peer.certificate {
+            Ok(certificate) => {
+                let life = certificate.not_after.duration_since(clock::wall());
+                let cluster = &certificate.cluster;
+                let of_member = self.members.enter(cluster, Boot::now());
+                let of_member = of_member.ok_or_else(|| Refused::Member {
+                    cluster: cluster.clone(),
+                    limit: self.limits.of_a_member,
+                })?;
+                stream
+                    .get_mut()
+                    .0
+                    .is_of_member(Arc::clone(&of_member.share));
+                // A certificate that has just expired has no time left.
+                let life = Duration::try_from(life).unwrap_or_default();
+                (Life::of_agent(life), Places::of_member(place, of_member))
+            }
+            Err(_) => {
+                let (own, full) = self.strangers.enter(one_address(address.ip()));
+                if let Some(full) = full {
+                    self.metrics.refused(full.why());
+                    tracing::debug!(
+                        ?full,
+                        "the oldest connection without an agent's certificate makes room"
+                    );
+                }
+                peer.asked = own.asked.clone();
+                let life = Life::of_stranger(&own, self.limits.request, self.limits.stranger);
+                (life, Places::of_stranger(place, newcomer, own))
+            }
+        };
+        let silence = self.limits.silence;
+        Ok(Connection::new(stream, peer, life, silence, cut, places))
+    }
+
+    /// When it is the address' turn, and then the connection's: an address that fills its own turns keeps
+    /// others waiting only for those.
+    async fn shake_hands(
+        &self,
+        stream: TcpStream,
+        address: &AddressShare,
+    ) -> Result<TlsStream<Metered>, Refused> {
+        // Whoever waits longer would have no time left to shake hands, and has used up a turn.
+        let wait = address
+            .next_handshake(Boot::now(), self.limits.handshake / 2)
+            .ok_or(Refused::Pace)?;
+        if !wait.is_zero() {
+            tokio::time::sleep(wait).await;
+        }
+        // Neither is ever closed.
+        let _of_address = address.turns.acquire().await;
+        let _of_all = self.handshakes.acquire().await;
+        let _counted = self.metrics.handshake();
+        let acceptor = TlsAcceptor::from(self.tls.load_full());
+        let stream = Metered::of_stranger(stream, self.limits.stranger_bytes);
+        acceptor.accept(stream).await.map_err(Refused::Handshake)
+    }
+
+    fn peer(&self, address: SocketAddr, certificates: Option<&[CertificateDer<'_>]>) -> Peer {
+        let certificate = match certificates.and_then(<[_]>::first) {
+            None => Err("no client certificate".to_owned()),
+            Some(own) => read_agent_certificate(&self.trust_domain, own).map_err(|error| {
+                format!("the client certificate cannot be used: {}", chain(&error))
+            }),
+        };
+        Peer {
+            address,
+            certificate,
+            asked: Asked::default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,705 @@
+//! One stream of one agent: what it says goes to the voices, its member's newest desired state to it.
+//!
+//! Level-triggered both ways: what is to be sent is a flag, and what is sent is the newest. A member that
+//! does not read costs its slot.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use krypton_crds::edge_cluster::AgentRoots;
+use krypton_proto::v1::{
+    self, AgentMessage, HubMessage, agent_message::Kind as Said, hub_message::Kind as Say,
+};
+use krypton_proto::{Bytes, REPORTS_PER_MESSAGE, WireError, skew};
+use krypton_reconciler::report_store::Changes;
+use krypton_runtime::clock::{self, Boot};
+use krypton_runtime::newest::{Newest as _, NewestSeen as _};
+use krypton_runtime::watchdog::Watchdog;
+use krypton_types::error_chain::chain;
+use krypton_types::member::MemberReport;
+use krypton_types::root_digest::RootDigest;
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+use tonic::{Status, Streaming};
+use tracing::Instrument as _;
+
+use crate::ca::{AgentCertificate, Authority};
+use crate::edgecluster::credential_expiry::Validity;
+use crate::leader::Lead;
+use crate::members::agent_keys::{self, Verdict};
+use crate::members::arbiter::{AgentFacts, SILENCE, VoiceId, Voices};
+use crate::members::deployment_orders::DEPLOYMENTS_MAX;
+use crate::members::found::Found;
+use crate::members::placement_orders::PLACED_MAX;
+use crate::members::{Admission, MESSAGE, Member, Members, NotFound, Slot};
+use crate::notices::{Notice, Notices};
+use crate::observe::metrics::{Message, SessionMetrics};
+use crate::tenants::TENANTS_MAX;
+
+/// The first message must come within this time.
+const HELLO_DEADLINE: Duration = Duration::from_secs(10);
+/// Between two heartbeats of an agent.
+pub const HEARTBEAT: Duration = Duration::from_secs(10);
+/// Clocks that differ by more are told of.
+const CLOCKS_APART: i64 = 60;
+/// Messages on their way to one agent: the newest desired state and a question, no more.
+const OUTGOING: usize = 2;
+/// Longest text of Hello that is taken, in bytes.
+const TEXT_MAX: usize = 253;
+/// An EdgeCluster that was made for a certificate of this age or less may not be known here yet: the
+/// watch on them lags, and starts again.
+const NEWS: SignedDuration = SignedDuration::from_secs(60);
+/// Reconnections after a stop of the hub are spread over this time: by then another hub leads, if there is one.
+const AFTER_STOP: Duration = Duration::from_secs(2);
+/// The same where another hub leads already.
+const AFTER_LOSS: Duration = Duration::from_secs(1);
+
+/// Renewals that follow a change of the CA: so much time for each session there is, which makes five
+/// signatures and handshakes a second, and within these bounds.
+const RENEWAL_EACH: Duration = Duration::from_millis(200);
+const RENEWAL_WITHIN: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(10 * 60)];
+
+/// What all sessions share.
+#[derive(Debug)]
+pub struct Sessions {
+    pub members: Arc<Members>,
+    pub voices: Arc<Voices>,
+    pub found: Arc<Found>,
+    pub metrics: Arc<SessionMetrics>,
+    pub notices: Notices,
+    pub hub_version: String,
+    /// Counts all sessions of this hub.
+    pub numbers: AtomicU64,
+    /// A hub that leads no more has no sessions.
+    pub lead: Lead,
+    pub stop: CancellationToken,
+    pub watchdog: Watchdog,
+}
+
+pub(crate) type Outgoing = mpsc::Sender<Result<HubMessage, Status>>;
+pub(crate) type Incoming = mpsc::Receiver<Result<HubMessage, Status>>;
+
+/// Finds the member that a certificate speaks for, and whether it is let in now: its connection may be
+/// older than what holds today.
+pub fn admit(
+    members: &Members,
+    certificate: &AgentCertificate,
+    authority: &Authority,
+) -> Result<Arc<Member>, Status> {
+    let name = &certificate.cluster;
+    let refusal = |why: &str| {
+        let words = format!("{why}; run 'kubectl krypton join {name}' and enrol the agent again");
+        match is_news(certificate, clock::wall()) {
+            true => Status::unavailable(format!(
+                "the certificate is new, and its EdgeCluster may not be known to this hub yet. If it stays so: {words}"
+            )),
+            false => Status::permission_denied(words),
+        }
+    };
+    let member = members.get(name).map_err(|problem| match problem {
+        NotFound::NotYet => {
+            Status::unavailable("the hub has just started and does not know its members yet")
+        }
+        NotFound::Gone => refusal(&format!("there is no EdgeCluster {name}")),
+    })?;
+    if member.uid != certificate.uid {
+        let why = format!("this certificate is of a former EdgeCluster {name}");
+        return Err(refusal(&why));
+    }
+    is_still_let_in(&member, certificate, authority)?;
+    Ok(member)
+}
+
+/// Whether a certificate was made so lately that its EdgeCluster may not have been seen yet. The clock of
+/// the hub that has made it may be ahead of ours, though not by more than we would believe anybody.
+fn is_news(certificate: &AgentCertificate, now: Timestamp) -> bool {
+    now.duration_since(certificate.issued()).abs() < NEWS
+}
+
+fn is_still_let_in(
+    member: &Member,
+    certificate: &AgentCertificate,
+    authority: &Authority,
+) -> Result<(), Status> {
+    if let Some(why) = &member.admission.get().refused {
+        return Err(Status::permission_denied(why.clone()));
+    }
+    if certificate.not_after <= clock::wall() {
+        return Err(expired());
+    }
+    if authority.issuer_of(&certificate.der).is_none() {
+        return Err(former_authority(&certificate.cluster));
+    }
+    Ok(())
+}
+
+fn former_authority(name: &str) -> Status {
+    Status::unauthenticated(format!(
+        "the agent's certificate is of a root that is trusted no more: the hub's CA was rotated; run 'kubectl krypton join {name}' and enrol it again"
+    ))
+}
+
+fn expired() -> Status {
+    Status::unauthenticated(
+        "the agent's certificate has expired; run 'kubectl krypton join' and enrol it again",
+    )
+}
+
+impl Sessions {
+    /// Accepts a key of the member's record. Another key is refused, with an event.
+    pub(crate) fn check_key(
+        &self,
+        member: &Member,
+        certificate: &AgentCertificate,
+    ) -> Result<(), Status> {
+        let now = clock::wall();
+        let keys = member.admission.get().keys;
+        let name = &certificate.cluster;
+        match agent_keys::judge(keys.as_ref(), &agent_keys::key_of(certificate), now) {
+            Verdict::Good => Ok(()),
+            Verdict::Replaced => Err(Status::unavailable(
+                "a newer key has replaced that of this agent's certificate",
+            )),
+            // The record may not be known to this hub yet.
+            Verdict::Newer | Verdict::Foreign if is_news(certificate, now) => Err(
+                Status::unavailable("the certificate is new, and may not be known to this hub yet"),
+            ),
+            Verdict::Newer => Ok(()),
+            Verdict::Foreign => {
+                let message = agent_keys::refusal(name);
+                self.voices.agent_key_refused(name, now);
+                self.notices.tell(Notice {
+                    member: name.clone(),
+                    uid: member.uid.clone(),
+                    reason: agent_keys::reason::TWO,
+                    message: message.clone(),
+                });
+                Err(Status::permission_denied(message))
+            }
+        }
+    }
+
+    /// Starts a session for a member that was let in. Its messages come out of the receiver.
+    pub(crate) fn start(
+        self: &Arc<Self>,
+        member: Arc<Member>,
+        certificate: AgentCertificate,
+        incoming: Streaming<AgentMessage>,
+        authority: watch::Receiver<Arc<Authority>>,
+    ) -> Incoming {
+        let (outgoing, messages) = mpsc::channel(OUTGOING);
+        let sessions = Arc::clone(self);
+        let watched = format!("the session of member {}", certificate.cluster);
+        let span = tracing::error_span!("session", member = %certificate.cluster);
+        let session = async move {
+            let name = certificate.cluster.clone();
+            let following = sessions.follow(&member, &certificate, incoming, &outgoing, authority);
+            let ended = Box::pin(following).await;
+            let Err(status) = ended else { return };
+            tracing::info!(member = %name, code = ?status.code(), reason = status.message(), "session ended");
+            // Whoever does not read any more does not get it.
+            let told = outgoing.send(Err(status));
+            if tokio::time::timeout(HELLO_DEADLINE, told).await.is_err() {
+                tracing::debug!(member = %name, "the agent did not take its goodbye");
+            }
+        };
+        tokio::spawn(self.watchdog.watch(watched, session.instrument(span)));
+        messages
+    }
+
+    async fn follow(
+        &self,
+        member: &Arc<Member>,
+        certificate: &AgentCertificate,
+        mut incoming: Streaming<AgentMessage>,
+        outgoing: &Outgoing,
+        authority: watch::Receiver<Arc<Authority>>,
+    ) -> Result<(), Status> {
+        let name = &certificate.cluster;
+        let hello = hello(&mut incoming).await?;
+        let trusted = match &hello.trusts {
+            Some(trusts) => trusts.read().map_err(|error| broken(&error))?,
+            None => Vec::new(),
+        };
+        let protocol = skew::negotiate(
+            hello.protocol_min..=hello.protocol_max,
+            &hello.agent_version,
+            &self.hub_version,
+        )
+        .map_err(|problem| Status::failed_precondition(problem.to_string()))?;
+        let admission = member.admission.get();
+        check_cluster(name, &admission, &hello.cluster_uid).inspect_err(|refusal| {
+            self.notices.tell(Notice {
+                member: name.clone(),
+                uid: member.uid.clone(),
+                reason: "CredentialUsedTwice",
+                message: refusal.message().to_owned(),
+            });
+        })?;
+        let wall = clock::wall();
+        let apart = wall.as_second().saturating_sub(hello.now);
+        if apart.abs() > CLOCKS_APART {
+            tracing::warn!(member = %name, seconds = apart,
+                "the clock of the agent's machine differs from the hub's by so much; set it right");
+        }
+        let number = self.numbers.fetch_add(1, Ordering::Relaxed) + 1;
+        let welcome = v1::Welcome {
+            protocol,
+            hub_version: self.hub_version.clone(),
+            session: number,
+            heartbeat_millis: u32::try_from(HEARTBEAT.as_millis()).unwrap_or(u32::MAX),
+            now: wall.as_second(),
+        };
+        send(outgoing, Say::Welcome(welcome)).await?;
+        // Its Hello may have come long after it was let in: before it is believed, and ends another.
+        is_still_let_in(member, certificate, &authority.get())?;
+        let cut = member.begin_session(&hello.replica, number);
+        let cut = cut.ok_or_else(|| {
+            Status::resource_exhausted("this member has too many agents connected already")
+        })?;
+        let mut live = Live {
+            sessions: self,
+            member,
+            name,
+            replica: hello.replica.clone(),
+            id: VoiceId::Session(number),
+            number,
+            cut,
+            certificate,
+            trusted,
+        };
+        tracing::info!(member = %name, agent_replica = %hello.replica, agent = %hello.agent_version, session = number, "session begins");
+        self.metrics.sessions.inc();
+        self.found.set_by_agent(name, hello.cluster_uid.clone());
+        self.voices.agent(
+            name,
+            &AgentFacts {
+                cluster_uid: hello.cluster_uid,
+                kubernetes_version: hello.kubernetes_version,
+                agent_version: hello.agent_version,
+                certificate: Validity {
+                    not_before: certificate.not_before,
+                    not_after: certificate.not_after,
+                },
+                key: agent_keys::key_of(certificate),
+                applied: hello.applied.and_then(v1::Applied::read),
+            },
+        );
+        let asks = self.voices.open(name, live.id, Boot::now());
+        live.run(incoming, outgoing, asks, authority).await
+    }
+}
+
+/// A session that has begun; ended by being dropped.
+struct Live<'a> {
+    sessions: &'a Sessions,
+    member: &'a Arc<Member>,
+    name: &'a str,
+    replica: String,
+    id: VoiceId,
+    number: u64,
+    cut: CancellationToken,
+    certificate: &'a AgentCertificate,
+    /// The roots that the agent has said it trusts.
+    trusted: Vec<RootDigest>,
+}
+
+impl Drop for Live<'_> {
+    fn drop(&mut self) {
+        self.sessions.metrics.sessions.dec();
+        self.member.end_session(&self.replica, self.number);
+        self.sessions.voices.close(self.name, self.id, Boot::now());
+    }
+}
+
+impl Live<'_> {
+    async fn run(
+        &mut self,
+        mut incoming: Streaming<AgentMessage>,
+        outgoing: &Outgoing,
+        mut asks: watch::Receiver<u64>,
+        mut authority: watch::Receiver<Arc<Authority>>,
+    ) -> Result<(), Status> {
+        let mut slot = self.member.slot.subscribe();
+        let mut admission = self.member.admission.subscribe();
+        // What has changed since it was let in counts too.
+        admission.mark_changed();
+        authority.mark_changed();
+        let lead = self.sessions.lead.clone();
+        let lost = lead.lost();
+        tokio::pin!(lost);
+        let mut desired_due = true;
+        let mut ask_due = false;
+        let mut roots_due = false;
+        let lifetime = self.certificate.not_after.duration_since(clock::wall());
+        let expiry = tokio::time::sleep(lifetime.try_into().unwrap_or(Duration::ZERO));
+        tokio::pin!(expiry);
+        let silence = tokio::time::sleep(SILENCE);
+        tokio::pin!(silence);
+        // While it waits, what it says stays on its side: HTTP/2's flow control holds it up, and neither
+        // the pings of its connection nor what it is told.
+        let mut listens = true;
+        let mut slowed = false;
+        let resume = tokio::time::sleep(Duration::ZERO);
+        tokio::pin!(resume);
+        loop {
+            // What a standby holds ready is of no epoch or of an earlier lead's, and for nobody.
+            let epoch = lead.tenure().map_or(0, |tenure| tenure.epoch).max(1);
+            let given = |slot: &Slot| slot.desired.version.epoch >= epoch;
+            desired_due &= slot.get().as_ref().is_some_and(given);
+            tokio::select! {
+                biased;
+                () = self.cut.cancelled() => {
+                    return Err(Status::aborted("another session of this replica has begun; are two agents running with one name?"));
+                }
+                () = self.sessions.stop.cancelled() => {
+                    return send(outgoing, drain("the hub stops", AFTER_STOP)).await;
+                }
+                () = &mut lost => {
+                    return send(outgoing, drain("this hub does not lead any more", AFTER_LOSS)).await;
+                }
+                changed = admission.changed() => {
+                    if changed.is_err() { return Err(Status::unavailable("the hub stops")) }
+                    if let Some(why) = &admission.see().refused {
+                        return Err(Status::permission_denied(why.clone()));
+                    }
+                    self.sessions.check_key(self.member, self.certificate)?;
+                }
+                changed = authority.changed() => {
+                    if changed.is_err() { return Err(Status::unavailable("the hub stops")) }
+                    roots_due = self.see(&authority.see())?;
+                }
+                () = &mut expiry => return Err(expired()),
+                () = &mut silence => {
+                    return Err(Status::deadline_exceeded(format!("nothing heard for {} s", SILENCE.as_secs())));
+                }
+                changed = slot.changed() => {
+                    if changed.is_err() { return Err(Status::unavailable("the hub stops")) }
+                    desired_due = true;
+                }
+                changed = asks.changed() => {
+                    if changed.is_err() { return Err(Status::unavailable("the hub stops")) }
+                    ask_due = true;
+                }
+                permit = outgoing.reserve(), if desired_due || roots_due || ask_due => {
+                    let Ok(permit) = permit else { return Ok(()) };
+                    let (name, kind) = if desired_due {
+                        desired_due = false;
+                        let slot = slot.see();
+                        ("desired", slot.as_ref().map(|slot| Say::Desired((*slot.message).clone())))
+                    } else if roots_due {
+                        roots_due = false;
+                        ("roots", Some(Say::Roots(self.roots(&authority.get()))))
+                    } else {
+                        ask_due = false;
+                        let number = asks.see();
+                        ("resync", Some(Say::Resync(v1::Resync { number })))
+                    };
+                    if let Some(kind) = kind {
+                        self.count("hub", name);
+                        permit.send(Ok(HubMessage { kind: Some(kind) }));
+                    }
+                }
+                () = &mut resume, if !listens => listens = true,
+                // What it has left behind is not listened to for minutes after it has gone.
+                () = outgoing.closed(), if !listens => return Ok(()),
+                message = incoming.message(), if listens => {
+                    let Some(message) = message? else { return Ok(()) };
+                    // Its key may have been replaced a while ago.
+                    self.sessions.check_key(self.member, self.certificate)?;
+                    let wait = self.member.has_said(Boot::now(), size(&message));
+                    let from = tokio::time::Instant::now() + wait;
+                    // Nobody is silent who is not listened to.
+                    silence.as_mut().reset(from + SILENCE);
+                    if !wait.is_zero() {
+                        if !slowed {
+                            tracing::warn!(member = %self.name, agent_replica = %self.replica, "the agent says more than is read of one member; it is slowed");
+                        }
+                        (listens, slowed) = (false, true);
+                        resume.as_mut().reset(from);
+                        self.sessions.metrics.slowed.inc();
+                    }
+                    if let Some(Said::Trusts(trusts)) = &message.kind {
+                        self.trusted = trusts.read().map_err(|problem| broken(&problem))?;
+                        self.see(&authority.get())?;
+                    }
+                    self.take(message, slot.get().as_ref())?;
+                }
+            }
+        }
+    }
+
+    /// Looks at the CA: notes how the agent stands to it, and whether the agent is to be told. Whose
+    /// certificate is of none of its roots is in no session.
+    fn see(&self, authority: &Authority) -> Result<bool, Status> {
+        let issuer = authority
+            .issuer_of(&self.certificate.der)
+            .ok_or_else(|| former_authority(self.name))?;
+        let roots = AgentRoots {
+            trusted: self.trusted.iter().map(RootDigest::to_string).collect(),
+            issuer: Some(issuer.to_string()),
+        };
+        self.sessions.voices.agent_roots(self.name, roots);
+        let ours = RootDigest::of_all(&authority.roots());
+        Ok(self.trusted != ours || authority.signing() != Some(issuer))
+    }
+
+    fn roots(&self, authority: &Authority) -> v1::Roots {
+        let signing = authority.signing();
+        let renew = authority.issuer_of(&self.certificate.der) != signing;
+        let sessions = self.sessions.metrics.sessions.get().max(0).unsigned_abs();
+        let within = renewal_within(sessions);
+        v1::Roots {
+            certificates: authority
+                .roots()
+                .iter()
+                .map(|root| Bytes::copy_from_slice(root))
+                .collect(),
+            renew_within_millis: renew
+                .then(|| u32::try_from(within.as_millis()).unwrap_or(u32::MAX)),
+        }
+    }
+
+    fn count(&self, of: &'static str, kind: &'static str) {
+        let messages = &self.sessions.metrics.messages;
+        messages.get_or_create(&Message { of, kind }).inc();
+    }
+
+    /// Takes in one message.
+    fn take(&self, message: AgentMessage, slot: Option<&Slot>) -> Result<(), Status> {
+        let broken = |problem: WireError| broken(&problem);
+        let voices = &self.sessions.voices;
+        self.count("agent", kind(&message));
+        match message.kind {
+            Some(Said::Report(report)) => {
+                if slots(&report) > REPORTS_PER_MESSAGE {
+                    return Err(broken(WireError::Unexpected(
+                        "so many Tenants or deployments in one report",
+                    )));
+                }
+                let count = &self.sessions.metrics.reports;
+                count.inc_by(report.tenants.len() as u64);
+                let mut tenants = BTreeMap::new();
+                for tenant in report.tenants {
+                    let (key, said) = tenant.read().map_err(broken)?;
+                    tenants.insert(key, said);
+                }
+                let mut deployments = BTreeMap::new();
+                for deployment in report.deployments {
+                    let (key, said) = deployment.read().map_err(broken)?;
+                    deployments.insert(key, said);
+                }
+                let mut placed = BTreeMap::new();
+                for said in report.placed {
+                    let (key, said) = said.read().map_err(broken)?;
+                    placed.insert(key, said);
+                }
+                let changes = Changes {
+                    member: report.member.map(MemberReport::from),
+                    tenants,
+                    deployments,
+                    placed,
+                };
+                let kept = voices.say(self.name, self.id, changes, report.complete, Boot::now());
+                if !kept {
+                    return Err(Status::resource_exhausted(format!(
+                        "more than {TENANTS_MAX} Tenants, {DEPLOYMENTS_MAX} deployments or {PLACED_MAX} placed Tenants on one member"
+                    )));
+                }
+            }
+            Some(Said::Heartbeat(heartbeat)) => {
+                let digest =
+                    (u128::from(heartbeat.digest_high) << 64) | u128::from(heartbeat.digest_low);
+                voices.compare(self.name, self.id, (heartbeat.tenants, digest), Boot::now());
+            }
+            Some(Said::Applied(applied)) => {
+                let newest = applied.read().zip(slot);
+                if let Some(((version, _), slot)) = newest
+                    && version == slot.desired.version
+                {
+                    let took = Boot::now().since(slot.since);
+                    self.sessions
+                        .metrics
+                        .propagation
+                        .observe(took.as_secs_f64());
+                }
+            }
+            Some(Said::Hello(_)) => return Err(broken(WireError::Unexpected("a second Hello"))),
+            // Taken in before; or of a later revision than we know.
+            Some(Said::Trusts(_)) | None => {}
+        }
+        Ok(())
+    }
+}
+
+fn drain(reason: &str, reconnect_after: Duration) -> Say {
+    let millis = reconnect_after.as_millis();
+    Say::Drain(v1::Drain {
+        reason: reason.to_owned(),
+        reconnect_after_millis: u32::try_from(millis).unwrap_or(u32::MAX),
+    })
+}
+
+fn broken(problem: &WireError) -> Status {
+    Status::invalid_argument(chain(problem))
+}
+
+/// The time over which so many agents are to renew.
+fn renewal_within(sessions: u64) -> Duration {
+    let sessions = u32::try_from(sessions).unwrap_or(u32::MAX);
+    let [shortest, longest] = RENEWAL_WITHIN;
+    RENEWAL_EACH
+        .saturating_mul(sessions)
+        .clamp(shortest, longest)
+}
+
+/// What a message counts for. One with more than there may be ends its
+/// session, and is not to be paid for by others of the member.
+fn size(message: &AgentMessage) -> u64 {
+    let reports = match &message.kind {
+        Some(Said::Report(report)) => slots(report).min(REPORTS_PER_MESSAGE),
+        _ => 0,
+    };
+    MESSAGE + reports as u64
+}
+
+fn slots(report: &v1::Report) -> usize {
+    report.tenants.len() + report.deployments.len() + report.placed.len()
+}
+
+fn kind(message: &AgentMessage) -> &'static str {
+    match message.kind {
+        Some(Said::Hello(_)) => "hello",
+        Some(Said::Report(_)) => "report",
+        Some(Said::Heartbeat(_)) => "heartbeat",
+        Some(Said::Applied(_)) => "applied",
+        Some(Said::Trusts(_)) => "trusts",
+        None => "unknown",
+    }
+}
+
+async fn hello(incoming: &mut Streaming<AgentMessage>) -> Result<v1::Hello, Status> {
+    let first = tokio::time::timeout(HELLO_DEADLINE, incoming.message())
+        .await
+        .map_err(|_| Status::deadline_exceeded("no Hello came in time"))??;
+    match first.and_then(|message| message.kind) {
+        Some(Said::Hello(hello)) => {
+            for text in [
+                &hello.replica,
+                &hello.cluster_uid,
+                &hello.kubernetes_version,
+                &hello.agent_version,
+            ] {
+                // They go into logs, conditions and events.
+                if text.len() > TEXT_MAX || !text.chars().all(|c| c.is_ascii_graphic()) {
+                    return Err(Status::invalid_argument(
+                        "Hello holds a text that is too long or not printable",
+                    ));
+                }
+            }
+            if hello.cluster_uid.is_empty() || hello.replica.is_empty() {
+                return Err(Status::invalid_argument(
+                    "Hello names no cluster or no replica",
+                ));
+            }
+            Ok(hello)
+        }
+        _ => Err(Status::invalid_argument("the first message is not Hello")),
+    }
+}
+
+/// The credential of one cluster is not good for another: it was copied, or the cluster was rebuilt.
+fn check_cluster(name: &str, admission: &Admission, found: &str) -> Result<(), Status> {
+    match &admission.cluster_uid {
+        Some(recorded) if recorded != found => Err(Status::failed_precondition(format!(
+            "member {name} is on record as another cluster: its credential is used on a second one. \
+             If the cluster was rebuilt, run 'kubectl krypton join {name} --replace'"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+async fn send(outgoing: &Outgoing, kind: Say) -> Result<(), Status> {
+    let message = HubMessage { kind: Some(kind) };
+    match tokio::time::timeout(HELLO_DEADLINE, outgoing.send(Ok(message))).await {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(_)) => Err(Status::cancelled("the agent has gone")),
+        Err(_) => Err(Status::deadline_exceeded("the agent does not read")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use krypton_crds::edge_cluster::AgentKeys;
+    use krypton_types::conditions::{self, Truth};
+
+    use super::*;
+    use crate::members::observation::{self, FactsBoard};
+    use crate::tenants::{Counts, Reports};
+
+    const MEMBER: &str = "edge-1";
+
+    fn certificate(key: &str) -> AgentCertificate {
+        let not_before = clock::wall() - SignedDuration::from_hours(48);
+        AgentCertificate {
+            cluster: MEMBER.to_owned(),
+            uid: "u".to_owned(),
+            not_before,
+            not_after: not_before + SignedDuration::from_hours(96),
+            serial: "01".to_owned(),
+            key: key.to_owned(),
+            der: Arc::default(),
+        }
+    }
+
+    #[test]
+    fn second_key_in_use_reaches_status_and_event() {
+        let (reports, board) = (
+            Arc::new(Reports::default()),
+            Arc::new(FactsBoard::default()),
+        );
+        let voices = Voices::new(reports, Arc::clone(&board), watch::Sender::new(0));
+        let (notices, mut heard) = Notices::heard();
+        let sessions = Sessions {
+            members: Arc::default(),
+            voices: Arc::new(voices),
+            found: Arc::default(),
+            metrics: Arc::default(),
+            notices,
+            hub_version: String::new(),
+            numbers: AtomicU64::new(0),
+            lead: Lead::alone(),
+            stop: CancellationToken::new(),
+            watchdog: Watchdog::default(),
+        };
+        let keys = AgentKeys {
+            current: agent_keys::key_of(&certificate("a")),
+            next: None,
+        };
+        let member = sessions.members.enter(MEMBER, "u");
+        member.admission.send_replace(Admission {
+            keys: Some(keys),
+            ..Admission::default()
+        });
+        let status = || {
+            let facts = board.get(MEMBER).unwrap_or_default();
+            let (counts, now) = (Counts::default(), clock::wall());
+            let status = observation::status(MEMBER, None, &facts, counts, None, 1, now);
+            conditions::find(&status.conditions, agent_keys::ONE_KEY)
+        };
+
+        sessions.check_key(&member, &certificate("a")).unwrap();
+        assert_eq!((status(), heard()), (None, None));
+        let refused = sessions.check_key(&member, &certificate("b")).unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::PermissionDenied, "{refused:?}");
+        let unique = status().unwrap();
+        assert_eq!(unique.truth, Truth::False);
+        assert_eq!(unique.reason, "TwoKeysInUse");
+        let (reason, message) = heard().unwrap();
+        assert_eq!(reason, "TwoKeysInUse");
+        assert!(message.contains("voids all older keys"), "{message}");
+    }
+}

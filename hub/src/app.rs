@@ -1,0 +1,619 @@
+//! The hub's process: what it starts, in which order, and how it ends.
+
+mod chart;
+mod parts;
+mod providers;
+mod shutdown;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use krypton_crds::edge_cluster::EdgeCluster;
+use krypton_crds::krypton_deployment::KryptonDeployment;
+use krypton_crds::tenant::Tenant;
+use krypton_reconciler::plan::Policy;
+use krypton_reconciler::run_loop::Tools;
+use krypton_runtime::admin::{self, Ports, Readiness, Served};
+use krypton_runtime::lease::Times;
+use krypton_runtime::newest::Newest as _;
+use krypton_runtime::retry::{Settling, patiently};
+use krypton_runtime::tasks::Tasks;
+use krypton_runtime::telemetry::Log;
+use krypton_runtime::watchdog::Watchdog;
+use krypton_runtime::{clock, signals};
+use krypton_types::error_chain::chain;
+use kube::Client;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, watch};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio_util::sync::CancellationToken;
+
+use self::chart::{ChartFollower, Version};
+use self::parts::{Engine, Observed};
+use self::shutdown::Shutdown;
+use crate::agent_server::session::Sessions;
+use crate::agent_server::{self, Gateway, listener};
+use crate::args::Settings;
+use crate::chart::credentials::{self, ChartCredentials};
+use crate::chart::values::Readings;
+use crate::chart::values_reader::Follow;
+use crate::chart::values_status::Teller;
+use crate::deployments;
+use crate::discovery::named_secrets::{Findings, Named, NamedSecrets};
+use crate::discovery::{self, Sources};
+use crate::edgecluster::{self, Accepting, Fleet, Given, Overlaying};
+use crate::home::{self, Home, HomeError};
+use crate::leader::pod_label::Label;
+use crate::leader::{Election, Lead, Standing};
+use crate::members::Members;
+use crate::members::arbiter::Voices;
+use crate::notices::Notices;
+use crate::observe::dump::{self, Dumper};
+use crate::observe::member_metrics::Acting;
+use crate::observe::metrics;
+use crate::proxy::{Shared, Tunnels};
+use crate::tenants::{self, Rules};
+
+/// A member that is down holds its place for ten seconds out of some 25. There are as many places as a large fleet has
+/// such members, and the others do not wait.
+const CONNECTING: usize = 256;
+
+const LEAD: &str = "the lead";
+const LABEL: &str = "the leader's label";
+const AGENTS: &str = "serving agents";
+const FLEET: &str = "the fleet";
+
+/// Runs the hub until a signal stops it.
+pub async fn run(settings: Settings, log: Log) -> anyhow::Result<()> {
+    allow_connections();
+    let stop = signals::stop_on_signal()?;
+    let watchdog = Watchdog::start().context("starting the watchdog's thread failed")?;
+    let main = main_loop(Arc::new(settings), log, watchdog.clone(), stop);
+    watchdog.watch("the main loop", main).await
+}
+
+async fn main_loop(
+    settings: Arc<Settings>,
+    log: Log,
+    watchdog: Watchdog,
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
+    let readiness = Readiness::new();
+    let starting = readiness.guard("start");
+    // Mistakes on the command line are reported before anything is touched.
+    let ports = Ports::bind(
+        settings.health_probe_bind_address.as_ref(),
+        settings.metrics_bind_address.as_ref(),
+        settings.debug_bind_address.as_ref(),
+    )
+    .await?;
+    let agents_port = match &settings.listen {
+        Some(address) => Some(admin::bind(listener::LISTEN_FLAG, address).await?),
+        None => None,
+    };
+    let values = chart::values_of_file(&settings).await?;
+    let (engine, credentials) = Engine::start(&settings, &watchdog).await?;
+    let observed = Observed::new();
+    let mut tasks = JoinSet::new();
+    let served = served(
+        &settings,
+        log,
+        (&readiness, &watchdog),
+        (&engine, &observed),
+    );
+    ports.serve(served, &mut tasks, &stop);
+    let clearing = tokio::spawn(Label::cleared(
+        settings.pod.clone(),
+        settings.home.local.clone(),
+        readiness.clone(),
+    ));
+    let Some((home, client)) = reach_home(&settings, &stop).await? else {
+        return Ok(());
+    };
+    if !prepare_home(&settings, &client, &stop).await {
+        return Ok(());
+    }
+    drop(starting);
+    tracing::info!("home is ready");
+
+    if let Some(name) = settings.chart.credentials_secret.clone() {
+        let secret = ChartCredentials {
+            client: client.clone(),
+            namespace: settings.namespace.clone(),
+            name,
+            charts: Arc::clone(&engine.charts),
+        };
+        tasks.spawn(credentials::keep(secret, credentials, stop.clone()));
+    }
+    let mut version = Version::look_up(&settings, &client, &engine, &stop).await;
+    let (overlaying, readings) = read_values(&settings, &client, &mut tasks, &stop);
+    let process = (&readiness, &watchdog);
+    let mut follower =
+        ChartFollower::new(Arc::clone(&settings), &version, values, readings, process);
+    let pinned = version.pinned.take();
+    let control = Control::new(&settings, &observed, pinned.is_some(), follower.given());
+    let mut lasting = Tasks::new(watchdog.clone());
+    let standing = control.elect(&home, &readiness, &mut lasting)?;
+    let mut lead = standing.lead.clone();
+    lasting.spawn(LABEL, label(clearing, lead.clone()));
+    if let Some(pinned) = pinned {
+        tasks.spawn(pinned.keep(lead.clone(), stop.clone()));
+    }
+    let mut teller = Teller::new(
+        client.clone(),
+        settings.namespace.clone(),
+        control.instance.clone(),
+        readiness.clone(),
+        lead.clone(),
+    );
+    // One look: a new leader writes there, and waits for readers.
+    let now = follower.given().get();
+    teller.tell(now.problem.as_ref(), now.chart.is_some());
+    let mut shutdown = Shutdown {
+        standing,
+        lasting,
+        tasks,
+        serving: CancellationToken::new(),
+        home: CancellationToken::new(),
+        stop: stop.clone(),
+        broken: None,
+    };
+    let starting = Starting {
+        settings: &settings,
+        client: &client,
+        engine: &engine,
+        observed: &observed,
+        control: &control,
+        lead: &lead,
+        watchdog: &watchdog,
+    };
+    let named = starting.discover(&stop);
+    let shared = starting.shared(named.sources.clone()).await?;
+    let given = follower.given().subscribe();
+    observed.view.acts(Acting {
+        lead: lead.clone(),
+        given: given.clone(),
+        members: Arc::clone(&control.members),
+        allow_chart_skip: settings.handling.allow_chart_skip,
+    });
+    let sources = named.sources.clone();
+    starting.write_home(&shared, named, &mut shutdown);
+    if let Some(listener) = agents_port {
+        starting.serve_agents(listener, &shared, &readiness, &mut shutdown);
+    }
+    let self_cluster = settings.self_cluster.then(|| home.config.clone());
+    let fleet = starting.fleet(self_cluster, sources, given, overlaying, shared);
+    let running = edgecluster::run(fleet, shutdown.serving.clone());
+    shutdown.lasting.spawn(FLEET, running);
+
+    loop {
+        follower.give(&lead, &mut teller);
+        tokio::select! {
+            // First: at the stop all others end too, and not by themselves.
+            biased;
+            () = stop.cancelled() => break,
+            () = shutdown.task_ended() => {}
+            () = follower.changed() => {}
+            true = lead.changed() => follower.lead_changed(&lead, &mut teller),
+        }
+    }
+    shutdown.end().await
+}
+
+fn served(
+    settings: &Settings,
+    log: Log,
+    (readiness, watchdog): (&Readiness, &Watchdog),
+    (engine, observed): (&Engine, &Observed),
+) -> Served {
+    let view = &observed.view;
+    let (drift, work) = (&engine.drift, &engine.work);
+    let dumper = Dumper {
+        replica: settings.reporting_instance.clone(),
+        started: clock::wall(),
+        view: Arc::clone(view),
+        helm: Arc::clone(&engine.helm),
+        charts: Arc::clone(&engine.charts),
+        work: work.clone(),
+    };
+    Served {
+        readiness: readiness.clone(),
+        watchdog: watchdog.clone(),
+        registry: metrics::registry(Arc::clone(view), &observed.sessions, drift, work),
+        level: log.level,
+        debug: dump::router(Arc::new(dumper)),
+    }
+}
+
+/// Chooses the home cluster; `None` if the hub is to stop before.
+async fn reach_home(
+    settings: &Settings,
+    stop: &CancellationToken,
+) -> anyhow::Result<Option<(Home, Client)>> {
+    let apiserver = Settling::new();
+    let may_pass = |error: &HomeError| error.may_pass(&apiserver);
+    let choosing = patiently("home", stop, may_pass, async || {
+        Home::choose(&settings.home, &settings.kubeconfig_policy).await
+    });
+    let Some(home) = choosing.await? else {
+        return Ok(None);
+    };
+    let client = home::client(home.config.clone()).context("making home's client failed")?;
+    tracing::info!(context = %home.context_name, namespace = %settings.namespace,
+        chart = %settings.chart.name, version = %settings.chart.version, "hub starts");
+    for note in &settings.notes {
+        tracing::warn!("{note}");
+    }
+    Ok(Some((home, client)))
+}
+
+/// Creates or updates the CRDs. False if the hub is to stop before the API server answers.
+async fn prepare_home(settings: &Settings, client: &Client, stop: &CancellationToken) -> bool {
+    let mut crds = vec![Tenant::crd(), EdgeCluster::crd()];
+    if settings.ensure_watch_crds {
+        crds.push(KryptonDeployment::crd());
+    }
+    let mut attempts = 0;
+    loop {
+        let prepared = async {
+            for crd in &crds {
+                krypton_runtime::crd::ensure(client, crd)
+                    .await
+                    .map_err(|error| chain(&error))?;
+            }
+            Ok::<(), String>(())
+        };
+        tokio::select! {
+            () = stop.cancelled() => return false,
+            prepared = prepared => match prepared {
+                Ok(()) => break,
+                Err(problem) => tracing::warn!(%problem, "home is not ready; it is tried again"),
+            },
+        }
+        attempts += 1;
+        let pause =
+            krypton_runtime::retry::backoff(attempts, Duration::from_secs(15), rand::random());
+        tokio::select! {
+            () = stop.cancelled() => return false,
+            () = tokio::time::sleep(pause) => {}
+        }
+    }
+    // With the CRD of krypton-operator, the record of a deployment would be lost. Without the flag, the hub creates no CRD
+    // and waits for none.
+    if !settings.ensure_watch_crds
+        && let Err(error) = krypton_runtime::crd::follow(client, &KryptonDeployment::crd()).await
+    {
+        tracing::warn!(error = %chain(&error), "the CRD of KryptonDeployments is not brought up to date");
+    }
+    true
+}
+
+/// Starts to read the ConfigMaps and Secrets with values.
+fn read_values(
+    settings: &Settings,
+    client: &Client,
+    tasks: &mut JoinSet<()>,
+    stop: &CancellationToken,
+) -> (Overlaying, watch::Receiver<Arc<Readings>>) {
+    let (wanted, wanted_rx) = watch::channel(BTreeSet::new());
+    let (readings_tx, readings) = watch::channel(Arc::default());
+    let overlaying = Overlaying {
+        fixed: settings.chart_values_from.clone(),
+        wanted,
+        readings: readings.clone(),
+    };
+    let following = Follow {
+        client: client.clone(),
+        namespace: settings.namespace.clone(),
+        wanted: wanted_rx,
+        readings: readings_tx,
+    };
+    overlaying.ask(std::iter::empty());
+    tasks.spawn(following.run(stop.clone()));
+    (overlaying, readings)
+}
+
+/// Keeps the leader's label on the pod, after a former container's label is off.
+async fn label(clearing: JoinHandle<Option<Label>>, lead: Lead) {
+    let cleared = tokio::select! {
+        cleared = clearing => cleared,
+        () = lead.left() => return,
+    };
+    match cleared {
+        Ok(Some(label)) => label.keep(lead).await,
+        Ok(None) => lead.left().await,
+        Err(error) => tracing::error!(%error, "taking the label off ended badly"),
+    }
+}
+
+/// The registry of members, and this hub's name.
+struct Control {
+    settings: Arc<Settings>,
+    members: Arc<Members>,
+    voices: Arc<Voices>,
+    ahead: watch::Sender<u64>,
+    given: watch::Sender<Given>,
+    /// Whether a record decides what the chart's version means.
+    pins: bool,
+    /// Name in Leases: one process, one name. Two hubs never take each other for themselves.
+    holder: String,
+    /// Name in events.
+    instance: String,
+}
+
+impl Control {
+    fn new(
+        settings: &Arc<Settings>,
+        observed: &Observed,
+        pins: bool,
+        given: &watch::Sender<Given>,
+    ) -> Self {
+        let ahead = watch::Sender::new(0);
+        let (reports, facts) = (Arc::clone(&observed.reports), Arc::clone(&observed.facts));
+        let instance = settings.reporting_instance.as_deref();
+        Self {
+            settings: Arc::clone(settings),
+            members: Arc::new(Members::default()),
+            voices: Arc::new(Voices::new(reports, facts, ahead.clone())),
+            ahead,
+            given: given.clone(),
+            pins,
+            holder: format!(
+                "hub/{}/{:08x}",
+                instance.unwrap_or("local"),
+                rand::random::<u32>()
+            ),
+            instance: instance.unwrap_or("krypton-hub").to_owned(),
+        }
+    }
+
+    /// Takes part in the leader election: several hubs may run, and one of them writes on home and serves agents.
+    fn elect(
+        &self,
+        home: &Home,
+        readiness: &Readiness,
+        lasting: &mut Tasks,
+    ) -> anyhow::Result<Standing> {
+        let election = Election {
+            client: home::client(home.config.clone()).context("making home's client failed")?,
+            namespace: self.settings.namespace.clone(),
+            holder: self.holder.clone(),
+            times: Times::of_lead(self.settings.lead),
+            ahead: self.ahead.clone(),
+            readiness: readiness.clone(),
+        };
+        let (voices, members) = (Arc::clone(&self.voices), Arc::clone(&self.members));
+        let (given, pins) = (self.given.clone(), self.pins);
+        let (standing, leading) = election.stand(move |tenure, begins| {
+            voices.set_epoch(tenure.epoch);
+            if begins {
+                // What this hub has read of home before may be old.
+                members.anew(tenure.since);
+                voices.anew(tenure.since);
+            }
+            // If a record says what a range means, members get nothing before it is read.
+            if !pins {
+                given.send_modify(|given| given.epoch = tenure.epoch);
+            }
+        });
+        lasting.spawn(LEAD, leading);
+        Ok(standing)
+    }
+}
+
+/// Sources of members, and the Secrets that KryptonDeployments name.
+struct Discovered {
+    sources: watch::Receiver<Sources>,
+    named: watch::Sender<Named>,
+    findings: watch::Receiver<Findings>,
+}
+
+/// What the controllers are started with.
+struct Starting<'a> {
+    settings: &'a Settings,
+    client: &'a Client,
+    engine: &'a Engine,
+    observed: &'a Observed,
+    control: &'a Control,
+    lead: &'a Lead,
+    watchdog: &'a Watchdog,
+}
+
+impl Starting<'_> {
+    fn discover(&self, stop: &CancellationToken) -> Discovered {
+        let (named, named_rx) = watch::channel(None);
+        let (findings_tx, findings) = watch::channel(Arc::default());
+        let (settings, discovery) = (self.settings, &self.settings.discovery);
+        let access = &self.engine.profile_access;
+        let mut providers = providers::providers(self.client, settings, access);
+        // After those that find a Secret by its label, which take precedence.
+        providers.push(Arc::new(NamedSecrets {
+            client: self.client.clone(),
+            named: named_rx,
+            findings: findings_tx,
+            label: discovery.label.clone(),
+            key: discovery.key.clone(),
+            policy: settings.kubeconfig_policy,
+        }));
+        Discovered {
+            sources: discovery::start(providers, self.watchdog, stop),
+            named,
+            findings,
+        }
+    }
+
+    async fn shared(&self, sources: watch::Receiver<Sources>) -> anyhow::Result<Arc<Shared>> {
+        let (settings, engine) = (self.settings, self.engine);
+        let (control, observed) = (self.control, self.observed);
+        let account = settings.helm.service_account.as_ref();
+        let own = [settings.namespace.clone()]
+            .into_iter()
+            .chain(account.map(|account| account.namespace().to_owned()));
+        let notices = Notices::start(
+            self.client.clone(),
+            control.instance.clone(),
+            self.lead.clone(),
+            self.watchdog,
+        );
+        Ok(Arc::new(Shared {
+            tools: Tools {
+                helm: Arc::clone(&engine.helm),
+                charts: Arc::clone(&engine.charts),
+                drift: engine.drift.clone(),
+                work: engine.work.clone(),
+                watchdog: self.watchdog.clone(),
+            },
+            voices: Arc::clone(&control.voices),
+            facts: Arc::clone(&observed.facts),
+            grace: settings.proxy_grace,
+            scratch: engine.private.path().to_owned(),
+            helm_account: settings.helm.service_account.clone(),
+            notices,
+            holder: control.holder.clone(),
+            instance: control.instance.clone(),
+            policy: Policy::new(settings.helm.timeout, own)
+                .remediated(settings.helm.retries, settings.helm.remediation)
+                .with_history(settings.helm.history_max),
+            retry_max: settings.retry_max,
+            allow_chart_skip: settings.handling.allow_chart_skip,
+            watch_namespaces: settings.watch_namespaces.clone(),
+            found: Arc::clone(&observed.found),
+            sources,
+            kubeconfig_policy: settings.kubeconfig_policy,
+            tunnels: Tunnels::start(settings.kubeconfig_policy).await?,
+            connecting: Semaphore::new(CONNECTING),
+            watchdog: self.watchdog.clone(),
+        }))
+    }
+
+    /// Starts the writers of Tenants' status and of KryptonDeployments.
+    fn write_home(&self, shared: &Shared, discovered: Discovered, shutdown: &mut Shutdown) {
+        let (settings, reports) = (self.settings, &self.observed.reports);
+        let voices = &self.control.voices;
+        let rules = Rules {
+            self_cluster: settings.self_cluster,
+            allow_chart_skip: settings.handling.allow_chart_skip,
+            namespaces: settings.watch_namespaces.clone(),
+        };
+        let placements = Arc::clone(voices.placements());
+        let (lead, stop) = (self.lead, &shutdown.home);
+        let aggregating = tenants::run(
+            self.client.clone(),
+            Arc::clone(reports),
+            rules,
+            settings.place_tenants.then_some(placements),
+            shared.instance.clone(),
+            lead.clone(),
+            stop.clone(),
+        );
+        let discovery = &settings.discovery;
+        let keep = deployments::Keep {
+            client: self.client.clone(),
+            deployments: Arc::clone(voices.deployments()),
+            found: Arc::clone(&self.observed.found),
+            notices: shared.notices.clone(),
+            named: discovered.named,
+            findings: discovered.findings,
+            namespaces: settings.watch_namespaces.clone(),
+            discovery_namespace: discovery.namespace_of_secrets(&settings.namespace),
+            // Under lockdown only the label opens a Secret.
+            open_namespaces: match settings.lockdown.no_cross_namespace_refs {
+                true => BTreeSet::new(),
+                false => discovery.open_namespaces(&settings.namespace),
+            },
+            check_interval: settings.check_interval,
+            writes: reports.writes.clone(),
+            reports: Arc::clone(reports),
+        };
+        let keeping = deployments::run(keep, lead.clone(), stop.clone());
+        let (voices, stop) = (Arc::clone(voices), stop.clone());
+        let lasting = &mut shutdown.lasting;
+        lasting.spawn("the aggregator", aggregating);
+        lasting.spawn("keeping KryptonDeployments", keeping);
+        lasting.spawn("keeping the members' voices", async move {
+            voices.keep(stop).await;
+        });
+    }
+
+    fn serve_agents(
+        &self,
+        listener: TcpListener,
+        shared: &Shared,
+        readiness: &Readiness,
+        shutdown: &mut Shutdown,
+    ) {
+        let sessions = Sessions {
+            members: Arc::clone(&self.control.members),
+            voices: Arc::clone(&self.control.voices),
+            found: Arc::clone(&self.observed.found),
+            metrics: Arc::clone(&self.observed.sessions),
+            notices: shared.notices.clone(),
+            hub_version: env!("CARGO_PKG_VERSION").to_owned(),
+            numbers: AtomicU64::new(0),
+            lead: self.lead.clone(),
+            stop: shutdown.serving.clone(),
+            watchdog: self.watchdog.clone(),
+        };
+        let gateway = Gateway {
+            client: self.client.clone(),
+            namespace: self.settings.namespace.clone(),
+            listener,
+            advertise: self.settings.advertise.clone(),
+            sessions: Arc::new(sessions),
+            charts: Arc::clone(&self.engine.charts),
+            lead: self.lead.clone(),
+            view: Arc::clone(&self.observed.view),
+            opening: readiness.guard("the agents' port"),
+        };
+        let serving = agent_server::run(gateway, shutdown.serving.clone());
+        shutdown.lasting.spawn(AGENTS, serving);
+    }
+
+    fn fleet(
+        &self,
+        home: Option<kube::Config>,
+        sources: watch::Receiver<Sources>,
+        given: watch::Receiver<Given>,
+        overlaying: Overlaying,
+        shared: Arc<Shared>,
+    ) -> Fleet {
+        let settings = self.settings;
+        Fleet {
+            client: self.client.clone(),
+            namespace: settings.namespace.clone(),
+            home,
+            sources,
+            accepting: Accepting(settings.discovery.accepted_namespaces.clone()),
+            given,
+            drift: settings.drift,
+            chart_crds: settings.chart_crds,
+            tenant_values: settings.tenant_values,
+            place_tenants: settings.place_tenants,
+            overlaying,
+            handling: settings.handling,
+            lockdown: settings.lockdown.clone(),
+            namespaces: settings.namespaces.clone(),
+            lead: self.lead.clone(),
+            shared,
+            members: Arc::clone(&self.control.members),
+            reports: Arc::clone(&self.observed.reports),
+            found: Arc::clone(&self.observed.found),
+        }
+    }
+}
+
+/// Each agent is an open file, and the usual soft limit is 1,024.
+fn allow_connections() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::warn!(%error, soft = ?limit.current, "the limit of open files stays as it is; a large fleet may need more");
+    }
+}

@@ -1,0 +1,140 @@
+//! The parts of the process that need neither home nor a Lease: Helm, charts, and what the hub knows of members.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use krypton_helm::chart::{ChartCache, CredentialsNow};
+use krypton_helm::driver::{Helm, HelmConfig, Keyring};
+use krypton_reconciler::drift::DriftMetrics;
+use krypton_reconciler::metrics::WorkMetrics;
+use krypton_runtime::scratch;
+use krypton_runtime::watchdog::Watchdog;
+use tempfile::TempDir;
+use tokio::sync::watch;
+
+use crate::args::{ProviderKind, Settings};
+use crate::chart::{credentials, values_file};
+use crate::discovery::cluster_profile::Access;
+use crate::discovery::cluster_profile::provider_file::ProviderFile;
+use crate::members::found::Found;
+use crate::members::observation::FactsBoard;
+use crate::observe::member_metrics::FleetView;
+use crate::observe::metrics::SessionMetrics;
+use crate::tenants::Reports;
+
+/// Helm, the charts, and the folders that both use.
+pub(super) struct Engine {
+    pub(super) helm: Arc<Helm>,
+    pub(super) charts: Arc<ChartCache>,
+    pub(super) work: WorkMetrics,
+    pub(super) drift: DriftMetrics,
+    pub(super) credentials: watch::Receiver<CredentialsNow>,
+    pub(super) profile_access: Arc<Access>,
+    /// For files with secrets.
+    pub(super) private: TempDir,
+    /// Removed with the process.
+    _scratch: TempDir,
+}
+
+impl Engine {
+    pub(super) async fn start(
+        settings: &Settings,
+        watchdog: &Watchdog,
+    ) -> anyhow::Result<(Self, watch::Sender<CredentialsNow>)> {
+        let scratch = scratch::folder(&settings.helm.cache_dir, "hub", "--helm-cache-dir")?;
+        let private = scratch::private(settings.helm.private_dir.as_deref(), &scratch, "hub")?;
+        let profile_access = profile_access(settings, watchdog, private.path()).await?;
+        let work = WorkMetrics::default();
+        let helm = Helm::new(HelmConfig {
+            binary: settings.helm.program.clone(),
+            // Not the path: the program may be replaced on disk while it runs.
+            supervisor: vec!["/proc/self/exe".into(), "helm-run".into()],
+            scratch: scratch.path().join("helm"),
+            private: private.path().join("helm"),
+            max_concurrent: settings.helm.max_concurrent,
+            max_per_member: settings.helm.max_per_member,
+        });
+        let helm = Arc::new(helm.await?.with_metrics(&work.helm));
+        let (sender, credentials) = watch::channel(credentials::NOT_READ.map_err(Into::into));
+        let mut charts = ChartCache::new(scratch.path().join("charts"))?
+            .with_metrics(&work.charts)
+            .with_plain_http(settings.chart.plain_http);
+        if settings.chart.credentials_secret.is_some() {
+            charts = charts.with_credentials(credentials.clone());
+        }
+        if let Some(file) = settings.chart.keyring.clone() {
+            check_keyring(&file).await?;
+            let helm = Arc::clone(&helm);
+            charts = charts.with_prover(Arc::new(Keyring { helm, file }));
+        }
+        let engine = Self {
+            helm,
+            charts: Arc::new(charts),
+            work,
+            drift: DriftMetrics::default(),
+            credentials,
+            profile_access,
+            private,
+            _scratch: scratch,
+        };
+        Ok((engine, sender))
+    }
+}
+
+async fn profile_access(
+    settings: &Settings,
+    watchdog: &Watchdog,
+    private: &Path,
+) -> anyhow::Result<Arc<Access>> {
+    let discovery = &settings.discovery;
+    let profiles = discovery.providers.contains(&ProviderKind::ClusterProfile);
+    let file = discovery.provider_file.as_deref().filter(|_| profiles);
+    let providers = match file {
+        Some(path) => Some(ProviderFile::load_in_time(path).await?),
+        None => None,
+    };
+    let policy = settings.kubeconfig_policy;
+    Access::start(watchdog, file, providers, private, policy).context(
+        "making a folder for the credentials of ClusterProfiles failed; name another with --private-dir",
+    )
+}
+
+/// Opens the keyring once, as its mount may hang.
+async fn check_keyring(file: &Path) -> anyhow::Result<()> {
+    let at = file.to_owned();
+    let opened = values_file::in_time(values_file::DEADLINE, move || std::fs::File::open(at)).await;
+    let path = file.display();
+    let opened = opened.with_context(|| {
+        format!("--chart-keyring: {path} does not answer; check whether its mount hangs")
+    })?;
+    opened.with_context(|| {
+        format!(
+            "--chart-keyring: {path} cannot be read; name the file that 'gpg --export' has written"
+        )
+    })?;
+    Ok(())
+}
+
+/// What the hub knows of its members, from reports and from its own calls.
+pub(super) struct Observed {
+    pub(super) found: Arc<Found>,
+    pub(super) facts: Arc<FactsBoard>,
+    pub(super) reports: Arc<Reports>,
+    pub(super) view: Arc<FleetView>,
+    pub(super) sessions: Arc<SessionMetrics>,
+}
+
+impl Observed {
+    pub(super) fn new() -> Self {
+        let facts = Arc::new(FactsBoard::default());
+        let reports = Arc::new(Reports::default());
+        Self {
+            found: Arc::new(Found::default()),
+            view: Arc::new(FleetView::new(Arc::clone(&facts), Arc::clone(&reports))),
+            facts,
+            reports,
+            sessions: Arc::new(SessionMetrics::default()),
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! The member sources that the flags name.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use kube::Client;
+
+use crate::args::{ProviderKind, Settings};
+use crate::discovery::Provider;
+use crate::discovery::cluster_api::ClusterApi;
+use crate::discovery::cluster_profile::{Access, ClusterProfiles};
+use crate::discovery::kamaji::Kamaji;
+use crate::discovery::kubeconfig_files::Files;
+use crate::discovery::labelled_secrets::LabelledSecrets;
+use crate::discovery::object_and_secret::Paired;
+
+/// What looks for members, as the settings want it.
+pub(super) fn providers(
+    client: &Client,
+    settings: &Settings,
+    profile_access: &Arc<Access>,
+) -> Vec<Arc<dyn Provider>> {
+    let mut providers: Vec<Arc<dyn Provider>> = Vec::new();
+    let discovery = &settings.discovery;
+    for kind in &discovery.providers {
+        match kind {
+            ProviderKind::Kubeconfig => {
+                for namespace in each(discovery.namespaces.as_ref()) {
+                    providers.push(Arc::new(LabelledSecrets {
+                        client: client.clone(),
+                        namespace,
+                        label: discovery.label.clone(),
+                        key: discovery.key.clone(),
+                        policy: settings.kubeconfig_policy,
+                    }));
+                }
+            }
+            ProviderKind::ClusterProfile => {
+                for namespace in each(discovery.cluster_namespaces.as_ref()) {
+                    providers.push(Arc::new(ClusterProfiles {
+                        client: client.clone(),
+                        namespace,
+                        access: Arc::clone(profile_access),
+                    }));
+                }
+            }
+            ProviderKind::ClusterApi => {
+                for namespace in each(discovery.cluster_namespaces.as_ref()) {
+                    providers.push(Arc::new(Paired {
+                        client: client.clone(),
+                        namespace,
+                        policy: settings.kubeconfig_policy,
+                        pairing: ClusterApi,
+                    }));
+                }
+            }
+            ProviderKind::Kamaji => {
+                for namespace in each(discovery.cluster_namespaces.as_ref()) {
+                    let key = discovery.kamaji_key.clone();
+                    providers.push(Arc::new(Paired {
+                        client: client.clone(),
+                        namespace,
+                        policy: settings.kubeconfig_policy,
+                        pairing: Kamaji { key },
+                    }));
+                }
+            }
+            ProviderKind::File => {
+                // One each: a mount that is missing or hangs is no other's concern.
+                for path in &discovery.paths {
+                    providers.push(Arc::new(Files::new(path, settings.kubeconfig_policy)));
+                }
+            }
+        }
+    }
+    providers
+}
+
+/// One for each namespace, so that one that cannot be read costs the others nothing; `None` is for all.
+fn each(namespaces: Option<&BTreeSet<String>>) -> Vec<Option<String>> {
+    match namespaces {
+        None => vec![None],
+        Some(names) => names.iter().cloned().map(Some).collect(),
+    }
+}

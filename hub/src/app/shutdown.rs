@@ -1,0 +1,82 @@
+//! How the process ends: by a signal, or because one of its tasks did.
+
+use krypton_runtime::tasks::Tasks;
+use krypton_types::error_chain::chain;
+use tokio::task::{JoinError, JoinSet};
+use tokio_util::sync::CancellationToken;
+
+use super::{AGENTS, FLEET, LEAD};
+use crate::leader::{self, Standing};
+
+/// All that runs, in the order in which it ends.
+pub(super) struct Shutdown {
+    pub(super) standing: Standing,
+    /// Tasks that run until the hub stops.
+    pub(super) lasting: Tasks,
+    /// Tasks that may end before.
+    pub(super) tasks: JoinSet<()>,
+    /// Ends the agents' port and the fleet, after another hub could have become the leader.
+    pub(super) serving: CancellationToken,
+    /// Ends the writers of home.
+    pub(super) home: CancellationToken,
+    pub(super) stop: CancellationToken,
+    pub(super) broken: Option<anyhow::Error>,
+}
+
+impl Shutdown {
+    /// Waits for a task that must not end. It stops the hub, for its supervisor to start it again.
+    pub(super) async fn task_ended(&mut self) {
+        let error: anyhow::Error = tokio::select! {
+            error = self.lasting.one_ends() => {
+                tracing::error!(error = %chain(&error), "the hub cannot go on: it stops, so that it is started again");
+                error.into()
+            }
+            error = failed(&mut self.tasks) => {
+                tracing::error!(%error, "a task ended badly: the hub stops, so that it is started again");
+                error.into()
+            }
+        };
+        self.broken = Some(error);
+        self.stop.cancel();
+    }
+
+    /// Ends everything.
+    ///
+    /// # Errors
+    /// The reason if the hub did not stop by a signal, or a task that panicked.
+    pub(super) async fn end(mut self) -> anyhow::Result<()> {
+        // First: another hub leads while this one waits for Helm, whose members' Leases are kept for that.
+        self.standing.leave().await;
+        let lasting = &mut self.lasting;
+        let given_up = tokio::time::timeout(leader::GIVING_UP, lasting.end_of(LEAD)).await;
+        if given_up.is_err() {
+            tracing::warn!("giving up the lead takes long; its Lease runs out by itself");
+        }
+        self.serving.cancel();
+        tracing::info!("stopping: running helm processes are waited for");
+        let agents = self.lasting.end_of(AGENTS).await;
+        let fleet = self.lasting.end_of(FLEET).await;
+        self.home.cancel();
+        self.lasting.end().await.and(agents).and(fleet)?;
+        given_up.unwrap_or(Ok(()))?;
+        self.tasks.abort_all();
+        match self.broken {
+            Some(error) => Err(error),
+            None => {
+                tracing::info!("stopped");
+                Ok(())
+            }
+        }
+    }
+}
+
+/// The next task that panicked.
+async fn failed(tasks: &mut JoinSet<()>) -> JoinError {
+    loop {
+        match tasks.join_next().await {
+            Some(Err(error)) => return error,
+            Some(Ok(())) => {}
+            None => std::future::pending().await,
+        }
+    }
+}

@@ -1,0 +1,448 @@
+//! The hub's certificate authority: Secret `krypton-hub-ca` on home, and all that it signs.
+
+mod certificate;
+pub(crate) mod csr;
+mod current;
+mod phase;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use jiff::Timestamp;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use krypton_runtime::tls::Credential;
+use krypton_runtime::{clock, effect};
+use krypton_types::ca_rotation::Phase;
+use krypton_types::names::CA_SECRET;
+use krypton_types::root_digest::RootDigest;
+use krypton_types::spiffe::SpiffeId;
+use kube::api::{Api, PostParams};
+use kube::{Client, Error as KubeError};
+use rcgen::string::PrintableString;
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, DnValue,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PublicKeyData, SanType,
+    SerialNumber,
+};
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
+use thiserror::Error;
+use x509_parser::prelude::{FromDer as _, X509Certificate};
+
+pub use certificate::{AgentCertificate, CertificateError, read_agent_certificate};
+pub use csr::{REQUEST_MAX_BYTES, RequestError, public_key_digest};
+pub use current::Live;
+pub use phase::{announced, finished, stage, switched};
+
+const CERTIFICATE_KEY: &str = "ca.crt";
+const KEY_KEY: &str = "ca.key";
+const TRUST_DOMAIN_KEY: &str = "trust-domain";
+
+/// How long an agent's certificate is good for; it is renewed well before.
+pub const AGENT_CERTIFICATE_LIFE: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+/// As [`AGENT_CERTIFICATE_LIFE`], of the hub's own.
+pub const HUB_CERTIFICATE_LIFE: Duration = Duration::from_secs(90 * 24 * 60 * 60);
+const AUTHORITY_LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
+/// The clocks of edges differ from the hub's.
+pub(crate) const BACK_DATED: Duration = Duration::from_secs(24 * 60 * 60);
+const DEADLINE: Duration = Duration::from_secs(10);
+/// Somebody who makes the Secret and deletes it again, three times in a row, is not waited for.
+const TRIES: usize = 3;
+const PEM_LINE: usize = 64;
+/// OID of the attribute serialNumber of a subject.
+const SUBJECT_SERIAL_NUMBER: &[u64] = &[2, 5, 4, 5];
+
+#[derive(Debug, Error)]
+pub enum AuthorityError {
+    #[error(
+        "reading Secret {namespace}/{CA_SECRET} failed; check that home answers and that the hub may get Secrets there"
+    )]
+    Read {
+        namespace: String,
+        #[source]
+        source: KubeError,
+    },
+    #[error(
+        "making Secret {namespace}/{CA_SECRET} failed; check that the namespace exists and that the hub may create Secrets there"
+    )]
+    Make {
+        namespace: String,
+        #[source]
+        source: KubeError,
+    },
+    #[error(
+        "Secret {namespace}/{CA_SECRET}: no answer within {} s; check that home answers", DEADLINE.as_secs()
+    )]
+    Deadline { namespace: String },
+    #[error("Secret {namespace}/{CA_SECRET} comes and goes; find out who deletes it")]
+    Unsteady { namespace: String },
+    #[error(
+        "Secret {namespace}/{CA_SECRET} cannot be used: {problem}; restore it from a backup, or delete it and start the hub again: then there is a new CA, and every agent has to join again"
+    )]
+    Unusable {
+        namespace: String,
+        problem: &'static str,
+    },
+    #[error("{0:?} is no trust domain; write lower-case letters, digits, '.', '-' or '_'")]
+    TrustDomain(String),
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    #[error("a certificate for cluster {name:?} with UID {uid:?} cannot be written")]
+    Subject { name: String, uid: String },
+    #[error("signing a certificate failed")]
+    Sign(#[source] rcgen::Error),
+}
+
+/// What the Secret holds.
+pub type Data = BTreeMap<String, ByteString>;
+
+/// The content of a Secret with a new CA.
+pub fn made(trust_domain: &str, now: Timestamp) -> Result<Data, AuthorityError> {
+    Ok(New::generate(trust_domain, now)?.data())
+}
+
+/// The CA with its key.
+#[derive(Debug)]
+pub struct Authority {
+    trust_domain: String,
+    /// The signing one first. Others are trusted while one CA takes over from another.
+    roots: Vec<CertificateDer<'static>>,
+    issuer: Issuer<'static, KeyPair>,
+    /// Of the signing root.
+    not_after: Timestamp,
+    /// How far a rotation was when this was read.
+    phase: Phase,
+}
+
+impl Authority {
+    /// Reads the CA, or makes it when there is none yet. Of two hubs that make one, one wins.
+    pub async fn load_or_make(
+        client: Client,
+        namespace: &str,
+        trust_domain_if_new: &str,
+    ) -> Result<Self, AuthorityError> {
+        let api: Api<Secret> = Api::namespaced(client, namespace);
+        for _ in 0..TRIES {
+            if let Some(secret) = read(&api, namespace).await? {
+                let unusable = |problem| AuthorityError::Unusable {
+                    namespace: namespace.to_owned(),
+                    problem,
+                };
+                let data = secret.data.unwrap_or_default();
+                return Self::from_data(&data, clock::wall()).map_err(unusable);
+            }
+            let made = New::generate(trust_domain_if_new, clock::wall())?;
+            match make(&api, namespace, &made).await {
+                Ok(()) => {
+                    tracing::info!(
+                        secret = %format_args!("{namespace}/{CA_SECRET}"),
+                        trust_domain = made.trust_domain,
+                        "made the hub's CA; keep a backup of this Secret"
+                    );
+                    return made.authority();
+                }
+                Err(AuthorityError::Make {
+                    source: KubeError::Api(status),
+                    ..
+                }) if status.code == 409 => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let namespace = namespace.to_owned();
+        Err(AuthorityError::Unsteady { namespace })
+    }
+
+    /// One that is kept nowhere.
+    pub fn generate(trust_domain: &str, now: Timestamp) -> Result<Self, AuthorityError> {
+        New::generate(trust_domain, now)?.authority()
+    }
+
+    /// What a Secret holds, in whatever phase of a rotation. The error completes a sentence about it.
+    pub fn from_data(data: &Data, now: Timestamp) -> Result<Self, &'static str> {
+        let needed = |key, missing| text(data, key).ok_or(missing);
+        let pem = needed(CERTIFICATE_KEY, "it has no ca.crt")?;
+        let key = needed(KEY_KEY, "it has no ca.key")?;
+        let trust_domain = needed(TRUST_DOMAIN_KEY, "it has no trust-domain")?.trim();
+        let read = Self::from_parts(trust_domain, pem, key, now)?;
+        let phase = stage(data).map_or(read.phase, |stage| stage.phase);
+        Ok(Self { phase, ..read })
+    }
+
+    fn from_parts(
+        trust_domain: &str,
+        pem: &str,
+        key: &str,
+        now: Timestamp,
+    ) -> Result<Self, &'static str> {
+        if !is_trust_domain(trust_domain) {
+            return Err("its trust-domain is none");
+        }
+        let key = KeyPair::from_pem(key).map_err(|_| "its ca.key is no private key in PEM")?;
+        let no_certificate = "its ca.crt is no certificate in PEM";
+        let roots = CertificateDer::pem_slice_iter(pem.as_bytes())
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|_| no_certificate)?;
+        let signing = roots.first().ok_or(no_certificate)?;
+        let (_, certificate) = X509Certificate::from_der(signing).map_err(|_| no_certificate)?;
+        if !certificate.is_ca() {
+            return Err("the first certificate of its ca.crt is no CA");
+        }
+        if certificate.public_key().raw != key.subject_public_key_info() {
+            return Err("its ca.key is not of the first certificate of its ca.crt");
+        }
+        let not_after = Timestamp::from_second(certificate.validity().not_after.timestamp())
+            .map_err(|_| no_certificate)?;
+        if not_after <= now {
+            return Err("its CA has expired");
+        }
+        let issuer = Issuer::from_ca_cert_der(signing, key).map_err(|_| no_certificate)?;
+        Ok(Self {
+            trust_domain: trust_domain.to_owned(),
+            roots,
+            issuer,
+            not_after,
+            phase: Phase::Steady,
+        })
+    }
+
+    pub fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    pub fn trust_domain(&self) -> &str {
+        &self.trust_domain
+    }
+
+    /// All that are trusted.
+    pub fn roots(&self) -> Vec<CertificateDer<'static>> {
+        self.roots.clone()
+    }
+
+    /// The root that signs.
+    pub fn signing(&self) -> Option<RootDigest> {
+        self.roots.first().map(|root| RootDigest::of(root))
+    }
+
+    /// The root that this certificate is signed by, if it is one of ours.
+    pub fn issuer_of(&self, certificate: &[u8]) -> Option<RootDigest> {
+        let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
+        let root = self.roots.iter().find(|root| {
+            let signed = |root: &X509Certificate<'_>| {
+                certificate.issuer() == root.subject()
+                    && certificate
+                        .verify_signature(Some(root.public_key()))
+                        .is_ok()
+            };
+            X509Certificate::from_der(root).is_ok_and(|(_, root)| signed(&root))
+        })?;
+        Some(RootDigest::of(root))
+    }
+
+    /// As [`Self::roots`], in PEM, and nothing else that may have been in the Secret's text.
+    pub fn ca_pem(&self) -> String {
+        self.roots.iter().map(|root| pem(root)).collect()
+    }
+
+    /// A new key and certificate of the hub as a server.
+    pub fn hub_credential(&self, now: Timestamp) -> Result<Credential, AuthorityError> {
+        let key = KeyPair::generate().map_err(AuthorityError::Sign)?;
+        let mut params = self.params(&SpiffeId::hub(&self.trust_domain), now)?;
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "krypton-hub");
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        self.limit(&mut params, now, HUB_CERTIFICATE_LIFE);
+        let certificate = params
+            .signed_by(&key, &self.issuer)
+            .map_err(AuthorityError::Sign)?;
+        Ok(Credential {
+            certificates: vec![certificate.into()],
+            key: PrivatePkcs8KeyDer::from(key.serialize_der()).into(),
+        })
+    }
+
+    /// The certificate of the member `name`, whose EdgeCluster has `uid`, for the key of `request`.
+    /// Its own first, without the roots.
+    pub fn sign_agent(
+        &self,
+        request: &[u8],
+        name: &str,
+        uid: &str,
+        now: Timestamp,
+        life: Duration,
+    ) -> Result<Vec<CertificateDer<'static>>, AuthorityError> {
+        let key = csr::public_key(request)?;
+        let cannot = || AuthorityError::Subject {
+            name: name.to_owned(),
+            uid: uid.to_owned(),
+        };
+        let id = SpiffeId::cluster(&self.trust_domain, name);
+        if SpiffeId::parse(&id.to_string()).is_none() || uid.is_empty() || uid.len() > 64 {
+            return Err(cannot());
+        }
+        let mut params = self.params(&id, now)?;
+        let uid = PrintableString::try_from(uid).map_err(|_| cannot())?;
+        let subject = &mut params.distinguished_name;
+        subject.push(DnType::CommonName, name);
+        subject.push(
+            DnType::from_oid(SUBJECT_SERIAL_NUMBER),
+            DnValue::PrintableString(uid),
+        );
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        self.limit(&mut params, now, life);
+        let certificate = params
+            .signed_by(&key, &self.issuer)
+            .map_err(AuthorityError::Sign)?;
+        Ok(vec![certificate.into()])
+    }
+
+    /// What all certificates have that this CA signs.
+    fn params(&self, id: &SpiffeId, now: Timestamp) -> Result<CertificateParams, AuthorityError> {
+        let uri = id.to_string().try_into().map_err(AuthorityError::Sign)?;
+        let mut params = blank(now);
+        params.subject_alt_names = vec![SanType::URI(uri)];
+        params.is_ca = IsCa::ExplicitNoCa;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.use_authority_key_identifier_extension = true;
+        Ok(params)
+    }
+
+    /// Nothing outlives the CA.
+    fn limit(&self, params: &mut CertificateParams, now: Timestamp, life: Duration) {
+        let end = after(now, life).min(self.not_after);
+        params.not_after = rcgen::date_time_ymd(1970, 1, 1) + since_1970(end);
+    }
+}
+
+/// A CA that was just made, and its key as it is kept.
+struct New {
+    trust_domain: String,
+    pem: String,
+    key_pem: String,
+    now: Timestamp,
+}
+
+impl New {
+    fn generate(trust_domain: &str, now: Timestamp) -> Result<Self, AuthorityError> {
+        if !is_trust_domain(trust_domain) {
+            return Err(AuthorityError::TrustDomain(trust_domain.to_owned()));
+        }
+        let key = KeyPair::generate().map_err(AuthorityError::Sign)?;
+        let mut params = blank(now);
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "krypton-hub CA");
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        params.not_after =
+            rcgen::date_time_ymd(1970, 1, 1) + since_1970(after(now, AUTHORITY_LIFE));
+        let certificate = params.self_signed(&key).map_err(AuthorityError::Sign)?;
+        Ok(Self {
+            trust_domain: trust_domain.to_owned(),
+            pem: certificate.pem(),
+            key_pem: key.serialize_pem(),
+            now,
+        })
+    }
+
+    fn authority(&self) -> Result<Authority, AuthorityError> {
+        Authority::from_parts(&self.trust_domain, &self.pem, &self.key_pem, self.now)
+            .map_err(|_| AuthorityError::Sign(rcgen::Error::CouldNotParseCertificate))
+    }
+
+    fn data(&self) -> Data {
+        [
+            (CERTIFICATE_KEY, &self.pem),
+            (KEY_KEY, &self.key_pem),
+            (TRUST_DOMAIN_KEY, &self.trust_domain),
+        ]
+        .map(|(key, value)| (key.to_owned(), ByteString(value.clone().into_bytes())))
+        .into()
+    }
+}
+
+fn text<'a>(data: &'a Data, key: &str) -> Option<&'a str> {
+    data.get(key)
+        .and_then(|value| std::str::from_utf8(&value.0).ok())
+}
+
+async fn read(api: &Api<Secret>, namespace: &str) -> Result<Option<Secret>, AuthorityError> {
+    tokio::time::timeout(DEADLINE, api.get_opt(CA_SECRET))
+        .await
+        .map_err(|_| AuthorityError::Deadline {
+            namespace: namespace.to_owned(),
+        })?
+        .map_err(|source| AuthorityError::Read {
+            namespace: namespace.to_owned(),
+            source,
+        })
+}
+
+async fn make(api: &Api<Secret>, namespace: &str, made: &New) -> Result<(), AuthorityError> {
+    let secret = Secret {
+        metadata: ObjectMeta {
+            name: Some(CA_SECRET.to_owned()),
+            ..ObjectMeta::default()
+        },
+        data: Some(made.data()),
+        ..Secret::default()
+    };
+    let params = PostParams::default();
+    let call = effect!("authority.create", api.create(&params, &secret));
+    tokio::time::timeout(DEADLINE, call)
+        .await
+        .map_err(|_| AuthorityError::Deadline {
+            namespace: namespace.to_owned(),
+        })?
+        .map_err(|source| AuthorityError::Make {
+            namespace: namespace.to_owned(),
+            source,
+        })?;
+    Ok(())
+}
+
+/// Without a name, valid from a day ago on.
+fn blank(now: Timestamp) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    let begin = since_1970(now).saturating_sub(BACK_DATED);
+    params.not_before = rcgen::date_time_ymd(1970, 1, 1) + begin;
+    // Positive, and of full length whatever comes: rcgen's own would be the key's digest.
+    let mut serial: [u8; 16] = rand::random();
+    serial[0] = serial[0] & 0x3f | 0x40;
+    params.serial_number = Some(SerialNumber::from_slice(&serial));
+    params
+}
+
+fn since_1970(time: Timestamp) -> Duration {
+    Duration::from_secs(time.as_second().max(0).unsigned_abs())
+}
+
+fn after(now: Timestamp, life: Duration) -> Timestamp {
+    now.saturating_add(life).unwrap_or(Timestamp::MAX)
+}
+
+fn pem(certificate: &[u8]) -> String {
+    let text = BASE64.encode(certificate);
+    let mut pem = "-----BEGIN CERTIFICATE-----\n".to_owned();
+    for (index, character) in text.char_indices() {
+        if index > 0 && index % PEM_LINE == 0 {
+            pem.push('\n');
+        }
+        pem.push(character);
+    }
+    pem.push_str("\n-----END CERTIFICATE-----\n");
+    pem
+}
+
+fn is_trust_domain(text: &str) -> bool {
+    SpiffeId::parse(&SpiffeId::hub(text).to_string()).is_some()
+}
+
+pub(crate) mod rotation_controller;
+#[cfg(test)]
+mod tests;

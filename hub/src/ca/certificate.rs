@@ -1,0 +1,105 @@
+//! What an agent's certificate says, once TLS has checked that it is one of ours.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use krypton_types::fingerprint::sha256_hex;
+use krypton_types::spiffe::{Role, SpiffeError, SpiffeId};
+use thiserror::Error;
+use x509_parser::oid_registry::OID_X509_SERIALNUMBER;
+use x509_parser::prelude::{FromDer as _, X509Certificate};
+use x509_parser::time::ASN1Time;
+
+use super::BACK_DATED;
+
+/// Whom a client certificate lets in, and for how long.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AgentCertificate {
+    /// The member.
+    pub cluster: String,
+    /// UID of the EdgeCluster that it was given for: of another one of the same name it is not.
+    pub uid: String,
+    pub not_before: Timestamp,
+    pub not_after: Timestamp,
+    /// Lower-case hex.
+    pub serial: String,
+    /// SHA-256 of the public key, as of a request for it.
+    pub key: String,
+    /// The whole of it.
+    pub der: Arc<[u8]>,
+}
+
+impl AgentCertificate {
+    /// When the hub signed it, by the hub's clock.
+    pub fn issued(&self) -> Timestamp {
+        let issued = self.not_before.saturating_add(BACK_DATED);
+        issued.unwrap_or(self.not_before)
+    }
+}
+
+/// Why a certificate is no agent's. Completes a sentence about it.
+#[derive(Debug, Error)]
+pub enum CertificateError {
+    #[error("it is not an X.509 certificate")]
+    NotACertificate,
+    #[error(transparent)]
+    Identity(SpiffeError),
+    #[error("it is of the trust domain {found:?} instead of {expected:?}")]
+    TrustDomain { found: String, expected: String },
+    #[error("it names the hub, not a cluster")]
+    NotACluster,
+    #[error("it is not for clients")]
+    NotForClients,
+    #[error("it does not say which EdgeCluster it was given for")]
+    NoUid,
+}
+
+/// Reads a certificate whose chain and dates have been checked.
+pub fn read_agent_certificate(
+    trust_domain: &str,
+    der: &[u8],
+) -> Result<AgentCertificate, CertificateError> {
+    let id = SpiffeId::of_certificate(der).map_err(CertificateError::Identity)?;
+    if id.trust_domain != trust_domain {
+        return Err(CertificateError::TrustDomain {
+            found: id.trust_domain,
+            expected: trust_domain.to_owned(),
+        });
+    }
+    let Role::Cluster(cluster) = id.role else {
+        return Err(CertificateError::NotACluster);
+    };
+    let (_, certificate) =
+        X509Certificate::from_der(der).map_err(|_| CertificateError::NotACertificate)?;
+    let usage = certificate
+        .extended_key_usage()
+        .map_err(|_| CertificateError::NotACertificate)?;
+    if !usage.is_some_and(|usage| usage.value.client_auth) {
+        return Err(CertificateError::NotForClients);
+    }
+    let mut uids = certificate.subject().iter_by_oid(&OID_X509_SERIALNUMBER);
+    let uid = match (uids.next(), uids.next()) {
+        (Some(uid), None) => uid.as_str().unwrap_or_default(),
+        _ => "",
+    };
+    if uid.is_empty() {
+        return Err(CertificateError::NoUid);
+    }
+    Ok(AgentCertificate {
+        cluster,
+        uid: uid.to_owned(),
+        not_before: timestamp(certificate.validity().not_before)?,
+        not_after: timestamp(certificate.validity().not_after)?,
+        serial: hex(certificate.raw_serial()),
+        key: sha256_hex(certificate.public_key().raw),
+        der: der.into(),
+    })
+}
+
+fn timestamp(time: ASN1Time) -> Result<Timestamp, CertificateError> {
+    Timestamp::from_second(time.timestamp()).map_err(|_| CertificateError::NotACertificate)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

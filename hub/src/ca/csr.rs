@@ -1,0 +1,168 @@
+//! Certificate requests of agents: hostile input, of which nothing is taken but the public key.
+
+use krypton_types::fingerprint::sha256_hex;
+use rcgen::{PublicKeyData as _, SubjectPublicKeyInfo};
+use thiserror::Error;
+use x509_parser::{
+    asn1_rs::{self, Any, DerParser, Sequence, SequenceIterator},
+    prelude::{FromDer as _, X509CertificationRequest},
+};
+
+/// One with a P-384 key and a few names has a tenth of it.
+pub const REQUEST_MAX_BYTES: usize = 8 * 1024;
+
+/// Why a request is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum RequestError {
+    #[error("the certificate request is larger than {} KiB", REQUEST_MAX_BYTES / 1024)]
+    TooLarge,
+    #[error("the certificate request is not PKCS#10 in DER")]
+    NotARequest,
+    #[error("the key of the certificate request is none of ECDSA P-256, ECDSA P-384 and Ed25519")]
+    Key,
+    #[error("the certificate request is not signed by its own key")]
+    Signature,
+}
+
+/// The public key of a request that was made by who has the private one.
+pub(crate) fn public_key(der: &[u8]) -> Result<SubjectPublicKeyInfo, RequestError> {
+    if der.len() > REQUEST_MAX_BYTES {
+        return Err(RequestError::TooLarge);
+    }
+    let (rest, request) =
+        X509CertificationRequest::from_der(der).map_err(|_| RequestError::NotARequest)?;
+    if !rest.is_empty() || !has_three_parts(der) {
+        return Err(RequestError::NotARequest);
+    }
+    // From the key's own algorithm: what the signature's says is the sender's choice.
+    let key = SubjectPublicKeyInfo::from_der(request.certification_request_info.subject_pki.raw)
+        .map_err(|_| RequestError::Key)?;
+    let accepted = [
+        &rcgen::PKCS_ECDSA_P256_SHA256,
+        &rcgen::PKCS_ECDSA_P384_SHA384,
+        &rcgen::PKCS_ED25519,
+    ];
+    if !accepted.contains(&key.algorithm()) {
+        return Err(RequestError::Key);
+    }
+    request
+        .verify_signature()
+        .map_err(|_| RequestError::Signature)?;
+    Ok(key)
+}
+
+/// The parser ignores what follows info, algorithm and signature in the sequence. The signature does not cover it.
+fn has_three_parts(der: &[u8]) -> bool {
+    let Ok((_, sequence)) = Sequence::from_der(der) else {
+        return false;
+    };
+    let parts = SequenceIterator::<Any, DerParser>::new(&sequence.content);
+    parts
+        .collect::<Result<Vec<_>, asn1_rs::Error>>()
+        .is_ok_and(|parts| parts.len() == 3)
+}
+
+/// What a join token is used up by: the SHA-256 of the request's SubjectPublicKeyInfo in hex.
+pub fn public_key_digest(request: &[u8]) -> Result<String, RequestError> {
+    Ok(sha256_hex(&public_key(request)?.subject_public_key_info()))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use rcgen::{CertificateParams, KeyPair};
+
+    use super::*;
+
+    fn request(key: &KeyPair) -> Vec<u8> {
+        CertificateParams::default()
+            .serialize_request(key)
+            .unwrap()
+            .der()
+            .to_vec()
+    }
+
+    #[test]
+    fn the_three_kinds_of_keys_are_taken_and_told_apart() {
+        let mut digests = Vec::new();
+        for kind in [
+            &rcgen::PKCS_ECDSA_P256_SHA256,
+            &rcgen::PKCS_ECDSA_P384_SHA384,
+            &rcgen::PKCS_ED25519,
+        ] {
+            let key = KeyPair::generate_for(kind).unwrap();
+            let digest = public_key_digest(&request(&key)).unwrap();
+            assert_eq!(digest, sha256_hex(&key.subject_public_key_info()));
+            assert_eq!(digest, public_key_digest(&request(&key)).unwrap());
+            digests.push(digest);
+        }
+        digests.dedup();
+        assert_eq!(digests.len(), 3);
+    }
+
+    #[test]
+    fn other_keys_are_refused() {
+        for kind in [&rcgen::PKCS_RSA_SHA256, &rcgen::PKCS_ECDSA_P521_SHA512] {
+            let key = KeyPair::generate_for(kind).unwrap();
+            assert_eq!(
+                public_key_digest(&request(&key)),
+                Err(RequestError::Key),
+                "{kind:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_key_that_somebody_else_holds_is_refused() {
+        let (mine, theirs) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
+        let (of_mine, of_theirs) = (mine.public_key_raw(), theirs.public_key_raw());
+        let mut forged = request(&mine);
+        let at = forged
+            .windows(of_mine.len())
+            .position(|window| window == of_mine)
+            .unwrap();
+        forged[at..at + of_theirs.len()].copy_from_slice(of_theirs);
+        assert_eq!(public_key_digest(&forged), Err(RequestError::Signature));
+    }
+
+    #[test]
+    fn size_and_shape_are_checked_first() {
+        let good = request(&KeyPair::generate().unwrap());
+        let mut longer = good.clone();
+        longer.push(0);
+        let fourth_part = include_bytes!("../../../fuzz/corpus/csr/refused-fourth-part");
+        let cases: [(&[u8], RequestError); 6] = [
+            (fourth_part, RequestError::NotARequest),
+            (&[], RequestError::NotARequest),
+            (
+                b"-----BEGIN CERTIFICATE REQUEST-----",
+                RequestError::NotARequest,
+            ),
+            (&good[..good.len() - 1], RequestError::NotARequest),
+            (&longer, RequestError::NotARequest),
+            (&[0x30; REQUEST_MAX_BYTES + 1], RequestError::TooLarge),
+        ];
+        for (given, expected) in cases {
+            assert_eq!(public_key_digest(given), Err(expected), "{given:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
+            prop_assert!(public_key_digest(&bytes).is_err());
+        }
+
+        /// Whatever is changed in it, a request is refused or names its own key.
+        #[test]
+        fn a_changed_request_names_no_other_key(at in 0_usize..200, change in 1_u8..) {
+            let key = KeyPair::generate().unwrap();
+            let mut request = request(&key);
+            let at = at % request.len();
+            request[at] ^= change;
+            if let Ok(digest) = public_key_digest(&request) {
+                prop_assert_eq!(digest, sha256_hex(&key.subject_public_key_info()));
+            }
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! The CA as it is now: a rotation, by this hub or another, replaces it while the hub runs.
+
+use std::sync::Arc;
+
+use krypton_runtime::newest::Newest as _;
+use tokio::sync::watch;
+
+use super::Authority;
+
+/// One slot, read by all that sign, verify or tell of roots.
+#[derive(Debug)]
+pub struct Live(watch::Sender<Arc<Authority>>);
+
+impl Live {
+    pub fn new(authority: Authority) -> Self {
+        Self(watch::Sender::new(Arc::new(authority)))
+    }
+
+    pub fn now(&self) -> Arc<Authority> {
+        self.0.get()
+    }
+
+    pub fn subscribe(&self) -> watch::Receiver<Arc<Authority>> {
+        self.0.subscribe()
+    }
+
+    /// False when it is the same as before.
+    pub fn replace(&self, next: Authority) -> bool {
+        self.0.send_if_modified(|present| {
+            let news = present.roots != next.roots;
+            if news {
+                *present = Arc::new(next);
+            }
+            news
+        })
+    }
+}

@@ -1,0 +1,231 @@
+//! The phases of a rotation of the CA, as what its Secret holds. Pure: each is one write.
+//!
+//! `ca.crt` and `ca.key` are in each phase what a hub that knows nothing of rotations needs: all roots that
+//! are trusted, the one that signs first, and its key. Beside them:
+//!
+//! | phase | more | meaning |
+//! | --- | --- | --- |
+//! | Steady | nothing | |
+//! | Announced | `next.crt`, `next.key` | the next root, trusted and told to all, signs nothing yet |
+//! | Switched | `former.crt` | roots that sign no more, and are trusted until all have renewed |
+
+use jiff::Timestamp;
+use k8s_openapi::ByteString;
+use krypton_types::ca_rotation::{Phase, Stage};
+use krypton_types::root_digest::RootDigest;
+use rcgen::{KeyPair, PublicKeyData as _};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
+use x509_parser::prelude::{FromDer as _, X509Certificate};
+
+use super::{AuthorityError, CERTIFICATE_KEY, Data, KEY_KEY, New, TRUST_DOMAIN_KEY, pem, text};
+
+const NEXT_CERTIFICATE_KEY: &str = "next.crt";
+const NEXT_KEY_KEY: &str = "next.key";
+const FORMER_KEY: &str = "former.crt";
+
+type Root = CertificateDer<'static>;
+
+/// Where a rotation stands. The error completes a sentence about the Secret.
+pub fn stage(data: &Data) -> Result<Stage, &'static str> {
+    let (phase, root) = if [NEXT_CERTIFICATE_KEY, NEXT_KEY_KEY]
+        .iter()
+        .any(|key| data.contains_key(*key))
+    {
+        (Phase::Announced, next(data)?.0)
+    } else {
+        let phase = match data.contains_key(FORMER_KEY) {
+            true => Phase::Switched,
+            false => Phase::Steady,
+        };
+        (phase, signing(data)?)
+    };
+    let root = RootDigest::of(&root);
+    Ok(Stage { phase, root })
+}
+
+/// From Steady: there is a next root.
+pub fn announced(data: &Data, now: Timestamp) -> Result<Data, AuthorityError> {
+    let trust_domain = text(data, TRUST_DOMAIN_KEY).unwrap_or_default().trim();
+    let made = New::generate(trust_domain, now)?;
+    let mut roots = certificates(data, CERTIFICATE_KEY).unwrap_or_default();
+    roots.extend(CertificateDer::pem_slice_iter(made.pem.as_bytes()).flatten());
+    Ok(with(
+        data,
+        [
+            (CERTIFICATE_KEY, Some(as_pem(&roots))),
+            (NEXT_CERTIFICATE_KEY, Some(made.pem)),
+            (NEXT_KEY_KEY, Some(made.key_pem)),
+        ],
+    ))
+}
+
+/// From Announced: the next root signs from here on.
+pub fn switched(data: &Data) -> Result<Data, &'static str> {
+    let (next, key) = next(data)?;
+    let mut former = vec![signing(data)?];
+    former.extend(certificates(data, FORMER_KEY).unwrap_or_default());
+    former.dedup();
+    let mut roots = vec![next];
+    for root in certificates(data, CERTIFICATE_KEY)? {
+        if !roots.contains(&root) {
+            roots.push(root);
+        }
+    }
+    Ok(with(
+        data,
+        [
+            (CERTIFICATE_KEY, Some(as_pem(&roots))),
+            (KEY_KEY, Some(key)),
+            (FORMER_KEY, Some(as_pem(&former))),
+            (NEXT_CERTIFICATE_KEY, None),
+            (NEXT_KEY_KEY, None),
+        ],
+    ))
+}
+
+/// From Switched: what signs no more is trusted no more.
+pub fn finished(data: &Data) -> Result<Data, &'static str> {
+    let signing = signing(data)?;
+    // One that cannot be read was trusted by nobody.
+    let former = certificates(data, FORMER_KEY).unwrap_or_default();
+    let mut roots = certificates(data, CERTIFICATE_KEY)?;
+    roots.retain(|root| *root == signing || !former.contains(root));
+    Ok(with(
+        data,
+        [(CERTIFICATE_KEY, Some(as_pem(&roots))), (FORMER_KEY, None)],
+    ))
+}
+
+fn signing(data: &Data) -> Result<Root, &'static str> {
+    let mut roots = certificates(data, CERTIFICATE_KEY)?;
+    match roots.is_empty() {
+        true => Err("its ca.crt is no certificate in PEM"),
+        false => Ok(roots.remove(0)),
+    }
+}
+
+/// The next root, and its key in PEM.
+fn next(data: &Data) -> Result<(Root, String), &'static str> {
+    let problem = "its next.crt and next.key are no certificate of a CA and its key";
+    let root = certificates(data, NEXT_CERTIFICATE_KEY).map_err(|_| problem)?;
+    let root = root.into_iter().next().ok_or(problem)?;
+    let pem = text(data, NEXT_KEY_KEY).ok_or(problem)?;
+    let key = KeyPair::from_pem(pem).map_err(|_| problem)?;
+    let (_, read) = X509Certificate::from_der(&root).map_err(|_| problem)?;
+    if !read.is_ca() || read.public_key().raw != key.subject_public_key_info() {
+        return Err(problem);
+    }
+    let pem = pem.to_owned();
+    Ok((root, pem))
+}
+
+fn certificates(data: &Data, key: &str) -> Result<Vec<Root>, &'static str> {
+    let pem = text(data, key).unwrap_or_default();
+    CertificateDer::pem_slice_iter(pem.as_bytes())
+        .collect::<Result<_, _>>()
+        .map_err(|_| "its certificates are not in PEM")
+}
+
+fn as_pem(roots: &[Root]) -> String {
+    roots.iter().map(|root| pem(root)).collect()
+}
+
+fn with<const N: usize>(data: &Data, changes: [(&str, Option<String>); N]) -> Data {
+    let mut data = data.clone();
+    for (key, value) in changes {
+        match value {
+            Some(value) => data.insert(key.to_owned(), ByteString(value.into_bytes())),
+            None => data.remove(key),
+        };
+    }
+    data
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ca::Authority;
+
+    fn now() -> Timestamp {
+        Timestamp::from_second(1_800_000_000).unwrap()
+    }
+
+    fn phase(data: &Data) -> Phase {
+        stage(data).unwrap().phase
+    }
+
+    fn read(data: &Data) -> Authority {
+        Authority::from_data(data, now()).unwrap()
+    }
+
+    #[test]
+    fn a_rotation_goes_through_its_phases_and_each_is_a_ca_to_a_hub_that_knows_of_none() {
+        let steady = New::generate("a.krypton", now()).unwrap().data();
+        let before = read(&steady);
+        assert_eq!(phase(&steady), Phase::Steady);
+        assert_eq!(Some(stage(&steady).unwrap().root), before.signing());
+
+        let announced = announced(&steady, now()).unwrap();
+        assert_eq!(phase(&announced), Phase::Announced);
+        let told = read(&announced);
+        assert_eq!(told.signing(), before.signing());
+        assert_eq!(told.roots().len(), 2);
+        let new = stage(&announced).unwrap().root;
+        assert_eq!(new, RootDigest::of(&told.roots()[1]));
+
+        let switched = switched(&announced).unwrap();
+        let stood = stage(&switched).unwrap();
+        assert_eq!((stood.phase, stood.root), (Phase::Switched, new));
+        let turned = read(&switched);
+        assert_eq!(turned.signing(), Some(new));
+        assert_eq!(turned.roots().len(), 2);
+
+        let finished = finished(&switched).unwrap();
+        let stood = stage(&finished).unwrap();
+        assert_eq!((stood.phase, stood.root), (Phase::Steady, new));
+        let after = read(&finished);
+        assert_eq!(after.roots(), told.roots()[1..]);
+        // Nothing is left of what was.
+        assert_eq!(
+            finished.keys().collect::<Vec<_>>(),
+            steady.keys().collect::<Vec<_>>()
+        );
+        assert_eq!(after.trust_domain(), before.trust_domain());
+    }
+
+    #[test]
+    fn a_root_that_a_person_has_added_is_no_part_of_it() {
+        let extra = New::generate("a.krypton", now()).unwrap();
+        let mut data = New::generate("a.krypton", now()).unwrap().data();
+        let mine = data.get_mut(CERTIFICATE_KEY).unwrap();
+        mine.0.extend(extra.pem.as_bytes());
+        data.insert("notes".to_owned(), ByteString(b"kept".to_vec()));
+        let announced = announced(&data, now()).unwrap();
+        assert_eq!(read(&announced).roots().len(), 3);
+        let finished = finished(&switched(&announced).unwrap()).unwrap();
+        let left = read(&finished).roots();
+        assert_eq!(left.len(), 2);
+        assert_eq!(pem(&left[1]), extra.pem);
+        assert_eq!(finished["notes"].0, b"kept");
+    }
+
+    #[test]
+    fn a_next_root_without_its_key_is_told_of_and_the_hub_goes_on_with_the_present_one() {
+        let steady = New::generate("a.krypton", now()).unwrap().data();
+        let good = announced(&steady, now()).unwrap();
+        let other = New::generate("a.krypton", now()).unwrap();
+        let cases = [
+            (NEXT_KEY_KEY, None),
+            (NEXT_CERTIFICATE_KEY, None),
+            (NEXT_KEY_KEY, Some(other.key_pem)),
+            (NEXT_CERTIFICATE_KEY, Some("x".to_owned())),
+        ];
+        for (key, value) in cases {
+            let broken = with(&good, [(key, value)]);
+            assert!(stage(&broken).unwrap_err().contains("next.crt"));
+            assert!(switched(&broken).is_err());
+            read(&broken);
+        }
+    }
+}

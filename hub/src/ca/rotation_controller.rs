@@ -1,0 +1,284 @@
+//! Follows the CA's Secret, and makes the steps of a rotation where this hub leads.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Secret;
+use krypton_crds::edge_cluster::EdgeCluster;
+use krypton_runtime::clock::{self, Boot};
+use krypton_runtime::effect;
+use krypton_runtime::retry::backoff;
+use krypton_types::ca_rotation::{
+    Awaited, LOCK_OUT_ANNOTATION, LOOK_EVERY, Phase, REQUEST_ANNOTATION, SETTLE,
+    STANDING_ANNOTATION, Stage, Standing, Step, Wishes, next,
+};
+use krypton_types::error_chain::chain;
+use krypton_types::names::CA_SECRET;
+use kube::api::{Api, ListParams, PostParams};
+use kube::{Client, Error as KubeError};
+use thiserror::Error;
+use tokio_util::sync::CancellationToken;
+
+use crate::ca::{self, Authority, AuthorityError, Data, Live, stage};
+use crate::leader::Lead;
+use crate::notices::{Notice, Notices};
+
+const DEADLINE: Duration = Duration::from_secs(10);
+const RETRY_MAX: Duration = Duration::from_secs(60);
+/// EdgeClusters in one answer; each is a few kilobytes.
+const PAGE: u32 = 500;
+
+#[derive(Debug, Error)]
+enum RotationError {
+    #[error("{attempt} failed; check that home answers and that the hub has its rights there")]
+    Call {
+        attempt: &'static str,
+        #[source]
+        source: KubeError,
+    },
+    #[error("{attempt}: no answer within {} s; check that home answers", DEADLINE.as_secs())]
+    Deadline { attempt: &'static str },
+    #[error(
+        "it is gone; this hub goes on with the CA that it has, the next one would make a new one: restore it from a backup"
+    )]
+    Gone,
+    #[error("it cannot be used, and this hub goes on with the CA that it has: {0}; restore it")]
+    Unusable(&'static str),
+    #[error("its trust-domain is another than before; restore it, or start the hub again")]
+    TrustDomain,
+    #[error(
+        "its rotation cannot go on: {0}; remove next.crt and next.key from it, and start the rotation again"
+    )]
+    Broken(&'static str),
+    #[error("a new root could not be made")]
+    Make(#[source] AuthorityError),
+}
+
+/// What a rotation is made with.
+pub(crate) struct Rotation {
+    pub client: Client,
+    /// The hub's.
+    pub namespace: String,
+    pub live: Arc<Live>,
+    /// Whether this hub is the one that writes on home.
+    pub lead: Lead,
+    pub notices: Notices,
+}
+
+impl std::fmt::Debug for Rotation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Rotation").finish_non_exhaustive()
+    }
+}
+
+/// What was found before.
+#[derive(Default)]
+struct Seen {
+    /// The version of the Secret in which there was nothing to be done.
+    resting: Option<String>,
+    /// Since when the rotation stands there.
+    stage: Option<(Stage, Boot)>,
+    waited_for: Vec<String>,
+}
+
+/// Follows the Secret until `stop`.
+pub(crate) async fn keep(rotation: Rotation, stop: CancellationToken) {
+    let mut seen = Seen::default();
+    let mut failures = 0;
+    loop {
+        let pause = match Box::pin(rotation.look(&mut seen)).await {
+            Ok(()) => {
+                failures = 0;
+                // Two hubs do not look at one moment.
+                LOOK_EVERY.mul_f64(0.8 + 0.2 * rand::random::<f64>())
+            }
+            Err(error) => {
+                tracing::warn!(secret = %format_args!("{}/{CA_SECRET}", rotation.namespace),
+                    error = %chain(&error), "the hub's CA was not looked after; it is tried again");
+                failures += 1;
+                backoff(failures, RETRY_MAX, rand::random())
+            }
+        };
+        let sleep = tokio::time::sleep(pause);
+        if stop.run_until_cancelled(sleep).await.is_none() {
+            return;
+        }
+    }
+}
+
+impl Rotation {
+    async fn look(&self, seen: &mut Seen) -> Result<(), RotationError> {
+        let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
+        let found = in_time("reading it", api.get_opt(CA_SECRET)).await?;
+        let mut secret = found.ok_or(RotationError::Gone)?;
+        let leads = self.lead.writes(Boot::now());
+        if seen.resting.is_some() && seen.resting == secret.metadata.resource_version {
+            return Ok(());
+        }
+        let mut data = secret.data.take().unwrap_or_default();
+        self.take_up(&data)?;
+        if !leads {
+            return Ok(());
+        }
+        let stood = stage(&data).map_err(RotationError::Broken)?;
+        let since = match seen.stage {
+            Some((before, since)) if before == stood => since,
+            _ => Boot::now(),
+        };
+        seen.stage = Some((stood, since));
+        let wishes = wishes(&secret);
+        let rotating = stood.phase != Phase::Steady;
+        let members = match rotating {
+            true => self.members().await?,
+            false => Vec::new(),
+        };
+        let now = clock::wall();
+        let settled = Boot::now().since(since) >= SETTLE;
+        let step = next(stood, &wishes, &members, settled, now);
+        let locked_out = match step {
+            Step::Rest => {
+                if !rotating {
+                    seen.resting = secret.metadata.resource_version;
+                }
+                seen.waits_for(&[]);
+                return Ok(());
+            }
+            Step::Wait(members) => {
+                seen.waits_for(&members);
+                return Ok(());
+            }
+            Step::Announce => {
+                data = ca::announced(&data, now).map_err(RotationError::Make)?;
+                Vec::new()
+            }
+            Step::Switch(out) => {
+                data = ca::switched(&data).map_err(RotationError::Broken)?;
+                out
+            }
+            Step::Finish(out) => {
+                data = ca::finished(&data).map_err(RotationError::Broken)?;
+                out
+            }
+        };
+        let stands = stage(&data).map_err(RotationError::Broken)?;
+        mark(&mut secret, stands, now);
+        secret.data = Some(data.clone());
+        let params = PostParams::default();
+        // It took a while to get here.
+        if !self.lead.writes(Boot::now()) {
+            return Ok(());
+        }
+        // What was read carries its resourceVersion.
+        let call = effect!("authority.step", api.replace(CA_SECRET, &params, &secret));
+        let written = self.lead.tracked(in_time("writing it", call)).await;
+        match written {
+            Ok(_) => {}
+            // Another hub, or a person, was faster: what they have written is looked at next.
+            Err(RotationError::Call {
+                source: KubeError::Api(status),
+                ..
+            }) if status.code == 409 => return Ok(()),
+            Err(error) => return Err(error),
+        }
+        tracing::info!(phase = %stands.phase, root = %stands.root, "the rotation of the CA has made a step");
+        seen.waits_for(&[]);
+        for member in locked_out {
+            self.tell(&member);
+        }
+        self.take_up(&data)
+    }
+
+    /// What the Secret says holds from here on.
+    fn take_up(&self, data: &Data) -> Result<(), RotationError> {
+        let read = Authority::from_data(data, clock::wall()).map_err(RotationError::Unusable)?;
+        if read.trust_domain() != self.live.now().trust_domain() {
+            return Err(RotationError::TrustDomain);
+        }
+        if self.live.replace(read) {
+            let now = self.live.now();
+            tracing::info!(roots = now.roots().len(), signing = ?now.signing(), "the hub's CA has changed");
+        }
+        Ok(())
+    }
+
+    async fn members(&self) -> Result<Vec<EdgeCluster>, RotationError> {
+        let api: Api<EdgeCluster> = Api::all(self.client.clone());
+        let mut params = ListParams::default().limit(PAGE);
+        let mut members = Vec::new();
+        loop {
+            let page = in_time("listing the EdgeClusters", api.list(&params)).await?;
+            members.extend(page.items);
+            match page.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => params = params.continue_token(&token),
+                None => return Ok(members),
+            }
+        }
+    }
+
+    fn tell(&self, member: &Awaited) {
+        let name = &member.name;
+        self.notices.tell(Notice {
+            member: name.clone(),
+            uid: member.uid.clone(),
+            reason: "LockedOut",
+            message: format!(
+                "the hub's CA was rotated without it, as a person has asked: {member}; run 'kubectl krypton join {name}' and enrol its agent again"
+            ),
+        });
+    }
+}
+
+impl Seen {
+    /// Tells it once.
+    fn waits_for(&mut self, members: &[Awaited]) {
+        let names: Vec<String> = members.iter().map(|member| member.name.clone()).collect();
+        if self.waited_for == names {
+            return;
+        }
+        if let Some(first) = members.first() {
+            tracing::info!(members = names.len(), first = first.name, why = %first,
+                "the rotation of the CA waits; 'kubectl krypton rotate-ca --status' names all");
+        }
+        self.waited_for = names;
+    }
+}
+
+fn wishes(secret: &Secret) -> Wishes {
+    let annotation = |key| secret.metadata.annotations.as_ref()?.get(key);
+    let lock_out = annotation(LOCK_OUT_ANNOTATION).map(|text| serde_json::from_str(text));
+    let lock_out = lock_out.transpose().unwrap_or_else(|error| {
+        tracing::warn!(%error, "annotation {LOCK_OUT_ANNOTATION} cannot be read; nobody is locked out by it");
+        None
+    });
+    Wishes {
+        requested: annotation(REQUEST_ANNOTATION).is_some(),
+        lock_out: lock_out.unwrap_or_default(),
+    }
+}
+
+/// Notes where it stands, and takes away what has been done.
+fn mark(secret: &mut Secret, stage: Stage, now: jiff::Timestamp) {
+    let standing = Standing {
+        phase: stage.phase,
+        root: stage.root.to_string(),
+        since: jiff::Timestamp::from_second(now.as_second()).unwrap_or(now),
+    };
+    let annotations = secret.metadata.annotations.get_or_insert_default();
+    annotations.remove(REQUEST_ANNOTATION);
+    if stage.phase != Phase::Switched {
+        annotations.remove(LOCK_OUT_ANNOTATION);
+    }
+    if let Ok(text) = serde_json::to_string(&standing) {
+        annotations.insert(STANDING_ANNOTATION.to_owned(), text);
+    }
+}
+
+async fn in_time<T>(
+    attempt: &'static str,
+    call: impl Future<Output = kube::Result<T>>,
+) -> Result<T, RotationError> {
+    tokio::time::timeout(DEADLINE, call)
+        .await
+        .map_err(|_| RotationError::Deadline { attempt })?
+        .map_err(|source| RotationError::Call { attempt, source })
+}

@@ -1,0 +1,299 @@
+//! What the CA signs is what TLS takes, and nothing else of a request gets into it.
+
+use krypton_runtime::tls;
+use rustls::pki_types::{PrivateKeyDer, ServerName};
+use x509_parser::extensions::GeneralName;
+
+use super::*;
+
+const UID: &str = "6f1f2f3c-0000-4000-8000-0123456789ab";
+const DAY: i64 = 24 * 60 * 60;
+
+fn now() -> Timestamp {
+    Timestamp::from_second(1_800_000_000).unwrap()
+}
+
+fn authority() -> Authority {
+    Authority::generate("a.krypton", now()).unwrap()
+}
+
+fn request(key: &KeyPair) -> Vec<u8> {
+    let params = CertificateParams::default();
+    params.serialize_request(key).unwrap().der().to_vec()
+}
+
+fn sign(authority: &Authority, key: &KeyPair) -> CertificateDer<'static> {
+    authority
+        .sign_agent(&request(key), "edge-1", UID, now(), AGENT_CERTIFICATE_LIFE)
+        .unwrap()
+        .remove(0)
+}
+
+#[test]
+fn an_agents_certificate_says_whom_it_was_given_to() {
+    let authority = authority();
+    let key = KeyPair::generate().unwrap();
+    let (one, other) = (sign(&authority, &key), sign(&authority, &key));
+    let read = read_agent_certificate("a.krypton", &one).unwrap();
+    assert_eq!((read.cluster.as_str(), read.uid.as_str()), ("edge-1", UID));
+    assert_eq!(read.not_before.as_second(), now().as_second() - DAY);
+    assert_eq!(read.not_after.as_second(), now().as_second() + 7 * DAY);
+    assert_eq!(read.serial.len(), 32);
+    let again = read_agent_certificate("a.krypton", &other).unwrap();
+    assert_ne!(read.serial, again.serial);
+}
+
+#[test]
+fn nothing_of_a_request_but_its_key_gets_into_the_certificate() {
+    let authority = authority();
+    let key = KeyPair::generate().unwrap();
+    let mut wish = CertificateParams::new(vec!["hub.example.org".to_owned()]).unwrap();
+    wish.subject_alt_names.push(SanType::URI(
+        "spiffe://a.krypton/hub".to_owned().try_into().unwrap(),
+    ));
+    wish.distinguished_name.push(DnType::CommonName, "edge-2");
+    wish.distinguished_name.push(
+        DnType::from_oid(SUBJECT_SERIAL_NUMBER),
+        DnValue::PrintableString("another".try_into().unwrap()),
+    );
+    wish.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    wish.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+    wish.extended_key_usages = vec![
+        ExtendedKeyUsagePurpose::ServerAuth,
+        ExtendedKeyUsagePurpose::Any,
+    ];
+    let hostile = wish.serialize_request(&key).unwrap();
+    let signed = authority
+        .sign_agent(hostile.der(), "edge-1", UID, now(), AGENT_CERTIFICATE_LIFE)
+        .unwrap()
+        .remove(0);
+
+    let read = read_agent_certificate("a.krypton", &signed).unwrap();
+    assert_eq!((read.cluster.as_str(), read.uid.as_str()), ("edge-1", UID));
+    let (_, certificate) = X509Certificate::from_der(&signed).unwrap();
+    assert!(!certificate.is_ca());
+    let names = certificate.subject_alternative_name().unwrap().unwrap();
+    assert_eq!(
+        names.value.general_names,
+        [GeneralName::URI("spiffe://a.krypton/cluster/edge-1")]
+    );
+    let usage = certificate.extended_key_usage().unwrap().unwrap().value;
+    assert!(usage.client_auth && !usage.server_auth && !usage.any);
+    let names: Vec<_> = certificate.subject().iter_common_name().collect();
+    assert_eq!(names.len(), 1);
+    assert_eq!(names[0].as_str().unwrap(), "edge-1");
+    assert_eq!(certificate.public_key().raw, key.subject_public_key_info());
+}
+
+#[test]
+fn names_and_uids_that_would_say_something_else_are_not_signed() {
+    let authority = authority();
+    let request = request(&KeyPair::generate().unwrap());
+    for (name, uid) in [
+        ("", UID),
+        ("edge-1/x", UID),
+        ("Edge", UID),
+        ("edge\n1", UID),
+        ("edge-1", ""),
+        ("edge-1", "a_b*"),
+        ("edge-1", "ü"),
+        ("edge-1", &"a".repeat(65)),
+    ] {
+        let signed = authority.sign_agent(&request, name, uid, now(), AGENT_CERTIFICATE_LIFE);
+        assert!(
+            matches!(signed, Err(AuthorityError::Subject { .. })),
+            "{name:?} {uid:?}"
+        );
+    }
+}
+
+#[test]
+fn a_certificate_that_only_resembles_an_agents_is_refused() {
+    let authority = authority();
+    let key = KeyPair::generate().unwrap();
+    let good = sign(&authority, &key);
+    let refused = |der: &[u8], trust_domain: &str| {
+        read_agent_certificate(trust_domain, der)
+            .unwrap_err()
+            .to_string()
+    };
+    assert!(refused(&good, "b.krypton").contains("trust domain"));
+    assert!(refused(&good, "a.krypto").contains("trust domain"));
+    assert!(refused(b"x", "a.krypton").contains("not an X.509"));
+    let hub = authority.hub_credential(now()).unwrap().certificates;
+    assert!(refused(&hub[0], "a.krypton").contains("names the hub"));
+    assert!(refused(&authority.roots()[0], "a.krypton").contains("0 URI names"));
+
+    let with = |change: &dyn Fn(&mut CertificateParams)| {
+        let id = SpiffeId::cluster("a.krypton", "edge-1");
+        let mut params = authority.params(&id, now()).unwrap();
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        change(&mut params);
+        let signed = params.signed_by(&key, &authority.issuer).unwrap();
+        refused(signed.der(), "a.krypton")
+    };
+    assert!(with(&|_| ()).contains("which EdgeCluster"));
+    assert!(with(&|p| p.extended_key_usages.clear()).contains("not for clients"));
+    assert!(
+        with(&|p| p.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth])
+            .contains("not for clients")
+    );
+    let uri = |text: &str| SanType::URI(text.to_owned().try_into().unwrap());
+    assert!(
+        with(&|p| p
+            .subject_alt_names
+            .push(uri("spiffe://a.krypton/cluster/edge-2")))
+        .contains("2 URI names")
+    );
+    assert!(
+        with(&|p| p.subject_alt_names = vec![uri("spiffe://a.krypton/cluster/edge-1:x")])
+            .contains("none that a hub gives")
+    );
+}
+
+#[test]
+fn hub_and_agent_know_each_other_by_what_was_signed() {
+    let authority = Authority::generate("a.krypton", clock::wall()).unwrap();
+    let roots = authority.roots();
+    let key = KeyPair::generate().unwrap();
+    let certificates = authority
+        .sign_agent(
+            &request(&key),
+            "edge-1",
+            UID,
+            clock::wall(),
+            AGENT_CERTIFICATE_LIFE,
+        )
+        .unwrap();
+    let agent = Credential {
+        certificates: certificates.clone(),
+        key: PrivateKeyDer::Pkcs8(key.serialize_der().into()),
+    };
+    let hub = authority.hub_credential(clock::wall()).unwrap();
+    let server = tls::server_config(&roots, hub).unwrap();
+    let client = tls::client_config(&roots, Some(agent)).unwrap();
+    let name = ServerName::try_from("whatever.example.org").unwrap();
+    let mut client = rustls::ClientConnection::new(client.into(), name).unwrap();
+    let mut server = rustls::ServerConnection::new(server.into()).unwrap();
+    for _ in 0..4 {
+        let mut wire = Vec::new();
+        client.write_tls(&mut wire).unwrap();
+        server.read_tls(&mut wire.as_slice()).unwrap();
+        server.process_new_packets().unwrap();
+        let mut wire = Vec::new();
+        server.write_tls(&mut wire).unwrap();
+        client.read_tls(&mut wire.as_slice()).unwrap();
+        client.process_new_packets().unwrap();
+    }
+    assert!(!client.is_handshaking() && !server.is_handshaking());
+    assert_eq!(server.peer_certificates().unwrap(), certificates);
+}
+
+#[test]
+fn nothing_outlives_the_authority() {
+    let authority = authority();
+    let late = after(now(), AUTHORITY_LIFE - Duration::from_secs(60));
+    let request = request(&KeyPair::generate().unwrap());
+    let signed = authority
+        .sign_agent(&request, "edge-1", UID, late, AGENT_CERTIFICATE_LIFE)
+        .unwrap();
+    let read = read_agent_certificate("a.krypton", &signed[0]).unwrap();
+    assert_eq!(read.not_after, authority.not_after);
+}
+
+#[test]
+fn what_was_kept_is_read_again_and_signs_as_before() {
+    let made = New::generate("a.krypton", now()).unwrap();
+    let before = made.authority().unwrap();
+    let kept = Authority::from_data(&made.data(), now()).unwrap();
+    assert_eq!(kept.roots(), before.roots());
+    assert_eq!(kept.ca_pem(), made.pem);
+    assert_eq!(kept.trust_domain(), "a.krypton");
+    let signed = sign(&kept, &KeyPair::generate().unwrap());
+    read_agent_certificate("a.krypton", &signed).unwrap();
+}
+
+#[test]
+fn a_second_root_is_trusted_and_the_first_one_signs() {
+    let (first, second) = (
+        New::generate("a.krypton", now()).unwrap(),
+        New::generate("a.krypton", now()).unwrap(),
+    );
+    let both = format!("{}{}", first.pem, second.pem);
+    let read = |key: &str| Authority::from_parts("a.krypton", &both, key, now());
+    assert_eq!(read(&first.key_pem).unwrap().roots().len(), 2);
+    assert!(read(&second.key_pem).unwrap_err().contains("ca.key"));
+}
+
+#[test]
+fn what_cannot_be_read_is_named() {
+    let good = New::generate("a.krypton", now()).unwrap();
+    let other = New::generate("a.krypton", now()).unwrap();
+    let problem = |change: &dyn Fn(&mut BTreeMap<String, ByteString>)| {
+        let mut data = good.data();
+        change(&mut data);
+        Authority::from_data(&data, now()).unwrap_err()
+    };
+    let set = |key: &'static str, value: &str| {
+        let value = ByteString(value.as_bytes().to_vec());
+        move |data: &mut BTreeMap<String, ByteString>| {
+            data.insert(key.to_owned(), value.clone());
+        }
+    };
+    for key in [CERTIFICATE_KEY, KEY_KEY, TRUST_DOMAIN_KEY] {
+        let said = problem(&|data| {
+            data.remove(key);
+        });
+        assert!(said.contains(key), "{said}");
+        assert!(problem(&set(key, "a b")).contains(key));
+        assert!(problem(&set(key, "")).contains(key));
+    }
+    assert!(problem(&set(KEY_KEY, &other.key_pem)).contains("ca.key is not of"));
+    let authority = good.authority().unwrap();
+    let leaf = authority.hub_credential(now()).unwrap();
+    let leaf = pem(&leaf.certificates[0]);
+    assert!(problem(&set(CERTIFICATE_KEY, &leaf)).contains("no CA"));
+    let late = after(now(), AUTHORITY_LIFE);
+    let expired = Authority::from_data(&good.data(), late).unwrap_err();
+    assert!(expired.contains("expired"));
+    assert!(matches!(
+        Authority::generate("A B", now()),
+        Err(AuthorityError::TrustDomain(_))
+    ));
+}
+
+#[test]
+fn no_key_is_shown() {
+    let authority = authority();
+    let shown = format!("{authority:?}");
+    assert!(
+        !shown.contains("PRIVATE") && shown.contains("[elided]"),
+        "{shown}"
+    );
+}
+
+#[test]
+fn no_key_gets_into_what_is_published() {
+    let made = New::generate("a.krypton", now()).unwrap();
+    let mixed = format!("{}{}", made.pem, made.key_pem);
+    let authority = Authority::from_parts("a.krypton", &mixed, &made.key_pem, now()).unwrap();
+    assert_eq!(authority.ca_pem(), made.pem);
+}
+
+#[test]
+fn the_root_that_has_signed_is_told_apart_from_one_of_the_same_name() {
+    let (one, other) = (authority(), authority());
+    let certificate = sign(&one, &KeyPair::generate().unwrap());
+    assert_eq!(one.issuer_of(&certificate), one.signing());
+    assert_eq!(other.issuer_of(&certificate), None);
+    assert_eq!(one.issuer_of(b"x"), None);
+    let steady = New::generate("a.krypton", now()).unwrap().data();
+    let turned = switched(&announced(&steady, now()).unwrap()).unwrap();
+    let (before, after) = (
+        Authority::from_data(&steady, now()).unwrap(),
+        Authority::from_data(&turned, now()).unwrap(),
+    );
+    let certificate = sign(&before, &KeyPair::generate().unwrap());
+    assert_eq!(after.issuer_of(&certificate), before.signing());
+    assert_ne!(after.signing(), before.signing());
+}

@@ -1,0 +1,207 @@
+//! The Secret with what the charts' repository asks for: read again and again, and given to the chart cache alone.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Secret;
+use krypton_helm::chart::{ChartCache, Credentials, CredentialsError, CredentialsNow};
+use krypton_runtime::newest::Newest as _;
+use krypton_runtime::retry::backoff;
+use krypton_types::error_chain::chain;
+use kube::Client;
+use kube::api::Api;
+use thiserror::Error;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+const DEADLINE: Duration = Duration::from_secs(10);
+const LOOK_EVERY: Duration = Duration::from_secs(30);
+const RETRY_MAX: Duration = Duration::from_secs(30);
+
+/// What is said before it was read.
+pub const NOT_READ: Result<Arc<Credentials>, &str> =
+    Err("the Secret of --chart-credentials-secret has not been read yet; it is tried again");
+
+/// Where they are, and who is told.
+pub struct ChartCredentials {
+    pub client: Client,
+    /// The hub's.
+    pub namespace: String,
+    pub name: String,
+    pub charts: Arc<ChartCache>,
+}
+
+impl std::fmt::Debug for ChartCredentials {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ChartCredentials").finish_non_exhaustive()
+    }
+}
+
+/// Waits until it was tried to read them, for as long as that may take.
+pub async fn first(mut now: watch::Receiver<CredentialsNow>) {
+    if tokio::time::timeout(DEADLINE, now.changed()).await.is_err() {
+        tracing::warn!("the charts' credentials are not read yet");
+    }
+}
+
+#[derive(Debug, Error)]
+enum LookError {
+    #[error("reading it failed; check that home answers and that the hub may read it")]
+    Read(#[source] kube::Error),
+    #[error("no answer within {} s; check that home answers", DEADLINE.as_secs())]
+    Deadline,
+}
+
+/// What a look at the Secret means.
+#[derive(Debug)]
+enum Meaning {
+    Same,
+    New(Arc<Credentials>),
+    /// It is there and cannot be used.
+    Bad(CredentialsError),
+    Gone,
+}
+
+/// `seen` is the version of the Secret at the last look.
+fn meaning(secret: Option<&Secret>, seen: &mut Option<String>) -> Meaning {
+    let Some(secret) = secret else {
+        *seen = None;
+        return Meaning::Gone;
+    };
+    let version = secret.metadata.resource_version.clone();
+    if version.is_some() && *seen == version {
+        return Meaning::Same;
+    }
+    *seen = version;
+    match Credentials::from_secret(secret) {
+        Ok(read) => Meaning::New(Arc::new(read)),
+        Err(error) => Meaning::Bad(error),
+    }
+}
+
+/// Follows the Secret until `stop`. One that cannot be read or used leaves the last good ones in use; one
+/// that is gone takes them away.
+pub async fn keep(
+    of: ChartCredentials,
+    tx: watch::Sender<CredentialsNow>,
+    stop: CancellationToken,
+) {
+    let secret = format!("{}/{}", of.namespace, of.name);
+    let mut seen = None;
+    let mut failures = 0;
+    loop {
+        let pause = match of.look().await {
+            Ok(found) => {
+                failures = 0;
+                let meaning = meaning(found.as_ref(), &mut seen);
+                if follow(&secret, meaning, &tx) {
+                    of.charts.forget_failures();
+                }
+                // Two hubs do not look at one moment.
+                LOOK_EVERY.mul_f64(0.8 + 0.2 * rand::random::<f64>())
+            }
+            Err(error) => {
+                tracing::warn!(%secret, error = %chain(&error), "the charts' credentials were not looked after; it is tried again");
+                failures += 1;
+                backoff(failures, RETRY_MAX, rand::random())
+            }
+        };
+        let sleep = tokio::time::sleep(pause);
+        if stop.run_until_cancelled(sleep).await.is_none() {
+            return;
+        }
+    }
+}
+
+/// Whether others hold now.
+fn follow(secret: &str, meaning: Meaning, tx: &watch::Sender<CredentialsNow>) -> bool {
+    let problem = match meaning {
+        Meaning::Same => return false,
+        Meaning::New(read) => {
+            tracing::info!(%secret, "the charts' credentials are taken into use");
+            tx.send_modify(|now| *now = Ok(read));
+            return true;
+        }
+        Meaning::Bad(error) => {
+            let problem = chain(&error);
+            tracing::warn!(%secret, %problem, "the charts' credentials cannot be used; the last good ones stay");
+            if tx.get().is_ok() {
+                return false;
+            }
+            format!("Secret {secret} (--chart-credentials-secret) cannot be used: {problem}")
+        }
+        Meaning::Gone => format!(
+            "there is no Secret {secret} (--chart-credentials-secret); make it, or leave the flag out"
+        ),
+    };
+    let problem: Arc<str> = problem.into();
+    tx.send_if_modified(|now| {
+        let told = matches!(now, Err(before) if *before == problem);
+        if !told {
+            tracing::warn!(%problem, "charts cannot be fetched");
+            *now = Err(problem);
+        }
+        !told
+    })
+}
+
+impl ChartCredentials {
+    async fn look(&self) -> Result<Option<Secret>, LookError> {
+        let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
+        tokio::time::timeout(DEADLINE, api.get_opt(&self.name))
+            .await
+            .map_err(|_| LookError::Deadline)?
+            .map_err(LookError::Read)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::ByteString;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+    use super::*;
+
+    fn secret(version: &str, key: &str) -> Secret {
+        Secret {
+            metadata: ObjectMeta {
+                resource_version: Some(version.to_owned()),
+                ..ObjectMeta::default()
+            },
+            data: Some([(key.to_owned(), ByteString(b"hunter2".to_vec()))].into()),
+            ..Secret::default()
+        }
+    }
+
+    #[test]
+    fn a_bad_secret_leaves_the_last_good_one_and_a_lost_one_takes_it_away() {
+        // Another test may have been first.
+        drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
+        let (tx, rx) = watch::channel(NOT_READ.map_err(Into::into));
+        let mut seen = None;
+        let mut look = |secret: Option<Secret>| {
+            let meaning = meaning(secret.as_ref(), &mut seen);
+            follow("ns/name", meaning, &tx)
+        };
+        let problem = || rx.get().as_ref().map(drop).map_err(ToString::to_string);
+
+        assert!(look(None));
+        assert!(!look(None), "told once");
+        assert!(problem().unwrap_err().contains("no Secret ns/name"));
+        assert!(look(Some(secret("1", "username"))));
+        let said = problem().unwrap_err();
+        assert!(said.contains("username without password"), "{said}");
+        assert!(!said.contains("hunter2"), "{said}");
+
+        assert!(look(Some(secret("2", "token"))));
+        assert!(problem().is_ok());
+        assert!(!look(Some(secret("2", "token"))), "the same");
+        assert!(!look(Some(secret("3", "password"))), "a bad one");
+        assert!(problem().is_ok());
+        assert!(look(Some(secret("4", "token"))));
+        assert!(look(None));
+        assert!(problem().is_err());
+        assert!(look(Some(secret("4", "token"))), "it is back");
+        assert!(problem().is_ok());
+    }
+}

@@ -1,0 +1,541 @@
+//! The one reader of ConfigMaps and Secrets with values: told by watches of their metadata that something has
+//! changed, it reads what was asked for and nothing else.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::stream::{BoxStream, SelectAll};
+use futures::{FutureExt, StreamExt};
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use krypton_crds::edge_cluster::ValuesKind;
+use krypton_runtime::clock::{self, Boot};
+use krypton_runtime::effect;
+use krypton_runtime::newest::NewestSeen as _;
+use krypton_runtime::retry::backoff;
+use krypton_runtime::watch::WatchBackoff;
+use krypton_types::error_chain::chain;
+use kube::api::{Api, PostParams};
+use kube::core::PartialObjectMeta;
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, Config, Event, watcher};
+use kube::{Client, ResourceExt};
+use serde_json::{Map, Value};
+use thiserror::Error;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::chart::values::{Place, Reading, Readings, word};
+use crate::chart::values_file::{self, MAX_BYTES};
+
+/// The Secret in the hub's namespace with the fleet's salt.
+pub const SALT_NAME: &str = "krypton-hub-values-salt";
+const SALT_KEY: &str = "salt";
+/// Secrets whose names begin so are Krypton's own, and never values.
+const OWN_NAMES: [&str; 3] = ["krypton-hub-", "krypton-join-", "krypton-agent-"];
+const DEADLINE: Duration = Duration::from_secs(10);
+const RETRY_MAX: Duration = Duration::from_secs(30);
+/// Objects in an answer.
+const PAGE: u32 = 100;
+/// Events taken in before the next look.
+const BATCH: usize = 256;
+/// Objects read before what was found is passed on: each time, the values of all members are made anew.
+const AT_ONCE: usize = 64;
+
+/// What is read, and who is told.
+pub struct Follow {
+    pub client: Client,
+    /// The hub's, on home.
+    pub namespace: String,
+    /// The places that somebody asks for.
+    pub wanted: watch::Receiver<BTreeSet<Place>>,
+    pub readings: watch::Sender<Arc<Readings>>,
+}
+
+impl std::fmt::Debug for Follow {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Follow").finish_non_exhaustive()
+    }
+}
+
+#[derive(Debug, Error)]
+enum ReadError {
+    #[error(
+        "{what} failed; check that home answers and that the hub has its rights in namespace {namespace}"
+    )]
+    Call {
+        what: String,
+        namespace: String,
+        #[source]
+        source: Box<kube::Error>,
+    },
+    #[error("{what}: no answer within {} s; check that home answers", DEADLINE.as_secs())]
+    Deadline { what: String },
+}
+
+impl Readings {
+    /// What was read before still counts.
+    fn unread(&mut self, place: &Place, error: &ReadError) {
+        let unread = || Reading::Unread(format!("{place}: {}", chain(error)));
+        self.by_place.entry(place.clone()).or_insert_with(unread);
+    }
+}
+
+impl ReadError {
+    fn is_answer(&self) -> bool {
+        matches!(self, Self::Call { source, .. } if matches!(**source, kube::Error::Api(_)))
+    }
+}
+
+/// An object, by its kind and name.
+type Object = (ValuesKind, String);
+
+/// Something that a watch has shown.
+enum Seen {
+    Changed(Object),
+    /// The whole kind was listed: what is not there is gone.
+    Listed(ValuesKind),
+    Failed(ValuesKind, watcher::Error),
+}
+
+impl Follow {
+    /// Reads and follows what is asked for, until `stop`. Nothing is watched before somebody asks.
+    pub async fn run(mut self, stop: CancellationToken) {
+        let mut watches: SelectAll<BoxStream<'static, Seen>> = SelectAll::new();
+        let mut watched: BTreeSet<ValuesKind> = BTreeSet::new();
+        let mut due: BTreeSet<Object> = BTreeSet::new();
+        let mut held = Readings::default();
+        // Those that home has not let us read.
+        let mut refused: BTreeSet<Object> = BTreeSet::new();
+        let mut failures = 0;
+        let (mut not_before, mut again) = (Boot::default(), Boot::default());
+        loop {
+            let wanted = self.wanted.see();
+            for place in &wanted {
+                if watched.insert(place.kind) {
+                    watches.push(self.watch(place.kind));
+                }
+                if !held.by_place.contains_key(place) {
+                    due.insert((place.kind, place.name.clone()));
+                }
+            }
+            held.by_place.retain(|place, _| wanted.contains(place));
+            let now = Boot::now();
+            if now >= again {
+                due.append(&mut refused);
+            }
+            if now >= not_before && !due.is_empty() {
+                let pause = backoff(failures + 1, RETRY_MAX, rand::random());
+                match self.read(&wanted, &mut due, &mut refused, &mut held).await {
+                    Ok(()) if refused.is_empty() => failures = 0,
+                    Ok(()) if again <= now => {
+                        failures += 1;
+                        again = Boot(now.0 + pause);
+                    }
+                    Ok(()) => {}
+                    Err(error) => {
+                        said(&error);
+                        failures += 1;
+                        not_before = Boot(now.0 + pause);
+                    }
+                }
+                self.publish(&held);
+            }
+            // What is left of a batch is read at once.
+            let retry = match (due.is_empty(), refused.is_empty()) {
+                (false, _) => Some(not_before),
+                (true, false) => Some(again),
+                (true, true) => None,
+            };
+            tokio::select! {
+                () = stop.cancelled() => return,
+                changed = self.wanted.changed() => if changed.is_err() { return },
+                () = clock::sleep_until(retry, Boot::now()) => {}
+                Some(seen) = watches.next(), if !watches.is_empty() => {
+                    take(seen, &wanted, &mut due);
+                    for _ in 0..BATCH {
+                        let Some(Some(seen)) = watches.next().now_or_never() else { break };
+                        take(seen, &wanted, &mut due);
+                    }
+                }
+            }
+        }
+    }
+
+    fn publish(&self, held: &Readings) {
+        self.readings.send_if_modified(|before| {
+            let changed = **before != *held;
+            if changed {
+                *before = Arc::new(held.clone());
+            }
+            changed
+        });
+    }
+
+    /// Reads what is due; what could not be read counts as it did before. Who does not answer is not asked
+    /// for the rest.
+    async fn read(
+        &self,
+        wanted: &BTreeSet<Place>,
+        due: &mut BTreeSet<Object>,
+        refused: &mut BTreeSet<Object>,
+        held: &mut Readings,
+    ) -> Result<(), ReadError> {
+        let secrets = wanted.iter().any(|place| place.kind == ValuesKind::Secret);
+        if secrets && held.salt.is_none() {
+            match self.salt().await {
+                Ok(salt) => held.salt = Some(salt),
+                Err(error) => {
+                    // Without it no Secret is of use.
+                    for place in wanted.iter().filter(|it| it.kind == ValuesKind::Secret) {
+                        held.unread(place, &error);
+                    }
+                    if !error.is_answer() {
+                        return Err(error);
+                    }
+                    said(&error);
+                    let kept = due.iter().filter(|it| it.0 == ValuesKind::Secret);
+                    refused.extend(kept.cloned());
+                    due.retain(|it| it.0 != ValuesKind::Secret);
+                }
+            }
+        }
+        for object in due.iter().take(AT_ONCE).cloned().collect::<Vec<_>>() {
+            let places = wanted
+                .iter()
+                .filter(|place| place.kind == object.0 && place.name == object.1);
+            let places: Vec<&Place> = places.collect();
+            if places.is_empty() {
+                due.remove(&object);
+                continue;
+            }
+            match self.object(&object).await {
+                Ok(found) => {
+                    for place in places {
+                        held.by_place
+                            .insert(place.clone(), reading(place, found.as_ref()));
+                    }
+                    due.remove(&object);
+                }
+                Err(error) => {
+                    for place in places {
+                        held.unread(place, &error);
+                    }
+                    if !error.is_answer() {
+                        return Err(error);
+                    }
+                    said(&error);
+                    due.remove(&object);
+                    refused.insert(object);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn object(&self, (kind, name): &Object) -> Result<Option<Content>, ReadError> {
+        let what = format!("reading {} {name}", word(*kind));
+        match kind {
+            ValuesKind::ConfigMap => {
+                let api: Api<ConfigMap> = self.api();
+                let found = self.in_time(what, api.get_opt(name)).await?;
+                Ok(found.map(Content::of_config_map))
+            }
+            ValuesKind::Secret => {
+                let api: Api<Secret> = self.api();
+                let found = self.in_time(what, api.get_opt(name)).await?;
+                Ok(found.map(Content::of_secret))
+            }
+        }
+    }
+
+    /// The fleet's salt, made if there is none. Of two hubs that make one, one does.
+    async fn salt(&self) -> Result<Arc<str>, ReadError> {
+        let api: Api<Secret> = self.api();
+        let what = || format!("reading or making Secret {SALT_NAME}");
+        let found = self.in_time(what(), api.get_opt(SALT_NAME)).await?;
+        if let Some(salt) = found.as_ref().and_then(salt_in) {
+            return Ok(salt);
+        }
+        let salt = format!(
+            "{:032x}{:032x}",
+            rand::random::<u128>(),
+            rand::random::<u128>()
+        );
+        let data = [(SALT_KEY.to_owned(), ByteString(salt.clone().into_bytes()))];
+        let data = Some(data.into());
+        let params = PostParams::default();
+        match found {
+            // One without a salt: the version that was read is the precondition.
+            Some(found) => {
+                let next = Secret { data, ..found };
+                let call = api.replace(SALT_NAME, &params, &next);
+                self.in_time(what(), effect!("values-salt.replace", call))
+                    .await?;
+            }
+            None => {
+                let metadata = ObjectMeta {
+                    name: Some(SALT_NAME.to_owned()),
+                    ..ObjectMeta::default()
+                };
+                let next = Secret {
+                    metadata,
+                    data,
+                    ..Secret::default()
+                };
+                let call = effect!("values-salt.create", api.create(&params, &next));
+                self.in_time(what(), call).await?;
+            }
+        }
+        Ok(salt.into())
+    }
+
+    async fn in_time<T>(
+        &self,
+        what: String,
+        call: impl Future<Output = kube::Result<T>>,
+    ) -> Result<T, ReadError> {
+        match tokio::time::timeout(DEADLINE, call).await {
+            Ok(answer) => answer.map_err(|source| ReadError::Call {
+                what,
+                namespace: self.namespace.clone(),
+                source: Box::new(source),
+            }),
+            Err(_) => Err(ReadError::Deadline { what }),
+        }
+    }
+
+    fn api<K>(&self) -> Api<K>
+    where
+        K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>,
+    {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    fn watch(&self, kind: ValuesKind) -> BoxStream<'static, Seen> {
+        let config = Config::default().page_size(PAGE);
+        match kind {
+            ValuesKind::ConfigMap => {
+                let api = self.api::<PartialObjectMeta<ConfigMap>>();
+                shown(kind, watcher(api, config))
+            }
+            ValuesKind::Secret => {
+                let api = self.api::<PartialObjectMeta<Secret>>();
+                shown(kind, watcher(api, config))
+            }
+        }
+    }
+}
+
+fn said(error: &ReadError) {
+    tracing::warn!(error = %chain(error), "values of the chart were not read; it is tried again");
+}
+
+fn shown<K: Send + 'static>(
+    kind: ValuesKind,
+    events: impl futures::Stream<Item = watcher::Result<Event<PartialObjectMeta<K>>>> + Send + 'static,
+) -> BoxStream<'static, Seen>
+where
+    PartialObjectMeta<K>: ResourceExt,
+{
+    let seen = move |event| match event {
+        Ok(Event::Apply(meta) | Event::Delete(meta) | Event::InitApply(meta)) => {
+            let meta: PartialObjectMeta<K> = meta;
+            Some(Seen::Changed((kind, meta.name_any())))
+        }
+        Ok(Event::Init) => None,
+        Ok(Event::InitDone) => Some(Seen::Listed(kind)),
+        Err(error) => Some(Seen::Failed(kind, error)),
+    };
+    events
+        .backoff(WatchBackoff::default())
+        .filter_map(move |event| std::future::ready(seen(event)))
+        .boxed()
+}
+
+fn take(seen: Seen, wanted: &BTreeSet<Place>, due: &mut BTreeSet<Object>) {
+    match seen {
+        Seen::Changed((kind, name)) => {
+            let asked = |place: &Place| place.kind == kind && place.name == name;
+            if wanted.iter().any(asked) {
+                due.insert((kind, name));
+            }
+        }
+        Seen::Listed(kind) => {
+            let of_kind = wanted.iter().filter(|place| place.kind == kind);
+            due.extend(of_kind.map(|place| (kind, place.name.clone())));
+        }
+        Seen::Failed(kind, error) => {
+            tracing::warn!(error = %chain(&error), "watching {}s with values of the chart failed; it is tried again", word(kind));
+        }
+    }
+}
+
+/// What an object holds, and whether it may be values at all.
+struct Content {
+    data: BTreeMap<String, Vec<u8>>,
+    /// Why not.
+    refused: Option<String>,
+}
+
+impl Content {
+    fn of_config_map(map: ConfigMap) -> Self {
+        let texts = map.data.into_iter().flatten();
+        let texts = texts.map(|(key, text)| (key, text.into_bytes()));
+        let bytes = map.binary_data.into_iter().flatten();
+        let bytes = bytes.map(|(key, bytes)| (key, bytes.0));
+        Self {
+            data: texts.chain(bytes).collect(),
+            refused: None,
+        }
+    }
+
+    fn of_secret(secret: Secret) -> Self {
+        let name = secret.name_any();
+        let type_ = secret.type_.as_deref().unwrap_or("Opaque");
+        let refused = if OWN_NAMES.iter().any(|own| name.starts_with(own)) {
+            Some("is Krypton's own".to_owned())
+        } else if type_ != "Opaque" {
+            Some(format!("is of type {type_}, not Opaque"))
+        } else {
+            None
+        };
+        let data = secret.data.into_iter().flatten();
+        Self {
+            data: data.map(|(key, bytes)| (key, bytes.0)).collect(),
+            refused,
+        }
+    }
+}
+
+fn salt_in(secret: &Secret) -> Option<Arc<str>> {
+    let salt = &secret.data.as_ref()?.get(SALT_KEY)?.0;
+    let salt = std::str::from_utf8(salt).ok()?;
+    (salt.len() >= 32).then(|| salt.into())
+}
+
+/// What the place means. A kubeconfig of a member is no values: whoever may write EdgeClusters would get at it.
+fn reading(place: &Place, found: Option<&Content>) -> Reading {
+    let (kind, name, key) = (word(place.kind), &place.name, &place.key);
+    let Some(content) = found else {
+        return Reading::Missing(format!("there is no {kind} {name} in the hub's namespace"));
+    };
+    if let Some(why) = &content.refused {
+        return Reading::Invalid(format!(
+            "{kind} {name} {why}, and is never values of the chart"
+        ));
+    }
+    let Some(bytes) = content.data.get(key) else {
+        return Reading::Missing(format!("{kind} {name} has no key {key}"));
+    };
+    if bytes.len() as u64 > MAX_BYTES {
+        return Reading::Invalid(format!("{place}, is larger than 1 MiB"));
+    }
+    match values_file::mapping(bytes) {
+        Ok(values) if is_kubeconfig(&values) => Reading::Invalid(format!(
+            "{place}, is a kubeconfig, and is never values of the chart"
+        )),
+        Ok(values) => Reading::Values(Arc::new(values)),
+        Err(error) => Reading::Invalid(format!("{place}, {error}")),
+    }
+}
+
+fn is_kubeconfig(values: &Map<String, Value>) -> bool {
+    values.contains_key("clusters") && values.contains_key("users")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn secret(name: &str, type_: Option<&str>, key: &str, content: &str) -> Content {
+        Content::of_secret(Secret {
+            metadata: ObjectMeta {
+                name: Some(name.to_owned()),
+                ..ObjectMeta::default()
+            },
+            type_: type_.map(str::to_owned),
+            data: Some([(key.to_owned(), ByteString(content.as_bytes().to_vec()))].into()),
+            ..Secret::default()
+        })
+    }
+
+    fn place(kind: ValuesKind, name: &str) -> Place {
+        Place {
+            kind,
+            name: name.to_owned(),
+            key: "values.yaml".to_owned(),
+        }
+    }
+
+    #[test]
+    fn what_is_there_is_values_or_it_is_said_what_it_is_and_never_what_it_holds() {
+        let of = |name: &str, type_, key: &str, content: &str| {
+            let content = secret(name, type_, key, content);
+            reading(&place(ValuesKind::Secret, name), Some(&content))
+        };
+        let Reading::Values(values) = of("a", None, "values.yaml", "a: {b: hunter2}") else {
+            panic!("they are values");
+        };
+        assert_eq!(values["a"]["b"], "hunter2");
+        assert!(matches!(
+            of("a", Some("Opaque"), "values.yaml", ""),
+            Reading::Values(values) if values.is_empty()
+        ));
+        let missing = of("a", None, "other.yaml", "a: 1");
+        assert_eq!(
+            missing,
+            Reading::Missing("Secret a has no key values.yaml".to_owned())
+        );
+        let none = reading(&place(ValuesKind::ConfigMap, "a"), None);
+        assert!(matches!(&none, Reading::Missing(what) if what.contains("no ConfigMap a")));
+        let kubeconfig = "{apiVersion: v1, kind: Config, clusters: [], users: [{name: hunter2}]}";
+        let large = format!("a: {}", "x".repeat(1024 * 1024));
+        for (name, type_, content, why) in [
+            ("a", None, "- hunter2", "line 1 holds a list"),
+            ("a", None, "hunter2: [", "is not valid YAML"),
+            ("a", None, kubeconfig, "kubeconfig"),
+            ("a", None, large.as_str(), "1 MiB"),
+            (
+                "a",
+                Some("kubernetes.io/tls"),
+                "a: 1",
+                "of type kubernetes.io/tls",
+            ),
+            ("krypton-hub-ca", None, "a: 1", "Krypton's own"),
+        ] {
+            match of(name, type_, "values.yaml", content) {
+                Reading::Invalid(said) => {
+                    assert!(said.contains(why) && said.contains(name), "{said}");
+                    assert!(!said.contains("hunter2"), "{said}");
+                }
+                other => panic!("{why}: {other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_config_map_holds_texts_and_bytes() {
+        let map = ConfigMap {
+            data: Some([("a".to_owned(), "x: 1".to_owned())].into()),
+            binary_data: Some([("b".to_owned(), ByteString(b"x: 2".to_vec()))].into()),
+            ..ConfigMap::default()
+        };
+        let content = Content::of_config_map(map);
+        assert_eq!(content.data["a"], b"x: 1");
+        assert_eq!(content.data["b"], b"x: 2");
+    }
+
+    #[test]
+    fn a_salt_that_is_too_short_is_none() {
+        let with = |salt: &str| Secret {
+            data: Some([(SALT_KEY.to_owned(), ByteString(salt.as_bytes().to_vec()))].into()),
+            ..Secret::default()
+        };
+        assert!(salt_in(&with("short")).is_none());
+        assert!(salt_in(&Secret::default()).is_none());
+        assert_eq!(&*salt_in(&with(&"s".repeat(64))).unwrap(), "s".repeat(64));
+    }
+}

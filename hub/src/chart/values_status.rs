@@ -1,0 +1,126 @@
+//! What is told of the fleet's own values when they cannot be had: in the log, in an event on the object, and
+//! by whoever asks whether the hub is ready. It stays ready: agents would lose their way to it.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use krypton_runtime::admin::Readiness;
+use krypton_runtime::clock::Boot;
+use krypton_types::error_chain::chain;
+use kube::Client;
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+
+use crate::chart::values::{Place, Problem, word};
+use crate::leader::Lead;
+
+const DEADLINE: Duration = Duration::from_secs(10);
+const ABOUT: &str = "values of the chart";
+
+/// Tells of each change once.
+pub struct Teller {
+    recorder: Recorder,
+    /// The hub's, on home.
+    namespace: String,
+    readiness: Readiness,
+    told: Option<Problem>,
+    /// Only a hub that leads writes events.
+    lead: Lead,
+}
+
+impl std::fmt::Debug for Teller {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Teller").finish_non_exhaustive()
+    }
+}
+
+/// What becomes of the members while the fleet's values cannot be had.
+pub fn meanwhile(has_good: bool) -> &'static str {
+    if has_good {
+        "the last good values stay in use"
+    } else {
+        "members stay as they are until then"
+    }
+}
+
+impl Teller {
+    pub fn new(
+        client: Client,
+        namespace: String,
+        instance: String,
+        readiness: Readiness,
+        lead: Lead,
+    ) -> Self {
+        let reporter = Reporter {
+            controller: "mesh.openkcm.io/krypton-hub".to_owned(),
+            instance: Some(instance),
+        };
+        Self {
+            recorder: Recorder::new(client, reporter),
+            namespace,
+            readiness,
+            told: None,
+            lead,
+        }
+    }
+
+    /// How the values stand now; `has_good` when there are some in use.
+    pub fn tell(&mut self, problem: Option<&Problem>, has_good: bool) {
+        if self.told.as_ref() == problem {
+            return;
+        }
+        let before = std::mem::replace(&mut self.told, problem.cloned());
+        let Some(problem) = problem else {
+            self.readiness.note(ABOUT, None);
+            tracing::info!("the fleet's values are read");
+            if let Some(place) = before.as_ref().and_then(Problem::place) {
+                let words = "values of the chart are read from here".to_owned();
+                self.publish(place, EventType::Normal, "ValuesResolved", words);
+            }
+            return;
+        };
+        let words = format!("the fleet's values: {problem} ({})", meanwhile(has_good));
+        self.readiness.note(ABOUT, Some(words.clone()));
+        if matches!(problem, Problem::NotYet(_)) {
+            return;
+        }
+        tracing::error!(reason = problem.reason(), "{words}");
+        if let Some(place) = problem.place() {
+            self.publish(place, EventType::Warning, problem.reason(), words);
+        }
+    }
+
+    /// This hub leads from here on: what is wrong is told again.
+    pub fn anew(&mut self, has_good: bool) {
+        if let Some(problem) = self.told.take() {
+            self.tell(Some(&problem), has_good);
+        }
+    }
+
+    fn publish(&self, place: &Place, type_: EventType, reason: &'static str, words: String) {
+        let about = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some(word(place.kind).to_owned()),
+            namespace: Some(self.namespace.clone()),
+            name: Some(place.name.clone()),
+            ..ObjectReference::default()
+        };
+        let event = Event {
+            type_,
+            reason: reason.to_owned(),
+            note: Some(words),
+            action: "ReadValues".to_owned(),
+            secondary: None,
+        };
+        if !self.lead.writes(Boot::now()) {
+            return;
+        }
+        let recorder = self.recorder.clone();
+        tokio::spawn(async move {
+            match tokio::time::timeout(DEADLINE, recorder.publish(&event, &about)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::debug!(error = %chain(&error), "event lost"),
+                Err(_) => tracing::debug!("event lost: no answer in time"),
+            }
+        });
+    }
+}

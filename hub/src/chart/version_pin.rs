@@ -1,0 +1,697 @@
+//! Which version a range means, and which content a version has: found out once for all members, and kept on home
+//! over restarts.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use krypton_helm::chart::{ChartCache, ChartError, ChartRef, exact_version, is_range};
+use krypton_runtime::clock::{self, Boot};
+use krypton_runtime::effect;
+use krypton_runtime::newest::Newest as _;
+use krypton_runtime::retry::backoff;
+use krypton_types::error_chain::chain;
+use krypton_types::fingerprint::sha256_hex;
+use krypton_types::names::CHART_CONFIG_MAP;
+use kube::api::{Api, PostParams};
+use kube::{Client, Error as KubeError};
+use thiserror::Error;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::leader::{Lead, Tenure};
+
+const OF: &str = "of";
+const RANGE: &str = "range";
+const VERSION: &str = "version";
+const CONTENT: &str = "content";
+const RESOLVED: &str = "resolved";
+const DEADLINE: Duration = Duration::from_secs(10);
+const RETRY_MAX: Duration = Duration::from_secs(5 * 60);
+/// A standby looks so often whether the record is another.
+const RECORD_EVERY: Duration = Duration::from_secs(30);
+/// The record is asked for again so soon at the latest where members wait for it.
+const UNREAD_MAX: Duration = Duration::from_secs(3);
+
+/// What is known of what was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Meaning {
+    pub version: String,
+    /// As [`krypton_types::desired::ChartState::pinned`] has it.
+    pub pinned: Option<String>,
+    /// When the tenure began under which the record was read: what an earlier lead has put there is in `version`.
+    pub under: Option<Boot>,
+}
+
+impl Meaning {
+    /// Before the first lookup. If the chart must prove itself, members get a range, with which they do nothing.
+    pub fn unread(version: &str, proven: bool) -> Self {
+        let (version, pinned) = match proven {
+            true => (withheld(version), None),
+            false if is_pinned(version) || is_range(version) => (version.to_owned(), None),
+            false => (version.to_owned(), Some(String::new())),
+        };
+        Self {
+            version,
+            pinned,
+            under: None,
+        }
+    }
+
+    /// The epoch that may be given with this version: that of the tenure, once the record was read under it.
+    pub fn epoch(&self, tenure: Option<&Tenure>) -> Option<u64> {
+        let tenure = tenure?;
+        (self.under == Some(tenure.since)).then_some(tenure.epoch)
+    }
+}
+
+#[derive(Debug, Error)]
+enum PinError {
+    #[error(
+        "{attempt} ConfigMap {namespace}/{CHART_CONFIG_MAP} failed; check that home answers and that the hub has its rights there"
+    )]
+    Call {
+        attempt: &'static str,
+        namespace: String,
+        #[source]
+        source: KubeError,
+    },
+    #[error("{attempt} ConfigMap {namespace}/{CHART_CONFIG_MAP}: no answer within {} s; check that home answers", DEADLINE.as_secs())]
+    Deadline {
+        attempt: &'static str,
+        namespace: String,
+    },
+    #[error("the range of chart versions could not be looked up")]
+    Lookup(#[source] ChartError),
+    #[error("the content of the chart could not be found")]
+    Content(#[source] Arc<ChartError>),
+}
+
+/// Which range, and where it is looked up.
+pub struct ChartPin {
+    pub client: Client,
+    /// The hub's, on home.
+    pub namespace: String,
+    pub charts: Arc<ChartCache>,
+    /// With the version as it was asked for.
+    pub chart: ChartRef,
+    /// How often it is looked up again; `None`: not for as long as repository, name and range are the same.
+    pub every: Option<Duration>,
+    /// Members are given a version only with the digest of a chart that `charts` has taken.
+    pub proven: bool,
+}
+
+impl std::fmt::Debug for ChartPin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ChartPin").finish_non_exhaustive()
+    }
+}
+
+/// A pin that is looked after from here on.
+#[derive(Debug)]
+pub struct Kept {
+    pin: ChartPin,
+    tx: watch::Sender<Meaning>,
+    /// When to look again; `None`: never.
+    next: Option<Duration>,
+    failures: u32,
+    /// When it was last looked up, where nothing is on record.
+    looked_up: Option<Boot>,
+}
+
+/// What home has on record of a range.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Record {
+    version: String,
+    /// The version with its digest, where it is known.
+    content: Option<String>,
+    resolved: Timestamp,
+}
+
+/// The record, when it is of this chart and range; the repository's URL may hold a password, and is not in it.
+fn record(found: Option<&ConfigMap>, of: &str) -> Option<Record> {
+    let data = found?.data.as_ref()?;
+    if data.get(OF)? != of {
+        return None;
+    }
+    Some(Record {
+        version: data.get(VERSION).filter(|it| !it.is_empty())?.clone(),
+        content: data.get(CONTENT).filter(|it| is_pinned(it)).cloned(),
+        // Without a time it counts, and is looked up again if that is wanted at all.
+        resolved: data
+            .get(RESOLVED)
+            .and_then(|text| text.parse().ok())
+            .unwrap_or(Timestamp::UNIX_EPOCH),
+    })
+}
+
+/// How long the record is still good for; `None`: for ever. A clock that was wrong puts nothing off for longer
+/// than one interval.
+fn good_for(record: &Record, every: Option<Duration>, now: Timestamp) -> Option<Duration> {
+    let every = every?;
+    let age = now.duration_since(record.resolved);
+    match Duration::try_from(age) {
+        Ok(age) => Some(every.saturating_sub(age)),
+        Err(_) => Some(every),
+    }
+}
+
+/// What stands in the place of a version whose chart has not proven itself: a range, with which members do
+/// nothing.
+fn withheld(version: &str) -> String {
+    match unpinned(version) {
+        "" => "*".to_owned(),
+        exact if exact_version(exact).is_some() => format!("={exact}"),
+        range => range.to_owned(),
+    }
+}
+
+fn is_pinned(version: &str) -> bool {
+    version.contains("@sha256:")
+}
+
+fn unpinned(version: &str) -> &str {
+    version.split('@').next().unwrap_or_default()
+}
+
+/// The version to go on with. An older one than before is most likely a repository that is not whole.
+fn chosen(before: Option<&str>, found: String) -> String {
+    let parse = |text: &str| exact_version(unpinned(text));
+    let pin = |text: &str| text.split_once('@').map(|(_, pin)| pin.to_owned());
+    match before {
+        // Written otherwise, it would be another version to helm.
+        Some(before) if parse(before) == parse(&found) && pin(before) == pin(&found) => {
+            before.to_owned()
+        }
+        Some(before) if parse(before) > parse(&found) => {
+            tracing::warn!(%before, %found, "the repository offers an older version for the range than before; the newer one stays");
+            before.to_owned()
+        }
+        _ => found,
+    }
+}
+
+impl ChartPin {
+    /// Finds version and content, or what went wrong, within a minute or so. Without a version, members are given the
+    /// range itself, with which they do nothing but say that it has no meaning yet.
+    pub async fn begin(self, tx: watch::Sender<Meaning>, stop: &CancellationToken) -> Kept {
+        let mut kept = Kept {
+            pin: self,
+            tx,
+            next: None,
+            failures: 0,
+            looked_up: None,
+        };
+        if stop.run_until_cancelled(kept.look(None)).await.is_none() {
+            tracing::debug!("stopped before the range was looked up");
+        }
+        kept
+    }
+
+    pub(crate) fn of(&self) -> String {
+        let ChartRef {
+            repo,
+            name,
+            version,
+        } = &self.chart;
+        let proven = if self.proven { "\nproven" } else { "" };
+        sha256_hex(format!("{repo}\n{name}\n{version}{proven}").as_bytes())
+    }
+
+    /// The version that the setting means now, with its digest. `settled` is the version of a record without one.
+    async fn meaning(&self, settled: Option<&str>) -> Result<String, PinError> {
+        let asked = &self.chart.version;
+        let version = match settled {
+            Some(settled) => settled.to_owned(),
+            None if asked.is_empty() || is_range(asked) => {
+                let resolved = Box::pin(self.charts.resolve(&self.chart)).await;
+                resolved.map_err(PinError::Lookup)?
+            }
+            None => asked.clone(),
+        };
+        let chart = ChartRef {
+            version,
+            ..self.chart.clone()
+        };
+        let pinned = Box::pin(self.charts.pin(&chart)).await;
+        pinned.map_err(PinError::Content)
+    }
+
+    /// The version for members, and what they fetch, if the setting means `content`, a version with its digest. If
+    /// the chart has proven itself, the digest is part of the release. Elsewhere it is for the fetch alone.
+    fn given(&self, content: &str) -> (String, Option<String>) {
+        let asked = &self.chart.version;
+        match (self.proven, is_range(asked)) {
+            (true, _) => (content.to_owned(), None),
+            (false, true) => (unpinned(content).to_owned(), Some(content.to_owned())),
+            (false, false) => (asked.clone(), Some(content.to_owned())),
+        }
+    }
+
+    /// The same for a record, which may have no digest yet.
+    fn recorded(&self, record: &Record) -> (String, Option<String>) {
+        match &record.content {
+            Some(content) => self.given(content),
+            None if self.proven => (record.version.clone(), None),
+            None => (self.given(&record.version).0, Some(String::new())),
+        }
+    }
+
+    fn api(&self) -> Api<ConfigMap> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// The content that holds now, and how long for. `found` is the ConfigMap. The leader writes the record, and
+    /// other hubs use it.
+    async fn version(
+        &self,
+        found: Option<ConfigMap>,
+        lead: Option<&Lead>,
+    ) -> Result<(String, Option<Duration>), PinError> {
+        let leads = || lead.is_some_and(|lead| lead.writes(Boot::now()));
+        let (api, of) = (self.api(), self.of());
+        let before = record(found.as_ref(), &of);
+        let now = clock::wall();
+        let every = self.every.filter(|_| {
+            let asked = &self.chart.version;
+            asked.is_empty() || is_range(asked)
+        });
+        let mut settled = None;
+        if let Some(record) = &before {
+            let content = record.content.clone();
+            match (good_for(record, every, now), content) {
+                (Some(Duration::ZERO), _) if leads() => {}
+                (Some(Duration::ZERO), Some(content)) => return Ok((content, Some(RECORD_EVERY))),
+                (left, Some(content)) => return Ok((content, left)),
+                (_, None) => settled = Some(record.version.as_str()),
+            }
+        }
+        let resolved = self.meaning(settled).await?;
+        let known = |record: &Record| record.content.clone().unwrap_or(record.version.clone());
+        let content = chosen(before.as_ref().map(known).as_deref(), resolved);
+        if !leads() {
+            return Ok((content, Some(RETRY_MAX)));
+        }
+        let version = if self.proven {
+            &content
+        } else {
+            unpinned(&content)
+        };
+        let data = [
+            (OF, of),
+            (RANGE, self.chart.version.clone()),
+            (VERSION, version.to_owned()),
+            (CONTENT, content.clone()),
+            (RESOLVED, now.to_string()),
+        ]
+        .map(|(key, value)| (key.to_owned(), value));
+        let data = Some(data.into());
+        let params = PostParams::default();
+        let attempt = "writing";
+        match found {
+            // The version that was read is the precondition: of two hubs one decides.
+            Some(found) => {
+                let object = ConfigMap { data, ..found };
+                let call = effect!(
+                    "chart-pin.replace",
+                    api.replace(CHART_CONFIG_MAP, &params, &object)
+                );
+                self.in_time(attempt, call).await?
+            }
+            None => {
+                let object = ConfigMap {
+                    metadata: ObjectMeta {
+                        name: Some(CHART_CONFIG_MAP.to_owned()),
+                        ..ObjectMeta::default()
+                    },
+                    data,
+                    ..ConfigMap::default()
+                };
+                let call = effect!("chart-pin.create", api.create(&params, &object));
+                self.in_time(attempt, call).await?
+            }
+        };
+        tracing::info!(range = %self.chart.version, version = %content, "the version of the chart was found out");
+        Ok((content, every))
+    }
+
+    async fn in_time<T>(
+        &self,
+        attempt: &'static str,
+        call: impl Future<Output = Result<T, KubeError>>,
+    ) -> Result<T, PinError> {
+        let namespace = || self.namespace.clone();
+        tokio::time::timeout(DEADLINE, call)
+            .await
+            .map_err(|_| PinError::Deadline {
+                attempt,
+                namespace: namespace(),
+            })?
+            .map_err(|source| PinError::Call {
+                attempt,
+                namespace: namespace(),
+                source,
+            })
+    }
+}
+
+impl Kept {
+    /// Looks again when it is time, at least so often as a standby does while this hub is one, and whenever it
+    /// comes to lead, until `stop`.
+    pub async fn keep(mut self, mut lead: Lead, stop: CancellationToken) {
+        let mut led = None;
+        loop {
+            let begun = Boot::now();
+            let next = self.next.map(|pause| Boot(begun.0 + pause));
+            let of_standby = Boot(begun.0 + a_little_later(RECORD_EVERY));
+            let due = async {
+                loop {
+                    let now = Boot::now();
+                    if let Some(tenure) = lead.tenure().filter(|_| lead.writes(now))
+                        && led != Some(tenure.since)
+                    {
+                        // Another may have put another one on record.
+                        led = Some(tenure.since);
+                        return;
+                    }
+                    let standby = lead.tenure().is_none().then_some(of_standby);
+                    let next = next.into_iter().chain(standby).min();
+                    tokio::select! {
+                        () = clock::sleep_until(next, now) => return,
+                        decided = lead.changed() => if !decided { std::future::pending().await },
+                    }
+                }
+            };
+            if stop.run_until_cancelled(due).await.is_none() {
+                return;
+            }
+            let now_led = lead.clone();
+            let look = async {
+                tokio::select! {
+                    () = self.look(Some(&now_led)) => {}
+                    // Members wait for the record, and looking up a range may take long.
+                    () = another_tenure(&mut lead, now_led.tenure()) => {}
+                }
+            };
+            if stop.run_until_cancelled(look).await.is_none() {
+                return;
+            }
+        }
+    }
+
+    async fn look(&mut self, lead: Option<&Lead>) {
+        // Before the record is read: what is read under it is of nobody who led before.
+        let under = lead.and_then(Lead::tenure).map(|tenure| tenure.since);
+        let ended = match self.read(under).await {
+            Ok(found) => self.look_up(found, lead).await,
+            Err(error) => Err(error),
+        };
+        self.next = match ended {
+            // A fifth later at most, so that hubs do not ask at one moment; the first that does, does for all.
+            Ok(left) => {
+                self.failures = 0;
+                left.map(a_little_later)
+            }
+            Err(error) => {
+                let range = &self.pin.chart.version;
+                tracing::warn!(%range, error = %chain(&error), "which chart members are to run is not known; what is known stays, and it is tried again");
+                self.failures += 1;
+                let waited_for = under.is_some() && self.tx.get().under != under;
+                let most = if waited_for { UNREAD_MAX } else { RETRY_MAX };
+                Some(backoff(self.failures, most, rand::random()))
+            }
+        };
+    }
+
+    /// Reads the record, and tells at once what it says: members do not wait for a repository.
+    async fn read(&mut self, under: Option<Boot>) -> Result<Option<ConfigMap>, PinError> {
+        let api = self.pin.api();
+        let found = self
+            .pin
+            .in_time("reading", api.get_opt(CHART_CONFIG_MAP))
+            .await?;
+        let record = record(found.as_ref(), &self.pin.of());
+        self.tell(record.map(|record| self.pin.recorded(&record)), under);
+        Ok(found)
+    }
+
+    /// Says how long what is known is good for.
+    async fn look_up(
+        &mut self,
+        found: Option<ConfigMap>,
+        lead: Option<&Lead>,
+    ) -> Result<Option<Duration>, PinError> {
+        let recorded = record(found.as_ref(), &self.pin.of());
+        let recorded = recorded.is_some_and(|record| record.content.is_some());
+        let leads = lead.is_some_and(|lead| lead.tenure().is_some());
+        // Without a record a standby looks it up itself, and not as often as it looks for a record.
+        let lately = |at: Boot| Boot::now().since(at) < RETRY_MAX;
+        if !recorded && !leads && self.looked_up.is_some_and(lately) {
+            return Ok(None);
+        }
+        let (content, left) = Box::pin(self.pin.version(found, lead)).await?;
+        if !recorded {
+            self.looked_up = Some(Boot::now());
+        }
+        self.tell(Some(self.pin.given(&content)), None);
+        Ok(left)
+    }
+
+    /// What is not said stands.
+    fn tell(&self, found: Option<(String, Option<String>)>, under: Option<Boot>) {
+        self.tx.send_if_modified(|meaning| {
+            let before = meaning.clone();
+            if let Some((version, pinned)) = found {
+                (meaning.version, meaning.pinned) = (version, pinned);
+            }
+            meaning.under = under.or(meaning.under);
+            *meaning != before
+        });
+    }
+}
+
+fn a_little_later(pause: Duration) -> Duration {
+    pause.mul_f64(1.0 + 0.2 * rand::random::<f64>())
+}
+
+/// Waits until this hub leads in another tenure than it did.
+async fn another_tenure(lead: &mut Lead, before: Option<Tenure>) {
+    let before = before.map(|tenure| tenure.since);
+    loop {
+        let now = lead.tenure().map(|tenure| tenure.since);
+        if now.is_some() && now != before {
+            return;
+        }
+        if !lead.changed().await {
+            std::future::pending().await
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use krypton_runtime::lease::Term;
+
+    use super::*;
+
+    fn config_map(pairs: &[(&str, &str)]) -> ConfigMap {
+        let pairs = pairs
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+        ConfigMap {
+            data: Some(pairs.collect()),
+            ..ConfigMap::default()
+        }
+    }
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_second(seconds).unwrap()
+    }
+
+    #[test]
+    fn a_record_counts_for_its_own_chart_and_range_only() {
+        let kept = config_map(&[
+            (OF, "a"),
+            (VERSION, "1.2.0"),
+            (RESOLVED, "1970-01-01T00:01:40Z"),
+        ]);
+        let expected = Record {
+            version: "1.2.0".to_owned(),
+            content: None,
+            resolved: at(100),
+        };
+        assert_eq!(record(Some(&kept), "a"), Some(expected));
+        assert_eq!(record(Some(&kept), "b"), None);
+        assert_eq!(record(None, "a"), None);
+        for broken in [
+            &[(OF, "a")][..],
+            &[(OF, "a"), (VERSION, "")],
+            &[(VERSION, "1.2.0")],
+        ] {
+            assert_eq!(record(Some(&config_map(broken)), "a"), None);
+        }
+        let timeless = config_map(&[(OF, "a"), (VERSION, "1.2.0"), (RESOLVED, "soon")]);
+        let read = record(Some(&timeless), "a").unwrap();
+        assert_eq!(read.resolved, Timestamp::UNIX_EPOCH);
+    }
+
+    #[test]
+    fn a_record_is_good_for_its_interval_and_without_one_for_ever() {
+        let record = Record {
+            version: "1.2.0".to_owned(),
+            content: None,
+            resolved: at(1_000),
+        };
+        let every = Duration::from_secs(600);
+        let left = |now| good_for(&record, Some(every), at(now));
+        assert_eq!(left(1_000), Some(every));
+        assert_eq!(left(1_500), Some(Duration::from_secs(100)));
+        assert_eq!(left(1_600), Some(Duration::ZERO));
+        assert_eq!(left(1_000_000), Some(Duration::ZERO));
+        // Written by a clock that was ahead.
+        assert_eq!(left(10), Some(every));
+        assert_eq!(good_for(&record, None, at(1_000_000)), None);
+    }
+
+    #[test]
+    fn a_range_never_leads_back_to_an_older_version() {
+        let chosen = |before, found: &str| chosen(before, found.to_owned());
+        assert_eq!(chosen(None, "1.2.0"), "1.2.0");
+        assert_eq!(chosen(Some("1.1.0"), "1.2.0"), "1.2.0");
+        assert_eq!(chosen(Some("1.10.0"), "1.9.0"), "1.10.0");
+        assert_eq!(chosen(Some("1.2.0"), "v1.2.0"), "1.2.0");
+        assert_eq!(chosen(Some("rubbish"), "1.2.0"), "1.2.0");
+        // Another content of the same version.
+        assert_eq!(
+            chosen(Some("1.2.0@sha256:a"), "v1.2.0@sha256:a"),
+            "1.2.0@sha256:a"
+        );
+        assert_eq!(
+            chosen(Some("1.2.0@sha256:a"), "1.2.0@sha256:b"),
+            "1.2.0@sha256:b"
+        );
+        assert_eq!(
+            chosen(Some("1.3.0@sha256:a"), "1.2.0@sha256:b"),
+            "1.3.0@sha256:a"
+        );
+    }
+
+    fn kept(tx: watch::Sender<Meaning>) -> Kept {
+        let folder = tempfile::tempdir().unwrap();
+        let config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+        let pin = ChartPin {
+            client: Client::try_from(config).unwrap(),
+            namespace: "hub".to_owned(),
+            charts: Arc::new(ChartCache::new(folder.path().to_owned()).unwrap()),
+            chart: ChartRef {
+                repo: String::new(),
+                name: "crossplane".to_owned(),
+                version: "^1".to_owned(),
+            },
+            every: None,
+            proven: false,
+        };
+        Kept {
+            pin,
+            tx,
+            next: None,
+            failures: 0,
+            looked_up: None,
+        }
+    }
+
+    #[tokio::test]
+    async fn nothing_is_given_under_a_tenure_before_the_record_was_read_under_it() {
+        let at = |seconds| Boot(Duration::from_secs(seconds));
+        let tenure = |epoch, since| Tenure {
+            epoch,
+            term: Term::default(),
+            since: at(since),
+            won: Timestamp::UNIX_EPOCH,
+            former: None,
+        };
+        let (tx, rx) = watch::channel(Meaning::unread("1.0.0", false));
+        let kept = kept(tx);
+        let epoch = |tenure: Option<&Tenure>| rx.get().epoch(tenure);
+        let first = tenure(7, 100);
+        // A standby follows the record, which gives it no epoch.
+        let version = |version: &str| Some((version.to_owned(), None));
+        kept.tell(version("1.1.0"), None);
+        assert_eq!((epoch(None), epoch(Some(&first))), (None, None));
+        // The lead is won, and the record is read: version and epoch come together.
+        kept.tell(version("1.2.0"), Some(at(100)));
+        assert_eq!(epoch(Some(&first)), Some(7));
+        assert_eq!(rx.get().version, "1.2.0");
+        // What is looked up later changes nothing about that, nor does a later epoch of the tenure.
+        kept.tell(version("1.3.0"), None);
+        assert_eq!(epoch(Some(&tenure(8, 100))), Some(8));
+        // Lost, and won again: the record may be another's.
+        assert_eq!((epoch(None), epoch(Some(&tenure(10, 200)))), (None, None));
+        // Nothing is on record: what is known counts.
+        kept.tell(None, Some(at(200)));
+        assert_eq!(epoch(Some(&tenure(10, 200))), Some(10));
+        assert_eq!(rx.get().version, "1.3.0");
+    }
+
+    #[tokio::test]
+    async fn members_get_versions_with_their_content() {
+        let content = "1.2.0@sha256:ab";
+        let pinned = |version: &str| (version.to_owned(), Some(content.to_owned()));
+        for (asked, proven, expected) in [
+            ("^1", false, pinned("1.2.0")),
+            ("1.2.0", false, pinned("1.2.0")),
+            ("v1.2.0", false, pinned("v1.2.0")),
+            ("", false, pinned("")),
+            ("^1", true, (content.to_owned(), None)),
+            ("1.2.0", true, (content.to_owned(), None)),
+        ] {
+            let (tx, _rx) = watch::channel(Meaning::unread(asked, proven));
+            let mut pin = kept(tx).pin;
+            asked.clone_into(&mut pin.chart.version);
+            pin.proven = proven;
+            assert_eq!(pin.given(content), expected, "{asked}");
+            let record = |content: Option<&str>| Record {
+                version: "1.2.0".to_owned(),
+                content: content.map(ToOwned::to_owned),
+                resolved: at(1),
+            };
+            assert_eq!(pin.recorded(&record(Some(content))), expected, "{asked}");
+            // The version of a record without content stands, and members wait for the content.
+            let older = pin.recorded(&record(None)).1;
+            assert_eq!(older.as_deref(), (!proven).then_some(""), "{asked}");
+        }
+    }
+
+    #[test]
+    fn unread_chart_is_not_fetched() {
+        for (asked, proven, version, pinned) in [
+            ("1.2.3", false, "1.2.3", Some("")),
+            ("", false, "", Some("")),
+            ("^1", false, "^1", None),
+            ("1.2.3@sha256:ab", false, "1.2.3@sha256:ab", None),
+            ("1.2.3", true, "=1.2.3", None),
+        ] {
+            let unread = Meaning::unread(asked, proven);
+            let found = (unread.version.as_str(), unread.pinned.as_deref());
+            assert_eq!(found, (version, pinned));
+        }
+    }
+
+    #[test]
+    fn what_is_withheld_is_a_range_with_which_members_do_nothing() {
+        for (asked, shown) in [
+            ("", "*"),
+            ("1.2.3", "=1.2.3"),
+            ("v1.2.3", "=v1.2.3"),
+            ("1.2.3@sha256:ab", "=1.2.3"),
+            ("^1", "^1"),
+        ] {
+            assert_eq!(withheld(asked), shown);
+            assert!(is_range(shown), "{shown}");
+        }
+        // Members refuse it as it is.
+        assert_eq!(withheld("rubbish"), "rubbish");
+    }
+}

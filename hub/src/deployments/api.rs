@@ -1,0 +1,356 @@
+//! What is read and written of KryptonDeployments on home: one request each, with a deadline and on top of
+//! what the decision was made on.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use krypton_crds::krypton_deployment::{KryptonDeployment, KryptonDeploymentStatus};
+use krypton_runtime::effect;
+use krypton_types::deployment::DeploymentKey;
+use krypton_types::error_chain::chain;
+use kube::api::{Api, Patch, PatchParams};
+use kube::{Client, ResourceExt as _};
+use serde_json::json;
+
+use crate::deployments::plan::{Deletion, News};
+use crate::observe::metrics::Wrote;
+
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// What is to be written of one object.
+#[derive(Debug)]
+pub(super) enum Write {
+    Finalizers(Vec<String>),
+    Status(KryptonDeploymentStatus),
+}
+
+/// A write that has ended.
+pub(super) struct Written {
+    pub(super) key: DeploymentKey,
+    /// The version that it was made on.
+    pub(super) before: Option<String>,
+    /// `None` when nothing was written.
+    pub(super) object: Option<KryptonDeployment>,
+    /// Home's CRD does not keep places, so nothing was written.
+    pub(super) forgets: bool,
+    /// To be told now.
+    pub(super) news: Vec<News>,
+    /// `None` when nothing was to be written after all.
+    pub(super) came: Option<Wrote>,
+}
+
+/// What came of a write.
+enum Outcome {
+    Written(KryptonDeployment),
+    /// It is not as the decision took it to be.
+    Read(KryptonDeployment),
+    Forgets,
+}
+
+pub(super) async fn write(
+    client: Client,
+    key: DeploymentKey,
+    object: Arc<KryptonDeployment>,
+    write: Write,
+    news: Vec<News>,
+) -> Written {
+    let before = object.metadata.resource_version.clone();
+    let call = write_now(&client, &key, &object, &write);
+    let mut came = Some(Wrote::Failed);
+    let outcome = match tokio::time::timeout(DEADLINE, call).await {
+        Ok(Ok(outcome)) => {
+            came = matches!(outcome, Outcome::Written(_)).then_some(Wrote::Ok);
+            Some(outcome)
+        }
+        // Somebody was faster, or it is gone: the watch tells.
+        Ok(Err(kube::Error::Api(status))) if status.code == 409 || status.code == 404 => {
+            came = Some(Wrote::Conflict);
+            None
+        }
+        Ok(Err(error)) => {
+            tracing::warn!(error = %chain(&error), "writing a KryptonDeployment failed; it is tried again");
+            None
+        }
+        Err(_) => {
+            tracing::warn!("writing a KryptonDeployment: no answer in time; it is tried again");
+            None
+        }
+    };
+    if let Some(came) = came {
+        tracing::Span::current().record("outcome", came.name());
+    }
+    let forgets = matches!(outcome, Some(Outcome::Forgets));
+    // Somebody has put another's there since the hub was started.
+    if forgets
+        && let Err(error) = krypton_runtime::crd::follow(&client, &KryptonDeployment::crd()).await
+    {
+        tracing::warn!(error = %chain(&error), "the CRD of KryptonDeployments is not brought up to date");
+    }
+    let (object, news) = match outcome {
+        Some(Outcome::Written(object)) => (Some(object), news),
+        Some(Outcome::Read(object)) => (Some(object), Vec::new()),
+        Some(Outcome::Forgets) | None => (None, Vec::new()),
+    };
+    Written {
+        key,
+        before,
+        object,
+        forgets,
+        news,
+        came,
+    }
+}
+
+/// Under a CRD that does not know places, each write of an object takes its own away. So it is tried first, without
+/// anything being stored, and before the first record of an object that is read afresh: what was read under such a
+/// CRD has none, whatever is stored.
+async fn write_now(
+    client: &Client,
+    key: &DeploymentKey,
+    object: &KryptonDeployment,
+    write: &Write,
+) -> kube::Result<Outcome> {
+    let api: Api<KryptonDeployment> = Api::namespaced(client.clone(), &key.namespace);
+    let places = |object: &KryptonDeployment| object.status.as_ref()?.places.clone();
+    let records = match write {
+        Write::Finalizers(_) => places(object).is_some(),
+        Write::Status(status) => status.places.is_some(),
+    };
+    if records && places(object).is_none() {
+        let fresh = api.get(&key.name).await?;
+        if places(&fresh).is_some() {
+            return Ok(Outcome::Read(fresh));
+        }
+    }
+    let version = &object.metadata.resource_version;
+    let patch = Patch::Merge(match write {
+        Write::Finalizers(finalizers) => json!({ "metadata": {
+            "resourceVersion": version,
+            "finalizers": finalizers,
+        }}),
+        Write::Status(status) => json!({
+            "metadata": { "resourceVersion": version },
+            "status": status,
+        }),
+    });
+    let send = async |params: &PatchParams| match write {
+        Write::Finalizers(_) => api.patch(&key.name, params, &patch).await,
+        Write::Status(_) => api.patch_status(&key.name, params, &patch).await,
+    };
+    if records {
+        let trial = PatchParams {
+            dry_run: true,
+            ..PatchParams::default()
+        };
+        if places(&send(&trial).await?).is_none() {
+            return Ok(Outcome::Forgets);
+        }
+    }
+    let params = PatchParams::default();
+    let call = send(&params);
+    let written = match write {
+        Write::Finalizers(_) => effect!("deployment.finalizers", call).await,
+        Write::Status(_) => effect!("deployment.status", call).await,
+    };
+    written.map(Outcome::Written)
+}
+
+/// A deletion that was read afresh; `None` when it could not be, or there is none.
+pub(super) struct Reading {
+    pub(super) key: DeploymentKey,
+    pub(super) uid: String,
+    pub(super) found: Option<Deletion>,
+}
+
+pub(super) async fn read(client: Client, key: DeploymentKey, uid: String) -> Reading {
+    let reading = async {
+        let objects: Api<KryptonDeployment> = Api::namespaced(client.clone(), &key.namespace);
+        let object = objects.get_metadata(&key.name).await?;
+        let deleted = object.metadata.uid.as_deref() == Some(&uid)
+            && object.metadata.deletion_timestamp.is_some();
+        if !deleted {
+            return Ok(None);
+        }
+        let crds: Api<CustomResourceDefinition> = Api::all(client);
+        let crd = crds
+            .get_metadata(&KryptonDeployment::crd().name_any())
+            .await?;
+        Ok(Some(match crd.metadata.deletion_timestamp {
+            Some(_) => Deletion::OfTheCrd,
+            None => Deletion::OfTheObject,
+        }))
+    };
+    let found = match tokio::time::timeout(DEADLINE, reading).await {
+        Ok(Ok(found)) => found,
+        Ok(Err(error)) => {
+            let error: kube::Error = error;
+            tracing::warn!(problem = %chain(&error), "reading the deletion of the KryptonDeployment failed; it is tried again");
+            None
+        }
+        Err(_) => {
+            tracing::warn!(
+                "reading the deletion of the KryptonDeployment: no answer in time; it is tried again"
+            );
+            None
+        }
+    };
+    Reading { key, uid, found }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use axum::Router;
+    use axum::body::Bytes;
+    use axum::http::{Method, Uri};
+    use kube::Config;
+    use serde_json::Value;
+
+    use super::*;
+
+    type Asked = Arc<Mutex<Vec<&'static str>>>;
+
+    fn object(places: Option<&[&str]>) -> KryptonDeployment {
+        let spec = json!({"account": {"name": "a"}, "region": {"name": "paris"}});
+        let mut object = KryptonDeployment::new("acme", serde_json::from_value(spec).unwrap());
+        object.metadata.namespace = Some("accounts".to_owned());
+        object.metadata.resource_version = Some("7".to_owned());
+        object.status = Some(status(places));
+        object
+    }
+
+    fn status(places: Option<&[&str]>) -> KryptonDeploymentStatus {
+        let place = |cluster: &&str| json!({"cluster": cluster, "clusterUid": "u"});
+        let places = places.map(|places| places.iter().map(place).collect::<Vec<_>>());
+        serde_json::from_value(json!({"places": places})).unwrap()
+    }
+
+    /// A home with this object, which keeps what is sent or forgets its places; what it was asked.
+    async fn home(stored: KryptonDeployment, keeps: bool) -> (Client, Asked) {
+        let asked = Asked::default();
+        let log = Arc::clone(&asked);
+        let router = Router::new().fallback(move |method: Method, uri: Uri, body: Bytes| {
+            let trial = uri.query().unwrap_or_default().contains("dryRun");
+            let what = match (&method, trial) {
+                (&Method::GET, _) => "read",
+                (_, true) => "try",
+                (_, false) => "write",
+            };
+            // The CRD is not to be had.
+            let of_crd = uri.path().contains("customresourcedefinitions");
+            log.lock().unwrap().push(if of_crd { "crd" } else { what });
+            let mut answer = serde_json::to_value(&stored).unwrap();
+            let sent: Value = serde_json::from_slice(&body).unwrap_or_default();
+            if sent["status"].is_object() {
+                answer["status"] = sent["status"].clone();
+            }
+            if !keeps && method != Method::GET {
+                answer["status"] = json!({});
+            }
+            let gone = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure",
+                "code": 404, "reason": "NotFound", "message": "gone"});
+            let (code, answer) = if of_crd { (404, gone) } else { (200, answer) };
+            let code = axum::http::StatusCode::from_u16(code).unwrap();
+            async move { (code, answer.to_string()) }
+        });
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(axum::serve(listener, router).into_future());
+        let config = Config::new(url.parse().unwrap());
+        (Client::try_from(config).unwrap(), asked)
+    }
+
+    #[tokio::test]
+    async fn nothing_is_written_where_home_would_forget_where_it_is_or_remembers_more_than_was_read()
+     {
+        type Places<'a> = Option<&'a [&'a str]>;
+        let finalizers = || Write::Finalizers(Vec::new());
+        let record = |places: &[&str]| Write::Status(status(Some(places)));
+        type Case<'a> = (
+            Places<'a>,
+            Places<'a>,
+            bool,
+            Write,
+            &'a [&'a str],
+            Places<'a>,
+        );
+        let table: Vec<Case<'_>> = vec![
+            // Read as, stored as, whether it is kept, what is to be written; what is asked, and what is known then.
+            (
+                None,
+                None,
+                true,
+                record(&["paris"]),
+                &["read", "try", "write"],
+                Some(&["paris"]),
+            ),
+            (
+                None,
+                Some(&["rome"]),
+                true,
+                record(&["paris"]),
+                &["read"],
+                Some(&["rome"]),
+            ),
+            (
+                None,
+                None,
+                false,
+                record(&["paris"]),
+                &["read", "try", "crd"],
+                None,
+            ),
+            (
+                Some(&["rome"]),
+                Some(&["rome"]),
+                true,
+                record(&[]),
+                &["try", "write"],
+                Some(&[]),
+            ),
+            (
+                Some(&["rome"]),
+                Some(&["rome"]),
+                false,
+                record(&[]),
+                &["try", "crd"],
+                None,
+            ),
+            (
+                Some(&["rome"]),
+                Some(&["rome"]),
+                true,
+                finalizers(),
+                &["try", "write"],
+                Some(&["rome"]),
+            ),
+            (
+                Some(&["rome"]),
+                Some(&["rome"]),
+                false,
+                finalizers(),
+                &["try", "crd"],
+                None,
+            ),
+            (None, None, false, finalizers(), &["write"], None),
+        ];
+        for (read, stored, keeps, what, asked, known) in table {
+            let words = format!("{read:?} {stored:?} {keeps} {what:?}");
+            let key = DeploymentKey {
+                namespace: "accounts".to_owned(),
+                name: "acme".to_owned(),
+            };
+            let (client, log) = home(object(stored), keeps).await;
+            let written = write(client, key, Arc::new(object(read)), what, Vec::new()).await;
+            assert_eq!(*log.lock().unwrap(), asked, "{words}");
+            assert_eq!(written.forgets, asked.contains(&"crd"), "{words}");
+            let places = written.object.and_then(|it| it.status?.places);
+            let places: Option<Vec<String>> =
+                places.map(|places| places.into_iter().map(|it| it.cluster).collect());
+            let known = known.map(|known| known.iter().map(|it| (*it).to_owned()).collect());
+            assert_eq!(places, known, "{words}");
+        }
+    }
+}

@@ -1,0 +1,742 @@
+//! Keeps KryptonDeployments: whenever something has changed, all of them are decided on anew, and what
+//! differs is ordered and written.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ObjectReference;
+use krypton_crds::edge_cluster::EdgeCluster;
+use krypton_crds::krypton_deployment::{KryptonDeployment, Place};
+use krypton_runtime::clock::{self, Boot};
+use krypton_runtime::newest::NewestSeen as _;
+use krypton_runtime::watch::listed_anew;
+use krypton_types::deployment::{Deed, DeploymentKey, DesiredDeployment};
+use krypton_types::error_chain::chain;
+use krypton_types::names;
+use kube::api::Api;
+use kube::core::DeserializeGuard;
+use kube::runtime::watcher::{self, Config, Event, watcher};
+use kube::{Client, CustomResourceExt as _, Resource as _, ResourceExt as _};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tracing::field::Empty;
+use tracing::{Instrument as _, Span};
+
+use crate::deployments::api::{Reading, Write, Written, read, write};
+use crate::deployments::events::Told;
+use crate::deployments::plan::{At, Decision, Deletion, News, Site, View, decide, warning};
+use crate::deployments::target::{self, Cluster, Named as Aimed, Sight, named, trusted};
+use crate::discovery::Kind;
+use crate::discovery::named_secrets::{Findings, Named, Naming, SecretName};
+use crate::leader::{Lead, Watched};
+use crate::members::deployment_orders::{DEPLOYMENTS_MAX, Deployments, ORDERS_MAX};
+use crate::members::found::Found as Clusters;
+use crate::notices::Notices;
+use crate::observe::metrics::{HomeWrites, Wrote};
+use crate::tenants::Reports;
+
+/// Two writes of one object are at least so far apart.
+const PACE: Duration = Duration::from_secs(1);
+/// The pause after a read that failed, or a write that another was faster than, give or take half of it.
+const AFTER_FAILURE: Duration = Duration::from_secs(3);
+/// Whether home keeps places by now is tried so often.
+const TRY_AGAIN: Duration = Duration::from_secs(20);
+const FORGETS: &str = "home's CRD of KryptonDeployments does not keep where one is deployed: it is older than this hub, and until it is brought up to date none is written or ordered anew";
+/// Two looks at all of them.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Writes and reads in flight: beyond it they wait.
+const REQUESTS: usize = 8;
+/// Secrets that are looked at for those who may not name them unless they are open to all.
+const UNTRUSTED_MAX: usize = 1_000;
+/// How a failed list of KryptonDeployments is logged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Noted {
+    Nothing,
+    /// The home cluster does not serve the API, which is optional.
+    Absent,
+    Failed,
+}
+
+/// `refused` is a plain no of the API server; with `known` the hub has just believed it.
+fn noted(status: u16, refused: bool, known: bool) -> Noted {
+    match (status, refused, known) {
+        (404, _, true) => Noted::Absent,
+        (404, ..) | (_, true, false) => Noted::Nothing,
+        _ => Noted::Failed,
+    }
+}
+
+/// So often in a row home has to say that it knows no KryptonDeployments.
+const NOT_KNOWN: u32 = 2;
+
+/// What they are kept by.
+pub struct Keep {
+    pub client: Client,
+    pub deployments: Arc<Deployments>,
+    pub found: Arc<Clusters>,
+    pub notices: Notices,
+    /// Secrets that are named, for whoever looks for members by them.
+    pub named: watch::Sender<Named>,
+    pub findings: watch::Receiver<Findings>,
+    /// Of which namespaces KryptonDeployments are carried out; `None`: all.
+    pub namespaces: Option<BTreeSet<String>>,
+    /// Of Secrets that are named without one.
+    pub discovery_namespace: String,
+    /// Where Secrets are open to whoever names them.
+    pub open_namespaces: BTreeSet<String>,
+    /// Between two looks at what was deployed.
+    pub check_interval: Duration,
+    pub writes: HomeWrites,
+    /// Knows the chart that the hub has given to each member.
+    pub reports: Arc<Reports>,
+}
+
+impl std::fmt::Debug for Keep {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Keep").finish_non_exhaustive()
+    }
+}
+
+#[derive(Debug)]
+struct Slot {
+    object: Arc<KryptonDeployment>,
+    deletion: Deletion,
+    told: Told,
+    /// Nothing is written or read before.
+    next: Boot,
+    busy: bool,
+    /// Writes that have failed in a row. A conflict is none.
+    failures: u32,
+}
+
+/// A list of one kind, as far as it is known.
+#[derive(Debug, Default)]
+struct Known {
+    listed: BTreeSet<String>,
+    synced: bool,
+}
+
+#[derive(Debug, Default)]
+struct Desk {
+    slots: BTreeMap<DeploymentKey, Slot>,
+    listing: BTreeSet<DeploymentKey>,
+    synced: bool,
+    /// How often home has said in a row that there is no such thing, or that we may not know.
+    refused: u32,
+    clusters: target::Clusters,
+    of_clusters: Known,
+    /// Home's CRD does not keep places: nothing is decided until then.
+    forgets: Option<Boot>,
+}
+
+/// Keeps them until `stop`. Orders are given by every hub, and only the one that leads writes.
+pub async fn run(keep: Keep, mut lead: Lead, stop: CancellationToken) {
+    let objects: Api<DeserializeGuard<KryptonDeployment>> = Api::all(keep.client.clone());
+    let mut objects = Watched::new(move || {
+        let objects = objects.clone();
+        listed_anew(move || watcher(objects.clone(), Config::default()))
+    });
+    let members: Api<EdgeCluster> = Api::all(keep.client.clone());
+    let mut members = Watched::new(move || {
+        let members = members.clone();
+        listed_anew(move || watcher(members.clone(), Config::default()))
+    });
+    let mut said = keep.deployments.changes();
+    let mut findings = keep.findings.clone();
+    let (mut desk, mut led) = (Desk::default(), None);
+    let mut writes: JoinSet<Written> = JoinSet::new();
+    let mut readings: JoinSet<Reading> = JoinSet::new();
+    let (mut look, mut look_next, mut rested) = (false, Boot::default(), Boot::default());
+    loop {
+        let now = Boot::now();
+        let leading = lead.writes(now);
+        let tenure = lead.tenure();
+        let won = tenure.as_ref().map(|tenure| tenure.won);
+        if objects.begins(tenure.as_ref()) {
+            members.begins(tenure.as_ref());
+            // A standby may have seen what is old: nothing is ordered or written by that.
+            desk.unlist();
+            readings = JoinSet::new();
+        }
+        if leading && led != tenure.as_ref().map(|tenure| tenure.since) {
+            // Another hub has told what was done until then.
+            desk.forget_told();
+            led = tenure.map(|tenure| tenure.since);
+            look = true;
+        }
+        let mut wake = None;
+        if desk.forgets.is_some_and(|until| until <= now) {
+            // What was read in between may lack what is stored.
+            objects.anew();
+            (desk.forgets, desk.synced, desk.refused) = (None, false, 0);
+        }
+        if look && now >= look_next {
+            (look, look_next) = (false, Boot(now.0 + LOOK_EVERY));
+            let found = findings.see();
+            let decisions = desk.decide(&keep, &found, objects.of());
+            for (key, decision, deeds) in decisions {
+                if let (Some(slot), Some(won)) = (desk.slots.get_mut(&key).filter(|_| leading), won)
+                {
+                    slot.tell(deeds, won, &keep.notices);
+                }
+                let free = writes.len() + readings.len() < REQUESTS;
+                let Some(slot) = desk
+                    .slots
+                    .get_mut(&key)
+                    .filter(|slot| leading && !slot.busy)
+                else {
+                    continue;
+                };
+                let Some(mut step) = Step::of(decision, &slot.object) else {
+                    continue;
+                };
+                let status = slot.object.status.as_ref();
+                let Some(epoch) = lead.mark(status.and_then(|status| status.hub_epoch)) else {
+                    // It is of a later lead: looked at again under a later epoch, which is told of.
+                    continue;
+                };
+                if let Step::Write(Write::Status(status), _) = &mut step {
+                    status.hub_epoch = Some(epoch);
+                }
+                if slot.next > now || !free {
+                    let due = if free { slot.next } else { look_next };
+                    wake = Some(wake.map_or(due, |wake: Boot| wake.min(due)));
+                    look = true;
+                    continue;
+                }
+                (slot.busy, slot.next) = (true, Boot(now.0 + PACE));
+                match step {
+                    Step::Read => {
+                        let uid = slot.object.metadata.uid.clone().unwrap_or_default();
+                        let span = span(&key, &slot.object);
+                        let read = read(keep.client.clone(), key, uid);
+                        readings.spawn(read.instrument(span));
+                    }
+                    Step::Write(what, news) => {
+                        let object = Arc::clone(&slot.object);
+                        let span = span(&key, &object);
+                        let write = write(keep.client.clone(), key, object, what, news);
+                        writes.spawn(lead.tracked(write.instrument(span)));
+                    }
+                }
+            }
+            // As in the fleet's loop: a long look leaves as much time for the rest, and other tasks run.
+            let ended = Boot::now();
+            rested = Boot(ended.0 + LOOK_EVERY.max(ended.since(now)));
+            look_next = wake.map_or(rested, |wake| wake.max(rested));
+            tokio::task::yield_now().await;
+        }
+        let due = look.then_some(look_next).into_iter().chain(desk.forgets);
+        let due = due.min();
+        let mut news = false;
+        tokio::select! {
+            () = stop.cancelled() => return,
+            decided = lead.changed() => { if !decided { return } look = true; }
+            Ok(()) = said.changed() => news = true,
+            Ok(()) = findings.changed() => news = true,
+            Some(event) = objects.next() => news = desk.see(event, &keep),
+            Some(event) = members.next() => news = desk.see_member(event),
+            Some(written) = writes.join_next(), if !writes.is_empty() => {
+                match written {
+                    Ok(written) => {
+                        if let Some(came) = written.came {
+                            keep.writes.count(HomeWrites::DEPLOYMENT, came);
+                        }
+                        desk.take_written(written, &keep.notices);
+                    }
+                    Err(error) => {
+                        tracing::error!(%error, "a write of a KryptonDeployment ended badly");
+                        desk.none_busy();
+                    }
+                }
+                news = true;
+            }
+            Some(reading) = readings.join_next(), if !readings.is_empty() => {
+                match reading {
+                    Ok(reading) => desk.take_reading(&reading),
+                    Err(error) => {
+                        tracing::error!(%error, "a read of a KryptonDeployment ended badly");
+                        desk.none_busy();
+                    }
+                }
+                news = true;
+            }
+            () = clock::sleep_until(due, now) => {}
+        }
+        if news {
+            let soon = rested.max(Boot(now.0 + LOOK_EVERY));
+            (look, look_next) = (true, look_next.min(soon));
+        }
+    }
+}
+
+/// With it, what members have done.
+type Decided = (DeploymentKey, Decision, Vec<(String, Vec<Deed>)>);
+
+/// The one thing to do about an object.
+enum Step {
+    Read,
+    Write(Write, Vec<News>),
+}
+
+impl Step {
+    pub(crate) fn of(decision: Decision, object: &KryptonDeployment) -> Option<Self> {
+        // Gone, as far as it goes by us.
+        if object.metadata.deletion_timestamp.is_some() && object.finalizers().is_empty() {
+            return None;
+        }
+        if decision.read {
+            return Some(Self::Read);
+        }
+        if let Some(finalizers) = decision.finalizers {
+            let news = decision.with_finalizers;
+            return Some(Self::Write(Write::Finalizers(finalizers), news));
+        }
+        let same = object.status.as_ref() == Some(&decision.status);
+        (!same).then_some(Self::Write(
+            Write::Status(decision.status),
+            decision.with_status,
+        ))
+    }
+}
+
+impl Slot {
+    /// Tells of what members have done; this hub leads since it has `won`.
+    fn tell(&mut self, deeds: Vec<(String, Vec<Deed>)>, won: Timestamp, notices: &Notices) {
+        let created = self.object.metadata.creation_timestamp.as_ref();
+        let was_there = created.is_some_and(|time| time.0 < won);
+        for (member, deeds) in deeds {
+            let news = self.told.news(&member, &deeds, was_there);
+            tell(&self.object, news, notices);
+        }
+    }
+}
+
+impl Desk {
+    /// Home is listed anew, and deletions are read again.
+    fn unlist(&mut self) {
+        (self.synced, self.refused, self.of_clusters.synced) = (false, 0, false);
+        self.forgets = None;
+        for slot in self.slots.values_mut() {
+            // A read that was under way is dropped; a write that is, ends and says so once more.
+            (slot.deletion, slot.busy) = (Deletion::NotRead, false);
+        }
+    }
+
+    /// Decides on all, and gives the orders. Nothing follows before home's lists are complete (design §3,
+    /// rule 1).
+    fn decide(&mut self, keep: &Keep, findings: &Findings, of: Option<Boot>) -> Vec<Decided> {
+        if self.forgets.is_some()
+            || !self.of_clusters.synced
+            || !(self.synced || self.refused >= NOT_KNOWN)
+        {
+            return Vec::new();
+        }
+        // Of one that does not act nothing is on record; what is, a person changes.
+        self.clusters.learn(|name| keep.found.get(name).flatten());
+        // The older first: of more than a member takes, those wait that came last.
+        let slots = self.by_age();
+        keep.named.send_if_modified(|before| {
+            let next = self.named(&slots, keep);
+            let news = before.as_deref() != Some(&next);
+            if news {
+                *before = Some(Arc::new(next));
+            }
+            news
+        });
+        let mut ordered: BTreeMap<String, Vec<DesiredDeployment>> = BTreeMap::new();
+        let mut sizes: BTreeMap<String, usize> = BTreeMap::new();
+        let mut decisions = Vec::new();
+        for (key, slot) in slots {
+            let full = |cluster: &str| {
+                let taken = ordered.get(cluster).map_or(0, Vec::len);
+                let bytes = sizes.get(cluster).copied().unwrap_or_default();
+                taken >= DEPLOYMENTS_MAX || bytes >= ORDERS_MAX
+            };
+            let view = self.view(key, slot, keep, findings, full);
+            let (decision, deeds) = (decide(&view), view.deeds());
+            for (cluster, order) in &decision.orders {
+                let orders = ordered.entry(cluster.clone()).or_default();
+                *sizes.entry(cluster.clone()).or_insert(0) += order.size();
+                orders.push(order.clone());
+            }
+            decisions.push((key.clone(), decision, deeds));
+        }
+        // They follow from what was read in this tenure.
+        keep.deployments.read_in(of);
+        keep.deployments.order(ordered);
+        decisions
+    }
+
+    fn by_age(&self) -> Vec<(&DeploymentKey, &Slot)> {
+        let mut slots: Vec<_> = self.slots.iter().collect();
+        slots.sort_by_key(|(key, slot)| (created(&slot.object), *key));
+        slots
+    }
+
+    fn view<'a>(
+        &self,
+        key: &DeploymentKey,
+        slot: &'a Slot,
+        keep: &Keep,
+        findings: &Findings,
+        full: impl Fn(&str) -> bool,
+    ) -> View<'a> {
+        let object = &*slot.object;
+        let aimed = named(&object.spec, &keep.discovery_namespace);
+        let sight = Sight {
+            clusters: &self.clusters,
+            findings,
+            open_namespaces: &keep.open_namespaces,
+        };
+        let key_named = match &aimed {
+            Aimed::Secret { key, .. } => key.clone(),
+            Aimed::Profile { .. } => None,
+        };
+        let aim = target::aim(&aimed, &object.spec.region.name, &key.namespace, sight);
+        let site = |place: Place| {
+            let member = target::acting(&place.cluster_uid, &place.cluster, &self.clusters);
+            let at = member.and_then(|name| {
+                let cluster = self.clusters.get(&name)?.clone();
+                Some(At {
+                    said: keep.deployments.said(&name, key).map(|mut said| {
+                        let chart = &mut said.report.applied_chart;
+                        // The text is the hub's own: a report only confirms it.
+                        if !keep.reports.was_dealt(&name, chart) {
+                            chart.clear();
+                        }
+                        said
+                    }),
+                    full: full(&name),
+                    member: Some((name, cluster)),
+                })
+            });
+            Site {
+                place,
+                at: at.unwrap_or_default(),
+            }
+        };
+        View {
+            object,
+            sites: recorded(object).iter().cloned().map(site).collect(),
+            aim: aim.map(|(cluster, cluster_uid)| {
+                site(Place {
+                    cluster,
+                    cluster_uid,
+                    key: key_named,
+                    removing: false,
+                })
+            }),
+            deletion: slot.deletion,
+            check_every: u32::try_from(keep.check_interval.as_secs()).unwrap_or(u32::MAX),
+            now: clock::wall(),
+        }
+    }
+
+    /// All Secrets that are named, and those of members that releases are still on.
+    fn named(
+        &self,
+        by_age: &[(&DeploymentKey, &Slot)],
+        keep: &Keep,
+    ) -> BTreeMap<SecretName, Naming> {
+        let mut all: BTreeMap<SecretName, Naming> = BTreeMap::new();
+        let mut untrusted = 0;
+        let mut name = |secret: SecretName, key: Option<String>, trusted: bool| {
+            if secret.name == names::SELF_CLUSTER {
+                return;
+            }
+            let naming = match all.entry(secret) {
+                Entry::Occupied(naming) => naming.into_mut(),
+                // Whoever may not name it may have it looked at no more than this.
+                Entry::Vacant(_) if !trusted && untrusted >= UNTRUSTED_MAX => return,
+                Entry::Vacant(naming) => {
+                    untrusted += usize::from(!trusted);
+                    naming.insert(Naming::default())
+                }
+            };
+            // The elder's word counts, and that of who may name it before any other.
+            if trusted && !naming.trusted {
+                *naming = Naming { key, trusted };
+            } else if trusted == naming.trusted {
+                naming.key = naming.key.take().or(key);
+            }
+        };
+        for (key, slot) in by_age {
+            for place in recorded(&slot.object) {
+                let source = self.clusters.get(&place.cluster);
+                let same = |it: &&Cluster| it.cluster_uid.as_ref() == Some(&place.cluster_uid);
+                let source = source
+                    .filter(same)
+                    .and_then(|cluster| cluster.source.as_ref());
+                let source = source.filter(|source| source.kind == Kind::Secret.as_str());
+                if let Some((namespace, secret)) =
+                    source.and_then(|source| source.namespace.clone().zip(source.name.clone()))
+                {
+                    let secret = SecretName {
+                        namespace,
+                        name: secret,
+                    };
+                    name(secret, place.key.clone(), true);
+                }
+            }
+            if let Aimed::Secret {
+                secret, key: of, ..
+            } = named(&slot.object.spec, &keep.discovery_namespace)
+            {
+                let trusted = trusted(&secret, &key.namespace, &keep.open_namespaces);
+                name(secret, of, trusted);
+            }
+        }
+        all
+    }
+
+    /// Says whether anything may follow from it.
+    fn see(
+        &mut self,
+        event: watcher::Result<Event<DeserializeGuard<KryptonDeployment>>>,
+        keep: &Keep,
+    ) -> bool {
+        let read = |guard: DeserializeGuard<KryptonDeployment>| {
+            let mut object = match guard.0 {
+                Ok(object) => object,
+                Err(error) => {
+                    let (namespace, name) = (&error.metadata.namespace, &error.metadata.name);
+                    tracing::warn!(?namespace, ?name, %error, "this KryptonDeployment cannot be read, and is left as it is");
+                    return None;
+                }
+            };
+            object.metadata.managed_fields = None;
+            let key = DeploymentKey {
+                namespace: object.namespace()?,
+                name: object.metadata.name.clone()?,
+            };
+            let ours = keep.namespaces.as_ref();
+            ours.is_none_or(|ours| ours.contains(&key.namespace))
+                .then_some((key, object))
+        };
+        match event {
+            Ok(Event::Init) => {
+                self.listing.clear();
+                false
+            }
+            Ok(Event::InitApply(guard)) => {
+                if let Some((key, object)) = read(guard) {
+                    self.listing.insert(key.clone());
+                    self.put(key, object);
+                }
+                false
+            }
+            Ok(Event::InitDone) => {
+                let listed = std::mem::take(&mut self.listing);
+                self.slots.retain(|key, _| listed.contains(key));
+                self.synced = true;
+                true
+            }
+            Ok(Event::Apply(guard)) => {
+                if let Some((key, object)) = read(guard) {
+                    self.put(key, object);
+                }
+                true
+            }
+            Ok(Event::Delete(guard)) => {
+                if let Some((key, _)) = read(guard) {
+                    self.slots.remove(&key);
+                }
+                true
+            }
+            Err(error) => {
+                let status = match &error {
+                    watcher::Error::InitialListFailed(kube::Error::Api(status)) => status.code,
+                    _ => 0,
+                };
+                // Where there are none of the kind, or none for us, nobody waits for them. What was known
+                // stands.
+                let refused = matches!(status, 403 | 404) && self.of_clusters.synced;
+                self.refused += u32::from(refused);
+                let unknown = refused && self.refused == NOT_KNOWN && !self.synced;
+                match noted(status, refused, unknown) {
+                    Noted::Nothing => {
+                        tracing::debug!(error = %chain(&error), "failed to list KryptonDeployments; retrying");
+                    }
+                    Noted::Absent => {
+                        tracing::info!(
+                            crd = KryptonDeployment::crd_name(),
+                            "CRD not installed; ignoring KryptonDeployments"
+                        );
+                    }
+                    Noted::Failed => {
+                        tracing::warn!(error = %chain(&error), waits = !self.synced && !unknown, "failed to list KryptonDeployments; retrying");
+                    }
+                }
+                unknown
+            }
+        }
+    }
+
+    fn put(&mut self, key: DeploymentKey, object: KryptonDeployment) {
+        let same = |slot: &&mut Slot| slot.object.metadata.uid == object.metadata.uid;
+        if let Some(slot) = self.slots.get_mut(&key).filter(same) {
+            // Of a home that was restored it may not be deleted any more.
+            if object.metadata.deletion_timestamp.is_none() {
+                slot.deletion = Deletion::NotRead;
+            }
+            slot.object = Arc::new(object);
+            return;
+        }
+        let slot = Slot {
+            object: Arc::new(object),
+            deletion: Deletion::default(),
+            told: Told::default(),
+            next: Boot::default(),
+            busy: false,
+            failures: 0,
+        };
+        self.slots.insert(key, slot);
+    }
+
+    fn see_member(&mut self, event: watcher::Result<Event<EdgeCluster>>) -> bool {
+        match event {
+            Ok(Event::Init) => {
+                self.of_clusters.listed.clear();
+                false
+            }
+            Ok(Event::InitApply(object)) => {
+                self.of_clusters.listed.insert(object.name_any());
+                self.put_member(&object);
+                false
+            }
+            Ok(Event::InitDone) => {
+                let listed = std::mem::take(&mut self.of_clusters.listed);
+                self.clusters.retain(|name| listed.contains(name));
+                self.of_clusters.synced = true;
+                true
+            }
+            Ok(Event::Apply(object)) => self.put_member(&object),
+            Ok(Event::Delete(object)) => self.clusters.remove(&object.name_any()).is_some(),
+            Err(error) => {
+                tracing::debug!(error = %chain(&error), "watching EdgeClusters failed; it is tried again");
+                false
+            }
+        }
+    }
+
+    fn put_member(&mut self, object: &EdgeCluster) -> bool {
+        let cluster = Cluster::of(object);
+        let before = self.clusters.insert(object.name_any(), cluster.clone());
+        before.as_ref() != Some(&cluster)
+    }
+
+    /// What was written counts, unless the watch has brought something else since.
+    fn take_written(&mut self, written: Written, notices: &Notices) {
+        if written.forgets
+            && self.forgets.is_none()
+            && let Some(slot) = self.slots.get(&written.key)
+        {
+            span(&written.key, &slot.object).in_scope(|| tracing::warn!("{FORGETS}"));
+            tell(&slot.object, vec![warning("CrdOutdated", FORGETS)], notices);
+        }
+        if written.forgets {
+            self.forgets = Some(Boot(Boot::now().0 + TRY_AGAIN));
+        }
+        if let Some(object) = &written.object {
+            tell(object, written.news, notices);
+        }
+        // The watch may have told of its end before.
+        let Some(slot) = self.slots.get_mut(&written.key) else {
+            return;
+        };
+        slot.busy = false;
+        slot.failures = match written.came {
+            Some(Wrote::Failed) => slot.failures.saturating_add(1),
+            Some(Wrote::Ok | Wrote::Conflict) | None => 0,
+        };
+        let Some(mut object) = written.object else {
+            slot.next = match slot.failures {
+                0 => later(),
+                failures => {
+                    Boot(Boot::now().0 + crate::home::write_backoff(failures, rand::random()))
+                }
+            };
+            return;
+        };
+        if slot.object.metadata.resource_version == written.before {
+            object.metadata.managed_fields = None;
+            slot.object = Arc::new(object);
+        }
+    }
+
+    fn take_reading(&mut self, reading: &Reading) {
+        let Some(slot) = self.slots.get_mut(&reading.key) else {
+            return;
+        };
+        slot.busy = false;
+        let same = slot.object.metadata.uid.as_ref() == Some(&reading.uid);
+        match reading.found.filter(|_| same) {
+            Some(found) => slot.deletion = found,
+            None => slot.next = later(),
+        }
+    }
+
+    /// What was told in a tenure of before.
+    fn forget_told(&mut self) {
+        for slot in self.slots.values_mut() {
+            slot.told = Told::default();
+        }
+    }
+
+    fn none_busy(&mut self) {
+        for slot in self.slots.values_mut() {
+            slot.busy = false;
+        }
+    }
+}
+
+fn tell(object: &KryptonDeployment, news: Vec<News>, notices: &Notices) {
+    let about = reference(object);
+    for told in news {
+        notices.tell_about(about.clone(), told.warning, told.reason, told.message);
+    }
+}
+
+/// The places on record.
+/// Each line of a read or write says of what, and where it is deployed, once it is.
+fn span(key: &DeploymentKey, object: &KryptonDeployment) -> Span {
+    let member = recorded(object).last().map(|place| &*place.cluster);
+    let generation = object.metadata.generation;
+    tracing::error_span!("home", deployment = %key, member, generation, outcome = Empty)
+}
+
+fn recorded(object: &KryptonDeployment) -> &[Place] {
+    let status = object.status.as_ref();
+    status
+        .and_then(|status| status.places.as_deref())
+        .unwrap_or_default()
+}
+
+fn later() -> Boot {
+    Boot(Boot::now().0 + AFTER_FAILURE.mul_f64(0.5 + rand::random::<f64>()))
+}
+
+/// Nanoseconds since 1970.
+fn created(object: &KryptonDeployment) -> Option<i128> {
+    let created = object.metadata.creation_timestamp.as_ref();
+    created.map(|time| time.0.as_nanosecond())
+}
+
+fn reference(object: &KryptonDeployment) -> ObjectReference {
+    ObjectReference {
+        api_version: Some(KryptonDeployment::api_version(&()).into_owned()),
+        kind: Some(KryptonDeployment::kind(&()).into_owned()),
+        namespace: object.namespace(),
+        name: object.metadata.name.clone(),
+        uid: object.metadata.uid.clone(),
+        ..ObjectReference::default()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,302 @@
+use krypton_crds::edge_cluster::EdgeClusterStatus;
+use krypton_crds::krypton_deployment::KryptonDeploymentStatus;
+use krypton_runtime::newest::Newest as _;
+use kube::Config as Reach;
+use kube::core::ObjectMeta;
+
+use super::*;
+
+struct World {
+    keep: Keep,
+    desk: Desk,
+    named: watch::Receiver<Named>,
+}
+
+fn world() -> World {
+    let nowhere = Reach::new("http://127.0.0.1:1".parse().unwrap());
+    let (named, named_rx) = watch::channel(None);
+    let keep = Keep {
+        client: Client::try_from(nowhere).unwrap(),
+        deployments: Arc::default(),
+        found: Arc::default(),
+        notices: Notices::nowhere(),
+        named,
+        findings: watch::channel(Arc::default()).1,
+        namespaces: None,
+        discovery_namespace: "fleet".to_owned(),
+        open_namespaces: ["fleet".to_owned()].into(),
+        check_interval: Duration::from_secs(60),
+        writes: HomeWrites::default(),
+        reports: Arc::default(),
+    };
+    World {
+        keep,
+        desk: Desk::default(),
+        named: named_rx,
+    }
+}
+
+fn object(name: &str, region: serde_json::Value) -> KryptonDeployment {
+    let spec = serde_json::json!({"account": {"name": "a"}, "region": region});
+    let mut object = KryptonDeployment::new(name, serde_json::from_value(spec).unwrap());
+    object.metadata.namespace = Some("accounts".to_owned());
+    object.metadata.uid = Some(format!("uid-of-{name}"));
+    object.metadata.finalizers = Some(vec![names::DEPLOYMENT_FINALIZER.to_owned()]);
+    object
+}
+
+fn placed(name: &str, region: serde_json::Value, key: Option<&str>) -> KryptonDeployment {
+    let mut object = object(name, region);
+    let places = vec![Place {
+        cluster: "edge-1".to_owned(),
+        cluster_uid: "uid-of-edge-1".to_owned(),
+        key: key.map(str::to_owned),
+        removing: false,
+    }];
+    object.status = Some(KryptonDeploymentStatus {
+        places: Some(places),
+        ..KryptonDeploymentStatus::default()
+    });
+    object
+}
+
+fn member(name: &str) -> EdgeCluster {
+    let source =
+        serde_json::json!({"sourceRef": {"kind": "Secret", "namespace": "fleet", "name": name}});
+    let mut member = EdgeCluster::new(name, serde_json::from_value(source).unwrap());
+    member.status = Some(EdgeClusterStatus {
+        cluster_uid: Some(format!("uid-of-{name}")),
+        ..EdgeClusterStatus::default()
+    });
+    member
+}
+
+impl World {
+    fn sees(&mut self, event: Event<KryptonDeployment>) {
+        let guarded = match event {
+            Event::Init => Event::Init,
+            Event::InitDone => Event::InitDone,
+            Event::InitApply(object) => Event::InitApply(DeserializeGuard(Ok(object))),
+            Event::Apply(object) => Event::Apply(DeserializeGuard(Ok(object))),
+            Event::Delete(object) => Event::Delete(DeserializeGuard(Ok(object))),
+        };
+        self.desk.see(Ok(guarded), &self.keep);
+    }
+
+    fn sees_members(&mut self, names: &[&str]) {
+        self.desk.see_member(Ok(Event::Init));
+        for name in names {
+            self.desk.see_member(Ok(Event::InitApply(member(name))));
+        }
+        self.desk.see_member(Ok(Event::InitDone));
+    }
+
+    fn refused(&mut self, code: u16) -> bool {
+        let status = kube::core::Status::failure("no", "NotFound").with_code(code);
+        let error = watcher::Error::InitialListFailed(kube::Error::Api(Box::new(status)));
+        self.desk.see(Err(error), &self.keep)
+    }
+
+    fn decide(&mut self) {
+        self.desk.decide(&self.keep, &Findings::default(), None);
+    }
+
+    fn ordered(&self) -> Option<Vec<String>> {
+        let orders = self.keep.deployments.orders();
+        let orders = orders.get();
+        let all = orders.as_ref()?.iter();
+        Some(
+            all.flat_map(|(at, list)| list.iter().map(move |it| format!("{at}: {}", it.name)))
+                .collect(),
+        )
+    }
+}
+
+#[tokio::test]
+async fn deployment_shows_a_chart_that_the_hub_has_given() {
+    use krypton_types::conditions::{ClusterState, State, Truth, reason};
+    use krypton_types::deployment::DeploymentReport;
+
+    let mut world = world();
+    let region = serde_json::json!({"name": "paris", "kubeconfigSecretName": "edge-1"});
+    world.sees(Event::Init);
+    world.sees(Event::InitApply(placed("acme", region, None)));
+    world.sees(Event::InitDone);
+    world.sees_members(&["edge-1"]);
+    let secret = SecretName {
+        namespace: "fleet".to_owned(),
+        name: "edge-1".to_owned(),
+    };
+    let there = crate::discovery::named_secrets::Finding::There {
+        member: "edge-1".to_owned(),
+        open: true,
+    };
+    let findings: Findings = Arc::new([(secret, there)].into());
+    let key = DeploymentKey {
+        namespace: "accounts".to_owned(),
+        name: "acme".to_owned(),
+    };
+    world.keep.reports.dealt("edge-1", "r/c:1");
+    for (claimed, shown) in [("https://elsewhere/c:1", None), ("r/c:1", Some("r/c:1"))] {
+        let report = DeploymentReport {
+            uid: "uid-of-acme".to_owned(),
+            observed_generation: 0,
+            gone: false,
+            applied_chart: claimed.to_owned(),
+            state: ClusterState {
+                ready: State::new(Truth::True, reason::INSTALLED, ""),
+                progress: None,
+                error: None,
+            },
+            deeds: Vec::new(),
+        };
+        let said = [(key.clone(), Some(report))].into();
+        world.keep.deployments.report("edge-1", said);
+        let decided = world.desk.decide(&world.keep, &findings, None);
+        let status = &decided[0].1.status;
+        assert_eq!(status.last_applied_chart.as_deref(), shown, "{claimed}");
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_ordered_or_named_before_both_lists_are_complete() {
+    let mut world = world();
+    let region = || serde_json::json!({"name": "paris"});
+    world.sees(Event::Init);
+    world.sees(Event::InitApply(placed("acme", region(), None)));
+    world.sees_members(&["edge-1"]);
+    world.decide();
+    assert_eq!(world.ordered(), None);
+    assert_eq!(world.named.get(), None);
+    world.sees(Event::InitDone);
+    world.decide();
+    assert_eq!(world.ordered().unwrap(), ["edge-1: acme"]);
+    // A list that is begun again takes nothing away until it is complete.
+    world.sees(Event::Init);
+    world.decide();
+    assert_eq!(world.ordered().unwrap(), ["edge-1: acme"]);
+    world.sees(Event::InitDone);
+    world.decide();
+    assert!(world.ordered().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn where_home_has_no_such_kind_there_is_nothing_to_order_and_what_was_known_stands() {
+    let mut world = world();
+    // Before EdgeClusters are listed home may just not be up.
+    assert!(!world.refused(404));
+    assert!(!world.refused(404));
+    world.sees_members(&["edge-1"]);
+    assert!(!world.refused(500));
+    assert!(!world.refused(404));
+    world.decide();
+    assert_eq!(world.ordered(), None);
+    assert!(world.refused(403));
+    world.decide();
+    assert!(world.ordered().unwrap().is_empty());
+    assert!(world.named.get().as_ref().unwrap().is_empty());
+
+    world.sees(Event::Init);
+    world.sees(Event::InitApply(placed(
+        "acme",
+        serde_json::json!({"name": "paris"}),
+        None,
+    )));
+    world.sees(Event::InitDone);
+    world.refused(404);
+    world.refused(404);
+    world.decide();
+    assert_eq!(world.ordered().unwrap(), ["edge-1: acme"]);
+}
+
+#[tokio::test]
+async fn the_secret_of_a_place_stays_named_until_the_release_is_gone_from_there() {
+    let mut world = world();
+    let of = |namespace: &str, key: &str| serde_json::json!({"name": "x", "kubeconfig": {"secret": {"namespace": namespace, "name": "new", "key": key}}});
+    let mut elder = placed("elder", of("theirs", "admin.conf"), Some("value"));
+    let created = |second| ObjectMeta {
+        creation_timestamp: Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
+            jiff::Timestamp::from_second(second).unwrap(),
+        )),
+        ..ObjectMeta::default()
+    };
+    elder.metadata.creation_timestamp = created(1).creation_timestamp;
+    let mut younger = object("younger", of("accounts", "other"));
+    younger.metadata.creation_timestamp = created(2).creation_timestamp;
+    let mut also = object("also", of("accounts", "admin.conf"));
+    also.metadata.creation_timestamp = created(1).creation_timestamp;
+    // Who may not name it has no say in what is read of it.
+    let mut stranger = object("stranger", of("victims", "another"));
+    stranger.metadata.creation_timestamp = created(0).creation_timestamp;
+    let mut victim = object("victim", of("victims", ""));
+    victim.metadata.namespace = Some("victims".to_owned());
+    world.sees_members(&["edge-1"]);
+    world.sees(Event::Init);
+    for object in [elder, younger, also, stranger, victim] {
+        world.sees(Event::InitApply(object));
+    }
+    world.sees(Event::InitDone);
+    world.decide();
+    let named = world.named.get().unwrap();
+    let naming = |namespace: &str, name: &str| {
+        let secret = SecretName {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+        };
+        let naming = &named[&secret];
+        (naming.key.clone().unwrap_or_default(), naming.trusted)
+    };
+    assert_eq!(naming("fleet", "edge-1"), ("value".to_owned(), true));
+    assert_eq!(naming("theirs", "new"), ("admin.conf".to_owned(), false));
+    assert_eq!(naming("accounts", "new"), ("admin.conf".to_owned(), true));
+    assert_eq!(naming("victims", "new"), (String::new(), true));
+    assert_eq!(named.len(), 4);
+}
+
+#[tokio::test]
+async fn failed_writes_back_off() {
+    let mut world = world();
+    world.sees(Event::Apply(object(
+        "acme",
+        serde_json::json!({"name": "paris"}),
+    )));
+    let key = world.desk.slots.keys().next().unwrap().clone();
+    let mut pause = |came| {
+        let before = Boot::now();
+        let written = Written {
+            key: key.clone(),
+            before: None,
+            object: None,
+            forgets: false,
+            news: Vec::new(),
+            came: Some(came),
+        };
+        world.desk.take_written(written, &Notices::nowhere());
+        world.desk.slots[&key].next.since(before)
+    };
+    for full in [1, 2, 4, 8, 16, 30, 30] {
+        let full = Duration::from_secs(full);
+        let found = pause(Wrote::Failed);
+        let most = full + Duration::from_secs(1);
+        assert!((full / 2..most).contains(&found), "{found:?} of {full:?}");
+    }
+    assert!(pause(Wrote::Conflict) < Duration::from_secs(6));
+    assert!(pause(Wrote::Failed) < Duration::from_secs(6));
+}
+
+#[test]
+fn absent_api_is_noted_once_and_as_no_failure() {
+    for (status, refused, known, expected) in [
+        (404, false, false, Noted::Nothing),
+        (404, true, false, Noted::Nothing),
+        (404, true, true, Noted::Absent),
+        (403, true, false, Noted::Nothing),
+        (403, true, true, Noted::Failed),
+        (403, false, false, Noted::Failed),
+        (500, false, false, Noted::Failed),
+        (0, false, false, Noted::Failed),
+    ] {
+        let found = noted(status, refused, known);
+        assert_eq!(found, expected, "{status} {refused} {known}");
+    }
+}

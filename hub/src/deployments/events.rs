@@ -1,0 +1,85 @@
+//! What members have done about deployments, told at home: each deed once, as far as this process knows.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use krypton_types::deployment::{Deed, TOLD_AT_HOME};
+
+use crate::deployments::plan::News;
+
+/// Of one member. More than a few reports hold: of two who speak for it in turn each has deeds of its own.
+const KEPT: usize = 16;
+
+/// What has been told of one object, by the member's name.
+#[derive(Debug, Default)]
+pub(super) struct Told(BTreeMap<String, BTreeSet<u64>>);
+
+impl Told {
+    /// What is to be told of these deeds. While nothing is known, another hub has told those of an object that
+    /// was there before this one.
+    pub(super) fn news(&mut self, member: &str, deeds: &[Deed], was_there: bool) -> Vec<News> {
+        let now = deeds.iter().map(|deed| deed.at);
+        let known = !self.0.contains_key(member) && was_there;
+        let told = self.0.entry(member.to_owned()).or_default();
+        let fresh = deeds
+            .iter()
+            .filter(|deed| !known && !told.contains(&deed.at));
+        let news = fresh.filter_map(|deed| event(member, deed)).collect();
+        told.extend(now);
+        while told.len() > KEPT {
+            told.pop_first();
+        }
+        news
+    }
+}
+
+fn event(member: &str, deed: &Deed) -> Option<News> {
+    let mut known = TOLD_AT_HOME.iter();
+    let (_, reason, warning) = known.find(|(reason, ..)| *reason == deed.reason)?;
+    Some(News {
+        warning: *warning,
+        reason,
+        message: format!("cluster {member}: {}", deed.message),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn deed(at: u64, reason: &str) -> Deed {
+        Deed {
+            at,
+            reason: reason.to_owned(),
+            message: "it was so".to_owned(),
+        }
+    }
+
+    #[test]
+    fn each_deed_is_told_once_and_none_that_another_hub_has_told() {
+        let (mut new, mut old) = (Told::default(), Told::default());
+        let reasons = |news: Vec<News>| -> Vec<&str> { news.iter().map(|it| it.reason).collect() };
+        let (made, healed) = (deed(1, "WorkspaceCreated"), deed(2, "DriftHealed"));
+        let first = [made.clone()];
+        let both = [made, healed.clone()];
+        let more = [healed, deed(3, "DriftHealed"), deed(4, "NotForHome")];
+        assert_eq!(
+            reasons(new.news("paris", &first, false)),
+            ["EdgeNamespaceCreated"]
+        );
+        assert!(new.news("paris", &first, false).is_empty());
+        assert_eq!(
+            reasons(new.news("paris", &both, false)),
+            ["RepairTriggered"]
+        );
+        // Another speaks for the member, and then the first one again.
+        assert!(new.news("paris", &[], false).is_empty());
+        assert!(new.news("paris", &both, false).is_empty());
+        // The hub is another one.
+        assert!(old.news("paris", &both, true).is_empty());
+        let news = old.news("paris", &more, true);
+        assert_eq!(news.len(), 1);
+        assert!(news[0].warning);
+        assert_eq!(news[0].message, "cluster paris: it was so");
+        assert!(old.news("rome", &more, true).is_empty());
+    }
+}

@@ -1,0 +1,699 @@
+//! What follows of one KryptonDeployment: what is ordered of members, what its object says, what is written
+//! on it. Pure.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use krypton_crds::krypton_deployment::{
+    DeploymentPhase, KryptonDeployment, KryptonDeploymentStatus, Place,
+};
+use krypton_types::conditions::{self, ClusterState, READY, State, TARGET_RESOLVED, Truth, reason};
+use krypton_types::deployment::{Deed, DesiredDeployment, PASSED_ON};
+use krypton_types::desired::drift::{DriftMode, DriftPolicy};
+use krypton_types::names;
+use kube::ResourceExt as _;
+
+use crate::deployments::target::Cluster;
+use crate::members::deployment_orders::Said;
+
+/// Bytes of an annotation that is passed on, at most: orders are on record on the member.
+const ANNOTATION_MAX: usize = 4 * 1024;
+
+/// Reasons of the condition `Ready` (operator reference 1.6), and those that it lacks.
+pub(super) mod ready {
+    pub(in crate::deployments) const DEPLOYED: &str = "Deployed";
+    pub(in crate::deployments) const NOT_READY: &str = "NotReady";
+    pub(in crate::deployments) const ACCOUNT_MISSING: &str = "AccountMissing";
+    pub(in crate::deployments) const EDGE_UNAVAILABLE: &str = "EdgeUnavailable";
+    pub(in crate::deployments) const HELM_FAILED: &str = "HelmFailed";
+    pub(in crate::deployments) const DELETING: &str = "Deleting";
+}
+
+/// What was read afresh of a deletion, before anything follows from it (design §3, rule 2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Deletion {
+    #[default]
+    NotRead,
+    OfTheObject,
+    /// All are being deleted, with their CRD.
+    OfTheCrd,
+}
+
+/// What is known of a cluster that the release is, or is to be, ordered of.
+#[derive(Clone, Debug, Default)]
+pub(super) struct At {
+    /// The member that acts on it; `None`: there is no such member.
+    pub(super) member: Option<(String, Cluster)>,
+    pub(super) said: Option<Said>,
+    /// More is ordered of it than it takes.
+    pub(super) full: bool,
+}
+
+/// A place, as it is on record, or to be put on record.
+#[derive(Clone, Debug)]
+pub(super) struct Site {
+    pub(super) place: Place,
+    pub(super) at: At,
+}
+
+/// All that a decision rests on.
+pub(super) struct View<'a> {
+    pub(super) object: &'a KryptonDeployment,
+    /// What it is for; else what `TargetClusterResolved` says.
+    pub(super) aim: Result<Site, State>,
+    /// The places on record.
+    pub(super) sites: Vec<Site>,
+    pub(super) deletion: Deletion,
+    pub(super) check_every: u32,
+    pub(super) now: Timestamp,
+}
+
+/// Something to tell of on the object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct News {
+    pub(super) warning: bool,
+    pub(super) reason: &'static str,
+    pub(super) message: String,
+}
+
+fn news(reason: &'static str, message: impl Into<String>) -> News {
+    News {
+        warning: false,
+        reason,
+        message: message.into(),
+    }
+}
+
+pub(super) fn warning(reason: &'static str, message: impl Into<String>) -> News {
+    News {
+        warning: true,
+        ..news(reason, message)
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Decision {
+    /// By member.
+    pub(super) orders: BTreeMap<String, DesiredDeployment>,
+    /// The object's finalizers, where they are others than it has.
+    pub(super) finalizers: Option<Vec<String>>,
+    /// Told once they are written.
+    pub(super) with_finalizers: Vec<News>,
+    pub(super) status: KryptonDeploymentStatus,
+    /// Told once it is written.
+    pub(super) with_status: Vec<News>,
+    /// The deletion is to be read afresh.
+    pub(super) read: bool,
+}
+
+/// Decides.
+pub(super) fn decide(view: &View<'_>) -> Decision {
+    if view.object.metadata.deletion_timestamp.is_some() {
+        view.leave()
+    } else {
+        view.stay()
+    }
+}
+
+/// What `Ready` is to say, and the phase and the line for people with it.
+struct Standing {
+    phase: DeploymentPhase,
+    ready: State,
+    last_message: String,
+}
+
+impl Standing {
+    /// Says this too.
+    fn and(mut self, more: &str) -> Self {
+        for line in [&mut self.ready.message, &mut self.last_message] {
+            line.push_str("; ");
+            line.push_str(more);
+        }
+        self
+    }
+}
+
+impl View<'_> {
+    fn region(&self) -> &str {
+        &self.object.spec.region.name
+    }
+
+    fn finalized(&self) -> bool {
+        let mut all = self.object.finalizers().iter();
+        all.any(|name| name == names::DEPLOYMENT_FINALIZER)
+    }
+
+    fn annotated(&self, name: &str) -> Option<&str> {
+        self.object.annotations().get(name).map(String::as_str)
+    }
+
+    fn orphaned(&self) -> bool {
+        self.annotated(names::ORPHAN_ANNOTATION) == Some("true")
+    }
+
+    fn release(&self) -> String {
+        let name = self.object.name_any();
+        format!(
+            "release {} in namespace {name}",
+            names::deployment_release(&name)
+        )
+    }
+
+    /// What was said of the very object; another of the name was another's.
+    fn said<'s>(&self, site: &'s Site) -> Option<&'s Said> {
+        let said = site.at.said.as_ref()?;
+        let uid = self.object.metadata.uid.as_deref().unwrap_or_default();
+        (said.report.uid == uid).then_some(said)
+    }
+
+    /// What members have done about it, by their names.
+    pub(super) fn deeds(&self) -> Vec<(String, Vec<Deed>)> {
+        let sites = self.sites.iter().chain(self.aim.as_ref().ok());
+        let of = |site: &Site| {
+            let said = self.said(site).filter(|said| said.fresh)?;
+            let (member, _) = site.at.member.as_ref()?;
+            Some((member.clone(), said.report.deeds.clone()))
+        };
+        sites.filter_map(of).collect()
+    }
+
+    /// The member has said that nothing is left to be done there, in answer to this order to remove, which is
+    /// on record: what it had said of an earlier one says nothing.
+    fn gone(&self, site: &Site) -> bool {
+        let generation = self.object.metadata.generation.unwrap_or_default();
+        site.place.removing
+            && self.said(site).is_some_and(|said| {
+                said.fresh && said.report.gone && said.report.observed_generation == generation
+            })
+    }
+
+    fn order(&self, remove: bool) -> DesiredDeployment {
+        let meta = &self.object.metadata;
+        let annotation = |name: &&str| {
+            let value = self
+                .annotated(name)
+                .filter(|value| value.len() <= ANNOTATION_MAX)?;
+            // Nothing but the removal matters then, and it is to have room.
+            (!remove).then(|| ((*name).to_owned(), value.to_owned()))
+        };
+        DesiredDeployment {
+            namespace: self.object.namespace().unwrap_or_default(),
+            name: self.object.name_any(),
+            uid: meta.uid.clone().unwrap_or_default(),
+            generation: meta.generation.unwrap_or_default(),
+            created: meta
+                .creation_timestamp
+                .as_ref()
+                .map_or(0, |time| time.0.as_second()),
+            remove,
+            orphan: remove && self.orphaned(),
+            paused: (self.annotated(names::PAUSED_ANNOTATION))
+                .is_some_and(|value| value != "false"),
+            requested: self
+                .annotated(names::RECONCILE_REQUESTED_ANNOTATION)
+                .filter(|value| value.len() <= ANNOTATION_MAX)
+                .map(str::to_owned),
+            // As the original did, whatever the fleet does with Tenants.
+            drift: Some(DriftPolicy {
+                mode: DriftMode::Heal,
+                interval_seconds: self.check_every,
+            }),
+            annotations: PASSED_ON.iter().filter_map(annotation).collect(),
+        }
+    }
+
+    /// Those that it is to have, if it has others.
+    fn finalizers(&self, finalized: bool) -> Option<Vec<String>> {
+        let mut finalizers = self.object.finalizers().to_vec();
+        finalizers.retain(|name| name != names::DEPLOYMENT_FINALIZER);
+        if finalized {
+            finalizers.push(names::DEPLOYMENT_FINALIZER.to_owned());
+        }
+        (finalized != self.finalized()).then_some(finalizers)
+    }
+
+    /// The places on record; `None` before there was any.
+    fn recorded(&self) -> Option<&[Place]> {
+        self.object.status.as_ref()?.places.as_deref()
+    }
+
+    /// It is to be there.
+    fn stay(&self) -> Decision {
+        let account = !self.object.spec.account.name.is_empty();
+        let target = self.aim.as_ref().ok().filter(|_| account);
+        let standing = self.standing(target, account);
+        let (mut told, mut places) = (Vec::new(), Vec::new());
+        let mut orders = BTreeMap::new();
+        let finalized = self.finalized();
+        let mut give = |site: &Site, remove: bool| {
+            if finalized && let Some((member, _)) = &site.at.member {
+                orders.insert(member.clone(), self.order(remove));
+            }
+        };
+        if let Some(target) = target {
+            let uid = &target.place.cluster_uid;
+            let here = self
+                .sites
+                .iter()
+                .find(|site| site.place.cluster_uid == *uid);
+            // It runs there, by what was said of this very order.
+            let there = standing.ready.truth == Truth::True
+                && here.is_some_and(|here| !here.place.removing)
+                && self.said(target).is_some_and(|said| said.fresh);
+            for site in &self.sites {
+                if site.place.cluster_uid == *uid {
+                    // The same cluster may be another member by now, and may be wanted again.
+                    places.push(target.place.clone());
+                    if !site.place.removing && !target.at.full {
+                        give(target, false);
+                    }
+                } else if self.orphaned() || self.gone(site) {
+                    told.push(self.let_go(site));
+                } else {
+                    // It was somewhere else before: that goes when this one is well, and then for good.
+                    let removing = site.place.removing || there;
+                    places.push(Place {
+                        removing,
+                        ..site.place.clone()
+                    });
+                    give(site, site.place.removing);
+                }
+            }
+            if here.is_none() {
+                // Put on record before it is ordered: whatever ends in between, it is found again.
+                places.push(target.place.clone());
+                let (cluster, region) = (&target.place.cluster, self.region());
+                let message = format!("routed to cluster {cluster} of region {region}");
+                told.push(news("Routing", message));
+            }
+        } else {
+            // Nothing that is known says that it should not be where it is. Who may not aim at a member any more
+            // gets nothing of it either.
+            let from = self.object.namespace().unwrap_or_default();
+            for site in &self.sites {
+                places.push(site.place.clone());
+                let refusal =
+                    |(name, member): &(String, Cluster)| member.allowed.refusal(name, &from);
+                let refused = site.at.member.as_ref().and_then(refusal);
+                if refused.is_none() {
+                    give(site, site.place.removing);
+                }
+            }
+        }
+        let finalizers = self.finalizers(finalized || target.is_some());
+        let with_finalizers = finalizers.as_ref().map(|_| {
+            let message = format!("account {} accepted", self.object.spec.account.name);
+            vec![
+                news("AccountValidated", message),
+                news("FinalizerAdded", names::DEPLOYMENT_FINALIZER),
+            ]
+        });
+        let standing = match target {
+            Some(target) => self.with_former(standing, &target.place.cluster_uid),
+            None => standing,
+        };
+        self.decision(
+            orders,
+            (finalizers, with_finalizers),
+            (standing, places, told),
+        )
+    }
+
+    /// It is to go.
+    fn leave(&self) -> Decision {
+        let confirmed = self.deletion == Deletion::OfTheObject;
+        let lets_go = self.orphaned() || self.deletion == Deletion::OfTheCrd;
+        let held = self.finalized();
+        let (mut told, mut places) = (Vec::new(), Vec::new());
+        let mut orders = BTreeMap::new();
+        // An object of the original has its finalizer and nothing on record.
+        let unrecorded = held && self.recorded().is_none();
+        if held && lets_go {
+            let why = match self.deletion {
+                Deletion::OfTheCrd => "all KryptonDeployments are deleted with their CRD",
+                _ => "as it is annotated",
+            };
+            let left: Vec<&str> = self
+                .sites
+                .iter()
+                .map(|it| it.place.cluster.as_str())
+                .collect();
+            if !left.is_empty() || unrecorded {
+                let release = self.release();
+                let left = match left.is_empty() {
+                    true => "wherever it was".to_owned(),
+                    false => left.join(", "),
+                };
+                let message = format!("{release} is left where it is, on {left}: {why}");
+                told.push(warning("Orphaned", message));
+            }
+        } else if held {
+            let aimed = self.aim.as_ref().ok().filter(|_| unrecorded);
+            for site in self.sites.iter().chain(aimed) {
+                if self.gone(site) {
+                    told.push(self.let_go(site));
+                    continue;
+                }
+                let removing = site.place.removing || confirmed;
+                places.push(Place {
+                    removing,
+                    ..site.place.clone()
+                });
+                // Until it is known that it is to go, it is left as it is.
+                if let Some((member, _)) = site.at.member.as_ref().filter(|_| !unrecorded) {
+                    let order = self.order(site.place.removing);
+                    let paused = order.paused || !site.place.removing;
+                    orders.insert(member.clone(), DesiredDeployment { paused, ..order });
+                }
+            }
+        }
+        let unknown = unrecorded && !lets_go && self.aim.is_err();
+        let done = places.is_empty() && !unknown;
+        let finalizers = self.finalizers(held && !done);
+        let with_finalizers = finalizers.as_ref().map(|_| {
+            told.push(news("FinalizerRemoved", names::DEPLOYMENT_FINALIZER));
+            std::mem::take(&mut told)
+        });
+        let read = held && !done && !lets_go && self.deletion == Deletion::NotRead;
+        let standing = self.leaving(&places, unknown);
+        Decision {
+            read: read && places.iter().any(|place| !place.removing),
+            ..self.decision(
+                orders,
+                (finalizers, with_finalizers),
+                (standing, places, told),
+            )
+        }
+    }
+
+    fn decision(
+        &self,
+        orders: BTreeMap<String, DesiredDeployment>,
+        (finalizers, with_finalizers): (Option<Vec<String>>, Option<Vec<News>>),
+        (standing, places, told): (Standing, Vec<Place>, Vec<News>),
+    ) -> Decision {
+        let (mut status, mut with_status) = self.status(standing);
+        let recorded = self.recorded();
+        status.places = (recorded.is_some() || !places.is_empty()).then_some(places);
+        if status.places.as_deref() != recorded {
+            with_status.splice(0..0, told);
+        }
+        Decision {
+            orders,
+            finalizers,
+            with_finalizers: with_finalizers.unwrap_or_default(),
+            status,
+            with_status,
+            read: false,
+        }
+    }
+
+    fn let_go(&self, site: &Site) -> News {
+        let cluster = &site.place.cluster;
+        if self.gone(site) {
+            let said = self.said(site).map(|said| &said.report.state.ready);
+            let left = said.filter(|ready| ready.reason == reason::UNINSTALLED);
+            let how = left.map_or("the release is uninstalled", |ready| &ready.message);
+            return news("HelmUninstalled", format!("cluster {cluster}: {how}"));
+        }
+        let message = format!(
+            "{} is left where it is, on {cluster}: as it is annotated",
+            self.release()
+        );
+        warning("Orphaned", message)
+    }
+
+    fn standing(&self, target: Option<&Site>, account: bool) -> Standing {
+        let region = self.region();
+        if !account {
+            let message = "spec.account.name is empty: write whose deployment it is";
+            return error(State::new(Truth::False, ready::ACCOUNT_MISSING, message));
+        }
+        let Some(target) = target else {
+            let why = self.aim.as_ref().err();
+            let message = why.map_or("", |why| &why.message);
+            let truth = why.map_or(Truth::Unknown, |why| why.truth);
+            let line = format!("Edge cluster {region} not available: {message}");
+            return Standing {
+                phase: match truth {
+                    Truth::False => DeploymentPhase::Error,
+                    _ => DeploymentPhase::Pending,
+                },
+                ready: State::new(truth, ready::EDGE_UNAVAILABLE, line.clone()),
+                last_message: line,
+            };
+        };
+        let cluster = &target.place.cluster;
+        if let Some(line) = unheard(target) {
+            let line = format!("Edge cluster {region} not available: {line}");
+            return Standing {
+                last_message: line.clone(),
+                ..error(State::new(Truth::Unknown, ready::EDGE_UNAVAILABLE, line))
+            };
+        }
+        if target.at.full {
+            let message =
+                format!("cluster {cluster} has as many deployments as it takes; take some away");
+            return error(State::new(Truth::False, ready::NOT_READY, message));
+        }
+        let generation = self.object.metadata.generation.unwrap_or_default();
+        let said = self.said(target).map(|said| &said.report);
+        let Some(said) = said.filter(|it| it.observed_generation == generation && !it.gone) else {
+            let message = format!("cluster {cluster} is yet to say how it stands");
+            return pending(State::new(Truth::False, ready::NOT_READY, message));
+        };
+        let standing = self.reported(&said.state, cluster);
+        // What runs may be ready, and is still not what is wanted.
+        let held = said.state.progress.as_ref();
+        match held.filter(|it| it.reason == reason::PAUSED) {
+            Some(paused) => standing.and(&paused.message),
+            None => standing,
+        }
+    }
+
+    /// By what the member says of the newest order.
+    fn reported(&self, state: &ClusterState, cluster: &str) -> Standing {
+        if let Some(wrong) = state.error.as_ref().filter(|it| it.truth == Truth::True) {
+            return error(State::new(
+                Truth::False,
+                failed(&wrong.reason),
+                format!("cluster {cluster}: {}", wrong.message),
+            ));
+        }
+        match state.ready.truth {
+            Truth::True => Standing {
+                phase: DeploymentPhase::Ready,
+                ready: State::new(
+                    Truth::True,
+                    ready::DEPLOYED,
+                    format!("cluster {cluster}: {}", state.ready.message),
+                ),
+                last_message: format!("Successfully deployed to region {}", self.region()),
+            },
+            truth => {
+                let progress = state.progress.as_ref();
+                let progress =
+                    progress.filter(|it| it.truth == Truth::True || state.ready.message.is_empty());
+                let said = progress.unwrap_or(&state.ready);
+                let message = format!("cluster {cluster}: {}: {}", said.reason, said.message);
+                pending(State::new(truth, ready::NOT_READY, message))
+            }
+        }
+    }
+
+    /// It runs where it was before too.
+    fn with_former(&self, standing: Standing, here: &str) -> Standing {
+        let former = self.sites.iter().filter(|it| it.place.cluster_uid != here);
+        let more: Vec<String> = former
+            .map(|site| {
+                let cluster = &site.place.cluster;
+                let waits = match site.place.removing {
+                    true => "goes",
+                    false => "stays until this one is ready",
+                };
+                match unheard(site) {
+                    Some(why) => format!(
+                        "what is on {cluster} {waits}; {why}; annotation {}=true lets go of it",
+                        names::ORPHAN_ANNOTATION
+                    ),
+                    None => format!("what is on {cluster} {waits}"),
+                }
+            })
+            .collect();
+        match more.is_empty() {
+            true => standing,
+            false => standing.and(&more.join("; ")),
+        }
+    }
+
+    fn leaving(&self, places: &[Place], unknown: bool) -> Standing {
+        let orphan = format!(
+            "annotation {}=true lets go and leaves the release",
+            names::ORPHAN_ANNOTATION
+        );
+        let aimed = self.aim.as_ref();
+        let site = places.first().and_then(|place| {
+            let mut all = self.sites.iter().chain(aimed.ok());
+            let is = |site: &&Site| site.place.cluster_uid == place.cluster_uid;
+            all.find(is)
+        });
+        let line = match site {
+            None if unknown => {
+                let why = aimed.err().map_or("", |why| &why.message);
+                format!("deletion waits: it is not known where it was deployed: {why}; {orphan}")
+            }
+            None => "nothing is left to be removed".to_owned(),
+            Some(site) => {
+                let cluster = &site.place.cluster;
+                let said = self.said(site).map(|said| &said.report.state);
+                let wrong = said.and_then(|state| state.error.as_ref());
+                let wrong = wrong.filter(|it| it.truth == Truth::True);
+                let going = said.and_then(|state| state.progress.as_ref());
+                if let Some(why) = unheard(site) {
+                    format!("deletion waits: {why}; {orphan}")
+                } else if !site.place.removing {
+                    "the deletion is looked at".to_owned()
+                } else if let Some(wrong) = wrong {
+                    let message = format!("cluster {cluster}: {}", wrong.message);
+                    return error(State::new(Truth::False, failed(&wrong.reason), message));
+                } else {
+                    match going {
+                        Some(going) => format!("cluster {cluster}: {}", going.message),
+                        None => format!("cluster {cluster} is yet to say how it stands"),
+                    }
+                }
+            }
+        };
+        pending(State::new(Truth::False, ready::DELETING, line))
+    }
+
+    /// The status, and what is to be told with it: each time that the reason is another.
+    fn status(&self, standing: Standing) -> (KryptonDeploymentStatus, Vec<News>) {
+        let before = self.object.status.as_ref();
+        let mut conditions: Vec<Condition> =
+            before.map_or_else(Vec::new, |status| status.conditions.clone());
+        let generation = self.object.metadata.generation.unwrap_or_default();
+        let target = match &self.aim {
+            Err(state) => state.clone(),
+            Ok(site) => {
+                let member = site.at.member.as_ref();
+                let resolved = member.and_then(|(_, member)| member.resolved.clone());
+                resolved.map_or_else(
+                    || {
+                        State::new(
+                            Truth::Unknown,
+                            krypton_types::conditions::reason::STARTING,
+                            format!("EdgeCluster {} is new", site.place.cluster),
+                        )
+                    },
+                    |state| State {
+                        message: format!("EdgeCluster {}: {}", site.place.cluster, state.message),
+                        ..state
+                    },
+                )
+            }
+        };
+        let was = conditions::find(&conditions, READY).map(|state| state.reason);
+        conditions::set(
+            &mut conditions,
+            TARGET_RESOLVED,
+            &target,
+            generation,
+            self.now,
+        );
+        conditions::set(
+            &mut conditions,
+            READY,
+            &standing.ready,
+            generation,
+            self.now,
+        );
+        let mut told = Vec::new();
+        let applied = self.aim.as_ref().ok().and_then(|site| self.said(site));
+        let applied = applied.map(|said| said.report.applied_chart.clone());
+        let applied = applied.filter(|chart| !chart.is_empty());
+        let chart_before = before.and_then(|status| status.last_applied_chart.clone());
+        if standing.ready.truth == Truth::True
+            && let Some(chart) = applied.as_ref()
+            && chart_before.as_ref() != Some(chart)
+        {
+            told.push(news("HelmDeployed", format!("{}: {chart}", self.release())));
+        }
+        if was.as_deref() != Some(&standing.ready.reason) {
+            told.push(transition(&standing.ready));
+        }
+        let status = KryptonDeploymentStatus {
+            phase: Some(standing.phase),
+            last_message: Some(cut(standing.last_message)),
+            last_applied_chart: applied.or(chart_before),
+            observed_generation: Some(generation),
+            conditions,
+            places: None,
+            hub_epoch: before.and_then(|status| status.hub_epoch),
+        };
+        (status, told)
+    }
+}
+
+fn transition(to: &State) -> News {
+    let message = to.message.clone();
+    match to.reason.as_str() {
+        ready::DEPLOYED => news("Ready", message),
+        ready::ACCOUNT_MISSING => warning("AccountMissing", message),
+        ready::EDGE_UNAVAILABLE => warning("EdgeUnavailable", message),
+        ready::DELETING => news("DeleteStarted", message),
+        ready::NOT_READY => news("NotReady", message),
+        reason::UNINSTALL_FAILED => warning("HelmUninstallFailed", message),
+        ready::HELM_FAILED => warning("HelmDeployFailed", message),
+        _ => warning("Refused", message),
+    }
+}
+
+/// What keeps a member from being heard of.
+fn unheard(site: &Site) -> Option<String> {
+    let cluster = &site.place.cluster;
+    let Some((name, found)) = &site.at.member else {
+        return Some(format!(
+            "there is no EdgeCluster {cluster} any more, or it is of another cluster"
+        ));
+    };
+    let connected = found.connected.as_ref();
+    let wrong = connected.filter(|state| state.truth != Truth::True);
+    wrong.map(|state| format!("EdgeCluster {name}: {}: {}", state.reason, state.message))
+}
+
+/// The original had one word for all that helm or its chart can do wrong.
+fn failed(said: &str) -> &str {
+    match said {
+        reason::INSTALL_FAILED
+        | reason::UPGRADE_FAILED
+        | reason::ROLLBACK_FAILED
+        | reason::HELM_UNAVAILABLE => ready::HELM_FAILED,
+        chart if reason::is_chart_fetch(chart) => ready::HELM_FAILED,
+        other => other,
+    }
+}
+
+fn error(state: State) -> Standing {
+    Standing {
+        phase: DeploymentPhase::Error,
+        last_message: state.message.clone(),
+        ready: state,
+    }
+}
+
+fn pending(state: State) -> Standing {
+    Standing {
+        phase: DeploymentPhase::Pending,
+        ..error(state)
+    }
+}
+
+fn cut(mut message: String) -> String {
+    message.truncate(message.floor_char_boundary(conditions::MESSAGE_MAX));
+    message
+}
+
+#[cfg(test)]
+mod tests;

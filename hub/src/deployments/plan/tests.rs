@@ -1,0 +1,548 @@
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use krypton_crds::krypton_deployment::KryptonDeploymentSpec;
+use krypton_types::conditions::ClusterState;
+use krypton_types::deployment::DeploymentReport;
+
+use super::*;
+
+const UID: &str = "uid-of-acme";
+
+/// One object, and what members say of it.
+struct World {
+    object: KryptonDeployment,
+    /// The member, or why there is none.
+    aim: Result<&'static str, State>,
+    members: BTreeMap<&'static str, At>,
+    deletion: Deletion,
+}
+
+fn connected(truth: Truth) -> Cluster {
+    Cluster {
+        connected: Some(State::new(truth, "Reason", "why")),
+        resolved: Some(State::new(Truth::True, "Resolved", "")),
+        ..Cluster::default()
+    }
+}
+
+fn world() -> World {
+    let spec: KryptonDeploymentSpec = serde_json::from_value(serde_json::json!({
+        "account": {"name": "acme"}, "region": {"name": "paris"},
+    }))
+    .unwrap();
+    let mut object = KryptonDeployment::new("acme", spec);
+    object.metadata.namespace = Some("accounts".to_owned());
+    object.metadata.uid = Some(UID.to_owned());
+    object.metadata.generation = Some(3);
+    World {
+        object,
+        aim: Ok("edge-1"),
+        members: BTreeMap::new(),
+        deletion: Deletion::NotRead,
+    }
+    .member("edge-1")
+}
+
+fn place(cluster: &str, removing: bool) -> Place {
+    Place {
+        cluster: cluster.to_owned(),
+        cluster_uid: format!("uid-of-{cluster}"),
+        key: None,
+        removing,
+    }
+}
+
+fn report(ready: (Truth, &str), error: Option<&str>) -> DeploymentReport {
+    let (truth, why) = ready;
+    DeploymentReport {
+        uid: UID.to_owned(),
+        observed_generation: 3,
+        gone: false,
+        applied_chart: "https://charts/small:1.0.0".to_owned(),
+        state: ClusterState {
+            ready: State::new(truth, why, "words"),
+            progress: None,
+            error: error.map(|why| State::new(Truth::True, why, "what failed")),
+        },
+        deeds: Vec::new(),
+    }
+}
+
+fn well() -> DeploymentReport {
+    report((Truth::True, reason::INSTALLED), None)
+}
+
+fn gone() -> DeploymentReport {
+    DeploymentReport {
+        gone: true,
+        ..report((Truth::False, reason::UNINSTALLED), None)
+    }
+}
+
+impl World {
+    fn member(mut self, name: &'static str) -> Self {
+        let at = At {
+            member: Some((name.to_owned(), connected(Truth::True))),
+            ..At::default()
+        };
+        self.members.insert(name, at);
+        self
+    }
+
+    fn says(mut self, member: &str, report: DeploymentReport) -> Self {
+        let fresh = true;
+        self.members.get_mut(member).unwrap().said = Some(Said { report, fresh });
+        self
+    }
+
+    /// A member that is not heard.
+    fn silent(mut self, member: &str) -> Self {
+        let found = &mut self.members.get_mut(member).unwrap().member;
+        found.as_mut().unwrap().1 = connected(Truth::False);
+        self
+    }
+
+    fn finalized(mut self) -> Self {
+        self.object.metadata.finalizers = Some(vec![names::DEPLOYMENT_FINALIZER.to_owned()]);
+        self
+    }
+
+    /// The object has its finalizer, and these places on record.
+    fn placed(mut self, places: &[(&str, bool)]) -> Self {
+        let places = places.iter().map(|(name, removing)| place(name, *removing));
+        let status = self.object.status.get_or_insert_default();
+        status.places = Some(places.collect());
+        self.finalized()
+    }
+
+    fn annotated(mut self, name: &str, value: &str) -> Self {
+        let annotations = self.object.metadata.annotations.get_or_insert_default();
+        annotations.insert(name.to_owned(), value.to_owned());
+        self
+    }
+
+    fn deleted(mut self, deletion: Deletion) -> Self {
+        self.object.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
+        self.deletion = deletion;
+        self
+    }
+
+    fn site(&self, place: Place) -> Site {
+        let at = self.members.get(place.cluster.as_str());
+        Site {
+            at: at.cloned().unwrap_or_default(),
+            place,
+        }
+    }
+
+    fn decide(&self) -> Decision {
+        let status = self.object.status.as_ref();
+        let places = status.and_then(|status| status.places.clone());
+        decide(&View {
+            object: &self.object,
+            aim: self.aim.clone().map(|name| self.site(place(name, false))),
+            sites: places
+                .into_iter()
+                .flatten()
+                .map(|it| self.site(it))
+                .collect(),
+            deletion: self.deletion,
+            check_every: 60,
+            now: Timestamp::UNIX_EPOCH,
+        })
+    }
+}
+
+fn ready(decision: &Decision) -> (Truth, String) {
+    let ready = conditions::find(&decision.status.conditions, READY).unwrap();
+    (ready.truth, ready.reason)
+}
+
+/// Where it is ordered to be, and where to go.
+fn orders(decision: &Decision) -> Vec<(&str, bool)> {
+    let each = decision.orders.iter();
+    each.map(|(cluster, order)| (cluster.as_str(), order.remove))
+        .collect()
+}
+
+fn reasons(news: &[News]) -> Vec<&str> {
+    news.iter().map(|news| news.reason).collect()
+}
+
+/// What is to be on record, and what is to go from there.
+fn places(decision: &Decision) -> Vec<(&str, bool)> {
+    let places = decision.status.places.iter().flatten();
+    places
+        .map(|place| (place.cluster.as_str(), place.removing))
+        .collect()
+}
+
+const HERE: [(&str, bool); 1] = [("edge-1", false)];
+
+#[test]
+fn it_is_put_on_record_before_it_is_ordered() {
+    let decision = world().decide();
+    let finalizers = decision.finalizers.as_deref().unwrap();
+    assert_eq!(finalizers, [names::DEPLOYMENT_FINALIZER]);
+    assert_eq!(places(&decision), HERE);
+    assert!(decision.orders.is_empty(), "{:?}", decision.orders);
+    assert_eq!(
+        reasons(&decision.with_finalizers),
+        ["AccountValidated", "FinalizerAdded"]
+    );
+    assert!(reasons(&decision.with_status).contains(&"Routing"));
+    // Nor by half a record.
+    let mut without = world().placed(&HERE);
+    without.object.metadata.finalizers = None;
+    for half in [without, world().finalized()] {
+        let decision = half.decide();
+        assert!(decision.orders.is_empty(), "{:?}", decision.orders);
+        assert_eq!(places(&decision), HERE);
+    }
+    let decision = world().placed(&HERE).decide();
+    assert_eq!(decision.finalizers, None);
+    assert_eq!(orders(&decision), HERE);
+    let order = &decision.orders["edge-1"];
+    assert_eq!((order.uid.as_str(), order.generation), (UID, 3));
+    let drift = order.drift.unwrap();
+    assert_eq!((drift.mode, drift.interval_seconds), (DriftMode::Heal, 60));
+}
+
+#[test]
+fn what_its_member_says_is_what_the_object_says() {
+    let failed = |why| report((Truth::False, reason::NOT_READY), Some(why));
+    let older = DeploymentReport {
+        observed_generation: 2,
+        ..well()
+    };
+    let anothers = DeploymentReport {
+        uid: "another".to_owned(),
+        ..well()
+    };
+    let (truth, phase) = (Truth::False, DeploymentPhase::Error);
+    for (said, expected, in_phase) in [
+        (well(), (Truth::True, "Deployed"), DeploymentPhase::Ready),
+        (older, (truth, "NotReady"), DeploymentPhase::Pending),
+        (anothers, (truth, "NotReady"), DeploymentPhase::Pending),
+        (gone(), (truth, "NotReady"), DeploymentPhase::Pending),
+        (
+            report((truth, reason::INSTALLING), None),
+            (truth, "NotReady"),
+            DeploymentPhase::Pending,
+        ),
+        (
+            report((Truth::Unknown, reason::NOT_READY), None),
+            (Truth::Unknown, "NotReady"),
+            DeploymentPhase::Pending,
+        ),
+        (failed(reason::INSTALL_FAILED), (truth, "HelmFailed"), phase),
+        (
+            failed(reason::CHART_NOT_LOADED),
+            (truth, "HelmFailed"),
+            phase,
+        ),
+        // What is nobody's failure of helm keeps its own word.
+        (
+            failed(reason::RELEASE_IN_USE),
+            (truth, "ReleaseInUse"),
+            phase,
+        ),
+        // What runs is well, and what was wanted failed.
+        (
+            report(
+                (Truth::True, reason::INSTALLED),
+                Some(reason::UPGRADE_FAILED),
+            ),
+            (truth, "HelmFailed"),
+            phase,
+        ),
+    ] {
+        let decision = world().placed(&HERE).says("edge-1", said.clone()).decide();
+        let (truth, why) = expected;
+        assert_eq!(ready(&decision), (truth, why.to_owned()), "{said:?}");
+        assert_eq!(decision.status.phase, Some(in_phase), "{said:?}");
+    }
+}
+
+#[test]
+fn what_is_paused_and_not_as_wanted_says_so_whatever_else_it_says() {
+    let why = "paused by annotation on the KryptonDeployment";
+    let paused = |mut report: DeploymentReport| {
+        report.state.progress = Some(State::new(Truth::False, reason::PAUSED, why));
+        report
+    };
+    let failed = report(
+        (Truth::False, reason::UPGRADE_FAILED),
+        Some(reason::UPGRADE_FAILED),
+    );
+    let unready = report((Truth::False, reason::NOT_READY), None);
+    for (report, (truth, reason)) in [
+        (well(), (Truth::True, "Deployed")),
+        (failed, (Truth::False, "HelmFailed")),
+        (unready, (Truth::False, "NotReady")),
+    ] {
+        let world = world().placed(&[("edge-1", false)]);
+        let decision = world.says("edge-1", paused(report)).decide();
+        assert_eq!(ready(&decision), (truth, reason.to_owned()));
+        let line = decision.status.last_message.unwrap();
+        assert!(line.ends_with(&format!("; {why}")), "{line}");
+    }
+}
+
+#[test]
+fn a_member_that_is_not_heard_makes_it_unknown_and_takes_nothing_away() {
+    let here = || world().placed(&HERE).says("edge-1", well());
+    let decision = here().silent("edge-1").decide();
+    assert_eq!(
+        ready(&decision),
+        (Truth::Unknown, "EdgeUnavailable".to_owned())
+    );
+    assert_eq!(orders(&decision), HERE);
+    let why = || State::new(Truth::False, "SecretNotFound", "there is no Secret");
+    for (aim, account) in [(Err(why()), "acme"), (Ok("edge-1"), "")] {
+        let mut world = here();
+        world.aim = aim;
+        world.object.spec.account.name = account.to_owned();
+        let decision = world.decide();
+        assert_eq!(decision.status.phase, Some(DeploymentPhase::Error));
+        assert_eq!(orders(&decision), HERE);
+        assert_eq!(places(&decision), HERE);
+        // Who may not aim at it any more gets nothing of it, and nothing is removed.
+        let member = world.members.get_mut("edge-1").unwrap().member.as_mut();
+        member.unwrap().1.allowed = krypton_types::allowed_namespaces::Allowed::new(Some(&[]));
+        let decision = world.decide();
+        assert!(orders(&decision).is_empty());
+        assert_eq!(places(&decision), HERE);
+    }
+}
+
+#[test]
+fn where_it_was_before_it_goes_only_when_it_is_well_where_it_is_now() {
+    const BOTH: [(&str, bool); 2] = [("edge-0", false), ("edge-1", false)];
+    const LEAVES: [(&str, bool); 2] = [("edge-0", true), ("edge-1", false)];
+    let moved = || world().member("edge-0").placed(&BOTH);
+    assert_eq!(orders(&moved().decide()), BOTH);
+    let installing = report((Truth::False, reason::INSTALLING), None);
+    let decision = moved().says("edge-1", installing).decide();
+    assert_eq!(
+        (orders(&decision), places(&decision)),
+        (BOTH.to_vec(), BOTH.to_vec())
+    );
+    // First it is put on record that it goes, for good.
+    let decision = moved().says("edge-1", well()).decide();
+    assert_eq!(
+        (orders(&decision), places(&decision)),
+        (BOTH.to_vec(), LEAVES.to_vec())
+    );
+    // What was said before the hub or the speaker was another is not enough.
+    let mut stale = moved().says("edge-1", well());
+    let said = &mut stale.members.get_mut("edge-1").unwrap().said;
+    said.as_mut().unwrap().fresh = false;
+    assert_eq!(places(&stale.decide()), BOTH);
+
+    let leaves = || world().member("edge-0").placed(&LEAVES);
+    for world in [
+        leaves(),
+        leaves().says("edge-1", well()),
+        leaves().silent("edge-1"),
+    ] {
+        let decision = world.decide();
+        assert_eq!(
+            (orders(&decision), places(&decision)),
+            (LEAVES.to_vec(), LEAVES.to_vec())
+        );
+    }
+    let decision = leaves().says("edge-0", gone()).decide();
+    assert_eq!(places(&decision), HERE);
+    assert!(reasons(&decision.with_status).contains(&"HelmUninstalled"));
+    // Gone by an order of an earlier generation, or by one that is not on record: perhaps there again.
+    let before = DeploymentReport {
+        observed_generation: 2,
+        ..gone()
+    };
+    assert_eq!(places(&leaves().says("edge-0", before).decide()), LEAVES);
+    assert_eq!(places(&moved().says("edge-0", gone()).decide()), BOTH);
+    // Wanted there again: first on record, then ordered.
+    let mut back = leaves();
+    back.aim = Ok("edge-0");
+    let decision = back.decide();
+    assert_eq!(places(&decision), BOTH);
+    assert_eq!(orders(&decision), HERE);
+}
+
+#[test]
+fn a_member_that_is_no_more_or_another_cluster_gets_no_order_until_the_annotation_lets_go() {
+    let lost = || {
+        let mut lost = world().placed(&[("edge-0", false), ("edge-1", false)]);
+        lost = lost.says("edge-1", well());
+        lost
+    };
+    let decision = lost().decide();
+    assert_eq!(orders(&decision), HERE);
+    assert_eq!(places(&decision), [("edge-0", true), ("edge-1", false)]);
+    let line = decision.status.last_message.unwrap();
+    let told = line.contains("edge-0") && line.contains(names::ORPHAN_ANNOTATION);
+    assert!(told, "{line}");
+    let decision = lost().annotated(names::ORPHAN_ANNOTATION, "true").decide();
+    assert_eq!(places(&decision), HERE);
+    assert!(reasons(&decision.with_status).contains(&"Orphaned"));
+}
+
+#[test]
+fn the_same_cluster_under_another_name_is_the_same_place() {
+    let mut world = world().member("kamaji").placed(&HERE);
+    let mut renamed = world.site(place("kamaji", false));
+    renamed.place.cluster_uid = "uid-of-edge-1".to_owned();
+    let view = View {
+        object: &world.object,
+        aim: Ok(renamed),
+        sites: vec![world.site(place("edge-1", false))],
+        deletion: Deletion::NotRead,
+        check_every: 60,
+        now: Timestamp::UNIX_EPOCH,
+    };
+    let decision = decide(&view);
+    assert_eq!(places(&decision), [("kamaji", false)]);
+    assert_eq!(orders(&decision), [("kamaji", false)]);
+    // And nothing is ever ordered to go for it.
+    world.object.status = Some(decision.status);
+    assert!(
+        places(&world.decide())
+            .iter()
+            .all(|(_, removing)| !removing)
+    );
+}
+
+#[test]
+fn a_deletion_is_read_twice_then_put_on_record_ordered_and_over_when_its_member_says_so() {
+    const GOES: [(&str, bool); 1] = [("edge-1", true)];
+    let at = |places: &[(&str, bool)], deletion| {
+        world()
+            .placed(places)
+            .says("edge-1", well())
+            .deleted(deletion)
+    };
+    let decision = at(&HERE, Deletion::NotRead).decide();
+    assert!(decision.read);
+    assert_eq!(
+        (orders(&decision), places(&decision)),
+        (HERE.to_vec(), HERE.to_vec())
+    );
+    assert!(decision.orders["edge-1"].paused, "it is left as it is");
+    assert_eq!(decision.finalizers, None);
+    let decision = at(&HERE, Deletion::OfTheObject).decide();
+    assert!(!decision.read);
+    assert_eq!(
+        (orders(&decision), places(&decision)),
+        (HERE.to_vec(), GOES.to_vec())
+    );
+    // A hub that starts finds it on record.
+    for deletion in [Deletion::NotRead, Deletion::OfTheObject] {
+        let decision = at(&GOES, deletion).decide();
+        assert!(!decision.read);
+        assert_eq!(orders(&decision), GOES);
+        assert!(!decision.orders["edge-1"].paused);
+        assert_eq!(decision.finalizers, None);
+        let decision = at(&GOES, deletion).says("edge-1", gone()).decide();
+        assert_eq!(decision.finalizers, Some(Vec::new()));
+        let told = ["HelmUninstalled", "FinalizerRemoved"];
+        assert_eq!(reasons(&decision.with_finalizers), told);
+    }
+    let decision = at(&HERE, Deletion::OfTheObject)
+        .says("edge-1", gone())
+        .decide();
+    assert_eq!(decision.finalizers, None, "that was another order");
+    let paused = at(&GOES, Deletion::NotRead).annotated(names::PAUSED_ANNOTATION, "true");
+    assert!(paused.decide().orders["edge-1"].paused);
+}
+
+#[test]
+fn what_the_original_has_placed_is_looked_for_where_it_is_aimed() {
+    let unrecorded = |deletion| world().finalized().deleted(deletion);
+    let decision = unrecorded(Deletion::NotRead).decide();
+    assert!(decision.read);
+    assert_eq!(places(&decision), HERE);
+    let decision = unrecorded(Deletion::OfTheObject).decide();
+    assert_eq!(places(&decision), [("edge-1", true)]);
+    assert_eq!(decision.finalizers, None);
+    let mut nowhere = unrecorded(Deletion::OfTheObject);
+    nowhere.aim = Err(State::new(Truth::False, "SecretNotFound", "no Secret x"));
+    let decision = nowhere.decide();
+    assert_eq!(decision.finalizers, None);
+    let line = decision.status.last_message.unwrap();
+    for word in ["deletion waits", "no Secret x", names::ORPHAN_ANNOTATION] {
+        assert!(line.contains(word), "{line}");
+    }
+    let let_go = nowhere.annotated(names::ORPHAN_ANNOTATION, "true").decide();
+    assert_eq!(let_go.finalizers, Some(Vec::new()));
+    assert_eq!(
+        reasons(&let_go.with_finalizers),
+        ["Orphaned", "FinalizerRemoved"]
+    );
+    // Nothing is left on record.
+    let done = world().placed(&[]).deleted(Deletion::NotRead).decide();
+    assert_eq!(done.finalizers, Some(Vec::new()));
+}
+
+#[test]
+fn the_annotation_and_a_deleted_crd_let_go_at_once_and_say_what_stays() {
+    let deleted = |deletion| world().placed(&HERE).deleted(deletion);
+    let orphan = deleted(Deletion::NotRead).annotated(names::ORPHAN_ANNOTATION, "true");
+    for world in [orphan, deleted(Deletion::OfTheCrd)] {
+        let decision = world.decide();
+        assert!(decision.orders.is_empty());
+        assert_eq!(decision.finalizers, Some(Vec::new()));
+        let told = &decision.with_finalizers;
+        assert_eq!(reasons(told), ["Orphaned", "FinalizerRemoved"]);
+        for word in ["ced-acme", "namespace acme", "edge-1"] {
+            assert!(told[0].message.contains(word), "{}", told[0].message);
+        }
+    }
+}
+
+#[test]
+fn a_deletion_waits_for_a_member_that_is_away_and_says_so() {
+    let away = world()
+        .placed(&[("edge-1", true)])
+        .deleted(Deletion::OfTheObject);
+    let decision = away.silent("edge-1").decide();
+    assert_eq!(orders(&decision), [("edge-1", true)]);
+    let line = decision.status.last_message.unwrap();
+    assert!(
+        line.starts_with("deletion waits: EdgeCluster edge-1"),
+        "{line}"
+    );
+    assert!(line.contains(names::ORPHAN_ANNOTATION), "{line}");
+}
+
+#[test]
+fn it_is_told_when_it_is_another_and_not_again() {
+    let mut world = world().placed(&HERE).says("edge-1", well());
+    let decision = world.decide();
+    assert_eq!(reasons(&decision.with_status), ["HelmDeployed", "Ready"]);
+    world.object.status = Some(decision.status.clone());
+    let again = world.decide();
+    assert_eq!(again.status, decision.status);
+    assert!(again.with_status.is_empty());
+    let world = world.says(
+        "edge-1",
+        report((Truth::False, "X"), Some(reason::UPGRADE_FAILED)),
+    );
+    assert_eq!(reasons(&world.decide().with_status), ["HelmDeployFailed"]);
+}
+
+#[test]
+fn of_more_than_a_member_takes_the_rest_is_told_and_not_ordered_and_can_still_go() {
+    let mut world = world().placed(&HERE);
+    world.members.get_mut("edge-1").unwrap().full = true;
+    let decision = world.decide();
+    assert!(decision.orders.is_empty());
+    assert_eq!(decision.status.phase, Some(DeploymentPhase::Error));
+    let long = "x".repeat(ANNOTATION_MAX + 1);
+    let going = world
+        .placed(&[("edge-1", true)])
+        .annotated(names::DRIFT_IGNORE_ANNOTATION, &long)
+        .deleted(Deletion::OfTheObject)
+        .decide();
+    assert_eq!(orders(&going), [("edge-1", true)]);
+    assert!(going.orders["edge-1"].annotations.is_empty());
+}

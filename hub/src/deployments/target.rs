@@ -1,0 +1,345 @@
+//! Which member a KryptonDeployment is for. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use krypton_crds::edge_cluster::{EdgeCluster, SourceRef};
+use krypton_crds::krypton_deployment::KryptonDeploymentSpec;
+use krypton_types::allowed_namespaces::Allowed;
+use krypton_types::conditions::{self, State, TARGET_RESOLVED, Truth, reason};
+use krypton_types::names;
+
+use crate::discovery::named_secrets::{Finding, SecretName};
+use crate::discovery::{Kind, Origin};
+
+/// What the spec names, by the original's precedence (operator reference 1.6), and after that a member of
+/// the region's name that came by its agent: the original had none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Named {
+    Secret {
+        secret: SecretName,
+        key: Option<String>,
+        /// Nothing was said of it but the region's name.
+        by_default: bool,
+    },
+    Profile {
+        namespace: String,
+        name: String,
+    },
+}
+
+pub(super) fn named(spec: &KryptonDeploymentSpec, discovery_namespace: &str) -> Named {
+    let region = &spec.region;
+    if let Some(profile) = &region.cluster_profile_ref {
+        return Named::Profile {
+            namespace: profile.namespace.clone(),
+            name: profile.name.clone(),
+        };
+    }
+    let secret = |name: &str, namespace: Option<&str>| SecretName {
+        namespace: namespace.unwrap_or(discovery_namespace).to_owned(),
+        name: name.to_owned(),
+    };
+    let given = region.kubeconfig.as_ref().and_then(|it| it.secret.as_ref());
+    let key = given
+        .and_then(|given| given.key.clone())
+        .filter(|key| !key.is_empty());
+    let by_secret = given.and_then(|given| {
+        let name = given.name.as_deref().filter(|name| !name.is_empty())?;
+        Some(secret(
+            name,
+            given.namespace.as_deref().filter(|it| !it.is_empty()),
+        ))
+    });
+    let deprecated = region.kubeconfig_secret_name.as_deref();
+    let deprecated = deprecated.filter(|name| !name.is_empty());
+    let named = by_secret.or_else(|| deprecated.map(|name| secret(name, None)));
+    Named::Secret {
+        by_default: named.is_none(),
+        secret: named.unwrap_or_else(|| secret(&format!("{}-kubeconfig", region.name), None)),
+        key,
+    }
+}
+
+/// A member, as far as it concerns a KryptonDeployment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Cluster {
+    pub(super) source: Option<SourceRef>,
+    pub(super) allowed: Allowed,
+    pub(super) cluster_uid: Option<String>,
+    /// Another member is the same cluster, and acts on it.
+    pub(super) duplicate: bool,
+    pub(super) resolved: Option<State>,
+    pub(super) connected: Option<State>,
+}
+
+impl Cluster {
+    pub(crate) fn of(object: &EdgeCluster) -> Self {
+        let status = object.status.as_ref();
+        let conditions = status.map_or(&[][..], |status| &status.conditions);
+        Self {
+            source: object.spec.source_ref.clone(),
+            allowed: Allowed::new(object.spec.allowed_namespaces.as_deref()),
+            cluster_uid: status.and_then(|status| status.cluster_uid.clone()),
+            duplicate: conditions
+                .iter()
+                .any(|condition| condition.reason == reason::DUPLICATE),
+            resolved: conditions::find(conditions, TARGET_RESOLVED),
+            connected: conditions::find(conditions, "Connected"),
+        }
+    }
+}
+
+/// All members, indexed by name, source and cluster UID.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Clusters {
+    all: BTreeMap<String, Cluster>,
+    by_source: BTreeMap<SourceKey, BTreeSet<String>>,
+    by_uid: BTreeMap<String, BTreeSet<String>>,
+    /// Members of which no UID is known.
+    unreached: BTreeSet<String>,
+}
+
+type SourceKey = (String, Option<String>, Option<String>);
+
+fn source_key(source: &SourceRef) -> SourceKey {
+    let SourceRef {
+        kind,
+        namespace,
+        name,
+    } = source.clone();
+    (kind, namespace, name)
+}
+
+impl Clusters {
+    pub(super) fn get(&self, name: &str) -> Option<&Cluster> {
+        self.all.get(name)
+    }
+
+    /// Puts in a member; returns what was known of it before.
+    pub(super) fn insert(&mut self, name: String, cluster: Cluster) -> Option<Cluster> {
+        let before = self.remove(&name);
+        if let Some(source) = &cluster.source {
+            let of_source = self.by_source.entry(source_key(source)).or_default();
+            of_source.insert(name.clone());
+        }
+        match &cluster.cluster_uid {
+            Some(uid) => self
+                .by_uid
+                .entry(uid.clone())
+                .or_default()
+                .insert(name.clone()),
+            None => self.unreached.insert(name.clone()),
+        };
+        self.all.insert(name, cluster);
+        before
+    }
+
+    pub(super) fn remove(&mut self, name: &str) -> Option<Cluster> {
+        let cluster = self.all.remove(name)?;
+        if let Some(source) = &cluster.source {
+            take_out(&mut self.by_source, &source_key(source), name);
+        }
+        match &cluster.cluster_uid {
+            Some(uid) => take_out(&mut self.by_uid, uid, name),
+            None => drop(self.unreached.remove(name)),
+        }
+        Some(cluster)
+    }
+
+    pub(super) fn retain(&mut self, keep: impl Fn(&str) -> bool) {
+        let names = self.all.keys().filter(|name| !keep(name));
+        let gone: Vec<String> = names.cloned().collect();
+        for name in gone {
+            self.remove(&name);
+        }
+    }
+
+    /// Members of which the UID is not known learn it, where it is `found`.
+    pub(super) fn learn(&mut self, found: impl Fn(&str) -> Option<String>) {
+        let unreached = self.unreached.iter();
+        let news = unreached.filter_map(|name| Some((name.clone(), found(name)?)));
+        for (name, uid) in news.collect::<Vec<_>>() {
+            if let Some(mut cluster) = self.all.get(&name).cloned() {
+                cluster.cluster_uid = Some(uid);
+                self.insert(name, cluster);
+            }
+        }
+    }
+
+    /// The first by name.
+    fn of_source(&self, source: &SourceRef) -> Option<&String> {
+        self.by_source.get(&source_key(source))?.first()
+    }
+
+    fn of_uid(&self, uid: &str) -> impl Iterator<Item = (&String, &Cluster)> {
+        let names = self.by_uid.get(uid).into_iter().flatten();
+        names.filter_map(|name| self.all.get_key_value(name))
+    }
+}
+
+fn take_out<K: Ord>(index: &mut BTreeMap<K, BTreeSet<String>>, key: &K, name: &str) {
+    if let Some(names) = index.get_mut(key) {
+        names.remove(name);
+        if names.is_empty() {
+            index.remove(key);
+        }
+    }
+}
+
+/// What the aim is taken by.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sight<'a> {
+    pub(super) clusters: &'a Clusters,
+    pub(super) findings: &'a BTreeMap<SecretName, Finding>,
+    /// Where Secrets are whoever names them: the hub's, and where it looks for kubeconfigs.
+    pub(super) open_namespaces: &'a BTreeSet<String>,
+}
+
+/// Which member it is, and the UID of its cluster; else what `TargetClusterResolved` says.
+pub(super) fn aim(
+    named: &Named,
+    region: &str,
+    from: &str,
+    sight: Sight<'_>,
+) -> Result<(String, String), State> {
+    let member = match named {
+        Named::Profile { namespace, name } => of_profile(namespace, name, sight.clusters)?,
+        Named::Secret {
+            by_default: true, ..
+        } if sight
+            .clusters
+            .get(region)
+            .is_some_and(|cluster| cluster.source.is_none()) =>
+        {
+            region.to_owned()
+        }
+        Named::Secret { secret, .. } => of_secret(secret, from, sight)?,
+    };
+    let Some(cluster) = sight.clusters.get(&member) else {
+        let message = format!("there is no EdgeCluster {member}");
+        return Err(State::new(Truth::False, reason::SOURCE_GONE, message));
+    };
+    // By its UID it is put on record: a name may be another cluster's one day.
+    let Some(uid) = cluster.cluster_uid.clone() else {
+        let wrong = cluster.resolved.as_ref();
+        let wrong = wrong.filter(|state| state.truth == Truth::False);
+        let why = wrong.map_or("it is reached for the first time", |it| &it.message);
+        let reason = wrong.map_or(reason::STARTING, |it| &it.reason);
+        let truth = wrong.map_or(Truth::Unknown, |it| it.truth);
+        let message = format!("EdgeCluster {member}: {why}");
+        return Err(State::new(truth, reason, message));
+    };
+    let member = acting(&uid, &member, sight.clusters).unwrap_or(member);
+    let allowed = sight.clusters.get(&member).map(|cluster| &cluster.allowed);
+    match allowed.and_then(|allowed| allowed.refusal(&member, from)) {
+        Some(refusal) => Err(refusal),
+        None => Ok((member, uid)),
+    }
+}
+
+/// Whether somebody in the namespace may name the Secret, whatever is written on it (design §5).
+pub(super) fn trusted(secret: &SecretName, from: &str, open_namespaces: &BTreeSet<String>) -> bool {
+    secret.namespace == from || open_namespaces.contains(&secret.namespace)
+}
+
+fn of_secret(secret: &SecretName, from: &str, sight: Sight<'_>) -> Result<String, State> {
+    if secret.name == names::SELF_CLUSTER {
+        return Ok(names::SELF_CLUSTER.to_owned());
+    }
+    let finding = sight.findings.get(secret);
+    let open = matches!(finding, Some(Finding::There { open: true, .. }));
+    // Nor is it told whether it is there.
+    if finding.is_some() && !open && !trusted(secret, from, sight.open_namespaces) {
+        let label = names::OPEN_TO_DEPLOYMENTS_LABEL;
+        return Err(State::new(
+            Truth::False,
+            "SecretNotAllowed",
+            format!(
+                "Secret {secret} may not be named from namespace {from}: use one of that namespace or of the hub's, or label it {label}=true"
+            ),
+        ));
+    }
+    let member = member_of(&secret.origin().source_ref(), sight.clusters);
+    match (finding, member) {
+        // What is known of it stands; its EdgeCluster tells how it is.
+        (Some(Finding::There { .. } | Finding::Unread(_)), Some(member)) => Ok(member),
+        (None, _) => Err(State::new(
+            Truth::Unknown,
+            reason::STARTING,
+            format!("Secret {secret} is being looked for"),
+        )),
+        (Some(Finding::NotThere), _) => Err(State::new(
+            Truth::False,
+            "SecretNotFound",
+            format!(
+                "there is no Secret {secret}: make it, with the cluster's kubeconfig, or name another in spec.region"
+            ),
+        )),
+        (Some(Finding::Unread(why)), None) => Err(State::new(
+            Truth::Unknown,
+            reason::SOURCE_UNAVAILABLE,
+            format!("Secret {secret} cannot be read: {why}"),
+        )),
+        (Some(Finding::There { member, .. }), None) => Err(unbound(secret, member, sight.clusters)),
+    }
+}
+
+/// The Secret is there, and is no member.
+fn unbound(secret: &SecretName, wanted: &str, clusters: &Clusters) -> State {
+    let annotation = names::MEMBER_NAME_ANNOTATION;
+    if !names::is_dns_subdomain(wanted) {
+        let message = format!(
+            "{wanted:?} cannot be the name of a member: write another into annotation {annotation} of Secret {secret}"
+        );
+        return State::new(Truth::False, "NotAName", message);
+    }
+    match clusters.get(wanted) {
+        Some(_) => State::new(
+            Truth::False,
+            "NameTaken",
+            format!(
+                "EdgeCluster {wanted} is of another source: give the cluster of Secret {secret} another name with its annotation {annotation}"
+            ),
+        ),
+        None => State::new(
+            Truth::Unknown,
+            reason::STARTING,
+            format!(
+                "EdgeCluster {wanted} is being made of Secret {secret}; if it was deleted by a person, delete and make the Secret anew"
+            ),
+        ),
+    }
+}
+
+fn of_profile(namespace: &str, name: &str, clusters: &Clusters) -> Result<String, State> {
+    let origin = Origin {
+        kind: Kind::ClusterProfile,
+        namespace: Some(namespace.to_owned()),
+        name: name.to_owned(),
+    };
+    member_of(&origin.source_ref(), clusters).ok_or_else(|| {
+        State::new(
+            Truth::False,
+            reason::PROFILE_NOT_FOUND,
+            format!("no member was found by {origin}: see that it is there and ready, and that the hub looks for such (--providers, --cluster-namespaces)"),
+        )
+    })
+}
+
+fn member_of(source: &SourceRef, clusters: &Clusters) -> Option<String> {
+    clusters.of_source(source).cloned()
+}
+
+/// Of members that are this cluster, the one that acts (design §3, rule 6): the one of this name, if it does.
+pub(super) fn acting(uid: &str, name: &str, clusters: &Clusters) -> Option<String> {
+    let acts =
+        |cluster: &Cluster| !cluster.duplicate && cluster.cluster_uid.as_deref() == Some(uid);
+    if clusters.get(name).is_some_and(acts) {
+        return Some(name.to_owned());
+    }
+    let other = clusters.of_uid(uid).find(|(_, cluster)| acts(cluster));
+    other.map(|(name, _)| name.clone())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,605 @@
+//! What is held of one profile: its plan, the access that is in use, and when its program is to be run.
+//! Pure: the shell runs what is due, and tells of the outcome.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use krypton_runtime::clock::Boot;
+use krypton_runtime::retry::backoff;
+use krypton_types::conditions::reason;
+use krypton_types::kubeconfig::Sanitized;
+
+use super::super::Unresolved;
+use super::access_plan::Plan;
+use super::credential::Credential;
+use super::profile::Profile;
+use super::token_file::TokenFile;
+
+/// Two runs for one profile are at least so far apart, whatever happens.
+pub(super) const APART: Duration = Duration::from_secs(10);
+/// The longest pause after failures.
+const RETRY_MAX: Duration = Duration::from_secs(60);
+/// Clients read a token file again once a minute: until then they may be refused with the token before.
+const READ_AGAIN: Duration = Duration::from_secs(70);
+
+/// Access that works, or has.
+#[derive(Clone, Debug)]
+pub(super) struct Good {
+    pub plan: Arc<Plan>,
+    pub credential: Credential,
+    pub access: Arc<Sanitized>,
+    pub token_file: Option<Arc<TokenFile>>,
+    pub life: Life,
+}
+
+/// How long a credential is good, by our own clock; for ever when it does not say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Life {
+    pub ends: Option<Boot>,
+    pub refresh: Option<Boot>,
+}
+
+impl Life {
+    /// `None` when it is over already. It is renewed when four fifths of the rest are over, or up to a
+    /// twentieth earlier: what was got together is not renewed together.
+    pub(crate) fn of(
+        expires: Option<Timestamp>,
+        wall: Timestamp,
+        now: Boot,
+        jitter: f64,
+    ) -> Option<Self> {
+        let Some(expires) = expires else {
+            return Some(Self::default());
+        };
+        let rest = Duration::try_from(expires.duration_since(wall)).ok()?;
+        let until = rest.mul_f64(0.8 - 0.05 * jitter.clamp(0.0, 1.0));
+        (!rest.is_zero()).then(|| Self {
+            ends: Some(Boot(now.0.saturating_add(rest))),
+            refresh: Some(Boot(now.0.saturating_add(until))),
+        })
+    }
+}
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Due {
+    Nothing,
+    /// Later, if nothing happens.
+    At(Boot),
+    /// The program is to be run.
+    Run,
+    /// The credential is there; only the cluster around it is another.
+    Rebuild,
+}
+
+/// One profile.
+#[derive(Debug)]
+pub(super) struct Held {
+    pub profile: Profile,
+    wanted: Result<Arc<Plan>, Unresolved>,
+    running: bool,
+    good: Option<Good>,
+    /// Of a client that may not have seen the access in use now: its token file stays as long.
+    before: Option<Good>,
+    /// Why the last attempt at what is wanted has failed.
+    failure: Option<String>,
+    attempts: u32,
+    last_run: Option<Boot>,
+    not_before: Boot,
+    /// Rebuilds that have failed, and when the next is tried: a run is not put off by them.
+    rebuilds: u32,
+    rebuild_at: Boot,
+    /// The cluster has refused the credential that is in use.
+    doubted: bool,
+    /// Runs for a doubt that gave the same again.
+    fruitless: u32,
+    /// Until when a client may still be at the credential before.
+    settling: Boot,
+    /// What was last said while there was no access.
+    said: Unresolved,
+}
+
+impl Held {
+    pub(super) fn new(profile: Profile, wanted: Result<Plan, Unresolved>) -> Self {
+        let message = format!(
+            "{} is new: its credential is being asked for",
+            profile.origin
+        );
+        let said = Unresolved {
+            reason: reason::STARTING,
+            message,
+        };
+        Self {
+            profile,
+            said,
+            wanted: wanted.map(Arc::new),
+            running: false,
+            good: None,
+            before: None,
+            failure: None,
+            attempts: 0,
+            last_run: None,
+            not_before: Boot::default(),
+            rebuilds: 0,
+            rebuild_at: Boot::default(),
+            doubted: false,
+            fruitless: 0,
+            settling: Boot::default(),
+        }
+    }
+
+    /// The profile or the provider file has changed. What is the same as before is no news.
+    pub(super) fn want(&mut self, wanted: Result<Plan, Unresolved>) {
+        let same = match (&self.wanted, &wanted) {
+            (Ok(before), Ok(after)) => **before == *after,
+            (Err(before), Err(after)) => before == after,
+            _ => false,
+        };
+        if !same {
+            self.wanted = wanted.map(Arc::new);
+            self.failure = None;
+            (self.attempts, self.fruitless, self.rebuilds) = (0, 0, 0);
+            (self.not_before, self.rebuild_at) = (Boot::default(), Boot::default());
+        }
+    }
+
+    pub(super) fn plan(&self) -> Option<Arc<Plan>> {
+        self.wanted.as_ref().ok().cloned()
+    }
+
+    pub(super) fn good(&self) -> Option<&Good> {
+        self.good.as_ref()
+    }
+
+    /// The cluster does not take the credential that a client has shown.
+    pub(super) fn doubt(&mut self, now: Boot) {
+        self.doubted |= self.good.is_some() && now >= self.settling;
+    }
+
+    pub(super) fn due(&self, now: Boot) -> Due {
+        let Ok(plan) = &self.wanted else {
+            return Due::Nothing;
+        };
+        if self.running {
+            return Due::Nothing;
+        }
+        let (rebuild, run) = match &self.good {
+            Some(good) if good.plan.command == plan.command => {
+                let rebuild = (good.plan.cluster != plan.cluster).then_some(self.rebuild_at);
+                let run = match self.doubted {
+                    true => Some(now),
+                    false => good.life.refresh,
+                };
+                (rebuild, run)
+            }
+            _ => (None, Some(now)),
+        };
+        if rebuild.is_some_and(|at| at <= now) {
+            return Due::Rebuild;
+        }
+        let apart = self.last_run.map(|last| Boot(last.0 + APART));
+        let rested = self.not_before.max(apart.unwrap_or_default());
+        let run = run.map(|at| at.max(rested));
+        if run.is_some_and(|at| at <= now) {
+            return Due::Run;
+        }
+        let next = rebuild.into_iter().chain(run).min();
+        next.map_or(Due::Nothing, Due::At)
+    }
+
+    pub(super) fn started(&mut self, now: Boot) {
+        self.running = true;
+        self.last_run = Some(now);
+    }
+
+    /// The run that has ended was for what is not wanted any more.
+    pub(super) fn dropped(&mut self) {
+        self.running = false;
+    }
+
+    /// What the run for what is wanted has brought.
+    pub(super) fn ended(&mut self, outcome: Result<Good, String>, now: Boot, jitter: f64) {
+        self.running = false;
+        match outcome {
+            Ok(good) => self.take(good, now, jitter),
+            Err(problem) => {
+                self.attempts = self.attempts.saturating_add(1);
+                let pause = backoff(self.attempts, RETRY_MAX, jitter).max(APART);
+                self.not_before = Boot(now.0 + pause);
+                self.failure = Some(problem);
+            }
+        }
+    }
+
+    /// What a rebuild has brought.
+    pub(super) fn rebuilt(&mut self, outcome: Result<Good, String>, now: Boot, jitter: f64) {
+        match outcome {
+            Ok(good) => self.put(good),
+            Err(problem) => {
+                self.rebuilds = self.rebuilds.saturating_add(1);
+                self.rebuild_at = Boot(now.0 + backoff(self.rebuilds, RETRY_MAX, jitter));
+                self.failure = Some(problem);
+            }
+        }
+    }
+
+    fn take(&mut self, good: Good, now: Boot, jitter: f64) {
+        let before = self.good.as_ref().map(|before| &before.credential);
+        if before == Some(&good.credential) {
+            if self.doubted {
+                self.fruitless = self.fruitless.saturating_add(1);
+                let pause = backoff(self.fruitless, RETRY_MAX, jitter).max(APART);
+                self.not_before = Boot(now.0 + pause);
+            }
+        } else {
+            self.fruitless = 0;
+            if before.is_some() {
+                self.settling = Boot(now.0 + READ_AGAIN);
+            }
+        }
+        self.put(good);
+        self.attempts = 0;
+        self.doubted = false;
+    }
+
+    fn put(&mut self, good: Good) {
+        self.failure = None;
+        self.rebuilds = 0;
+        let replaced = self.good.replace(good);
+        let now_in_use = self.good.as_ref().map(|good| &good.access.digest);
+        if let Some(replaced) = replaced
+            && Some(&replaced.access.digest) != now_in_use
+        {
+            self.before = Some(replaced);
+        }
+    }
+
+    /// As if the pauses were over.
+    #[cfg(test)]
+    pub(super) fn rested(&mut self) {
+        (self.last_run, self.not_before) = (None, Boot::default());
+    }
+
+    /// What to tell of the profile: its access, and why that is not what is wanted.
+    pub(super) fn say(
+        &mut self,
+        now: Boot,
+    ) -> (Result<Arc<Sanitized>, Unresolved>, Option<Unresolved>) {
+        let origin = &self.profile.origin;
+        let why = match (&self.wanted, &self.failure) {
+            (Err(why), _) => Some(why.clone()),
+            (Ok(plan), Some(problem)) => Some(Unresolved {
+                reason: reason::ACCESS_FAILED,
+                message: format!(
+                    "{origin}: access provider {}: {problem}",
+                    plan.command.provider
+                ),
+            }),
+            (Ok(_), None) => None,
+        };
+        let said = match (why, &self.good) {
+            (None, Some(good)) => return (Ok(Arc::clone(&good.access)), None),
+            // What was said before stands until there is an outcome.
+            (None, None) => self.said.clone(),
+            (Some(why), Some(good))
+                if why.reason == reason::ACCESS_FAILED
+                    && !self.doubted
+                    && good.life.ends.is_none_or(|ends| ends > now) =>
+            {
+                let stale = Unresolved {
+                    reason: reason::CLUSTER_STALE,
+                    message: format!(
+                        "what was known before stays in use, as new access cannot be had: {}",
+                        why.message
+                    ),
+                };
+                return (Ok(Arc::clone(&good.access)), Some(stale));
+            }
+            (Some(why), _) => why,
+        };
+        self.said = said.clone();
+        (Err(said), None)
+    }
+
+    /// When what is said will be another though nothing has happened: old access has run out.
+    pub(super) fn turns(&self, now: Boot) -> Option<Boot> {
+        let ends = self.good.as_ref()?.life.ends?;
+        (ends > now && (self.failure.is_some() || self.wanted.is_err())).then_some(ends)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use krypton_types::kubeconfig;
+    use serde_json::json;
+
+    use super::super::access_plan::Command;
+    use super::super::profile;
+    use super::super::provider_file::ApiVersion;
+    use super::*;
+
+    fn plan(arg: &str, server: &str) -> Plan {
+        Plan {
+            command: Command {
+                provider: "a".to_owned(),
+                program: "/a".to_owned(),
+                args: vec![arg.to_owned()],
+                env: Default::default(),
+                api_version: ApiVersion::V1,
+                info: String::new(),
+            },
+            cluster: [("server".to_owned(), json!(server))].into_iter().collect(),
+        }
+    }
+
+    fn good(plan: Plan, token: &str, life: Life) -> Good {
+        let server = plan.cluster["server"].as_str().unwrap().to_owned();
+        let document = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "a",
+            "clusters": [{"name": "a", "cluster": {"server": "https://example.org"}}],
+            "users": [{"name": "a", "user": {"token": token}}],
+            "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
+        });
+        let policy = kubeconfig::Policy::default();
+        let mut access = kubeconfig::parse(document.to_string().as_bytes(), &policy).unwrap();
+        access.digest = format!("{server} {:?}", plan.command.args);
+        access.server = server;
+        Good {
+            credential: Credential {
+                token: Some(token.to_owned()),
+                certificate: None,
+                expires: None,
+            },
+            access: Arc::new(access),
+            plan: Arc::new(plan),
+            token_file: None,
+            life,
+        }
+    }
+
+    fn at(seconds: u64) -> Boot {
+        Boot(Duration::from_secs(seconds))
+    }
+
+    fn until(ends: u64, refresh: u64) -> Life {
+        Life {
+            ends: Some(at(ends)),
+            refresh: Some(at(refresh)),
+        }
+    }
+
+    fn held() -> Held {
+        let profile = Profile::read(&profile::object("edge-1", json!({}))).unwrap();
+        Held::new(profile, Ok(plan("x", "a")))
+    }
+
+    /// Has run at 100 s, with this outcome.
+    fn with(life: Life) -> Held {
+        let mut held = held();
+        held.started(at(100));
+        let first = plan("x", "a");
+        held.ended(Ok(good(first, "t", life)), at(100), 0.5);
+        held
+    }
+
+    fn failed(held: &mut Held, seconds: u64) {
+        held.started(at(seconds));
+        held.ended(Err("it is broken".to_owned()), at(seconds), 1.0);
+    }
+
+    fn reasons(held: &mut Held, seconds: u64) -> (&'static str, &'static str) {
+        let (access, stale) = held.say(at(seconds));
+        (
+            access.map_or_else(|why| why.reason, |_| "ok"),
+            stale.map_or("", |stale| stale.reason),
+        )
+    }
+
+    #[test]
+    fn a_new_profile_is_asked_for_at_once_and_once() {
+        let mut held = held();
+        assert_eq!(held.due(at(1)), Due::Run);
+        assert_eq!(reasons(&mut held, 1), ("Starting", ""));
+        held.started(at(1));
+        assert_eq!(held.due(at(1000)), Due::Nothing);
+    }
+
+    #[test]
+    fn a_credential_without_an_end_is_asked_for_again_only_for_a_change_or_a_doubt() {
+        let mut held = with(Life::default());
+        assert_eq!(held.due(at(1_000_000)), Due::Nothing);
+        held.want(Ok(plan("x", "a")));
+        assert_eq!(held.due(at(1_000_000)), Due::Nothing);
+        held.want(Ok(plan("y", "a")));
+        assert_eq!(held.due(at(1_000_000)), Due::Run);
+        held.want(Ok(plan("x", "a")));
+        held.doubt(at(105));
+        assert_eq!(held.due(at(1_000_000)), Due::Run);
+        assert_eq!(held.due(at(105)), Due::At(at(110)));
+    }
+
+    #[test]
+    fn a_credential_with_an_end_is_renewed_before_it() {
+        let held = with(until(200, 180));
+        assert_eq!(held.due(at(120)), Due::At(at(180)));
+        assert_eq!(held.due(at(180)), Due::Run);
+        let second = |second| Timestamp::from_second(second).unwrap();
+        let life = |jitter| Life::of(Some(second(1100)), second(100), at(5), jitter);
+        assert_eq!(life(0.0), Some(until(1005, 805)));
+        assert_eq!(life(1.0), Some(until(1005, 755)));
+        assert_eq!(Life::of(Some(second(100)), second(100), at(5), 0.0), None);
+        assert_eq!(Life::of(Some(second(99)), second(100), at(5), 0.0), None);
+        assert_eq!(
+            Life::of(None, second(100), at(5), 0.0),
+            Some(Life::default())
+        );
+    }
+
+    #[test]
+    fn another_cluster_around_the_same_credential_runs_nothing() {
+        let mut held = with(Life::default());
+        held.want(Ok(plan("x", "b")));
+        assert_eq!(held.due(at(100)), Due::Rebuild);
+        held.rebuilt(Ok(good(plan("x", "b"), "t", Life::default())), at(100), 1.0);
+        assert_eq!(held.due(at(1000)), Due::Nothing);
+        assert_eq!(held.say(at(101)).0.unwrap().server, "b");
+    }
+
+    #[test]
+    fn a_rebuild_that_has_failed_is_tried_again_later_and_later_and_keeps_no_run_from_its_time() {
+        let mut held = with(until(1000, 500));
+        held.want(Ok(plan("x", "b")));
+        let fail = |held: &mut Held, second| {
+            assert_eq!(held.due(at(second)), Due::Rebuild, "{second}");
+            held.rebuilt(Err("no room left".to_owned()), at(second), 1.0);
+        };
+        fail(&mut held, 100);
+        assert_eq!(reasons(&mut held, 100), ("ok", "RemoteClusterStale"));
+        assert_eq!(held.due(at(100)), Due::At(at(105)));
+        fail(&mut held, 105);
+        assert_eq!(held.due(at(105)), Due::At(at(115)));
+        for second in [115, 135, 175, 235, 295, 355, 415, 475] {
+            fail(&mut held, second);
+        }
+        // The credential is renewed in its time, and used with the cluster that is wanted.
+        assert_eq!(held.due(at(475)), Due::At(at(500)));
+        assert_eq!(held.due(at(500)), Due::Run);
+        failed(&mut held, 500);
+        assert_eq!(held.due(at(500)), Due::At(at(510)));
+        fail(&mut held, 535);
+        assert_eq!(held.due(at(535)), Due::Run);
+        // A person has changed something: that is tried at once, and anew.
+        held.want(Ok(plan("x", "c")));
+        fail(&mut held, 536);
+        assert_eq!(held.rebuild_at, at(541));
+        let built = good(plan("x", "c"), "t", until(1000, 900));
+        held.rebuilt(Ok(built), at(541), 1.0);
+        assert_eq!(reasons(&mut held, 541), ("ok", ""));
+        assert_eq!(held.due(at(600)), Due::At(at(900)));
+    }
+
+    #[test]
+    fn a_failure_is_access_provider_failed_and_tried_again_later_and_later() {
+        let mut held = held();
+        failed(&mut held, 100);
+        let (access, _) = held.say(at(100));
+        let why = access.unwrap_err();
+        assert_eq!(why.reason, "AccessProviderFailed");
+        assert!(
+            why.message.contains("ClusterProfile fleet/edge-1"),
+            "{why:?}"
+        );
+        assert!(why.message.contains("it is broken"), "{why:?}");
+        assert_eq!(held.due(at(100)), Due::At(at(110)));
+        for _ in 0..9 {
+            failed(&mut held, 200);
+        }
+        assert_eq!(held.due(at(200)), Due::At(at(260)));
+        // A person has changed something: that is tried at once.
+        held.want(Ok(plan("y", "a")));
+        assert_eq!(held.due(at(210)), Due::Run);
+    }
+
+    #[test]
+    fn old_access_stays_in_use_as_stale_while_it_is_good() {
+        let mut held = with(until(200, 180));
+        assert_eq!(reasons(&mut held, 150), ("ok", ""));
+        failed(&mut held, 180);
+        assert_eq!(reasons(&mut held, 181), ("ok", "RemoteClusterStale"));
+        assert_eq!(held.turns(at(181)), Some(at(200)));
+        assert_eq!(reasons(&mut held, 200), ("AccessProviderFailed", ""));
+        assert_eq!(held.turns(at(200)), None);
+        held.started(at(210));
+        held.ended(Ok(good(plan("x", "a"), "u", until(400, 380))), at(210), 0.0);
+        assert_eq!(reasons(&mut held, 210), ("ok", ""));
+    }
+
+    #[test]
+    fn a_changed_profile_is_stale_until_its_new_access_is_there() {
+        let mut held = with(Life::default());
+        held.want(Ok(plan("y", "b")));
+        assert_eq!(reasons(&mut held, 110), ("ok", ""));
+        failed(&mut held, 110);
+        assert_eq!(held.say(at(110)).0.unwrap().server, "a");
+        assert_eq!(reasons(&mut held, 110), ("ok", "RemoteClusterStale"));
+        held.started(at(120));
+        held.ended(Ok(good(plan("y", "b"), "t", Life::default())), at(120), 0.0);
+        assert_eq!(held.say(at(120)).0.unwrap().server, "b");
+        assert_eq!(reasons(&mut held, 120), ("ok", ""));
+    }
+
+    #[test]
+    fn a_provider_that_left_the_file_leaves_stale_access_and_an_unready_profile_none() {
+        let refuse = |reason| {
+            Err(Unresolved {
+                reason,
+                message: "m".to_owned(),
+            })
+        };
+        let mut held = with(Life::default());
+        held.want(refuse(reason::ACCESS_FAILED));
+        assert_eq!(reasons(&mut held, 110), ("ok", "RemoteClusterStale"));
+        held.want(refuse(reason::PROFILE_NOT_READY));
+        assert_eq!(reasons(&mut held, 110), ("ClusterProfileNotReady", ""));
+        assert_eq!(held.due(at(110)), Due::Nothing);
+        held.want(Ok(plan("x", "a")));
+        assert_eq!(reasons(&mut held, 110), ("ok", ""));
+        assert_eq!(held.due(at(110)), Due::Nothing);
+    }
+
+    #[test]
+    fn a_profile_that_gets_ready_is_said_to_be_unready_until_its_first_credential() {
+        let mut held = held();
+        held.want(Err(Unresolved {
+            reason: reason::PROFILE_NOT_READY,
+            message: String::new(),
+        }));
+        assert_eq!(reasons(&mut held, 1).0, "ClusterProfileNotReady");
+        held.want(Ok(plan("x", "a")));
+        held.started(at(2));
+        assert_eq!(reasons(&mut held, 2).0, "ClusterProfileNotReady");
+    }
+
+    #[test]
+    fn refused_credentials_are_renewed_at_a_pace_and_not_called_good() {
+        let mut held = with(Life::default());
+        let renewed = |held: &mut Held, token: &str, seconds| {
+            held.doubt(at(seconds));
+            held.started(at(seconds));
+            let good = good(plan("x", "a"), token, Life::default());
+            held.ended(Ok(good), at(seconds), 1.0);
+            held.doubt(at(seconds));
+        };
+        // The same again: later and later.
+        renewed(&mut held, "t", 110);
+        assert_eq!(held.due(at(110)), Due::At(at(120)));
+        renewed(&mut held, "t", 120);
+        renewed(&mut held, "t", 130);
+        assert_eq!(held.due(at(130)), Due::At(at(150)));
+        // Another: until clients have seen it, they are refused with the one before.
+        renewed(&mut held, "u", 150);
+        held.doubt(at(219));
+        assert_eq!(held.due(at(219)), Due::Nothing);
+        held.want(Err(Unresolved {
+            reason: reason::ACCESS_FAILED,
+            message: String::new(),
+        }));
+        assert_eq!(reasons(&mut held, 219), ("ok", "RemoteClusterStale"));
+        held.want(Ok(plan("x", "a")));
+        held.doubt(at(220));
+        assert_eq!(held.due(at(220)), Due::Run);
+        failed(&mut held, 220);
+        assert_eq!(reasons(&mut held, 220), ("AccessProviderFailed", ""));
+    }
+
+    #[test]
+    fn what_was_asked_for_before_a_change_is_dropped() {
+        let mut held = held();
+        held.started(at(1));
+        held.want(Ok(plan("y", "a")));
+        held.dropped();
+        assert_eq!(reasons(&mut held, 2).0, "Starting");
+        assert_eq!(held.due(at(2)), Due::At(at(11)));
+    }
+}

@@ -1,0 +1,296 @@
+//! Kubeconfigs in files of the hub: a file, or all of a directory, looked at every two seconds. A
+//! mounted ConfigMap or Secret changes by swapped links, which watches of a path miss.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs::{self, Metadata};
+use std::io::{self, Read as _};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use krypton_types::conditions::reason;
+use krypton_types::error_chain::chain;
+use krypton_types::kubeconfig::{self, Policy, Sanitized};
+use tokio::time::MissedTickBehavior;
+
+use super::{Finds, Kind, Origin, Provider, Source, Unresolved};
+
+const EVERY: Duration = Duration::from_secs(2);
+/// A file system that does not answer for so long is trouble; it is waited for all the same.
+const DEADLINE: Duration = Duration::from_secs(10);
+/// Files of one directory: with 256 KiB each at most 250 MiB are read, one after the other, and far
+/// less of it is kept.
+const FILES_MAX: usize = 1_000;
+/// Names that are looked at to find them.
+const ENTRIES_MAX: usize = 20_000;
+const EXTENSIONS: [&str; 4] = ["kubeconfig", "yaml", "yml", "conf"];
+
+/// The kubeconfigs of one path of `--kubeconfig-paths`.
+#[derive(Debug)]
+pub struct Files {
+    /// Absolute.
+    path: PathBuf,
+    policy: Policy,
+}
+
+impl Files {
+    pub fn new(path: &Path, policy: Policy) -> Self {
+        Self {
+            // Fails for an empty path only, and where the hub's own directory is gone.
+            path: std::path::absolute(path).unwrap_or_else(|_| path.to_owned()),
+            policy,
+        }
+    }
+}
+
+impl Provider for Files {
+    fn describe(&self) -> String {
+        format!("kubeconfigs in {}", self.path.display())
+    }
+
+    fn covers(&self, origin: &Origin) -> bool {
+        let name = Path::new(&origin.name);
+        origin.kind == Kind::File
+            && (name == self.path || name.parent() == Some(self.path.as_path()))
+    }
+
+    fn follow(self: Arc<Self>, finds: Finds) -> BoxFuture<'static, ()> {
+        async move { self.run(&finds).await }.boxed()
+    }
+}
+
+/// What tells one content of a file from the next without reading it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Stamp {
+    place: (u64, u64),
+    size: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl Stamp {
+    pub(crate) fn of(metadata: &Metadata) -> Self {
+        Self {
+            place: (metadata.dev(), metadata.ino()),
+            size: metadata.len(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        }
+    }
+}
+
+/// A file as it was read last.
+#[derive(Clone, Debug)]
+struct File {
+    /// `None` when it is to be read whatever there is.
+    stamp: Option<Stamp>,
+    /// It was read again under the same stamp: clocks of file systems are coarse, and what was written
+    /// right after the first reading may have the same time.
+    settled: bool,
+    source: Arc<Source>,
+}
+
+/// What was found at the last look.
+#[derive(Clone, Debug, Default)]
+struct Seen {
+    files: BTreeMap<PathBuf, File>,
+    /// The path was a file, and not a directory.
+    file: bool,
+    left_out: bool,
+}
+
+/// Why it cannot be seen what there is.
+#[derive(Debug, thiserror::Error)]
+enum LookError {
+    #[error("{path} is not there; mount it, or correct --kubeconfig-paths", path = path.display())]
+    Absent { path: PathBuf },
+    #[error("looking at {path} failed; give the hub's user the right to read it, or correct --kubeconfig-paths", path = path.display())]
+    Unreadable {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{path} is neither a file nor a directory; correct --kubeconfig-paths", path = path.display())]
+    Neither { path: PathBuf },
+}
+
+impl Files {
+    async fn run(&self, finds: &Finds) {
+        let mut seen = Seen::default();
+        let mut said = None;
+        let mut ticks = tokio::time::interval(EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => {}
+                // Read again, whatever its metadata says.
+                origin = finds.doubted() => {
+                    if let Some(file) = seen.files.get_mut(Path::new(&origin.name)) {
+                        file.stamp = None;
+                    }
+                }
+            }
+            let (path, policy, before) = (self.path.clone(), self.policy, seen.clone());
+            let mut look = tokio::task::spawn_blocking(move || look(&path, &policy, &before));
+            let looked = match tokio::time::timeout(DEADLINE, &mut look).await {
+                Ok(looked) => looked,
+                Err(_) => {
+                    let path = self.path.display();
+                    finds.trouble(format!(
+                        "{path}: the file system does not answer; see whether its mount hangs"
+                    ));
+                    look.await
+                }
+            };
+            // It panics for nobody, and is cancelled only when the runtime ends.
+            let Ok(looked) = looked else { return };
+            match looked {
+                Ok(next) => {
+                    if next.left_out && !seen.left_out {
+                        tracing::warn!(path = %self.path.display(), "more than {FILES_MAX} kubeconfigs: the others are left out");
+                    }
+                    (seen, said) = (next, None);
+                    let sources = seen.files.values();
+                    let sources =
+                        sources.map(|file| (file.source.origin.clone(), Arc::clone(&file.source)));
+                    finds.found(sources.collect());
+                }
+                Err(error) => {
+                    let why = chain(&error);
+                    if said.as_ref() != Some(&why) {
+                        tracing::warn!(problem = %why, "kubeconfigs cannot be looked for; those that were found stay");
+                        said = Some(why.clone());
+                    }
+                    finds.trouble(why);
+                }
+            }
+        }
+    }
+}
+
+/// Looks at all files, and reads those that are not as they were.
+fn look(path: &Path, policy: &Policy, before: &Seen) -> Result<Seen, LookError> {
+    let unreadable = |source| LookError::Unreadable {
+        path: path.to_owned(),
+        source,
+    };
+    let mut next = Seen::default();
+    let metadata = match fs::metadata(path) {
+        Ok(metadata) => metadata,
+        // A file that was here has left; what never was may be a directory that is yet to be mounted.
+        Err(error) if error.kind() == io::ErrorKind::NotFound && before.file => {
+            next.file = true;
+            return Ok(next);
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Err(LookError::Absent {
+                path: path.to_owned(),
+            });
+        }
+        Err(error) => return Err(unreadable(error)),
+    };
+    let mut paths = Vec::new();
+    if metadata.is_file() {
+        next.file = true;
+        paths.push(path.to_owned());
+    } else if metadata.is_dir() {
+        for entry in fs::read_dir(path).map_err(unreadable)?.take(ENTRIES_MAX) {
+            let entry = entry.map_err(unreadable)?.path();
+            if is_named_like_one(&entry) {
+                paths.push(entry);
+            }
+        }
+    } else {
+        return Err(LookError::Neither {
+            path: path.to_owned(),
+        });
+    }
+    // The same ones at each look.
+    paths.sort();
+    for path in paths {
+        let known = before.files.get(&path);
+        let file = match fs::metadata(&path) {
+            Ok(metadata) if metadata.is_dir() => continue,
+            Ok(metadata) => {
+                let stamp = Some(Stamp::of(&metadata));
+                match known.filter(|known| known.stamp == stamp) {
+                    Some(known) if known.settled => known.clone(),
+                    known => File {
+                        stamp,
+                        settled: known.is_some(),
+                        source: Arc::new(source(&path, read(&path, &metadata, policy))),
+                    },
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) => File {
+                stamp: None,
+                settled: false,
+                source: Arc::new(source(&path, Err(unreadable_file(&path, &error)))),
+            },
+        };
+        if next.files.len() == FILES_MAX {
+            next.left_out = true;
+            break;
+        }
+        next.files.insert(path, file);
+    }
+    Ok(next)
+}
+
+fn is_named_like_one(path: &Path) -> bool {
+    let hidden = path
+        .file_name()
+        .is_none_or(|name| name.as_encoded_bytes().starts_with(b"."));
+    let extension = path.extension().and_then(OsStr::to_str);
+    !hidden && extension.is_some_and(|extension| EXTENSIONS.contains(&extension))
+}
+
+fn source(path: &Path, access: Result<Sanitized, String>) -> Source {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let member = name.split('.').next().unwrap_or_default();
+    Source {
+        origin: Origin {
+            kind: Kind::File,
+            namespace: None,
+            name: path.to_string_lossy().into_owned(),
+        },
+        uid: String::new(),
+        member: member.to_owned(),
+        since: None,
+        access: access.map(Arc::new).map_err(|message| Unresolved {
+            reason: reason::KUBECONFIG_INVALID,
+            message,
+        }),
+        suspended: None,
+        stale: None,
+    }
+}
+
+fn read(path: &Path, metadata: &Metadata, policy: &Policy) -> Result<Sanitized, String> {
+    // Opening a pipe would wait for a writer.
+    if !metadata.is_file() {
+        return Err(format!("{} is not a file", path.display()));
+    }
+    let read = || {
+        let mut bytes = Vec::new();
+        // One more than is allowed, so that it is refused for its size.
+        let most = kubeconfig::SIZE_MAX as u64 + 1;
+        fs::File::open(path)?.take(most).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    let bytes = read().map_err(|error| unreadable_file(path, &error))?;
+    kubeconfig::parse(&bytes, policy)
+        .map_err(|error| format!("{}: {}", path.display(), chain(&error)))
+}
+
+fn unreadable_file(path: &Path, error: &io::Error) -> String {
+    format!("reading {} failed: {error}", path.display())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,198 @@
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+use super::*;
+use crate::discovery::object_and_secret::tests::kubeconfig;
+
+/// A directory, and what was seen in it.
+struct Place {
+    folder: tempfile::TempDir,
+    seen: Seen,
+}
+
+impl Place {
+    fn new() -> Self {
+        Self {
+            folder: tempfile::tempdir().unwrap(),
+            seen: Seen::default(),
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn write(&self, name: &str, content: &str) {
+        fs::write(self.path(name), content).unwrap();
+    }
+
+    fn look(&mut self) -> Vec<String> {
+        let seen = look(self.folder.path(), &Policy::default(), &self.seen);
+        self.seen = seen.unwrap();
+        let names = self.seen.files.values();
+        names.map(|file| file.source.member.clone()).collect()
+    }
+
+    fn access(&self, name: &str) -> Result<String, String> {
+        let access = &self.seen.files[&self.path(name)].source.access;
+        match access {
+            Ok(access) => Ok(access.server.clone()),
+            Err(fault) => Err(fault.message.clone()),
+        }
+    }
+}
+
+#[test]
+fn a_directory_has_one_cluster_a_file_named_up_to_the_first_dot() {
+    let mut place = Place::new();
+    for name in ["b.kubeconfig", "a.prod.yaml", "c.yml", "d.conf"] {
+        place.write(name, &kubeconfig("https://one:6443"));
+    }
+    for name in [".hidden.yaml", "readme.md", "noextension"] {
+        place.write(name, &kubeconfig("https://one:6443"));
+    }
+    fs::create_dir(place.path("folder.yaml")).unwrap();
+    assert_eq!(place.look(), ["a", "b", "c", "d"]);
+    assert_eq!(place.access("b.kubeconfig").unwrap(), "https://one:6443");
+    let origin = &place.seen.files[&place.path("b.kubeconfig")].source.origin;
+    assert_eq!(origin.kind, Kind::File);
+    assert_eq!(Path::new(&origin.name), place.path("b.kubeconfig"));
+}
+
+#[test]
+fn what_is_written_in_place_is_read_again_and_what_is_bad_is_that_files_fault_alone() {
+    let mut place = Place::new();
+    place.write("a.yaml", &kubeconfig("https://one:6443"));
+    place.write("b.yaml", &kubeconfig("https://two:6443"));
+    place.look();
+    place.look();
+    let before = Arc::clone(&place.seen.files[&place.path("b.yaml")].source);
+    place.write("a.yaml", "apiVersion: v1\nkind: Conf");
+    assert_eq!(place.look(), ["a", "b"]);
+    let fault = place.access("a.yaml").unwrap_err();
+    assert!(fault.contains("a.yaml"), "{fault}");
+    let after = &place.seen.files[&place.path("b.yaml")].source;
+    assert!(Arc::ptr_eq(&before, after), "what is as it was is not read");
+    place.write("a.yaml", &kubeconfig("https://three:6443"));
+    place.look();
+    assert_eq!(place.access("a.yaml").unwrap(), "https://three:6443");
+}
+
+#[test]
+fn a_change_within_the_grain_of_the_clock_is_seen_at_the_second_look() {
+    let mut place = Place::new();
+    place.write("a.yaml", &kubeconfig("https://one:6443"));
+    place.look();
+    place.write("a.yaml", &kubeconfig("https://two:6443"));
+    // As if the clock had not moved.
+    let stamp = Stamp::of(&fs::metadata(place.path("a.yaml")).unwrap());
+    let file = place.seen.files.values_mut().next().unwrap();
+    file.stamp = Some(stamp);
+    place.look();
+    assert_eq!(place.access("a.yaml").unwrap(), "https://two:6443");
+}
+
+#[test]
+fn a_mounted_configmap_changes_by_its_swapped_link() {
+    let mut place = Place::new();
+    let put = |place: &Place, version: &str, server: &str| {
+        fs::create_dir(place.path(version)).unwrap();
+        place.write(&format!("{version}/a.yaml"), &kubeconfig(server));
+        symlink(version, place.path("..next")).unwrap();
+        fs::rename(place.path("..next"), place.path("..data")).unwrap();
+    };
+    put(&place, "..2026_1", "https://one:6443");
+    symlink("..data/a.yaml", place.path("a.yaml")).unwrap();
+    assert_eq!(place.look(), ["a"]);
+    place.look();
+    put(&place, "..2026_2", "https://two:6443");
+    fs::remove_dir_all(place.path("..2026_1")).unwrap();
+    assert_eq!(place.look(), ["a"]);
+    assert_eq!(place.access("a.yaml").unwrap(), "https://two:6443");
+}
+
+#[test]
+fn a_file_that_disappears_leaves_and_a_directory_that_does_is_trouble() {
+    let mut place = Place::new();
+    place.write("a.yaml", &kubeconfig("https://one:6443"));
+    assert_eq!(place.look(), ["a"]);
+    fs::remove_file(place.path("a.yaml")).unwrap();
+    assert!(place.look().is_empty());
+
+    let path = place.path("mount");
+    let (policy, never) = (Policy::default(), Seen::default());
+    let absent = look(&path, &policy, &never).unwrap_err();
+    assert!(matches!(absent, LookError::Absent { .. }), "{absent}");
+    fs::create_dir(&path).unwrap();
+    place.write("mount/b.yaml", &kubeconfig("https://one:6443"));
+    let seen = look(&path, &policy, &never).unwrap();
+    fs::remove_dir_all(&path).unwrap();
+    look(&path, &policy, &seen).unwrap_err();
+}
+
+#[test]
+fn a_path_of_one_file_is_that_file_whatever_its_name_and_leaves_with_it() {
+    let place = Place::new();
+    place.write("admin", &kubeconfig("https://one:6443"));
+    let (path, policy) = (place.path("admin"), Policy::default());
+    look(&place.path("other"), &policy, &Seen::default()).unwrap_err();
+    let seen = look(&path, &policy, &Seen::default()).unwrap();
+    assert_eq!(seen.files[&path].source.member, "admin");
+    fs::remove_file(&path).unwrap();
+    let gone = look(&path, &policy, &seen).unwrap();
+    assert!(gone.files.is_empty());
+    place.write("admin", &kubeconfig("https://one:6443"));
+    assert_eq!(look(&path, &policy, &gone).unwrap().files.len(), 1);
+}
+
+#[test]
+fn what_is_too_large_or_no_file_or_one_too_many_is_left_out_or_told() {
+    let mut place = Place::new();
+    place.write("big.yaml", &"#".repeat(kubeconfig::SIZE_MAX + 1));
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        place.path("pipe.yaml"),
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::from_raw_mode(0o600),
+        0,
+    )
+    .unwrap();
+    place.look();
+    assert!(place.access("big.yaml").unwrap_err().contains("262144"));
+    assert!(
+        place
+            .access("pipe.yaml")
+            .unwrap_err()
+            .contains("not a file")
+    );
+    for number in 0..FILES_MAX {
+        place.write(&format!("c-{number}.yaml"), "");
+    }
+    assert_eq!(place.look().len(), FILES_MAX);
+    assert!(place.seen.left_out);
+}
+
+#[test]
+fn a_directory_that_must_not_be_read_is_trouble_that_says_so() {
+    let place = Place::new();
+    let path = place.path("closed");
+    fs::create_dir(&path).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o0)).unwrap();
+    // Whoever runs this as root may read all the same.
+    if let Err(error) = look(&path, &Policy::default(), &Seen::default()) {
+        assert!(error.to_string().contains("closed"), "{error}");
+    }
+}
+
+#[test]
+fn a_path_covers_itself_and_what_is_in_it() {
+    let files = Files::new(Path::new("/mounted/here"), Policy::default());
+    let origin = |name: &str| Origin {
+        kind: Kind::File,
+        namespace: None,
+        name: name.to_owned(),
+    };
+    assert!(files.covers(&origin("/mounted/here")));
+    assert!(files.covers(&origin("/mounted/here/a.yaml")));
+    assert!(!files.covers(&origin("/mounted/here/deeper/a.yaml")));
+    assert!(!files.covers(&origin("/mounted/hereafter")));
+}

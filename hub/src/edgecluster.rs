@@ -1,0 +1,175 @@
+//! The EdgeClusters: one for each source and for each agent that has joined. The controller creates them, runs a proxy
+//! for each source, gives each member its desired state, and writes their status.
+
+mod acceptance;
+mod agenda;
+mod api;
+mod controller;
+pub mod credential_expiry;
+mod decommission;
+mod desired_status;
+mod member;
+mod messages;
+mod namespaces;
+mod plan;
+mod proxies;
+mod source_history;
+mod values;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use krypton_crds::edge_cluster::EdgeCluster;
+use krypton_runtime::clock;
+use krypton_runtime::watch::listed_anew;
+use krypton_types::desired::ChartState;
+use krypton_types::desired::crd_policy::CrdPolicy;
+use krypton_types::desired::drift::DriftPolicy;
+use krypton_types::desired::handling::Handling;
+use krypton_types::desired::lockdown::Lockdown;
+use krypton_types::desired::namespaces::NamespaceConfiguration;
+use krypton_types::error_chain::chain;
+use kube::Client;
+use kube::api::Api;
+use kube::runtime::watcher::{Config, watcher};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::chart::values::Problem;
+use crate::discovery::Sources;
+use crate::leader::{Lead, Watched};
+use crate::members::Members;
+use crate::members::found::Found as Clusters;
+use crate::proxy::Shared;
+use crate::tenants::Reports;
+
+pub use acceptance::Accepting;
+use controller::{Controller, Pass};
+pub use values::Overlaying;
+
+/// Two writes of one EdgeCluster's status are at least so far apart.
+const PACE: Duration = Duration::from_secs(1);
+/// The pause after a read or a write of the register that failed, give or take half of it.
+const AFTER_FAILURE: Duration = Duration::from_secs(3);
+/// `lastSeen` is looked at so often; it is written once a minute.
+const HEARTBEAT: Duration = Duration::from_secs(20);
+/// Writes of EdgeClusters in flight.
+const WRITERS: usize = 16;
+/// What is found out about clusters is looked at so often.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Sources that have not listed yet are waited for so long before a new name is given away.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// What is on record of a member of which nothing has been heard counts for so long after the lead was won: an
+/// agent is given up after 30 s, and whoever is reached by kubeconfig has answered by then, or has not.
+const UNHEARD: Duration = Duration::from_secs(45);
+/// Events taken in before the next look.
+const BATCH: usize = 512;
+
+/// The chart state of the fleet, and the epoch it is given in.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Given {
+    pub epoch: u64,
+    /// `None` while there has not been one yet.
+    pub chart: Option<Arc<ChartState>>,
+    /// Why `chart` is not what it should be.
+    pub problem: Option<Problem>,
+}
+
+/// What the fleet is built from.
+pub struct Fleet {
+    pub client: Client,
+    /// The hub's, on home.
+    pub namespace: String,
+    /// How home is reached as a member; `None` without `--self-cluster`.
+    pub home: Option<kube::Config>,
+    pub sources: watch::Receiver<Sources>,
+    pub accepting: Accepting,
+    pub given: watch::Receiver<Given>,
+    /// For all members.
+    pub drift: DriftPolicy,
+    pub chart_crds: CrdPolicy,
+    pub tenant_values: bool,
+    /// Whether Tenants of home are placed on members.
+    pub place_tenants: bool,
+    /// Of members, over the fleet's.
+    pub overlaying: Overlaying,
+    pub handling: Handling,
+    pub lockdown: Lockdown,
+    /// Of workspaces; a member may have its own over it.
+    pub namespaces: NamespaceConfiguration,
+    /// Whether this hub is the one that writes on home.
+    pub lead: Lead,
+    pub shared: Arc<Shared>,
+    pub members: Arc<Members>,
+    pub reports: Arc<Reports>,
+    pub found: Arc<Clusters>,
+}
+
+impl std::fmt::Debug for Fleet {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Fleet").finish_non_exhaustive()
+    }
+}
+
+/// Follows sources and EdgeClusters until `stop`, then stops all proxies and waits for them.
+pub async fn run(fleet: Fleet, stop: CancellationToken) {
+    let api: Api<EdgeCluster> = Api::all(fleet.client.clone());
+    let mut events = Watched::new(move || {
+        let api = api.clone();
+        listed_anew(move || watcher(api.clone(), Config::default()))
+    });
+    let mut heartbeat = tokio::time::interval(HEARTBEAT);
+    let mut controller = Controller::new(fleet);
+    loop {
+        let pass = Pass::now(&controller.fleet.lead);
+        let listed_again = events.begins(pass.stand.tenure());
+        controller.begin(listed_again, &pass);
+        if controller.is_due(&pass) {
+            controller.reconcile(events.of(), &pass);
+            // Without this the loop would go on for as long as anything is ready, in one poll.
+            tokio::task::yield_now().await;
+        }
+        let (wake, more) = controller.write(&pass);
+        tokio::select! {
+            () = stop.cancelled() => break,
+            () = tokio::task::yield_now(), if more => {}
+            changed = controller.fleet.sources.changed() => {
+                if changed.is_err() { break }
+                controller.look();
+            }
+            changed = controller.fleet.given.changed() => {
+                if changed.is_err() { break }
+                // A new chart goes out immediately.
+                controller.look_now();
+            }
+            changed = controller.fleet.overlaying.readings.changed() => {
+                if changed.is_err() { break }
+                controller.look();
+            }
+            // Their sender may have ended; the orders stand.
+            Ok(()) = controller.orders.changed() => controller.look(),
+            Ok(()) = controller.placements.changed() => controller.look(),
+            decided = controller.fleet.lead.changed() => {
+                if !decided { break }
+                controller.look_now();
+            }
+            () = controller.fleet.found.changed.notified() => controller.look(),
+            () = controller.fleet.shared.facts.changed.notified() => {}
+            _ = heartbeat.tick() => controller.look_at_all(),
+            Some(event) = events.next() => match event {
+                Ok(event) => controller.see(event, &mut events),
+                Err(error) => tracing::warn!(error = %chain(&error), "watching EdgeClusters failed; it is tried again"),
+            },
+            Some(name) = controller.proxies.ended() => controller.proxy_ended(&name),
+            () = controller.book.answered(&mut controller.known) => controller.look(),
+            Some(Ok(reading)) = controller.readings.join_next(), if !controller.readings.is_empty() => {
+                controller.take_reading(reading);
+            }
+            Some(Ok(written)) = controller.writes.join_next(), if !controller.writes.is_empty() => {
+                controller.take_written(written);
+            }
+            () = clock::sleep_until(wake, pass.now) => {}
+        }
+    }
+    controller.proxies.stop().await;
+}

@@ -1,0 +1,412 @@
+//! The EdgeClusters on home: what is known of them, and what is written.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec, EdgeClusterStatus, SourceRef};
+use krypton_runtime::effect;
+use krypton_types::conditions::{TARGET_RESOLVED, find};
+use krypton_types::error_chain::chain;
+use kube::Client;
+use kube::api::{Api, Patch, PatchParams, PostParams};
+use kube::runtime::watcher::Event;
+use serde_json::Value;
+
+use super::PACE;
+use crate::observe::metrics::Wrote;
+
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// The EdgeClusters by name, each with its source.
+pub(super) type Bound = BTreeMap<String, Option<SourceRef>>;
+
+/// What a watch has told of them.
+#[derive(Debug, Default)]
+pub(super) struct EdgeClusters {
+    pub(super) objects: BTreeMap<String, EdgeCluster>,
+    listed: Option<BTreeSet<String>>,
+    /// All are known.
+    pub(super) synced: bool,
+    /// Members whose EdgeCluster has gone or was made anew: what was known of them is of another.
+    pub(super) anew: BTreeSet<String>,
+    /// One has gone: deleted by a person, or with the CRD.
+    pub(super) vanished: bool,
+}
+
+impl EdgeClusters {
+    /// Each with the source that it is bound to.
+    pub(super) fn bound(&self) -> Bound {
+        let objects = self.objects.iter();
+        objects
+            .map(|(name, object)| (name.clone(), object.spec.source_ref.clone()))
+            .collect()
+    }
+
+    /// They are listed anew: what is known is not all, and may be old.
+    pub(super) fn unlist(&mut self) {
+        (self.listed, self.synced) = (None, false);
+    }
+
+    /// Takes in one event; says whether anything follows from it but a status to be written.
+    pub(super) fn see(&mut self, event: Event<EdgeCluster>, dirty: &mut BTreeSet<String>) -> bool {
+        let name = |object: &EdgeCluster| object.metadata.name.clone().unwrap_or_default();
+        match event {
+            Event::Init => {
+                self.listed = Some(BTreeSet::new());
+                false
+            }
+            Event::InitApply(object) => {
+                let name = name(&object);
+                self.listed.get_or_insert_default().insert(name.clone());
+                self.put(name, object);
+                false
+            }
+            Event::InitDone => {
+                let listed = self.listed.take().unwrap_or_default();
+                let (anew, vanished) = (&mut self.anew, &mut self.vanished);
+                self.objects.retain(|name, _| {
+                    let stays = listed.contains(name);
+                    if !stays {
+                        anew.insert(name.clone());
+                        *vanished = true;
+                    }
+                    stays
+                });
+                self.synced = true;
+                dirty.extend(self.objects.keys().cloned());
+                true
+            }
+            Event::Apply(object) => {
+                let name = name(&object);
+                // Our own writes come back, and are no news.
+                let before = self.objects.get(&name);
+                if before.is_none_or(|before| before.status != object.status) {
+                    dirty.insert(name.clone());
+                }
+                self.put(name, object)
+            }
+            Event::Delete(object) => {
+                self.objects.remove(&name(&object));
+                self.vanished = true;
+                self.anew.insert(name(&object));
+                true
+            }
+        }
+    }
+
+    /// Puts in a newer object; says whether anything but its reported state is another.
+    fn put(&mut self, name: String, mut object: EdgeCluster) -> bool {
+        // Larger than all the rest, and read by nobody here.
+        object.metadata.managed_fields = None;
+        let matters = |object: &EdgeCluster| {
+            let status = object.status.as_ref();
+            let uid = status.and_then(|status| status.cluster_uid.clone());
+            let keys = status.and_then(|status| status.agent_keys.clone());
+            // What names the member says the same.
+            let resolved = status.and_then(|status| find(&status.conditions, TARGET_RESOLVED));
+            let meta = &object.metadata;
+            (
+                object.spec.clone(),
+                meta.uid.clone(),
+                meta.annotations.clone(),
+                (meta.deletion_timestamp.is_some(), meta.finalizers.clone()),
+                (uid, resolved, keys),
+                enrolled(object),
+            )
+        };
+        let before = self.objects.get(&name).map(matters);
+        let after = matters(&object);
+        if before.as_ref().is_some_and(|before| before.1 != after.1) {
+            self.anew.insert(name.clone());
+        }
+        let changed = before != Some(after);
+        self.objects.insert(name, object);
+        changed
+    }
+}
+
+/// An agent was enrolled for the member, and has been here.
+pub(super) fn enrolled(object: &EdgeCluster) -> bool {
+    certificate_end(object).is_some()
+}
+
+/// When the certificate ends that its agent was seen with last.
+pub(super) fn certificate_end(object: &EdgeCluster) -> Option<Timestamp> {
+    let end = object.status.as_ref()?.certificate_expiry.as_ref()?;
+    Some(end.0)
+}
+
+/// It is a member by its agent, with or without a source.
+pub(super) fn joined(object: &EdgeCluster) -> bool {
+    enrolled(object) || object.spec.source_ref.is_none()
+}
+
+/// A write that has ended.
+pub(super) struct Written {
+    pub(super) name: String,
+    /// The object as it is now, and the version that it had before; `None` when nothing was written.
+    object: Option<(EdgeCluster, Option<String>)>,
+    pub(super) came: Wrote,
+}
+
+impl EdgeClusters {
+    /// Takes in what our own write has come to, unless the watch has brought something since: then that
+    /// is newer, or the object is gone. Says whether anything but its reported state is another.
+    pub(super) fn take_written(&mut self, written: Written) -> bool {
+        let Some((object, before)) = written.object else {
+            return false;
+        };
+        let known = self.objects.get(&written.name);
+        let untouched = known.is_some_and(|known| known.metadata.resource_version == before);
+        untouched && self.put(written.name, object)
+    }
+}
+
+impl Written {
+    /// What was to be written is there.
+    pub(super) fn went_through(&self) -> bool {
+        self.object.is_some()
+    }
+
+    /// After which it is tried again once so many have failed in a row; `None` when it went through. Where somebody
+    /// was faster, the watch is about to bring what they wrote.
+    pub(super) fn again_after(&self, failures: u32, jitter: f64) -> Option<Duration> {
+        match self.came {
+            Wrote::Ok => None,
+            Wrote::Conflict => Some(PACE.mul_f64(0.5 + jitter)),
+            Wrote::Failed => Some(crate::home::write_backoff(failures, jitter)),
+        }
+    }
+}
+
+/// Makes the EdgeCluster of a new source. `accepted` is written where it is given.
+pub(super) async fn create(
+    client: Client,
+    name: String,
+    source: SourceRef,
+    accepted: Option<bool>,
+) -> Written {
+    let object = EdgeCluster {
+        metadata: ObjectMeta {
+            name: Some(name.clone()),
+            ..ObjectMeta::default()
+        },
+        spec: EdgeClusterSpec {
+            accepted,
+            source_ref: Some(source),
+            ..EdgeClusterSpec::default()
+        },
+        status: None,
+    };
+    let api: Api<EdgeCluster> = Api::all(client.clone());
+    let made = tokio::time::timeout(DEADLINE, make(&api, &object)).await;
+    if matches!(&made, Ok(Err(kube::Error::Api(status))) if status.code == 404 || status.reason == CRD_OUTDATED)
+        && let Err(error) = krypton_runtime::crd::ensure(&client, &EdgeCluster::crd()).await
+    {
+        tracing::warn!(error = %chain(&error), "the CRD of EdgeClusters is gone and cannot be made again; it is tried again");
+    }
+    outcome(name, "making", None, made)
+}
+
+const CRD_OUTDATED: &str = "CrdOutdated";
+
+/// A CRD of before drops `spec.accepted`, and the member would count as accepted: this is tried first.
+async fn make(api: &Api<EdgeCluster>, object: &EdgeCluster) -> kube::Result<EdgeCluster> {
+    if object.spec.accepted.is_some() {
+        let trial = PostParams {
+            dry_run: true,
+            ..PostParams::default()
+        };
+        let kept = api.create(&trial, object).await?;
+        if kept.spec.accepted != object.spec.accepted {
+            let why =
+                "the CRD of EdgeClusters does not keep spec.accepted; apply the one of this hub";
+            let status = kube::core::Status::failure(why, CRD_OUTDATED);
+            return Err(kube::Error::Api(Box::new(status)));
+        }
+    }
+    let params = PostParams::default();
+    effect!("edge-cluster.create", api.create(&params, object)).await
+}
+
+/// Puts a finalizer on or takes it off, as they are all written.
+pub(super) async fn write_finalizers(
+    client: Client,
+    name: String,
+    version: Option<String>,
+    finalizers: Vec<String>,
+) -> Written {
+    let api: Api<EdgeCluster> = Api::all(client);
+    let params = PatchParams::default();
+    let patch = Patch::Merge(serde_json::json!({
+        "metadata": { "resourceVersion": version, "finalizers": finalizers },
+    }));
+    let call = effect!("edge-cluster.finalizers", api.patch(&name, &params, &patch));
+    let result = tokio::time::timeout(DEADLINE, call).await;
+    outcome(name, "writing the finalizers of", version, result)
+}
+
+pub(super) async fn write_status(
+    client: Client,
+    name: String,
+    version: Option<String>,
+    status: Value,
+) -> Written {
+    let api: Api<EdgeCluster> = Api::all(client);
+    let params = PatchParams::default();
+    let patch = Patch::Merge(serde_json::json!({
+        "metadata": { "resourceVersion": version },
+        "status": status,
+    }));
+    let call = effect!(
+        "edge-cluster.status",
+        api.patch_status(&name, &params, &patch)
+    );
+    let result = tokio::time::timeout(DEADLINE, call).await;
+    outcome(name, "writing the status of", version, result)
+}
+
+/// The merge patch that turns a recorded status into `next`.
+pub(super) fn status_patch(
+    recorded: Option<&EdgeClusterStatus>,
+    next: &EdgeClusterStatus,
+) -> Value {
+    let [recorded, next] = [&recorded.cloned().unwrap_or_default(), next]
+        .map(|status| serde_json::to_value(status).unwrap_or_default());
+    merge(&recorded, next)
+}
+
+/// A merge removes only what is null.
+fn merge(before: &Value, next: Value) -> Value {
+    let (Value::Object(before), Value::Object(mut next)) = (before, next.clone()) else {
+        return next;
+    };
+    for (field, value) in before {
+        let merged = next.remove(field).map(|next| merge(value, next));
+        next.insert(field.clone(), merged.unwrap_or_default());
+    }
+    Value::Object(next)
+}
+
+fn outcome(
+    name: String,
+    what: &str,
+    before: Option<String>,
+    result: Result<kube::Result<EdgeCluster>, tokio::time::error::Elapsed>,
+) -> Written {
+    let problem = match result {
+        Ok(Ok(object)) => {
+            let object = Some((object, before));
+            let came = Wrote::Ok;
+            return Written { name, object, came };
+        }
+        // Somebody was faster; the watch brings what they wrote.
+        Ok(Err(kube::Error::Api(status))) if status.code == 409 || status.code == 404 => None,
+        Ok(Err(error)) => Some(chain(&error)),
+        Err(_) => Some("no answer in time".to_owned()),
+    };
+    let came = if problem.is_some() {
+        Wrote::Failed
+    } else {
+        Wrote::Conflict
+    };
+    if let Some(problem) = problem {
+        tracing::warn!(member = name, %problem, "{what} the EdgeCluster failed; it is tried again");
+    }
+    let object = None;
+    Written { name, object, came }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn who_was_overtaken_tries_again_soon_and_who_was_refused_later() {
+        let refused = |code| {
+            let mut status = kube::core::Status::failure("no", "No");
+            status.code = code;
+            Ok(Err(kube::Error::Api(Box::new(status))))
+        };
+        let after = |result, failures| {
+            let written = outcome("a".to_owned(), "writing", None, result);
+            assert!(!written.went_through());
+            written.again_after(failures, 0.5)
+        };
+        assert_eq!(after(refused(409), 0), Some(PACE));
+        assert_eq!(after(refused(404), 0), Some(PACE));
+        for (failures, full) in [(1, 1), (2, 2), (3, 4), (4, 8), (99, 30)] {
+            let pause = Duration::from_secs(full).mul_f64(0.75);
+            assert_eq!(after(refused(403), failures), Some(pause));
+        }
+        let object = EdgeCluster::new("a", EdgeClusterSpec::default());
+        let well = outcome("a".to_owned(), "writing", None, Ok(Ok(object)));
+        assert_eq!(well.again_after(0, 0.5), None);
+    }
+
+    #[test]
+    fn status_patch_clears_absent_fields() {
+        let recorded: EdgeClusterStatus = serde_json::from_value(json!({
+            "holder": "agent-1",
+            "kubernetesVersion": "v1",
+            "roots": {"trusted": ["a"], "issuer": "a"},
+            "summarised": {"tenants": [], "omitted": 1},
+        }))
+        .unwrap();
+        let next: EdgeClusterStatus = serde_json::from_value(json!({
+            "kubernetesVersion": "v2",
+            "roots": {"issuer": "b"},
+        }))
+        .unwrap();
+        let expected = json!({
+            "holder": null,
+            "kubernetesVersion": "v2",
+            "roots": {"trusted": null, "issuer": "b"},
+            "summarised": null,
+        });
+        assert_eq!(status_patch(Some(&recorded), &next), expected);
+        assert_eq!(
+            status_patch(None, &next),
+            json!({"kubernetesVersion": "v2", "roots": {"issuer": "b"}})
+        );
+    }
+
+    fn object(version: &str) -> EdgeCluster {
+        let mut object = EdgeCluster::new("a", EdgeClusterSpec::default());
+        object.metadata.resource_version = Some(version.to_owned());
+        object
+    }
+
+    #[test]
+    fn a_late_answer_to_our_own_write_does_not_bring_back_what_the_watch_has_taken_away() {
+        let mut known = EdgeClusters::default();
+        let mut dirty = BTreeSet::new();
+        known.see(Event::Apply(object("1")), &mut dirty);
+        let answer = || Written {
+            name: "a".to_owned(),
+            object: Some((object("2"), Some("1".to_owned()))),
+            came: Wrote::Ok,
+        };
+        // A person has banned it meanwhile.
+        let mut banned = object("3");
+        banned.spec.banned = true;
+        known.see(Event::Apply(banned), &mut dirty);
+        known.take_written(answer());
+        assert!(known.objects["a"].spec.banned);
+        // Or deleted.
+        known.see(Event::Delete(object("3")), &mut dirty);
+        known.take_written(answer());
+        assert!(known.objects.is_empty());
+
+        known.see(Event::Apply(object("1")), &mut dirty);
+        known.take_written(answer());
+        assert_eq!(
+            known.objects["a"].metadata.resource_version.as_deref(),
+            Some("2")
+        );
+    }
+}

@@ -1,0 +1,519 @@
+//! The controller's state, and one pass: decide on all members, then write the statuses that are due.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use futures::FutureExt as _;
+use krypton_crds::edge_cluster::{EdgeCluster, SourceRef};
+use krypton_runtime::clock::{self, Boot};
+use krypton_runtime::newest::{Newest as _, NewestSeen as _, PutNews as _};
+use krypton_types::deployment::DesiredDeployment;
+use krypton_types::placed_tenant::PlacedTenant;
+use kube::runtime::watcher::Event;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use super::agenda::Agenda;
+use super::api::{EdgeClusters, Written, certificate_end, create, status_patch, write_status};
+use super::credential_expiry::{Reminders, Validity};
+use super::decommission::{self, Reading, Retirements};
+use super::plan::{self, conditions, mark};
+use super::proxies::Proxies;
+use super::source_history::Book;
+use super::values::Overlays;
+use super::{
+    AFTER_FAILURE, BATCH, Fleet, Given, LOOK_EVERY, PACE, PATIENCE, UNHEARD, WRITERS, acceptance,
+    desired_status, messages,
+};
+use crate::chart::values::Readings;
+use crate::discovery::Origin;
+use crate::discovery::membership::{Membership, Refusal};
+use crate::leader::{Lead, Stand, Watched};
+use crate::members::duplicates::{self, Verdict};
+use crate::members::remote_orders::Orders;
+use crate::members::{self, Dealer, Members, observation};
+use crate::notices::Notice;
+use crate::observe::metrics::HomeWrites;
+use crate::proxy::{Access, Permit};
+
+/// The time of a pass, and whether this hub leads.
+pub(super) struct Pass {
+    pub(super) now: Boot,
+    pub(super) leading: bool,
+    pub(super) stand: Stand,
+}
+
+impl Pass {
+    pub(super) fn now(lead: &Lead) -> Self {
+        let now = Boot::now();
+        Self {
+            now,
+            leading: lead.writes(now),
+            stand: lead.stand(),
+        }
+    }
+}
+
+pub(super) struct Controller {
+    pub(super) fleet: Fleet,
+    pub(super) known: EdgeClusters,
+    pub(super) proxies: Proxies,
+    pub(super) book: Book,
+    pub(super) orders: watch::Receiver<Option<Orders<DesiredDeployment>>>,
+    pub(super) placements: watch::Receiver<Option<Orders<PlacedTenant>>>,
+    pub(super) readings: JoinSet<Reading>,
+    pub(super) writes: JoinSet<Written>,
+    /// Members with a write in flight.
+    pub(super) writing: BTreeSet<String>,
+    pub(super) agenda: Agenda,
+    pub(super) retirements: Retirements,
+    pub(super) overlays: Overlays,
+    pub(super) dealer: Dealer,
+    /// The epoch that this hub's term began with, and the last one that members were given.
+    pub(super) first_epoch: u64,
+    pub(super) dealt_epoch: u64,
+    /// Sources that are no members, as reported last, and whether on an EdgeCluster too.
+    refused: BTreeMap<Origin, (Refusal, bool)>,
+    wrote: desired_status::Wrote,
+    reminders: Reminders,
+    begun: Boot,
+    /// Start of the term that the reports above belong to.
+    led: Option<Boot>,
+    /// Whether a decision is due. Observations change often, and a decision does not follow from them.
+    look: bool,
+    look_next: Boot,
+    /// When a decision is due without a change.
+    look_at: Option<Boot>,
+}
+
+/// Members, each with the way to its cluster and its source.
+type Wanted = BTreeMap<String, (Access, SourceRef)>;
+
+/// What one pass decides by.
+pub(super) struct View {
+    pub(super) membership: Membership,
+    pub(super) wanted: Wanted,
+    /// Wait for an operator.
+    pub(super) waiting: Wanted,
+    pub(super) verdicts: BTreeMap<String, Verdict>,
+    pub(super) given: Given,
+    pub(super) ordered: Option<Orders<DesiredDeployment>>,
+    pub(super) placed: Option<Orders<PlacedTenant>>,
+    pub(super) readings: Arc<Readings>,
+}
+
+impl Controller {
+    pub(super) fn new(fleet: Fleet) -> Self {
+        let dealer = Dealer::new(
+            fleet.drift,
+            fleet.chart_crds,
+            fleet.tenant_values,
+            fleet.handling,
+        );
+        Self {
+            dealer: dealer.locked_down(fleet.lockdown.clone()),
+            book: Book::new(
+                fleet.client.clone(),
+                fleet.namespace.clone(),
+                fleet.sources.clone(),
+            ),
+            orders: fleet.shared.voices.deployments().orders(),
+            placements: fleet.shared.voices.placements().orders(),
+            fleet,
+            known: EdgeClusters::default(),
+            proxies: Proxies::default(),
+            readings: JoinSet::new(),
+            writes: JoinSet::new(),
+            writing: BTreeSet::new(),
+            agenda: Agenda::default(),
+            retirements: Retirements::default(),
+            overlays: Overlays::default(),
+            first_epoch: 0,
+            dealt_epoch: 0,
+            refused: BTreeMap::new(),
+            wrote: desired_status::Wrote::default(),
+            reminders: Reminders::default(),
+            begun: Boot::now(),
+            led: None,
+            look: true,
+            look_next: Boot::default(),
+            look_at: None,
+        }
+    }
+
+    pub(super) fn look(&mut self) {
+        self.look = true;
+    }
+
+    pub(super) fn look_now(&mut self) {
+        (self.look, self.look_next) = (true, Boot::default());
+    }
+
+    pub(super) fn look_at_all(&mut self) {
+        self.look = true;
+        self.agenda.extend(self.known.objects.keys().cloned());
+    }
+
+    pub(super) fn look_again(&mut self, at: Boot) {
+        self.look_at = Some(self.look_at.map_or(at, |due| due.min(at)));
+    }
+
+    /// Forgets what another hub may have changed.
+    pub(super) fn begin(&mut self, listed_again: bool, pass: &Pass) {
+        self.look |= self.look_at.take_if(|at| *at <= pass.now).is_some();
+        let tenure = pass.stand.tenure();
+        if listed_again {
+            // Nothing is decided by what a standby has seen: it may be old.
+            self.known.unlist();
+            self.fleet.reports.aim_anew();
+            self.retirements.read_again();
+            self.readings = JoinSet::new();
+            self.first_epoch = tenure.map_or(0, |tenure| tenure.epoch);
+        }
+        let since = tenure.map(|tenure| tenure.since);
+        if pass.leading && self.led != since {
+            // Another hub may have reported, and written which sources are members.
+            self.reminders = Reminders::default();
+            self.wrote = desired_status::Wrote::default();
+            self.book.read_again();
+            self.agenda.extend(self.known.objects.keys().cloned());
+            self.led = since;
+        }
+    }
+
+    /// Whether to decide now. Changes in quick succession share one decision.
+    pub(super) fn is_due(&self, pass: &Pass) -> bool {
+        let stays = pass.stand != Stand::Leaving;
+        self.look && self.known.synced && pass.now >= self.look_next && stays
+    }
+
+    /// Decides on all members.
+    pub(super) fn reconcile(&mut self, listed_in: Option<Boot>, pass: &Pass) {
+        self.look = false;
+        // Lent out, as each member changes the rest.
+        let mut known = std::mem::take(&mut self.known);
+        let marks = known.objects.values().filter_map(mark);
+        self.fleet.lead.sees(marks);
+        let membership = self.membership(&known, pass);
+        // Before reports of a new member arrive.
+        self.fleet.reports.aim(plan::targets(&known));
+        let mut wanted = plan::wanted(self.fleet.home.as_ref(), &membership);
+        let waiting = acceptance::take_waiting(&mut wanted, &known, &self.fleet.accepting);
+        for name in std::mem::take(&mut known.anew) {
+            self.fleet.shared.voices.forget_agent(&name, pass.now);
+            self.fleet.found.forget_agent(&name);
+        }
+        self.note_certificates(&known, pass);
+        for (name, member) in wanted.iter().chain(&waiting) {
+            if !known.objects.contains_key(name) {
+                // The EdgeCluster comes first: its age decides between two that are one cluster.
+                let accepted = waiting.contains_key(name).then_some(false);
+                self.create(name, member.1.clone(), accepted, pass);
+            } else if !waiting.contains_key(name) {
+                let entry = || enter(&self.fleet.members, &known, name);
+                let shared = &self.fleet.shared;
+                self.proxies.reach(name, member.0.clone(), shared, entry);
+            }
+        }
+        self.proxies.retain(|name| {
+            let accepted = |object: &EdgeCluster| acceptance::is_accepted(object);
+            wanted.contains_key(name)
+                || membership.unseen.contains_key(name)
+                    && known.objects.get(name).is_none_or(accepted)
+        });
+        let view = self.view(&known, membership, (wanted, waiting), pass);
+        for (name, object) in &known.objects {
+            self.reconcile_member(name, object, &known, &view, pass);
+        }
+        self.forget_departed(&known, &view, listed_in);
+        self.known = known;
+        // With many members this takes long. Calls that wait for this loop get as much time.
+        let ended = Boot::now();
+        self.look_next = Boot(ended.0 + LOOK_EVERY.max(ended.since(pass.now)));
+    }
+
+    fn membership(&mut self, known: &EdgeClusters, pass: &Pass) -> Membership {
+        let bound = known.bound();
+        self.book.follow(&bound);
+        let patient = pass.now.since(self.begun) < PATIENCE;
+        let sources = self.fleet.sources.get();
+        let membership = plan::members_now(&sources, &bound, &self.book, patient);
+        let refused = &membership.refused;
+        let shared = &self.fleet.shared;
+        messages::tell_refused(shared, known, &mut self.refused, refused, pass.leading);
+        self.look_at = plan::patience_ends(membership.waiting, self.begun, pass.now);
+        membership
+    }
+
+    /// Takes the certificates of agents from the record, until the agents report them in this term.
+    fn note_certificates(&self, known: &EdgeClusters, pass: &Pass) {
+        let shared = &self.fleet.shared;
+        for (name, object) in &known.objects {
+            let Some(until) = certificate_end(object) else {
+                continue;
+            };
+            shared.voices.agent_known(name, pass.now);
+            let leads = pass.stand.tenure().is_some();
+            shared.facts.set(name, |facts| {
+                facts.certificate_said &= leads;
+                if !facts.certificate_said {
+                    facts.certificate = Some(Validity::until(until));
+                }
+            });
+        }
+    }
+
+    fn create(&mut self, name: &str, source: SourceRef, accepted: Option<bool>, pass: &Pass) {
+        // A dismissed source is not created again: first the hub reads which ones are.
+        let may = pass.leading && self.book.is_read() && !self.writing.contains(name);
+        let due = self.agenda.time(name);
+        if may && due > pass.now {
+            self.look_again(due);
+        } else if may && self.writes.len() < WRITERS {
+            self.writing.insert(name.to_owned());
+            self.agenda.wait(name, Boot(pass.now.0 + PACE));
+            let client = self.fleet.client.clone();
+            let write = create(client, name.to_owned(), source, accepted);
+            self.writes.spawn(self.fleet.lead.tracked(write));
+        } else {
+            // It waits for a writer; otherwise for a change.
+            self.look |= may;
+        }
+    }
+
+    fn view(
+        &mut self,
+        known: &EdgeClusters,
+        membership: Membership,
+        (wanted, waiting): (Wanted, Wanted),
+        pass: &Pass,
+    ) -> View {
+        let given = self.fleet.given.see();
+        // The epoch of a term may be given before the term is seen: by then all is to be listed again.
+        let tenure = pass.stand.tenure();
+        if let Some(tenure) = tenure.filter(|tenure| given.epoch >= tenure.epoch) {
+            self.dealt_epoch = tenure.epoch;
+        }
+        // Until home's objects are listed, no member gets orders.
+        let ordered = self.orders.see();
+        let placed = self.placements.see();
+        let placed = placed.or_else(|| (!self.fleet.place_tenants).then(BTreeMap::new));
+        self.fleet.overlaying.ask(known.objects.values());
+        let readings = self.fleet.overlaying.readings.see();
+        let claims = plan::claims(known, &wanted, &membership, &self.fleet.found);
+        View {
+            verdicts: duplicates::verdicts(&claims),
+            membership,
+            wanted,
+            waiting,
+            given,
+            ordered,
+            placed,
+            readings,
+        }
+    }
+
+    fn forget_departed(&mut self, known: &EdgeClusters, view: &View, listed_in: Option<Boot>) {
+        let here = |name: &str| known.objects.contains_key(name);
+        // If a person has deleted the EdgeCluster, no proxy acts.
+        for (name, proxy) in &self.proxies.running {
+            if !here(name) {
+                proxy.permit.put(Permit::default());
+            }
+        }
+        self.reminders.keep(here);
+        self.overlays.keep(here);
+        let objects = known.objects.values();
+        let uids: BTreeSet<&str> = objects
+            .filter_map(|object| object.metadata.uid.as_deref())
+            .collect();
+        self.retirements.keep(|uid| uids.contains(uid));
+        let is_running = |name: &str| self.proxies.running.contains_key(name);
+        self.fleet.members.keep(here, is_running);
+        self.fleet.members.listed_in(listed_in);
+        let needed = |name: &str| {
+            here(name)
+                || is_running(name)
+                || self.proxies.is_leaving(name)
+                || view.wanted.contains_key(name)
+        };
+        for name in self.fleet.shared.facts.forget(needed) {
+            self.fleet.shared.voices.forget(&name);
+            self.fleet.found.remove(&name);
+            self.wrote.forget(&name);
+            self.agenda.forget(&name);
+        }
+    }
+
+    /// Writes the statuses that are due. Returns when to look again, and whether more are due.
+    pub(super) fn write(&mut self, pass: &Pass) -> (Option<Boot>, bool) {
+        let now = pass.now;
+        let book_due = self.book.work(&mut self.known, &self.fleet.lead, now);
+        for name in self.fleet.shared.facts.take_changed() {
+            // A departing member goes once it has reported that it is done.
+            let object = self.known.objects.get(&name);
+            self.look |= object.is_some_and(decommission::leaving);
+            // A change of the chart changes all observations: first it goes to the members.
+            if self.agenda.add(&name) {
+                let at = self.agenda.time(&name).max(Boot(now.0 + PACE));
+                self.agenda.wait(&name, at);
+            }
+        }
+        let stays = pass.stand != Stand::Leaving;
+        let decides = (self.look && self.known.synced && stays).then_some(self.look_next);
+        let mut wake = decides
+            .into_iter()
+            .chain(book_due)
+            .chain(self.look_at)
+            .min();
+        let mut looked = 0;
+        while pass.leading && self.known.synced && self.writes.len() < WRITERS {
+            if looked >= BATCH {
+                return (wake, true);
+            }
+            let Some(name) = self.agenda.next(now) else {
+                wake = wake.into_iter().chain(self.agenda.wakes()).min();
+                break;
+            };
+            looked += 1;
+            // The end of a write adds the member again.
+            if !self.writing.contains(&name) {
+                self.write_status(name, pass);
+            }
+        }
+        (wake, false)
+    }
+
+    fn write_status(&mut self, name: String, pass: &Pass) {
+        let (shared, reports) = (&self.fleet.shared, &self.fleet.reports);
+        let (Some(object), Some(mut facts)) =
+            (self.known.objects.get(&name), shared.facts.get(&name))
+        else {
+            return;
+        };
+        let Some(epoch) = self.fleet.lead.mark(mark(object)) else {
+            // A later leader wrote it: look again under a later epoch.
+            self.agenda.wait(&name, Boot(pass.now.0 + AFTER_FAILURE));
+            self.agenda.add(&name);
+            self.look = true;
+            return;
+        };
+        let unheard = |since: Boot| pass.now.since(since) >= UNHEARD;
+        let tenure = pass.stand.tenure();
+        facts.unheard = tenure.is_none_or(|tenure| unheard(tenure.since));
+        let recorded = object.status.as_ref();
+        let mut status = observation::status(
+            &name,
+            recorded,
+            &facts,
+            reports.counts(&name, shared.allow_chart_skip),
+            reports.listing(&name, shared.allow_chart_skip),
+            object.metadata.generation.unwrap_or_default(),
+            clock::wall(),
+        );
+        let member = self.fleet.members.get(&name).ok();
+        let slot = member.and_then(|member| member.slot.get());
+        status.desired = desired_status::desired(
+            recorded.and_then(|status| status.desired.as_ref()),
+            self.wrote.of(&name),
+            slot.as_ref(),
+            pass.now,
+            clock::wall(),
+        );
+        let (record, next) = (conditions(object), &status.conditions);
+        let uid = object.metadata.uid.clone().unwrap_or_default();
+        let tell = |(reason, message)| {
+            shared.notices.offer(Notice {
+                member: name.clone(),
+                uid: uid.clone(),
+                reason,
+                message,
+            })
+        };
+        self.reminders
+            .look(&name, record, next, clock::wall(), tell);
+        if self.wrote.is_so(&name, recorded, &status) {
+            return;
+        }
+        self.wrote.note(&name, &status);
+        status.hub_epoch = Some(epoch);
+        self.agenda.wait(&name, Boot(pass.now.0 + PACE));
+        self.writing.insert(name.clone());
+        let version = object.metadata.resource_version.clone();
+        let patch = status_patch(recorded, &status);
+        let write = write_status(self.fleet.client.clone(), name, version, patch);
+        self.writes.spawn(self.fleet.lead.tracked(write));
+    }
+
+    /// Takes in an event, and those that are ready with it.
+    pub(super) fn see(&mut self, event: Event<EdgeCluster>, events: &mut Watched<EdgeCluster>) {
+        let mut dirty = BTreeSet::new();
+        let mut next = Some(event);
+        for _ in 0..=BATCH {
+            let Some(event) = next else { break };
+            cut_off(&self.fleet.members, &event);
+            self.look |= self.known.see(event, &mut dirty);
+            next = match events.next().now_or_never() {
+                Some(Some(Ok(event))) => Some(event),
+                _ => None,
+            };
+        }
+        self.agenda.extend(dirty);
+    }
+
+    pub(super) fn proxy_ended(&mut self, name: &str) {
+        self.look = true;
+        let shared = &self.fleet.shared;
+        shared.voices.link(name, None, Boot::now());
+        self.fleet.found.forget(name);
+        shared.facts.set(name, |facts| facts.access = None);
+    }
+
+    pub(super) fn take_reading(&mut self, reading: Reading) {
+        self.look = true;
+        self.retirements.take(&reading);
+        if reading.found.is_none() {
+            let pause = AFTER_FAILURE.mul_f64(0.5 + rand::random::<f64>());
+            self.agenda.wait(&reading.name, Boot(Boot::now().0 + pause));
+        }
+    }
+
+    pub(super) fn take_written(&mut self, written: Written) {
+        let writes = &self.fleet.reports.writes;
+        writes.count(HomeWrites::EDGE_CLUSTER, written.came);
+        let name = written.name.clone();
+        self.writing.remove(&name);
+        self.agenda.add(&name);
+        if !written.went_through() {
+            self.wrote.forget(&name);
+        }
+        let failures = self.agenda.ended(&name, written.came);
+        if let Some(pause) = written.again_after(failures, rand::random()) {
+            self.look = true;
+            self.agenda.wait(&name, Boot(Boot::now().0 + pause));
+        }
+        self.look |= self.known.take_written(written);
+    }
+}
+
+/// Disconnects a member that is banned or deleted, before the next decision.
+fn cut_off(members: &Members, event: &Event<EdgeCluster>) {
+    let (object, why) = match event {
+        Event::Apply(object) if object.spec.banned => (object, None),
+        Event::Delete(object) => (object, Some(members::GONE.to_owned())),
+        _ => return,
+    };
+    let name = object.metadata.name.as_deref().unwrap_or_default();
+    let why = why.unwrap_or_else(|| banned(name));
+    members.cut(name, object.metadata.uid.as_deref(), &why);
+}
+
+pub(super) fn banned(name: &str) -> String {
+    format!("spec.banned is set on EdgeCluster {name}; whoever set it can lift it")
+}
+
+pub(super) fn enter(members: &Members, known: &EdgeClusters, name: &str) -> Arc<members::Member> {
+    let object = known.objects.get(name);
+    let uid = object.and_then(|object| object.metadata.uid.as_deref());
+    members.enter(name, uid.unwrap_or_default())
+}

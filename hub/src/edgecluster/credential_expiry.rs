@@ -1,0 +1,368 @@
+//! When credentials end: what is said of it on EdgeClusters, and when it is told of. Pure.
+
+use std::collections::BTreeMap;
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use krypton_types::conditions::{self, State, Truth};
+use x509_parser::prelude::{FromDer as _, X509Certificate};
+
+use crate::ca::{AGENT_CERTIFICATE_LIFE, BACK_DATED};
+
+/// Reasons of the conditions, and of the events that tell of them.
+pub mod reason {
+    pub const CURRENT: &str = "Current";
+    pub const SOON: &str = "CertificateExpiresSoon";
+    pub const EXPIRED: &str = "CertificateExpired";
+}
+
+/// Part of its life that is left of a certificate when it is told of. By then it should have been
+/// renewed, which begins when 30 % are left.
+const LEFT_PERCENT: i128 = 20;
+/// It is told of again.
+const AGAIN: SignedDuration = SignedDuration::from_hours(24);
+
+/// From when until when a credential is good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Validity {
+    pub not_before: Timestamp,
+    pub not_after: Timestamp,
+}
+
+impl Validity {
+    /// Of an agent's certificate of which only the end is on record.
+    pub fn until(not_after: Timestamp) -> Self {
+        let not_before = not_after.saturating_sub(AGENT_CERTIFICATE_LIFE + BACK_DATED);
+        Self {
+            not_before: not_before.unwrap_or(Timestamp::MIN),
+            not_after,
+        }
+    }
+
+    /// How it stands.
+    pub fn at(self, now: Timestamp) -> Standing {
+        let life = self.not_after.duration_since(self.not_before);
+        let left = self.not_after.duration_since(now);
+        if !left.is_positive() {
+            Standing::Expired
+        } else if left.as_nanos() * 100 <= life.as_nanos() * LEFT_PERCENT {
+            Standing::Soon
+        } else {
+            Standing::Current
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    Current,
+    Soon,
+    Expired,
+}
+
+/// A credential that a member depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Credential {
+    /// The agent's certificate.
+    Agent,
+    /// The client certificate or token of the kubeconfig that the hub has for the member.
+    Access,
+}
+
+impl Credential {
+    const ALL: [Self; 2] = [Self::Agent, Self::Access];
+
+    /// The type of its condition.
+    pub fn condition(self) -> &'static str {
+        match self {
+            Self::Agent => "CertificateCurrent",
+            Self::Access => "AccessCurrent",
+        }
+    }
+
+    /// What is said of it, with what to do.
+    pub fn state(self, member: &str, validity: Validity, now: Timestamp) -> State {
+        let end = Timestamp::from_second(validity.not_after.as_second());
+        let end = end.unwrap_or(validity.not_after);
+        match (self, validity.at(now)) {
+            (_, Standing::Current) => State::new(Truth::True, reason::CURRENT, ""),
+            (Self::Agent, Standing::Soon) => State::new(
+                Truth::False,
+                reason::SOON,
+                format!(
+                    "the agent's certificate expires at {end} and should have been renewed by now; its log says why it was not. When it has expired, 'kubectl krypton join {member}' is the only way back"
+                ),
+            ),
+            (Self::Agent, Standing::Expired) => State::new(
+                Truth::False,
+                reason::EXPIRED,
+                format!(
+                    "the agent's certificate expired at {end}; run 'kubectl krypton join {member}' and enrol the agent again. Until then it goes on with the last desired state it has"
+                ),
+            ),
+            (Self::Access, Standing::Soon) => State::new(
+                Truth::False,
+                reason::SOON,
+                format!(
+                    "the credential of the member's kubeconfig expires at {end}; put a newer kubeconfig into its source"
+                ),
+            ),
+            (Self::Access, Standing::Expired) => State::new(
+                Truth::False,
+                reason::EXPIRED,
+                format!(
+                    "the credential of the member's kubeconfig expired at {end}; put a newer kubeconfig into its source"
+                ),
+            ),
+        }
+    }
+}
+
+/// Puts on record what is to be said of each credential that there is.
+pub fn put(
+    record: &mut Vec<Condition>,
+    member: &str,
+    credentials: [(Credential, Option<Validity>); 2],
+    generation: i64,
+    now: Timestamp,
+) {
+    for (credential, validity) in credentials {
+        let type_ = credential.condition();
+        match validity {
+            Some(validity) => {
+                let state = credential.state(member, validity, now);
+                conditions::set(record, type_, &state, generation, now);
+            }
+            None => record.retain(|condition| condition.type_ != type_),
+        }
+    }
+}
+
+/// Something to be told of a member: a reason, and the message.
+pub type Warning = (&'static str, String);
+
+/// What has been told: once when a credential is about to end, once when it has, and again every day.
+/// What stands on record was told by whoever put it there, so a restart tells nothing until the next day
+/// begins.
+#[derive(Debug, Default)]
+pub struct Reminders {
+    told: BTreeMap<(String, Credential), Stage>,
+}
+
+/// The reason and how many days it has been there; `None` when all is well.
+type Stage = Option<(&'static str, i64)>;
+
+impl Reminders {
+    /// Tells what is to be told of a member of which this is on record, and that is about to be put there.
+    /// What `tell` does not take in is due still.
+    pub fn look(
+        &mut self,
+        member: &str,
+        record: &[Condition],
+        next: &[Condition],
+        now: Timestamp,
+        mut tell: impl FnMut(Warning) -> bool,
+    ) {
+        for credential in Credential::ALL {
+            let (is, message) = stage(next, credential, now).unzip();
+            let key = (member.to_owned(), credential);
+            let before = self.told.remove(&key);
+            // By the next look the record is what is about to be put there.
+            let before = before.unwrap_or_else(|| stage(record, credential, now).unzip().0);
+            let told = match (is, message) {
+                (Some((why, _)), Some(message)) if before != is => tell((why, message.to_owned())),
+                _ => true,
+            };
+            self.told.insert(key, if told { is } else { before });
+        }
+    }
+
+    /// Forgets members that are no more.
+    pub fn keep(&mut self, is_member: impl Fn(&str) -> bool) {
+        self.told.retain(|(member, _), _| is_member(member));
+    }
+}
+
+/// How far a credential has come that is not as it should be, and what is said of it.
+fn stage(
+    conditions: &[Condition],
+    credential: Credential,
+    now: Timestamp,
+) -> Option<((&'static str, i64), &str)> {
+    let condition = conditions
+        .iter()
+        .find(|condition| condition.type_ == credential.condition())
+        .filter(|condition| condition.status != Truth::True.as_str())?;
+    let why = match &*condition.reason {
+        reason::EXPIRED => reason::EXPIRED,
+        _ => reason::SOON,
+    };
+    let since = now.duration_since(condition.last_transition_time.0);
+    Some(((why, since.as_secs() / AGAIN.as_secs()), &condition.message))
+}
+
+/// When a certificate ends.
+pub fn end_of(der: &[u8]) -> Option<Timestamp> {
+    let (_, certificate) = X509Certificate::from_der(der).ok()?;
+    Timestamp::from_second(certificate.validity().not_after.timestamp()).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const DAY: i64 = 24 * 3600;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn life(from: i64, to: i64) -> Validity {
+        Validity {
+            not_before: at(from),
+            not_after: at(to),
+        }
+    }
+
+    #[test]
+    fn a_certificate_ends_soon_when_a_fifth_of_its_life_is_left() {
+        let validity = life(1000, 2000);
+        for (now, expected) in [
+            (0, Standing::Current),
+            (1799, Standing::Current),
+            (1800, Standing::Soon),
+            (1999, Standing::Soon),
+            (2000, Standing::Expired),
+            (9999, Standing::Expired),
+        ] {
+            assert_eq!(validity.at(at(now)), expected, "{now}");
+        }
+        assert_eq!(life(1000, 1000).at(at(999)), Standing::Current);
+        // Of one that is only on record, the usual life is taken.
+        let known = Validity::until(at(100 * DAY));
+        assert_eq!(known.at(at(98 * DAY)), Standing::Current);
+        assert_eq!(known.at(at(99 * DAY)), Standing::Soon);
+    }
+
+    proptest! {
+        #[test]
+        fn it_never_gets_better_by_itself(from in 0_i64..1000, length in 0_i64..1000, now in 0_i64..3000, later in 0_i64..1000) {
+            let rank = |now| match life(from, from + length).at(at(now)) {
+                Standing::Current => 0,
+                Standing::Soon => 1,
+                Standing::Expired => 2,
+            };
+            prop_assert!(rank(now) <= rank(now + later));
+        }
+    }
+
+    /// The record of a member with such a certificate, kept up as the hub does.
+    struct Record {
+        conditions: Vec<Condition>,
+        reminders: Reminders,
+        /// There is room for what is told.
+        listens: bool,
+    }
+
+    impl Record {
+        fn new() -> Self {
+            Self {
+                conditions: Vec::new(),
+                reminders: Reminders::default(),
+                listens: true,
+            }
+        }
+
+        fn at(&mut self, validity: Option<Validity>, now: i64) -> Vec<&'static str> {
+            let credentials = [(Credential::Agent, validity), (Credential::Access, None)];
+            let mut next = self.conditions.clone();
+            put(&mut next, "edge-1", credentials, 1, at(now));
+            let mut told = Vec::new();
+            let (reminders, record) = (&mut self.reminders, &self.conditions);
+            reminders.look("edge-1", record, &next, at(now), |(why, _)| {
+                if self.listens {
+                    told.push(why);
+                }
+                self.listens
+            });
+            self.conditions = next;
+            told
+        }
+    }
+
+    #[test]
+    fn it_is_told_once_of_each_certificate_and_again_the_next_day() {
+        let (first, second) = (life(0, 100 * DAY), life(90 * DAY, 190 * DAY));
+        let mut record = Record::new();
+        for (validity, now, expected) in [
+            (Some(first), 79 * DAY, vec![]),
+            (Some(first), 80 * DAY, vec![reason::SOON]),
+            (Some(first), 80 * DAY + 20, vec![]),
+            (Some(first), 81 * DAY, vec![reason::SOON]),
+            (Some(first), 81 * DAY + 20, vec![]),
+            (Some(second), 91 * DAY, vec![]),
+            (Some(second), 170 * DAY, vec![reason::SOON]),
+            (Some(second), 190 * DAY, vec![reason::EXPIRED]),
+            (Some(second), 190 * DAY + 20, vec![]),
+            (None, 191 * DAY, vec![]),
+        ] {
+            assert_eq!(record.at(validity, now), expected, "{now}");
+        }
+        assert_eq!(record.conditions, []);
+    }
+
+    #[test]
+    fn what_there_was_no_room_for_is_told_when_there_is_and_once() {
+        let certificate = Some(life(0, 100 * DAY));
+        let mut record = Record::new();
+        assert_eq!(record.at(certificate, 79 * DAY), [""; 0]);
+        record.listens = false;
+        for look in 0..3 {
+            assert_eq!(record.at(certificate, 80 * DAY + look * 20), [""; 0]);
+        }
+        record.listens = true;
+        assert_eq!(record.at(certificate, 80 * DAY + 60), [reason::SOON]);
+        assert_eq!(record.at(certificate, 80 * DAY + 80), [""; 0]);
+        // What has mended itself meanwhile is nothing to be told.
+        record.listens = false;
+        assert_eq!(record.at(certificate, 100 * DAY), [""; 0]);
+        record.listens = true;
+        assert_eq!(
+            record.at(Some(life(90 * DAY, 190 * DAY)), 100 * DAY + 20),
+            [""; 0]
+        );
+    }
+
+    #[test]
+    fn however_often_the_hub_is_restarted_it_is_told_once_a_day_at_most() {
+        let validity = Some(life(0, 100 * DAY));
+        let mut record = Record::new();
+        let mut told = record.at(validity, 79 * DAY).len();
+        for hour in 0..24 * 10 {
+            // A new hub each hour, which looks a few times.
+            record.reminders = Reminders::default();
+            for look in 0..3 {
+                told += record
+                    .at(validity, 80 * DAY + hour * 3600 + look * 1200)
+                    .len();
+            }
+        }
+        assert!(told <= 10, "{told}");
+    }
+
+    #[test]
+    fn what_is_said_names_the_member_the_end_and_the_remedy() {
+        let soon = Credential::Agent.state("edge-1", life(0, 1000), at(900));
+        let expired = Credential::Agent.state("edge-1", life(0, 1000), at(1000));
+        for state in [soon, expired] {
+            assert_eq!(state.truth, Truth::False);
+            for word in ["1970-01-01T00:16:40Z", "kubectl krypton join edge-1"] {
+                assert!(state.message.contains(word), "{}", state.message);
+            }
+        }
+        let access = Credential::Access.state("edge-1", life(0, 1000), at(1000));
+        assert!(access.message.contains("kubeconfig"), "{}", access.message);
+    }
+}

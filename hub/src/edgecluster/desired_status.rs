@@ -1,0 +1,124 @@
+//! What is on record of the desired state that members are given, so that it can be seen who is behind.
+
+use std::collections::BTreeMap;
+
+use jiff::{Timestamp, ToSpan};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use krypton_crds::edge_cluster::{Desired, EdgeClusterStatus};
+use krypton_runtime::clock::Boot;
+
+use crate::members::Slot;
+
+/// What was last written of it, by member: a CRD of an earlier schema does not keep it.
+#[derive(Debug, Default)]
+pub(super) struct Wrote(BTreeMap<String, Option<Desired>>);
+
+impl Wrote {
+    /// Whether all of `next` is on record, or was not kept.
+    pub(super) fn is_so(
+        &self,
+        name: &str,
+        recorded: Option<&EdgeClusterStatus>,
+        next: &EdgeClusterStatus,
+    ) -> bool {
+        let wrote = self.0.get(name) == Some(&next.desired);
+        let but_for_desired = |recorded: &EdgeClusterStatus| {
+            let desired = next.desired.clone();
+            let as_wanted = EdgeClusterStatus {
+                desired,
+                ..recorded.clone()
+            };
+            wrote && recorded.desired.is_none() && as_wanted == *next
+        };
+        recorded.is_some_and(|recorded| recorded == next || but_for_desired(recorded))
+    }
+
+    /// What it was written as.
+    pub(crate) fn of(&self, name: &str) -> Option<&Desired> {
+        self.0.get(name)?.as_ref()
+    }
+
+    pub(super) fn note(&mut self, name: &str, next: &EdgeClusterStatus) {
+        self.0.insert(name.to_owned(), next.desired.clone());
+    }
+
+    pub(super) fn forget(&mut self, name: &str) {
+        self.0.remove(name);
+    }
+}
+
+/// What the member is given, as it is put on record; while it is given nothing, what is there stands. The same state
+/// keeps the time that it has.
+pub(super) fn desired(
+    recorded: Option<&Desired>,
+    wrote: Option<&Desired>,
+    given: Option<&Slot>,
+    now: Boot,
+    wall: Timestamp,
+) -> Option<Desired> {
+    let Some(slot) = given else {
+        return recorded.cloned();
+    };
+    let (version, chart) = (slot.desired.version, slot.desired.chart.applied_name());
+    let same = |recorded: &&Desired| {
+        (recorded.epoch, recorded.generation) == (version.epoch, version.generation)
+            && recorded.chart == chart
+    };
+    if let Some(told) = recorded.filter(same).or(wrote.filter(same)) {
+        return Some(told.clone());
+    }
+    let ago = i64::try_from(now.since(slot.since).as_secs()).unwrap_or_default();
+    let since = wall.checked_sub(ago.seconds()).unwrap_or(wall);
+    let since = Timestamp::from_second(since.as_second()).unwrap_or(since);
+    Some(Desired {
+        epoch: version.epoch,
+        generation: version.generation,
+        chart,
+        since: Some(Time(since)),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(generation: u64) -> Desired {
+        Desired {
+            epoch: 1,
+            generation,
+            chart: "r/c:1".to_owned(),
+            since: None,
+        }
+    }
+
+    #[test]
+    fn what_a_crd_of_before_does_not_keep_is_written_once() {
+        let status = |desired| EdgeClusterStatus {
+            desired,
+            ..EdgeClusterStatus::default()
+        };
+        let (mut wrote, bare) = (Wrote::default(), status(None));
+        let next = status(Some(said(1)));
+        assert!(!wrote.is_so("a", Some(&bare), &next));
+        wrote.note("a", &next);
+        assert!(wrote.is_so("a", Some(&bare), &next), "it was not kept");
+        assert!(!wrote.is_so("b", Some(&bare), &next));
+        assert!(!wrote.is_so("a", Some(&bare), &status(Some(said(2)))));
+        let other = EdgeClusterStatus {
+            holder: Some("x".to_owned()),
+            ..next.clone()
+        };
+        assert!(!wrote.is_so("a", Some(&bare), &other));
+        assert!(wrote.is_so("b", Some(&next), &next));
+        assert!(!wrote.is_so("a", None, &next));
+    }
+
+    #[test]
+    fn nothing_given_takes_nothing_away() {
+        let now = Boot::default();
+        let recorded = said(1);
+        let stands = desired(Some(&recorded), None, None, now, Timestamp::UNIX_EPOCH);
+        assert_eq!(stands, Some(recorded));
+        assert_eq!(desired(None, None, None, now, Timestamp::UNIX_EPOCH), None);
+    }
+}

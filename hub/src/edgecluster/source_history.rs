@@ -1,0 +1,216 @@
+//! The register of members at work: read before anybody is made a member, kept current, and void when
+//! the CRD of EdgeClusters was made anew.
+
+use std::collections::BTreeSet;
+use std::ops::ControlFlow;
+
+use krypton_crds::edge_cluster::EdgeCluster;
+use krypton_runtime::clock::Boot;
+use krypton_runtime::crd;
+use krypton_runtime::newest::Newest as _;
+use krypton_types::error_chain::chain;
+use kube::Client;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use super::{AFTER_FAILURE, PACE};
+use crate::discovery::register::{self, Entry, OnRecord, Register, RegisterError};
+use crate::discovery::{Found, Origin, Sources};
+use crate::edgecluster::api::{Bound, EdgeClusters};
+use crate::leader::Lead;
+
+/// The register, as it is on record and as it is to be. Every hub follows it; the leading one writes.
+pub(super) struct Book {
+    client: Client,
+    /// The hub's.
+    namespace: String,
+    sources: watch::Receiver<Sources>,
+    /// As it is to be; `None` until it is read.
+    register: Option<Register>,
+    on_record: OnRecord,
+    /// The two differ: compared when one of them has changed, and not at each turn.
+    differs: bool,
+    /// It is to be read, also again: another hub may have written it.
+    unread: bool,
+    /// Sources that were away since the register was last brought up to date.
+    departed: BTreeSet<Origin>,
+    /// One call at a time.
+    call: JoinSet<Said>,
+    not_before: Boot,
+}
+
+/// What came of a call.
+enum Said {
+    Read(OnRecord),
+    Written(OnRecord),
+    /// UID of the CRD of EdgeClusters, if it is there to stay.
+    Crd(Option<String>),
+    Failed,
+}
+
+impl Book {
+    pub(super) fn new(
+        client: Client,
+        namespace: String,
+        sources: watch::Receiver<Sources>,
+    ) -> Self {
+        Self {
+            client,
+            namespace,
+            sources,
+            register: None,
+            on_record: OnRecord::default(),
+            differs: false,
+            unread: true,
+            departed: BTreeSet::new(),
+            call: JoinSet::new(),
+            not_before: Boot::default(),
+        }
+    }
+
+    /// Who has been a member is known: one that was dismissed is not made one again.
+    pub(super) fn is_read(&self) -> bool {
+        self.register.is_some()
+    }
+
+    /// Another hub may have written it meanwhile.
+    pub(super) fn read_again(&mut self) {
+        self.unread = true;
+    }
+
+    /// Sources that are to be no members.
+    pub(super) fn dismissed(&self, bound: &Bound) -> BTreeSet<Entry> {
+        let register = self.register.as_ref();
+        let dismissed = register.map(|register| register.dismissed(bound));
+        dismissed.unwrap_or_default()
+    }
+
+    /// Brings the register up to date, when sources or EdgeClusters may have changed.
+    pub(super) fn follow(&mut self, bound: &Bound) {
+        let sources = self.sources.get();
+        self.departed.extend(sources.take_departed());
+        let Some(register) = &mut self.register else {
+            return;
+        };
+        let found: Vec<&Found> = sources.iter().collect();
+        *register = register.next(&found, &self.departed, bound);
+        self.departed.clear();
+        drop(sources);
+        self.compare();
+    }
+
+    fn compare(&mut self) {
+        let next = self.register.as_ref();
+        self.differs = next.is_some_and(|next| *next != self.on_record.register);
+    }
+
+    /// Makes the next call, if one is due; says when to come again.
+    pub(super) fn work(
+        &mut self,
+        edge_clusters: &mut EdgeClusters,
+        lead: &Lead,
+        now: Boot,
+    ) -> Option<Boot> {
+        let leading = lead.writes(now);
+        if now < self.not_before {
+            return Some(self.not_before);
+        }
+        if !self.call.is_empty() {
+            return None;
+        }
+        let (client, namespace) = (self.client.clone(), self.namespace.clone());
+        if self.unread {
+            self.call.spawn(async move {
+                said(register::load(client, &namespace).await.map(Said::Read))
+            });
+            return None;
+        }
+        if edge_clusters.vanished {
+            self.call.spawn(lead.tracked(async move {
+                let found = register::crd(client.clone(), &namespace).await;
+                // Where no member is left that is wanted, nobody else makes it again.
+                if leading
+                    && matches!(found, Ok(None))
+                    && let Err(error) = crd::ensure(&client, &EdgeCluster::crd()).await
+                {
+                    tracing::warn!(error = %chain(&error), "the CRD of EdgeClusters is gone and is not made again yet");
+                }
+                said(found.map(Said::Crd))
+            }));
+            return None;
+        }
+        let next = self.register.as_ref()?;
+        // What it follows from may be old until they are listed.
+        if !leading || !edge_clusters.synced || !self.differs {
+            return None;
+        }
+        let (before, next) = (self.on_record.clone(), next.clone());
+        self.not_before = Boot(now.0 + PACE);
+        self.call.spawn(lead.tracked(async move {
+            said(
+                register::save(client, &namespace, &before, next)
+                    .await
+                    .map(Said::Written),
+            )
+        }));
+        Some(self.not_before)
+    }
+
+    /// Waits for the end of a call; for ever when there is none.
+    pub(super) async fn answered(&mut self, edge_clusters: &mut EdgeClusters) {
+        let Some(said) = self.call.join_next().await else {
+            return std::future::pending().await;
+        };
+        let took = self.take(said.unwrap_or(Said::Failed), edge_clusters);
+        self.compare();
+        if took.is_break() {
+            let pause = AFTER_FAILURE.mul_f64(0.5 + rand::random::<f64>());
+            self.not_before = Boot(Boot::now().0 + pause);
+        }
+    }
+
+    /// `Break` when it is to be tried again after a while.
+    fn take(&mut self, said: Said, edge_clusters: &mut EdgeClusters) -> ControlFlow<()> {
+        match said {
+            Said::Read(on_record) => {
+                let read = &on_record.register;
+                self.register = Some(match &self.register {
+                    Some(seen) => seen.with(read),
+                    None => read.clone(),
+                });
+                self.on_record = on_record;
+                self.unread = false;
+            }
+            Said::Written(on_record) => self.on_record = on_record,
+            Said::Crd(None) => return ControlFlow::Break(()),
+            Said::Crd(Some(uid)) => {
+                edge_clusters.vanished = false;
+                if let Some(register) = self
+                    .register
+                    .as_mut()
+                    .filter(|register| register.crd != uid)
+                {
+                    tracing::warn!(
+                        "the CRD of EdgeClusters was deleted, and with it all of them: every member comes back"
+                    );
+                    *register = Register {
+                        crd: uid,
+                        ..Register::default()
+                    };
+                }
+            }
+            Said::Failed => {
+                self.unread = true;
+                return ControlFlow::Break(());
+            }
+        }
+        ControlFlow::Continue(())
+    }
+}
+
+fn said(result: Result<Said, RegisterError>) -> Said {
+    result.unwrap_or_else(|error| {
+        tracing::warn!(error = %chain(&error), "the register of members is not up to date; it is tried again");
+        Said::Failed
+    })
+}

@@ -1,0 +1,31 @@
+//! The hub's part of what a test can fail: see [`krypton_runtime::failpoint`].
+
+/// The effects of the hub beside those of the reconciler, which it runs, each at one place in this crate.
+pub const EFFECTS: [&str; 26] = [
+    "authority.create",
+    "authority.step",
+    "chart-pin.create",
+    "chart-pin.replace",
+    "deployment.finalizers",
+    "deployment.status",
+    "edge-cluster.create",
+    "edge-cluster.finalizers",
+    "edge-cluster.status",
+    "enrolment.edge-cluster",
+    "enrolment.mark",
+    "epoch.create",
+    "epoch.replace",
+    "home.tenant-status",
+    "join-info.create",
+    "join-info.replace",
+    "join-token.redeem",
+    "join-token.sweep",
+    "lead.label",
+    "notice.write",
+    "placement.begin",
+    "placement.end",
+    "register.create",
+    "register.replace",
+    "values-salt.create",
+    "values-salt.replace",
+];

@@ -1,0 +1,423 @@
+//! The lead: which of several hubs writes on home and serves agents. Owns the Lease `krypton-hub` in the
+//! hub's namespace, and the hub's epoch.
+//!
+//! Nothing is written unless [`Lead::writes`] says so at that very moment, by the clock that runs on while a
+//! process is frozen: one that wakes up after another has taken over has nothing to write by.
+
+mod election;
+mod home_writer;
+pub mod pod_label;
+mod watched;
+
+use std::pin::Pin;
+use std::time::Duration;
+
+use krypton_runtime::admin::Readiness;
+use krypton_runtime::clock::{self, Boot};
+use krypton_runtime::lease::{self, Hold, LeaseName, LeaseWish, Times};
+use krypton_runtime::newest::{Newest as _, NewestSeen as _};
+use krypton_types::error_chain::chain;
+use krypton_types::names::HUB_LEASE;
+use kube::Client;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TrackedFuture;
+use tonic::Status;
+
+use crate::desired;
+use election::{Office, Sight};
+pub use election::{Stand, Tenure};
+use home_writer::{Verdict, verdict};
+pub(crate) use watched::Watched;
+
+/// As long as the Lease is good without a renewal. One that is killed is followed after so long and a look;
+/// half a second of silence of the apiserver is forgiven many times over.
+pub const DURATION: Duration = Duration::from_secs(5);
+
+/// What is being written when the process is to end is waited for so long: then the Lease is given up, and
+/// what is still under way rests on the versions it was decided on.
+const IN_FLIGHT: Duration = Duration::from_secs(2);
+/// Giving the Lease up is one call, after one that may be under way.
+pub const GIVING_UP: Duration = Duration::from_secs(2);
+const ABOUT: &str = "lead";
+
+/// Who leads, for whoever writes on home or serves agents. Clones are one.
+#[derive(Clone, Debug)]
+pub struct Lead {
+    stand: watch::Receiver<Stand>,
+    hold: watch::Receiver<Hold>,
+    times: Times,
+    in_flight: TaskTracker,
+    ahead: watch::Sender<u64>,
+}
+
+impl Lead {
+    /// A lead that a test decides on: while it says that this hub leads, that is so at any time.
+    pub fn by_hand(stand: Stand) -> (watch::Sender<Stand>, Self) {
+        let hold = Hold {
+            renewed: Some(Boot::now()),
+            term: Some(
+                stand
+                    .tenure()
+                    .map_or_else(Default::default, |tenure| tenure.term.clone()),
+            ),
+            ..Hold::default()
+        };
+        let (stand, rx) = watch::channel(stand);
+        let times = Times {
+            fresh: Duration::MAX,
+            ..Times::of_lead(DURATION)
+        };
+        let lead = Self {
+            stand: rx,
+            hold: watch::channel(hold).1,
+            times,
+            in_flight: TaskTracker::new(),
+            ahead: watch::Sender::new(0),
+        };
+        (stand, lead)
+    }
+
+    /// A hub that knows of no other.
+    pub fn alone() -> Self {
+        Self::by_hand(Stand::Leads(Tenure {
+            epoch: 1,
+            term: lease::Term::default(),
+            since: Boot::now(),
+            won: clock::wall(),
+            former: None,
+        }))
+        .1
+    }
+
+    /// Waits for another stand; not for renewals. False when nobody decides on it any more.
+    pub async fn changed(&mut self) -> bool {
+        self.stand.changed().await.is_ok()
+    }
+
+    pub fn stand(&self) -> Stand {
+        self.stand.get()
+    }
+
+    /// Whether something may be written on home at this moment. Asked before each write.
+    pub fn writes(&self, now: Boot) -> bool {
+        let stand = self.stand.get();
+        let Stand::Leads(tenure) = &stand else {
+            return false;
+        };
+        let hold = self.hold.get();
+        hold.is_fresh(now, &self.times) && hold.term.as_ref() == Some(&tenure.term)
+    }
+
+    /// Whether agents are served.
+    pub fn serves(&self) -> bool {
+        self.stand.get().tenure().is_some()
+    }
+
+    /// # Errors
+    /// `Unavailable`, with who leads, where another hub is to be asked.
+    pub fn gate(&self) -> Result<(), Status> {
+        let why = match &self.stand.get() {
+            Stand::Leads(_) | Stand::Doubt(_) => return Ok(()),
+            Stand::Standby {
+                leader: Some(leader),
+            } => {
+                format!("this hub is a standby; {leader} leads")
+            }
+            Stand::Standby { leader: None } => {
+                "this hub is a standby, and nobody leads yet".to_owned()
+            }
+            Stand::Entering => "this hub is about to lead".to_owned(),
+            Stand::Leaving => "this hub stops".to_owned(),
+        };
+        Err(Status::unavailable(why))
+    }
+
+    /// Waits until this hub does not lead any more, though it goes on.
+    pub async fn lost(&self) {
+        let mut stand = self.stand.clone();
+        let lost = |stand: &Stand| matches!(stand, Stand::Standby { .. } | Stand::Entering);
+        if stand.wait_for(lost).await.is_err() {
+            std::future::pending().await
+        }
+    }
+
+    /// Waits until this hub stops.
+    pub async fn left(&self) {
+        let mut stand = self.stand.clone();
+        let left = stand.wait_for(|stand| *stand == Stand::Leaving).await;
+        // Nobody decides on it any more.
+        drop(left);
+    }
+
+    /// The tenure that holds now, in doubt too.
+    pub fn tenure(&self) -> Option<Tenure> {
+        self.stand.get().tenure().cloned()
+    }
+
+    /// The mark of whoever writes an object of home whose mark is `recorded` now: our epoch. `None` where it may
+    /// not be written by us: we do not lead, or a later lead has been there, above which an epoch is taken then.
+    pub fn mark(&self, recorded: Option<u64>) -> Option<u64> {
+        let ours = self.stand.get().tenure()?.epoch;
+        match verdict(ours, recorded) {
+            Verdict::Write => Some(ours),
+            Verdict::Overtaken(epoch) => {
+                self.is_ahead(epoch);
+                None
+            }
+        }
+    }
+
+    /// These are the marks of objects of home. A hub that comes to lead takes an epoch above them, whatever
+    /// else is on record.
+    pub fn sees(&self, recorded: impl Iterator<Item = u64>) {
+        let ours = self.stand.get().tenure().map_or(0, |it| it.epoch);
+        let greatest =
+            recorded.filter(|it| matches!(verdict(ours, Some(*it)), Verdict::Overtaken(_)));
+        if let Some(epoch) = greatest.max() {
+            self.is_ahead(epoch);
+        }
+    }
+
+    fn is_ahead(&self, epoch: u64) {
+        self.ahead.send_if_modified(|known| {
+            let later = epoch > *known;
+            *known = (*known).max(epoch);
+            later
+        });
+    }
+
+    /// A write on home: the Lease is given up after it has ended.
+    pub fn tracked<F: Future>(&self, write: F) -> TrackedFuture<F> {
+        self.in_flight.track_future(write)
+    }
+}
+
+/// What the lead is decided by.
+pub struct Election {
+    /// Of its own: its connection waits for nobody else's calls.
+    pub client: Client,
+    /// The hub's, on home.
+    pub namespace: String,
+    /// Our name in the Lease.
+    pub holder: String,
+    pub times: Times,
+    /// The greatest epoch that a member or an object of home has from elsewhere.
+    pub ahead: watch::Sender<u64>,
+    pub readiness: Readiness,
+}
+
+impl std::fmt::Debug for Election {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Election")
+            .field("holder", &self.holder)
+            .finish_non_exhaustive()
+    }
+}
+
+/// An election that this hub stands in.
+#[derive(Debug)]
+pub struct Standing {
+    pub lead: Lead,
+    leaving: CancellationToken,
+    idle: CancellationToken,
+}
+
+type Taking = Pin<Box<dyn Future<Output = Result<u64, desired::EpochError>> + Send>>;
+
+impl Election {
+    /// Stands, by a task that ends after [`Standing::leave`]. `won` is called before it is told that this hub
+    /// leads, with each epoch; the second is true when a tenure begins.
+    pub fn stand(
+        self,
+        won: impl Fn(&Tenure, bool) + Send + 'static,
+    ) -> (Standing, impl Future<Output = ()> + Send + 'static) {
+        let (holds, hold) = watch::channel(Hold::default());
+        let (stand, stand_rx) = watch::channel(Stand::Standby { leader: None });
+        let (leaving, idle) = (CancellationToken::new(), CancellationToken::new());
+        let lead = Lead {
+            stand: stand_rx,
+            hold: hold.clone(),
+            times: self.times,
+            in_flight: TaskTracker::new(),
+            ahead: self.ahead.clone(),
+        };
+        let name = LeaseName {
+            namespace: self.namespace.clone(),
+            name: HUB_LEASE.to_owned(),
+        };
+        let lease = lease::hold(
+            self.client.clone(),
+            (name, self.times),
+            self.holder.clone(),
+            watch::channel(LeaseWish::Hold).1,
+            holds,
+            leaving.clone(),
+            idle.clone(),
+        );
+        let deciding = self.run(stand, hold, won, leaving.clone());
+        let task = async {
+            tokio::join!(lease, deciding);
+        };
+        let standing = Standing {
+            lead,
+            leaving,
+            idle,
+        };
+        (standing, task)
+    }
+
+    async fn run(
+        self,
+        stand: watch::Sender<Stand>,
+        mut holds: watch::Receiver<Hold>,
+        won: impl Fn(&Tenure, bool),
+        leaving: CancellationToken,
+    ) {
+        let mut ahead = self.ahead.subscribe();
+        let mut office = Office::new(self.times);
+        let mut taking: Option<Taking> = None;
+        let mut taken = None;
+        // The greatest epoch that we have taken.
+        let mut own = 0;
+        let mut renewed = None;
+        loop {
+            let hold = holds.see();
+            let now = Boot::now();
+            let before = office.stand.clone();
+            let next = office.next(&Sight {
+                hold: &hold,
+                ahead: ahead.see(),
+                taken: taken.take(),
+                leaving: leaving.is_cancelled(),
+                now,
+                wall: clock::wall(),
+            });
+            if next.take_epoch {
+                let (client, namespace) = (self.client.clone(), self.namespace.clone());
+                // Of our own too: the ConfigMap may have been deleted since.
+                let at_least = own.max(ahead.get());
+                taking = Some(Box::pin(async move {
+                    desired::next_epoch(&client, &namespace, at_least).await
+                }));
+            }
+            if office.stand != before {
+                if let Stand::Leads(tenure) = &office.stand
+                    && before.tenure() != Some(tenure)
+                {
+                    let begins = before.tenure().is_none();
+                    won(tenure, begins);
+                }
+                self.tell(&before, &office.stand, now);
+                stand.send_replace(office.stand.clone());
+            } else if late(renewed, hold.renewed, &self.times) {
+                // Whoever has asked in between was told that nothing is to be written.
+                stand.send_replace(office.stand.clone());
+            }
+            renewed = hold.renewed;
+            if office.stand == Stand::Leaving {
+                return;
+            }
+            tokio::select! {
+                () = leaving.cancelled() => {}
+                changed = holds.changed() => if changed.is_err() { return },
+                Ok(()) = ahead.changed() => {}
+                epoch = ended(&mut taking) => {
+                    if let Err(error) = &epoch {
+                        tracing::warn!(error = %chain(error), "taking a new epoch failed; it is tried again");
+                    }
+                    own = own.max(*epoch.as_ref().unwrap_or(&0));
+                    taken = Some(epoch.map_err(drop));
+                }
+                () = clock::sleep_until(next.wake, now) => {}
+            }
+        }
+    }
+
+    fn tell(&self, before: &Stand, stand: &Stand, now: Boot) {
+        let note = match stand {
+            Stand::Standby {
+                leader: Some(leader),
+            } => {
+                tracing::info!(%leader, "this hub is a standby");
+                Some(format!("standby: {leader} leads"))
+            }
+            Stand::Standby { leader: None } => {
+                if before.tenure().is_some() {
+                    tracing::warn!("the lead is lost: nothing was heard of home for too long");
+                }
+                Some("standby: nobody leads yet".to_owned())
+            }
+            Stand::Entering => Some("standby: about to lead".to_owned()),
+            Stand::Leads(tenure) => {
+                match before {
+                    Stand::Doubt(_) => {
+                        tracing::info!(
+                            epoch = tenure.epoch,
+                            "home answers again; the lead was kept"
+                        );
+                    }
+                    Stand::Leads(_) => {
+                        tracing::warn!(
+                            epoch = tenure.epoch,
+                            "a later epoch was known: home was restored, or another hub was here"
+                        );
+                    }
+                    _ => {
+                        tracing::info!(
+                            epoch = tenure.epoch,
+                            former = tenure.former,
+                            "this hub leads"
+                        );
+                    }
+                }
+                None
+            }
+            Stand::Doubt(tenure) => {
+                tracing::warn!(
+                    led_for_s = now.since(tenure.since).as_secs(),
+                    "the Lease was not renewed in time: nothing is written until it is"
+                );
+                Some(
+                    "home does not answer: nothing is written, and agents are served for a while"
+                        .to_owned(),
+                )
+            }
+            Stand::Leaving => None,
+        };
+        self.readiness.note(ABOUT, note);
+    }
+}
+
+/// Whether a renewal came when the one before could not be written by any more.
+fn late(before: Option<Boot>, now: Option<Boot>, times: &Times) -> bool {
+    before
+        .zip(now)
+        .is_some_and(|(before, now)| now.since(before) >= times.fresh)
+}
+
+/// For ever, when there is none.
+async fn ended(taking: &mut Option<Taking>) -> Result<u64, desired::EpochError> {
+    let Some(call) = taking else {
+        return std::future::pending().await;
+    };
+    let epoch = call.await;
+    *taking = None;
+    epoch
+}
+
+impl Standing {
+    /// Has nothing more written, and waits for what is: then the Lease is given up.
+    pub async fn leave(&self) {
+        self.leaving.cancel();
+        self.lead.in_flight.close();
+        let written = self.lead.in_flight.wait();
+        if tokio::time::timeout(IN_FLIGHT, written).await.is_err() {
+            tracing::warn!(
+                "what is being written on home takes long; the lead is given up all the same"
+            );
+        }
+        self.idle.cancel();
+    }
+}

@@ -1,0 +1,479 @@
+//! Who leads, as a function of what is seen of the Lease: no clocks and no calls.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use krypton_runtime::clock::Boot;
+use krypton_runtime::lease::{Hold, Term, Times};
+
+/// Two epochs of one tenure are at least so far apart: each is a new desired state for every member.
+pub(super) const EPOCH_EVERY: Duration = Duration::from_secs(10);
+/// After an epoch that was wanted by members could not be taken.
+const EPOCH_AGAIN: Duration = Duration::from_secs(5);
+
+/// A time in which this hub leads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tenure {
+    /// Taken after the Lease was won, so that it is above those of all who led before.
+    pub epoch: u64,
+    /// Of the Lease, for as long as it is this tenure.
+    pub term: Term,
+    pub since: Boot,
+    /// By the wall clock.
+    pub won: Timestamp,
+    /// The holder's name of the hub that led before, as far as it was seen.
+    pub former: Option<String>,
+}
+
+/// How this hub stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stand {
+    /// Another leads, or nobody yet.
+    Standby {
+        leader: Option<String>,
+    },
+    /// It holds the Lease and takes an epoch.
+    Entering,
+    Leads(Tenure),
+    /// The last renewal is too old to write by, and nobody else is known to lead. Without an apiserver nobody
+    /// can: what is served goes on being served for a while.
+    Doubt(Tenure),
+    /// The process ends.
+    Leaving,
+}
+
+impl Stand {
+    pub fn tenure(&self) -> Option<&Tenure> {
+        match self {
+            Self::Leads(tenure) | Self::Doubt(tenure) => Some(tenure),
+            Self::Standby { .. } | Self::Entering | Self::Leaving => None,
+        }
+    }
+
+    /// Whether the hub acts on members by kubeconfig, after it did (`before`) or did not. A lead that was lost to
+    /// nobody known ends nothing there: with one hub nobody else can lead, and of two the member's own Lease
+    /// decides. Who does not act yet begins only with the lead.
+    pub fn acts(&self, before: bool) -> bool {
+        match self {
+            Self::Leads(_) | Self::Doubt(_) => true,
+            Self::Standby { leader: None } | Self::Entering => before,
+            Self::Standby { leader: Some(_) } | Self::Leaving => false,
+        }
+    }
+
+    /// Whether members may be given something new, where `given` is the epoch that is given: not in doubt, as
+    /// another may lead then; not before the epoch of this tenure is given; and not while what was given by a
+    /// lead that was lost is still acted by (`acts`). What was given stands.
+    pub fn deals(&self, given: u64, acts: bool) -> bool {
+        match self {
+            Self::Leads(tenure) => given >= tenure.epoch,
+            Self::Doubt(_) => false,
+            Self::Standby { .. } | Self::Entering | Self::Leaving => !acts,
+        }
+    }
+}
+
+/// What is seen at one moment.
+#[derive(Debug)]
+pub(super) struct Sight<'a> {
+    pub hold: &'a Hold,
+    /// The greatest epoch that a member or an object of home is known to have from elsewhere.
+    pub ahead: u64,
+    /// What the taking of an epoch has come to, if it has ended.
+    pub taken: Option<Result<u64, ()>>,
+    pub leaving: bool,
+    pub now: Boot,
+    pub wall: Timestamp,
+}
+
+/// What follows beside the new stand.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Next {
+    /// An epoch is to be taken now.
+    pub take_epoch: bool,
+    /// When to look again though nothing has happened.
+    pub wake: Option<Boot>,
+}
+
+/// How a hub stands, and what it does about its epoch.
+#[derive(Debug)]
+pub(super) struct Office {
+    pub stand: Stand,
+    times: Times,
+    /// The tenure of the Lease under which an epoch is being taken.
+    taking: Option<Term>,
+    /// None is taken before.
+    epoch_due: Boot,
+    former: Option<String>,
+}
+
+impl Office {
+    pub(super) fn new(times: Times) -> Self {
+        Self {
+            stand: Stand::Standby { leader: None },
+            times,
+            taking: None,
+            epoch_due: Boot::default(),
+            former: None,
+        }
+    }
+
+    pub(super) fn next(&mut self, sight: &Sight<'_>) -> Next {
+        let Sight { hold, now, .. } = *sight;
+        if let Some(other) = &hold.other {
+            self.former = Some(other.clone());
+        }
+        if sight.leaving {
+            self.stand = Stand::Leaving;
+            return Next::default();
+        }
+        let fresh = hold.is_fresh(now, &self.times);
+        let term = hold.term.as_ref().filter(|_| fresh);
+        let before = std::mem::replace(&mut self.stand, Stand::Entering);
+        self.stand = match (before, term) {
+            (Stand::Leads(tenure) | Stand::Doubt(tenure), Some(term)) if tenure.term == *term => {
+                Stand::Leads(tenure)
+            }
+            (Stand::Entering, Some(_)) => Stand::Entering,
+            // Won, or lost and won again: another may have led in between.
+            (_, Some(_)) => {
+                self.epoch_due = now;
+                Stand::Entering
+            }
+            (Stand::Leads(tenure) | Stand::Doubt(tenure), None) if self.may_still(hold, now) => {
+                Stand::Doubt(tenure)
+            }
+            (_, None) => Stand::Standby {
+                leader: hold.other.clone(),
+            },
+        };
+        if let Some(taken) = &sight.taken {
+            self.took(taken, sight);
+        }
+        let next = Next {
+            take_epoch: self.wants_epoch(sight) && self.epoch_due <= now,
+            wake: self.wake(sight),
+        };
+        if next.take_epoch {
+            self.taking.clone_from(&hold.term);
+        }
+        next
+    }
+
+    /// Whether what was held may be held still, for all that is known.
+    fn may_still(&self, hold: &Hold, now: Boot) -> bool {
+        hold.renewed
+            .is_some_and(|renewed| now.since(renewed) < self.times.keep)
+    }
+
+    fn took(&mut self, taken: &Result<u64, ()>, sight: &Sight<'_>) {
+        let under = self.taking.take();
+        let Sight { hold, now, .. } = *sight;
+        let Ok(epoch) = *taken else {
+            self.epoch_due = match self.stand {
+                Stand::Entering => Boot(now.0 + self.times.retry),
+                _ => Boot(now.0 + EPOCH_AGAIN),
+            };
+            return;
+        };
+        // One that was asked for under another tenure may be below that of who led in between.
+        let same = under.is_some() && under == hold.term;
+        match &mut self.stand {
+            Stand::Entering if same => {
+                self.epoch_due = Boot(now.0 + EPOCH_EVERY);
+                self.stand = Stand::Leads(Tenure {
+                    epoch,
+                    term: under.unwrap_or_default(),
+                    since: now,
+                    won: sight.wall,
+                    former: self.former.take(),
+                });
+            }
+            Stand::Leads(tenure) if same => {
+                self.epoch_due = Boot(now.0 + EPOCH_EVERY);
+                tenure.epoch = epoch;
+            }
+            _ => {}
+        }
+    }
+
+    fn wants_epoch(&self, sight: &Sight<'_>) -> bool {
+        self.taking.is_none()
+            && match &self.stand {
+                Stand::Entering => true,
+                Stand::Leads(tenure) => sight.ahead >= tenure.epoch,
+                Stand::Standby { .. } | Stand::Doubt(_) | Stand::Leaving => false,
+            }
+    }
+
+    fn wake(&self, sight: &Sight<'_>) -> Option<Boot> {
+        let after = |pause| Some(Boot(sight.hold.renewed?.0 + pause));
+        let lapses = match self.stand {
+            Stand::Entering | Stand::Leads(_) => after(self.times.fresh),
+            Stand::Doubt(_) => after(self.times.keep),
+            Stand::Standby { .. } | Stand::Leaving => None,
+        };
+        let epoch = Some(self.epoch_due).filter(|due| self.wants_epoch(sight) && *due > sight.now);
+        lapses.into_iter().chain(epoch).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIMES: Times = Times::of_lead(Duration::from_secs(5));
+
+    fn at(seconds: f64) -> Boot {
+        Boot(Duration::from_secs_f64(seconds))
+    }
+
+    fn term(transitions: i32) -> Term {
+        Term {
+            lease: "of-lease".to_owned(),
+            transitions,
+        }
+    }
+
+    fn ours(renewed: f64, transitions: i32) -> Hold {
+        Hold {
+            renewed: Some(at(renewed)),
+            term: Some(term(transitions)),
+            ..Hold::default()
+        }
+    }
+
+    fn others() -> Hold {
+        Hold {
+            other: Some("hub/b".to_owned()),
+            ..Hold::default()
+        }
+    }
+
+    struct Table {
+        office: Office,
+        ahead: u64,
+    }
+
+    impl Table {
+        fn new() -> Self {
+            let office = Office::new(TIMES);
+            Self { office, ahead: 0 }
+        }
+
+        fn look(&mut self, hold: &Hold, now: f64, taken: Option<Result<u64, ()>>) -> Next {
+            self.office.next(&Sight {
+                hold,
+                ahead: self.ahead,
+                taken,
+                leaving: false,
+                now: at(now),
+                wall: Timestamp::UNIX_EPOCH,
+            })
+        }
+
+        /// Leads since 100 s with epoch 7, in tenure 1.
+        fn leading() -> Self {
+            let mut table = Self::new();
+            table.look(&others(), 90.0, None);
+            assert!(table.look(&ours(100.0, 1), 100.0, None).take_epoch);
+            table.look(&ours(100.0, 1), 100.1, Some(Ok(7)));
+            assert_eq!(table.word(), "leads 7");
+            table
+        }
+
+        pub(crate) fn word(&self) -> String {
+            match &self.office.stand {
+                Stand::Standby { leader } => {
+                    format!("standby of {}", leader.as_deref().unwrap_or("nobody"))
+                }
+                Stand::Entering => "enters".to_owned(),
+                Stand::Leads(tenure) => format!("leads {}", tenure.epoch),
+                Stand::Doubt(tenure) => format!("doubts {}", tenure.epoch),
+                Stand::Leaving => "leaves".to_owned(),
+            }
+        }
+    }
+
+    #[test]
+    fn who_wins_the_lease_leads_once_it_has_its_epoch() {
+        let mut table = Table::new();
+        assert_eq!(table.look(&Hold::default(), 1.0, None), Next::default());
+        assert_eq!(table.word(), "standby of nobody");
+        table.look(&others(), 2.0, None);
+        assert_eq!(table.word(), "standby of hub/b");
+        let next = table.look(&ours(10.0, 1), 10.0, None);
+        assert_eq!((next.take_epoch, table.word()), (true, "enters".to_owned()));
+        // Once.
+        let next = table.look(&ours(10.0, 1), 10.1, None);
+        assert_eq!((next.take_epoch, next.wake), (false, Some(at(13.5))));
+        // It failed, and is tried again half a second later.
+        let next = table.look(&ours(11.0, 1), 11.0, Some(Err(())));
+        assert_eq!((next.take_epoch, next.wake), (false, Some(at(11.5))));
+        assert!(table.look(&ours(11.0, 1), 11.5, None).take_epoch);
+        table.look(&ours(11.0, 1), 11.6, Some(Ok(7)));
+        assert_eq!(table.word(), "leads 7");
+        let tenure = table.office.stand.tenure().cloned();
+        assert_eq!(tenure.and_then(|it| it.former).as_deref(), Some("hub/b"));
+    }
+
+    #[test]
+    fn an_epoch_of_another_tenure_is_lost() {
+        let mut table = Table::new();
+        assert!(table.look(&ours(10.0, 1), 10.0, None).take_epoch);
+        // Another has led in between, with an epoch above the one that comes now.
+        table.look(&others(), 16.0, None);
+        assert_eq!(table.word(), "standby of hub/b");
+        table.look(&ours(30.0, 3), 30.0, None);
+        let next = table.look(&ours(30.0, 3), 30.1, Some(Ok(7)));
+        assert_eq!((next.take_epoch, table.word()), (true, "enters".to_owned()));
+        table.look(&ours(30.0, 3), 30.2, Some(Ok(9)));
+        assert_eq!(table.word(), "leads 9");
+        // One that comes when the renewal has run out is of no use either.
+        let mut table = Table::new();
+        table.look(&ours(10.0, 1), 10.0, None);
+        table.look(&ours(10.0, 1), 14.0, Some(Ok(7)));
+        assert_eq!(table.word(), "standby of nobody");
+    }
+
+    #[test]
+    fn a_lead_whose_renewals_fail_doubts_and_comes_back_as_the_same() {
+        let mut table = Table::leading();
+        let next = table.look(&ours(100.0, 1), 103.4, None);
+        assert_eq!(
+            (table.word(), next.wake),
+            ("leads 7".to_owned(), Some(at(103.5)))
+        );
+        let next = table.look(&ours(100.0, 1), 103.5, None);
+        assert_eq!(
+            (table.word(), next.wake),
+            ("doubts 7".to_owned(), Some(at(130.0)))
+        );
+        table.look(&ours(129.0, 1), 129.1, None);
+        assert_eq!(table.word(), "leads 7");
+    }
+
+    #[test]
+    fn a_lead_is_given_up_when_another_has_it_or_nothing_is_heard_for_long() {
+        let mut table = Table::leading();
+        table.look(&others(), 101.0, None);
+        assert_eq!(table.word(), "standby of hub/b");
+        let mut table = Table::leading();
+        table.look(&ours(100.0, 1), 110.0, None);
+        table.look(&others(), 111.0, None);
+        assert_eq!(table.word(), "standby of hub/b");
+        let mut table = Table::leading();
+        table.look(&ours(100.0, 1), 110.0, None);
+        table.look(&ours(100.0, 1), 130.0, None);
+        assert_eq!(table.word(), "standby of nobody");
+        // A process that was frozen for long does not even doubt.
+        let mut table = Table::leading();
+        table.look(&ours(100.0, 1), 500.0, None);
+        assert_eq!(table.word(), "standby of nobody");
+    }
+
+    #[test]
+    fn a_lead_that_was_lost_and_won_again_takes_a_new_epoch() {
+        for doubts in [false, true] {
+            let mut table = Table::leading();
+            if doubts {
+                table.look(&ours(100.0, 1), 110.0, None);
+            }
+            let next = table.look(&ours(112.0, 3), 112.0, None);
+            assert_eq!((next.take_epoch, table.word()), (true, "enters".to_owned()));
+        }
+        // And one that nobody else has had meanwhile, where it was thought to be lost.
+        let mut table = Table::leading();
+        table.look(&ours(100.0, 1), 131.0, None);
+        assert!(table.look(&ours(140.0, 1), 140.0, None).take_epoch);
+    }
+
+    #[test]
+    fn a_lead_takes_a_later_epoch_when_somebody_knows_one_and_not_too_often() {
+        let mut table = Table::leading();
+        table.ahead = 6;
+        assert!(!table.look(&ours(101.0, 1), 101.0, None).take_epoch);
+        table.ahead = 7;
+        let next = table.look(&ours(108.0, 1), 108.0, None);
+        assert_eq!((next.take_epoch, next.wake), (false, Some(at(110.1))));
+        assert!(table.look(&ours(110.0, 1), 110.1, None).take_epoch);
+        let next = table.look(&ours(110.0, 1), 110.2, Some(Err(())));
+        assert_eq!(table.word(), "leads 7");
+        assert_eq!((next.take_epoch, next.wake), (false, Some(at(113.5))));
+        assert!(table.look(&ours(115.0, 1), 115.2, None).take_epoch);
+        table.look(&ours(115.0, 1), 115.3, Some(Ok(8)));
+        assert_eq!(table.word(), "leads 8");
+        let next = table.look(&ours(130.0, 1), 130.0, None);
+        assert!(!next.take_epoch);
+    }
+
+    #[test]
+    fn members_are_acted_on_by_who_leads_and_on_after_a_lead_that_nobody_took() {
+        let leads = || Table::leading().office.stand;
+        let doubts = || Stand::Doubt(leads().tenure().unwrap().clone());
+        let standby = |leader: Option<&str>| Stand::Standby {
+            leader: leader.map(str::to_owned),
+        };
+        let (nobody, other) = (standby(None), standby(Some("hub/b")));
+        // (before, stand, with the epoch that is given: acts, deals)
+        let rows = [
+            (false, nobody.clone(), 0, false, true),
+            (false, other.clone(), 0, false, true),
+            (false, Stand::Entering, 0, false, true),
+            (false, leads(), 0, true, false),
+            (false, leads(), 7, true, true),
+            (true, leads(), 7, true, true),
+            (true, doubts(), 7, true, false),
+            // For longer than agents are served.
+            (true, nobody, 7, true, false),
+            (true, Stand::Entering, 7, true, false),
+            // It leads again, and what is to be given has not been read yet.
+            (true, leads(), 6, true, false),
+            (true, other, 7, false, true),
+            (true, Stand::Leaving, 7, false, true),
+        ];
+        for (before, stand, given, acts, deals) in rows {
+            assert_eq!(stand.acts(before), acts, "{before} {stand:?}");
+            assert_eq!(stand.deals(given, acts), deals, "{stand:?} {given}");
+        }
+    }
+
+    #[test]
+    fn a_lost_lead_acts_on_through_an_outage_until_another_is_seen() {
+        let mut table = Table::leading();
+        let mut acts = true;
+        for (hold, now, word, expected) in [
+            (ours(100.0, 1), 104.0, "doubts 7", true),
+            (ours(100.0, 1), 131.0, "standby of nobody", true),
+            (ours(100.0, 1), 500.0, "standby of nobody", true),
+            (others(), 501.0, "standby of hub/b", false),
+            // It has not answered since.
+            (Hold::default(), 502.0, "standby of nobody", false),
+        ] {
+            table.look(&hold, now, None);
+            acts = table.office.stand.acts(acts);
+            assert_eq!((table.word().as_str(), acts), (word, expected), "{now}");
+        }
+        // Back, and nobody else was here.
+        let mut table = Table::leading();
+        table.look(&ours(100.0, 1), 131.0, None);
+        table.look(&ours(140.0, 1), 140.0, None);
+        assert_eq!(table.word(), "enters");
+        assert!(table.office.stand.acts(true));
+    }
+
+    #[test]
+    fn who_leaves_does_not_come_back() {
+        let mut table = Table::leading();
+        let hold = ours(101.0, 1);
+        table.office.next(&Sight {
+            hold: &hold,
+            ahead: 0,
+            taken: None,
+            leaving: true,
+            now: at(101.0),
+            wall: Timestamp::UNIX_EPOCH,
+        });
+        assert_eq!(table.word(), "leaves");
+    }
+}

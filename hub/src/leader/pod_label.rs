@@ -1,0 +1,424 @@
+//! Label [`LEADER_LABEL`] on the pod of the hub that leads: the Service of agents chooses by it.
+//!
+//! It says where agents are led and nothing else. Who writes is decided by the Lease, and a hub that does not
+//! lead sends agents on whoever has the label: one that comes late or cannot be had costs time, no safety.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use krypton_runtime::access::{self, reason_of};
+use krypton_runtime::admin::Readiness;
+use krypton_runtime::clock::{self, Boot};
+use krypton_runtime::effect;
+use krypton_types::error_chain::chain;
+use krypton_types::names::LEADER_LABEL;
+use kube::api::{Api, Patch, PatchParams};
+use kube::{Client, Config, Error as KubeError};
+use serde_json::{Value, json};
+use thiserror::Error;
+
+use super::{Lead, Stand};
+use crate::args::{LocalSource, OwnPod};
+use crate::home;
+
+const CALL: Duration = Duration::from_secs(2);
+/// After a call that failed and may soon go well.
+const RETRY: Duration = Duration::from_secs(1);
+/// A person may take it off, another hub may have done so late; and what is refused may be allowed by now.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
+const ABOUT: &str = "leader label";
+
+#[derive(Debug, Error)]
+pub enum LabelError {
+    #[error(
+        "the hub may not label pod {pod} with {LEADER_LABEL}: {reason}; agents that come by the Service do not reach it. Give it the right to patch pods there, or install the chart with leaderElection.label=false"
+    )]
+    Forbidden { pod: String, reason: String },
+    #[error(
+        "pod {pod} is not there, or is another by now; do POD_NAME, KRYPTON_POD_NAMESPACE and POD_UID say where this hub runs?"
+    )]
+    Gone { pod: String },
+    #[error("labelling pod {pod} with {LEADER_LABEL} failed")]
+    Call {
+        pod: String,
+        #[source]
+        source: KubeError,
+    },
+    #[error("labelling pod {pod} with {LEADER_LABEL}: no answer within {} s", CALL.as_secs())]
+    Deadline { pod: String },
+}
+
+impl LabelError {
+    pub(crate) fn of(pod: String, source: KubeError) -> Self {
+        match &source {
+            KubeError::Api(status) if status.code == 403 => Self::Forbidden {
+                pod,
+                reason: reason_of(&source),
+            },
+            // Of another UID it is a conflict, or invalid.
+            KubeError::Api(status) if matches!(status.code, 404 | 409 | 422) => Self::Gone { pod },
+            _ => Self::Call { pod, source },
+        }
+    }
+}
+
+/// What is to be done to a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Deed {
+    /// Ours is to have the label, or not.
+    Own(bool),
+    /// That of the hub that led before is not to.
+    Former(String),
+}
+
+/// What is due when. Pure.
+#[derive(Debug)]
+struct Course {
+    /// Since when we lead.
+    led_since: Option<Boot>,
+    /// When ours is to be seen to.
+    own: Option<Boot>,
+    /// The pod that is to lose it, and when.
+    former: Option<(String, Boot)>,
+}
+
+impl Course {
+    /// Of a hub that begins, where a container of this pod may have led until a moment ago.
+    fn new(now: Boot) -> Self {
+        Self {
+            led_since: None,
+            own: Some(now),
+            former: None,
+        }
+    }
+
+    /// `lead`: since when we lead, if we do, and the pod that did before. Without a deed, when to look again.
+    fn next(
+        &mut self,
+        lead: Option<(Boot, Option<&str>)>,
+        now: Boot,
+    ) -> Result<Deed, Option<Boot>> {
+        let since = lead.map(|(since, _)| since);
+        if since != self.led_since {
+            self.led_since = since;
+            self.own = Some(now);
+            let former = lead.and_then(|(_, former)| former);
+            self.former = former.map(|former| (former.to_owned(), now));
+        }
+        if let Some((former, at)) = &self.former
+            && *at <= now
+        {
+            return Ok(Deed::Former(former.clone()));
+        }
+        if self.own.is_some_and(|at| at <= now) {
+            return Ok(Deed::Own(since.is_some()));
+        }
+        let former = self.former.as_ref().map(|(_, at)| *at);
+        Err(self.own.into_iter().chain(former).min())
+    }
+
+    fn did(&mut self, deed: &Deed, went: Went, now: Boot) {
+        let again = went.again(deed).map(|pause| Boot(now.0 + pause));
+        match deed {
+            Deed::Own(_) => self.own = again,
+            Deed::Former(former) => self.former = again.map(|at| (former.clone(), at)),
+        }
+    }
+}
+
+/// How a deed went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Went {
+    Well,
+    /// There is no such pod.
+    Nowhere,
+    Refused,
+    Badly,
+}
+
+impl Went {
+    pub(crate) fn of(done: &Result<(), LabelError>) -> Self {
+        match done {
+            Ok(()) => Self::Well,
+            Err(LabelError::Gone { .. }) => Self::Nowhere,
+            Err(LabelError::Forbidden { .. }) => Self::Refused,
+            Err(LabelError::Call { .. } | LabelError::Deadline { .. }) => Self::Badly,
+        }
+    }
+
+    /// After which time it is done again, if at all.
+    fn again(self, deed: &Deed) -> Option<Duration> {
+        match (self, deed) {
+            (Self::Badly, _) => Some(RETRY),
+            (_, Deed::Own(true)) | (Self::Refused, Deed::Own(false)) => Some(LOOK_EVERY),
+            (_, Deed::Own(false) | Deed::Former(_)) => None,
+        }
+    }
+}
+
+/// Keeps the label where the lead is.
+#[derive(Debug)]
+pub struct Label {
+    pods: Api<Pod>,
+    own: OwnPod,
+    readiness: Readiness,
+    told: Option<String>,
+    course: Course,
+}
+
+impl Label {
+    /// Takes off what a container of this pod that led until a moment ago has left, before anything else; without
+    /// end where the hub's own cluster does not answer. None where the hub runs in no pod that it knows of, or
+    /// that cluster is not known: it leads without.
+    pub async fn cleared(
+        own: Option<OwnPod>,
+        local: LocalSource,
+        readiness: Readiness,
+    ) -> Option<Self> {
+        let own = own?;
+        // A pod that is not ready is in no Service, whatever it is labelled with.
+        let starting = readiness.guard("label of the leader");
+        let client = match own_cluster(&local).await {
+            Ok(client) => client,
+            Err(problem) => {
+                tracing::error!(%problem, "this hub's pod is not labelled when it leads: agents that come by the Service do not reach it");
+                readiness.note(ABOUT, Some(format!("its pod is not labelled: {problem}")));
+                return None;
+            }
+        };
+        let mut label = Self {
+            pods: Api::namespaced(client, &own.namespace),
+            own,
+            readiness,
+            told: None,
+            course: Course::new(Boot::now()),
+        };
+        let off = Deed::Own(false);
+        loop {
+            let went = label.carry_out(&off).await;
+            label.course.did(&off, went, Boot::now());
+            if went != Went::Badly {
+                break;
+            }
+            tokio::time::sleep(RETRY).await;
+        }
+        drop(starting);
+        Some(label)
+    }
+
+    /// Follows the lead until this hub leaves, or there is none to follow.
+    pub async fn keep(mut self, mut lead: Lead) {
+        loop {
+            let stand = lead.stand();
+            let tenure = stand.tenure();
+            let former = tenure.and_then(|tenure| tenure.former.as_deref());
+            let former = former.and_then(pod_of).filter(|pod| *pod != self.own.name);
+            let leads = tenure.map(|tenure| (tenure.since, former));
+            match self.course.next(leads, Boot::now()) {
+                // Another may lead by now, and have taken it off ours.
+                Ok(deed)
+                    if matches!(stand, Stand::Doubt(_))
+                        || (deed == Deed::Own(true) && !lead.writes(Boot::now())) =>
+                {
+                    self.course.did(&deed, Went::Badly, Boot::now());
+                }
+                Ok(deed) => {
+                    let went = self.carry_out(&deed).await;
+                    self.course.did(&deed, went, Boot::now());
+                }
+                // The pod goes with us.
+                Err(_) if stand == Stand::Leaving => return,
+                Err(wake) => tokio::select! {
+                    changed = lead.changed() => if !changed { return },
+                    () = clock::sleep_until(wake, Boot::now()) => {}
+                },
+            }
+        }
+    }
+
+    async fn carry_out(&mut self, deed: &Deed) -> Went {
+        let (name, patch) = match deed {
+            Deed::Own(on) => (&self.own.name, own_patch(&self.own.uid, *on)),
+            Deed::Former(name) => (name, former_patch()),
+        };
+        let pod = format!("{}/{name}", self.own.namespace);
+        let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
+        let asked = effect!(
+            "lead.label",
+            self.pods.patch_metadata(name, &params, &patch)
+        );
+        let done = match tokio::time::timeout(CALL, asked).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(source)) => Err(LabelError::of(pod, source)),
+            Err(_) => Err(LabelError::Deadline { pod }),
+        };
+        let went = Went::of(&done);
+        match deed {
+            // A hub that stands by does not need it, and need not be told of.
+            Deed::Own(on) => self.tell(done.as_ref().err().filter(|_| *on)),
+            // It has gone with its node, or was no pod.
+            Deed::Former(pod) => match &done {
+                Ok(()) => tracing::debug!(%pod, "the hub that led before has the label no more"),
+                Err(error) => {
+                    tracing::debug!(error = %chain(error), "the label of the hub that led before")
+                }
+            },
+        }
+        went
+    }
+
+    fn tell(&mut self, error: Option<&LabelError>) {
+        let text = error.map(|error| chain(error));
+        if let Some(text) = text
+            .as_ref()
+            .filter(|text| self.told.as_ref() != Some(*text))
+        {
+            tracing::warn!(error = %text, "agents may not find the hub that leads");
+        }
+        self.readiness.note(ABOUT, text.clone());
+        self.told = text;
+    }
+}
+
+async fn own_cluster(local: &LocalSource) -> Result<Client, String> {
+    let found = access::local(local, None, Config::incluster).await;
+    let found = found.map_err(|error| chain(&error))?;
+    home::client(found.config).map_err(|error| chain(&error))
+}
+
+/// That pod and no other of its name.
+fn own_patch(uid: &str, on: bool) -> Value {
+    let label = if on { json!("true") } else { Value::Null };
+    json!({"metadata": {"uid": uid, "labels": {LEADER_LABEL: label}}})
+}
+
+/// Of a pod of which only the name is known, which none has twice: taken off or not there is the same.
+fn former_patch() -> Value {
+    json!({"metadata": {"labels": {LEADER_LABEL: null}}})
+}
+
+/// The pod of a hub, by its name in the Lease: `hub/<pod>/<random>`.
+fn pod_of(holder: &str) -> Option<&str> {
+    let (pod, _) = holder.strip_prefix("hub/")?.rsplit_once('/')?;
+    (!pod.is_empty() && !pod.contains('/')).then_some(pod)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> Boot {
+        Boot(Duration::from_secs(100 + seconds))
+    }
+
+    /// All that is done now, each with this outcome, and when it goes on.
+    fn done(
+        course: &mut Course,
+        lead: Option<(Boot, Option<&str>)>,
+        went: Went,
+        now: Boot,
+    ) -> (Vec<Deed>, Option<Boot>) {
+        let mut deeds = Vec::new();
+        loop {
+            match course.next(lead, now) {
+                Ok(deed) => {
+                    course.did(&deed, went, now);
+                    deeds.push(deed);
+                }
+                Err(wake) => return (deeds, wake),
+            }
+            assert!(deeds.len() < 5, "{deeds:?}");
+        }
+    }
+
+    #[test]
+    fn what_a_former_life_has_left_is_taken_off_before_anything_else_and_once() {
+        for went in [Went::Well, Went::Nowhere] {
+            let mut course = Course::new(at(0));
+            let first = done(&mut course, None, went, at(0));
+            assert_eq!(first, (vec![Deed::Own(false)], None));
+            assert_eq!(done(&mut course, None, went, at(60)), (vec![], None));
+        }
+    }
+
+    #[test]
+    fn who_leads_takes_it_off_the_former_puts_it_on_and_looks_after_it() {
+        let well = Went::Well;
+        let mut course = Course::new(at(0));
+        done(&mut course, None, well, at(0));
+        let lead = Some((at(1), Some("hub-a")));
+        let (deeds, wake) = done(&mut course, lead, well, at(1));
+        assert_eq!(deeds, [Deed::Former("hub-a".to_owned()), Deed::Own(true)]);
+        assert_eq!(wake, Some(at(11)));
+        assert_eq!(done(&mut course, lead, well, at(10)).0, []);
+        assert_eq!(done(&mut course, lead, well, at(11)).0, [Deed::Own(true)]);
+        // It is off at once when the lead is lost, and on when it is won again.
+        let lost = done(&mut course, None, well, at(12));
+        assert_eq!(lost, (vec![Deed::Own(false)], None));
+        let (deeds, _) = done(&mut course, Some((at(13), None)), well, at(13));
+        assert_eq!(deeds, [Deed::Own(true)]);
+    }
+
+    #[test]
+    fn what_fails_is_tried_again_soon_and_what_is_refused_later_and_the_former_only_while_we_lead()
+    {
+        let (own, former) = (Deed::Own(true), Deed::Former("hub-a".to_owned()));
+        for (went, pause, again) in [
+            (Went::Badly, RETRY, vec![former, own.clone()]),
+            (Went::Refused, LOOK_EVERY, vec![own.clone()]),
+            (Went::Nowhere, LOOK_EVERY, vec![own]),
+        ] {
+            let mut course = Course::new(at(0));
+            done(&mut course, None, Went::Well, at(0));
+            let lead = Some((at(1), Some("hub-a")));
+            let (deeds, wake) = done(&mut course, lead, went, at(1));
+            assert_eq!(deeds.len(), 2);
+            assert_eq!(wake, Some(Boot(at(1).0 + pause)));
+            let later = Boot(at(1).0 + pause);
+            assert_eq!(done(&mut course, lead, went, later).0, again);
+            // What is left of it is the next one's.
+            let lost = done(&mut course, None, Went::Well, at(30));
+            assert_eq!(lost, (vec![Deed::Own(false)], None));
+        }
+    }
+
+    #[test]
+    fn a_label_that_could_not_be_taken_off_is_tried_again() {
+        for (went, pause) in [(Went::Badly, RETRY), (Went::Refused, LOOK_EVERY)] {
+            let mut course = Course::new(at(0));
+            let (deeds, wake) = done(&mut course, None, went, at(0));
+            let again = Boot(at(0).0 + pause);
+            assert_eq!((deeds, wake), (vec![Deed::Own(false)], Some(again)));
+            assert_eq!(done(&mut course, None, went, again).0, [Deed::Own(false)]);
+        }
+    }
+
+    #[test]
+    fn the_pod_of_a_hub_is_in_its_name() {
+        for (holder, pod) in [
+            ("hub/krypton-hub-5d-x/0000beef", Some("krypton-hub-5d-x")),
+            ("hub//0000beef", None),
+            ("hub/a/b/0000beef", None),
+            ("hub/a", None),
+            ("agent/a/0000beef", None),
+        ] {
+            assert_eq!(pod_of(holder), pod, "{holder}");
+        }
+    }
+
+    #[test]
+    fn a_patch_names_the_label_and_of_our_own_pod_the_uid_and_nothing_else() {
+        assert_eq!(
+            own_patch("u", true).to_string(),
+            r#"{"metadata":{"labels":{"mesh.openkcm.io/leader":"true"},"uid":"u"}}"#
+        );
+        assert_eq!(
+            own_patch("u", false).to_string(),
+            r#"{"metadata":{"labels":{"mesh.openkcm.io/leader":null},"uid":"u"}}"#
+        );
+        assert_eq!(
+            former_patch().to_string(),
+            r#"{"metadata":{"labels":{"mesh.openkcm.io/leader":null}}}"#
+        );
+    }
+}

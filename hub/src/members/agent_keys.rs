@@ -1,0 +1,344 @@
+//! The keys that the agent of a member may use: the current one, and the next once it has asked for it. Pure.
+//!
+//! The replicas of an agent share a key. One of them uses the next key first. The others follow when the hub
+//! cuts their streams.
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use krypton_crds::edge_cluster::{AgentKey, AgentKeys};
+use krypton_types::conditions::{self, State, Truth};
+use serde_json::{Value, json};
+
+use crate::ca::AgentCertificate;
+
+/// How long the current key is good for once the next has been used.
+const OVERLAP: SignedDuration = SignedDuration::from_mins(10);
+/// How long an unused next key blocks another one. An agent waits as long for its certificate.
+const ON_ITS_WAY: SignedDuration = SignedDuration::from_secs(20);
+/// After this time, a replaced key is in use by a second party. Before, it may belong to a replica that has
+/// not followed yet.
+const LATE: SignedDuration = SignedDuration::from_mins(20);
+
+/// Condition of an EdgeCluster: whether only one key of its agent is in use.
+pub const ONE_KEY: &str = "AgentKeyUnique";
+
+/// Reasons of the condition, the second one that of the event too.
+pub mod reason {
+    pub const ONE: &str = "OneKeyInUse";
+    pub const TWO: &str = "TwoKeysInUse";
+}
+
+/// How the hub treats an agent that shows a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    Good,
+    /// It was replaced a short time ago.
+    Replaced,
+    /// The hub issued it after all recorded keys: home was restored from a backup.
+    Newer,
+    /// The record lacks it, or it was replaced long ago: two keys are in use.
+    Foreign,
+}
+
+/// Why the hub doesn't renew a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotRenewed {
+    /// It has to wait: the hub renewed the same key a short time ago.
+    Renewing,
+    /// It is not on record: a later enrolment has voided it.
+    Replaced,
+}
+
+/// The text of the refusal and of the event. It names no cluster UID, which would help a thief.
+pub fn refusal(member: &str) -> String {
+    format!(
+        "the key of this agent's certificate is not on record for member {member}: it was replaced, or its credential was copied; run 'kubectl krypton join {member}' and give the member's agent the new bundle, which voids all older keys"
+    )
+}
+
+/// The key of a certificate, as the hub records it.
+pub fn key_of(certificate: &AgentCertificate) -> AgentKey {
+    AgentKey {
+        key_sha256: certificate.key.clone(),
+        serial: certificate.serial.clone(),
+        since: Some(whole_seconds(certificate.issued())),
+        used: None,
+    }
+}
+
+/// A new enrolment voids all older keys. The same key changes nothing.
+pub fn enrolled(keys: Option<&AgentKeys>, key: AgentKey) -> AgentKeys {
+    let is_on_record = |keys: &&AgentKeys| has(keys, &key.key_sha256);
+    match keys.filter(is_on_record) {
+        Some(keys) => keys.clone(),
+        None => AgentKeys {
+            current: key,
+            next: None,
+        },
+    }
+}
+
+fn has(keys: &AgentKeys, key: &str) -> bool {
+    keys.current.key_sha256 == key
+        || keys
+            .next
+            .as_ref()
+            .is_some_and(|next| next.key_sha256 == key)
+}
+
+/// Whether the hub issued `key` after all recorded keys. The hub records a key before it sends the
+/// certificate, so such a record comes from a backup.
+fn is_newer(keys: &AgentKeys, key: &AgentKey) -> bool {
+    let since = |key: &AgentKey| key.since.as_ref().map(|since| since.0);
+    let newest = since(&keys.current).max(keys.next.as_ref().and_then(since));
+    let after = |newest: Timestamp| newest.saturating_add(LATE).ok();
+    let after = newest.and_then(after);
+    after.is_some_and(|after| since(key) > Some(after)) && !has(keys, &key.key_sha256)
+}
+
+/// Whether the agent may use this key. Without a record it may use any.
+pub fn judge(keys: Option<&AgentKeys>, key: &AgentKey, now: Timestamp) -> Verdict {
+    let Some(keys) = keys else {
+        return Verdict::Good;
+    };
+    let next = keys.next.as_ref();
+    if next.is_some_and(|next| next.key_sha256 == key.key_sha256) {
+        return Verdict::Good;
+    }
+    if is_newer(keys, key) {
+        return Verdict::Newer;
+    }
+    let is_current = keys.current.key_sha256 == key.key_sha256;
+    let replaced = next.and_then(|next| next.used.as_ref());
+    match (is_current, replaced.or(keys.current.since.as_ref())) {
+        (true, _) if replaced.is_none() => Verdict::Good,
+        (true, Some(at)) if ago(at, now) < OVERLAP => Verdict::Good,
+        (_, Some(at)) if ago(at, now) < LATE => Verdict::Replaced,
+        _ => Verdict::Foreign,
+    }
+}
+
+/// The record once `by` has been given a certificate for the key `next`.
+///
+/// # Errors
+/// If `by` is not on record, or if another certificate was issued a short time ago and may be on its way to
+/// the other replicas.
+pub fn renewed(
+    keys: Option<&AgentKeys>,
+    by: AgentKey,
+    next: AgentKey,
+    now: Timestamp,
+) -> Result<AgentKeys, NotRenewed> {
+    let current = match keys {
+        None => by,
+        Some(keys) if is_newer(keys, &by) => by,
+        Some(keys) if !has(keys, &by.key_sha256) => return Err(NotRenewed::Replaced),
+        Some(keys) => match &keys.next {
+            Some(other) if other.key_sha256 == by.key_sha256 => other.clone(),
+            Some(other) if other.key_sha256 == next.key_sha256 => keys.current.clone(),
+            Some(other) if other.used.is_some() => return Err(NotRenewed::Renewing),
+            Some(other)
+                if other
+                    .since
+                    .as_ref()
+                    .is_some_and(|at| ago(at, now) < ON_ITS_WAY) =>
+            {
+                return Err(NotRenewed::Renewing);
+            }
+            _ => keys.current.clone(),
+        },
+    };
+    Ok(AgentKeys {
+        current,
+        next: Some(next),
+    })
+}
+
+/// Records that a session started with this key.
+pub fn seen(keys: &mut Option<AgentKeys>, key: &AgentKey, now: Timestamp) {
+    if keys.as_ref().is_none_or(|keys| is_newer(keys, key)) {
+        *keys = Some(AgentKeys {
+            current: key.clone(),
+            next: None,
+        });
+    }
+    match keys {
+        Some(AgentKeys {
+            next: Some(next), ..
+        }) if next.key_sha256 == key.key_sha256 && next.used.is_none() => {
+            next.used = Some(whole_seconds(now));
+        }
+        _ => {}
+    }
+}
+
+/// All of it as a merge patch, which removes only what is null.
+pub fn patch(keys: &AgentKeys) -> Value {
+    let whole = |key: &AgentKey| json!({"keySHA256": key.key_sha256, "serial": key.serial, "since": key.since, "used": key.used});
+    json!({"current": whole(&keys.current), "next": keys.next.as_ref().map(whole)})
+}
+
+/// Puts the condition: `refused` is when a foreign key was shown last. A later enrolment ends it.
+pub fn put(
+    conditions: &mut Vec<Condition>,
+    refused: Option<Timestamp>,
+    keys: Option<&AgentKeys>,
+    generation: i64,
+    now: Timestamp,
+) {
+    let recorded = conditions
+        .iter()
+        .find(|it| it.type_ == ONE_KEY && it.status == "False");
+    let Some(at) = refused.or(recorded.map(|it| it.last_transition_time.0)) else {
+        return;
+    };
+    let since = keys.and_then(|keys| keys.current.since.as_ref());
+    let state = match since.is_some_and(|since| since.0 > at) {
+        true => State::new(Truth::True, reason::ONE, ""),
+        false => State::new(
+            Truth::False,
+            reason::TWO,
+            "an agent has shown a key that is not on record: its credential was copied; run 'kubectl krypton join' for this member and give its agent the new bundle, which voids all older keys",
+        ),
+    };
+    conditions::set(conditions, ONE_KEY, &state, generation, now);
+}
+
+fn ago(at: &Time, now: Timestamp) -> SignedDuration {
+    now.duration_since(at.0)
+}
+
+fn whole_seconds(time: Timestamp) -> Time {
+    Time(Timestamp::from_second(time.as_second()).unwrap_or(time))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(minute: i64) -> Timestamp {
+        Timestamp::from_second(minute * 60).unwrap()
+    }
+
+    fn key(name: &str, minute: i64) -> AgentKey {
+        AgentKey {
+            key_sha256: name.to_owned(),
+            serial: "01".to_owned(),
+            since: Some(Time(at(minute))),
+            used: None,
+        }
+    }
+
+    /// The verdict over a key of which nothing else is known.
+    fn judge(keys: Option<&AgentKeys>, name: &str, now: Timestamp) -> Verdict {
+        super::judge(keys, &key(name, 0), now)
+    }
+
+    #[test]
+    fn renewed_key_replaces_the_old_one_after_its_first_use() {
+        let mut keys = Some(enrolled(None, key("a", 0)));
+        assert_eq!(judge(keys.as_ref(), "a", at(100)), Verdict::Good);
+        keys = Some(renewed(keys.as_ref(), key("a", 0), key("b", 100), at(100)).unwrap());
+        // Its answer may have been lost.
+        for good in ["a", "b"] {
+            assert_eq!(judge(keys.as_ref(), good, at(900)), Verdict::Good);
+        }
+        seen(&mut keys, &key("b", 100), at(1000));
+        seen(&mut keys, &key("b", 100), at(1005));
+        for (minute, verdict) in [
+            (1009, Verdict::Good),
+            (1010, Verdict::Replaced),
+            (1019, Verdict::Replaced),
+            (1020, Verdict::Foreign),
+        ] {
+            assert_eq!(judge(keys.as_ref(), "a", at(minute)), verdict, "{minute}");
+            assert_eq!(judge(keys.as_ref(), "b", at(minute)), Verdict::Good);
+        }
+        keys = Some(renewed(keys.as_ref(), key("b", 100), key("c", 2000), at(2000)).unwrap());
+        assert_eq!(judge(keys.as_ref(), "a", at(2000)), Verdict::Foreign);
+        assert_eq!(judge(keys.as_ref(), "b", at(2000)), Verdict::Good);
+    }
+
+    #[test]
+    fn second_renewal_by_one_key_waits_for_the_first() {
+        let keys = enrolled(None, key("a", 0));
+        let keys = renewed(Some(&keys), key("a", 0), key("b", 100), at(100)).unwrap();
+        let again = |next, minute| renewed(Some(&keys), key("a", 0), key(next, minute), at(minute));
+        assert_eq!(again("c", 100), Err(NotRenewed::Renewing));
+        again("b", 100).unwrap();
+        // It was never used: the answer was lost.
+        let replaced = again("c", 101).unwrap();
+        assert_eq!(judge(Some(&replaced), "b", at(101)), Verdict::Foreign);
+        // Another replica uses it, so this one must follow.
+        let mut used = Some(keys);
+        seen(&mut used, &key("b", 100), at(101));
+        let late = renewed(used.as_ref(), key("a", 0), key("c", 200), at(200));
+        assert_eq!(late, Err(NotRenewed::Renewing));
+    }
+
+    #[test]
+    fn new_enrolment_voids_all_older_keys() {
+        let keys = enrolled(None, key("a", 0));
+        let keys = renewed(Some(&keys), key("a", 0), key("thief", 10), at(10)).unwrap();
+        let anew = enrolled(Some(&keys), key("b", 60));
+        for void in ["a", "thief"] {
+            assert_eq!(judge(Some(&anew), void, at(79)), Verdict::Replaced);
+            assert_eq!(judge(Some(&anew), void, at(80)), Verdict::Foreign);
+        }
+        assert_eq!(judge(Some(&anew), "b", at(80)), Verdict::Good);
+        // A second enrolment with the same key, after a lost answer, voids nothing.
+        assert_eq!(enrolled(Some(&keys), key("a", 60)), keys);
+    }
+
+    #[test]
+    fn voided_key_cannot_renew() {
+        let keys = enrolled(None, key("stolen", 0));
+        let anew = enrolled(Some(&keys), key("b", 60));
+        let by = |name, minute| renewed(Some(&anew), key(name, minute), key("c", 61), at(61));
+        assert_eq!(by("stolen", 0), Err(NotRenewed::Replaced));
+        // Home was restored from a backup: the hub issued this key after the record.
+        let restored = by("later", 90).unwrap();
+        assert_eq!(restored.current.key_sha256, "later");
+    }
+
+    #[test]
+    fn member_without_a_record_takes_the_first_key() {
+        assert_eq!(judge(None, "a", at(0)), Verdict::Good);
+        let mut keys = None;
+        seen(&mut keys, &key("a", 5), at(5));
+        assert_eq!(judge(keys.as_ref(), "b", at(30)), Verdict::Foreign);
+        let renewed = renewed(None, key("a", 5), key("b", 6), at(6)).unwrap();
+        assert_eq!(renewed.current.key_sha256, "a");
+    }
+
+    #[test]
+    fn restored_home_lets_newer_keys_in() {
+        let mut keys = Some(enrolled(None, key("a", 0)));
+        let verdict = |keys: &Option<AgentKeys>, key| super::judge(keys.as_ref(), &key, at(9000));
+        assert_eq!(verdict(&keys, key("b", 20)), Verdict::Foreign);
+        assert_eq!(verdict(&keys, key("b", 21)), Verdict::Newer);
+        seen(&mut keys, &key("b", 8000), at(9000));
+        assert_eq!(verdict(&keys, key("b", 8000)), Verdict::Good);
+        assert_eq!(verdict(&keys, key("a", 0)), Verdict::Foreign);
+        // One that a later enrolment has voided does not come back.
+        seen(&mut keys, &key("a", 0), at(9000));
+        assert_eq!(verdict(&keys, key("a", 0)), Verdict::Foreign);
+    }
+
+    #[test]
+    fn two_keys_in_use_are_shown_until_the_next_enrolment() {
+        let mut shown = Vec::new();
+        let keys = enrolled(None, key("a", 0));
+        let status = |shown: &[Condition]| shown.first().map(|it| it.status.clone());
+        put(&mut shown, None, Some(&keys), 1, at(1));
+        assert_eq!(status(&shown), None);
+        put(&mut shown, Some(at(2)), Some(&keys), 1, at(2));
+        assert_eq!(status(&shown).as_deref(), Some("False"));
+        // A restarted hub reads it from the record.
+        put(&mut shown, None, Some(&keys), 1, at(3));
+        assert_eq!(status(&shown).as_deref(), Some("False"));
+        let anew = enrolled(Some(&keys), key("b", 4));
+        put(&mut shown, Some(at(2)), Some(&anew), 1, at(5));
+        assert_eq!(status(&shown).as_deref(), Some("True"));
+    }
+}

@@ -1,0 +1,850 @@
+//! Who speaks for a member: of its agents' sessions and its proxy, one is listened to at a time
+//! (design §3, rule 4).
+//!
+//! Whoever holds the Lease is heard before who only observes, an agent before the proxy. When the
+//! speaker changes, the new one is asked for its whole account.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use krypton_crds::edge_cluster::{AgentKey, AgentRoots, Mode};
+pub use krypton_reconciler::agent_presence::{Presence, SILENCE};
+use krypton_reconciler::report_store::Changes;
+use krypton_runtime::clock::{self, Boot};
+use krypton_runtime::newest::Newest as _;
+use krypton_types::conditions::{State, Truth, reason};
+use krypton_types::desired::Version;
+use krypton_types::member::MemberReport;
+use krypton_types::report_digest::together;
+use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::edgecluster::credential_expiry::Validity;
+use crate::members::claims::{Claims, Waits, Witnesses};
+use crate::members::deployment_orders::Deployments;
+use crate::members::observation::{Facts, FactsBoard};
+use crate::members::placement_orders::Placements;
+use crate::tenants::{Changed, Hearing, Reports};
+
+const UNCONFIRMED: &str = "the member reports a later desired state, and no other member confirms it; if home was \
+    restored from a backup, delete Secret krypton-system/krypton-desired-state on the member, or wait six hours";
+/// Prefix of an agent's name in the Lease; a hub's is `hub/`.
+pub const AGENT_HOLDER: &str = "agent/";
+
+/// A voice is not asked for its whole account more often over a digest.
+const ASK_EVERY: Duration = Duration::from_secs(10);
+/// How long a response beyond the limits shows: longer than any pause before a retry.
+const OFFENCE_STANDS: Duration = Duration::from_secs(5 * 60);
+/// One that speaks for a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum VoiceId {
+    Proxy,
+    /// A session, by its number: a later one is newer.
+    Session(u64),
+}
+
+#[derive(Debug)]
+struct Voice {
+    said: Option<MemberReport>,
+    /// An agent's: when it was last able to act, as far as it was heard.
+    able: Option<Boot>,
+    /// It has said something of Tenants while nobody listened.
+    missed: bool,
+    /// The account that is waited for, until it is whole.
+    awaited: Option<u64>,
+    /// When it was last asked for one.
+    asked: Option<Boot>,
+    asks: watch::Sender<u64>,
+}
+
+impl Voice {
+    fn is_ready(&self) -> bool {
+        self.said.as_ref().is_some_and(|said| said.ready)
+    }
+
+    fn learn(&mut self, report: MemberReport, now: Boot) {
+        if self.is_ready() && !report.ready && !report.connected {
+            self.able = self.able.map(Presence::able_before);
+        }
+        self.said = Some(report);
+        self.lives(now);
+    }
+
+    fn lives(&mut self, now: Boot) {
+        if self.is_ready() {
+            self.able = Some(now);
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Member {
+    voices: BTreeMap<VoiceId, Voice>,
+    speaker: Option<VoiceId>,
+    presence: watch::Sender<Presence>,
+    /// When an agent was last heard, or the hub began to wait for one.
+    heard: Boot,
+    /// When an agent whose session has ended was last able to act.
+    able: Option<Boot>,
+    /// How the hub's own way to the cluster stands; `None` without one.
+    link: Option<State>,
+    /// Why nobody is to act, said in the place of all else.
+    held_back: Option<(&'static str, String)>,
+    claims: Claims,
+    /// The response of its API server that the hub cut off, and the time of the last one.
+    offence: Option<(String, Boot)>,
+}
+
+impl Default for Member {
+    fn default() -> Self {
+        Self {
+            voices: BTreeMap::new(),
+            speaker: None,
+            presence: watch::Sender::new(Presence::Never),
+            heard: Boot::default(),
+            able: None,
+            link: None,
+            held_back: None,
+            claims: Claims::default(),
+            offence: None,
+        }
+    }
+}
+
+/// The voices of all members, and the boards that they are heard on.
+#[derive(Debug)]
+pub struct Voices {
+    members: Mutex<BTreeMap<String, Member>>,
+    /// Members that are to be looked at again though nothing is said of them.
+    due: Mutex<BTreeSet<(Boot, String)>>,
+    due_changed: Notify,
+    reports: Arc<Reports>,
+    deployments: Arc<Deployments>,
+    placements: Arc<Placements>,
+    facts: Arc<FactsBoard>,
+    /// The latest epoch that a member has seen and we have not given: home was restored.
+    ahead: watch::Sender<u64>,
+    /// The epoch that we give.
+    epoch: AtomicU64,
+    /// Locked after `members`, for a moment.
+    witnesses: Mutex<Witnesses>,
+}
+
+/// What is known of an agent when its session begins.
+#[derive(Clone, Debug)]
+pub struct AgentFacts {
+    pub cluster_uid: String,
+    pub kubernetes_version: String,
+    pub agent_version: String,
+    pub certificate: Validity,
+    /// The key of that certificate.
+    pub key: AgentKey,
+    /// What is on record on the member.
+    pub applied: Option<(Version, String)>,
+}
+
+impl Voices {
+    pub fn new(reports: Arc<Reports>, facts: Arc<FactsBoard>, ahead: watch::Sender<u64>) -> Self {
+        Self {
+            members: Mutex::default(),
+            due: Mutex::default(),
+            due_changed: Notify::new(),
+            reports,
+            deployments: Arc::default(),
+            placements: Arc::default(),
+            facts,
+            ahead,
+            epoch: AtomicU64::new(0),
+            witnesses: Mutex::default(),
+        }
+    }
+
+    /// The epoch that is given from here on.
+    pub fn set_epoch(&self, epoch: u64) {
+        self.epoch.store(epoch, Ordering::Relaxed);
+    }
+
+    /// This hub leads from here on. Who has no session had one with the hub before, for all that is known, and
+    /// has just lost it: nobody is away before its time. What was heard in an earlier tenure, another hub may have
+    /// heard more of: what is on record of it stands.
+    pub fn anew(&self, now: Boot) {
+        self.deployments.anew(now);
+        self.placements.anew(now);
+        self.reports.aim_anew();
+        let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
+        for (name, member) in members.iter_mut() {
+            if member.voices.keys().any(|id| *id != VoiceId::Proxy) {
+                continue;
+            }
+            (member.heard, member.able) = (now, None);
+            member.presence.send_if_modified(|presence| {
+                let was_there = *presence != Presence::Never;
+                if was_there {
+                    *presence = Presence::Away(now);
+                }
+                was_there
+            });
+            self.forget_heard(name, member, now);
+            if member.voices.is_empty() && member.presence.get() != Presence::Never {
+                self.reports.begin(name, now);
+                self.facts.set(name, |facts| {
+                    facts.connected = State::new(Truth::Unknown, reason::STARTING, "");
+                    facts.healthy = facts.connected.clone();
+                });
+            }
+            self.settle(name, member, now);
+        }
+    }
+
+    /// Forgets what no voice of now has said of the member, which has no session.
+    fn forget_heard(&self, name: &str, member: &mut Member, now: Boot) {
+        self.facts.set(name, |facts| {
+            (facts.agent_version, facts.roots) = (None, None);
+            (facts.certificate, facts.certificate_said) = (None, false);
+        });
+        let proxy = member.voices.get_mut(&VoiceId::Proxy);
+        // It has gone on seeing the cluster, and has said all.
+        let says_all = |voice: &Voice| {
+            let said = voice.said.as_ref();
+            voice.awaited.is_none() && said.is_some_and(|said| said.connected && said.synced)
+        };
+        if proxy.as_deref().is_some_and(says_all) {
+            return;
+        }
+        self.reports.forget_said(name, now);
+        self.deployments.forget(name);
+        self.placements.forget(name);
+        self.facts
+            .set(name, |facts| (facts.applied, facts.holder) = (None, None));
+        if let Some(voice) = proxy {
+            ask(voice, now);
+        }
+    }
+
+    /// What the members do of KryptonDeployments.
+    pub fn deployments(&self) -> &Arc<Deployments> {
+        &self.deployments
+    }
+
+    /// What the members do of placed Tenants.
+    pub fn placements(&self) -> &Arc<Placements> {
+        &self.placements
+    }
+
+    /// Whether the member has an agent, to follow.
+    pub fn presence(&self, member: &str) -> watch::Receiver<Presence> {
+        self.with(member, |_, found| found.presence.subscribe())
+    }
+
+    /// An agent was enrolled for the member at some time. Until it is heard, it counts as away since
+    /// `now`.
+    pub fn agent_known(&self, member: &str, now: Boot) {
+        self.with(member, |this, found| {
+            let session = found.voices.keys().any(|id| *id != VoiceId::Proxy);
+            if session || found.presence.get() != Presence::Never {
+                return;
+            }
+            found.presence.send_replace(Presence::Away(now));
+            found.heard = now;
+            this.settle(member, found, now);
+        });
+    }
+
+    /// What is known of the member's agent is of an EdgeCluster that is no more.
+    pub fn forget_agent(&self, member: &str, now: Boot) {
+        self.with(member, |this, found| {
+            found.presence.send_replace(Presence::Never);
+            this.facts.set(member, |facts| {
+                facts.uid = None;
+                facts.agent_version = None;
+                (facts.certificate, facts.certificate_said) = (None, false);
+                (facts.agent_key, facts.key_refused) = (None, None);
+                facts.roots = None;
+            });
+            this.settle(member, found, now);
+        });
+    }
+
+    /// The member is no more. One that is still followed is kept.
+    pub fn forget(&self, member: &str) {
+        let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
+        let idle = members
+            .get(member)
+            .is_some_and(|found| found.voices.is_empty() && found.presence.is_closed());
+        if idle {
+            members.remove(member);
+            let mut witnesses = self
+                .witnesses
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            witnesses.hear(member, None);
+            self.reports.forget(member);
+            self.deployments.forget(member);
+            self.placements.forget(member);
+        }
+    }
+
+    /// A voice begins. It is asked for its whole account by the number that `asks` holds.
+    pub fn open(&self, member: &str, id: VoiceId, now: Boot) -> watch::Receiver<u64> {
+        self.with(member, |this, found| {
+            let (asks, asked) = watch::channel(0);
+            let voice = Voice {
+                said: None,
+                able: None,
+                missed: false,
+                awaited: Some(0),
+                asked: None,
+                asks,
+            };
+            found.voices.insert(id, voice);
+            if id != VoiceId::Proxy {
+                found.heard = now;
+            }
+            this.settle(member, found, now);
+            asked
+        })
+    }
+
+    /// An agent's session begins.
+    pub fn agent(&self, member: &str, agent: &AgentFacts) {
+        self.facts.set(member, |facts| {
+            facts.uid = Some(agent.cluster_uid.clone());
+            facts.kubernetes_version = Some(agent.kubernetes_version.clone());
+            facts.agent_version = Some(agent.agent_version.clone());
+            (facts.certificate, facts.certificate_said) = (Some(agent.certificate), true);
+            facts.agent_key = Some(agent.key.clone());
+            if agent.applied.is_some() {
+                facts.applied.clone_from(&agent.applied);
+            }
+        });
+    }
+
+    /// An agent of the member showed a key that the hub has not recorded.
+    pub fn agent_key_refused(&self, member: &str, now: jiff::Timestamp) {
+        self.facts
+            .set(member, |facts| facts.key_refused = Some(now));
+    }
+
+    /// Which roots of the CA the member's agent trusts, and which one its certificate is of.
+    pub fn agent_roots(&self, member: &str, roots: AgentRoots) {
+        self.facts.set(member, |facts| facts.roots = Some(roots));
+    }
+
+    /// What a voice says. `complete` is the number of the account that ends with this. False when it is
+    /// more than is kept of one member.
+    pub fn say(
+        &self,
+        member: &str,
+        id: VoiceId,
+        changes: Changes,
+        complete: Option<u64>,
+        now: Boot,
+    ) -> bool {
+        let tenants = Changed::new(changes.tenants);
+        let (deployments, placed) = (changes.deployments, changes.placed);
+        self.with(member, |this, found| {
+            let Some(voice) = found.voices.get_mut(&id) else {
+                return true;
+            };
+            if id != VoiceId::Proxy {
+                found.heard = now;
+            }
+            // A reconciler that has not begun says nothing.
+            if let Some(report) = changes
+                .member
+                .filter(|said| *said != MemberReport::default())
+            {
+                voice.learn(report, now);
+            }
+            if found.speaker != Some(id) {
+                // What makes it the speaker is heard; what came before is asked for.
+                this.settle(member, found, now);
+                if found.speaker != Some(id) {
+                    if let Some(voice) = found.voices.get_mut(&id) {
+                        voice.missed |= !tenants.is_empty()
+                            || !deployments.is_empty()
+                            || !placed.is_empty()
+                            || complete.is_some();
+                    }
+                    return true;
+                }
+            }
+            let Some(voice) = found.voices.get_mut(&id) else {
+                return true;
+            };
+            if complete.is_some() && complete == voice.awaited {
+                voice.awaited = None;
+            }
+            let mut kept = true;
+            if !tenants.is_empty() {
+                kept = this.reports.report(member, tenants);
+                this.facts.touch(member);
+            }
+            kept &= this.deployments.report(member, deployments);
+            // Whether a Tenant is placed is part of its status.
+            let keys = placed.keys().cloned().collect();
+            kept &= this.placements.report(member, placed);
+            this.reports.touch(keys);
+            this.settle(member, found, now);
+            kept
+        })
+    }
+
+    /// The agent has reported so many Tenants, and this is the digest. Asks for all of it again when
+    /// something else is held.
+    pub fn compare(&self, member: &str, id: VoiceId, theirs: (u64, u128), now: Boot) {
+        self.with(member, |this, found| {
+            let Some(voice) = found.voices.get_mut(&id) else {
+                return;
+            };
+            found.heard = now;
+            voice.lives(now);
+            if found.speaker != Some(id) || voice.awaited.is_some() {
+                return;
+            }
+            let Some(ours) = this.reports.digest(member) else {
+                return;
+            };
+            let patient = voice.asked.is_some_and(|at| now.since(at) < ASK_EVERY);
+            let ours = together([
+                ours,
+                this.deployments.digest(member),
+                this.placements.digest(member),
+            ]);
+            if ours != theirs && !patient {
+                tracing::warn!(member, said = theirs.0, held = ours.0,
+                    "what is held of the member is not what its agent has said; asking for all of it");
+                this.reports.begin(member, now);
+                this.deployments.begin(member);
+                this.placements.begin(member);
+                ask(voice, now);
+            }
+        });
+    }
+
+    /// A voice ends.
+    pub fn close(&self, member: &str, id: VoiceId, now: Boot) {
+        self.with(member, |this, found| {
+            let able = found.voices.remove(&id).and_then(|voice| voice.able);
+            found.able = found.able.max(able);
+            // An agent that was never ready has not kept anybody from acting.
+            if id != VoiceId::Proxy && found.presence.get() == Presence::Never {
+                found.presence.send_replace(Presence::Away(Boot::default()));
+            }
+            this.settle(member, found, now);
+        });
+    }
+
+    /// How the hub's own way to the cluster stands.
+    pub fn link(&self, member: &str, link: Option<State>, now: Boot) {
+        self.with(member, |this, found| {
+            found.link = link;
+            this.settle(member, found, now);
+        });
+    }
+
+    /// Nobody is to act on the member, or again somebody is.
+    pub fn hold_back(&self, member: &str, why: Option<(&'static str, String)>, now: Boot) {
+        self.with(member, |this, found| {
+            if found.held_back == why {
+                return;
+            }
+            // While it is only being found out who goes first, its last word stands.
+            if let Some((why, message)) = why.as_ref().filter(|why| why.0 != reason::CONNECTING) {
+                tracing::warn!(member, reason = why, problem = %message, "the member is left alone");
+            }
+            found.held_back = why;
+            this.settle(member, found, now);
+        });
+    }
+
+    /// Records that the hub cut off a response of the member's API server. The first one shows for a while, so
+    /// that the condition does not change with each.
+    pub fn offend(&self, member: &str, message: String, now: Boot) {
+        self.with(member, |this, found| {
+            match &mut found.offence {
+                Some((_, last)) => *last = now,
+                None => {
+                    tracing::warn!(member, problem = %message, "the member's API server answers beyond the limits");
+                    found.offence = Some((message, now));
+                    this.settle(member, found, now);
+                }
+            }
+        });
+    }
+
+    /// Looks again at members whose time has come, until `stop`.
+    pub async fn keep(&self, stop: CancellationToken) {
+        loop {
+            let now = Boot::now();
+            let (due, next) = {
+                let mut waiting = self.due();
+                let later =
+                    waiting.split_off(&(Boot(now.0 + Duration::from_nanos(1)), String::new()));
+                let due = std::mem::replace(&mut *waiting, later);
+                (due, waiting.first().map(|(at, _)| *at))
+            };
+            for (_, member) in due {
+                self.with(&member, |this, found| this.settle(&member, found, now));
+            }
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = self.due_changed.notified() => {}
+                () = clock::sleep_until(next, now) => {}
+            }
+        }
+    }
+
+    fn due(&self) -> std::sync::MutexGuard<'_, BTreeSet<(Boot, String)>> {
+        self.due.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Chooses the speaker, and puts on the boards what follows.
+    fn settle(&self, name: &str, member: &mut Member, now: Boot) {
+        let speaker = speaker(&member.voices, member.speaker);
+        if speaker != member.speaker {
+            member.speaker = speaker;
+            if let Some(voice) = speaker.and_then(|id| member.voices.get_mut(&id)) {
+                tracing::debug!(member = name, ?speaker, "speaks for the member");
+                self.reports.begin(name, now);
+                self.deployments.begin(name);
+                self.placements.begin(name);
+                if voice.missed {
+                    ask(voice, now);
+                }
+            }
+        }
+        let agents = || {
+            let agents = member
+                .voices
+                .iter()
+                .filter(|(id, _)| **id != VoiceId::Proxy);
+            agents.map(|(_, voice)| voice)
+        };
+        let ready = agents().any(Voice::is_ready);
+        let able = agents()
+            .filter_map(|voice| voice.able)
+            .chain(member.able)
+            .max();
+        member.presence.send_if_modified(|presence| {
+            let next = presence.next(ready, able.unwrap_or(now));
+            let changed = next != *presence;
+            *presence = next;
+            changed
+        });
+        let voice = speaker.and_then(|id| Some((id, member.voices.get(&id)?)));
+        if let Some((_, last)) = &member.offence {
+            let until = Boot(last.0 + OFFENCE_STANDS);
+            match until <= now {
+                true => member.offence = None,
+                false => self.look_again(name, until),
+            }
+        }
+        let mut standing = standing(
+            voice.map(|(id, voice)| (id, voice.said.as_ref(), voice.awaited.is_none())),
+            member.link.as_ref(),
+            member.held_back.as_ref(),
+            member.presence.get(),
+            now.since(member.heard) >= SILENCE,
+        );
+        if speaker.is_none() && now.since(member.heard) < SILENCE {
+            self.look_again(name, Boot(member.heard.0 + SILENCE));
+        }
+        if let (Some((message, _)), None) = (&member.offence, &member.held_back) {
+            let state = State::new(Truth::False, reason::LIMIT_EXCEEDED, message.clone());
+            standing.healthy = Some(state);
+        }
+        let said = voice.and_then(|(_, voice)| voice.said.as_ref());
+        let writes = said.is_some_and(|said| said.writing) && member.held_back.is_none();
+        self.weigh(name, &mut member.claims, writes, &mut standing, now);
+        self.facts.set(name, |facts| standing.put(facts));
+        if let Some(hearing) = standing.hearing {
+            self.reports.hearing(name, hearing);
+        }
+        // Of orders all may be said where there is no Tenant to list.
+        let whole = voice.is_some_and(|(_, voice)| {
+            let said = voice.said.as_ref();
+            voice.awaited.is_none() && said.is_some_and(|said| said.connected && said.ready)
+        });
+        if whole {
+            self.deployments.whole(name);
+            self.placements.whole(name);
+        }
+    }
+
+    /// Follows a member's claim of an epoch that this hub has not given, once it is believed.
+    fn weigh(
+        &self,
+        name: &str,
+        claims: &mut Claims,
+        writes: bool,
+        standing: &mut Standing,
+        now: Boot,
+    ) {
+        let acts = writes && (standing.ahead.is_some() || standing.applied.is_some());
+        let (given, known) = (self.epoch.load(Ordering::Relaxed), self.ahead.get());
+        let later = {
+            let mut witnesses = self
+                .witnesses
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            witnesses.hear(name, acts.then_some(standing.ahead));
+            witnesses.later(name, given, known)
+        };
+        let Some((later, confirmed)) = later else {
+            return claims.end();
+        };
+        match claims.follow(now, confirmed) {
+            Ok(()) => {
+                self.ahead.send_if_modified(|known| {
+                    let news = later > *known;
+                    *known = (*known).max(later);
+                    news
+                });
+            }
+            Err(Waits::Again(at)) => self.look_again(name, at),
+            Err(Waits::Alone(at)) => {
+                let state = State::new(Truth::False, reason::STALE, UNCONFIRMED);
+                standing.healthy = Some(state);
+                self.look_again(name, at);
+            }
+        }
+    }
+
+    fn look_again(&self, name: &str, at: Boot) {
+        self.due().insert((at, name.to_owned()));
+        self.due_changed.notify_one();
+    }
+
+    fn with<T>(&self, member: &str, act: impl FnOnce(&Self, &mut Member) -> T) -> T {
+        // Plain values: a panic elsewhere cannot leave them half written.
+        let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
+        act(self, members.entry(member.to_owned()).or_default())
+    }
+}
+
+/// Asks a voice for its whole account.
+fn ask(voice: &mut Voice, now: Boot) {
+    voice.asked = Some(now);
+    let mut number = 0;
+    voice.asks.send_modify(|asks| {
+        *asks += 1;
+        number = *asks;
+    });
+    voice.awaited = Some(number);
+    voice.missed = false;
+}
+
+/// The one to listen to: who holds the Lease, else who sees the cluster, else who is there at all; of
+/// equals an agent, the present speaker, the newest.
+fn speaker(voices: &BTreeMap<VoiceId, Voice>, present: Option<VoiceId>) -> Option<VoiceId> {
+    let rank = |voice: &Voice| match &voice.said {
+        None => 0,
+        Some(said) if !said.connected => 1,
+        Some(said) if !said.synced => 2,
+        Some(said) if !said.writing => 3,
+        Some(_) => 4,
+    };
+    voices
+        .iter()
+        .max_by_key(|(id, voice)| {
+            let agent = **id != VoiceId::Proxy;
+            (rank(voice), agent, Some(**id) == present, **id)
+        })
+        .map(|(id, _)| *id)
+}
+
+/// What holds for a member, out of what is said.
+#[derive(Debug)]
+struct Standing {
+    mode: Mode,
+    connected: Option<State>,
+    healthy: Option<State>,
+    holder: Option<Option<String>>,
+    applied: Option<(Version, String)>,
+    ahead: Option<u64>,
+    hearing: Option<Hearing>,
+}
+
+impl Standing {
+    fn put(&self, facts: &mut Facts) {
+        facts.mode = self.mode;
+        if let Some(connected) = &self.connected {
+            facts.connected.clone_from(connected);
+        }
+        if let Some(healthy) = &self.healthy {
+            facts.healthy.clone_from(healthy);
+        }
+        if let Some(holder) = &self.holder {
+            facts.holder.clone_from(holder);
+        }
+        if self.applied.is_some() {
+            facts.applied.clone_from(&self.applied);
+        }
+    }
+}
+
+fn standing(
+    voice: Option<(VoiceId, Option<&MemberReport>, bool)>,
+    link: Option<&State>,
+    held_back: Option<&(&'static str, String)>,
+    presence: Presence,
+    silent: bool,
+) -> Standing {
+    let mut standing = match voice {
+        Some((id, Some(said), whole)) => spoken(id, said, whole),
+        Some((id, None, _)) => Standing {
+            mode: if id == VoiceId::Proxy {
+                Mode::Proxy
+            } else {
+                Mode::Agent
+            },
+            connected: (id != VoiceId::Proxy)
+                .then(|| State::new(Truth::True, reason::CONNECTED, "")),
+            healthy: Some(State::new(Truth::Unknown, reason::STARTING, "")),
+            holder: None,
+            applied: None,
+            ahead: None,
+            hearing: None,
+        },
+        None => unspoken(link, presence, silent),
+    };
+    if let Some((why, message)) = held_back {
+        standing.mode = Mode::None;
+        // Asleep is not ill.
+        let truth = match *why {
+            reason::SUSPENDED => Truth::Unknown,
+            _ => Truth::False,
+        };
+        standing.healthy = Some(State::new(truth, *why, message.clone()));
+        standing.hearing =
+            (*why != reason::CONNECTING).then(|| Hearing::Silent(format!("{why}: {message}")));
+    }
+    standing
+}
+
+fn spoken(id: VoiceId, said: &MemberReport, whole: bool) -> Standing {
+    let problem = said.problem.clone().unwrap_or_default();
+    let agent = id != VoiceId::Proxy;
+    let connected = if said.connected {
+        State::new(Truth::True, reason::CONNECTED, "")
+    } else if agent {
+        let message =
+            format!("the agent is connected, its apiserver does not answer it: {problem}");
+        State::new(Truth::False, reason::UNREACHABLE, message)
+    } else {
+        State::new(Truth::False, reason::UNREACHABLE, problem.clone())
+    };
+    let other = said.holder.as_ref().filter(|_| !said.writing);
+    let healthy = if said.ahead.is_some() {
+        let message = "the member has seen a later desired state; the hub takes a new epoch";
+        State::new(Truth::False, reason::STALE, message)
+    } else if let Some(other) = other {
+        let who = if agent {
+            "the connected agent"
+        } else {
+            "this hub"
+        };
+        let message = format!("{other} holds the Lease; {who} observes");
+        State::new(Truth::True, reason::OBSERVING, message)
+    } else if let (true, Some(why)) = (said.connected, &said.not_restored) {
+        State::new(Truth::False, reason::NOT_RESTORED, why.clone())
+    } else if said.connected && said.synced && said.writing && said.applied.is_some() {
+        match &said.problem {
+            Some(problem) if !problem.is_empty() => {
+                let message = format!("the newest desired state is not on record: {problem}");
+                State::new(Truth::False, reason::STALE, message)
+            }
+            _ => State::new(Truth::True, reason::RECONCILING, ""),
+        }
+    } else if said.connected {
+        State::new(Truth::Unknown, reason::STARTING, problem.clone())
+    } else {
+        State::new(Truth::Unknown, reason::UNREACHABLE, problem.clone())
+    };
+    let held_by_agent = said
+        .holder
+        .as_ref()
+        .map(|holder| holder.starts_with(AGENT_HOLDER));
+    // Until all is listed and said, absence from the reports means nothing.
+    let hearing = match (said.connected, said.synced && whole) {
+        (true, true) => Some(Hearing::Full),
+        (true, false) => None,
+        (false, _) => {
+            let why = format!("the cluster does not answer: {problem}");
+            Some(Hearing::Silent(why))
+        }
+    };
+    Standing {
+        mode: if held_by_agent.unwrap_or(agent) {
+            Mode::Agent
+        } else {
+            Mode::Proxy
+        },
+        connected: Some(connected),
+        healthy: Some(healthy),
+        holder: Some(said.holder.clone()),
+        applied: said.applied.clone(),
+        // Only who writes on the member has a record there to go by.
+        ahead: said
+            .ahead
+            .filter(|_| said.writing)
+            .map(|version| version.epoch),
+        hearing,
+    }
+}
+
+/// Nobody speaks: the hub's own way is all there is, or nothing.
+fn unspoken(link: Option<&State>, presence: Presence, silent: bool) -> Standing {
+    let away = |message: &str| Standing {
+        mode: Mode::Agent,
+        connected: Some(State::new(Truth::False, reason::AGENT_AWAY, message)),
+        healthy: Some(State::new(Truth::Unknown, reason::AGENT_AWAY, message)),
+        holder: Some(None),
+        applied: None,
+        ahead: None,
+        hearing: Some(Hearing::Silent(message.to_owned())),
+    };
+    match (link, presence) {
+        // It may be back at once: its last word stands for a while.
+        (_, Presence::Away(_) | Presence::Ready) if !silent => Standing {
+            mode: Mode::Agent,
+            connected: None,
+            healthy: None,
+            holder: None,
+            applied: None,
+            ahead: None,
+            hearing: None,
+        },
+        (None, Presence::Away(_) | Presence::Ready) => away(
+            "the agent is not connected; it goes on with the last desired state it has. Look at its log and at the way from there to the hub",
+        ),
+        (Some(link), _) if link.truth == Truth::False => Standing {
+            mode: Mode::None,
+            connected: Some(link.clone()),
+            healthy: Some(State::new(
+                Truth::Unknown,
+                link.reason.clone(),
+                link.message.clone(),
+            )),
+            holder: Some(None),
+            applied: None,
+            ahead: None,
+            hearing: Some(Hearing::Silent(link.message.clone())),
+        },
+        (link, _) => Standing {
+            mode: Mode::None,
+            connected: link.cloned(),
+            healthy: None,
+            holder: None,
+            applied: None,
+            ahead: None,
+            hearing: None,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,157 @@
+//! Claims of later desired states. A member that has seen one proves nothing by saying so, and each followed claim
+//! causes a new desired state for the whole fleet. After a restore of home, other members have seen it as well.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use krypton_runtime::clock::Boot;
+use krypton_types::names::SELF_CLUSTER;
+
+/// Epochs that a restored home may lie behind: its hub was started so often since the backup.
+const EPOCHS_BEHIND: u64 = 10_000;
+/// After a member's claim of a later epoch was followed, the next one is followed no sooner than this; twice as
+/// long after each.
+const CLAIM_AGAIN: Duration = Duration::from_secs(20);
+const CLAIM_AGAIN_MAX: Duration = Duration::from_secs(6 * 60 * 60);
+/// After so long without a claim, the pauses start from the first one.
+const CLAIMS_FORGOTTEN: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// What the members that write say of later epochs.
+#[derive(Debug, Default)]
+pub(super) struct Witnesses {
+    claims: BTreeMap<String, u64>,
+    /// They act on what this hub has given.
+    content: BTreeSet<String>,
+}
+
+/// Why a claim is not followed yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Waits {
+    /// This member has claimed before.
+    Again(Boot),
+    /// No other member confirms it.
+    Alone(Boot),
+}
+
+/// A member's claims of epochs that this hub has not given.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Claims {
+    followed: u32,
+    not_before: Boot,
+    /// Since when it has made a claim that no other member confirms.
+    alone: Option<Boot>,
+}
+
+impl Witnesses {
+    /// Takes in what a member says: `None` if it does not write or is not heard, and else its claim, if it has one.
+    pub(super) fn hear(&mut self, member: &str, said: Option<Option<u64>>) {
+        self.claims.remove(member);
+        self.content.remove(member);
+        match said {
+            Some(Some(epoch)) => drop(self.claims.insert(member.to_owned(), epoch)),
+            // Home's own record was restored with home.
+            Some(None) if member != SELF_CLUSTER => drop(self.content.insert(member.to_owned())),
+            _ => {}
+        }
+    }
+
+    /// The latest epoch that members claim beyond `given` and `known`, if this member claims one, and whether it is
+    /// confirmed: by a second member, or as no other one contradicts.
+    pub(super) fn later(&self, member: &str, given: u64, known: u64) -> Option<(u64, bool)> {
+        let counts = |epoch: &u64| {
+            *epoch > known && *epoch >= given && epoch.saturating_sub(given) <= EPOCHS_BEHIND
+        };
+        self.claims.get(member).filter(|epoch| counts(epoch))?;
+        let claims = || self.claims.values().filter(|epoch| counts(epoch));
+        let confirmed = claims().count() > 1 || self.content.is_empty();
+        let latest = claims().max()?;
+        Some((*latest, confirmed))
+    }
+}
+
+impl Claims {
+    /// Whether a claim is followed now.
+    pub(super) fn follow(&mut self, now: Boot, confirmed: bool) -> Result<(), Waits> {
+        if self.followed > 0 && now < self.not_before {
+            return Err(Waits::Again(self.not_before));
+        }
+        if !confirmed {
+            let since = *self.alone.get_or_insert(now);
+            let at = Boot(since.0 + CLAIM_AGAIN_MAX);
+            if now < at {
+                return Err(Waits::Alone(at));
+            }
+        }
+        self.alone = None;
+        if now.since(self.not_before) >= CLAIMS_FORGOTTEN {
+            self.followed = 0;
+        }
+        let doubled =
+            CLAIM_AGAIN.saturating_mul(1_u32.checked_shl(self.followed).unwrap_or(u32::MAX));
+        self.not_before = Boot(now.0 + doubled.min(CLAIM_AGAIN_MAX));
+        self.followed = self.followed.saturating_add(1).min(31);
+        Ok(())
+    }
+
+    /// The member makes no claim any more.
+    pub(super) fn end(&mut self) {
+        self.alone = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: u64 = 60 * 60;
+
+    fn at(seconds: u64) -> Boot {
+        Boot(Duration::from_secs(seconds))
+    }
+
+    #[test]
+    fn claim_counts_with_a_second_member() {
+        let mut heard = Witnesses::default();
+        heard.hear("a", Some(Some(9)));
+        assert_eq!(
+            heard.later("a", 7, 0),
+            Some((9, true)),
+            "nobody contradicts"
+        );
+        heard.hear(SELF_CLUSTER, Some(None));
+        assert_eq!(heard.later("a", 7, 0), Some((9, true)), "home was restored");
+        heard.hear("b", Some(None));
+        assert_eq!(heard.later("a", 7, 0), Some((9, false)));
+        assert_eq!(heard.later("b", 7, 0), None);
+        heard.hear("c", Some(Some(8)));
+        assert_eq!(heard.later("c", 7, 0), Some((9, true)));
+        // One that is behind confirms nothing.
+        heard.hear("c", Some(Some(6)));
+        assert_eq!(heard.later("a", 7, 0), Some((9, false)));
+        heard.hear("c", Some(Some(7 + EPOCHS_BEHIND + 1)));
+        assert_eq!(heard.later("a", 7, 0), Some((9, false)));
+        assert_eq!(heard.later("c", 7, 0), None);
+        assert_eq!(heard.later("a", 7, 9), None, "it was followed");
+        heard.hear("b", None);
+        assert_eq!(heard.later("a", 7, 0), Some((9, true)));
+    }
+
+    #[test]
+    fn lone_claim_waits_six_hours() {
+        let mut claims = Claims::default();
+        let due = Err(Waits::Alone(at(100 + 6 * HOUR)));
+        assert_eq!(claims.follow(at(100), false), due);
+        assert_eq!(claims.follow(at(100 + 5 * HOUR), false), due);
+        // One that comes and goes starts again.
+        claims.end();
+        let due = at(100 + 12 * HOUR);
+        assert_eq!(
+            claims.follow(at(100 + 6 * HOUR), false),
+            Err(Waits::Alone(due))
+        );
+        assert_eq!(claims.follow(due, false), Ok(()));
+        let again = Boot(due.0 + CLAIM_AGAIN);
+        assert_eq!(claims.follow(due, true), Err(Waits::Again(again)));
+        assert_eq!(claims.follow(again, true), Ok(()));
+    }
+}

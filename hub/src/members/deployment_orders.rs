@@ -1,0 +1,153 @@
+//! KryptonDeployments, as far as members carry them out.
+
+use krypton_types::conditions::reason;
+use krypton_types::deployment::{DeploymentKey, DeploymentReport, DesiredDeployment};
+
+use crate::members::remote_orders::{self, Carried, Order};
+
+/// Deployments of one member, at most.
+pub const DEPLOYMENTS_MAX: usize = 2_000;
+/// Bytes of their orders as JSON, at most: they are on record on the member, in a Secret of 1 MiB, with the
+/// chart's values and what is placed. One has some 350.
+pub const ORDERS_MAX: usize = 448 * 1024;
+
+pub type Deployments = Carried<DesiredDeployment>;
+pub type Orders = remote_orders::Orders<DesiredDeployment>;
+pub type Said = remote_orders::Said<DeploymentReport>;
+
+impl Order for DesiredDeployment {
+    type Key = DeploymentKey;
+    type Report = DeploymentReport;
+    const MOST: usize = DEPLOYMENTS_MAX;
+
+    fn key(&self) -> DeploymentKey {
+        self.key()
+    }
+}
+
+impl Deployments {
+    /// Of a member that leaves with its releases: how many deployments it has, and how many of them say
+    /// that they have gone with it.
+    pub(crate) fn retired(&self, member: &str) -> (usize, usize) {
+        let members = self.lock();
+        let Some(found) = members.get(member) else {
+            return (0, 0);
+        };
+        let gone = |said: &&Said| said.report.state.ready.reason == reason::UNINSTALLED;
+        let gone = found.said.values().filter(gone);
+        (found.said.len(), gone.count())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use krypton_runtime::newest::{Newest as _, NewestSeen as _};
+    use krypton_types::conditions::{ClusterState, State, Truth};
+
+    use std::collections::BTreeMap;
+    use std::time::Duration;
+
+    use krypton_runtime::clock::Boot;
+
+    use super::*;
+
+    fn order(namespace: &str, name: &str) -> DesiredDeployment {
+        DesiredDeployment {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            uid: format!("uid-of-{name}"),
+            ..DesiredDeployment::default()
+        }
+    }
+
+    fn report(why: &str) -> DeploymentReport {
+        DeploymentReport {
+            uid: "uid-1".to_owned(),
+            observed_generation: 1,
+            gone: false,
+            applied_chart: String::new(),
+            state: ClusterState {
+                ready: State::new(Truth::False, why, ""),
+                progress: None,
+                error: None,
+            },
+            deeds: Vec::new(),
+        }
+    }
+
+    fn said(deployments: &Deployments, name: &str, why: Option<&str>) {
+        let change = (order("n", name).key(), why.map(report));
+        deployments.report("edge-1", [change].into());
+    }
+
+    #[test]
+    fn orders_are_sorted_and_news_only_where_they_differ() {
+        let deployments = Deployments::default();
+        let mut orders = deployments.orders();
+        let of =
+            |member: &str, orders: Vec<DesiredDeployment>| [(member.to_owned(), orders)].into();
+        assert!(orders.get().is_none());
+        deployments.order(of("edge-1", vec![order("b", "a"), order("a", "b")]));
+        let given = orders.see().as_ref().unwrap()["edge-1"].to_vec();
+        assert_eq!(given, [order("a", "b"), order("b", "a")]);
+        deployments.order(of("edge-1", vec![order("a", "b"), order("b", "a")]));
+        assert!(!orders.has_changed().unwrap());
+        deployments.order(of("edge-1", Vec::new()));
+        assert!(orders.see().as_ref().unwrap().is_empty());
+        deployments.order(BTreeMap::new());
+        assert!(!orders.has_changed().unwrap());
+    }
+
+    #[test]
+    fn what_was_said_stands_until_all_is_said_again_and_the_digest_is_of_what_is_held() {
+        let deployments = Deployments::default();
+        let changes = deployments.changes();
+        said(&deployments, "a", Some("Installed"));
+        said(&deployments, "b", Some("Installed"));
+        deployments.whole("edge-1");
+        let before = deployments.digest("edge-1");
+        deployments.begin("edge-1");
+        let key = order("n", "b").key();
+        assert!(!deployments.said("edge-1", &key).unwrap().fresh);
+        said(&deployments, "a", Some("Installed"));
+        assert_eq!(deployments.digest("edge-1"), before);
+        deployments.whole("edge-1");
+        assert_eq!(deployments.said("edge-1", &key), None);
+        assert_eq!(deployments.digest("edge-1").0, 1);
+        assert!(changes.has_changed().unwrap());
+        said(&deployments, "a", None);
+        assert_eq!(deployments.digest("edge-1"), (0, 0));
+    }
+
+    #[test]
+    fn what_was_read_before_a_tenure_orders_nothing_in_it() {
+        let deployments = Deployments::default();
+        let mut orders = deployments.orders();
+        let give = |deployments: &Deployments| {
+            deployments.order([("edge-1".to_owned(), vec![order("n", "a")])].into());
+        };
+        let [first, second] = [1, 2].map(|since| Some(Boot(Duration::from_secs(since))));
+        give(&deployments);
+        assert!(orders.see().is_some());
+        deployments.anew(second.unwrap());
+        assert!(orders.see().is_none());
+        // By who has not noticed yet, and by who has read in a tenure of before.
+        for of in [None, first] {
+            deployments.read_in(of);
+            give(&deployments);
+            assert!(orders.see().is_none(), "{of:?}");
+        }
+        deployments.read_in(second);
+        give(&deployments);
+        assert!(orders.see().is_some());
+    }
+
+    #[test]
+    fn of_a_member_that_leaves_those_count_that_have_gone_with_it() {
+        let deployments = Deployments::default();
+        assert_eq!(deployments.retired("edge-1"), (0, 0));
+        said(&deployments, "a", Some(reason::UNINSTALLED));
+        said(&deployments, "b", Some(reason::DELETING));
+        assert_eq!(deployments.retired("edge-1"), (2, 1));
+    }
+}

@@ -1,0 +1,272 @@
+//! Which member acts on which cluster: members are compared by the UID of their cluster (design §3,
+//! rule 6). Pure.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use krypton_types::conditions::reason;
+use krypton_types::names;
+
+/// What is known of a member's identity.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Claim {
+    /// Its source is there, or an agent was enrolled for it.
+    pub present: bool,
+    /// An agent was enrolled for it.
+    pub agent: bool,
+    /// When its EdgeCluster was made.
+    pub created: Option<Timestamp>,
+    /// The UID that its EdgeCluster has on record.
+    pub recorded: Option<String>,
+    /// The UID that the cluster behind it has now.
+    pub found: Option<String>,
+    /// It has been tried to reach it at least once.
+    pub attempted: bool,
+}
+
+impl Claim {
+    fn uid(&self) -> Option<&str> {
+        self.found.as_deref().or(self.recorded.as_deref())
+    }
+}
+
+/// What a member may do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    Act,
+    /// Not yet reached, or an older member that may be the same cluster has not been.
+    Wait,
+    /// The named member is the same cluster and goes first.
+    Duplicate(String),
+    /// The cluster is known under the named member, whose source is gone.
+    Renamed(String),
+    /// Another cluster answers than the one on record.
+    Changed {
+        recorded: String,
+        found: String,
+    },
+}
+
+/// Decides for all members at once.
+pub fn verdicts(claims: &BTreeMap<String, Claim>) -> BTreeMap<String, Verdict> {
+    // Only members of one UID meet, and those whose UID is not known yet.
+    let mut by_uid: BTreeMap<Option<&str>, Vec<(&String, &Claim)>> = BTreeMap::new();
+    for (name, claim) in claims {
+        by_uid.entry(claim.uid()).or_default().push((name, claim));
+    }
+    let of = |uid| by_uid.get(&uid).map(Vec::as_slice).unwrap_or_default();
+    claims
+        .iter()
+        .filter(|(_, claim)| claim.present)
+        .map(|(name, claim)| {
+            let rivals = of(claim.uid()).iter().chain(match claim.uid() {
+                Some(_) => of(None),
+                None => &[],
+            });
+            (name.clone(), verdict(name, claim, rivals))
+        })
+        .collect()
+}
+
+fn verdict<'a>(
+    name: &str,
+    claim: &Claim,
+    rivals: impl Iterator<Item = &'a (&'a String, &'a Claim)>,
+) -> Verdict {
+    let Some(found) = claim.found.as_deref() else {
+        return Verdict::Wait;
+    };
+    if let Some(recorded) = claim.recorded.as_deref()
+        && recorded != found
+    {
+        return Verdict::Changed {
+            recorded: recorded.to_owned(),
+            found: found.to_owned(),
+        };
+    }
+    let mut wait = false;
+    for (other_name, other) in rivals {
+        if *other_name == name {
+            continue;
+        }
+        if other.uid() == Some(found) {
+            if !other.present {
+                // Releases carry the member's name: a new name would install all of them again.
+                if claim.recorded.is_none() {
+                    return Verdict::Renamed((*other_name).clone());
+                }
+            } else if goes_first(other_name, other, name, claim) {
+                return Verdict::Duplicate((*other_name).clone());
+            }
+        } else if other.present
+            && other.uid().is_none()
+            && !other.attempted
+            && goes_first(other_name, other, name, claim)
+        {
+            wait = true;
+        }
+    }
+    if wait { Verdict::Wait } else { Verdict::Act }
+}
+
+/// Why nobody is to act on a member, for people; `None` when somebody may.
+pub fn held_back(name: &str, verdict: &Verdict, banned: bool) -> Option<(&'static str, String)> {
+    if banned {
+        return Some((
+            reason::BANNED,
+            "spec.banned is set on the EdgeCluster".to_owned(),
+        ));
+    }
+    match verdict {
+        Verdict::Act => None,
+        Verdict::Wait => Some((
+            reason::CONNECTING,
+            "waiting until it is known that no older member is the same cluster".to_owned(),
+        )),
+        Verdict::Duplicate(other) => Some((
+            reason::DUPLICATE,
+            format!(
+                "this is the same cluster as member {other}, which acts on it; remove one of the two"
+            ),
+        )),
+        Verdict::Renamed(old) => Some((
+            reason::RENAMED,
+            format!(
+                "this cluster is known as member {old}; releases carry that name. Put the Secret back under the old name, or delete EdgeCluster {old} to have everything installed anew under this one"
+            ),
+        )),
+        Verdict::Changed { found, .. } => Some((
+            reason::IDENTITY_CHANGED,
+            format!(
+                "another cluster answers (UID {found}) than the one on record; if the cluster was rebuilt, run 'kubectl krypton join {name} --replace'"
+            ),
+        )),
+    }
+}
+
+/// `self-cluster` goes first, then one that is on record for the cluster, whatever a newcomer says of
+/// itself, then the one with an agent, then the older EdgeCluster, then the name.
+fn goes_first(a_name: &str, a: &Claim, b_name: &str, b: &Claim) -> bool {
+    fn rank<'a>(
+        name: &'a str,
+        claim: &Claim,
+    ) -> (bool, bool, bool, bool, Option<Timestamp>, &'a str) {
+        // One that has no EdgeCluster yet is the youngest.
+        (
+            name != names::SELF_CLUSTER,
+            claim.recorded.is_none(),
+            !claim.agent,
+            claim.created.is_none(),
+            claim.created,
+            name,
+        )
+    }
+    rank(a_name, a) < rank(b_name, b)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn claim(created: i64, recorded: Option<&str>, found: Option<&str>) -> Claim {
+        Claim {
+            present: true,
+            agent: false,
+            created: Some(Timestamp::from_second(created).unwrap()),
+            recorded: recorded.map(str::to_owned),
+            found: found.map(str::to_owned),
+            attempted: found.is_some(),
+        }
+    }
+
+    pub(crate) fn of(claims: Vec<(&str, Claim)>) -> BTreeMap<String, Verdict> {
+        verdicts(
+            &claims
+                .into_iter()
+                .map(|(name, claim)| (name.to_owned(), claim))
+                .collect(),
+        )
+    }
+
+    #[test]
+    fn of_two_members_with_one_uid_the_older_acts() {
+        let found = of(vec![
+            ("a", claim(2, None, Some("u"))),
+            ("b", claim(1, None, Some("u"))),
+        ]);
+        assert_eq!(found["a"], Verdict::Duplicate("b".to_owned()));
+        assert_eq!(found["b"], Verdict::Act);
+    }
+
+    #[test]
+    fn self_cluster_goes_before_every_older_member() {
+        let found = of(vec![
+            ("a", claim(1, Some("u"), Some("u"))),
+            (names::SELF_CLUSTER, claim(9, None, Some("u"))),
+        ]);
+        assert_eq!(
+            found["a"],
+            Verdict::Duplicate(names::SELF_CLUSTER.to_owned())
+        );
+        assert_eq!(found[names::SELF_CLUSTER], Verdict::Act);
+    }
+
+    #[test]
+    fn a_member_with_an_agent_goes_before_an_older_one_without() {
+        let mut agent = claim(9, None, Some("u"));
+        agent.agent = true;
+        let found = of(vec![("a", claim(1, None, Some("u"))), ("b", agent.clone())]);
+        assert_eq!(found["a"], Verdict::Duplicate("b".to_owned()));
+        assert_eq!(found["b"], Verdict::Act);
+        // An agent may say what it likes: who is on record for the cluster stays.
+        let found = of(vec![("a", claim(1, Some("u"), Some("u"))), ("b", agent)]);
+        assert_eq!(found["a"], Verdict::Act);
+        assert_eq!(found["b"], Verdict::Duplicate("a".to_owned()));
+    }
+
+    #[test]
+    fn a_younger_member_waits_until_the_older_has_been_tried() {
+        let mut older = claim(1, None, None);
+        let found = of(vec![
+            ("old", older.clone()),
+            ("new", claim(2, None, Some("u"))),
+        ]);
+        assert_eq!(found["new"], Verdict::Wait);
+        older.attempted = true;
+        let found = of(vec![("old", older), ("new", claim(2, None, Some("u")))]);
+        assert_eq!(found["new"], Verdict::Act);
+    }
+
+    #[test]
+    fn an_unreachable_member_still_holds_the_uid_on_its_record() {
+        let found = of(vec![
+            ("old", claim(1, Some("u"), None)),
+            ("new", claim(2, None, Some("u"))),
+        ]);
+        assert_eq!(found["new"], Verdict::Duplicate("old".to_owned()));
+    }
+
+    #[test]
+    fn a_known_cluster_under_a_new_name_waits_for_a_person() {
+        let mut gone = claim(1, Some("u"), None);
+        gone.present = false;
+        let found = of(vec![
+            ("old", gone.clone()),
+            ("new", claim(2, None, Some("u"))),
+        ]);
+        assert_eq!(found["new"], Verdict::Renamed("old".to_owned()));
+        // A member that was there before under this name goes on.
+        let found = of(vec![("old", gone), ("new", claim(2, Some("u"), Some("u")))]);
+        assert_eq!(found["new"], Verdict::Act);
+    }
+
+    #[test]
+    fn another_cluster_behind_the_same_name_is_not_touched() {
+        let found = of(vec![("a", claim(1, Some("u"), Some("v")))]);
+        let changed = Verdict::Changed {
+            recorded: "u".to_owned(),
+            found: "v".to_owned(),
+        };
+        assert_eq!(found["a"], changed);
+    }
+}

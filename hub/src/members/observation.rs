@@ -1,0 +1,462 @@
+//! What the hub knows of each member: one slot a member, the latest wins, and its EdgeCluster status.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, PoisonError};
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use krypton_crds::edge_cluster::{
+    AgentKey, AgentRoots, Applied, EdgeClusterStatus, Mode, SummarisedTenants, TenantCounts,
+};
+use krypton_types::conditions::{self, State, Truth, reason};
+use krypton_types::desired::Version;
+use tokio::sync::Notify;
+
+use crate::edgecluster::credential_expiry::{self, Credential, Validity};
+use crate::members::agent_keys;
+use crate::tenants::Counts;
+
+/// One member, as the hub sees it now.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Facts {
+    pub mode: Mode,
+    pub resolved: State,
+    /// What is known of the member's source instead, while it cannot be looked at.
+    pub source: Option<State>,
+    pub connected: State,
+    pub healthy: State,
+    pub kubernetes_version: Option<String>,
+    pub uid: Option<String>,
+    /// Who holds the member's Lease.
+    pub holder: Option<String>,
+    pub applied: Option<(Version, String)>,
+    pub agent_version: Option<String>,
+    /// Of the agent that connected last.
+    pub certificate: Option<Validity>,
+    /// A session of this tenure has said it; if not, it is from the record.
+    pub certificate_said: bool,
+    /// The key of that certificate.
+    pub agent_key: Option<AgentKey>,
+    /// When an agent of the member last showed an unknown key.
+    pub key_refused: Option<Timestamp>,
+    /// Which roots of the CA that agent trusts, and which one its certificate is of.
+    pub roots: Option<AgentRoots>,
+    /// Of the credential in the kubeconfig that the hub uses, where that says.
+    pub access: Option<Validity>,
+    /// How the member's leaving stands, where its releases are to go with it.
+    pub uninstalled: Option<State>,
+    /// How the values stand that the member is given.
+    pub values: Values,
+    /// Whoever leads has led for so long that what an earlier lead has put on record of the member counts no more,
+    /// where nothing was heard of it since.
+    pub unheard: bool,
+}
+
+/// What there is to be said of a member's values.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Values {
+    /// Nothing new: what was said before stands.
+    #[default]
+    NotKnown,
+    /// Nothing: it has the fleet's, and those are well.
+    Plain,
+    Said(State),
+}
+
+impl Default for Facts {
+    fn default() -> Self {
+        let starting = || State::new(Truth::Unknown, reason::STARTING, "");
+        Self {
+            mode: Mode::None,
+            resolved: starting(),
+            source: None,
+            connected: starting(),
+            healthy: starting(),
+            kubernetes_version: None,
+            uid: None,
+            holder: None,
+            applied: None,
+            agent_version: None,
+            certificate: None,
+            certificate_said: false,
+            agent_key: None,
+            key_refused: None,
+            roots: None,
+            access: None,
+            uninstalled: None,
+            values: Values::NotKnown,
+            unheard: false,
+        }
+    }
+}
+
+/// The slots.
+#[derive(Debug, Default)]
+pub struct FactsBoard {
+    slots: Mutex<(BTreeMap<String, Facts>, BTreeSet<String>)>,
+    pub changed: Notify,
+}
+
+impl FactsBoard {
+    /// Changes a member's facts.
+    pub fn set(&self, member: &str, change: impl FnOnce(&mut Facts)) {
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let facts = slots.0.entry(member.to_owned()).or_default();
+        let before = facts.clone();
+        change(facts);
+        if *facts != before {
+            slots.1.insert(member.to_owned());
+            drop(slots);
+            self.changed.notify_one();
+        }
+    }
+
+    /// Marks a member whose Tenant counts have changed.
+    pub fn touch(&self, member: &str) {
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        slots.1.insert(member.to_owned());
+        drop(slots);
+        self.changed.notify_one();
+    }
+
+    pub fn get(&self, member: &str) -> Option<Facts> {
+        self.slots
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .0
+            .get(member)
+            .cloned()
+    }
+
+    /// Drops all members but those to `keep`; says which.
+    pub fn forget(&self, keep: impl Fn(&str) -> bool) -> Vec<String> {
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let gone: Vec<String> = slots.0.keys().filter(|name| !keep(name)).cloned().collect();
+        for name in &gone {
+            slots.0.remove(name);
+            slots.1.remove(name);
+        }
+        gone
+    }
+
+    /// The members that changed since the last call.
+    pub fn take_changed(&self) -> BTreeSet<String> {
+        std::mem::take(&mut self.slots.lock().unwrap_or_else(PoisonError::into_inner).1)
+    }
+
+    /// What `look` sees of each member, by name.
+    pub fn each<T>(&self, look: impl Fn(&str, &Facts) -> T) -> Vec<T> {
+        let slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let facts = slots.0.iter();
+        facts.map(|(name, facts)| look(name, facts)).collect()
+    }
+
+    /// How many members are connected, and how many there are.
+    pub fn connected(&self) -> (usize, usize) {
+        let slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let connected = slots
+            .0
+            .values()
+            .filter(|facts| facts.connected.truth == Truth::True);
+        (connected.count(), slots.0.len())
+    }
+}
+
+/// How often `lastSeen` is written.
+const LAST_SEEN_EVERY: i64 = 60;
+
+/// The EdgeCluster's status out of the facts. Nothing changes when nothing has. Without `summarised`, what
+/// was said of that stands.
+pub fn status(
+    member: &str,
+    before: Option<&EdgeClusterStatus>,
+    facts: &Facts,
+    counts: Counts,
+    summarised: Option<SummarisedTenants>,
+    generation: i64,
+    now: Timestamp,
+) -> EdgeClusterStatus {
+    let mut next = before.cloned().unwrap_or_default();
+    // Of whom nothing is known yet, what another hub or an earlier life of this one has said stands for a while.
+    let starting = |state: &State| state.reason == reason::STARTING;
+    let nothing = starting(&facts.connected) && starting(&facts.healthy);
+    let stands = nothing && !facts.unheard && next.mode.is_some();
+    if !stands {
+        next.mode = Some(facts.mode);
+        next.holder.clone_from(&facts.holder);
+    }
+    for (type_, state) in [
+        ("Connected", &facts.connected),
+        (
+            conditions::TARGET_RESOLVED,
+            facts.source.as_ref().unwrap_or(&facts.resolved),
+        ),
+        ("Healthy", &facts.healthy),
+    ] {
+        let of_source = type_ == conditions::TARGET_RESOLVED;
+        if stands && !of_source && conditions::find(&next.conditions, type_).is_some() {
+            continue;
+        }
+        conditions::set(&mut next.conditions, type_, state, generation, now);
+    }
+    if let Some(state) = &facts.uninstalled {
+        conditions::set(&mut next.conditions, "Uninstalled", state, generation, now);
+    }
+    match &facts.values {
+        Values::NotKnown => {}
+        Values::Plain => next
+            .conditions
+            .retain(|condition| condition.type_ != conditions::VALUES_RESOLVED),
+        Values::Said(state) => {
+            conditions::set(
+                &mut next.conditions,
+                conditions::VALUES_RESOLVED,
+                state,
+                generation,
+                now,
+            );
+        }
+    }
+    if facts.kubernetes_version.is_some() {
+        next.kubernetes_version
+            .clone_from(&facts.kubernetes_version);
+    }
+    // The first cluster that answered under this name stays on record (design §3, rule 6).
+    if next.cluster_uid.is_none() && facts.mode != Mode::None {
+        next.cluster_uid.clone_from(&facts.uid);
+    }
+    if facts.agent_version.is_some() {
+        next.agent_version.clone_from(&facts.agent_version);
+    }
+    let certificate = certificate(next.certificate_expiry.as_ref(), facts);
+    if let Some(certificate) = certificate {
+        next.certificate_expiry = Some(whole_seconds(certificate.not_after));
+    }
+    if facts.roots.is_some() {
+        next.roots.clone_from(&facts.roots);
+    }
+    if let Some(key) = facts.agent_key.as_ref().filter(|_| facts.certificate_said) {
+        agent_keys::seen(&mut next.agent_keys, key, now);
+    }
+    let (refused, keys) = (facts.key_refused, next.agent_keys.as_ref());
+    agent_keys::put(&mut next.conditions, refused, keys, generation, now);
+    let credentials = [
+        (Credential::Agent, certificate),
+        (Credential::Access, facts.access),
+    ];
+    credential_expiry::put(&mut next.conditions, member, credentials, generation, now);
+    if facts.connected.truth == Truth::True {
+        next.tenants = Some(TenantCounts {
+            total: counts.total,
+            ready: counts.ready,
+            pending: counts.pending,
+            error: counts.error,
+        });
+        if let Some(listed) = summarised {
+            let any = listed != SummarisedTenants::default();
+            next.summarised = any.then_some(listed);
+        }
+        let due = next
+            .last_seen
+            .as_ref()
+            .is_none_or(|seen| now.as_second() - seen.0.as_second() >= LAST_SEEN_EVERY);
+        if due {
+            next.last_seen = Some(whole_seconds(now));
+        }
+    }
+    if let Some((version, digest)) = &facts.applied {
+        next.applied = Some(Applied {
+            epoch: version.epoch,
+            generation: version.generation,
+            digest: digest.clone(),
+        });
+    }
+    next
+}
+
+/// What holds of the agent's certificate: what its session says, else the later of what is known and what is on
+/// record, as another hub may have heard of a renewal.
+fn certificate(recorded: Option<&Time>, facts: &Facts) -> Option<Validity> {
+    let recorded = recorded.map(|until| Validity::until(until.0));
+    let Some(known) = facts.certificate else {
+        return recorded;
+    };
+    let later = |recorded: &Validity| {
+        !facts.certificate_said && recorded.not_after.as_second() > known.not_after.as_second()
+    };
+    Some(recorded.filter(later).unwrap_or(known))
+}
+
+/// What is read back must equal what was written.
+fn whole_seconds(time: Timestamp) -> Time {
+    Time(Timestamp::from_second(time.as_second()).unwrap_or(time))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn last_seen_is_written_once_a_minute_and_the_rest_only_when_it_changes() {
+        let facts = Facts {
+            mode: Mode::Proxy,
+            connected: State::new(Truth::True, reason::CONNECTED, ""),
+            uid: Some("u".to_owned()),
+            ..Facts::default()
+        };
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let first = status("a", None, &facts, Counts::default(), None, 1, at(100));
+        let again = status(
+            "a",
+            Some(&first),
+            &facts,
+            Counts::default(),
+            None,
+            1,
+            at(159),
+        );
+        assert_eq!(first, again);
+        let later = status(
+            "a",
+            Some(&first),
+            &facts,
+            Counts::default(),
+            None,
+            1,
+            at(160),
+        );
+        assert_ne!(first, later);
+    }
+
+    #[test]
+    fn an_earlier_end_of_a_certificate_is_put_on_record_only_when_a_session_says_so() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        for (known, said, recorded, expected) in [
+            (None, false, None, None),
+            (None, false, Some(200), Some(200)),
+            (Some(100), false, None, Some(100)),
+            (Some(100), false, Some(200), Some(200)),
+            (Some(300), false, Some(200), Some(300)),
+            (Some(100), true, Some(200), Some(100)),
+            (Some(300), true, Some(200), Some(300)),
+        ] {
+            let facts = Facts {
+                certificate: known.map(|end| Validity::until(at(end))),
+                certificate_said: said,
+                ..Facts::default()
+            };
+            let before = EdgeClusterStatus {
+                certificate_expiry: recorded.map(|end| Time(at(end))),
+                ..EdgeClusterStatus::default()
+            };
+            let next = status(
+                "a",
+                Some(&before),
+                &facts,
+                Counts::default(),
+                None,
+                1,
+                at(0),
+            );
+            let found = next.certificate_expiry.map(|end| end.0.as_second());
+            assert_eq!(found, expected, "{known:?} {said} {recorded:?}");
+            let stands = conditions::find(&next.conditions, "CertificateCurrent").is_some();
+            assert_eq!(stands, expected.is_some());
+        }
+    }
+
+    #[test]
+    fn of_a_member_of_which_nothing_is_heard_the_record_stands_for_a_while() {
+        let said = Facts {
+            mode: Mode::Proxy,
+            connected: State::new(Truth::True, reason::CONNECTED, ""),
+            healthy: State::new(Truth::True, reason::RECONCILING, ""),
+            holder: Some("hub/a".to_owned()),
+            ..Facts::default()
+        };
+        let of = |before: Option<&EdgeClusterStatus>, facts: &Facts| {
+            let at = Timestamp::from_second(100).unwrap();
+            status("a", before, facts, Counts::default(), None, 1, at)
+        };
+        let first = of(None, &said);
+        let silent = |unheard| Facts {
+            unheard,
+            ..Facts::default()
+        };
+        let lost = Facts {
+            connected: State::new(Truth::False, reason::UNREACHABLE, ""),
+            ..silent(false)
+        };
+        let word = |status: &EdgeClusterStatus, type_| {
+            conditions::find(&status.conditions, type_)
+                .map(|it| format!("{:?} {}", it.truth, it.reason))
+        };
+        for (facts, mode, holder, connected, healthy) in [
+            (
+                silent(false),
+                Mode::Proxy,
+                true,
+                "True Connected",
+                "True Reconciling",
+            ),
+            (
+                silent(true),
+                Mode::None,
+                false,
+                "Unknown Starting",
+                "Unknown Starting",
+            ),
+            (
+                lost,
+                Mode::None,
+                false,
+                "False Unreachable",
+                "Unknown Starting",
+            ),
+            // What is heard counts at any time.
+            (
+                Facts {
+                    unheard: true,
+                    ..said
+                },
+                Mode::Proxy,
+                true,
+                "True Connected",
+                "True Reconciling",
+            ),
+        ] {
+            let next = of(Some(&first), &facts);
+            assert_eq!(
+                (next.mode, next.holder.is_some()),
+                (Some(mode), holder),
+                "{facts:?}"
+            );
+            assert_eq!(word(&next, "Connected").as_deref(), Some(connected));
+            assert_eq!(word(&next, "Healthy").as_deref(), Some(healthy));
+        }
+        // Where nothing is on record there is nothing that could stand.
+        let new = of(None, &silent(false));
+        assert_eq!(word(&new, "Connected").as_deref(), Some("Unknown Starting"));
+    }
+
+    #[test]
+    fn the_cluster_uid_on_record_is_never_overwritten() {
+        let with = |uid: &str| Facts {
+            mode: Mode::Proxy,
+            uid: Some(uid.to_owned()),
+            ..Facts::default()
+        };
+        let at = Timestamp::UNIX_EPOCH;
+        let first = status("a", None, &with("u"), Counts::default(), None, 1, at);
+        let second = status(
+            "a",
+            Some(&first),
+            &with("v"),
+            Counts::default(),
+            None,
+            1,
+            at,
+        );
+        assert_eq!(second.cluster_uid.as_deref(), Some("u"));
+    }
+}

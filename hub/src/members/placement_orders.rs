@@ -1,0 +1,105 @@
+//! Tenants of home that are placed on members, as far as members carry that out.
+
+use std::collections::BTreeSet;
+
+use krypton_types::placed_tenant::{PlacedReport, PlacedTenant};
+use krypton_types::tenant::TenantKey;
+
+use crate::members::remote_orders::{Carried, Order};
+
+/// Placed Tenants of one member, at most.
+pub const PLACED_MAX: usize = 2_000;
+/// And all of them together, in bytes as JSON. Beside them on record, in a Secret of 1 MiB, are the chart's
+/// values and the orders of deployments.
+const PLACED_BYTES: usize = 384 * 1024;
+
+pub type Placements = Carried<PlacedTenant>;
+
+impl Order for PlacedTenant {
+    type Key = TenantKey;
+    type Report = PlacedReport;
+    const MOST: usize = PLACED_MAX;
+
+    fn key(&self) -> TenantKey {
+        self.key()
+    }
+}
+
+/// As many as one member takes: those that are to go first, then by their age at home, in seconds since
+/// 1970. And those that have no room, of which nothing is ordered: what there is of them stays.
+pub(crate) fn fit(orders: Vec<(i64, PlacedTenant)>) -> (Vec<PlacedTenant>, BTreeSet<TenantKey>) {
+    let mut orders = orders;
+    orders.sort_by_key(|(created, order)| (!order.remove, *created, order.key()));
+    let (mut room, mut taken, mut left) = (PLACED_BYTES, Vec::new(), BTreeSet::new());
+    for (_, order) in orders {
+        // What serde writes into memory it can write.
+        let size = serde_json::to_vec(&order).map_or(usize::MAX, |written| written.len() + 1);
+        if taken.len() < PLACED_MAX && size <= room {
+            room -= size;
+            taken.push(order);
+        } else {
+            left.insert(order.key());
+        }
+    }
+    (taken, left)
+}
+
+#[cfg(test)]
+mod tests {
+    use krypton_types::placed_tenant::PlacedSpec;
+
+    use super::*;
+
+    fn order(name: &str, size: usize, remove: bool) -> PlacedTenant {
+        let values = [("v".to_owned(), "x".repeat(size).into())];
+        PlacedTenant {
+            namespace: "team".to_owned(),
+            name: name.to_owned(),
+            uid: format!("uid-of-{name}"),
+            spec: PlacedSpec {
+                workspace: None,
+                values: (!remove).then(|| values.into_iter().collect()),
+                service_account_name: None,
+            },
+            remove,
+            ..PlacedTenant::default()
+        }
+    }
+
+    #[test]
+    fn two_thousand_tenants_of_an_ordinary_size_fit_and_the_next_does_not() {
+        let plain = |number: usize| {
+            let name = format!("tenant-number-{number:05}");
+            PlacedTenant {
+                uid: "01234567-89ab-cdef-0123-456789abcdef".to_owned(),
+                spec: PlacedSpec {
+                    workspace: Some(format!("{name}-ws")),
+                    values: None,
+                    service_account_name: None,
+                },
+                generation: 1,
+                ..order(&name, 0, true)
+            }
+        };
+        let many = (0..=PLACED_MAX).map(|number| (number as i64, plain(number)));
+        let (taken, left) = fit(many.collect());
+        assert_eq!(taken.len(), PLACED_MAX);
+        assert_eq!(left, [plain(PLACED_MAX).key()].into());
+    }
+
+    #[test]
+    fn what_is_to_go_has_room_before_the_old_and_they_before_the_young() {
+        let large = PLACED_BYTES / 2 - 1024;
+        let (old, young) = (order("old", large, false), order("young", large, false));
+        let (middle, goes) = (order("middle", large, false), order("goes", 0, true));
+        let given = vec![
+            (3, young.clone()),
+            (2, middle.clone()),
+            (1, old.clone()),
+            (9, goes.clone()),
+        ];
+        let (taken, left) = fit(given);
+        assert_eq!(taken, [goes, old, middle]);
+        assert_eq!(left, [young.key()].into());
+    }
+}

@@ -1,0 +1,596 @@
+//! The newest reports of all members: a slot for each Tenant of each, the latest wins.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use krypton_crds::edge_cluster::SummarisedTenants;
+use krypton_runtime::clock::Boot;
+use krypton_types::allowed_namespaces::Allowed;
+use krypton_types::conditions::{self, ClusterState, State, reason};
+use krypton_types::names;
+use krypton_types::report_digest::{self, AccountDigest};
+use krypton_types::tenant::{TenantKey, TenantReport};
+use tokio::sync::Notify;
+
+use crate::members::tenant_summary;
+use crate::observe::metrics::HomeWrites;
+
+/// A member that has not been heard for this long after its beginning is unheard.
+pub(crate) const START_GRACE: Duration = Duration::from_secs(45);
+
+/// Tenants that are kept of one member: ten times what one cluster is meant for.
+pub const TENANTS_MAX: usize = 10_000;
+
+/// Limit for the texts of one member's reports, in bytes: twice the most that 1,000 Tenants need. Beyond it a report
+/// keeps its reasons and loses its messages.
+pub(crate) const TEXTS_MAX: usize = 16 * 1024 * 1024;
+/// Longest reason of a report without messages, in bytes.
+pub(crate) const REASON_MAX: usize = 128;
+
+/// How a member stands, as far as its reports go.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Hearing {
+    /// On its way, since the hub or the member's proxy was started.
+    #[default]
+    NotYet,
+    /// It reports all it has.
+    Full,
+    /// It has fallen silent: why.
+    Silent(String),
+}
+
+/// A member's name.
+type Name = Arc<str>;
+
+#[derive(Debug, Default)]
+struct MemberReports {
+    hearing: Hearing,
+    /// When it was last begun with.
+    begun: Boot,
+    tenants: BTreeMap<Arc<TenantKey>, Arc<TenantReport>>,
+    /// What was reported since: the rest goes once the member has said all it has.
+    fresh: BTreeSet<Arc<TenantKey>>,
+    /// It has said all it has since it was begun with.
+    whole: bool,
+    digest: AccountDigest,
+    /// Size of all texts in `tenants`, in bytes.
+    texts: usize,
+    /// The chart of the desired state that the hub has given it last, as a Tenant's status names it.
+    dealt: Option<Arc<str>>,
+}
+
+#[derive(Debug, Default)]
+struct Board {
+    members: BTreeMap<Name, MemberReports>,
+    /// The same reports by Tenant: a decision looks at the members of its Tenant alone.
+    reporters: BTreeMap<Arc<TenantKey>, BTreeMap<Name, Arc<TenantReport>>>,
+    /// Members that are waited for, and until when.
+    awaited: BTreeSet<(Boot, Name)>,
+    /// What Tenants may name; `None` until the EdgeClusters are known.
+    targets: Option<Arc<Targets>>,
+    dirty: Dirty,
+    /// Tenants of home whose own status is a summary; `None` until home's Tenants are known.
+    summarised: Option<BTreeSet<TenantKey>>,
+}
+
+/// All members, by name.
+pub type Targets = BTreeMap<String, Target>;
+
+/// A member, as far as it concerns a Tenant that names it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Target {
+    /// Of the object that it was found by, which a `clusterRef` may name too.
+    pub source_namespace: Option<String>,
+    pub allowed: Allowed,
+    /// The cluster that it is, once it has been reached.
+    pub cluster_uid: Option<String>,
+    /// Another member is the same cluster, and acts on it.
+    pub duplicate: bool,
+    /// `TargetClusterResolved` of its EdgeCluster.
+    pub resolved: Option<State>,
+}
+
+impl Board {
+    /// The member's entry, with the name that all share.
+    fn member(&mut self, member: &str) -> (Name, &mut MemberReports) {
+        let known = self.members.get_key_value(member);
+        let name = known.map_or_else(|| Name::from(member), |(name, _)| Arc::clone(name));
+        let reports = self.members.entry(Arc::clone(&name)).or_default();
+        (name, reports)
+    }
+
+    fn put(&mut self, name: &Name, key: TenantKey, report: TenantReport) {
+        let known = self.reporters.get_key_value(&key);
+        let key = known.map_or_else(|| Arc::new(key), |(key, _)| Arc::clone(key));
+        let reports = self.members.entry(Arc::clone(name)).or_default();
+        let before = reports.tenants.get(&key);
+        let others = reports.texts - before.map_or(0, |before| texts(before));
+        let mut report = report;
+        if others + texts(&report) > TEXTS_MAX {
+            report = without_messages(report);
+        }
+        reports.texts = others + texts(&report);
+        let report = Arc::new(report);
+        let reporters = self.reporters.entry(Arc::clone(&key)).or_default();
+        reporters.insert(Arc::clone(name), Arc::clone(&report));
+        let reports = self.members.entry(Arc::clone(name)).or_default();
+        if !reports.whole {
+            reports.fresh.insert(Arc::clone(&key));
+        }
+        reports.tenants.insert(key, report);
+    }
+
+    fn take_out(&mut self, member: &str, key: &TenantKey) {
+        if let Some(reports) = self.members.get_mut(member)
+            && let Some(before) = reports.tenants.remove(key)
+        {
+            reports.texts -= texts(&before);
+        }
+        if let Some(reporters) = self.reporters.get_mut(key) {
+            reporters.remove(member);
+            if reporters.is_empty() {
+                self.reporters.remove(key);
+            }
+        }
+        self.dirty.keys.insert(key.clone());
+    }
+
+    /// Marks a member as changed; its Tenants are due.
+    fn moves(&mut self, name: Name) {
+        self.dirty.members.insert(name);
+    }
+
+    fn begins(&mut self, name: Name, now: Boot) {
+        let reports = self.members.entry(Arc::clone(&name)).or_default();
+        let before = Boot(reports.begun.0 + START_GRACE);
+        reports.begun = now;
+        self.awaited.remove(&(before, Arc::clone(&name)));
+        self.awaited
+            .insert((Boot(now.0 + START_GRACE), Arc::clone(&name)));
+        self.moves(name);
+    }
+}
+
+fn states(state: &ClusterState) -> impl Iterator<Item = &State> {
+    [
+        Some(&state.ready),
+        state.progress.as_ref(),
+        state.error.as_ref(),
+    ]
+    .into_iter()
+    .flatten()
+}
+
+fn texts(report: &TenantReport) -> usize {
+    let states = states(&report.state).map(|state| state.reason.len() + state.message.len());
+    report.applied_chart.len() + states.sum::<usize>()
+}
+
+fn without_messages(report: TenantReport) -> TenantReport {
+    let cut = |state: &State| state.within(REASON_MAX, 0);
+    TenantReport {
+        applied_chart: String::new(),
+        state: ClusterState {
+            ready: cut(&report.state.ready),
+            progress: report.state.progress.as_ref().map(cut),
+            error: report.state.error.as_ref().map(cut),
+        },
+        ..report
+    }
+}
+
+/// Changes, with what each adds to the digest: made before any lock is taken.
+#[derive(Debug)]
+pub struct Changed(BTreeMap<TenantKey, Option<(TenantReport, u128)>>);
+
+impl Changed {
+    pub fn new(changes: BTreeMap<TenantKey, Option<TenantReport>>) -> Self {
+        let with_part = |(key, report): (TenantKey, Option<TenantReport>)| {
+            let change = report.map(|report| {
+                let part = report_digest::part(&key, &report);
+                (report, part)
+            });
+            (key, change)
+        };
+        Self(changes.into_iter().map(with_part).collect())
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// The newest reports of all members, a slot for each Tenant of each.
+#[derive(Debug, Default)]
+pub struct Reports {
+    state: Mutex<Board>,
+    pub(crate) changed: Notify,
+    /// What is made of them on home, counted.
+    pub writes: HomeWrites,
+}
+
+impl Reports {
+    /// Takes in one member's changes. False when there are more Tenants than are kept of one.
+    pub fn report(&self, member: &str, changes: Changed) -> bool {
+        let mut state = self.lock();
+        let board = &mut *state;
+        let name = board.member(member).0;
+        for (key, change) in changes.0 {
+            let reports = board.member(member).1;
+            reports
+                .digest
+                .set_part(&key, change.as_ref().map(|(_, part)| *part));
+            match change {
+                Some((report, _)) => {
+                    board.dirty.keys.insert(key.clone());
+                    board.put(&name, key, report);
+                }
+                None => board.take_out(member, &key),
+            }
+        }
+        let kept = board.member(member).1.tenants.len() <= TENANTS_MAX;
+        drop(state);
+        self.changed.notify_one();
+        kept
+    }
+
+    pub fn hearing(&self, member: &str, hearing: Hearing) {
+        let mut state = self.lock();
+        let (name, reports) = state.member(member);
+        if reports.hearing == hearing {
+            return;
+        }
+        let full = hearing == Hearing::Full;
+        reports.hearing = hearing;
+        let until = Boot(reports.begun.0 + START_GRACE);
+        if full && !reports.whole {
+            reports.whole = true;
+            let fresh = std::mem::take(&mut reports.fresh);
+            reports.digest.retain(|key| fresh.contains(key));
+            let said = reports.tenants.keys();
+            let stale: Vec<_> = said.filter(|key| !fresh.contains(*key)).cloned().collect();
+            for key in stale {
+                state.take_out(member, &key);
+            }
+        }
+        // It is not waited for any longer.
+        state.awaited.remove(&(until, Arc::clone(&name)));
+        state.moves(name);
+        drop(state);
+        self.changed.notify_one();
+    }
+
+    /// Of these Tenants there is something new.
+    pub fn touch(&self, keys: BTreeSet<TenantKey>) {
+        if !keys.is_empty() {
+            self.lock().dirty.keys.extend(keys);
+            self.changed.notify_one();
+        }
+    }
+
+    /// What Tenants may name, by what all EdgeClusters say.
+    pub fn aim(&self, targets: Targets) {
+        let mut state = self.lock();
+        let Some(before) = state.targets.replace(Arc::default()) else {
+            state.targets = Some(Arc::new(targets));
+            state.dirty.all = true;
+            drop(state);
+            self.changed.notify_one();
+            return;
+        };
+        let mut news = false;
+        let both = before.keys().chain(targets.keys());
+        for name in both {
+            let (was, is) = (before.get(name), targets.get(name));
+            if was == is {
+                continue;
+            }
+            news = true;
+            // A Tenant that is placed on a cluster follows it to whichever member it is.
+            let uids = [was, is].into_iter().flatten();
+            let uids = uids.filter_map(|target| target.cluster_uid.clone());
+            state.dirty.clusters.extend(uids);
+            state.dirty.members.insert(Name::from(name.as_str()));
+        }
+        state.targets = Some(if news { Arc::new(targets) } else { before });
+        drop(state);
+        if news {
+            self.changed.notify_one();
+        }
+    }
+
+    /// Records the chart of the desired state that the hub has given to the member; returns whether it differs.
+    pub fn dealt(&self, member: &str, chart: &str) -> bool {
+        let mut state = self.lock();
+        let new = !state.members.contains_key(member);
+        let (name, reports) = state.member(member);
+        let another = reports.dealt.as_deref() != Some(chart);
+        if another {
+            reports.dealt = Some(chart.into());
+            // Its reporter is on its way: until it comes, what is on record of the member stands.
+            match new {
+                true => state.begins(name, Boot::now()),
+                false => state.moves(name),
+            }
+            drop(state);
+            self.changed.notify_one();
+        }
+        another
+    }
+
+    /// Returns whether the hub has given this chart to the member.
+    pub fn was_dealt(&self, member: &str, chart: &str) -> bool {
+        let state = self.lock();
+        let reports = state.members.get(member);
+        reports.is_some_and(|reports| reports.dealt.as_deref() == Some(chart))
+    }
+
+    /// The EdgeClusters are read anew: what Tenants may name is not known until then.
+    pub fn aim_anew(&self) {
+        self.lock().targets = None;
+    }
+
+    /// What they may name now.
+    pub(crate) fn targets(&self) -> Option<Arc<Targets>> {
+        self.lock().targets.clone()
+    }
+
+    /// A member begins anew: what it has said stands until it has said all again.
+    pub fn begin(&self, member: &str, now: Boot) {
+        let mut state = self.lock();
+        let (name, reports) = state.member(member);
+        reports.hearing = Hearing::NotYet;
+        reports.fresh.clear();
+        reports.whole = false;
+        state.begins(name, now);
+        drop(state);
+        self.changed.notify_one();
+    }
+
+    /// As [`Self::begin`], of a member that is known; what it has said does not stand.
+    pub fn forget_said(&self, member: &str, now: Boot) {
+        let mut state = self.lock();
+        if !state.members.contains_key(member) {
+            return;
+        }
+        let (name, reports) = state.member(member);
+        let said: Vec<_> = reports.tenants.keys().cloned().collect();
+        for key in said {
+            state.take_out(member, &key);
+        }
+        let reports = state.member(member).1;
+        *reports = MemberReports {
+            begun: reports.begun,
+            dealt: reports.dealt.take(),
+            ..MemberReports::default()
+        };
+        state.begins(name, now);
+        drop(state);
+        self.changed.notify_one();
+    }
+
+    /// How many Tenants the member has reported, and the digest of all that it has said of them; `None`
+    /// until it has said all.
+    pub fn digest(&self, member: &str) -> Option<(u64, u128)> {
+        let state = self.lock();
+        let reports = state.members.get(member)?;
+        reports.whole.then(|| reports.digest.value())
+    }
+
+    /// How many of a member's Tenants say that their release has gone with the member; `None` until it has
+    /// said all.
+    pub fn retired(&self, member: &str) -> Option<Retired> {
+        let state = self.lock();
+        let reports = state.members.get(member)?;
+        if !reports.whole || reports.hearing != Hearing::Full {
+            return None;
+        }
+        let tenants = reports.tenants.values();
+        let gone = tenants.filter(|report| report.state.ready.reason == reason::UNINSTALLED);
+        Some(Retired {
+            tenants: reports.tenants.len(),
+            gone: gone.count(),
+        })
+    }
+
+    /// Tenants of a member by phase: all, ready, pending, error.
+    pub fn counts(&self, member: &str, allow_chart_skip: bool) -> Counts {
+        let state = self.lock();
+        let mut counts = Counts::default();
+        for report in state
+            .members
+            .get(member)
+            .into_iter()
+            .flat_map(|found| found.tenants.values())
+        {
+            counts.total += 1;
+            match conditions::phase(&report.state, allow_chart_skip) {
+                conditions::Phase::Ready => counts.ready += 1,
+                conditions::Phase::Pending => counts.pending += 1,
+                conditions::Phase::Error => counts.error += 1,
+            }
+        }
+        counts
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Board> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The reports on one Tenant, and the members in `asked` without a report. For a Tenant of one member, `sole`,
+    /// that member only.
+    pub(crate) fn of<'a>(
+        &self,
+        key: &TenantKey,
+        sole: Option<&'a str>,
+        asked: impl IntoIterator<Item = &'a str>,
+        now: Boot,
+    ) -> Heard {
+        let state = self.lock();
+        let mut heard = Heard {
+            targets: state.targets.clone(),
+            ..Heard::default()
+        };
+        let reported = state.reporters.get(key);
+        let saying = |name: &str, report: Option<&Arc<TenantReport>>| {
+            let (name, member) = state.members.get_key_value(name)?;
+            let saying = Saying {
+                hearing: member.hearing.clone(),
+                report: report.cloned(),
+                patient: now.since(member.begun) < START_GRACE,
+                dealt: member.dealt.clone(),
+            };
+            Some((Arc::clone(name), saying))
+        };
+        if sole.is_none() {
+            let reported = reported.into_iter().flatten();
+            heard.said = reported
+                .filter_map(|(name, report)| saying(name, Some(report)))
+                .collect();
+        }
+        for name in asked
+            .into_iter()
+            .filter(|name| sole.is_none_or(|sole| sole == *name))
+            .chain(sole)
+        {
+            let report = reported.and_then(|reported| reported.get(name));
+            heard.said.extend(saying(name, report));
+        }
+        heard
+    }
+
+    /// Counts the members that have reported everything except this Tenant, without those in `asked`.
+    pub(crate) fn strangers(&self, key: &TenantKey, asked: impl Fn(&str) -> bool) -> usize {
+        let state = self.lock();
+        let Some(targets) = &state.targets else {
+            return 0;
+        };
+        let reported = state.reporters.get(key);
+        let strange = |(name, member): &(&Name, &MemberReports)| {
+            let name: &str = name;
+            let has = reported.is_some_and(|reported| reported.contains_key(name));
+            let counts = name != names::SELF_CLUSTER && targets.contains_key(name);
+            member.hearing == Hearing::Full && counts && !has && !asked(name)
+        };
+        state.members.iter().filter(strange).count()
+    }
+
+    /// Tenants that the member has reported.
+    pub(crate) fn reported_by(&self, member: &str) -> BTreeSet<TenantKey> {
+        let state = self.lock();
+        let reports = state.members.get(member);
+        let keys = reports.map(|reports| reports.tenants.keys());
+        keys.into_iter()
+            .flatten()
+            .map(|key| TenantKey::clone(key))
+            .collect()
+    }
+
+    /// What has changed since the last call.
+    pub(crate) fn take_dirty(&self, now: Boot) -> Dirty {
+        let mut state = self.lock();
+        // Patience runs out without any event.
+        while state.awaited.first().is_some_and(|(at, _)| *at <= now) {
+            if let Some((_, name)) = state.awaited.pop_first() {
+                state.moves(name);
+            }
+        }
+        std::mem::take(&mut state.dirty)
+    }
+
+    /// Home's Tenants are known: these have a summary for their status.
+    pub(crate) fn summarise_only(&self, tenants: BTreeSet<TenantKey>) {
+        self.lock().summarised = Some(tenants);
+    }
+
+    /// The status of this Tenant is a summary, or again not.
+    pub(crate) fn summarised(&self, key: &TenantKey, is: bool) {
+        if let Some(summarised) = &mut self.lock().summarised {
+            if is {
+                summarised.insert(key.clone());
+            } else {
+                summarised.remove(key);
+            }
+        }
+    }
+
+    /// The part of a member in the Tenants whose own status does not list all; `None` while that is not
+    /// known.
+    pub fn listing(&self, member: &str, allow_chart_skip: bool) -> Option<SummarisedTenants> {
+        let state = self.lock();
+        let summarised = state.summarised.as_ref()?;
+        let reports = state.members.get(member).filter(|found| found.whole)?;
+        let reported = summarised.iter().filter_map(|key| {
+            let report = reports.tenants.get(key)?;
+            Some((key, &report.state))
+        });
+        Some(tenant_summary::listing(reported, allow_chart_skip))
+    }
+
+    /// The member is no more, and nobody speaks for it.
+    pub fn forget(&self, member: &str) {
+        let mut state = self.lock();
+        let (name, reports) = state.member(member);
+        let until = Boot(reports.begun.0 + START_GRACE);
+        let said: Vec<_> = reports.tenants.keys().cloned().collect();
+        for key in said {
+            state.take_out(member, &key);
+        }
+        state.awaited.remove(&(until, name));
+        state.members.remove(member);
+    }
+
+    /// When the patience with the next member that is on its way ends.
+    pub(crate) fn patience_ends(&self) -> Option<Boot> {
+        self.lock().awaited.first().map(|(at, _)| *at)
+    }
+}
+
+/// Tenants of a member that leaves with its releases, and how many of them are done with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Retired {
+    pub tenants: usize,
+    pub gone: usize,
+}
+
+/// What one member says of one Tenant.
+#[derive(Clone, Debug)]
+pub(crate) struct Saying {
+    pub(crate) hearing: Hearing,
+    pub(crate) report: Option<Arc<TenantReport>>,
+    /// It is on its way, and not yet late.
+    pub(crate) patient: bool,
+    /// The chart that the hub has given it.
+    pub(crate) dealt: Option<Arc<str>>,
+}
+
+/// What is heard of one Tenant.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Heard {
+    /// Of all members that have something to say of it, or may have.
+    pub(crate) said: BTreeMap<Arc<str>, Saying>,
+    /// How many more there are, which say all they have and nothing of it.
+    pub(crate) strangers: usize,
+    pub(crate) targets: Option<Arc<Targets>>,
+}
+
+/// What is to be looked at again.
+#[derive(Debug, Default)]
+pub(crate) struct Dirty {
+    pub(crate) all: bool,
+    pub(crate) keys: BTreeSet<TenantKey>,
+    /// Members of which something else is known.
+    pub(crate) members: BTreeSet<Arc<str>>,
+    /// UIDs of clusters that have come to another member, or to another standing.
+    pub(crate) clusters: BTreeSet<String>,
+}
+
+/// Tenants of a member by phase.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub total: u32,
+    pub ready: u32,
+    pub pending: u32,
+    pub error: u32,
+}

@@ -1,0 +1,98 @@
+//! How one member stands with Tenants that are on too many members to list them all in their own status.
+//! Pure, and bounded.
+
+use krypton_crds::edge_cluster::{SummarisedTenant, SummarisedTenants};
+use krypton_types::conditions::{ClusterState, Standing};
+use krypton_types::tenant::TenantKey;
+
+/// Of one EdgeCluster, in bytes: with it an object is far below what etcd takes.
+const ROOM: usize = 128 * 1024;
+/// What an entry takes besides its texts: names of fields, quotes, a standing.
+const ENTRY: usize = 72;
+/// Longest reason that is passed on, in bytes.
+pub(crate) const REASON_MAX: usize = 128;
+
+/// The worst first, by name among equals, as many as there is room for.
+pub(super) fn listing<'a>(
+    reported: impl Iterator<Item = (&'a TenantKey, &'a ClusterState)>,
+    allow_chart_skip: bool,
+) -> SummarisedTenants {
+    let mut all: Vec<_> = reported
+        .map(|(key, state)| (Standing::of(state, allow_chart_skip), key, state))
+        .collect();
+    all.sort_by_key(|(standing, key, _)| (*standing, *key));
+    let (mut listed, mut taken) = (SummarisedTenants::default(), 0);
+    for (standing, key, state) in all {
+        let told = match (&state.error, standing) {
+            (Some(error), Standing::Error) => error,
+            _ => &state.ready,
+        };
+        let reason = told.within(REASON_MAX, 0).reason;
+        taken += ENTRY + key.namespace.len() + key.name.len() + reason.len();
+        if taken > ROOM {
+            listed.omitted += 1;
+            continue;
+        }
+        listed.tenants.push(SummarisedTenant {
+            namespace: key.namespace.clone(),
+            name: key.name.clone(),
+            standing: word(standing).to_owned(),
+            reason,
+        });
+    }
+    listed
+}
+
+pub(crate) fn word(standing: Standing) -> &'static str {
+    match standing {
+        Standing::Error => "Error",
+        Standing::NotReady => "NotReady",
+        Standing::Unknown => "Unknown",
+        Standing::Ready => "Ready",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use krypton_types::conditions::{State, Truth};
+
+    use super::*;
+
+    #[test]
+    fn a_member_lists_the_worst_first_and_no_more_than_there_is_room_for() {
+        let state = |number: usize| ClusterState {
+            ready: State::new(
+                if number.is_multiple_of(2) {
+                    Truth::True
+                } else {
+                    Truth::False
+                },
+                "R".repeat(number % 1024 + 1),
+                "",
+            ),
+            progress: None,
+            error: None,
+        };
+        for (count, name) in [(3, 3), (10_000, 12), (10_000, 253)] {
+            let tenants: Vec<_> = (0..count)
+                .map(|number| {
+                    let key = TenantKey {
+                        namespace: "n".repeat(63),
+                        name: format!("{number:0name$}"),
+                    };
+                    (key, state(number))
+                })
+                .collect();
+            let listed = listing(tenants.iter().map(|(key, state)| (key, state)), false);
+            assert_eq!(listed.tenants.len() + listed.omitted as usize, count);
+            let size = serde_json::to_vec(&listed).unwrap().len();
+            assert!(size < ROOM + 256, "{size}");
+            assert!(
+                listed
+                    .tenants
+                    .is_sorted_by_key(|tenant| tenant.standing == "Ready")
+            );
+            assert_eq!(listed.omitted == 0, count == 3);
+        }
+    }
+}

@@ -1,0 +1,333 @@
+//! `/debug/fleet.json`: how this hub sees its fleet now, for whoever looks for what is wrong.
+//!
+//! Each type here is for this alone, and says in so many words what is told: no values, no messages of
+//! conditions (they are in the objects), no kubeconfigs, tokens or keys, no arguments of helm. What is new
+//! elsewhere is not told before somebody writes it down here.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::RawQuery;
+use axum::http::{StatusCode, header};
+use axum::response::IntoResponse;
+use axum::routing::get;
+use jiff::Timestamp;
+use krypton_helm::chart::ChartCache;
+use krypton_helm::driver::Helm;
+use krypton_helm::dump::{CachedChart, ChartShown, HelmNow};
+use krypton_reconciler::metrics::WorkMetrics;
+use krypton_runtime::clock::{self, Boot};
+use krypton_runtime::newest::Newest as _;
+use krypton_types::conditions::{State, Truth};
+use krypton_types::root_digest::RootDigest;
+use serde::Serialize;
+
+use crate::ca::Authority;
+use crate::edgecluster::Given;
+use crate::edgecluster::credential_expiry::Validity;
+use crate::leader::Stand;
+use crate::members::Seat;
+use crate::members::observation::{Facts, Values};
+use crate::observe::member_metrics::{FleetView, mode_name};
+use crate::tenants::Counts;
+
+/// The dump. Times are of the wall clock, ages in whole seconds.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Dump {
+    version: &'static str,
+    replica: Option<String>,
+    started: Timestamp,
+    now: Timestamp,
+    /// `None` until home has answered.
+    lead: Option<LeadNow>,
+    chart: Option<ChartNow>,
+    /// The CA by which agents know this hub; `None` where it serves none.
+    ca: Option<CaNow>,
+    helm: HelmNow,
+    /// That this hub has fetched, for members that it reaches itself and for agents that ask.
+    charts: Vec<CachedChart>,
+    /// Tenants and deployments of members that it reaches itself, that wait to be looked at, by what they wait for.
+    waiting: BTreeMap<&'static str, i64>,
+    members: BTreeMap<String, MemberNow>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct LeadNow {
+    /// standby, entering, leads, doubt or leaving.
+    stand: &'static str,
+    /// Who leads, as a standby sees it.
+    leader: Option<String>,
+    epoch: Option<u64>,
+    won: Option<Timestamp>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ChartNow {
+    epoch: u64,
+    /// Without user, password and query.
+    repo: Option<String>,
+    name: Option<String>,
+    version: Option<String>,
+    /// The reason why it is not what it should be.
+    problem: Option<&'static str>,
+}
+
+#[derive(Debug, Serialize)]
+struct CaNow {
+    /// Of a rotation: Steady, Announced or Switched.
+    phase: String,
+    /// sha256 of the certificates, in hex; the one that signs first.
+    roots: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct MemberNow {
+    mode: &'static str,
+    conditions: BTreeMap<&'static str, ConditionNow>,
+    cluster_uid: Option<String>,
+    kubernetes_version: Option<String>,
+    agent_version: Option<String>,
+    holder: Option<String>,
+    certificate_ends: Option<Timestamp>,
+    access_ends: Option<Timestamp>,
+    applied: Option<DesiredNow>,
+    tenants: TenantsNow,
+    /// What the hub keeps for it beside what it has heard; `None` before home has shown its EdgeCluster.
+    seat: Option<SeatNow>,
+}
+
+#[derive(Debug, Serialize)]
+struct ConditionNow {
+    status: &'static str,
+    reason: String,
+}
+
+#[derive(Debug, Serialize)]
+struct DesiredNow {
+    version: String,
+    /// sha256 of what it says, in hex.
+    digest: String,
+}
+
+#[derive(Debug, Serialize)]
+struct TenantsNow {
+    total: u32,
+    ready: u32,
+    pending: u32,
+    error: u32,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct SeatNow {
+    edge_cluster_uid: String,
+    wanted: Option<DesiredNow>,
+    wanted_for_seconds: Option<u64>,
+    paused: bool,
+    retire: bool,
+    deployments: usize,
+    placed: usize,
+    /// Its agents are not let in.
+    refused: bool,
+    /// Sessions by replica of its agent, with their number.
+    sessions: BTreeMap<String, u64>,
+}
+
+/// What the dump looks at.
+#[derive(Debug)]
+pub struct Dumper {
+    pub replica: Option<String>,
+    pub started: Timestamp,
+    pub view: Arc<FleetView>,
+    pub helm: Arc<Helm>,
+    pub charts: Arc<ChartCache>,
+    pub work: WorkMetrics,
+}
+
+impl Dumper {
+    /// All members, or one. Each lock is held as briefly as for a scrape of the metrics.
+    pub fn dump(&self, only: Option<&str>) -> Dump {
+        let dump = Dump {
+            version: env!("CARGO_PKG_VERSION"),
+            replica: self.replica.clone(),
+            started: self.started,
+            now: clock::wall(),
+            lead: None,
+            chart: None,
+            ca: self.view.authority().map(|live| CaNow::of(&live.now())),
+            helm: HelmNow::of(self.helm.load(), Boot::now()),
+            charts: CachedChart::all(self.charts.standing(), Boot::now()),
+            waiting: self.work.waiting().into(),
+            members: BTreeMap::new(),
+        };
+        seen(dump, &self.view, only, Boot::now())
+    }
+}
+
+/// `GET /debug/fleet.json`, with `?member=NAME` for one alone.
+pub fn router(dumper: Arc<Dumper>) -> Router {
+    let answer = move |RawQuery(query): RawQuery| async move {
+        let query = query.unwrap_or_default();
+        let only = query.split('&').find_map(|it| it.strip_prefix("member="));
+        let json = [(header::CONTENT_TYPE, "application/json")];
+        match serde_json::to_string(&dumper.dump(only)) {
+            Ok(text) => (json, text + "\n").into_response(),
+            Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+        }
+    };
+    Router::new().route("/debug/fleet.json", get(answer))
+}
+
+fn seen(mut dump: Dump, view: &FleetView, only: Option<&str>, now: Boot) -> Dump {
+    let acting = view.acting();
+    let mut seats = acting.map_or_else(BTreeMap::new, |acting| acting.members.seats());
+    let facts = view.facts.each(|name, facts| {
+        let wanted = only.is_none_or(|only| only == name);
+        wanted.then(|| (name.to_owned(), facts.clone()))
+    });
+    let skip = acting.is_some_and(|acting| acting.allow_chart_skip);
+    for (name, facts) in facts.into_iter().flatten() {
+        let counts = view.reports.counts(&name, skip);
+        let seat = seats.remove(&name);
+        let member = MemberNow::of(facts, counts, seat, now);
+        dump.members.insert(name, member);
+    }
+    if let Some(acting) = acting {
+        dump.lead = Some(LeadNow::of(&acting.lead.stand()));
+        dump.chart = Some(ChartNow::of(&acting.given.get()));
+    }
+    dump
+}
+
+impl LeadNow {
+    pub(crate) fn of(stand: &Stand) -> Self {
+        let (word, leader) = match stand {
+            Stand::Standby { leader } => ("standby", leader.clone()),
+            Stand::Entering => ("entering", None),
+            Stand::Leads(_) => ("leads", None),
+            Stand::Doubt(_) => ("doubt", None),
+            Stand::Leaving => ("leaving", None),
+        };
+        let tenure = stand.tenure();
+        Self {
+            stand: word,
+            leader,
+            epoch: tenure.map(|tenure| tenure.epoch),
+            won: tenure.map(|tenure| tenure.won),
+        }
+    }
+}
+
+impl ChartNow {
+    pub(crate) fn of(given: &Given) -> Self {
+        let chart = given.chart.as_deref();
+        let chart = chart.map(|it| ChartShown::of(&it.repo, &it.name, &it.version));
+        let (repo, name, version) = match chart {
+            Some(chart) => (Some(chart.repo), Some(chart.name), Some(chart.version)),
+            None => (None, None, None),
+        };
+        Self {
+            epoch: given.epoch,
+            repo,
+            name,
+            version,
+            problem: given.problem.as_ref().map(|problem| problem.reason()),
+        }
+    }
+}
+
+impl CaNow {
+    pub(crate) fn of(authority: &Authority) -> Self {
+        let roots = authority.roots();
+        Self {
+            phase: authority.phase().to_string(),
+            roots: roots
+                .iter()
+                .map(|root| RootDigest::of(root).to_string())
+                .collect(),
+        }
+    }
+}
+
+impl MemberNow {
+    pub(crate) fn of(facts: Facts, counts: Counts, seat: Option<Seat>, now: Boot) -> Self {
+        let mut conditions = BTreeMap::from([
+            ("Connected", ConditionNow::of(&facts.connected)),
+            ("Healthy", ConditionNow::of(&facts.healthy)),
+            (
+                "TargetClusterResolved",
+                ConditionNow::of(facts.source.as_ref().unwrap_or(&facts.resolved)),
+            ),
+        ]);
+        if let Some(uninstalled) = &facts.uninstalled {
+            conditions.insert("Uninstalled", ConditionNow::of(uninstalled));
+        }
+        if let Values::Said(values) = &facts.values {
+            conditions.insert("ValuesResolved", ConditionNow::of(values));
+        }
+        let ends = |validity: Validity| validity.not_after;
+        Self {
+            mode: mode_name(facts.mode),
+            conditions,
+            cluster_uid: facts.uid,
+            kubernetes_version: facts.kubernetes_version,
+            agent_version: facts.agent_version,
+            holder: facts.holder,
+            certificate_ends: facts.certificate.map(ends),
+            access_ends: facts.access.map(ends),
+            applied: facts.applied.map(|(version, digest)| DesiredNow {
+                version: version.to_string(),
+                digest,
+            }),
+            tenants: TenantsNow {
+                total: counts.total,
+                ready: counts.ready,
+                pending: counts.pending,
+                error: counts.error,
+            },
+            seat: seat.map(|seat| SeatNow::of(seat, now)),
+        }
+    }
+}
+
+impl ConditionNow {
+    pub(crate) fn of(state: &State) -> Self {
+        Self {
+            status: match state.truth {
+                Truth::True => "True",
+                Truth::False => "False",
+                Truth::Unknown => "Unknown",
+            },
+            reason: state.reason.clone(),
+        }
+    }
+}
+
+impl SeatNow {
+    pub(crate) fn of(seat: Seat, now: Boot) -> Self {
+        let slot = seat.slot.as_ref();
+        let desired = slot.map(|slot| &slot.desired);
+        Self {
+            edge_cluster_uid: seat.uid,
+            wanted: slot.map(|slot| DesiredNow {
+                version: slot.desired.version.to_string(),
+                digest: slot.message.digest.clone(),
+            }),
+            wanted_for_seconds: slot.map(|slot| now.since(slot.since).as_secs()),
+            paused: desired.is_some_and(|desired| desired.paused),
+            retire: desired.is_some_and(|desired| desired.retire),
+            deployments: desired.map_or(0, |desired| desired.deployments.len()),
+            placed: desired.map_or(0, |desired| desired.placed.len()),
+            refused: seat.refused,
+            sessions: seat.sessions,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

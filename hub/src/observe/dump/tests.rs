@@ -1,0 +1,266 @@
+//! A made-up fleet, as it is told.
+
+use std::time::Duration;
+
+use krypton_crds::edge_cluster::Mode;
+use krypton_helm::chart::{ChartFault, ChartRef, Standing};
+use krypton_helm::driver::Load;
+use krypton_helm::slots::priority::Urgency;
+use krypton_types::desired::crd_policy::CrdPolicy;
+use krypton_types::desired::drift::DriftPolicy;
+use krypton_types::desired::handling::Handling;
+use krypton_types::desired::namespaces::NamespaceConfiguration;
+use krypton_types::desired::{ChartState, DesiredState, Version};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+use super::*;
+use crate::leader::Lead;
+use crate::members::{Admission, Members, Slot};
+use crate::observe::member_metrics::Acting;
+
+const HIDDEN: &str = "hidden";
+
+fn empty() -> Dump {
+    Dump {
+        version: "1.2.3",
+        replica: Some("krypton-hub-0".to_owned()),
+        started: Timestamp::UNIX_EPOCH,
+        now: Timestamp::UNIX_EPOCH,
+        lead: None,
+        chart: None,
+        ca: Some(CaNow::of(&authority())),
+        helm: HelmNow::of(
+            Load {
+                in_all: 4,
+                per_member: 3,
+                running: [("edge-1".to_owned(), 2)].into(),
+                waiting: vec![(
+                    "edge-2".to_owned(),
+                    Urgency::High,
+                    Boot(Duration::from_secs(30)),
+                )],
+            },
+            Boot(Duration::from_secs(100)),
+        ),
+        charts: CachedChart::all(cached(), Boot(Duration::from_secs(100))),
+        waiting: WorkMetrics::default().waiting().into(),
+        members: BTreeMap::new(),
+    }
+}
+
+fn authority() -> Authority {
+    Authority::generate("fleet", Timestamp::now()).unwrap()
+}
+
+fn cached() -> Vec<(ChartRef, Standing)> {
+    let of = |version: &str| ChartRef {
+        repo: format!("https://user:{HIDDEN}@charts.example.org/stable"),
+        name: "small".to_owned(),
+        version: version.to_owned(),
+    };
+    let at = |seconds| Boot(Duration::from_secs(seconds));
+    let failed = Standing::Failed {
+        fault: ChartFault::NotLoaded,
+        times: 3,
+        since: at(95),
+        until: at(103),
+    };
+    let here = Standing::Here {
+        since: at(40),
+        version: "1.0.0".to_owned(),
+        sha256: "sum".to_owned(),
+    };
+    vec![(of("1.1.0"), failed), (of("1.0.0"), here)]
+}
+
+fn chart() -> ChartState {
+    ChartState {
+        repo: format!("https://user:{HIDDEN}@charts.example.org/stable"),
+        name: "small".to_owned(),
+        version: "1.0.0".to_owned(),
+        install_crds: false,
+        values: [("password".to_owned(), Value::from(HIDDEN))]
+            .into_iter()
+            .collect(),
+        confidential: None,
+        pinned: None,
+    }
+}
+
+fn fleet() -> FleetView {
+    let view = FleetView::default();
+    view.facts.set("edge-1", |facts| {
+        facts.mode = Mode::Agent;
+        facts.connected = State::new(Truth::True, "Connected", HIDDEN);
+        facts.healthy = State::new(Truth::True, "Reconciling", HIDDEN);
+        facts.resolved = State::new(Truth::True, "ByAgent", HIDDEN);
+        facts.uid = Some("uid-of-the-cluster".to_owned());
+        facts.holder = Some("agent/krypton-agent-0/1".to_owned());
+        facts.agent_version = Some("0.1.0".to_owned());
+        facts.certificate = Some(Validity::until(
+            Timestamp::from_second(1_800_000_000).unwrap(),
+        ));
+        let version = Version {
+            epoch: 2,
+            generation: 6,
+        };
+        facts.applied = Some((version, "sha".to_owned()));
+    });
+    view.facts.set("edge-2", |facts| {
+        facts.values = Values::Said(State::new(Truth::False, "ValuesMissing", HIDDEN));
+    });
+    let members = Members::default();
+    let member = members.enter("edge-1", "uid-of-the-object");
+    member.admission.send_replace(Admission {
+        refused: Some(HIDDEN.to_owned()),
+        ..Admission::default()
+    });
+    drop(member.begin_session("krypton-agent-0", 17));
+    let desired = DesiredState {
+        version: Version {
+            epoch: 2,
+            generation: 7,
+        },
+        chart: chart(),
+        paused: true,
+        retire: false,
+        drift: DriftPolicy::default(),
+        chart_crds: CrdPolicy::default(),
+        tenant_values: false,
+        handling: Handling::default(),
+        lockdown: krypton_types::desired::lockdown::Lockdown::default(),
+        namespaces: NamespaceConfiguration::default(),
+        deployments: Vec::new(),
+        placed: Vec::new(),
+    };
+    let message = krypton_proto::v1::Desired {
+        digest: "newer".to_owned(),
+        ..(&desired).into()
+    };
+    member.slot.send_replace(Some(Slot {
+        desired: Arc::new(desired),
+        message: Arc::new(message),
+        since: Boot(Duration::from_secs(60)),
+    }));
+    let given = Given {
+        epoch: 2,
+        chart: Some(Arc::new(chart())),
+        problem: None,
+    };
+    view.acts(Acting {
+        lead: Lead::alone(),
+        given: watch::channel(given).1,
+        members: Arc::new(members),
+        allow_chart_skip: false,
+    });
+    view
+}
+
+fn told(view: &FleetView, only: Option<&str>) -> Value {
+    let dump = seen(empty(), view, only, Boot(Duration::from_secs(100)));
+    serde_json::to_value(dump).unwrap()
+}
+
+#[test]
+fn a_fleet_is_told_of_without_what_is_nobodys_concern() {
+    let mut told = told(&fleet(), None);
+    assert!(!told.to_string().contains(HIDDEN), "{told}");
+    told["lead"]["won"] = Value::Null;
+    let roots = told["ca"]["roots"].take();
+    assert_eq!(roots.as_array().unwrap().len(), 1);
+    let chart = |version: &str| json!({"repo": "https://charts.example.org/stable", "name": "small", "version": version});
+    let starting = json!({ "status": "Unknown", "reason": "Starting" });
+    assert_eq!(
+        told,
+        json!({
+            "version": "1.2.3",
+            "replica": "krypton-hub-0",
+            "started": "1970-01-01T00:00:00Z",
+            "now": "1970-01-01T00:00:00Z",
+            "lead": { "stand": "leads", "leader": null, "epoch": 1, "won": null },
+            "chart": {
+                "epoch": 2, "repo": "https://charts.example.org/stable", "name": "small", "version": "1.0.0",
+                "problem": null,
+            },
+            "ca": { "phase": "Steady", "roots": null },
+            "charts": [
+                {
+                    "chart": chart("1.0.0"), "state": "here", "forSeconds": 60, "found": "1.0.0", "sha256": "sum",
+                    "fault": null, "attempts": 0, "retryInSeconds": null,
+                },
+                {
+                    "chart": chart("1.1.0"), "state": "failed", "forSeconds": 5, "found": null, "sha256": null,
+                    "fault": "ChartNotLoaded", "attempts": 3, "retryInSeconds": 3,
+                },
+            ],
+            "waiting": { "calls": 0, "lists": 0, "runs": 0, "urgent": 0 },
+            "helm": {
+                "inAll": 4, "perMember": 3, "running": { "edge-1": 2 },
+                "waiting": [{ "member": "edge-2", "urgency": "high", "forSeconds": 70 }],
+            },
+            "members": {
+                "edge-1": {
+                    "mode": "agent",
+                    "conditions": {
+                        "Connected": { "status": "True", "reason": "Connected" },
+                        "Healthy": { "status": "True", "reason": "Reconciling" },
+                        "TargetClusterResolved": { "status": "True", "reason": "ByAgent" },
+                    },
+                    "clusterUid": "uid-of-the-cluster",
+                    "kubernetesVersion": null,
+                    "agentVersion": "0.1.0",
+                    "holder": "agent/krypton-agent-0/1",
+                    "certificateEnds": "2027-01-15T08:00:00Z",
+                    "accessEnds": null,
+                    "applied": { "version": "2.6", "digest": "sha" },
+                    "tenants": { "total": 0, "ready": 0, "pending": 0, "error": 0 },
+                    "seat": {
+                        "edgeClusterUid": "uid-of-the-object",
+                        "wanted": { "version": "2.7", "digest": "newer" },
+                        "wantedForSeconds": 40,
+                        "paused": true, "retire": false, "deployments": 0, "placed": 0, "refused": true,
+                        "sessions": { "krypton-agent-0": 17 },
+                    },
+                },
+                "edge-2": {
+                    "mode": "none",
+                    "conditions": {
+                        "Connected": starting,
+                        "Healthy": starting,
+                        "TargetClusterResolved": starting,
+                        "ValuesResolved": { "status": "False", "reason": "ValuesMissing" },
+                    },
+                    "clusterUid": null, "kubernetesVersion": null, "agentVersion": null, "holder": null,
+                    "certificateEnds": null, "accessEnds": null, "applied": null,
+                    "tenants": { "total": 0, "ready": 0, "pending": 0, "error": 0 },
+                    "seat": null,
+                },
+            },
+        })
+    );
+}
+
+#[test]
+fn one_member_is_told_of_alone_and_before_home_answers_there_is_little_to_tell() {
+    let one = told(&fleet(), Some("edge-2"));
+    let members = one["members"].as_object().unwrap();
+    assert_eq!(members.keys().collect::<Vec<_>>(), ["edge-2"]);
+    let none = told(&FleetView::default(), None);
+    assert_eq!(
+        (&none["lead"], &none["members"]),
+        (&Value::Null, &json!({}))
+    );
+}
+
+#[test]
+fn a_thousand_members_are_less_than_two_mebibytes() {
+    let view = fleet();
+    let facts = view.facts.get("edge-1").unwrap();
+    for number in 0..1000 {
+        view.facts
+            .set(&format!("edge-{number:04}"), |slot| *slot = facts.clone());
+    }
+    let text = serde_json::to_string(&seen(empty(), &view, None, Boot::now())).unwrap();
+    assert!(text.len() < 2 << 20, "{}", text.len());
+}

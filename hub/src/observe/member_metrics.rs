@@ -1,0 +1,452 @@
+//! The members in the metrics, and who leads: read at the time of the scrape, nothing is kept twice.
+//!
+//! What is told of each member is told by the hub that leads alone: of several, the others know less of them, and
+//! whoever adds up would count twice.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use krypton_crds::edge_cluster::Mode;
+use krypton_runtime::clock::{self, Boot};
+use krypton_runtime::newest::Newest as _;
+use krypton_types::conditions::{Truth, reason};
+use krypton_types::desired::Version;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Unit;
+use tokio::sync::watch;
+
+use crate::ca::Live;
+use crate::edgecluster::Given;
+use crate::edgecluster::credential_expiry::{Credential, Standing, Validity};
+use crate::leader::Lead;
+use crate::members::Members;
+use crate::members::observation::{Facts, FactsBoard};
+use crate::tenants::Reports;
+
+/// What the metrics look at.
+#[derive(Debug, Default)]
+pub struct FleetView {
+    pub facts: Arc<FactsBoard>,
+    pub reports: Arc<Reports>,
+    acting: OnceLock<Acting>,
+    authority: OnceLock<Arc<Live>>,
+    behind: Mutex<BTreeMap<String, Behind>>,
+}
+
+/// What there is only once home has answered.
+#[derive(Debug)]
+pub struct Acting {
+    pub lead: Lead,
+    pub given: watch::Receiver<Given>,
+    pub members: Arc<Members>,
+    pub allow_chart_skip: bool,
+}
+
+/// Since when a member has not taken up what it was to take up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Behind {
+    /// The first that it has not taken up.
+    wanted: Version,
+    since: Boot,
+}
+
+/// How it stands after another look: `wanted` is what it is to take up, since when, and `applied` what it has. Newer
+/// desired states do not make a member less late that has not taken up an older one.
+fn behind(
+    before: Option<Behind>,
+    wanted: (Version, Boot),
+    applied: Option<Version>,
+) -> Option<Behind> {
+    let (wanted, since) = wanted;
+    if applied == Some(wanted) {
+        return None;
+    }
+    let still = before.filter(|before| applied.is_none_or(|applied| applied < before.wanted));
+    Some(still.unwrap_or(Behind { wanted, since }))
+}
+
+/// What is told of a member.
+struct Row {
+    name: String,
+    /// `None` where nobody is to act there: nothing is wrong.
+    connected: Option<bool>,
+    mode: Mode,
+    applied: Option<Version>,
+    credentials: [Option<Validity>; 2],
+}
+
+impl Row {
+    pub(crate) fn of(name: &str, facts: &Facts) -> Self {
+        let wanted = ![reason::BANNED, reason::SUSPENDED].contains(&facts.healthy.reason.as_str());
+        Self {
+            name: name.to_owned(),
+            connected: wanted.then_some(facts.connected.truth == Truth::True),
+            mode: facts.mode,
+            applied: facts.applied.as_ref().map(|(version, _)| *version),
+            credentials: [facts.certificate, facts.access],
+        }
+    }
+}
+
+pub(crate) fn mode_name(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Agent => "agent",
+        Mode::Proxy => "proxy",
+        Mode::None => "none",
+    }
+}
+
+impl FleetView {
+    pub fn new(facts: Arc<FactsBoard>, reports: Arc<Reports>) -> Self {
+        Self {
+            facts,
+            reports,
+            ..Self::default()
+        }
+    }
+
+    /// Home has answered.
+    pub fn acts(&self, acting: Acting) {
+        // Said once a process.
+        drop(self.acting.set(acting));
+    }
+
+    /// Agents are served by this CA.
+    pub(crate) fn serves_by(&self, authority: Arc<Live>) {
+        // Said once a process.
+        drop(self.authority.set(authority));
+    }
+
+    pub(crate) fn authority(&self) -> Option<&Live> {
+        self.authority.get().map(Arc::as_ref)
+    }
+
+    /// What there is once home has answered.
+    pub(crate) fn acting(&self) -> Option<&Acting> {
+        self.acting.get()
+    }
+
+    /// How long each member has not taken up what it was to take up; zero when it has.
+    fn behind(&self, acting: &Acting, rows: &[Row], now: Boot) -> Vec<(String, Duration)> {
+        let slots = acting.members.wanted();
+        let mut known = self.behind.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut next = BTreeMap::new();
+        let mut found = Vec::new();
+        for row in rows {
+            let Some(wanted) = slots.get(&row.name) else {
+                continue;
+            };
+            let late = behind(known.get(&row.name).copied(), *wanted, row.applied);
+            let since = late.map(|late| now.since(late.since));
+            found.push((row.name.clone(), since.unwrap_or_default()));
+            next.extend(late.map(|late| (row.name.clone(), late)));
+        }
+        *known = next;
+        found
+    }
+
+    fn rows(&self, encoder: &mut Encoder<'_>, acting: &Acting, leads: bool) -> fmt::Result {
+        let rows = if leads {
+            self.facts.each(Row::of)
+        } else {
+            Vec::new()
+        };
+        encoder.family(
+            "member_connected",
+            "Whether the member's apiserver has answered within 30 s; absent for members that are banned or asleep.",
+            None,
+            rows.iter().filter_map(|row| {
+                let labels = vec![("member", row.name.as_str())];
+                Some((labels, i64::from(row.connected?)))
+            }),
+        )?;
+        encoder.family(
+            "member_mode",
+            "1, with who acts on the member: agent, proxy (the hub) or none.",
+            None,
+            rows.iter().map(|row| {
+                let member = ("member", row.name.as_str());
+                (vec![member, ("mode", mode_name(row.mode))], 1)
+            }),
+        )?;
+        let late = self.behind(acting, &rows, Boot::now());
+        encoder.family(
+            "member_behind",
+            "For how long the member has not taken up a desired state that it was to take up; 0 when it has the newest.",
+            Some(&Unit::Seconds),
+            late.iter().map(|(member, late)| {
+                let seconds = i64::try_from(late.as_secs()).unwrap_or(i64::MAX);
+                (vec![("member", member.as_str())], seconds)
+            }),
+        )?;
+        let counts = rows.iter().flat_map(|row| {
+            let counts = self.reports.counts(&row.name, acting.allow_chart_skip);
+            let phases = [
+                ("ready", counts.ready),
+                ("pending", counts.pending),
+                ("error", counts.error),
+            ];
+            let member = ("member", row.name.as_str());
+            phases.map(|(phase, count)| (vec![member, ("phase", phase)], i64::from(count)))
+        });
+        encoder.family(
+            "member_tenants",
+            "Tenants of the member as last reported, by how they stand there.",
+            None,
+            counts,
+        )?;
+        self.credentials(encoder, &rows, clock::wall())
+    }
+
+    fn credentials(&self, encoder: &mut Encoder<'_>, rows: &[Row], now: Timestamp) -> fmt::Result {
+        let ends = |which: usize| {
+            rows.iter().filter_map(move |row| {
+                let end = row.credentials[which]?.not_after.as_second();
+                Some((vec![("member", row.name.as_str())], end))
+            })
+        };
+        encoder.family(
+            "agent_certificate_expiry_timestamp",
+            "When the certificate of the member's agent expires, in seconds since 1970.",
+            Some(&Unit::Seconds),
+            ends(0),
+        )?;
+        encoder.family(
+            "access_expiry_timestamp",
+            "When the credential of the member's kubeconfig expires, in seconds since 1970.",
+            Some(&Unit::Seconds),
+            ends(1),
+        )?;
+        let due = rows.iter().flat_map(|row| {
+            let named = [(Credential::Agent, "agent"), (Credential::Access, "access")];
+            let with = named.into_iter().zip(row.credentials);
+            with.filter_map(move |((_, name), validity)| {
+                let due = validity?.at(now) != Standing::Current;
+                let labels = vec![("member", row.name.as_str()), ("credential", name)];
+                Some((labels, i64::from(due)))
+            })
+        });
+        encoder.family(
+            "member_credential_due",
+            "Whether a fifth of the credential's life or less is left: what the EdgeCluster's conditions CertificateCurrent \
+             (agent) and AccessCurrent (access) say.",
+            None,
+            due,
+        )
+    }
+}
+
+struct Encoder<'a>(DescriptorEncoder<'a>);
+
+impl Encoder<'_> {
+    fn gauge(&mut self, name: &str, help: &str, value: i64) -> fmt::Result {
+        let gauge = ConstGauge::new(value);
+        let metric = self
+            .0
+            .encode_descriptor(name, help, None, gauge.metric_type())?;
+        gauge.encode(metric)
+    }
+
+    fn family<'l>(
+        &mut self,
+        name: &str,
+        help: &str,
+        unit: Option<&Unit>,
+        rows: impl Iterator<Item = (Vec<(&'static str, &'l str)>, i64)>,
+    ) -> fmt::Result {
+        let kind = ConstGauge::new(0_i64).metric_type();
+        let mut family = self.0.encode_descriptor(name, help, unit, kind)?;
+        for (labels, value) in rows {
+            ConstGauge::new(value).encode(family.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+}
+
+impl Collector for FleetView {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut encoder = Encoder(encoder);
+        let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        let (connected, all) = self.facts.connected();
+        // A member that has left leaves none behind.
+        let runtime = tokio::runtime::Handle::try_current();
+        let tasks = runtime.map_or(0, |runtime| runtime.metrics().num_alive_tasks());
+        let acting = self.acting.get();
+        let leading = acting.is_some_and(|acting| acting.lead.writes(Boot::now()));
+        let epoch = acting.map_or(0, |acting| acting.given.get().epoch);
+        for (name, help, value) in [
+            (
+                "leader",
+                "Whether this hub is the one that leads: it writes on home.",
+                i64::from(leading),
+            ),
+            (
+                "epoch",
+                "Epoch in which this hub has last given desired states; 0 before it has led.",
+                i64::try_from(epoch).unwrap_or(i64::MAX),
+            ),
+            (
+                "members",
+                "Members of the fleet that are known.",
+                number(all),
+            ),
+            (
+                "members_connected",
+                "Members whose apiserver has answered within 30 s.",
+                number(connected),
+            ),
+            (
+                "tasks",
+                "Tasks of the hub that have not ended.",
+                number(tasks),
+            ),
+        ] {
+            encoder.gauge(name, help, value)?;
+        }
+        match acting {
+            // While home is silent agents are served, and what they say is told.
+            Some(acting) => self.rows(&mut encoder, acting, acting.lead.serves()),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use krypton_reconciler::drift::DriftMetrics;
+    use krypton_reconciler::metrics::WorkMetrics;
+    use krypton_types::conditions::State;
+    use prometheus_client::encoding::text::encode;
+
+    use super::*;
+    use crate::leader::Stand;
+    use crate::observe::metrics::{Outcome, SessionMetrics, registry};
+
+    fn version(generation: u64) -> Version {
+        Version {
+            epoch: 1,
+            generation,
+        }
+    }
+
+    #[test]
+    fn a_member_is_behind_since_the_first_desired_state_that_it_has_not_taken_up() {
+        let at = |second| Boot(Duration::from_secs(second));
+        let late = |generation, since| {
+            Some(Behind {
+                wanted: version(generation),
+                since: at(since),
+            })
+        };
+        for (before, wanted, applied, after) in [
+            (None, (1, 10), None, late(1, 10)),
+            (None, (1, 10), Some(1), None),
+            (late(1, 10), (1, 10), Some(1), None),
+            // The fleet goes on, it does not.
+            (late(2, 10), (3, 50), Some(1), late(2, 10)),
+            // It follows, if a step behind.
+            (late(2, 10), (3, 50), Some(2), late(3, 50)),
+            // It knows one of before home was restored.
+            (None, (3, 50), Some(9), late(3, 50)),
+        ] {
+            let (wanted, since) = wanted;
+            let found = behind(before, (version(wanted), at(since)), applied.map(version));
+            assert_eq!(found, after, "{before:?} {wanted} {applied:?}");
+        }
+    }
+
+    struct Stage {
+        view: Arc<FleetView>,
+        stand: watch::Sender<Stand>,
+        sessions: SessionMetrics,
+    }
+
+    impl Stage {
+        fn new() -> Self {
+            let view = Arc::new(FleetView::default());
+            let (stand, lead) = Lead::by_hand(Stand::Standby { leader: None });
+            let given = Given {
+                epoch: 7,
+                chart: None,
+                problem: None,
+            };
+            view.acts(Acting {
+                lead,
+                given: watch::channel(given).1,
+                members: Arc::default(),
+                allow_chart_skip: false,
+            });
+            Self {
+                view,
+                stand,
+                sessions: SessionMetrics::default(),
+            }
+        }
+
+        fn scrape(&self) -> String {
+            let (drift, work) = (DriftMetrics::default(), WorkMetrics::default());
+            let registry = registry(Arc::clone(&self.view), &self.sessions, &drift, &work);
+            let mut text = String::new();
+            encode(&mut text, &registry).unwrap();
+            text
+        }
+    }
+
+    fn has(text: &str, line: &str) {
+        let line = format!("krypton_hub_{line}");
+        assert!(text.lines().any(|found| found == line), "{line}: {text}");
+    }
+
+    #[test]
+    fn members_are_told_of_by_the_hub_that_leads_alone() {
+        let stage = Stage::new();
+        let end = |second| Timestamp::from_second(second).unwrap();
+        stage.view.facts.set("edge-1", |facts| {
+            facts.certificate = Some(Validity::until(end(1000)));
+            facts.connected = State::new(Truth::True, reason::CONNECTED, "");
+            facts.mode = Mode::Agent;
+        });
+        stage.view.facts.set("edge-2", |facts| {
+            let now = clock::wall();
+            facts.access = Some(Validity {
+                not_before: now,
+                not_after: end(now.as_second() + 1000),
+            });
+        });
+        stage.view.facts.set("asleep", |facts| {
+            facts.healthy = State::new(Truth::Unknown, reason::SUSPENDED, "");
+        });
+        stage.sessions.certificate("hub", end(3000));
+        stage.sessions.certificate("ca", end(4000));
+        stage.sessions.enrolment(Outcome::Refused);
+        let standby = stage.scrape();
+        has(&standby, "leader 0");
+        has(&standby, "members 3");
+        assert!(!standby.contains("{member="), "{standby}");
+        stage.stand.send_replace(Lead::alone().stand());
+        let leader = stage.scrape();
+        for line in [
+            "leader 1",
+            "epoch 7",
+            "members_connected 1",
+            "member_connected{member=\"edge-1\"} 1",
+            "member_connected{member=\"edge-2\"} 0",
+            "member_mode{member=\"edge-1\",mode=\"agent\"} 1",
+            "member_tenants{member=\"edge-2\",phase=\"error\"} 0",
+            "agent_certificate_expiry_timestamp_seconds{member=\"edge-1\"} 1000",
+            "member_credential_due{member=\"edge-1\",credential=\"agent\"} 1",
+            "member_credential_due{member=\"edge-2\",credential=\"access\"} 0",
+            "certificate_expiry_timestamp_seconds{certificate=\"hub\"} 3000",
+            "certificate_expiry_timestamp_seconds{certificate=\"ca\"} 4000",
+            "enrolments_total{outcome=\"refused\"} 1",
+        ] {
+            has(&leader, line);
+        }
+        assert!(!leader.contains("member_connected{member=\"asleep\"}"));
+    }
+}

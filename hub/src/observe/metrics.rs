@@ -1,0 +1,311 @@
+//! The hub's Prometheus metrics.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use jiff::Timestamp;
+use krypton_reconciler::drift::DriftMetrics;
+use krypton_reconciler::metrics::WorkMetrics;
+use krypton_runtime::clock;
+use krypton_runtime::metrics::ProcessMetrics;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::agent_server::listener;
+use crate::observe::member_metrics::FleetView;
+
+/// The prefix of all of them but those of the process.
+pub const PREFIX: &str = "krypton_hub";
+
+/// A kind of message.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct Message {
+    pub of: &'static str,
+    pub kind: &'static str,
+}
+
+/// Why a connection was refused.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Why {
+    why: &'static str,
+}
+
+/// What came of a write on home.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wrote {
+    Ok,
+    /// Somebody was faster, or it is gone.
+    Conflict,
+    Failed,
+}
+
+impl Wrote {
+    const ALL: [Self; 3] = [Self::Ok, Self::Conflict, Self::Failed];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Conflict => "conflict",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// What the hub writes of objects on home, their status and all else. Clones count together.
+#[derive(Clone, Debug)]
+pub struct HomeWrites(Family<[(&'static str, &'static str); 2], Counter>);
+
+impl HomeWrites {
+    pub(crate) const EDGE_CLUSTER: &str = "edgecluster";
+    pub(crate) const TENANT: &str = "tenant";
+    pub(crate) const DEPLOYMENT: &str = "kryptondeployment";
+
+    /// A write of an object of this kind, one of those above, has ended.
+    pub(crate) fn count(&self, of: &'static str, wrote: Wrote) {
+        let labels = [("of", of), ("outcome", wrote.name())];
+        self.0.get_or_create(&labels).inc();
+    }
+}
+
+impl Default for HomeWrites {
+    fn default() -> Self {
+        let writes = Family::default();
+        for of in [Self::EDGE_CLUSTER, Self::TENANT, Self::DEPLOYMENT] {
+            for wrote in Wrote::ALL {
+                let labels = [("of", of), ("outcome", wrote.name())];
+                drop(writes.get_or_create(&labels));
+            }
+        }
+        Self(writes)
+    }
+}
+
+/// What the agents' port counts before anybody has a session.
+#[derive(Clone, Debug)]
+pub struct DoorMetrics {
+    /// Handshakes that go on.
+    pub handshakes: Gauge,
+    /// The most of them at a time since the start.
+    pub handshakes_most: Gauge,
+    refused: Family<Why, Counter>,
+}
+
+impl Default for DoorMetrics {
+    fn default() -> Self {
+        let refused = Family::default();
+        for why in listener::REFUSED_WHY {
+            drop(refused.get_or_create(&Why { why }));
+        }
+        Self {
+            handshakes: Gauge::default(),
+            handshakes_most: Gauge::default(),
+            refused,
+        }
+    }
+}
+
+impl DoorMetrics {
+    /// Counts a handshake until what is returned is dropped.
+    pub(crate) fn handshake(&self) -> Handshake<'_> {
+        let now = self.handshakes.inc() + 1;
+        let most = self.handshakes_most.inner();
+        most.fetch_max(now, Ordering::Relaxed);
+        Handshake(self)
+    }
+
+    pub(crate) fn refused(&self, why: &'static str) {
+        self.refused.get_or_create(&Why { why }).inc();
+    }
+
+    /// How many were refused for this reason.
+    pub fn refusals(&self, why: &'static str) -> u64 {
+        self.refused.get_or_create(&Why { why }).get()
+    }
+}
+
+/// A handshake that goes on.
+#[derive(Debug)]
+pub(crate) struct Handshake<'a>(&'a DoorMetrics);
+
+impl Drop for Handshake<'_> {
+    fn drop(&mut self) {
+        self.0.handshakes.dec();
+    }
+}
+
+/// What sessions count.
+#[derive(Debug)]
+pub struct SessionMetrics {
+    pub door: DoorMetrics,
+    pub sessions: Gauge,
+    /// How often a session was made to wait with its next message.
+    pub slowed: Counter,
+    /// Messages of sessions, by who says them and what they are.
+    pub messages: Family<Message, Counter>,
+    /// Reports on Tenants that sessions have brought.
+    pub reports: Counter,
+    /// Seconds from a new desired state to an agent's word that it is in its slot.
+    pub propagation: Histogram,
+    /// When the hub's own certificates end.
+    certificates: Family<[(&'static str, &'static str); 1], Gauge>,
+    /// By outcome.
+    enrolments: Family<[(&'static str, &'static str); 1], Counter>,
+}
+
+/// What came of an attempt to enrol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Admitted,
+    Refused,
+    /// For a reason of ours: it is to be tried again.
+    Failed,
+    /// Not looked at, after too many that were refused.
+    Slowed,
+}
+
+impl Outcome {
+    const ALL: [Self; 4] = [Self::Admitted, Self::Refused, Self::Failed, Self::Slowed];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Admitted => "admitted",
+            Self::Refused => "refused",
+            Self::Failed => "failed",
+            Self::Slowed => "slowed",
+        }
+    }
+}
+
+impl SessionMetrics {
+    /// When one of the hub's own certificates ends: `hub` or `ca`.
+    pub fn certificate(&self, which: &'static str, end: Timestamp) {
+        self.certificates
+            .get_or_create(&[("certificate", which)])
+            .set(end.as_second());
+    }
+
+    pub fn enrolment(&self, outcome: Outcome) {
+        self.enrolments
+            .get_or_create(&[("outcome", outcome.name())])
+            .inc();
+    }
+}
+
+/// Messages by who says them.
+const MESSAGES: [(&str, &[&str]); 2] = [
+    (
+        "agent",
+        &[
+            "hello",
+            "report",
+            "heartbeat",
+            "applied",
+            "trusts",
+            "unknown",
+        ],
+    ),
+    ("hub", &["desired", "roots", "resync"]),
+];
+
+impl Default for SessionMetrics {
+    fn default() -> Self {
+        let (messages, enrolments) = (Family::default(), Family::default());
+        for (of, kinds) in MESSAGES {
+            for kind in kinds {
+                drop(messages.get_or_create(&Message { of, kind }));
+            }
+        }
+        for outcome in Outcome::ALL {
+            drop(enrolments.get_or_create(&[("outcome", outcome.name())]));
+        }
+        Self {
+            door: DoorMetrics::default(),
+            sessions: Gauge::default(),
+            slowed: Counter::default(),
+            messages,
+            reports: Counter::default(),
+            propagation: Histogram::new(exponential_buckets(0.001, 1.5, 30)),
+            certificates: Family::default(),
+            enrolments,
+        }
+    }
+}
+
+/// All metrics, under [`PREFIX`], and those of a process that starts now.
+pub fn registry(
+    fleet: Arc<FleetView>,
+    sessions: &SessionMetrics,
+    drift: &DriftMetrics,
+    work: &WorkMetrics,
+) -> Registry {
+    let mut root = Registry::default();
+    root.register_collector(Box::new(ProcessMetrics::starting(clock::wall())));
+    let registry = root.sub_registry_with_prefix(PREFIX);
+    work.register(registry);
+    drift.register(registry);
+    registry.register(
+        "home_writes",
+        "Writes of EdgeClusters, Tenants and KryptonDeployments on home that have ended; a conflict is one that \
+         somebody else's write overtook",
+        fleet.reports.writes.0.clone(),
+    );
+    registry.register_collector(Box::new(fleet));
+    registry.register(
+        "sessions",
+        "Live sessions of agents",
+        sessions.sessions.clone(),
+    );
+    let door = &sessions.door;
+    registry.register(
+        "handshakes_in_flight",
+        "TLS handshakes that go on",
+        door.handshakes.clone(),
+    );
+    registry.register(
+        "handshakes_in_flight_most",
+        "The most TLS handshakes at a time since the start",
+        door.handshakes_most.clone(),
+    );
+    registry.register(
+        "connections_refused",
+        "Connections that were refused at the agents' port",
+        door.refused.clone(),
+    );
+    registry.register(
+        "sessions_slowed",
+        "How often a session was made to wait since its member says too much",
+        sessions.slowed.clone(),
+    );
+    registry.register(
+        "messages",
+        "Messages of sessions, by who says them",
+        sessions.messages.clone(),
+    );
+    registry.register(
+        "tenant_reports",
+        "Reports on Tenants that sessions have brought",
+        sessions.reports.clone(),
+    );
+    registry.register_with_unit(
+        "certificate_expiry_timestamp",
+        "When the hub's certificate and its CA expire, in seconds since 1970",
+        Unit::Seconds,
+        sessions.certificates.clone(),
+    );
+    registry.register(
+        "enrolments",
+        "Attempts of agents to get a first certificate, by outcome",
+        sessions.enrolments.clone(),
+    );
+    registry.register_with_unit(
+        "desired_propagation",
+        "From a new desired state to an agent's word that it has it",
+        Unit::Seconds,
+        sessions.propagation.clone(),
+    );
+    root
+}

@@ -1,0 +1,283 @@
+//! How a member is reached: a client, the kubeconfig that helm reads, and who answers.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::Namespace;
+use krypton_runtime::access::{self, Swap};
+use krypton_runtime::clock::{self, Boot};
+use krypton_runtime::newest::Newest as _;
+use krypton_types::conditions::{State, Truth, reason};
+use krypton_types::error_chain::chain;
+use krypton_types::kubeconfig::{Authority, Sanitized};
+use kube::Client;
+use kube::api::Api;
+use tempfile::TempPath;
+use thiserror::Error;
+use tokio::sync::Notify;
+use tokio_util::task::AbortOnDropHandle;
+use tracing::Instrument as _;
+
+use super::tunnel::judged_addresses;
+use super::{Access, Shared};
+use crate::discovery::{Origin, Unresolved};
+use crate::edgecluster::credential_expiry::Validity;
+use crate::home;
+
+const IDENTIFY_DEADLINE: Duration = Duration::from_secs(10);
+const RETRY_MAX: Duration = Duration::from_secs(30);
+/// What lives shorter is replaced by a program, and its last hours are nobody's business.
+const LONG_LIVED: SignedDuration = SignedDuration::from_hours(24);
+/// A source is not looked at again more often because its credential is refused.
+const DOUBT_EVERY: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Error)]
+enum ReachError {
+    #[error("the kubeconfig cannot be used")]
+    Config(#[source] access::ConfigError),
+    #[error("the kubeconfig of the home cluster cannot be handed to helm")]
+    Render(#[source] access::RenderError),
+    #[error("no client can be made from the kubeconfig")]
+    Client(#[source] kube::Error),
+    #[error("the kubeconfig for helm cannot be written to {0}")]
+    Write(PathBuf, #[source] std::io::Error),
+}
+
+/// A member that can be talked to. All of it is freed when it is dropped.
+pub(super) struct Reached {
+    pub(super) client: Client,
+    /// With the rights that helm has there.
+    pub(super) helm_client: Client,
+    /// Replace the access that the two clients use.
+    swaps: [Swap; 2],
+    kubeconfig: TempPath,
+    used: Mutex<Arc<Used>>,
+    /// Of the cluster that has answered; empty before.
+    pub(super) uid: String,
+}
+
+/// By which source a member is reached.
+pub(super) struct Used {
+    /// What the client was made from; `None`: home itself.
+    pub(super) origin: Option<Origin>,
+    /// Where it leads; `None`: home itself, which was chosen by whoever started the hub.
+    first_hop: Option<Authority>,
+    /// Of the credential, where it says, and is not replaced every few hours anyway.
+    pub(super) validity: Option<Validity>,
+    /// As [`Access::digest`].
+    pub(super) digest: String,
+    /// Tells the source when the credential is refused.
+    _doubting: AbortOnDropHandle<()>,
+}
+
+impl Reached {
+    fn new(clients: [Client; 2], kubeconfig: TempPath, used: Used) -> Self {
+        let swaps = clients.map(Swap::new);
+        Self {
+            client: swaps[0].client(),
+            helm_client: swaps[1].client(),
+            swaps,
+            kubeconfig,
+            used: Mutex::new(Arc::new(used)),
+            uid: String::new(),
+        }
+    }
+
+    /// What helm reads.
+    pub(super) fn kubeconfig(&self) -> &Path {
+        &self.kubeconfig
+    }
+
+    pub(super) fn used(&self) -> Arc<Used> {
+        let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(&used)
+    }
+
+    /// Uses the newer access of the same cluster for new calls and Helm runs. Calls and runs in progress keep the
+    /// old one. Returns `newer` if it leads to another cluster, has another namespace, or cannot be used.
+    pub(super) fn take_over(&self, newer: Self) -> Option<Self> {
+        let namespace = |of: &Self| of.used().origin.as_ref().map(|it| it.namespace.clone());
+        if self.uid != newer.uid || namespace(self) != namespace(&newer) {
+            return Some(newer);
+        }
+        // Same path: a running Helm has already read the old file.
+        if let Err(error) = std::fs::rename(&newer.kubeconfig, &self.kubeconfig) {
+            tracing::warn!(%error, "failed to replace the kubeconfig for helm");
+            return Some(newer);
+        }
+        for (ours, theirs) in self.swaps.iter().zip(&newer.swaps) {
+            ours.replace(theirs);
+        }
+        *self.used.lock().unwrap_or_else(PoisonError::into_inner) = newer.used();
+        None
+    }
+}
+
+/// Makes a client and the file that helm reads.
+pub(super) async fn reach(
+    name: &str,
+    shared: &Arc<Shared>,
+    access: Access,
+) -> Result<Reached, Unresolved> {
+    let digest = access.digest().cloned().unwrap_or_default();
+    let (mut first_hop, mut validity) = (None, None);
+    let (origin, made) = match access {
+        Access::Kubeconfig(_, Err(why)) => return Err(why),
+        Access::Kubeconfig(origin, Ok(sanitized)) => {
+            let dated = sanitized.check_dates(clock::wall());
+            dated.map_err(|error| Unresolved {
+                reason: reason::KUBECONFIG_INVALID,
+                message: format!("{origin}: {}", chain(&error)),
+            })?;
+            first_hop = Some(sanitized.first_hop().clone());
+            validity = validity_of(&sanitized, clock::wall());
+            let config = home::member_config(&sanitized.yaml).await;
+            let for_helm = match &sanitized.proxy {
+                // The operator of the hub has allowed it, and it resolves the server's name.
+                Some(_) => sanitized.yaml.clone(),
+                None => sanitized.yaml_through(&shared.tunnels.url(&sanitized.authority)),
+            };
+            let made = config.map(|config| (config, for_helm));
+            (Some(origin), made.map_err(ReachError::Config))
+        }
+        Access::Home(config) => {
+            let yaml = access::kubeconfig_yaml(&config, shared.helm_account.as_ref());
+            (
+                None,
+                yaml.map(|yaml| (*config, yaml)).map_err(ReachError::Render),
+            )
+        }
+    };
+    let reached = made.and_then(|(config, yaml)| {
+        let refused = Arc::new(Notify::new());
+        // Helm has an account of its own on home only.
+        let account = shared.helm_account.as_ref().filter(|_| origin.is_none());
+        let as_helm = access::acting_as(&config, account);
+        let told = Arc::clone(&refused);
+        let client = match &origin {
+            None => home::client_watched(config, told),
+            // Its server is not trusted.
+            Some(_) => home::client_limited(config, told, report_to(name, shared)),
+        };
+        let client = client.map_err(ReachError::Client)?;
+        let helm_client = match as_helm {
+            Some(config) => home::client(config).map_err(ReachError::Client)?,
+            None => client.clone(),
+        };
+        let kubeconfig = access::write_kubeconfig(&shared.scratch, &yaml)
+            .map_err(|error| ReachError::Write(shared.scratch.clone(), error))?;
+        let doubting = doubt(Arc::clone(shared), origin.clone(), refused);
+        let doubting = tokio::spawn(doubting.in_current_span());
+        let used = Used {
+            origin,
+            first_hop,
+            validity,
+            digest,
+            _doubting: AbortOnDropHandle::new(doubting),
+        };
+        Ok(Reached::new([client, helm_client], kubeconfig, used))
+    });
+    reached.map_err(|error| Unresolved {
+        reason: reason::CLIENT_FAILED,
+        message: chain(&error),
+    })
+}
+
+/// Shows each response beyond the limits in the member's conditions.
+pub(super) fn report_to(name: &str, shared: &Arc<Shared>) -> access::Report {
+    let (name, voices) = (name.to_owned(), Arc::clone(&shared.voices));
+    Arc::new(move |cut_off| voices.offend(&name, cut_off.to_string(), Boot::now()))
+}
+
+fn validity_of(sanitized: &Sanitized, now: Timestamp) -> Option<Validity> {
+    let validity = Validity {
+        not_before: sanitized.not_before.unwrap_or(now),
+        not_after: sanitized.expires?,
+    };
+    let life = validity.not_after.duration_since(validity.not_before);
+    (life >= LONG_LIVED).then_some(validity)
+}
+
+/// Has the source looked at again whenever its credential is refused: there may be a newer one.
+async fn doubt(shared: Arc<Shared>, origin: Option<Origin>, refused: Arc<Notify>) {
+    let Some(origin) = origin else { return };
+    loop {
+        refused.notified().await;
+        tracing::debug!(%origin, "the cluster refuses the credential; looking whether there is a newer one");
+        shared.sources.get().doubt(&origin);
+        tokio::time::sleep(DOUBT_EVERY.mul_f64(0.5 + rand::random::<f64>())).await;
+    }
+}
+
+/// Who answers, and its version.
+pub(super) struct Answer {
+    pub(super) uid: String,
+    pub(super) version: String,
+}
+
+/// Asks the cluster who it is until it answers. `failed` hears of each failure.
+pub(super) async fn identify(
+    shared: &Shared,
+    reached: &Reached,
+    mut failed: impl FnMut(String),
+) -> Answer {
+    let mut attempts = 0;
+    loop {
+        let asked = {
+            // A fleet that is met for the first time is not dialled all at once.
+            let _turn = shared.connecting.acquire().await;
+            match leads_astray(shared, reached.used().first_hop.as_ref()).await {
+                Some(problem) => Err(problem),
+                None => in_time(IDENTIFY_DEADLINE, ask(&reached.client)).await,
+            }
+        };
+        match asked {
+            Ok(answer) => return answer,
+            Err(problem) => failed(problem),
+        }
+        attempts += 1;
+        let pause = krypton_runtime::retry::backoff(attempts, RETRY_MAX, rand::random());
+        tokio::time::sleep(pause).await;
+    }
+}
+
+/// A name is judged by what it stands for, before a credential goes there. What it stands for later, to
+/// another resolver, is not known: TLS must still hold there.
+async fn leads_astray(shared: &Shared, first_hop: Option<&Authority>) -> Option<String> {
+    let hop = first_hop?;
+    let judged = judged_addresses(&hop.host, hop.port, &shared.kubeconfig_policy).await;
+    judged.err().map(|refusal| chain(&refusal))
+}
+
+/// What a call comes to within its time, with what went wrong as a person reads it.
+pub(super) async fn in_time<T>(
+    deadline: Duration,
+    call: impl Future<Output = kube::Result<T>>,
+) -> Result<T, String> {
+    match tokio::time::timeout(deadline, call).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(error)) => Err(chain(&error)),
+        Err(_) => Err(format!("no answer within {} s", deadline.as_secs())),
+    }
+}
+
+async fn ask(client: &Client) -> kube::Result<Answer> {
+    let uid = cluster_uid(client).await?;
+    let version = client.apiserver_version().await?.git_version;
+    Ok(Answer { uid, version })
+}
+
+pub(super) async fn cluster_uid(client: &Client) -> kube::Result<String> {
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    let system = namespaces.get_metadata("kube-system").await?;
+    Ok(system.metadata.uid.unwrap_or_default())
+}
+
+pub(super) fn unreachable(problem: String) -> State {
+    State::new(Truth::False, reason::UNREACHABLE, problem)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,20 @@
+//! Reports of all members in, the status of home's Tenants out. On home nobody else writes it
+//! (design §3, rule 10).
+
+mod concerns;
+mod controller;
+mod placement;
+mod placement_orders;
+mod simulation;
+mod status;
+mod summary;
+
+pub use crate::members::tenant_reports::{
+    Changed, Counts, Hearing, Reports, Retired, TENANTS_MAX, Target, Targets,
+};
+pub use controller::run;
+pub use simulation::Rehearsal;
+pub use status::Rules;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,774 @@
+//! Keeps the status of home's Tenants: what has changed is looked at, and written when it differs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use krypton_crds::tenant::{NextStep, Tenant, TenantStatus};
+use krypton_reconciler::index::tenant_key;
+use krypton_reconciler::status::PHASE_SET;
+use krypton_runtime::clock::{self, Boot};
+use krypton_runtime::effect;
+use krypton_runtime::events::{Events, Told};
+use krypton_runtime::watch::listed_anew;
+use krypton_types::conditions::Phase;
+use krypton_types::error_chain::chain;
+use krypton_types::names;
+use krypton_types::placed_tenant::{is_held, place};
+use krypton_types::tenant::TenantKey;
+use kube::api::{Api, Patch, PatchParams};
+use kube::core::DeserializeGuard;
+use kube::runtime::watcher::{Config, Event, watcher};
+use kube::{Client, CustomResourceExt, Resource, ResourceExt};
+use serde_json::json;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tracing::field::Empty;
+use tracing::{Instrument as _, Span};
+
+use super::concerns::{Concerns, recorded_with};
+use super::placement::{self, Deletion, Step, Verdict};
+use crate::leader::{Lead, Watched};
+use crate::members::placement_orders::Placements;
+use crate::members::tenant_reports::{Dirty, Heard, Reports, START_GRACE};
+use crate::observe::metrics::{HomeWrites, Wrote};
+use crate::tenants::placement_orders::{CrdSeen, Doubted, Placing};
+use crate::tenants::status::{Memory, Now, Rules, decide, misses};
+
+const DEADLINE: Duration = Duration::from_secs(10);
+/// Two writes of one Tenant's status are at least so far apart.
+const PACE: Duration = Duration::from_secs(1);
+/// And two looks that find nothing to write: members may say much that changes nothing here.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// One Tenant's looks scan a member so often: one of 5,000 members known by number only is looked at every 5 s.
+const SCAN_EACH: Duration = Duration::from_micros(500);
+/// Status writes in flight: beyond it they wait, and a later report replaces an earlier one.
+const WRITERS: usize = 8;
+/// Tenants and reports that one turn of the loop examines before it yields.
+const STEPS: usize = 4_096;
+
+/// So long after home's CRD did not keep where a Tenant is placed, that is not tried again.
+const RECORD_AGAIN: Duration = Duration::from_secs(600);
+
+/// One of home's Tenants.
+#[derive(Debug)]
+struct Slot {
+    tenant: Arc<Tenant>,
+    memory: Memory,
+    /// It is not looked at before.
+    next: Boot,
+    /// A write is in flight, and after it, it is looked at again.
+    writing: bool,
+    /// Writes that have failed in a row. A conflict is none.
+    failures: u32,
+    /// What was last written of what comes next: a CRD of an earlier schema does not keep it.
+    wrote_next: Option<Vec<NextStep>>,
+}
+
+impl Slot {
+    fn new(tenant: Arc<Tenant>) -> Self {
+        Self {
+            tenant,
+            memory: Memory::default(),
+            next: Boot::default(),
+            writing: false,
+            failures: 0,
+            wrote_next: None,
+        }
+    }
+
+    /// Whether all of it is on record, or was not kept.
+    fn says(&self, status: &TenantStatus) -> bool {
+        let recorded = self.tenant.status.as_ref();
+        let wrote = self.wrote_next.as_ref() == Some(&status.next);
+        let but_for_next = |recorded: &TenantStatus| {
+            let next = status.next.clone();
+            wrote
+                && recorded.next.is_empty()
+                && (TenantStatus {
+                    next,
+                    ..recorded.clone()
+                }) == *status
+        };
+        recorded.is_some_and(|recorded| recorded == status || but_for_next(recorded))
+    }
+
+    fn version(&self) -> Option<&String> {
+        self.tenant.metadata.resource_version.as_ref()
+    }
+}
+
+/// What is written of a Tenant.
+#[derive(Debug)]
+pub(super) enum Change {
+    Status(Box<TenantStatus>),
+    /// It is placed on this member: finalizer and annotation.
+    Begin(String),
+    /// It is let go; `orphaned` is what is told then.
+    End {
+        orphaned: Option<String>,
+    },
+}
+
+/// The result of one turn.
+#[derive(Debug)]
+pub(super) enum Turn {
+    Write(TenantKey, Arc<Tenant>, Change),
+    /// More Tenants are due after the other tasks' turn.
+    Yield,
+    Rest,
+}
+
+/// Home's Tenants, and which of them are to be looked at.
+#[derive(Debug, Default)]
+pub(super) struct Desk {
+    /// Where the hub places Tenants.
+    placing: Option<Placing>,
+    /// Until then home's CRD counts as one that does not keep where a Tenant is placed.
+    no_records: Option<Boot>,
+    slots: BTreeMap<TenantKey, Slot>,
+    listed: BTreeSet<TenantKey>,
+    /// The first list is complete.
+    synced: bool,
+    dirty: BTreeSet<TenantKey>,
+    /// To be looked at then.
+    later: BTreeSet<(Boot, TenantKey)>,
+    /// Which of them concern which member, or the cluster of which UID.
+    index: Concerns,
+    /// Tenants with members that are known by number only: any member may be one of them.
+    missing: BTreeSet<TenantKey>,
+    /// Decisions so far.
+    decided: u64,
+}
+
+/// A write that has ended.
+struct Written {
+    key: TenantKey,
+    before: Option<String>,
+    object: Option<Tenant>,
+    /// Where the Tenant is placed was to be put on record.
+    recording: bool,
+    /// It was let go, and this stays.
+    orphaned: Option<String>,
+    /// The phase, where it is another than before.
+    phase: Option<String>,
+    came: Wrote,
+}
+
+/// Keeps the status of home's Tenants until `stop`, while `lead` says that this hub is the one; with
+/// `placements` it also has them placed on the members that they name. Events are told as `instance`.
+pub async fn run(
+    client: Client,
+    reports: Arc<Reports>,
+    rules: Rules,
+    placements: Option<Arc<Placements>>,
+    instance: String,
+    mut lead: Lead,
+    stop: CancellationToken,
+) {
+    let api: Api<DeserializeGuard<Tenant>> = Api::all(client.clone());
+    let mut events = Watched::new(move || {
+        let api = api.clone();
+        listed_anew(move || watcher(api.clone(), Config::default()))
+    });
+    let mut desk = Desk {
+        placing: placements.map(Placing::new),
+        ..Desk::default()
+    };
+    let told = Events::start(client.clone(), instance);
+    let mut writes: JoinSet<Written> = JoinSet::new();
+    let mut looks: JoinSet<(Doubted, Option<CrdSeen>)> = JoinSet::new();
+    let mut look_next = Boot::default();
+    let mut led = None;
+    // Until then members may still be on their way.
+    let mut patient_until = Some(Boot(Boot::now().0 + START_GRACE));
+    loop {
+        let now = Boot::now();
+        let leading = lead.writes(now);
+        let tenure = lead.tenure();
+        if events.begins(tenure.as_ref()) {
+            // A standby may have seen what is old: nothing is ordered or written by that.
+            desk.unlist();
+            looks = JoinSet::new();
+        }
+        let tenure = tenure.map(|tenure| tenure.since);
+        if leading && led != tenure {
+            // Another hub may have written meanwhile: what is on record is as good as after a start.
+            patient_until = Some(Boot(now.0 + START_GRACE));
+            desk.forget();
+            led = tenure;
+        }
+        desk.take_in(reports.take_dirty(now), &reports, &rules);
+        if patient_until.take_if(|until| *until <= now).is_some() {
+            desk.touch_all();
+        }
+        // By every hub, as each has members of its own to tell: what they rest on is written by one.
+        desk.give_orders(&reports, events.of());
+        if looks.is_empty()
+            && now >= look_next
+            && let Some(doubted) = desk.placing.as_mut().and_then(Placing::doubted)
+        {
+            look_next = Boot(now.0 + PACE);
+            looks.spawn(look_at_crd(client.clone(), doubted, rules.self_cluster));
+        }
+        let patience = reports.patience_ends();
+        let look = desk.placing.as_ref().is_some_and(Placing::is_in_doubt);
+        let look = (look && looks.is_empty()).then_some(look_next);
+        let mut wake = [patient_until, patience, look].into_iter().flatten().min();
+        let mut more = false;
+        if leading {
+            let now = Now {
+                boot: now,
+                wall: clock::wall(),
+                patient: patient_until.is_some(),
+            };
+            while desk.synced && writes.len() < WRITERS {
+                let (key, tenant, change) = match desk.next(&reports, &rules, &lead, now) {
+                    Turn::Write(key, tenant, change) => (key, tenant, change),
+                    Turn::Yield => {
+                        more = true;
+                        break;
+                    }
+                    Turn::Rest => break,
+                };
+                let span = span(&key, &tenant);
+                let write = write(client.clone(), key, tenant, change);
+                writes.spawn(lead.tracked(write.instrument(span)));
+            }
+            let wakes = desk
+                .wakes()
+                .filter(|_| desk.synced && writes.len() < WRITERS);
+            wake = wake.into_iter().chain(wakes).min();
+        }
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::task::yield_now(), if more => {}
+            () = reports.changed.notified() => {}
+            decided = lead.changed() => if !decided { return },
+            Some(event) = events.next() => match event {
+                Ok(event) => desk.see(event, &rules, &reports),
+                Err(error) => tracing::debug!(error = %chain(&error), "watching home's Tenants failed; it is tried again"),
+            },
+            Some(looked) = looks.join_next(), if !looks.is_empty() => {
+                if let (Ok((of, deletion)), Some(placing)) = (looked, &mut desk.placing) {
+                    desk.dirty.extend(of.keys().cloned());
+                    placing.told(of, deletion);
+                }
+            }
+            Some(written) = writes.join_next(), if !writes.is_empty() => match written {
+                Ok(written) => {
+                    reports.writes.count(HomeWrites::TENANT, written.came);
+                    // Told once it is so: a write that was refused is made again.
+                    if let Some(tenant) = &written.object {
+                        let orphaned = written.orphaned.as_deref().map(orphaned);
+                        let phase = written.phase.as_deref().map(phase_set);
+                        for news in orphaned.into_iter().chain(phase) {
+                            told.tell(tenant.object_ref(&()), news);
+                        }
+                    }
+                    desk.take_written(written, &reports, Boot::now());
+                }
+                Err(error) => {
+                    tracing::error!(%error, "a write of a status ended badly");
+                    desk.none_in_flight();
+                }
+            },
+            () = clock::sleep_until(wake, now) => {}
+        }
+    }
+}
+
+impl Desk {
+    /// Home is listed anew.
+    fn unlist(&mut self) {
+        self.synced = false;
+        if let Some(placing) = &mut self.placing {
+            placing.anew();
+        }
+    }
+
+    /// Gives members the orders that follow from what has changed, once all of home is known, as it is in the
+    /// tenure `of`.
+    fn give_orders(&mut self, reports: &Reports, of: Option<Boot>) {
+        let Some(placing) = self.placing.as_mut().filter(|_| self.synced) else {
+            return;
+        };
+        let Some(targets) = reports.targets() else {
+            return;
+        };
+        placing.placements.read_in(of);
+        let slots = &self.slots;
+        let tenant = |key: &TenantKey| slots.get(key).map(|slot| &*slot.tenant);
+        let news = placing.give(tenant, &targets);
+        self.touch(news);
+    }
+
+    /// What is done about a Tenant's place, and said of it.
+    fn placement(&self, key: &TenantKey, tenant: &Tenant, heard: &Heard, now: Boot) -> Verdict {
+        let targets = heard.targets.as_deref();
+        let member = placement::member(tenant, targets).unwrap_or_default();
+        let placing = self.placing.as_ref();
+        let said = placing.and_then(|placing| placing.placements.said(member, key));
+        let view = placement::View {
+            place: placing.is_some(),
+            records: self.no_records.is_none_or(|until| until <= now),
+            targets,
+            silent: placement::silent(heard, member),
+            said: said.as_ref().map(|said| &said.report),
+            left_out: placing.is_some_and(|placing| placing.is_left_out(member, key)),
+            deletion: placing.map_or(Deletion::NotKnown, |placing| placing.deletion(key, tenant)),
+        };
+        placement::decide(tenant, &view)
+    }
+
+    /// Looks at what is due, up to the first of which something is to be written.
+    pub(super) fn next(&mut self, reports: &Reports, rules: &Rules, lead: &Lead, now: Now) -> Turn {
+        let mut steps = 0;
+        while self.later.first().is_some_and(|(at, _)| *at <= now.boot) {
+            let due = self.later.pop_first();
+            self.dirty.extend(due.map(|(_, key)| key));
+        }
+        while !self.dirty.is_empty() {
+            if steps >= STEPS {
+                return Turn::Yield;
+            }
+            let Some(key) = self.dirty.pop_first() else {
+                break;
+            };
+            steps += 1;
+            let Some(slot) = self.slots.get(&key).filter(|slot| !slot.writing) else {
+                continue;
+            };
+            if slot.next > now.boot {
+                self.later.insert((slot.next, key));
+                continue;
+            }
+            let tenant = Arc::clone(&slot.tenant);
+            let recorded = tenant.status.as_ref();
+            let Some(epoch) = lead.mark(recorded.and_then(|status| status.hub_epoch)) else {
+                // It is of a later lead: looked at again under a later epoch.
+                self.later.insert((Boot(now.boot.0 + PACE), key));
+                continue;
+            };
+            let (heard, scanned) = heard(reports, &key, &tenant, &slot.memory, now.boot);
+            steps += heard.said.len() + scanned;
+            let scan = SCAN_EACH.saturating_mul(u32::try_from(scanned).unwrap_or(u32::MAX));
+            self.decided += 1;
+            let mut decision = decide(&tenant, &heard, rules, &slot.memory, now);
+            let verdict = self.placement(&key, &tenant, &heard, now.boot);
+            let generation = tenant.metadata.generation.unwrap_or_default();
+            let placed = verdict.placed.as_ref();
+            placement::put(&mut decision.status, placed, generation, now.wall);
+            if verdict.place.is_some() {
+                decision.status.place = verdict.place;
+            }
+            if let Some(due) = decision.due {
+                self.later.insert((due, key.clone()));
+            }
+            let Some(slot) = self.slots.get_mut(&key) else {
+                continue;
+            };
+            if decision.memory.misses_some() {
+                self.missing.insert(key.clone());
+            } else {
+                self.missing.remove(&key);
+            }
+            slot.memory = decision.memory;
+            let change = match verdict.step {
+                Step::Begin(member) => Change::Begin(member),
+                Step::End { orphaned } => Change::End { orphaned },
+                Step::Nothing if slot.says(&decision.status) => {
+                    slot.next = Boot(now.boot.0 + LOOK_EVERY.max(scan));
+                    continue;
+                }
+                Step::Nothing => {
+                    decision.status.hub_epoch = Some(epoch);
+                    slot.wrote_next = Some(decision.status.next.clone());
+                    Change::Status(Box::new(decision.status))
+                }
+            };
+            slot.next = Boot(now.boot.0 + PACE.max(scan));
+            slot.writing = true;
+            return Turn::Write(key, tenant, change);
+        }
+        Turn::Rest
+    }
+
+    /// Takes in what has changed of members: their Tenants are looked at again, and no others.
+    pub(super) fn take_in(&mut self, changed: Dirty, reports: &Reports, rules: &Rules) {
+        if changed.all {
+            self.touch_all();
+            if let Some(placing) = &mut self.placing {
+                placing.touch(self.slots.keys().cloned());
+            }
+        }
+        self.touch(changed.keys);
+        if changed.all || (changed.members.is_empty() && changed.clusters.is_empty()) {
+            return;
+        }
+        let mut concerned = BTreeSet::new();
+        for uid in &changed.clusters {
+            concerned.extend(self.index.of_cluster(uid));
+        }
+        for member in &changed.members {
+            // Home itself is a member of each Tenant without `clusterRef`.
+            if **member == *names::SELF_CLUSTER && rules.self_cluster {
+                let own = self
+                    .slots
+                    .iter()
+                    .filter(|(_, slot)| slot.tenant.names_member().is_none());
+                concerned.extend(own.map(|(key, _)| key.clone()));
+            }
+            concerned.extend(self.index.of_member(member));
+            concerned.extend(reports.reported_by(member));
+        }
+        if !changed.members.is_empty() {
+            concerned.extend(self.missing.iter().cloned());
+        }
+        if let Some(placing) = &mut self.placing {
+            placing.touch(
+                concerned
+                    .iter()
+                    .filter(|key| self.slots.contains_key(key))
+                    .cloned(),
+            );
+        }
+        self.touch(concerned);
+    }
+
+    /// Decisions so far.
+    pub(super) fn decided(&self) -> u64 {
+        self.decided
+    }
+
+    /// A write has come back before anything else, and nothing is in flight.
+    pub(super) fn was_written(&mut self, key: &TenantKey, object: Tenant, reports: &Reports) {
+        self.put(key.clone(), object, reports);
+        self.dirty.remove(key);
+        if let Some(slot) = self.slots.get_mut(key) {
+            (slot.writing, slot.next) = (false, Boot::default());
+        }
+    }
+
+    fn wakes(&self) -> Option<Boot> {
+        self.later.first().map(|(at, _)| *at)
+    }
+
+    fn touch(&mut self, keys: BTreeSet<TenantKey>) {
+        let here = keys.into_iter().filter(|key| self.slots.contains_key(key));
+        self.dirty.extend(here);
+    }
+
+    fn touch_all(&mut self) {
+        self.dirty.extend(self.slots.keys().cloned());
+    }
+
+    /// What was remembered of earlier decisions counts no more.
+    fn forget(&mut self) {
+        for slot in self.slots.values_mut() {
+            slot.memory = Memory::default();
+            slot.wrote_next = None;
+        }
+        self.touch_all();
+    }
+
+    fn none_in_flight(&mut self) {
+        for slot in self.slots.values_mut() {
+            slot.writing = false;
+        }
+        self.touch_all();
+    }
+
+    fn see(&mut self, event: Event<DeserializeGuard<Tenant>>, rules: &Rules, reports: &Reports) {
+        // One that does not decode is told of by the reconciler of the home cluster.
+        let read = |guard: DeserializeGuard<Tenant>| {
+            let mut tenant = guard.0.ok()?;
+            // Larger than all the rest, and read by nobody here.
+            tenant.metadata.managed_fields = None;
+            let key = tenant_key(&tenant.metadata)?;
+            let ours = rules
+                .namespaces
+                .as_ref()
+                .is_none_or(|found| found.contains(&key.namespace));
+            ours.then_some((key, tenant))
+        };
+        match event {
+            Event::Init => self.listed.clear(),
+            Event::InitApply(guard) | Event::Apply(guard) => {
+                if let Some((key, tenant)) = read(guard) {
+                    self.listed.insert(key.clone());
+                    self.put(key, tenant, reports);
+                }
+            }
+            Event::InitDone => {
+                let listed = std::mem::take(&mut self.listed);
+                let gone = self.slots.keys().filter(|key| !listed.contains(key));
+                if let Some(placing) = &mut self.placing {
+                    placing.touch(gone.clone().cloned());
+                }
+                let gone: Vec<_> = gone.cloned().collect();
+                for key in gone {
+                    self.drop_slot(&key);
+                }
+                self.synced = true;
+                let summarised = self
+                    .slots
+                    .iter()
+                    .filter(|(_, slot)| is_summary(&slot.tenant));
+                reports.summarise_only(summarised.map(|(key, _)| key.clone()).collect());
+            }
+            Event::Delete(guard) => {
+                if let Some((key, _)) = read(guard) {
+                    self.drop_slot(&key);
+                    reports.summarised(&key, false);
+                    if let Some(placing) = &mut self.placing {
+                        placing.touch([key]);
+                    }
+                }
+            }
+        }
+    }
+
+    pub(super) fn put(&mut self, key: TenantKey, tenant: Tenant, reports: &Reports) {
+        if self.synced {
+            reports.summarised(&key, is_summary(&tenant));
+        }
+        let tenant = Arc::new(tenant);
+        let before = self.slots.get(&key).map(|slot| Arc::clone(&slot.tenant));
+        self.index.follow(&key, before.as_deref(), Some(&tenant));
+        self.dirty.insert(key.clone());
+        if let Some(placing) = &mut self.placing {
+            placing.touch([key.clone()]);
+        }
+        match self.slots.get_mut(&key) {
+            // Made anew: nothing that is remembered is of this one.
+            Some(slot) if slot.tenant.metadata.uid != tenant.metadata.uid => {
+                *slot = Slot {
+                    writing: slot.writing,
+                    ..Slot::new(tenant)
+                };
+            }
+            Some(slot) => slot.tenant = tenant,
+            None => {
+                self.slots.insert(key, Slot::new(tenant));
+            }
+        }
+    }
+
+    fn drop_slot(&mut self, key: &TenantKey) {
+        if let Some(slot) = self.slots.remove(key) {
+            self.index.follow(key, Some(&slot.tenant), None);
+            self.missing.remove(key);
+        }
+    }
+
+    /// What was written counts, unless the watch has brought something else since.
+    fn take_written(&mut self, written: Written, reports: &Reports, now: Boot) {
+        let Some(slot) = self.slots.get_mut(&written.key) else {
+            return;
+        };
+        slot.writing = false;
+        if written.object.is_none() {
+            slot.wrote_next = None;
+        }
+        slot.failures = match written.came {
+            Wrote::Failed => slot.failures.saturating_add(1),
+            Wrote::Ok | Wrote::Conflict => 0,
+        };
+        if slot.failures > 0 {
+            let pause = crate::home::write_backoff(slot.failures, rand::random());
+            slot.next = Boot(now.0 + pause);
+        }
+        if let Some(object) = written.object.as_ref().filter(|_| written.recording) {
+            match place(object) {
+                // What follows is no write of the status, and somebody waits for it.
+                Some(_) if !is_held(object) => slot.next = Boot::default(),
+                Some(_) => {}
+                None => self.no_records = Some(Boot(now.0 + RECORD_AGAIN)),
+            }
+        }
+        let newest = slot.version() == written.before.as_ref();
+        if let Some(object) = written.object.filter(|_| newest) {
+            self.put(written.key, object, reports);
+        } else {
+            // Refused or lost, or seen already: look again when the pace allows.
+            self.dirty.insert(written.key);
+        }
+    }
+}
+
+/// The reports that decide a Tenant's status, and the number of other members that the decision looks up.
+fn heard(
+    reports: &Reports,
+    key: &TenantKey,
+    tenant: &Tenant,
+    memory: &Memory,
+    now: Boot,
+) -> (Heard, usize) {
+    let targets = reports.targets();
+    let sole = placement::sole(tenant, targets.as_deref());
+    let sole = sole.as_ref().map(|sole| sole.name);
+    let recorded = recorded_with(tenant);
+    let mut heard = reports.of(key, sole, recorded.iter().copied(), now);
+    if sole.is_none() && misses(tenant, memory) {
+        heard.strangers = reports.strangers(key, |name| recorded.contains(name));
+        // Here, and when it is decided how many are silent.
+        let scanned = 2 * heard.targets.as_ref().map_or(0, |targets| targets.len());
+        return (heard, scanned);
+    }
+    (heard, 0)
+}
+
+fn is_summary(tenant: &Tenant) -> bool {
+    let status = tenant.status.as_ref();
+    status.is_some_and(|status| status.summary.is_some())
+}
+
+/// How Tenants that were deleted before this come to be so: with a CRD that is whole it is their own
+/// deletion.
+async fn look_at_crd(
+    client: Client,
+    of: Doubted,
+    self_cluster: bool,
+) -> (Doubted, Option<CrdSeen>) {
+    let crds: Api<CustomResourceDefinition> = Api::all(client);
+    let looking = crds.get_metadata(Tenant::crd_name());
+    let deletion = match tokio::time::timeout(DEADLINE, looking).await {
+        Ok(Ok(crd)) => Some(CrdSeen {
+            deletion: match crd.metadata.deletion_timestamp {
+                None => Deletion::Its,
+                Some(_) if self_cluster => Deletion::OfTheCrd,
+                Some(_) => Deletion::OfTheCrdForGood,
+            },
+            made: crd.metadata.creation_timestamp.map(|time| time.0),
+        }),
+        Ok(Err(error)) => {
+            tracing::warn!(error = %chain(&error), "looking at the CRD of Tenants failed; deletions wait");
+            None
+        }
+        Err(_) => {
+            tracing::warn!("looking at the CRD of Tenants: no answer in time; deletions wait");
+            None
+        }
+    };
+    (of, deletion)
+}
+
+fn phase_set(phase: &str) -> Told {
+    Told {
+        warning: false,
+        reason: PHASE_SET,
+        message: phase.to_owned(),
+    }
+}
+
+fn orphaned(message: &str) -> Told {
+    Told {
+        warning: true,
+        reason: "Orphaned",
+        message: message.to_owned(),
+    }
+}
+
+/// Each line of a write says of what. The member is the one that the Tenant names, else home itself.
+fn span(key: &TenantKey, tenant: &Tenant) -> Span {
+    let member = tenant.names_member().unwrap_or(names::SELF_CLUSTER);
+    let generation = tenant.metadata.generation;
+    tracing::error_span!("home", tenant = %key, member, generation, outcome = Empty)
+}
+
+/// One write, on top of the version that the decision was made on.
+async fn write(client: Client, key: TenantKey, tenant: Arc<Tenant>, change: Change) -> Written {
+    let api: Api<Tenant> = Api::namespaced(client, &key.namespace);
+    let before = tenant.metadata.resource_version.clone();
+    let recording =
+        matches!(&change, Change::Status(status) if status.place.as_ref() != place(&tenant));
+    let call = async {
+        let params = PatchParams::default();
+        let metadata = |finalizers: Vec<String>, on: Option<&str>| {
+            let annotations = json!({ names::PLACED_ON_ANNOTATION: on });
+            Patch::Merge(json!({ "metadata": {
+                "resourceVersion": before,
+                "finalizers": finalizers,
+                "annotations": annotations,
+            }}))
+        };
+        let mut finalizers = tenant.finalizers().to_vec();
+        match &change {
+            Change::Status(status) => {
+                let mut patch = json!({
+                    "metadata": { "resourceVersion": before },
+                    "status": status,
+                });
+                // A merge removes only what is null.
+                patch["status"]["summary"] = json!(status.summary);
+                if status.next.is_empty() {
+                    patch["status"]["next"] = json!(null);
+                }
+                let patch = Patch::Merge(&patch);
+                let call = api.patch_status(&key.name, &params, &patch);
+                effect!("home.tenant-status", call).await
+            }
+            Change::Begin(member) => {
+                finalizers.push(names::PLACED_FINALIZER.to_owned());
+                let patch = metadata(finalizers, Some(member));
+                let call = api.patch(&key.name, &params, &patch);
+                effect!("placement.begin", call).await
+            }
+            Change::End { .. } => {
+                finalizers.retain(|finalizer| finalizer != names::PLACED_FINALIZER);
+                let patch = metadata(finalizers, None);
+                let call = api.patch(&key.name, &params, &patch);
+                effect!("placement.end", call).await
+            }
+        }
+    };
+    let (object, came) = match tokio::time::timeout(DEADLINE, call).await {
+        Ok(Ok(mut tenant)) => {
+            tenant.metadata.managed_fields = None;
+            (Some(tenant), Wrote::Ok)
+        }
+        Ok(Err(kube::Error::Api(status))) if status.code == 409 || status.code == 404 => {
+            (None, Wrote::Conflict)
+        }
+        Ok(Err(error)) => {
+            tracing::warn!(error = %chain(&error), "writing home's Tenant failed; it is tried again");
+            (None, Wrote::Failed)
+        }
+        Err(_) => {
+            tracing::warn!("writing home's Tenant: no answer in time; it is tried again");
+            (None, Wrote::Failed)
+        }
+    };
+    Span::current().record("outcome", came.name());
+    let phase = match &change {
+        Change::Status(status) => new_phase(tenant.status.as_ref(), status),
+        Change::Begin(_) | Change::End { .. } => None,
+    };
+    let orphaned = match change {
+        Change::End { orphaned } => orphaned,
+        Change::Status(_) | Change::Begin(_) => None,
+    };
+    Written {
+        key,
+        before,
+        object,
+        recording,
+        orphaned,
+        phase,
+        came,
+    }
+}
+
+/// The phase over all members, if it differs from the recorded one. A new Tenant is Pending.
+fn new_phase(recorded: Option<&TenantStatus>, status: &TenantStatus) -> Option<String> {
+    let pending = Phase::Pending.as_str();
+    let before = recorded.and_then(|recorded| recorded.phase.as_deref());
+    let now = status.phase.as_deref();
+    now.filter(|now| *now != before.unwrap_or(pending))
+        .map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,231 @@
+//! Members that leave the fleet, or have the Tenant no more.
+
+use std::time::Duration;
+
+use super::*;
+use crate::tenants::status::DEPARTURE_GRACE;
+
+/// One hub's view of a Tenant, over time.
+struct Hub {
+    tenant: Tenant,
+    memory: Memory,
+    heard: Heard,
+    at: Duration,
+    /// Since its start.
+    up: Duration,
+    writes: usize,
+}
+
+pub(crate) fn targets(members: &[&str]) -> Option<Arc<Targets>> {
+    let named = members.iter().copied().chain([names::SELF_CLUSTER]);
+    let targets = named.map(|name| (name.to_owned(), Target::default()));
+    Some(Arc::new(targets.collect()))
+}
+
+impl Hub {
+    fn with(members: &[&str]) -> Self {
+        let well = || Some(report(Truth::True, reason::INSTALLED));
+        let named = members.iter().copied().chain([names::SELF_CLUSTER]);
+        let said: Vec<_> = named.map(|name| (name, well())).collect();
+        let mut hub = Self {
+            tenant: tenant(),
+            memory: Memory::default(),
+            heard: Heard {
+                said: full(&said),
+                strangers: 0,
+                targets: targets(members),
+            },
+            at: Duration::ZERO,
+            up: Duration::from_secs(1000),
+            writes: 0,
+        };
+        hub.look(0);
+        hub
+    }
+
+    /// Another hub begins: what is left is what was written.
+    fn restart(&mut self) {
+        self.memory = Memory::default();
+        self.up = Duration::ZERO;
+        self.heard = Heard::default();
+    }
+
+    fn look(&mut self, later: u64) -> TenantStatus {
+        self.at += Duration::from_secs(later);
+        self.up += Duration::from_secs(later);
+        let wall = Timestamp::from_second(i64::try_from(self.at.as_secs()).unwrap()).unwrap();
+        let now = Now {
+            boot: Boot(self.at),
+            wall,
+            patient: self.up < Duration::from_secs(45),
+        };
+        let decision = decide(&self.tenant, &self.heard, &rules(), &self.memory, now);
+        self.memory = decision.memory;
+        if self.tenant.status.as_ref() != Some(&decision.status) {
+            self.writes += 1;
+            self.tenant.status = Some(decision.status.clone());
+        }
+        decision.status
+    }
+
+    fn says(&mut self, member: &str, hearing: Hearing, report: Option<TenantReport>) {
+        let saying = saying(hearing, report);
+        self.heard.said.insert(member.into(), saying);
+    }
+}
+
+fn shows(status: &TenantStatus, member: &str) -> Option<(String, String)> {
+    ready(status, &format!("ClusterReady/{member}"))
+}
+
+fn because(truth: &str, why: &str) -> Option<(String, String)> {
+    Some((truth.to_owned(), why.to_owned()))
+}
+
+const GRACE: u64 = DEPARTURE_GRACE.as_secs();
+
+#[test]
+fn a_member_that_has_the_tenant_no_more_is_shown_for_the_grace_and_not_counted() {
+    let mut hub = Hub::with(&["edge-1", "edge-2"]);
+    hub.says("edge-2", Hearing::Full, None);
+    let status = hub.look(1);
+    assert_eq!(
+        shows(&status, "edge-2"),
+        because("Unknown", reason::TENANT_GONE)
+    );
+    assert_eq!(
+        status.last_message.as_deref(),
+        Some("2 of 2 clusters ready")
+    );
+    assert_eq!(ready(&status, "Ready").unwrap().0, "True");
+    assert_eq!(ready(&status, "ClusterError/edge-2"), None);
+    let writes = hub.writes;
+    hub.look(GRACE - 1);
+    assert_eq!(hub.writes, writes, "nothing has changed");
+    let status = hub.look(1);
+    assert_eq!(shows(&status, "edge-2"), None);
+    assert_eq!(hub.writes, writes + 1);
+}
+
+#[test]
+fn a_member_that_has_left_the_fleet_goes_after_the_grace_whether_it_was_heard_or_silent() {
+    for hearing in [
+        Hearing::Full,
+        Hearing::Silent("away".to_owned()),
+        Hearing::NotYet,
+    ] {
+        let mut hub = Hub::with(&["edge-1", "edge-2"]);
+        let last = Some(report(Truth::True, reason::INSTALLED));
+        hub.says("edge-2", hearing, last);
+        hub.look(1);
+        hub.heard.targets = targets(&["edge-1"]);
+        let status = hub.look(1);
+        assert_eq!(
+            shows(&status, "edge-2"),
+            because("Unknown", reason::MEMBER_LEFT)
+        );
+        assert_eq!(ready(&status, "Ready").unwrap().0, "True");
+        assert!(shows(&hub.look(GRACE - 1), "edge-2").is_some());
+        assert_eq!(shows(&hub.look(1), "edge-2"), None);
+        // What it still says is nobody's business.
+        hub.says(
+            "edge-2",
+            Hearing::Full,
+            Some(report(Truth::True, reason::INSTALLED)),
+        );
+        assert_eq!(shows(&hub.look(1), "edge-2"), None);
+    }
+}
+
+#[test]
+fn who_is_back_within_the_grace_was_never_gone_and_has_all_of_the_grace_the_next_time() {
+    let mut hub = Hub::with(&["edge-1"]);
+    let well = || Some(report(Truth::True, reason::INSTALLED));
+    for _ in 0..3 {
+        hub.says("edge-1", Hearing::Full, None);
+        hub.look(1);
+        assert!(shows(&hub.look(GRACE - 1), "edge-1").is_some());
+        hub.says("edge-1", Hearing::Full, well());
+        assert_eq!(
+            shows(&hub.look(1), "edge-1"),
+            because("True", reason::INSTALLED)
+        );
+    }
+}
+
+#[test]
+fn a_restart_of_the_hub_begins_the_grace_anew_and_rewrites_nothing() {
+    let mut hub = Hub::with(&["edge-1", "edge-2", "edge-3"]);
+    hub.says("edge-2", Hearing::Full, None);
+    hub.heard.targets = targets(&["edge-1", "edge-2"]);
+    hub.look(1);
+    hub.look(GRACE - 2);
+    let before = hub.heard.clone();
+    let writes = hub.writes;
+    hub.restart();
+    hub.look(1);
+    // The EdgeClusters are known, the members not heard yet.
+    hub.heard.targets = targets(&["edge-1", "edge-2"]);
+    hub.look(1);
+    hub.heard = before;
+    hub.look(1);
+    assert_eq!(hub.writes, writes);
+    let status = hub.look(GRACE - 3);
+    assert!(shows(&status, "edge-2").is_some() && shows(&status, "edge-3").is_some());
+    let status = hub.look(3);
+    assert!(shows(&status, "edge-2").is_none() && shows(&status, "edge-3").is_none());
+}
+
+#[test]
+fn doubt_removes_nothing_however_long_it_lasts() {
+    let silent = || Hearing::Silent("no answer".to_owned());
+    for (hearing, report) in [
+        (silent(), None),
+        (Hearing::NotYet, None),
+        (silent(), Some(report(Truth::True, reason::INSTALLED))),
+    ] {
+        let mut hub = Hub::with(&["edge-1"]);
+        hub.says("edge-1", hearing, report);
+        let unknown = because("Unknown", reason::CLUSTER_UNREACHABLE);
+        for _ in 0..3 {
+            assert_eq!(shows(&hub.look(10 * GRACE), "edge-1"), unknown);
+        }
+        // Nor when the EdgeClusters are not known.
+        hub.restart();
+        for _ in 0..3 {
+            assert_eq!(shows(&hub.look(10 * GRACE), "edge-1"), unknown);
+        }
+    }
+}
+
+#[test]
+fn who_falls_silent_while_it_departs_stays_until_it_is_heard_again() {
+    let mut hub = Hub::with(&["edge-1"]);
+    hub.says("edge-1", Hearing::Full, None);
+    hub.look(1);
+    hub.says("edge-1", Hearing::Silent("no answer".to_owned()), None);
+    let status = hub.look(10 * GRACE);
+    assert_eq!(
+        shows(&status, "edge-1"),
+        because("Unknown", reason::TENANT_GONE)
+    );
+    assert_eq!(ready(&status, "Ready").unwrap().0, "True");
+    hub.says("edge-1", Hearing::Full, None);
+    assert!(shows(&hub.look(1), "edge-1").is_some());
+    assert_eq!(shows(&hub.look(GRACE), "edge-1"), None);
+}
+
+#[test]
+fn a_member_that_is_back_in_the_fleet_counts_again_before_it_is_heard() {
+    let mut hub = Hub::with(&["edge-1"]);
+    hub.heard.targets = targets(&[]);
+    hub.look(1);
+    hub.heard.said.remove("edge-1");
+    hub.heard.targets = targets(&["edge-1"]);
+    let status = hub.look(1);
+    assert_eq!(
+        shows(&status, "edge-1"),
+        because("Unknown", reason::CLUSTER_UNREACHABLE)
+    );
+    assert_eq!(ready(&status, "Ready").unwrap().0, "Unknown");
+}

@@ -1,0 +1,519 @@
+//! What a CryptoEdgeDeployment is as a KryptonDeployment (reference 1.0, 1.1). No I/O.
+
+use std::collections::BTreeMap;
+
+use krypton_types::names::{self, RELEASE_NAME_MAX};
+use serde_json::{Map, Value, json};
+
+/// What the old objects refer to.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Old {
+    pub(super) accounts: Vec<Value>,
+    pub(super) regions: Vec<Value>,
+    /// Where the former operator looked for Regions and kubeconfig Secrets, if that was said.
+    pub(super) operator_namespace: Option<String>,
+}
+
+/// What becomes of one old object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    WouldBeCreated,
+    Created,
+    /// There is a KryptonDeployment of that name; nobody asked whether it is the same.
+    Exists,
+    /// Why there will be none.
+    Cannot(String),
+    /// Why there is none.
+    Failed(String),
+}
+
+impl Verdict {
+    pub(super) fn words(&self) -> String {
+        match self {
+            Self::WouldBeCreated => "would be created".to_owned(),
+            Self::Created => "created".to_owned(),
+            Self::Exists => "exists, left as it is".to_owned(),
+            Self::Cannot(why) => format!("not translated: {why}"),
+            Self::Failed(why) => format!("not created: {why}"),
+        }
+    }
+
+    pub(super) fn is_left(&self) -> bool {
+        matches!(self, Self::Cannot(_) | Self::Failed(_))
+    }
+}
+
+/// One old object, and what it is now.
+#[derive(Clone, Debug)]
+pub(super) struct Translated {
+    pub(super) namespace: String,
+    pub(super) name: String,
+    pub(super) region: Option<String>,
+    /// The Secret that it is reached by, for people.
+    pub(super) secret: Option<String>,
+    /// Namespace and name of the release on the region's cluster: those of the old object.
+    pub(super) release: Option<String>,
+    /// The KryptonDeployment.
+    pub(super) object: Option<Value>,
+    pub(super) verdict: Verdict,
+    /// What a person should know of it.
+    pub(super) notes: Vec<String>,
+}
+
+/// A KryptonDeployment's spec, and where it leads.
+struct Spec {
+    account: Value,
+    region: Map<String, Value>,
+    /// Namespace, if it is named, and name of the Secret.
+    secret: (Option<String>, String),
+    notes: Vec<String>,
+}
+
+/// Translates all of them, the oldest first: of two that share a release, that one has it.
+pub(super) fn translate(deployments: &[Value], old: &Old, existing: &[Value]) -> Vec<Translated> {
+    let mut sorted: Vec<&Value> = deployments.iter().collect();
+    let at = |object: &Value, field: &str| text(object, &format!("/metadata/{field}"));
+    sorted.sort_by_cached_key(|object| {
+        let place = (at(object, "namespace"), at(object, "name"));
+        (at(object, "creationTimestamp"), place)
+    });
+    let mut owners: BTreeMap<(String, (Option<String>, String)), String> = BTreeMap::new();
+    let mut rows = Vec::new();
+    for object in sorted {
+        let namespace = at(object, "namespace").unwrap_or_default();
+        let name = at(object, "name").unwrap_or_default();
+        let mut row = Translated {
+            namespace: namespace.clone(),
+            name: name.clone(),
+            region: None,
+            secret: None,
+            release: None,
+            object: None,
+            verdict: Verdict::WouldBeCreated,
+            notes: Vec::new(),
+        };
+        let spec = match spec_of(object, &namespace, &name, old) {
+            Ok(spec) => spec,
+            Err(why) => {
+                row.verdict = Verdict::Cannot(why);
+                rows.push(row);
+                continue;
+            }
+        };
+        let release = names::deployment_release(&name);
+        row.region = spec
+            .region
+            .get("name")
+            .and_then(Value::as_str)
+            .map(str::to_owned);
+        row.secret = Some(match &spec.secret {
+            (Some(namespace), secret) => format!("{namespace}/{secret}"),
+            (None, secret) => secret.clone(),
+        });
+        row.notes = spec.notes;
+        if format!("ced-{name}").len() > RELEASE_NAME_MAX {
+            row.notes.push(format!(
+                "its name was too long for the former operator, which never installed it; the release will be {release}"
+            ));
+        }
+        row.release = Some(format!("{name}/{release}"));
+        let same = |other: &&Value| {
+            at(other, "namespace").as_deref() == Some(&namespace)
+                && at(other, "name").as_deref() == Some(&name)
+        };
+        let place = format!("{namespace}/{name}");
+        let owner = owners
+            .entry((name.clone(), spec.secret))
+            .or_insert(place.clone());
+        if *owner != place {
+            row.verdict = Verdict::Cannot(format!(
+                "release {release} in namespace {name} of that cluster is also that of {owner}, which is older"
+            ));
+        } else if existing.iter().any(|other| same(&other)) {
+            row.verdict = Verdict::Exists;
+        } else {
+            row.object = Some(json!({
+                "apiVersion": "mesh.openkcm.io/v1alpha1",
+                "kind": "KryptonDeployment",
+                "metadata": {"name": name, "namespace": namespace},
+                "spec": {"account": spec.account, "region": spec.region},
+            }));
+        }
+        rows.push(row);
+    }
+    rows
+}
+
+fn spec_of(object: &Value, namespace: &str, name: &str, old: &Old) -> Result<Spec, String> {
+    if object.pointer("/metadata/deletionTimestamp").is_some() {
+        return Err("it is being deleted".to_owned());
+    }
+    if !names::is_dns_label(name) {
+        return Err("its name cannot be that of a namespace, to which its chart goes".to_owned());
+    }
+    let spec = match object.pointer("/spec/account").is_some() {
+        true => with_account(object)?,
+        false => by_reference(object, namespace, old)?,
+    };
+    match spec.account["name"].as_str() {
+        None | Some("") => Err("it names no account".to_owned()),
+        Some(_) => Ok(spec),
+    }
+}
+
+/// G4 to G6: account and region are in it, as in a KryptonDeployment.
+fn with_account(object: &Value) -> Result<Spec, String> {
+    let mut notes = Vec::new();
+    let account = picked(
+        &object["spec"]["account"],
+        &["name", "displayName", "owner"],
+    );
+    let old = &object["spec"]["region"];
+    let Some(name) = text(old, "/name") else {
+        return Err("it names no region".to_owned());
+    };
+    let mut region = picked(old, &["name", "kubeconfigSecretName"]);
+    let secret = picked(&old["kubeconfig"]["secret"], &["name", "namespace"]);
+    if text(old, "/kubeconfig/secret/key").is_some_and(|key| key != names::KUBECONFIG_KEY) {
+        notes.push(format!(
+            "the former operator ignored spec.region.kubeconfig.secret.key and read {:?}; it is left out",
+            names::KUBECONFIG_KEY
+        ));
+    }
+    let at = |field: &str| text(old, field);
+    let named = at("/kubeconfig/secret/name");
+    let leads_to = match (&named, at("/kubeconfigSecretName")) {
+        (Some(name), _) => (at("/kubeconfig/secret/namespace"), name.clone()),
+        (None, Some(name)) => (None, name),
+        (None, None) => (None, format!("{name}-kubeconfig")),
+    };
+    // Without a name it led nowhere.
+    if named.is_some() {
+        region.insert("kubeconfig".to_owned(), json!({ "secret": secret }));
+    }
+    Ok(Spec {
+        account: Value::Object(account),
+        region,
+        secret: leads_to,
+        notes,
+    })
+}
+
+/// G3: account and region are objects of their own.
+fn by_reference(object: &Value, namespace: &str, old: &Old) -> Result<Spec, String> {
+    let mut notes = Vec::new();
+    let Some(account_name) = text(object, "/spec/accountRef/name") else {
+        return Err("it names no account".to_owned());
+    };
+    let target = text(object, "/spec/targetRegion");
+    let referred = text(object, "/spec/regionRef/name");
+    let (Some(name), Some(region_name)) =
+        (target.clone().or(referred.clone()), referred.or(target))
+    else {
+        return Err("it names no region".to_owned());
+    };
+    let mut account = Map::from_iter([("name".to_owned(), json!(account_name))]);
+    match find(&old.accounts, &account_name, Some(namespace)).first() {
+        Some(found) => account.extend(picked(&found["spec"], &["displayName", "owner"])),
+        None => notes.push(format!(
+            "there is no Account {account_name} in namespace {namespace}; its display name and owner are left out"
+        )),
+    }
+    let looked_in = old.operator_namespace.as_deref();
+    let regions = find(&old.regions, &region_name, looked_in);
+    let by_default = format!("{region_name}-kubeconfig");
+    let (place, secret) = match regions.as_slice() {
+        [] => {
+            let place = match looked_in {
+                Some(place) => format!("in namespace {place}"),
+                None => "where the hub looks for kubeconfigs".to_owned(),
+            };
+            notes.push(format!(
+                "there is no Region {region_name}; its Secret is taken to be {by_default}, {place}"
+            ));
+            (old.operator_namespace.clone(), by_default)
+        }
+        [region] => {
+            let secret = text(region, "/spec/kubeconfigSecretName");
+            (
+                text(region, "/metadata/namespace"),
+                secret.unwrap_or(by_default),
+            )
+        }
+        several => {
+            let places: Vec<String> = several
+                .iter()
+                .filter_map(|region| text(region, "/metadata/namespace"))
+                .collect();
+            return Err(format!(
+                "there are Regions {region_name} in the namespaces {}: name that of the former operator with --operator-namespace",
+                places.join(", ")
+            ));
+        }
+    };
+    let mut reference = Map::from_iter([("name".to_owned(), json!(secret))]);
+    reference.extend(
+        place
+            .iter()
+            .map(|place| ("namespace".to_owned(), json!(place))),
+    );
+    let region = json!({"name": name, "kubeconfig": {"secret": reference}});
+    Ok(Spec {
+        account: Value::Object(account),
+        region: region.as_object().cloned().unwrap_or_default(),
+        secret: (place, secret),
+        notes,
+    })
+}
+
+fn find<'a>(objects: &'a [Value], name: &str, namespace: Option<&str>) -> Vec<&'a Value> {
+    let is_it = |object: &&Value| {
+        text(object, "/metadata/name").as_deref() == Some(name)
+            && namespace.is_none_or(|namespace| {
+                text(object, "/metadata/namespace").as_deref() == Some(namespace)
+            })
+    };
+    objects.iter().filter(is_it).collect()
+}
+
+fn text(object: &Value, pointer: &str) -> Option<String> {
+    let text = object.pointer(pointer).and_then(Value::as_str);
+    text.filter(|text| !text.is_empty()).map(str::to_owned)
+}
+
+/// Of an object the fields that are texts and not empty.
+fn picked(object: &Value, fields: &[&str]) -> Map<String, Value> {
+    let field = |name: &&str| {
+        let text = text(object, &format!("/{name}"))?;
+        Some(((*name).to_owned(), Value::String(text)))
+    };
+    fields.iter().filter_map(field).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn deployment(namespace: &str, name: &str, at: &str, spec: Value) -> Value {
+        json!({"metadata": {"namespace": namespace, "name": name, "creationTimestamp": at,
+            "finalizers": ["mesh.openkcm.io/cryptoedgedeployment-finalizer"]}, "spec": spec})
+    }
+
+    fn named(namespace: &str, name: &str, spec: Value) -> Value {
+        json!({"metadata": {"namespace": namespace, "name": name}, "spec": spec})
+    }
+
+    fn one(spec: Value, old: &Old) -> Translated {
+        let object = deployment("team", "acme", "2026-01-20T00:00:00Z", spec);
+        translate(&[object], old, &[]).remove(0)
+    }
+
+    fn old() -> Old {
+        Old {
+            accounts: vec![
+                named(
+                    "team",
+                    "acme-inc",
+                    json!({"displayName": "Acme", "owner": "ann"}),
+                ),
+                named("other", "acme-inc", json!({"displayName": "Wrong"})),
+            ],
+            regions: vec![
+                named(
+                    "operator",
+                    "eu",
+                    json!({"kubeconfigSecretName": "eu-access"}),
+                ),
+                named("operator", "us", json!({})),
+                named("operator", "twice", json!({})),
+                named(
+                    "elsewhere",
+                    "twice",
+                    json!({"kubeconfigSecretName": "that"}),
+                ),
+            ],
+            operator_namespace: None,
+        }
+    }
+
+    #[test]
+    fn references_of_g3_become_an_account_and_a_region_within_the_object() {
+        let account = json!({"name": "acme-inc", "displayName": "Acme", "owner": "ann"});
+        let by_ref = |region: Value| {
+            let mut spec = json!({"accountRef": {"name": "acme-inc"}});
+            spec.as_object_mut()
+                .unwrap()
+                .extend(region.as_object().unwrap().clone());
+            spec
+        };
+        for (spec, region, secret) in [
+            (
+                by_ref(json!({"targetRegion": "eu"})),
+                json!({"name": "eu", "kubeconfig": {"secret": {"name": "eu-access", "namespace": "operator"}}}),
+                "operator/eu-access",
+            ),
+            (
+                by_ref(json!({"targetRegion": "europe", "regionRef": {"name": "eu"}})),
+                json!({"name": "europe", "kubeconfig": {"secret": {"name": "eu-access", "namespace": "operator"}}}),
+                "operator/eu-access",
+            ),
+            (
+                by_ref(json!({"targetRegion": "us"})),
+                json!({"name": "us", "kubeconfig": {"secret": {"name": "us-kubeconfig", "namespace": "operator"}}}),
+                "operator/us-kubeconfig",
+            ),
+            // There is no such Region.
+            (
+                by_ref(json!({"targetRegion": "asia"})),
+                json!({"name": "asia", "kubeconfig": {"secret": {"name": "asia-kubeconfig"}}}),
+                "asia-kubeconfig",
+            ),
+        ] {
+            let row = one(spec.clone(), &old());
+            let object = row.object.unwrap();
+            assert_eq!(
+                object["spec"],
+                json!({"account": account, "region": region}),
+                "{spec}"
+            );
+            assert_eq!(
+                object["metadata"],
+                json!({"name": "acme", "namespace": "team"})
+            );
+            assert_eq!(row.secret.as_deref(), Some(secret));
+            assert_eq!(row.release.as_deref(), Some("acme/ced-acme"));
+            assert_eq!(row.verdict, Verdict::WouldBeCreated);
+            assert_eq!(
+                row.notes.len(),
+                usize::from(secret == "asia-kubeconfig"),
+                "{:?}",
+                row.notes
+            );
+        }
+        let old = Old {
+            operator_namespace: Some("elsewhere".to_owned()),
+            ..old()
+        };
+        let row = one(by_ref(json!({"targetRegion": "twice"})), &old);
+        assert_eq!(row.secret.as_deref(), Some("elsewhere/that"));
+        let nobodys = json!({"accountRef": {"name": "unknown"}, "targetRegion": "twice"});
+        let row = one(nobodys, &old);
+        assert_eq!(
+            row.object.unwrap()["spec"]["account"],
+            json!({"name": "unknown"})
+        );
+        assert!(
+            row.notes[0].contains("no Account unknown"),
+            "{:?}",
+            row.notes
+        );
+    }
+
+    #[test]
+    fn what_g4_has_within_the_object_stays_as_it_is() {
+        let account = json!({"name": "acme-inc", "displayName": "Acme", "owner": "ann"});
+        for (region, expected, secret) in [
+            (
+                json!({"name": "eu"}),
+                json!({"name": "eu"}),
+                "eu-kubeconfig",
+            ),
+            (
+                json!({"name": "eu", "kubeconfigSecretName": "old"}),
+                json!({"name": "eu", "kubeconfigSecretName": "old"}),
+                "old",
+            ),
+            (
+                json!({"name": "eu", "kubeconfig": {"secret": {"name": "s", "namespace": "n", "key": "value"}}}),
+                json!({"name": "eu", "kubeconfig": {"secret": {"name": "s", "namespace": "n"}}}),
+                "n/s",
+            ),
+            (
+                json!({"name": "eu", "kubeconfig": {"secret": {"namespace": "n"}}}),
+                json!({"name": "eu"}),
+                "eu-kubeconfig",
+            ),
+        ] {
+            let row = one(
+                json!({"account": account, "region": region}),
+                &Old::default(),
+            );
+            let spec = json!({"account": account, "region": expected});
+            assert_eq!(row.object.unwrap()["spec"], spec, "{region}");
+            assert_eq!(row.secret.as_deref(), Some(secret));
+            let ignored = region.pointer("/kubeconfig/secret/key").is_some();
+            assert_eq!(row.notes.len(), usize::from(ignored));
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_translated_says_why() {
+        let eu = json!({"name": "eu"});
+        let acme = json!({"name": "acme-inc"});
+        for (spec, why) in [
+            (json!({"account": {"name": ""}, "region": eu}), "no account"),
+            (json!({"account": acme, "region": {}}), "no region"),
+            (json!({"targetRegion": "eu"}), "no account"),
+            (json!({"accountRef": acme}), "no region"),
+            (
+                json!({"accountRef": acme, "targetRegion": "twice"}),
+                "--operator-namespace",
+            ),
+            (json!({}), "no account"),
+        ] {
+            let row = one(spec.clone(), &old());
+            assert!(row.verdict.is_left() && row.object.is_none(), "{spec}");
+            assert!(
+                row.verdict.words().contains(why),
+                "{spec}: {:?}",
+                row.verdict
+            );
+        }
+        let spec = json!({"account": acme, "region": eu});
+        let mut going = deployment("team", "acme", "2026-01-20T00:00:00Z", spec.clone());
+        going["metadata"]["deletionTimestamp"] = json!("2026-02-01T00:00:00Z");
+        let dotted = deployment("team", "a.b", "2026-01-20T00:00:00Z", spec);
+        let rows = translate(&[going, dotted], &Old::default(), &[]);
+        let said: Vec<String> = rows.iter().map(|row| row.verdict.words()).collect();
+        assert!(
+            said[0].contains("cannot be that of a namespace"),
+            "{said:?}"
+        );
+        assert!(said[1].contains("being deleted"), "{said:?}");
+    }
+
+    #[test]
+    fn of_two_that_share_a_release_the_older_has_it_and_what_exists_is_left() {
+        let spec = |region: &str| json!({"account": {"name": "a"}, "region": {"name": region}});
+        let (early, late) = ("2026-01-20T00:00:00Z", "2026-01-21T00:00:00Z");
+        let all = [
+            deployment("a", "acme", late, spec("eu")),
+            deployment("b", "acme", early, spec("eu")),
+            deployment("c", "acme", late, spec("us")),
+            deployment("d", "there", late, spec("eu")),
+        ];
+        let rows = translate(&all, &Old::default(), &[named("d", "there", json!({}))]);
+        let said: Vec<(&str, String)> = rows
+            .iter()
+            .map(|row| (row.namespace.as_str(), row.verdict.words()))
+            .collect();
+        assert_eq!(said[0], ("b", "would be created".to_owned()));
+        assert!(
+            said[1].0 == "a" && said[1].1.contains("that of b/acme"),
+            "{said:?}"
+        );
+        assert_eq!(said[2], ("c", "would be created".to_owned()));
+        assert_eq!(said[3], ("d", "exists, left as it is".to_owned()));
+        assert!(rows[1].object.is_none() && rows[3].object.is_none());
+    }
+
+    #[test]
+    fn a_name_that_was_too_long_for_the_original_is_told() {
+        let long = "a".repeat(50);
+        let spec = json!({"account": {"name": "a"}, "region": {"name": "eu"}});
+        let object = deployment("team", &long, "2026-01-20T00:00:00Z", spec);
+        let row = translate(&[object], &Old::default(), &[]).remove(0);
+        assert!(row.object.is_some());
+        assert!(row.notes[0].contains("never installed"), "{:?}", row.notes);
+    }
+}

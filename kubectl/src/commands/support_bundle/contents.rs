@@ -1,0 +1,132 @@
+//! The files of a support bundle, bounded in size, and what is not among them.
+
+use std::io;
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use jiff::Timestamp;
+
+/// All files together, unpacked: what can still be sent to somebody.
+const MOST: usize = 64 << 20;
+
+pub(super) struct Contents {
+    of: String,
+    made: Timestamp,
+    files: Vec<(String, String)>,
+    missing: Vec<(String, String)>,
+    room: usize,
+}
+
+impl Contents {
+    pub(super) fn new(context: &str, made: Timestamp) -> Self {
+        Self {
+            of: context.to_owned(),
+            made,
+            files: Vec::new(),
+            missing: Vec::new(),
+            room: MOST,
+        }
+    }
+
+    /// Takes a file in, or notes that there is no room for it.
+    pub(super) fn add(&mut self, name: &str, text: String) {
+        match self.room.checked_sub(text.len()) {
+            Some(room) => {
+                self.room = room;
+                self.files.push((name.to_owned(), text));
+            }
+            None => self.missing(name, "there is no room for it"),
+        }
+    }
+
+    /// Notes what is not there.
+    pub(super) fn missing(&mut self, name: &str, why: &str) {
+        self.missing.push((name.to_owned(), why.to_owned()));
+    }
+
+    pub(super) fn left_out(&self) -> usize {
+        self.missing.len()
+    }
+
+    fn readme(&self) -> String {
+        let mut text = format!(
+            "Of the cluster {}, made on {} by kubectl-krypton {}.\n\n\
+             Chart values, the content of Secrets and what looks like a password or token were left out or hidden; \
+             names of clusters, namespaces, Tenants and machines were not. Read it before you pass it on.\n\nFiles:\n",
+            self.of,
+            self.made,
+            env!("CARGO_PKG_VERSION"),
+        );
+        for (name, _) in &self.files {
+            text += &format!("  {name}\n");
+        }
+        if !self.missing.is_empty() {
+            text += "\nNot in it:\n";
+        }
+        for (name, why) in &self.missing {
+            text += &format!("  {name}: {why}\n");
+        }
+        text
+    }
+
+    /// Packs all into one archive, with README.txt first.
+    pub(super) fn write(self, to: impl io::Write) -> io::Result<()> {
+        let mut archive = tar::Builder::new(GzEncoder::new(to, Compression::default()));
+        let readme = ("README.txt".to_owned(), self.readme());
+        for (name, text) in [readme].iter().chain(&self.files) {
+            let mut header = tar::Header::new_gnu();
+            header.set_size(text.len() as u64);
+            header.set_mode(0o600);
+            header.set_mtime(u64::try_from(self.made.as_second()).unwrap_or_default());
+            let path = format!("krypton-support/{name}");
+            archive.append_data(&mut header, path, text.as_bytes())?;
+        }
+        archive.into_inner()?.finish()?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::collections::BTreeMap;
+    use std::io::Read;
+
+    use super::*;
+
+    /// The files of a bundle.
+    pub(crate) fn unpacked(packed: impl Read) -> BTreeMap<String, String> {
+        let mut archive = tar::Archive::new(flate2::read::GzDecoder::new(packed));
+        let entries = archive.entries().unwrap().map(|entry| {
+            let mut entry = entry.unwrap();
+            let name = entry.path().unwrap().display().to_string();
+            let mut text = String::new();
+            entry.read_to_string(&mut text).unwrap();
+            (name.replace("krypton-support/", ""), text)
+        });
+        entries.collect()
+    }
+
+    #[test]
+    fn what_is_in_it_and_what_is_not_is_said_in_it() {
+        let mut contents = Contents::new("home", Timestamp::UNIX_EPOCH);
+        contents.add("tenants.yaml", "kind: List\n".to_owned());
+        contents.missing("crds.yaml", "you may not list them");
+        contents.add("a/large.log", "x".repeat(MOST));
+        contents.add("a/small.log", "said\n".to_owned());
+        assert_eq!(contents.left_out(), 2);
+        let mut packed = Vec::new();
+        contents.write(&mut packed).unwrap();
+        let files = unpacked(packed.as_slice());
+        let names: Vec<&str> = files.keys().map(String::as_str).collect();
+        assert_eq!(names, ["README.txt", "a/small.log", "tenants.yaml"]);
+        let readme = &files["README.txt"];
+        for line in [
+            "  tenants.yaml\n",
+            "  a/small.log\n",
+            "  crds.yaml: you may not list them\n",
+            "  a/large.log: there is no room for it\n",
+        ] {
+            assert!(readme.contains(line), "{readme}");
+        }
+    }
+}

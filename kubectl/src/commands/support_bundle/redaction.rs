@@ -1,0 +1,146 @@
+//! What of an object may leave the cluster: its shape, and no value that could be a secret.
+
+use krypton_types::redact::{HIDDEN, is_secret_name, redact};
+use serde_json::{Map, Value};
+
+/// What `kubectl apply` keeps of an object, values and all.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+/// Variables of containers that are shown, since Krypton gives them no secrets.
+const SHOWN_VARIABLES: [&str; 2] = ["RUST_LOG", "KRYPTON_"];
+/// Fields of which only the keys are shown: chart values, and what Secrets hold.
+const OF_VALUES: [&str; 3] = ["values", "data", "stringData"];
+
+/// The object as it may be shown. Of chart values the keys stay; of running text what looks like a secret goes.
+pub(super) fn shown(object: &Value) -> Value {
+    match object {
+        Value::Object(fields) => Value::Object(shown_fields(fields)),
+        Value::Array(items) => shown_items(items),
+        Value::String(text) => redact(text).into(),
+        other => other.clone(),
+    }
+}
+
+fn shown_fields(fields: &Map<String, Value>) -> Map<String, Value> {
+    let variable = fields.get("name").and_then(Value::as_str);
+    let mut next = Map::new();
+    for (name, value) in fields {
+        let value = match name.as_str() {
+            "managedFields" => continue,
+            LAST_APPLIED => HIDDEN.into(),
+            // `env: [{name, value}]`
+            "value" if variable.is_some_and(|variable| !is_shown_variable(variable)) => {
+                HIDDEN.into()
+            }
+            name if OF_VALUES.contains(&name) => keys_of(value),
+            name if is_secret_name(name) => hidden(value),
+            _ => shown(value),
+        };
+        next.insert(name.clone(), value);
+    }
+    next
+}
+
+/// As arguments of a program: what follows `--token` is one.
+fn shown_items(items: &[Value]) -> Value {
+    let mut announced = false;
+    let shown = items.iter().map(|item| {
+        let text = item.as_str();
+        let hide = announced && text.is_some_and(|text| !text.starts_with("--"));
+        announced = text.is_some_and(|text| {
+            text.starts_with("--") && !text.contains('=') && is_secret_name(text)
+        });
+        if hide { HIDDEN.into() } else { shown(item) }
+    });
+    shown.collect()
+}
+
+/// What a secret's name stands for. Of objects each field has a name of its own.
+fn hidden(value: &Value) -> Value {
+    match value {
+        Value::String(_) | Value::Number(_) => HIDDEN.into(),
+        Value::Array(items) => items.iter().map(hidden).collect(),
+        other => shown(other),
+    }
+}
+
+fn is_shown_variable(name: &str) -> bool {
+    SHOWN_VARIABLES.iter().any(|shown| name.starts_with(shown)) && !is_secret_name(name)
+}
+
+/// The keys, at each depth, without what they stand for.
+fn keys_of(value: &Value) -> Value {
+    match value {
+        Value::Object(fields) => {
+            let hidden = fields
+                .iter()
+                .map(|(key, value)| (key.clone(), keys_of(value)));
+            Value::Object(hidden.collect())
+        }
+        Value::Array(items) => items.iter().map(keys_of).collect(),
+        Value::Null => Value::Null,
+        _ => HIDDEN.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn of_values_the_keys_stay_and_of_texts_what_is_no_secret() {
+        let object = json!({
+            "metadata": {
+                "name": "acme",
+                "managedFields": [{"manager": "kubectl"}],
+                "annotations": {LAST_APPLIED: "{\"password\":\"canary\"}", "note": "password=canary"},
+            },
+            "spec": {
+                "values": {"db": {"login": "canary", "hosts": ["canary"]}, "none": null},
+                "repo": "https://me:canary@example.org/charts",
+                "clientSecret": "canary",
+                "tokens": ["canary", {"pin": 1}],
+                "pinToken": 1234,
+                "args": ["--token", "canary", "--token=canary", "--verbose", "yes"],
+                "secretName": "named",
+                "automountServiceAccountToken": false,
+            },
+            "status": {"conditions": [{"message": "Bearer canary-canary", "type": "ClusterReady/edge-eu-central-1-of-many-of-them"}]},
+        });
+        let expected = json!({
+            "metadata": {
+                "name": "acme",
+                "annotations": {LAST_APPLIED: HIDDEN, "note": "password=[redacted]"},
+            },
+            "spec": {
+                "values": {"db": {"login": HIDDEN, "hosts": [HIDDEN]}, "none": null},
+                "repo": "https://[redacted]@example.org/charts",
+                "clientSecret": HIDDEN,
+                "tokens": [HIDDEN, {"pin": 1}],
+                "pinToken": HIDDEN,
+                "args": ["--token", HIDDEN, "--token=[redacted]", "--verbose", "yes"],
+                "secretName": "named",
+                "automountServiceAccountToken": false,
+            },
+            "status": {"conditions": [{"message": "Bearer [redacted]", "type": "ClusterReady/edge-eu-central-1-of-many-of-them"}]},
+        });
+        assert_eq!(shown(&object), expected);
+    }
+
+    #[test]
+    fn of_variables_those_are_shown_that_krypton_has_set() {
+        let container = |name: &str| json!({"env": [{"name": name, "value": "info"}]});
+        for name in ["RUST_LOG", "KRYPTON_HUB_ADDRESSES"] {
+            assert_eq!(shown(&container(name)), container(name));
+        }
+        for name in ["HTTPS_PROXY", "KRYPTON_JOIN_TOKEN", "PASSWORD"] {
+            let hidden = shown(&container(name));
+            assert_eq!(
+                hidden.pointer("/env/0/value"),
+                Some(&HIDDEN.into()),
+                "{name}"
+            );
+        }
+    }
+}

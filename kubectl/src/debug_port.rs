@@ -1,0 +1,347 @@
+//! The debug port of a hub or agent, asked from afar: one request, over a stream into its pod that the apiserver
+//! forwards. Nothing listens here meanwhile.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use axum::body::{Body, to_bytes};
+use axum::http::{Method, Request, StatusCode, header};
+use clap::ValueEnum;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use k8s_openapi::api::core::v1::Pod;
+use krypton_runtime::admin::{BindAddress, DEBUG_DEFAULT, DEBUG_FLAG};
+use krypton_types::error_chain::chain;
+use kube::api::Api;
+use kube::core::ApiResource;
+use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::error::{KubectlError, call_failed};
+use crate::home::{Connection, Place};
+use crate::render::one_line;
+
+/// From asking for the stream to the end of the answer.
+const DEADLINE: Duration = Duration::from_secs(15);
+/// More of an answer is not read: a fleet of 1,000 members is 2 MiB.
+const MOST: usize = 8 << 20;
+/// More of a line is not shown: a filter has at most 4 KiB.
+const SHOWN: usize = 8 << 10;
+/// The variable that goes in the place of the flag.
+const VARIABLE: &str = "KRYPTON_DEBUG_BIND_ADDRESS";
+
+/// Whose debug port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Program {
+    /// The hub that leads, on its cluster.
+    Hub,
+    /// The agent that acts, on the cluster of the context.
+    Agent,
+}
+
+impl Program {
+    pub(super) const ALL: [Self; 2] = [Self::Hub, Self::Agent];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Hub => "hub",
+            Self::Agent => "agent",
+        }
+    }
+
+    /// What its container is called by its chart.
+    pub(super) fn container(self) -> &'static str {
+        match self {
+            Self::Hub => "krypton-hub",
+            Self::Agent => "krypton-agent",
+        }
+    }
+
+    /// Which one a container is.
+    pub(super) fn of(container: &str) -> Option<Self> {
+        Self::ALL
+            .into_iter()
+            .find(|program| program.container() == container)
+    }
+
+    /// What it tells of itself, below `/debug/`.
+    pub(super) fn dump(self) -> &'static str {
+        match self {
+            Self::Hub => "fleet.json",
+            Self::Agent => "agent.json",
+        }
+    }
+}
+
+/// What is asked.
+#[derive(Clone, Debug)]
+pub(super) struct Question {
+    method: Method,
+    path: String,
+    body: String,
+}
+
+impl Question {
+    pub(super) fn get(path: impl Into<String>) -> Self {
+        Self {
+            method: Method::GET,
+            path: path.into(),
+            body: String::new(),
+        }
+    }
+
+    pub(super) fn put(path: impl Into<String>, body: &str) -> Self {
+        Self {
+            method: Method::PUT,
+            path: path.into(),
+            body: body.to_owned(),
+        }
+    }
+
+    fn request(&self) -> Result<Request<Body>, axum::http::Error> {
+        Request::builder()
+            .method(self.method.clone())
+            .uri(self.path.as_str())
+            // Who asks by another name is not answered.
+            .header(header::HOST, "localhost")
+            .body(Body::from(self.body.clone()))
+    }
+}
+
+/// Where it is.
+#[derive(Clone, Copy)]
+pub(super) enum DebugPort<'a> {
+    Pod {
+        cluster: &'a Connection,
+        namespace: &'a str,
+        name: &'a str,
+        /// As [`port_of`] found it.
+        port: Option<u16>,
+    },
+    /// Without a pod, as tests have it.
+    Here(SocketAddr),
+}
+
+impl DebugPort<'_> {
+    /// The answer's text.
+    ///
+    /// # Errors
+    /// Also when it refuses what is asked, which then has changed nothing.
+    pub(super) async fn ask(&self, question: &Question) -> Result<String, KubectlError> {
+        let answering = tokio::time::timeout(DEADLINE, self.answer(question));
+        let (status, text) = answering.await.unwrap_or_else(|_| {
+            let seconds = DEADLINE.as_secs();
+            Err(self.silent(match question.method {
+                Method::GET => format!("nothing came within {seconds} s"),
+                _ => format!("nothing came within {seconds} s; ask whether it has changed"),
+            }))
+        })?;
+        let text_shown = shown(&text);
+        match status {
+            StatusCode::OK => Ok(text),
+            StatusCode::NOT_FOUND => Err(self.refused(&format!(
+                "has no {}: it is of another version than this program",
+                question.path
+            ))),
+            StatusCode::BAD_REQUEST => Err(self.refused(&format!("says: {text_shown}"))),
+            status => Err(self.silent(format!("{status}: {text_shown}"))),
+        }
+    }
+
+    async fn answer(&self, question: &Question) -> Result<(StatusCode, String), KubectlError> {
+        match self {
+            Self::Here(address) => match TcpStream::connect(address).await {
+                Ok(stream) => self.over(stream, question).await,
+                Err(error) => Err(self.silent(error.to_string())),
+            },
+            Self::Pod { port: None, .. } => Err(self.refused(&format!(
+                "is switched off: set {DEBUG_FLAG} to a loopback address, which takes a restart"
+            ))),
+            Self::Pod {
+                cluster,
+                namespace,
+                name,
+                port: Some(port),
+            } => {
+                let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), namespace);
+                let opened = pods.portforward(name, &[*port]).await;
+                let mut forwarder = opened.map_err(|error| {
+                    let place = Place::Namespace((*namespace).to_owned());
+                    if let kube::Error::Api(status) = &error
+                        && status.code == 404
+                    {
+                        return cluster.not_found("pod", name, &place);
+                    }
+                    if let kube::Error::Api(status) = &error
+                        && status.code >= 500
+                    {
+                        return self.silent(shown(&status.message));
+                    }
+                    let kind = ApiResource {
+                        plural: "pods/portforward".to_owned(),
+                        ..ApiResource::erase::<Pod>(&())
+                    };
+                    // A WebSocket is a GET; newer apiservers ask for create as well.
+                    call_failed(error, "get and create", &kind, &place, &cluster.context)
+                })?;
+                let stream = forwarder.take_stream(*port);
+                let failed = forwarder.take_error(*port);
+                let (Some(stream), Some(failed)) = (stream, failed) else {
+                    return Err(self.silent("no stream was opened".to_owned()));
+                };
+                let failed = async {
+                    match failed.await {
+                        Some(why) => why,
+                        // It ends with the stream, which says so itself.
+                        None => std::future::pending().await,
+                    }
+                };
+                tokio::select! {
+                    // What went wrong in the pod is said before the stream ends for it.
+                    biased;
+                    why = failed => Err(match why.contains("refused") {
+                        true => self.refused(&format!(
+                            "is not served at {port}: its log says why ({})",
+                            shown(&why)
+                        )),
+                        false => self.silent(shown(&why)),
+                    }),
+                    answer = self.over(stream, question) => answer,
+                }
+            }
+        }
+    }
+
+    async fn over(
+        &self,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        question: &Question,
+    ) -> Result<(StatusCode, String), KubectlError> {
+        let broken = |error: &dyn std::error::Error| self.silent(one_line(&chain(error)));
+        let request = question.request().map_err(|error| broken(&error))?;
+        let greeted = http1::handshake(TokioIo::new(stream)).await;
+        let (mut sender, connection) = greeted.map_err(|error| broken(&error))?;
+        let _driven = AbortOnDropHandle::new(tokio::spawn(connection));
+        let answered = sender.send_request(request).await;
+        let (head, body) = answered.map_err(|error| broken(&error))?.into_parts();
+        let read = to_bytes(Body::new(body), MOST).await;
+        let bytes = read.map_err(|error| broken(&error))?;
+        Ok((head.status, String::from_utf8_lossy(&bytes).into_owned()))
+    }
+
+    /// Whose it is, for people.
+    pub(super) fn whose(&self) -> String {
+        match self {
+            Self::Pod { name, .. } => (*name).to_owned(),
+            Self::Here(address) => address.to_string(),
+        }
+    }
+
+    fn silent(&self, reason: String) -> KubectlError {
+        let whose = self.whose();
+        KubectlError::DebugPort { whose, reason }
+    }
+
+    fn refused(&self, why: &str) -> KubectlError {
+        let why = format!("the debug port of {} {why}", self.whose());
+        KubectlError::Refused { why }
+    }
+}
+
+/// An answer in a line: whoever may make pods may make one that says anything.
+pub(super) fn shown(answer: &str) -> String {
+    let short: String = answer.chars().take(SHOWN).collect();
+    one_line(&short)
+}
+
+/// On which port of its pod a container serves `/debug`, as the pod says; `None` where that is switched off.
+pub(super) fn port_of(pod: &Value, container: &str) -> Option<u16> {
+    let containers = pod.pointer("/spec/containers").and_then(Value::as_array);
+    let named = |it: &&Value| it.get("name").and_then(Value::as_str) == Some(container);
+    let spec = containers.and_then(|all| all.iter().find(named));
+    let list = |key: &str| spec.and_then(|spec| spec.get(key)?.as_array());
+    let words = ["command", "args"].into_iter().filter_map(list).flatten();
+    let mut words = words.filter_map(Value::as_str);
+    let mut address = None;
+    while let Some(word) = words.next() {
+        match word.strip_prefix(DEBUG_FLAG) {
+            Some("") => address = words.next(),
+            Some(rest) => address = rest.strip_prefix('=').or(address),
+            None => {}
+        }
+    }
+    let of_variable = || {
+        let variables = list("env")?;
+        let found = variables
+            .iter()
+            .find(|it| it.get("name").and_then(Value::as_str) == Some(VARIABLE));
+        found?.get("value")?.as_str()
+    };
+    match address.or_else(of_variable).unwrap_or(DEBUG_DEFAULT) {
+        "0" => None,
+        text => {
+            // What cannot be read is said by the pod: it does not start.
+            let address = text.parse().ok().or_else(|| DEBUG_DEFAULT.parse().ok());
+            address.map(|address: BindAddress| address.port)
+        }
+    }
+}
+
+/// Whether there is a process in the pod that could answer.
+pub(super) fn is_running(pod: &Value) -> bool {
+    pod.pointer("/status/phase").and_then(Value::as_str) == Some("Running")
+        && pod.pointer("/metadata/deletionTimestamp").is_none()
+}
+
+/// A loopback address with a port: whoever may ask there may ask without us.
+pub(super) fn loopback(text: &str) -> Result<SocketAddr, String> {
+    match text.parse::<SocketAddr>() {
+        Ok(address) if address.ip().is_loopback() => Ok(address),
+        _ => Err("not a loopback address with a port".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_port_is_that_of_the_flag_else_of_the_variable_else_the_usual_one() {
+        let flag = |value: &str| json!([format!("{DEBUG_FLAG}={value}")]);
+        let variable = |value: &str| json!([{"name": VARIABLE, "value": value}]);
+        for (args, env, port) in [
+            (json!([]), json!([]), Some(8082)),
+            (flag("127.0.0.1:9"), json!([]), Some(9)),
+            (json!([DEBUG_FLAG, "[::1]:10"]), json!([]), Some(10)),
+            (json!([]), variable("localhost:11"), Some(11)),
+            (flag("127.0.0.1:9"), variable("0"), Some(9)),
+            (flag("0"), json!([]), None),
+            (json!([]), variable("0"), None),
+            (flag("what"), json!([]), Some(8082)),
+            (
+                json!([format!("{DEBUG_FLAG}-more=1:1")]),
+                json!([]),
+                Some(8082),
+            ),
+        ] {
+            let pod = json!({"spec": {"containers": [
+                {"name": "beside", "args": ["--debug-bind-address=0"]},
+                {"name": "krypton-hub", "args": args, "env": env},
+            ]}});
+            assert_eq!(port_of(&pod, "krypton-hub"), port, "{pod}");
+        }
+    }
+
+    #[test]
+    fn only_loopback_is_asked_without_a_pod() {
+        assert!(loopback("127.0.0.1:1").is_ok());
+        assert!(loopback("[::1]:1").is_ok());
+        for text in ["10.0.0.1:1", "127.0.0.1", "localhost:1", "hub:1"] {
+            assert!(loopback(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! Columns and ages as kubectl prints them, and text that is safe for a terminal.
+
+use std::fmt::Write as _;
+
+use clap::ValueEnum;
+use jiff::Timestamp;
+use kube::Resource;
+use serde_json::{Value, json};
+
+use crate::error::KubectlError;
+
+const GAP: usize = 3;
+const ABSENT: &str = "-";
+
+/// Rows of cells under a header.
+#[derive(Clone, Debug)]
+pub(crate) struct Table {
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    pub(crate) fn new(header: &[&str]) -> Self {
+        Self {
+            rows: vec![header.iter().map(|cell| (*cell).to_owned()).collect()],
+        }
+    }
+
+    pub(crate) fn push(&mut self, cells: Vec<String>) {
+        self.rows.push(cells);
+    }
+
+    /// Each column as wide as its widest cell; no blanks at the end of a line.
+    pub(crate) fn render(self) -> String {
+        self.render_on(&mut Widths::default())
+    }
+
+    /// The same below what was printed before: the header once, and no column narrower than it was.
+    pub(crate) fn render_on(self, before: &mut Widths) -> String {
+        let begun = !before.0.is_empty();
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
+        before.0.resize(before.0.len().max(columns), 0);
+        for row in &self.rows {
+            for (cell, width) in row.iter().zip(&mut before.0) {
+                *width = cell.chars().count().max(*width);
+            }
+        }
+        let mut text = String::new();
+        for row in self.rows.iter().skip(usize::from(begun)) {
+            let mut line = String::new();
+            for (cell, width) in row.iter().zip(&before.0) {
+                write!(line, "{cell:<width$}", width = width + GAP)
+                    .expect("a String takes every write");
+            }
+            text.push_str(line.trim_end());
+            text.push('\n');
+        }
+        text
+    }
+}
+
+/// How wide columns were printed before; none when nothing was.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Widths(Vec<usize>);
+
+/// The text or, if there is none, a dash.
+pub(crate) fn or_dash(text: Option<String>) -> String {
+    text.filter(|text| !text.is_empty())
+        .unwrap_or_else(|| ABSENT.to_owned())
+}
+
+/// Statuses hold what clusters have sent: no control characters reach the terminal.
+pub(crate) fn one_line(text: &str) -> String {
+    let turns = |c: char| matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
+    let is_blank = |c: char| c.is_whitespace() || c.is_control() || turns(c);
+    let visible: String = text
+        .chars()
+        .map(|c| if is_blank(c) { ' ' } else { c })
+        .collect();
+    visible.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// What a condition tells, without a colon that nothing follows.
+pub(crate) fn reason_and_message(reason: &str, message: &str) -> String {
+    let (reason, message) = (one_line(reason), one_line(message));
+    if message.is_empty() {
+        reason
+    } else {
+        format!("{reason}: {message}")
+    }
+}
+
+/// At most `most` characters, the last one a mark that there was more.
+pub(crate) fn shortened(text: &str, most: usize) -> String {
+    if text.chars().count() <= most {
+        return text.to_owned();
+    }
+    let kept: String = text.chars().take(most.saturating_sub(1)).collect();
+    format!("{}…", kept.trim_end())
+}
+
+/// `cert-manager:1.19.1` of `https://charts.jetstack.io/cert-manager:1.19.1`.
+pub(crate) fn last_segment(chart: &str) -> String {
+    chart.rsplit('/').next().unwrap_or(chart).to_owned()
+}
+
+/// A text field of an untyped object, by path.
+pub(crate) fn text_at(object: &Value, pointer: &str) -> Option<String> {
+    object
+        .pointer(pointer)
+        .and_then(Value::as_str)
+        .map(one_line)
+}
+
+/// Age of an untyped object.
+pub(crate) fn age_of(object: &Value, now: Timestamp) -> String {
+    let created = object
+        .pointer("/metadata/creationTimestamp")
+        .and_then(Value::as_str);
+    or_dash(
+        created
+            .and_then(|text| text.parse().ok())
+            .map(|created| age(created, now)),
+    )
+}
+
+/// As apimachinery's `duration.HumanDuration`: at most two units, the second only for small values.
+pub(crate) fn age(since: Timestamp, now: Timestamp) -> String {
+    let seconds = now.as_second() - since.as_second();
+    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
+    let two = |big: i64, unit: &str, small: i64, small_unit: &str| match small {
+        0 => format!("{big}{unit}"),
+        _ => format!("{big}{unit}{small}{small_unit}"),
+    };
+    match seconds {
+        ..-1 => "<invalid>".to_owned(),
+        -1 => "0s".to_owned(),
+        _ if seconds < 120 => format!("{seconds}s"),
+        _ if minutes < 10 => two(minutes, "m", seconds % 60, "s"),
+        _ if minutes < 180 => format!("{minutes}m"),
+        _ if hours < 8 => two(hours, "h", minutes % 60, "m"),
+        _ if hours < 48 => format!("{hours}h"),
+        _ if days < 8 => two(days, "d", hours % 24, "h"),
+        _ if days < 365 * 2 => format!("{days}d"),
+        _ if days < 365 * 8 => two(days / 365, "y", days % 365, "d"),
+        _ => format!("{}y", days / 365),
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Output {
+    Wide,
+    Json,
+    Yaml,
+}
+
+/// What to print, and where.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Printed {
+    pub stdout: String,
+    /// A remark for the terminal, as kubectl's "No resources found".
+    pub stderr: String,
+}
+
+pub(crate) fn encode(format: Output, items: Vec<Value>) -> Result<String, KubectlError> {
+    let list = json!({ "apiVersion": "v1", "kind": "List", "metadata": {}, "items": items });
+    encoded(format, &list)
+}
+
+/// One of several, which a reader can tell apart.
+pub(crate) fn encode_one(format: Output, object: &Value) -> Result<String, KubectlError> {
+    let mark = if format == Output::Yaml { "---\n" } else { "" };
+    Ok(mark.to_owned() + &encoded(format, object)?)
+}
+
+pub(crate) fn encoded(format: Output, value: &Value) -> Result<String, KubectlError> {
+    if format == Output::Json {
+        let text = serde_json::to_string_pretty(value);
+        return text
+            .map(|text| text + "\n")
+            .map_err(|error| KubectlError::Encode {
+                format: "JSON",
+                reason: error.to_string(),
+            });
+    }
+    serde_saphyr::to_string(value).map_err(|error| KubectlError::Encode {
+        format: "YAML",
+        reason: error.to_string(),
+    })
+}
+
+/// Whether `object` is of the kind it was listed as, and if so its typed form.
+pub(crate) fn decoded<K: Resource<DynamicType = ()> + serde::de::DeserializeOwned>(
+    object: &Value,
+) -> Option<K> {
+    <K as serde::Deserialize>::deserialize(object).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn ages_are_those_of_kubectl() {
+        let cases = [
+            (-5, "<invalid>"),
+            (-1, "0s"),
+            (0, "0s"),
+            (119, "119s"),
+            (120, "2m"),
+            (125, "2m5s"),
+            (599, "9m59s"),
+            (600, "10m"),
+            (10_799, "179m"),
+            (10_800, "3h"),
+            (10_860, "3h1m"),
+            (28_800, "8h"),
+            (172_799, "47h"),
+            (172_800, "2d"),
+            (176_400, "2d1h"),
+            (691_200, "8d"),
+            (63_072_000, "2y"),
+            (63_158_400, "2y1d"),
+            (252_288_000, "8y"),
+        ];
+        let start = Timestamp::from_second(1_000_000_000).unwrap();
+        for (seconds, expected) in cases {
+            let now = Timestamp::from_second(1_000_000_000 + seconds).unwrap();
+            assert_eq!(age(start, now), expected, "{seconds}");
+        }
+    }
+
+    #[test]
+    fn columns_are_as_wide_as_their_widest_cell_and_lines_end_without_blanks() {
+        let mut table = Table::new(&["NAME", "AGE"]);
+        table.push(vec!["größer-x".to_owned(), "1s".to_owned()]);
+        table.push(vec!["a".to_owned(), String::new()]);
+        assert_eq!(table.render(), "NAME       AGE\ngrößer-x   1s\na\n");
+    }
+
+    #[test]
+    fn what_is_printed_later_is_below_the_same_header_in_the_same_columns() {
+        let mut widths = Widths::default();
+        let table = |name: &str| {
+            let mut table = Table::new(&["NAME", "AGE"]);
+            table.push(vec![name.to_owned(), "1s".to_owned()]);
+            table
+        };
+        let printed = [table("abcdef"), table("a"), table("abcdefgh"), table("b")]
+            .map(|table| table.render_on(&mut widths));
+        assert_eq!(
+            printed.concat(),
+            "NAME     AGE\nabcdef   1s\na        1s\nabcdefgh   1s\nb          1s\n"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_reaches_the_terminal_with_control_characters(text in "\\PC*[\\x00-\\x9f]*\\PC*") {
+            let line = one_line(&text);
+            prop_assert!(!line.chars().any(char::is_control), "{:?}", line);
+            prop_assert!(shortened(&line, 20).chars().count() <= 20);
+        }
+    }
+}

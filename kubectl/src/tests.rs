@@ -1,0 +1,1017 @@
+//! Tables from objects as an apiserver gives them, and whole runs against a small HTTP server.
+
+mod debug_port;
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::sync::{Arc, Mutex};
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
+use axum::response::{IntoResponse, Response};
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::commands::get::{clusters_table, deployments_table, tenants_table};
+use crate::commands::support_bundle;
+
+fn now() -> Timestamp {
+    "2026-01-02T03:04:05Z".parse().unwrap()
+}
+
+fn condition(kind: &str, status: &str, reason: &str, message: &str) -> Value {
+    json!({
+        "type": kind, "status": status, "reason": reason, "message": message,
+        "lastTransitionTime": "2026-01-02T03:00:05Z",
+    })
+}
+
+fn cluster(name: &str, spec: Value, status: Value) -> Value {
+    json!({
+        "apiVersion": "mesh.openkcm.io/v1alpha1",
+        "kind": "EdgeCluster",
+        "metadata": {"name": name, "creationTimestamp": "2026-01-02T03:02:00Z"},
+        "spec": spec,
+        "status": status,
+    })
+}
+
+fn tenant(namespace: &str, name: &str, status: Value) -> Value {
+    json!({
+        "apiVersion": "mesh.openkcm.io/v1alpha1",
+        "kind": "Tenant",
+        "metadata": {"namespace": namespace, "name": name, "creationTimestamp": "2026-01-01T03:04:05Z"},
+        "spec": {"workspace": "ws"},
+        "status": status,
+    })
+}
+
+fn fleet() -> Vec<Value> {
+    vec![
+        cluster(
+            "edge-1",
+            json!({}),
+            json!({
+                "mode": "proxy",
+                "kubernetesVersion": "v1.36.3",
+                "tenants": {"total": 4, "ready": 3, "pending": 1, "error": 0},
+                "applied": {"epoch": 1, "generation": 7, "digest": "abc"},
+                "desired": {"epoch": 1, "generation": 8, "chart": "r/c:1"},
+                "conditions": [condition("Connected", "True", "Connected", "ok")],
+                "holder": "hub-0",
+                "clusterUID": "u-1",
+                "lastSeen": "2026-01-02T03:03:55Z",
+            }),
+        ),
+        cluster(
+            "edge-22",
+            json!({"paused": true, "banned": true}),
+            json!({
+                "mode": "none",
+                "conditions": [condition("Connected", "False", "Unreachable", "no answer\nfor 30 s \u{1b}[31m")],
+            }),
+        ),
+        cluster("new", json!({}), Value::Null),
+        cluster("odd", json!({"paused": "perhaps"}), json!({})),
+    ]
+}
+
+#[test]
+fn clusters_are_shown_with_what_is_known_of_them() {
+    let expected = "\
+NAME      MODE                 CONNECTED   READY   VERSION   APPLIED   AGE
+edge-1    proxy                True        3/4     v1.36.3   1.7       2m5s
+edge-22   none,paused,banned   False       -       -         -         2m5s
+new       -                    Unknown     -       -         -         2m5s
+odd       <not readable>
+";
+    assert_eq!(clusters_table(&fleet(), false, now()).render(), expected);
+}
+
+#[test]
+fn wide_clusters_tell_who_holds_them_and_what_is_wrong() {
+    let expected = "\
+NAME      MODE                 CONNECTED   READY   VERSION   APPLIED   AGE    WANTED   LAST-SEEN   HOLDER   CLUSTER-UID   MESSAGE
+edge-1    proxy                True        3/4     v1.36.3   1.7       2m5s   1.8      10s         hub-0    u-1           -
+edge-22   none,paused,banned   False       -       -         -         2m5s   -        -           -        -             Unreachable: no answer for 30 s [31m
+";
+    assert_eq!(
+        clusters_table(&fleet()[..2], true, now()).render(),
+        expected
+    );
+}
+
+fn tenants() -> Vec<Value> {
+    let chart = "https://charts.jetstack.io/cert-manager:1.19.1";
+    vec![
+        tenant(
+            "default",
+            "acme",
+            json!({
+                "phase": "Error",
+                "lastAppliedChart": chart,
+                "lastMessage": "1 of 4 clusters ready; edge-1: UpgradeFailed: timed out waiting for the condition",
+                "conditions": [
+                    condition("Ready", "False", "ClustersNotReady", ""),
+                    condition("ClusterReady/edge-1", "False", "UpgradeFailed", "not ready"),
+                    condition("ClusterError/edge-1", "True", "UpgradeFailed", "timed out"),
+                    condition("ClusterReady/edge-2", "True", "Installed", "release installed"),
+                    condition("ClusterError/edge-2", "False", "NoError", ""),
+                    condition("ClusterReady/edge-3", "Unknown", "ClusterUnreachable", ""),
+                    condition("ClusterReady/self-cluster", "False", "NotReady", "waits"),
+                    condition("ClusterProgress/self-cluster", "True", "Installing", "helm runs"),
+                ],
+            }),
+        ),
+        tenant("default", "new", Value::Null),
+        tenant("default", "odd", json!({"conditions": "none"})),
+    ]
+}
+
+#[test]
+fn tenants_are_shown_with_the_count_of_ready_clusters() {
+    let expected = "\
+NAMESPACE   NAME   PHASE            READY   CHART                 MESSAGE                                                        AGE
+default     acme   Error            1/4     cert-manager:1.19.1   1 of 4 clusters ready; edge-1: UpgradeFailed: timed out wai…   24h
+default     new    -                0/0     -                     -                                                              24h
+default     odd    <not readable>
+";
+    assert_eq!(tenants_table(&tenants(), false, now()).render(), expected);
+}
+
+#[test]
+fn deployments_are_shown_with_their_region_and_the_clusters_that_they_are_on() {
+    let deployment = |name: &str, status: Value| {
+        json!({
+            "apiVersion": "mesh.openkcm.io/v1alpha1",
+            "kind": "KryptonDeployment",
+            "metadata": {"namespace": "default", "name": name, "creationTimestamp": "2026-01-02T03:02:00Z"},
+            "spec": {"account": {"name": "acme"}, "region": {"name": "rome"}},
+            "status": status,
+        })
+    };
+    let place = |cluster: &str, removing: bool| json!({"cluster": cluster, "clusterUid": "u", "removing": removing});
+    let moved = json!({
+        "phase": "Ready",
+        "lastAppliedChart": "https://charts.example.org/small:1.0.0",
+        "lastMessage": "Successfully deployed to region rome",
+        "places": [place("paris", true), place("rome", false)],
+        "conditions": [condition("Ready", "True", "Deployed", "")],
+    });
+    let objects = [
+        deployment("acme", moved),
+        deployment("new", Value::Null),
+        deployment("odd", json!({"places": "none"})),
+    ];
+    let expected = "\
+NAMESPACE   NAME   REGION           CLUSTER               PHASE   READY     CHART         MESSAGE                                AGE
+default     acme   rome             paris(leaving),rome   Ready   True      small:1.0.0   Successfully deployed to region rome   2m5s
+default     new    rome             -                     -       Unknown   -             -                                      2m5s
+default     odd    <not readable>
+";
+    assert_eq!(deployments_table(&objects, false, now()).render(), expected);
+    let wide = deployments_table(&objects, true, now()).render();
+    assert!(
+        wide.contains("https://charts.example.org/small:1.0.0"),
+        "{wide}"
+    );
+}
+
+#[test]
+fn wide_tenants_have_a_line_for_each_cluster() {
+    let expected = "\
+NAMESPACE   NAME             PHASE     READY     CHART                                            MESSAGE                                                                             AGE
+default     acme             Error     1/4       https://charts.jetstack.io/cert-manager:1.19.1   1 of 4 clusters ready; edge-1: UpgradeFailed: timed out waiting for the condition   24h
+            └ edge-1         Error     False                                                      UpgradeFailed: timed out
+            └ edge-2         Ready     True                                                       Installed: release installed
+            └ edge-3         Unknown   Unknown                                                    ClusterUnreachable
+            └ self-cluster   Pending   False                                                      Installing: helm runs
+";
+    assert_eq!(
+        tenants_table(&tenants()[..1], true, now()).render(),
+        expected
+    );
+}
+
+#[tokio::test]
+async fn one_tenant_on_many_clusters_has_a_line_for_each_as_their_edge_clusters_tell() {
+    let summary = json!({"clusters": 60, "ready": 58, "error": 1, "notReady": 0, "unknown": 1});
+    let status = json!({
+        "phase": "Error", "summary": summary, "lastMessage": "58 of 60 clusters ready",
+        "conditions": [
+            condition("ClusterReady/edge-2", "False", "InstallFailed", "no room"),
+            condition("ClusterError/edge-2", "True", "InstallFailed", "no room"),
+        ],
+    });
+    let of = |name: &str, connected: &str, standing: &str| {
+        let listed = json!({"namespace": "team", "name": "acme", "standing": standing, "reason": "Installed"});
+        let other = json!({"namespace": "team", "name": "other", "standing": "Error", "reason": "InstallFailed"});
+        let status = json!({
+            "conditions": [condition("Connected", connected, "Connected", "")],
+            "summarised": {"tenants": [other, listed], "omitted": 0},
+        });
+        cluster(name, json!({}), status)
+    };
+    let mut full = of("edge-4", "True", "Ready");
+    full["status"]["summarised"] = json!({"tenants": [], "omitted": 1});
+    let members = vec![
+        of("edge-1", "True", "Ready"),
+        of("edge-2", "True", "Ready"),
+        of("edge-3", "False", "Ready"),
+        full,
+        cluster("edge-5", json!({}), json!({})),
+    ];
+    let answers = || {
+        let tenants = vec![tenant("team", "acme", status.clone())];
+        vec![list_of(tenants, ""), list_of(members.clone(), "")]
+    };
+    let server = Server::start(answers()).await;
+    let printed = server.run(&["get", "tenant", "acme"]).await.unwrap();
+    let expected = "\
+NAMESPACE   NAME       PHASE     READY     CHART   MESSAGE                   AGE
+team        acme       Error     58/60     -       58 of 60 clusters ready   24h
+            └ edge-1   Ready     True              Installed
+            └ edge-2   Error     False             InstallFailed: no room
+            └ edge-3   Unknown   Unknown           last known: Ready
+";
+    assert_eq!(printed.stdout, expected);
+    assert!(
+        printed
+            .stderr
+            .starts_with("3 of 60 clusters are told of; 1 EdgeClusters"),
+        "{printed:?}"
+    );
+    let asked = server.asked();
+    assert!(
+        asked[0].contains("/namespaces/team/tenants") && asked[0].contains("metadata.name%3Dacme"),
+        "{asked:?}"
+    );
+    assert!(asked[1].contains("/edgeclusters"), "{asked:?}");
+
+    let server = Server::start(answers()).await;
+    let printed = server.run(&["get", "tenants", "-o", "wide"]).await.unwrap();
+    assert!(printed.stdout.contains("└ and 59 more"), "{printed:?}");
+    let server = Server::start(vec![list_of(Vec::new(), "")]).await;
+    let error = server.run(&["get", "tenant", "nobody"]).await.unwrap_err();
+    assert!(matches!(error, KubectlError::NotFound { .. }), "{error}");
+}
+
+/// Gives out its answers in turn.
+struct Server {
+    directory: tempfile::TempDir,
+    asked: Arc<Mutex<Vec<String>>>,
+    sent: Arc<Mutex<Vec<Sent>>>,
+}
+
+/// Method, body, and what is accepted.
+type Sent = (String, Value, String);
+
+impl Server {
+    async fn start(answers: Vec<(u16, Value)>) -> Self {
+        let left = Arc::new(Mutex::new(VecDeque::from(answers)));
+        let answered = move |_: &str| {
+            let next = left.lock().unwrap().pop_front();
+            let (code, body) = next.expect("one request per answer");
+            answer(code, &body)
+        };
+        Self::answering(answered).await
+    }
+
+    /// With what there is at a path and query.
+    async fn answering(by: impl Fn(&str) -> Response + Clone + Send + Sync + 'static) -> Self {
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&asked);
+        let sent = Arc::new(Mutex::new(Vec::new()));
+        let came = Arc::clone(&sent);
+        let router = Router::new().fallback(
+            move |method: Method, uri: Uri, headers: HeaderMap, body: Bytes| {
+                seen.lock().unwrap().push(uri.to_string());
+                let body = serde_json::from_slice(&body).unwrap_or_default();
+                let accepts = headers.get(header::ACCEPT);
+                let accepts = accepts.map(|accepts| accepts.to_str().unwrap().to_owned());
+                came.lock()
+                    .unwrap()
+                    .push((method.to_string(), body, accepts.unwrap_or_default()));
+                let response = by(&uri.to_string());
+                async move { response }
+            },
+        );
+        Self {
+            asked,
+            sent,
+            ..Self::serving(router).await
+        }
+    }
+
+    async fn serving(router: Router) -> Self {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(axum::serve(listener, router).into_future());
+        let kubeconfig = json!({
+            "current-context": "home",
+            "clusters": [{"name": "c", "cluster": {"server": url}}],
+            "users": [{"name": "u", "user": {"token": "t"}}],
+            "contexts": [{"name": "home", "context": {"cluster": "c", "user": "u", "namespace": "team"}}],
+        });
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("config"), kubeconfig.to_string()).unwrap();
+        Self {
+            directory,
+            asked: Arc::default(),
+            sent: Arc::default(),
+        }
+    }
+
+    async fn run(&self, args: &[&str]) -> Result<Printed, KubectlError> {
+        let path = self
+            .directory
+            .path()
+            .join("config")
+            .to_str()
+            .unwrap()
+            .to_owned();
+        let env = |name: &str| (name == "KUBECONFIG").then(|| path.clone());
+        let all = std::iter::once("kubectl-krypton").chain(args.iter().copied());
+        Box::pin(run(all.map(OsString::from), &env, now(), &mut Vec::new())).await
+    }
+
+    fn sent(&self) -> Vec<Sent> {
+        self.sent.lock().unwrap().clone()
+    }
+
+    fn asked(&self) -> Vec<String> {
+        self.asked.lock().unwrap().clone()
+    }
+}
+
+fn answer(code: u16, body: &Value) -> Response {
+    let code = StatusCode::from_u16(code).unwrap();
+    (
+        code,
+        [(header::CONTENT_TYPE, "application/json")],
+        body.to_string(),
+    )
+        .into_response()
+}
+
+fn list_of(mut items: Vec<Value>, next: &str) -> (u16, Value) {
+    for item in &mut items {
+        // A real apiserver leaves these out in lists.
+        let fields = item.as_object_mut().unwrap();
+        fields.remove("apiVersion");
+        fields.remove("kind");
+    }
+    let list = json!({
+        "apiVersion": "mesh.openkcm.io/v1alpha1", "kind": "List",
+        "metadata": {"resourceVersion": "1", "continue": next}, "items": items,
+    });
+    (200, list)
+}
+
+fn failure(code: u16, reason: &str, message: &str) -> (u16, Value) {
+    let status = json!({
+        "apiVersion": "v1", "kind": "Status", "status": "Failure",
+        "code": code, "reason": reason, "message": message,
+    });
+    (code, status)
+}
+
+#[tokio::test]
+async fn tenants_are_listed_in_the_asked_namespace_the_contexts_or_all() {
+    let cases: &[(&[&str], &str)] = &[
+        (&["get", "tenants"], "/namespaces/team/tenants"),
+        (
+            &["get", "tenant", "-n", "other"],
+            "/namespaces/other/tenants",
+        ),
+        (&["get", "tn", "-A"], "/v1alpha1/tenants"),
+        (&["get", "clusters"], "/v1alpha1/edgeclusters"),
+        (&["get", "ec", "-n", "other"], "/v1alpha1/edgeclusters"),
+        (
+            &["get", "deployments"],
+            "/namespaces/team/kryptondeployments",
+        ),
+        (&["get", "kd", "-A"], "/v1alpha1/kryptondeployments"),
+    ];
+    for (args, path) in cases {
+        let server = Server::start(vec![list_of(Vec::new(), "")]).await;
+        let printed = server.run(args).await.unwrap();
+        assert_eq!(printed.stdout, "");
+        assert!(
+            printed.stderr.starts_with("No resources found"),
+            "{printed:?}"
+        );
+        let asked = server.asked().pop().unwrap();
+        assert!(asked.contains(path), "{args:?}: {asked}");
+    }
+}
+
+#[tokio::test]
+async fn all_pages_are_read_and_an_odd_object_hides_no_other() {
+    let mut pages = tenants();
+    let second = pages.split_off(2);
+    let server = Server::start(vec![list_of(pages, "more"), list_of(second, "")]).await;
+    let printed = server.run(&["get", "tenants"]).await.unwrap();
+    assert_eq!(
+        printed.stdout,
+        tenants_table(&tenants(), false, now()).render()
+    );
+    assert!(
+        server.asked()[1].contains("continue=more"),
+        "{:?}",
+        server.asked()
+    );
+}
+
+#[tokio::test]
+async fn json_and_yaml_are_whole_lists_with_every_field() {
+    let mut object = fleet().remove(3);
+    object["metadata"]["managedFields"] = json!([]);
+    let expected = json!({
+        "apiVersion": "v1", "kind": "List", "metadata": {}, "items": [fleet().remove(3)],
+    });
+    for format in ["json", "yaml"] {
+        let server = Server::start(vec![list_of(vec![object.clone()], "")]).await;
+        let printed = server
+            .run(&["get", "clusters", "-o", format])
+            .await
+            .unwrap();
+        let found: Value = serde_saphyr::from_str(&printed.stdout).unwrap();
+        assert_eq!(found, expected, "{format}: {}", printed.stdout);
+    }
+}
+
+#[tokio::test]
+async fn what_the_server_refuses_is_one_line_with_the_remedy() {
+    let cases = [
+        (
+            failure(
+                404,
+                "NotFound",
+                "the server could not find the requested resource",
+            ),
+            "has no edgeclusters",
+        ),
+        (
+            failure(403, "Forbidden", "edgeclusters is forbidden:\nno"),
+            "may not list edgeclusters in all namespaces",
+        ),
+        (
+            failure(401, "Unauthorized", "Unauthorized"),
+            "does not accept your credentials",
+        ),
+        (
+            failure(500, "InternalError", "etcd is gone"),
+            "listing edgeclusters on the cluster \"home\" failed",
+        ),
+    ];
+    for (answer, expected) in cases {
+        let server = Server::start(vec![answer]).await;
+        let text = server
+            .run(&["get", "clusters"])
+            .await
+            .unwrap_err()
+            .to_string();
+        assert!(
+            text.contains(expected) && text.contains("\"home\"") && !text.contains('\n'),
+            "{text}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn wrong_usage_ends_with_2_and_help_with_0() {
+    let server = Server::start(Vec::new()).await;
+    let cases: &[(&[&str], i32)] = &[
+        (&[], 2),
+        (&["get"], 2),
+        (&["get", "pods"], 2),
+        (&["get", "tenants", "-A", "-n", "x"], 2),
+        (&["get", "tenants", "-o", "xml"], 2),
+        (&["--help"], 0),
+        (&["--version"], 0),
+    ];
+    for (args, code) in cases {
+        let error = server.run(args).await.unwrap_err();
+        let KubectlError::Usage(error) = error else {
+            panic!("{args:?}: {error}")
+        };
+        assert_eq!(error.exit_code(), *code, "{args:?}");
+    }
+    assert!(server.asked().is_empty());
+}
+
+#[tokio::test]
+async fn the_version_needs_no_cluster() {
+    let server = Server::start(Vec::new()).await;
+    let printed = server.run(&["version", "--client"]).await.unwrap();
+    assert_eq!(
+        printed.stdout,
+        format!("kubectl-krypton {}\n", env!("CARGO_PKG_VERSION"))
+    );
+}
+
+#[tokio::test]
+async fn an_unknown_context_is_told_with_those_that_are_there() {
+    let server = Server::start(Vec::new()).await;
+    let error = server
+        .run(&["get", "clusters", "--context", "away"])
+        .await
+        .unwrap_err();
+    let mut text = String::new();
+    let mut next: Option<&dyn std::error::Error> = Some(&error);
+    while let Some(error) = next {
+        text.push_str(&error.to_string());
+        next = error.source();
+    }
+    assert!(
+        text.contains("\"away\" does not exist; its contexts are: home"),
+        "{text}"
+    );
+}
+
+fn join_info(addresses: &str) -> (u16, Value) {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let mut params = rcgen::CertificateParams::default();
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let pem = params.self_signed(&key).unwrap().pem();
+    let object = json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "krypton-hub-join"},
+        "data": {"ca.crt": pem, "addresses": addresses},
+    });
+    (200, object)
+}
+
+fn a_secret() -> (u16, Value) {
+    let object = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "x"}});
+    (201, object)
+}
+
+fn nothing() -> (u16, Value) {
+    failure(404, "NotFound", "configmaps \"krypton-hub-join\" not found")
+}
+
+fn no_member() -> (u16, Value) {
+    failure(404, "NotFound", "edgeclusters \"edge-1\" not found")
+}
+
+fn whole_text(error: &KubectlError) -> String {
+    krypton_types::error_chain::chain(error)
+}
+
+#[tokio::test]
+async fn a_bundle_is_printed_that_an_agent_can_read_and_the_next_command() {
+    let info = join_info("hub:7443\n10.0.0.1:7443");
+    let server = Server::start(vec![info, no_member(), a_secret()]).await;
+    let printed = server.run(&["join", "edge-1"]).await.unwrap();
+    let bundle = krypton_types::join_bundle::JoinBundle::parse(&printed.stdout).unwrap();
+    assert_eq!(bundle.cluster, "edge-1");
+    assert_eq!(bundle.addresses, ["hub:7443", "10.0.0.1:7443"]);
+    assert_eq!(bundle.expires.to_string(), "2026-01-02T04:04:05Z");
+    assert!(
+        printed
+            .stderr
+            .contains("--set-file join.bundle=edge-1.yaml")
+            && printed.stderr.contains("until 2026-01-02T04:04:05Z"),
+        "{}",
+        printed.stderr
+    );
+    let asked = server.asked();
+    assert_eq!(
+        asked[0],
+        "/api/v1/namespaces/krypton-system/configmaps/krypton-hub-join"
+    );
+    assert_eq!(
+        asked[1],
+        "/apis/mesh.openkcm.io/v1alpha1/edgeclusters/edge-1"
+    );
+    assert!(
+        asked[2].starts_with("/api/v1/namespaces/krypton-system/secrets"),
+        "{asked:?}"
+    );
+}
+
+#[tokio::test]
+async fn the_hub_is_looked_for_where_it_may_be() {
+    let forbidden = || failure(403, "Forbidden", "configmaps is forbidden: no");
+    for first in [nothing(), forbidden()] {
+        let answers = vec![
+            first,
+            nothing(),
+            join_info("hub:1"),
+            no_member(),
+            a_secret(),
+        ];
+        let server = Server::start(answers).await;
+        server.run(&["join", "edge-1"]).await.unwrap();
+        assert!(server.asked()[4].contains("/team/secrets"));
+    }
+    let server = Server::start(vec![nothing(), join_info("hub:1"), no_member(), a_secret()]).await;
+    server.run(&["join", "edge-1"]).await.unwrap();
+    assert!(server.asked()[3].contains("/krypton/secrets"));
+    let server = Server::start(vec![join_info("hub:1"), no_member(), a_secret()]).await;
+    server.run(&["join", "edge-1", "-n", "hub"]).await.unwrap();
+    assert!(server.asked()[2].contains("/hub/secrets"));
+
+    let server = Server::start(vec![nothing(), nothing(), nothing()]).await;
+    let text = whole_text(&server.run(&["join", "edge-1"]).await.unwrap_err());
+    assert!(
+        text.contains("in the namespaces krypton-system and krypton and team"),
+        "{text}"
+    );
+    let server = Server::start(vec![nothing()]).await;
+    let error = server.run(&["join", "edge-1", "-n", "hub"]).await;
+    let text = whole_text(&error.unwrap_err());
+    assert!(text.contains("in the namespace hub,"), "{text}");
+    let server = Server::start(vec![forbidden(), nothing(), nothing()]).await;
+    let text = whole_text(&server.run(&["join", "edge-1"]).await.unwrap_err());
+    assert!(
+        text.contains("verb get on configmaps") && text.contains("krypton-system/krypton-hub-join"),
+        "{text}"
+    );
+}
+
+#[tokio::test]
+async fn without_an_address_no_token_is_made_and_one_may_be_named() {
+    let server = Server::start(vec![join_info("")]).await;
+    let text = whole_text(&server.run(&["join", "edge-1"]).await.unwrap_err());
+    assert!(
+        text.contains("--advertise=HOST:PORT") && text.contains("--address HOST:PORT"),
+        "{text}"
+    );
+    let server = Server::start(vec![join_info("hub:1"), no_member(), a_secret()]).await;
+    let args = [
+        "join",
+        "edge-1",
+        "--address=a:1",
+        "--address=b:2",
+        "--ttl=30m",
+    ];
+    let printed = server.run(&args).await.unwrap();
+    let bundle = krypton_types::join_bundle::JoinBundle::parse(&printed.stdout).unwrap();
+    assert_eq!(bundle.addresses, ["a:1", "b:2"]);
+    assert_eq!(bundle.expires.to_string(), "2026-01-02T03:34:05Z");
+}
+
+#[tokio::test]
+async fn what_the_hub_publishes_is_checked_before_a_token_is_made() {
+    let mut garbled = join_info("hub:1");
+    garbled.1["data"]["ca.crt"] = json!("x");
+    for (info, word) in [
+        (garbled, "certificateAuthority"),
+        (join_info("hub"), "\"hub\" is not HOST:PORT"),
+    ] {
+        let server = Server::start(vec![info]).await;
+        let text = whole_text(&server.run(&["join", "edge-1"]).await.unwrap_err());
+        assert!(
+            text.contains(word) && text.contains("ConfigMap krypton-system/krypton-hub-join"),
+            "{text}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn who_may_not_make_tokens_is_told_what_is_missing() {
+    let forbidden = failure(403, "Forbidden", "secrets is forbidden: no");
+    let server = Server::start(vec![join_info("hub:1"), no_member(), forbidden]).await;
+    let text = whole_text(&server.run(&["join", "edge-1"]).await.unwrap_err());
+    assert!(
+        text.contains("you may create Secrets") && text.contains("\"home\""),
+        "{text}"
+    );
+}
+
+#[tokio::test]
+async fn wrong_names_and_times_are_refused_before_anything_is_asked() {
+    let server = Server::start(Vec::new()).await;
+    let long = "a".repeat(64);
+    let cases: &[(&[&str], &str)] = &[
+        (&["join"], "<NAME>"),
+        (&["join", "self-cluster"], "home cluster"),
+        (&["join", "Edge_1"], "lower-case letters"),
+        (&["join", &long], "at most 63"),
+        (&["join", "edge-1", "--ttl=59s"], "1m to 24h"),
+        (&["join", "edge-1", "--ttl=25h"], "1m to 24h"),
+        (&["join", "edge-1", "--ttl=1"], "1m to 24h"),
+        (&["join", "edge-1", "--address=hub"], "host and a port"),
+        (&["join", "edge-1", "-n", "a/b"], "lower-case letters"),
+    ];
+    for (args, word) in cases {
+        let KubectlError::Usage(error) = server.run(args).await.unwrap_err() else {
+            panic!("{args:?}")
+        };
+        assert_eq!(error.exit_code(), 2, "{args:?}");
+        assert!(error.to_string().contains(word), "{error}");
+    }
+    assert!(server.asked().is_empty());
+}
+
+/// The Secret's metadata with these annotations.
+fn authority(annotations: Value) -> (u16, Value) {
+    let object = json!({
+        "apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata",
+        "metadata": {"name": "krypton-hub-ca", "resourceVersion": "7", "annotations": annotations},
+    });
+    (200, object)
+}
+
+fn digest(of: &str) -> String {
+    krypton_types::root_digest::RootDigest::of(of.as_bytes()).to_string()
+}
+
+fn stands(phase: &str) -> (u16, Value) {
+    let standing = json!({"phase": phase, "root": digest("new"), "since": "2026-01-02T03:00:05Z"});
+    authority(json!({"mesh.openkcm.io/ca-rotation": standing.to_string()}))
+}
+
+/// Two that have done their part, one that is away, and one that is too old.
+fn rotating() -> (u16, Value) {
+    let with = |name: &str, roots: Value, connected: &str| {
+        let status = json!({
+            "certificateExpiry": "2026-02-01T00:00:00Z", "agentVersion": "0.1.0",
+            "lastSeen": "2026-01-02T03:02:05Z", "roots": roots,
+            "conditions": [condition("Connected", connected, "x", "")],
+        });
+        cluster(name, json!({}), status)
+    };
+    let both = json!({"trusted": [digest("new"), digest("old")], "issuer": digest("old")});
+    let old = json!({"trusted": [digest("old")], "issuer": digest("old")});
+    let silent = json!({"issuer": digest("old")});
+    let members = vec![
+        with("edge-1", both.clone(), "True"),
+        with("edge-2", old, "False"),
+        with("edge-3", silent, "True"),
+        with("edge-4", both, "True"),
+    ];
+    list_of(members, "")
+}
+
+#[tokio::test]
+async fn a_rotation_is_asked_for_and_no_key_is_read() {
+    let server = Server::start(vec![authority(json!({})), authority(json!({}))]).await;
+    let printed = server.run(&["rotate-ca"]).await.unwrap();
+    assert!(printed.stdout.contains("rotate-ca --status"), "{printed:?}");
+    let asked = server.asked();
+    let secret = "/api/v1/namespaces/krypton-system/secrets/krypton-hub-ca";
+    assert!(
+        asked.iter().all(|asked| asked.starts_with(secret)),
+        "{asked:?}"
+    );
+    let sent = server.sent();
+    assert_eq!(sent[1].0, "PATCH");
+    assert_eq!(
+        sent[1].1,
+        json!({
+            "apiVersion": "v1", "kind": "Secret",
+            "metadata": {
+                "resourceVersion": "7",
+                "annotations": {"mesh.openkcm.io/rotate-ca": "2026-01-02T03:04:05Z"},
+            },
+        })
+    );
+    for (_, _, accepted) in sent {
+        assert!(accepted.contains("PartialObjectMetadata"), "{accepted}");
+    }
+}
+
+#[tokio::test]
+async fn there_is_one_rotation_at_a_time() {
+    let asked = || authority(json!({"mesh.openkcm.io/rotate-ca": "2026-01-02T03:04:00Z"}));
+    for (found, word) in [
+        (
+            vec![stands("Announced"), rotating()],
+            "under way (Announced)",
+        ),
+        (vec![stands("Switched"), rotating()], "under way (Switched)"),
+        (vec![asked()], "asked for already"),
+    ] {
+        let server = Server::start(found).await;
+        let text = whole_text(&server.run(&["rotate-ca"]).await.unwrap_err());
+        assert!(text.contains(word) && text.contains("--status"), "{text}");
+    }
+    // After the last one there may be another.
+    let server = Server::start(vec![stands("Steady"), rotating(), authority(json!({}))]).await;
+    server.run(&["rotate-ca"]).await.unwrap();
+    // What the hub has written in between is looked at.
+    let conflict = failure(409, "Conflict", "the object has been modified");
+    let answers = vec![
+        authority(json!({})),
+        conflict,
+        stands("Announced"),
+        rotating(),
+    ];
+    let server = Server::start(answers).await;
+    let text = whole_text(&server.run(&["rotate-ca"]).await.unwrap_err());
+    assert!(text.contains("under way"), "{text}");
+}
+
+#[tokio::test]
+async fn the_phase_and_who_is_waited_for_are_told() {
+    let server = Server::start(vec![stands("Announced"), rotating()]).await;
+    let printed = server.run(&["rotate-ca", "--status"]).await.unwrap();
+    let expected = format!(
+        "\
+Announced 4m ago: agents are told of the new root; when all trust it, it signs. It is {}.
+WAITING-FOR   CONNECTED   LAST-SEEN   AGENT   WHY
+edge-2        False       2m          0.1.0   its agent does not trust the new root yet: bring its agent back, or delete EdgeCluster edge-2 if the cluster is gone
+edge-3        True        2m          0.1.0   its agent is too old to say which roots it trusts: upgrade its agent
+",
+        digest("new").get(..16).unwrap()
+    );
+    assert_eq!(printed.stdout, expected);
+    let server = Server::start(vec![stands("Switched"), rotating()]).await;
+    let printed = server.run(&["rotate-ca", "--status"]).await.unwrap();
+    assert!(
+        printed.stdout.starts_with("Switched 4m ago") && printed.stdout.contains("edge-1  "),
+        "{}",
+        printed.stdout
+    );
+    let server = Server::start(vec![stands("Announced"), list_of(vec![], "")]).await;
+    let printed = server.run(&["rotate-ca", "--status"]).await.unwrap();
+    assert!(printed.stdout.ends_with("Nobody is waited for.\n"));
+    let server = Server::start(vec![authority(json!({}))]).await;
+    let printed = server.run(&["rotate-ca", "--status"]).await.unwrap();
+    assert!(printed.stdout.contains("there was none yet"));
+    let asked = authority(json!({"mesh.openkcm.io/rotate-ca": "2026-01-02T03:02:05Z"}));
+    let server = Server::start(vec![asked]).await;
+    let printed = server.run(&["rotate-ca", "--status"]).await.unwrap();
+    assert!(printed.stdout.contains("asked for 2m ago"), "{printed:?}");
+    assert!(
+        printed.stderr.contains("No hub has taken it up"),
+        "{printed:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_cluster_is_locked_out_only_when_it_is_named() {
+    let refused = async |args: &[&str]| {
+        let server = Server::start(vec![stands("Announced"), rotating()]).await;
+        let text = whole_text(&server.run(args).await.unwrap_err());
+        assert_eq!(server.asked().len(), 2, "nothing is written");
+        text
+    };
+    let text = refused(&["rotate-ca", "--force"]).await;
+    for word in [
+        "2 clusters will have to join again",
+        "edge-2 (its agent does not trust",
+        "--force --lock-out=edge-2,edge-3'",
+    ] {
+        assert!(text.contains(word), "{text}");
+    }
+    let text = refused(&["rotate-ca", "--force", "--lock-out=edge-2"]).await;
+    assert!(text.contains("--lock-out=edge-2,edge-3"), "{text}");
+    let args = ["rotate-ca", "--force", "--lock-out=edge-2,edge-3,edge-4"];
+    let text = refused(&args).await;
+    assert!(text.contains("edge-4 is not waited for"), "{text}");
+
+    let answers = vec![stands("Announced"), rotating(), authority(json!({}))];
+    let server = Server::start(answers).await;
+    let args = ["rotate-ca", "--force", "--lock-out", "edge-3,edge-2"];
+    let printed = server.run(&args).await.unwrap();
+    assert!(
+        printed.stdout.contains("kubectl krypton join edge-2"),
+        "{printed:?}"
+    );
+    let sent = server.sent().pop().unwrap().1;
+    let written = &sent["metadata"]["annotations"]["mesh.openkcm.io/rotate-ca-lock-out"];
+    let written: Value = serde_json::from_str(written.as_str().unwrap()).unwrap();
+    let expected =
+        json!({"root": digest("new"), "announced": ["edge-2", "edge-3"], "switched": []});
+    assert_eq!(written, expected);
+
+    let cases: &[(Vec<(u16, Value)>, &str)] = &[
+        (vec![authority(json!({}))], "no rotation is under way"),
+        (
+            vec![stands("Announced"), list_of(vec![], "")],
+            "nobody is waited for",
+        ),
+    ];
+    for (answers, word) in cases {
+        let server = Server::start(answers.clone()).await;
+        let args = ["rotate-ca", "--force", "--lock-out=edge-2"];
+        let text = whole_text(&server.run(&args).await.unwrap_err());
+        assert!(text.contains(word), "{text}");
+    }
+    let server = Server::start(vec![]).await;
+    for args in [
+        &["rotate-ca", "--lock-out=edge-2"][..],
+        &["rotate-ca", "--status", "--force"],
+    ] {
+        let error = server.run(args).await.unwrap_err();
+        assert!(matches!(error, KubectlError::Usage(_)), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn who_may_not_rotate_is_told_what_is_missing() {
+    let forbidden = || failure(403, "Forbidden", "secrets is forbidden: no");
+    let missing = || failure(404, "NotFound", "not found");
+    for (answers, word) in [
+        (vec![forbidden(), forbidden(), forbidden()], "verb get"),
+        (vec![authority(json!({})), forbidden()], "verb patch"),
+        (vec![stands("Announced"), forbidden()], "verb list"),
+        (
+            vec![missing(), missing(), missing()],
+            "krypton-system and krypton and team",
+        ),
+    ] {
+        let server = Server::start(answers).await;
+        let text = whole_text(&server.run(&["rotate-ca"]).await.unwrap_err());
+        assert!(text.contains(word) && text.contains("\"home\""), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn a_support_bundle_has_what_may_be_read_without_secrets_and_says_what_it_has_not() {
+    let pod = |name: &str, container: &str| {
+        json!({
+            "metadata": {"name": name, "namespace": "krypton-system"},
+            "spec": {"containers": [{
+                "name": container,
+                "env": [{"name": "HTTPS_PROXY", "value": "http://me:canary@proxy"}],
+            }]},
+        })
+    };
+    let server = Server::answering(move |asked| {
+        let text = |text: &str| (StatusCode::OK, text.to_owned()).into_response();
+        let of = |(code, body): (u16, Value)| answer(code, &body);
+        let path = asked.split('?').next().unwrap();
+        match path {
+            "/apis/mesh.openkcm.io/v1alpha1/edgeclusters" => of(list_of(fleet(), "")),
+            "/apis/mesh.openkcm.io/v1alpha1/tenants" => {
+                let mut acme = tenant("default", "acme", json!({"lastMessage": "token: canary"}));
+                acme["spec"]["values"] = json!({"db": "canary"});
+                of(list_of(vec![acme], ""))
+            }
+            "/api/v1/namespaces/krypton-system/pods" => of(list_of(
+                vec![pod("krypton-hub-0", "krypton-hub"), pod("somebody", "else")],
+                "",
+            )),
+            "/api/v1/namespaces/krypton-system/pods/krypton-hub-0/log" => {
+                match asked.contains("previous=true") {
+                    true => of(failure(
+                        400,
+                        "BadRequest",
+                        "previous terminated container not found",
+                    )),
+                    false => text("hub starts\npassword=canary\n"),
+                }
+            }
+            _ => of(failure(403, "Forbidden", "not you")),
+        }
+    })
+    .await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("bundle.tar.gz");
+    let words = ["support-bundle", "--file", file.to_str().unwrap()];
+    let printed = server.run(&words).await.unwrap();
+    assert_eq!(printed.stdout, format!("{}\n", file.display()));
+    assert!(printed.stderr.contains("README.txt"), "{}", printed.stderr);
+    let mode = std::os::unix::fs::PermissionsExt::mode(&file.metadata().unwrap().permissions());
+    assert_eq!(mode & 0o077, 0);
+    let files = support_bundle::unpacked(std::fs::File::open(&file).unwrap());
+    let names: Vec<&str> = files.keys().map(String::as_str).collect();
+    let expected = [
+        "README.txt",
+        "clusters.yaml",
+        "krypton-system/logs/krypton-hub-0.log",
+        "krypton-system/pods.yaml",
+        "tenants.yaml",
+        "versions.json",
+    ];
+    assert_eq!(names, expected);
+    for (name, text) in &files {
+        assert!(!text.contains("canary"), "{name}: {text}");
+    }
+    assert!(files["krypton-system/logs/krypton-hub-0.log"].contains("hub starts\n"));
+    assert!(!files["krypton-system/pods.yaml"].contains("somebody"));
+    assert!(
+        files["tenants.yaml"].contains("db:"),
+        "{}",
+        files["tenants.yaml"]
+    );
+    let readme = &files["README.txt"];
+    for missing in [
+        "deployments.yaml: ",
+        "crds.yaml: ",
+        "events.yaml: ",
+        "releases.yaml: ",
+    ] {
+        assert!(readme.contains(missing), "{readme}");
+    }
+    assert!(!readme.contains("previous.log"), "{readme}");
+    // Nothing is written over, and where nothing can be read there is no file.
+    let again = server.run(&words).await.unwrap_err();
+    assert_eq!(again.exit_code(), ExitCode::Refused);
+    let nobody = Server::answering(|_| {
+        let (code, body) = failure(403, "Forbidden", "not you");
+        answer(code, &body)
+    });
+    let none = folder.path().join("none.tar.gz");
+    let words = ["support-bundle", "--file", none.to_str().unwrap()];
+    let error = nobody.await.run(&words).await.unwrap_err();
+    assert_eq!(error.exit_code(), ExitCode::NotPermitted);
+    assert!(!none.exists());
+}
