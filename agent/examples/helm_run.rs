@@ -9,8 +9,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use krypton_helm::driver::{Helm, HelmConfig, StopHandle, Uninstall, supervise};
-use krypton_helm::slots::priority::Urgency;
-use krypton_runtime::clock::Boot;
+use krypton_helm::slots::priority::Priority;
+use krypton_runtime::clock::BootTime;
 
 fn main() -> ExitCode {
     let mut args = std::env::args_os().skip(1).peekable();
@@ -45,7 +45,7 @@ async fn drive(binary: PathBuf, scratch: PathBuf, permit: Duration) -> ExitCode 
         }
     };
     let (handle, stop) = StopHandle::new();
-    handle.permit(Boot(Boot::now().0 + permit));
+    handle.permit(BootTime(BootTime::now().0 + permit));
     let uninstall = Uninstall {
         kubeconfig: PathBuf::from("/nowhere"),
         release: "small".to_owned(),
@@ -55,7 +55,7 @@ async fn drive(binary: PathBuf, scratch: PathBuf, permit: Duration) -> ExitCode 
         cache_key: "edge-1".to_owned(),
     };
     match helm
-        .uninstall(helm.slot("edge-1", Urgency::Low).await, &uninstall, &stop)
+        .uninstall(helm.slot("edge-1", Priority::Low).await, &uninstall, &stop)
         .await
     {
         Ok(()) => ExitCode::SUCCESS,

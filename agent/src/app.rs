@@ -11,8 +11,8 @@ use krypton_helm::driver::{Helm, HelmConfig};
 use krypton_reconciler::drift::DriftMetrics;
 use krypton_reconciler::metrics::WorkMetrics;
 use krypton_reconciler::plan::Policy;
-use krypton_reconciler::record::{self, LedgerError};
-use krypton_reconciler::report_store::ReportBoard;
+use krypton_reconciler::record::{self, RecordError};
+use krypton_reconciler::report_store::ReportStore;
 use krypton_reconciler::run_loop::{self, Member, Question, StatusMode, Tools};
 use krypton_runtime::access::{
     ServiceAccount, acting_as, client_named, kubeconfig_yaml, local, service_account_namespace,
@@ -20,9 +20,9 @@ use krypton_runtime::access::{
 };
 use krypton_runtime::admin::{Ports, Readiness, Served};
 use krypton_runtime::cluster::{self, Cluster, ClusterError};
-use krypton_runtime::lease::{LeaseWish, OwnPod, agent_holder};
+use krypton_runtime::lease::{LeaseGoal, OwnPod, agent_holder};
 use krypton_runtime::newest::NewestSeen as _;
-use krypton_runtime::retry::{Settling, patiently};
+use krypton_runtime::retry::{StartupGrace, retry_until_ready};
 use krypton_runtime::telemetry::Log;
 use krypton_runtime::watchdog::Watchdog;
 use krypton_runtime::{clock, scratch, signals};
@@ -118,7 +118,7 @@ impl Process {
         let cluster = fleet.enrolled.cluster.clone();
         log.process.put("member", &cluster);
         let (link, desired) = (channels.link.subscribe(), channels.desired.subscribe());
-        let board = Arc::clone(&channels.board);
+        let report_store = Arc::clone(&channels.report_store);
         let mut tasks = self.start_session(fleet, channels)?;
         let hub = Arc::new(HubChart::new(link, desired.clone()));
         let charts = ChartCache::new(engine.scratch.path().join("charts"))?
@@ -137,7 +137,14 @@ impl Process {
         };
         drop(starting);
         tracing::info!(%cluster, "joined; reconciling as soon as there is a desired state");
-        let reconciling = reconcile(member, tools, desired, board, questions, self.stop.clone());
+        let reconciling = reconcile(
+            member,
+            tools,
+            desired,
+            report_store,
+            questions,
+            self.stop.clone(),
+        );
         let reconciling = self.watchdog.watch("the reconciler", reconciling);
         tasks.run(tokio::spawn(reconciling), &self.stop).await?;
         endpoints.abort_all();
@@ -148,9 +155,9 @@ impl Process {
     /// Joins the fleet, and reads what is on record; `None` if the agent is to stop before.
     async fn join(&self, client: &Client) -> anyhow::Result<Option<JoinedFleet>> {
         let (flags, stop) = (&self.flags, &self.stop);
-        let apiserver = Settling::new();
+        let apiserver = StartupGrace::new();
         let may_pass = |error: &ClusterError| error.may_pass(&apiserver);
-        let asking = patiently("the cluster", stop, may_pass, async || {
+        let asking = retry_until_ready("the cluster", stop, may_pass, async || {
             cluster::ask(client).await
         });
         let Some(cluster) = asking.await? else {
@@ -167,7 +174,7 @@ impl Process {
         let Some((kept, enrolled)) = joined(&joining, stop).await? else {
             return Ok(None);
         };
-        let reading = patiently("the record", stop, LedgerError::may_pass, async || {
+        let reading = retry_until_ready("the record", stop, RecordError::may_pass, async || {
             record::read_record(client).await
         });
         Ok(reading.await?.map(|record| JoinedFleet {
@@ -199,7 +206,7 @@ impl Process {
             replica: self.replica.clone(),
             cluster_uid: fleet.cluster.uid,
             kubernetes_version: fleet.cluster.kubernetes_version,
-            board: channels.board,
+            report_store: channels.report_store,
             desired: channels.desired,
             recorded,
             link: channels.link,
@@ -235,7 +242,7 @@ impl Process {
             client: here.client.clone(),
             kubeconfig: here.kubeconfig.to_path_buf(),
             holder: agent_holder(&self.replica, pod.as_ref(), rand::random()),
-            lease: watch::channel(LeaseWish::Hold).1,
+            lease: watch::channel(LeaseGoal::Hold).1,
             instance: self.replica.clone(),
             status: StatusMode::Write,
             namespaces: None,
@@ -322,7 +329,7 @@ struct Channels {
     link: watch::Sender<Link>,
     expiry: watch::Sender<Timestamp>,
     desired: watch::Sender<Option<Arc<DesiredState>>>,
-    board: Arc<ReportBoard>,
+    report_store: Arc<ReportStore>,
     contact: watch::Sender<Contact>,
 }
 
@@ -332,7 +339,7 @@ impl Default for Channels {
             link: watch::Sender::new(Link::default()),
             expiry: watch::Sender::new(Timestamp::UNIX_EPOCH),
             desired: watch::Sender::new(None),
-            board: Arc::new(ReportBoard::default()),
+            report_store: Arc::new(ReportStore::default()),
             contact: watch::Sender::new(Contact::default()),
         }
     }
@@ -346,7 +353,7 @@ impl Channels {
             contact: self.contact.subscribe(),
             expiry: self.expiry.subscribe(),
             desired: self.desired.subscribe(),
-            board: Arc::clone(&self.board),
+            report_store: Arc::clone(&self.report_store),
             work,
             joined: OnceLock::new(),
         }
@@ -357,7 +364,7 @@ impl Channels {
             link: self.link.subscribe(),
             expiry: self.expiry.subscribe(),
             desired: self.desired.subscribe(),
-            board: Arc::clone(&self.board),
+            report_store: Arc::clone(&self.report_store),
         }
     }
 }
@@ -426,7 +433,7 @@ async fn reconcile(
     member: Member,
     tools: Tools,
     mut slot: watch::Receiver<Option<Arc<DesiredState>>>,
-    board: Arc<ReportBoard>,
+    report_store: Arc<ReportStore>,
     questions: mpsc::Receiver<Question>,
     stop: CancellationToken,
 ) {
@@ -447,7 +454,7 @@ async fn reconcile(
     };
     let following = tools.watchdog.watch("the newest desired state", following);
     let following = tokio::spawn(following);
-    run_loop::run_and_tell(member, tools, desired, board, questions, stop).await;
+    run_loop::run_and_tell(member, tools, desired, report_store, questions, stop).await;
     following.abort();
 }
 

@@ -15,7 +15,7 @@ use krypton_runtime::access::{LocalSource, ServiceAccount};
 use krypton_runtime::admin::{BindAddress, DEBUG_DEFAULT, is_loopback};
 use krypton_runtime::args::go_values::parse_duration;
 use krypton_runtime::lease::SYSTEM_NAMESPACE;
-use krypton_runtime::telemetry::config::Telling;
+use krypton_runtime::telemetry::config::TelemetryConfig;
 use krypton_runtime::telemetry::traces::NoEndpoint;
 use krypton_runtime::telemetry::{DEFAULT_FILTER, LogFormat};
 use krypton_types::join_bundle::split_address;
@@ -234,10 +234,10 @@ impl Flags {
     ///
     /// # Errors
     /// When there is no collector by that name.
-    pub fn telling(&self) -> Result<Telling<'static>, NoEndpoint> {
+    pub fn telling(&self) -> Result<TelemetryConfig<'static>, NoEndpoint> {
         let otlp = self.otlp_endpoint.as_deref();
         let otlp = otlp.filter(|endpoint| !endpoint.trim().is_empty());
-        Ok(Telling {
+        Ok(TelemetryConfig {
             program: "krypton-agent",
             replica: None,
             format: self.log_format,

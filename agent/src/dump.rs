@@ -17,9 +17,9 @@ use krypton_helm::chart::ChartCache;
 use krypton_helm::driver::{Helm, Load};
 use krypton_helm::dump::{CachedChart, ChartShown, HelmNow};
 use krypton_reconciler::metrics::WorkMetrics;
-use krypton_reconciler::report_store::ReportBoard;
+use krypton_reconciler::report_store::ReportStore;
 use krypton_reconciler::run_loop::{Question, ReconcilerNow};
-use krypton_runtime::clock::{self, Boot};
+use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::newest::Newest as _;
 use krypton_types::desired::DesiredState;
 use serde::Serialize;
@@ -96,7 +96,7 @@ pub struct AgentView {
     /// When the client certificate ends; 1970 before enrolment.
     pub expiry: watch::Receiver<Timestamp>,
     pub desired: watch::Receiver<Option<Arc<DesiredState>>>,
-    pub board: Arc<ReportBoard>,
+    pub report_store: Arc<ReportStore>,
     pub work: WorkMetrics,
     /// The member's name and charts, once it has joined.
     pub joined: OnceLock<(String, Arc<ChartCache>)>,
@@ -118,7 +118,8 @@ impl Dumper {
             Some(why) => Err(why),
             None => ask(&self.questions).await,
         };
-        self.view.seen(self.helm.load(), reconciler, Boot::now())
+        self.view
+            .seen(self.helm.load(), reconciler, BootTime::now())
     }
 }
 
@@ -144,11 +145,16 @@ impl AgentView {
         }
     }
 
-    fn seen(&self, helm: Load, reconciler: Result<ReconcilerNow, &'static str>, now: Boot) -> Dump {
+    fn seen(
+        &self,
+        helm: Load,
+        reconciler: Result<ReconcilerNow, &'static str>,
+        now: BootTime,
+    ) -> Dump {
         let joined = self.joined.get();
         let desired = self.desired.get();
         let expiry = self.expiry.get();
-        let applied = self.board.applied();
+        let applied = self.report_store.applied();
         Dump {
             version: env!("CARGO_PKG_VERSION"),
             replica: self.replica.clone(),
@@ -162,7 +168,7 @@ impl AgentView {
                 version: version.to_string(),
                 digest,
             }),
-            reports_unsent: self.board.unsent(),
+            reports_unsent: self.report_store.unsent(),
             helm: HelmNow::of(helm, now),
             charts: joined.map_or_else(Vec::new, |(_, charts)| {
                 CachedChart::all(charts.standing(), now)
@@ -187,8 +193,8 @@ pub fn router(dumper: Arc<Dumper>) -> Router {
 }
 
 impl SessionNow {
-    fn of(contact: &Contact, now: Boot) -> Self {
-        let ago = |then: Boot| now.since(then).as_secs();
+    fn of(contact: &Contact, now: BootTime) -> Self {
+        let ago = |then: BootTime| now.since(then).as_secs();
         Self {
             up: contact.up,
             for_seconds: contact.since.map(ago),

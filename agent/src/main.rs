@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use krypton_agent::args::Flags;
-use krypton_runtime::telemetry::config::{Telling, TellingError};
+use krypton_runtime::telemetry::config::{TelemetryConfig, TellingError};
 use krypton_types::error_chain::chain;
 
 fn main() -> ExitCode {
@@ -22,7 +22,7 @@ fn main() -> ExitCode {
         return refuse("another TLS provider was installed before ours", 1);
     }
     let telling = flags.telling().map_err(TellingError::from);
-    let (log, _traces) = match telling.and_then(Telling::start) {
+    let (log, _traces) = match telling.and_then(TelemetryConfig::start) {
         Ok(started) => started,
         Err(error) => return refuse(&chain(&error), 2),
     };

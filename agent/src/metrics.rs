@@ -6,7 +6,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use krypton_reconciler::drift::DriftMetrics;
 use krypton_reconciler::metrics::WorkMetrics;
-use krypton_reconciler::report_store::ReportBoard;
+use krypton_reconciler::report_store::ReportStore;
 use krypton_runtime::clock;
 use krypton_runtime::metrics::ProcessMetrics;
 use krypton_runtime::newest::Newest as _;
@@ -31,7 +31,7 @@ pub struct State {
     pub expiry: watch::Receiver<Timestamp>,
     /// The newest one that is known, from the hub or of the record.
     pub desired: watch::Receiver<Option<Arc<DesiredState>>>,
-    pub board: Arc<ReportBoard>,
+    pub report_store: Arc<ReportStore>,
 }
 
 fn gauge(
@@ -55,7 +55,7 @@ impl Collector for State {
         let expiry = self.expiry.get();
         let desired = self.desired.get();
         let skip = (desired.as_ref()).is_some_and(|desired| desired.handling.allow_chart_skip);
-        let phases = self.board.phases(skip);
+        let phases = self.report_store.phases(skip);
         let up = i64::from(self.link.get().is_up());
         for (about, value) in [
             (
@@ -74,14 +74,14 @@ impl Collector for State {
             ),
             (
                 ("tenants", "Tenants of this cluster that are known."),
-                number(self.board.tenants()),
+                number(self.report_store.tenants()),
             ),
             (
                 (
                     "reports_unsent",
                     "Tenants, deployments and placed Tenants of which the hub is yet to be told.",
                 ),
-                number(self.board.unsent()),
+                number(self.report_store.unsent()),
             ),
         ] {
             gauge(encoder, about, None, value)?;
@@ -109,7 +109,7 @@ impl Collector for State {
         let Some(desired) = desired else {
             return Ok(());
         };
-        let acted_on = self.board.applied();
+        let acted_on = self.report_store.applied();
         let acted_on = acted_on.is_some_and(|(version, _)| version == desired.version);
         for (about, value) in [
             (
@@ -183,7 +183,7 @@ mod tests {
             link: watch::channel(Link::default()).1,
             expiry,
             desired,
-            board: Arc::default(),
+            report_store: Arc::default(),
         };
         let registry = registry(state, &DriftMetrics::default(), &WorkMetrics::default());
         let scrape = || {

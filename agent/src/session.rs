@@ -1,6 +1,6 @@
 //! The session: one stream to the hub for as long as there is a hub, and a new one whenever it ends.
 //!
-//! It owns nothing that it carries. Reports stay in the board until there is room for them on the way,
+//! It owns nothing that it carries. Reports stay in the report_store until there is room for them on the way,
 //! so the newest of each Tenant is sent; the newest desired state goes to a slot.
 
 mod reconnect;
@@ -15,8 +15,8 @@ use krypton_proto::skew::PROTOCOL;
 use krypton_proto::v1::{
     AgentMessage, Hello, HubMessage, Trusts, Welcome, agent_message, hub_message,
 };
-use krypton_reconciler::report_store::ReportBoard;
-use krypton_runtime::clock::{self, Boot};
+use krypton_reconciler::report_store::ReportStore;
+use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::effect;
 use krypton_runtime::newest::NewestSeen as _;
 use krypton_types::desired::{DesiredState, Version};
@@ -30,11 +30,11 @@ use tonic::{Code, Status, Streaming};
 
 use crate::session::connect::{Connection, DialError, Dialer};
 use reconnect::Pace;
-use report_queue::Outbox;
+use report_queue::ReportQueue;
 
 /// From the start of the stream to the hub's Welcome.
 const WELCOME: Duration = Duration::from_secs(10);
-/// Messages that are made and not yet on their way. The newest of everything waits in the board.
+/// Messages that are made and not yet on their way. The newest of everything waits in the report_store.
 const OUTGOING: usize = 2;
 /// Clocks that differ by more are worth a word: certificates are valid from and to a time.
 const CLOCKS: Duration = Duration::from_secs(60);
@@ -74,9 +74,9 @@ impl Link {
 pub struct Contact {
     pub up: bool,
     /// Since when; `None` where it has never been up.
-    pub since: Option<Boot>,
+    pub since: Option<BootTime>,
     /// When the hub last said something.
-    pub heard: Option<Boot>,
+    pub heard: Option<BootTime>,
     /// Where the hub of the present or last session is, and what it has said of itself.
     pub address: Option<String>,
     pub hub_version: Option<String>,
@@ -84,7 +84,7 @@ pub struct Contact {
 }
 
 impl Contact {
-    fn welcomed(&mut self, address: &str, welcome: &Welcome, now: Boot) {
+    fn welcomed(&mut self, address: &str, welcome: &Welcome, now: BootTime) {
         let version = welcome.hub_version.chars().take(64).collect();
         // One that follows another leaves no time without.
         let since = self.since.filter(|_| self.up).unwrap_or(now);
@@ -98,7 +98,7 @@ impl Contact {
         };
     }
 
-    fn lost(&mut self, now: Boot) {
+    fn lost(&mut self, now: BootTime) {
         if self.up {
             (self.up, self.since) = (false, Some(now));
         }
@@ -114,7 +114,7 @@ pub struct Session {
     pub cluster_uid: String,
     pub kubernetes_version: String,
     /// What the reconciler says.
-    pub board: Arc<ReportBoard>,
+    pub report_store: Arc<ReportStore>,
     /// Where the hub's newest desired state goes.
     pub desired: watch::Sender<Option<Arc<DesiredState>>>,
     /// What was on record on the member at the start.
@@ -183,7 +183,7 @@ pub async fn run(session: Session, stop: CancellationToken) {
         let pause = match &ending {
             Ending::Drain { reason, pause } => {
                 tracing::info!(%reason, "the session ends; it is made anew");
-                pace.drained(Boot::now(), *pause, rand::random())
+                pace.drained(BootTime::now(), *pause, rand::random())
             }
             Ending::Error(error) => {
                 said.say(error);
@@ -191,7 +191,7 @@ pub async fn run(session: Session, stop: CancellationToken) {
                     SessionError::Refused { .. } | SessionError::Protocol { .. } => {
                         pace.refused(rand::random())
                     }
-                    _ => pace.failed(Boot::now(), rand::random()),
+                    _ => pace.failed(BootTime::now(), rand::random()),
                 }
             }
         };
@@ -200,7 +200,7 @@ pub async fn run(session: Session, stop: CancellationToken) {
             Ending::Error(error) => chain(&error),
         };
         session.link.send_replace(Link::Down(problem));
-        session.contact.send_modify(|it| it.lost(Boot::now()));
+        session.contact.send_modify(|it| it.lost(BootTime::now()));
         tokio::select! {
             () = stop.cancelled() => break,
             () = tokio::time::sleep(pause) => {}
@@ -208,7 +208,7 @@ pub async fn run(session: Session, stop: CancellationToken) {
     }
     let problem = "this agent is stopping".to_owned();
     session.link.send_replace(Link::Down(problem));
-    session.contact.send_modify(|it| it.lost(Boot::now()));
+    session.contact.send_modify(|it| it.lost(BootTime::now()));
 }
 
 impl Session {
@@ -218,7 +218,7 @@ impl Session {
             Err(error) => return Ending::Error(error),
         };
         loop {
-            pace.welcomed(Boot::now());
+            pace.welcomed(BootTime::now());
             said.clear();
             said.clocks(open.ahead);
             match Box::pin(self.follow(*open, said)).await {
@@ -285,7 +285,7 @@ impl Session {
 
     fn hello(&self, trusts: Option<Trusts>) -> Hello {
         // What was on record at the start may be old news by now, or all there is.
-        let applied = self.board.applied().max(self.recorded.clone());
+        let applied = self.report_store.applied().max(self.recorded.clone());
         Hello {
             protocol_min: *PROTOCOL.start(),
             protocol_max: *PROTOCOL.end(),
@@ -316,13 +316,13 @@ impl Session {
             "in session with the hub");
         self.link.send_replace(Link::Up(connection.clone()));
         self.contact
-            .send_modify(|it| it.welcomed(&address, &welcome, Boot::now()));
+            .send_modify(|it| it.welcomed(&address, &welcome, BootTime::now()));
         let heartbeat = welcome
             .heartbeat_millis
             .clamp(*HEARTBEAT.start(), *HEARTBEAT.end());
         let heartbeat = Duration::from_millis(heartbeat.into());
-        let mut outbox = Outbox::new();
-        self.board.resend();
+        let mut report_queue = ReportQueue::new();
+        self.report_store.resend();
         let mut beat = Box::pin(tokio::time::sleep(reconnect::spread(
             heartbeat,
             rand::random(),
@@ -333,8 +333,8 @@ impl Session {
             tokio::select! {
                 message = incoming.message() => match message {
                     Ok(Some(message)) => {
-                        self.contact.send_modify(|it| it.heard = Some(Boot::now()));
-                        if let Some(ending) = self.take_in(message, &mut outbox) {
+                        self.contact.send_modify(|it| it.heard = Some(BootTime::now()));
+                        if let Some(ending) = self.take_in(message, &mut report_queue) {
                             // It wants to be rid of us: it stops, or leads no more.
                             self.dialer.pass_on(&address);
                             return Next::Ending(ending);
@@ -347,7 +347,7 @@ impl Session {
                     Ok(open) => return Next::Stream(Box::new(open)),
                     Err(error) => {
                         said.say(&error);
-                        let pause = pace.failed(Boot::now(), rand::random());
+                        let pause = pace.failed(BootTime::now(), rand::random());
                         next = Some(Box::pin(async move {
                             tokio::time::sleep(pause).await;
                             self.open().await
@@ -356,18 +356,18 @@ impl Session {
                 },
                 Ok(()) = kept.changed() => {
                     if let Some(roots) = kept.see().as_deref() {
-                        outbox.trusts(Trusts::new(roots));
+                        report_queue.trusts(Trusts::new(roots));
                     }
                 }
-                () = self.board.changed(), if !outbox.has_changes() => outbox.changed(),
+                () = self.report_store.changed(), if !report_queue.has_changes() => report_queue.changed(),
                 () = &mut beat => {
-                    outbox.heartbeat();
+                    report_queue.heartbeat();
                     let next = reconnect::spread(heartbeat, rand::random());
                     beat.as_mut().reset(tokio::time::Instant::now() + next);
                 }
-                permit = outgoing.reserve(), if outbox.has_something() => match permit {
+                permit = outgoing.reserve(), if report_queue.has_something() => match permit {
                     Ok(permit) => {
-                        if let Some(kind) = outbox.next(&self.board) {
+                        if let Some(kind) = report_queue.next(&self.report_store) {
                             permit.send(message(kind));
                         }
                     }
@@ -381,7 +381,7 @@ impl Session {
         }
     }
 
-    fn take_in(&self, message: HubMessage, outbox: &mut Outbox) -> Option<Ending> {
+    fn take_in(&self, message: HubMessage, report_queue: &mut ReportQueue) -> Option<Ending> {
         match message.kind {
             Some(hub_message::Kind::Desired(desired)) => match DesiredState::try_from(desired) {
                 Ok(desired) => {
@@ -394,7 +394,7 @@ impl Session {
                         }
                         news
                     });
-                    outbox.applied(version, digest);
+                    report_queue.applied(version, digest);
                 }
                 Err(error) => {
                     tracing::warn!(error = %chain(&error),
@@ -403,8 +403,8 @@ impl Session {
             },
             Some(hub_message::Kind::Resync(resync)) => {
                 tracing::debug!(number = resync.number, "the hub asks for the whole account");
-                self.board.resend();
-                outbox.resync(resync.number);
+                self.report_store.resend();
+                report_queue.resync(resync.number);
             }
             Some(hub_message::Kind::Drain(drain)) => {
                 return Some(Ending::Drain {

@@ -20,7 +20,7 @@ use arc_swap::ArcSwap;
 use k8s_openapi::api::core::v1::Namespace;
 use krypton_helm::chart::ChartCache;
 use krypton_runtime::admin::ReadinessGuard;
-use krypton_runtime::clock::{self, Boot};
+use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::newest::NewestSeen as _;
 use krypton_runtime::retry::backoff;
 use krypton_types::error_chain::chain;
@@ -37,7 +37,7 @@ use self::listener::ListenerError;
 use self::session::Sessions;
 use crate::ca::rotation_controller::{self, Rotation};
 use crate::ca::{Authority, AuthorityError, Live};
-use crate::leader::Lead;
+use crate::leader::Leader;
 use crate::observe::member_metrics::FleetView;
 
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -57,7 +57,7 @@ pub struct Gateway {
     pub sessions: Arc<Sessions>,
     pub charts: Arc<ChartCache>,
     /// Whether this hub is the one that writes on home.
-    pub lead: Lead,
+    pub lead: Leader,
     /// Told of the CA.
     pub view: Arc<FleetView>,
     /// Held until agents can connect.
@@ -210,9 +210,9 @@ async fn prepare(
 }
 
 /// What nobody needs any more goes.
-async fn sweep(client: &Client, namespace: &str, mut lead: Lead) {
+async fn sweep(client: &Client, namespace: &str, mut lead: Leader) {
     loop {
-        if !lead.writes(Boot::now()) {
+        if !lead.writes(BootTime::now()) {
             if !lead.changed().await {
                 return std::future::pending().await;
             }

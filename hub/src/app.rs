@@ -19,7 +19,7 @@ use krypton_reconciler::run_loop::Tools;
 use krypton_runtime::admin::{self, Ports, Readiness, Served};
 use krypton_runtime::lease::Times;
 use krypton_runtime::newest::Newest as _;
-use krypton_runtime::retry::{Settling, patiently};
+use krypton_runtime::retry::{StartupGrace, retry_until_ready};
 use krypton_runtime::tasks::Tasks;
 use krypton_runtime::telemetry::Log;
 use krypton_runtime::watchdog::Watchdog;
@@ -45,13 +45,13 @@ use crate::chart::values_status::Teller;
 use crate::deployments;
 use crate::discovery::named_secrets::{Findings, Named, NamedSecrets};
 use crate::discovery::{self, Sources};
-use crate::edgecluster::{self, Accepting, Fleet, Given, Overlaying};
+use crate::edgecluster::{self, Accepting, Fleet, FleetChart, Overlaying};
 use crate::home::{self, Home, HomeError};
 use crate::leader::pod_label::Label;
-use crate::leader::{Election, Lead, Standing};
+use crate::leader::{Leader, LeaderElection, Standing};
 use crate::members::Members;
-use crate::members::arbiter::Voices;
-use crate::notices::Notices;
+use crate::members::arbiter::ReportArbiter;
+use crate::notices::EventRecorder;
 use crate::observe::dump::{self, Dumper};
 use crate::observe::member_metrics::Acting;
 use crate::observe::metrics;
@@ -234,9 +234,9 @@ async fn reach_home(
     settings: &Settings,
     stop: &CancellationToken,
 ) -> anyhow::Result<Option<(Home, Client)>> {
-    let apiserver = Settling::new();
+    let apiserver = StartupGrace::new();
     let may_pass = |error: &HomeError| error.may_pass(&apiserver);
-    let choosing = patiently("home", stop, may_pass, async || {
+    let choosing = retry_until_ready("home", stop, may_pass, async || {
         Home::choose(&settings.home, &settings.kubeconfig_policy).await
     });
     let Some(home) = choosing.await? else {
@@ -318,7 +318,7 @@ fn read_values(
 }
 
 /// Keeps the leader's label on the pod, after a former container's label is off.
-async fn label(clearing: JoinHandle<Option<Label>>, lead: Lead) {
+async fn label(clearing: JoinHandle<Option<Label>>, lead: Leader) {
     let cleared = tokio::select! {
         cleared = clearing => cleared,
         () = lead.left() => return,
@@ -334,9 +334,9 @@ async fn label(clearing: JoinHandle<Option<Label>>, lead: Lead) {
 struct Control {
     settings: Arc<Settings>,
     members: Arc<Members>,
-    voices: Arc<Voices>,
+    arbiter: Arc<ReportArbiter>,
     ahead: watch::Sender<u64>,
-    given: watch::Sender<Given>,
+    given: watch::Sender<FleetChart>,
     /// Whether a record decides what the chart's version means.
     pins: bool,
     /// Name in Leases: one process, one name. Two hubs never take each other for themselves.
@@ -350,7 +350,7 @@ impl Control {
         settings: &Arc<Settings>,
         observed: &Observed,
         pins: bool,
-        given: &watch::Sender<Given>,
+        given: &watch::Sender<FleetChart>,
     ) -> Self {
         let ahead = watch::Sender::new(0);
         let (reports, facts) = (Arc::clone(&observed.reports), Arc::clone(&observed.facts));
@@ -358,7 +358,7 @@ impl Control {
         Self {
             settings: Arc::clone(settings),
             members: Arc::new(Members::default()),
-            voices: Arc::new(Voices::new(reports, facts, ahead.clone())),
+            arbiter: Arc::new(ReportArbiter::new(reports, facts, ahead.clone())),
             ahead,
             given: given.clone(),
             pins,
@@ -378,7 +378,7 @@ impl Control {
         readiness: &Readiness,
         lasting: &mut Tasks,
     ) -> anyhow::Result<Standing> {
-        let election = Election {
+        let election = LeaderElection {
             client: home::client(home.config.clone()).context("making home's client failed")?,
             namespace: self.settings.namespace.clone(),
             holder: self.holder.clone(),
@@ -386,14 +386,14 @@ impl Control {
             ahead: self.ahead.clone(),
             readiness: readiness.clone(),
         };
-        let (voices, members) = (Arc::clone(&self.voices), Arc::clone(&self.members));
+        let (arbiter, members) = (Arc::clone(&self.arbiter), Arc::clone(&self.members));
         let (given, pins) = (self.given.clone(), self.pins);
         let (standing, leading) = election.stand(move |tenure, begins| {
-            voices.set_epoch(tenure.epoch);
+            arbiter.set_epoch(tenure.epoch);
             if begins {
                 // What this hub has read of home before may be old.
                 members.anew(tenure.since);
-                voices.anew(tenure.since);
+                arbiter.anew(tenure.since);
             }
             // If a record says what a range means, members get nothing before it is read.
             if !pins {
@@ -419,7 +419,7 @@ struct Starting<'a> {
     engine: &'a Engine,
     observed: &'a Observed,
     control: &'a Control,
-    lead: &'a Lead,
+    lead: &'a Leader,
     watchdog: &'a Watchdog,
 }
 
@@ -453,7 +453,7 @@ impl Starting<'_> {
         let own = [settings.namespace.clone()]
             .into_iter()
             .chain(account.map(|account| account.namespace().to_owned()));
-        let notices = Notices::start(
+        let notices = EventRecorder::start(
             self.client.clone(),
             control.instance.clone(),
             self.lead.clone(),
@@ -467,7 +467,7 @@ impl Starting<'_> {
                 work: engine.work.clone(),
                 watchdog: self.watchdog.clone(),
             },
-            voices: Arc::clone(&control.voices),
+            arbiter: Arc::clone(&control.arbiter),
             facts: Arc::clone(&observed.facts),
             grace: settings.proxy_grace,
             scratch: engine.private.path().to_owned(),
@@ -493,13 +493,13 @@ impl Starting<'_> {
     /// Starts the writers of Tenants' status and of KryptonDeployments.
     fn write_home(&self, shared: &Shared, discovered: Discovered, shutdown: &mut Shutdown) {
         let (settings, reports) = (self.settings, &self.observed.reports);
-        let voices = &self.control.voices;
+        let arbiter = &self.control.arbiter;
         let rules = Rules {
             self_cluster: settings.self_cluster,
             allow_chart_skip: settings.handling.allow_chart_skip,
             namespaces: settings.watch_namespaces.clone(),
         };
-        let placements = Arc::clone(voices.placements());
+        let placements = Arc::clone(arbiter.placements());
         let (lead, stop) = (self.lead, &shutdown.home);
         let aggregating = tenants::run(
             self.client.clone(),
@@ -511,9 +511,9 @@ impl Starting<'_> {
             stop.clone(),
         );
         let discovery = &settings.discovery;
-        let keep = deployments::Keep {
+        let keep = deployments::Controller {
             client: self.client.clone(),
-            deployments: Arc::clone(voices.deployments()),
+            deployments: Arc::clone(arbiter.deployments()),
             found: Arc::clone(&self.observed.found),
             notices: shared.notices.clone(),
             named: discovered.named,
@@ -530,12 +530,12 @@ impl Starting<'_> {
             reports: Arc::clone(reports),
         };
         let keeping = deployments::run(keep, lead.clone(), stop.clone());
-        let (voices, stop) = (Arc::clone(voices), stop.clone());
+        let (arbiter, stop) = (Arc::clone(arbiter), stop.clone());
         let lasting = &mut shutdown.lasting;
         lasting.spawn("the aggregator", aggregating);
         lasting.spawn("keeping KryptonDeployments", keeping);
         lasting.spawn("keeping the members' voices", async move {
-            voices.keep(stop).await;
+            arbiter.keep(stop).await;
         });
     }
 
@@ -548,7 +548,7 @@ impl Starting<'_> {
     ) {
         let sessions = Sessions {
             members: Arc::clone(&self.control.members),
-            voices: Arc::clone(&self.control.voices),
+            arbiter: Arc::clone(&self.control.arbiter),
             found: Arc::clone(&self.observed.found),
             metrics: Arc::clone(&self.observed.sessions),
             notices: shared.notices.clone(),
@@ -577,7 +577,7 @@ impl Starting<'_> {
         &self,
         home: Option<kube::Config>,
         sources: watch::Receiver<Sources>,
-        given: watch::Receiver<Given>,
+        given: watch::Receiver<FleetChart>,
         overlaying: Overlaying,
         shared: Arc<Shared>,
     ) -> Fleet {

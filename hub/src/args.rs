@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use krypton_reconciler::plan::Remediation;
-use krypton_runtime::telemetry::config::Telling;
+use krypton_runtime::telemetry::config::TelemetryConfig;
 use krypton_runtime::telemetry::traces::OtlpEndpoint;
 use krypton_runtime::telemetry::{DEFAULT_FILTER, LogFormat};
 use krypton_types::desired::crd_policy::CrdPolicy;
@@ -272,8 +272,8 @@ impl Settings {
     }
 
     /// What the process is to tell of itself.
-    pub fn telling(&self) -> Telling<'_> {
-        Telling {
+    pub fn telling(&self) -> TelemetryConfig<'_> {
+        TelemetryConfig {
             program: "krypton-hub",
             replica: self.reporting_instance.as_deref(),
             format: self.log_format,

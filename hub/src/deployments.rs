@@ -7,4 +7,4 @@ mod events;
 mod plan;
 mod target;
 
-pub use controller::{Keep, run};
+pub use controller::{Controller, run};

@@ -37,7 +37,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::chart::values::Problem;
 use crate::discovery::Sources;
-use crate::leader::{Lead, Watched};
+use crate::leader::{Leader, Watched};
 use crate::members::Members;
 use crate::members::found::Found as Clusters;
 use crate::proxy::Shared;
@@ -67,7 +67,7 @@ const BATCH: usize = 512;
 
 /// The chart state of the fleet, and the epoch it is given in.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Given {
+pub struct FleetChart {
     pub epoch: u64,
     /// `None` while there has not been one yet.
     pub chart: Option<Arc<ChartState>>,
@@ -84,7 +84,7 @@ pub struct Fleet {
     pub home: Option<kube::Config>,
     pub sources: watch::Receiver<Sources>,
     pub accepting: Accepting,
-    pub given: watch::Receiver<Given>,
+    pub given: watch::Receiver<FleetChart>,
     /// For all members.
     pub drift: DriftPolicy,
     pub chart_crds: CrdPolicy,
@@ -98,7 +98,7 @@ pub struct Fleet {
     /// Of workspaces; a member may have its own over it.
     pub namespaces: NamespaceConfiguration,
     /// Whether this hub is the one that writes on home.
-    pub lead: Lead,
+    pub lead: Leader,
     pub shared: Arc<Shared>,
     pub members: Arc<Members>,
     pub reports: Arc<Reports>,

@@ -9,7 +9,7 @@ use krypton_runtime::access::{
     ConfigError, Found, InCluster, Limits, LocalError, Report, client_named, from_kubeconfig,
     local, read_kubeconfig, reason_of, without_content,
 };
-use krypton_runtime::retry::Settling;
+use krypton_runtime::retry::StartupGrace;
 use krypton_types::kubeconfig::{self as sanitizer, Policy};
 use kube::config::Kubeconfig;
 use kube::{Api, Client, Config};
@@ -106,7 +106,7 @@ pub enum HomeError {
 
 impl HomeError {
     /// Whether it may go by itself: the `apiserver` of the hub's own cluster may not be up yet.
-    pub fn may_pass(&self, apiserver: &Settling) -> bool {
+    pub fn may_pass(&self, apiserver: &StartupGrace) -> bool {
         match self {
             Self::FetchSecretTimedOut { .. }
             | Self::FetchSecret {

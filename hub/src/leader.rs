@@ -1,7 +1,7 @@
 //! The lead: which of several hubs writes on home and serves agents. Owns the Lease `krypton-hub` in the
 //! hub's namespace, and the hub's epoch.
 //!
-//! Nothing is written unless [`Lead::writes`] says so at that very moment, by the clock that runs on while a
+//! Nothing is written unless [`Leader::writes`] says so at that very moment, by the clock that runs on while a
 //! process is frozen: one that wakes up after another has taken over has nothing to write by.
 
 mod election;
@@ -13,8 +13,8 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use krypton_runtime::admin::Readiness;
-use krypton_runtime::clock::{self, Boot};
-use krypton_runtime::lease::{self, Hold, LeaseName, LeaseWish, Times};
+use krypton_runtime::clock::{self, BootTime};
+use krypton_runtime::lease::{self, LeaseGoal, LeaseName, LeaseState, Times};
 use krypton_runtime::newest::{Newest as _, NewestSeen as _};
 use krypton_types::error_chain::chain;
 use krypton_types::names::HUB_LEASE;
@@ -26,8 +26,8 @@ use tokio_util::task::task_tracker::TrackedFuture;
 use tonic::Status;
 
 use crate::desired;
-use election::{Office, Sight};
-pub use election::{Stand, Tenure};
+use election::{ElectionState, Sight};
+pub use election::{LeaderState, LeaderTerm};
 use home_writer::{Verdict, verdict};
 pub(crate) use watched::Watched;
 
@@ -44,25 +44,25 @@ const ABOUT: &str = "lead";
 
 /// Who leads, for whoever writes on home or serves agents. Clones are one.
 #[derive(Clone, Debug)]
-pub struct Lead {
-    stand: watch::Receiver<Stand>,
-    hold: watch::Receiver<Hold>,
+pub struct Leader {
+    stand: watch::Receiver<LeaderState>,
+    hold: watch::Receiver<LeaseState>,
     times: Times,
     in_flight: TaskTracker,
     ahead: watch::Sender<u64>,
 }
 
-impl Lead {
+impl Leader {
     /// A lead that a test decides on: while it says that this hub leads, that is so at any time.
-    pub fn by_hand(stand: Stand) -> (watch::Sender<Stand>, Self) {
-        let hold = Hold {
-            renewed: Some(Boot::now()),
+    pub fn by_hand(stand: LeaderState) -> (watch::Sender<LeaderState>, Self) {
+        let hold = LeaseState {
+            renewed: Some(BootTime::now()),
             term: Some(
                 stand
                     .tenure()
                     .map_or_else(Default::default, |tenure| tenure.term.clone()),
             ),
-            ..Hold::default()
+            ..LeaseState::default()
         };
         let (stand, rx) = watch::channel(stand);
         let times = Times {
@@ -81,10 +81,10 @@ impl Lead {
 
     /// A hub that knows of no other.
     pub fn alone() -> Self {
-        Self::by_hand(Stand::Leads(Tenure {
+        Self::by_hand(LeaderState::Leading(LeaderTerm {
             epoch: 1,
-            term: lease::Term::default(),
-            since: Boot::now(),
+            term: lease::LeaseTerm::default(),
+            since: BootTime::now(),
             won: clock::wall(),
             former: None,
         }))
@@ -96,14 +96,14 @@ impl Lead {
         self.stand.changed().await.is_ok()
     }
 
-    pub fn stand(&self) -> Stand {
+    pub fn stand(&self) -> LeaderState {
         self.stand.get()
     }
 
     /// Whether something may be written on home at this moment. Asked before each write.
-    pub fn writes(&self, now: Boot) -> bool {
+    pub fn writes(&self, now: BootTime) -> bool {
         let stand = self.stand.get();
-        let Stand::Leads(tenure) = &stand else {
+        let LeaderState::Leading(tenure) = &stand else {
             return false;
         };
         let hold = self.hold.get();
@@ -119,17 +119,17 @@ impl Lead {
     /// `Unavailable`, with who leads, where another hub is to be asked.
     pub fn gate(&self) -> Result<(), Status> {
         let why = match &self.stand.get() {
-            Stand::Leads(_) | Stand::Doubt(_) => return Ok(()),
-            Stand::Standby {
+            LeaderState::Leading(_) | LeaderState::Unconfirmed(_) => return Ok(()),
+            LeaderState::Standby {
                 leader: Some(leader),
             } => {
                 format!("this hub is a standby; {leader} leads")
             }
-            Stand::Standby { leader: None } => {
+            LeaderState::Standby { leader: None } => {
                 "this hub is a standby, and nobody leads yet".to_owned()
             }
-            Stand::Entering => "this hub is about to lead".to_owned(),
-            Stand::Leaving => "this hub stops".to_owned(),
+            LeaderState::TakingEpoch => "this hub is about to lead".to_owned(),
+            LeaderState::Leaving => "this hub stops".to_owned(),
         };
         Err(Status::unavailable(why))
     }
@@ -137,7 +137,12 @@ impl Lead {
     /// Waits until this hub does not lead any more, though it goes on.
     pub async fn lost(&self) {
         let mut stand = self.stand.clone();
-        let lost = |stand: &Stand| matches!(stand, Stand::Standby { .. } | Stand::Entering);
+        let lost = |stand: &LeaderState| {
+            matches!(
+                stand,
+                LeaderState::Standby { .. } | LeaderState::TakingEpoch
+            )
+        };
         if stand.wait_for(lost).await.is_err() {
             std::future::pending().await
         }
@@ -146,13 +151,13 @@ impl Lead {
     /// Waits until this hub stops.
     pub async fn left(&self) {
         let mut stand = self.stand.clone();
-        let left = stand.wait_for(|stand| *stand == Stand::Leaving).await;
+        let left = stand.wait_for(|stand| *stand == LeaderState::Leaving).await;
         // Nobody decides on it any more.
         drop(left);
     }
 
     /// The tenure that holds now, in doubt too.
-    pub fn tenure(&self) -> Option<Tenure> {
+    pub fn tenure(&self) -> Option<LeaderTerm> {
         self.stand.get().tenure().cloned()
     }
 
@@ -195,7 +200,7 @@ impl Lead {
 }
 
 /// What the lead is decided by.
-pub struct Election {
+pub struct LeaderElection {
     /// Of its own: its connection waits for nobody else's calls.
     pub client: Client,
     /// The hub's, on home.
@@ -208,7 +213,7 @@ pub struct Election {
     pub readiness: Readiness,
 }
 
-impl std::fmt::Debug for Election {
+impl std::fmt::Debug for LeaderElection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Election")
             .field("holder", &self.holder)
@@ -219,24 +224,24 @@ impl std::fmt::Debug for Election {
 /// An election that this hub stands in.
 #[derive(Debug)]
 pub struct Standing {
-    pub lead: Lead,
+    pub lead: Leader,
     leaving: CancellationToken,
     idle: CancellationToken,
 }
 
 type Taking = Pin<Box<dyn Future<Output = Result<u64, desired::EpochError>> + Send>>;
 
-impl Election {
+impl LeaderElection {
     /// Stands, by a task that ends after [`Standing::leave`]. `won` is called before it is told that this hub
     /// leads, with each epoch; the second is true when a tenure begins.
     pub fn stand(
         self,
-        won: impl Fn(&Tenure, bool) + Send + 'static,
+        won: impl Fn(&LeaderTerm, bool) + Send + 'static,
     ) -> (Standing, impl Future<Output = ()> + Send + 'static) {
-        let (holds, hold) = watch::channel(Hold::default());
-        let (stand, stand_rx) = watch::channel(Stand::Standby { leader: None });
+        let (holds, hold) = watch::channel(LeaseState::default());
+        let (stand, stand_rx) = watch::channel(LeaderState::Standby { leader: None });
         let (leaving, idle) = (CancellationToken::new(), CancellationToken::new());
-        let lead = Lead {
+        let lead = Leader {
             stand: stand_rx,
             hold: hold.clone(),
             times: self.times,
@@ -251,7 +256,7 @@ impl Election {
             self.client.clone(),
             (name, self.times),
             self.holder.clone(),
-            watch::channel(LeaseWish::Hold).1,
+            watch::channel(LeaseGoal::Hold).1,
             holds,
             leaving.clone(),
             idle.clone(),
@@ -270,13 +275,13 @@ impl Election {
 
     async fn run(
         self,
-        stand: watch::Sender<Stand>,
-        mut holds: watch::Receiver<Hold>,
-        won: impl Fn(&Tenure, bool),
+        stand: watch::Sender<LeaderState>,
+        mut holds: watch::Receiver<LeaseState>,
+        won: impl Fn(&LeaderTerm, bool),
         leaving: CancellationToken,
     ) {
         let mut ahead = self.ahead.subscribe();
-        let mut office = Office::new(self.times);
+        let mut office = ElectionState::new(self.times);
         let mut taking: Option<Taking> = None;
         let mut taken = None;
         // The greatest epoch that we have taken.
@@ -284,7 +289,7 @@ impl Election {
         let mut renewed = None;
         loop {
             let hold = holds.see();
-            let now = Boot::now();
+            let now = BootTime::now();
             let before = office.stand.clone();
             let next = office.next(&Sight {
                 hold: &hold,
@@ -303,7 +308,7 @@ impl Election {
                 }));
             }
             if office.stand != before {
-                if let Stand::Leads(tenure) = &office.stand
+                if let LeaderState::Leading(tenure) = &office.stand
                     && before.tenure() != Some(tenure)
                 {
                     let begins = before.tenure().is_none();
@@ -316,7 +321,7 @@ impl Election {
                 stand.send_replace(office.stand.clone());
             }
             renewed = hold.renewed;
-            if office.stand == Stand::Leaving {
+            if office.stand == LeaderState::Leaving {
                 return;
             }
             tokio::select! {
@@ -335,30 +340,30 @@ impl Election {
         }
     }
 
-    fn tell(&self, before: &Stand, stand: &Stand, now: Boot) {
+    fn tell(&self, before: &LeaderState, stand: &LeaderState, now: BootTime) {
         let note = match stand {
-            Stand::Standby {
+            LeaderState::Standby {
                 leader: Some(leader),
             } => {
                 tracing::info!(%leader, "this hub is a standby");
                 Some(format!("standby: {leader} leads"))
             }
-            Stand::Standby { leader: None } => {
+            LeaderState::Standby { leader: None } => {
                 if before.tenure().is_some() {
                     tracing::warn!("the lead is lost: nothing was heard of home for too long");
                 }
                 Some("standby: nobody leads yet".to_owned())
             }
-            Stand::Entering => Some("standby: about to lead".to_owned()),
-            Stand::Leads(tenure) => {
+            LeaderState::TakingEpoch => Some("standby: about to lead".to_owned()),
+            LeaderState::Leading(tenure) => {
                 match before {
-                    Stand::Doubt(_) => {
+                    LeaderState::Unconfirmed(_) => {
                         tracing::info!(
                             epoch = tenure.epoch,
                             "home answers again; the lead was kept"
                         );
                     }
-                    Stand::Leads(_) => {
+                    LeaderState::Leading(_) => {
                         tracing::warn!(
                             epoch = tenure.epoch,
                             "a later epoch was known: home was restored, or another hub was here"
@@ -374,7 +379,7 @@ impl Election {
                 }
                 None
             }
-            Stand::Doubt(tenure) => {
+            LeaderState::Unconfirmed(tenure) => {
                 tracing::warn!(
                     led_for_s = now.since(tenure.since).as_secs(),
                     "the Lease was not renewed in time: nothing is written until it is"
@@ -384,14 +389,14 @@ impl Election {
                         .to_owned(),
                 )
             }
-            Stand::Leaving => None,
+            LeaderState::Leaving => None,
         };
         self.readiness.note(ABOUT, note);
     }
 }
 
 /// Whether a renewal came when the one before could not be written by any more.
-fn late(before: Option<Boot>, now: Option<Boot>, times: &Times) -> bool {
+fn late(before: Option<BootTime>, now: Option<BootTime>, times: &Times) -> bool {
     before
         .zip(now)
         .is_some_and(|(before, now)| now.since(before) >= times.fresh)

@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use krypton_crds::edge_cluster::AgentKeys;
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 use krypton_runtime::newest::Newest as _;
 use krypton_runtime::rate_limit::{Bucket, Rate};
 use krypton_types::deployment::DesiredDeployment;
@@ -38,7 +38,7 @@ pub struct Slot {
     pub desired: Arc<DesiredState>,
     /// The same, ready to be sent: made once for all members that are given it.
     pub message: Arc<krypton_proto::v1::Desired>,
-    pub since: Boot,
+    pub since: BootTime,
 }
 
 /// Whether agents of a member are let in.
@@ -144,7 +144,7 @@ impl Member {
     }
 
     /// A session has said so much: how long nothing more is to be read from it.
-    pub fn has_said(&self, now: Boot, amount: u64) -> Duration {
+    pub fn has_said(&self, now: BootTime, amount: u64) -> Duration {
         let mut allowances = self.allowances();
         let waits = allowances.saying.each_mut();
         waits
@@ -157,7 +157,7 @@ impl Member {
     ///
     /// # Errors
     /// When it has asked too often, with how long it is to wait.
-    pub fn asks(&self, now: Boot, asking: Asking) -> Result<(), Duration> {
+    pub fn asks(&self, now: BootTime, asking: Asking) -> Result<(), Duration> {
         let mut allowances = self.allowances();
         let bucket = match asking {
             Asking::Session => &mut allowances.connecting,
@@ -205,7 +205,7 @@ impl Member {
 
 /// A member, as it is told of.
 #[derive(Clone, Debug)]
-pub struct Seat {
+pub struct MemberSnapshot {
     /// Of its EdgeCluster.
     pub uid: String,
     pub slot: Option<Slot>,
@@ -227,7 +227,7 @@ pub enum NotFound {
 struct Registry {
     listed: bool,
     /// The tenure, by its beginning, in which they are to be listed before anybody is let in.
-    awaited: Option<Boot>,
+    awaited: Option<BootTime>,
     members: BTreeMap<String, Arc<Member>>,
 }
 
@@ -239,12 +239,12 @@ pub struct Members {
 
 impl Members {
     /// A tenure begins: who may come in is not known until the EdgeClusters are [listed](Self::listed_in) in it.
-    pub fn anew(&self, since: Boot) {
+    pub fn anew(&self, since: BootTime) {
         self.lock().awaited = Some(since);
     }
 
     /// The EdgeClusters were listed in this tenure, and admissions follow from that.
-    pub fn listed_in(&self, since: Option<Boot>) {
+    pub fn listed_in(&self, since: Option<BootTime>) {
         let mut registry = self.lock();
         if registry.awaited == since {
             registry.awaited = None;
@@ -266,7 +266,7 @@ impl Members {
     }
 
     /// What each member is to do that is to do anything: which desired state, and since when.
-    pub fn wanted(&self) -> BTreeMap<String, (Version, Boot)> {
+    pub fn wanted(&self) -> BTreeMap<String, (Version, BootTime)> {
         let registry = self.lock();
         let wanted = registry.members.iter().filter_map(|(name, member)| {
             let slot = member.slot.get();
@@ -277,10 +277,10 @@ impl Members {
     }
 
     /// What there is to tell of each member, by name.
-    pub fn seats(&self) -> BTreeMap<String, Seat> {
+    pub fn snapshots(&self) -> BTreeMap<String, MemberSnapshot> {
         let registry = self.lock();
         let members = registry.members.iter();
-        let seat = |member: &Member| Seat {
+        let snapshot = |member: &Member| MemberSnapshot {
             uid: member.uid.clone(),
             slot: member.slot.get(),
             refused: member.admission.get().refused.is_some(),
@@ -291,7 +291,7 @@ impl Members {
                 .collect(),
         };
         members
-            .map(|(name, member)| (name.clone(), seat(member)))
+            .map(|(name, member)| (name.clone(), snapshot(member)))
             .collect()
     }
 
@@ -359,7 +359,7 @@ fn refuse(member: &Member, why: &str) {
 /// Hands out desired states: one for all members that are to do the same, each member's newer than
 /// the one it had (design §3, rule 3).
 #[derive(Debug, Default)]
-pub struct Dealer {
+pub struct DesiredStatePublisher {
     /// The same for all.
     drift: DriftPolicy,
     chart_crds: CrdPolicy,
@@ -380,7 +380,7 @@ pub struct Order {
 
 /// A chart state that is given, and what else is to be done with it.
 #[derive(Clone, Copy, Debug)]
-pub struct Dealt<'a> {
+pub struct MemberInputs<'a> {
     pub chart: &'a ChartState,
     /// Whether it is one member's alone: then nobody else is given the same.
     pub own: bool,
@@ -392,7 +392,7 @@ pub struct Dealt<'a> {
     pub placed: &'a [PlacedTenant],
 }
 
-impl Dealer {
+impl DesiredStatePublisher {
     pub fn new(
         drift: DriftPolicy,
         chart_crds: CrdPolicy,
@@ -419,11 +419,11 @@ impl Dealer {
         &mut self,
         before: Option<&Slot>,
         epoch: u64,
-        chart: &Dealt<'_>,
+        chart: &MemberInputs<'_>,
         order: Order,
-        now: Boot,
+        now: BootTime,
     ) -> Option<Slot> {
-        let Dealt {
+        let MemberInputs {
             chart,
             own,
             namespaces,
@@ -509,8 +509,8 @@ mod tests {
         })
     }
 
-    fn of_all(chart: &ChartState) -> Dealt<'_> {
-        Dealt {
+    fn of_all(chart: &ChartState) -> MemberInputs<'_> {
+        MemberInputs {
             chart,
             own: false,
             namespaces: &PLAIN,
@@ -521,24 +521,24 @@ mod tests {
 
     #[test]
     fn what_one_member_has_for_itself_leaves_alone_what_the_others_share() {
-        let mut dealer = Dealer::default();
-        let (now, order) = (Boot::now(), Order::default());
+        let mut publisher = DesiredStatePublisher::default();
+        let (now, order) = (BootTime::now(), Order::default());
         let (all, alone) = (chart(1), chart(2));
-        let first = dealer.next(None, 1, &of_all(&all), order, now).unwrap();
-        let own = Dealt {
+        let first = publisher.next(None, 1, &of_all(&all), order, now).unwrap();
+        let own = MemberInputs {
             chart: &alone,
             own: true,
             namespaces: &PLAIN,
             deployments: &[],
             placed: &[],
         };
-        let mine = dealer.next(Some(&first), 1, &own, order, now).unwrap();
+        let mine = publisher.next(Some(&first), 1, &own, order, now).unwrap();
         assert!(mine.desired.version > first.desired.version);
-        assert!(dealer.next(Some(&mine), 1, &own, order, now).is_none());
-        let second = dealer.next(None, 1, &of_all(&all), order, now).unwrap();
+        assert!(publisher.next(Some(&mine), 1, &own, order, now).is_none());
+        let second = publisher.next(None, 1, &of_all(&all), order, now).unwrap();
         assert!(Arc::ptr_eq(&first.desired, &second.desired));
         // Whoever gives it up is given what the others have, and later than what it had.
-        let back = dealer
+        let back = publisher
             .next(Some(&mine), 1, &of_all(&all), order, now)
             .unwrap();
         assert_eq!(back.desired.chart, *all);
@@ -547,28 +547,31 @@ mod tests {
 
     #[test]
     fn orders_go_to_the_member_that_they_are_for_and_a_change_of_them_is_news() {
-        let mut dealer = Dealer::default();
-        let (now, order, all) = (Boot::now(), Order::default(), chart(1));
-        let first = dealer.next(None, 1, &of_all(&all), order, now).unwrap();
+        let mut publisher = DesiredStatePublisher::default();
+        let (now, order, all) = (BootTime::now(), Order::default(), chart(1));
+        let first = publisher.next(None, 1, &of_all(&all), order, now).unwrap();
         let mut orders = [DesiredDeployment {
             name: "acme".to_owned(),
             ..DesiredDeployment::default()
         }];
-        fn dealt<'a>(chart: &'a ChartState, deployments: &'a [DesiredDeployment]) -> Dealt<'a> {
-            Dealt {
+        fn dealt<'a>(
+            chart: &'a ChartState,
+            deployments: &'a [DesiredDeployment],
+        ) -> MemberInputs<'a> {
+            MemberInputs {
                 deployments,
                 ..of_all(chart)
             }
         }
-        let mine = dealer.next(Some(&first), 1, &dealt(&all, &orders), order, now);
+        let mine = publisher.next(Some(&first), 1, &dealt(&all, &orders), order, now);
         let mine = mine.unwrap();
         assert_eq!(mine.desired.deployments, orders);
-        let again = dealer.next(Some(&mine), 1, &dealt(&all, &orders), order, now);
+        let again = publisher.next(Some(&mine), 1, &dealt(&all, &orders), order, now);
         assert!(again.is_none());
-        let other = dealer.next(None, 1, &of_all(&all), order, now).unwrap();
+        let other = publisher.next(None, 1, &of_all(&all), order, now).unwrap();
         assert!(Arc::ptr_eq(&first.desired, &other.desired));
         orders[0].remove = true;
-        let removes = dealer.next(Some(&mine), 1, &dealt(&all, &orders), order, now);
+        let removes = publisher.next(Some(&mine), 1, &dealt(&all, &orders), order, now);
         assert!(removes.unwrap().desired.version > mine.desired.version);
     }
 
@@ -578,26 +581,26 @@ mod tests {
             no_cross_namespace_refs: true,
             default_service_account: "installer".to_owned(),
         };
-        let (now, order) = (Boot::now(), Order::default());
-        let plain = Dealer::default().next(None, 1, &of_all(&chart(1)), order, now);
-        let mut dealer = Dealer::default().locked_down(lockdown.clone());
-        let locked = dealer.next(plain.as_ref(), 1, &of_all(&chart(1)), order, now);
+        let (now, order) = (BootTime::now(), Order::default());
+        let plain = DesiredStatePublisher::default().next(None, 1, &of_all(&chart(1)), order, now);
+        let mut publisher = DesiredStatePublisher::default().locked_down(lockdown.clone());
+        let locked = publisher.next(plain.as_ref(), 1, &of_all(&chart(1)), order, now);
         assert_eq!(locked.unwrap().desired.lockdown, lockdown);
     }
 
     #[test]
     fn members_that_are_to_do_the_same_share_one_desired_state() {
-        let mut dealer = Dealer::default();
-        let now = Boot::now();
-        let first = dealer
+        let mut publisher = DesiredStatePublisher::default();
+        let now = BootTime::now();
+        let first = publisher
             .next(None, 1, &of_all(&chart(1)), Order::default(), now)
             .unwrap();
-        let second = dealer
+        let second = publisher
             .next(None, 1, &of_all(&chart(1)), Order::default(), now)
             .unwrap();
         assert!(Arc::ptr_eq(&first.desired, &second.desired));
         assert!(
-            dealer
+            publisher
                 .next(Some(&first), 1, &of_all(&chart(1)), Order::default(), now)
                 .is_none()
         );
@@ -608,14 +611,14 @@ mod tests {
         fn what_a_member_is_given_is_always_later_than_what_it_had(
             steps in proptest::collection::vec((0_usize..3, 0_u8..3, any::<[bool; 2]>(), any::<bool>()), 1..60)
         ) {
-            let mut dealer = Dealer::default();
+            let mut publisher = DesiredStatePublisher::default();
             let mut epoch = 1;
             let mut members: [Option<Slot>; 3] = [None, None, None];
             for (member, version, [paused, retire], later_epoch) in steps {
                 let order = Order { paused, retire };
                 epoch += u64::from(later_epoch);
                 let before = members[member].clone();
-                if let Some(next) = dealer.next(before.as_ref(), epoch, &of_all(&chart(version)), order, Boot::now()) {
+                if let Some(next) = publisher.next(before.as_ref(), epoch, &of_all(&chart(version)), order, BootTime::now()) {
                     prop_assert!(before.is_none_or(|before| before.desired.version < next.desired.version));
                     members[member] = Some(next);
                 }
@@ -662,10 +665,10 @@ mod tests {
         use krypton_proto::REPORTS_PER_MESSAGE;
         let member = Member::new("u".to_owned(), Arc::new(watch::Sender::new(None)));
         let largest = MESSAGE + REPORTS_PER_MESSAGE as u64;
-        let begin = Boot::now();
+        let begin = BootTime::now();
         let mut now = begin;
         for _ in 0..TENANTS_MAX / REPORTS_PER_MESSAGE {
-            now = Boot(now.0 + member.has_said(now, largest));
+            now = BootTime(now.0 + member.has_said(now, largest));
         }
         let took = now.since(begin);
         assert!(took < Duration::from_secs(3), "{took:?}");
@@ -674,7 +677,7 @@ mod tests {
             let waits = (0..SESSIONS).map(|_| member.has_said(now, largest));
             let longest = waits.max().unwrap_or_default();
             assert!(longest < HEARTBEAT, "{longest:?}");
-            now = Boot(now.0 + longest);
+            now = BootTime(now.0 + longest);
         }
         let messages = TENANTS_MAX / REPORTS_PER_MESSAGE + 100 * SESSIONS;
         let earned = messages as u64 * largest - SAYING.burst;
@@ -684,14 +687,14 @@ mod tests {
     #[test]
     fn an_agent_that_minds_its_business_is_never_slowed() {
         let member = Member::new("u".to_owned(), Arc::new(watch::Sender::new(None)));
-        let mut now = Boot::now();
+        let mut now = BootTime::now();
         // A thousand Tenants in a session's beginning; then ten changes a second, each in its message.
         for _ in 0..5 {
-            now = Boot(now.0 + member.has_said(now, MESSAGE + 200));
+            now = BootTime(now.0 + member.has_said(now, MESSAGE + 200));
         }
-        now = Boot(now.0 + Duration::from_secs(1));
+        now = BootTime(now.0 + Duration::from_secs(1));
         for _ in 0..100_000 {
-            now = Boot(now.0 + Duration::from_millis(100));
+            now = BootTime(now.0 + Duration::from_millis(100));
             assert_eq!(member.has_said(now, MESSAGE + 1), Duration::ZERO);
         }
     }
@@ -699,7 +702,7 @@ mod tests {
     #[test]
     fn what_a_member_asks_for_over_and_over_it_gets_slowly() {
         let member = Member::new("u".to_owned(), Arc::new(watch::Sender::new(None)));
-        let now = Boot::now();
+        let now = BootTime::now();
         for (asking, rate) in [
             (Asking::Session, CONNECTING),
             (Asking::Renewal, RENEWING),
@@ -709,7 +712,7 @@ mod tests {
                 assert_eq!(member.asks(now, asking), Ok(()));
             }
             assert_eq!(member.asks(now, asking), Err(rate.each));
-            assert_eq!(member.asks(Boot(now.0 + rate.each), asking), Ok(()));
+            assert_eq!(member.asks(BootTime(now.0 + rate.each), asking), Ok(()));
         }
     }
 
@@ -729,7 +732,7 @@ mod tests {
     fn nobody_comes_in_before_the_edge_clusters_are_listed_in_the_tenure() {
         let members = Members::default();
         members.enter("a", "u");
-        let [first, second] = [1, 2].map(|since| Boot(Duration::from_secs(since)));
+        let [first, second] = [1, 2].map(|since| BootTime(Duration::from_secs(since)));
         members.anew(second);
         for of in [None, Some(first)] {
             members.keep(|name| name == "a", |_| false);

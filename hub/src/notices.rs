@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use krypton_crds::edge_cluster::EdgeCluster;
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 use krypton_runtime::effect;
 use krypton_runtime::watchdog::Watchdog;
 use krypton_types::error_chain::chain;
@@ -13,7 +13,7 @@ use kube::{Client, Resource};
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
-use crate::leader::Lead;
+use crate::leader::Leader;
 
 /// How often it is looked whether home answers again.
 const IN_DOUBT: Duration = Duration::from_millis(500);
@@ -23,7 +23,7 @@ const QUEUE: usize = 64;
 
 /// Something that a person should know of a member.
 #[derive(Clone, Debug)]
-pub struct Notice {
+pub struct MemberEvent {
     pub member: String,
     /// Of its EdgeCluster; empty when that is not known.
     pub uid: String,
@@ -33,15 +33,15 @@ pub struct Notice {
 
 /// The near end of the queue.
 #[derive(Clone, Debug)]
-pub struct Notices {
-    queue: mpsc::Sender<Told>,
+pub struct EventRecorder {
+    queue: mpsc::Sender<QueuedEvent>,
     /// Only a hub that leads tells anything; `None`: any.
-    lead: Option<Lead>,
+    lead: Option<Leader>,
 }
 
 /// An event: those of one object that have all of this in common are counted as one.
 #[derive(Clone, Debug)]
-struct Told {
+struct QueuedEvent {
     kind: EventType,
     action: &'static str,
     about: ObjectReference,
@@ -49,8 +49,8 @@ struct Told {
     message: String,
 }
 
-impl Told {
-    fn of_member(kind: EventType, action: &'static str, notice: Notice) -> Self {
+impl QueuedEvent {
+    fn of_member(kind: EventType, action: &'static str, notice: MemberEvent) -> Self {
         let about = ObjectReference {
             api_version: Some(EdgeCluster::api_version(&()).into_owned()),
             kind: Some(EdgeCluster::kind(&()).into_owned()),
@@ -68,10 +68,10 @@ impl Told {
     }
 }
 
-impl Notices {
+impl EventRecorder {
     /// Starts the one task that writes them, while this hub leads.
-    pub fn start(client: Client, instance: String, lead: Lead, watchdog: &Watchdog) -> Self {
-        let (queue, mut notices) = mpsc::channel::<Told>(QUEUE);
+    pub fn start(client: Client, instance: String, lead: Leader, watchdog: &Watchdog) -> Self {
+        let (queue, mut notices) = mpsc::channel::<QueuedEvent>(QUEUE);
         let reporter = Reporter {
             controller: "mesh.openkcm.io/krypton-hub".to_owned(),
             instance: Some(instance),
@@ -82,10 +82,10 @@ impl Notices {
         let writing = async move {
             while let Some(told) = notices.recv().await {
                 // In doubt it waits: whoever has told of it tells it once.
-                while leads.serves() && !leads.writes(Boot::now()) {
+                while leads.serves() && !leads.writes(BootTime::now()) {
                     tokio::time::sleep(IN_DOUBT).await;
                 }
-                if !leads.writes(Boot::now()) {
+                if !leads.writes(BootTime::now()) {
                     continue;
                 }
                 let event = Event {
@@ -121,7 +121,7 @@ impl Notices {
     /// With the reasons and messages that it was told.
     #[cfg(test)]
     pub(crate) fn heard() -> (Self, impl FnMut() -> Option<(&'static str, String)>) {
-        let (queue, mut far_end) = mpsc::channel::<Told>(QUEUE);
+        let (queue, mut far_end) = mpsc::channel::<QueuedEvent>(QUEUE);
         let heard = move || {
             let told = far_end.try_recv().ok()?;
             Some((told.reason, told.message))
@@ -130,7 +130,7 @@ impl Notices {
     }
 
     /// A warning.
-    pub fn tell(&self, notice: Notice) {
+    pub fn tell(&self, notice: MemberEvent) {
         log(&notice);
         self.tell_of(EventType::Warning, notice.reason, notice);
     }
@@ -138,21 +138,21 @@ impl Notices {
     /// A warning that is told if there is room for it now; else nothing has happened, and whoever has it
     /// comes again.
     #[must_use]
-    pub fn offer(&self, notice: Notice) -> bool {
+    pub fn offer(&self, notice: MemberEvent) -> bool {
         self.offer_of(EventType::Warning, notice, log)
     }
 
     /// The same for what is no warning.
     #[must_use]
-    pub fn offer_news(&self, notice: Notice) -> bool {
+    pub fn offer_news(&self, notice: MemberEvent) -> bool {
         self.offer_of(EventType::Normal, notice, |notice| {
             tracing::info!(member = %notice.member, reason = notice.reason, "{}", notice.message);
         })
     }
 
-    fn offer_of(&self, kind: EventType, notice: Notice, log: fn(&Notice)) -> bool {
+    fn offer_of(&self, kind: EventType, notice: MemberEvent, log: fn(&MemberEvent)) -> bool {
         let leads = self.lead.as_ref();
-        if leads.is_some_and(|lead| !lead.writes(Boot::now())) {
+        if leads.is_some_and(|lead| !lead.writes(BootTime::now())) {
             return false;
         }
         let place = match self.queue.try_reserve() {
@@ -163,14 +163,14 @@ impl Notices {
         };
         log(&notice);
         if let Some(place) = place {
-            place.send(Told::of_member(kind, notice.reason, notice));
+            place.send(QueuedEvent::of_member(kind, notice.reason, notice));
         }
         true
     }
 
     /// Something that is in the log already.
-    pub fn tell_of(&self, kind: EventType, action: &'static str, notice: Notice) {
-        self.send(Told::of_member(kind, action, notice));
+    pub fn tell_of(&self, kind: EventType, action: &'static str, notice: MemberEvent) {
+        self.send(QueuedEvent::of_member(kind, action, notice));
     }
 
     /// Something of another object of home.
@@ -192,7 +192,7 @@ impl Notices {
             reason,
             "{message}"
         );
-        self.send(Told {
+        self.send(QueuedEvent {
             kind,
             action: reason,
             about,
@@ -201,14 +201,14 @@ impl Notices {
         });
     }
 
-    fn send(&self, told: Told) {
+    fn send(&self, told: QueuedEvent) {
         if self.queue.try_send(told).is_err() {
             tracing::debug!("event dropped: queue full or closed");
         }
     }
 }
 
-fn log(notice: &Notice) {
+fn log(notice: &MemberEvent) {
     tracing::warn!(member = %notice.member, reason = notice.reason, problem = %notice.message, "told");
 }
 
@@ -216,8 +216,8 @@ fn log(notice: &Notice) {
 mod tests {
     use super::*;
 
-    fn notice(number: usize) -> Notice {
-        Notice {
+    fn notice(number: usize) -> MemberEvent {
+        MemberEvent {
             member: format!("edge-{number}"),
             uid: String::new(),
             reason: "Reason",
@@ -228,13 +228,13 @@ mod tests {
     #[test]
     fn what_there_is_no_room_for_is_not_taken_in_and_is_when_there_is() {
         let (queue, mut far_end) = mpsc::channel(QUEUE);
-        let notices = Notices { queue, lead: None };
+        let notices = EventRecorder { queue, lead: None };
         assert!((0..QUEUE).all(|number| notices.offer(notice(number))));
         assert!(!notices.offer(notice(QUEUE)));
         assert!(far_end.try_recv().is_ok());
         assert!(notices.offer(notice(QUEUE)));
         assert_eq!(far_end.len(), QUEUE);
         // Nobody is asked again for what nobody will ever read.
-        assert!(Notices::nowhere().offer(notice(0)));
+        assert!(EventRecorder::nowhere().offer(notice(0)));
     }
 }

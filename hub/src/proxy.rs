@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use krypton_reconciler::agent_presence::{Presence, Role, role};
 use krypton_reconciler::plan::Policy;
-use krypton_reconciler::report_store::ReportBoard;
+use krypton_reconciler::report_store::ReportStore;
 use krypton_reconciler::run_loop::{self, Member, StatusMode, Tools};
 use krypton_runtime::access::ServiceAccount;
-use krypton_runtime::clock::{self, Boot};
-use krypton_runtime::lease::LeaseWish;
+use krypton_runtime::clock::{self, BootTime};
+use krypton_runtime::lease::LeaseGoal;
 use krypton_runtime::newest::{Newest as _, NewestSeen as _};
 use krypton_runtime::watchdog::Watchdog;
 use krypton_types::allowed_namespaces::Allowed;
@@ -30,10 +30,10 @@ use tracing::Instrument as _;
 
 use crate::discovery::{Origin, Sources, Unresolved};
 use crate::members::Slot;
-use crate::members::arbiter::{VoiceId, Voices};
+use crate::members::arbiter::{ReportArbiter, ReporterId};
 use crate::members::found::Found;
-use crate::members::observation::FactsBoard;
-use crate::notices::Notices;
+use crate::members::observation::ObservationBoard;
+use crate::notices::EventRecorder;
 
 use connect::Reached;
 
@@ -70,14 +70,14 @@ impl Access {
 /// What all proxies share.
 pub struct Shared {
     pub tools: Tools,
-    pub facts: Arc<FactsBoard>,
-    pub voices: Arc<Voices>,
+    pub facts: Arc<ObservationBoard>,
+    pub arbiter: Arc<ReportArbiter>,
     /// How long an agent must have been away before the hub acts in its place.
     pub grace: Duration,
     pub scratch: PathBuf,
     /// What helm acts as on home.
     pub helm_account: Option<ServiceAccount>,
-    pub notices: Notices,
+    pub notices: EventRecorder,
     pub holder: String,
     pub instance: String,
     pub policy: Policy,
@@ -236,7 +236,7 @@ async fn newer(
                     facts.access = reached.used().validity;
                 });
                 let link = State::new(Truth::True, reason::CONNECTED, "");
-                shared.voices.link(name, Some(link), Boot::now());
+                shared.arbiter.link(name, Some(link), BootTime::now());
                 shared.found.set(name, Some(answer.uid.clone()));
                 reached.uid = answer.uid;
                 return Some(reached);
@@ -250,7 +250,7 @@ async fn newer(
                 told = Some(why);
                 resolved(name, shared, state.clone());
                 if !in_use {
-                    shared.voices.link(name, Some(state), Boot::now());
+                    shared.arbiter.link(name, Some(state), BootTime::now());
                     // Whoever waits for our identity must not wait for a kubeconfig.
                     shared.found.set(name, None);
                 }
@@ -279,7 +279,7 @@ fn say_unanswered(name: &str, shared: &Shared, in_use: bool, problem: String) {
         resolved(name, shared, state);
     } else {
         let link = connect::unreachable(problem);
-        shared.voices.link(name, Some(link), Boot::now());
+        shared.arbiter.link(name, Some(link), BootTime::now());
         shared.found.set(name, None);
     }
 }
@@ -296,7 +296,7 @@ async fn act(
 ) -> ControlFlow<()> {
     let mut lost = 0;
     loop {
-        let now = Boot::now();
+        let now = BootTime::now();
         let permit = inputs.permit.see();
         let may_act = is_of(name, shared, reached, &permit) && permit.may_act;
         let presence = inputs.presence.see();
@@ -362,7 +362,7 @@ fn probed(
         Err(_) if lost < PROBES_LOST => return Continue(()),
         Err(problem) => connect::unreachable(problem),
     };
-    shared.voices.link(name, Some(link), Boot::now());
+    shared.arbiter.link(name, Some(link), BootTime::now());
     Continue(())
 }
 
@@ -398,7 +398,12 @@ fn is_of(name: &str, shared: &Shared, reached: &Reached, permit: &Permit) -> boo
 }
 
 /// A hub that does not lead acts nowhere.
-fn role_of(presence: Presence, acts: bool, grace: Duration, now: Boot) -> (Role, Option<Boot>) {
+fn role_of(
+    presence: Presence,
+    acts: bool,
+    grace: Duration,
+    now: BootTime,
+) -> (Role, Option<BootTime>) {
     match role(presence, grace, now) {
         (Role::Act, look_again) if !acts => (Role::Observe, look_again),
         role => role,
@@ -408,7 +413,7 @@ fn role_of(presence: Presence, acts: bool, grace: Duration, now: Boot) -> (Role,
 /// One life of the reconciler.
 struct Run {
     role: Role,
-    look_again: Option<Boot>,
+    look_again: Option<BootTime>,
     first: Arc<DesiredState>,
 }
 
@@ -420,15 +425,15 @@ impl Run {
         presence: Presence,
         acts: bool,
         grace: Duration,
-        wish: &watch::Sender<LeaseWish>,
+        wish: &watch::Sender<LeaseGoal>,
     ) -> bool {
-        let (next, look_again) = role_of(presence, acts, grace, Boot::now());
+        let (next, look_again) = role_of(presence, acts, grace, BootTime::now());
         self.look_again = look_again;
         match (self.role, next) {
             (before, next) if before == next => true,
             (Role::Observe, Role::Act) => {
                 self.role = next;
-                wish.send_replace(LeaseWish::Hold);
+                wish.send_replace(LeaseGoal::Hold);
                 true
             }
             _ => false,
@@ -447,15 +452,17 @@ async fn reconcile(
     (stop, replaced): (&CancellationToken, &CancellationToken),
 ) -> Option<ControlFlow<()>> {
     tracing::info!(member = %name, role = ?run.role, "acting as the member's proxy");
-    let mut asks = shared.voices.open(name, VoiceId::Proxy, Boot::now());
+    let mut asks = shared
+        .arbiter
+        .open(name, ReporterId::Proxy, BootTime::now());
     let mut complete = Some(0);
     let (desired, desired_rx) = watch::channel(Arc::clone(&run.first));
-    let board = Arc::new(ReportBoard::default());
+    let report_store = Arc::new(ReportStore::default());
     let inner = CancellationToken::new();
     let home = name == names::SELF_CLUSTER;
     let (wish, wishes) = watch::channel(match run.role {
-        Role::Act => LeaseWish::Hold,
-        Role::Observe | Role::Rest => LeaseWish::Observe,
+        Role::Act => LeaseGoal::Hold,
+        Role::Observe | Role::Rest => LeaseGoal::Observe,
     });
     let member = Member {
         name: name.to_owned(),
@@ -494,7 +501,7 @@ async fn reconcile(
         member,
         shared.tools.clone(),
         desired_rx,
-        Arc::clone(&board),
+        Arc::clone(&report_store),
         inner.clone(),
     );
     let watched = format!("the reconciler of member {name}");
@@ -507,12 +514,12 @@ async fn reconcile(
             () = &mut another => break Some(Continue(())),
             () = stop.cancelled() => break Some(Break(())),
             () = replaced.cancelled() => break Some(Continue(())),
-            changes = board.changes() => {
-                shared.voices.say(name, VoiceId::Proxy, changes, complete.take(), Boot::now());
+            changes = report_store.changes() => {
+                shared.arbiter.say(name, ReporterId::Proxy, changes, complete.take(), BootTime::now());
             }
             changed = asks.changed() => {
                 if changed.is_err() { break Some(Break(())) }
-                board.resend();
+                report_store.resend();
                 complete = Some(asks.see());
             }
             changed = inputs.slot.changed() => {
@@ -534,7 +541,7 @@ async fn reconcile(
                 let acts = inputs.permit.get().acts;
                 if !run.goes_on(presence, acts, shared.grace, &wish) { break None }
             }
-            () = clock::sleep_until(run.look_again, Boot::now()) => {
+            () = clock::sleep_until(run.look_again, BootTime::now()) => {
                 let (presence, acts) = (inputs.presence.get(), inputs.permit.get().acts);
                 if !run.goes_on(presence, acts, shared.grace, &wish) { break None }
             }
@@ -545,6 +552,8 @@ async fn reconcile(
     if let Err(error) = running.await {
         tracing::error!(member = %name, %error, "the reconciler ended badly");
     }
-    shared.voices.close(name, VoiceId::Proxy, Boot::now());
+    shared
+        .arbiter
+        .close(name, ReporterId::Proxy, BootTime::now());
     ended
 }

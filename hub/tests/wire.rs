@@ -1,5 +1,5 @@
 //! Hub and agent over real TLS in one process: the hub's port, service, sessions and members, and the
-//! agent's own dialler and session. There is no cluster: the board of reports is filled by hand.
+//! agent's own dialler and session. There is no cluster: the report_store of reports is filled by hand.
 
 #![allow(
     clippy::unwrap_used,
@@ -28,13 +28,13 @@ use krypton_hub::agent_server::fleet_service::FleetService;
 use krypton_hub::agent_server::listener;
 use krypton_hub::agent_server::session::Sessions;
 use krypton_hub::ca::{Authority, Live, read_agent_certificate};
-use krypton_hub::leader::Lead;
+use krypton_hub::leader::Leader;
 use krypton_hub::members::agent_keys;
-use krypton_hub::members::arbiter::{Presence, Voices};
+use krypton_hub::members::arbiter::{Presence, ReportArbiter};
 use krypton_hub::members::found::Found;
-use krypton_hub::members::observation::{Facts, FactsBoard};
-use krypton_hub::members::{Admission, Dealer, Dealt, Members, Order};
-use krypton_hub::notices::Notices;
+use krypton_hub::members::observation::{MemberObservation, ObservationBoard};
+use krypton_hub::members::{Admission, DesiredStatePublisher, MemberInputs, Members, Order};
+use krypton_hub::notices::EventRecorder;
 use krypton_hub::observe::metrics::{Message, SessionMetrics};
 use krypton_hub::tenants::Reports;
 use krypton_proto::REPORTS_PER_MESSAGE;
@@ -42,8 +42,8 @@ use krypton_proto::v1::{
     AgentMessage, Applied, FetchChartRequest, Heartbeat, Hello, HubMessage, RenewRequest, Report,
     Tenant, agent_message::Kind as Said, hub_message::Kind as Say,
 };
-use krypton_reconciler::report_store::ReportBoard;
-use krypton_runtime::clock::{self, Boot};
+use krypton_reconciler::report_store::ReportStore;
+use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::newest::Newest as _;
 use krypton_runtime::tls::{self, Credential};
 use krypton_runtime::watchdog::Watchdog;
@@ -93,15 +93,15 @@ fn chart(version: &str) -> Arc<ChartState> {
 struct Home {
     authority: Arc<Live>,
     members: Arc<Members>,
-    dealer: Dealer,
-    facts: Arc<FactsBoard>,
+    publisher: DesiredStatePublisher,
+    facts: Arc<ObservationBoard>,
     reports: Arc<Reports>,
-    voices: Arc<Voices>,
+    arbiter: Arc<ReportArbiter>,
     metrics: Arc<SessionMetrics>,
     charts: Arc<ChartCache>,
     /// How far the hub's clock is ahead when it makes certificates.
     ahead: SignedDuration,
-    lead: Lead,
+    lead: Leader,
     _folder: TempDir,
 }
 
@@ -123,13 +123,13 @@ impl Home {
         let folder = TempDir::new().unwrap();
         let (reports, facts) = (
             Arc::new(Reports::default()),
-            Arc::new(FactsBoard::default()),
+            Arc::new(ObservationBoard::default()),
         );
         Self {
             authority: Arc::new(Live::new(authority)),
             members: Arc::new(Members::default()),
-            dealer: Dealer::default(),
-            voices: Arc::new(Voices::new(
+            publisher: DesiredStatePublisher::default(),
+            arbiter: Arc::new(ReportArbiter::new(
                 Arc::clone(&reports),
                 Arc::clone(&facts),
                 watch::Sender::new(0),
@@ -139,7 +139,7 @@ impl Home {
             metrics: Arc::default(),
             charts: Arc::new(ChartCache::new(folder.path().join("charts")).unwrap()),
             ahead: SignedDuration::ZERO,
-            lead: Lead::alone(),
+            lead: Leader::alone(),
             _folder: folder,
         }
     }
@@ -160,10 +160,10 @@ impl Home {
         for name in names {
             let member = self.members.get(name).unwrap();
             let before = member.slot.get();
-            let next = self.dealer.next(
+            let next = self.publisher.next(
                 before.as_ref(),
                 1,
-                &Dealt {
+                &MemberInputs {
                     chart: &chart(version),
                     own: false,
                     namespaces: &NamespaceConfiguration::default(),
@@ -171,7 +171,7 @@ impl Home {
                     placed: &[],
                 },
                 Order::default(),
-                Boot::now(),
+                BootTime::now(),
             );
             member.slot.send_replace(next.or(before));
         }
@@ -189,10 +189,10 @@ impl Home {
         let stop = CancellationToken::new();
         let sessions = Sessions {
             members: Arc::clone(&self.members),
-            voices: Arc::clone(&self.voices),
+            arbiter: Arc::clone(&self.arbiter),
             found: Arc::new(Found::default()),
             metrics: Arc::clone(&self.metrics),
-            notices: Notices::nowhere(),
+            notices: EventRecorder::nowhere(),
             hub_version: hub_version.to_owned(),
             numbers: AtomicU64::new(0),
             watchdog: Watchdog::default(),
@@ -258,7 +258,7 @@ impl Home {
     }
 
     /// Waits until the hub's facts of a member are as wanted.
-    async fn knows(&self, name: &str, wanted: impl Fn(&Facts) -> bool) {
+    async fn knows(&self, name: &str, wanted: impl Fn(&MemberObservation) -> bool) {
         let all = async {
             while !self.facts.get(name).is_some_and(|facts| wanted(&facts)) {
                 self.facts.changed.notified().await;
@@ -380,7 +380,7 @@ impl Stream {
 
 /// Our own agent, without a cluster.
 struct Agent {
-    board: Arc<ReportBoard>,
+    report_store: Arc<ReportStore>,
     desired: watch::Receiver<Option<Arc<DesiredState>>>,
     link: watch::Receiver<Link>,
     stop: CancellationToken,
@@ -391,20 +391,20 @@ impl Agent {
     fn start(dialer: Arc<Dialer>, replica: &str, cluster_uid: &str) -> Self {
         let (desired, desired_rx) = watch::channel(None);
         let (link, link_rx) = watch::channel(Link::default());
-        let (board, stop) = (Arc::new(ReportBoard::default()), CancellationToken::new());
+        let (report_store, stop) = (Arc::new(ReportStore::default()), CancellationToken::new());
         let session = Session {
             dialer,
             replica: replica.to_owned(),
             cluster_uid: cluster_uid.to_owned(),
             kubernetes_version: "v1.36.3".to_owned(),
-            board: Arc::clone(&board),
+            report_store: Arc::clone(&report_store),
             desired,
             recorded: None,
             link,
             contact: watch::Sender::default(),
         };
         Self {
-            board,
+            report_store,
             desired: desired_rx,
             link: link_rx,
             task: tokio::spawn(session::run(session, stop.clone())),
@@ -902,7 +902,7 @@ async fn an_agent_comes_back_to_a_restarted_hub_and_says_all_again() {
     let address = port.address;
     let mut agent = Agent::start(home.dialer(address, "edge-0"), "a", "c");
     agent.has("1.0.0").await;
-    agent.board.member(&holds_the_lease());
+    agent.report_store.member(&holds_the_lease());
     home.knows("edge-0", |facts| facts.holder.is_some()).await;
     port.close().await;
     agent.is_up(false).await;
@@ -920,9 +920,11 @@ async fn who_was_away_hears_the_last_desired_state_alone_and_reports_once() {
     let address = port.address;
     let mut agent = Agent::start(home.dialer(address, "edge-0"), "a", "c");
     agent.has("1.0.0").await;
-    agent.board.member(&holds_the_lease());
+    agent.report_store.member(&holds_the_lease());
     for number in 0..3 {
-        agent.board.tenant(&tenant(number), Some(installed(1)));
+        agent
+            .report_store
+            .tenant(&tenant(number), Some(installed(1)));
     }
     home.knows("edge-0", |facts| facts.holder.is_some()).await;
     port.close().await;
@@ -936,15 +938,17 @@ async fn who_was_away_hears_the_last_desired_state_alone_and_reports_once() {
         home.give(&members, version);
     }
     for generation in 2..10 {
-        agent.board.tenant(&tenant(0), Some(installed(generation)));
+        agent
+            .report_store
+            .tenant(&tenant(0), Some(installed(generation)));
     }
-    agent.board.tenant(&tenant(1), None);
+    agent.report_store.tenant(&tenant(1), None);
     let _port = home.listen(Some(address)).await;
     agent.has("1.0.3").await;
     home.give(&members, "1.0.4");
     agent.has("1.0.4").await;
     // What is said is heard in order: a change of the member's comes after all that came before.
-    agent.board.member(&MemberReport {
+    agent.report_store.member(&MemberReport {
         holder: Some("agent/b".to_owned()),
         ..holds_the_lease()
     });
@@ -1042,7 +1046,7 @@ async fn who_floods_is_slowed_and_still_told_and_nothing_of_it_is_lost_and_other
     let Say::Desired(_) = loud.hear().await.unwrap() else {
         panic!("no desired state")
     };
-    other.board.member(&holds_the_lease());
+    other.report_store.member(&holds_the_lease());
     home.knows("edge-1", |facts| facts.holder.is_some()).await;
     assert!(home.count("agent", "report") < u64::from(MESSAGES));
     // All of it is heard in the end, the heartbeat last: it is asked about, since its digest is wrong.
@@ -1089,7 +1093,7 @@ async fn who_floods_and_goes_has_gone_at_once_whatever_it_has_left_behind() {
     let heard = home.count("agent", "report");
     flooding.abort();
     drop(loud);
-    let mut presence = home.voices.presence("edge-0");
+    let mut presence = home.arbiter.presence("edge-0");
     let away = presence.wait_for(|presence| matches!(presence, Presence::Away(_)));
     tokio::time::timeout(PATIENCE, away).await.unwrap().unwrap();
     let after = home.count("agent", "report");
@@ -1233,7 +1237,7 @@ async fn a_half_open_connection_is_found_dead_by_both_sides() {
     agent.has("1.0.0").await;
     relay.swallow.cancel();
     agent.is_up(false).await;
-    let mut presence = home.voices.presence("edge-0");
+    let mut presence = home.arbiter.presence("edge-0");
     let away = presence.wait_for(|presence| matches!(presence, Presence::Away(_)));
     tokio::time::timeout(PATIENCE, away).await.unwrap().unwrap();
     assert_eq!(home.metrics.sessions.get(), 0);

@@ -85,7 +85,7 @@ pub async fn run(
         return Ok(Printed { stdout, stderr });
     }
     let cli = Cli::try_parse_from(args).map_err(KubectlError::Usage)?;
-    let changed = |verb, aim: change::Aim, home: HomeArgs| {
+    let changed = |verb, aim: change::ChangeTarget, home: HomeArgs| {
         Box::pin(async move {
             let home = connect(&home, env).await?;
             change::run(verb, aim, &home, now).await

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use krypton_types::conditions::{ClusterState, State, Truth};
-use krypton_types::deployment::{Deed, DeploymentKey, DeploymentReport, DesiredDeployment};
+use krypton_types::deployment::{
+    DeploymentKey, DeploymentReport, DesiredDeployment, ReportedEvent,
+};
 use krypton_types::desired::crd_policy::CrdPolicy;
 use krypton_types::desired::drift::DriftPolicy;
 use krypton_types::desired::handling::{Handling, WaitPolicy};
@@ -666,7 +668,7 @@ impl v1::Deployment {
 }
 
 impl v1::Deed {
-    fn new(deed: &Deed) -> Self {
+    fn new(deed: &ReportedEvent) -> Self {
         Self {
             at: deed.at,
             reason: deed.reason.clone(),
@@ -674,8 +676,8 @@ impl v1::Deed {
         }
     }
 
-    fn read(self) -> Deed {
-        Deed {
+    fn read(self) -> ReportedEvent {
+        ReportedEvent {
             at: self.at,
             reason: self.reason,
             message: self.message,
@@ -1074,7 +1076,7 @@ mod tests {
             let report = DeploymentReport {
                 uid: "uid-1".to_owned(), observed_generation, gone, applied_chart,
                 state: ClusterState { ready, progress: None, error },
-                deeds: vec![Deed { at: 1, reason: "DriftHealed".to_owned(), message: "put right".to_owned() }],
+                deeds: vec![ReportedEvent { at: 1, reason: "DriftHealed".to_owned(), message: "put right".to_owned() }],
             };
             let (read_key, read) = v1::Deployment::new(&key, Some(&report)).read().unwrap();
             prop_assert_eq!(read_key, key);

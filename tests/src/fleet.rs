@@ -86,12 +86,12 @@ pub fn values_flag(values: &ValuesFile) -> String {
 
 /// One cluster as a person at kubectl sees it, with one connection.
 #[derive(Clone)]
-pub struct Desk {
+pub struct FleetClient {
     pub client: Client,
     cluster: String,
 }
 
-impl std::fmt::Debug for Desk {
+impl std::fmt::Debug for FleetClient {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Desk")
             .field("cluster", &self.cluster)
@@ -99,7 +99,7 @@ impl std::fmt::Debug for Desk {
     }
 }
 
-impl Desk {
+impl FleetClient {
     pub fn at(cluster: &Cluster) -> Self {
         Self {
             client: cluster.client(),

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use crate::{
     chart_repository::ChartSource,
-    fleet::{Desk, PATIENCE},
+    fleet::{FleetClient, PATIENCE},
     wait::eventually,
 };
 
@@ -117,7 +117,7 @@ impl Gate {
 ///
 /// # Errors
 /// When it does not in time.
-pub async fn hook(desk: &Desk, namespace: &str, known: Option<&Pod>) -> Result<Pod> {
+pub async fn hook(desk: &FleetClient, namespace: &str, known: Option<&Pod>) -> Result<Pod> {
     let pods: Api<Pod> = Api::namespaced(desk.client.clone(), namespace);
     let known = known.and_then(ResourceExt::uid);
     eventually("helm to wait for its hook", PATIENCE, async || {
@@ -131,7 +131,12 @@ pub async fn hook(desk: &Desk, namespace: &str, known: Option<&Pod>) -> Result<P
 ///
 /// # Errors
 /// When it does not in time.
-pub async fn at(desk: &Desk, namespace: &str, event: &str, known: Option<&Pod>) -> Result<Pod> {
+pub async fn at(
+    desk: &FleetClient,
+    namespace: &str,
+    event: &str,
+    known: Option<&Pod>,
+) -> Result<Pod> {
     let pods: Api<Pod> = Api::namespaced(desk.client.clone(), namespace);
     let known = known.and_then(ResourceExt::uid);
     let what = format!("helm to wait at {event} in {namespace}");
@@ -155,7 +160,12 @@ pub async fn at(desk: &Desk, namespace: &str, event: &str, known: Option<&Pod>) 
 ///
 /// # Errors
 /// When it does not come there in time.
-pub async fn pass(desk: &Desk, namespace: &str, event: &str, known: Option<&Pod>) -> Result<()> {
+pub async fn pass(
+    desk: &FleetClient,
+    namespace: &str,
+    event: &str,
+    known: Option<&Pod>,
+) -> Result<()> {
     let hook = at(desk, namespace, event, known).await?;
     open(desk, namespace, &hook).await
 }
@@ -164,7 +174,7 @@ pub async fn pass(desk: &Desk, namespace: &str, event: &str, known: Option<&Pod>
 ///
 /// # Errors
 /// When the apiserver refuses.
-pub async fn open(desk: &Desk, namespace: &str, hook: &Pod) -> Result<()> {
+pub async fn open(desk: &FleetClient, namespace: &str, hook: &Pod) -> Result<()> {
     let pods: Api<Pod> = Api::namespaced(desk.client.clone(), namespace);
     let done = Patch::Merge(json!({"status": {"phase": "Succeeded"}}));
     let params = PatchParams::default();

@@ -9,7 +9,7 @@ use kube::{
 use serde_json::json;
 
 use crate::{
-    fleet::{Desk, PATIENCE},
+    fleet::{FleetClient, PATIENCE},
     wait::eventually,
 };
 
@@ -19,7 +19,7 @@ const READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 /// The Tenant is its workspace's namesake.
 #[derive(Debug)]
 pub struct Held<'a> {
-    desk: &'a Desk,
+    desk: &'a FleetClient,
     name: &'a str,
 }
 
@@ -28,7 +28,7 @@ impl<'a> Held<'a> {
     ///
     /// # Errors
     /// When it is not installed, or not uninstalled, in time.
-    pub async fn delete(desk: &'a Desk, name: &'a str) -> Result<Self> {
+    pub async fn delete(desk: &'a FleetClient, name: &'a str) -> Result<Self> {
         let held = Self { desk, name };
         desk.create(NAMESPACE, name, json!({})).await?;
         desk.shows(NAMESPACE, name, &[READY]).await?;

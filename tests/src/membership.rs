@@ -16,7 +16,7 @@ use crate::{
     agent::{Agent, AgentOptions},
     cluster::Cluster,
     daemon::{Daemon, Program},
-    fleet::{Desk, HUB_NAMESPACE, PATIENCE},
+    fleet::{FleetClient, HUB_NAMESPACE, PATIENCE},
     hub::Hub,
     process::Ran,
     wait::eventually,
@@ -120,7 +120,7 @@ impl Membership {
         match mode {
             Mode::SelfCluster => Ok(Self { agent: None }),
             Mode::Proxy => {
-                Desk::at(home).add_member(name, kubeconfig).await?;
+                FleetClient::at(home).add_member(name, kubeconfig).await?;
                 Ok(Self { agent: None })
             }
             Mode::Agent => {

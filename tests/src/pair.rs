@@ -7,7 +7,7 @@ use crate::{
     chart_repository::{ChartRepository, ChartSource},
     cluster::{Cluster, Parts},
     daemon::Daemon,
-    fleet::{Desk, ValuesFile, chart_flags, values_flag},
+    fleet::{FleetClient, ValuesFile, chart_flags, values_flag},
     hub::{Hub, HubOptions},
     membership::{Membership, Mode},
 };
@@ -178,8 +178,8 @@ impl Pair {
     }
 
     /// A person at the member.
-    pub fn desk(&self) -> Desk {
-        Desk::at(self.cluster())
+    pub fn desk(&self) -> FleetClient {
+        FleetClient::at(self.cluster())
     }
 
     /// The member's name.

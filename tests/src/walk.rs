@@ -19,7 +19,7 @@ use crate::{
     agent::{Agent, AgentOptions},
     cluster::{Cluster, Parts},
     daemon::{Daemon, Program},
-    fleet::{Desk, HUB_NAMESPACE, PATIENCE, SYSTEM_NAMESPACE, helm_ends},
+    fleet::{FleetClient, HUB_NAMESPACE, PATIENCE, SYSTEM_NAMESPACE, helm_ends},
     hub::{Hub, HubOptions},
     membership::{Mode, bundle, write_secret},
     process::log_end,
@@ -88,7 +88,7 @@ impl Walk {
     /// # Errors
     /// When it does not become one.
     pub async fn join(&mut self) -> Result<()> {
-        let home = Desk::at(&self.home);
+        let home = FleetClient::at(&self.home);
         if self.mode != Mode::Agent {
             return home
                 .add_member(EDGE, &self.edge.kubeconfig_with_token())

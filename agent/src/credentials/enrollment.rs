@@ -6,7 +6,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use jiff::{SignedDuration, Timestamp};
 use krypton_proto::v1::{EnrollRequest, RenewRequest};
-use krypton_runtime::clock::{self, Boot};
+use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::effect;
 use krypton_runtime::newest::{Newest as _, NewestSeen as _};
 use krypton_runtime::retry::backoff;
@@ -221,13 +221,13 @@ pub async fn keep_renewed(
 #[derive(Clone, Copy, Debug, Default)]
 struct Times {
     /// The roots that the hub has named are to be kept.
-    roots: Option<Boot>,
+    roots: Option<BootTime>,
     /// The hub has asked for a renewal.
-    asked: Option<Boot>,
+    asked: Option<BootTime>,
     /// Not before, after a failure.
-    renewal: Boot,
+    renewal: BootTime,
     /// As `renewal`, for another look at what is kept.
-    look: Boot,
+    look: BootTime,
 }
 
 /// What is to be done now.
@@ -243,8 +243,8 @@ enum Chore {
 impl Times {
     /// `left`: until the certificate is to be renewed by its age. Without a session nothing can be had
     /// but what another replica has kept.
-    fn chore(&self, left: Duration, up: bool, now: Boot) -> Chore {
-        let until = |at: Boot| at.since(now);
+    fn chore(&self, left: Duration, up: bool, now: BootTime) -> Chore {
+        let until = |at: BootTime| at.since(now);
         if self.roots.is_some_and(|at| at <= now) {
             return Chore::KeepRoots;
         }
@@ -290,7 +290,7 @@ impl Keeper {
             let left = due.duration_since(clock::wall()).try_into();
             let left = left.unwrap_or(Duration::ZERO);
             let up = self.link.see().is_up();
-            match self.times.chore(left, up, Boot::now()) {
+            match self.times.chore(left, up, BootTime::now()) {
                 // Rare, and large: an idle agent has no room for them.
                 Chore::KeepRoots => Box::pin(self.keep_roots()).await,
                 Chore::Renew => Box::pin(self.renew()).await,
@@ -309,9 +309,9 @@ impl Keeper {
         let Some(told) = self.told.see() else {
             return;
         };
-        let now = Boot::now();
+        let now = BootTime::now();
         self.times.asked = told.renew_within.map(|within| {
-            let at = Boot(now.0 + within.mul_f64(rand::random()));
+            let at = BootTime(now.0 + within.mul_f64(rand::random()));
             // Asked again, it is not put off again.
             self.times.asked.map_or(at, |before| before.min(at))
         });
@@ -339,7 +339,7 @@ impl Keeper {
             Err(error) if !matches!(error, EnrolError::Roots(_) | EnrolError::Tls(_)) => {
                 self.failures += 1;
                 let pause = backoff(self.failures, ROOTS_RETRY_MAX, rand::random());
-                self.times.roots = Some(Boot(Boot::now().0 + pause));
+                self.times.roots = Some(BootTime(BootTime::now().0 + pause));
                 tracing::warn!(error = %chain(&error), "the roots that the hub names were not kept; it is tried again");
             }
             Err(error) => {
@@ -365,7 +365,7 @@ impl Keeper {
             Err(error) => {
                 self.failures += 1;
                 let pause = backoff(self.failures, RENEWAL_RETRY_MAX, rand::random());
-                self.times.renewal = Boot(Boot::now().0 + pause);
+                self.times.renewal = BootTime(BootTime::now().0 + pause);
                 let not_after = self.expiry.get();
                 tracing::warn!(%not_after, error = %chain(&error), "the certificate was not renewed; it is tried again");
             }
@@ -374,7 +374,7 @@ impl Keeper {
 
     async fn read_again(&mut self) {
         let pause = READ_AGAIN_EVERY.mul_f64(0.5 + rand::random::<f64>() / 2.0);
-        self.times.look = Boot(Boot::now().0 + pause);
+        self.times.look = BootTime(BootTime::now().0 + pause);
         let stored = match self.store.read().await {
             Ok(Some(stored)) => stored,
             Ok(None) => return,
@@ -903,7 +903,7 @@ mod tests {
 
     #[test]
     fn what_is_to_be_done_next_follows_from_the_times() {
-        let at = |second| Boot(Duration::from_secs(second));
+        let at = |second| BootTime(Duration::from_secs(second));
         let (now, never, long) = (at(1000), Times::default(), LOOK_EVERY * 2);
         let seconds = Duration::from_secs;
         let rest = |second| Chore::Rest(seconds(second));

@@ -2,7 +2,7 @@
 
 use anyhow::bail;
 use krypton_runtime::cluster::Cluster;
-use krypton_runtime::retry::patiently;
+use krypton_runtime::retry::retry_until_ready;
 use krypton_types::error_chain::chain;
 use krypton_types::join_bundle::JoinBundle;
 use kube::Client;
@@ -71,7 +71,7 @@ async fn join_once(joining: &Joining<'_>, stop: &CancellationToken) -> anyhow::R
         ..
     } = joining;
     let read = async || {
-        patiently("the identity", stop, IdentityError::may_pass, async || {
+        retry_until_ready("the identity", stop, IdentityError::may_pass, async || {
             store.read().await
         })
         .await
@@ -86,7 +86,7 @@ async fn join_once(joining: &Joining<'_>, stop: &CancellationToken) -> anyhow::R
         // It would only be looked at to join anew.
         places.find(client).await
     } else {
-        let found = patiently("the join bundle", stop, JoinError::may_pass, async || {
+        let found = retry_until_ready("the join bundle", stop, JoinError::may_pass, async || {
             places.find(client).await
         });
         match found.await {
@@ -118,9 +118,10 @@ async fn join_once(joining: &Joining<'_>, stop: &CancellationToken) -> anyhow::R
     let kept = match kept {
         Some(kept) => kept,
         None => {
-            let made = patiently("the identity", stop, IdentityError::may_pass, async || {
-                store.load().await
-            });
+            let made =
+                retry_until_ready("the identity", stop, IdentityError::may_pass, async || {
+                    store.load().await
+                });
             match made.await? {
                 Some(kept) if kept.identity.enrolled.is_some() => return Ok(Joined::Overtaken),
                 Some(kept) => kept,
@@ -151,7 +152,7 @@ async fn join_once(joining: &Joining<'_>, stop: &CancellationToken) -> anyhow::R
         enrolled: Some(enrolled),
         ..kept.identity.clone()
     };
-    let writing = patiently("the identity", stop, IdentityError::may_pass, async || {
+    let writing = retry_until_ready("the identity", stop, IdentityError::may_pass, async || {
         store.keep(kept.clone(), identity.clone()).await
     });
     Ok(match writing.await? {
@@ -172,7 +173,7 @@ async fn ask(
 ) -> Result<Option<Enrolled>, EnrolError> {
     let new = identity.enrolled.is_none();
     let may_pass = |error: &EnrolError| new && error.may_pass();
-    patiently("enrolment", stop, may_pass, async || {
+    retry_until_ready("enrolment", stop, may_pass, async || {
         let addresses = addresses(joining.hub, &bundle.addresses);
         enrollment::enrol(bundle, addresses, &identity.key, &joining.cluster.uid).await
     })

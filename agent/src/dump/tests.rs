@@ -1,7 +1,7 @@
 //! A made-up agent, as it is told of.
 
 use krypton_helm::chart::ChartRef;
-use krypton_reconciler::run_loop::{LeaseNow, StateNow, SubjectNow};
+use krypton_reconciler::run_loop::{LeaseNow, OwnerNow, StateNow};
 use krypton_types::conditions::{State, Truth};
 use krypton_types::desired::Version;
 use serde_json::{Value, json};
@@ -44,8 +44,8 @@ fn reconciler() -> ReconcilerNow {
         on_record: Some("2.7".to_owned()),
         later_on_record: None,
         running: 0,
-        subjects_in_all: 1,
-        subjects: vec![SubjectNow {
+        owners_in_all: 1,
+        owners: vec![OwnerNow {
             kind: "Tenant",
             key: "default/acme".to_owned(),
             generation: 3,
@@ -80,15 +80,15 @@ fn view() -> (
         contact: contact.subscribe(),
         expiry: watch::channel(Timestamp::UNIX_EPOCH).1,
         desired: desired.subscribe(),
-        board: Arc::default(),
+        report_store: Arc::default(),
         work: WorkMetrics::default(),
         joined: OnceLock::new(),
     };
     (view, contact, desired)
 }
 
-fn at(seconds: u64) -> Boot {
-    Boot(Duration::from_secs(seconds))
+fn at(seconds: u64) -> BootTime {
+    BootTime(Duration::from_secs(seconds))
 }
 
 fn told(view: &AgentView, reconciler: Result<ReconcilerNow, &'static str>) -> Value {
@@ -148,7 +148,7 @@ async fn an_agent_is_told_of_without_what_is_nobodys_concern() {
         generation: 6,
     };
     report.applied = Some((version, "sha".to_owned()));
-    view.board.member(&report);
+    view.report_store.member(&report);
     let mut told = told(&view, Ok(reconciler()));
     assert_eq!(told["wanted"]["digest"].take(), wanted().digest());
     let cached = told["charts"].take();
@@ -174,8 +174,8 @@ async fn an_agent_is_told_of_without_what_is_nobodys_concern() {
             "onRecord": "2.7",
             "laterOnRecord": null,
             "running": 0,
-            "subjectsInAll": 1,
-            "subjects": [{
+            "ownersInAll": 1,
+            "owners": [{
                 "kind": "Tenant", "key": "default/acme", "generation": 3, "beingRemoved": false,
                 "release": "acme/tenant-acme-edge-1", "revision": 2, "locked": false,
                 "ready": { "status": "False", "reason": "UpgradeFailed" },
@@ -224,7 +224,7 @@ async fn a_reconciler_that_is_busy_or_has_ended_is_not_waited_for() {
             drop(question.send(reconciler()));
         }
     });
-    assert_eq!(ask(&asking).await.unwrap().subjects_in_all, 1);
+    assert_eq!(ask(&asking).await.unwrap().owners_in_all, 1);
     answering.abort();
     drop(answering.await);
     assert_eq!(ask(&asking).await.err(), Some("ended"));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 
 const FIRST: Duration = Duration::from_millis(500);
 const LONGEST: Duration = Duration::from_secs(30);
@@ -21,19 +21,19 @@ const SHORT: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug, Default)]
 pub(super) struct Pace {
     failures: u32,
-    welcomed: Option<Boot>,
+    welcomed: Option<BootTime>,
     /// When a session ended that had settled, or when it may be made anew, if the hub has said so.
-    lost: Option<Boot>,
+    lost: Option<BootTime>,
 }
 
 impl Pace {
     /// A stream with a newer certificate goes on with the session of the one before.
-    pub(super) fn welcomed(&mut self, now: Boot) {
+    pub(super) fn welcomed(&mut self, now: BootTime) {
         self.welcomed.get_or_insert(now);
     }
 
     /// After a session or an attempt that failed; `jitter` is in 0..1.
-    pub(super) fn failed(&mut self, now: Boot, jitter: f64) -> Duration {
+    pub(super) fn failed(&mut self, now: BootTime, jitter: f64) -> Duration {
         if let Some(welcomed) = self.welcomed.take() {
             let lasted = now.since(welcomed);
             if lasted >= GOOD {
@@ -66,14 +66,14 @@ impl Pace {
     }
 
     /// The hub has asked us to come again after `pause`.
-    pub(super) fn drained(&mut self, now: Boot, pause: Duration, jitter: f64) -> Duration {
+    pub(super) fn drained(&mut self, now: BootTime, pause: Duration, jitter: f64) -> Duration {
         let settled = self
             .welcomed
             .is_some_and(|welcomed| now.since(welcomed) >= SETTLED);
         let pause = pause.min(AWAY);
         let pause = pause + (pause / 2 + FIRST).mul_f64(jitter.clamp(0.0, 1.0));
         *self = Self {
-            lost: settled.then_some(Boot(now.0 + pause)),
+            lost: settled.then_some(BootTime(now.0 + pause)),
             ..Self::default()
         };
         pause
@@ -89,10 +89,10 @@ pub(super) fn spread(period: Duration, jitter: f64) -> Duration {
 mod tests {
     use super::*;
 
-    const NOW: Boot = Boot(Duration::from_secs(1000));
+    const NOW: BootTime = BootTime(Duration::from_secs(1000));
 
-    fn later(by: Duration) -> Boot {
-        Boot(NOW.0 + by)
+    fn later(by: Duration) -> BootTime {
+        BootTime(NOW.0 + by)
     }
 
     #[test]
@@ -121,7 +121,7 @@ mod tests {
         let ended = later(GOOD / 2);
         pace.welcomed(NOW);
         pace.failed(ended, 1.0);
-        assert_eq!(pace.failed(Boot(ended.0 + SOON), 1.0), LONGEST);
+        assert_eq!(pace.failed(BootTime(ended.0 + SOON), 1.0), LONGEST);
         pace.welcomed(NOW);
         assert_eq!(pace.failed(later(GOOD), 1.0), FIRST * 2);
     }
@@ -181,7 +181,7 @@ mod tests {
             pace.welcomed(NOW);
             let now = if settled { later(SETTLED) } else { NOW };
             let pause = pace.drained(now, asked, 0.0);
-            let again = Boot(now.0 + pause);
+            let again = BootTime(now.0 + pause);
             assert_eq!(pace.failed(again, 1.0), FIRST * 2);
             assert_eq!(pace.failed(again, 1.0), FIRST * 4);
             assert_eq!(pace.failed(again, 1.0), third);

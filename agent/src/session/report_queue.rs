@@ -4,7 +4,7 @@ use krypton_proto::REPORTS_PER_MESSAGE;
 use krypton_proto::v1::{
     Applied, Deployment, Heartbeat, Placed, Report, Tenant, Trusts, agent_message,
 };
-use krypton_reconciler::report_store::{ReportBoard, SlotKey};
+use krypton_reconciler::report_store::{ReportStore, SlotKey};
 use krypton_types::deployment::DeploymentKey;
 use krypton_types::desired::Version;
 use krypton_types::report_digest::{AccountDigest, together};
@@ -12,7 +12,7 @@ use krypton_types::tenant::TenantKey;
 
 /// A slot for each kind of message: what is not sent yet is replaced by what is newer.
 #[derive(Debug)]
-pub(super) struct Outbox {
+pub(super) struct ReportQueue {
     applied: Option<Applied>,
     trusts: Option<Trusts>,
     account: Option<Account>,
@@ -32,8 +32,8 @@ struct Account {
     after: Option<SlotKey>,
 }
 
-impl Outbox {
-    /// Begins with the whole account; the board must be told to resend.
+impl ReportQueue {
+    /// Begins with the whole account; the report_store must be told to resend.
     pub(super) fn new() -> Self {
         Self {
             applied: None,
@@ -55,7 +55,7 @@ impl Outbox {
         self.trusts = Some(trusts);
     }
 
-    /// The account again, from its beginning; the board must be told to resend.
+    /// The account again, from its beginning; the report_store must be told to resend.
     pub(super) fn resync(&mut self, number: u64) {
         self.account = Some(Account::new(number));
         self.digest = AccountDigest::default();
@@ -67,7 +67,7 @@ impl Outbox {
         self.heartbeat = true;
     }
 
-    /// The board has something.
+    /// The report_store has something.
     pub(super) fn changed(&mut self) {
         self.changed = true;
     }
@@ -87,7 +87,7 @@ impl Outbox {
     /// The next message, with the newest of what it is about. A heartbeat waits for the end of an
     /// account, whose half would look like a difference; changes wait for a heartbeat, or they could
     /// hold it back for ever.
-    pub(super) fn next(&mut self, board: &ReportBoard) -> Option<agent_message::Kind> {
+    pub(super) fn next(&mut self, report_store: &ReportStore) -> Option<agent_message::Kind> {
         if let Some(applied) = self.applied.take() {
             return Some(agent_message::Kind::Applied(applied));
         }
@@ -96,7 +96,7 @@ impl Outbox {
         }
         if let Some(account) = self.account.take() {
             return Some(agent_message::Kind::Report(
-                self.part_of_account(account, board),
+                self.part_of_account(account, report_store),
             ));
         }
         if std::mem::take(&mut self.heartbeat) {
@@ -114,7 +114,7 @@ impl Outbox {
         if !std::mem::take(&mut self.changed) {
             return None;
         }
-        let part = board.take(None, REPORTS_PER_MESSAGE);
+        let part = report_store.take(None, REPORTS_PER_MESSAGE);
         self.changed = !part.last;
         let report = self.report(part.changes, None);
         let empty = report.tenants.is_empty()
@@ -124,12 +124,12 @@ impl Outbox {
         (!empty).then_some(agent_message::Kind::Report(report))
     }
 
-    fn part_of_account(&mut self, account: Account, board: &ReportBoard) -> Report {
-        let part = board.take(account.after.as_ref(), REPORTS_PER_MESSAGE);
+    fn part_of_account(&mut self, account: Account, report_store: &ReportStore) -> Report {
+        let part = report_store.take(account.after.as_ref(), REPORTS_PER_MESSAGE);
         let after = part.changes.last();
         let complete = part.last.then_some(account.number);
         if part.last {
-            // What has changed again behind our back is in the board, marked.
+            // What has changed again behind our back is in the report_store, marked.
             self.changed = true;
         } else {
             self.account = Some(Account { after, ..account });
@@ -217,12 +217,12 @@ mod tests {
         }
     }
 
-    fn board(tenants: u16) -> ReportBoard {
-        let board = ReportBoard::default();
+    fn report_store(tenants: u16) -> ReportStore {
+        let report_store = ReportStore::default();
         for name in 0..tenants {
-            board.tenant(&key(name), Some(report(1)));
+            report_store.tenant(&key(name), Some(report(1)));
         }
-        board
+        report_store
     }
 
     /// What a hub would know, which holds the reports and counts as the protocol says.
@@ -237,9 +237,9 @@ mod tests {
 
     impl Hub {
         /// Takes messages until there is no more.
-        fn listen(&mut self, outbox: &mut Outbox, board: &ReportBoard) {
-            while outbox.has_something() {
-                match outbox.next(board) {
+        fn listen(&mut self, report_queue: &mut ReportQueue, report_store: &ReportStore) {
+            while report_queue.has_something() {
+                match report_queue.next(report_store) {
                     Some(agent_message::Kind::Report(report)) => self.hear(report),
                     Some(agent_message::Kind::Heartbeat(beat)) => {
                         let mut digest = AccountDigest::default();
@@ -282,22 +282,22 @@ mod tests {
 
     #[test]
     fn a_session_begins_with_the_whole_account_in_messages_of_limited_size() {
-        let board = board(450);
-        board.resend();
-        let mut outbox = Outbox::new();
+        let report_store = report_store(450);
+        report_store.resend();
+        let mut report_queue = ReportQueue::new();
         let mut hub = Hub {
             account: Some(BTreeMap::new()),
             ..Hub::default()
         };
-        outbox.heartbeat();
-        hub.listen(&mut outbox, &board);
+        report_queue.heartbeat();
+        hub.listen(&mut report_queue, &report_store);
         assert_eq!((hub.known.len(), hub.messages, hub.beats), (450, 3, 1));
         assert_eq!(hub.completed, [0]);
     }
 
     #[test]
     fn a_heartbeat_covers_tenants_deployments_and_placements_and_an_account_names_them_all() {
-        let board = board(150);
+        let report_store = report_store(150);
         let deployment = |name: u16| DeploymentKey {
             namespace: "default".to_owned(),
             name: format!("t{name:04}"),
@@ -312,24 +312,24 @@ mod tests {
                 state: said.state,
                 deeds: Vec::new(),
             };
-            board.deployment(&deployment(name), Some(said));
+            report_store.deployment(&deployment(name), Some(said));
             let placed = PlacedReport {
                 uid: format!("uid-{name}"),
                 observed_generation: 1,
                 gone: false,
                 state: State::new(Truth::True, "Placed", ""),
             };
-            board.placed(&key(name), Some(placed));
+            report_store.placed(&key(name), Some(placed));
         }
-        board.resend();
-        let mut outbox = Outbox::new();
-        outbox.heartbeat();
+        report_store.resend();
+        let mut report_queue = ReportQueue::new();
+        report_queue.heartbeat();
         let mut tenants: AccountDigest = AccountDigest::default();
         let mut deployments = AccountDigest::default();
         let mut placed = AccountDigest::default();
         let mut beats = 0;
-        while outbox.has_something() {
-            match outbox.next(&board) {
+        while report_queue.has_something() {
+            match report_queue.next(&report_store) {
                 Some(agent_message::Kind::Report(report)) => {
                     let slots =
                         report.tenants.len() + report.deployments.len() + report.placed.len();
@@ -363,27 +363,27 @@ mod tests {
 
     #[test]
     fn an_empty_account_is_said_to_be_complete() {
-        let board = board(0);
-        board.resend();
+        let report_store = report_store(0);
+        report_store.resend();
         let mut hub = Hub {
             account: Some(BTreeMap::new()),
             ..Hub::default()
         };
-        hub.listen(&mut Outbox::new(), &board);
+        hub.listen(&mut ReportQueue::new(), &report_store);
         assert_eq!((hub.messages, hub.completed), (1, vec![0]));
     }
 
     #[test]
     fn the_answer_to_a_desired_state_and_a_heartbeat_go_before_changes() {
-        let board = board(1);
-        board.resend();
-        let mut outbox = Outbox::new();
-        outbox.next(&board);
-        board.tenant(&key(0), Some(report(2)));
-        outbox.changed();
-        outbox.heartbeat();
-        outbox.applied(Version::default(), String::new());
-        let kinds: Vec<_> = std::iter::from_fn(|| outbox.next(&board)).collect();
+        let report_store = report_store(1);
+        report_store.resend();
+        let mut report_queue = ReportQueue::new();
+        report_queue.next(&report_store);
+        report_store.tenant(&key(0), Some(report(2)));
+        report_queue.changed();
+        report_queue.heartbeat();
+        report_queue.applied(Version::default(), String::new());
+        let kinds: Vec<_> = std::iter::from_fn(|| report_queue.next(&report_store)).collect();
         assert!(matches!(
             kinds.as_slice(),
             [
@@ -407,7 +407,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(24))]
 
         /// However changes, messages, heartbeats and resyncs follow each other: the hub ends with what
-        /// the board has, and no heartbeat on the way differs from what the hub holds by then.
+        /// the report_store has, and no heartbeat on the way differs from what the hub holds by then.
         #[test]
         fn the_hub_ends_with_what_the_board_holds(steps in proptest::collection::vec(prop_oneof![
             (0_u16..500, proptest::option::of(0_i64..4)).prop_map(|(name, said)| Step::Tenant(name, said)),
@@ -415,24 +415,24 @@ mod tests {
             Just(Step::Beat),
             (1_u64..9).prop_map(Step::Resync),
         ], 0..60)) {
-            let board = board(450);
-            board.resend();
+            let report_store = report_store(450);
+            report_store.resend();
             let mut truth: BTreeMap<_, _> = (0..450).map(|name| (key(name), report(1))).collect();
-            let mut outbox = Outbox::new();
+            let mut report_queue = ReportQueue::new();
             let mut hub = Hub { account: Some(BTreeMap::new()), ..Hub::default() };
             for step in steps {
                 match step {
                     Step::Tenant(name, said) => {
                         let said = said.map(report);
-                        board.tenant(&key(name), said.clone());
+                        report_store.tenant(&key(name), said.clone());
                         match said {
                             Some(said) => truth.insert(key(name), said),
                             None => truth.remove(&key(name)),
                         };
-                        outbox.changed();
+                        report_queue.changed();
                     }
                     Step::Send(count) => for _ in 0..count {
-                        match outbox.next(&board) {
+                        match report_queue.next(&report_store) {
                             Some(agent_message::Kind::Report(report)) => hub.hear(report),
                             Some(agent_message::Kind::Heartbeat(beat)) => {
                                 prop_assert_eq!(beat.tenants, hub.known.len() as u64);
@@ -440,16 +440,16 @@ mod tests {
                             _ => {}
                         }
                     },
-                    Step::Beat => outbox.heartbeat(),
+                    Step::Beat => report_queue.heartbeat(),
                     Step::Resync(number) => {
-                        board.resend();
-                        outbox.resync(number);
+                        report_store.resend();
+                        report_queue.resync(number);
                         hub.account = Some(BTreeMap::new());
                     }
                 }
             }
-            outbox.heartbeat();
-            hub.listen(&mut outbox, &board);
+            report_queue.heartbeat();
+            hub.listen(&mut report_queue, &report_store);
             prop_assert_eq!(hub.known, truth);
         }
     }

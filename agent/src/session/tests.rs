@@ -13,7 +13,7 @@ use crate::fake_hub::{Answers, FakeAuthority, FakeHub, FakeSession, Valid};
 
 /// An agent's side, with the other ends of its slots.
 struct Agent {
-    board: Arc<ReportBoard>,
+    report_store: Arc<ReportStore>,
     desired: watch::Receiver<Option<Arc<DesiredState>>>,
     link: watch::Receiver<Link>,
     stop: CancellationToken,
@@ -26,7 +26,7 @@ impl Agent {
     }
 
     fn start_with(dialer: Arc<Dialer>) -> Self {
-        let board = Arc::new(ReportBoard::default());
+        let report_store = Arc::new(ReportStore::default());
         let (desired_tx, desired) = watch::channel(None);
         let (link_tx, link) = watch::channel(Link::default());
         let session = Session {
@@ -34,7 +34,7 @@ impl Agent {
             replica: "agent-0".to_owned(),
             cluster_uid: "uid-1".to_owned(),
             kubernetes_version: "v1.36.0".to_owned(),
-            board: Arc::clone(&board),
+            report_store: Arc::clone(&report_store),
             desired: desired_tx,
             recorded: Some((version(4), "on record".to_owned())),
             link: link_tx,
@@ -43,7 +43,7 @@ impl Agent {
         let stop = CancellationToken::new();
         let running = tokio::spawn(run(session, stop.clone()));
         Self {
-            board,
+            report_store,
             desired,
             link,
             stop,
@@ -150,7 +150,7 @@ async fn a_session_begins_with_hello_and_the_whole_account_and_goes_on_with_chan
     let authority = FakeAuthority::new();
     let mut hub = FakeHub::start(&authority).await;
     let agent = Agent::start(authority.dialer(hub.addresses(), Valid::Now));
-    agent.board.tenant(&key("a"), Some(report(1)));
+    agent.report_store.tenant(&key("a"), Some(report(1)));
     let mut session = hub.session().await;
     let hello = session.greet().await;
     assert_eq!(
@@ -163,11 +163,11 @@ async fn a_session_begins_with_hello_and_the_whole_account_and_goes_on_with_chan
     );
     assert_eq!(account(&mut session).await, (vec!["a".to_owned()], 0));
 
-    agent.board.tenant(&key("b"), Some(report(1)));
+    agent.report_store.tenant(&key("b"), Some(report(1)));
     let change = next_report(&mut session).await;
     assert_eq!(change.tenants.len(), 1);
     assert_eq!((change.complete, change.member), (None, None));
-    agent.board.tenant(&key("b"), None);
+    agent.report_store.tenant(&key("b"), None);
     let change = next_report(&mut session).await;
     assert_eq!(change.tenants.first().unwrap().state, None);
 
@@ -182,8 +182,8 @@ async fn a_heartbeat_has_the_digest_of_what_was_said_and_a_resync_gets_all_of_it
     let authority = FakeAuthority::new();
     let mut hub = FakeHub::start(&authority).await;
     let agent = Agent::start(authority.dialer(hub.addresses(), Valid::Now));
-    agent.board.tenant(&key("a"), Some(report(1)));
-    agent.board.tenant(&key("b"), Some(report(1)));
+    agent.report_store.tenant(&key("a"), Some(report(1)));
+    agent.report_store.tenant(&key("b"), Some(report(1)));
     let mut session = hub.session().await;
     session.greet().await;
     account(&mut session).await;
@@ -242,7 +242,7 @@ async fn after_the_hub_has_gone_the_session_is_made_anew_with_the_whole_account(
     let mut hub = FakeHub::start(&authority).await;
     let address = hub.address.to_string();
     let mut agent = Agent::start(authority.dialer(hub.addresses(), Valid::Now));
-    agent.board.tenant(&key("a"), Some(report(1)));
+    agent.report_store.tenant(&key("a"), Some(report(1)));
     let mut session = hub.session().await;
     session.greet().await;
     account(&mut session).await;
@@ -251,7 +251,7 @@ async fn after_the_hub_has_gone_the_session_is_made_anew_with_the_whole_account(
     drop(hub);
     agent.down_with(&address).await;
     // What changes meanwhile is part of the next account.
-    agent.board.tenant(&key("b"), Some(report(1)));
+    agent.report_store.tenant(&key("b"), Some(report(1)));
 
     let own = authority.hub(Valid::Now);
     let mut hub = FakeHub::start_as(&authority, own, Answers::default(), &address).await;
@@ -332,7 +332,7 @@ async fn a_newer_certificate_gets_a_stream_of_its_own_before_the_one_there_is_le
     // While the second one is being opened, the first is spoken on.
     renewed();
     let mut second = hub.session().await;
-    agent.board.tenant(&key("a"), Some(report(1)));
+    agent.report_store.tenant(&key("a"), Some(report(1)));
     next_report(&mut first).await;
     // The hub ends the first when it has welcomed the second; neither is a gap.
     second.greet().await;
@@ -343,7 +343,7 @@ async fn a_newer_certificate_gets_a_stream_of_its_own_before_the_one_there_is_le
     // One that does not come about leaves the one there is.
     renewed();
     hub.session().await.fail(Status::unavailable("busy")).await;
-    agent.board.tenant(&key("b"), Some(report(1)));
+    agent.report_store.tenant(&key("b"), Some(report(1)));
     next_report(&mut second).await;
     let mut third = hub.session().await;
     third.greet().await;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 use krypton_runtime::newest::Newest as _;
 use krypton_runtime::{effect, effect_now};
 use krypton_types::redact::url_shown;
@@ -163,14 +163,14 @@ enum Memory {
     Nothing,
     Have(
         Fetched,
-        Boot,
+        BootTime,
         #[expect(dead_code, reason = "it is held, not read")] Counted,
     ),
     Failed {
         error: Arc<ChartError>,
         times: u32,
-        since: Boot,
-        until: Boot,
+        since: BootTime,
+        until: BootTime,
     },
 }
 
@@ -336,7 +336,7 @@ impl ChartCache {
                 }
                 0
             }
-            Memory::Failed { error, until, .. } if Boot::now() < *until => {
+            Memory::Failed { error, until, .. } if BootTime::now() < *until => {
                 return Err(Arc::clone(error));
             }
             Memory::Failed { times, .. } => *times,
@@ -351,14 +351,14 @@ impl ChartCache {
         match load.await {
             Ok(fetched) => {
                 tracing::info!(%chart, version = %fetched.version, sha256 = %fetched.sha256, "chart loaded");
-                *memory = Memory::Have(fetched.clone(), Boot::now(), self.metrics.keeps());
+                *memory = Memory::Have(fetched.clone(), BootTime::now(), self.metrics.keeps());
                 Ok(fetched)
             }
             Err(error) => {
                 let error = Arc::new(error);
                 let pause = pause(failures, rand::random::<f64>());
-                let since = Boot::now();
-                let until = Boot(since.0 + pause);
+                let since = BootTime::now();
+                let until = BootTime(since.0 + pause);
                 // What was there once is not forgotten over a failure to get it back.
                 if !matches!(*memory, Memory::Have(..)) {
                     *memory = Memory::Failed {
@@ -452,9 +452,9 @@ impl ChartCache {
         fetch: impl Future<Output = Result<Fetched, ChartError>>,
     ) -> Result<Fetched, ChartError> {
         let span = tracing::error_span!("chart", %chart, from, outcome = Empty);
-        let since = Boot::now();
+        let since = BootTime::now();
         let fetched = fetch.instrument(span.clone()).await;
-        let took = Boot::now().since(since);
+        let took = BootTime::now().since(since);
         let outcome = self.metrics.fetched(from, took, fetched.as_ref().err());
         span.record("outcome", outcome);
         fetched

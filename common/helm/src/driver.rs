@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 use semver::Version;
 use serde_json::{Map, Value};
 use thiserror::Error;
@@ -20,7 +20,7 @@ use tracing::field::Empty;
 use crate::metrics::HelmMetrics;
 use crate::releases;
 use crate::releases::labels::{INSTALL_RUN, RUN_LABEL};
-use crate::slots::priority::Urgency;
+use crate::slots::priority::Priority;
 
 mod command;
 mod keyring;
@@ -68,7 +68,7 @@ pub struct HelmConfig {
 
 /// How long a run is waited for, beyond its own time-out.
 #[derive(Clone, Copy, Debug)]
-pub struct Patience {
+pub struct DriverTimeouts {
     /// Added to three times the time-out, which helm takes for each of its phases anew.
     pub beyond_timeout: Duration,
     /// From SIGTERM to SIGKILL, when a run is over its deadline.
@@ -77,7 +77,7 @@ pub struct Patience {
     pub after_stop: Duration,
 }
 
-impl Default for Patience {
+impl Default for DriverTimeouts {
     fn default() -> Self {
         Self {
             beyond_timeout: Duration::from_secs(60),
@@ -357,7 +357,7 @@ pub struct Helm {
     host: command::Host,
     scratch: Scratch,
     slots: Slots,
-    patience: Patience,
+    patience: DriverTimeouts,
     metrics: HelmMetrics,
     /// The executable whose version is known to fit.
     known: Mutex<Option<Stamp>>,
@@ -386,7 +386,7 @@ impl Helm {
             host,
             scratch,
             slots,
-            patience: Patience::default(),
+            patience: DriverTimeouts::default(),
             metrics: HelmMetrics::default(),
             known: Mutex::new(None),
         };
@@ -449,9 +449,9 @@ impl Helm {
         Ok(())
     }
 
-    /// Replaces the times of [`Patience::default`].
+    /// Replaces the times of [`DriverTimeouts::default`].
     #[must_use]
-    pub fn with_patience(mut self, patience: Patience) -> Self {
+    pub fn with_timeouts(mut self, patience: DriverTimeouts) -> Self {
         self.patience = patience;
         self
     }
@@ -468,12 +468,12 @@ impl Helm {
 
     /// Waits for the right to run helm for this member. A run's deadline starts after that, so one that
     /// hangs takes nothing from another's time.
-    pub async fn slot(&self, member: &str, urgency: Urgency) -> Slot {
-        let since = Boot::now();
+    pub async fn slot(&self, member: &str, urgency: Priority) -> Slot {
+        let since = BootTime::now();
         let waits = self.metrics.waits(urgency);
         let slot = self.slots.take(member, urgency).await;
         drop(waits);
-        self.metrics.waited(urgency, Boot::now().since(since));
+        self.metrics.waited(urgency, BootTime::now().since(since));
         slot
     }
 
@@ -484,9 +484,9 @@ impl Helm {
         run: impl Future<Output = Result<T, HelmError>>,
     ) -> Result<T, HelmError> {
         let span = tracing::error_span!("helm", verb, outcome = Empty);
-        let since = Boot::now();
+        let since = BootTime::now();
         let result = run.instrument(span.clone()).await;
-        let took = Boot::now().since(since);
+        let took = BootTime::now().since(since);
         let outcome = self.metrics.ran(verb, took, result.as_ref().err());
         span.record("outcome", outcome);
         result

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 use krypton_types::conditions::reason;
 use serde::Serialize;
 
@@ -68,7 +68,7 @@ impl ChartShown {
 }
 
 impl HelmNow {
-    pub fn of(load: Load, now: Boot) -> Self {
+    pub fn of(load: Load, now: BootTime) -> Self {
         let waiting = load.waiting.into_iter();
         Self {
             in_all: load.in_all,
@@ -87,7 +87,7 @@ impl HelmNow {
 
 impl CachedChart {
     /// Sorted by what they are.
-    pub fn all(standing: Vec<(ChartRef, Standing)>, now: Boot) -> Vec<Self> {
+    pub fn all(standing: Vec<(ChartRef, Standing)>, now: BootTime) -> Vec<Self> {
         let each = standing.into_iter();
         let mut all: Vec<Self> = each
             .map(|(chart, standing)| Self::of(&chart, standing, now))
@@ -96,7 +96,7 @@ impl CachedChart {
         all
     }
 
-    fn of(chart: &ChartRef, standing: Standing, now: Boot) -> Self {
+    fn of(chart: &ChartRef, standing: Standing, now: BootTime) -> Self {
         let fetching = Self {
             chart: ChartShown::of(&chart.repo, &chart.name, &chart.version),
             state: "fetching",

@@ -11,7 +11,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::chart::{ChartError, ChartFault};
 use crate::driver::HelmError;
-use crate::slots::priority::Urgency;
+use crate::slots::priority::Priority;
 
 /// Labels with their values, of which there are few.
 pub(crate) type Labels<const N: usize> = [(&'static str, &'static str); N];
@@ -87,7 +87,7 @@ impl Default for HelmMetrics {
                 drop(this.runs.get_or_create(&labels));
             }
         }
-        for urgency in [Urgency::High, Urgency::Low].map(Urgency::name) {
+        for urgency in [Priority::High, Priority::Low].map(Priority::name) {
             drop(this.wait_duration.get_or_create(&[("urgency", urgency)]));
             drop(this.waiting.get_or_create(&[("urgency", urgency)]));
         }
@@ -150,12 +150,12 @@ impl HelmMetrics {
     }
 
     /// Somebody waits for a slot for as long as what is returned lives.
-    pub(crate) fn waits(&self, urgency: Urgency) -> Counted {
+    pub(crate) fn waits(&self, urgency: Priority) -> Counted {
         let waiting = self.waiting.get_or_create(&[("urgency", urgency.name())]);
         Counted::by(&waiting)
     }
 
-    pub(crate) fn waited(&self, urgency: Urgency, for_: Duration) {
+    pub(crate) fn waited(&self, urgency: Priority, for_: Duration) {
         let wait = self
             .wait_duration
             .get_or_create(&[("urgency", urgency.name())]);

@@ -5,11 +5,11 @@ pub mod priority;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::oneshot;
 
-use self::priority::{Urgency, Waiter};
+use self::priority::{Priority, Waiter};
 
 /// How many may run at once, each at least 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +36,7 @@ struct State {
     in_all: usize,
     waiting: BTreeMap<u64, Waiting>,
     number: u64,
-    last: Option<Urgency>,
+    last: Option<Priority>,
 }
 
 /// Who runs helm, and who waits for it.
@@ -48,14 +48,14 @@ pub struct Load {
     /// Of each member that has any.
     pub running: BTreeMap<String, usize>,
     /// In the order in which they came, with since when.
-    pub waiting: Vec<(String, Urgency, Boot)>,
+    pub waiting: Vec<(String, Priority, BootTime)>,
 }
 
 #[derive(Debug)]
 struct Waiting {
     member: String,
-    urgency: Urgency,
-    since: Boot,
+    urgency: Priority,
+    since: BootTime,
     give: oneshot::Sender<Slot>,
 }
 
@@ -115,7 +115,7 @@ impl Slots {
     }
 
     /// Waits for a slot. Whoever drops the wait is as if it had never been.
-    pub(super) async fn take(&self, member: &str, urgency: Urgency) -> Slot {
+    pub(super) async fn take(&self, member: &str, urgency: Priority) -> Slot {
         let (give, taken) = oneshot::channel();
         let number = {
             let mut state = self.lock();
@@ -124,7 +124,7 @@ impl Slots {
             let waiting = Waiting {
                 member: member.to_owned(),
                 urgency,
-                since: Boot::now(),
+                since: BootTime::now(),
                 give,
             };
             state.waiting.insert(number, waiting);
@@ -175,7 +175,7 @@ impl Slots {
                 since: waiting.since,
                 load: load(&waiting.member),
             });
-        let number = priority::next(waiting, state.last, Boot::now())?;
+        let number = priority::next(waiting, state.last, BootTime::now())?;
         let Waiting {
             member,
             urgency,
@@ -215,11 +215,11 @@ mod tests {
         let slots = slots(4, 3);
         let mut hung = Vec::new();
         for _ in 0..3 {
-            hung.push(slots.take("hung", Urgency::High).await);
+            hung.push(slots.take("hung", Priority::High).await);
         }
-        let mut fourth = std::pin::pin!(slots.take("hung", Urgency::High));
+        let mut fourth = std::pin::pin!(slots.take("hung", Priority::High));
         assert!(poll!(fourth.as_mut()).is_pending());
-        let other = slots.take("other", Urgency::Low).await;
+        let other = slots.take("other", Priority::Low).await;
         drop(other);
         assert!(poll!(fourth.as_mut()).is_pending());
         hung.pop();
@@ -229,10 +229,10 @@ mod tests {
     #[tokio::test]
     async fn a_removal_goes_before_the_upgrades_that_wait_and_who_leaves_holds_nobody_up() {
         let slots = slots(1, 1);
-        let first = slots.take("a", Urgency::Low).await;
-        let mut upgrade = std::pin::pin!(slots.take("a", Urgency::Low));
-        let mut left = Box::pin(slots.take("a", Urgency::High));
-        let mut removal = std::pin::pin!(slots.take("b", Urgency::High));
+        let first = slots.take("a", Priority::Low).await;
+        let mut upgrade = std::pin::pin!(slots.take("a", Priority::Low));
+        let mut left = Box::pin(slots.take("a", Priority::High));
+        let mut removal = std::pin::pin!(slots.take("b", Priority::High));
         assert!(poll!(upgrade.as_mut()).is_pending());
         assert!(poll!(left.as_mut()).is_pending());
         assert!(poll!(removal.as_mut()).is_pending());
@@ -242,12 +242,12 @@ mod tests {
         drop(removal.await);
         drop(upgrade.await);
         // One that was given and never seen comes back, too.
-        let held = slots.take("a", Urgency::Low).await;
-        let mut unseen = Box::pin(slots.take("a", Urgency::Low));
+        let held = slots.take("a", Priority::Low).await;
+        let mut unseen = Box::pin(slots.take("a", Priority::Low));
         assert!(poll!(unseen.as_mut()).is_pending());
         drop(held);
         drop(unseen);
-        assert!(slots.take("a", Urgency::Low).now_or_never().is_some());
+        assert!(slots.take("a", Priority::Low).now_or_never().is_some());
     }
 
     type Wait<'a> = Pin<Box<dyn Future<Output = Slot> + 'a>>;
@@ -264,7 +264,7 @@ mod tests {
             for (step, member, high, pick) in steps {
                 match step {
                     0 | 1 => {
-                        let urgency = if high { Urgency::High } else { Urgency::Low };
+                        let urgency = if high { Priority::High } else { Priority::Low };
                         waiting.push((member, Box::pin(slots.take(names[member], urgency))));
                     }
                     2 if !held.is_empty() => drop(held.remove(pick % held.len())),

@@ -12,10 +12,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use krypton_helm::driver::{
-    Helm, HelmConfig, HelmError, Look, Patience, StopHandle, StopSignal, Upgrade,
+    DriverTimeouts, Helm, HelmConfig, HelmError, Look, StopHandle, StopSignal, Upgrade,
 };
-use krypton_helm::slots::priority::Urgency;
-use krypton_runtime::clock::Boot;
+use krypton_helm::slots::priority::Priority;
+use krypton_runtime::clock::BootTime;
 use rustix::fs::{FileType, Mode};
 use serde_json::json;
 
@@ -35,9 +35,9 @@ fn stubborn() -> String {
     )
 }
 
-fn quick() -> Patience {
+fn quick() -> DriverTimeouts {
     let short = Duration::from_millis(100);
-    Patience {
+    DriverTimeouts {
         beyond_timeout: short,
         after_deadline: short,
         after_stop: short,
@@ -72,7 +72,7 @@ readlink /proc/self/fd/0 >stdin
     let (_handle, stop) = never();
     let helm = stage.helm().await;
     helm.upgrade(
-        helm.slot("edge-1", Urgency::Low).await,
+        helm.slot("edge-1", Priority::Low).await,
         &stage.upgrade(),
         &stop,
     )
@@ -165,7 +165,7 @@ async fn a_failure_carries_the_end_of_standard_error_and_no_secret() {
     let helm = stage.helm().await;
     let error = helm
         .upgrade(
-            helm.slot("edge-1", Urgency::Low).await,
+            helm.slot("edge-1", Priority::Low).await,
             &stage.upgrade(),
             &stop,
         )
@@ -191,7 +191,7 @@ async fn helm_that_takes_memory_without_end_is_ended() {
     let stage = Stage::set(script).await;
     let (_handle, stop) = never();
     let helm = stage.helm().await;
-    let slot = helm.slot("edge-1", Urgency::Low).await;
+    let slot = helm.slot("edge-1", Priority::Low).await;
     let error = helm.upgrade(slot, &stage.upgrade(), &stop).await;
     let error = error.unwrap_err();
     assert!(matches!(error, HelmError::OutOfMemory { .. }), "{error}");
@@ -207,7 +207,7 @@ async fn a_release_that_is_not_there_is_told_from_other_failures() {
     let helm = stage.helm().await;
     let error = helm
         .uninstall(
-            helm.slot("edge-1", Urgency::Low).await,
+            helm.slot("edge-1", Priority::Low).await,
             &stage.uninstall(),
             &stop,
         )
@@ -223,7 +223,7 @@ async fn a_release_that_is_not_there_is_told_from_other_failures() {
     let helm = stage.helm().await;
     let error = helm
         .uninstall(
-            helm.slot("edge-1", Urgency::Low).await,
+            helm.slot("edge-1", Priority::Low).await,
             &stage.uninstall(),
             &stop,
         )
@@ -235,14 +235,14 @@ async fn a_release_that_is_not_there_is_told_from_other_failures() {
 #[tokio::test]
 async fn a_run_over_its_deadline_is_killed_with_all_that_it_started() {
     let stage = Stage::set(&stubborn()).await;
-    let helm = stage.helm().await.with_patience(quick());
+    let helm = stage.helm().await.with_timeouts(quick());
     let (_handle, stop) = never();
     let upgrade = Upgrade {
         timeout: Duration::ZERO,
         ..stage.upgrade()
     };
     let run = async {
-        helm.upgrade(helm.slot("edge-1", Urgency::Low).await, &upgrade, &stop)
+        helm.upgrade(helm.slot("edge-1", Priority::Low).await, &upgrade, &stop)
             .await
     };
     // The deadline may come before the script has started; the pipe is held open for that case.
@@ -275,19 +275,19 @@ async fn helm_that_heeds_sigterm_at_its_deadline_may_end_in_order() {
          sleep {FOREVER} & echo started >&3\nwait"
     );
     let stage = Stage::set(&script).await;
-    let patience = Patience {
+    let patience = DriverTimeouts {
         beyond_timeout: Duration::from_secs(1),
         after_deadline: LONG,
         after_stop: LONG,
     };
-    let helm = stage.helm().await.with_patience(patience);
+    let helm = stage.helm().await.with_timeouts(patience);
     let (_handle, stop) = never();
     let upgrade = Upgrade {
         timeout: Duration::ZERO,
         ..stage.upgrade()
     };
     let run = async {
-        helm.upgrade(helm.slot("edge-1", Urgency::Low).await, &upgrade, &stop)
+        helm.upgrade(helm.slot("edge-1", Priority::Low).await, &upgrade, &stop)
             .await
     };
     let heard = async { stage.first_word().await.rest().await };
@@ -307,13 +307,13 @@ async fn a_kill_ends_the_whole_group_at_once_and_bars_new_runs_until_permitted()
     let (handle, stop) = never();
     let upgrade = stage.upgrade();
     let run = async {
-        helm.upgrade(helm.slot("edge-1", Urgency::Low).await, &upgrade, &stop)
+        helm.upgrade(helm.slot("edge-1", Priority::Low).await, &upgrade, &stop)
             .await
     };
     let stopped = async {
         let ears = stage.first_word().await;
         handle.kill();
-        handle.permit(Boot(Boot::now().0 + LONG));
+        handle.permit(BootTime(BootTime::now().0 + LONG));
         ears.rest().await
     };
     let (ended, said) = tokio::join!(run, stopped);
@@ -323,7 +323,7 @@ async fn a_kill_ends_the_whole_group_at_once_and_bars_new_runs_until_permitted()
     handle.kill();
     // It would hang: nobody reads the pipe.
     let barred = helm
-        .upgrade(helm.slot("edge-1", Urgency::Low).await, &upgrade, &stop)
+        .upgrade(helm.slot("edge-1", Priority::Low).await, &upgrade, &stop)
         .await;
     assert!(matches!(barred, Err(HelmError::Stopped)), "{barred:?}");
 }
@@ -334,11 +334,11 @@ async fn a_soft_stop_asks_an_upgrade_to_end_and_then_kills_it() {
         "exec 3>pipe\ntrap 'echo asked >&3' TERM\nsleep {FOREVER} & echo started >&3\nwhile :; do wait; done"
     );
     let stage = Stage::set(&script).await;
-    let helm = stage.helm().await.with_patience(quick());
+    let helm = stage.helm().await.with_timeouts(quick());
     let (handle, stop) = never();
     let upgrade = stage.upgrade();
     let run = async {
-        helm.upgrade(helm.slot("edge-1", Urgency::Low).await, &upgrade, &stop)
+        helm.upgrade(helm.slot("edge-1", Priority::Low).await, &upgrade, &stop)
             .await
     };
     let stopped = async {
@@ -364,15 +364,15 @@ async fn a_soft_stop_lets_an_uninstall_end() {
         0,
     )
     .unwrap();
-    let patience = Patience {
+    let patience = DriverTimeouts {
         after_stop: LONG,
-        ..Patience::default()
+        ..DriverTimeouts::default()
     };
-    let helm = stage.helm().await.with_patience(patience);
+    let helm = stage.helm().await.with_timeouts(patience);
     let (handle, stop) = never();
     let uninstall = stage.uninstall();
     let run = async {
-        helm.uninstall(helm.slot("edge-1", Urgency::Low).await, &uninstall, &stop)
+        helm.uninstall(helm.slot("edge-1", Priority::Low).await, &uninstall, &stop)
             .await
     };
     let stopped = async {
@@ -396,7 +396,7 @@ async fn a_run_whose_future_is_dropped_dies() {
     let (_handle, stop) = never();
     let upgrade = stage.upgrade();
     let run = async {
-        helm.upgrade(helm.slot("edge-1", Urgency::Low).await, &upgrade, &stop)
+        helm.upgrade(helm.slot("edge-1", Priority::Low).await, &upgrade, &stop)
             .await
     };
     let ears = tokio::select! {
@@ -449,15 +449,15 @@ async fn a_run_that_is_given_more_time_lives_on() {
     let stage = Stage::set("exec 3>pipe\necho started >&3\nsleep 6\necho done >&3").await;
     let helm = stage.helm().await;
     let (handle, stop) = never();
-    handle.permit(Boot(Boot::now().0 + Duration::from_secs(5)));
+    handle.permit(BootTime(BootTime::now().0 + Duration::from_secs(5)));
     let upgrade = stage.upgrade();
     let run = async {
-        helm.upgrade(helm.slot("edge-1", Urgency::Low).await, &upgrade, &stop)
+        helm.upgrade(helm.slot("edge-1", Priority::Low).await, &upgrade, &stop)
             .await
     };
     let more = async {
         let ears = stage.first_word().await;
-        handle.permit(Boot(Boot::now().0 + LONG));
+        handle.permit(BootTime(BootTime::now().0 + LONG));
         ears.rest().await
     };
     let (ended, said) = tokio::join!(run, more);
@@ -470,10 +470,10 @@ async fn a_run_whose_time_is_over_is_not_begun() {
     let stage = Stage::set(&stubborn()).await;
     let helm = stage.helm().await;
     let (handle, stop) = never();
-    handle.permit(Boot::default());
+    handle.permit(BootTime::default());
     let ended = helm
         .upgrade(
-            helm.slot("edge-1", Urgency::Low).await,
+            helm.slot("edge-1", Priority::Low).await,
             &stage.upgrade(),
             &stop,
         )
@@ -492,7 +492,7 @@ async fn what_helm_leaves_running_is_ended_with_it() {
     let (_handle, stop) = never();
     let uninstall = stage.uninstall();
     let run = async {
-        helm.uninstall(helm.slot("edge-1", Urgency::Low).await, &uninstall, &stop)
+        helm.uninstall(helm.slot("edge-1", Priority::Low).await, &uninstall, &stop)
             .await
     };
     let heard = async { stage.first_word().await.rest().await };
@@ -513,7 +513,7 @@ async fn the_first_process_of_a_container_is_left_no_dead_of_a_killed_run() {
     let (handle, stop) = never();
     let upgrade = stage.upgrade();
     let run = async {
-        helm.upgrade(helm.slot("edge-1", Urgency::Low).await, &upgrade, &stop)
+        helm.upgrade(helm.slot("edge-1", Priority::Low).await, &upgrade, &stop)
             .await
     };
     let stopped = async {
@@ -542,10 +542,10 @@ async fn no_more_helms_run_at_once_than_allowed_and_each_end_makes_room() {
     let helm = Helm::new(config).await.unwrap();
     let (_handle, stop) = never();
     let (first, _second) = (
-        helm.slot("edge-1", Urgency::Low).await,
-        helm.slot("edge-1", Urgency::Low).await,
+        helm.slot("edge-1", Priority::Low).await,
+        helm.slot("edge-1", Priority::Low).await,
     );
-    let mut third = std::pin::pin!(helm.slot("edge-1", Urgency::Low));
+    let mut third = std::pin::pin!(helm.slot("edge-1", Priority::Low));
     assert!(futures::poll!(third.as_mut()).is_pending());
     let uninstall = stage.uninstall();
     let (ended, ears) = tokio::join!(helm.uninstall(first, &uninstall, &stop), stage.first_word());
@@ -561,7 +561,7 @@ async fn a_killed_helm_and_one_that_cannot_start_are_told_apart() {
     let helm = stage.helm().await;
     let error = helm
         .uninstall(
-            helm.slot("edge-1", Urgency::Low).await,
+            helm.slot("edge-1", Priority::Low).await,
             &stage.uninstall(),
             &stop,
         )
@@ -575,7 +575,7 @@ async fn a_killed_helm_and_one_that_cannot_start_are_told_apart() {
     std::fs::remove_file(stage.path("helm")).unwrap();
     let error = helm
         .uninstall(
-            helm.slot("edge-1", Urgency::Low).await,
+            helm.slot("edge-1", Priority::Low).await,
             &stage.uninstall(),
             &stop,
         )
@@ -600,7 +600,7 @@ async fn a_killed_helm_and_one_that_cannot_start_are_told_apart() {
     .unwrap();
     let error = helm
         .uninstall(
-            helm.slot("edge-1", Urgency::Low).await,
+            helm.slot("edge-1", Priority::Low).await,
             &stage.uninstall(),
             &stop,
         )
@@ -651,7 +651,7 @@ async fn a_helm_that_is_replaced_or_lost_while_we_run_is_noticed_and_so_is_its_r
     let stage = Stage::set("exit 0").await;
     let helm = stage.helm().await;
     let run = async || {
-        let slot = helm.slot("edge-1", Urgency::Low).await;
+        let slot = helm.slot("edge-1", Priority::Low).await;
         helm.uninstall(slot, &stage.uninstall(), &stop).await
     };
     run().await.unwrap();
@@ -706,7 +706,7 @@ async fn a_secret_that_helm_cannot_decode_is_told_from_a_cluster_that_does_not_a
     for (script, expected) in [("exit 0", Some(true)), (damaged, Some(false)), (away, None)] {
         let stage = Stage::set(script).await;
         let helm = stage.helm().await;
-        let slot = helm.slot("edge-1", Urgency::Low).await;
+        let slot = helm.slot("edge-1", Priority::Low).await;
         let found = helm.can_decode(slot, &look(&stage), &stop).await;
         assert_eq!(found.ok(), expected, "{script}");
     }

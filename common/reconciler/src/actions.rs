@@ -29,12 +29,12 @@ use krypton_helm::releases::Release;
 use krypton_helm::releases::labels::ReleaseKey;
 use krypton_helm::releases::revision::Revision;
 use krypton_runtime::access::{client_as, kubeconfig_as};
-use krypton_runtime::clock::{self, Boot};
-use krypton_runtime::events::{Events, Told};
-use krypton_runtime::lease::Hold;
+use krypton_runtime::clock::{self, BootTime};
+use krypton_runtime::events::{Events, ObjectEvent};
+use krypton_runtime::lease::LeaseState;
 use krypton_runtime::newest::Newest as _;
 use krypton_types::conditions::{ClusterState, reason};
-use krypton_types::deployment::Deed;
+use krypton_types::deployment::ReportedEvent;
 use krypton_types::desired::{ChartState, DesiredState};
 use krypton_types::error_chain::chain;
 use krypton_types::tenant::Next;
@@ -46,9 +46,9 @@ use tracing::Span;
 
 use super::helm_queue::Ready;
 use crate::index::CrdState;
-use crate::owner::{Subject, SubjectKey};
+use crate::owner::{OwnerKey, ReleaseOwner};
 use crate::plan::{Action, Attempt, Plan, Run};
-use crate::report_store::ReportBoard;
+use crate::report_store::ReportStore;
 use crate::run_loop::{Member, Tools};
 
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -63,8 +63,8 @@ pub(super) fn runs_helm(action: &Action) -> bool {
 
 /// Everything that one action needs, taken from the index at the time of the plan.
 pub(super) struct Job {
-    pub key: SubjectKey,
-    pub subject: Subject,
+    pub key: OwnerKey,
+    pub owner: ReleaseOwner,
     pub plan: Plan,
     /// What was told of it before.
     pub told: Option<ClusterState>,
@@ -94,13 +94,13 @@ pub(super) struct Job {
 impl Job {
     /// The chart for this Tenant or deployment.
     fn chart(&self) -> Cow<'_, ChartState> {
-        self.desired.chart_with(self.subject.values())
+        self.desired.chart_with(self.owner.values())
     }
 }
 
 /// What came of it.
-pub(super) struct Done {
-    pub key: SubjectKey,
+pub(super) struct JobResult {
+    pub key: OwnerKey,
     pub of: ReleaseKey,
     pub attempt: Attempt,
     /// What was said of the Tenant on the way.
@@ -170,7 +170,7 @@ impl Fault {
 
 /// The hands of a reconciler.
 #[derive(Clone)]
-pub(super) struct Performer {
+pub(super) struct ActionRunner {
     /// While an action of an object with a service account is performed, with that one's rights.
     pub member: Arc<Member>,
     /// With the rights that helm has, whoever it acts as: for what is the chart's and no tenant's.
@@ -179,18 +179,18 @@ pub(super) struct Performer {
     pub desired: watch::Receiver<Arc<DesiredState>>,
     pub tools: Tools,
     pub events: Events,
-    pub board: Arc<ReportBoard>,
-    pub hold: watch::Receiver<Hold>,
+    pub report_store: Arc<ReportStore>,
+    pub hold: watch::Receiver<LeaseState>,
     pub stop: StopSignal,
 }
 
-impl Performer {
-    pub(super) async fn perform(self: Arc<Self>, mut job: Box<Job>) -> Box<Done> {
+impl ActionRunner {
+    pub(super) async fn perform(self: Arc<Self>, mut job: Box<Job>) -> Box<JobResult> {
         let ready = job.ready.take();
-        let mut done = Box::new(Done {
+        let mut done = Box::new(JobResult {
             key: job.key.clone(),
             of: job.release.clone(),
-            attempt: Attempt::of(&job.subject, &job.desired, &job.fingerprint),
+            attempt: Attempt::of(&job.owner, &job.desired, &job.fingerprint),
             said: None,
             told: None,
             next: job.next,
@@ -207,7 +207,7 @@ impl Performer {
             needs_slot: false,
             fault: None,
         });
-        let begun = Boot::now();
+        let begun = BootTime::now();
         // Removed once the action is over.
         let (performer, _kubeconfig) = match self.acting_for(&job) {
             Ok((performer, kubeconfig)) => (performer, kubeconfig),
@@ -222,7 +222,7 @@ impl Performer {
 
     /// Acts as the object's service account, where it has one.
     fn acting_for(self: Arc<Self>, job: &Job) -> Result<(Arc<Self>, Option<TempPath>), Fault> {
-        let user = job.subject.user(&job.desired.lockdown);
+        let user = job.owner.user(&job.desired.lockdown);
         let Some(user) = user.filter(|_| job.plan.action != Action::Nothing) else {
             return Ok((self, None));
         };
@@ -252,7 +252,7 @@ impl Performer {
         Ok((Arc::new(performer), Some(kubeconfig)))
     }
 
-    async fn act(&self, job: &Job, ready: Option<Ready>, done: &mut Done, begun: Boot) {
+    async fn act(&self, job: &Job, ready: Option<Ready>, done: &mut JobResult, begun: BootTime) {
         let result = match &job.plan.action {
             Action::Nothing => self.say(job, done).await,
             Action::AddFinalizer => self.add_finalizer(job, done).await,
@@ -277,7 +277,7 @@ impl Performer {
         done.fault = result.err();
         let outcome = done.fault.as_ref().map_or("ok", Fault::outcome);
         Span::current().record("outcome", outcome);
-        let took = Boot::now().since(begun);
+        let took = BootTime::now().since(begun);
         let work = &self.tools.work;
         work.reconciled(&job.plan.action, took, outcome);
     }
@@ -291,16 +291,16 @@ impl Performer {
     }
 
     /// An event on the Tenant. Of a deployment home tells, out of the reports.
-    pub(super) fn tell(&self, subject: &Subject, told: Told) {
-        match subject {
-            Subject::Tenant(tenant) => self.events.tell(tenant.object_ref(&()), told),
-            Subject::Deployment(order) => {
-                let deed = Deed {
+    pub(super) fn tell(&self, owner: &ReleaseOwner, told: ObjectEvent) {
+        match owner {
+            ReleaseOwner::Tenant(tenant) => self.events.tell(tenant.object_ref(&()), told),
+            ReleaseOwner::Deployment(order) => {
+                let deed = ReportedEvent {
                     at: u64::try_from(clock::wall().as_nanosecond()).unwrap_or_default(),
                     reason: told.reason.to_owned(),
                     message: told.message,
                 };
-                self.board.did(order, deed);
+                self.report_store.did(order, deed);
             }
         }
     }
@@ -310,7 +310,7 @@ impl Performer {
     }
 
     pub(super) fn still_permitted(&self) -> Result<(), Fault> {
-        let permitted = self.stop.is_open() && self.hold.get().may_start(Boot::now());
+        let permitted = self.stop.is_open() && self.hold.get().may_start(BootTime::now());
         if permitted { Ok(()) } else { Err(Fault::Stale) }
     }
 }

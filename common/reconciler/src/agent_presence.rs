@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 use krypton_runtime::lease::NO_NEW_RUNS_AFTER;
 
 /// A member whose agent has not been heard for this long is Unknown.
@@ -16,14 +16,14 @@ pub enum Presence {
     /// One could reconcile at once, or does.
     Ready,
     /// There was one, until then.
-    Away(Boot),
+    Away(BootTime),
 }
 
 impl Presence {
     /// What follows when one of its agents is ready, or none; the last that was is known to have been able
     /// to act at `able`, which may be a while before its silence is noticed.
     #[must_use]
-    pub fn next(self, ready: bool, able: Boot) -> Self {
+    pub fn next(self, ready: bool, able: BootTime) -> Self {
         match (ready, self) {
             (true, _) => Self::Ready,
             (false, Self::Ready) => Self::Away(able),
@@ -34,8 +34,8 @@ impl Presence {
     /// When an agent was able to act that was heard to be at `heard`, and has now said that its apiserver
     /// does not answer it: it waits for so long before it does.
     #[must_use]
-    pub fn able_before(heard: Boot) -> Boot {
-        Boot(heard.0.saturating_sub(NO_NEW_RUNS_AFTER))
+    pub fn able_before(heard: BootTime) -> BootTime {
+        BootTime(heard.0.saturating_sub(NO_NEW_RUNS_AFTER))
     }
 }
 
@@ -50,12 +50,12 @@ pub enum Role {
 }
 
 /// What to do, and when to look again though nothing has happened.
-pub fn role(presence: Presence, grace: Duration, now: Boot) -> (Role, Option<Boot>) {
+pub fn role(presence: Presence, grace: Duration, now: BootTime) -> (Role, Option<BootTime>) {
     match presence {
         Presence::Never => (Role::Act, None),
         Presence::Ready => (Role::Rest, None),
         Presence::Away(since) => {
-            let after = |pause| Some(Boot(since.0 + pause));
+            let after = |pause| Some(BootTime(since.0 + pause));
             // A session that is made anew within seconds is none of our business.
             match now.since(since) {
                 away if away >= grace => (Role::Act, None),
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn the_hub_acts_only_where_no_agent_was_or_one_has_been_away_for_the_grace() {
-        let at = |seconds| Boot(Duration::from_secs(seconds));
+        let at = |seconds| BootTime(Duration::from_secs(seconds));
         let grace = Duration::from_secs(60);
         let cases = [
             (Presence::Never, (Role::Act, None)),

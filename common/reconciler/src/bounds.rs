@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures::stream::SelectAll;
 use krypton_runtime::access::{CutOff, Report};
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 use kube::Client;
 
 use super::watches::{self, Watch};
@@ -18,7 +18,7 @@ pub(super) struct Bounds {
     /// Receives each excess; `None` if the server is trusted, which has no bounds.
     report: Option<Report>,
     /// The time when the watches restart.
-    until: Option<Boot>,
+    until: Option<BootTime>,
 }
 
 impl Bounds {
@@ -35,17 +35,22 @@ impl Bounds {
     }
 
     /// When the watches restart.
-    pub(crate) fn wake(&self) -> Option<Boot> {
+    pub(crate) fn wake(&self) -> Option<BootTime> {
         self.until
     }
 
     /// Drops what the index keeps if that is too much, and returns the reason. `waiting` keys count as well.
-    pub(super) fn check(&mut self, index: &mut Index, waiting: usize, now: Boot) -> Option<String> {
+    pub(super) fn check(
+        &mut self,
+        index: &mut Index,
+        waiting: usize,
+        now: BootTime,
+    ) -> Option<String> {
         let report = self.report.as_ref()?;
         let cut_off = CutOff::kept(index.beyond(waiting)?);
         report(&cut_off);
         index.forget_watched();
-        self.until = Some(Boot(now.0 + PAUSE));
+        self.until = Some(BootTime(now.0 + PAUSE));
         Some(cut_off.to_string())
     }
 
@@ -55,7 +60,7 @@ impl Bounds {
         client: &Client,
         watches: &mut SelectAll<Watch>,
         tenants: &mut Option<Watch>,
-        now: Boot,
+        now: BootTime,
     ) {
         let Some(until) = self.until else { return };
         if now < until {
@@ -105,7 +110,7 @@ mod tests {
         let report: Report =
             Arc::new(move |cut: &CutOff| log.lock().unwrap().push(cut.to_string()));
         let mut bounds = Bounds::new(Some(report));
-        let (mut index, begun) = (Index::new("one", None), Boot::now());
+        let (mut index, begun) = (Index::new("one", None), BootTime::now());
         index.workspace_event::<ObjectMeta>(Event::Init);
         let mut watches = select_all([stream::pending().boxed()]);
         namespaces(&mut index, 1 << 20);
@@ -120,7 +125,7 @@ mod tests {
         assert_eq!(index.beyond(0), None);
         bounds.apply(&client, &mut watches, &mut None, begun);
         assert_eq!((watches.len(), bounds.ended()), (0, true));
-        let later = Boot(begun.0 + PAUSE);
+        let later = BootTime(begun.0 + PAUSE);
         assert_eq!(bounds.wake(), Some(later));
         bounds.apply(&client, &mut watches, &mut None, later);
         assert_eq!((watches.len(), bounds.ended()), (6, false));
@@ -132,7 +137,7 @@ mod tests {
         index.workspace_event::<ObjectMeta>(Event::Init);
         namespaces(&mut index, 65 << 20);
         let mut bounds = Bounds::new(None);
-        assert_eq!(bounds.check(&mut index, 0, Boot::now()), None);
+        assert_eq!(bounds.check(&mut index, 0, BootTime::now()), None);
         assert!(index.beyond(0).is_some());
     }
 }

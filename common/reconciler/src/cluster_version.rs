@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 use krypton_types::error_chain::chain;
 use tokio::task::{JoinError, JoinSet};
 
@@ -14,7 +14,7 @@ const ASK_EVERY: Duration = Duration::from_secs(60);
 #[derive(Default)]
 pub(super) struct ClusterVersion {
     known: Option<String>,
-    due: Boot,
+    due: BootTime,
     pub(super) asking: JoinSet<Result<String, String>>,
 }
 
@@ -26,7 +26,7 @@ impl ClusterVersion {
     }
 
     /// When it is asked for next, were there anything to ask for.
-    fn next(&self) -> Option<Boot> {
+    fn next(&self) -> Option<BootTime> {
         self.asking.is_empty().then_some(self.due)
     }
 }
@@ -37,12 +37,12 @@ impl Reconciler {
         slots.any(|slot| slot.memory.failure.is_some())
     }
 
-    pub(super) fn see_to_version(&mut self, now: Boot) {
+    pub(super) fn check_version(&mut self, now: BootTime) {
         let due = self.version.next().is_some_and(|due| due <= now);
         if !due || !self.permitted || !self.something_failed() {
             return;
         }
-        self.version.due = Boot(now.0 + ASK_EVERY);
+        self.version.due = BootTime(now.0 + ASK_EVERY);
         let client = self.member.client.clone();
         self.version.asking.spawn(async move {
             let asked = tokio::time::timeout(DEADLINE, client.apiserver_version()).await;
@@ -55,7 +55,7 @@ impl Reconciler {
     }
 
     /// When to ask next.
-    pub(super) fn version_wake(&self) -> Option<Boot> {
+    pub(super) fn version_wake(&self) -> Option<BootTime> {
         let due = self.version.next()?;
         (self.permitted && self.something_failed()).then_some(due)
     }

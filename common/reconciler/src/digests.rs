@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use krypton_types::desired::{ChartState, DesiredState};
 
-use crate::owner::Subject;
+use crate::owner::ReleaseOwner;
 
 /// The digests of one desired state. Each is computed when it is first needed.
 #[derive(Debug, Default)]
@@ -52,30 +52,26 @@ impl Digests {
     }
 }
 
-/// The fingerprint of a subject's chart where the subject adds values.
+/// The fingerprint of a owner's chart where the owner adds values.
 #[derive(Debug, Default)]
-pub(super) struct OwnChart(Option<(Arc<DesiredState>, Subject, Arc<str>)>);
+pub(super) struct OwnChart(Option<(Arc<DesiredState>, ReleaseOwner, Arc<str>)>);
 
 impl OwnChart {
-    /// `chart` is the one for `subject` in `desired`.
+    /// `chart` is the one for `owner` in `desired`.
     pub(super) fn fingerprint(
         &mut self,
         chart: &ChartState,
         desired: &Arc<DesiredState>,
-        subject: &Subject,
+        owner: &ReleaseOwner,
     ) -> Arc<str> {
         if let Some((of, by, known)) = &self.0
             && Arc::ptr_eq(of, desired)
-            && by.values() == subject.values()
+            && by.values() == owner.values()
         {
             return Arc::clone(known);
         }
         let fingerprint: Arc<str> = chart.fingerprint().into();
-        self.0 = Some((
-            Arc::clone(desired),
-            subject.clone(),
-            Arc::clone(&fingerprint),
-        ));
+        self.0 = Some((Arc::clone(desired), owner.clone(), Arc::clone(&fingerprint)));
         fingerprint
     }
 }
@@ -119,24 +115,24 @@ mod tests {
 
     #[test]
     fn own_values_are_hashed_again_only_when_they_change() {
-        let subject = |replicas: u32, generation: i64| {
+        let owner = |replicas: u32, generation: i64| {
             let values = json!({ "replicas": replicas }).as_object().cloned();
             let mut tenant = Tenant::new("acme", TenantSpec::default());
             tenant.spec.values = values;
             tenant.metadata.generation = Some(generation);
-            Subject::Tenant(Arc::new(tenant))
+            ReleaseOwner::Tenant(Arc::new(tenant))
         };
         let desired = desired();
         let mut own = OwnChart::default();
-        let mut look = |subject: &Subject| {
-            let chart = desired.chart_with(subject.values());
-            let found = own.fingerprint(&chart, &desired, subject);
+        let mut look = |owner: &ReleaseOwner| {
+            let chart = desired.chart_with(owner.values());
+            let found = own.fingerprint(&chart, &desired, owner);
             assert_eq!(*found, chart.fingerprint());
             found
         };
-        let first = look(&subject(1, 1));
-        assert!(Arc::ptr_eq(&first, &look(&subject(1, 2))));
-        assert_ne!(first, look(&subject(2, 3)));
-        assert_eq!(first, look(&subject(1, 4)));
+        let first = look(&owner(1, 1));
+        assert!(Arc::ptr_eq(&first, &look(&owner(1, 2))));
+        assert_ne!(first, look(&owner(2, 3)));
+        assert_eq!(first, look(&owner(1, 4)));
     }
 }

@@ -1,13 +1,13 @@
 //! What the reconciler tells of itself to who asks how it stands. Nothing is kept for it.
 
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 use krypton_runtime::newest::Newest as _;
 use krypton_types::conditions::{ClusterState, State, Truth};
 use serde::Serialize;
 use tokio::sync::oneshot;
 
 use crate::index::CrdState;
-use crate::owner::{Subject, SubjectKey};
+use crate::owner::{OwnerKey, ReleaseOwner};
 use crate::run_loop::{Reconciler, Slot};
 
 /// Somebody who waits to be told.
@@ -31,9 +31,9 @@ pub struct ReconcilerNow {
     pub later_on_record: Option<String>,
     /// Actions that are under way.
     pub running: usize,
-    pub subjects_in_all: usize,
+    pub owners_in_all: usize,
     /// What fails goes first; of very many, some.
-    pub subjects: Vec<SubjectNow>,
+    pub owners: Vec<OwnerNow>,
 }
 
 #[derive(Debug, Serialize)]
@@ -48,7 +48,7 @@ pub struct LeaseNow {
 /// A Tenant or deployment.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct SubjectNow {
+pub struct OwnerNow {
     pub kind: &'static str,
     pub key: String,
     pub generation: i64,
@@ -69,7 +69,7 @@ pub struct SubjectNow {
     pub next_look_in_seconds: Option<u64>,
 }
 
-impl SubjectNow {
+impl OwnerNow {
     pub fn is_in_error(&self) -> bool {
         self.error
             .as_ref()
@@ -85,17 +85,17 @@ pub struct StateNow {
 }
 
 impl Reconciler {
-    pub(super) fn told(&self, now: Boot) -> ReconcilerNow {
+    pub(super) fn told(&self, now: BootTime) -> ReconcilerNow {
         let hold = self.hold.get();
-        let ago = |then: Boot| now.since(then).as_secs();
-        let all = self.index.subjects();
-        let mut subjects: Vec<SubjectNow> = all
-            .map(|(key, subject)| self.subject_told(&key, &subject, now))
+        let ago = |then: BootTime| now.since(then).as_secs();
+        let all = self.index.owners();
+        let mut owners: Vec<OwnerNow> = all
+            .map(|(key, owner)| self.subject_told(&key, &owner, now))
             .collect();
-        let in_all = subjects.len();
+        let in_all = owners.len();
         // What fails goes before what does not, also where others have tried.
-        subjects.sort_by_key(|subject| subject.attempts == 0 && !subject.is_in_error());
-        subjects.truncate(SUBJECTS_MOST);
+        owners.sort_by_key(|owner| owner.attempts == 0 && !owner.is_in_error());
+        owners.truncate(SUBJECTS_MOST);
         ReconcilerNow {
             lease: LeaseNow {
                 writes: self.permitted,
@@ -113,26 +113,26 @@ impl Reconciler {
             on_record: self.recorded.as_ref().map(|it| it.version.to_string()),
             later_on_record: self.ahead.map(|version| version.to_string()),
             running: self.running.len(),
-            subjects_in_all: in_all,
-            subjects,
+            owners_in_all: in_all,
+            owners,
         }
     }
 
-    fn subject_told(&self, key: &SubjectKey, subject: &Subject, now: Boot) -> SubjectNow {
+    fn subject_told(&self, key: &OwnerKey, owner: &ReleaseOwner, now: BootTime) -> OwnerNow {
         let none = Slot::default();
         let slot = self.slots.get(key).unwrap_or(&none);
         let failure = slot.memory.failure.as_ref();
-        let release = subject.release(&self.member.name);
+        let release = owner.release(&self.member.name);
         let newest = self.index.release(&release).last().copied().cloned();
-        let said = slot.memory.last_word(subject, &self.member.name);
+        let said = slot.memory.last_word(owner, &self.member.name);
         let said = |part: fn(ClusterState) -> Option<State>| said.clone().and_then(part);
-        let until = |at: Boot| at.since(now).as_secs();
+        let until = |at: BootTime| at.since(now).as_secs();
         let next_look = slot.not_before.max(slot.wake).filter(|at| *at > now);
-        SubjectNow {
-            kind: subject.kind(),
+        OwnerNow {
+            kind: owner.kind(),
             key: key.to_string(),
-            generation: subject.generation(),
-            being_removed: subject.is_going(),
+            generation: owner.generation(),
+            being_removed: owner.is_going(),
             release: format!("{}/{}", release.namespace, release.name),
             revision: newest.as_ref().map(|newest| newest.revision),
             locked: newest.is_some_and(|newest| newest.status.is_locked()),

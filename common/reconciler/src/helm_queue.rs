@@ -8,15 +8,15 @@ use std::sync::Arc;
 
 use krypton_helm::chart::{ChartCache, ChartFault, ChartRef};
 use krypton_helm::driver::Slot;
-use krypton_helm::slots::priority::Urgency;
-use krypton_runtime::clock::Boot;
+use krypton_helm::slots::priority::Priority;
+use krypton_runtime::clock::BootTime;
 use krypton_types::conditions::reason;
 use krypton_types::error_chain::chain;
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 use tracing::{Instrument as _, Span};
 
 use crate::actions::Fault;
-use crate::owner::SubjectKey;
+use crate::owner::OwnerKey;
 use crate::plan::{Action, Attempt};
 use crate::run_loop::Tools;
 
@@ -26,7 +26,7 @@ pub(super) struct Need {
     pub(super) action: Action,
     /// `None` if the run takes no chart.
     pub(super) chart: Option<ChartRef>,
-    pub(super) urgency: Urgency,
+    pub(super) urgency: Priority,
     pub(super) generation: i64,
 }
 
@@ -52,34 +52,34 @@ struct Waiting {
     id: Id,
     task: AbortHandle,
     attempt: Attempt,
-    begun: Boot,
+    begun: BootTime,
     span: Span,
 }
 
 /// A wait that ended without a slot.
 pub(super) struct Failed {
-    pub(super) key: SubjectKey,
+    pub(super) key: OwnerKey,
     pub(super) action: Action,
     pub(super) attempt: Attempt,
-    pub(super) begun: Boot,
+    pub(super) begun: BootTime,
     pub(super) span: Span,
     /// `None` if the task itself has failed.
     pub(super) fault: Option<Fault>,
 }
 
-pub(super) type Waited = (SubjectKey, Result<(Slot, Option<PathBuf>), Fault>);
+pub(super) type Waited = (OwnerKey, Result<(Slot, Option<PathBuf>), Fault>);
 
 /// All of one member that wait, each once.
 #[derive(Default)]
 pub(super) struct HelmQueue {
     pub(super) tasks: JoinSet<Waited>,
-    waiting: BTreeMap<SubjectKey, Waiting>,
-    ready: BTreeMap<SubjectKey, (Need, Ready)>,
+    waiting: BTreeMap<OwnerKey, Waiting>,
+    ready: BTreeMap<OwnerKey, (Need, Ready)>,
 }
 
 impl HelmQueue {
     /// Returns what is ready for exactly this need. Ends a wait for anything else.
-    pub(super) fn take(&mut self, key: &SubjectKey, need: Option<&Need>) -> Option<Ready> {
+    pub(super) fn take(&mut self, key: &OwnerKey, need: Option<&Need>) -> Option<Ready> {
         if let Some(waiting) = self.waiting.get(key)
             && Some(&waiting.need) != need
         {
@@ -93,7 +93,7 @@ impl HelmQueue {
     /// Waits for the chart and the slot, unless `key` waits already.
     pub(super) fn wait(
         &mut self,
-        key: &SubjectKey,
+        key: &OwnerKey,
         need: Need,
         attempt: Attempt,
         span: Span,
@@ -120,7 +120,7 @@ impl HelmQueue {
             id: task.id(),
             task,
             attempt,
-            begun: Boot::now(),
+            begun: BootTime::now(),
             span,
         };
         self.waiting.insert(key.clone(), waiting);
@@ -130,7 +130,7 @@ impl HelmQueue {
     pub(super) fn ended(
         &mut self,
         ended: Result<(Id, Waited), JoinError>,
-    ) -> Option<Result<SubjectKey, Failed>> {
+    ) -> Option<Result<OwnerKey, Failed>> {
         let id = ended.as_ref().map_or_else(JoinError::id, |(id, _)| *id);
         // A wait that was ended before may still have got its slot, which goes back with `ended`.
         let key = self.waiting.iter().find(|(_, waiting)| waiting.id == id);
@@ -162,7 +162,7 @@ impl HelmQueue {
     }
 
     /// How many wait with this urgency.
-    pub(super) fn waiting(&self, urgency: Urgency) -> usize {
+    pub(super) fn waiting(&self, urgency: Priority) -> usize {
         let of = |waiting: &&Waiting| waiting.need.urgency == urgency;
         self.waiting.values().filter(of).count()
     }
@@ -220,8 +220,8 @@ mod tests {
         }
     }
 
-    fn key(name: &str) -> SubjectKey {
-        SubjectKey::Tenant(TenantKey {
+    fn key(name: &str) -> OwnerKey {
+        OwnerKey::Tenant(TenantKey {
             namespace: "default".to_owned(),
             name: name.to_owned(),
         })
@@ -250,7 +250,7 @@ mod tests {
         queue.wait(&key(name), need.clone(), attempt(), Span::none(), of);
     }
 
-    async fn next(queue: &mut HelmQueue) -> Option<SubjectKey> {
+    async fn next(queue: &mut HelmQueue) -> Option<OwnerKey> {
         let ended = queue.tasks.join_next_with_id().await.unwrap();
         queue.ended(ended).and_then(Result::ok)
     }
@@ -277,16 +277,16 @@ mod tests {
         let folder = TempDir::new().unwrap();
         let tools = tools(&folder).await;
         let mut queue = HelmQueue::default();
-        let held = tools.helm.slot("edge-1", Urgency::Low).await;
+        let held = tools.helm.slot("edge-1", Priority::Low).await;
         let upgrade = need(Action::Helm(Run::Upgrade));
         for name in ["acme", "beta"] {
             wait(&mut queue, &tools, name, &upgrade);
             assert!(queue.take(&key(name), Some(&upgrade)).is_none());
         }
-        assert_eq!(queue.waiting(Urgency::Low), 2);
+        assert_eq!(queue.waiting(Priority::Low), 2);
 
         assert!(queue.take(&key("acme"), None).is_none());
-        assert_eq!(queue.waiting(Urgency::Low), 1);
+        assert_eq!(queue.waiting(Priority::Low), 1);
         drop(held);
         let mut ready = Vec::new();
         while let Some(ended) = queue.tasks.join_next_with_id().await {
@@ -303,7 +303,7 @@ mod tests {
         wait(&mut queue, &tools, "acme", &need(Action::Uninstall));
         assert_eq!(next(&mut queue).await, Some(key("acme")));
         queue.give_back();
-        drop(tools.helm.slot("edge-1", Urgency::Low).await);
+        drop(tools.helm.slot("edge-1", Priority::Low).await);
         let uninstall = need(Action::Uninstall);
         assert!(queue.take(&key("acme"), Some(&uninstall)).is_none());
     }
@@ -313,7 +313,7 @@ mod tests {
         let folder = TempDir::new().unwrap();
         let tools = tools(&folder).await;
         let mut queue = HelmQueue::default();
-        let held = tools.helm.slot("edge-1", Urgency::Low).await;
+        let held = tools.helm.slot("edge-1", Priority::Low).await;
         let chart = ChartRef {
             repo: String::new(),
             name: folder.path().join("missing.tgz").display().to_string(),
@@ -330,7 +330,7 @@ mod tests {
         };
         assert_eq!((failed.key, failed.action), (key("acme"), install.action));
         assert!(failed.fault.is_some());
-        assert_eq!(queue.waiting(Urgency::High), 0);
+        assert_eq!(queue.waiting(Priority::High), 0);
         drop(held);
     }
 }

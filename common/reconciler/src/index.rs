@@ -16,7 +16,7 @@ use krypton_types::names;
 use krypton_types::tenant::TenantKey;
 use kube::runtime::watcher::Event;
 
-use crate::owner::{Subject, SubjectKey};
+use crate::owner::{OwnerKey, ReleaseOwner};
 use crate::workload::{WorkloadKey, WorkloadState};
 use crate::workspaces::metadata::Words;
 use kept::{Heap, Kept};
@@ -255,8 +255,8 @@ pub struct Index {
     pub workspaces: Watched<String, Workspace>,
     workloads: BTreeMap<WorkloadKind, Watched<(ReleaseKey, WorkloadKey), WorkloadState>>,
     crd: Watched<String, (CrdState, Option<u32>)>,
-    claims: BTreeMap<ReleaseKey, BTreeSet<SubjectKey>>,
-    claimed: BTreeMap<SubjectKey, ReleaseKey>,
+    claims: BTreeMap<ReleaseKey, BTreeSet<OwnerKey>>,
+    claimed: BTreeMap<OwnerKey, ReleaseKey>,
 }
 
 impl Index {
@@ -324,7 +324,7 @@ impl Index {
     /// Drops all that the watches have shown, until they have listed again.
     pub fn forget_watched(&mut self) {
         let tenants = self.tenants.iter().map(|(key, _)| key.clone());
-        let tenants = tenants.map(SubjectKey::Tenant).collect();
+        let tenants = tenants.map(OwnerKey::Tenant).collect();
         self.tenants = Watched::default();
         self.revisions = Watched::default();
         self.workspaces = Watched::default();
@@ -351,27 +351,29 @@ impl Index {
         waiting
     }
 
-    pub fn subject(&self, key: &SubjectKey) -> Option<Subject> {
+    pub fn owner(&self, key: &OwnerKey) -> Option<ReleaseOwner> {
         match key {
-            SubjectKey::Tenant(key) => self.tenants.get(key).cloned().map(Subject::Tenant),
-            SubjectKey::Deployment(key) => {
-                self.deployments.get(key).cloned().map(Subject::Deployment)
-            }
+            OwnerKey::Tenant(key) => self.tenants.get(key).cloned().map(ReleaseOwner::Tenant),
+            OwnerKey::Deployment(key) => self
+                .deployments
+                .get(key)
+                .cloned()
+                .map(ReleaseOwner::Deployment),
         }
     }
 
     /// All that there is to look after, or to leave alone.
-    pub fn subjects(&self) -> impl Iterator<Item = (SubjectKey, Subject)> {
+    pub fn owners(&self) -> impl Iterator<Item = (OwnerKey, ReleaseOwner)> {
         let tenants = self.tenants.iter().map(|(key, tenant)| {
             (
-                SubjectKey::Tenant(key.clone()),
-                Subject::Tenant(Arc::clone(tenant)),
+                OwnerKey::Tenant(key.clone()),
+                ReleaseOwner::Tenant(Arc::clone(tenant)),
             )
         });
         let deployments = self.deployments.iter().map(|(key, order)| {
             (
-                SubjectKey::Deployment(key.clone()),
-                Subject::Deployment(Arc::clone(order)),
+                OwnerKey::Deployment(key.clone()),
+                ReleaseOwner::Deployment(Arc::clone(order)),
             )
         });
         tenants.chain(deployments)
@@ -419,13 +421,13 @@ impl Index {
     }
 
     /// Those of this member that ask for the same release, the oldest first.
-    pub fn claimants(&self, key: &ReleaseKey) -> Vec<Subject> {
+    pub fn claimants(&self, key: &ReleaseKey) -> Vec<ReleaseOwner> {
         let mut claimants: Vec<_> = self
             .claims
             .get(key)
             .into_iter()
             .flatten()
-            .filter_map(|claimant| self.subject(claimant))
+            .filter_map(|claimant| self.owner(claimant))
             .filter(|claimant| claimant.is_for(&self.cluster, self.source_namespace.as_deref()))
             .collect();
         claimants.sort_by_cached_key(|claimant| claimant.seniority());
@@ -438,7 +440,7 @@ impl Index {
     }
 
     /// Those that use the namespace, whatever their release.
-    pub fn users(&self, namespace: &str) -> BTreeSet<SubjectKey> {
+    pub fn users(&self, namespace: &str) -> BTreeSet<OwnerKey> {
         let first = ReleaseKey {
             namespace: namespace.to_owned(),
             name: String::new(),
@@ -452,7 +454,7 @@ impl Index {
 
     /// Takes in a Tenant out of the answer to a write of ours. One that the watch has shown to be gone
     /// meanwhile stays gone.
-    pub fn tenant_written(&mut self, tenant: Tenant) -> BTreeSet<SubjectKey> {
+    pub fn tenant_written(&mut self, tenant: Tenant) -> BTreeSet<OwnerKey> {
         let known = tenant_key(&tenant.metadata)
             .and_then(|key| self.tenants.get(&key))
             .is_some_and(|known| known.metadata.uid == tenant.metadata.uid);
@@ -463,18 +465,18 @@ impl Index {
         }
     }
 
-    pub fn tenant_event(&mut self, event: Event<Tenant>) -> BTreeSet<SubjectKey> {
+    pub fn tenant_event(&mut self, event: Event<Tenant>) -> BTreeSet<OwnerKey> {
         let changed = self.tenants.event(event, |mut tenant| {
             // Larger than all the rest, and read by nobody here.
             tenant.metadata.managed_fields = None;
             let key = tenant_key(&tenant.metadata)?;
             Some((key, version(&tenant.metadata), Arc::new(tenant)))
         });
-        self.claim(changed.into_iter().map(SubjectKey::Tenant).collect())
+        self.claim(changed.into_iter().map(OwnerKey::Tenant).collect())
     }
 
     /// Takes in all that home orders. What is no longer among it is no longer looked at.
-    pub fn ordered(&mut self, orders: &[DesiredDeployment]) -> BTreeSet<SubjectKey> {
+    pub fn ordered(&mut self, orders: &[DesiredDeployment]) -> BTreeSet<OwnerKey> {
         let next: BTreeMap<DeploymentKey, &DesiredDeployment> =
             orders.iter().map(|order| (order.key(), order)).collect();
         let gone = |key: &&DeploymentKey| !next.contains_key(*key);
@@ -489,11 +491,11 @@ impl Index {
                 changed.insert(key);
             }
         }
-        self.claim(changed.into_iter().map(SubjectKey::Deployment).collect())
+        self.claim(changed.into_iter().map(OwnerKey::Deployment).collect())
     }
 
     /// Which releases those ask for that have changed.
-    fn claim(&mut self, changed: BTreeSet<SubjectKey>) -> BTreeSet<SubjectKey> {
+    fn claim(&mut self, changed: BTreeSet<OwnerKey>) -> BTreeSet<OwnerKey> {
         let mut dirty = changed.clone();
         for key in changed {
             // The other claimants of a release must hear that one of them came, went or moved.
@@ -506,8 +508,8 @@ impl Index {
                     self.claims.remove(&release);
                 }
             }
-            if let Some(subject) = self.subject(&key) {
-                let release = subject.release(&self.cluster);
+            if let Some(owner) = self.owner(&key) {
+                let release = owner.release(&self.cluster);
                 let claims = self.claims.entry(release.clone()).or_default();
                 dirty.extend(claims.iter().cloned());
                 claims.insert(key.clone());
@@ -517,10 +519,7 @@ impl Index {
         dirty
     }
 
-    pub fn release_event<O: Into<ObjectMetaOf>>(
-        &mut self,
-        event: Event<O>,
-    ) -> BTreeSet<SubjectKey> {
+    pub fn release_event<O: Into<ObjectMetaOf>>(&mut self, event: Event<O>) -> BTreeSet<OwnerKey> {
         let changed = self.revisions.event(event, |object| {
             let meta = object.into().0;
             let (key, revision) = Revision::of(&meta)?;
@@ -533,7 +532,7 @@ impl Index {
     }
 
     /// Takes in one of a release's Secrets, read beside the watch.
-    pub fn release_read(&mut self, meta: &ObjectMeta) -> BTreeSet<SubjectKey> {
+    pub fn release_read(&mut self, meta: &ObjectMeta) -> BTreeSet<OwnerKey> {
         let Some((key, revision)) = Revision::of(meta) else {
             return BTreeSet::new();
         };
@@ -574,7 +573,7 @@ impl Index {
     pub fn workspace_event<O: Into<ObjectMetaOf>>(
         &mut self,
         event: Event<O>,
-    ) -> (BTreeSet<String>, BTreeSet<SubjectKey>) {
+    ) -> (BTreeSet<String>, BTreeSet<OwnerKey>) {
         let changed = self.workspaces.event(event, |object| {
             let meta = object.into().0;
             Some((meta.name.clone()?, version(&meta), Workspace::of(&meta)))
@@ -586,14 +585,14 @@ impl Index {
     pub fn workspace_written(
         &mut self,
         meta: &ObjectMeta,
-    ) -> (BTreeSet<String>, BTreeSet<SubjectKey>) {
+    ) -> (BTreeSet<String>, BTreeSet<OwnerKey>) {
         let workspace = Workspace::of(meta);
         let name = meta.name.clone();
         let changed = name.and_then(|name| self.workspaces.learn(name, version(meta), workspace));
         self.with_users(changed.into_iter().collect())
     }
 
-    fn with_users(&self, changed: BTreeSet<String>) -> (BTreeSet<String>, BTreeSet<SubjectKey>) {
+    fn with_users(&self, changed: BTreeSet<String>) -> (BTreeSet<String>, BTreeSet<OwnerKey>) {
         let users = changed.iter().flat_map(|namespace| self.users(namespace));
         let users = users.collect();
         (changed, users)
@@ -604,7 +603,7 @@ impl Index {
         kind: WorkloadKind,
         event: Event<O>,
         read: impl Fn(&O) -> WorkloadState,
-    ) -> BTreeSet<SubjectKey> {
+    ) -> BTreeSet<OwnerKey> {
         let read = |object: O| {
             let meta = object.meta();
             let annotations = meta.annotations.as_ref()?;

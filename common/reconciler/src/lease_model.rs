@@ -10,9 +10,9 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use krypton_helm::driver::{Order, Orders, StopHandle, StopSignal};
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 use krypton_runtime::lease::state::{Actor, Answer, Call};
-use krypton_runtime::lease::{Hold, LeaseWish, NO_NEW_RUNS_AFTER, Times};
+use krypton_runtime::lease::{LeaseGoal, LeaseState, NO_NEW_RUNS_AFTER, Times};
 use proptest::prelude::*;
 
 use crate::agent_presence::{Presence, Role, SILENCE, role};
@@ -27,7 +27,7 @@ const GRACE: Duration = Duration::from_secs(60);
 const DRAIN: Duration = Duration::from_secs(35);
 /// From which time on somebody must act, when the world has become quiet: a clock may be 1 % slow.
 const LONGEST_GAP: Time = 121_500;
-/// An agent, once it can, has the Lease at the latest after another's drain and some rounds.
+/// An agent, once it can, has the Lease at the latest after another's drain and some drift_schedule.
 const AGENT_WINS: Time = 300_000;
 const AGENTS: usize = 2;
 const PROXY: usize = AGENTS;
@@ -80,9 +80,9 @@ struct Clock {
 }
 
 impl Clock {
-    fn boot(&self, now: Time) -> Boot {
+    fn boot(&self, now: Time) -> BootTime {
         let drift = i64::try_from(now).unwrap() * self.speed / 1_000_000;
-        Boot(Duration::from_millis(
+        BootTime(Duration::from_millis(
             (self.offset + now).strict_add_signed(drift),
         ))
     }
@@ -96,13 +96,13 @@ impl Clock {
 /// A helm process with its supervisor, as far as it is known to that.
 struct Helm {
     orders: Orders,
-    until: Option<Boot>,
-    ends: Boot,
+    until: Option<BootTime>,
+    ends: BootTime,
 }
 
 struct Asked {
     number: u64,
-    at: Boot,
+    at: BootTime,
     reset: bool,
     answer: Option<Answer>,
 }
@@ -110,18 +110,18 @@ struct Asked {
 /// One life of a reconciler.
 struct Life {
     actor: Actor,
-    hold: Hold,
-    wish: LeaseWish,
+    hold: LeaseState,
+    wish: LeaseGoal,
     handle: StopHandle,
     signal: StopSignal,
     asked: Option<Asked>,
-    next_round: Boot,
+    next_round: BootTime,
     /// Its lists are complete.
-    ready_at: Boot,
+    ready_at: BootTime,
     /// A run that was decided on and is prepared.
-    starting: Option<Boot>,
+    starting: Option<BootTime>,
     helm: Option<Helm>,
-    stopping: Option<Boot>,
+    stopping: Option<BootTime>,
 }
 
 struct Process {
@@ -146,8 +146,8 @@ struct Process {
 struct Voice {
     open: bool,
     ready: bool,
-    heard: Boot,
-    able: Option<Boot>,
+    heard: BootTime,
+    able: Option<BootTime>,
 }
 
 enum Parcel {
@@ -236,7 +236,7 @@ impl World {
         Duration::from_millis(self.below(end * 1_000))
     }
 
-    fn boot(&self, index: usize) -> Boot {
+    fn boot(&self, index: usize) -> BootTime {
         self.processes[index].clock.boot(self.now)
     }
 
@@ -476,11 +476,11 @@ impl World {
         } else if index == PROXY {
             match role(self.presence, GRACE, now).0 {
                 Role::Rest => None,
-                Role::Observe => Some(LeaseWish::Observe),
-                Role::Act => Some(LeaseWish::Hold),
+                Role::Observe => Some(LeaseGoal::Observe),
+                Role::Act => Some(LeaseGoal::Hold),
             }
         } else {
-            Some(LeaseWish::Hold)
+            Some(LeaseGoal::Hold)
         };
         let Some(mut life) = self.processes[index].life.take() else {
             match wanted {
@@ -506,7 +506,7 @@ impl World {
             && life.hold.heard.is_some()
             && life.wish != wish
         {
-            if wish == LeaseWish::Observe {
+            if wish == LeaseGoal::Observe {
                 // Not taken back: the life ends, and another begins.
                 life.handle.close();
                 life.stopping = Some(now);
@@ -540,12 +540,12 @@ impl World {
     pub(crate) fn begin(&mut self, index: usize) {
         let now = self.boot(index);
         let (handle, signal) = StopHandle::new();
-        let ready_at = Boot(now.0 + self.seconds(3));
+        let ready_at = BootTime(now.0 + self.seconds(3));
         let name = self.processes[index].holder();
         self.processes[index].life = Some(Life {
             actor: Actor::new(name, Times::MEMBER),
-            hold: Hold::default(),
-            wish: LeaseWish::Observe,
+            hold: LeaseState::default(),
+            wish: LeaseGoal::Observe,
             handle,
             signal,
             asked: None,
@@ -558,7 +558,7 @@ impl World {
     }
 
     /// As `fence::hold` does it.
-    fn fence(&mut self, index: usize, life: &mut Life, now: Boot) {
+    fn fence(&mut self, index: usize, life: &mut Life, now: BootTime) {
         let wall = self.processes[index].clock.wall(self.now);
         if let Some(asked) = &mut life.asked {
             if let Some(answer) = asked.answer.take() {
@@ -571,7 +571,7 @@ impl World {
             }
             life.hold.clone_from(life.actor.hold());
             if life.asked.is_none() {
-                life.next_round = Boot(now.0 + life.actor.pause(life.wish, now));
+                life.next_round = BootTime(now.0 + life.actor.pause(life.wish, now));
             }
         } else if now >= life.next_round && life.stopping.is_none() {
             let call = life.actor.begin(life.wish, now, wall);
@@ -580,7 +580,7 @@ impl World {
     }
 
     /// As the reconciler and the helm driver do it: there is always something to do.
-    fn drive(&mut self, index: usize, life: &mut Life, now: Boot) {
+    fn drive(&mut self, index: usize, life: &mut Life, now: BootTime) {
         match &mut life.helm {
             Some(helm) => {
                 helm.until = helm.orders.until();
@@ -593,7 +593,7 @@ impl World {
             None => match life.starting {
                 None if life.hold.may_start(now) && life.signal.is_open() => {
                     // What is asked of the apiserver before: two calls with a deadline of 10 s each.
-                    life.starting = Some(Boot(now.0 + self.seconds(20)));
+                    life.starting = Some(BootTime(now.0 + self.seconds(20)));
                 }
                 Some(at) if now >= at => {
                     life.starting = None;
@@ -603,7 +603,7 @@ impl World {
                         life.helm = Some(Helm {
                             until: orders.until(),
                             orders,
-                            ends: Boot(now.0 + takes),
+                            ends: BootTime(now.0 + takes),
                         });
                         self.note(format_args!("{index}: starts helm"));
                     }

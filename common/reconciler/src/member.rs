@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 use krypton_runtime::lease::NO_NEW_RUNS_AFTER;
 use krypton_runtime::newest::{Newest as _, NewestSeen as _};
 use krypton_runtime::retry::backoff;
@@ -18,17 +18,17 @@ use tracing::Instrument as _;
 use crate::backup::Deletions;
 use crate::backup::restoring::{CrdRound, Known, keep_tenants, put_back_tenants};
 use crate::index::CrdState;
-use crate::owner::Subject;
+use crate::owner::ReleaseOwner;
 use crate::record::{self, Advance, Recording};
 use crate::run_loop::{CRD_EVERY, ListedUnder, Reconciler};
 
 const RECORD_RETRY_MAX: Duration = Duration::from_secs(60);
-/// Between two rounds without a CRD or a list of records. No Tenant is reconciled meanwhile.
+/// Between two drift_schedule without a CRD or a list of records. No Tenant is reconciled meanwhile.
 const CRD_RETRY_MAX: Duration = Duration::from_secs(10);
 
 impl Reconciler {
     /// When the apiserver last answered. Whoever started us had just heard it.
-    pub(super) fn heard(&self) -> Boot {
+    pub(super) fn heard(&self) -> BootTime {
         self.hold
             .get()
             .heard
@@ -36,7 +36,7 @@ impl Reconciler {
     }
 
     /// Permit, record and CRD: what comes before any Tenant.
-    pub(super) fn see_to_member(&mut self, now: Boot) {
+    pub(super) fn reconcile_member(&mut self, now: BootTime) {
         // Whoever cannot see the cluster keeps nobody else from acting on it.
         let lease = self.member.lease.get();
         if self.index.ready() && self.wish.get() != lease {
@@ -56,7 +56,7 @@ impl Reconciler {
             self.recording.abort_all();
             self.recording_failures = 0;
             self.recording_problem = None;
-            self.see_to_crd_again();
+            self.recheck_crd();
             self.look_at_all();
         }
         if !permitted {
@@ -66,7 +66,7 @@ impl Reconciler {
             }
             return;
         }
-        self.see_to_record();
+        self.record_desired();
         if let Some(state) = self.index.crd()
             && !self.crd_checked
             && self.crd_jobs.is_empty()
@@ -86,7 +86,7 @@ impl Reconciler {
     }
 
     /// Writes the desired state down before it is acted on.
-    fn see_to_record(&mut self) {
+    fn record_desired(&mut self) {
         let wanted = self.desired.get();
         let recorded = self.recorded.as_mut();
         self.on_record = recorded.is_some_and(|recorded| is_same(recorded, &wanted));
@@ -108,7 +108,7 @@ impl Reconciler {
     }
 
     /// Forgets the known records: another process may have written, or the CRD has gone.
-    pub(super) fn see_to_crd_again(&mut self) {
+    pub(super) fn recheck_crd(&mut self) {
         self.crd_jobs.abort_all();
         self.crd_checked = false;
         self.crd_failures = 0;
@@ -150,8 +150,8 @@ impl Reconciler {
         let mut known = Deletions::default();
         for (key, slot) in &self.slots {
             known.confirmed.extend(slot.deletion_confirmed.clone());
-            let subject = self.index.subject(key).filter(|_| slot.removing);
-            let tenant = subject.as_ref().and_then(Subject::tenant);
+            let owner = self.index.owner(key).filter(|_| slot.removing);
+            let tenant = owner.as_ref().and_then(ReleaseOwner::tenant);
             known
                 .under_way
                 .extend(tenant.and_then(|tenant| tenant.uid()));
@@ -211,13 +211,13 @@ impl Reconciler {
                 ..CrdRound::default()
             },
         };
-        let now = Boot::now();
+        let now = BootTime::now();
         self.crd_failures = match round.problem {
             None => 0,
             Some(_) => self.crd_failures + 1,
         };
         let pause = CRD_EVERY.max(retry_pause(self.crd_failures, CRD_RETRY_MAX));
-        self.crd_not_before = Boot(now.0 + pause);
+        self.crd_not_before = BootTime(now.0 + pause);
         let ensured = round.problem.is_none() && self.index.crd() == Some(CrdState::Present);
         self.crd_problem.clone_from(&round.problem);
         if let Some(problem) = round.problem {
@@ -239,7 +239,7 @@ impl Reconciler {
         self.look_at_all();
     }
 
-    pub(super) fn report_member(&mut self, now: Boot) {
+    pub(super) fn report_member(&mut self, now: BootTime) {
         let hold = self.hold.get();
         let connected = now.since(self.heard()) < NO_NEW_RUNS_AFTER;
         let unrecorded = self.permitted && !self.on_record;
@@ -270,7 +270,7 @@ impl Reconciler {
             ahead: self.ahead,
             not_restored: self.not_restored(),
         };
-        self.board.member(&report);
+        self.report_store.member(&report);
     }
 }
 

@@ -19,12 +19,12 @@ use tracing::field::{Empty, display};
 
 /// A Tenant and a deployment may have the same namespace and name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum SubjectKey {
+pub enum OwnerKey {
     Tenant(TenantKey),
     Deployment(DeploymentKey),
 }
 
-impl SubjectKey {
+impl OwnerKey {
     /// Of a deployment it is home's, and nothing on this cluster.
     pub fn namespace(&self) -> &str {
         match self {
@@ -60,7 +60,7 @@ impl SubjectKey {
     }
 }
 
-impl fmt::Display for SubjectKey {
+impl fmt::Display for OwnerKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tenant(key) => key.fmt(f),
@@ -70,12 +70,12 @@ impl fmt::Display for SubjectKey {
 }
 
 #[derive(Clone, Debug)]
-pub enum Subject {
+pub enum ReleaseOwner {
     Tenant(Arc<Tenant>),
     Deployment(Arc<DesiredDeployment>),
 }
 
-impl Subject {
+impl ReleaseOwner {
     /// The kind of the object that a person writes.
     pub fn kind(&self) -> &'static str {
         match self {

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_crds::tenant::Tenant;
 use krypton_helm::driver::is_suspended;
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 use krypton_runtime::effect;
 use krypton_runtime::newest::Newest as _;
 use krypton_runtime::retry::backoff;
@@ -24,10 +24,10 @@ use tokio::task::{Id, JoinError, JoinSet};
 use tracing::field::Empty;
 use tracing::{Instrument as _, Span};
 
-use crate::actions::Performer;
+use crate::actions::ActionRunner;
 use crate::index::CrdState;
-use crate::owner::SubjectKey;
-use crate::placement::{self, Placing, View};
+use crate::owner::OwnerKey;
+use crate::placement::{self, PlacementStep, View};
 use crate::run_loop::{AFTER_CONFLICT, ListedUnder, Reconciler};
 
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -42,11 +42,11 @@ pub(super) const STALE_IS_SAID: u32 = 5;
 
 /// The orders of the desired state that is acted on, and how far each is.
 #[derive(Default)]
-pub(super) struct Placings {
+pub(super) struct PlacedTenants {
     orders: BTreeMap<TenantKey, Arc<PlacedTenant>>,
     slots: BTreeMap<TenantKey, Slot>,
     dirty: BTreeSet<TenantKey>,
-    wakes: BTreeSet<(Boot, TenantKey)>,
+    wakes: BTreeSet<(BootTime, TenantKey)>,
     pub(super) jobs: JoinSet<Box<Done>>,
     running: BTreeMap<Id, TenantKey>,
 }
@@ -54,11 +54,11 @@ pub(super) struct Placings {
 #[derive(Default)]
 pub(crate) struct Slot {
     pub busy: bool,
-    pub not_before: Option<Boot>,
+    pub not_before: Option<BootTime>,
     failures: u32,
     /// Writes that went through, one soon after the other, and when the last of them did.
     writes: u32,
-    written: Boot,
+    written: BootTime,
     /// Of which UID a fresh look has shown that nothing is left here.
     gone: Option<String>,
 }
@@ -85,7 +85,7 @@ enum Fault {
     Shown(State),
 }
 
-impl Placings {
+impl PlacedTenants {
     /// Takes in all that home orders. What is no longer among it is left as it is.
     pub(super) fn ordered(&mut self, orders: &[PlacedTenant]) -> Vec<TenantKey> {
         let next: BTreeMap<TenantKey, &PlacedTenant> =
@@ -113,12 +113,12 @@ impl Placings {
     }
 
     /// These have changed.
-    pub(super) fn touch(&mut self, keys: &BTreeSet<SubjectKey>) {
+    pub(super) fn touch(&mut self, keys: &BTreeSet<OwnerKey>) {
         if self.orders.is_empty() {
             return;
         }
         for key in keys {
-            if let SubjectKey::Tenant(key) = key
+            if let OwnerKey::Tenant(key) = key
                 && self.orders.contains_key(key)
             {
                 self.dirty.insert(key.clone());
@@ -133,7 +133,7 @@ impl Placings {
             .extend(self.orders.keys().filter(inside).cloned());
     }
 
-    pub(crate) fn wake(&self) -> Option<Boot> {
+    pub(crate) fn wake(&self) -> Option<BootTime> {
         self.wakes.first().map(|(at, _)| *at)
     }
 
@@ -145,12 +145,12 @@ impl Placings {
 }
 
 impl Reconciler {
-    pub(super) fn see_to_placed(&mut self, now: Boot) {
-        while let Some((at, key)) = self.placings.wakes.first().cloned()
+    pub(super) fn reconcile_placed(&mut self, now: BootTime) {
+        while let Some((at, key)) = self.placed_tenants.wakes.first().cloned()
             && at <= now
         {
-            self.placings.wakes.remove(&(at, key.clone()));
-            self.placings.dirty.insert(key);
+            self.placed_tenants.wakes.remove(&(at, key.clone()));
+            self.placed_tenants.dirty.insert(key);
         }
         // Before all Tenants are listed by our schema, that one is not here means nothing.
         let listed = self.index.synced()
@@ -162,8 +162,8 @@ impl Reconciler {
         let Some(desired) = self.recorded.clone().filter(|_| listed && acts) else {
             return;
         };
-        while self.placings.jobs.len() < CALLS
-            && let Some(key) = self.placings.take_dirty(|key| {
+        while self.placed_tenants.jobs.len() < CALLS
+            && let Some(key) = self.placed_tenants.take_dirty(|key| {
                 let waiting = self.waiting.as_ref();
                 waiting.is_none_or(|waiting| waiting.contains_key(key))
             })
@@ -172,11 +172,11 @@ impl Reconciler {
         }
     }
 
-    fn place(&mut self, key: &TenantKey, desired: &Arc<DesiredState>, now: Boot) {
-        let Some(order) = self.placings.orders.get(key).cloned() else {
+    fn place(&mut self, key: &TenantKey, desired: &Arc<DesiredState>, now: BootTime) {
+        let Some(order) = self.placed_tenants.orders.get(key).cloned() else {
             return;
         };
-        let slot = self.placings.slots.entry(key.clone()).or_default();
+        let slot = self.placed_tenants.slots.entry(key.clone()).or_default();
         // A busy one is looked at when it is done.
         if slot.busy {
             return;
@@ -184,7 +184,7 @@ impl Reconciler {
         if let Some(at) = slot.not_before
             && now < at
         {
-            self.placings.wakes.insert((at, key.clone()));
+            self.placed_tenants.wakes.insert((at, key.clone()));
             return;
         }
         let namespace = self.index.workspaces.get(&key.namespace);
@@ -194,12 +194,12 @@ impl Reconciler {
             held: held(&order, desired),
         };
         let step = match placement::decide(&order, &view) {
-            Placing::Settled(state) => {
+            PlacementStep::Settled(state) => {
                 slot.failures = 0;
                 self.say(&order, state, false);
                 return;
             }
-            Placing::Confirm(state) if slot.gone.as_ref() == Some(&order.uid) => {
+            PlacementStep::Confirm(state) if slot.gone.as_ref() == Some(&order.uid) => {
                 self.say(&order, state, true);
                 return;
             }
@@ -219,7 +219,7 @@ impl Reconciler {
         );
         let placing = async move {
             let said = match &step {
-                Placing::Confirm(state) => Some(state.clone()),
+                PlacementStep::Confirm(state) => Some(state.clone()),
                 _ => None,
             };
             let result = performer.place(&order, step).await;
@@ -236,8 +236,8 @@ impl Reconciler {
                 said,
             })
         };
-        let job = self.placings.jobs.spawn(placing.instrument(span));
-        self.placings.running.insert(job.id(), key.clone());
+        let job = self.placed_tenants.jobs.spawn(placing.instrument(span));
+        self.placed_tenants.running.insert(job.id(), key.clone());
     }
 
     fn say(&self, order: &PlacedTenant, state: State, gone: bool) {
@@ -247,38 +247,38 @@ impl Reconciler {
             gone,
             state,
         };
-        self.board.placed(&order.key(), Some(report));
+        self.report_store.placed(&order.key(), Some(report));
     }
 
     pub(super) fn finish_placed(&mut self, done: Result<(Id, Box<Done>), JoinError>) {
-        let now = Boot::now();
+        let now = BootTime::now();
         let (key, done) = match done {
             Ok((job, done)) => {
-                self.placings.running.remove(&job);
+                self.placed_tenants.running.remove(&job);
                 (done.key.clone(), Some(*done))
             }
             Err(error) => {
                 tracing::error!(%error, member = %self.member.name, "placing a Tenant ended badly");
-                let Some(key) = self.placings.running.remove(&error.id()) else {
+                let Some(key) = self.placed_tenants.running.remove(&error.id()) else {
                     return;
                 };
                 (key, None)
             }
         };
-        let Some(ordered) = self.placings.orders.get(&key) else {
+        let Some(ordered) = self.placed_tenants.orders.get(&key) else {
             // Home has given up the order meanwhile: nothing is said of it any more.
-            self.placings.slots.remove(&key);
+            self.placed_tenants.slots.remove(&key);
             return;
         };
         let current = done
             .as_ref()
             .is_some_and(|done| Arc::ptr_eq(&done.order, ordered));
-        self.placings.dirty.insert(key.clone());
+        self.placed_tenants.dirty.insert(key.clone());
         let retry_max = self.member.retry_max;
-        let slot = self.placings.slots.entry(key).or_default();
+        let slot = self.placed_tenants.slots.entry(key).or_default();
         slot.busy = false;
         let Some(done) = done else {
-            slot.not_before = Some(Boot(now.0 + retry_max));
+            slot.not_before = Some(BootTime(now.0 + retry_max));
             return;
         };
         let mut words = None;
@@ -288,7 +288,7 @@ impl Reconciler {
                     slot.writes = 0;
                 }
                 let pause = AFTER_CONFLICT.saturating_mul(1 << slot.writes.min(10));
-                slot.not_before = Some(Boot(now.0 + pause.min(ANSWER_EVERY)));
+                slot.not_before = Some(BootTime(now.0 + pause.min(ANSWER_EVERY)));
                 (slot.writes, slot.written, slot.failures) = (slot.writes + 1, now, 0);
                 if let Some(tenant) = tenant {
                     let dirty = self.index.tenant_written(*tenant);
@@ -302,7 +302,7 @@ impl Reconciler {
             Err(Fault::Stale) => {
                 let pause = AFTER_CONFLICT.saturating_mul(1 << slot.failures.min(6));
                 slot.failures += 1;
-                slot.not_before = Some(Boot(now.0 + pause));
+                slot.not_before = Some(BootTime(now.0 + pause));
                 if slot.failures > STALE_IS_SAID {
                     let message = "what is on this cluster is not what can be seen of it: a Tenant of this name cannot be read, or changes all the time";
                     let state = State::new(Truth::Unknown, reason::NOT_WRITTEN, message);
@@ -312,7 +312,7 @@ impl Reconciler {
             Err(Fault::Shown(state)) => {
                 slot.failures += 1;
                 let pause = backoff(slot.failures, retry_max, rand::random());
-                slot.not_before = Some(Boot(now.0 + pause));
+                slot.not_before = Some(BootTime(now.0 + pause));
                 tracing::warn!(member = %self.member.name, tenant = %done.key,
                     generation = done.order.generation, reason = state.reason,
                     problem = state.message, retry_in_seconds = pause.as_secs(), "not placed");
@@ -338,28 +338,28 @@ fn held(order: &PlacedTenant, desired: &DesiredState) -> Option<(&'static str, &
     ))
 }
 
-impl Performer {
-    async fn place(&self, order: &PlacedTenant, step: Placing) -> Result<Step, Fault> {
+impl ActionRunner {
+    async fn place(&self, order: &PlacedTenant, step: PlacementStep) -> Result<Step, Fault> {
         self.still_permitted().map_err(|_| Fault::Stale)?;
         let client = self.member.client.clone();
         let api: Api<Tenant> = Api::namespaced(client.clone(), &order.namespace);
         let params = PostParams::default();
         match step {
-            Placing::Settled(_) => Err(Fault::Stale),
-            Placing::CreateNamespace => create_namespace(client, &order.namespace).await,
-            Placing::Create(tenant) => {
+            PlacementStep::Settled(_) => Err(Fault::Stale),
+            PlacementStep::CreateNamespace => create_namespace(client, &order.namespace).await,
+            PlacementStep::Create(tenant) => {
                 let call = effect!("placement.create", api.create(&params, &tenant));
                 let made = in_time("making the Tenant", call).await?;
                 Ok(Step::Written(Some(Box::new(made))))
             }
-            Placing::Update(tenant) => {
+            PlacementStep::Update(tenant) => {
                 // With the resourceVersion that it was seen with, and so with the UID too.
                 let call = api.replace(&order.name, &params, &tenant);
                 let call = effect!("placement.update", call);
                 let written = in_time("updating the Tenant", call).await?;
                 Ok(Step::Written(Some(Box::new(written))))
             }
-            Placing::Delete(uid) => {
+            PlacementStep::Delete(uid) => {
                 if !still_ordered(order, &self.desired.get()) {
                     return Err(Fault::Stale);
                 }
@@ -374,7 +374,7 @@ impl Performer {
                 in_time("deleting the Tenant", call).await?;
                 Ok(Step::Written(None))
             }
-            Placing::Confirm(_) => {
+            PlacementStep::Confirm(_) => {
                 let looking = looked_for(&api, &order.name);
                 let found = in_time("looking for the Tenant", looking).await?;
                 match placement::confirmed(order, found.as_ref()) {
@@ -467,31 +467,31 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_missing_from_a_list_is_left_and_only_what_is_new_is_looked_at() {
-        let mut placings = Placings::default();
+        let mut placed_tenants = PlacedTenants::default();
         let (a, b) = (order("a", false), order("b", false));
-        assert_eq!(placings.ordered(&[a.clone(), b.clone()]), []);
-        assert_eq!(placings.dirty, [a.key(), b.key()].into());
-        placings.dirty.clear();
+        assert_eq!(placed_tenants.ordered(&[a.clone(), b.clone()]), []);
+        assert_eq!(placed_tenants.dirty, [a.key(), b.key()].into());
+        placed_tenants.dirty.clear();
         let gone = order("b", true);
-        assert_eq!(placings.ordered(&[a.clone(), gone.clone()]), []);
-        assert_eq!(placings.dirty, [b.key()].into());
-        placings.dirty.clear();
-        assert_eq!(placings.ordered(&[gone]), [a.key()]);
-        assert!(placings.dirty.is_empty());
-        let other = SubjectKey::Tenant(order("c", false).key());
-        let known = SubjectKey::Tenant(b.key());
-        placings.touch(&[other, known].into());
-        assert_eq!(placings.dirty, [b.key()].into());
+        assert_eq!(placed_tenants.ordered(&[a.clone(), gone.clone()]), []);
+        assert_eq!(placed_tenants.dirty, [b.key()].into());
+        placed_tenants.dirty.clear();
+        assert_eq!(placed_tenants.ordered(&[gone]), [a.key()]);
+        assert!(placed_tenants.dirty.is_empty());
+        let other = OwnerKey::Tenant(order("c", false).key());
+        let known = OwnerKey::Tenant(b.key());
+        placed_tenants.touch(&[other, known].into());
+        assert_eq!(placed_tenants.dirty, [b.key()].into());
     }
 
     #[test]
     fn unrestored_tenant_holds_up_no_other() {
-        let mut placings = Placings::default();
+        let mut placed_tenants = PlacedTenants::default();
         let (a, b) = (order("a", false), order("b", false));
-        placings.ordered(&[a.clone(), b.clone()]);
+        placed_tenants.ordered(&[a.clone(), b.clone()]);
         let is_a = |key: &TenantKey| *key == a.key();
-        assert_eq!(placings.take_dirty(is_a), Some(b.key()));
-        assert_eq!(placings.take_dirty(is_a), None);
-        assert_eq!(placings.take_dirty(|_| false), Some(a.key()));
+        assert_eq!(placed_tenants.take_dirty(is_a), Some(b.key()));
+        assert_eq!(placed_tenants.take_dirty(is_a), None);
+        assert_eq!(placed_tenants.take_dirty(|_| false), Some(a.key()));
     }
 }

@@ -23,7 +23,7 @@ pub struct View<'a> {
 
 /// The next step.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Placing {
+pub enum PlacementStep {
     /// There is nothing to be done.
     Settled(State),
     CreateNamespace,
@@ -43,44 +43,46 @@ pub fn confirmed(order: &PlacedTenant, found: Option<&Tenant>) -> bool {
     !uid.is_some_and(|uid| order.is_for(uid))
 }
 
-pub fn decide(order: &PlacedTenant, view: &View<'_>) -> Placing {
+pub fn decide(order: &PlacedTenant, view: &View<'_>) -> PlacementStep {
     let step = match view.found {
         None => absent(order, view),
         Some(found) => present(order, found),
     };
     match (view.held, step) {
-        (_, Placing::Settled(state)) => Placing::Settled(state),
-        (Some((why, message)), _) => Placing::Settled(State::new(Truth::Unknown, why, message)),
+        (_, PlacementStep::Settled(state)) => PlacementStep::Settled(state),
+        (Some((why, message)), _) => {
+            PlacementStep::Settled(State::new(Truth::Unknown, why, message))
+        }
         (None, step) => step,
     }
 }
 
-fn absent(order: &PlacedTenant, view: &View<'_>) -> Placing {
+fn absent(order: &PlacedTenant, view: &View<'_>) -> PlacementStep {
     if order.remove {
         let message = "the Tenant is gone from this cluster, as home has ordered";
-        return Placing::Confirm(not(reason::TENANT_GONE, message));
+        return PlacementStep::Confirm(not(reason::TENANT_GONE, message));
     }
     if order.paused {
-        return Placing::Settled(not(reason::PAUSED, "not made while it is paused at home"));
+        return PlacementStep::Settled(not(reason::PAUSED, "not made while it is paused at home"));
     }
     match view.terminating {
-        None => Placing::CreateNamespace,
+        None => PlacementStep::CreateNamespace,
         Some(true) => {
             let message = format!(
                 "namespace {} is being deleted on this cluster; waiting until it is gone",
                 order.namespace
             );
-            Placing::Settled(not(reason::NAMESPACE_TERMINATING, &message))
+            PlacementStep::Settled(not(reason::NAMESPACE_TERMINATING, &message))
         }
         Some(false) => {
             let mut tenant = Tenant::new(&order.name, TenantSpec::default());
             tenant.metadata.namespace = Some(order.namespace.clone());
-            Placing::Create(Box::new(ordered(order, tenant)))
+            PlacementStep::Create(Box::new(ordered(order, tenant)))
         }
     }
 }
 
-fn present(order: &PlacedTenant, found: &Tenant) -> Placing {
+fn present(order: &PlacedTenant, found: &Tenant) -> PlacementStep {
     match home_uid(found) {
         None => return others(order, reason::ALREADY_THERE, &already_there(order)),
         Some(uid) if order.is_for(uid) => {}
@@ -99,7 +101,7 @@ fn present(order: &PlacedTenant, found: &Tenant) -> Placing {
         put_aside(order, &mut aside);
         // As long as it is set aside here, it does not go: that follows home to the last.
         if aside != *found {
-            return Placing::Update(Box::new(aside));
+            return PlacementStep::Update(Box::new(aside));
         }
     }
     if found.metadata.deletion_timestamp.is_some() {
@@ -109,30 +111,30 @@ fn present(order: &PlacedTenant, found: &Tenant) -> Placing {
                 "the Tenant is being deleted on this cluster, by somebody else than home; it is made again when it is gone"
             }
         };
-        return Placing::Settled(not(reason::DELETING, message));
+        return PlacementStep::Settled(not(reason::DELETING, message));
     }
     if order.remove {
         return match order.paused {
-            true => Placing::Settled(not(
+            true => PlacementStep::Settled(not(
                 reason::PAUSED,
                 "deletion waits: paused by annotation at home",
             )),
-            false => Placing::Delete(found.uid().unwrap_or_default()),
+            false => PlacementStep::Delete(found.uid().unwrap_or_default()),
         };
     }
     let wanted = ordered(order, found.clone());
     if wanted == *found {
         let message = format!("Tenant {} is on this cluster as home has it", order.key());
-        return Placing::Settled(State::new(Truth::True, reason::PLACED, message));
+        return PlacementStep::Settled(State::new(Truth::True, reason::PLACED, message));
     }
-    Placing::Update(Box::new(wanted))
+    PlacementStep::Update(Box::new(wanted))
 }
 
 /// What is not home's is left alone, and is nothing that an order to remove would remove.
-fn others(order: &PlacedTenant, why: &str, message: &str) -> Placing {
+fn others(order: &PlacedTenant, why: &str, message: &str) -> PlacementStep {
     match order.remove {
-        true => Placing::Confirm(not(why, &format!("{message}; it is left where it is"))),
-        false => Placing::Settled(not(why, message)),
+        true => PlacementStep::Confirm(not(why, &format!("{message}; it is left where it is"))),
+        false => PlacementStep::Settled(not(why, message)),
     }
 }
 
@@ -223,7 +225,7 @@ mod tests {
 
     /// As this order makes it, and the apiserver keeps it.
     fn made(order: &PlacedTenant) -> Tenant {
-        let Placing::Create(tenant) = at(order, None) else {
+        let PlacementStep::Create(tenant) = at(order, None) else {
             panic!("it is not made");
         };
         let mut tenant = *tenant;
@@ -232,7 +234,7 @@ mod tests {
         tenant
     }
 
-    pub(super) fn at(order: &PlacedTenant, found: Option<&Tenant>) -> Placing {
+    pub(super) fn at(order: &PlacedTenant, found: Option<&Tenant>) -> PlacementStep {
         let terminating = Some(false);
         let view = View {
             found,
@@ -243,14 +245,14 @@ mod tests {
     }
 
     /// What is said, or done, in a word.
-    fn word(placing: &Placing) -> &str {
+    fn word(placing: &PlacementStep) -> &str {
         match placing {
-            Placing::Settled(state) => &state.reason,
-            Placing::CreateNamespace => "create-namespace",
-            Placing::Create(_) => "create",
-            Placing::Update(_) => "update",
-            Placing::Delete(_) => "delete",
-            Placing::Confirm(_) => "confirm",
+            PlacementStep::Settled(state) => &state.reason,
+            PlacementStep::CreateNamespace => "create-namespace",
+            PlacementStep::Create(_) => "create",
+            PlacementStep::Update(_) => "update",
+            PlacementStep::Delete(_) => "delete",
+            PlacementStep::Confirm(_) => "confirm",
         }
     }
 
@@ -355,7 +357,7 @@ mod tests {
             let placing = at(order, found.as_ref());
             assert_eq!(word(&placing), *expected, "{order:?} {found:?}");
             // Whatever is written, the next look finds nothing to write.
-            if let Placing::Update(wanted) = placing {
+            if let PlacementStep::Update(wanted) = placing {
                 let next = at(order, Some(&wanted));
                 assert_ne!(word(&next), "update", "{order:?} {found:?}");
                 assert!(order.remove || word(&next) == "Placed");

@@ -16,8 +16,8 @@ use jiff::Timestamp;
 use krypton_helm::releases::labels::ReleaseKey;
 use krypton_helm::releases::revision::Revision;
 use krypton_helm::releases::{Release, Status};
-use krypton_helm::slots::priority::Urgency;
-use krypton_runtime::clock::Boot;
+use krypton_helm::slots::priority::Priority;
+use krypton_runtime::clock::BootTime;
 use krypton_types::allowed_namespaces::Allowed;
 use krypton_types::conditions::{ClusterState, State, Truth, reason};
 use krypton_types::desired::{ChartState, DesiredState};
@@ -27,7 +27,7 @@ use krypton_types::tenant::{Next, Step};
 
 use crate::drift::Wanted;
 use crate::index::Workspace;
-use crate::owner::Subject;
+use crate::owner::ReleaseOwner;
 
 /// Annotation on a Tenant that was put back after its CRD was deleted: its UID before.
 pub const PREVIOUS_UID_ANNOTATION: &str = "mesh.openkcm.io/previous-uid";
@@ -118,20 +118,20 @@ pub struct View<'a> {
     pub cluster: &'a str,
     /// The namespace of the member's kubeconfig Secret, where it has one.
     pub source_namespace: Option<&'a str>,
-    pub now: Boot,
+    pub now: BootTime,
     pub policy: &'a Policy,
     pub permit: Permit,
     pub desired: &'a DesiredState,
-    /// Of `desired`, with what the subject has of its own.
+    /// Of `desired`, with what the owner has of its own.
     pub chart: &'a ChartState,
     /// The fingerprint of `chart`.
     pub fingerprint: &'a str,
-    pub subject: &'a Subject,
+    pub owner: &'a ReleaseOwner,
     pub release_key: &'a ReleaseKey,
     /// The release's revisions, oldest first.
     pub revisions: &'a [&'a Revision],
     /// Those that ask for this release, oldest first, this one among them.
-    pub claimants: &'a [Subject],
+    pub claimants: &'a [ReleaseOwner],
     pub workspace: Option<&'a Workspace>,
     /// Where else there is a release of this name that the original has made and nobody asks for, of a Tenant
     /// that has none and names no workspace.
@@ -147,7 +147,7 @@ pub struct View<'a> {
     pub memory: &'a Memory,
 }
 
-/// What this process remembers of a subject. Losing it costs a retry, never a release.
+/// What this process remembers of a owner. Losing it costs a retry, never a release.
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
     /// What was last reported of the Tenant, with or without the Lease.
@@ -158,16 +158,16 @@ pub struct Memory {
     pub said_next: Option<Next>,
     pub told_next: Option<Next>,
     /// When it was last reported or written.
-    pub said_at: Option<Boot>,
+    pub said_at: Option<BootTime>,
     pub failure: Option<Failure>,
     /// Why the API server refuses the planned requests.
     pub refusal: Option<Refusal>,
     /// The last helm run that ended well.
     pub applied: Option<Applied>,
     /// Since when a lock of somebody else has been seen.
-    pub locked: Option<(u32, Boot)>,
+    pub locked: Option<(u32, BootTime)>,
     /// Since when this process has known the Tenant.
-    pub known_since: Option<Boot>,
+    pub known_since: Option<BootTime>,
     /// What the last look for drift has shown.
     pub drift: Option<Drifted>,
     /// The newest revision when it was last seen deployed, and its Secret's version.
@@ -212,11 +212,17 @@ impl Memory {
     }
 
     /// Takes in what is known before a plan: the status so far, and since when a revision is locked.
-    pub fn look(&mut self, subject: &Subject, cluster: &str, revisions: &[&Revision], now: Boot) {
+    pub fn look(
+        &mut self,
+        owner: &ReleaseOwner,
+        cluster: &str,
+        revisions: &[&Revision],
+        now: BootTime,
+    ) {
         if self.known_since.is_none() {
             self.known_since = Some(now);
-            self.told = subject.on_status(cluster);
-            self.told_next = subject.next_on_status(cluster);
+            self.told = owner.on_status(cluster);
+            self.told_next = owner.next_on_status(cluster);
         }
         let newest = revisions.last().copied();
         self.locked = newest
@@ -257,8 +263,8 @@ impl Memory {
     }
 
     /// What is said of the Tenant now: our own last word, else the status that an earlier process left.
-    pub fn last_word(&self, subject: &Subject, cluster: &str) -> Option<ClusterState> {
-        self.said.clone().or_else(|| subject.on_status(cluster))
+    pub fn last_word(&self, owner: &ReleaseOwner, cluster: &str) -> Option<ClusterState> {
+        self.said.clone().or_else(|| owner.on_status(cluster))
     }
 }
 
@@ -271,7 +277,7 @@ pub enum Run {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Applied {
     pub run: Run,
-    pub ended: Boot,
+    pub ended: BootTime,
 }
 
 /// The last attempt, when it failed.
@@ -282,7 +288,7 @@ pub struct Failure {
     pub attempts: u32,
     /// The same attempt would fail the same way.
     pub permanent: bool,
-    pub retry_at: Boot,
+    pub retry_at: BootTime,
     pub attempt: Attempt,
 }
 
@@ -298,13 +304,13 @@ pub struct Attempt {
 }
 
 impl Attempt {
-    /// `fingerprint` is that of the chart for this subject.
-    pub fn of(subject: &Subject, desired: &DesiredState, fingerprint: &str) -> Self {
-        let requested = subject.annotation(names::RECONCILE_REQUESTED_ANNOTATION);
-        let orphaned = subject.annotation(names::ORPHAN_ANNOTATION) == Some("true");
-        let going = subject.is_going() || desired.retire;
+    /// `fingerprint` is that of the chart for this owner.
+    pub fn of(owner: &ReleaseOwner, desired: &DesiredState, fingerprint: &str) -> Self {
+        let requested = owner.annotation(names::RECONCILE_REQUESTED_ANNOTATION);
+        let orphaned = owner.annotation(names::ORPHAN_ANNOTATION) == Some("true");
+        let going = owner.is_going() || desired.retire;
         Self {
-            generation: subject.generation(),
+            generation: owner.generation(),
             fingerprint: tried(fingerprint, desired),
             requested: requested.map(str::to_owned),
             removal: going.then_some(orphaned),
@@ -317,7 +323,7 @@ impl Attempt {
 pub struct Refusal {
     pub message: String,
     pub attempts: u32,
-    pub retry_at: Boot,
+    pub retry_at: BootTime,
     pub attempt: Attempt,
     /// The refused request was the status itself.
     pub of_status: bool,
@@ -400,12 +406,12 @@ impl Action {
     }
 
     /// What has `failed` before goes behind what is tried for the first time.
-    pub fn urgency(&self, failed: bool) -> Urgency {
+    pub fn urgency(&self, failed: bool) -> Priority {
         match self {
             Self::Helm(Run::Install) | Self::InstallAgain | Self::Uninstall if !failed => {
-                Urgency::High
+                Priority::High
             }
-            _ => Urgency::Low,
+            _ => Priority::Low,
         }
     }
 }
@@ -419,7 +425,7 @@ pub struct Plan {
     /// What the release now is, when it is as desired.
     pub applied_chart: Option<String>,
     /// Look again at this time, though nothing has happened.
-    pub wake: Option<Boot>,
+    pub wake: Option<BootTime>,
     /// What is told of what comes next.
     pub next: Option<Coming>,
     /// Whether the Tenant counts as one of this member's.
@@ -436,15 +442,15 @@ pub struct Plan {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Coming {
     pub step: Step,
-    pub at: Option<Boot>,
+    pub at: Option<BootTime>,
     /// Those that have failed, in a row.
     pub attempts: u32,
 }
 
 impl Coming {
     /// By the wall clock, where `now` is the same moment as `wall`.
-    pub fn on_the_wall(self, now: Boot, wall: Timestamp) -> Next {
-        let on_the_wall = |at: Boot| wall.checked_add(at.since(now)).unwrap_or(wall);
+    pub fn on_the_wall(self, now: BootTime, wall: Timestamp) -> Next {
+        let on_the_wall = |at: BootTime| wall.checked_add(at.since(now)).unwrap_or(wall);
         let at = self.at.map(on_the_wall);
         Next::new(self.step, at, self.attempts)
     }
@@ -480,7 +486,7 @@ impl Refusal {
         };
         self.shown
             && waits
-            && self.attempt == Attempt::of(view.subject, view.desired, view.fingerprint)
+            && self.attempt == Attempt::of(view.owner, view.desired, view.fingerprint)
     }
 
     /// Waits for the next retry.
@@ -526,17 +532,17 @@ fn refused(view: &View<'_>, plan: Plan, refusal: &Refusal) -> Plan {
 }
 
 fn decide(view: &View<'_>) -> Plan {
-    let deleting = view.subject.is_going();
-    if !view.subject.is_for(view.cluster, view.source_namespace) {
+    let deleting = view.owner.is_going();
+    if !view.owner.is_for(view.cluster, view.source_namespace) {
         if deleting && view.has_finalizer() {
             return deletion::plan(view);
         }
-        let placed = view.subject.tenant().and_then(|tenant| placed_on(tenant));
+        let placed = view.owner.tenant().and_then(|tenant| placed_on(tenant));
         let named = match placed {
             Some(member) => format!("it is placed on {member}"),
             None => format!(
                 "clusterRef names {}",
-                view.subject.names_member().unwrap_or_default()
+                view.owner.names_member().unwrap_or_default()
             ),
         };
         let message = format!(
@@ -559,8 +565,8 @@ fn decide(view: &View<'_>) -> Plan {
         return deletion::retire(view);
     }
     // Its release, if it has one, stays as it is.
-    let named = view.subject.names_member().is_some();
-    match view.allowed.refusal(view.cluster, view.subject.namespace()) {
+    let named = view.owner.names_member().is_some();
+    match view.allowed.refusal(view.cluster, view.owner.namespace()) {
         Some(ready) if named => Plan {
             ours: false,
             ..Plan::wait(ClusterState {
@@ -574,28 +580,27 @@ fn decide(view: &View<'_>) -> Plan {
 }
 
 /// Why the Tenant or the whole member is paused; `None` if neither is.
-pub(crate) fn paused(subject: &Subject, desired: &DesiredState) -> Option<&'static str> {
-    let paused = subject.annotation(names::PAUSED_ANNOTATION);
+pub(crate) fn paused(owner: &ReleaseOwner, desired: &DesiredState) -> Option<&'static str> {
+    let paused = owner.annotation(names::PAUSED_ANNOTATION);
     if paused.is_some_and(|value| value != "false") {
-        return Some(match subject {
-            Subject::Tenant(_) => "paused by annotation on the Tenant",
-            Subject::Deployment(_) => "paused by annotation on the KryptonDeployment",
+        return Some(match owner {
+            ReleaseOwner::Tenant(_) => "paused by annotation on the Tenant",
+            ReleaseOwner::Deployment(_) => "paused by annotation on the KryptonDeployment",
         });
     }
     desired.paused.then_some("paused on the EdgeCluster")
 }
 
-/// The operator of the workspace has opened it to the subject.
-fn is_open_to(workspace: &Workspace, subject: &Subject) -> bool {
+/// The operator of the workspace has opened it to the owner.
+fn is_open_to(workspace: &Workspace, owner: &ReleaseOwner) -> bool {
     let open_to = workspace.open_to.as_deref();
-    open_to.and_then(|open_to| open_to.split_once('/'))
-        == Some((subject.namespace(), subject.name()))
+    open_to.and_then(|open_to| open_to.split_once('/')) == Some((owner.namespace(), owner.name()))
 }
 
-/// Whether lockdown lets the subject use the workspace of its release: its own namespace, one that was created for
+/// Whether lockdown lets the owner use the workspace of its release: its own namespace, one that was created for
 /// it, and one that the operator has opened to it.
 pub(crate) fn may_use(
-    subject: &Subject,
+    owner: &ReleaseOwner,
     release: &ReleaseKey,
     workspace: Option<&Workspace>,
     newest: Option<&Revision>,
@@ -608,12 +613,12 @@ pub(crate) fn may_use(
     let before = |revision: &Revision| {
         revision.owner_uid.is_some()
             && revision.owner_uid.as_deref() == created_for
-            && revision.owner_namespace.as_deref() == Some(subject.namespace())
+            && revision.owner_namespace.as_deref() == Some(owner.namespace())
     };
-    release.namespace == subject.namespace()
-        || created_for == Some(subject.uid())
+    release.namespace == owner.namespace()
+        || created_for == Some(owner.uid())
         || newest.is_some_and(before)
-        || is_open_to(workspace, subject)
+        || is_open_to(workspace, owner)
 }
 
 /// Whose the release is, as far as this Tenant or deployment is concerned.
@@ -630,15 +635,15 @@ enum Ownership {
 
 impl View<'_> {
     fn has_finalizer(&self) -> bool {
-        match self.subject {
-            Subject::Tenant(tenant) => {
+        match self.owner {
+            ReleaseOwner::Tenant(tenant) => {
                 let finalizers = tenant.metadata.finalizers.as_deref().unwrap_or_default();
                 finalizers
                     .iter()
                     .any(|finalizer| finalizer == names::TENANT_FINALIZER)
             }
             // Home's finalizer holds it until we have said that it is gone.
-            Subject::Deployment(order) => self.memory.let_go.as_deref() != Some(&order.uid),
+            ReleaseOwner::Deployment(order) => self.memory.let_go.as_deref() != Some(&order.uid),
         }
     }
 
@@ -647,25 +652,25 @@ impl View<'_> {
     }
 
     fn paused(&self) -> Option<&'static str> {
-        paused(self.subject, self.desired)
+        paused(self.owner, self.desired)
     }
 
     /// The fingerprint annotation that is on the Tenant.
     fn original_fingerprint(&self) -> Option<&str> {
-        self.subject
+        self.owner
             .annotation(&names::fingerprint_annotation(self.cluster))
     }
 
     /// The operator of the workspace has opened it to this object.
     fn is_let_in(&self) -> bool {
         self.workspace
-            .is_some_and(|workspace| is_open_to(workspace, self.subject))
+            .is_some_and(|workspace| is_open_to(workspace, self.owner))
     }
 
-    /// Whether the subject, or another claimant of its release, may use the workspace.
-    fn may_use_workspace(&self, subject: &Subject) -> bool {
+    /// Whether the owner, or another claimant of its release, may use the workspace.
+    fn may_use_workspace(&self, owner: &ReleaseOwner) -> bool {
         let lockdown = self.desired.lockdown.no_cross_namespace_refs;
-        !lockdown || may_use(subject, self.release_key, self.workspace, self.newest())
+        !lockdown || may_use(owner, self.release_key, self.workspace, self.newest())
     }
 
     /// Design §3, rule 7, and the rule that nothing of others is taken over.
@@ -686,13 +691,13 @@ impl View<'_> {
                 let mut claimants = self.claimants.iter();
                 claimants.find(|claimant| self.may_use_workspace(claimant))
             });
-        let kind = self.subject.kind();
+        let kind = self.owner.kind();
         if let Some(owner) = owner
-            && owner.uid() != self.subject.uid()
+            && owner.uid() != self.owner.uid()
         {
-            let remedy = match self.subject {
-                Subject::Tenant(_) => "give this Tenant another workspace",
-                Subject::Deployment(_) => "give this KryptonDeployment another name",
+            let remedy = match self.owner {
+                ReleaseOwner::Tenant(_) => "give this Tenant another workspace",
+                ReleaseOwner::Deployment(_) => "give this KryptonDeployment another name",
             };
             return Ownership::Theirs(format!(
                 "release {release} in namespace {} belongs to {} {}/{}; {remedy}",
@@ -706,15 +711,15 @@ impl View<'_> {
         let lockdown = self.desired.lockdown.no_cross_namespace_refs;
         let (adopted, remedy) = match lockdown {
             true => {
-                let (namespace, of) = (&self.release_key.namespace, self.subject.namespace());
-                let name = self.subject.name();
+                let (namespace, of) = (&self.release_key.namespace, self.owner.namespace());
+                let name = self.owner.name();
                 let remedy = format!(
                     "an operator of the cluster can annotate namespace {namespace} with {adopt}={of}/{name} to hand it over"
                 );
                 (self.is_let_in(), remedy)
             }
             false => (
-                self.subject.annotation(adopt) == Some("true"),
+                self.owner.annotation(adopt) == Some("true"),
                 format!("annotate this {kind} with {adopt}=true to take it over"),
             ),
         };
@@ -727,12 +732,12 @@ impl View<'_> {
                 names::fingerprint_annotation(self.cluster),
             )),
             (None, _) => Ownership::Free,
-            (Some(_), Some((uid, _))) if uid == self.subject.uid() => Ownership::Mine,
+            (Some(_), Some((uid, _))) if uid == self.owner.uid() => Ownership::Mine,
             (Some(_), Some((uid, namespace)))
                 if adopted
-                    || namespace == Some(self.subject.namespace())
+                    || namespace == Some(self.owner.namespace())
                     || (!lockdown
-                        && self.subject.annotation(PREVIOUS_UID_ANNOTATION) == Some(uid)) =>
+                        && self.owner.annotation(PREVIOUS_UID_ANNOTATION) == Some(uid)) =>
             {
                 Ownership::Mine
             }
@@ -744,7 +749,7 @@ impl View<'_> {
             (Some(_), None) if adopted || (!lockdown && self.original_fingerprint().is_some()) => {
                 Ownership::Mine
             }
-            (Some(newest), None) if self.subject.deployment().is_some() && !lockdown => {
+            (Some(newest), None) if self.owner.deployment().is_some() && !lockdown => {
                 match self.read(newest) {
                     None => Ownership::Unread,
                     Some(facts) if self.is_of_our_chart(facts) => Ownership::Mine,
@@ -773,12 +778,12 @@ impl View<'_> {
     }
 
     fn said(&self) -> Option<ClusterState> {
-        self.memory.last_word(self.subject, self.cluster)
+        self.memory.last_word(self.owner, self.cluster)
     }
 
     /// The last failure, while nothing has changed since that could help.
     fn failure(&self) -> Option<&Failure> {
-        let attempt = Attempt::of(self.subject, self.desired, self.fingerprint);
+        let attempt = Attempt::of(self.owner, self.desired, self.fingerprint);
         let failure = self.memory.failure.as_ref();
         failure.filter(|failure| failure.attempt == attempt)
     }

@@ -20,23 +20,23 @@ use thiserror::Error;
 use self::anchor::Bookkeeping;
 
 /// The Secret that holds the record. A Secret, since values may be secret.
-pub const LEDGER_NAME: &str = "krypton-desired-state";
+pub const RECORD_NAME: &str = "krypton-desired-state";
 pub(crate) const KEY: &str = "desired.json";
 const DEADLINE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Error)]
-pub enum LedgerError {
-    #[error("reading Secret {SYSTEM_NAMESPACE}/{LEDGER_NAME} failed")]
+pub enum RecordError {
+    #[error("reading Secret {SYSTEM_NAMESPACE}/{RECORD_NAME} failed")]
     Read(#[source] kube::Error),
-    #[error("writing Secret {SYSTEM_NAMESPACE}/{LEDGER_NAME} failed")]
+    #[error("writing Secret {SYSTEM_NAMESPACE}/{RECORD_NAME} failed")]
     Write(#[source] kube::Error),
-    #[error("Secret {SYSTEM_NAMESPACE}/{LEDGER_NAME}: no answer within {} s", DEADLINE.as_secs())]
+    #[error("Secret {SYSTEM_NAMESPACE}/{RECORD_NAME}: no answer within {} s", DEADLINE.as_secs())]
     Deadline,
     #[error("the desired state cannot be written as JSON")]
     Encode(#[source] serde_json::Error),
 }
 
-impl LedgerError {
+impl RecordError {
     /// Whether it may go by itself: a missing right does not.
     pub fn may_pass(&self) -> bool {
         match self {
@@ -81,7 +81,7 @@ pub struct Recording {
 }
 
 /// Records `incoming` when it is newer, has the anchor own the record, and says how that ended.
-pub async fn record(client: &Client, incoming: &DesiredState) -> Result<Recording, LedgerError> {
+pub async fn record(client: &Client, incoming: &DesiredState) -> Result<Recording, RecordError> {
     let (owner, unowned) = match anchor::owns(Bookkeeping::DesiredState) {
         true => match anchor::ensure(client).await {
             Ok(owner) => (Some(owner), None),
@@ -91,7 +91,7 @@ pub async fn record(client: &Client, incoming: &DesiredState) -> Result<Recordin
     };
     let recorded = tokio::time::timeout(DEADLINE, record_now(client, incoming, owner.as_ref()))
         .await
-        .unwrap_or(Err(LedgerError::Deadline))?;
+        .unwrap_or(Err(RecordError::Deadline))?;
     Ok(Recording {
         unowned: unowned.or(recorded.unowned),
         ..recorded
@@ -102,9 +102,9 @@ async fn record_now(
     client: &Client,
     incoming: &DesiredState,
     owner: Option<&OwnerReference>,
-) -> Result<Recording, LedgerError> {
+) -> Result<Recording, RecordError> {
     let api: Api<Secret> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
-    let secret = api.get_opt(LEDGER_NAME).await.map_err(LedgerError::Read)?;
+    let secret = api.get_opt(RECORD_NAME).await.map_err(RecordError::Read)?;
     let record = secret.as_ref().and_then(read);
     let advance = advance(record.as_ref(), incoming);
     let metadata = secret.as_ref().map(|secret| &secret.metadata);
@@ -123,12 +123,12 @@ async fn record_now(
             unowned: None,
         });
     }
-    let content = serde_json::to_vec(incoming).map_err(LedgerError::Encode)?;
+    let content = serde_json::to_vec(incoming).map_err(RecordError::Encode)?;
     let next = Secret {
         data: Some([(KEY.to_owned(), ByteString(content))].into()),
         ..secret.clone().unwrap_or_else(|| Secret {
             metadata: ObjectMeta {
-                name: Some(LEDGER_NAME.to_owned()),
+                name: Some(RECORD_NAME.to_owned()),
                 ..ObjectMeta::default()
             },
             ..Secret::default()
@@ -142,7 +142,7 @@ async fn record_now(
         let params = PostParams::default();
         // With the resourceVersion of what was read, a concurrent writer wins once and we read again.
         let written = match secret.is_some() {
-            true => effect!("ledger.replace", api.replace(LEDGER_NAME, &params, &next)).await,
+            true => effect!("ledger.replace", api.replace(RECORD_NAME, &params, &next)).await,
             false => effect!("ledger.create", api.create(&params, &next)).await,
         };
         match written {
@@ -155,19 +155,19 @@ async fn record_now(
             Err(kube::Error::Api(status)) if status.code == 403 && *owners != before => {
                 unowned = Some(status.message.clone());
             }
-            Err(error) => return Err(LedgerError::Write(error)),
+            Err(error) => return Err(RecordError::Write(error)),
         }
     }
     Ok(Recording { advance, unowned })
 }
 
 /// The record, for whoever starts: what was acted on last.
-pub async fn read_record(client: &Client) -> Result<Option<DesiredState>, LedgerError> {
+pub async fn read_record(client: &Client) -> Result<Option<DesiredState>, RecordError> {
     let api: Api<Secret> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
-    let secret = tokio::time::timeout(DEADLINE, api.get_opt(LEDGER_NAME))
+    let secret = tokio::time::timeout(DEADLINE, api.get_opt(RECORD_NAME))
         .await
-        .map_err(|_| LedgerError::Deadline)?
-        .map_err(LedgerError::Read)?;
+        .map_err(|_| RecordError::Deadline)?
+        .map_err(RecordError::Read)?;
     Ok(secret.as_ref().and_then(read))
 }
 
@@ -309,7 +309,7 @@ mod tests {
             _ => 200,
         });
         let refused = record(&client, &wanted).await;
-        assert!(matches!(refused, Err(LedgerError::Write(_))), "{refused:?}");
+        assert!(matches!(refused, Err(RecordError::Write(_))), "{refused:?}");
         assert_eq!(owners_written(&asked), [1, 0]);
     }
 }

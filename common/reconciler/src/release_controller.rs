@@ -9,9 +9,9 @@ use jiff::Timestamp;
 use krypton_helm::chart::ChartRef;
 use krypton_helm::releases::labels::ReleaseKey;
 use krypton_helm::releases::revision::Revision;
-use krypton_helm::slots::priority::Urgency;
-use krypton_runtime::clock::{self, Boot};
-use krypton_runtime::lease::Hold;
+use krypton_helm::slots::priority::Priority;
+use krypton_runtime::clock::{self, BootTime};
+use krypton_runtime::lease::LeaseState;
 use krypton_runtime::newest::Newest as _;
 use krypton_runtime::retry::backoff;
 use krypton_types::conditions::{ClusterState, reason as why};
@@ -23,9 +23,9 @@ use tracing::{Instrument as _, Span};
 
 use super::digests::Digests;
 use super::helm_queue::{Failed, Need, Ready, Waited};
-use crate::actions::{Done, Fault, Job, ReleaseNews, runs_helm};
+use crate::actions::{Fault, Job, JobResult, ReleaseNews, runs_helm};
 use crate::index::CrdState;
-use crate::owner::{Subject, SubjectKey};
+use crate::owner::{OwnerKey, ReleaseOwner};
 use crate::placed_tenants::STALE_IS_SAID;
 use crate::plan::{
     self, Action, Applied, Attempt, Failure, Permit, Plan, Refusal, Remediation, View,
@@ -42,7 +42,7 @@ const LOCAL_RETRY_MAX: Duration = Duration::from_secs(30);
 
 /// What was planned for one owner of a release, and by what.
 struct Decided {
-    subject: Subject,
+    owner: ReleaseOwner,
     release: ReleaseKey,
     newest: Option<Revision>,
     plan: Plan,
@@ -68,19 +68,19 @@ impl Reconciler {
     }
 
     /// The orders of the desired state that is acted on, and of no other.
-    pub(super) fn see_to_orders(&mut self) {
+    pub(super) fn take_orders(&mut self) {
         let desired = self.desired_now();
         if !self.digests.are_of(&desired) {
             let dirty = self.index.ordered(&desired.deployments);
             self.dirty.extend(dirty);
-            for left in self.placings.ordered(&desired.placed) {
-                self.board.placed(&left, None);
+            for left in self.placed_tenants.ordered(&desired.placed) {
+                self.report_store.placed(&left, None);
             }
             self.digests = Digests::of(desired);
         }
     }
 
-    pub(super) fn see_to_subjects(&mut self, now: Boot) {
+    pub(super) fn reconcile_owners(&mut self, now: BootTime) {
         while let Some((at, key)) = self.wakes.first().cloned()
             && at <= now
         {
@@ -100,7 +100,7 @@ impl Reconciler {
         // Who waits goes before who comes.
         while let Some(key) = self.calls.next() {
             match &key {
-                SubjectKey::Tenant(tenant) if !tenants || self.is_kept(tenant) => {
+                OwnerKey::Tenant(tenant) if !tenants || self.is_kept(tenant) => {
                     self.calls.leave(&key);
                     self.dirty.insert(key);
                 }
@@ -109,7 +109,7 @@ impl Reconciler {
         }
         for key in std::mem::take(&mut self.dirty) {
             match &key {
-                SubjectKey::Tenant(tenant) if !tenants || self.is_kept(tenant) => {
+                OwnerKey::Tenant(tenant) if !tenants || self.is_kept(tenant) => {
                     self.dirty.insert(key);
                 }
                 _ => self.look_at(&key, now),
@@ -121,81 +121,82 @@ impl Reconciler {
     /// Who is to be looked at and waits: for the lists to be complete, or for a turn.
     pub(super) fn waiting(&self) -> [usize; 4] {
         let [urgent, runs] =
-            [Urgency::High, Urgency::Low].map(|urgency| self.helm.waiting(urgency));
+            [Priority::High, Priority::Low].map(|urgency| self.helm.waiting(urgency));
         [self.dirty.len(), self.calls.waiting(), urgent, runs]
     }
 
-    fn look_at(&mut self, key: &SubjectKey, now: Boot) {
+    fn look_at(&mut self, key: &OwnerKey, now: BootTime) {
         let place = self.calls.leave(key);
-        let Some(subject) = self.index.subject(key) else {
+        let Some(owner) = self.index.owner(key) else {
             return self.forget(key);
         };
-        let Some(decided) = self.decide(key, subject, now) else {
+        let Some(decided) = self.decide(key, owner, now) else {
             return;
         };
-        let (subject, plan) = (&decided.subject, &decided.plan);
+        let (owner, plan) = (&decided.owner, &decided.plan);
         // The first look is a report in itself: until then it would seem not to be here.
-        if plan.ours && !self.board.has(key) {
+        if plan.ours && !self.report_store.has(key) {
             let before = self.slots.get(key);
-            let before = before.and_then(|slot| slot.memory.last_word(subject, &self.member.name));
+            let before = before.and_then(|slot| slot.memory.last_word(owner, &self.member.name));
             let state = before.unwrap_or_else(|| plan.state.clone());
-            self.board.put(subject, state, "", decided.next, plan.gone);
+            self.report_store
+                .put(owner, state, "", decided.next, plan.gone);
         }
         let revision = decided.newest.as_ref().map(|newest| newest.revision);
         if self.drift_first(key, plan, revision, now) {
             return;
         }
-        if let Some(at) = self.words_wait(key, subject, plan, now) {
+        if let Some(at) = self.words_wait(key, owner, plan, now) {
             self.wakes.insert((at, key.clone()));
             return;
         }
-        if plan.action == Action::Nothing && !self.news(key, subject, plan, decided.next) {
+        if plan.action == Action::Nothing && !self.news(key, owner, plan, decided.next) {
             let release = (&decided.release, revision);
-            self.begin_drift(key, subject, decided.plan, release, now);
+            self.begin_drift(key, owner, decided.plan, release, now);
             return;
         }
         self.begin(key, decided, place);
     }
 
-    pub(crate) fn forget(&mut self, key: &SubjectKey) {
-        self.rounds.forget(key);
+    pub(crate) fn forget(&mut self, key: &OwnerKey) {
+        self.drift_schedule.forget(key);
         self.helm.take(key, None);
         if self.slots.get(key).is_none_or(|slot| !slot.busy) {
             self.slots.remove(key);
-            self.board.forget(key);
+            self.report_store.forget(key);
         }
     }
 
     /// Plans for one; `None` while a job of it runs or its back-off lasts.
-    fn decide(&mut self, key: &SubjectKey, subject: Subject, now: Boot) -> Option<Decided> {
+    fn decide(&mut self, key: &OwnerKey, owner: ReleaseOwner, now: BootTime) -> Option<Decided> {
         let cluster = &self.member.name;
-        let release_key = subject.release(cluster);
+        let release_key = owner.release(cluster);
         let desired = self.desired_now();
         let mut users = self.index.users(&release_key.namespace).into_iter();
         let others = users.any(|user| user != *key && self.uses_workspace(&user, &desired))
             || self.is_kept_for(&release_key.namespace);
-        let last = self.is_last(key, &subject, &desired);
+        let last = self.is_last(key, &owner, &desired);
         let slot = self.slots.entry(key.clone()).or_default();
         // A busy one is looked at when it is done.
         if slot.busy {
             return None;
         }
-        let chart = desired.chart_with(subject.values());
+        let chart = desired.chart_with(owner.values());
         let fingerprint = match &chart {
             Cow::Borrowed(_) => self.digests.chart(&desired),
-            Cow::Owned(chart) => slot.own_chart.fingerprint(chart, &desired, &subject),
+            Cow::Owned(chart) => slot.own_chart.fingerprint(chart, &desired, &owner),
         };
         if let Some(at) = slot.not_before
             && now < at
-            && slot.held_for(&subject, &desired, &fingerprint)
+            && slot.held_for(&owner, &desired, &fingerprint)
         {
             self.wakes.insert((at, key.clone()));
             return None;
         }
         let revisions = self.index.release(&release_key);
         let memory = &mut slot.memory;
-        memory.look(&subject, cluster, &revisions, now);
-        if !subject.is_going() && !desired.retire {
+        memory.look(&owner, cluster, &revisions, now);
+        if !owner.is_going() && !desired.retire {
             // An order that was taken back, and may be given again.
             memory.let_go = None;
         }
@@ -208,7 +209,7 @@ impl Reconciler {
         let strays = Strays::of(&release_key.namespace, newest);
         let expected = facts.map(|facts| facts.workloads.as_slice());
         let unready = workload::unready(expected, &seen, strays);
-        let elsewhere = is_lost(&subject, cluster, revisions.is_empty())
+        let elsewhere = is_lost(&owner, cluster, revisions.is_empty())
             .then(|| self.index.foreign_elsewhere(&release_key))
             .flatten();
         let allowed = self.member.allowed.get();
@@ -222,7 +223,7 @@ impl Reconciler {
             desired: &desired,
             chart: &chart,
             fingerprint: &fingerprint,
-            subject: &subject,
+            owner: &owner,
             release_key: &release_key,
             revisions: &revisions,
             claimants: &claimants,
@@ -258,7 +259,7 @@ impl Reconciler {
         Some(Decided {
             newest: newest.cloned(),
             release: release_key,
-            subject,
+            owner,
             plan,
             need,
             ready,
@@ -273,12 +274,12 @@ impl Reconciler {
     }
 
     /// Whether this is the last one of the member to go.
-    fn is_last(&self, key: &SubjectKey, subject: &Subject, desired: &DesiredState) -> bool {
-        if !subject.is_going() && !desired.retire {
+    fn is_last(&self, key: &OwnerKey, owner: &ReleaseOwner, desired: &DesiredState) -> bool {
+        if !owner.is_going() && !desired.retire {
             return false;
         }
         let source = self.member.source_namespace.as_deref();
-        let mut others = self.index.subjects().filter(|(other, _)| other != key);
+        let mut others = self.index.owners().filter(|(other, _)| other != key);
         self.waiting.as_ref().is_some_and(BTreeMap::is_empty)
             && (desired.retire
                 || !others
@@ -286,11 +287,11 @@ impl Reconciler {
     }
 
     /// Starts the action, or waits for what it needs.
-    fn begin(&mut self, key: &SubjectKey, decided: Decided, place: Option<Place>) {
+    fn begin(&mut self, key: &OwnerKey, decided: Decided, place: Option<Place>) {
         let Decided {
             newest,
             release,
-            subject,
+            owner,
             plan,
             need,
             ready,
@@ -304,11 +305,11 @@ impl Reconciler {
         } = decided;
         let span = match &ready {
             Some(ready) => ready.span.clone(),
-            None => key.span(&self.member.name, subject.generation(), &release),
+            None => key.span(&self.member.name, owner.generation(), &release),
         };
         span.record("action", plan.action.name());
         let reading = matches!(plan.action, Action::ReadRelease(_));
-        let attempt = Attempt::of(&subject, &desired, &fingerprint);
+        let attempt = Attempt::of(&owner, &desired, &fingerprint);
         if let Some(need) = need.filter(|_| ready.is_none()) {
             let of_member = (&*self.member.name, &self.performer.tools);
             if let Some(slot) = self.slots.get_mut(key) {
@@ -326,7 +327,7 @@ impl Reconciler {
         };
         if let Some(slot) = self.slots.get_mut(key) {
             slot.busy = true;
-            slot.removing = subject.is_going();
+            slot.removing = owner.is_going();
             slot.reading = reading;
         }
         let revisions = self.index.release(&release).into_iter();
@@ -334,7 +335,7 @@ impl Reconciler {
             key: key.clone(),
             newest,
             revisions: revisions.cloned().collect(),
-            subject,
+            owner,
             plan,
             told,
             next,
@@ -353,43 +354,43 @@ impl Reconciler {
         self.running.insert(task, (key.clone(), attempt, span));
     }
 
-    /// Whether the subject uses its workspace. One that lockdown refuses does so only if its release exists.
-    fn uses_workspace(&self, key: &SubjectKey, desired: &DesiredState) -> bool {
+    /// Whether the owner uses its workspace. One that lockdown refuses does so only if its release exists.
+    fn uses_workspace(&self, key: &OwnerKey, desired: &DesiredState) -> bool {
         if self.is_let_go(key) {
             return false;
         }
-        let Some(subject) = self.index.subject(key) else {
+        let Some(owner) = self.index.owner(key) else {
             return true;
         };
-        let release = subject.release(&self.member.name);
+        let release = owner.release(&self.member.name);
         let newest = self.index.release(&release).last().copied();
         let workspace = self.index.workspaces.get(&release.namespace);
         !desired.lockdown.no_cross_namespace_refs
             || newest.is_some()
-            || plan::may_use(&subject, &release, workspace, newest)
+            || plan::may_use(&owner, &release, workspace, newest)
     }
 
     /// Nothing of the deployment is left to be done, so it uses nothing.
-    fn is_let_go(&self, key: &SubjectKey) -> bool {
+    fn is_let_go(&self, key: &OwnerKey) -> bool {
         let let_go = self
             .slots
             .get(key)
             .and_then(|slot| slot.memory.let_go.as_deref());
-        let subject = self.index.subject(key);
-        subject.is_some_and(|subject| subject.is_going() && let_go == Some(subject.uid()))
+        let owner = self.index.owner(key);
+        owner.is_some_and(|owner| owner.is_going() && let_go == Some(owner.uid()))
     }
 
     /// Until when other words for what was said a moment ago wait.
     fn words_wait(
         &self,
-        key: &SubjectKey,
-        subject: &Subject,
+        key: &OwnerKey,
+        owner: &ReleaseOwner,
         plan: &plan::Plan,
-        now: Boot,
-    ) -> Option<Boot> {
+        now: BootTime,
+    ) -> Option<BootTime> {
         let memory = &self.slots.get(key)?.memory;
         // Of another generation it is to be said that it was looked at.
-        let known = self.board.is_of(key, subject);
+        let known = self.report_store.is_of(key, owner);
         let said = memory.said.as_ref().zip(memory.said_at);
         let waits = plan.action == Action::Nothing && plan.ours && known;
         said.filter(|_| waits)
@@ -399,8 +400,8 @@ impl Reconciler {
     /// Whether there is anything to say. When not, the pass over it costs nothing.
     fn news(
         &self,
-        key: &SubjectKey,
-        subject: &Subject,
+        key: &OwnerKey,
+        owner: &ReleaseOwner,
         plan: &plan::Plan,
         next: Option<Next>,
     ) -> bool {
@@ -415,12 +416,12 @@ impl Reconciler {
         if self.permitted && told != Some(now) {
             return true;
         }
-        let written = subject.tenant().filter(|_| {
+        let written = owner.tenant().filter(|_| {
             // Home writes its own, and that of deployments.
             self.permitted && self.member.status == StatusMode::Write
         });
         let Some(tenant) = written else {
-            return !self.board.is_of(key, subject) && plan.ours;
+            return !self.report_store.is_of(key, owner) && plan.ours;
         };
         let next = crate::status::status(
             tenant,
@@ -455,7 +456,7 @@ impl Reconciler {
             span,
             fault,
         } = failed;
-        let now = Boot::now();
+        let now = BootTime::now();
         let outcome = fault.as_ref().map_or("failed", Fault::outcome);
         span.record("outcome", outcome);
         let _within = span.entered();
@@ -466,15 +467,15 @@ impl Reconciler {
             None => {
                 tracing::error!(member = %self.member.name, "the wait for Helm ended badly");
                 let slot = self.slots.entry(key.clone()).or_default();
-                slot.not_before = Some(Boot(now.0 + self.member.retry_max));
+                slot.not_before = Some(BootTime(now.0 + self.member.retry_max));
                 slot.held = Some(attempt);
             }
         }
         self.dirty.insert(key);
     }
 
-    pub(super) fn finish(&mut self, done: Result<(Id, Box<Done>), JoinError>) {
-        let now = Boot::now();
+    pub(super) fn finish(&mut self, done: Result<(Id, Box<JobResult>), JoinError>) {
+        let now = BootTime::now();
         let task = done.as_ref().map_or_else(JoinError::id, |(task, _)| *task);
         let (of, span) = match self.running.remove(&task) {
             Some((key, attempt, span)) => (Some((key, attempt)), Some(span)),
@@ -489,7 +490,7 @@ impl Reconciler {
                 if let Some((key, attempt)) = of
                     && let Some(slot) = self.slots.get_mut(&key)
                 {
-                    slot.panicked(attempt, Boot(now.0 + self.member.retry_max));
+                    slot.panicked(attempt, BootTime(now.0 + self.member.retry_max));
                     self.dirty.insert(key);
                 }
                 return;
@@ -501,7 +502,7 @@ impl Reconciler {
         }
         if let Some(meta) = done.workspace {
             let (namespaces, dirty) = self.index.workspace_written(&meta);
-            self.placings.touch_namespaces(&namespaces);
+            self.placed_tenants.touch_namespaces(&namespaces);
             self.dirty.extend(dirty);
         }
         let one = match &done.release {
@@ -574,7 +575,7 @@ impl Reconciler {
                 };
                 if slot.memory.refusal.as_ref().is_none_or(over) {
                     slot.memory.refusal = None;
-                    slot.stumbles = 0;
+                    slot.failures = 0;
                 }
                 if done.progressed {
                     slot.memory.failure = None;
@@ -591,10 +592,10 @@ impl Reconciler {
     /// Keeps why an attempt failed, and when the next one comes.
     pub(crate) fn failed(
         &mut self,
-        (key, spoke): (&SubjectKey, bool),
+        (key, spoke): (&OwnerKey, bool),
         attempt: Attempt,
         fault: Fault,
-        now: Boot,
+        now: BootTime,
     ) {
         let slot = self.slots.entry(key.clone()).or_default();
         let fault = lasting(fault, slot.stale);
@@ -604,22 +605,22 @@ impl Reconciler {
                 let pause = AFTER_CONFLICT * (1 << slot.stale.min(4));
                 let pause = pause.mul_f64(1.0 + rand::random::<f64>());
                 slot.stale += 1;
-                slot.not_before = Some(Boot(now.0 + pause));
+                slot.not_before = Some(BootTime(now.0 + pause));
             }
             Fault::Passing(problem) | Fault::Refused(problem) => {
                 let before = slot.memory.refusal.take();
                 let same = before.is_some_and(|before| before.attempt == attempt);
-                slot.stumbles = if same { slot.stumbles + 1 } else { 1 };
-                let pause = backoff(slot.stumbles, self.member.retry_max, rand::random());
-                let retry_at = Boot(now.0 + pause);
-                let shown = refused || slot.stumbles >= SHOWN_AFTER;
+                slot.failures = if same { slot.failures + 1 } else { 1 };
+                let pause = backoff(slot.failures, self.member.retry_max, rand::random());
+                let retry_at = BootTime(now.0 + pause);
+                let shown = refused || slot.failures >= SHOWN_AFTER;
                 // The condition is written now, unless the API server refuses the status itself.
                 if spoke || !shown {
                     (slot.not_before, slot.held) = (Some(retry_at), Some(attempt.clone()));
                 }
                 slot.memory.refusal = Some(Refusal {
                     message: problem.clone(),
-                    attempts: slot.stumbles,
+                    attempts: slot.failures,
                     retry_at,
                     attempt,
                     of_status: spoke,
@@ -663,7 +664,7 @@ impl Reconciler {
                     attempts, retry_in_seconds = pause.as_secs(), "failed");
                 // To say so may be a write, too; and what was given up is not begun anew for this.
                 if reason == why::SUSPENDED || stands {
-                    slot.not_before = Some(Boot(now.0 + pause));
+                    slot.not_before = Some(BootTime(now.0 + pause));
                     slot.held = Some(attempt.clone());
                 }
                 if !stands {
@@ -672,7 +673,7 @@ impl Reconciler {
                         message,
                         attempts,
                         permanent,
-                        retry_at: Boot(now.0 + pause),
+                        retry_at: BootTime(now.0 + pause),
                         attempt,
                     });
                 }
@@ -682,13 +683,13 @@ impl Reconciler {
 }
 
 /// Whether a Tenant that Krypton has installed for has no release where it should be.
-fn is_lost(subject: &Subject, cluster: &str, has_none: bool) -> bool {
+fn is_lost(owner: &ReleaseOwner, cluster: &str, has_none: bool) -> bool {
     let annotation = names::fingerprint_annotation(cluster);
-    let unnamed = subject.tenant().is_some_and(|tenant| {
+    let unnamed = owner.tenant().is_some_and(|tenant| {
         let workspace = tenant.spec.workspace.as_deref();
         workspace.unwrap_or_default().is_empty()
     });
-    has_none && unnamed && subject.annotation(&annotation).is_some()
+    has_none && unnamed && owner.annotation(&annotation).is_some()
 }
 
 /// The needs of an action that runs Helm; `None` for other actions.
@@ -703,7 +704,7 @@ fn need(action: &Action, view: &View<'_>, needs_slot: bool) -> Option<Need> {
         action: action.clone(),
         chart,
         urgency: action.urgency(view.memory.failure.is_some()),
-        generation: view.subject.generation(),
+        generation: view.owner.generation(),
     })
 }
 
@@ -730,7 +731,7 @@ fn lasting(fault: Fault, stale: u32) -> Fault {
     }
 }
 
-fn permit(hold: &Hold, permitted: bool, recorded: bool) -> Permit {
+fn permit(hold: &LeaseState, permitted: bool, recorded: bool) -> Permit {
     match (permitted, recorded, &hold.other) {
         (true, true, _) => Permit::Granted,
         (true, false, _) => {

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use krypton_types::conditions::{self, ClusterState, Phase};
 use krypton_types::deployment::{
-    Deed, DeploymentKey, DeploymentReport, DesiredDeployment, TOLD_AT_HOME,
+    DeploymentKey, DeploymentReport, DesiredDeployment, ReportedEvent, TOLD_AT_HOME,
 };
 use krypton_types::desired::Version;
 use krypton_types::member::MemberReport;
@@ -15,9 +15,9 @@ use krypton_types::placed_tenant::PlacedReport;
 use krypton_types::tenant::{Next, TenantKey, TenantReport};
 use tokio::sync::Notify;
 
-use crate::owner::{Subject, SubjectKey};
+use crate::owner::{OwnerKey, ReleaseOwner};
 
-/// A slot of the board. Of a placed Tenant there are two: how it stands, and whether it is home's.
+/// A slot of the report_store. Of a placed Tenant there are two: how it stands, and whether it is home's.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SlotKey {
     Tenant(TenantKey),
@@ -71,12 +71,12 @@ struct Slots {
 /// The slots, filled by the reconciler and emptied by its caller. Bounded by the number of Tenants
 /// and deployments.
 #[derive(Debug, Default)]
-pub struct ReportBoard {
+pub struct ReportStore {
     slots: Mutex<Slots>,
     changed: Notify,
 }
 
-impl ReportBoard {
+impl ReportStore {
     /// Puts `report` into the Tenant's slot; `None` when it is gone or names another member.
     pub fn tenant(&self, key: &TenantKey, report: Option<TenantReport>) {
         // What is compared with what the hub holds must be what reaches it.
@@ -120,20 +120,20 @@ impl ReportBoard {
         self.changed.notify_one();
     }
 
-    /// Puts what is said of the subject into its slot. Without an `applied_chart` that is known, what was
+    /// Puts what is said of the owner into its slot. Without an `applied_chart` that is known, what was
     /// said of it before stands.
     pub(crate) fn put(
         &self,
-        subject: &Subject,
+        owner: &ReleaseOwner,
         state: ClusterState,
         applied_chart: &str,
         next: Option<Next>,
         gone: bool,
     ) {
-        let observed_generation = subject.generation();
+        let observed_generation = owner.generation();
         let known = (!applied_chart.is_empty()).then(|| applied_chart.to_owned());
-        match subject {
-            Subject::Tenant(tenant) => {
+        match owner {
+            ReleaseOwner::Tenant(tenant) => {
                 let Some(key) = crate::index::tenant_key(&tenant.metadata) else {
                     return;
                 };
@@ -147,7 +147,7 @@ impl ReportBoard {
                 };
                 self.tenant(&key, Some(report));
             }
-            Subject::Deployment(order) => {
+            ReleaseOwner::Deployment(order) => {
                 let key = order.key();
                 let before = self.lock().deployments.get(&key).cloned();
                 let before = before.filter(|before| before.uid == order.uid);
@@ -168,7 +168,7 @@ impl ReportBoard {
     }
 
     /// Adds to what is reported of the order what was done about it. Nobody is told before anything is reported.
-    pub(crate) fn did(&self, order: &DesiredDeployment, mut deed: Deed) {
+    pub(crate) fn did(&self, order: &DesiredDeployment, mut deed: ReportedEvent) {
         let key = order.key();
         let report = self.lock().deployments.get(&key).cloned();
         let Some(mut report) = report.filter(|report| report.uid == order.uid) else {
@@ -187,37 +187,37 @@ impl ReportBoard {
         }
     }
 
-    pub(crate) fn forget(&self, key: &SubjectKey) {
+    pub(crate) fn forget(&self, key: &OwnerKey) {
         match key {
-            SubjectKey::Tenant(key) => self.tenant(key, None),
-            SubjectKey::Deployment(key) => self.deployment(key, None),
+            OwnerKey::Tenant(key) => self.tenant(key, None),
+            OwnerKey::Deployment(key) => self.deployment(key, None),
         }
     }
 
     /// Whether anything was reported of it.
-    pub(crate) fn has(&self, key: &SubjectKey) -> bool {
+    pub(crate) fn has(&self, key: &OwnerKey) -> bool {
         let slots = self.lock();
         match key {
-            SubjectKey::Tenant(key) => slots.tenants.contains_key(key),
-            SubjectKey::Deployment(key) => slots.deployments.contains_key(key),
+            OwnerKey::Tenant(key) => slots.tenants.contains_key(key),
+            OwnerKey::Deployment(key) => slots.deployments.contains_key(key),
         }
     }
 
-    /// Whether what was last reported is of the subject as it is now.
-    pub(crate) fn is_of(&self, key: &SubjectKey, subject: &Subject) -> bool {
+    /// Whether what was last reported is of the owner as it is now.
+    pub(crate) fn is_of(&self, key: &OwnerKey, owner: &ReleaseOwner) -> bool {
         let slots = self.lock();
         let generation = match key {
-            SubjectKey::Tenant(key) => {
+            OwnerKey::Tenant(key) => {
                 let report = slots.tenants.get(key);
                 report.map(|report| report.observed_generation)
             }
-            SubjectKey::Deployment(key) => {
+            OwnerKey::Deployment(key) => {
                 let report = slots.deployments.get(key);
-                let report = report.filter(|report| report.uid == subject.uid());
+                let report = report.filter(|report| report.uid == owner.uid());
                 report.map(|report| report.observed_generation)
             }
         };
-        generation == Some(subject.generation())
+        generation == Some(owner.generation())
     }
 
     pub fn member(&self, report: &MemberReport) {
@@ -369,11 +369,11 @@ mod tests {
 
     #[tokio::test]
     async fn only_the_newest_report_of_a_tenant_is_seen() {
-        let board = ReportBoard::default();
+        let report_store = ReportStore::default();
         for generation in 1..=1000 {
-            board.tenant(&key("a"), Some(report(generation)));
+            report_store.tenant(&key("a"), Some(report(generation)));
         }
-        let changes = board.changes().await;
+        let changes = report_store.changes().await;
         assert_eq!(changes.tenants.len(), 1);
         assert_eq!(
             changes.tenants[&key("a")]
@@ -386,13 +386,13 @@ mod tests {
 
     #[tokio::test]
     async fn a_repeated_report_is_no_change_and_a_removal_is_one() {
-        let board = ReportBoard::default();
-        board.tenant(&key("a"), Some(report(1)));
-        board.changes().await;
-        board.tenant(&key("a"), Some(report(1)));
-        board.tenant(&key("b"), None);
-        board.tenant(&key("a"), None);
-        let changes = board.changes().await;
+        let report_store = ReportStore::default();
+        report_store.tenant(&key("a"), Some(report(1)));
+        report_store.changes().await;
+        report_store.tenant(&key("a"), Some(report(1)));
+        report_store.tenant(&key("b"), None);
+        report_store.tenant(&key("a"), None);
+        let changes = report_store.changes().await;
         assert_eq!(
             changes.tenants.into_iter().collect::<Vec<_>>(),
             vec![(key("a"), None)]
@@ -401,51 +401,51 @@ mod tests {
 
     #[tokio::test]
     async fn a_deployment_and_a_tenant_of_one_name_have_a_slot_each() {
-        let board = ReportBoard::default();
+        let report_store = ReportStore::default();
         let order = DesiredDeployment {
             namespace: "default".to_owned(),
             name: "a".to_owned(),
             uid: "uid-1".to_owned(),
             ..DesiredDeployment::default()
         };
-        let subject = Subject::Deployment(Arc::new(order.clone()));
-        board.tenant(&key("a"), Some(report(1)));
-        board.put(&subject, report(1).state, "r/c:1", None, false);
-        board.put(&subject, report(1).state, "", None, true);
-        let part = board.take(None, 1);
+        let owner = ReleaseOwner::Deployment(Arc::new(order.clone()));
+        report_store.tenant(&key("a"), Some(report(1)));
+        report_store.put(&owner, report(1).state, "r/c:1", None, false);
+        report_store.put(&owner, report(1).state, "", None, true);
+        let part = report_store.take(None, 1);
         assert!(part.changes.deployments.is_empty() && !part.last);
-        let part = board.take(part.changes.last().as_ref(), 1);
+        let part = report_store.take(part.changes.last().as_ref(), 1);
         assert!(part.changes.tenants.is_empty() && part.last);
         let said = part.changes.deployments[&order.key()].clone().unwrap();
         assert_eq!((said.uid.as_str(), said.gone), ("uid-1", true));
         assert_eq!(said.applied_chart, "r/c:1", "what was known stands");
-        let key_of = SubjectKey::Deployment(order.key());
-        assert!(board.is_of(&key_of, &subject));
+        let key_of = OwnerKey::Deployment(order.key());
+        assert!(report_store.is_of(&key_of, &owner));
         let anew = DesiredDeployment {
             uid: "uid-2".to_owned(),
             ..order.clone()
         };
-        let anew = Subject::Deployment(Arc::new(anew));
+        let anew = ReleaseOwner::Deployment(Arc::new(anew));
         assert!(
-            !board.is_of(&key_of, &anew),
+            !report_store.is_of(&key_of, &anew),
             "what is said of the former is not said of it"
         );
-        board.tenant(&key("a"), None);
-        board.resend();
-        let whole = board.changes().await;
+        report_store.tenant(&key("a"), None);
+        report_store.resend();
+        let whole = report_store.changes().await;
         assert!(whole.tenants.is_empty() && whole.deployments.len() == 1);
     }
 
     #[tokio::test]
     async fn after_resend_the_next_changes_are_the_whole_account() {
-        let board = ReportBoard::default();
+        let report_store = ReportStore::default();
         for name in ["a", "b", "gone"] {
-            board.tenant(&key(name), Some(report(1)));
+            report_store.tenant(&key(name), Some(report(1)));
         }
-        board.changes().await;
-        board.tenant(&key("gone"), None);
-        board.resend();
-        let changes = board.changes().await;
+        report_store.changes().await;
+        report_store.tenant(&key("gone"), None);
+        report_store.resend();
+        let changes = report_store.changes().await;
         assert_eq!(changes.member, Some(MemberReport::default()));
         let named: Vec<_> = changes.tenants.keys().cloned().collect();
         assert_eq!(named, [key("a"), key("b")]);
@@ -453,27 +453,27 @@ mod tests {
 
     #[test]
     fn an_account_in_parts_names_each_tenant_once_however_fast_they_change() {
-        let board = ReportBoard::default();
+        let report_store = ReportStore::default();
         for name in ["a", "b", "c", "d", "e"] {
-            board.tenant(&key(name), Some(report(1)));
+            report_store.tenant(&key(name), Some(report(1)));
         }
-        board.resend();
+        report_store.resend();
         let mut after = None;
         let mut named = Vec::new();
         loop {
-            let part = board.take(after.as_ref(), 2);
+            let part = report_store.take(after.as_ref(), 2);
             assert!(part.changes.tenants.len() <= 2);
             assert_eq!(part.changes.member.is_some(), part.last);
             after = part.changes.last().or(after);
             named.extend(part.changes.tenants.into_keys());
             // What was sent already changes again: it waits for its turn after the account.
-            board.tenant(&key("a"), Some(report(named.len() as i64 + 1)));
+            report_store.tenant(&key("a"), Some(report(named.len() as i64 + 1)));
             if part.last {
                 break;
             }
         }
         assert_eq!(named, ["a", "b", "c", "d", "e"].map(key));
-        let after = board.take(None, 2);
+        let after = report_store.take(None, 2);
         assert_eq!(after.changes.tenants[&key("a")], Some(report(6)));
         assert!(after.last);
     }

@@ -15,9 +15,9 @@ use krypton_helm::driver::{Helm, StopHandle};
 use krypton_helm::releases::labels::ReleaseKey;
 use krypton_helm::releases::{Release, WorkloadKind};
 use krypton_runtime::access::Report;
-use krypton_runtime::clock::{self, Boot};
-use krypton_runtime::events::{Events, Told};
-use krypton_runtime::lease::{self, Hold, LeaseName, LeaseWish, NO_NEW_RUNS_AFTER, Times};
+use krypton_runtime::clock::{self, BootTime};
+use krypton_runtime::events::{Events, ObjectEvent};
+use krypton_runtime::lease::{self, LeaseGoal, LeaseName, LeaseState, NO_NEW_RUNS_AFTER, Times};
 use krypton_runtime::newest::Newest as _;
 use krypton_runtime::watchdog::Watchdog;
 use krypton_types::allowed_namespaces::Allowed;
@@ -30,26 +30,26 @@ use tokio::task::{Id, JoinSet};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, Span};
 
-use crate::actions::{Done, Performer};
+use crate::actions::{ActionRunner, JobResult};
 use crate::bounds::Bounds;
 use crate::cluster_version::ClusterVersion;
 use crate::digests::{Digests, OwnChart};
 use crate::drift::DriftMetrics;
-use crate::drift::schedule::Rounds;
+use crate::drift::schedule::DriftSchedule;
 use crate::helm_queue::HelmQueue;
 use crate::index::{CrdState, Index};
 use crate::metrics::{Depths, Part, WorkMetrics};
-use crate::owner::{Subject, SubjectKey};
-use crate::placed_tenants::Placings;
+use crate::owner::{OwnerKey, ReleaseOwner};
+use crate::placed_tenants::PlacedTenants;
 use crate::plan::{Attempt, Memory, Policy};
 use crate::record::Recording;
-use crate::report_store::ReportBoard;
-use crate::turns::Turns;
+use crate::report_store::ReportStore;
+use crate::turns::ConcurrencyLimit;
 use crate::watches::{Seen, Watch};
 use crate::workspaces::Workspaces;
 use crate::{lease_guard, workload};
 
-pub use crate::dump::{LeaseNow, Question, ReconcilerNow, StateNow, SubjectNow};
+pub use crate::dump::{LeaseNow, OwnerNow, Question, ReconcilerNow, StateNow};
 
 /// Who writes the status of the member's Tenants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,8 +74,8 @@ pub struct Member {
     pub kubeconfig: PathBuf,
     /// Our name in the Lease: one process, one name.
     pub holder: String,
-    /// `Observe` reports what there is and writes nothing; `Hold` is not taken back.
-    pub lease: watch::Receiver<LeaseWish>,
+    /// `Observe` reports what there is and writes nothing; `LeaseState` is not taken back.
+    pub lease: watch::Receiver<LeaseGoal>,
     /// Our name in events.
     pub instance: String,
     pub status: StatusMode,
@@ -113,7 +113,7 @@ pub struct Tools {
 const DRAIN: Duration = Duration::from_secs(15);
 /// The pause after a write that somebody else's write overtook; twice as long each time, up to sixteen times.
 pub const AFTER_CONFLICT: Duration = Duration::from_millis(250);
-/// The pause between two rounds of seeing to the CRD, while it is not as it should be.
+/// The pause between two drift_schedule of seeing to the CRD, while it is not as it should be.
 pub(crate) const CRD_EVERY: Duration = Duration::from_secs(1);
 /// Events taken in before the next look at the Tenants.
 const BATCH: usize = 512;
@@ -126,11 +126,11 @@ pub async fn run(
     member: Member,
     tools: Tools,
     desired: watch::Receiver<Arc<DesiredState>>,
-    board: Arc<ReportBoard>,
+    report_store: Arc<ReportStore>,
     stop: CancellationToken,
 ) {
     let nobody = mpsc::channel(1).1;
-    run_and_tell(member, tools, desired, board, nobody, stop).await;
+    run_and_tell(member, tools, desired, report_store, nobody, stop).await;
 }
 
 /// The same, and answers who asks how it stands.
@@ -138,12 +138,19 @@ pub async fn run_and_tell(
     member: Member,
     tools: Tools,
     desired: watch::Receiver<Arc<DesiredState>>,
-    board: Arc<ReportBoard>,
+    report_store: Arc<ReportStore>,
     questions: mpsc::Receiver<Question>,
     stop: CancellationToken,
 ) {
     let span = tracing::error_span!("reconciler", member = %member.name);
-    let reconciling = Box::pin(reconcile(member, tools, desired, board, questions, stop));
+    let reconciling = Box::pin(reconcile(
+        member,
+        tools,
+        desired,
+        report_store,
+        questions,
+        stop,
+    ));
     reconciling.instrument(span).await;
 }
 
@@ -151,12 +158,12 @@ async fn reconcile(
     member: Member,
     tools: Tools,
     desired: watch::Receiver<Arc<DesiredState>>,
-    board: Arc<ReportBoard>,
+    report_store: Arc<ReportStore>,
     questions: mpsc::Receiver<Question>,
     stop: CancellationToken,
 ) {
-    let (holds, hold) = watch::channel(Hold::default());
-    let (wish, wishes) = watch::channel(LeaseWish::Observe);
+    let (holds, hold) = watch::channel(LeaseState::default());
+    let (wish, wishes) = watch::channel(LeaseGoal::Observe);
     let idle = CancellationToken::new();
     let holding = lease::hold(
         member.client.clone(),
@@ -179,13 +186,13 @@ async fn reconcile(
     let events = Events::start(member.client.clone(), member.instance.clone())
         .counting(tools.work.events_dropped.clone());
     let depths = tools.work.part();
-    let performer = Arc::new(Performer {
+    let performer = Arc::new(ActionRunner {
         member: Arc::clone(&member),
         fleet_client: member.helm_client.clone(),
         desired: desired.clone(),
         tools,
         events,
-        board: Arc::clone(&board),
+        report_store: Arc::clone(&report_store),
         hold: hold.clone(),
         stop: signal,
     });
@@ -194,7 +201,7 @@ async fn reconcile(
         bounds: Bounds::new(member.beyond.clone()),
         member,
         performer,
-        board,
+        report_store,
         desired,
         hold,
         wish,
@@ -211,7 +218,7 @@ async fn reconcile(
         crd_lost: false,
         list_anew: false,
         listed: ListedUnder::default(),
-        crd_not_before: Boot::default(),
+        crd_not_before: BootTime::default(),
         crd_failures: 0,
         crd_problem: None,
         recording_failures: 0,
@@ -221,17 +228,17 @@ async fn reconcile(
         slots: BTreeMap::new(),
         facts: BTreeMap::new(),
         dirty: BTreeSet::new(),
-        calls: Turns::new(CALLS),
+        calls: ConcurrencyLimit::new(CALLS),
         helm: HelmQueue::default(),
         wakes: BTreeSet::new(),
-        rounds: Rounds::default(),
-        placings: Placings::default(),
+        drift_schedule: DriftSchedule::default(),
+        placed_tenants: PlacedTenants::default(),
         workspaces: Workspaces::default(),
         version: ClusterVersion::default(),
         permitted: false,
         held: None,
         problem: None,
-        started: Boot::now(),
+        started: BootTime::now(),
         depths,
     };
     reconciler.follow(questions, &stop).await;
@@ -254,12 +261,12 @@ pub(crate) struct Slot {
     pub reading: bool,
     /// The UID with which it was deleted while the CRD was whole.
     pub deletion_confirmed: Option<String>,
-    pub wake: Option<Boot>,
+    pub wake: Option<BootTime>,
     /// Not to be looked at before, since a write did not go through.
-    pub not_before: Option<Boot>,
+    pub not_before: Option<BootTime>,
     /// The attempt that is held back until then. `None` holds back every attempt.
     pub held: Option<Attempt>,
-    pub stumbles: u32,
+    pub failures: u32,
     /// How often in a row the plan rested on what had changed.
     pub stale: u32,
     /// The last action stopped because it needs a slot of Helm.
@@ -271,16 +278,16 @@ impl Slot {
     /// Whether what is wanted now is what is held back.
     pub(crate) fn held_for(
         &self,
-        subject: &Subject,
+        owner: &ReleaseOwner,
         desired: &DesiredState,
         fingerprint: &str,
     ) -> bool {
         let held = self.held.as_ref();
-        held.is_none_or(|held| *held == Attempt::of(subject, desired, fingerprint))
+        held.is_none_or(|held| *held == Attempt::of(owner, desired, fingerprint))
     }
 
     /// Holds the attempt back, as what it did has ended in a panic.
-    pub(crate) fn panicked(&mut self, attempt: Attempt, until: Boot) {
+    pub(crate) fn panicked(&mut self, attempt: Attempt, until: BootTime) {
         (self.busy, self.removing) = (false, false);
         (self.not_before, self.held) = (Some(until), Some(attempt));
     }
@@ -328,14 +335,14 @@ impl ListedUnder {
 
 pub(crate) struct Reconciler {
     pub member: Arc<Member>,
-    pub performer: Arc<Performer>,
-    pub board: Arc<ReportBoard>,
+    pub performer: Arc<ActionRunner>,
+    pub report_store: Arc<ReportStore>,
     pub index: Index,
     bounds: Bounds,
     pub desired: watch::Receiver<Arc<DesiredState>>,
-    pub hold: watch::Receiver<Hold>,
+    pub hold: watch::Receiver<LeaseState>,
     /// What is wanted of the Lease now.
-    pub wish: watch::Sender<LeaseWish>,
+    pub wish: watch::Sender<LeaseGoal>,
     /// The desired state that is on record on the member, and so may be acted on.
     pub recorded: Option<Arc<DesiredState>>,
     /// The desired state whose orders are in the index, with its digests.
@@ -344,9 +351,9 @@ pub(crate) struct Reconciler {
     pub recording: JoinSet<(Arc<DesiredState>, Result<Recording, String>)>,
     /// Why the anchor does not own what is on record, as it was last told.
     pub unowned: Option<String>,
-    pub(crate) jobs: JoinSet<Box<Done>>,
+    pub(crate) jobs: JoinSet<Box<JobResult>>,
     /// Whose each of them is, its attempt and its span.
-    pub running: HashMap<Id, (SubjectKey, Attempt, Span)>,
+    pub running: HashMap<Id, (OwnerKey, Attempt, Span)>,
     pub crd_jobs: JoinSet<crate::backup::restoring::CrdRound>,
     /// The CRD is up to date and nothing waits to be put back.
     pub crd_checked: bool,
@@ -358,7 +365,7 @@ pub(crate) struct Reconciler {
     /// Tenants are to be listed afresh.
     pub list_anew: bool,
     pub listed: ListedUnder,
-    pub crd_not_before: Boot,
+    pub crd_not_before: BootTime,
     pub crd_failures: u32,
     pub crd_problem: Option<String>,
     pub recording_failures: u32,
@@ -367,22 +374,22 @@ pub(crate) struct Reconciler {
     pub on_record: bool,
     /// Nothing is acted on, since a pause could not be recorded.
     pub misses_pause: bool,
-    pub slots: BTreeMap<SubjectKey, Slot>,
+    pub slots: BTreeMap<OwnerKey, Slot>,
     pub facts: BTreeMap<ReleaseKey, Arc<Release>>,
-    pub dirty: BTreeSet<SubjectKey>,
+    pub dirty: BTreeSet<OwnerKey>,
     /// Of all actions but runs of helm.
-    pub calls: Turns,
+    pub calls: ConcurrencyLimit,
     pub helm: HelmQueue,
-    pub wakes: BTreeSet<(Boot, SubjectKey)>,
-    pub rounds: Rounds,
-    pub placings: Placings,
+    pub wakes: BTreeSet<(BootTime, OwnerKey)>,
+    pub drift_schedule: DriftSchedule,
+    pub placed_tenants: PlacedTenants,
     pub workspaces: Workspaces,
     pub version: ClusterVersion,
     pub permitted: bool,
     /// Since when the Lease is ours.
-    pub held: Option<Boot>,
+    pub held: Option<BootTime>,
     pub problem: Option<String>,
-    pub started: Boot,
+    pub started: BootTime,
     depths: Part,
 }
 
@@ -393,21 +400,21 @@ impl Reconciler {
         let mut lease = self.member.lease.clone();
         let mut allowed = self.member.allowed.clone();
         loop {
-            let now = Boot::now();
+            let now = BootTime::now();
             self.bounds
                 .apply(&self.member.client, &mut watches, &mut tenants, now);
-            self.see_to_member(now);
+            self.reconcile_member(now);
             if std::mem::take(&mut self.list_anew) {
                 self.index.list_tenants_anew();
                 tenants = None;
             }
-            self.see_to_orders();
-            self.see_to_drift(now);
-            self.placings.touch(&self.dirty);
-            self.see_to_subjects(now);
-            self.see_to_placed(now);
-            self.see_to_workspaces(now);
-            self.see_to_version(now);
+            self.take_orders();
+            self.check_drift(now);
+            self.placed_tenants.touch(&self.dirty);
+            self.reconcile_owners(now);
+            self.reconcile_placed(now);
+            self.reconcile_workspaces(now);
+            self.check_version(now);
             self.report_member(now);
             if self.index.crd() == Some(CrdState::Present) && tenants.is_none() {
                 tenants = Some(crate::watches::tenants(&self.member.client));
@@ -444,13 +451,13 @@ impl Reconciler {
                 Some(ended) = self.helm.tasks.join_next_with_id(), if !self.helm.tasks.is_empty() => {
                     self.finish_waiting(ended);
                 }
-                Some(done) = self.placings.jobs.join_next_with_id(), if !self.placings.jobs.is_empty() => {
+                Some(done) = self.placed_tenants.jobs.join_next_with_id(), if !self.placed_tenants.jobs.is_empty() => {
                     self.finish_placed(done);
                 }
                 Some(done) = self.workspaces.jobs.join_next(), if !self.workspaces.jobs.is_empty() => {
                     self.finish_workspace(done);
                 }
-                Some(done) = self.rounds.jobs.join_next(), if !self.rounds.jobs.is_empty() => {
+                Some(done) = self.drift_schedule.jobs.join_next(), if !self.drift_schedule.jobs.is_empty() => {
                     self.finish_drift(done);
                 }
                 Some(done) = self.version.asking.join_next(), if !self.version.asking.is_empty() => {
@@ -472,7 +479,7 @@ impl Reconciler {
                 Ok(()) = allowed.changed() => self.look_at_all(),
                 Some(question) = questions.recv() => if !question.is_closed() {
                     // Whoever has asked may go meanwhile.
-                    drop(question.send(self.told(Boot::now())));
+                    drop(question.send(self.told(BootTime::now())));
                 },
                 () = clock::sleep_until(wake, now) => {}
             }
@@ -486,9 +493,9 @@ impl Reconciler {
         self.crd_jobs.abort_all();
         self.recording.abort_all();
         self.version.asking.abort_all();
-        self.placings.jobs.abort_all();
+        self.placed_tenants.jobs.abort_all();
         self.workspaces.jobs.abort_all();
-        self.rounds.end().await;
+        self.drift_schedule.end().await;
         let ended = async { while self.jobs.join_next().await.is_some() {} };
         if tokio::time::timeout(DRAIN, ended).await.is_err() {
             tracing::info!(member = %self.member.name, "asking the running helm processes to stop");
@@ -511,7 +518,7 @@ impl Reconciler {
             Seen::Release(event) => self.index.release_event(event),
             Seen::Workspace(event) => {
                 let (namespaces, dirty) = self.index.workspace_event(event);
-                self.placings.touch_namespaces(&namespaces);
+                self.placed_tenants.touch_namespaces(&namespaces);
                 self.workspaces.touch(&namespaces, &self.index);
                 dirty
             }
@@ -540,7 +547,7 @@ impl Reconciler {
                     self.crd_checked = false;
                     if before.is_some() && after != Some(CrdState::Present) {
                         self.crd_lost = true;
-                        self.see_to_crd_again();
+                        self.recheck_crd();
                     }
                     // The watch on Tenants starts anew with the CRD, without its back-off.
                     if after != Some(CrdState::Terminating) {
@@ -561,7 +568,7 @@ impl Reconciler {
         self.dirty.extend(dirty);
         let excess = self
             .bounds
-            .check(&mut self.index, self.dirty.len(), Boot::now());
+            .check(&mut self.index, self.dirty.len(), BootTime::now());
         if excess.is_some() {
             self.problem = excess;
             // Drops the names of other Tenants, which may be endless.
@@ -585,7 +592,7 @@ impl Reconciler {
                 tracing::warn!(member = %self.member.name,
                     tenant = %format_args!("{}/{}", named.namespace().unwrap_or_default(), named.name_any()),
                     generation = named.metadata.generation, "{message}");
-                let told = Told {
+                let told = ObjectEvent {
                     warning: true,
                     reason: "TenantInvalid",
                     message,
@@ -609,27 +616,27 @@ impl Reconciler {
     }
 
     pub(crate) fn look_at_all(&mut self) {
-        let keys = self.index.subjects().map(|(key, _)| key);
+        let keys = self.index.owners().map(|(key, _)| key);
         self.dirty.extend(keys);
-        self.placings.all();
+        self.placed_tenants.all();
     }
 
-    fn next_wake(&self, now: Boot) -> Option<Boot> {
-        let subject = self.wakes.first().map(|(at, _)| *at);
+    fn next_wake(&self, now: BootTime) -> Option<BootTime> {
+        let owner = self.wakes.first().map(|(at, _)| *at);
         // The permit and the connection run out without any event.
         let expiry = [self.hold.get().renewed, Some(self.heard())]
             .into_iter()
             .flatten()
-            .map(|time| Boot(time.0 + NO_NEW_RUNS_AFTER))
+            .map(|time| BootTime(time.0 + NO_NEW_RUNS_AFTER))
             .filter(|at| *at > now)
             .min();
         let crd = (self.permitted && !self.crd_checked).then_some(self.crd_not_before);
-        subject
+        owner
             .into_iter()
             .chain(expiry)
             .chain(crd.filter(|at| *at > now))
-            .chain(self.rounds.wake())
-            .chain(self.placings.wake())
+            .chain(self.drift_schedule.wake())
+            .chain(self.placed_tenants.wake())
             .chain(self.workspaces.wake(now))
             .chain(self.version_wake().filter(|at| *at > now))
             .chain(self.bounds.wake())
@@ -654,9 +661,9 @@ mod tests {
 
     use super::ListedUnder::{self, Observed, Older, Originals, Ours};
     use super::Slot;
-    use crate::owner::Subject;
+    use crate::owner::ReleaseOwner;
     use crate::plan::Attempt;
-    use krypton_runtime::clock::Boot;
+    use krypton_runtime::clock::BootTime;
 
     #[test]
     fn panic_holds_back_only_the_same_attempt() {
@@ -666,17 +673,20 @@ mod tests {
             "paused": false,
         });
         let desired: DesiredState = serde_json::from_value(desired).unwrap();
-        let subject = |remove| {
-            Subject::Deployment(Arc::new(DesiredDeployment {
+        let owner = |remove| {
+            ReleaseOwner::Deployment(Arc::new(DesiredDeployment {
                 remove,
                 ..DesiredDeployment::default()
             }))
         };
         let mut slot = Slot::default();
-        slot.panicked(Attempt::of(&subject(false), &desired, "f"), Boot::default());
-        assert!(slot.held_for(&subject(false), &desired, "f"));
-        assert!(!slot.held_for(&subject(false), &desired, "g"));
-        assert!(!slot.held_for(&subject(true), &desired, "f"));
+        slot.panicked(
+            Attempt::of(&owner(false), &desired, "f"),
+            BootTime::default(),
+        );
+        assert!(slot.held_for(&owner(false), &desired, "f"));
+        assert!(!slot.held_for(&owner(false), &desired, "g"));
+        assert!(!slot.held_for(&owner(true), &desired, "f"));
     }
 
     #[test]

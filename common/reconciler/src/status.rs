@@ -4,7 +4,7 @@ pub mod throttle;
 
 use jiff::Timestamp;
 use krypton_crds::tenant::{Tenant, TenantStatus};
-use krypton_runtime::events::Told;
+use krypton_runtime::events::ObjectEvent;
 use krypton_types::conditions::{self, ClusterState, Phase, Truth, reason};
 use krypton_types::tenant::Next;
 
@@ -53,11 +53,11 @@ pub fn phase_told(
     before: Option<&ClusterState>,
     after: &ClusterState,
     allow_chart_skip: bool,
-) -> Option<Told> {
+) -> Option<ObjectEvent> {
     let phase = |state| conditions::phase(state, allow_chart_skip);
     // A new object is Pending by nature.
     let (from, to) = (before.map_or(Phase::Pending, phase), phase(after));
-    (from != to).then(|| Told {
+    (from != to).then(|| ObjectEvent {
         warning: false,
         reason: PHASE_SET,
         message: to.to_string(),
@@ -65,10 +65,10 @@ pub fn phase_told(
 }
 
 /// The events between two states of one Tenant on one member, except `PhaseSet`.
-pub fn told(before: Option<&ClusterState>, after: &ClusterState) -> Vec<Told> {
+pub fn told(before: Option<&ClusterState>, after: &ClusterState) -> Vec<ObjectEvent> {
     let mut told = Vec::new();
     let mut tell = |warning, reason, message: &str| {
-        told.push(Told {
+        told.push(ObjectEvent {
             warning,
             reason,
             message: message.to_owned(),
@@ -147,7 +147,7 @@ mod tests {
         }
     }
 
-    fn reasons(told: &[Told]) -> Vec<&'static str> {
+    fn reasons(told: &[ObjectEvent]) -> Vec<&'static str> {
         told.iter().map(|told| told.reason).collect()
     }
 

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::owner::SubjectKey;
+use crate::owner::OwnerKey;
 
 /// A bounded number of turns, and those who wait for one. A turn comes back when its permit is dropped,
 /// however the task that has it ends.
-pub(super) struct Turns {
+pub(super) struct ConcurrencyLimit {
     free: Arc<Semaphore>,
-    queue: BTreeMap<Place, SubjectKey>,
-    places: BTreeMap<SubjectKey, Place>,
+    queue: BTreeMap<Place, OwnerKey>,
+    places: BTreeMap<OwnerKey, Place>,
     last: Place,
 }
 
@@ -20,7 +20,7 @@ pub(super) struct Turns {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place(u64);
 
-impl Turns {
+impl ConcurrencyLimit {
     pub(crate) fn new(turns: usize) -> Self {
         Self {
             free: Arc::new(Semaphore::new(turns)),
@@ -31,7 +31,7 @@ impl Turns {
     }
 
     /// Takes `key` out of the queue: it is looked at, and may need no turn by now.
-    pub(super) fn leave(&mut self, key: &SubjectKey) -> Option<Place> {
+    pub(super) fn leave(&mut self, key: &OwnerKey) -> Option<Place> {
         let place = self.places.remove(key)?;
         self.queue.remove(&place);
         Some(place)
@@ -40,7 +40,7 @@ impl Turns {
     /// A turn for `key`; without one, it waits, at the `place` that it had.
     pub(super) fn take(
         &mut self,
-        key: &SubjectKey,
+        key: &OwnerKey,
         place: Option<Place>,
     ) -> Option<OwnedSemaphorePermit> {
         let turn = Arc::clone(&self.free).try_acquire_owned().ok();
@@ -62,7 +62,7 @@ impl Turns {
 
     /// Who is to be looked at now: somebody waits and a turn is free. It may need none by now, so this is
     /// asked again until it is nobody.
-    pub(super) fn next(&self) -> Option<SubjectKey> {
+    pub(super) fn next(&self) -> Option<OwnerKey> {
         let (_, first) = self.queue.first_key_value()?;
         (self.free.available_permits() > 0).then(|| first.clone())
     }
@@ -75,8 +75,8 @@ mod tests {
 
     use super::*;
 
-    fn key(number: u8) -> SubjectKey {
-        SubjectKey::Tenant(TenantKey {
+    fn key(number: u8) -> OwnerKey {
+        OwnerKey::Tenant(TenantKey {
             namespace: "default".to_owned(),
             name: format!("t{number}"),
         })
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn who_came_first_is_first_though_looked_at_again_and_by_whatever_name() {
-        let mut turns = Turns::new(1);
+        let mut turns = ConcurrencyLimit::new(1);
         let turn = turns.take(&key(5), None);
         for number in [9, 1, 4] {
             assert!(turns.take(&key(number), None).is_none());
@@ -102,7 +102,7 @@ mod tests {
         fn nobody_waits_while_a_turn_is_free_and_no_more_are_out_than_there_are(
             steps in proptest::collection::vec((0..2_u8, 0..12_u8, any::<bool>()), 0..200)
         ) {
-            let mut turns = Turns::new(3);
+            let mut turns = ConcurrencyLimit::new(3);
             let mut out = Vec::new();
             for (step, number, needs) in steps {
                 if step == 0 {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 use krypton_runtime::effect;
 use krypton_runtime::retry::backoff;
 use krypton_types::desired::DesiredState;
@@ -20,7 +20,7 @@ use serde_json::Value;
 use tokio::task::{JoinError, JoinSet};
 use tracing::Instrument as _;
 
-use crate::actions::Performer;
+use crate::actions::ActionRunner;
 use crate::index::Index;
 use crate::run_loop::{AFTER_CONFLICT, Reconciler};
 
@@ -47,11 +47,11 @@ pub(super) struct Workspaces {
 #[derive(Default)]
 pub(crate) struct Slot {
     pub busy: bool,
-    pub not_before: Option<Boot>,
+    pub not_before: Option<BootTime>,
     failures: u32,
     /// Writes that went through, one soon after the other, and when the last of them did.
     writes: u32,
-    written: Boot,
+    written: BootTime,
 }
 
 /// What came of writing one.
@@ -80,7 +80,7 @@ impl Workspaces {
     }
 
     /// When one of them may be written again, of those that wait for that.
-    pub(crate) fn wake(&self, now: Boot) -> Option<Boot> {
+    pub(crate) fn wake(&self, now: BootTime) -> Option<BootTime> {
         let idle = |name: &&String| self.slots.get(*name).filter(|slot| !slot.busy);
         let waiting = self.dirty.iter().filter_map(|name| idle(&name)?.not_before);
         waiting.filter(|at| *at > now).min()
@@ -88,7 +88,7 @@ impl Workspaces {
 }
 
 impl Reconciler {
-    pub(super) fn see_to_workspaces(&mut self, now: Boot) {
+    pub(super) fn reconcile_workspaces(&mut self, now: BootTime) {
         // Before all are listed, that one is not marked means nothing.
         let Some(desired) = self
             .recorded
@@ -110,11 +110,11 @@ impl Reconciler {
             if self.workspaces.jobs.len() >= CALLS {
                 return;
             }
-            self.see_to_workspace(name, &desired, now);
+            self.reconcile_workspace(name, &desired, now);
         }
     }
 
-    fn see_to_workspace(&mut self, name: String, desired: &DesiredState, now: Boot) {
+    fn reconcile_workspace(&mut self, name: String, desired: &DesiredState, now: BootTime) {
         let slot = self.workspaces.slots.get(&name);
         if slot.is_some_and(|slot| slot.busy || slot.not_before.is_some_and(|at| now < at)) {
             return;
@@ -137,8 +137,8 @@ impl Reconciler {
         };
         // Nothing is written for a Tenant that is paused, nor where it lives.
         let paused = self.index.users(&name).iter().any(|user| {
-            let subject = self.index.subject(user);
-            let paused = subject
+            let owner = self.index.owner(user);
+            let paused = owner
                 .as_ref()
                 .and_then(|it| it.annotation(names::PAUSED_ANNOTATION));
             paused.is_some_and(|value| value != "false")
@@ -159,7 +159,7 @@ impl Reconciler {
     }
 
     pub(super) fn finish_workspace(&mut self, done: Result<Written, JoinError>) {
-        let now = Boot::now();
+        let now = BootTime::now();
         let Written { name, result } = match done {
             Ok(written) => written,
             Err(error) => {
@@ -195,7 +195,7 @@ impl Reconciler {
                 backoff(slot.failures, retry_max, rand::random())
             }
         };
-        slot.not_before = Some(Boot(now.0 + pause));
+        slot.not_before = Some(BootTime(now.0 + pause));
         if let Some(why) = &said
             && self.workspaces.told != said
         {
@@ -207,7 +207,7 @@ impl Reconciler {
     }
 }
 
-impl Performer {
+impl ActionRunner {
     async fn configure(
         &self,
         name: &str,

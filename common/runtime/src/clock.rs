@@ -6,9 +6,9 @@ use jiff::Timestamp;
 
 /// Time since boot, suspension included, which no operator and no NTP step can move.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Boot(pub Duration);
+pub struct BootTime(pub Duration);
 
-impl Boot {
+impl BootTime {
     /// Reads CLOCK_BOOTTIME.
     pub fn now() -> Self {
         let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
@@ -29,7 +29,7 @@ pub fn wall() -> Timestamp {
 }
 
 /// Sleeps until `at`, counted from `now`; for ever without one.
-pub async fn sleep_until(at: Option<Boot>, now: Boot) {
+pub async fn sleep_until(at: Option<BootTime>, now: BootTime) {
     match at {
         Some(at) => tokio::time::sleep(at.since(now)).await,
         None => std::future::pending().await,

@@ -10,7 +10,7 @@ use kube::api::Api;
 use thiserror::Error;
 
 use crate::access::reason_of;
-use crate::retry::Settling;
+use crate::retry::StartupGrace;
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
@@ -39,7 +39,7 @@ pub enum ClusterError {
 
 impl ClusterError {
     /// Whether it may go by itself.
-    pub fn may_pass(&self, apiserver: &Settling) -> bool {
+    pub fn may_pass(&self, apiserver: &StartupGrace) -> bool {
         match self {
             Self::Call(_) | Self::Deadline => {
                 apiserver.was_silent();

@@ -20,7 +20,7 @@ const DEADLINE: Duration = Duration::from_secs(10);
 
 /// An event that is worth telling.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Told {
+pub struct ObjectEvent {
     pub warning: bool,
     pub reason: &'static str,
     pub message: String,
@@ -67,7 +67,7 @@ impl Events {
     }
 
     /// Puts an event on this object into the queue.
-    pub fn tell(&self, object: ObjectReference, told: Told) {
+    pub fn tell(&self, object: ObjectReference, told: ObjectEvent) {
         let now = clock::wall();
         let name = object.name.clone().unwrap_or_default();
         let event = Event {

@@ -15,7 +15,7 @@ use kube::api::{Api, PostParams};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::clock::{self, Boot};
+use crate::clock::{self, BootTime};
 use crate::newest::{NewestSeen as _, PutNews as _};
 use crate::{cluster, effect};
 use state::{Actor, Answer, Call};
@@ -53,48 +53,48 @@ pub const KILL_AFTER: Duration = Times::MEMBER.keep;
 
 /// A tenure of a Lease: its UID, as it may be deleted and made anew, and its count of transitions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Term {
+pub struct LeaseTerm {
     pub lease: String,
     pub transitions: i32,
 }
 
 /// How the Lease stands.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Hold {
+pub struct LeaseState {
     /// When it was last renewed by us; `None` when it is not ours.
-    pub renewed: Option<Boot>,
+    pub renewed: Option<BootTime>,
     /// Which tenure of ours that is: one that was lost and won again is another.
-    pub term: Option<Term>,
+    pub term: Option<LeaseTerm>,
     /// Who holds it, when somebody else does.
     pub other: Option<String>,
     /// When the apiserver last answered.
-    pub heard: Option<Boot>,
+    pub heard: Option<BootTime>,
     /// What went wrong in the last call.
     pub problem: Option<String>,
 }
 
-impl Hold {
+impl LeaseState {
     /// Whether a helm run may start, under a member's Lease.
-    pub fn may_start(&self, now: Boot) -> bool {
+    pub fn may_start(&self, now: BootTime) -> bool {
         self.is_fresh(now, &Times::MEMBER)
     }
 
     /// Whether what the Lease guards may be begun: nobody else can hold it yet.
-    pub fn is_fresh(&self, now: Boot, times: &Times) -> bool {
+    pub fn is_fresh(&self, now: BootTime, times: &Times) -> bool {
         self.renewed
             .is_some_and(|renewed| now.since(renewed) < times.fresh)
     }
 
     /// Until when what runs may live, if it may at all.
-    pub fn runs_until(&self, now: Boot) -> Option<Boot> {
-        let until = Boot(self.renewed?.0 + KILL_AFTER);
+    pub fn runs_until(&self, now: BootTime) -> Option<BootTime> {
+        let until = BootTime(self.renewed?.0 + KILL_AFTER);
         (now < until).then_some(until)
     }
 }
 
 /// What is wanted of the Lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LeaseWish {
+pub enum LeaseGoal {
     /// To be the one writer.
     Hold,
     /// To know who is; nothing is written.
@@ -109,12 +109,12 @@ pub async fn hold(
     client: Client,
     (lease, times): (LeaseName, Times),
     me: String,
-    mut wishes: watch::Receiver<LeaseWish>,
-    holds: watch::Sender<Hold>,
+    mut wishes: watch::Receiver<LeaseGoal>,
+    holds: watch::Sender<LeaseState>,
     stop: CancellationToken,
     idle: CancellationToken,
 ) {
-    let rim = Rim {
+    let rim = LeaseApi {
         api: Api::namespaced(client.clone(), &lease.namespace),
         client,
         lease,
@@ -125,7 +125,7 @@ pub async fn hold(
         let wish = wishes.see();
         let well = actor.hold().problem.is_none();
         let ended = rim.round(&mut actor, wish, &holds).await;
-        let now = Boot::now();
+        let now = BootTime::now();
         if let Err(problem) = ended {
             if well {
                 let LeaseName { namespace, name } = &rim.lease;
@@ -147,35 +147,35 @@ pub async fn hold(
             tracing::warn!(%error, "giving up the Lease failed; it runs out by itself");
         }
     }
-    holds.send_replace(Hold::default());
+    holds.send_replace(LeaseState::default());
 }
 
-fn publish(actor: &Actor, holds: &watch::Sender<Hold>) {
+fn publish(actor: &Actor, holds: &watch::Sender<LeaseState>) {
     holds.put(actor.hold().clone());
 }
 
 /// Where the calls are made.
-struct Rim {
+struct LeaseApi {
     client: Client,
     api: Api<Lease>,
     lease: LeaseName,
     times: Times,
 }
 
-impl Rim {
+impl LeaseApi {
     async fn round(
         &self,
         actor: &mut Actor,
-        wish: LeaseWish,
-        holds: &watch::Sender<Hold>,
+        wish: LeaseGoal,
+        holds: &watch::Sender<LeaseState>,
     ) -> Result<(), String> {
-        let mut next = Some(actor.begin(wish, Boot::now(), clock::wall()));
+        let mut next = Some(actor.begin(wish, BootTime::now(), clock::wall()));
         while let Some(call) = next {
-            let asked = Boot::now();
+            let asked = BootTime::now();
             let answer = tokio::time::timeout(self.times.call, self.ask(call))
                 .await
                 .map_err(|_| format!("no answer within {} s", self.times.call.as_secs_f32()))??;
-            next = actor.answered(wish, answer, (asked, Boot::now()), clock::wall());
+            next = actor.answered(wish, answer, (asked, BootTime::now()), clock::wall());
             publish(actor, holds);
         }
         Ok(())
@@ -246,18 +246,18 @@ async fn ensure_namespace(client: &Client, name: &str) -> Result<(), String> {
 mod tests {
     use super::*;
 
-    fn at(seconds: u64) -> Boot {
-        Boot(Duration::from_secs(seconds))
+    fn at(seconds: u64) -> BootTime {
+        BootTime(Duration::from_secs(seconds))
     }
 
     #[test]
     fn runs_stop_starting_half_a_lease_after_the_last_renewal() {
-        let hold = Hold {
+        let hold = LeaseState {
             renewed: Some(at(10)),
-            ..Hold::default()
+            ..LeaseState::default()
         };
         assert!(hold.may_start(at(39)));
         assert!(!hold.may_start(at(40)));
-        assert!(!Hold::default().may_start(at(0)));
+        assert!(!LeaseState::default().may_start(at(0)));
     }
 }

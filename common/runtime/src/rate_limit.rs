@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::clock::Boot;
+use crate::clock::BootTime;
 
 /// What a bucket lets through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,26 +27,26 @@ impl Rate {
 #[derive(Clone, Copy, Debug)]
 pub struct Bucket {
     rate: Rate,
-    full: Boot,
+    full: BootTime,
 }
 
 impl Bucket {
     /// A full one.
     pub fn new(rate: Rate) -> Self {
-        let full = Boot::default();
+        let full = BootTime::default();
         Self { rate, full }
     }
 
     /// For what has been taken already, whose size is known only then: how long nothing more is to be
     /// taken.
-    pub fn charge(&mut self, now: Boot, amount: u64) -> Duration {
+    pub fn charge(&mut self, now: BootTime, amount: u64) -> Duration {
         let from = self.full.max(now).0;
-        self.full = Boot(from.saturating_add(self.rate.time(amount)));
+        self.full = BootTime(from.saturating_add(self.rate.time(amount)));
         self.wait(now)
     }
 
     /// How long nothing is to be taken: until what was taken too much is earned.
-    pub fn wait(&self, now: Boot) -> Duration {
+    pub fn wait(&self, now: BootTime) -> Duration {
         let missing = self.full.since(now);
         missing.saturating_sub(self.rate.time(self.rate.burst))
     }
@@ -57,7 +57,7 @@ impl Bucket {
     /// When that is longer than `patience`, with how long it would be. Nothing is taken then.
     pub fn take(
         &mut self,
-        now: Boot,
+        now: BootTime,
         amount: u64,
         patience: Duration,
     ) -> Result<Duration, Duration> {
@@ -71,7 +71,7 @@ impl Bucket {
     }
 
     /// As good as a new one.
-    pub fn is_full(&self, now: Boot) -> bool {
+    pub fn is_full(&self, now: BootTime) -> bool {
         self.full <= now
     }
 }
@@ -87,8 +87,8 @@ mod tests {
         each: Duration::from_millis(100),
     };
 
-    fn at(millis: u64) -> Boot {
-        Boot(Duration::from_millis(1_000_000 + millis))
+    fn at(millis: u64) -> BootTime {
+        BootTime(Duration::from_millis(1_000_000 + millis))
     }
 
     #[test]

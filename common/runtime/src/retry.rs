@@ -7,7 +7,7 @@ use std::time::Duration;
 use krypton_types::error_chain::chain;
 use tokio_util::sync::CancellationToken;
 
-use crate::clock::Boot;
+use crate::clock::BootTime;
 
 /// An apiserver that has just come up refuses for a moment what it will allow: it serves before it has
 /// read all roles.
@@ -16,31 +16,31 @@ const RETRY_MAX: Duration = Duration::from_secs(30);
 
 /// Tells refusals that may pass from those that stay: by the time since the apiserver was last silent.
 #[derive(Debug)]
-pub struct Settling(Cell<Boot>);
+pub struct StartupGrace(Cell<BootTime>);
 
-impl Settling {
+impl StartupGrace {
     #[allow(
         clippy::new_without_default,
         reason = "it begins now, which is no default"
     )]
     pub fn new() -> Self {
-        Self(Cell::new(Boot::now()))
+        Self(Cell::new(BootTime::now()))
     }
 
     /// It gave no answer.
     pub fn was_silent(&self) {
-        self.0.set(Boot::now());
+        self.0.set(BootTime::now());
     }
 
     /// Whether a refusal may pass.
     pub fn is_settling(&self) -> bool {
-        Boot::now().since(self.0.get()) < SETTLING
+        BootTime::now().since(self.0.get()) < SETTLING
     }
 }
 
 /// Attempts until it is done, with a line in the log for each failure; an error that `may_pass` does
 /// not let pass ends it. `None` when told to stop.
-pub async fn patiently<T, E: Error>(
+pub async fn retry_until_ready<T, E: Error>(
     what: &str,
     stop: &CancellationToken,
     may_pass: impl Fn(&E) -> bool,
@@ -97,10 +97,10 @@ mod tests {
                 Ok(())
             }
         };
-        let done = patiently("test", &stop, |_| true, attempt).await;
+        let done = retry_until_ready("test", &stop, |_| true, attempt).await;
         assert!(matches!(done, Ok(Some(()))) && count.get() == 4);
         count.set(0);
-        let error = patiently("test", &stop, |error| error.0 < 2, attempt).await;
+        let error = retry_until_ready("test", &stop, |error| error.0 < 2, attempt).await;
         assert!(matches!(error, Err(Failed(2))));
     }
 
@@ -111,7 +111,7 @@ mod tests {
             stop.cancel();
             Err::<(), _>(Failed(1))
         };
-        let done = patiently("test", &stop, |_| true, attempt).await;
+        let done = retry_until_ready("test", &stop, |_| true, attempt).await;
         assert!(matches!(done, Ok(None)));
     }
 

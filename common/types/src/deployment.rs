@@ -90,7 +90,7 @@ impl DesiredDeployment {
 /// What the member has done about an order, for home to tell as an event: on the member there is no object to
 /// tell it on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Deed {
+pub struct ReportedEvent {
     /// Nanoseconds since 1970 of the member's clock: tells one from another, and nothing else.
     pub at: u64,
     /// As an event's on a Tenant (reference 1.5).
@@ -132,7 +132,7 @@ pub struct DeploymentReport {
     pub state: ClusterState,
     /// In passing, so in no digest.
     #[serde(skip)]
-    pub deeds: Vec<Deed>,
+    pub deeds: Vec<ReportedEvent>,
 }
 
 impl DeploymentReport {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::Sleep;
@@ -21,11 +21,11 @@ pub(crate) struct Heard(AtomicU64);
 impl Heard {
     fn new() -> Self {
         let heard = Self(AtomicU64::default());
-        heard.now(Boot::now());
+        heard.now(BootTime::now());
         heard
     }
 
-    fn now(&self, now: Boot) {
+    fn now(&self, now: BootTime) {
         let millis = u64::try_from(now.0.as_millis()).unwrap_or(u64::MAX);
         self.0.store(millis, Ordering::Relaxed);
     }
@@ -33,8 +33,8 @@ impl Heard {
     /// Ends when nothing was heard for so long.
     pub(super) async fn silent_for(&self, limit: Duration) {
         loop {
-            let heard = Boot(Duration::from_millis(self.0.load(Ordering::Relaxed)));
-            let left = limit.saturating_sub(Boot::now().since(heard));
+            let heard = BootTime(Duration::from_millis(self.0.load(Ordering::Relaxed)));
+            let left = limit.saturating_sub(BootTime::now().since(heard));
             if left.is_zero() {
                 return;
             }
@@ -81,7 +81,7 @@ impl Metered {
     }
 
     fn has_read(&mut self, bytes: usize) {
-        let now = Boot::now();
+        let now = BootTime::now();
         self.heard.now(now);
         let bytes = bytes as u64;
         match &mut self.allowance {

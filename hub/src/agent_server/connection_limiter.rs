@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 use krypton_runtime::rate_limit::{Bucket, Rate};
 use tokio::sync::Semaphore;
 
@@ -17,12 +17,12 @@ const SWEEP_FROM: usize = 64;
 /// What all connections of one key share.
 pub(super) trait Share {
     /// Nothing is lost when it is made anew.
-    fn is_rested(&self, now: Boot) -> bool;
+    fn is_rested(&self, now: BootTime) -> bool;
 }
 
 /// Those that are here, by key. It holds as many keys as are here or not rested, and at most that number
 /// of others.
-pub(super) struct Crowd<K, S> {
+pub(super) struct ConnectionLimiter<K, S> {
     /// Of one key.
     limit: usize,
     make: Box<dyn Fn() -> S + Send + Sync>,
@@ -34,7 +34,7 @@ struct Keys<K, S> {
     sweep_at: usize,
 }
 
-impl<K: Eq + Hash + Clone, S: Share> Crowd<K, S> {
+impl<K: Eq + Hash + Clone, S: Share> ConnectionLimiter<K, S> {
     pub(super) fn new(limit: usize, make: impl Fn() -> S + Send + Sync + 'static) -> Arc<Self> {
         Arc::new(Self {
             limit,
@@ -47,7 +47,7 @@ impl<K: Eq + Hash + Clone, S: Share> Crowd<K, S> {
     }
 
     /// `None` when there are as many of this key as may be.
-    pub(super) fn enter(self: &Arc<Self>, key: &K, now: Boot) -> Option<Place<K, S>> {
+    pub(super) fn enter(self: &Arc<Self>, key: &K, now: BootTime) -> Option<Place<K, S>> {
         let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
         if keys.each.len() >= keys.sweep_at {
             keys.each
@@ -65,21 +65,21 @@ impl<K: Eq + Hash + Clone, S: Share> Crowd<K, S> {
         Some(Place {
             share: Arc::clone(share),
             key: key.clone(),
-            crowd: Arc::clone(self),
+            limiter: Arc::clone(self),
         })
     }
 }
 
-/// One of a crowd, until it is dropped.
+/// One of a limiter, until it is dropped.
 pub(super) struct Place<K: Eq + Hash, S> {
     pub(super) share: Arc<S>,
     key: K,
-    crowd: Arc<Crowd<K, S>>,
+    limiter: Arc<ConnectionLimiter<K, S>>,
 }
 
 impl<K: Eq + Hash, S> Drop for Place<K, S> {
     fn drop(&mut self) {
-        let keys = &self.crowd.keys;
+        let keys = &self.limiter.keys;
         let mut keys = keys.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((here, _)) = keys.each.get_mut(&self.key) {
             *here -= 1;
@@ -87,7 +87,7 @@ impl<K: Eq + Hash, S> Drop for Place<K, S> {
     }
 }
 
-impl<K, S> fmt::Debug for Crowd<K, S> {
+impl<K, S> fmt::Debug for ConnectionLimiter<K, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Crowd").finish_non_exhaustive()
     }
@@ -116,7 +116,7 @@ impl AddressShare {
     }
 
     /// How long the next handshake has to wait; `None` when that is too long.
-    pub(super) fn next_handshake(&self, now: Boot, patience: Duration) -> Option<Duration> {
+    pub(super) fn next_handshake(&self, now: BootTime, patience: Duration) -> Option<Duration> {
         let mut handshakes = self
             .handshakes
             .lock()
@@ -126,7 +126,7 @@ impl AddressShare {
 }
 
 impl Share for AddressShare {
-    fn is_rested(&self, now: Boot) -> bool {
+    fn is_rested(&self, now: BootTime) -> bool {
         let handshakes = self
             .handshakes
             .lock()
@@ -148,14 +148,14 @@ impl MemberShare {
     }
 
     /// So much has been read: how long nothing more is to be.
-    pub(super) fn has_read(&self, now: Boot, bytes: u64) -> Duration {
+    pub(super) fn has_read(&self, now: BootTime, bytes: u64) -> Duration {
         let mut bucket = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
         bucket.charge(now, bytes)
     }
 }
 
 impl Share for MemberShare {
-    fn is_rested(&self, now: Boot) -> bool {
+    fn is_rested(&self, now: BootTime) -> bool {
         let bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
         bytes.is_full(now)
     }
@@ -174,49 +174,49 @@ pub(super) fn one_address(address: IpAddr) -> IpAddr {
 mod tests {
     use super::*;
 
-    const NOW: Boot = Boot(Duration::from_secs(1000));
+    const NOW: BootTime = BootTime(Duration::from_secs(1000));
     const RATE: Rate = Rate {
         burst: 10,
         each: Duration::from_secs(1),
     };
 
-    fn crowd(limit: usize) -> Arc<Crowd<u32, MemberShare>> {
-        Crowd::new(limit, || MemberShare::new(RATE))
+    fn limiter(limit: usize) -> Arc<ConnectionLimiter<u32, MemberShare>> {
+        ConnectionLimiter::new(limit, || MemberShare::new(RATE))
     }
 
     #[test]
     fn a_crowd_holds_so_many_of_one_key_and_others_beside_them() {
-        let crowd = crowd(2);
-        let one = crowd.enter(&1, NOW).unwrap();
-        let _two = crowd.enter(&1, NOW).unwrap();
-        assert!(crowd.enter(&1, NOW).is_none());
-        assert!(crowd.enter(&2, NOW).is_some());
+        let limiter = limiter(2);
+        let one = limiter.enter(&1, NOW).unwrap();
+        let _two = limiter.enter(&1, NOW).unwrap();
+        assert!(limiter.enter(&1, NOW).is_none());
+        assert!(limiter.enter(&2, NOW).is_some());
         drop(one);
-        assert!(crowd.enter(&1, NOW).is_some());
+        assert!(limiter.enter(&1, NOW).is_some());
     }
 
     #[test]
     fn who_goes_and_comes_back_finds_what_it_has_used_up() {
-        let crowd = crowd(2);
-        let place = crowd.enter(&1, NOW).unwrap();
+        let limiter = limiter(2);
+        let place = limiter.enter(&1, NOW).unwrap();
         assert_eq!(place.share.has_read(NOW, 12), Duration::from_secs(2));
         drop(place);
-        let place = crowd.enter(&1, NOW).unwrap();
+        let place = limiter.enter(&1, NOW).unwrap();
         assert_eq!(place.share.has_read(NOW, 1), Duration::from_secs(3));
     }
 
     #[test]
     fn those_who_have_gone_take_up_a_bounded_place() {
-        let crowd = crowd(2);
-        let _stays = crowd.enter(&u32::MAX, NOW).unwrap();
-        let owes = crowd.enter(&(u32::MAX - 1), NOW).unwrap();
+        let limiter = limiter(2);
+        let _stays = limiter.enter(&u32::MAX, NOW).unwrap();
+        let owes = limiter.enter(&(u32::MAX - 1), NOW).unwrap();
         owes.share.has_read(NOW, 5);
         drop(owes);
         for key in 0..10_000 {
-            drop(crowd.enter(&key, NOW).unwrap());
-            assert!(crowd.keys.lock().unwrap().each.len() <= SWEEP_FROM);
+            drop(limiter.enter(&key, NOW).unwrap());
+            assert!(limiter.keys.lock().unwrap().each.len() <= SWEEP_FROM);
         }
-        let keys = crowd.keys.lock().unwrap();
+        let keys = limiter.keys.lock().unwrap();
         assert!(keys.each.contains_key(&u32::MAX) && keys.each.contains_key(&(u32::MAX - 1)));
     }
 
@@ -245,6 +245,6 @@ mod tests {
         }
         assert_eq!(share.next_handshake(NOW, patience), None);
         assert!(!share.is_rested(NOW));
-        assert!(share.is_rested(Boot(NOW.0 + Duration::from_secs(12))));
+        assert!(share.is_rested(BootTime(NOW.0 + Duration::from_secs(12))));
     }
 }

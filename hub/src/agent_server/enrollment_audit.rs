@@ -11,7 +11,7 @@ use kube::runtime::events::EventType;
 
 use crate::agent_server::enrollment_service::{Admitted, EnrolmentError};
 use crate::members::Members;
-use crate::notices::{Notice, Notices};
+use crate::notices::{EventRecorder, MemberEvent};
 use crate::observe::metrics::{Outcome, SessionMetrics};
 
 const SHOWN_CHARS: usize = 64;
@@ -26,7 +26,7 @@ pub mod reason {
 #[derive(Debug)]
 pub struct Audit {
     pub members: Arc<Members>,
-    pub notices: Notices,
+    pub notices: EventRecorder,
     pub metrics: Arc<SessionMetrics>,
 }
 
@@ -94,7 +94,7 @@ impl Audit {
             again = admitted.again,
             "an agent has enrolled"
         );
-        let notice = Notice {
+        let notice = MemberEvent {
             member: admitted.cluster.clone(),
             uid: attempt.uid.clone().unwrap_or_default(),
             reason: reason::ENROLLED,
@@ -140,7 +140,7 @@ impl Audit {
         };
         let known = || Some(self.members.get(&member).ok()?.uid.clone());
         let uid = attempt.uid.clone().or_else(known).unwrap_or_default();
-        let notice = Notice {
+        let notice = MemberEvent {
             uid,
             reason: reason::REFUSED,
             message: format!("an enrolment {} was refused: {error}", attempt.who()),

@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 
 /// Many agents may come from one address, or from behind one balancer, and only those that are refused
 /// count in the end.
@@ -60,7 +60,7 @@ pub(crate) struct TooOften {
 #[derive(Debug, Default)]
 pub(super) struct Pace {
     /// Until when what was used up is made good: one span each.
-    used: Mutex<HashMap<Whose, Boot>>,
+    used: Mutex<HashMap<Whose, BootTime>>,
 }
 
 impl Pace {
@@ -69,7 +69,7 @@ impl Pace {
         &self,
         address: Option<IpAddr>,
         token: Option<&str>,
-        now: Boot,
+        now: BootTime,
     ) -> Result<(), TooOften> {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         let (address, token) = keys(address, token);
@@ -96,7 +96,7 @@ impl Pace {
         for whose in [address, token].into_iter().flatten() {
             let every = whose.limit().every;
             if let Some(until) = used.get_mut(&whose) {
-                *until = Boot(until.0.saturating_sub(every));
+                *until = BootTime(until.0.saturating_sub(every));
             }
         }
     }
@@ -115,10 +115,10 @@ fn network(address: IpAddr) -> IpAddr {
     }
 }
 
-fn take(used: &mut HashMap<Whose, Boot>, whose: &Whose, now: Boot) -> Result<(), Duration> {
+fn take(used: &mut HashMap<Whose, BootTime>, whose: &Whose, now: BootTime) -> Result<(), Duration> {
     let Limit { burst, every } = whose.limit();
     let until = used.get(whose).copied().unwrap_or_default().max(now);
-    let next = Boot(until.0 + every);
+    let next = BootTime(until.0 + every);
     let over = next.since(now).saturating_sub(every * burst);
     if !over.is_zero() {
         return Err(over);
@@ -143,8 +143,8 @@ mod tests {
 
     use super::*;
 
-    fn at(second: u64) -> Boot {
-        Boot(Duration::from_secs(1_000 + second))
+    fn at(second: u64) -> BootTime {
+        BootTime(Duration::from_secs(1_000 + second))
     }
 
     fn address(last: u8) -> Option<IpAddr> {

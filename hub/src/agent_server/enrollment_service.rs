@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use krypton_crds::edge_cluster::{AgentKey, EdgeCluster, EdgeClusterSpec};
 use krypton_proto::v1::enrollment_server::{Enrollment, EnrollmentServer};
 use krypton_proto::{Bytes, v1};
-use krypton_runtime::clock::{self, Boot};
+use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::effect;
 use krypton_types::join_token::Record;
 use krypton_types::names::SELF_CLUSTER;
@@ -30,7 +30,7 @@ use crate::ca::{
     AGENT_CERTIFICATE_LIFE, AgentCertificate, AuthorityError, Live, REQUEST_MAX_BYTES,
     RequestError, public_key_digest, read_agent_certificate,
 };
-use crate::leader::Lead;
+use crate::leader::Leader;
 use crate::members::agent_keys::{self, NotRenewed};
 
 pub use crate::agent_server::enrollment_audit::{Audit, reason};
@@ -178,7 +178,7 @@ pub struct Enrolment {
     audit: Audit,
     pace: Pace,
     places: Semaphore,
-    lead: Lead,
+    lead: Leader,
 }
 
 impl fmt::Debug for Enrolment {
@@ -195,7 +195,7 @@ impl Enrolment {
         namespace: String,
         authority: Arc<Live>,
         audit: Audit,
-        lead: Lead,
+        lead: Leader,
     ) -> Self {
         Self {
             client,
@@ -216,7 +216,7 @@ impl Enrolment {
     /// Whether what enrolling takes may be written on home.
     fn leads(&self) -> Result<(), Status> {
         self.lead.gate()?;
-        match self.lead.writes(Boot::now()) {
+        match self.lead.writes(BootTime::now()) {
             true => Ok(()),
             false => Err(Status::unavailable(
                 "home does not answer this hub; try again later",
@@ -325,7 +325,7 @@ impl Enrolment {
         attempt: &mut Attempt,
     ) -> Result<Admitted, EnrolmentError> {
         self.pace
-            .begin(attempt.ip(), attempt.token(), Boot::now())
+            .begin(attempt.ip(), attempt.token(), BootTime::now())
             .map_err(EnrolmentError::TooOften)?;
         let Ok(_place) = self.places.try_acquire() else {
             return Err(EnrolmentError::Busy);

@@ -8,7 +8,7 @@ use futures::stream::BoxStream;
 use krypton_helm::chart::{ChartCache, ChartRef, Fetched};
 use krypton_proto::v1::{self, AgentMessage, HubMessage, chart_part, fleet_server::Fleet};
 use krypton_proto::{AGENT_MESSAGE_MAX, CHUNK, HUB_MESSAGE_MAX};
-use krypton_runtime::clock::{self, Boot};
+use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::newest::Newest as _;
 use krypton_types::error_chain::chain;
 use kube::Client;
@@ -128,7 +128,7 @@ fn caller<T>(request: &Request<T>) -> Result<AgentCertificate, Status> {
 }
 
 fn not_too_often(member: &Member, asking: Asking) -> Result<(), Status> {
-    member.asks(Boot::now(), asking).map_err(|wait| {
+    member.asks(BootTime::now(), asking).map_err(|wait| {
         let what = match asking {
             Asking::Session => "a session",
             Asking::Renewal => "a certificate",

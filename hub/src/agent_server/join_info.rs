@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 use krypton_runtime::effect;
 use krypton_runtime::newest::NewestSeen as _;
 use krypton_runtime::retry::backoff;
@@ -17,7 +17,7 @@ use thiserror::Error;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::leader::Lead;
+use crate::leader::Leader;
 
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Writes that other writers may get in the way of.
@@ -56,12 +56,12 @@ pub async fn keep(
     client: Client,
     namespace: String,
     mut info: watch::Receiver<JoinInfo>,
-    mut lead: Lead,
+    mut lead: Leader,
     stop: CancellationToken,
 ) {
     let mut failures = 0;
     loop {
-        if !lead.writes(Boot::now()) {
+        if !lead.writes(BootTime::now()) {
             tokio::select! {
                 () = stop.cancelled() => return,
                 decided = lead.changed() => if !decided { return },
@@ -71,7 +71,7 @@ pub async fn keep(
         let newest = info.see();
         let pause = match lead
             .tracked(publish_while(client.clone(), &namespace, &newest, &|| {
-                lead.writes(Boot::now())
+                lead.writes(BootTime::now())
             }))
             .await
         {

@@ -12,7 +12,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use futures::StreamExt as _;
 use jiff::Timestamp;
-use krypton_runtime::clock::{self, Boot};
+use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::newest::NewestSeen as _;
 use krypton_runtime::rate_limit::Rate;
 use krypton_runtime::tls;
@@ -34,7 +34,9 @@ use crate::edgecluster::credential_expiry;
 use crate::observe::metrics::{DoorMetrics, SessionMetrics};
 
 use crate::agent_server::byte_limit::Metered;
-use crate::agent_server::connection_limiter::{AddressShare, Crowd, MemberShare, one_address};
+use crate::agent_server::connection_limiter::{
+    AddressShare, ConnectionLimiter, MemberShare, one_address,
+};
 use crate::agent_server::strangers::{Asked, Full, Strangers};
 pub use crate::agent_server::tls_connection::{Connection, Peer};
 use crate::agent_server::tls_connection::{Life, Newcomer, Places};
@@ -379,8 +381,8 @@ struct Door {
     handshakes: Semaphore,
     newcomers: Arc<Semaphore>,
     strangers: Arc<Strangers>,
-    addresses: Arc<Crowd<IpAddr, AddressShare>>,
-    members: Arc<Crowd<String, MemberShare>>,
+    addresses: Arc<ConnectionLimiter<IpAddr, AddressShare>>,
+    members: Arc<ConnectionLimiter<String, MemberShare>>,
     /// Ends every connection.
     cut: CancellationToken,
 }
@@ -403,7 +405,7 @@ impl Door {
             handshakes: Semaphore::new(limits.handshakes),
             newcomers: Arc::new(Semaphore::new(limits.newcomers)),
             strangers: Strangers::new(limits.strangers, of_an_address.strangers),
-            addresses: Crowd::new(of_an_address.newcomers, move || {
+            addresses: ConnectionLimiter::new(of_an_address.newcomers, move || {
                 let OfAnAddress {
                     handshakes,
                     handshake_rate,
@@ -411,7 +413,7 @@ impl Door {
                 } = of_an_address;
                 AddressShare::new(handshakes, handshake_rate)
             }),
-            members: Crowd::new(limits.of_a_member, move || {
+            members: ConnectionLimiter::new(limits.of_a_member, move || {
                 MemberShare::new(limits.member_bytes)
             }),
             cut,
@@ -428,7 +430,7 @@ impl Door {
         let limits = &self.limits;
         let of_address = self
             .addresses
-            .enter(&one_address(address.ip()), Boot::now())
+            .enter(&one_address(address.ip()), BootTime::now())
             .ok_or(Refused::NewcomersOfAddress(limits.of_an_address.newcomers))?;
         let of_all = Arc::clone(&self.newcomers)
             .try_acquire_owned()
@@ -459,7 +461,7 @@ impl Door {
             Ok(certificate) => {
                 let life = certificate.not_after.duration_since(clock::wall());
                 let cluster = &certificate.cluster;
-                let of_member = self.members.enter(cluster, Boot::now());
+                let of_member = self.members.enter(cluster, BootTime::now());
                 let of_member = of_member.ok_or_else(|| Refused::Member {
                     cluster: cluster.clone(),
                     limit: self.limits.of_a_member,
@@ -499,7 +501,7 @@ impl Door {
     ) -> Result<TlsStream<Metered>, Refused> {
         // Whoever waits longer would have no time left to shake hands, and has used up a turn.
         let wait = address
-            .next_handshake(Boot::now(), self.limits.handshake / 2)
+            .next_handshake(BootTime::now(), self.limits.handshake / 2)
             .ok_or(Refused::Pace)?;
         if !wait.is_zero() {
             tokio::time::sleep(wait).await;

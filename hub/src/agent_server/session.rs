@@ -1,4 +1,4 @@
-//! One stream of one agent: what it says goes to the voices, its member's newest desired state to it.
+//! One stream of one agent: what it says goes to the arbiter, its member's newest desired state to it.
 //!
 //! Level-triggered both ways: what is to be sent is a flag, and what is sent is the newest. A member that
 //! does not read costs its slot.
@@ -15,7 +15,7 @@ use krypton_proto::v1::{
 };
 use krypton_proto::{Bytes, REPORTS_PER_MESSAGE, WireError, skew};
 use krypton_reconciler::report_store::Changes;
-use krypton_runtime::clock::{self, Boot};
+use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::newest::{Newest as _, NewestSeen as _};
 use krypton_runtime::watchdog::Watchdog;
 use krypton_types::error_chain::chain;
@@ -28,14 +28,14 @@ use tracing::Instrument as _;
 
 use crate::ca::{AgentCertificate, Authority};
 use crate::edgecluster::credential_expiry::Validity;
-use crate::leader::Lead;
+use crate::leader::Leader;
 use crate::members::agent_keys::{self, Verdict};
-use crate::members::arbiter::{AgentFacts, SILENCE, VoiceId, Voices};
+use crate::members::arbiter::{AgentDetails, ReportArbiter, ReporterId, SILENCE};
 use crate::members::deployment_orders::DEPLOYMENTS_MAX;
 use crate::members::found::Found;
 use crate::members::placement_orders::PLACED_MAX;
 use crate::members::{Admission, MESSAGE, Member, Members, NotFound, Slot};
-use crate::notices::{Notice, Notices};
+use crate::notices::{EventRecorder, MemberEvent};
 use crate::observe::metrics::{Message, SessionMetrics};
 use crate::tenants::TENANTS_MAX;
 
@@ -66,15 +66,15 @@ const RENEWAL_WITHIN: [Duration; 2] = [Duration::from_secs(5), Duration::from_se
 #[derive(Debug)]
 pub struct Sessions {
     pub members: Arc<Members>,
-    pub voices: Arc<Voices>,
+    pub arbiter: Arc<ReportArbiter>,
     pub found: Arc<Found>,
     pub metrics: Arc<SessionMetrics>,
-    pub notices: Notices,
+    pub notices: EventRecorder,
     pub hub_version: String,
     /// Counts all sessions of this hub.
     pub numbers: AtomicU64,
     /// A hub that leads no more has no sessions.
-    pub lead: Lead,
+    pub lead: Leader,
     pub stop: CancellationToken,
     pub watchdog: Watchdog,
 }
@@ -170,8 +170,8 @@ impl Sessions {
             Verdict::Newer => Ok(()),
             Verdict::Foreign => {
                 let message = agent_keys::refusal(name);
-                self.voices.agent_key_refused(name, now);
-                self.notices.tell(Notice {
+                self.arbiter.agent_key_refused(name, now);
+                self.notices.tell(MemberEvent {
                     member: name.clone(),
                     uid: member.uid.clone(),
                     reason: agent_keys::reason::TWO,
@@ -232,7 +232,7 @@ impl Sessions {
         .map_err(|problem| Status::failed_precondition(problem.to_string()))?;
         let admission = member.admission.get();
         check_cluster(name, &admission, &hello.cluster_uid).inspect_err(|refusal| {
-            self.notices.tell(Notice {
+            self.notices.tell(MemberEvent {
                 member: name.clone(),
                 uid: member.uid.clone(),
                 reason: "CredentialUsedTwice",
@@ -265,7 +265,7 @@ impl Sessions {
             member,
             name,
             replica: hello.replica.clone(),
-            id: VoiceId::Session(number),
+            id: ReporterId::Session(number),
             number,
             cut,
             certificate,
@@ -274,9 +274,9 @@ impl Sessions {
         tracing::info!(member = %name, agent_replica = %hello.replica, agent = %hello.agent_version, session = number, "session begins");
         self.metrics.sessions.inc();
         self.found.set_by_agent(name, hello.cluster_uid.clone());
-        self.voices.agent(
+        self.arbiter.agent(
             name,
-            &AgentFacts {
+            &AgentDetails {
                 cluster_uid: hello.cluster_uid,
                 kubernetes_version: hello.kubernetes_version,
                 agent_version: hello.agent_version,
@@ -288,7 +288,7 @@ impl Sessions {
                 applied: hello.applied.and_then(v1::Applied::read),
             },
         );
-        let asks = self.voices.open(name, live.id, Boot::now());
+        let asks = self.arbiter.open(name, live.id, BootTime::now());
         live.run(incoming, outgoing, asks, authority).await
     }
 }
@@ -299,7 +299,7 @@ struct Live<'a> {
     member: &'a Arc<Member>,
     name: &'a str,
     replica: String,
-    id: VoiceId,
+    id: ReporterId,
     number: u64,
     cut: CancellationToken,
     certificate: &'a AgentCertificate,
@@ -311,7 +311,9 @@ impl Drop for Live<'_> {
     fn drop(&mut self) {
         self.sessions.metrics.sessions.dec();
         self.member.end_session(&self.replica, self.number);
-        self.sessions.voices.close(self.name, self.id, Boot::now());
+        self.sessions
+            .arbiter
+            .close(self.name, self.id, BootTime::now());
     }
 }
 
@@ -410,7 +412,7 @@ impl Live<'_> {
                     let Some(message) = message? else { return Ok(()) };
                     // Its key may have been replaced a while ago.
                     self.sessions.check_key(self.member, self.certificate)?;
-                    let wait = self.member.has_said(Boot::now(), size(&message));
+                    let wait = self.member.has_said(BootTime::now(), size(&message));
                     let from = tokio::time::Instant::now() + wait;
                     // Nobody is silent who is not listened to.
                     silence.as_mut().reset(from + SILENCE);
@@ -442,7 +444,7 @@ impl Live<'_> {
             trusted: self.trusted.iter().map(RootDigest::to_string).collect(),
             issuer: Some(issuer.to_string()),
         };
-        self.sessions.voices.agent_roots(self.name, roots);
+        self.sessions.arbiter.agent_roots(self.name, roots);
         let ours = RootDigest::of_all(&authority.roots());
         Ok(self.trusted != ours || authority.signing() != Some(issuer))
     }
@@ -471,7 +473,7 @@ impl Live<'_> {
     /// Takes in one message.
     fn take(&self, message: AgentMessage, slot: Option<&Slot>) -> Result<(), Status> {
         let broken = |problem: WireError| broken(&problem);
-        let voices = &self.sessions.voices;
+        let arbiter = &self.sessions.arbiter;
         self.count("agent", kind(&message));
         match message.kind {
             Some(Said::Report(report)) => {
@@ -503,7 +505,13 @@ impl Live<'_> {
                     deployments,
                     placed,
                 };
-                let kept = voices.say(self.name, self.id, changes, report.complete, Boot::now());
+                let kept = arbiter.say(
+                    self.name,
+                    self.id,
+                    changes,
+                    report.complete,
+                    BootTime::now(),
+                );
                 if !kept {
                     return Err(Status::resource_exhausted(format!(
                         "more than {TENANTS_MAX} Tenants, {DEPLOYMENTS_MAX} deployments or {PLACED_MAX} placed Tenants on one member"
@@ -513,14 +521,19 @@ impl Live<'_> {
             Some(Said::Heartbeat(heartbeat)) => {
                 let digest =
                     (u128::from(heartbeat.digest_high) << 64) | u128::from(heartbeat.digest_low);
-                voices.compare(self.name, self.id, (heartbeat.tenants, digest), Boot::now());
+                arbiter.compare(
+                    self.name,
+                    self.id,
+                    (heartbeat.tenants, digest),
+                    BootTime::now(),
+                );
             }
             Some(Said::Applied(applied)) => {
                 let newest = applied.read().zip(slot);
                 if let Some(((version, _), slot)) = newest
                     && version == slot.desired.version
                 {
-                    let took = Boot::now().since(slot.since);
+                    let took = BootTime::now().since(slot.since);
                     self.sessions
                         .metrics
                         .propagation
@@ -637,7 +650,7 @@ mod tests {
     use krypton_types::conditions::{self, Truth};
 
     use super::*;
-    use crate::members::observation::{self, FactsBoard};
+    use crate::members::observation::{self, ObservationBoard};
     use crate::tenants::{Counts, Reports};
 
     const MEMBER: &str = "edge-1";
@@ -657,21 +670,21 @@ mod tests {
 
     #[test]
     fn second_key_in_use_reaches_status_and_event() {
-        let (reports, board) = (
+        let (reports, report_store) = (
             Arc::new(Reports::default()),
-            Arc::new(FactsBoard::default()),
+            Arc::new(ObservationBoard::default()),
         );
-        let voices = Voices::new(reports, Arc::clone(&board), watch::Sender::new(0));
-        let (notices, mut heard) = Notices::heard();
+        let arbiter = ReportArbiter::new(reports, Arc::clone(&report_store), watch::Sender::new(0));
+        let (notices, mut heard) = EventRecorder::heard();
         let sessions = Sessions {
             members: Arc::default(),
-            voices: Arc::new(voices),
+            arbiter: Arc::new(arbiter),
             found: Arc::default(),
             metrics: Arc::default(),
             notices,
             hub_version: String::new(),
             numbers: AtomicU64::new(0),
-            lead: Lead::alone(),
+            lead: Leader::alone(),
             stop: CancellationToken::new(),
             watchdog: Watchdog::default(),
         };
@@ -685,7 +698,7 @@ mod tests {
             ..Admission::default()
         });
         let status = || {
-            let facts = board.get(MEMBER).unwrap_or_default();
+            let facts = report_store.get(MEMBER).unwrap_or_default();
             let (counts, now) = (Counts::default(), clock::wall());
             let status = observation::status(MEMBER, None, &facts, counts, None, 1, now);
             conditions::find(&status.conditions, agent_keys::ONE_KEY)

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use krypton_helm::chart::ChartRef;
 use krypton_runtime::admin::Readiness;
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 use krypton_runtime::newest::{Newest as _, NewestSeen as _};
 use krypton_runtime::watchdog::Watchdog;
 use krypton_types::desired::ChartState;
@@ -20,8 +20,8 @@ use crate::chart::values_file::{self, ValuesFile};
 use crate::chart::values_status::Teller;
 use crate::chart::version_pin::{ChartPin, Kept, Meaning};
 use crate::desired;
-use crate::edgecluster::Given;
-use crate::leader::Lead;
+use crate::edgecluster::FleetChart;
+use crate::leader::Leader;
 
 pub(super) type Values = serde_json::Map<String, serde_json::Value>;
 
@@ -100,9 +100,9 @@ pub(super) struct ChartFollower {
     version: watch::Receiver<Meaning>,
     values: watch::Receiver<Values>,
     readings: watch::Receiver<Arc<Readings>>,
-    given: watch::Sender<Given>,
+    given: watch::Sender<FleetChart>,
     /// Start of the term that the status on home was last reported for.
-    led: Option<Boot>,
+    led: Option<BootTime>,
     changed: bool,
 }
 
@@ -116,7 +116,7 @@ impl ChartFollower {
     ) -> Self {
         let mut meaning = version.now.get();
         let first = fleet_chart(&settings, &meaning, &values, &readings.get());
-        let (given, _) = watch::channel(Given {
+        let (given, _) = watch::channel(FleetChart {
             epoch: 0,
             problem: first.as_ref().err().cloned(),
             chart: first.ok(),
@@ -142,12 +142,12 @@ impl ChartFollower {
     }
 
     /// What members are given.
-    pub(super) fn given(&self) -> &watch::Sender<Given> {
+    pub(super) fn given(&self) -> &watch::Sender<FleetChart> {
         &self.given
     }
 
     /// Gives the members the newest chart, and after it the epoch.
-    pub(super) fn give(&mut self, lead: &Lead, teller: &mut Teller) {
+    pub(super) fn give(&mut self, lead: &Leader, teller: &mut Teller) {
         if std::mem::take(&mut self.changed) {
             let before = std::mem::replace(&mut self.meaning, self.version.see());
             if before.version != self.meaning.version {
@@ -177,7 +177,7 @@ impl ChartFollower {
     }
 
     /// Reports the chart's status again in a new term.
-    pub(super) fn lead_changed(&mut self, lead: &Lead, teller: &mut Teller) {
+    pub(super) fn lead_changed(&mut self, lead: &Leader, teller: &mut Teller) {
         if let Some(tenure) = lead.tenure()
             && self.led != Some(tenure.since)
         {
@@ -188,7 +188,11 @@ impl ChartFollower {
 }
 
 /// A new chart goes to every member. Without one, the last good chart stays.
-fn put(given: &watch::Sender<Given>, next: Result<Arc<ChartState>, Problem>, teller: &mut Teller) {
+fn put(
+    given: &watch::Sender<FleetChart>,
+    next: Result<Arc<ChartState>, Problem>,
+    teller: &mut Teller,
+) {
     let problem = next.as_ref().err().cloned();
     teller.tell(problem.as_ref(), given.get().chart.is_some());
     given.send_if_modified(|given| {

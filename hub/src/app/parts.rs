@@ -18,7 +18,7 @@ use crate::chart::{credentials, values_file};
 use crate::discovery::cluster_profile::Access;
 use crate::discovery::cluster_profile::provider_file::ProviderFile;
 use crate::members::found::Found;
-use crate::members::observation::FactsBoard;
+use crate::members::observation::ObservationBoard;
 use crate::observe::member_metrics::FleetView;
 use crate::observe::metrics::SessionMetrics;
 use crate::tenants::Reports;
@@ -119,7 +119,7 @@ async fn check_keyring(file: &Path) -> anyhow::Result<()> {
 /// What the hub knows of its members, from reports and from its own calls.
 pub(super) struct Observed {
     pub(super) found: Arc<Found>,
-    pub(super) facts: Arc<FactsBoard>,
+    pub(super) facts: Arc<ObservationBoard>,
     pub(super) reports: Arc<Reports>,
     pub(super) view: Arc<FleetView>,
     pub(super) sessions: Arc<SessionMetrics>,
@@ -127,7 +127,7 @@ pub(super) struct Observed {
 
 impl Observed {
     pub(super) fn new() -> Self {
-        let facts = Arc::new(FactsBoard::default());
+        let facts = Arc::new(ObservationBoard::default());
         let reports = Arc::new(Reports::default());
         Self {
             found: Arc::new(Found::default()),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Secret;
 use krypton_crds::edge_cluster::EdgeCluster;
-use krypton_runtime::clock::{self, Boot};
+use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::effect;
 use krypton_runtime::retry::backoff;
 use krypton_types::ca_rotation::{
@@ -20,8 +20,8 @@ use thiserror::Error;
 use tokio_util::sync::CancellationToken;
 
 use crate::ca::{self, Authority, AuthorityError, Data, Live, stage};
-use crate::leader::Lead;
-use crate::notices::{Notice, Notices};
+use crate::leader::Leader;
+use crate::notices::{EventRecorder, MemberEvent};
 
 const DEADLINE: Duration = Duration::from_secs(10);
 const RETRY_MAX: Duration = Duration::from_secs(60);
@@ -61,8 +61,8 @@ pub(crate) struct Rotation {
     pub namespace: String,
     pub live: Arc<Live>,
     /// Whether this hub is the one that writes on home.
-    pub lead: Lead,
-    pub notices: Notices,
+    pub lead: Leader,
+    pub notices: EventRecorder,
 }
 
 impl std::fmt::Debug for Rotation {
@@ -77,7 +77,7 @@ struct Seen {
     /// The version of the Secret in which there was nothing to be done.
     resting: Option<String>,
     /// Since when the rotation stands there.
-    stage: Option<(Stage, Boot)>,
+    stage: Option<(Stage, BootTime)>,
     waited_for: Vec<String>,
 }
 
@@ -111,7 +111,7 @@ impl Rotation {
         let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
         let found = in_time("reading it", api.get_opt(CA_SECRET)).await?;
         let mut secret = found.ok_or(RotationError::Gone)?;
-        let leads = self.lead.writes(Boot::now());
+        let leads = self.lead.writes(BootTime::now());
         if seen.resting.is_some() && seen.resting == secret.metadata.resource_version {
             return Ok(());
         }
@@ -123,7 +123,7 @@ impl Rotation {
         let stood = stage(&data).map_err(RotationError::Broken)?;
         let since = match seen.stage {
             Some((before, since)) if before == stood => since,
-            _ => Boot::now(),
+            _ => BootTime::now(),
         };
         seen.stage = Some((stood, since));
         let wishes = wishes(&secret);
@@ -133,7 +133,7 @@ impl Rotation {
             false => Vec::new(),
         };
         let now = clock::wall();
-        let settled = Boot::now().since(since) >= SETTLE;
+        let settled = BootTime::now().since(since) >= SETTLE;
         let step = next(stood, &wishes, &members, settled, now);
         let locked_out = match step {
             Step::Rest => {
@@ -165,7 +165,7 @@ impl Rotation {
         secret.data = Some(data.clone());
         let params = PostParams::default();
         // It took a while to get here.
-        if !self.lead.writes(Boot::now()) {
+        if !self.lead.writes(BootTime::now()) {
             return Ok(());
         }
         // What was read carries its resourceVersion.
@@ -217,7 +217,7 @@ impl Rotation {
 
     fn tell(&self, member: &Awaited) {
         let name = &member.name;
-        self.notices.tell(Notice {
+        self.notices.tell(MemberEvent {
             member: name.clone(),
             uid: member.uid.clone(),
             reason: "LockedOut",

@@ -11,7 +11,7 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_crds::edge_cluster::ValuesKind;
-use krypton_runtime::clock::{self, Boot};
+use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::effect;
 use krypton_runtime::newest::NewestSeen as _;
 use krypton_runtime::retry::backoff;
@@ -110,7 +110,7 @@ impl Follow {
         // Those that home has not let us read.
         let mut refused: BTreeSet<Object> = BTreeSet::new();
         let mut failures = 0;
-        let (mut not_before, mut again) = (Boot::default(), Boot::default());
+        let (mut not_before, mut again) = (BootTime::default(), BootTime::default());
         loop {
             let wanted = self.wanted.see();
             for place in &wanted {
@@ -122,7 +122,7 @@ impl Follow {
                 }
             }
             held.by_place.retain(|place, _| wanted.contains(place));
-            let now = Boot::now();
+            let now = BootTime::now();
             if now >= again {
                 due.append(&mut refused);
             }
@@ -132,13 +132,13 @@ impl Follow {
                     Ok(()) if refused.is_empty() => failures = 0,
                     Ok(()) if again <= now => {
                         failures += 1;
-                        again = Boot(now.0 + pause);
+                        again = BootTime(now.0 + pause);
                     }
                     Ok(()) => {}
                     Err(error) => {
                         said(&error);
                         failures += 1;
-                        not_before = Boot(now.0 + pause);
+                        not_before = BootTime(now.0 + pause);
                     }
                 }
                 self.publish(&held);
@@ -152,7 +152,7 @@ impl Follow {
             tokio::select! {
                 () = stop.cancelled() => return,
                 changed = self.wanted.changed() => if changed.is_err() { return },
-                () = clock::sleep_until(retry, Boot::now()) => {}
+                () = clock::sleep_until(retry, BootTime::now()) => {}
                 Some(seen) = watches.next(), if !watches.is_empty() => {
                     take(seen, &wanted, &mut due);
                     for _ in 0..BATCH {

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use krypton_runtime::admin::Readiness;
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 use krypton_types::error_chain::chain;
 use kube::Client;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 
 use crate::chart::values::{Place, Problem, word};
-use crate::leader::Lead;
+use crate::leader::Leader;
 
 const DEADLINE: Duration = Duration::from_secs(10);
 const ABOUT: &str = "values of the chart";
@@ -24,7 +24,7 @@ pub struct Teller {
     readiness: Readiness,
     told: Option<Problem>,
     /// Only a hub that leads writes events.
-    lead: Lead,
+    lead: Leader,
 }
 
 impl std::fmt::Debug for Teller {
@@ -48,7 +48,7 @@ impl Teller {
         namespace: String,
         instance: String,
         readiness: Readiness,
-        lead: Lead,
+        lead: Leader,
     ) -> Self {
         let reporter = Reporter {
             controller: "mesh.openkcm.io/krypton-hub".to_owned(),
@@ -111,7 +111,7 @@ impl Teller {
             action: "ReadValues".to_owned(),
             secondary: None,
         };
-        if !self.lead.writes(Boot::now()) {
+        if !self.lead.writes(BootTime::now()) {
             return;
         }
         let recorder = self.recorder.clone();

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_helm::chart::{ChartCache, ChartError, ChartRef, exact_version, is_range};
-use krypton_runtime::clock::{self, Boot};
+use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::effect;
 use krypton_runtime::newest::Newest as _;
 use krypton_runtime::retry::backoff;
@@ -21,7 +21,7 @@ use thiserror::Error;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::leader::{Lead, Tenure};
+use crate::leader::{Leader, LeaderTerm};
 
 const OF: &str = "of";
 const RANGE: &str = "range";
@@ -42,7 +42,7 @@ pub struct Meaning {
     /// As [`krypton_types::desired::ChartState::pinned`] has it.
     pub pinned: Option<String>,
     /// When the tenure began under which the record was read: what an earlier lead has put there is in `version`.
-    pub under: Option<Boot>,
+    pub under: Option<BootTime>,
 }
 
 impl Meaning {
@@ -61,7 +61,7 @@ impl Meaning {
     }
 
     /// The epoch that may be given with this version: that of the tenure, once the record was read under it.
-    pub fn epoch(&self, tenure: Option<&Tenure>) -> Option<u64> {
+    pub fn epoch(&self, tenure: Option<&LeaderTerm>) -> Option<u64> {
         let tenure = tenure?;
         (self.under == Some(tenure.since)).then_some(tenure.epoch)
     }
@@ -118,7 +118,7 @@ pub struct Kept {
     next: Option<Duration>,
     failures: u32,
     /// When it was last looked up, where nothing is on record.
-    looked_up: Option<Boot>,
+    looked_up: Option<BootTime>,
 }
 
 /// What home has on record of a range.
@@ -268,9 +268,9 @@ impl ChartPin {
     async fn version(
         &self,
         found: Option<ConfigMap>,
-        lead: Option<&Lead>,
+        lead: Option<&Leader>,
     ) -> Result<(String, Option<Duration>), PinError> {
-        let leads = || lead.is_some_and(|lead| lead.writes(Boot::now()));
+        let leads = || lead.is_some_and(|lead| lead.writes(BootTime::now()));
         let (api, of) = (self.api(), self.of());
         let before = record(found.as_ref(), &of);
         let now = clock::wall();
@@ -360,15 +360,15 @@ impl ChartPin {
 impl Kept {
     /// Looks again when it is time, at least so often as a standby does while this hub is one, and whenever it
     /// comes to lead, until `stop`.
-    pub async fn keep(mut self, mut lead: Lead, stop: CancellationToken) {
+    pub async fn keep(mut self, mut lead: Leader, stop: CancellationToken) {
         let mut led = None;
         loop {
-            let begun = Boot::now();
-            let next = self.next.map(|pause| Boot(begun.0 + pause));
-            let of_standby = Boot(begun.0 + a_little_later(RECORD_EVERY));
+            let begun = BootTime::now();
+            let next = self.next.map(|pause| BootTime(begun.0 + pause));
+            let of_standby = BootTime(begun.0 + a_little_later(RECORD_EVERY));
             let due = async {
                 loop {
-                    let now = Boot::now();
+                    let now = BootTime::now();
                     if let Some(tenure) = lead.tenure().filter(|_| lead.writes(now))
                         && led != Some(tenure.since)
                     {
@@ -401,9 +401,9 @@ impl Kept {
         }
     }
 
-    async fn look(&mut self, lead: Option<&Lead>) {
+    async fn look(&mut self, lead: Option<&Leader>) {
         // Before the record is read: what is read under it is of nobody who led before.
-        let under = lead.and_then(Lead::tenure).map(|tenure| tenure.since);
+        let under = lead.and_then(Leader::tenure).map(|tenure| tenure.since);
         let ended = match self.read(under).await {
             Ok(found) => self.look_up(found, lead).await,
             Err(error) => Err(error),
@@ -426,7 +426,7 @@ impl Kept {
     }
 
     /// Reads the record, and tells at once what it says: members do not wait for a repository.
-    async fn read(&mut self, under: Option<Boot>) -> Result<Option<ConfigMap>, PinError> {
+    async fn read(&mut self, under: Option<BootTime>) -> Result<Option<ConfigMap>, PinError> {
         let api = self.pin.api();
         let found = self
             .pin
@@ -441,26 +441,26 @@ impl Kept {
     async fn look_up(
         &mut self,
         found: Option<ConfigMap>,
-        lead: Option<&Lead>,
+        lead: Option<&Leader>,
     ) -> Result<Option<Duration>, PinError> {
         let recorded = record(found.as_ref(), &self.pin.of());
         let recorded = recorded.is_some_and(|record| record.content.is_some());
         let leads = lead.is_some_and(|lead| lead.tenure().is_some());
         // Without a record a standby looks it up itself, and not as often as it looks for a record.
-        let lately = |at: Boot| Boot::now().since(at) < RETRY_MAX;
+        let lately = |at: BootTime| BootTime::now().since(at) < RETRY_MAX;
         if !recorded && !leads && self.looked_up.is_some_and(lately) {
             return Ok(None);
         }
         let (content, left) = Box::pin(self.pin.version(found, lead)).await?;
         if !recorded {
-            self.looked_up = Some(Boot::now());
+            self.looked_up = Some(BootTime::now());
         }
         self.tell(Some(self.pin.given(&content)), None);
         Ok(left)
     }
 
     /// What is not said stands.
-    fn tell(&self, found: Option<(String, Option<String>)>, under: Option<Boot>) {
+    fn tell(&self, found: Option<(String, Option<String>)>, under: Option<BootTime>) {
         self.tx.send_if_modified(|meaning| {
             let before = meaning.clone();
             if let Some((version, pinned)) = found {
@@ -477,7 +477,7 @@ fn a_little_later(pause: Duration) -> Duration {
 }
 
 /// Waits until this hub leads in another tenure than it did.
-async fn another_tenure(lead: &mut Lead, before: Option<Tenure>) {
+async fn another_tenure(lead: &mut Leader, before: Option<LeaderTerm>) {
     let before = before.map(|tenure| tenure.since);
     loop {
         let now = lead.tenure().map(|tenure| tenure.since);
@@ -492,7 +492,7 @@ async fn another_tenure(lead: &mut Lead, before: Option<Tenure>) {
 
 #[cfg(test)]
 mod tests {
-    use krypton_runtime::lease::Term;
+    use krypton_runtime::lease::LeaseTerm;
 
     use super::*;
 
@@ -604,17 +604,17 @@ mod tests {
 
     #[tokio::test]
     async fn nothing_is_given_under_a_tenure_before_the_record_was_read_under_it() {
-        let at = |seconds| Boot(Duration::from_secs(seconds));
-        let tenure = |epoch, since| Tenure {
+        let at = |seconds| BootTime(Duration::from_secs(seconds));
+        let tenure = |epoch, since| LeaderTerm {
             epoch,
-            term: Term::default(),
+            term: LeaseTerm::default(),
             since: at(since),
             won: Timestamp::UNIX_EPOCH,
             former: None,
         };
         let (tx, rx) = watch::channel(Meaning::unread("1.0.0", false));
         let kept = kept(tx);
-        let epoch = |tenure: Option<&Tenure>| rx.get().epoch(tenure);
+        let epoch = |tenure: Option<&LeaderTerm>| rx.get().epoch(tenure);
         let first = tenure(7, 100);
         // A standby follows the record, which gives it no epoch.
         let version = |version: &str| Some((version.to_owned(), None));

@@ -10,10 +10,10 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_crds::krypton_deployment::{KryptonDeployment, Place};
-use krypton_runtime::clock::{self, Boot};
+use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::newest::NewestSeen as _;
 use krypton_runtime::watch::listed_anew;
-use krypton_types::deployment::{Deed, DeploymentKey, DesiredDeployment};
+use krypton_types::deployment::{DeploymentKey, DesiredDeployment, ReportedEvent};
 use krypton_types::error_chain::chain;
 use krypton_types::names;
 use kube::api::Api;
@@ -27,15 +27,15 @@ use tracing::field::Empty;
 use tracing::{Instrument as _, Span};
 
 use crate::deployments::api::{Reading, Write, Written, read, write};
-use crate::deployments::events::Told;
+use crate::deployments::events::RecordedEvents;
 use crate::deployments::plan::{At, Decision, Deletion, News, Site, View, decide, warning};
 use crate::deployments::target::{self, Cluster, Named as Aimed, Sight, named, trusted};
 use crate::discovery::Kind;
 use crate::discovery::named_secrets::{Findings, Named, Naming, SecretName};
-use crate::leader::{Lead, Watched};
+use crate::leader::{Leader, Watched};
 use crate::members::deployment_orders::{DEPLOYMENTS_MAX, Deployments, ORDERS_MAX};
 use crate::members::found::Found as Clusters;
-use crate::notices::Notices;
+use crate::notices::EventRecorder;
 use crate::observe::metrics::{HomeWrites, Wrote};
 use crate::tenants::Reports;
 
@@ -74,11 +74,11 @@ fn noted(status: u16, refused: bool, known: bool) -> Noted {
 const NOT_KNOWN: u32 = 2;
 
 /// What they are kept by.
-pub struct Keep {
+pub struct Controller {
     pub client: Client,
     pub deployments: Arc<Deployments>,
     pub found: Arc<Clusters>,
-    pub notices: Notices,
+    pub notices: EventRecorder,
     /// Secrets that are named, for whoever looks for members by them.
     pub named: watch::Sender<Named>,
     pub findings: watch::Receiver<Findings>,
@@ -95,7 +95,7 @@ pub struct Keep {
     pub reports: Arc<Reports>,
 }
 
-impl std::fmt::Debug for Keep {
+impl std::fmt::Debug for Controller {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Keep").finish_non_exhaustive()
     }
@@ -105,9 +105,9 @@ impl std::fmt::Debug for Keep {
 struct Slot {
     object: Arc<KryptonDeployment>,
     deletion: Deletion,
-    told: Told,
+    told: RecordedEvents,
     /// Nothing is written or read before.
-    next: Boot,
+    next: BootTime,
     busy: bool,
     /// Writes that have failed in a row. A conflict is none.
     failures: u32,
@@ -121,7 +121,7 @@ struct Known {
 }
 
 #[derive(Debug, Default)]
-struct Desk {
+struct DeploymentStore {
     slots: BTreeMap<DeploymentKey, Slot>,
     listing: BTreeSet<DeploymentKey>,
     synced: bool,
@@ -130,11 +130,11 @@ struct Desk {
     clusters: target::Clusters,
     of_clusters: Known,
     /// Home's CRD does not keep places: nothing is decided until then.
-    forgets: Option<Boot>,
+    forgets: Option<BootTime>,
 }
 
 /// Keeps them until `stop`. Orders are given by every hub, and only the one that leads writes.
-pub async fn run(keep: Keep, mut lead: Lead, stop: CancellationToken) {
+pub async fn run(keep: Controller, mut lead: Leader, stop: CancellationToken) {
     let objects: Api<DeserializeGuard<KryptonDeployment>> = Api::all(keep.client.clone());
     let mut objects = Watched::new(move || {
         let objects = objects.clone();
@@ -147,44 +147,45 @@ pub async fn run(keep: Keep, mut lead: Lead, stop: CancellationToken) {
     });
     let mut said = keep.deployments.changes();
     let mut findings = keep.findings.clone();
-    let (mut desk, mut led) = (Desk::default(), None);
+    let (mut store, mut led) = (DeploymentStore::default(), None);
     let mut writes: JoinSet<Written> = JoinSet::new();
     let mut readings: JoinSet<Reading> = JoinSet::new();
-    let (mut look, mut look_next, mut rested) = (false, Boot::default(), Boot::default());
+    let (mut look, mut look_next, mut rested) = (false, BootTime::default(), BootTime::default());
     loop {
-        let now = Boot::now();
+        let now = BootTime::now();
         let leading = lead.writes(now);
         let tenure = lead.tenure();
         let won = tenure.as_ref().map(|tenure| tenure.won);
         if objects.begins(tenure.as_ref()) {
             members.begins(tenure.as_ref());
             // A standby may have seen what is old: nothing is ordered or written by that.
-            desk.unlist();
+            store.unlist();
             readings = JoinSet::new();
         }
         if leading && led != tenure.as_ref().map(|tenure| tenure.since) {
             // Another hub has told what was done until then.
-            desk.forget_told();
+            store.forget_told();
             led = tenure.map(|tenure| tenure.since);
             look = true;
         }
         let mut wake = None;
-        if desk.forgets.is_some_and(|until| until <= now) {
+        if store.forgets.is_some_and(|until| until <= now) {
             // What was read in between may lack what is stored.
             objects.anew();
-            (desk.forgets, desk.synced, desk.refused) = (None, false, 0);
+            (store.forgets, store.synced, store.refused) = (None, false, 0);
         }
         if look && now >= look_next {
-            (look, look_next) = (false, Boot(now.0 + LOOK_EVERY));
+            (look, look_next) = (false, BootTime(now.0 + LOOK_EVERY));
             let found = findings.see();
-            let decisions = desk.decide(&keep, &found, objects.of());
+            let decisions = store.decide(&keep, &found, objects.of());
             for (key, decision, deeds) in decisions {
-                if let (Some(slot), Some(won)) = (desk.slots.get_mut(&key).filter(|_| leading), won)
+                if let (Some(slot), Some(won)) =
+                    (store.slots.get_mut(&key).filter(|_| leading), won)
                 {
                     slot.tell(deeds, won, &keep.notices);
                 }
                 let free = writes.len() + readings.len() < REQUESTS;
-                let Some(slot) = desk
+                let Some(slot) = store
                     .slots
                     .get_mut(&key)
                     .filter(|slot| leading && !slot.busy)
@@ -204,11 +205,11 @@ pub async fn run(keep: Keep, mut lead: Lead, stop: CancellationToken) {
                 }
                 if slot.next > now || !free {
                     let due = if free { slot.next } else { look_next };
-                    wake = Some(wake.map_or(due, |wake: Boot| wake.min(due)));
+                    wake = Some(wake.map_or(due, |wake: BootTime| wake.min(due)));
                     look = true;
                     continue;
                 }
-                (slot.busy, slot.next) = (true, Boot(now.0 + PACE));
+                (slot.busy, slot.next) = (true, BootTime(now.0 + PACE));
                 match step {
                     Step::Read => {
                         let uid = slot.object.metadata.uid.clone().unwrap_or_default();
@@ -225,12 +226,12 @@ pub async fn run(keep: Keep, mut lead: Lead, stop: CancellationToken) {
                 }
             }
             // As in the fleet's loop: a long look leaves as much time for the rest, and other tasks run.
-            let ended = Boot::now();
-            rested = Boot(ended.0 + LOOK_EVERY.max(ended.since(now)));
+            let ended = BootTime::now();
+            rested = BootTime(ended.0 + LOOK_EVERY.max(ended.since(now)));
             look_next = wake.map_or(rested, |wake| wake.max(rested));
             tokio::task::yield_now().await;
         }
-        let due = look.then_some(look_next).into_iter().chain(desk.forgets);
+        let due = look.then_some(look_next).into_iter().chain(store.forgets);
         let due = due.min();
         let mut news = false;
         tokio::select! {
@@ -238,29 +239,29 @@ pub async fn run(keep: Keep, mut lead: Lead, stop: CancellationToken) {
             decided = lead.changed() => { if !decided { return } look = true; }
             Ok(()) = said.changed() => news = true,
             Ok(()) = findings.changed() => news = true,
-            Some(event) = objects.next() => news = desk.see(event, &keep),
-            Some(event) = members.next() => news = desk.see_member(event),
+            Some(event) = objects.next() => news = store.see(event, &keep),
+            Some(event) = members.next() => news = store.see_member(event),
             Some(written) = writes.join_next(), if !writes.is_empty() => {
                 match written {
                     Ok(written) => {
                         if let Some(came) = written.came {
                             keep.writes.count(HomeWrites::DEPLOYMENT, came);
                         }
-                        desk.take_written(written, &keep.notices);
+                        store.take_written(written, &keep.notices);
                     }
                     Err(error) => {
                         tracing::error!(%error, "a write of a KryptonDeployment ended badly");
-                        desk.none_busy();
+                        store.none_busy();
                     }
                 }
                 news = true;
             }
             Some(reading) = readings.join_next(), if !readings.is_empty() => {
                 match reading {
-                    Ok(reading) => desk.take_reading(&reading),
+                    Ok(reading) => store.take_reading(&reading),
                     Err(error) => {
                         tracing::error!(%error, "a read of a KryptonDeployment ended badly");
-                        desk.none_busy();
+                        store.none_busy();
                     }
                 }
                 news = true;
@@ -268,14 +269,14 @@ pub async fn run(keep: Keep, mut lead: Lead, stop: CancellationToken) {
             () = clock::sleep_until(due, now) => {}
         }
         if news {
-            let soon = rested.max(Boot(now.0 + LOOK_EVERY));
+            let soon = rested.max(BootTime(now.0 + LOOK_EVERY));
             (look, look_next) = (true, look_next.min(soon));
         }
     }
 }
 
 /// With it, what members have done.
-type Decided = (DeploymentKey, Decision, Vec<(String, Vec<Deed>)>);
+type Decided = (DeploymentKey, Decision, Vec<(String, Vec<ReportedEvent>)>);
 
 /// The one thing to do about an object.
 enum Step {
@@ -306,7 +307,12 @@ impl Step {
 
 impl Slot {
     /// Tells of what members have done; this hub leads since it has `won`.
-    fn tell(&mut self, deeds: Vec<(String, Vec<Deed>)>, won: Timestamp, notices: &Notices) {
+    fn tell(
+        &mut self,
+        deeds: Vec<(String, Vec<ReportedEvent>)>,
+        won: Timestamp,
+        notices: &EventRecorder,
+    ) {
         let created = self.object.metadata.creation_timestamp.as_ref();
         let was_there = created.is_some_and(|time| time.0 < won);
         for (member, deeds) in deeds {
@@ -316,7 +322,7 @@ impl Slot {
     }
 }
 
-impl Desk {
+impl DeploymentStore {
     /// Home is listed anew, and deletions are read again.
     fn unlist(&mut self) {
         (self.synced, self.refused, self.of_clusters.synced) = (false, 0, false);
@@ -329,7 +335,12 @@ impl Desk {
 
     /// Decides on all, and gives the orders. Nothing follows before home's lists are complete (design §3,
     /// rule 1).
-    fn decide(&mut self, keep: &Keep, findings: &Findings, of: Option<Boot>) -> Vec<Decided> {
+    fn decide(
+        &mut self,
+        keep: &Controller,
+        findings: &Findings,
+        of: Option<BootTime>,
+    ) -> Vec<Decided> {
         if self.forgets.is_some()
             || !self.of_clusters.synced
             || !(self.synced || self.refused >= NOT_KNOWN)
@@ -382,7 +393,7 @@ impl Desk {
         &self,
         key: &DeploymentKey,
         slot: &'a Slot,
-        keep: &Keep,
+        keep: &Controller,
         findings: &Findings,
         full: impl Fn(&str) -> bool,
     ) -> View<'a> {
@@ -441,7 +452,7 @@ impl Desk {
     fn named(
         &self,
         by_age: &[(&DeploymentKey, &Slot)],
-        keep: &Keep,
+        keep: &Controller,
     ) -> BTreeMap<SecretName, Naming> {
         let mut all: BTreeMap<SecretName, Naming> = BTreeMap::new();
         let mut untrusted = 0;
@@ -498,7 +509,7 @@ impl Desk {
     fn see(
         &mut self,
         event: watcher::Result<Event<DeserializeGuard<KryptonDeployment>>>,
-        keep: &Keep,
+        keep: &Controller,
     ) -> bool {
         let read = |guard: DeserializeGuard<KryptonDeployment>| {
             let mut object = match guard.0 {
@@ -590,8 +601,8 @@ impl Desk {
         let slot = Slot {
             object: Arc::new(object),
             deletion: Deletion::default(),
-            told: Told::default(),
-            next: Boot::default(),
+            told: RecordedEvents::default(),
+            next: BootTime::default(),
             busy: false,
             failures: 0,
         };
@@ -631,7 +642,7 @@ impl Desk {
     }
 
     /// What was written counts, unless the watch has brought something else since.
-    fn take_written(&mut self, written: Written, notices: &Notices) {
+    fn take_written(&mut self, written: Written, notices: &EventRecorder) {
         if written.forgets
             && self.forgets.is_none()
             && let Some(slot) = self.slots.get(&written.key)
@@ -640,7 +651,7 @@ impl Desk {
             tell(&slot.object, vec![warning("CrdOutdated", FORGETS)], notices);
         }
         if written.forgets {
-            self.forgets = Some(Boot(Boot::now().0 + TRY_AGAIN));
+            self.forgets = Some(BootTime(BootTime::now().0 + TRY_AGAIN));
         }
         if let Some(object) = &written.object {
             tell(object, written.news, notices);
@@ -657,9 +668,9 @@ impl Desk {
         let Some(mut object) = written.object else {
             slot.next = match slot.failures {
                 0 => later(),
-                failures => {
-                    Boot(Boot::now().0 + crate::home::write_backoff(failures, rand::random()))
-                }
+                failures => BootTime(
+                    BootTime::now().0 + crate::home::write_backoff(failures, rand::random()),
+                ),
             };
             return;
         };
@@ -684,7 +695,7 @@ impl Desk {
     /// What was told in a tenure of before.
     fn forget_told(&mut self) {
         for slot in self.slots.values_mut() {
-            slot.told = Told::default();
+            slot.told = RecordedEvents::default();
         }
     }
 
@@ -695,7 +706,7 @@ impl Desk {
     }
 }
 
-fn tell(object: &KryptonDeployment, news: Vec<News>, notices: &Notices) {
+fn tell(object: &KryptonDeployment, news: Vec<News>, notices: &EventRecorder) {
     let about = reference(object);
     for told in news {
         notices.tell_about(about.clone(), told.warning, told.reason, told.message);
@@ -717,8 +728,8 @@ fn recorded(object: &KryptonDeployment) -> &[Place] {
         .unwrap_or_default()
 }
 
-fn later() -> Boot {
-    Boot(Boot::now().0 + AFTER_FAILURE.mul_f64(0.5 + rand::random::<f64>()))
+fn later() -> BootTime {
+    BootTime(BootTime::now().0 + AFTER_FAILURE.mul_f64(0.5 + rand::random::<f64>()))
 }
 
 /// Nanoseconds since 1970.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use krypton_types::deployment::{Deed, TOLD_AT_HOME};
+use krypton_types::deployment::{ReportedEvent, TOLD_AT_HOME};
 
 use crate::deployments::plan::News;
 
@@ -11,12 +11,17 @@ const KEPT: usize = 16;
 
 /// What has been told of one object, by the member's name.
 #[derive(Debug, Default)]
-pub(super) struct Told(BTreeMap<String, BTreeSet<u64>>);
+pub(super) struct RecordedEvents(BTreeMap<String, BTreeSet<u64>>);
 
-impl Told {
+impl RecordedEvents {
     /// What is to be told of these deeds. While nothing is known, another hub has told those of an object that
     /// was there before this one.
-    pub(super) fn news(&mut self, member: &str, deeds: &[Deed], was_there: bool) -> Vec<News> {
+    pub(super) fn news(
+        &mut self,
+        member: &str,
+        deeds: &[ReportedEvent],
+        was_there: bool,
+    ) -> Vec<News> {
         let now = deeds.iter().map(|deed| deed.at);
         let known = !self.0.contains_key(member) && was_there;
         let told = self.0.entry(member.to_owned()).or_default();
@@ -32,7 +37,7 @@ impl Told {
     }
 }
 
-fn event(member: &str, deed: &Deed) -> Option<News> {
+fn event(member: &str, deed: &ReportedEvent) -> Option<News> {
     let mut known = TOLD_AT_HOME.iter();
     let (_, reason, warning) = known.find(|(reason, ..)| *reason == deed.reason)?;
     Some(News {
@@ -46,8 +51,8 @@ fn event(member: &str, deed: &Deed) -> Option<News> {
 mod tests {
     use super::*;
 
-    fn deed(at: u64, reason: &str) -> Deed {
-        Deed {
+    fn deed(at: u64, reason: &str) -> ReportedEvent {
+        ReportedEvent {
             at,
             reason: reason.to_owned(),
             message: "it was so".to_owned(),
@@ -56,7 +61,7 @@ mod tests {
 
     #[test]
     fn each_deed_is_told_once_and_none_that_another_hub_has_told() {
-        let (mut new, mut old) = (Told::default(), Told::default());
+        let (mut new, mut old) = (RecordedEvents::default(), RecordedEvents::default());
         let reasons = |news: Vec<News>| -> Vec<&str> { news.iter().map(|it| it.reason).collect() };
         let (made, healed) = (deed(1, "WorkspaceCreated"), deed(2, "DriftHealed"));
         let first = [made.clone()];

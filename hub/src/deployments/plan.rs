@@ -9,7 +9,7 @@ use krypton_crds::krypton_deployment::{
     DeploymentPhase, KryptonDeployment, KryptonDeploymentStatus, Place,
 };
 use krypton_types::conditions::{self, ClusterState, READY, State, TARGET_RESOLVED, Truth, reason};
-use krypton_types::deployment::{Deed, DesiredDeployment, PASSED_ON};
+use krypton_types::deployment::{DesiredDeployment, PASSED_ON, ReportedEvent};
 use krypton_types::desired::drift::{DriftMode, DriftPolicy};
 use krypton_types::names;
 use kube::ResourceExt as _;
@@ -168,7 +168,7 @@ impl View<'_> {
     }
 
     /// What members have done about it, by their names.
-    pub(super) fn deeds(&self) -> Vec<(String, Vec<Deed>)> {
+    pub(super) fn deeds(&self) -> Vec<(String, Vec<ReportedEvent>)> {
         let sites = self.sites.iter().chain(self.aim.as_ref().ok());
         let of = |site: &Site| {
             let said = self.said(site).filter(|said| said.fresh)?;

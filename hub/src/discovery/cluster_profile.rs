@@ -20,7 +20,7 @@ use base64::engine::general_purpose::STANDARD;
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use futures::{FutureExt as _, StreamExt as _};
-use krypton_runtime::clock::{self, Boot};
+use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::newest::{Newest as _, NewestSeen as _};
 use krypton_runtime::watch::WatchBackoff;
 use krypton_runtime::watchdog::Watchdog;
@@ -213,7 +213,7 @@ impl ClusterProfiles {
         let mut trouble: Option<String> = None;
         let (mut changed, mut wake) = (false, None);
         loop {
-            let now = Boot::now();
+            let now = BootTime::now();
             if std::mem::take(&mut changed) || wake.is_some_and(|wake| wake <= now) {
                 wake = members.attend(&self.access, now);
                 let sources = members.sources(now);
@@ -252,7 +252,7 @@ impl ClusterProfiles {
                         }
                         trouble = Some(why);
                         events = None;
-                        again = pauses.next().map(|pause| Boot(Boot::now().0 + pause));
+                        again = pauses.next().map(|pause| BootTime(BootTime::now().0 + pause));
                     }
                 },
                 () = clock::sleep_until(again, now), if events.is_none() => events = Some(self.watch()),
@@ -261,7 +261,7 @@ impl ClusterProfiles {
                     let file = file.see();
                     changed |= members.follow(&listed, None, file.as_deref(), &self.access.policy);
                 }
-                origin = finds.doubted() => changed |= members.doubt(&origin, Boot::now()),
+                origin = finds.doubted() => changed |= members.doubt(&origin, BootTime::now()),
                 Some(asked) = members.runs.join_next(), if !members.runs.is_empty() => {
                     // Aborted with its profile, otherwise.
                     if let Ok((key, plan, answer)) = asked {
@@ -383,7 +383,7 @@ impl Members {
         self.held.remove(key).is_some()
     }
 
-    fn doubt(&mut self, origin: &Origin, now: Boot) -> bool {
+    fn doubt(&mut self, origin: &Origin, now: BootTime) -> bool {
         let key = (
             origin.namespace.clone().unwrap_or_default(),
             origin.name.clone(),
@@ -393,8 +393,8 @@ impl Members {
     }
 
     /// Does what is due, and says when to look again.
-    fn attend(&mut self, access: &Arc<Access>, now: Boot) -> Option<Boot> {
-        let mut wake: Option<Boot> = None;
+    fn attend(&mut self, access: &Arc<Access>, now: BootTime) -> Option<BootTime> {
+        let mut wake: Option<BootTime> = None;
         for (key, held) in &mut self.held {
             let Some(plan) = held.plan() else {
                 wake = wake.into_iter().chain(held.turns(now)).min();
@@ -444,7 +444,7 @@ impl Members {
             return;
         };
         self.running.remove(key);
-        let (now, jitter) = (Boot::now(), rand::random());
+        let (now, jitter) = (BootTime::now(), rand::random());
         if held.plan().as_ref() != Some(plan) {
             held.dropped();
             return;
@@ -463,7 +463,7 @@ impl Members {
         held.ended(outcome, now, jitter);
     }
 
-    fn sources(&mut self, now: Boot) -> BTreeMap<Origin, Arc<Source>> {
+    fn sources(&mut self, now: BootTime) -> BTreeMap<Origin, Arc<Source>> {
         let source = |held: &mut Held| {
             let (access, stale) = held.say(now);
             let profile = &held.profile;

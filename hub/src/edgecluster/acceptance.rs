@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use krypton_crds::edge_cluster::{EdgeCluster, SourceRef};
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 use krypton_types::conditions::{State, Truth, reason};
 
 use crate::edgecluster::api::{EdgeClusters, enrolled};
-use crate::notices::Notice;
+use crate::notices::MemberEvent;
 use crate::proxy::Shared;
 
 /// The namespaces whose sources make members immediately; `None` stands for all.
@@ -50,7 +50,7 @@ pub(super) fn say_waiting(
     name: &str,
     object: &EdgeCluster,
     leading: bool,
-    now: Boot,
+    now: BootTime,
 ) {
     let message = format!(
         "the hub does not connect by spec.sourceRef until an operator accepts the member; run: kubectl krypton accept {name}"
@@ -63,9 +63,9 @@ pub(super) fn say_waiting(
     });
     // An agent needs no acceptance.
     let link = (!enrolled(object)).then_some(state);
-    shared.voices.link(name, link, now);
+    shared.arbiter.link(name, link, now);
     if news && leading {
-        shared.notices.tell(Notice {
+        shared.notices.tell(MemberEvent {
             member: name.to_owned(),
             uid: object.metadata.uid.clone().unwrap_or_default(),
             reason: reason::NOT_ACCEPTED,

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 
 use super::{LOOK_EVERY, PACE};
 use crate::observe::metrics::Wrote;
@@ -10,9 +10,9 @@ use crate::observe::metrics::Wrote;
 #[derive(Debug, Default)]
 pub(super) struct Agenda {
     names: BTreeSet<String>,
-    not_before: BTreeMap<String, Boot>,
+    not_before: BTreeMap<String, BootTime>,
     /// Those in `names`, by their time.
-    queue: BTreeSet<(Boot, String)>,
+    queue: BTreeSet<(BootTime, String)>,
     /// Writes that have failed in a row. A conflict is none.
     failures: BTreeMap<String, u32>,
 }
@@ -34,7 +34,7 @@ impl Agenda {
     }
 
     /// Nothing is done about the member before.
-    pub(super) fn wait(&mut self, name: &str, until: Boot) {
+    pub(super) fn wait(&mut self, name: &str, until: BootTime) {
         let before = self.not_before.insert(name.to_owned(), until);
         if self.names.contains(name) {
             let before = before.unwrap_or_default();
@@ -43,11 +43,11 @@ impl Agenda {
         }
     }
 
-    pub(super) fn time(&self, name: &str) -> Boot {
+    pub(super) fn time(&self, name: &str) -> BootTime {
         self.not_before.get(name).copied().unwrap_or_default()
     }
 
-    pub(super) fn is_due(&self, name: &str, now: Boot) -> bool {
+    pub(super) fn is_due(&self, name: &str, now: BootTime) -> bool {
         self.time(name) <= now
     }
 
@@ -63,20 +63,20 @@ impl Agenda {
     }
 
     /// When to look again at a member that has to wait: for its time, for its write, or for another's.
-    pub(super) fn look_again(&self, name: &str, writing: bool, now: Boot) -> Boot {
+    pub(super) fn look_again(&self, name: &str, writing: bool, now: BootTime) -> BootTime {
         let least = if writing { PACE } else { LOOK_EVERY };
-        self.time(name).max(Boot(now.0 + least))
+        self.time(name).max(BootTime(now.0 + least))
     }
 
     /// The next one whose time has come.
-    pub(super) fn next(&mut self, now: Boot) -> Option<String> {
+    pub(super) fn next(&mut self, now: BootTime) -> Option<String> {
         self.queue.first().filter(|(at, _)| *at <= now)?;
         let (_, name) = self.queue.pop_first()?;
         self.names.remove(&name);
         Some(name)
     }
 
-    pub(super) fn wakes(&self) -> Option<Boot> {
+    pub(super) fn wakes(&self) -> Option<BootTime> {
         self.queue.first().map(|(at, _)| *at)
     }
 
@@ -95,14 +95,14 @@ mod tests {
 
     use super::*;
 
-    fn at(second: u64) -> Boot {
-        Boot(Duration::from_secs(second))
+    fn at(second: u64) -> BootTime {
+        BootTime(Duration::from_secs(second))
     }
 
     #[test]
     fn member_that_waits_is_not_polled() {
         let mut agenda = Agenda::default();
-        let soon = Boot(at(10).0 + LOOK_EVERY);
+        let soon = BootTime(at(10).0 + LOOK_EVERY);
         assert_eq!(agenda.look_again("a", false, at(10)), soon);
         assert_eq!(agenda.look_again("a", true, at(10)), at(11));
         agenda.wait("a", at(13));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use futures::FutureExt as _;
 use krypton_crds::edge_cluster::{EdgeCluster, SourceRef};
-use krypton_runtime::clock::{self, Boot};
+use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::newest::{Newest as _, NewestSeen as _, PutNews as _};
 use krypton_types::deployment::DesiredDeployment;
 use krypton_types::placed_tenant::PlacedTenant;
@@ -19,33 +19,33 @@ use super::credential_expiry::{Reminders, Validity};
 use super::decommission::{self, Reading, Retirements};
 use super::plan::{self, conditions, mark};
 use super::proxies::Proxies;
-use super::source_history::Book;
+use super::source_history::SourceHistory;
 use super::values::Overlays;
 use super::{
-    AFTER_FAILURE, BATCH, Fleet, Given, LOOK_EVERY, PACE, PATIENCE, UNHEARD, WRITERS, acceptance,
-    desired_status, messages,
+    AFTER_FAILURE, BATCH, Fleet, FleetChart, LOOK_EVERY, PACE, PATIENCE, UNHEARD, WRITERS,
+    acceptance, desired_status, messages,
 };
 use crate::chart::values::Readings;
 use crate::discovery::Origin;
 use crate::discovery::membership::{Membership, Refusal};
-use crate::leader::{Lead, Stand, Watched};
+use crate::leader::{Leader, LeaderState, Watched};
 use crate::members::duplicates::{self, Verdict};
 use crate::members::remote_orders::Orders;
-use crate::members::{self, Dealer, Members, observation};
-use crate::notices::Notice;
+use crate::members::{self, DesiredStatePublisher, Members, observation};
+use crate::notices::MemberEvent;
 use crate::observe::metrics::HomeWrites;
 use crate::proxy::{Access, Permit};
 
 /// The time of a pass, and whether this hub leads.
 pub(super) struct Pass {
-    pub(super) now: Boot,
+    pub(super) now: BootTime,
     pub(super) leading: bool,
-    pub(super) stand: Stand,
+    pub(super) stand: LeaderState,
 }
 
 impl Pass {
-    pub(super) fn now(lead: &Lead) -> Self {
-        let now = Boot::now();
+    pub(super) fn now(lead: &Leader) -> Self {
+        let now = BootTime::now();
         Self {
             now,
             leading: lead.writes(now),
@@ -58,7 +58,7 @@ pub(super) struct Controller {
     pub(super) fleet: Fleet,
     pub(super) known: EdgeClusters,
     pub(super) proxies: Proxies,
-    pub(super) book: Book,
+    pub(super) book: SourceHistory,
     pub(super) orders: watch::Receiver<Option<Orders<DesiredDeployment>>>,
     pub(super) placements: watch::Receiver<Option<Orders<PlacedTenant>>>,
     pub(super) readings: JoinSet<Reading>,
@@ -68,7 +68,7 @@ pub(super) struct Controller {
     pub(super) agenda: Agenda,
     pub(super) retirements: Retirements,
     pub(super) overlays: Overlays,
-    pub(super) dealer: Dealer,
+    pub(super) publisher: DesiredStatePublisher,
     /// The epoch that this hub's term began with, and the last one that members were given.
     pub(super) first_epoch: u64,
     pub(super) dealt_epoch: u64,
@@ -76,14 +76,14 @@ pub(super) struct Controller {
     refused: BTreeMap<Origin, (Refusal, bool)>,
     wrote: desired_status::Wrote,
     reminders: Reminders,
-    begun: Boot,
+    begun: BootTime,
     /// Start of the term that the reports above belong to.
-    led: Option<Boot>,
+    led: Option<BootTime>,
     /// Whether a decision is due. Observations change often, and a decision does not follow from them.
     look: bool,
-    look_next: Boot,
+    look_next: BootTime,
     /// When a decision is due without a change.
-    look_at: Option<Boot>,
+    look_at: Option<BootTime>,
 }
 
 /// Members, each with the way to its cluster and its source.
@@ -96,7 +96,7 @@ pub(super) struct View {
     /// Wait for an operator.
     pub(super) waiting: Wanted,
     pub(super) verdicts: BTreeMap<String, Verdict>,
-    pub(super) given: Given,
+    pub(super) given: FleetChart,
     pub(super) ordered: Option<Orders<DesiredDeployment>>,
     pub(super) placed: Option<Orders<PlacedTenant>>,
     pub(super) readings: Arc<Readings>,
@@ -104,21 +104,21 @@ pub(super) struct View {
 
 impl Controller {
     pub(super) fn new(fleet: Fleet) -> Self {
-        let dealer = Dealer::new(
+        let publisher = DesiredStatePublisher::new(
             fleet.drift,
             fleet.chart_crds,
             fleet.tenant_values,
             fleet.handling,
         );
         Self {
-            dealer: dealer.locked_down(fleet.lockdown.clone()),
-            book: Book::new(
+            publisher: publisher.locked_down(fleet.lockdown.clone()),
+            book: SourceHistory::new(
                 fleet.client.clone(),
                 fleet.namespace.clone(),
                 fleet.sources.clone(),
             ),
-            orders: fleet.shared.voices.deployments().orders(),
-            placements: fleet.shared.voices.placements().orders(),
+            orders: fleet.shared.arbiter.deployments().orders(),
+            placements: fleet.shared.arbiter.placements().orders(),
             fleet,
             known: EdgeClusters::default(),
             proxies: Proxies::default(),
@@ -133,10 +133,10 @@ impl Controller {
             refused: BTreeMap::new(),
             wrote: desired_status::Wrote::default(),
             reminders: Reminders::default(),
-            begun: Boot::now(),
+            begun: BootTime::now(),
             led: None,
             look: true,
-            look_next: Boot::default(),
+            look_next: BootTime::default(),
             look_at: None,
         }
     }
@@ -146,7 +146,7 @@ impl Controller {
     }
 
     pub(super) fn look_now(&mut self) {
-        (self.look, self.look_next) = (true, Boot::default());
+        (self.look, self.look_next) = (true, BootTime::default());
     }
 
     pub(super) fn look_at_all(&mut self) {
@@ -154,7 +154,7 @@ impl Controller {
         self.agenda.extend(self.known.objects.keys().cloned());
     }
 
-    pub(super) fn look_again(&mut self, at: Boot) {
+    pub(super) fn look_again(&mut self, at: BootTime) {
         self.look_at = Some(self.look_at.map_or(at, |due| due.min(at)));
     }
 
@@ -183,12 +183,12 @@ impl Controller {
 
     /// Whether to decide now. Changes in quick succession share one decision.
     pub(super) fn is_due(&self, pass: &Pass) -> bool {
-        let stays = pass.stand != Stand::Leaving;
+        let stays = pass.stand != LeaderState::Leaving;
         self.look && self.known.synced && pass.now >= self.look_next && stays
     }
 
     /// Decides on all members.
-    pub(super) fn reconcile(&mut self, listed_in: Option<Boot>, pass: &Pass) {
+    pub(super) fn reconcile(&mut self, listed_in: Option<BootTime>, pass: &Pass) {
         self.look = false;
         // Lent out, as each member changes the rest.
         let mut known = std::mem::take(&mut self.known);
@@ -200,7 +200,7 @@ impl Controller {
         let mut wanted = plan::wanted(self.fleet.home.as_ref(), &membership);
         let waiting = acceptance::take_waiting(&mut wanted, &known, &self.fleet.accepting);
         for name in std::mem::take(&mut known.anew) {
-            self.fleet.shared.voices.forget_agent(&name, pass.now);
+            self.fleet.shared.arbiter.forget_agent(&name, pass.now);
             self.fleet.found.forget_agent(&name);
         }
         self.note_certificates(&known, pass);
@@ -228,8 +228,8 @@ impl Controller {
         self.forget_departed(&known, &view, listed_in);
         self.known = known;
         // With many members this takes long. Calls that wait for this loop get as much time.
-        let ended = Boot::now();
-        self.look_next = Boot(ended.0 + LOOK_EVERY.max(ended.since(pass.now)));
+        let ended = BootTime::now();
+        self.look_next = BootTime(ended.0 + LOOK_EVERY.max(ended.since(pass.now)));
     }
 
     fn membership(&mut self, known: &EdgeClusters, pass: &Pass) -> Membership {
@@ -252,7 +252,7 @@ impl Controller {
             let Some(until) = certificate_end(object) else {
                 continue;
             };
-            shared.voices.agent_known(name, pass.now);
+            shared.arbiter.agent_known(name, pass.now);
             let leads = pass.stand.tenure().is_some();
             shared.facts.set(name, |facts| {
                 facts.certificate_said &= leads;
@@ -271,7 +271,7 @@ impl Controller {
             self.look_again(due);
         } else if may && self.writes.len() < WRITERS {
             self.writing.insert(name.to_owned());
-            self.agenda.wait(name, Boot(pass.now.0 + PACE));
+            self.agenda.wait(name, BootTime(pass.now.0 + PACE));
             let client = self.fleet.client.clone();
             let write = create(client, name.to_owned(), source, accepted);
             self.writes.spawn(self.fleet.lead.tracked(write));
@@ -313,7 +313,7 @@ impl Controller {
         }
     }
 
-    fn forget_departed(&mut self, known: &EdgeClusters, view: &View, listed_in: Option<Boot>) {
+    fn forget_departed(&mut self, known: &EdgeClusters, view: &View, listed_in: Option<BootTime>) {
         let here = |name: &str| known.objects.contains_key(name);
         // If a person has deleted the EdgeCluster, no proxy acts.
         for (name, proxy) in &self.proxies.running {
@@ -338,7 +338,7 @@ impl Controller {
                 || view.wanted.contains_key(name)
         };
         for name in self.fleet.shared.facts.forget(needed) {
-            self.fleet.shared.voices.forget(&name);
+            self.fleet.shared.arbiter.forget(&name);
             self.fleet.found.remove(&name);
             self.wrote.forget(&name);
             self.agenda.forget(&name);
@@ -346,7 +346,7 @@ impl Controller {
     }
 
     /// Writes the statuses that are due. Returns when to look again, and whether more are due.
-    pub(super) fn write(&mut self, pass: &Pass) -> (Option<Boot>, bool) {
+    pub(super) fn write(&mut self, pass: &Pass) -> (Option<BootTime>, bool) {
         let now = pass.now;
         let book_due = self.book.work(&mut self.known, &self.fleet.lead, now);
         for name in self.fleet.shared.facts.take_changed() {
@@ -355,11 +355,11 @@ impl Controller {
             self.look |= object.is_some_and(decommission::leaving);
             // A change of the chart changes all observations: first it goes to the members.
             if self.agenda.add(&name) {
-                let at = self.agenda.time(&name).max(Boot(now.0 + PACE));
+                let at = self.agenda.time(&name).max(BootTime(now.0 + PACE));
                 self.agenda.wait(&name, at);
             }
         }
-        let stays = pass.stand != Stand::Leaving;
+        let stays = pass.stand != LeaderState::Leaving;
         let decides = (self.look && self.known.synced && stays).then_some(self.look_next);
         let mut wake = decides
             .into_iter()
@@ -393,12 +393,13 @@ impl Controller {
         };
         let Some(epoch) = self.fleet.lead.mark(mark(object)) else {
             // A later leader wrote it: look again under a later epoch.
-            self.agenda.wait(&name, Boot(pass.now.0 + AFTER_FAILURE));
+            self.agenda
+                .wait(&name, BootTime(pass.now.0 + AFTER_FAILURE));
             self.agenda.add(&name);
             self.look = true;
             return;
         };
-        let unheard = |since: Boot| pass.now.since(since) >= UNHEARD;
+        let unheard = |since: BootTime| pass.now.since(since) >= UNHEARD;
         let tenure = pass.stand.tenure();
         facts.unheard = tenure.is_none_or(|tenure| unheard(tenure.since));
         let recorded = object.status.as_ref();
@@ -423,7 +424,7 @@ impl Controller {
         let (record, next) = (conditions(object), &status.conditions);
         let uid = object.metadata.uid.clone().unwrap_or_default();
         let tell = |(reason, message)| {
-            shared.notices.offer(Notice {
+            shared.notices.offer(MemberEvent {
                 member: name.clone(),
                 uid: uid.clone(),
                 reason,
@@ -437,7 +438,7 @@ impl Controller {
         }
         self.wrote.note(&name, &status);
         status.hub_epoch = Some(epoch);
-        self.agenda.wait(&name, Boot(pass.now.0 + PACE));
+        self.agenda.wait(&name, BootTime(pass.now.0 + PACE));
         self.writing.insert(name.clone());
         let version = object.metadata.resource_version.clone();
         let patch = status_patch(recorded, &status);
@@ -464,7 +465,7 @@ impl Controller {
     pub(super) fn proxy_ended(&mut self, name: &str) {
         self.look = true;
         let shared = &self.fleet.shared;
-        shared.voices.link(name, None, Boot::now());
+        shared.arbiter.link(name, None, BootTime::now());
         self.fleet.found.forget(name);
         shared.facts.set(name, |facts| facts.access = None);
     }
@@ -474,7 +475,8 @@ impl Controller {
         self.retirements.take(&reading);
         if reading.found.is_none() {
             let pause = AFTER_FAILURE.mul_f64(0.5 + rand::random::<f64>());
-            self.agenda.wait(&reading.name, Boot(Boot::now().0 + pause));
+            self.agenda
+                .wait(&reading.name, BootTime(BootTime::now().0 + pause));
         }
     }
 
@@ -490,7 +492,7 @@ impl Controller {
         let failures = self.agenda.ended(&name, written.came);
         if let Some(pause) = written.again_after(failures, rand::random()) {
             self.look = true;
-            self.agenda.wait(&name, Boot(Boot::now().0 + pause));
+            self.agenda.wait(&name, BootTime(BootTime::now().0 + pause));
         }
         self.look |= self.known.take_written(written);
     }

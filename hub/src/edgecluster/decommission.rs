@@ -13,7 +13,7 @@ use kube::api::Api;
 use kube::{Client, ResourceExt as _};
 
 use crate::members::Order;
-use crate::notices::Notice;
+use crate::notices::MemberEvent;
 use crate::tenants::Retired;
 
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -244,7 +244,7 @@ impl Retirements {
     }
 
     /// The event for this step, when it [was not told](Self::was_told) of before.
-    pub(super) fn news(&self, object: &EdgeCluster, step: &Step) -> Option<Notice> {
+    pub(super) fn news(&self, object: &EdgeCluster, step: &Step) -> Option<MemberEvent> {
         let (reason, message) = match step {
             Step::Uninstall(_) => (
                 reason::UNINSTALLING,
@@ -255,7 +255,7 @@ impl Retirements {
         };
         let uid = object.metadata.uid.clone().unwrap_or_default();
         let new = !self.told.contains(&(uid.clone(), reason));
-        new.then(|| Notice {
+        new.then(|| MemberEvent {
             member: object.name_any(),
             uid,
             reason,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use jiff::{Timestamp, ToSpan};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use krypton_crds::edge_cluster::{Desired, EdgeClusterStatus};
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 
 use crate::members::Slot;
 
@@ -53,7 +53,7 @@ pub(super) fn desired(
     recorded: Option<&Desired>,
     wrote: Option<&Desired>,
     given: Option<&Slot>,
-    now: Boot,
+    now: BootTime,
     wall: Timestamp,
 ) -> Option<Desired> {
     let Some(slot) = given else {
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn nothing_given_takes_nothing_away() {
-        let now = Boot::default();
+        let now = BootTime::default();
         let recorded = said(1);
         let stands = desired(Some(&recorded), None, None, now, Timestamp::UNIX_EPOCH);
         assert_eq!(stands, Some(recorded));

@@ -1,7 +1,7 @@
 //! What one pass decides on one member: its desired state, its finalizer, and who may act on its cluster.
 
 use krypton_crds::edge_cluster::EdgeCluster;
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 use krypton_runtime::newest::{Newest as _, PutNews as _};
 use krypton_types::conditions::{Truth, reason};
 
@@ -11,7 +11,7 @@ use super::decommission::{self, Deletion, Standing, Step};
 use super::plan::{self, Wishes, mark};
 use super::values::too_large;
 use super::{PACE, WRITERS, acceptance, messages, namespaces};
-use crate::members::{Admission, Dealt, Member, Order, duplicates};
+use crate::members::{Admission, Member, MemberInputs, Order, duplicates};
 use crate::proxy::Permit;
 use crate::tenants::Retired;
 
@@ -66,7 +66,7 @@ impl Controller {
         self.admit((name, object), &entry, wishes, may_act, &acting);
         self.fleet
             .shared
-            .voices
+            .arbiter
             .hold_back(name, held_back, pass.now);
     }
 
@@ -101,7 +101,7 @@ impl Controller {
             let desired = &slot.desired;
             desired.retire.then(|| (desired.version, desired.digest()))
         });
-        let deployments = self.fleet.shared.voices.deployments();
+        let deployments = self.fleet.shared.arbiter.deployments();
         Standing {
             read,
             held_back,
@@ -135,7 +135,7 @@ impl Controller {
         let next = order.and_then(|order| {
             let deployments = view.ordered.as_ref()?.get(name);
             let placed = view.placed.as_ref()?.get(name);
-            let dealt = Dealt {
+            let dealt = MemberInputs {
                 chart: chart.chart.as_deref()?,
                 own: chart.own || namespaces.own,
                 namespaces: &namespaces.configuration,
@@ -143,7 +143,7 @@ impl Controller {
                 placed: placed.map_or(&[], |orders| orders),
             };
             let before = entry.slot.get();
-            self.dealer
+            self.publisher
                 .next(before.as_ref(), self.dealt_epoch, &dealt, order, pass.now)
         });
         let too_large = next.as_ref().and_then(|next| too_large(&next.desired));
@@ -157,7 +157,7 @@ impl Controller {
         if let Some(next) = next.filter(|_| too_large.is_none() && deals) {
             let chart = next.desired.chart.applied_name();
             if self.fleet.reports.dealt(name, &chart) {
-                self.fleet.shared.voices.deployments().look_again();
+                self.fleet.shared.arbiter.deployments().look_again();
             }
             entry.slot.send_replace(Some(next));
         }
@@ -173,7 +173,7 @@ impl Controller {
             return self.look_again(self.next_look(name, pass.now));
         }
         self.writing.insert(name.to_owned());
-        self.agenda.wait(name, Boot(pass.now.0 + PACE));
+        self.agenda.wait(name, BootTime(pass.now.0 + PACE));
         let version = object.metadata.resource_version.clone();
         let client = self.fleet.client.clone();
         let write = write_finalizers(client, name.to_owned(), version, finalizers);
@@ -195,12 +195,12 @@ impl Controller {
             .spawn(decommission::read(client, name.to_owned(), uid));
     }
 
-    fn may_write_now(&self, name: &str, now: Boot) -> bool {
+    fn may_write_now(&self, name: &str, now: BootTime) -> bool {
         let is_free = !self.writing.contains(name) && self.writes.len() < WRITERS;
         is_free && self.agenda.is_due(name, now)
     }
 
-    fn next_look(&self, name: &str, now: Boot) -> Boot {
+    fn next_look(&self, name: &str, now: BootTime) -> BootTime {
         let writing = self.writing.contains(name);
         self.agenda.look_again(name, writing, now)
     }
@@ -214,7 +214,7 @@ impl Controller {
         if self.fleet.shared.notices.offer_news(news) {
             self.retirements.was_told(uid, reason);
         } else {
-            self.look_again(Boot(pass.now.0 + PACE));
+            self.look_again(BootTime(pass.now.0 + PACE));
         }
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use krypton_crds::edge_cluster::EdgeCluster;
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 use krypton_types::conditions::{State, Truth, reason};
 
 use super::api::{EdgeClusters, joined};
@@ -11,7 +11,7 @@ use crate::chart::values;
 use crate::discovery::membership::Refusal;
 use crate::discovery::{Origin, Unresolved};
 use crate::members::observation::Values;
-use crate::notices::Notice;
+use crate::notices::MemberEvent;
 use crate::proxy::Shared;
 
 /// How the values stand that a member is to get: in its EdgeCluster, and in an event where they are its own
@@ -38,7 +38,7 @@ pub(super) fn tell_of_values(
     });
     let own = values::has_own(&object.spec) || object.spec.namespace_configuration.is_some();
     if let Some(message) = news.filter(|_| leading && own) {
-        shared.notices.tell(Notice {
+        shared.notices.tell(MemberEvent {
             member: name.to_owned(),
             uid: object.metadata.uid.clone().unwrap_or_default(),
             reason: "ValuesUnresolved",
@@ -67,7 +67,7 @@ pub(super) fn tell_refused(
             .and_then(|member| known.objects.get(member));
         let mut on_holder = before.is_some_and(|(_, on_holder)| *on_holder);
         if let Some(holder) = holder.filter(|_| leading && !on_holder) {
-            on_holder = shared.notices.offer(Notice {
+            on_holder = shared.notices.offer(MemberEvent {
                 member: holder.metadata.name.clone().unwrap_or_default(),
                 uid: holder.metadata.uid.clone().unwrap_or_default(),
                 reason: refusal.reason(),
@@ -90,14 +90,14 @@ pub(super) fn say_source_gone(
     name: &str,
     object: &EdgeCluster,
     why: Option<&Unresolved>,
-    now: Boot,
+    now: BootTime,
 ) {
     if joined(object) {
         let message = "a member by its agent; the hub has no kubeconfig for it";
         shared.facts.set(name, |facts| {
             facts.resolved = State::new(Truth::True, reason::BY_AGENT, message);
         });
-        shared.voices.link(name, None, now);
+        shared.arbiter.link(name, None, now);
         return;
     }
     let gone = match why {
@@ -111,5 +111,5 @@ pub(super) fn say_source_gone(
     shared
         .facts
         .set(name, |facts| facts.resolved = gone.clone());
-    shared.voices.link(name, Some(gone), now);
+    shared.arbiter.link(name, Some(gone), now);
 }

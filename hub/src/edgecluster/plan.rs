@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use krypton_crds::edge_cluster::{EdgeCluster, SourceRef};
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 use krypton_types::allowed_namespaces::Allowed;
 use krypton_types::conditions::{TARGET_RESOLVED, find, reason};
 use krypton_types::names;
 
 use super::PATIENCE;
 use super::api::{Bound, EdgeClusters, enrolled, joined};
-use super::source_history::Book;
+use super::source_history::SourceHistory;
 use crate::discovery::membership::{self, Before, Membership};
 use crate::discovery::{Found, Source, Sources};
 use crate::members::duplicates::Claim;
@@ -21,8 +21,8 @@ use crate::tenants::{Target, Targets};
 
 /// When new names are given away though a provider has not listed yet; `None` where nothing waits for that
 /// alone. A source that is yet to be read is a change when it has been.
-pub(crate) fn patience_ends(waiting: bool, begun: Boot, now: Boot) -> Option<Boot> {
-    let ends = Boot(begun.0 + PATIENCE);
+pub(crate) fn patience_ends(waiting: bool, begun: BootTime, now: BootTime) -> Option<BootTime> {
+    let ends = BootTime(begun.0 + PATIENCE);
     (waiting && now < ends).then_some(ends)
 }
 
@@ -30,7 +30,7 @@ pub(crate) fn patience_ends(waiting: bool, begun: Boot, now: Boot) -> Option<Boo
 pub(super) fn members_now(
     sources: &Sources,
     bound: &Bound,
-    book: &Book,
+    book: &SourceHistory,
     patient: bool,
 ) -> Membership {
     let found: Vec<&Found> = sources.iter().collect();
@@ -167,8 +167,8 @@ mod tests {
 
     #[test]
     fn unreadable_source_causes_no_polling() {
-        let (begun, soon) = (Boot(PATIENCE), Boot(PATIENCE + LOOK_EVERY));
-        let ends = Boot(PATIENCE + PATIENCE);
+        let (begun, soon) = (BootTime(PATIENCE), BootTime(PATIENCE + LOOK_EVERY));
+        let ends = BootTime(PATIENCE + PATIENCE);
         assert_eq!(patience_ends(true, begun, soon), Some(ends));
         assert_eq!(patience_ends(false, begun, soon), None);
         assert_eq!(patience_ends(true, begun, ends), None);

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 
 use krypton_crds::edge_cluster::EdgeCluster;
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 use krypton_runtime::crd;
 use krypton_runtime::newest::Newest as _;
 use krypton_types::error_chain::chain;
@@ -17,10 +17,10 @@ use super::{AFTER_FAILURE, PACE};
 use crate::discovery::register::{self, Entry, OnRecord, Register, RegisterError};
 use crate::discovery::{Found, Origin, Sources};
 use crate::edgecluster::api::{Bound, EdgeClusters};
-use crate::leader::Lead;
+use crate::leader::Leader;
 
 /// The register, as it is on record and as it is to be. Every hub follows it; the leading one writes.
-pub(super) struct Book {
+pub(super) struct SourceHistory {
     client: Client,
     /// The hub's.
     namespace: String,
@@ -36,7 +36,7 @@ pub(super) struct Book {
     departed: BTreeSet<Origin>,
     /// One call at a time.
     call: JoinSet<Said>,
-    not_before: Boot,
+    not_before: BootTime,
 }
 
 /// What came of a call.
@@ -48,7 +48,7 @@ enum Said {
     Failed,
 }
 
-impl Book {
+impl SourceHistory {
     pub(super) fn new(
         client: Client,
         namespace: String,
@@ -64,7 +64,7 @@ impl Book {
             unread: true,
             departed: BTreeSet::new(),
             call: JoinSet::new(),
-            not_before: Boot::default(),
+            not_before: BootTime::default(),
         }
     }
 
@@ -108,9 +108,9 @@ impl Book {
     pub(super) fn work(
         &mut self,
         edge_clusters: &mut EdgeClusters,
-        lead: &Lead,
-        now: Boot,
-    ) -> Option<Boot> {
+        lead: &Leader,
+        now: BootTime,
+    ) -> Option<BootTime> {
         let leading = lead.writes(now);
         if now < self.not_before {
             return Some(self.not_before);
@@ -145,7 +145,7 @@ impl Book {
             return None;
         }
         let (before, next) = (self.on_record.clone(), next.clone());
-        self.not_before = Boot(now.0 + PACE);
+        self.not_before = BootTime(now.0 + PACE);
         self.call.spawn(lead.tracked(async move {
             said(
                 register::save(client, &namespace, &before, next)
@@ -165,7 +165,7 @@ impl Book {
         self.compare();
         if took.is_break() {
             let pause = AFTER_FAILURE.mul_f64(0.5 + rand::random::<f64>());
-            self.not_before = Boot(Boot::now().0 + pause);
+            self.not_before = BootTime(BootTime::now().0 + pause);
         }
     }
 

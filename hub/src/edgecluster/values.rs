@@ -9,7 +9,7 @@ use krypton_types::desired::{ChartState, DesiredState};
 use serde_json::{Map, Value};
 use tokio::sync::watch;
 
-use super::Given;
+use super::FleetChart;
 use crate::chart::values::{self, Place, Problem, Readings, Source};
 use crate::chart::values_status;
 use crate::members::observation::Values;
@@ -54,7 +54,7 @@ impl Overlays {
     pub(crate) fn of(
         &mut self,
         (name, object): (&str, &EdgeCluster),
-        given: &Given,
+        given: &FleetChart,
         readings: &Arc<Readings>,
         had: impl FnOnce() -> Option<ChartState>,
     ) -> Chart {
@@ -233,8 +233,8 @@ mod tests {
         assert_eq!(state.reason, reason::VALUES_TOO_LARGE);
     }
 
-    fn given(chart: Option<Arc<ChartState>>, problem: Option<Problem>) -> Given {
-        Given {
+    fn given(chart: Option<Arc<ChartState>>, problem: Option<Problem>) -> FleetChart {
+        FleetChart {
             epoch: 1,
             chart,
             problem,

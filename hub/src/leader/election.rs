@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use krypton_runtime::clock::Boot;
-use krypton_runtime::lease::{Hold, Term, Times};
+use krypton_runtime::clock::BootTime;
+use krypton_runtime::lease::{LeaseState, LeaseTerm, Times};
 
 /// Two epochs of one tenure are at least so far apart: each is a new desired state for every member.
 pub(super) const EPOCH_EVERY: Duration = Duration::from_secs(10);
@@ -13,12 +13,12 @@ const EPOCH_AGAIN: Duration = Duration::from_secs(5);
 
 /// A time in which this hub leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tenure {
+pub struct LeaderTerm {
     /// Taken after the Lease was won, so that it is above those of all who led before.
     pub epoch: u64,
     /// Of the Lease, for as long as it is this tenure.
-    pub term: Term,
-    pub since: Boot,
+    pub term: LeaseTerm,
+    pub since: BootTime,
     /// By the wall clock.
     pub won: Timestamp,
     /// The holder's name of the hub that led before, as far as it was seen.
@@ -27,26 +27,26 @@ pub struct Tenure {
 
 /// How this hub stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Stand {
+pub enum LeaderState {
     /// Another leads, or nobody yet.
     Standby {
         leader: Option<String>,
     },
     /// It holds the Lease and takes an epoch.
-    Entering,
-    Leads(Tenure),
+    TakingEpoch,
+    Leading(LeaderTerm),
     /// The last renewal is too old to write by, and nobody else is known to lead. Without an apiserver nobody
     /// can: what is served goes on being served for a while.
-    Doubt(Tenure),
+    Unconfirmed(LeaderTerm),
     /// The process ends.
     Leaving,
 }
 
-impl Stand {
-    pub fn tenure(&self) -> Option<&Tenure> {
+impl LeaderState {
+    pub fn tenure(&self) -> Option<&LeaderTerm> {
         match self {
-            Self::Leads(tenure) | Self::Doubt(tenure) => Some(tenure),
-            Self::Standby { .. } | Self::Entering | Self::Leaving => None,
+            Self::Leading(tenure) | Self::Unconfirmed(tenure) => Some(tenure),
+            Self::Standby { .. } | Self::TakingEpoch | Self::Leaving => None,
         }
     }
 
@@ -55,8 +55,8 @@ impl Stand {
     /// decides. Who does not act yet begins only with the lead.
     pub fn acts(&self, before: bool) -> bool {
         match self {
-            Self::Leads(_) | Self::Doubt(_) => true,
-            Self::Standby { leader: None } | Self::Entering => before,
+            Self::Leading(_) | Self::Unconfirmed(_) => true,
+            Self::Standby { leader: None } | Self::TakingEpoch => before,
             Self::Standby { leader: Some(_) } | Self::Leaving => false,
         }
     }
@@ -66,9 +66,9 @@ impl Stand {
     /// lead that was lost is still acted by (`acts`). What was given stands.
     pub fn deals(&self, given: u64, acts: bool) -> bool {
         match self {
-            Self::Leads(tenure) => given >= tenure.epoch,
-            Self::Doubt(_) => false,
-            Self::Standby { .. } | Self::Entering | Self::Leaving => !acts,
+            Self::Leading(tenure) => given >= tenure.epoch,
+            Self::Unconfirmed(_) => false,
+            Self::Standby { .. } | Self::TakingEpoch | Self::Leaving => !acts,
         }
     }
 }
@@ -76,13 +76,13 @@ impl Stand {
 /// What is seen at one moment.
 #[derive(Debug)]
 pub(super) struct Sight<'a> {
-    pub hold: &'a Hold,
+    pub hold: &'a LeaseState,
     /// The greatest epoch that a member or an object of home is known to have from elsewhere.
     pub ahead: u64,
     /// What the taking of an epoch has come to, if it has ended.
     pub taken: Option<Result<u64, ()>>,
     pub leaving: bool,
-    pub now: Boot,
+    pub now: BootTime,
     pub wall: Timestamp,
 }
 
@@ -92,28 +92,28 @@ pub(super) struct Next {
     /// An epoch is to be taken now.
     pub take_epoch: bool,
     /// When to look again though nothing has happened.
-    pub wake: Option<Boot>,
+    pub wake: Option<BootTime>,
 }
 
 /// How a hub stands, and what it does about its epoch.
 #[derive(Debug)]
-pub(super) struct Office {
-    pub stand: Stand,
+pub(super) struct ElectionState {
+    pub stand: LeaderState,
     times: Times,
     /// The tenure of the Lease under which an epoch is being taken.
-    taking: Option<Term>,
+    taking: Option<LeaseTerm>,
     /// None is taken before.
-    epoch_due: Boot,
+    epoch_due: BootTime,
     former: Option<String>,
 }
 
-impl Office {
+impl ElectionState {
     pub(super) fn new(times: Times) -> Self {
         Self {
-            stand: Stand::Standby { leader: None },
+            stand: LeaderState::Standby { leader: None },
             times,
             taking: None,
-            epoch_due: Boot::default(),
+            epoch_due: BootTime::default(),
             former: None,
         }
     }
@@ -124,26 +124,30 @@ impl Office {
             self.former = Some(other.clone());
         }
         if sight.leaving {
-            self.stand = Stand::Leaving;
+            self.stand = LeaderState::Leaving;
             return Next::default();
         }
         let fresh = hold.is_fresh(now, &self.times);
         let term = hold.term.as_ref().filter(|_| fresh);
-        let before = std::mem::replace(&mut self.stand, Stand::Entering);
+        let before = std::mem::replace(&mut self.stand, LeaderState::TakingEpoch);
         self.stand = match (before, term) {
-            (Stand::Leads(tenure) | Stand::Doubt(tenure), Some(term)) if tenure.term == *term => {
-                Stand::Leads(tenure)
+            (LeaderState::Leading(tenure) | LeaderState::Unconfirmed(tenure), Some(term))
+                if tenure.term == *term =>
+            {
+                LeaderState::Leading(tenure)
             }
-            (Stand::Entering, Some(_)) => Stand::Entering,
+            (LeaderState::TakingEpoch, Some(_)) => LeaderState::TakingEpoch,
             // Won, or lost and won again: another may have led in between.
             (_, Some(_)) => {
                 self.epoch_due = now;
-                Stand::Entering
+                LeaderState::TakingEpoch
             }
-            (Stand::Leads(tenure) | Stand::Doubt(tenure), None) if self.may_still(hold, now) => {
-                Stand::Doubt(tenure)
+            (LeaderState::Leading(tenure) | LeaderState::Unconfirmed(tenure), None)
+                if self.may_still(hold, now) =>
+            {
+                LeaderState::Unconfirmed(tenure)
             }
-            (_, None) => Stand::Standby {
+            (_, None) => LeaderState::Standby {
                 leader: hold.other.clone(),
             },
         };
@@ -161,7 +165,7 @@ impl Office {
     }
 
     /// Whether what was held may be held still, for all that is known.
-    fn may_still(&self, hold: &Hold, now: Boot) -> bool {
+    fn may_still(&self, hold: &LeaseState, now: BootTime) -> bool {
         hold.renewed
             .is_some_and(|renewed| now.since(renewed) < self.times.keep)
     }
@@ -171,17 +175,17 @@ impl Office {
         let Sight { hold, now, .. } = *sight;
         let Ok(epoch) = *taken else {
             self.epoch_due = match self.stand {
-                Stand::Entering => Boot(now.0 + self.times.retry),
-                _ => Boot(now.0 + EPOCH_AGAIN),
+                LeaderState::TakingEpoch => BootTime(now.0 + self.times.retry),
+                _ => BootTime(now.0 + EPOCH_AGAIN),
             };
             return;
         };
         // One that was asked for under another tenure may be below that of who led in between.
         let same = under.is_some() && under == hold.term;
         match &mut self.stand {
-            Stand::Entering if same => {
-                self.epoch_due = Boot(now.0 + EPOCH_EVERY);
-                self.stand = Stand::Leads(Tenure {
+            LeaderState::TakingEpoch if same => {
+                self.epoch_due = BootTime(now.0 + EPOCH_EVERY);
+                self.stand = LeaderState::Leading(LeaderTerm {
                     epoch,
                     term: under.unwrap_or_default(),
                     since: now,
@@ -189,8 +193,8 @@ impl Office {
                     former: self.former.take(),
                 });
             }
-            Stand::Leads(tenure) if same => {
-                self.epoch_due = Boot(now.0 + EPOCH_EVERY);
+            LeaderState::Leading(tenure) if same => {
+                self.epoch_due = BootTime(now.0 + EPOCH_EVERY);
                 tenure.epoch = epoch;
             }
             _ => {}
@@ -200,18 +204,20 @@ impl Office {
     fn wants_epoch(&self, sight: &Sight<'_>) -> bool {
         self.taking.is_none()
             && match &self.stand {
-                Stand::Entering => true,
-                Stand::Leads(tenure) => sight.ahead >= tenure.epoch,
-                Stand::Standby { .. } | Stand::Doubt(_) | Stand::Leaving => false,
+                LeaderState::TakingEpoch => true,
+                LeaderState::Leading(tenure) => sight.ahead >= tenure.epoch,
+                LeaderState::Standby { .. }
+                | LeaderState::Unconfirmed(_)
+                | LeaderState::Leaving => false,
             }
     }
 
-    fn wake(&self, sight: &Sight<'_>) -> Option<Boot> {
-        let after = |pause| Some(Boot(sight.hold.renewed?.0 + pause));
+    fn wake(&self, sight: &Sight<'_>) -> Option<BootTime> {
+        let after = |pause| Some(BootTime(sight.hold.renewed?.0 + pause));
         let lapses = match self.stand {
-            Stand::Entering | Stand::Leads(_) => after(self.times.fresh),
-            Stand::Doubt(_) => after(self.times.keep),
-            Stand::Standby { .. } | Stand::Leaving => None,
+            LeaderState::TakingEpoch | LeaderState::Leading(_) => after(self.times.fresh),
+            LeaderState::Unconfirmed(_) => after(self.times.keep),
+            LeaderState::Standby { .. } | LeaderState::Leaving => None,
         };
         let epoch = Some(self.epoch_due).filter(|due| self.wants_epoch(sight) && *due > sight.now);
         lapses.into_iter().chain(epoch).min()
@@ -224,44 +230,44 @@ mod tests {
 
     const TIMES: Times = Times::of_lead(Duration::from_secs(5));
 
-    fn at(seconds: f64) -> Boot {
-        Boot(Duration::from_secs_f64(seconds))
+    fn at(seconds: f64) -> BootTime {
+        BootTime(Duration::from_secs_f64(seconds))
     }
 
-    fn term(transitions: i32) -> Term {
-        Term {
+    fn term(transitions: i32) -> LeaseTerm {
+        LeaseTerm {
             lease: "of-lease".to_owned(),
             transitions,
         }
     }
 
-    fn ours(renewed: f64, transitions: i32) -> Hold {
-        Hold {
+    fn ours(renewed: f64, transitions: i32) -> LeaseState {
+        LeaseState {
             renewed: Some(at(renewed)),
             term: Some(term(transitions)),
-            ..Hold::default()
+            ..LeaseState::default()
         }
     }
 
-    fn others() -> Hold {
-        Hold {
+    fn others() -> LeaseState {
+        LeaseState {
             other: Some("hub/b".to_owned()),
-            ..Hold::default()
+            ..LeaseState::default()
         }
     }
 
     struct Table {
-        office: Office,
+        office: ElectionState,
         ahead: u64,
     }
 
     impl Table {
         fn new() -> Self {
-            let office = Office::new(TIMES);
+            let office = ElectionState::new(TIMES);
             Self { office, ahead: 0 }
         }
 
-        fn look(&mut self, hold: &Hold, now: f64, taken: Option<Result<u64, ()>>) -> Next {
+        fn look(&mut self, hold: &LeaseState, now: f64, taken: Option<Result<u64, ()>>) -> Next {
             self.office.next(&Sight {
                 hold,
                 ahead: self.ahead,
@@ -284,13 +290,13 @@ mod tests {
 
         pub(crate) fn word(&self) -> String {
             match &self.office.stand {
-                Stand::Standby { leader } => {
+                LeaderState::Standby { leader } => {
                     format!("standby of {}", leader.as_deref().unwrap_or("nobody"))
                 }
-                Stand::Entering => "enters".to_owned(),
-                Stand::Leads(tenure) => format!("leads {}", tenure.epoch),
-                Stand::Doubt(tenure) => format!("doubts {}", tenure.epoch),
-                Stand::Leaving => "leaves".to_owned(),
+                LeaderState::TakingEpoch => "enters".to_owned(),
+                LeaderState::Leading(tenure) => format!("leads {}", tenure.epoch),
+                LeaderState::Unconfirmed(tenure) => format!("doubts {}", tenure.epoch),
+                LeaderState::Leaving => "leaves".to_owned(),
             }
         }
     }
@@ -298,7 +304,10 @@ mod tests {
     #[test]
     fn who_wins_the_lease_leads_once_it_has_its_epoch() {
         let mut table = Table::new();
-        assert_eq!(table.look(&Hold::default(), 1.0, None), Next::default());
+        assert_eq!(
+            table.look(&LeaseState::default(), 1.0, None),
+            Next::default()
+        );
         assert_eq!(table.word(), "standby of nobody");
         table.look(&others(), 2.0, None);
         assert_eq!(table.word(), "standby of hub/b");
@@ -410,8 +419,8 @@ mod tests {
     #[test]
     fn members_are_acted_on_by_who_leads_and_on_after_a_lead_that_nobody_took() {
         let leads = || Table::leading().office.stand;
-        let doubts = || Stand::Doubt(leads().tenure().unwrap().clone());
-        let standby = |leader: Option<&str>| Stand::Standby {
+        let doubts = || LeaderState::Unconfirmed(leads().tenure().unwrap().clone());
+        let standby = |leader: Option<&str>| LeaderState::Standby {
             leader: leader.map(str::to_owned),
         };
         let (nobody, other) = (standby(None), standby(Some("hub/b")));
@@ -419,18 +428,18 @@ mod tests {
         let rows = [
             (false, nobody.clone(), 0, false, true),
             (false, other.clone(), 0, false, true),
-            (false, Stand::Entering, 0, false, true),
+            (false, LeaderState::TakingEpoch, 0, false, true),
             (false, leads(), 0, true, false),
             (false, leads(), 7, true, true),
             (true, leads(), 7, true, true),
             (true, doubts(), 7, true, false),
             // For longer than agents are served.
             (true, nobody, 7, true, false),
-            (true, Stand::Entering, 7, true, false),
+            (true, LeaderState::TakingEpoch, 7, true, false),
             // It leads again, and what is to be given has not been read yet.
             (true, leads(), 6, true, false),
             (true, other, 7, false, true),
-            (true, Stand::Leaving, 7, false, true),
+            (true, LeaderState::Leaving, 7, false, true),
         ];
         for (before, stand, given, acts, deals) in rows {
             assert_eq!(stand.acts(before), acts, "{before} {stand:?}");
@@ -448,7 +457,7 @@ mod tests {
             (ours(100.0, 1), 500.0, "standby of nobody", true),
             (others(), 501.0, "standby of hub/b", false),
             // It has not answered since.
-            (Hold::default(), 502.0, "standby of nobody", false),
+            (LeaseState::default(), 502.0, "standby of nobody", false),
         ] {
             table.look(&hold, now, None);
             acts = table.office.stand.acts(acts);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use krypton_runtime::access::{self, reason_of};
 use krypton_runtime::admin::Readiness;
-use krypton_runtime::clock::{self, Boot};
+use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::effect;
 use krypton_types::error_chain::chain;
 use krypton_types::names::LEADER_LABEL;
@@ -17,7 +17,7 @@ use kube::{Client, Config, Error as KubeError};
 use serde_json::{Value, json};
 use thiserror::Error;
 
-use super::{Lead, Stand};
+use super::{Leader, LeaderState};
 use crate::args::{LocalSource, OwnPod};
 use crate::home;
 
@@ -64,7 +64,7 @@ impl LabelError {
 
 /// What is to be done to a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Deed {
+enum LabelChange {
     /// Ours is to have the label, or not.
     Own(bool),
     /// That of the hub that led before is not to.
@@ -75,16 +75,16 @@ enum Deed {
 #[derive(Debug)]
 struct Course {
     /// Since when we lead.
-    led_since: Option<Boot>,
+    led_since: Option<BootTime>,
     /// When ours is to be seen to.
-    own: Option<Boot>,
+    own: Option<BootTime>,
     /// The pod that is to lose it, and when.
-    former: Option<(String, Boot)>,
+    former: Option<(String, BootTime)>,
 }
 
 impl Course {
     /// Of a hub that begins, where a container of this pod may have led until a moment ago.
-    fn new(now: Boot) -> Self {
+    fn new(now: BootTime) -> Self {
         Self {
             led_since: None,
             own: Some(now),
@@ -95,9 +95,9 @@ impl Course {
     /// `lead`: since when we lead, if we do, and the pod that did before. Without a deed, when to look again.
     fn next(
         &mut self,
-        lead: Option<(Boot, Option<&str>)>,
-        now: Boot,
-    ) -> Result<Deed, Option<Boot>> {
+        lead: Option<(BootTime, Option<&str>)>,
+        now: BootTime,
+    ) -> Result<LabelChange, Option<BootTime>> {
         let since = lead.map(|(since, _)| since);
         if since != self.led_since {
             self.led_since = since;
@@ -108,20 +108,20 @@ impl Course {
         if let Some((former, at)) = &self.former
             && *at <= now
         {
-            return Ok(Deed::Former(former.clone()));
+            return Ok(LabelChange::Former(former.clone()));
         }
         if self.own.is_some_and(|at| at <= now) {
-            return Ok(Deed::Own(since.is_some()));
+            return Ok(LabelChange::Own(since.is_some()));
         }
         let former = self.former.as_ref().map(|(_, at)| *at);
         Err(self.own.into_iter().chain(former).min())
     }
 
-    fn did(&mut self, deed: &Deed, went: Went, now: Boot) {
-        let again = went.again(deed).map(|pause| Boot(now.0 + pause));
+    fn did(&mut self, deed: &LabelChange, went: Went, now: BootTime) {
+        let again = went.again(deed).map(|pause| BootTime(now.0 + pause));
         match deed {
-            Deed::Own(_) => self.own = again,
-            Deed::Former(former) => self.former = again.map(|at| (former.clone(), at)),
+            LabelChange::Own(_) => self.own = again,
+            LabelChange::Former(former) => self.former = again.map(|at| (former.clone(), at)),
         }
     }
 }
@@ -147,11 +147,13 @@ impl Went {
     }
 
     /// After which time it is done again, if at all.
-    fn again(self, deed: &Deed) -> Option<Duration> {
+    fn again(self, deed: &LabelChange) -> Option<Duration> {
         match (self, deed) {
             (Self::Badly, _) => Some(RETRY),
-            (_, Deed::Own(true)) | (Self::Refused, Deed::Own(false)) => Some(LOOK_EVERY),
-            (_, Deed::Own(false) | Deed::Former(_)) => None,
+            (_, LabelChange::Own(true)) | (Self::Refused, LabelChange::Own(false)) => {
+                Some(LOOK_EVERY)
+            }
+            (_, LabelChange::Own(false) | LabelChange::Former(_)) => None,
         }
     }
 }
@@ -191,12 +193,12 @@ impl Label {
             own,
             readiness,
             told: None,
-            course: Course::new(Boot::now()),
+            course: Course::new(BootTime::now()),
         };
-        let off = Deed::Own(false);
+        let off = LabelChange::Own(false);
         loop {
             let went = label.carry_out(&off).await;
-            label.course.did(&off, went, Boot::now());
+            label.course.did(&off, went, BootTime::now());
             if went != Went::Badly {
                 break;
             }
@@ -207,39 +209,39 @@ impl Label {
     }
 
     /// Follows the lead until this hub leaves, or there is none to follow.
-    pub async fn keep(mut self, mut lead: Lead) {
+    pub async fn keep(mut self, mut lead: Leader) {
         loop {
             let stand = lead.stand();
             let tenure = stand.tenure();
             let former = tenure.and_then(|tenure| tenure.former.as_deref());
             let former = former.and_then(pod_of).filter(|pod| *pod != self.own.name);
             let leads = tenure.map(|tenure| (tenure.since, former));
-            match self.course.next(leads, Boot::now()) {
+            match self.course.next(leads, BootTime::now()) {
                 // Another may lead by now, and have taken it off ours.
                 Ok(deed)
-                    if matches!(stand, Stand::Doubt(_))
-                        || (deed == Deed::Own(true) && !lead.writes(Boot::now())) =>
+                    if matches!(stand, LeaderState::Unconfirmed(_))
+                        || (deed == LabelChange::Own(true) && !lead.writes(BootTime::now())) =>
                 {
-                    self.course.did(&deed, Went::Badly, Boot::now());
+                    self.course.did(&deed, Went::Badly, BootTime::now());
                 }
                 Ok(deed) => {
                     let went = self.carry_out(&deed).await;
-                    self.course.did(&deed, went, Boot::now());
+                    self.course.did(&deed, went, BootTime::now());
                 }
                 // The pod goes with us.
-                Err(_) if stand == Stand::Leaving => return,
+                Err(_) if stand == LeaderState::Leaving => return,
                 Err(wake) => tokio::select! {
                     changed = lead.changed() => if !changed { return },
-                    () = clock::sleep_until(wake, Boot::now()) => {}
+                    () = clock::sleep_until(wake, BootTime::now()) => {}
                 },
             }
         }
     }
 
-    async fn carry_out(&mut self, deed: &Deed) -> Went {
+    async fn carry_out(&mut self, deed: &LabelChange) -> Went {
         let (name, patch) = match deed {
-            Deed::Own(on) => (&self.own.name, own_patch(&self.own.uid, *on)),
-            Deed::Former(name) => (name, former_patch()),
+            LabelChange::Own(on) => (&self.own.name, own_patch(&self.own.uid, *on)),
+            LabelChange::Former(name) => (name, former_patch()),
         };
         let pod = format!("{}/{name}", self.own.namespace);
         let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
@@ -255,9 +257,9 @@ impl Label {
         let went = Went::of(&done);
         match deed {
             // A hub that stands by does not need it, and need not be told of.
-            Deed::Own(on) => self.tell(done.as_ref().err().filter(|_| *on)),
+            LabelChange::Own(on) => self.tell(done.as_ref().err().filter(|_| *on)),
             // It has gone with its node, or was no pod.
-            Deed::Former(pod) => match &done {
+            LabelChange::Former(pod) => match &done {
                 Ok(()) => tracing::debug!(%pod, "the hub that led before has the label no more"),
                 Err(error) => {
                     tracing::debug!(error = %chain(error), "the label of the hub that led before")
@@ -307,17 +309,17 @@ fn pod_of(holder: &str) -> Option<&str> {
 mod tests {
     use super::*;
 
-    fn at(seconds: u64) -> Boot {
-        Boot(Duration::from_secs(100 + seconds))
+    fn at(seconds: u64) -> BootTime {
+        BootTime(Duration::from_secs(100 + seconds))
     }
 
     /// All that is done now, each with this outcome, and when it goes on.
     fn done(
         course: &mut Course,
-        lead: Option<(Boot, Option<&str>)>,
+        lead: Option<(BootTime, Option<&str>)>,
         went: Went,
-        now: Boot,
-    ) -> (Vec<Deed>, Option<Boot>) {
+        now: BootTime,
+    ) -> (Vec<LabelChange>, Option<BootTime>) {
         let mut deeds = Vec::new();
         loop {
             match course.next(lead, now) {
@@ -336,7 +338,7 @@ mod tests {
         for went in [Went::Well, Went::Nowhere] {
             let mut course = Course::new(at(0));
             let first = done(&mut course, None, went, at(0));
-            assert_eq!(first, (vec![Deed::Own(false)], None));
+            assert_eq!(first, (vec![LabelChange::Own(false)], None));
             assert_eq!(done(&mut course, None, went, at(60)), (vec![], None));
         }
     }
@@ -348,21 +350,33 @@ mod tests {
         done(&mut course, None, well, at(0));
         let lead = Some((at(1), Some("hub-a")));
         let (deeds, wake) = done(&mut course, lead, well, at(1));
-        assert_eq!(deeds, [Deed::Former("hub-a".to_owned()), Deed::Own(true)]);
+        assert_eq!(
+            deeds,
+            [
+                LabelChange::Former("hub-a".to_owned()),
+                LabelChange::Own(true)
+            ]
+        );
         assert_eq!(wake, Some(at(11)));
         assert_eq!(done(&mut course, lead, well, at(10)).0, []);
-        assert_eq!(done(&mut course, lead, well, at(11)).0, [Deed::Own(true)]);
+        assert_eq!(
+            done(&mut course, lead, well, at(11)).0,
+            [LabelChange::Own(true)]
+        );
         // It is off at once when the lead is lost, and on when it is won again.
         let lost = done(&mut course, None, well, at(12));
-        assert_eq!(lost, (vec![Deed::Own(false)], None));
+        assert_eq!(lost, (vec![LabelChange::Own(false)], None));
         let (deeds, _) = done(&mut course, Some((at(13), None)), well, at(13));
-        assert_eq!(deeds, [Deed::Own(true)]);
+        assert_eq!(deeds, [LabelChange::Own(true)]);
     }
 
     #[test]
     fn what_fails_is_tried_again_soon_and_what_is_refused_later_and_the_former_only_while_we_lead()
     {
-        let (own, former) = (Deed::Own(true), Deed::Former("hub-a".to_owned()));
+        let (own, former) = (
+            LabelChange::Own(true),
+            LabelChange::Former("hub-a".to_owned()),
+        );
         for (went, pause, again) in [
             (Went::Badly, RETRY, vec![former, own.clone()]),
             (Went::Refused, LOOK_EVERY, vec![own.clone()]),
@@ -373,12 +387,12 @@ mod tests {
             let lead = Some((at(1), Some("hub-a")));
             let (deeds, wake) = done(&mut course, lead, went, at(1));
             assert_eq!(deeds.len(), 2);
-            assert_eq!(wake, Some(Boot(at(1).0 + pause)));
-            let later = Boot(at(1).0 + pause);
+            assert_eq!(wake, Some(BootTime(at(1).0 + pause)));
+            let later = BootTime(at(1).0 + pause);
             assert_eq!(done(&mut course, lead, went, later).0, again);
             // What is left of it is the next one's.
             let lost = done(&mut course, None, Went::Well, at(30));
-            assert_eq!(lost, (vec![Deed::Own(false)], None));
+            assert_eq!(lost, (vec![LabelChange::Own(false)], None));
         }
     }
 
@@ -387,9 +401,12 @@ mod tests {
         for (went, pause) in [(Went::Badly, RETRY), (Went::Refused, LOOK_EVERY)] {
             let mut course = Course::new(at(0));
             let (deeds, wake) = done(&mut course, None, went, at(0));
-            let again = Boot(at(0).0 + pause);
-            assert_eq!((deeds, wake), (vec![Deed::Own(false)], Some(again)));
-            assert_eq!(done(&mut course, None, went, again).0, [Deed::Own(false)]);
+            let again = BootTime(at(0).0 + pause);
+            assert_eq!((deeds, wake), (vec![LabelChange::Own(false)], Some(again)));
+            assert_eq!(
+                done(&mut course, None, went, again).0,
+                [LabelChange::Own(false)]
+            );
         }
     }
 

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use futures::stream::BoxStream;
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 use kube::runtime::watcher::{self, Event};
 use tokio::time::{Instant, sleep_until};
 
-use super::Tenure;
+use super::LeaderTerm;
 
 /// The list of a tenure is asked for again after so long without a word; twice as long each time. Beside the
 /// Lease's duration it leaves time for a second one within ten seconds of a takeover.
@@ -25,7 +25,7 @@ pub(crate) struct Watched<K> {
     open: Box<dyn Fn() -> Events<K> + Send>,
     events: Events<K>,
     /// The tenure that it was last opened for, by its beginning.
-    of: Option<Boot>,
+    of: Option<BootTime>,
     /// A list is waited for: until then for the next word of it, and how long for each.
     awaited: Option<(Instant, Duration)>,
 }
@@ -50,7 +50,7 @@ impl<K> Watched<K> {
 
     /// True when this is another tenure than the last: then it is opened anew, and what was known counts as
     /// not known until the list is whole. In doubt it is the same tenure, and a standby has none.
-    pub(crate) fn begins(&mut self, tenure: Option<&Tenure>) -> bool {
+    pub(crate) fn begins(&mut self, tenure: Option<&LeaderTerm>) -> bool {
         let since = tenure.map(|tenure| tenure.since);
         if since.is_none() || since == self.of {
             return false;
@@ -61,7 +61,7 @@ impl<K> Watched<K> {
     }
 
     /// The tenure that it was last opened for, by its beginning.
-    pub(crate) fn of(&self) -> Option<Boot> {
+    pub(crate) fn of(&self) -> Option<BootTime> {
         self.of
     }
 
@@ -113,15 +113,15 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use futures::stream;
-    use krypton_runtime::lease::Term;
+    use krypton_runtime::lease::LeaseTerm;
 
     use super::*;
 
-    fn tenure(since: u64) -> Tenure {
-        Tenure {
+    fn tenure(since: u64) -> LeaderTerm {
+        LeaderTerm {
             epoch: 1,
-            term: Term::default(),
-            since: Boot(Duration::from_secs(since)),
+            term: LeaseTerm::default(),
+            since: BootTime(Duration::from_secs(since)),
             won: jiff::Timestamp::UNIX_EPOCH,
             former: None,
         }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use krypton_crds::edge_cluster::{AgentKey, AgentRoots, Mode};
 pub use krypton_reconciler::agent_presence::{Presence, SILENCE};
 use krypton_reconciler::report_store::Changes;
-use krypton_runtime::clock::{self, Boot};
+use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::newest::Newest as _;
 use krypton_types::conditions::{State, Truth, reason};
 use krypton_types::desired::Version;
@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use crate::edgecluster::credential_expiry::Validity;
 use crate::members::claims::{Claims, Waits, Witnesses};
 use crate::members::deployment_orders::Deployments;
-use crate::members::observation::{Facts, FactsBoard};
+use crate::members::observation::{MemberObservation, ObservationBoard};
 use crate::members::placement_orders::Placements;
 use crate::tenants::{Changed, Hearing, Reports};
 
@@ -33,38 +33,38 @@ const UNCONFIRMED: &str = "the member reports a later desired state, and no othe
 /// Prefix of an agent's name in the Lease; a hub's is `hub/`.
 pub const AGENT_HOLDER: &str = "agent/";
 
-/// A voice is not asked for its whole account more often over a digest.
+/// A reporter is not asked for its whole account more often over a digest.
 const ASK_EVERY: Duration = Duration::from_secs(10);
 /// How long a response beyond the limits shows: longer than any pause before a retry.
 const OFFENCE_STANDS: Duration = Duration::from_secs(5 * 60);
 /// One that speaks for a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum VoiceId {
+pub enum ReporterId {
     Proxy,
     /// A session, by its number: a later one is newer.
     Session(u64),
 }
 
 #[derive(Debug)]
-struct Voice {
+struct Reporter {
     said: Option<MemberReport>,
     /// An agent's: when it was last able to act, as far as it was heard.
-    able: Option<Boot>,
+    able: Option<BootTime>,
     /// It has said something of Tenants while nobody listened.
     missed: bool,
     /// The account that is waited for, until it is whole.
     awaited: Option<u64>,
     /// When it was last asked for one.
-    asked: Option<Boot>,
+    asked: Option<BootTime>,
     asks: watch::Sender<u64>,
 }
 
-impl Voice {
+impl Reporter {
     fn is_ready(&self) -> bool {
         self.said.as_ref().is_some_and(|said| said.ready)
     }
 
-    fn learn(&mut self, report: MemberReport, now: Boot) {
+    fn learn(&mut self, report: MemberReport, now: BootTime) {
         if self.is_ready() && !report.ready && !report.connected {
             self.able = self.able.map(Presence::able_before);
         }
@@ -72,7 +72,7 @@ impl Voice {
         self.lives(now);
     }
 
-    fn lives(&mut self, now: Boot) {
+    fn lives(&mut self, now: BootTime) {
         if self.is_ready() {
             self.able = Some(now);
         }
@@ -81,29 +81,29 @@ impl Voice {
 
 #[derive(Debug)]
 struct Member {
-    voices: BTreeMap<VoiceId, Voice>,
-    speaker: Option<VoiceId>,
+    arbiter: BTreeMap<ReporterId, Reporter>,
+    speaker: Option<ReporterId>,
     presence: watch::Sender<Presence>,
     /// When an agent was last heard, or the hub began to wait for one.
-    heard: Boot,
+    heard: BootTime,
     /// When an agent whose session has ended was last able to act.
-    able: Option<Boot>,
+    able: Option<BootTime>,
     /// How the hub's own way to the cluster stands; `None` without one.
     link: Option<State>,
     /// Why nobody is to act, said in the place of all else.
     held_back: Option<(&'static str, String)>,
     claims: Claims,
     /// The response of its API server that the hub cut off, and the time of the last one.
-    offence: Option<(String, Boot)>,
+    offence: Option<(String, BootTime)>,
 }
 
 impl Default for Member {
     fn default() -> Self {
         Self {
-            voices: BTreeMap::new(),
+            arbiter: BTreeMap::new(),
             speaker: None,
             presence: watch::Sender::new(Presence::Never),
-            heard: Boot::default(),
+            heard: BootTime::default(),
             able: None,
             link: None,
             held_back: None,
@@ -113,17 +113,17 @@ impl Default for Member {
     }
 }
 
-/// The voices of all members, and the boards that they are heard on.
+/// The arbiter of all members, and the boards that they are heard on.
 #[derive(Debug)]
-pub struct Voices {
+pub struct ReportArbiter {
     members: Mutex<BTreeMap<String, Member>>,
     /// Members that are to be looked at again though nothing is said of them.
-    due: Mutex<BTreeSet<(Boot, String)>>,
+    due: Mutex<BTreeSet<(BootTime, String)>>,
     due_changed: Notify,
     reports: Arc<Reports>,
     deployments: Arc<Deployments>,
     placements: Arc<Placements>,
-    facts: Arc<FactsBoard>,
+    facts: Arc<ObservationBoard>,
     /// The latest epoch that a member has seen and we have not given: home was restored.
     ahead: watch::Sender<u64>,
     /// The epoch that we give.
@@ -134,7 +134,7 @@ pub struct Voices {
 
 /// What is known of an agent when its session begins.
 #[derive(Clone, Debug)]
-pub struct AgentFacts {
+pub struct AgentDetails {
     pub cluster_uid: String,
     pub kubernetes_version: String,
     pub agent_version: String,
@@ -145,8 +145,12 @@ pub struct AgentFacts {
     pub applied: Option<(Version, String)>,
 }
 
-impl Voices {
-    pub fn new(reports: Arc<Reports>, facts: Arc<FactsBoard>, ahead: watch::Sender<u64>) -> Self {
+impl ReportArbiter {
+    pub fn new(
+        reports: Arc<Reports>,
+        facts: Arc<ObservationBoard>,
+        ahead: watch::Sender<u64>,
+    ) -> Self {
         Self {
             members: Mutex::default(),
             due: Mutex::default(),
@@ -169,13 +173,13 @@ impl Voices {
     /// This hub leads from here on. Who has no session had one with the hub before, for all that is known, and
     /// has just lost it: nobody is away before its time. What was heard in an earlier tenure, another hub may have
     /// heard more of: what is on record of it stands.
-    pub fn anew(&self, now: Boot) {
+    pub fn anew(&self, now: BootTime) {
         self.deployments.anew(now);
         self.placements.anew(now);
         self.reports.aim_anew();
         let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
         for (name, member) in members.iter_mut() {
-            if member.voices.keys().any(|id| *id != VoiceId::Proxy) {
+            if member.arbiter.keys().any(|id| *id != ReporterId::Proxy) {
                 continue;
             }
             (member.heard, member.able) = (now, None);
@@ -187,7 +191,7 @@ impl Voices {
                 was_there
             });
             self.forget_heard(name, member, now);
-            if member.voices.is_empty() && member.presence.get() != Presence::Never {
+            if member.arbiter.is_empty() && member.presence.get() != Presence::Never {
                 self.reports.begin(name, now);
                 self.facts.set(name, |facts| {
                     facts.connected = State::new(Truth::Unknown, reason::STARTING, "");
@@ -198,17 +202,17 @@ impl Voices {
         }
     }
 
-    /// Forgets what no voice of now has said of the member, which has no session.
-    fn forget_heard(&self, name: &str, member: &mut Member, now: Boot) {
+    /// Forgets what no reporter of now has said of the member, which has no session.
+    fn forget_heard(&self, name: &str, member: &mut Member, now: BootTime) {
         self.facts.set(name, |facts| {
             (facts.agent_version, facts.roots) = (None, None);
             (facts.certificate, facts.certificate_said) = (None, false);
         });
-        let proxy = member.voices.get_mut(&VoiceId::Proxy);
+        let proxy = member.arbiter.get_mut(&ReporterId::Proxy);
         // It has gone on seeing the cluster, and has said all.
-        let says_all = |voice: &Voice| {
-            let said = voice.said.as_ref();
-            voice.awaited.is_none() && said.is_some_and(|said| said.connected && said.synced)
+        let says_all = |reporter: &Reporter| {
+            let said = reporter.said.as_ref();
+            reporter.awaited.is_none() && said.is_some_and(|said| said.connected && said.synced)
         };
         if proxy.as_deref().is_some_and(says_all) {
             return;
@@ -218,8 +222,8 @@ impl Voices {
         self.placements.forget(name);
         self.facts
             .set(name, |facts| (facts.applied, facts.holder) = (None, None));
-        if let Some(voice) = proxy {
-            ask(voice, now);
+        if let Some(reporter) = proxy {
+            ask(reporter, now);
         }
     }
 
@@ -240,9 +244,9 @@ impl Voices {
 
     /// An agent was enrolled for the member at some time. Until it is heard, it counts as away since
     /// `now`.
-    pub fn agent_known(&self, member: &str, now: Boot) {
+    pub fn agent_known(&self, member: &str, now: BootTime) {
         self.with(member, |this, found| {
-            let session = found.voices.keys().any(|id| *id != VoiceId::Proxy);
+            let session = found.arbiter.keys().any(|id| *id != ReporterId::Proxy);
             if session || found.presence.get() != Presence::Never {
                 return;
             }
@@ -253,7 +257,7 @@ impl Voices {
     }
 
     /// What is known of the member's agent is of an EdgeCluster that is no more.
-    pub fn forget_agent(&self, member: &str, now: Boot) {
+    pub fn forget_agent(&self, member: &str, now: BootTime) {
         self.with(member, |this, found| {
             found.presence.send_replace(Presence::Never);
             this.facts.set(member, |facts| {
@@ -272,7 +276,7 @@ impl Voices {
         let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
         let idle = members
             .get(member)
-            .is_some_and(|found| found.voices.is_empty() && found.presence.is_closed());
+            .is_some_and(|found| found.arbiter.is_empty() && found.presence.is_closed());
         if idle {
             members.remove(member);
             let mut witnesses = self
@@ -286,11 +290,11 @@ impl Voices {
         }
     }
 
-    /// A voice begins. It is asked for its whole account by the number that `asks` holds.
-    pub fn open(&self, member: &str, id: VoiceId, now: Boot) -> watch::Receiver<u64> {
+    /// A reporter begins. It is asked for its whole account by the number that `asks` holds.
+    pub fn open(&self, member: &str, id: ReporterId, now: BootTime) -> watch::Receiver<u64> {
         self.with(member, |this, found| {
             let (asks, asked) = watch::channel(0);
-            let voice = Voice {
+            let reporter = Reporter {
                 said: None,
                 able: None,
                 missed: false,
@@ -298,8 +302,8 @@ impl Voices {
                 asked: None,
                 asks,
             };
-            found.voices.insert(id, voice);
-            if id != VoiceId::Proxy {
+            found.arbiter.insert(id, reporter);
+            if id != ReporterId::Proxy {
                 found.heard = now;
             }
             this.settle(member, found, now);
@@ -308,7 +312,7 @@ impl Voices {
     }
 
     /// An agent's session begins.
-    pub fn agent(&self, member: &str, agent: &AgentFacts) {
+    pub fn agent(&self, member: &str, agent: &AgentDetails) {
         self.facts.set(member, |facts| {
             facts.uid = Some(agent.cluster_uid.clone());
             facts.kubernetes_version = Some(agent.kubernetes_version.clone());
@@ -332,23 +336,23 @@ impl Voices {
         self.facts.set(member, |facts| facts.roots = Some(roots));
     }
 
-    /// What a voice says. `complete` is the number of the account that ends with this. False when it is
+    /// What a reporter says. `complete` is the number of the account that ends with this. False when it is
     /// more than is kept of one member.
     pub fn say(
         &self,
         member: &str,
-        id: VoiceId,
+        id: ReporterId,
         changes: Changes,
         complete: Option<u64>,
-        now: Boot,
+        now: BootTime,
     ) -> bool {
         let tenants = Changed::new(changes.tenants);
         let (deployments, placed) = (changes.deployments, changes.placed);
         self.with(member, |this, found| {
-            let Some(voice) = found.voices.get_mut(&id) else {
+            let Some(reporter) = found.arbiter.get_mut(&id) else {
                 return true;
             };
-            if id != VoiceId::Proxy {
+            if id != ReporterId::Proxy {
                 found.heard = now;
             }
             // A reconciler that has not begun says nothing.
@@ -356,14 +360,14 @@ impl Voices {
                 .member
                 .filter(|said| *said != MemberReport::default())
             {
-                voice.learn(report, now);
+                reporter.learn(report, now);
             }
             if found.speaker != Some(id) {
                 // What makes it the speaker is heard; what came before is asked for.
                 this.settle(member, found, now);
                 if found.speaker != Some(id) {
-                    if let Some(voice) = found.voices.get_mut(&id) {
-                        voice.missed |= !tenants.is_empty()
+                    if let Some(reporter) = found.arbiter.get_mut(&id) {
+                        reporter.missed |= !tenants.is_empty()
                             || !deployments.is_empty()
                             || !placed.is_empty()
                             || complete.is_some();
@@ -371,11 +375,11 @@ impl Voices {
                     return true;
                 }
             }
-            let Some(voice) = found.voices.get_mut(&id) else {
+            let Some(reporter) = found.arbiter.get_mut(&id) else {
                 return true;
             };
-            if complete.is_some() && complete == voice.awaited {
-                voice.awaited = None;
+            if complete.is_some() && complete == reporter.awaited {
+                reporter.awaited = None;
             }
             let mut kept = true;
             if !tenants.is_empty() {
@@ -394,20 +398,20 @@ impl Voices {
 
     /// The agent has reported so many Tenants, and this is the digest. Asks for all of it again when
     /// something else is held.
-    pub fn compare(&self, member: &str, id: VoiceId, theirs: (u64, u128), now: Boot) {
+    pub fn compare(&self, member: &str, id: ReporterId, theirs: (u64, u128), now: BootTime) {
         self.with(member, |this, found| {
-            let Some(voice) = found.voices.get_mut(&id) else {
+            let Some(reporter) = found.arbiter.get_mut(&id) else {
                 return;
             };
             found.heard = now;
-            voice.lives(now);
-            if found.speaker != Some(id) || voice.awaited.is_some() {
+            reporter.lives(now);
+            if found.speaker != Some(id) || reporter.awaited.is_some() {
                 return;
             }
             let Some(ours) = this.reports.digest(member) else {
                 return;
             };
-            let patient = voice.asked.is_some_and(|at| now.since(at) < ASK_EVERY);
+            let patient = reporter.asked.is_some_and(|at| now.since(at) < ASK_EVERY);
             let ours = together([
                 ours,
                 this.deployments.digest(member),
@@ -419,26 +423,28 @@ impl Voices {
                 this.reports.begin(member, now);
                 this.deployments.begin(member);
                 this.placements.begin(member);
-                ask(voice, now);
+                ask(reporter, now);
             }
         });
     }
 
-    /// A voice ends.
-    pub fn close(&self, member: &str, id: VoiceId, now: Boot) {
+    /// A reporter ends.
+    pub fn close(&self, member: &str, id: ReporterId, now: BootTime) {
         self.with(member, |this, found| {
-            let able = found.voices.remove(&id).and_then(|voice| voice.able);
+            let able = found.arbiter.remove(&id).and_then(|reporter| reporter.able);
             found.able = found.able.max(able);
             // An agent that was never ready has not kept anybody from acting.
-            if id != VoiceId::Proxy && found.presence.get() == Presence::Never {
-                found.presence.send_replace(Presence::Away(Boot::default()));
+            if id != ReporterId::Proxy && found.presence.get() == Presence::Never {
+                found
+                    .presence
+                    .send_replace(Presence::Away(BootTime::default()));
             }
             this.settle(member, found, now);
         });
     }
 
     /// How the hub's own way to the cluster stands.
-    pub fn link(&self, member: &str, link: Option<State>, now: Boot) {
+    pub fn link(&self, member: &str, link: Option<State>, now: BootTime) {
         self.with(member, |this, found| {
             found.link = link;
             this.settle(member, found, now);
@@ -446,7 +452,7 @@ impl Voices {
     }
 
     /// Nobody is to act on the member, or again somebody is.
-    pub fn hold_back(&self, member: &str, why: Option<(&'static str, String)>, now: Boot) {
+    pub fn hold_back(&self, member: &str, why: Option<(&'static str, String)>, now: BootTime) {
         self.with(member, |this, found| {
             if found.held_back == why {
                 return;
@@ -462,7 +468,7 @@ impl Voices {
 
     /// Records that the hub cut off a response of the member's API server. The first one shows for a while, so
     /// that the condition does not change with each.
-    pub fn offend(&self, member: &str, message: String, now: Boot) {
+    pub fn offend(&self, member: &str, message: String, now: BootTime) {
         self.with(member, |this, found| {
             match &mut found.offence {
                 Some((_, last)) => *last = now,
@@ -478,11 +484,11 @@ impl Voices {
     /// Looks again at members whose time has come, until `stop`.
     pub async fn keep(&self, stop: CancellationToken) {
         loop {
-            let now = Boot::now();
+            let now = BootTime::now();
             let (due, next) = {
                 let mut waiting = self.due();
                 let later =
-                    waiting.split_off(&(Boot(now.0 + Duration::from_nanos(1)), String::new()));
+                    waiting.split_off(&(BootTime(now.0 + Duration::from_nanos(1)), String::new()));
                 let due = std::mem::replace(&mut *waiting, later);
                 (due, waiting.first().map(|(at, _)| *at))
             };
@@ -497,35 +503,35 @@ impl Voices {
         }
     }
 
-    fn due(&self) -> std::sync::MutexGuard<'_, BTreeSet<(Boot, String)>> {
+    fn due(&self) -> std::sync::MutexGuard<'_, BTreeSet<(BootTime, String)>> {
         self.due.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Chooses the speaker, and puts on the boards what follows.
-    fn settle(&self, name: &str, member: &mut Member, now: Boot) {
-        let speaker = speaker(&member.voices, member.speaker);
+    fn settle(&self, name: &str, member: &mut Member, now: BootTime) {
+        let speaker = speaker(&member.arbiter, member.speaker);
         if speaker != member.speaker {
             member.speaker = speaker;
-            if let Some(voice) = speaker.and_then(|id| member.voices.get_mut(&id)) {
+            if let Some(reporter) = speaker.and_then(|id| member.arbiter.get_mut(&id)) {
                 tracing::debug!(member = name, ?speaker, "speaks for the member");
                 self.reports.begin(name, now);
                 self.deployments.begin(name);
                 self.placements.begin(name);
-                if voice.missed {
-                    ask(voice, now);
+                if reporter.missed {
+                    ask(reporter, now);
                 }
             }
         }
         let agents = || {
             let agents = member
-                .voices
+                .arbiter
                 .iter()
-                .filter(|(id, _)| **id != VoiceId::Proxy);
-            agents.map(|(_, voice)| voice)
+                .filter(|(id, _)| **id != ReporterId::Proxy);
+            agents.map(|(_, reporter)| reporter)
         };
-        let ready = agents().any(Voice::is_ready);
+        let ready = agents().any(Reporter::is_ready);
         let able = agents()
-            .filter_map(|voice| voice.able)
+            .filter_map(|reporter| reporter.able)
             .chain(member.able)
             .max();
         member.presence.send_if_modified(|presence| {
@@ -534,29 +540,29 @@ impl Voices {
             *presence = next;
             changed
         });
-        let voice = speaker.and_then(|id| Some((id, member.voices.get(&id)?)));
+        let reporter = speaker.and_then(|id| Some((id, member.arbiter.get(&id)?)));
         if let Some((_, last)) = &member.offence {
-            let until = Boot(last.0 + OFFENCE_STANDS);
+            let until = BootTime(last.0 + OFFENCE_STANDS);
             match until <= now {
                 true => member.offence = None,
                 false => self.look_again(name, until),
             }
         }
         let mut standing = standing(
-            voice.map(|(id, voice)| (id, voice.said.as_ref(), voice.awaited.is_none())),
+            reporter.map(|(id, reporter)| (id, reporter.said.as_ref(), reporter.awaited.is_none())),
             member.link.as_ref(),
             member.held_back.as_ref(),
             member.presence.get(),
             now.since(member.heard) >= SILENCE,
         );
         if speaker.is_none() && now.since(member.heard) < SILENCE {
-            self.look_again(name, Boot(member.heard.0 + SILENCE));
+            self.look_again(name, BootTime(member.heard.0 + SILENCE));
         }
         if let (Some((message, _)), None) = (&member.offence, &member.held_back) {
             let state = State::new(Truth::False, reason::LIMIT_EXCEEDED, message.clone());
             standing.healthy = Some(state);
         }
-        let said = voice.and_then(|(_, voice)| voice.said.as_ref());
+        let said = reporter.and_then(|(_, reporter)| reporter.said.as_ref());
         let writes = said.is_some_and(|said| said.writing) && member.held_back.is_none();
         self.weigh(name, &mut member.claims, writes, &mut standing, now);
         self.facts.set(name, |facts| standing.put(facts));
@@ -564,9 +570,9 @@ impl Voices {
             self.reports.hearing(name, hearing);
         }
         // Of orders all may be said where there is no Tenant to list.
-        let whole = voice.is_some_and(|(_, voice)| {
-            let said = voice.said.as_ref();
-            voice.awaited.is_none() && said.is_some_and(|said| said.connected && said.ready)
+        let whole = reporter.is_some_and(|(_, reporter)| {
+            let said = reporter.said.as_ref();
+            reporter.awaited.is_none() && said.is_some_and(|said| said.connected && said.ready)
         });
         if whole {
             self.deployments.whole(name);
@@ -581,7 +587,7 @@ impl Voices {
         claims: &mut Claims,
         writes: bool,
         standing: &mut Standing,
-        now: Boot,
+        now: BootTime,
     ) {
         let acts = writes && (standing.ahead.is_some() || standing.applied.is_some());
         let (given, known) = (self.epoch.load(Ordering::Relaxed), self.ahead.get());
@@ -613,7 +619,7 @@ impl Voices {
         }
     }
 
-    fn look_again(&self, name: &str, at: Boot) {
+    fn look_again(&self, name: &str, at: BootTime) {
         self.due().insert((at, name.to_owned()));
         self.due_changed.notify_one();
     }
@@ -625,33 +631,36 @@ impl Voices {
     }
 }
 
-/// Asks a voice for its whole account.
-fn ask(voice: &mut Voice, now: Boot) {
-    voice.asked = Some(now);
+/// Asks a reporter for its whole account.
+fn ask(reporter: &mut Reporter, now: BootTime) {
+    reporter.asked = Some(now);
     let mut number = 0;
-    voice.asks.send_modify(|asks| {
+    reporter.asks.send_modify(|asks| {
         *asks += 1;
         number = *asks;
     });
-    voice.awaited = Some(number);
-    voice.missed = false;
+    reporter.awaited = Some(number);
+    reporter.missed = false;
 }
 
 /// The one to listen to: who holds the Lease, else who sees the cluster, else who is there at all; of
 /// equals an agent, the present speaker, the newest.
-fn speaker(voices: &BTreeMap<VoiceId, Voice>, present: Option<VoiceId>) -> Option<VoiceId> {
-    let rank = |voice: &Voice| match &voice.said {
+fn speaker(
+    arbiter: &BTreeMap<ReporterId, Reporter>,
+    present: Option<ReporterId>,
+) -> Option<ReporterId> {
+    let rank = |reporter: &Reporter| match &reporter.said {
         None => 0,
         Some(said) if !said.connected => 1,
         Some(said) if !said.synced => 2,
         Some(said) if !said.writing => 3,
         Some(_) => 4,
     };
-    voices
+    arbiter
         .iter()
-        .max_by_key(|(id, voice)| {
-            let agent = **id != VoiceId::Proxy;
-            (rank(voice), agent, Some(**id) == present, **id)
+        .max_by_key(|(id, reporter)| {
+            let agent = **id != ReporterId::Proxy;
+            (rank(reporter), agent, Some(**id) == present, **id)
         })
         .map(|(id, _)| *id)
 }
@@ -669,7 +678,7 @@ struct Standing {
 }
 
 impl Standing {
-    fn put(&self, facts: &mut Facts) {
+    fn put(&self, facts: &mut MemberObservation) {
         facts.mode = self.mode;
         if let Some(connected) = &self.connected {
             facts.connected.clone_from(connected);
@@ -687,21 +696,21 @@ impl Standing {
 }
 
 fn standing(
-    voice: Option<(VoiceId, Option<&MemberReport>, bool)>,
+    reporter: Option<(ReporterId, Option<&MemberReport>, bool)>,
     link: Option<&State>,
     held_back: Option<&(&'static str, String)>,
     presence: Presence,
     silent: bool,
 ) -> Standing {
-    let mut standing = match voice {
+    let mut standing = match reporter {
         Some((id, Some(said), whole)) => spoken(id, said, whole),
         Some((id, None, _)) => Standing {
-            mode: if id == VoiceId::Proxy {
+            mode: if id == ReporterId::Proxy {
                 Mode::Proxy
             } else {
                 Mode::Agent
             },
-            connected: (id != VoiceId::Proxy)
+            connected: (id != ReporterId::Proxy)
                 .then(|| State::new(Truth::True, reason::CONNECTED, "")),
             healthy: Some(State::new(Truth::Unknown, reason::STARTING, "")),
             holder: None,
@@ -725,9 +734,9 @@ fn standing(
     standing
 }
 
-fn spoken(id: VoiceId, said: &MemberReport, whole: bool) -> Standing {
+fn spoken(id: ReporterId, said: &MemberReport, whole: bool) -> Standing {
     let problem = said.problem.clone().unwrap_or_default();
-    let agent = id != VoiceId::Proxy;
+    let agent = id != ReporterId::Proxy;
     let connected = if said.connected {
         State::new(Truth::True, reason::CONNECTED, "")
     } else if agent {

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 use krypton_types::names::SELF_CLUSTER;
 
 /// Epochs that a restored home may lie behind: its hub was started so often since the backup.
@@ -28,18 +28,18 @@ pub(super) struct Witnesses {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Waits {
     /// This member has claimed before.
-    Again(Boot),
+    Again(BootTime),
     /// No other member confirms it.
-    Alone(Boot),
+    Alone(BootTime),
 }
 
 /// A member's claims of epochs that this hub has not given.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Claims {
     followed: u32,
-    not_before: Boot,
+    not_before: BootTime,
     /// Since when it has made a claim that no other member confirms.
-    alone: Option<Boot>,
+    alone: Option<BootTime>,
 }
 
 impl Witnesses {
@@ -71,13 +71,13 @@ impl Witnesses {
 
 impl Claims {
     /// Whether a claim is followed now.
-    pub(super) fn follow(&mut self, now: Boot, confirmed: bool) -> Result<(), Waits> {
+    pub(super) fn follow(&mut self, now: BootTime, confirmed: bool) -> Result<(), Waits> {
         if self.followed > 0 && now < self.not_before {
             return Err(Waits::Again(self.not_before));
         }
         if !confirmed {
             let since = *self.alone.get_or_insert(now);
-            let at = Boot(since.0 + CLAIM_AGAIN_MAX);
+            let at = BootTime(since.0 + CLAIM_AGAIN_MAX);
             if now < at {
                 return Err(Waits::Alone(at));
             }
@@ -88,7 +88,7 @@ impl Claims {
         }
         let doubled =
             CLAIM_AGAIN.saturating_mul(1_u32.checked_shl(self.followed).unwrap_or(u32::MAX));
-        self.not_before = Boot(now.0 + doubled.min(CLAIM_AGAIN_MAX));
+        self.not_before = BootTime(now.0 + doubled.min(CLAIM_AGAIN_MAX));
         self.followed = self.followed.saturating_add(1).min(31);
         Ok(())
     }
@@ -105,8 +105,8 @@ mod tests {
 
     const HOUR: u64 = 60 * 60;
 
-    fn at(seconds: u64) -> Boot {
-        Boot(Duration::from_secs(seconds))
+    fn at(seconds: u64) -> BootTime {
+        BootTime(Duration::from_secs(seconds))
     }
 
     #[test]
@@ -150,7 +150,7 @@ mod tests {
             Err(Waits::Alone(due))
         );
         assert_eq!(claims.follow(due, false), Ok(()));
-        let again = Boot(due.0 + CLAIM_AGAIN);
+        let again = BootTime(due.0 + CLAIM_AGAIN);
         assert_eq!(claims.follow(due, true), Err(Waits::Again(again)));
         assert_eq!(claims.follow(again, true), Ok(()));
     }

@@ -3,7 +3,7 @@
 use krypton_types::conditions::reason;
 use krypton_types::deployment::{DeploymentKey, DeploymentReport, DesiredDeployment};
 
-use crate::members::remote_orders::{self, Carried, Order};
+use crate::members::remote_orders::{self, Order, RemoteOrders};
 
 /// Deployments of one member, at most.
 pub const DEPLOYMENTS_MAX: usize = 2_000;
@@ -11,7 +11,7 @@ pub const DEPLOYMENTS_MAX: usize = 2_000;
 /// chart's values and what is placed. One has some 350.
 pub const ORDERS_MAX: usize = 448 * 1024;
 
-pub type Deployments = Carried<DesiredDeployment>;
+pub type Deployments = RemoteOrders<DesiredDeployment>;
 pub type Orders = remote_orders::Orders<DesiredDeployment>;
 pub type Said = remote_orders::Said<DeploymentReport>;
 
@@ -47,7 +47,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::time::Duration;
 
-    use krypton_runtime::clock::Boot;
+    use krypton_runtime::clock::BootTime;
 
     use super::*;
 
@@ -126,7 +126,7 @@ mod tests {
         let give = |deployments: &Deployments| {
             deployments.order([("edge-1".to_owned(), vec![order("n", "a")])].into());
         };
-        let [first, second] = [1, 2].map(|since| Some(Boot(Duration::from_secs(since))));
+        let [first, second] = [1, 2].map(|since| Some(BootTime(Duration::from_secs(since))));
         give(&deployments);
         assert!(orders.see().is_some());
         deployments.anew(second.unwrap());

@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 
 /// What each way to a member has found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Ways {
+struct ClusterUids {
     /// The hub's own; the outer `None` before its first attempt.
     hub: Option<Option<String>>,
     /// What the agent has said.
@@ -18,7 +18,7 @@ struct Ways {
 /// Which clusters the members have turned out to be.
 #[derive(Debug, Default)]
 pub struct Found {
-    members: Mutex<BTreeMap<String, Ways>>,
+    members: Mutex<BTreeMap<String, ClusterUids>>,
     /// Told of every change.
     pub changed: Notify,
 }
@@ -66,7 +66,7 @@ impl Found {
         }
     }
 
-    fn change(&self, member: &str, change: impl FnOnce(&mut Ways)) {
+    fn change(&self, member: &str, change: impl FnOnce(&mut ClusterUids)) {
         let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
         let ways = members.entry(member.to_owned()).or_default();
         let before = ways.clone();

@@ -18,7 +18,7 @@ use crate::tenants::Counts;
 
 /// One member, as the hub sees it now.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Facts {
+pub struct MemberObservation {
     pub mode: Mode,
     pub resolved: State,
     /// What is known of the member's source instead, while it cannot be looked at.
@@ -63,7 +63,7 @@ pub enum Values {
     Said(State),
 }
 
-impl Default for Facts {
+impl Default for MemberObservation {
     fn default() -> Self {
         let starting = || State::new(Truth::Unknown, reason::STARTING, "");
         Self {
@@ -92,14 +92,14 @@ impl Default for Facts {
 
 /// The slots.
 #[derive(Debug, Default)]
-pub struct FactsBoard {
-    slots: Mutex<(BTreeMap<String, Facts>, BTreeSet<String>)>,
+pub struct ObservationBoard {
+    slots: Mutex<(BTreeMap<String, MemberObservation>, BTreeSet<String>)>,
     pub changed: Notify,
 }
 
-impl FactsBoard {
+impl ObservationBoard {
     /// Changes a member's facts.
-    pub fn set(&self, member: &str, change: impl FnOnce(&mut Facts)) {
+    pub fn set(&self, member: &str, change: impl FnOnce(&mut MemberObservation)) {
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         let facts = slots.0.entry(member.to_owned()).or_default();
         let before = facts.clone();
@@ -119,7 +119,7 @@ impl FactsBoard {
         self.changed.notify_one();
     }
 
-    pub fn get(&self, member: &str) -> Option<Facts> {
+    pub fn get(&self, member: &str) -> Option<MemberObservation> {
         self.slots
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -145,7 +145,7 @@ impl FactsBoard {
     }
 
     /// What `look` sees of each member, by name.
-    pub fn each<T>(&self, look: impl Fn(&str, &Facts) -> T) -> Vec<T> {
+    pub fn each<T>(&self, look: impl Fn(&str, &MemberObservation) -> T) -> Vec<T> {
         let slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         let facts = slots.0.iter();
         facts.map(|(name, facts)| look(name, facts)).collect()
@@ -170,7 +170,7 @@ const LAST_SEEN_EVERY: i64 = 60;
 pub fn status(
     member: &str,
     before: Option<&EdgeClusterStatus>,
-    facts: &Facts,
+    facts: &MemberObservation,
     counts: Counts,
     summarised: Option<SummarisedTenants>,
     generation: i64,
@@ -276,7 +276,7 @@ pub fn status(
 
 /// What holds of the agent's certificate: what its session says, else the later of what is known and what is on
 /// record, as another hub may have heard of a renewal.
-fn certificate(recorded: Option<&Time>, facts: &Facts) -> Option<Validity> {
+fn certificate(recorded: Option<&Time>, facts: &MemberObservation) -> Option<Validity> {
     let recorded = recorded.map(|until| Validity::until(until.0));
     let Some(known) = facts.certificate else {
         return recorded;
@@ -298,11 +298,11 @@ mod tests {
 
     #[test]
     fn last_seen_is_written_once_a_minute_and_the_rest_only_when_it_changes() {
-        let facts = Facts {
+        let facts = MemberObservation {
             mode: Mode::Proxy,
             connected: State::new(Truth::True, reason::CONNECTED, ""),
             uid: Some("u".to_owned()),
-            ..Facts::default()
+            ..MemberObservation::default()
         };
         let at = |second| Timestamp::from_second(second).unwrap();
         let first = status("a", None, &facts, Counts::default(), None, 1, at(100));
@@ -340,10 +340,10 @@ mod tests {
             (Some(100), true, Some(200), Some(100)),
             (Some(300), true, Some(200), Some(300)),
         ] {
-            let facts = Facts {
+            let facts = MemberObservation {
                 certificate: known.map(|end| Validity::until(at(end))),
                 certificate_said: said,
-                ..Facts::default()
+                ..MemberObservation::default()
             };
             let before = EdgeClusterStatus {
                 certificate_expiry: recorded.map(|end| Time(at(end))),
@@ -367,23 +367,23 @@ mod tests {
 
     #[test]
     fn of_a_member_of_which_nothing_is_heard_the_record_stands_for_a_while() {
-        let said = Facts {
+        let said = MemberObservation {
             mode: Mode::Proxy,
             connected: State::new(Truth::True, reason::CONNECTED, ""),
             healthy: State::new(Truth::True, reason::RECONCILING, ""),
             holder: Some("hub/a".to_owned()),
-            ..Facts::default()
+            ..MemberObservation::default()
         };
-        let of = |before: Option<&EdgeClusterStatus>, facts: &Facts| {
+        let of = |before: Option<&EdgeClusterStatus>, facts: &MemberObservation| {
             let at = Timestamp::from_second(100).unwrap();
             status("a", before, facts, Counts::default(), None, 1, at)
         };
         let first = of(None, &said);
-        let silent = |unheard| Facts {
+        let silent = |unheard| MemberObservation {
             unheard,
-            ..Facts::default()
+            ..MemberObservation::default()
         };
-        let lost = Facts {
+        let lost = MemberObservation {
             connected: State::new(Truth::False, reason::UNREACHABLE, ""),
             ..silent(false)
         };
@@ -415,7 +415,7 @@ mod tests {
             ),
             // What is heard counts at any time.
             (
-                Facts {
+                MemberObservation {
                     unheard: true,
                     ..said
                 },
@@ -441,10 +441,10 @@ mod tests {
 
     #[test]
     fn the_cluster_uid_on_record_is_never_overwritten() {
-        let with = |uid: &str| Facts {
+        let with = |uid: &str| MemberObservation {
             mode: Mode::Proxy,
             uid: Some(uid.to_owned()),
-            ..Facts::default()
+            ..MemberObservation::default()
         };
         let at = Timestamp::UNIX_EPOCH;
         let first = status("a", None, &with("u"), Counts::default(), None, 1, at);

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use krypton_types::placed_tenant::{PlacedReport, PlacedTenant};
 use krypton_types::tenant::TenantKey;
 
-use crate::members::remote_orders::{Carried, Order};
+use crate::members::remote_orders::{Order, RemoteOrders};
 
 /// Placed Tenants of one member, at most.
 pub const PLACED_MAX: usize = 2_000;
@@ -13,7 +13,7 @@ pub const PLACED_MAX: usize = 2_000;
 /// values and the orders of deployments.
 const PLACED_BYTES: usize = 384 * 1024;
 
-pub type Placements = Carried<PlacedTenant>;
+pub type Placements = RemoteOrders<PlacedTenant>;
 
 impl Order for PlacedTenant {
     type Key = TenantKey;

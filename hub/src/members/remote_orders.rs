@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 use krypton_types::report_digest::AccountDigest;
 use serde::Serialize;
 use tokio::sync::watch;
@@ -50,18 +50,18 @@ impl<O: Order> Default for OfMember<O> {
 
 /// Orders and reports of all members.
 #[derive(Debug)]
-pub struct Carried<O: Order> {
+pub struct RemoteOrders<O: Order> {
     /// `None` until it is known what there is to be ordered.
     orders: watch::Sender<Option<Orders<O>>>,
     /// Orders that are not of this tenure, by its beginning, are of what was read before it, and are not taken.
     /// Changed while the orders are held.
-    awaited: Mutex<Option<Boot>>,
+    awaited: Mutex<Option<BootTime>>,
     members: Mutex<BTreeMap<String, OfMember<O>>>,
     /// How often a report has changed, to be waited for.
     changed: watch::Sender<u64>,
 }
 
-impl<O: Order> Default for Carried<O> {
+impl<O: Order> Default for RemoteOrders<O> {
     fn default() -> Self {
         Self {
             orders: watch::Sender::default(),
@@ -72,10 +72,10 @@ impl<O: Order> Default for Carried<O> {
     }
 }
 
-impl<O: Order> Carried<O> {
+impl<O: Order> RemoteOrders<O> {
     /// A tenure begins: what was ordered by what was read before is not known any more, until
     /// [`Self::read_in`] this one.
-    pub fn anew(&self, since: Boot) {
+    pub fn anew(&self, since: BootTime) {
         self.orders.send_modify(|all| {
             *self.awaited() = Some(since);
             *all = None;
@@ -83,14 +83,14 @@ impl<O: Order> Carried<O> {
     }
 
     /// What is ordered from here on follows from what was read in this tenure.
-    pub fn read_in(&self, since: Option<Boot>) {
+    pub fn read_in(&self, since: Option<BootTime>) {
         let mut awaited = self.awaited();
         if *awaited == since {
             *awaited = None;
         }
     }
 
-    fn awaited(&self) -> std::sync::MutexGuard<'_, Option<Boot>> {
+    fn awaited(&self) -> std::sync::MutexGuard<'_, Option<BootTime>> {
         self.awaited.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use krypton_crds::edge_cluster::SummarisedTenants;
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 use krypton_types::allowed_namespaces::Allowed;
 use krypton_types::conditions::{self, ClusterState, State, reason};
 use krypton_types::names;
@@ -47,7 +47,7 @@ type Name = Arc<str>;
 struct MemberReports {
     hearing: Hearing,
     /// When it was last begun with.
-    begun: Boot,
+    begun: BootTime,
     tenants: BTreeMap<Arc<TenantKey>, Arc<TenantReport>>,
     /// What was reported since: the rest goes once the member has said all it has.
     fresh: BTreeSet<Arc<TenantKey>>,
@@ -66,7 +66,7 @@ struct Board {
     /// The same reports by Tenant: a decision looks at the members of its Tenant alone.
     reporters: BTreeMap<Arc<TenantKey>, BTreeMap<Name, Arc<TenantReport>>>,
     /// Members that are waited for, and until when.
-    awaited: BTreeSet<(Boot, Name)>,
+    awaited: BTreeSet<(BootTime, Name)>,
     /// What Tenants may name; `None` until the EdgeClusters are known.
     targets: Option<Arc<Targets>>,
     dirty: Dirty,
@@ -141,13 +141,13 @@ impl Board {
         self.dirty.members.insert(name);
     }
 
-    fn begins(&mut self, name: Name, now: Boot) {
+    fn begins(&mut self, name: Name, now: BootTime) {
         let reports = self.members.entry(Arc::clone(&name)).or_default();
-        let before = Boot(reports.begun.0 + START_GRACE);
+        let before = BootTime(reports.begun.0 + START_GRACE);
         reports.begun = now;
         self.awaited.remove(&(before, Arc::clone(&name)));
         self.awaited
-            .insert((Boot(now.0 + START_GRACE), Arc::clone(&name)));
+            .insert((BootTime(now.0 + START_GRACE), Arc::clone(&name)));
         self.moves(name);
     }
 }
@@ -214,22 +214,22 @@ impl Reports {
     /// Takes in one member's changes. False when there are more Tenants than are kept of one.
     pub fn report(&self, member: &str, changes: Changed) -> bool {
         let mut state = self.lock();
-        let board = &mut *state;
-        let name = board.member(member).0;
+        let report_store = &mut *state;
+        let name = report_store.member(member).0;
         for (key, change) in changes.0 {
-            let reports = board.member(member).1;
+            let reports = report_store.member(member).1;
             reports
                 .digest
                 .set_part(&key, change.as_ref().map(|(_, part)| *part));
             match change {
                 Some((report, _)) => {
-                    board.dirty.keys.insert(key.clone());
-                    board.put(&name, key, report);
+                    report_store.dirty.keys.insert(key.clone());
+                    report_store.put(&name, key, report);
                 }
-                None => board.take_out(member, &key),
+                None => report_store.take_out(member, &key),
             }
         }
-        let kept = board.member(member).1.tenants.len() <= TENANTS_MAX;
+        let kept = report_store.member(member).1.tenants.len() <= TENANTS_MAX;
         drop(state);
         self.changed.notify_one();
         kept
@@ -243,7 +243,7 @@ impl Reports {
         }
         let full = hearing == Hearing::Full;
         reports.hearing = hearing;
-        let until = Boot(reports.begun.0 + START_GRACE);
+        let until = BootTime(reports.begun.0 + START_GRACE);
         if full && !reports.whole {
             reports.whole = true;
             let fresh = std::mem::take(&mut reports.fresh);
@@ -310,7 +310,7 @@ impl Reports {
             reports.dealt = Some(chart.into());
             // Its reporter is on its way: until it comes, what is on record of the member stands.
             match new {
-                true => state.begins(name, Boot::now()),
+                true => state.begins(name, BootTime::now()),
                 false => state.moves(name),
             }
             drop(state);
@@ -337,7 +337,7 @@ impl Reports {
     }
 
     /// A member begins anew: what it has said stands until it has said all again.
-    pub fn begin(&self, member: &str, now: Boot) {
+    pub fn begin(&self, member: &str, now: BootTime) {
         let mut state = self.lock();
         let (name, reports) = state.member(member);
         reports.hearing = Hearing::NotYet;
@@ -349,7 +349,7 @@ impl Reports {
     }
 
     /// As [`Self::begin`], of a member that is known; what it has said does not stand.
-    pub fn forget_said(&self, member: &str, now: Boot) {
+    pub fn forget_said(&self, member: &str, now: BootTime) {
         let mut state = self.lock();
         if !state.members.contains_key(member) {
             return;
@@ -425,7 +425,7 @@ impl Reports {
         key: &TenantKey,
         sole: Option<&'a str>,
         asked: impl IntoIterator<Item = &'a str>,
-        now: Boot,
+        now: BootTime,
     ) -> Heard {
         let state = self.lock();
         let mut heard = Heard {
@@ -488,7 +488,7 @@ impl Reports {
     }
 
     /// What has changed since the last call.
-    pub(crate) fn take_dirty(&self, now: Boot) -> Dirty {
+    pub(crate) fn take_dirty(&self, now: BootTime) -> Dirty {
         let mut state = self.lock();
         // Patience runs out without any event.
         while state.awaited.first().is_some_and(|(at, _)| *at <= now) {
@@ -532,7 +532,7 @@ impl Reports {
     pub fn forget(&self, member: &str) {
         let mut state = self.lock();
         let (name, reports) = state.member(member);
-        let until = Boot(reports.begun.0 + START_GRACE);
+        let until = BootTime(reports.begun.0 + START_GRACE);
         let said: Vec<_> = reports.tenants.keys().cloned().collect();
         for key in said {
             state.take_out(member, &key);
@@ -542,7 +542,7 @@ impl Reports {
     }
 
     /// When the patience with the next member that is on its way ends.
-    pub(crate) fn patience_ends(&self) -> Option<Boot> {
+    pub(crate) fn patience_ends(&self) -> Option<BootTime> {
         self.lock().awaited.first().map(|(at, _)| *at)
     }
 }

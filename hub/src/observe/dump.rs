@@ -17,18 +17,18 @@ use krypton_helm::chart::ChartCache;
 use krypton_helm::driver::Helm;
 use krypton_helm::dump::{CachedChart, ChartShown, HelmNow};
 use krypton_reconciler::metrics::WorkMetrics;
-use krypton_runtime::clock::{self, Boot};
+use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::newest::Newest as _;
 use krypton_types::conditions::{State, Truth};
 use krypton_types::root_digest::RootDigest;
 use serde::Serialize;
 
 use crate::ca::Authority;
-use crate::edgecluster::Given;
+use crate::edgecluster::FleetChart;
 use crate::edgecluster::credential_expiry::Validity;
-use crate::leader::Stand;
-use crate::members::Seat;
-use crate::members::observation::{Facts, Values};
+use crate::leader::LeaderState;
+use crate::members::MemberSnapshot;
+use crate::members::observation::{MemberObservation, Values};
 use crate::observe::member_metrics::{FleetView, mode_name};
 use crate::tenants::Counts;
 
@@ -98,7 +98,7 @@ struct MemberNow {
     applied: Option<DesiredNow>,
     tenants: TenantsNow,
     /// What the hub keeps for it beside what it has heard; `None` before home has shown its EdgeCluster.
-    seat: Option<SeatNow>,
+    snapshot: Option<MemberDump>,
 }
 
 #[derive(Debug, Serialize)]
@@ -124,7 +124,7 @@ struct TenantsNow {
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct SeatNow {
+struct MemberDump {
     edge_cluster_uid: String,
     wanted: Option<DesiredNow>,
     wanted_for_seconds: Option<u64>,
@@ -160,12 +160,12 @@ impl Dumper {
             lead: None,
             chart: None,
             ca: self.view.authority().map(|live| CaNow::of(&live.now())),
-            helm: HelmNow::of(self.helm.load(), Boot::now()),
-            charts: CachedChart::all(self.charts.standing(), Boot::now()),
+            helm: HelmNow::of(self.helm.load(), BootTime::now()),
+            charts: CachedChart::all(self.charts.standing(), BootTime::now()),
             waiting: self.work.waiting().into(),
             members: BTreeMap::new(),
         };
-        seen(dump, &self.view, only, Boot::now())
+        seen(dump, &self.view, only, BootTime::now())
     }
 }
 
@@ -183,9 +183,9 @@ pub fn router(dumper: Arc<Dumper>) -> Router {
     Router::new().route("/debug/fleet.json", get(answer))
 }
 
-fn seen(mut dump: Dump, view: &FleetView, only: Option<&str>, now: Boot) -> Dump {
+fn seen(mut dump: Dump, view: &FleetView, only: Option<&str>, now: BootTime) -> Dump {
     let acting = view.acting();
-    let mut seats = acting.map_or_else(BTreeMap::new, |acting| acting.members.seats());
+    let mut snapshots = acting.map_or_else(BTreeMap::new, |acting| acting.members.snapshots());
     let facts = view.facts.each(|name, facts| {
         let wanted = only.is_none_or(|only| only == name);
         wanted.then(|| (name.to_owned(), facts.clone()))
@@ -193,8 +193,8 @@ fn seen(mut dump: Dump, view: &FleetView, only: Option<&str>, now: Boot) -> Dump
     let skip = acting.is_some_and(|acting| acting.allow_chart_skip);
     for (name, facts) in facts.into_iter().flatten() {
         let counts = view.reports.counts(&name, skip);
-        let seat = seats.remove(&name);
-        let member = MemberNow::of(facts, counts, seat, now);
+        let snapshot = snapshots.remove(&name);
+        let member = MemberNow::of(facts, counts, snapshot, now);
         dump.members.insert(name, member);
     }
     if let Some(acting) = acting {
@@ -205,13 +205,13 @@ fn seen(mut dump: Dump, view: &FleetView, only: Option<&str>, now: Boot) -> Dump
 }
 
 impl LeadNow {
-    pub(crate) fn of(stand: &Stand) -> Self {
+    pub(crate) fn of(stand: &LeaderState) -> Self {
         let (word, leader) = match stand {
-            Stand::Standby { leader } => ("standby", leader.clone()),
-            Stand::Entering => ("entering", None),
-            Stand::Leads(_) => ("leads", None),
-            Stand::Doubt(_) => ("doubt", None),
-            Stand::Leaving => ("leaving", None),
+            LeaderState::Standby { leader } => ("standby", leader.clone()),
+            LeaderState::TakingEpoch => ("entering", None),
+            LeaderState::Leading(_) => ("leads", None),
+            LeaderState::Unconfirmed(_) => ("doubt", None),
+            LeaderState::Leaving => ("leaving", None),
         };
         let tenure = stand.tenure();
         Self {
@@ -224,7 +224,7 @@ impl LeadNow {
 }
 
 impl ChartNow {
-    pub(crate) fn of(given: &Given) -> Self {
+    pub(crate) fn of(given: &FleetChart) -> Self {
         let chart = given.chart.as_deref();
         let chart = chart.map(|it| ChartShown::of(&it.repo, &it.name, &it.version));
         let (repo, name, version) = match chart {
@@ -255,7 +255,12 @@ impl CaNow {
 }
 
 impl MemberNow {
-    pub(crate) fn of(facts: Facts, counts: Counts, seat: Option<Seat>, now: Boot) -> Self {
+    pub(crate) fn of(
+        facts: MemberObservation,
+        counts: Counts,
+        snapshot: Option<MemberSnapshot>,
+        now: BootTime,
+    ) -> Self {
         let mut conditions = BTreeMap::from([
             ("Connected", ConditionNow::of(&facts.connected)),
             ("Healthy", ConditionNow::of(&facts.healthy)),
@@ -290,7 +295,7 @@ impl MemberNow {
                 pending: counts.pending,
                 error: counts.error,
             },
-            seat: seat.map(|seat| SeatNow::of(seat, now)),
+            snapshot: snapshot.map(|snapshot| MemberDump::of(snapshot, now)),
         }
     }
 }
@@ -308,12 +313,12 @@ impl ConditionNow {
     }
 }
 
-impl SeatNow {
-    pub(crate) fn of(seat: Seat, now: Boot) -> Self {
-        let slot = seat.slot.as_ref();
+impl MemberDump {
+    pub(crate) fn of(snapshot: MemberSnapshot, now: BootTime) -> Self {
+        let slot = snapshot.slot.as_ref();
         let desired = slot.map(|slot| &slot.desired);
         Self {
-            edge_cluster_uid: seat.uid,
+            edge_cluster_uid: snapshot.uid,
             wanted: slot.map(|slot| DesiredNow {
                 version: slot.desired.version.to_string(),
                 digest: slot.message.digest.clone(),
@@ -323,8 +328,8 @@ impl SeatNow {
             retire: desired.is_some_and(|desired| desired.retire),
             deployments: desired.map_or(0, |desired| desired.deployments.len()),
             placed: desired.map_or(0, |desired| desired.placed.len()),
-            refused: seat.refused,
-            sessions: seat.sessions,
+            refused: snapshot.refused,
+            sessions: snapshot.sessions,
         }
     }
 }

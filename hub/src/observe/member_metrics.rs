@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use krypton_crds::edge_cluster::Mode;
-use krypton_runtime::clock::{self, Boot};
+use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::newest::Newest as _;
 use krypton_types::conditions::{Truth, reason};
 use krypton_types::desired::Version;
@@ -21,17 +21,17 @@ use prometheus_client::registry::Unit;
 use tokio::sync::watch;
 
 use crate::ca::Live;
-use crate::edgecluster::Given;
+use crate::edgecluster::FleetChart;
 use crate::edgecluster::credential_expiry::{Credential, Standing, Validity};
-use crate::leader::Lead;
+use crate::leader::Leader;
 use crate::members::Members;
-use crate::members::observation::{Facts, FactsBoard};
+use crate::members::observation::{MemberObservation, ObservationBoard};
 use crate::tenants::Reports;
 
 /// What the metrics look at.
 #[derive(Debug, Default)]
 pub struct FleetView {
-    pub facts: Arc<FactsBoard>,
+    pub facts: Arc<ObservationBoard>,
     pub reports: Arc<Reports>,
     acting: OnceLock<Acting>,
     authority: OnceLock<Arc<Live>>,
@@ -41,8 +41,8 @@ pub struct FleetView {
 /// What there is only once home has answered.
 #[derive(Debug)]
 pub struct Acting {
-    pub lead: Lead,
-    pub given: watch::Receiver<Given>,
+    pub lead: Leader,
+    pub given: watch::Receiver<FleetChart>,
     pub members: Arc<Members>,
     pub allow_chart_skip: bool,
 }
@@ -52,14 +52,14 @@ pub struct Acting {
 struct Behind {
     /// The first that it has not taken up.
     wanted: Version,
-    since: Boot,
+    since: BootTime,
 }
 
 /// How it stands after another look: `wanted` is what it is to take up, since when, and `applied` what it has. Newer
 /// desired states do not make a member less late that has not taken up an older one.
 fn behind(
     before: Option<Behind>,
-    wanted: (Version, Boot),
+    wanted: (Version, BootTime),
     applied: Option<Version>,
 ) -> Option<Behind> {
     let (wanted, since) = wanted;
@@ -81,7 +81,7 @@ struct Row {
 }
 
 impl Row {
-    pub(crate) fn of(name: &str, facts: &Facts) -> Self {
+    pub(crate) fn of(name: &str, facts: &MemberObservation) -> Self {
         let wanted = ![reason::BANNED, reason::SUSPENDED].contains(&facts.healthy.reason.as_str());
         Self {
             name: name.to_owned(),
@@ -102,7 +102,7 @@ pub(crate) fn mode_name(mode: Mode) -> &'static str {
 }
 
 impl FleetView {
-    pub fn new(facts: Arc<FactsBoard>, reports: Arc<Reports>) -> Self {
+    pub fn new(facts: Arc<ObservationBoard>, reports: Arc<Reports>) -> Self {
         Self {
             facts,
             reports,
@@ -132,7 +132,7 @@ impl FleetView {
     }
 
     /// How long each member has not taken up what it was to take up; zero when it has.
-    fn behind(&self, acting: &Acting, rows: &[Row], now: Boot) -> Vec<(String, Duration)> {
+    fn behind(&self, acting: &Acting, rows: &[Row], now: BootTime) -> Vec<(String, Duration)> {
         let slots = acting.members.wanted();
         let mut known = self.behind.lock().unwrap_or_else(PoisonError::into_inner);
         let mut next = BTreeMap::new();
@@ -174,7 +174,7 @@ impl FleetView {
                 (vec![member, ("mode", mode_name(row.mode))], 1)
             }),
         )?;
-        let late = self.behind(acting, &rows, Boot::now());
+        let late = self.behind(acting, &rows, BootTime::now());
         encoder.family(
             "member_behind",
             "For how long the member has not taken up a desired state that it was to take up; 0 when it has the newest.",
@@ -277,7 +277,7 @@ impl Collector for FleetView {
         let runtime = tokio::runtime::Handle::try_current();
         let tasks = runtime.map_or(0, |runtime| runtime.metrics().num_alive_tasks());
         let acting = self.acting.get();
-        let leading = acting.is_some_and(|acting| acting.lead.writes(Boot::now()));
+        let leading = acting.is_some_and(|acting| acting.lead.writes(BootTime::now()));
         let epoch = acting.map_or(0, |acting| acting.given.get().epoch);
         for (name, help, value) in [
             (
@@ -324,7 +324,7 @@ mod tests {
     use prometheus_client::encoding::text::encode;
 
     use super::*;
-    use crate::leader::Stand;
+    use crate::leader::LeaderState;
     use crate::observe::metrics::{Outcome, SessionMetrics, registry};
 
     fn version(generation: u64) -> Version {
@@ -336,7 +336,7 @@ mod tests {
 
     #[test]
     fn a_member_is_behind_since_the_first_desired_state_that_it_has_not_taken_up() {
-        let at = |second| Boot(Duration::from_secs(second));
+        let at = |second| BootTime(Duration::from_secs(second));
         let late = |generation, since| {
             Some(Behind {
                 wanted: version(generation),
@@ -362,15 +362,15 @@ mod tests {
 
     struct Stage {
         view: Arc<FleetView>,
-        stand: watch::Sender<Stand>,
+        stand: watch::Sender<LeaderState>,
         sessions: SessionMetrics,
     }
 
     impl Stage {
         fn new() -> Self {
             let view = Arc::new(FleetView::default());
-            let (stand, lead) = Lead::by_hand(Stand::Standby { leader: None });
-            let given = Given {
+            let (stand, lead) = Leader::by_hand(LeaderState::Standby { leader: None });
+            let given = FleetChart {
                 epoch: 7,
                 chart: None,
                 problem: None,
@@ -428,7 +428,7 @@ mod tests {
         has(&standby, "leader 0");
         has(&standby, "members 3");
         assert!(!standby.contains("{member="), "{standby}");
-        stage.stand.send_replace(Lead::alone().stand());
+        stage.stand.send_replace(Leader::alone().stand());
         let leader = stage.scrape();
         for line in [
             "leader 1",

@@ -7,7 +7,7 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Namespace;
 use krypton_runtime::access::{self, Swap};
-use krypton_runtime::clock::{self, Boot};
+use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::newest::Newest as _;
 use krypton_types::conditions::{State, Truth, reason};
 use krypton_types::error_chain::chain;
@@ -187,8 +187,8 @@ pub(super) async fn reach(
 
 /// Shows each response beyond the limits in the member's conditions.
 pub(super) fn report_to(name: &str, shared: &Arc<Shared>) -> access::Report {
-    let (name, voices) = (name.to_owned(), Arc::clone(&shared.voices));
-    Arc::new(move |cut_off| voices.offend(&name, cut_off.to_string(), Boot::now()))
+    let (name, arbiter) = (name.to_owned(), Arc::clone(&shared.arbiter));
+    Arc::new(move |cut_off| arbiter.offend(&name, cut_off.to_string(), BootTime::now()))
 }
 
 fn validity_of(sanitized: &Sanitized, now: Timestamp) -> Option<Validity> {

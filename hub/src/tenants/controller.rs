@@ -8,9 +8,9 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use krypton_crds::tenant::{NextStep, Tenant, TenantStatus};
 use krypton_reconciler::index::tenant_key;
 use krypton_reconciler::status::PHASE_SET;
-use krypton_runtime::clock::{self, Boot};
+use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::effect;
-use krypton_runtime::events::{Events, Told};
+use krypton_runtime::events::{Events, ObjectEvent};
 use krypton_runtime::watch::listed_anew;
 use krypton_types::conditions::Phase;
 use krypton_types::error_chain::chain;
@@ -29,7 +29,7 @@ use tracing::{Instrument as _, Span};
 
 use super::concerns::{Concerns, recorded_with};
 use super::placement::{self, Deletion, Step, Verdict};
-use crate::leader::{Lead, Watched};
+use crate::leader::{Leader, Watched};
 use crate::members::placement_orders::Placements;
 use crate::members::tenant_reports::{Dirty, Heard, Reports, START_GRACE};
 use crate::observe::metrics::{HomeWrites, Wrote};
@@ -57,7 +57,7 @@ struct Slot {
     tenant: Arc<Tenant>,
     memory: Memory,
     /// It is not looked at before.
-    next: Boot,
+    next: BootTime,
     /// A write is in flight, and after it, it is looked at again.
     writing: bool,
     /// Writes that have failed in a row. A conflict is none.
@@ -71,7 +71,7 @@ impl Slot {
         Self {
             tenant,
             memory: Memory::default(),
-            next: Boot::default(),
+            next: BootTime::default(),
             writing: false,
             failures: 0,
             wrote_next: None,
@@ -122,18 +122,18 @@ pub(super) enum Turn {
 
 /// Home's Tenants, and which of them are to be looked at.
 #[derive(Debug, Default)]
-pub(super) struct Desk {
+pub(super) struct TenantStore {
     /// Where the hub places Tenants.
     placing: Option<Placing>,
     /// Until then home's CRD counts as one that does not keep where a Tenant is placed.
-    no_records: Option<Boot>,
+    no_records: Option<BootTime>,
     slots: BTreeMap<TenantKey, Slot>,
     listed: BTreeSet<TenantKey>,
     /// The first list is complete.
     synced: bool,
     dirty: BTreeSet<TenantKey>,
     /// To be looked at then.
-    later: BTreeSet<(Boot, TenantKey)>,
+    later: BTreeSet<(BootTime, TenantKey)>,
     /// Which of them concern which member, or the cluster of which UID.
     index: Concerns,
     /// Tenants with members that are known by number only: any member may be one of them.
@@ -164,7 +164,7 @@ pub async fn run(
     rules: Rules,
     placements: Option<Arc<Placements>>,
     instance: String,
-    mut lead: Lead,
+    mut lead: Leader,
     stop: CancellationToken,
 ) {
     let api: Api<DeserializeGuard<Tenant>> = Api::all(client.clone());
@@ -172,48 +172,48 @@ pub async fn run(
         let api = api.clone();
         listed_anew(move || watcher(api.clone(), Config::default()))
     });
-    let mut desk = Desk {
+    let mut store = TenantStore {
         placing: placements.map(Placing::new),
-        ..Desk::default()
+        ..TenantStore::default()
     };
     let told = Events::start(client.clone(), instance);
     let mut writes: JoinSet<Written> = JoinSet::new();
     let mut looks: JoinSet<(Doubted, Option<CrdSeen>)> = JoinSet::new();
-    let mut look_next = Boot::default();
+    let mut look_next = BootTime::default();
     let mut led = None;
     // Until then members may still be on their way.
-    let mut patient_until = Some(Boot(Boot::now().0 + START_GRACE));
+    let mut patient_until = Some(BootTime(BootTime::now().0 + START_GRACE));
     loop {
-        let now = Boot::now();
+        let now = BootTime::now();
         let leading = lead.writes(now);
         let tenure = lead.tenure();
         if events.begins(tenure.as_ref()) {
             // A standby may have seen what is old: nothing is ordered or written by that.
-            desk.unlist();
+            store.unlist();
             looks = JoinSet::new();
         }
         let tenure = tenure.map(|tenure| tenure.since);
         if leading && led != tenure {
             // Another hub may have written meanwhile: what is on record is as good as after a start.
-            patient_until = Some(Boot(now.0 + START_GRACE));
-            desk.forget();
+            patient_until = Some(BootTime(now.0 + START_GRACE));
+            store.forget();
             led = tenure;
         }
-        desk.take_in(reports.take_dirty(now), &reports, &rules);
+        store.take_in(reports.take_dirty(now), &reports, &rules);
         if patient_until.take_if(|until| *until <= now).is_some() {
-            desk.touch_all();
+            store.touch_all();
         }
         // By every hub, as each has members of its own to tell: what they rest on is written by one.
-        desk.give_orders(&reports, events.of());
+        store.give_orders(&reports, events.of());
         if looks.is_empty()
             && now >= look_next
-            && let Some(doubted) = desk.placing.as_mut().and_then(Placing::doubted)
+            && let Some(doubted) = store.placing.as_mut().and_then(Placing::doubted)
         {
-            look_next = Boot(now.0 + PACE);
+            look_next = BootTime(now.0 + PACE);
             looks.spawn(look_at_crd(client.clone(), doubted, rules.self_cluster));
         }
         let patience = reports.patience_ends();
-        let look = desk.placing.as_ref().is_some_and(Placing::is_in_doubt);
+        let look = store.placing.as_ref().is_some_and(Placing::is_in_doubt);
         let look = (look && looks.is_empty()).then_some(look_next);
         let mut wake = [patient_until, patience, look].into_iter().flatten().min();
         let mut more = false;
@@ -223,8 +223,8 @@ pub async fn run(
                 wall: clock::wall(),
                 patient: patient_until.is_some(),
             };
-            while desk.synced && writes.len() < WRITERS {
-                let (key, tenant, change) = match desk.next(&reports, &rules, &lead, now) {
+            while store.synced && writes.len() < WRITERS {
+                let (key, tenant, change) = match store.next(&reports, &rules, &lead, now) {
                     Turn::Write(key, tenant, change) => (key, tenant, change),
                     Turn::Yield => {
                         more = true;
@@ -236,9 +236,9 @@ pub async fn run(
                 let write = write(client.clone(), key, tenant, change);
                 writes.spawn(lead.tracked(write.instrument(span)));
             }
-            let wakes = desk
+            let wakes = store
                 .wakes()
-                .filter(|_| desk.synced && writes.len() < WRITERS);
+                .filter(|_| store.synced && writes.len() < WRITERS);
             wake = wake.into_iter().chain(wakes).min();
         }
         tokio::select! {
@@ -247,12 +247,12 @@ pub async fn run(
             () = reports.changed.notified() => {}
             decided = lead.changed() => if !decided { return },
             Some(event) = events.next() => match event {
-                Ok(event) => desk.see(event, &rules, &reports),
+                Ok(event) => store.see(event, &rules, &reports),
                 Err(error) => tracing::debug!(error = %chain(&error), "watching home's Tenants failed; it is tried again"),
             },
             Some(looked) = looks.join_next(), if !looks.is_empty() => {
-                if let (Ok((of, deletion)), Some(placing)) = (looked, &mut desk.placing) {
-                    desk.dirty.extend(of.keys().cloned());
+                if let (Ok((of, deletion)), Some(placing)) = (looked, &mut store.placing) {
+                    store.dirty.extend(of.keys().cloned());
                     placing.told(of, deletion);
                 }
             }
@@ -267,11 +267,11 @@ pub async fn run(
                             told.tell(tenant.object_ref(&()), news);
                         }
                     }
-                    desk.take_written(written, &reports, Boot::now());
+                    store.take_written(written, &reports, BootTime::now());
                 }
                 Err(error) => {
                     tracing::error!(%error, "a write of a status ended badly");
-                    desk.none_in_flight();
+                    store.none_in_flight();
                 }
             },
             () = clock::sleep_until(wake, now) => {}
@@ -279,7 +279,7 @@ pub async fn run(
     }
 }
 
-impl Desk {
+impl TenantStore {
     /// Home is listed anew.
     fn unlist(&mut self) {
         self.synced = false;
@@ -290,7 +290,7 @@ impl Desk {
 
     /// Gives members the orders that follow from what has changed, once all of home is known, as it is in the
     /// tenure `of`.
-    fn give_orders(&mut self, reports: &Reports, of: Option<Boot>) {
+    fn give_orders(&mut self, reports: &Reports, of: Option<BootTime>) {
         let Some(placing) = self.placing.as_mut().filter(|_| self.synced) else {
             return;
         };
@@ -305,7 +305,7 @@ impl Desk {
     }
 
     /// What is done about a Tenant's place, and said of it.
-    fn placement(&self, key: &TenantKey, tenant: &Tenant, heard: &Heard, now: Boot) -> Verdict {
+    fn placement(&self, key: &TenantKey, tenant: &Tenant, heard: &Heard, now: BootTime) -> Verdict {
         let targets = heard.targets.as_deref();
         let member = placement::member(tenant, targets).unwrap_or_default();
         let placing = self.placing.as_ref();
@@ -323,7 +323,13 @@ impl Desk {
     }
 
     /// Looks at what is due, up to the first of which something is to be written.
-    pub(super) fn next(&mut self, reports: &Reports, rules: &Rules, lead: &Lead, now: Now) -> Turn {
+    pub(super) fn next(
+        &mut self,
+        reports: &Reports,
+        rules: &Rules,
+        lead: &Leader,
+        now: Now,
+    ) -> Turn {
         let mut steps = 0;
         while self.later.first().is_some_and(|(at, _)| *at <= now.boot) {
             let due = self.later.pop_first();
@@ -348,7 +354,7 @@ impl Desk {
             let recorded = tenant.status.as_ref();
             let Some(epoch) = lead.mark(recorded.and_then(|status| status.hub_epoch)) else {
                 // It is of a later lead: looked at again under a later epoch.
-                self.later.insert((Boot(now.boot.0 + PACE), key));
+                self.later.insert((BootTime(now.boot.0 + PACE), key));
                 continue;
             };
             let (heard, scanned) = heard(reports, &key, &tenant, &slot.memory, now.boot);
@@ -379,7 +385,7 @@ impl Desk {
                 Step::Begin(member) => Change::Begin(member),
                 Step::End { orphaned } => Change::End { orphaned },
                 Step::Nothing if slot.says(&decision.status) => {
-                    slot.next = Boot(now.boot.0 + LOOK_EVERY.max(scan));
+                    slot.next = BootTime(now.boot.0 + LOOK_EVERY.max(scan));
                     continue;
                 }
                 Step::Nothing => {
@@ -388,7 +394,7 @@ impl Desk {
                     Change::Status(Box::new(decision.status))
                 }
             };
-            slot.next = Boot(now.boot.0 + PACE.max(scan));
+            slot.next = BootTime(now.boot.0 + PACE.max(scan));
             slot.writing = true;
             return Turn::Write(key, tenant, change);
         }
@@ -447,11 +453,11 @@ impl Desk {
         self.put(key.clone(), object, reports);
         self.dirty.remove(key);
         if let Some(slot) = self.slots.get_mut(key) {
-            (slot.writing, slot.next) = (false, Boot::default());
+            (slot.writing, slot.next) = (false, BootTime::default());
         }
     }
 
-    fn wakes(&self) -> Option<Boot> {
+    fn wakes(&self) -> Option<BootTime> {
         self.later.first().map(|(at, _)| *at)
     }
 
@@ -564,7 +570,7 @@ impl Desk {
     }
 
     /// What was written counts, unless the watch has brought something else since.
-    fn take_written(&mut self, written: Written, reports: &Reports, now: Boot) {
+    fn take_written(&mut self, written: Written, reports: &Reports, now: BootTime) {
         let Some(slot) = self.slots.get_mut(&written.key) else {
             return;
         };
@@ -578,14 +584,14 @@ impl Desk {
         };
         if slot.failures > 0 {
             let pause = crate::home::write_backoff(slot.failures, rand::random());
-            slot.next = Boot(now.0 + pause);
+            slot.next = BootTime(now.0 + pause);
         }
         if let Some(object) = written.object.as_ref().filter(|_| written.recording) {
             match place(object) {
                 // What follows is no write of the status, and somebody waits for it.
-                Some(_) if !is_held(object) => slot.next = Boot::default(),
+                Some(_) if !is_held(object) => slot.next = BootTime::default(),
                 Some(_) => {}
-                None => self.no_records = Some(Boot(now.0 + RECORD_AGAIN)),
+                None => self.no_records = Some(BootTime(now.0 + RECORD_AGAIN)),
             }
         }
         let newest = slot.version() == written.before.as_ref();
@@ -604,7 +610,7 @@ fn heard(
     key: &TenantKey,
     tenant: &Tenant,
     memory: &Memory,
-    now: Boot,
+    now: BootTime,
 ) -> (Heard, usize) {
     let targets = reports.targets();
     let sole = placement::sole(tenant, targets.as_deref());
@@ -655,16 +661,16 @@ async fn look_at_crd(
     (of, deletion)
 }
 
-fn phase_set(phase: &str) -> Told {
-    Told {
+fn phase_set(phase: &str) -> ObjectEvent {
+    ObjectEvent {
         warning: false,
         reason: PHASE_SET,
         message: phase.to_owned(),
     }
 }
 
-fn orphaned(message: &str) -> Told {
-    Told {
+fn orphaned(message: &str) -> ObjectEvent {
+    ObjectEvent {
         warning: true,
         reason: "Orphaned",
         message: message.to_owned(),

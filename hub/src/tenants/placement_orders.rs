@@ -204,7 +204,7 @@ impl Placing {
 
 #[cfg(test)]
 mod tests {
-    use krypton_runtime::clock::Boot;
+    use krypton_runtime::clock::BootTime;
     use krypton_runtime::newest::{Newest as _, NewestSeen as _};
     use krypton_types::names::{PLACED_FINALIZER, PLACED_ON_ANNOTATION};
     use kube::ResourceExt;
@@ -311,7 +311,7 @@ mod tests {
         placing.told(doubted, Some(seen));
         placing.give(|_| Some(&deleted), &targets);
         assert!(removes());
-        let since = Boot(std::time::Duration::from_secs(1));
+        let since = BootTime(std::time::Duration::from_secs(1));
         placements.anew(since);
         placing.anew();
         placements.read_in(Some(since));

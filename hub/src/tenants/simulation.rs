@@ -4,13 +4,13 @@
 use std::time::Duration;
 
 use krypton_crds::tenant::{Tenant, TenantSpec};
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 use krypton_types::conditions::{ClusterState, State, Truth, reason};
 use krypton_types::tenant::{TenantKey, TenantReport};
 
-use crate::leader::Lead;
+use crate::leader::Leader;
 use crate::members::tenant_reports::{Changed, Hearing, Reports, Target, Targets};
-use crate::tenants::controller::{Change, Desk, Turn};
+use crate::tenants::controller::{Change, TenantStore, Turn};
 use crate::tenants::status::{Now, Rules};
 
 /// Two steps are so far apart that nothing waits for its pace.
@@ -19,27 +19,27 @@ const STEP: Duration = Duration::from_secs(10);
 /// Members and their Tenants, with every status written.
 #[derive(Debug)]
 pub struct Rehearsal {
-    pub(super) desk: Desk,
+    pub(super) store: TenantStore,
     pub(super) reports: Reports,
-    pub(super) now: Boot,
+    pub(super) now: BootTime,
     each: usize,
-    lead: Lead,
+    lead: Leader,
 }
 
 impl Rehearsal {
     /// So many members with so many Tenants each.
     pub fn new(members: usize, each: usize) -> Self {
         let mut home = Self {
-            desk: Desk::default(),
+            store: TenantStore::default(),
             reports: Reports::default(),
-            now: Boot(10 * STEP),
+            now: BootTime(10 * STEP),
             each,
-            lead: Lead::alone(),
+            lead: Leader::alone(),
         };
         home.reports.aim(targets(members));
         for number in 0..members {
             let name = member(number);
-            home.reports.begin(&name, Boot::default());
+            home.reports.begin(&name, BootTime::default());
             home.says(number, true);
             home.reports.hearing(&name, Hearing::Full);
             for tenant in 0..each {
@@ -47,7 +47,7 @@ impl Rehearsal {
                 let mut tenant = Tenant::new(&key.name, TenantSpec::default());
                 tenant.metadata.namespace = Some(key.namespace.clone());
                 tenant.metadata.resource_version = Some("1".to_owned());
-                home.desk.put(key, tenant, &home.reports);
+                home.store.put(key, tenant, &home.reports);
             }
         }
         home.decides();
@@ -72,22 +72,22 @@ impl Rehearsal {
 
     /// Decides and writes every Tenant that is due; returns the number of decisions.
     pub fn decides(&mut self) -> u64 {
-        self.now = Boot(self.now.0 + STEP);
+        self.now = BootTime(self.now.0 + STEP);
         let rules = rules();
         let dirty = self.reports.take_dirty(self.now);
-        self.desk.take_in(dirty, &self.reports, &rules);
-        let before = self.desk.decided();
+        self.store.take_in(dirty, &self.reports, &rules);
+        let before = self.store.decided();
         loop {
             let now = now(self.now);
-            match self.desk.next(&self.reports, &rules, &self.lead, now) {
+            match self.store.next(&self.reports, &rules, &self.lead, now) {
                 Turn::Write(key, tenant, Change::Status(status)) => {
                     let mut object = Tenant::clone(&tenant);
                     object.status = Some(*status);
-                    self.desk.was_written(&key, object, &self.reports);
+                    self.store.was_written(&key, object, &self.reports);
                 }
                 // Nothing is placed here.
                 Turn::Write(..) | Turn::Yield => {}
-                Turn::Rest => return self.desk.decided() - before,
+                Turn::Rest => return self.store.decided() - before,
             }
         }
     }
@@ -101,7 +101,7 @@ pub(super) fn rules() -> Rules {
     }
 }
 
-pub(super) fn now(boot: Boot) -> Now {
+pub(super) fn now(boot: BootTime) -> Now {
     Now {
         boot,
         wall: jiff::Timestamp::UNIX_EPOCH,

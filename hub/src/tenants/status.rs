@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use krypton_crds::tenant::{Tenant, TenantStatus};
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 use krypton_types::conditions::{self, ClusterState, State, Truth, reason};
 use krypton_types::names;
 use krypton_types::tenant::Next;
@@ -31,7 +31,7 @@ pub struct Rules {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Memory {
     /// Members that depart, since when.
-    departing: BTreeMap<String, Boot>,
+    departing: BTreeMap<String, BootTime>,
     unheard: Option<Unheard>,
 }
 
@@ -64,7 +64,7 @@ pub(super) fn misses(tenant: &Tenant, memory: &Memory) -> bool {
 /// When a decision is made.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Now {
-    pub(super) boot: Boot,
+    pub(super) boot: BootTime,
     pub(super) wall: Timestamp,
     /// Members may still be on their way after the hub's start.
     pub(super) patient: bool,
@@ -75,7 +75,7 @@ pub(super) struct Decision {
     pub(super) status: TenantStatus,
     pub(super) memory: Memory,
     /// It is to be made again then, though nothing is heard.
-    pub(super) due: Option<Boot>,
+    pub(super) due: Option<BootTime>,
 }
 
 /// The status, out of what the members say.
@@ -138,8 +138,8 @@ pub(super) fn decide(
                 // Until it is read back that the condition has gone.
                 next.departing.insert(name.to_owned(), since);
                 if now.boot.since(since) < DEPARTURE_GRACE {
-                    let end = Boot(since.0 + DEPARTURE_GRACE);
-                    due = Some(due.map_or(end, |due: Boot| due.min(end)));
+                    let end = BootTime(since.0 + DEPARTURE_GRACE);
+                    due = Some(due.map_or(end, |due: BootTime| due.min(end)));
                     let state = ready_alone(Truth::Unknown, why, message);
                     members.departed.insert(name.to_owned(), state);
                 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use krypton_crds::tenant::{Tenant, TenantPlace, TenantSpec, TenantStatus};
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 use krypton_types::allowed_namespaces::Allowed;
 use krypton_types::conditions::{self, ClusterState, State, Truth, reason};
 use krypton_types::names;
@@ -33,7 +33,7 @@ fn aggregated(
         strangers: 0,
         targets: targets.cloned().map(Arc::new),
     };
-    let boot = Boot::default();
+    let boot = BootTime::default();
     let now = Now {
         boot,
         wall,
@@ -187,14 +187,14 @@ fn a_member_that_begins_anew_keeps_its_word_until_it_has_said_all_again() {
     };
     let said = || Some(report(Truth::True, "Installed"));
     let heard = |key: &TenantKey| {
-        let heard = reports.of(key, None, ["edge-1"], Boot::default());
+        let heard = reports.of(key, None, ["edge-1"], BootTime::default());
         heard.said["edge-1"].report.clone()
     };
-    reports.begin("edge-1", Boot::default());
+    reports.begin("edge-1", BootTime::default());
     let both = [(key("a"), said()), (key("b"), said())].into();
     assert!(reports.report("edge-1", Changed::new(both)));
     reports.hearing("edge-1", Hearing::Full);
-    reports.begin("edge-1", Boot::default());
+    reports.begin("edge-1", BootTime::default());
     assert!(reports.report("edge-1", Changed::new([(key("a"), said())].into())));
     assert!(heard(&key("b")).is_some());
     reports.hearing("edge-1", Hearing::Full);
@@ -227,7 +227,7 @@ fn texts_of_a_member_are_bounded_and_its_reasons_stay() {
     };
     says("a", 0..TENANTS_MAX);
     let heard = |number: usize| {
-        let heard = reports.of(&key(number), None, [], Boot::default());
+        let heard = reports.of(&key(number), None, [], BootTime::default());
         heard.said["edge-1"].report.clone().unwrap()
     };
     let texts: usize = (0..TENANTS_MAX)

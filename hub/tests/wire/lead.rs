@@ -1,28 +1,28 @@
 //! A port whose hub does not lead, or leads no more.
 
-use krypton_hub::leader::{Lead, Stand, Tenure};
-use krypton_runtime::lease::Term;
+use krypton_hub::leader::{Leader, LeaderState, LeaderTerm};
+use krypton_runtime::lease::LeaseTerm;
 
 use super::*;
 
-fn tenure(epoch: u64) -> Tenure {
-    Tenure {
+fn tenure(epoch: u64) -> LeaderTerm {
+    LeaderTerm {
         epoch,
-        term: Term::default(),
-        since: Boot::now(),
+        term: LeaseTerm::default(),
+        since: BootTime::now(),
         won: clock::wall(),
         former: None,
     }
 }
 
-fn standby() -> Stand {
-    Stand::Standby {
+fn standby() -> LeaderState {
+    LeaderState::Standby {
         leader: Some("hub/b/1".to_owned()),
     }
 }
 
-fn home_of(stand: Stand) -> (watch::Sender<Stand>, Home) {
-    let (stand, lead) = Lead::by_hand(stand);
+fn home_of(stand: LeaderState) -> (watch::Sender<LeaderState>, Home) {
+    let (stand, lead) = Leader::by_hand(stand);
     let home = Home {
         lead,
         ..Home::new()
@@ -62,18 +62,18 @@ async fn a_standby_refuses_all_that_agents_ask_and_says_who_leads() {
         .await;
     refused(chart.err().unwrap());
 
-    stand.send_replace(Stand::Leads(tenure(2)));
+    stand.send_replace(LeaderState::Leading(tenure(2)));
     let mut stream = Stream::open(&dialer, first()).await.unwrap();
     assert!(matches!(stream.hear().await.unwrap(), Say::Welcome(_)));
 }
 
 #[tokio::test]
 async fn a_session_ends_when_the_lead_is_lost_and_not_while_it_is_in_doubt() {
-    let (stand, home) = home_of(Stand::Leads(tenure(1)));
+    let (stand, home) = home_of(LeaderState::Leading(tenure(1)));
     let port = home.listen(None).await;
     let dialer = home.dialer(port.address, "edge-0");
     let mut stream = Stream::open(&dialer, first()).await.unwrap();
-    stand.send_replace(Stand::Doubt(tenure(1)));
+    stand.send_replace(LeaderState::Unconfirmed(tenure(1)));
     // One that begins now is served as well, and so is what is said in the one that is there.
     let mut other = Hello {
         replica: "other".to_owned(),
@@ -82,18 +82,18 @@ async fn a_session_ends_when_the_lead_is_lost_and_not_while_it_is_in_doubt() {
     other.cluster_uid = "cluster".to_owned();
     let mut second = Stream::open(&dialer, Said::Hello(other)).await.unwrap();
     assert!(matches!(second.hear().await.unwrap(), Say::Welcome(_)));
-    stand.send_replace(Stand::Leads(tenure(1)));
+    stand.send_replace(LeaderState::Leading(tenure(1)));
 
     stand.send_replace(standby());
     for stream in [&mut stream, &mut second] {
         let expected = ("this hub does not lead any more".to_owned(), 1_000);
         assert_eq!(drained(stream).await, expected);
     }
-    stand.send_replace(Stand::Leads(tenure(3)));
+    stand.send_replace(LeaderState::Leading(tenure(3)));
     let mut again = Stream::open(&dialer, first()).await.unwrap();
     assert!(matches!(again.hear().await.unwrap(), Say::Welcome(_)));
     // A stop is told by whoever stops, once another can lead.
-    stand.send_replace(Stand::Leaving);
+    stand.send_replace(LeaderState::Leaving);
     let late = Stream::open(&dialer, first()).await.err().unwrap();
     assert_eq!(late.code(), Code::Unavailable);
     drop(port.stop);

@@ -100,7 +100,7 @@ impl Rig {
 
     /// Looks whenever something is heard, until the step that is wanted was made, or the wait is as wanted.
     async fn until(&mut self, wanted: impl Fn(&Step) -> bool) -> Step {
-        let board = Arc::clone(&self.home.facts);
+        let report_store = Arc::clone(&self.home.facts);
         let mut last = Step::Rest;
         let looking = async {
             loop {
@@ -108,7 +108,7 @@ impl Rig {
                 if wanted(&last) {
                     return;
                 }
-                board.changed.notified().await;
+                report_store.changed.notified().await;
             }
         };
         let waited = tokio::time::timeout(PATIENCE, looking).await;

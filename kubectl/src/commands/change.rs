@@ -96,13 +96,13 @@ struct Step {
 
 /// The objects that are meant.
 #[derive(Debug)]
-pub(crate) struct Aim {
+pub(crate) struct ChangeTarget {
     kind: Kind,
     names: Vec<String>,
     namespace: Option<String>,
 }
 
-impl From<Change> for Aim {
+impl From<Change> for ChangeTarget {
     fn from(change: Change) -> Self {
         Self {
             kind: change.kind,
@@ -112,7 +112,7 @@ impl From<Change> for Aim {
     }
 }
 
-impl From<Resync> for Aim {
+impl From<Resync> for ChangeTarget {
     fn from(resync: Resync) -> Self {
         Self {
             kind: match resync.kind {
@@ -125,7 +125,7 @@ impl From<Resync> for Aim {
     }
 }
 
-impl From<Members> for Aim {
+impl From<Members> for ChangeTarget {
     fn from(members: Members) -> Self {
         Self {
             kind: Kind::Cluster,
@@ -138,7 +138,7 @@ impl From<Members> for Aim {
 /// Changes one after the other. What was done before one failed is said.
 pub(crate) async fn run(
     verb: Verb,
-    aim: Aim,
+    aim: ChangeTarget,
     home: &Connection,
     now: Timestamp,
 ) -> Result<Printed, KubectlError> {

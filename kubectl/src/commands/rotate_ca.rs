@@ -136,7 +136,7 @@ pub(crate) async fn run(
     now: Timestamp,
 ) -> Result<Printed, RotateCaError> {
     let places = super::join::places(args.namespace.as_deref(), context_namespace);
-    let desk = Desk { client, context };
+    let desk = CaSecret { client, context };
     for _ in 0..TRIES {
         let (namespace, found) = desk.find(&places).await?;
         let record = Record::of(&found);
@@ -308,12 +308,12 @@ impl Record {
 }
 
 /// Home, as who runs this may see it.
-struct Desk<'a> {
+struct CaSecret<'a> {
     client: Client,
     context: &'a str,
 }
 
-impl Desk<'_> {
+impl CaSecret<'_> {
     async fn find(
         &self,
         places: &[String],

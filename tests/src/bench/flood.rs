@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use krypton_tests::{
-    Answer, AnsweringProxy, Cluster, Lie, Parts, answering_proxy::READS, fleet::Desk,
+    Answer, AnsweringProxy, Cluster, Lie, Parts, answering_proxy::READS, fleet::FleetClient,
 };
 use tokio::task::JoinSet;
 
@@ -91,7 +91,7 @@ pub(crate) async fn measure(options: &Options) -> Result<Flood> {
     let edge = Cluster::start("edge", Parts::ControlPlane).await?;
     let server = AnsweringProxy::before(&edge).await?;
     let kubeconfig = std::fs::read_to_string(server.kubeconfig())?;
-    let desk = Desk::at(&stage.home);
+    let desk = FleetClient::at(&stage.home);
     desk.add_member(HOSTILE, &kubeconfig).await?;
     let healthy = [("Healthy", "True", "Reconciling")];
     desk.member_shows(HOSTILE, &healthy).await?;

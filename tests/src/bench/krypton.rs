@@ -11,7 +11,7 @@ use krypton_crds::tenant::{Tenant, TenantSpec};
 use krypton_tests::{
     Agent, AgentOptions, ChartRepository, Cluster, Daemon, Hub, HubOptions, Mode, Parts, bundle,
     eventually,
-    fleet::{Desk, HUB_NAMESPACE, PATIENCE, condition},
+    fleet::{FleetClient, HUB_NAMESPACE, PATIENCE, condition},
     process::log_end,
 };
 
@@ -140,7 +140,7 @@ impl Setup {
             format!("--max-concurrent-helm-per-member={AT_ONCE}"),
         ];
         let mut hub = Hub::start(&HubOptions::new(&at_home).args(flags).args(more))?;
-        let desk = Desk::at(&home);
+        let desk = FleetClient::at(&home);
         let agent = if mode == Mode::Agent {
             hub.ready(PATIENCE).await?;
             let join_file = folder.path().join("bundle.yaml");
@@ -170,7 +170,9 @@ impl Setup {
             ("Connected", "True", "Connected"),
             ("Healthy", "True", "Reconciling"),
         ];
-        let shown = Desk::at(&self.home).member_shows(EDGE, &healthy).await;
+        let shown = FleetClient::at(&self.home)
+            .member_shows(EDGE, &healthy)
+            .await;
         shown
             .map(drop)
             .map_err(|error| with_log(error, self.actor()))
@@ -200,7 +202,7 @@ impl Setup {
 
     /// Revisions of releases on the edge.
     pub(crate) async fn revisions(&self) -> Result<usize> {
-        Ok(Desk::at(&self.edge).releases().await?.len())
+        Ok(FleetClient::at(&self.edge).releases().await?.len())
     }
 
     /// Who does the work on the edge.

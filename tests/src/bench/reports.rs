@@ -58,7 +58,7 @@ pub(crate) struct Options {
 #[derive(Debug)]
 pub(crate) struct Measured {
     options: Options,
-    /// A second, of the board alone.
+    /// A second, of the report_store alone.
     alone: f64,
     seconds: f64,
     taken_in: u64,
@@ -178,7 +178,7 @@ async fn all_ready(tenants: &Api<Tenant>, options: &Options) -> Result<()> {
     .context("home")
 }
 
-/// Reports a second that the board takes from one thread.
+/// Reports a second that the report_store takes from one thread.
 fn alone(options: &Options) -> f64 {
     let reports = Reports::default();
     let names: Vec<String> = (0..options.agents)

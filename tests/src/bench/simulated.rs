@@ -1,4 +1,4 @@
-//! Agents without clusters: the agent's own dialler, session and board of reports over mutual TLS. What
+//! Agents without clusters: the agent's own dialler, session and report_store of reports over mutual TLS. What
 //! is simulated is the cluster behind them, so of the reconciler only what an idle one says.
 
 use std::{
@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use arc_swap::ArcSwap;
 use krypton_agent::session::{self, Link, Session, connect::Dialer};
 use krypton_hub::ca::{AGENT_CERTIFICATE_LIFE, Authority};
-use krypton_reconciler::report_store::ReportBoard;
+use krypton_reconciler::report_store::ReportStore;
 use krypton_runtime::clock;
 use krypton_runtime::newest::NewestSeen as _;
 use krypton_runtime::tls::{self, Credential};
@@ -56,7 +56,7 @@ pub(crate) struct Agents {
 
 #[derive(Debug)]
 struct Agent {
-    board: Arc<ReportBoard>,
+    report_store: Arc<ReportStore>,
     seen: Mutex<Seen>,
 }
 
@@ -105,7 +105,7 @@ impl Agents {
                 let (desired, desired_seen) = watch::channel(None);
                 let (link, link_seen) = watch::channel(Link::default());
                 let agent = Arc::new(Agent {
-                    board: Arc::default(),
+                    report_store: Arc::default(),
                     seen: Mutex::default(),
                 });
                 let session = Session {
@@ -113,7 +113,7 @@ impl Agents {
                     replica: REPLICA.to_owned(),
                     cluster_uid: format!("cluster-of-{name}"),
                     kubernetes_version: KUBERNETES_VERSION.to_owned(),
-                    board: Arc::clone(&agent.board),
+                    report_store: Arc::clone(&agent.report_store),
                     desired,
                     recorded: None,
                     link,
@@ -140,7 +140,7 @@ impl Agents {
                     namespace: "default".to_owned(),
                     name: super::name(number),
                 };
-                agent.board.tenant(&key, Some(report.clone()));
+                agent.report_store.tenant(&key, Some(report.clone()));
             }
         }
     }
@@ -150,7 +150,7 @@ impl Agents {
     /// # Panics
     /// When there is no such agent.
     pub(crate) fn report(&self, index: usize, key: &TenantKey, report: Option<TenantReport>) {
-        self.agents[index].board.tenant(key, report);
+        self.agents[index].report_store.tenant(key, report);
     }
 
     /// Waits until each has seen what is wanted, and returns when each did, in order.
@@ -241,7 +241,7 @@ async fn reconcile(
                     continue;
                 };
                 agent.lock().desired = Some((newest.version, Instant::now()));
-                agent.board.member(&idle(&newest));
+                agent.report_store.member(&idle(&newest));
             }
         }
     }

@@ -5,7 +5,7 @@ use std::{ffi::OsString, fs, path::PathBuf, time::Duration};
 use krypton_tests::{
     Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Hub, HubOptions, Parts, Tools,
     eventually,
-    fleet::Desk,
+    fleet::FleetClient,
     process::{Invocation, log_end},
 };
 use krypton_types::names;
@@ -32,13 +32,13 @@ const FOR_GOOD: Duration = Duration::from_secs(365 * 24 * 3600);
 /// A cluster and its name as a member of the fleet.
 pub(crate) struct Site {
     pub(crate) cluster: Cluster,
-    pub(crate) desk: Desk,
+    pub(crate) desk: FleetClient,
     pub(crate) member: String,
 }
 
 impl Site {
     fn new(cluster: Cluster, member: &str) -> Self {
-        let desk = Desk::at(&cluster);
+        let desk = FleetClient::at(&cluster);
         let member = member.to_owned();
         Self {
             cluster,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use futures::future::try_join_all;
 use krypton_tests::{
-    Answer, Fault as OfRepository, Lie, Traffic, answering_proxy::ALL, fleet::Desk,
+    Answer, Fault as OfRepository, Lie, Traffic, answering_proxy::ALL, fleet::FleetClient,
 };
 use kube::Client;
 use tokio::time::sleep;
@@ -216,7 +216,7 @@ fn lie(answer: Answered) -> Lie {
 }
 
 async fn kubeconfig(stage: &Stage, away: Duration) -> Result<()> {
-    let desk = Desk::at(&stage.home);
+    let desk = FleetClient::at(&stage.home);
     let name = Edge::Two.name();
     desk.add_member(name, "{rubbish: [").await?;
     sleep(away).await;

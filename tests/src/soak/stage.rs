@@ -11,7 +11,7 @@ use k8s_openapi::api::apps::v1::Deployment;
 use krypton_tests::{
     Agent, AgentOptions, AnsweringProxy, ChartRepository, ChartSource, Cluster, Daemon, FaultProxy,
     Hub, Parts, Traffic, bundle, eventually,
-    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, kill_helm, values_flag},
+    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, kill_helm, values_flag},
     membership::write_secret,
 };
 use kube::{Api, Client};
@@ -132,7 +132,7 @@ impl Stage {
         let hubs = Hubs::start(&home, hubs, flags).await?;
         let kubeconfig =
             fs::read_to_string(two.way.kubeconfig()).context("reading a kubeconfig")?;
-        let desk = Desk::at(&home);
+        let desk = FleetClient::at(&home);
         desk.add_member(Edge::Two.name(), &kubeconfig).await?;
         let folder = TempDir::with_prefix("krypton-join-").context("making a folder")?;
         let join = folder.path().join("bundle.yaml");

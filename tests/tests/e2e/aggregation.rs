@@ -18,7 +18,7 @@ use krypton_crds::tenant::{ClusterSummary, Tenant};
 use krypton_hub::ca::Authority;
 use krypton_tests::{
     Cluster, Hub, HubOptions, Mode, Pair, Parts, by_agent, eventually,
-    fleet::{Desk, HUB_NAMESPACE, PATIENCE, condition},
+    fleet::{FleetClient, HUB_NAMESPACE, PATIENCE, condition},
     kubectl_krypton,
 };
 use krypton_types::conditions::{State, Truth, clusters, reason};
@@ -41,7 +41,7 @@ fn name(number: u32) -> String {
 }
 
 /// Waits until the member's condition has gone, and until then it says nothing but this.
-async fn goes(desk: &Desk, type_: &str, why: &str) -> Tenant {
+async fn goes(desk: &FleetClient, type_: &str, why: &str) -> Tenant {
     let tenants = desk.tenants("default");
     eventually("the condition to go", PATIENCE, async || {
         let tenant = tenants.get("acme").await?;
@@ -61,7 +61,7 @@ async fn goes(desk: &Desk, type_: &str, why: &str) -> Tenant {
 
 async fn a_member_that_departs_is_shown_for_a_grace_over_a_restart_and_then_no_more(mode: Mode) {
     let (mut pair, _repository, _values) = Pair::with_small_chart("departs", mode).await.unwrap();
-    let (home, edge) = (Desk::at(pair.home()), pair.desk());
+    let (home, edge) = (FleetClient::at(pair.home()), pair.desk());
     let type_ = pair.condition("ClusterReady");
     for desk in [&edge, &home] {
         desk.create("default", "acme", json!({})).await.unwrap();
@@ -233,7 +233,7 @@ async fn a_tenant_on_two_hundred_members_has_a_summary_that_is_written_once_a_se
  {
     const ALL: u32 = 200;
     let mut many = Many::start(ALL).await;
-    let desk = Desk::at(&many.home);
+    let desk = FleetClient::at(&many.home);
     for tenant in ["acme", "other"] {
         for number in 0..ALL {
             many.says(number, tenant, Some(true), 1);

@@ -11,11 +11,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use krypton_crds::tenant::Tenant;
 use krypton_reconciler::{
     backup,
-    record::{LEDGER_NAME, anchor::ANCHOR_NAME},
+    record::{RECORD_NAME, anchor::ANCHOR_NAME},
 };
 use krypton_tests::{
     Mode, Pair, Parts, by_agent, eventually,
-    fleet::{Desk, PATIENCE, SYSTEM_NAMESPACE},
+    fleet::{FleetClient, PATIENCE, SYSTEM_NAMESPACE},
 };
 use kube::{
     Api, ResourceExt,
@@ -34,16 +34,16 @@ by_agent!(
     the_anchor_owns_the_record_alone_and_neither_its_deletion_nor_a_restore_takes_anything_of_value
 );
 
-fn maps(desk: &Desk) -> Api<ConfigMap> {
+fn maps(desk: &FleetClient) -> Api<ConfigMap> {
     Api::namespaced(desk.client.clone(), SYSTEM_NAMESPACE)
 }
 
-fn secrets(desk: &Desk) -> Api<Secret> {
+fn secrets(desk: &FleetClient) -> Api<Secret> {
     Api::namespaced(desk.client.clone(), SYSTEM_NAMESPACE)
 }
 
 /// The UID of the anchor, once it is another than `before` and owns the record.
-async fn anchored(desk: &Desk, before: Option<&str>) -> String {
+async fn anchored(desk: &FleetClient, before: Option<&str>) -> String {
     let (maps, secrets) = (maps(desk), secrets(desk));
     eventually(
         "the record to be owned by the anchor",
@@ -51,7 +51,7 @@ async fn anchored(desk: &Desk, before: Option<&str>) -> String {
         async || {
             let anchor = maps.get(ANCHOR_NAME).await?.uid().unwrap_or_default();
             ensure!(Some(anchor.as_str()) != before, "the anchor of before");
-            let ledger = secrets.get(LEDGER_NAME).await?;
+            let ledger = secrets.get(RECORD_NAME).await?;
             let owned = ledger
                 .owner_references()
                 .iter()
@@ -65,7 +65,7 @@ async fn anchored(desk: &Desk, before: Option<&str>) -> String {
 }
 
 /// Kind, namespace and name of all objects of the cluster that name this owner.
-async fn owned_by(desk: &Desk, uid: &str) -> Result<Vec<String>> {
+async fn owned_by(desk: &FleetClient, uid: &str) -> Result<Vec<String>> {
     let discovery = Discovery::new(desk.client.clone()).run().await?;
     let kinds = discovery
         .groups()
@@ -109,7 +109,7 @@ fn kinds() -> [ApiResource; 5] {
 }
 
 /// All of a namespace that nobody but those who back up brings back.
-async fn content(desk: &Desk, namespace: &str) -> Result<Vec<(ApiResource, DynamicObject)>> {
+async fn content(desk: &FleetClient, namespace: &str) -> Result<Vec<(ApiResource, DynamicObject)>> {
     let mut found = Vec::new();
     for kind in kinds() {
         let api: Api<DynamicObject> = Api::namespaced_with(desk.client.clone(), namespace, &kind);
@@ -127,7 +127,7 @@ async fn content(desk: &Desk, namespace: &str) -> Result<Vec<(ApiResource, Dynam
 }
 
 /// Kind, namespace and name, with the UID.
-async fn of_value(desk: &Desk) -> Result<BTreeMap<String, String>> {
+async fn of_value(desk: &FleetClient) -> Result<BTreeMap<String, String>> {
     let mut found = BTreeMap::new();
     for namespace in [TENANT, SYSTEM_NAMESPACE] {
         for (kind, object) in content(desk, namespace).await? {
@@ -141,7 +141,7 @@ async fn of_value(desk: &Desk) -> Result<BTreeMap<String, String>> {
         found.insert(name, tenant.uid().unwrap_or_default());
     }
     // The one thing that goes and comes.
-    found.remove(&format!("Secret {SYSTEM_NAMESPACE}/{LEDGER_NAME}"));
+    found.remove(&format!("Secret {SYSTEM_NAMESPACE}/{RECORD_NAME}"));
     Ok(found)
 }
 
@@ -168,7 +168,7 @@ fn anew(object: &DynamicObject) -> DynamicObject {
 
 /// Takes all of Krypton away and brings it back under new UIDs, as those do who restore a backup. Returns what was
 /// brought back.
-async fn restore(desk: &Desk) -> Result<BTreeMap<String, String>> {
+async fn restore(desk: &FleetClient) -> Result<BTreeMap<String, String>> {
     let (client, params) = (desk.client.clone(), PostParams::default());
     let namespaces: Api<Namespace> = Api::all(client.clone());
     let tenants = desk.tenants("default");
@@ -218,7 +218,7 @@ async fn restore(desk: &Desk) -> Result<BTreeMap<String, String>> {
 }
 
 /// Waits until the garbage collector has been by: it has taken what is owned by this, which is no more.
-async fn collected(desk: &Desk, owner: &OwnerReference) {
+async fn collected(desk: &FleetClient, owner: &OwnerReference) {
     let maps = maps(desk);
     let mut canary = ConfigMap::default();
     canary.metadata.name = Some("canary".to_owned());
@@ -230,7 +230,7 @@ async fn collected(desk: &Desk, owner: &OwnerReference) {
         PATIENCE,
         async || {
             let canary = maps.get_opt("canary").await?;
-            let ledger = secrets.get_metadata_opt(LEDGER_NAME).await?;
+            let ledger = secrets.get_metadata_opt(RECORD_NAME).await?;
             let former = ledger.is_some_and(|ledger| ledger.owner_references().contains(owner));
             Ok((canary.is_none() && !former).then_some(()))
         },
@@ -239,7 +239,7 @@ async fn collected(desk: &Desk, owner: &OwnerReference) {
     .unwrap();
 }
 
-async fn says(desk: &Desk, release: &str, message: &str) {
+async fn says(desk: &FleetClient, release: &str, message: &str) {
     let maps: Api<ConfigMap> = Api::namespaced(desk.client.clone(), TENANT);
     let what = format!("the release to say {message}");
     eventually(&what, PATIENCE, async || {
@@ -261,10 +261,10 @@ async fn the_anchor_owns_the_record_alone_and_neither_its_deletion_nor_a_restore
     desk.create("default", TENANT, json!({})).await.unwrap();
     desk.shows("default", TENANT, &[ALL_READY]).await.unwrap();
     let first = anchored(&desk, None).await;
-    let record = format!("Secret {SYSTEM_NAMESPACE}/{LEDGER_NAME}");
+    let record = format!("Secret {SYSTEM_NAMESPACE}/{RECORD_NAME}");
     assert_eq!(owned_by(&desk, &first).await.unwrap(), [record.as_str()]);
     let owner = secrets(&desk)
-        .get(LEDGER_NAME)
+        .get(RECORD_NAME)
         .await
         .unwrap()
         .owner_references()[0]
@@ -293,7 +293,7 @@ async fn the_anchor_owns_the_record_alone_and_neither_its_deletion_nor_a_restore
 
     // All is restored while nobody looks.
     let owner = secrets(&desk)
-        .get(LEDGER_NAME)
+        .get(RECORD_NAME)
         .await
         .unwrap()
         .owner_references()[0]
@@ -336,7 +336,7 @@ async fn the_anchor_owns_the_record_alone_and_neither_its_deletion_nor_a_restore
 }
 
 /// Creates the record of a Tenant whose namespace is gone.
-async fn rescue_of_nobody(desk: &Desk) {
+async fn rescue_of_nobody(desk: &FleetClient) {
     let tenant = json!({"namespace": "gone", "name": "acme", "uid": "1", "labels": {},
         "annotations": {}, "spec": {}});
     let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
@@ -362,7 +362,7 @@ async fn a_record_of_a_former_anchor_is_given_the_present_one_and_keeps_its_othe
     let desk = pair.desk();
     let uid = anchored(&desk, None).await;
     let ours = secrets(&desk)
-        .get(LEDGER_NAME)
+        .get(RECORD_NAME)
         .await
         .unwrap()
         .owner_references()[0]
@@ -381,7 +381,7 @@ async fn a_record_of_a_former_anchor_is_given_the_present_one_and_keeps_its_othe
     let params = PatchParams::default();
     let owners = json!({"metadata": {"ownerReferences": [former, theirs]}});
     let patching = secrets(&desk)
-        .patch(LEDGER_NAME, &params, &Patch::Merge(owners))
+        .patch(RECORD_NAME, &params, &Patch::Merge(owners))
         .await;
     patching.unwrap();
     let bare = json!({"metadata": {"labels": {"team": "a"}, "annotations": null}});
@@ -395,7 +395,7 @@ async fn a_record_of_a_former_anchor_is_given_the_present_one_and_keeps_its_othe
     pair.start_actor_again().unwrap();
 
     assert_eq!(anchored(&desk, None).await, uid);
-    let ledger = secrets(&desk).get(LEDGER_NAME).await.unwrap();
+    let ledger = secrets(&desk).get(RECORD_NAME).await.unwrap();
     assert_eq!(ledger.owner_references(), [theirs, ours]);
     let anchor = maps(&desk).get(ANCHOR_NAME).await.unwrap();
     assert_eq!(anchor.labels().get("team").map(String::as_str), Some("a"));

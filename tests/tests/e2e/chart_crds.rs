@@ -3,7 +3,7 @@
 use std::fs;
 
 use k8s_openapi::api::core::v1::Secret;
-use krypton_reconciler::record::LEDGER_NAME;
+use krypton_reconciler::record::RECORD_NAME;
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Mode, Pair, Parts, by_agent, eventually,
     fleet::{PATIENCE, SYSTEM_NAMESPACE, chart_flags},
@@ -88,7 +88,7 @@ async fn crds_of_a_chart_are_left_out_made_once_or_brought_up_to_date_and_never_
     // An agent that starts again goes by what it had before until it hears of this.
     eventually("the policy to be on record", PATIENCE, async || {
         let secrets: Api<Secret> = Api::namespaced(desk.client.clone(), SYSTEM_NAMESPACE);
-        let record = secrets.get(LEDGER_NAME).await?.data.unwrap_or_default();
+        let record = secrets.get(RECORD_NAME).await?.data.unwrap_or_default();
         let record: Value = serde_json::from_slice(&record.into_values().next().unwrap().0)?;
         Ok(record.get("chartCrds").is_none().then_some(()))
     })

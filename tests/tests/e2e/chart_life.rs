@@ -9,7 +9,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use krypton_crds::{edge_cluster::EdgeCluster, tenant::Tenant};
 use krypton_tests::{
     AgentPod, ChartRepository, ChartSource, Cluster, HubPod, OwnChart, Parts, eventually,
-    fleet::{Desk, PATIENCE},
+    fleet::{FleetClient, PATIENCE},
     membership::join_command,
 };
 use krypton_types::names;
@@ -72,7 +72,7 @@ async fn lasting(
     let kept = secret(cluster, namespace, name).await;
     let kept = kept.map(|kept| (kept.uid(), kept.data));
     lasting.insert(format!("{namespace}/{name}"), format!("{kept:?}"));
-    for (release, version) in Desk::at(cluster).releases().await? {
+    for (release, version) in FleetClient::at(cluster).releases().await? {
         if !release.contains(".krypton-") {
             lasting.insert(release, version);
         }
@@ -90,7 +90,7 @@ async fn what_an_uninstalled_chart_has_left_is_taken_up_by_the_next() {
         Cluster::start("life-edge", Parts::WithControllers),
     )
     .unwrap();
-    let (desk, at_edge) = (Desk::at(&home), Desk::at(&edge));
+    let (desk, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
     let (namespace, system) = (OwnChart::Hub.namespace(), OwnChart::Agent.namespace());
     let authority = (namespace, "krypton-hub-ca");
     let identity = (system, "krypton-agent-identity");

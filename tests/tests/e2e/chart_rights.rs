@@ -15,7 +15,7 @@ use krypton_runtime::clock::wall;
 use krypton_tests::{
     Agent, AgentOptions, AgentPod, Audited, ChartRepository, ChartSource, Cluster, HubPod,
     OwnChart, Parts, ServiceAccountAccess, eventually,
-    fleet::{Desk, PATIENCE},
+    fleet::{FleetClient, PATIENCE},
     held::Held,
     membership::bundle_of,
     service_account::username,
@@ -88,7 +88,7 @@ async fn nothing_denied(cluster: &Cluster, accounts: &[String]) {
     );
 }
 
-async fn installs(desk: &Desk, tenant: &str) {
+async fn installs(desk: &FleetClient, tenant: &str) {
     let spec = json!({"workspace": format!("{tenant}-ws")});
     desk.create("default", tenant, spec).await.unwrap();
     desk.shows("default", tenant, &[ALL_READY]).await.unwrap();
@@ -96,7 +96,7 @@ async fn installs(desk: &Desk, tenant: &str) {
 
 /// Leaves the Tenant's release without a revision that counts, as a helm does that is killed at the end,
 /// and waits until the agent has put it right.
-async fn repaired(edge: &Cluster, desk: &Desk, tenant: &str) {
+async fn repaired(edge: &Cluster, desk: &FleetClient, tenant: &str) {
     let (namespace, release) = (format!("{tenant}-ws"), names::tenant_release(tenant, EDGE));
     let (newest, _) = desk
         .revisions(&namespace, &release)
@@ -172,7 +172,7 @@ async fn relabelled(edge: &Cluster, tenant: &str) {
 }
 
 /// Deletes the CRD under its Tenants, and waits until it and this one are back.
-async fn rescued(cluster: &Cluster, desk: &Desk, tenant: &str) {
+async fn rescued(cluster: &Cluster, desk: &FleetClient, tenant: &str) {
     let crds: Api<CustomResourceDefinition> = Api::all(desk.client.clone());
     let crd = crds.get(Tenant::crd_name()).await.unwrap();
     let old = desk.tenants("default").get(tenant).await.unwrap();
@@ -201,7 +201,7 @@ async fn rescued(cluster: &Cluster, desk: &Desk, tenant: &str) {
 
 /// A Tenant that home places in a namespace that the edge has not: made, written, deleted; then another one
 /// that is let go.
-async fn placed(home: &Desk, edge: &Desk) {
+async fn placed(home: &FleetClient, edge: &FleetClient) {
     let words = json!({"metadata": {"name": "team"}});
     let namespaces: Api<Namespace> = Api::all(home.client.clone());
     let team = serde_json::from_value(words).unwrap();
@@ -235,7 +235,7 @@ async fn placed(home: &Desk, edge: &Desk) {
     home.told("team", "kept", "Orphaned").await.unwrap();
 }
 
-async fn pause(home: &Desk, paused: bool) {
+async fn pause(home: &FleetClient, paused: bool) {
     let members: Api<EdgeCluster> = Api::all(home.client.clone());
     let patch = Patch::Merge(json!({"spec": {"paused": paused}}));
     members
@@ -246,7 +246,7 @@ async fn pause(home: &Desk, paused: bool) {
 
 /// Runs an agent of another cluster with the identity of the edge's, until the hub has told of it
 /// twice: an event that is made, and then counted.
-async fn credential_used_twice(home: &Cluster, edge: &Cluster, desk: &Desk) {
+async fn credential_used_twice(home: &Cluster, edge: &Cluster, desk: &FleetClient) {
     let copy = Cluster::start("chart-rights-copy", Parts::ControlPlane)
         .await
         .unwrap();
@@ -280,7 +280,7 @@ async fn credential_used_twice(home: &Cluster, edge: &Cluster, desk: &Desk) {
 }
 
 /// The fleet's values are not there: the hub says so on the object that is missing, until it is made.
-async fn values_are_missed_and_given(home: &Cluster, desk: &Desk) {
+async fn values_are_missed_and_given(home: &Cluster, desk: &FleetClient) {
     let namespace = OwnChart::Hub.namespace();
     desk.told(namespace, "fleet", "ValuesMissing")
         .await
@@ -320,7 +320,7 @@ async fn stale_token(home: &Cluster) -> String {
 }
 
 /// A KryptonDeployment of the agent's member, from home.
-async fn deployed_and_gone(desk: &Desk, at_edge: &Desk) {
+async fn deployed_and_gone(desk: &FleetClient, at_edge: &FleetClient) {
     let all: Api<KryptonDeployment> = Api::namespaced(desk.client.clone(), "default");
     let spec = json!({"account": {"name": "somebody"}, "region": {"name": EDGE}});
     let object = KryptonDeployment::new("ordered", serde_json::from_value(spec).unwrap());
@@ -358,7 +358,7 @@ async fn the_rights_of_the_charts_are_enough_for_all_that_hub_and_agent_do() {
         Cluster::start_audited("chart-rights-edge", Parts::WithControllers),
     )
     .unwrap();
-    let (desk, at_edge) = (Desk::at(&home), Desk::at(&edge));
+    let (desk, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
     let (of_hub, of_agent) = (accounts(OwnChart::Hub), accounts(OwnChart::Agent));
 
     OwnChart::Hub
@@ -512,7 +512,7 @@ async fn a_right_that_helm_lacks_is_named_by_the_tenant_and_given_by_an_upgrade(
         .await
         .unwrap();
     home.apply(TOO_FEW).await.unwrap();
-    let desk = Desk::at(&home);
+    let desk = FleetClient::at(&home);
     // The CRDs are made by the hub itself, too, which has the rights to that in any case.
     let few = [
         "--set=helmRights.clusterRole=too-few",
@@ -601,7 +601,7 @@ async fn a_hub_works_on_a_home_elsewhere_with_the_rights_that_its_chart_made_the
 
     let mut hub = HubPod::start(&own, None).await.unwrap();
     hub.hub.ready(PATIENCE).await.unwrap();
-    let desk = Desk::at(&home);
+    let desk = FleetClient::at(&home);
     installs(&desk, "acme").await;
     desk.delete("default", "acme").await.unwrap();
     desk.gone("default", "acme").await.unwrap();
@@ -637,7 +637,7 @@ async fn a_hub_whose_home_is_no_member_does_with_fewer_rights() {
         "stringData": {names::KUBECONFIG_KEY: edge.kubeconfig_with_token()},
     });
     home.apply(&secret.to_string()).await.unwrap();
-    let desk = Desk::at(&home);
+    let desk = FleetClient::at(&home);
     desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
     nothing_denied(&home, &accounts(OwnChart::Hub)[..1]).await;
     hub.hub.stop().await.unwrap();

@@ -9,7 +9,7 @@ use krypton_helm::chart::{
     ChartCache, ChartError, ChartFault, ChartRef, Credentials, CredentialsNow,
 };
 use krypton_helm::driver::{Helm, HelmConfig, Keyring};
-use krypton_tests::fleet::{Desk, ValuesFile, values_flag};
+use krypton_tests::fleet::{FleetClient, ValuesFile, values_flag};
 use krypton_tests::registry::{Login, PASSWORD, USERNAME};
 use krypton_tests::{
     Agent, ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Parts,
@@ -273,7 +273,7 @@ async fn a_fleet_runs_a_signed_chart_of_a_private_registry_by_a_range_that_keeps
         "metadata": {"name": "charts"},
         "stringData": {"username": USERNAME, "password": PASSWORD},
     });
-    let (desk, at_edge) = (Desk::at(&home), Desk::at(&edge));
+    let (desk, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
     desk.apply_secret("charts", &secret).await.unwrap();
     let values = ValuesFile::new("replicaCount: 0").unwrap();
     let url = registry.url();

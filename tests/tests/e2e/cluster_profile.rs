@@ -11,7 +11,7 @@ use krypton_crds::krypton_deployment::KryptonDeployment;
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, ForeignCrd, Hub, HubOptions, Parts, Tools, eventually,
     fleet::{
-        Desk, Expected, HUB_NAMESPACE, PATIENCE, SYSTEM_NAMESPACE, ValuesFile, chart_flags,
+        Expected, FleetClient, HUB_NAMESPACE, PATIENCE, SYSTEM_NAMESPACE, ValuesFile, chart_flags,
         condition, values_flag,
     },
 };
@@ -169,7 +169,7 @@ fn by_secret(edge: &Cluster) -> Value {
     json!([{"name": PROVIDER, "cluster": cluster}])
 }
 
-async fn credential(home: &Desk, kubeconfig: &str) {
+async fn credential(home: &FleetClient, kubeconfig: &str) {
     let secret = json!({
         "apiVersion": "v1",
         "kind": "Secret",
@@ -180,7 +180,7 @@ async fn credential(home: &Desk, kubeconfig: &str) {
 }
 
 /// Who holds the member's Lease, since when, and how often it has changed hands.
-async fn held(edge: &Desk) -> (Option<String>, Option<i32>, String) {
+async fn held(edge: &FleetClient) -> (Option<String>, Option<i32>, String) {
     let leases: Api<Lease> = Api::namespaced(edge.client.clone(), SYSTEM_NAMESPACE);
     let spec = leases.get("krypton-agent").await.unwrap().spec.unwrap();
     let since = format!("{:?}", spec.acquire_time);
@@ -188,7 +188,7 @@ async fn held(edge: &Desk) -> (Option<String>, Option<i32>, String) {
 }
 
 /// One that names a member's profile is deployed there; one that names none that there is says so.
-async fn a_deployment_names_a_profile(home: &Cluster, at_edge: &Desk) {
+async fn a_deployment_names_a_profile(home: &Cluster, at_edge: &FleetClient) {
     let all: Api<KryptonDeployment> = Api::namespaced(home.client(), "default");
     let create = async |name: &str, profile: &str| {
         let spec = json!({
@@ -257,7 +257,7 @@ async fn a_profile_becomes_a_member_and_stays_one_through_rotation_and_lost_acce
         file.flag(),
     ]);
     let mut hub = Hub::start(&options).unwrap();
-    let (desk, at_edge) = (Desk::at(&home), Desk::at(&edge));
+    let (desk, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
     credential(&desk, &edge.kubeconfig_with_token()).await;
     // There is no such API yet.
     hub.ready(PATIENCE).await.unwrap();
@@ -374,7 +374,7 @@ async fn why_a_profile_cannot_be_reached_is_on_its_edge_cluster() {
     let home = Cluster::start("reasons-home", Parts::ControlPlane)
         .await
         .unwrap();
-    let desk = Desk::at(&home);
+    let desk = FleetClient::at(&home);
     let profiles = Profiles::serve(&home).await;
     let server = json!({"server": home.server()});
     let status = |access: &str| {

@@ -8,7 +8,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use krypton_crds::tenant::Tenant;
 use krypton_tests::{
     Mode, Pair, by_agent, eventually,
-    fleet::{Desk, PATIENCE},
+    fleet::{FleetClient, PATIENCE},
     held::Held,
 };
 use krypton_types::names;
@@ -359,7 +359,7 @@ async fn tenants_that_were_to_go_before_their_crd_keep_nothing_away_and_go_if_th
 }
 
 /// Has the apiserver refuse every new Tenant of this name.
-async fn refuse(desk: &Desk, name: &str) {
+async fn refuse(desk: &FleetClient, name: &str) {
     let tenants = json!({"apiGroups": ["mesh.openkcm.io"], "apiVersions": ["*"],
         "operations": ["CREATE"], "resources": ["tenants"]});
     let policy = json!({"metadata": {"name": "refuse"}, "spec": {
@@ -392,7 +392,7 @@ async fn refuse(desk: &Desk, name: &str) {
 
 async fn refused_tenant_keeps_no_other_from_its_restore(mode: Mode) {
     let (mut pair, _repository, _values) = Pair::with_small_chart("refused", mode).await.unwrap();
-    let (desk, home) = (pair.desk(), Desk::at(pair.home()));
+    let (desk, home) = (pair.desk(), FleetClient::at(pair.home()));
     for name in ["bad", "good", "other"] {
         desk.create("default", name, json!({})).await.unwrap();
     }

@@ -7,7 +7,7 @@ use krypton_helm::releases::labels::{OWNER_NAMESPACE_LABEL, OWNER_UID_LABEL};
 use krypton_reconciler::index::CREATOR_LABEL;
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Gate, Mode, Parts, by_agent, eventually,
-    fleet::{Desk, PATIENCE, kill_helm},
+    fleet::{FleetClient, PATIENCE, kill_helm},
     gate,
     no_tenants::{has_no_tenants, refuse_tenants},
 };
@@ -58,13 +58,13 @@ async fn small() -> ChartRepository {
     ChartRepository::start(&charts).await.unwrap()
 }
 
-async fn labels(desk: &Desk, namespace: &str, release: &str, revision: u32) -> Labels {
+async fn labels(desk: &FleetClient, namespace: &str, release: &str, revision: u32) -> Labels {
     let secrets: Api<Secret> = Api::namespaced(desk.client.clone(), namespace);
     let name = format!("sh.helm.release.v1.{release}.v{revision}");
     secrets.get(&name).await.unwrap().labels().clone()
 }
 
-async fn namespace_goes(desk: &Desk, name: &str) {
+async fn namespace_goes(desk: &FleetClient, name: &str) {
     let what = format!("namespace {name} to be gone");
     eventually(&what, PATIENCE, async || {
         match desk.namespace(name).await? {
@@ -99,7 +99,7 @@ async fn message_is(cluster: &Cluster, namespace: &str, release: &str, expected:
 
 async fn a_deployment_comes_follows_its_chart_is_put_right_and_goes_by_an_order_only(mode: Mode) {
     let cluster = cluster("ordered", mode, Parts::WithControllers).await;
-    let (desk, repository) = (Desk::at(&cluster), small().await);
+    let (desk, repository) = (FleetClient::at(&cluster), small().await);
     let drift = DriftPolicy {
         mode: DriftMode::Heal,
         interval_seconds: 1,
@@ -195,7 +195,7 @@ async fn a_helm_that_is_killed_in_an_installation_leaves_one_release_after_the_n
     mode: Mode,
 ) {
     let cluster = cluster("ordered-killed", mode, Parts::WithControllers).await;
-    let (desk, held) = (Desk::at(&cluster), Gate::new().unwrap());
+    let (desk, held) = (FleetClient::at(&cluster), Gate::new().unwrap());
     let repository = ChartRepository::start(&[held.chart()]).await.unwrap();
     let mut rim = Rim::start(mode, &cluster, &repository, "gate", DriftPolicy::default())
         .await
@@ -230,7 +230,7 @@ async fn a_helm_that_is_killed_in_an_installation_leaves_one_release_after_the_n
 
 async fn a_release_belongs_to_one_deployment_and_the_originals_is_taken_on(mode: Mode) {
     let cluster = cluster("ordered-twice", mode, Parts::WithControllers).await;
-    let (desk, repository) = (Desk::at(&cluster), small().await);
+    let (desk, repository) = (FleetClient::at(&cluster), small().await);
     // As the original has left it: in a namespace that is nobody's to remove.
     let url = repository.url();
     let install = [
@@ -306,7 +306,7 @@ async fn a_release_belongs_to_one_deployment_and_the_originals_is_taken_on(mode:
 async fn where_there_can_be_no_tenants_there_can_be_deployments(mode: Mode) {
     let cluster = cluster("ordered-alone", mode, Parts::WithControllers).await;
     refuse_tenants(&cluster).await.unwrap();
-    let (desk, repository) = (Desk::at(&cluster), small().await);
+    let (desk, repository) = (FleetClient::at(&cluster), small().await);
     let drift = DriftPolicy::default();
     let mut rim = Rim::start(mode, &cluster, &repository, "small", drift)
         .await

@@ -17,7 +17,7 @@ use clap::{CommandFactory, Parser};
 use krypton_kubectl::Cli;
 use krypton_tests::{
     Agent, AgentOptions, Cluster, Hub, HubOptions, OwnChart, Parts, Tools,
-    fleet::{Desk, PATIENCE},
+    fleet::{FleetClient, PATIENCE},
     membership::{bundle_of, krypton_program, write_secret},
     port::Port,
     process::Invocation,
@@ -305,7 +305,7 @@ async fn the_pages_lead_from_nothing_to_a_fleet_and_through_its_life() {
     story.keep("edge-2.yaml", &other.kubeconfig_with_token());
     story.follow("README.md", "by-kubeconfig").await;
     story.play(&entries, "members").await;
-    let desk = Desk::at(&story.home);
+    let desk = FleetClient::at(&story.home);
     for member in ["edge-1", "edge-2"] {
         desk.member_shows(member, &[CONNECTED]).await.unwrap();
     }
@@ -321,7 +321,7 @@ async fn the_pages_lead_from_nothing_to_a_fleet_and_through_its_life() {
     story.play(&entries, "uninstall").await;
 
     // As the pages say, all of that has left what is installed.
-    let at_edge = Desk::at(&story.edge);
+    let at_edge = FleetClient::at(&story.edge);
     let revisions = at_edge.revisions("acme-workspace", "tenant-acme-edge-1");
     let deployed = [(1, "deployed".to_owned())];
     assert_eq!(revisions.await.unwrap(), deployed);
@@ -372,7 +372,7 @@ async fn the_pages_lead_to_a_fleet_without_pods_and_by_what_the_charts_say_of_th
         AgentOptions::new(story.edge.kubeconfig()).args(words(&typed).unwrap().split_off(1));
     let mut agent = Agent::start(&options).unwrap();
     agent.ready(PATIENCE).await.unwrap();
-    let desk = Desk::at(&story.home);
+    let desk = FleetClient::at(&story.home);
     desk.member_shows("edge-1", &[CONNECTED]).await.unwrap();
     agent.stop().await.unwrap();
     hub.stop().await.unwrap();

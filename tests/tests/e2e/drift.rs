@@ -3,7 +3,7 @@
 use anyhow::{Result, bail};
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Mode, Pair, Parts, by_agent, eventually,
-    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
+    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
 };
 use krypton_types::names;
 use serde_json::json;
@@ -87,7 +87,7 @@ impl<'a> Release<'a> {
 }
 
 /// Waits until what the Tenant says of the member is so.
-async fn says(desk: &Desk, tenant: &str, kind: &str, so: impl Fn(&str) -> bool) {
+async fn says(desk: &FleetClient, tenant: &str, kind: &str, so: impl Fn(&str) -> bool) {
     let what = format!("Tenant {tenant} to say what it should of {kind}");
     eventually(&what, PATIENCE, async || {
         let tenant = desk.tenants("default").get(tenant).await?;

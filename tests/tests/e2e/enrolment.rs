@@ -16,9 +16,9 @@ use krypton_hub::agent_server::join_info::publish as publish_join_info;
 use krypton_hub::agent_server::join_token::{self, By, Refusal};
 use krypton_hub::agent_server::listener::Peer;
 use krypton_hub::ca::{Authority, AuthorityError, Live, read_agent_certificate};
-use krypton_hub::leader::Lead;
+use krypton_hub::leader::Leader;
 use krypton_hub::members::Members;
-use krypton_hub::notices::Notices;
+use krypton_hub::notices::EventRecorder;
 use krypton_hub::observe::metrics::SessionMetrics;
 use krypton_kubectl::join_info;
 use krypton_kubectl::join_token::make as make_token;
@@ -26,7 +26,7 @@ use krypton_proto::v1::enrollment_server::Enrollment as _;
 use krypton_proto::v1::{EnrollRequest, EnrollResponse};
 use krypton_runtime::clock::wall as now;
 use krypton_runtime::watchdog::Watchdog;
-use krypton_tests::fleet::{Desk, PATIENCE, chart_flags};
+use krypton_tests::fleet::{FleetClient, PATIENCE, chart_flags};
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Parts, eventually,
     kubectl_krypton,
@@ -81,16 +81,16 @@ async fn hub(client: &Client) -> Result<(Enrolment, Arc<Authority>)> {
     let authority = live.now();
     let audit = Audit {
         members: Arc::new(Members::default()),
-        notices: Notices::start(
+        notices: EventRecorder::start(
             client.clone(),
             "test".to_owned(),
-            Lead::alone(),
+            Leader::alone(),
             &Watchdog::default(),
         ),
         metrics: Arc::new(SessionMetrics::default()),
     };
     let namespace = NAMESPACE.to_owned();
-    let hub = Enrolment::new(client.clone(), namespace, live, audit, Lead::alone());
+    let hub = Enrolment::new(client.clone(), namespace, live, audit, Leader::alone());
     Ok((hub, authority))
 }
 
@@ -529,7 +529,7 @@ async fn the_ca_is_rotated_under_an_agent_that_goes_on_and_a_tenant_is_installed
         Cluster::start("rotation-edge", Parts::WithPods),
     )
     .unwrap();
-    let (desk, edge_desk) = (Desk::at(&home), Desk::at(&edge));
+    let (desk, edge_desk) = (FleetClient::at(&home), FleetClient::at(&edge));
     let mut flags = chart_flags(&repository, "small", "1.0.0");
     flags.push("--self-cluster=false".to_owned());
     let options = || HubOptions::new(home.kubeconfig()).args(flags.clone());

@@ -11,12 +11,12 @@ use krypton_agent::session::connect::Dialer;
 use krypton_agent::session::{self, Link, Session};
 use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec};
 use krypton_hub::ca::{AGENT_CERTIFICATE_LIFE, Authority};
-use krypton_reconciler::report_store::ReportBoard;
+use krypton_reconciler::report_store::ReportStore;
 use krypton_runtime::clock::wall;
 use krypton_runtime::tls::{self, Credential};
 use krypton_tests::{
     Cluster, Hub, HubOptions, Parts,
-    fleet::{Desk, HUB_NAMESPACE, PATIENCE},
+    fleet::{FleetClient, HUB_NAMESPACE, PATIENCE},
 };
 use kube::api::{ListParams, PostParams};
 use kube::{Api, ResourceExt};
@@ -59,7 +59,7 @@ async fn connect(
         replica: "one".to_owned(),
         cluster_uid: "a-cluster".to_owned(),
         kubernetes_version: "v1.36.0".to_owned(),
-        board: Arc::new(ReportBoard::default()),
+        report_store: Arc::new(ReportStore::default()),
         desired: watch::channel(None).0,
         recorded: None,
         link: watch::channel(Link::default()).0,
@@ -94,7 +94,7 @@ async fn a_certificate_that_is_about_to_end_is_told_of_once_over_a_restart_too()
     let options = HubOptions::new(home.kubeconfig()).args(flags);
     let mut hub = Hub::start(&options).unwrap();
     hub.ready(PATIENCE).await.unwrap();
-    let desk = Desk::at(&home);
+    let desk = FleetClient::at(&home);
     let members: Api<EdgeCluster> = Api::all(home.client());
     let member = EdgeCluster::new("edge-1", EdgeClusterSpec::default());
     let made = members.create(&PostParams::default(), &member).await;

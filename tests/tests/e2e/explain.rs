@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use krypton_kubectl::ExitCode;
 use krypton_tests::{
     Mode, Pair, eventually,
-    fleet::{Desk, HUB_NAMESPACE, PATIENCE},
+    fleet::{FleetClient, HUB_NAMESPACE, PATIENCE},
     in_both_modes,
     membership::krypton_ends,
 };
@@ -20,7 +20,7 @@ async fn a_story_names_the_cause_what_comes_next_and_who_is_silent(mode: Mode) {
         .write("replicaCount: 0\nfailWith: because it must")
         .unwrap();
     // Home tells of the one on the member by the one of that name.
-    for desk in [Desk::at(pair.home()), pair.desk()] {
+    for desk in [FleetClient::at(pair.home()), pair.desk()] {
         desk.create("default", "acme", json!({})).await.unwrap();
     }
     let failed = tells(&pair, ExitCode::NotReady, "next: it is tried again at ")

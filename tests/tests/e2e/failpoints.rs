@@ -35,7 +35,8 @@ use krypton_runtime::failpoint::{EFFECTS, MOMENTS};
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Mode, Walk, eventually,
     fleet::{
-        Desk, HUB_NAMESPACE, PATIENCE, SYSTEM_NAMESPACE, ValuesFile, chart_flags, values_flag,
+        FleetClient, HUB_NAMESPACE, PATIENCE, SYSTEM_NAMESPACE, ValuesFile, chart_flags,
+        values_flag,
     },
     held::Held,
     in_both_modes, kubectl_krypton,
@@ -311,8 +312,8 @@ fn broken(message: &str) -> String {
 
 /// What is looked at on the way, by a person.
 struct Place {
-    home: Desk,
-    edge: Desk,
+    home: FleetClient,
+    edge: FleetClient,
     values: ValuesFile,
     cluster: Arc<Cluster>,
     /// Of the member, as the hub gets it.
@@ -334,7 +335,7 @@ impl Drop for Keeper {
 
 impl Keeper {
     /// Returns once the watch has its first list.
-    async fn watch(desk: &Desk) -> Result<Self> {
+    async fn watch(desk: &FleetClient) -> Result<Self> {
         let api: Api<Deployment> = Api::namespaced(desk.client.clone(), "keeper");
         let uid = api.get(&release("keeper")).await?.uid();
         let deleted = Arc::new(AtomicBool::new(false));
@@ -378,8 +379,8 @@ fn release(tenant: &str) -> String {
 impl Place {
     fn of(walk: &Walk, values: ValuesFile) -> Self {
         Self {
-            home: Desk::at(&walk.home()),
-            edge: Desk::at(&walk.edge()),
+            home: FleetClient::at(&walk.home()),
+            edge: FleetClient::at(&walk.edge()),
             values,
             cluster: walk.home(),
             kubeconfig: walk.edge().kubeconfig_with_token(),

@@ -6,7 +6,9 @@ use anyhow::{Result, bail};
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Gate, Hub, HubOptions, Membership, Mode, Pair, Parts,
     eventually,
-    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, helm_ends, helm_processes, values_flag},
+    fleet::{
+        FleetClient, PATIENCE, ValuesFile, chart_flags, helm_ends, helm_processes, values_flag,
+    },
     gate, in_both_modes,
 };
 use serde_json::json;
@@ -23,7 +25,7 @@ in_both_modes!(
 
 /// All that who has nothing to do leaves as it is: the Tenant and its version, the events about
 /// it, and all releases.
-async fn everything(desk: &Desk) -> Result<impl PartialEq + std::fmt::Debug> {
+async fn everything(desk: &FleetClient) -> Result<impl PartialEq + std::fmt::Debug> {
     let tenant = desk.tenants("default").get("acme").await?;
     let told = desk.events("default", "acme").await?;
     let status = tenant.status.unwrap_or_default();
@@ -59,7 +61,7 @@ async fn a_restart_finds_everything_as_it_was_left(mode: Mode) {
         Cluster::start("restart-edge", Parts::WithControllers),
     )
     .unwrap();
-    let (desk, at_edge) = (Desk::at(&home), Desk::at(&edge));
+    let (desk, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
     let values = ValuesFile::new("replicaCount: 0").unwrap();
     let options = HubOptions::new(home.kubeconfig())
         .args(chart_flags(&repository, "small", "1.0.0"))
@@ -249,7 +251,11 @@ async fn a_member_whose_apiserver_is_gone_is_told_of_alone_and_is_back_by_itself
         Cluster::start("lost-2", Parts::WithControllers),
     )
     .unwrap();
-    let (desk, first, second) = (Desk::at(&home), Desk::at(&one), Desk::at(&two));
+    let (desk, first, second) = (
+        FleetClient::at(&home),
+        FleetClient::at(&one),
+        FleetClient::at(&two),
+    );
     let values = ValuesFile::new("replicaCount: 0").unwrap();
     let flags = chart_flags(&repository, "small", "1.0.0");
     let options = HubOptions::new(home.kubeconfig())

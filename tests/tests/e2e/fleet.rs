@@ -5,7 +5,7 @@ use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Pair, Parts,
     eventually,
-    fleet::{Desk, Expected, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
+    fleet::{Expected, FleetClient, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
     in_both_modes,
 };
 use kube::{
@@ -37,7 +37,7 @@ fn well(mode: Mode) -> Vec<Expected<'static>> {
 /// A hub that installs Deployments without pods, and what it needs.
 struct Fleet {
     home: Cluster,
-    desk: Desk,
+    desk: FleetClient,
     hub: Hub,
     repository: ChartRepository,
     values: ValuesFile,
@@ -52,7 +52,7 @@ async fn start(name: &str, parts: Parts, more: &[&str]) -> Result<Fleet> {
         .args(flags)
         .args([values_flag(&values)]);
     let hub = Hub::start(&options.args(more.iter().copied()))?;
-    let desk = Desk::at(&home);
+    let desk = FleetClient::at(&home);
     Ok(Fleet {
         home,
         desk,
@@ -80,7 +80,7 @@ async fn a_tenant_on_home_counts_those_of_its_name_on_all_members(mode: Mode) {
         members.push(fleet.join(mode, cluster, name).await.unwrap());
     }
     let desk = &fleet.desk;
-    let (first, second) = (Desk::at(&one), Desk::at(&two));
+    let (first, second) = (FleetClient::at(&one), FleetClient::at(&two));
     desk.create("default", "acme", json!({})).await.unwrap();
     let on_home = [
         ALL_READY,
@@ -173,7 +173,7 @@ async fn a_tenant_on_home_counts_those_of_its_name_on_all_members(mode: Mode) {
 }
 
 /// With edge-1 that has a Tenant `mine`, which names it, and a home where nothing is limited yet.
-async fn a_member_is_named_from_where_it_allows(desk: &Desk, home: &Cluster) {
+async fn a_member_is_named_from_where_it_allows(desk: &FleetClient, home: &Cluster) {
     let members: Api<EdgeCluster> = Api::all(home.client());
     let allow = async |name: &str, namespaces: serde_json::Value| {
         let patch = Patch::Merge(json!({"spec": {"allowedNamespaces": namespaces}}));
@@ -263,7 +263,7 @@ async fn a_member_goes_on_through_rotation_and_a_bad_kubeconfig_and_leaves_witho
         Cluster::start("rotation-edge", Parts::WithControllers),
     )
     .unwrap();
-    let (desk, at_edge) = (&fleet.desk, Desk::at(&edge));
+    let (desk, at_edge) = (&fleet.desk, FleetClient::at(&edge));
     desk.add_member("edge-1", &edge.kubeconfig_with_token())
         .await
         .unwrap();
@@ -358,7 +358,7 @@ async fn of_two_members_that_are_one_cluster_the_older_acts_and_the_other_writes
     )
     .unwrap();
     let _member = fleet.join(mode, &edge, "edge-b").await.unwrap();
-    let (desk, at_edge) = (&fleet.desk, Desk::at(&edge));
+    let (desk, at_edge) = (&fleet.desk, FleetClient::at(&edge));
     let healthy = well(mode);
     desk.member_shows("edge-b", &healthy).await.unwrap();
     // The name comes first, the age decides.
@@ -480,7 +480,7 @@ async fn a_deleted_edge_cluster_leaves_what_is_installed_and_comes_back_only_whe
     let mut pair = Pair::start("comes-back", mode, Parts::WithControllers)
         .await
         .unwrap();
-    let (desk, at_edge) = (Desk::at(pair.home()), pair.desk());
+    let (desk, at_edge) = (FleetClient::at(pair.home()), pair.desk());
     let values = ValuesFile::new("replicaCount: 0").unwrap();
     let mut flags = chart_flags(&repository, "small", "1.0.0");
     flags.push(values_flag(&values));

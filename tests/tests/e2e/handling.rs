@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_tests::{
     ChartRepository, ChartSource, Gate, Mode, Pair, Parts, eventually,
-    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
+    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
     gate,
 };
 use kube::Api;
@@ -17,7 +17,7 @@ const CERTIFICATES: &str = "certificates.cert-manager.io";
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 
 /// Waits until a condition of Tenant acme has this status, and a message with these words.
-async fn says(desk: &Desk, kind: &str, status: &str, words: &str) -> String {
+async fn says(desk: &FleetClient, kind: &str, status: &str, words: &str) -> String {
     let what = format!("{kind} to be {status} and to say {words:?}");
     eventually(&what, PATIENCE, async || {
         let tenant = desk.tenants("default").get("acme").await?;
@@ -34,7 +34,7 @@ async fn says(desk: &Desk, kind: &str, status: &str, words: &str) -> String {
 }
 
 /// Waits until the newest revision is `at_least` and `status`; at no time may there be more than `most`.
-async fn piles_up(desk: &Desk, workspace: &str, release: &str, at_least: u32, most: usize) {
+async fn piles_up(desk: &FleetClient, workspace: &str, release: &str, at_least: u32, most: usize) {
     let what = format!("revision {at_least} of {release}");
     let enough = eventually(&what, PATIENCE, async || {
         let revisions = desk.revisions(workspace, release).await?;

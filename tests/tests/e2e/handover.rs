@@ -7,7 +7,7 @@ use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
     Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode,
     Pair, Parts, bundle, eventually,
-    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
+    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
 };
 use kube::Api;
 use serde_json::{Value, json};
@@ -22,8 +22,8 @@ const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
 struct Stage {
     home: Cluster,
     edge: Cluster,
-    desk: Desk,
-    at_edge: Desk,
+    desk: FleetClient,
+    at_edge: FleetClient,
     hub: Hub,
     _chart: (ChartRepository, ValuesFile),
 }
@@ -46,8 +46,8 @@ impl Stage {
             .args(["--self-cluster=false", "--proxy-grace=5s"]);
         Self {
             hub: Hub::start(&options).unwrap(),
-            desk: Desk::at(&home),
-            at_edge: Desk::at(&edge),
+            desk: FleetClient::at(&home),
+            at_edge: FleetClient::at(&edge),
             home,
             edge,
             _chart: (repository, values),
@@ -142,7 +142,7 @@ async fn an_agent_goes_on_without_its_hub_and_over_a_restart_too() {
     let mut pair = Pair::start("alone", Mode::Agent, Parts::WithControllers)
         .await
         .unwrap();
-    let (desk, at_edge) = (Desk::at(pair.home()), pair.desk());
+    let (desk, at_edge) = (FleetClient::at(pair.home()), pair.desk());
     let values = ValuesFile::new("replicaCount: 0").unwrap();
     let mut flags = chart_flags(&repository, "small", "1.0.0");
     flags.push(values_flag(&values));

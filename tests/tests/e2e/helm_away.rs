@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Result, bail};
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Hub, HubOptions, Mode, Pair, Parts, Tools,
-    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
+    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
 };
 use serde_json::json;
 use tempfile::TempDir;
@@ -42,7 +42,7 @@ fn runs(folder: &Path) -> Result<PathBuf> {
     bail!("no folder of runs in {}", folder.display())
 }
 
-async fn says(desk: &Desk, error: &str, reason: &str, parts: &[&str]) {
+async fn says(desk: &FleetClient, error: &str, reason: &str, parts: &[&str]) {
     let expected = (error, "True", reason);
     let tenant = desk.shows("default", "acme", &[expected]).await.unwrap();
     let conditions = tenant.status.unwrap().conditions;
@@ -160,7 +160,7 @@ async fn on_a_full_disk_it_is_said_what_to_do_and_done_when_there_is_room_again(
     let options = HubOptions::new(home.kubeconfig()).args(flags);
     let mut hub = Hub::start(&options.on_a_disk_of(64 << 20)).unwrap();
     hub.ready(PATIENCE).await.unwrap();
-    let desk = Desk::at(&home);
+    let desk = FleetClient::at(&home);
     let running = async |revision: u32| {
         let release = krypton_types::names::tenant_release("acme", "self-cluster");
         desk.newest_is("acme", &release, revision, "deployed")

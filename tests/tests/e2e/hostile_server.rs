@@ -5,7 +5,7 @@ use std::fs;
 use krypton_tests::{
     Answer, AnsweringProxy, ChartRepository, ChartSource, Cluster, Hub, HubOptions, Lie, Parts,
     answering_proxy::{READS, Verb},
-    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
+    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
 };
 use serde_json::json;
 
@@ -19,8 +19,8 @@ const HUB_MEMORY: u64 = 640 << 20;
 struct Scene {
     proxy: AnsweringProxy,
     hub: Hub,
-    at_home: Desk,
-    at_edge: Desk,
+    at_home: FleetClient,
+    at_edge: FleetClient,
     _clusters: [Cluster; 2],
     _repository: ChartRepository,
     _values: ValuesFile,
@@ -44,7 +44,7 @@ impl Scene {
             .args([values_flag(&values)]);
         let mut hub = Hub::start(&options).unwrap();
         hub.ready(PATIENCE).await.unwrap();
-        let at_home = Desk::at(&home);
+        let at_home = FleetClient::at(&home);
         let kubeconfig = fs::read_to_string(proxy.kubeconfig()).unwrap();
         at_home.add_member(EDGE, &kubeconfig).await.unwrap();
         at_home.member_shows(EDGE, &[HEALTHY]).await.unwrap();
@@ -52,7 +52,7 @@ impl Scene {
             proxy,
             hub,
             at_home,
-            at_edge: Desk::at(&edge),
+            at_edge: FleetClient::at(&edge),
             _clusters: [home, edge],
             _repository: repository,
             _values: values,

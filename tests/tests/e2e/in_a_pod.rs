@@ -5,7 +5,7 @@ use anyhow::{Result, bail};
 use krypton_tests::{
     Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Daemon, Hub, HubOptions, Parts,
     ServiceAccountAccess, eventually,
-    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
+    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
     membership::{bundle_of, write_secret},
 };
 use serde_json::json;
@@ -61,7 +61,7 @@ async fn uses_new_token(cluster: &Cluster, access: &ServiceAccountAccess) {
     .unwrap();
 }
 
-async fn installs(desk: &Desk, tenant: &str) {
+async fn installs(desk: &FleetClient, tenant: &str) {
     desk.create("default", tenant, json!({})).await.unwrap();
     desk.shows("default", tenant, &[ALL_READY]).await.unwrap();
 }
@@ -120,7 +120,7 @@ async fn hub_and_agent_wait_for_their_apiserver_and_take_up_new_tokens() {
     edge.start_apiserver().await.unwrap();
     agent.ready(PATIENCE).await.unwrap();
 
-    let (desk, edge_desk) = (Desk::at(&home), Desk::at(&edge));
+    let (desk, edge_desk) = (FleetClient::at(&home), FleetClient::at(&edge));
     tokio::join!(installs(&desk, "first"), installs(&edge_desk, "one"));
     let holders = async || {
         (

@@ -9,7 +9,7 @@ use krypton_crds::tenant::Tenant;
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Hub, HubOptions, Mode, Pair, Parts, by_agent,
     eventually,
-    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
+    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
 };
 use krypton_types::names;
 use kube::{
@@ -128,7 +128,7 @@ async fn a_bad_kubeconfig_secret_is_a_member_with_a_fault_and_the_others_go_on()
         Cluster::start("secrets-edge", Parts::WithControllers),
     )
     .unwrap();
-    let (desk, at_edge) = (Desk::at(&home), Desk::at(&edge));
+    let (desk, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
     let values = ValuesFile::new("replicaCount: 0").unwrap();
     let folder = tempfile::tempdir().unwrap();
     let mark = folder.path().join("was-run");

@@ -8,7 +8,7 @@ use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::core::v1::{Secret, ServiceAccount};
 use krypton_tests::{
     Agent, AgentOptions, Cluster, Hub, HubOptions, Mode, Parts, bundle, eventually,
-    fleet::{Desk, PATIENCE},
+    fleet::{FleetClient, PATIENCE},
     port::Port,
 };
 use kube::{
@@ -74,7 +74,7 @@ async fn a_bad_bundle_is_named_with_the_remedy_and_a_good_one_joins() {
         Cluster::start("joining-edge", Parts::ControlPlane),
     )
     .unwrap();
-    let desk = Desk::at(&home);
+    let desk = FleetClient::at(&home);
     let desktop = Desktop::new();
     let flags = ["--self-cluster=false", "--chart-install-crds=false"];
     let mut hub = Hub::start(&HubOptions::new(home.kubeconfig()).args(flags)).unwrap();

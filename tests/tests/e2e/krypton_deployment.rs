@@ -9,7 +9,7 @@ use krypton_crds::{
 };
 use krypton_tests::{
     Mode, by_agent, eventually,
-    fleet::{Desk, HUB_NAMESPACE, PATIENCE, condition},
+    fleet::{FleetClient, HUB_NAMESPACE, PATIENCE, condition},
     in_both_modes,
     no_tenants::has_no_tenants,
 };
@@ -494,7 +494,7 @@ async fn a_secret_is_named_by_whom_it_is_open_to_and_each_way_to_name_it_is_told
     // It lies in another namespace than the hub.
     let waits = ("TargetClusterResolved", "False", "NotAccepted");
     regions.shows(("team-a", "own"), waits).await;
-    let desk = Desk::at(&regions.home);
+    let desk = FleetClient::at(&regions.home);
     desk.accept_member("rome-admin").await.unwrap();
     regions.shows(("team-a", "own"), READY).await;
     // Named in the namespace that it is in, it is a member, and still not everybody's.

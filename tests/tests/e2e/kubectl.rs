@@ -17,7 +17,7 @@ use krypton_runtime::clock;
 use krypton_tests::{
     Agent, AgentOptions, Cluster, Daemon, ForwardedPod, Hub, HubOptions, Kubelet, Mode, OwnChart,
     Pair, Parts, ServiceAccountAccess, bundle, by_agent, eventually,
-    fleet::{Desk, HUB_NAMESPACE, PATIENCE, SYSTEM_NAMESPACE, condition},
+    fleet::{FleetClient, HUB_NAMESPACE, PATIENCE, SYSTEM_NAMESPACE, condition},
     kubectl_krypton,
     membership::{krypton_ends, krypton_program, write_secret},
     port::Port,
@@ -268,7 +268,7 @@ async fn each_role_may_do_what_it_is_for_and_no_more() {
         );
         home.apply(&edge).await.unwrap();
     }
-    let desk = Desk::at(&home);
+    let desk = FleetClient::at(&home);
     desk.create("default", "acme", json!({})).await.unwrap();
     let authority = Authority::generate("home.krypton", clock::wall()).unwrap();
     let info = JoinInfo {

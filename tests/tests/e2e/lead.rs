@@ -17,7 +17,9 @@ use krypton_tests::{
     HubOptions, Lie, Membership, Mode, Parts, Traffic,
     answering_proxy::{READS, Verb},
     by_agent, eventually,
-    fleet::{Desk, HUB_NAMESPACE, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
+    fleet::{
+        FleetClient, HUB_NAMESPACE, PATIENCE, ValuesFile, chart_flags, condition, values_flag,
+    },
     gate, in_both_modes, kubectl_krypton,
     port::Port,
 };
@@ -48,7 +50,7 @@ struct Stage {
     ports: BTreeMap<String, Arc<Port>>,
     home: Cluster,
     edge: Cluster,
-    desk: Desk,
+    desk: FleetClient,
     repository: ChartRepository,
     chart: &'static str,
     values: ValuesFile,
@@ -77,7 +79,7 @@ impl Stage {
         let mut stage = Self {
             hubs: BTreeMap::new(),
             ports: BTreeMap::new(),
-            desk: Desk::at(&home),
+            desk: FleetClient::at(&home),
             home,
             edge,
             repository,
@@ -171,7 +173,7 @@ impl Stage {
 
     /// A Tenant on the edge, from its making until home shows the member with it.
     async fn tenant(&self, name: &str) {
-        let edge = Desk::at(&self.edge);
+        let edge = FleetClient::at(&self.edge);
         edge.create("default", name, json!({})).await.unwrap();
         edge.shows("default", name, &[ALL_READY]).await.unwrap();
         self.counted(name).await;
@@ -179,7 +181,7 @@ impl Stage {
 
     /// Waits until home's EdgeCluster counts as many Tenants as the edge has.
     async fn counted(&self, what: &str) {
-        let there = Desk::at(&self.edge).tenants("default");
+        let there = FleetClient::at(&self.edge).tenants("default");
         let members: Api<EdgeCluster> = Api::all(self.desk.client.clone());
         eventually(
             &format!("home to count the Tenants, after {what}"),
@@ -207,7 +209,7 @@ struct Watched {
 
 impl Watched {
     /// Returns once the member has a condition.
-    async fn begin(desk: &Desk) -> Self {
+    async fn begin(desk: &FleetClient) -> Self {
         let members: Api<EdgeCluster> = Api::all(desk.client.clone());
         let said = Arc::new(Mutex::new(Vec::new()));
         let told = Arc::clone(&said);
@@ -291,7 +293,7 @@ async fn killed_the_lead_is_followed_and_agents_and_status_are_back(mode: Mode) 
     let _member = stage.join(mode).await;
     stage.desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
     stage.tenant("first").await;
-    let releases = Desk::at(&stage.edge).releases().await.unwrap();
+    let releases = FleetClient::at(&stage.edge).releases().await.unwrap();
     let epoch = stage.epoch().await;
     let watched = Watched::begin(&stage.desk).await;
 
@@ -321,11 +323,14 @@ async fn killed_the_lead_is_followed_and_agents_and_status_are_back(mode: Mode) 
     stage.desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
     let said = watched.said();
     assert!(said.iter().all(|reason| reason == "Connected"), "{said:?}");
-    let mut now = Desk::at(&stage.edge).releases().await.unwrap();
+    let mut now = FleetClient::at(&stage.edge).releases().await.unwrap();
     now.retain(|name, _| !name.contains("second"));
     assert_eq!(now, releases, "nothing was installed anew");
     for name in ["first", "second"] {
-        let told = Desk::at(&stage.edge).events("default", name).await.unwrap();
+        let told = FleetClient::at(&stage.edge)
+            .events("default", name)
+            .await
+            .unwrap();
         for done in ["WorkspaceCreated", "HelmInstallStart", "HelmInstalled"] {
             assert_eq!(told.get(done), Some(&1), "{name}: {told:?}");
         }
@@ -407,7 +412,7 @@ async fn a_lead_that_stops_hands_over_while_helm_is_waited_for(mode: Mode) {
     let mut stage = Stage::with_chart("handed", &["a", "b"], chart).await;
     let _member = stage.join(mode).await;
     stage.desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
-    let edge = Desk::at(&stage.edge);
+    let edge = FleetClient::at(&stage.edge);
     edge.create("default", "acme", json!({})).await.unwrap();
     let hook = gate::hook(&edge, "acme", None).await.unwrap();
     let epoch = stage.epoch().await;
@@ -445,7 +450,7 @@ async fn an_outage_that_costs_the_lead_ends_nothing_on_a_member_by_kubeconfig() 
     let mut stage = Stage::with_chart("long-away", &["a"], ("gate", gate.chart())).await;
     let _member = stage.join(Mode::Proxy).await;
     stage.desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
-    let edge = Desk::at(&stage.edge);
+    let edge = FleetClient::at(&stage.edge);
     edge.create("default", "acme", json!({})).await.unwrap();
     let hook = gate::hook(&edge, "acme", None).await.unwrap();
     stage.home.stop_apiserver().await.unwrap();
@@ -559,7 +564,7 @@ async fn of_hubs_with_other_settings_those_of_the_lead_count() {
     stage.desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
     stage.tenant("acme").await;
     let release = format!("tenant-acme-{EDGE}");
-    let edge = Desk::at(&stage.edge);
+    let edge = FleetClient::at(&stage.edge);
     let one = edge.revisions("acme", &release).await.unwrap();
     let published = join_info::read(stage.home.client(), HUB_NAMESPACE);
     let before = published.await.unwrap().unwrap();
@@ -607,7 +612,7 @@ async fn who_was_let_go_is_not_uninstalled_by_a_hub_that_has_not_heard_of_it() {
     let mut member = stage.join(Mode::Agent).await;
     stage.desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
     stage.tenant("acme").await;
-    let releases = Desk::at(&stage.edge).releases().await.unwrap();
+    let releases = FleetClient::at(&stage.edge).releases().await.unwrap();
     let members: Api<EdgeCluster> = Api::all(stage.desk.client.clone());
     let params = PatchParams::default();
     let policy = Patch::Merge(json!({"spec": {"deletionPolicy": "Uninstall"}}));
@@ -667,7 +672,7 @@ async fn who_was_let_go_is_not_uninstalled_by_a_hub_that_has_not_heard_of_it() {
     told(&mut member, "does not know its members yet").await;
     way.tell_the_truth();
     told(&mut member, "there is no EdgeCluster").await;
-    let now = Desk::at(&stage.edge).releases().await.unwrap();
+    let now = FleetClient::at(&stage.edge).releases().await.unwrap();
     assert_eq!(now, releases);
     let log = member.agent().unwrap().log().unwrap();
     assert!(!log.contains("in session with the hub"), "{log}");

@@ -8,7 +8,7 @@ use k8s_openapi::api::{coordination::v1::Lease, core::v1::Pod};
 use krypton_tests::{
     Agent, AgentOptions, ChartRepository, ChartSource, Cluster, HubPod, OwnChart, Parts, PodName,
     ServicePort, eventually,
-    fleet::{Desk, PATIENCE},
+    fleet::{FleetClient, PATIENCE},
     membership::{bundle_of, write_secret},
 };
 use krypton_types::names::{HUB_LEASE, LEADER_LABEL};
@@ -180,7 +180,7 @@ async fn the_service_of_agents_leads_to_the_hub_that_leads_whatever_becomes_of_t
         Cluster::start("label-edge", Parts::ControlPlane)
     );
     let edge = edge.unwrap();
-    let desk = Desk::at(&stage.home);
+    let desk = FleetClient::at(&stage.home);
     let first = stage.leader().await.unwrap();
     stage.leads_to(first).await;
     let agent = joined(&stage, &edge).await;

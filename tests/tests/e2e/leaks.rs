@@ -21,7 +21,9 @@ use krypton_tests::canary::{Canary, search};
 use krypton_tests::{
     Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Daemon, Hub, HubOptions, Mode,
     Parts, bundle, eventually,
-    fleet::{Desk, PATIENCE, SYSTEM_NAMESPACE, ValuesFile, chart_flags, condition, values_flag},
+    fleet::{
+        FleetClient, PATIENCE, SYSTEM_NAMESPACE, ValuesFile, chart_flags, condition, values_flag,
+    },
     kubectl_krypton,
 };
 use kube::api::ListParams;
@@ -197,7 +199,11 @@ async fn no_key_token_or_value_is_anywhere_but_in_its_secret() {
         Cluster::start("leaks-2", Parts::WithControllers),
     )
     .unwrap();
-    let (desk, at_one, at_two) = (Desk::at(&home), Desk::at(&one), Desk::at(&two));
+    let (desk, at_one, at_two) = (
+        FleetClient::at(&home),
+        FleetClient::at(&one),
+        FleetClient::at(&two),
+    );
     let value = |number: u8| format!("canary-{number}-of-the-values-{}", "k".repeat(9));
     let content = |number: u8| format!("replicaCount: 0\nhidden: {}\n", value(number));
     let values = ValuesFile::new(&content(1)).unwrap();

@@ -5,7 +5,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
     Mode, Pair, eventually,
-    fleet::{Desk, PATIENCE, condition},
+    fleet::{FleetClient, PATIENCE, condition},
     in_both_modes,
     membership::replaced,
 };
@@ -65,7 +65,7 @@ async fn is_gone(pair: &Pair, uid: Option<String>) {
     .unwrap();
 }
 
-async fn installed(desk: &Desk, tenants: &[&str]) {
+async fn installed(desk: &FleetClient, tenants: &[&str]) {
     for name in tenants {
         let spec = json!({"workspace": format!("{name}-ws")});
         desk.create("default", name, spec).await.unwrap();
@@ -117,7 +117,7 @@ async fn a_member_that_leaves_by_the_policy_uninstalls_its_releases_and_lets_go_
 
     // Whoever wants it back gets it back, with all that is on it.
     if mode == Mode::Proxy {
-        let at_home = Desk::at(pair.home());
+        let at_home = FleetClient::at(pair.home());
         at_home.label_member(pair.name(), false).await.unwrap();
         at_home.label_member(pair.name(), true).await.unwrap();
         desk.shows("default", "two", &[ALL_READY]).await.unwrap();
@@ -134,7 +134,7 @@ async fn a_deletion_waits_for_a_member_that_is_held_back_and_is_let_go_by_the_an
     let object = is_to_uninstall(&pair).await;
     patched(&pair, json!({"spec": {"paused": true}})).await;
     delete(&pair).await;
-    let at_home = Desk::at(pair.home());
+    let at_home = FleetClient::at(pair.home());
     let waits = [("Uninstalled", "False", "UninstallWaits")];
     let waiting = at_home.member_shows(pair.name(), &waits).await.unwrap();
     let conditions = waiting.status.unwrap_or_default().conditions;
@@ -162,7 +162,7 @@ async fn neither_the_deletion_of_the_crd_nor_a_replacement_uninstalls_anything()
     let desk = pair.desk();
     installed(&desk, &["one"]).await;
     let releases = desk.releases().await.unwrap();
-    let at_home = Desk::at(pair.home());
+    let at_home = FleetClient::at(pair.home());
     let connected = [("Connected", "True", "Connected")];
 
     let before = is_to_uninstall(&pair).await;

@@ -8,7 +8,7 @@ use anyhow::Result;
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim};
 use krypton_tests::{
     ChartRepository, ChartSource, Mode, Pair, Parts, eventually,
-    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
+    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
 };
 use krypton_types::names;
 use kube::api::{ListParams, PostParams};
@@ -60,7 +60,7 @@ fn chart(folder: &TempDir) -> ChartSource {
 }
 
 /// UIDs of the ConfigMaps that are neither Kubernetes' own nor going.
-async fn maps(desk: &Desk) -> Result<BTreeMap<String, String>> {
+async fn maps(desk: &FleetClient) -> Result<BTreeMap<String, String>> {
     let api: Api<ConfigMap> = Api::namespaced(desk.client.clone(), "acme");
     let found = api.list(&ListParams::default()).await?.into_iter();
     let ours = found.filter(|map| {
@@ -71,7 +71,7 @@ async fn maps(desk: &Desk) -> Result<BTreeMap<String, String>> {
         .collect())
 }
 
-async fn maps_are(desk: &Desk, expected: &[&str]) {
+async fn maps_are(desk: &FleetClient, expected: &[&str]) {
     let what = format!("ConfigMaps {expected:?}");
     let there = async || {
         let found = maps(desk).await?;

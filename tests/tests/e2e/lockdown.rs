@@ -2,7 +2,7 @@
 
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Mode, Pair, Parts,
-    fleet::{Desk, chart_flags, condition},
+    fleet::{FleetClient, chart_flags, condition},
     in_both_modes,
 };
 use serde_json::{Value, json};
@@ -35,7 +35,7 @@ async fn team(cluster: &Cluster, name: &str) {
 }
 
 /// The Tenant of the first team fails for this reason; gives the message.
-async fn fails(desk: &Desk, member: &str, name: &str, spec: Value, reason: &str) -> String {
+async fn fails(desk: &FleetClient, member: &str, name: &str, spec: Value, reason: &str) -> String {
     desk.create(TEAMS[0], name, spec).await.unwrap();
     let error = format!("ClusterError/{member}");
     let expected = (error.as_str(), "True", reason);

@@ -3,7 +3,7 @@
 use krypton_tests::{
     Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Daemon, Hub, HubOptions, Mode,
     Parts, bundle, eventually,
-    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
+    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
     in_both_modes, kubectl_krypton,
     membership::write_secret,
 };
@@ -65,12 +65,9 @@ async fn check_told(agent: &Daemon) {
         ("/reconciling", json!("told")),
         ("/reconciler/lease/writes", json!(true)),
         ("/reconciler/listsComplete", json!(true)),
-        ("/reconciler/subjectsInAll", json!(1)),
-        ("/reconciler/subjects/0/key", json!("default/acme")),
-        (
-            "/reconciler/subjects/0/error/reason",
-            json!("UpgradeFailed"),
-        ),
+        ("/reconciler/ownersInAll", json!(1)),
+        ("/reconciler/owners/0/key", json!("default/acme")),
+        ("/reconciler/owners/0/error/reason", json!("UpgradeFailed")),
         ("/charts/0/state", json!("here")),
     ] {
         assert_eq!(told.pointer(at), Some(&expected), "{at} of {told}");
@@ -102,7 +99,7 @@ async fn each_line_says_of_which_member_and_tenant_it_is_and_how_much_is_said_is
         Cluster::start("logs-edge", Parts::WithControllers),
     )
     .unwrap();
-    let (desk, edge_desk) = (Desk::at(&home), Desk::at(&edge));
+    let (desk, edge_desk) = (FleetClient::at(&home), FleetClient::at(&edge));
     let values = ValuesFile::new("replicaCount: 0").unwrap();
     let options = HubOptions::new(home.kubeconfig())
         .args(chart_flags(&repository, "small", "1.0.0"))
@@ -197,7 +194,7 @@ async fn each_line_says_of_which_member_and_tenant_it_is_and_how_much_is_said_is
     };
     assert_eq!(member["mode"], acts, "{dump}");
     assert_eq!(member["conditions"]["Connected"]["status"], "True");
-    assert!(member["seat"]["wanted"]["digest"].is_string(), "{dump}");
+    assert!(member["snapshot"]["wanted"]["digest"].is_string(), "{dump}");
     let other = hub.debug("fleet.json?member=edge-2").await.unwrap();
     let other: Value = serde_json::from_str(&other).unwrap();
     assert_eq!(other["members"], json!({}));

@@ -18,7 +18,8 @@ use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, ForeignCrd, Hub, HubOptions, Parts, eventually,
     fleet::{
-        Desk, Expected, HUB_NAMESPACE, PATIENCE, ValuesFile, chart_flags, condition, values_flag,
+        Expected, FleetClient, HUB_NAMESPACE, PATIENCE, ValuesFile, chart_flags, condition,
+        values_flag,
     },
     membership::{Membership, Mode, kubectl_krypton},
     port::Port,
@@ -52,9 +53,9 @@ const WRITERS: [&str; 2] = ["krypton-hub", "Helm"];
 struct Fleet {
     hub: Hub,
     home: Cluster,
-    desk: Desk,
+    desk: FleetClient,
     edge: Cluster,
-    at_edge: Desk,
+    at_edge: FleetClient,
     _repository: ChartRepository,
     _values: ValuesFile,
 }
@@ -79,8 +80,8 @@ async fn start(name: &str, flags: &[String]) -> Fleet {
         .args(flags.iter().cloned());
     let hub = Hub::start(&options).unwrap();
     Fleet {
-        desk: Desk::at(&home),
-        at_edge: Desk::at(&edge),
+        desk: FleetClient::at(&home),
+        at_edge: FleetClient::at(&edge),
         hub,
         home,
         edge,
@@ -539,7 +540,7 @@ async fn home_is_the_context_that_is_named_of_a_file_and_members_are_looked_for_
     let kubeconfig = local.kubeconfig_with_token();
     let secret = secret(EDGE, "Opaque", label, &[("kubeconfig", &kubeconfig)]);
     apply_secret(&home.client(), HUB_NAMESPACE, secret).await;
-    let desk = Desk::at(&home);
+    let desk = FleetClient::at(&home);
     desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
     for kind in ["edgeclusters", "kryptondeployments"] {
         let named = format!("{kind}.mesh.openkcm.io");

@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result};
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Gate, Hub, HubOptions, Mode, Pair, Parts, eventually,
-    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
+    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
     gate,
     port::Port,
 };
@@ -34,7 +34,7 @@ async fn a_newer_kubeconfig_takes_over_when_it_is_answered_and_the_last_good_one
         .args([values_flag(&values)])
         .args(["--self-cluster=false"]);
     let _hub = Hub::start(&options).unwrap();
-    let (desk, at_edge) = (Desk::at(&home), Desk::at(&edge));
+    let (desk, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
     let good = edge.kubeconfig_with_token();
     desk.add_member("edge-1", &good).await.unwrap();
     desk.member_shows("edge-1", &[RESOLVED, CONNECTED])
@@ -103,7 +103,7 @@ async fn helm_run_outlasts_a_rotation_of_its_kubeconfig() {
     pair.open(chart_flags(&repository, "gate", "1.0.0"))
         .await
         .unwrap();
-    let (desk, at_home, name) = (pair.desk(), Desk::at(pair.home()), pair.name());
+    let (desk, at_home, name) = (pair.desk(), FleetClient::at(pair.home()), pair.name());
     desk.create("default", "acme", json!({})).await.unwrap();
     let hook = gate::hook(&desk, "acme", None).await.unwrap();
 
@@ -131,7 +131,7 @@ async fn two_hundred_joins_and_leaves_leave_no_task_and_no_socket_behind() {
     .unwrap();
     let options = HubOptions::new(home.kubeconfig()).args(["--self-cluster=false"]);
     let hub = Hub::start(&options).unwrap();
-    let desk = Desk::at(&home);
+    let desk = FleetClient::at(&home);
     let kubeconfig = edge.kubeconfig_with_token();
     let names: Vec<String> = (0..MEMBERS).map(|index| format!("edge-{index}")).collect();
     for name in &names {

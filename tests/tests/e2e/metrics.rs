@@ -15,7 +15,7 @@ use anyhow::{Result, bail};
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Parts, Tools,
     by_agent, eventually,
-    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
+    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
     process::Invocation,
 };
 use serde_json::{Value, json};
@@ -518,7 +518,7 @@ async fn runs_of_helm_a_lost_member_and_one_that_is_behind_show_in_the_metrics(m
         Cluster::start("metrics-edge", Parts::WithControllers),
     )
     .unwrap();
-    let at_edge = Desk::at(&edge);
+    let at_edge = FleetClient::at(&edge);
     let values = ValuesFile::new("replicaCount: 0").unwrap();
     let options = HubOptions::new(home.kubeconfig())
         .args(chart_flags(&repository, "small", "1.0.0"))

@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use krypton_tests::{
     Agent, AgentOptions, ChartRepository, ChartSource, Mode, Original, Pair, Parts, by_agent,
     eventually,
-    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
+    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
     original::apply_crd,
 };
 use krypton_types::names;
@@ -117,7 +117,7 @@ pub(crate) fn flags(charts: &Charts, values: &ValuesFile) -> Vec<String> {
 }
 
 /// UIDs of the ConfigMaps of a namespace that helm has made, and do not go.
-pub(crate) async fn maps(desk: &Desk, namespace: &str) -> Result<BTreeMap<String, String>> {
+pub(crate) async fn maps(desk: &FleetClient, namespace: &str) -> Result<BTreeMap<String, String>> {
     let api: Api<ConfigMap> = Api::namespaced(desk.client.clone(), namespace);
     let found = api.list(&ListParams::default()).await?.into_iter();
     let ours = found.filter(|map| {

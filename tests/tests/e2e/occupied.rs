@@ -7,7 +7,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use krypton_crds::tenant::Tenant;
 use krypton_tests::{
     ChartRepository, ChartSource, Mode, Pair, Parts, by_agent, eventually,
-    fleet::{Desk, PATIENCE, chart_flags},
+    fleet::{FleetClient, PATIENCE, chart_flags},
 };
 use kube::api::{DynamicObject, PostParams};
 use kube::core::NamespaceResourceScope;
@@ -50,7 +50,7 @@ fn chart(folder: &TempDir) -> ChartSource {
 }
 
 /// Creates an object, and returns its UID.
-async fn put<K>(desk: &Desk, namespace: &str, object: Value) -> String
+async fn put<K>(desk: &FleetClient, namespace: &str, object: Value) -> String
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
         + Clone
@@ -64,12 +64,12 @@ where
     made.uid().unwrap()
 }
 
-async fn stays(desk: &Desk, name: &str) {
+async fn stays(desk: &FleetClient, name: &str) {
     let namespace = desk.namespace(name).await.unwrap().unwrap();
     assert_eq!(namespace.metadata.deletion_timestamp, None, "{name}");
 }
 
-async fn is_gone(desk: &Desk, name: &str) {
+async fn is_gone(desk: &FleetClient, name: &str) {
     let what = format!("namespace {name} to be gone");
     eventually(&what, PATIENCE, async || {
         Ok(desk.namespace(name).await?.is_none().then_some(()))

@@ -16,7 +16,7 @@ use krypton_runtime::lease;
 use krypton_tests::{
     Agent, AgentOptions, ChartRepository, Cluster, FaultProxy, Gate, HelmWatch, Hub, HubOptions,
     Mode, Parts, Traffic, bundle, eventually,
-    fleet::{Desk, PATIENCE, chart_flags, helm_processes},
+    fleet::{FleetClient, PATIENCE, chart_flags, helm_processes},
     gate,
     membership::write_secret,
 };
@@ -58,7 +58,7 @@ impl Home {
     async fn join(&self, name: &str, edge: &Cluster, by: &Path, helm: &str) -> Agent {
         let mut agent = self.begin_to_join(name, by, helm).await;
         agent.ready(PATIENCE).await.unwrap();
-        let holder = Desk::at(edge).held_by_another("").await.unwrap();
+        let holder = FleetClient::at(edge).held_by_another("").await.unwrap();
         assert!(holder.starts_with("agent/one/"), "{holder}");
         agent
     }
@@ -83,7 +83,7 @@ async fn second_agent(edge: &Cluster, watch: &HelmWatch) -> Agent {
 }
 
 /// Waits until the Lease changes hands, and shows that helm of the former holder was dead before.
-async fn handed_over(at_edge: &Desk, before: &str, former: &Agent) -> String {
+async fn handed_over(at_edge: &FleetClient, before: &str, former: &Agent) -> String {
     let folder = former.folder().unwrap();
     let mut dead = false;
     eventually("the Lease to change hands", PATIENCE, async || {
@@ -101,7 +101,7 @@ async fn handed_over(at_edge: &Desk, before: &str, former: &Agent) -> String {
     .unwrap()
 }
 
-async fn one_is_deployed_and_none_pending(at_edge: &Desk, name: &str, release: &str) {
+async fn one_is_deployed_and_none_pending(at_edge: &FleetClient, name: &str, release: &str) {
     let revisions = at_edge.revisions(name, release).await.unwrap();
     let count = |wanted: &str| {
         let of = revisions
@@ -124,7 +124,7 @@ async fn an_agent_that_is_stopped_in_an_install_has_no_helm_when_another_takes_o
         Cluster::start("frozen-edge", Parts::WithControllers)
     );
     let edge = edge.unwrap();
-    let (at_edge, watch) = (Desk::at(&edge), &home.watch);
+    let (at_edge, watch) = (FleetClient::at(&edge), &home.watch);
     let helm = watch.flag("one").unwrap();
     let mut one = home.join("edge-1", &edge, edge.kubeconfig(), &helm).await;
     let _two = second_agent(&edge, watch).await;
@@ -192,7 +192,7 @@ async fn two_replicas_join_at_once_with_one_bundle_and_one_that_stops_drains_its
         Cluster::start("replicas-edge", Parts::WithControllers)
     );
     let edge = edge.unwrap();
-    let (at_home, at_edge) = (Desk::at(&home.cluster), Desk::at(&edge));
+    let (at_home, at_edge) = (FleetClient::at(&home.cluster), FleetClient::at(&edge));
     let folder = TempDir::with_prefix("krypton-join-").unwrap();
     let file = folder.path().join("bundle.yaml");
     write_secret(&file, &bundle(&home.cluster, "edge-1").await.unwrap()).unwrap();
@@ -252,7 +252,7 @@ async fn a_restart_in_the_same_pod_takes_its_lease_at_once_and_another_pod_does_
         Cluster::start("same-pod-edge", Parts::WithControllers)
     );
     let edge = edge.unwrap();
-    let at_edge = Desk::at(&edge);
+    let at_edge = FleetClient::at(&edge);
     let helm = home.watch.flag("one").unwrap();
     let folder = TempDir::with_prefix("krypton-join-").unwrap();
     let file = folder.path().join("bundle.yaml");
@@ -316,7 +316,7 @@ enum Trouble {
 
 async fn taken_over(home: &Home, name: &str, edge: &Cluster, trouble: Trouble) {
     let watch = HelmWatch::new().unwrap();
-    let at_edge = Desk::at(edge);
+    let at_edge = FleetClient::at(edge);
     let way = FaultProxy::before(edge).await.unwrap();
     let helm = watch.flag("one").unwrap();
     let mut one = home.join(name, edge, &way.kubeconfig(), &helm).await;
@@ -389,7 +389,7 @@ async fn the_hub_follows_a_lost_agent_and_gives_way_to_it_in_the_middle_of_an_in
         Cluster::start("both-edge", Parts::WithControllers)
     );
     let edge = edge.unwrap();
-    let (at_home, at_edge) = (Desk::at(&home.cluster), Desk::at(&edge));
+    let (at_home, at_edge) = (FleetClient::at(&home.cluster), FleetClient::at(&edge));
     let helm = home.watch.flag("agent").unwrap();
     let mut agent = home.join("edge-1", &edge, edge.kubeconfig(), &helm).await;
     at_home
@@ -472,7 +472,7 @@ async fn a_lease_whose_writers_clock_was_wrong_is_taken_after_its_duration_of_ou
         let begun = Instant::now();
         let helm = home.watch.flag(name).unwrap();
         let _agent = home.begin_to_join(name, edge.kubeconfig(), &helm).await;
-        let desk = Desk::at(edge);
+        let desk = FleetClient::at(edge);
         let holder = desk.held_by_another("agent/ghost/1").await.unwrap();
         // A slow machine makes it later, never earlier.
         assert!(begun.elapsed() >= lease::DURATION, "{name}");

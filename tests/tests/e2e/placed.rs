@@ -13,7 +13,7 @@ use krypton_crds::tenant::Tenant;
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Pair, Parts,
     by_agent, eventually,
-    fleet::{Desk, HUB_NAMESPACE, PATIENCE, chart_flags},
+    fleet::{FleetClient, HUB_NAMESPACE, PATIENCE, chart_flags},
     in_both_modes,
 };
 use krypton_types::names::{self, MEMBERS_CONFIG_MAP};
@@ -35,8 +35,8 @@ by_agent!(
 
 struct Scene {
     pair: Pair,
-    home: Desk,
-    edge: Desk,
+    home: FleetClient,
+    edge: FleetClient,
     flags: Vec<String>,
     _repository: ChartRepository,
 }
@@ -54,7 +54,7 @@ impl Scene {
         let words = ["create", "namespace", TEAM];
         pair.home().kubectl(words).await.unwrap();
         Self {
-            home: Desk::at(pair.home()),
+            home: FleetClient::at(pair.home()),
             edge: pair.desk(),
             pair,
             flags,
@@ -84,7 +84,7 @@ impl Scene {
         self.edge.tenants(namespace).get(name).await.unwrap()
     }
 
-    async fn patch(&self, desk: &Desk, name: &str, patch: Value) {
+    async fn patch(&self, desk: &FleetClient, name: &str, patch: Value) {
         let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
         let tenants = desk.tenants(TEAM);
         tenants.patch(name, &params, &patch).await.unwrap();
@@ -353,7 +353,7 @@ async fn a_hub_that_dies_and_a_member_that_leaves_change_nothing_of_what_is_plac
 }
 
 /// Its source is labelled anew.
-async fn comes_back(home: &Desk) -> Result<()> {
+async fn comes_back(home: &FleetClient) -> Result<()> {
     let maps: Api<ConfigMap> = Api::namespaced(home.client.clone(), HUB_NAMESPACE);
     home.label_member(EDGE, false).await?;
     eventually("its dismissal to be forgotten", PATIENCE, async || {
@@ -413,7 +413,7 @@ async fn a_hub_that_is_started_again_writes_nothing_on_the_members() {
         memberships.push(joining.await.unwrap());
     }
     home.kubectl(["create", "namespace", TEAM]).await.unwrap();
-    let desk = Desk::at(&home);
+    let desk = FleetClient::at(&home);
     for number in 0..members_of_all * each {
         let spec = json!({
             "clusterRef": {"secretName": format!("edge-{}", number % members_of_all)},
@@ -506,7 +506,7 @@ async fn a_hub_that_is_started_again_writes_nothing_on_the_members() {
     drop(memberships);
 }
 
-async fn all_are_placed_still(desk: &Desk) {
+async fn all_are_placed_still(desk: &FleetClient) {
     let all = desk.tenants(TEAM).list(&ListParams::default()).await;
     for tenant in all.unwrap() {
         let member = tenant.names_member().unwrap_or_default().to_owned();

@@ -5,7 +5,7 @@ use anyhow::{Result, bail, ensure};
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod};
 use krypton_tests::{
     ChartRepository, Gate, Mode, Pair, Parts, by_agent, eventually,
-    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, condition, helm_ends, values_flag},
+    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, condition, helm_ends, values_flag},
     gate,
 };
 use kube::{Api, ResourceExt, api::ListParams};
@@ -19,7 +19,7 @@ by_agent!(what_is_killed_in_upgrade_rollback_and_uninstall_is_repaired_by_the_ne
 /// A member with Deployments of one pod, on which each of helm's runs waits before it does anything.
 struct Scene {
     pair: Pair,
-    desk: Desk,
+    desk: FleetClient,
     values: ValuesFile,
     _chart: (ChartRepository, Gate),
 }

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use krypton_tests::{
     Cluster, Mode, Pair, by_agent,
-    fleet::{Desk, condition},
+    fleet::{FleetClient, condition},
 };
 use krypton_types::names;
 use serde_json::{Value, json};
@@ -78,7 +78,7 @@ async fn missing_workload_stays_not_ready(mode: Mode) {
     pair.stop().await.unwrap();
 }
 
-async fn restart(pair: &mut Pair, desk: &Desk, mode: Mode) {
+async fn restart(pair: &mut Pair, desk: &FleetClient, mode: Mode) {
     let holder = desk.holder().await.unwrap();
     pair.stop().await.unwrap();
     pair.start_hub_again().unwrap();

@@ -8,7 +8,7 @@ use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
     Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode,
     Parts, bundle,
-    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
+    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
     in_both_modes,
     membership::replaced,
 };
@@ -44,7 +44,11 @@ async fn a_rebuilt_cluster_is_left_alone_until_its_edge_cluster_is_replaced(mode
         .args([values_flag(&values)])
         .args(["--self-cluster=false"]);
     let mut hub = Hub::start(&options).unwrap();
-    let (desk, at_former, at_rebuilt) = (Desk::at(&home), Desk::at(&former), Desk::at(&rebuilt));
+    let (desk, at_former, at_rebuilt) = (
+        FleetClient::at(&home),
+        FleetClient::at(&former),
+        FleetClient::at(&rebuilt),
+    );
     let mut member = Membership::join(mode, &mut hub, &home, &former, "edge-1")
         .await
         .unwrap();

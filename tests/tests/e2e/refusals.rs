@@ -5,7 +5,7 @@ use std::fs;
 use anyhow::{Result, bail};
 use krypton_tests::{
     ChartRepository, ChartSource, Mode, Pair, Parts, eventually,
-    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
+    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
 };
 use krypton_types::names;
 use serde_json::json;
@@ -41,7 +41,7 @@ spec:
 ";
 
 /// Waits until a condition of Tenant acme has these words.
-async fn says(desk: &Desk, kind: &str, reason: &str, words: &str) -> Result<()> {
+async fn says(desk: &FleetClient, kind: &str, reason: &str, words: &str) -> Result<()> {
     let what = format!("{kind} to be {reason} with {words:?}");
     eventually(&what, PATIENCE, async || {
         let tenant = desk.tenants("default").get("acme").await?;

@@ -7,7 +7,7 @@ use k8s_openapi::{
 };
 use krypton_tests::{
     ChartRepository, ChartSource, Mode, Pair, Parts, eventually,
-    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
+    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
 };
 use krypton_types::names;
 use kube::{
@@ -18,7 +18,7 @@ use serde_json::json;
 
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 
-fn secrets(desk: &Desk) -> Api<Secret> {
+fn secrets(desk: &FleetClient) -> Api<Secret> {
     Api::namespaced(desk.client.clone(), "acme")
 }
 
@@ -26,7 +26,7 @@ fn name(release: &str, revision: u32) -> String {
     format!("sh.helm.release.v1.{release}.v{revision}")
 }
 
-async fn damage(desk: &Desk, release: &str, revision: u32) -> Result<()> {
+async fn damage(desk: &FleetClient, release: &str, revision: u32) -> Result<()> {
     // Base64 of nothing that was ever compressed.
     let data = ByteString(b"H4sIAAAAAAAA/2RhbWFnZWQ=".to_vec());
     let patch = Patch::Merge(json!({"data": {"release": data}}));
@@ -37,7 +37,7 @@ async fn damage(desk: &Desk, release: &str, revision: u32) -> Result<()> {
     Ok(())
 }
 
-async fn uid(desk: &Desk, release: &str) -> Result<String> {
+async fn uid(desk: &FleetClient, release: &str) -> Result<String> {
     let maps: Api<ConfigMap> = Api::namespaced(desk.client.clone(), "acme");
     maps.get(release).await?.uid().context("no UID")
 }

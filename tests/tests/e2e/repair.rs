@@ -11,7 +11,7 @@ use k8s_openapi::api::{
 use krypton_runtime::newest::Newest as _;
 use krypton_tests::{
     ChartRepository, Gate, Mode, Pair, Parts, eventually,
-    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, kill_helm, values_flag},
+    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, kill_helm, values_flag},
     gate,
 };
 use kube::{
@@ -40,7 +40,7 @@ struct Serving {
 
 impl Serving {
     /// Returns once one is available.
-    async fn watch(desk: &Desk, namespace: &str) -> Self {
+    async fn watch(desk: &FleetClient, namespace: &str) -> Self {
         let api: Api<Deployment> = Api::namespaced(desk.client.clone(), namespace);
         let (seen, mut served) = watch::channel(Served::NotYet);
         let task = tokio::spawn(async move {
@@ -75,7 +75,7 @@ impl Serving {
 }
 
 /// Names and UIDs of what is in a namespace: ConfigMaps of the release, Deployments, pods of hooks.
-async fn objects(desk: &Desk, namespace: &str) -> Result<BTreeMap<String, String>> {
+async fn objects(desk: &FleetClient, namespace: &str) -> Result<BTreeMap<String, String>> {
     let of_helm = ListParams::default().labels("app.kubernetes.io/managed-by=Helm");
     let maps: Api<ConfigMap> = Api::namespaced(desk.client.clone(), namespace);
     let deployments: Api<Deployment> = Api::namespaced(desk.client.clone(), namespace);
@@ -100,7 +100,11 @@ async fn objects(desk: &Desk, namespace: &str) -> Result<BTreeMap<String, String
 }
 
 /// One deployed release, the newest; no lock; and nothing but what the chart has.
-async fn whole(desk: &Desk, namespace: &str, release: &str) -> Result<BTreeMap<String, String>> {
+async fn whole(
+    desk: &FleetClient,
+    namespace: &str,
+    release: &str,
+) -> Result<BTreeMap<String, String>> {
     let revisions = desk.revisions(namespace, release).await?;
     let deployed = revisions.iter().filter(|(_, status)| status == "deployed");
     ensure!(deployed.count() == 1, "{revisions:?}");

@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::Pod;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
     ChartRepository, Gate, Mode, Pair, Parts, eventually,
-    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
+    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
     gate,
 };
 use krypton_types::names;
@@ -22,7 +22,7 @@ const SECOND: &str = "{message: second}";
 /// A hub with one slot, whose Tenants may have values.
 struct Stage {
     pair: Pair,
-    desk: Desk,
+    desk: FleetClient,
     values: ValuesFile,
     _repository: ChartRepository,
 }

@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::Secret;
 use krypton_helm::releases::record::RECORD_LABEL;
 use krypton_tests::{
     ChartRepository, ChartSource, Mode, Pair, Parts, by_agent, eventually,
-    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
+    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
     kubectl_krypton,
 };
 use kube::{
@@ -45,7 +45,7 @@ struct Attack {
     _repository: ChartRepository,
     values: ValuesFile,
     pair: Pair,
-    desk: Desk,
+    desk: FleetClient,
     release: String,
 }
 

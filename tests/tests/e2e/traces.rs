@@ -3,7 +3,7 @@
 use krypton_tests::{
     Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Collector, Daemon, Hub, HubOptions,
     Mode, Parts, Traced, bundle, eventually,
-    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
+    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
     in_both_modes,
     membership::write_secret,
 };
@@ -30,7 +30,7 @@ async fn what_is_done_for_a_tenant_is_traced_and_nobody_waits_for_a_collector_th
         Cluster::start("traces-edge", Parts::WithControllers),
     )
     .unwrap();
-    let (desk, edge_desk) = (Desk::at(&home), Desk::at(&edge));
+    let (desk, edge_desk) = (FleetClient::at(&home), FleetClient::at(&edge));
     let mut collector = Collector::start(mode == Mode::Proxy).await.unwrap();
     let values = ValuesFile::new(&format!("{{replicaCount: 0, token: {SECRET}}}")).unwrap();
     let mut options = HubOptions::new(home.kubeconfig())

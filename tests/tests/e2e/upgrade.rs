@@ -4,7 +4,7 @@ use anyhow::{Result, bail, ensure};
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Fault, Hub, HubOptions, Membership, Mode, Pair, Parts,
     by_agent, eventually,
-    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
+    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
 };
 use serde_json::json;
 
@@ -53,7 +53,7 @@ async fn values_and_versions_reach_every_member_and_a_failed_upgrade_keeps_the_o
         Cluster::start("upgrade-edge", Parts::WithPods),
     )
     .unwrap();
-    let (desk, edge_desk) = (Desk::at(&home), Desk::at(&edge));
+    let (desk, edge_desk) = (FleetClient::at(&home), FleetClient::at(&edge));
     let values = ValuesFile::new("message: first").unwrap();
     let options = |version: &str| {
         let flags = chart_flags(&repository, "small", version);

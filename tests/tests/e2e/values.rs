@@ -7,7 +7,7 @@ use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Parts, Tools,
     by_agent, eventually,
-    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
+    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
     process::Invocation,
 };
 use krypton_types::values::lay_over;
@@ -30,12 +30,12 @@ by_agent!(values_of_fleet_member_and_tenant_reach_whom_they_are_for_and_lost_one
 /// The release of Tenant `acme` on one member.
 struct Release<'a> {
     cluster: &'a Cluster,
-    desk: &'a Desk,
+    desk: &'a FleetClient,
     name: String,
 }
 
 impl<'a> Release<'a> {
-    fn of(tenant: &str, member: &str, cluster: &'a Cluster, desk: &'a Desk) -> Self {
+    fn of(tenant: &str, member: &str, cluster: &'a Cluster, desk: &'a FleetClient) -> Self {
         Self {
             cluster,
             desk,
@@ -55,7 +55,7 @@ impl<'a> Release<'a> {
     }
 }
 
-async fn put_secret(home: &Desk, values: &str) {
+async fn put_secret(home: &FleetClient, values: &str) {
     let secret = json!({
         "apiVersion": "v1", "kind": "Secret", "metadata": {"name": SECRET},
         "stringData": {"values.yaml": values},
@@ -63,7 +63,7 @@ async fn put_secret(home: &Desk, values: &str) {
     home.apply_secret(SECRET, &secret).await.unwrap();
 }
 
-async fn lose_secret(home: &Desk) {
+async fn lose_secret(home: &FleetClient) {
     let secrets: Api<Secret> = Api::namespaced(home.client.clone(), "default");
     secrets
         .delete(SECRET, &DeleteParams::default())
@@ -79,7 +79,7 @@ fn config_map(name: &str, key: &str, values: &str) -> String {
     .to_string()
 }
 
-async fn patch_member(home: &Desk, spec: Value) {
+async fn patch_member(home: &FleetClient, spec: Value) {
     let members: Api<EdgeCluster> = Api::all(home.client.clone());
     let patch = Patch::Merge(json!({"spec": spec}));
     let params = PatchParams::default();
@@ -87,7 +87,7 @@ async fn patch_member(home: &Desk, spec: Value) {
 }
 
 /// Nobody says anything of the values of this member any more.
-async fn says_nothing_of_values(home: &Desk, member: &str) {
+async fn says_nothing_of_values(home: &FleetClient, member: &str) {
     let members: Api<EdgeCluster> = Api::all(home.client.clone());
     eventually("nothing to be said of values", PATIENCE, async || {
         let conditions = members.get(member).await?.status.unwrap_or_default();
@@ -116,7 +116,7 @@ async fn values_of_fleet_member_and_tenant_reach_whom_they_are_for_and_lost_ones
         Cluster::start("values-edge", Parts::WithControllers),
     )
     .unwrap();
-    let (desk, at_edge) = (Desk::at(&home), Desk::at(&edge));
+    let (desk, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
     let file = ValuesFile::new("{replicaCount: 0, message: file}").unwrap();
     let options = |more: &[&str]| {
         let from = "--chart-values-from=configmap/fleet,secret/fleet-secret,configmap/perhaps?";

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Namespace;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
     ChartRepository, ChartSource, Mode, Pair, Parts, by_agent, eventually,
-    fleet::{Desk, PATIENCE, chart_flags},
+    fleet::{FleetClient, PATIENCE, chart_flags},
 };
 use kube::{
     Api, ResourceExt,
@@ -24,14 +24,14 @@ const RECORD: &str = "mesh.openkcm.io/namespace-configuration";
 
 by_agent!(workspaces_have_what_the_fleet_and_their_member_give_them_and_lose_what_is_taken_out);
 
-async fn patch_namespace(desk: &Desk, name: &str, metadata: Value) {
+async fn patch_namespace(desk: &FleetClient, name: &str, metadata: Value) {
     let namespaces: Api<Namespace> = Api::all(desk.client.clone());
     let patch = Patch::Merge(json!({"metadata": metadata}));
     let params = PatchParams::default();
     namespaces.patch(name, &params, &patch).await.unwrap();
 }
 
-async fn configure_member(home: &Desk, configuration: Value) -> kube::Result<EdgeCluster> {
+async fn configure_member(home: &FleetClient, configuration: Value) -> kube::Result<EdgeCluster> {
     let members: Api<EdgeCluster> = Api::all(home.client.clone());
     let patch = Patch::Merge(json!({"spec": {"namespaceConfiguration": configuration}}));
     members.patch(EDGE, &PatchParams::default(), &patch).await
@@ -55,7 +55,12 @@ fn configured(namespace: &Namespace) -> (Words, Words) {
     (labels, annotations)
 }
 
-async fn has(desk: &Desk, name: &str, labels: &[(&str, &str)], annotations: &[(&str, &str)]) {
+async fn has(
+    desk: &FleetClient,
+    name: &str,
+    labels: &[(&str, &str)],
+    annotations: &[(&str, &str)],
+) {
     let wanted = (words(labels), words(annotations));
     let what = format!("namespace {name} to have {wanted:?}");
     eventually(&what, PATIENCE, async || {
@@ -89,7 +94,7 @@ async fn workspaces_have_what_the_fleet_and_their_member_give_them_and_lose_what
         r"--workspace-annotations=example.org/note=one\, two",
     ]);
     pair.open(first).await.unwrap();
-    let (desk, home) = (pair.desk(), Desk::at(pair.home()));
+    let (desk, home) = (pair.desk(), FleetClient::at(pair.home()));
     pair.cluster()
         .kubectl(["create", "namespace", "theirs"])
         .await

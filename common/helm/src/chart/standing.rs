@@ -2,7 +2,7 @@
 
 use std::sync::PoisonError;
 
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 
 use super::{ChartCache, ChartFault, ChartRef, Memory};
 
@@ -10,7 +10,7 @@ use super::{ChartCache, ChartFault, ChartRef, Memory};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Standing {
     Here {
-        since: Boot,
+        since: BootTime,
         /// As in its Chart.yaml.
         version: String,
         sha256: String,
@@ -20,9 +20,9 @@ pub enum Standing {
         /// How often in a row.
         times: u32,
         /// The last time.
-        since: Boot,
+        since: BootTime,
         /// Before that it is not tried again.
-        until: Boot,
+        until: BootTime,
     },
     /// On its way just now.
     Fetching,

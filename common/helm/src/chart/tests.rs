@@ -399,7 +399,7 @@ async fn a_failure_is_shared_and_remembered_until_its_pause_is_over() {
     match &mut *slot.lock().await {
         Memory::Failed {
             until, times: 1, ..
-        } => *until = Boot::default(),
+        } => *until = BootTime::default(),
         other => panic!("the failure is not remembered: {other:?}"),
     }
     assert_eq!(cache.fetch(&chart).await.unwrap().version, "1.0.0");

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 use krypton_runtime::effect_now;
 use krypton_runtime::process_group::{self, orphans_of};
 use rustix::process::Pid;
@@ -16,7 +16,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::Patience;
+use super::DriverTimeouts;
 use super::stop::{Order, StopSignal};
 use super::supervisor::{NOT_STARTED, OUTPUT_FLAG, SIGNALLED, TERMINATE, UNTIL, millis};
 
@@ -49,7 +49,7 @@ pub(super) struct Job<'a> {
     pub arguments: Vec<OsString>,
     pub environment: Vec<(OsString, OsString)>,
     pub deadline: Duration,
-    pub patience: Patience,
+    pub patience: DriverTimeouts,
     /// Whether SIGTERM makes it end in order. If not, a soft stop only waits.
     pub asks_to_stop: bool,
     /// Where Helm's standard output goes; nowhere if `None`.
@@ -76,7 +76,7 @@ impl Job<'_> {
     /// Runs it. When the future is dropped, the supervisor's pipe closes and the group dies.
     pub(super) async fn run(self, stop: &StopSignal) -> io::Result<Ending> {
         let mut orders = stop.orders();
-        if orders.at(Boot::now()) != Order::Go {
+        if orders.at(BootTime::now()) != Order::Go {
             return Ok(Ending::Stopped);
         }
         let mut until = orders.until();
@@ -134,7 +134,7 @@ impl Job<'_> {
             // Helm that was asked to stop and ended well has done its work.
             _ if status.success() => Ending::Well,
             // Its time was over before anybody said so: we have slept.
-            Cause::None if orders.at(Boot::now()) == Order::Kill => Ending::Stopped,
+            Cause::None if orders.at(BootTime::now()) == Order::Kill => Ending::Stopped,
             Cause::None => ending(status, stderr),
             Cause::Stopped => Ending::Stopped,
             Cause::TimedOut => Ending::TimedOut { stderr },
@@ -145,7 +145,7 @@ impl Job<'_> {
         clippy::disallowed_methods,
         reason = "the one place where a helm run starts"
     )]
-    fn spawn(&self, until: Option<Boot>) -> io::Result<Process> {
+    fn spawn(&self, until: Option<BootTime>) -> io::Result<Process> {
         let (program, first) = self.supervisor.split_first().expect("it is not empty");
         let output = self
             .output
@@ -224,7 +224,7 @@ impl Process {
         }
     }
 
-    async fn lives_until(&mut self, until: Option<Boot>) {
+    async fn lives_until(&mut self, until: Option<BootTime>) {
         let mut word = [UNTIL; 9];
         let until = until.map_or(u64::MAX, millis);
         word[1..].copy_from_slice(&until.to_le_bytes());

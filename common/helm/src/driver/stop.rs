@@ -1,6 +1,6 @@
 //! How a running helm is told to stop.
 
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 use krypton_runtime::newest::Newest as _;
 use tokio::sync::watch;
 
@@ -12,7 +12,7 @@ struct State {
     /// How often `kill` was said: a run that was under way then is over, though a permit came since.
     kills: u64,
     /// What runs dies then by itself, should we sleep; no end without one.
-    until: Option<Boot>,
+    until: Option<BootTime>,
 }
 
 /// Tells runs to stop. When it is dropped, that is a `kill`: nobody watches over them any more.
@@ -52,7 +52,7 @@ impl StopHandle {
     }
 
     /// Runs may live until then, whatever becomes of us; new ones may start again after a [`Self::kill`].
-    pub fn permit(&self, until: Boot) {
+    pub fn permit(&self, until: BootTime) {
         self.0.send_if_modified(|state| {
             let killed = std::mem::replace(&mut state.killed, false);
             let before = state.until.replace(until);
@@ -93,11 +93,11 @@ impl StopSignal {
 
 impl Orders {
     /// Until when a run may live at all.
-    pub fn until(&self) -> Option<Boot> {
+    pub fn until(&self) -> Option<BootTime> {
         self.state.get().until
     }
 
-    pub fn at(&self, now: Boot) -> Order {
+    pub fn at(&self, now: BootTime) -> Order {
         let late = self.until().is_some_and(|until| now >= until);
         if late { Order::Kill } else { self.now() }
     }
@@ -116,8 +116,8 @@ impl Orders {
     /// Waits until the order, or the time until which the run may live, is another than `known`.
     pub(super) async fn other_than(
         &mut self,
-        known: (Order, Option<Boot>),
-    ) -> (Order, Option<Boot>) {
+        known: (Order, Option<BootTime>),
+    ) -> (Order, Option<BootTime>) {
         loop {
             let now = (self.now(), self.until());
             if now != known {
@@ -138,7 +138,7 @@ mod tests {
 
     use super::*;
 
-    const LATER: Boot = Boot(Duration::from_secs(60));
+    const LATER: BootTime = BootTime(Duration::from_secs(60));
 
     #[test]
     fn a_kill_holds_for_the_run_it_met_and_not_for_one_after_the_next_permit() {
@@ -158,9 +158,9 @@ mod tests {
         let orders = signal.orders();
         assert_eq!((orders.until(), orders.at(LATER)), (None, Order::Go));
         handle.permit(LATER);
-        assert_eq!(orders.at(Boot::default()), Order::Go);
+        assert_eq!(orders.at(BootTime::default()), Order::Go);
         assert_eq!(orders.at(LATER), Order::Kill);
-        handle.permit(Boot(LATER.0 * 2));
+        handle.permit(BootTime(LATER.0 * 2));
         assert_eq!(orders.at(LATER), Order::Go);
     }
 

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 use rustix::io::Errno;
 use rustix::process::{
     Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions, getpgrp, getpid, getrlimit,
@@ -37,7 +37,7 @@ pub(super) const SIGNALLED: u8 = 128;
 pub(super) const MEMORY_MAX: u64 = 384 << 20;
 
 /// How a time is told to the supervisor: both have the same clock.
-pub(super) fn millis(until: Boot) -> u64 {
+pub(super) fn millis(until: BootTime) -> u64 {
     u64::try_from(until.0.as_millis()).unwrap_or(u64::MAX)
 }
 
@@ -134,7 +134,7 @@ fn limit_memory() -> rustix::io::Result<()> {
 }
 
 fn is_over(until: &AtomicU64) -> bool {
-    millis(Boot::now()) >= until.load(Ordering::Relaxed)
+    millis(BootTime::now()) >= until.load(Ordering::Relaxed)
 }
 
 fn kill_group() {

@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 use std::time::Duration;
 
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 
 /// Who has waited longer than this goes before whoever came later, and an upgrade no longer gives way to
 /// every installation and deletion.
@@ -11,14 +11,14 @@ pub(crate) const OVERDUE: Duration = Duration::from_secs(60);
 
 /// How much somebody waits for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Urgency {
+pub enum Priority {
     /// A first installation, or a removal: without it nothing serves, or somebody waits for an end.
     High,
     /// What runs, goes on.
     Low,
 }
 
-impl Urgency {
+impl Priority {
     /// The name in metrics and dumps.
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -33,8 +33,8 @@ impl Urgency {
 pub(crate) struct Waiter {
     /// The order in which they came; each its own.
     pub(crate) number: u64,
-    pub(crate) urgency: Urgency,
-    pub(crate) since: Boot,
+    pub(crate) urgency: Priority,
+    pub(crate) since: BootTime,
     /// How many turns those it shares them with have now.
     pub(crate) load: usize,
 }
@@ -43,8 +43,8 @@ pub(crate) struct Waiter {
 /// and something urgent waits too, they take turns, so neither starves the other.
 pub(crate) fn next(
     waiting: impl IntoIterator<Item = Waiter>,
-    last: Option<Urgency>,
-    now: Boot,
+    last: Option<Priority>,
+    now: BootTime,
 ) -> Option<u64> {
     let overdue = |waiter: &Waiter| now.since(waiter.since) >= OVERDUE;
     let before = |a: &Waiter, b: &Waiter| match (overdue(a), overdue(b)) {
@@ -56,15 +56,15 @@ pub(crate) fn next(
     let (mut high, mut low): (Option<Waiter>, Option<Waiter>) = (None, None);
     for waiter in waiting {
         let best = match waiter.urgency {
-            Urgency::High => &mut high,
-            Urgency::Low => &mut low,
+            Priority::High => &mut high,
+            Priority::Low => &mut low,
         };
         if best.is_none_or(|best| before(&waiter, &best) == Ordering::Less) {
             *best = Some(waiter);
         }
     }
     let chosen = match (high, low) {
-        (Some(_), Some(low)) if overdue(&low) && last == Some(Urgency::High) => Some(low),
+        (Some(_), Some(low)) if overdue(&low) && last == Some(Priority::High) => Some(low),
         (high, low) => high.or(low),
     };
     chosen.map(|waiter| waiter.number)
@@ -76,22 +76,22 @@ mod tests {
 
     use super::*;
 
-    fn waiter(number: u64, urgency: Urgency, since: u64, load: usize) -> Waiter {
+    fn waiter(number: u64, urgency: Priority, since: u64, load: usize) -> Waiter {
         Waiter {
             number,
             urgency,
-            since: Boot(Duration::from_secs(since)),
+            since: BootTime(Duration::from_secs(since)),
             load,
         }
     }
 
-    fn at(seconds: u64) -> Boot {
-        Boot(Duration::from_secs(seconds))
+    fn at(seconds: u64) -> BootTime {
+        BootTime(Duration::from_secs(seconds))
     }
 
     #[test]
     fn what_is_urgent_goes_first_then_who_has_fewest_then_who_came_first() {
-        use Urgency::{High, Low};
+        use Priority::{High, Low};
         let upgrade = waiter(1, Low, 0, 0);
         let install = waiter(2, High, 0, 3);
         assert_eq!(next([upgrade, install], None, at(0)), Some(2));
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn an_upgrade_that_has_waited_long_takes_turns_with_what_is_urgent() {
-        use Urgency::{High, Low};
+        use Priority::{High, Low};
         let waiting = [waiter(1, Low, 0, 0), waiter(2, High, 60, 0)];
         assert_eq!(next(waiting, Some(High), at(59)), Some(2));
         assert_eq!(next(waiting, Some(High), at(60)), Some(1));
@@ -148,7 +148,7 @@ mod tests {
                 now += step.seconds;
                 if let Some((high, load)) = step.comes {
                     number += 1;
-                    let urgency = if high { Urgency::High } else { Urgency::Low };
+                    let urgency = if high { Priority::High } else { Priority::Low };
                     waiting.push(waiter(number, urgency, now, load));
                 }
                 for one in &waiting {
@@ -182,7 +182,7 @@ mod tests {
             kinds in proptest::collection::vec((any::<bool>(), 0..120_u64, 0..3_usize), 0..20),
             last in proptest::option::of(any::<bool>()),
         ) {
-            let urgency = |high: bool| if high { Urgency::High } else { Urgency::Low };
+            let urgency = |high: bool| if high { Priority::High } else { Priority::Low };
             let mut all: Vec<Waiter> = (0..)
                 .zip(&kinds)
                 .map(|(number, (high, since, load))| waiter(number, urgency(*high), *since, *load))

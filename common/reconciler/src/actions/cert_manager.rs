@@ -7,14 +7,14 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use krypton_helm::releases;
 use krypton_helm::releases::labels::OWNER_UID_LABEL;
 use krypton_runtime::effect;
-use krypton_runtime::events::Told;
+use krypton_runtime::events::ObjectEvent;
 use krypton_types::error_chain::chain;
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Preconditions};
 use kube::core::{ApiResource, GroupVersionKind, ObjectMeta};
 
 use super::leftovers::bears_marks;
-use super::{DEADLINE, Fault, Job, Performer};
+use super::{ActionRunner, DEADLINE, Fault, Job};
 
 const NAMES: [&str; 6] = [
     "certificaterequests.cert-manager.io",
@@ -38,7 +38,7 @@ impl From<Fault> for Stop {
     }
 }
 
-impl Performer {
+impl ActionRunner {
     /// What is not deleted here stays for good: the Tenant goes.
     pub(super) async fn delete_cert_manager_crds(&self, job: &Job) -> Result<(), Fault> {
         let wanted = job.desired.handling.delete_cert_manager_crds;
@@ -47,7 +47,7 @@ impl Performer {
         }
         let told = match Box::pin(self.delete_crds(job)).await {
             Ok(deleted) if deleted.is_empty() => return Ok(()),
-            Ok(deleted) => Told {
+            Ok(deleted) => ObjectEvent {
                 warning: true,
                 reason: "CrdsDeleted",
                 message: format!(
@@ -55,14 +55,14 @@ impl Performer {
                     deleted.join(", ")
                 ),
             },
-            Err(Stop::Stay(why)) => Told {
+            Err(Stop::Stay(why)) => ObjectEvent {
                 warning: true,
                 reason: "CrdsStay",
                 message: format!("the CRDs of cert-manager stay: {why}"),
             },
             Err(Stop::Fault(fault)) => return Err(fault),
         };
-        self.tell(&job.subject, told);
+        self.tell(&job.owner, told);
         Ok(())
     }
 

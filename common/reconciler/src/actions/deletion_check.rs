@@ -7,18 +7,18 @@ use krypton_types::deployment::DesiredDeployment;
 use krypton_types::desired::DesiredState;
 use krypton_types::names;
 
-use super::{Fault, Job, Performer, in_time};
-use crate::owner::Subject;
+use super::{ActionRunner, Fault, Job, in_time};
+use crate::owner::ReleaseOwner;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::Api;
 use kube::{CustomResourceExt, ResourceExt};
 
-impl Performer {
+impl ActionRunner {
     /// Design §3, rule 2: a deletion is read twice, and one that comes with the CRD's is none.
     pub(super) async fn confirm_deletion(&self, job: &Job) -> Result<(), Fault> {
-        match &job.subject {
-            Subject::Tenant(tenant) => self.confirm_tenants_deletion(tenant).await,
-            Subject::Deployment(order) => {
+        match &job.owner {
+            ReleaseOwner::Tenant(tenant) => self.confirm_tenants_deletion(tenant).await,
+            ReleaseOwner::Deployment(order) => {
                 let confirmed = still_ordered(order, job.desired.retire, &self.desired.get());
                 confirmed.then_some(()).ok_or(Fault::Stale)
             }

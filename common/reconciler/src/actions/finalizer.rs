@@ -2,28 +2,28 @@
 
 use krypton_crds::tenant::Tenant;
 use krypton_runtime::effect;
-use krypton_runtime::events::Told;
+use krypton_runtime::events::ObjectEvent;
 use krypton_types::names;
 
-use super::{Done, Fault, Job, Performer, ReleaseNews, in_time};
-use crate::owner::Subject;
+use super::{ActionRunner, Fault, Job, JobResult, ReleaseNews, in_time};
+use crate::owner::ReleaseOwner;
 use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
 
-impl Performer {
-    pub(super) async fn add_finalizer(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
-        let Subject::Tenant(tenant) = &job.subject else {
+impl ActionRunner {
+    pub(super) async fn add_finalizer(&self, job: &Job, done: &mut JobResult) -> Result<(), Fault> {
+        let ReleaseOwner::Tenant(tenant) = &job.owner else {
             return Ok(());
         };
         if job.workspace_exists {
             let message = format!("namespace {} exists", job.release.namespace);
-            let told = Told {
+            let told = ObjectEvent {
                 warning: false,
                 reason: "WorkspaceExists",
                 message,
             };
-            self.tell(&job.subject, told);
+            self.tell(&job.owner, told);
         }
         let mut finalizers = tenant.finalizers().to_vec();
         finalizers.push(names::TENANT_FINALIZER.to_owned());
@@ -37,7 +37,7 @@ impl Performer {
         &self,
         job: &Job,
         orphaned: bool,
-        done: &mut Done,
+        done: &mut JobResult,
     ) -> Result<(), Fault> {
         // Once it is off, nobody uninstalls what a list that was not whole has left out.
         if !orphaned && job.newest.is_none() {
@@ -50,10 +50,10 @@ impl Performer {
             self.delete_cert_manager_crds(job).await?;
             self.delete_record(job).await?;
         }
-        let tenant = match &job.subject {
-            Subject::Tenant(tenant) => tenant,
+        let tenant = match &job.owner {
+            ReleaseOwner::Tenant(tenant) => tenant,
             // The next report says that it is gone, and home's finalizer goes by that.
-            Subject::Deployment(order) => {
+            ReleaseOwner::Deployment(order) => {
                 done.let_go = Some(order.uid.clone());
                 return Ok(());
             }
@@ -63,8 +63,8 @@ impl Performer {
         if orphaned {
             let message = job.plan.state.ready.message.clone();
             self.tell(
-                &job.subject,
-                Told {
+                &job.owner,
+                ObjectEvent {
                     warning: true,
                     reason: "Orphaned",
                     message,
@@ -83,9 +83,9 @@ impl Performer {
         Ok(())
     }
 
-    pub(super) async fn annotate(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
+    pub(super) async fn annotate(&self, job: &Job, done: &mut JobResult) -> Result<(), Fault> {
         self.say(job, done).await?;
-        let Subject::Tenant(tenant) = &job.subject else {
+        let ReleaseOwner::Tenant(tenant) = &job.owner else {
             return Ok(());
         };
         let chart = &job.desired.chart;
@@ -102,7 +102,7 @@ impl Performer {
     pub(super) async fn patch_tenant(
         &self,
         tenant: &Tenant,
-        done: &Done,
+        done: &JobResult,
         mut metadata: serde_json::Value,
     ) -> kube::Result<Tenant> {
         let newest = done.tenant.as_ref().unwrap_or(tenant);

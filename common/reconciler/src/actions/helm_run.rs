@@ -18,7 +18,7 @@ use krypton_types::error_chain::chain;
 use super::chart_crds::{self, ChartCrdError};
 use super::stored::Foreign;
 use super::trust::{self, compared};
-use super::{Done, Fault, Job, Performer, ReleaseNews, suspended, unavailable};
+use super::{ActionRunner, Fault, Job, JobResult, ReleaseNews, suspended, unavailable};
 use crate::helm_queue::Ready;
 use crate::plan::{Run, repair};
 
@@ -30,14 +30,14 @@ pub(super) fn failed(run: Run) -> &'static str {
     }
 }
 
-impl Performer {
+impl ActionRunner {
     pub(super) async fn helm(
         &self,
         job: &Job,
         run: Run,
         again: bool,
         ready: Option<Ready>,
-        done: &mut Done,
+        done: &mut JobResult,
     ) -> Result<(), Fault> {
         let Some((ready, path)) = ready.and_then(Ready::with_chart) else {
             return Err(Fault::Stale);
@@ -129,7 +129,7 @@ impl Performer {
             false => UPGRADE_RUN,
         };
         let id = format!("{kind}{:016x}", rand::random::<u64>());
-        let owner = (job.subject.uid(), job.subject.namespace());
+        let owner = (job.owner.uid(), job.owner.namespace());
         Upgrade {
             kubeconfig: self.member.kubeconfig.clone(),
             release: job.release.name.clone(),
@@ -161,7 +161,7 @@ impl Performer {
         run: Run,
         (secret, revision): (Secret, u32),
         (digest, record): (Option<String>, ReleaseRecord),
-        done: &mut Done,
+        done: &mut JobResult,
     ) -> Result<(), Fault> {
         let facts = releases::decode(&secret).ok();
         if let Some(digest) = digest {

@@ -8,7 +8,7 @@ use krypton_helm::releases::labels::{
 use krypton_helm::releases::revision::Revision;
 use krypton_helm::releases::{self, Declared, Status};
 use krypton_runtime::effect;
-use krypton_runtime::events::Told;
+use krypton_runtime::events::ObjectEvent;
 use krypton_types::error_chain::chain;
 use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, Preconditions};
 use kube::core::{ApiResource, GroupVersionKind, ObjectMeta, PartialObjectMeta};
@@ -16,7 +16,7 @@ use kube::discovery::{ApiCapabilities, Scope, pinned_kind};
 use kube::{Client, ResourceExt};
 use serde_json::{Value, json};
 
-use super::{Done, Fault, Job, Performer, in_time};
+use super::{ActionRunner, Fault, Job, JobResult, in_time};
 use crate::plan::repair;
 
 /// Kinds with which goes what no chart can make again: that is for a person to decide.
@@ -29,13 +29,13 @@ const HOLDS_DATA: [&str; 4] = [
 /// Names in an event.
 const SHOWN: usize = 5;
 
-impl Performer {
+impl ActionRunner {
     /// Removes what the failed revision left, and takes its mark off: it has been seen to.
     pub(super) async fn sweep(
         &self,
         job: &Job,
         revision: u32,
-        done: &mut Done,
+        done: &mut JobResult,
     ) -> Result<(), Fault> {
         let unmarked = json!({ RUN_LABEL: null });
         self.see_to(job, (revision, Left::ByAttempt), unmarked, done)
@@ -48,11 +48,11 @@ impl Performer {
         &self,
         job: &Job,
         revision: u32,
-        done: &mut Done,
+        done: &mut JobResult,
     ) -> Result<(), Fault> {
         let owner = json!({
-            OWNER_UID_LABEL: job.subject.uid(),
-            OWNER_NAMESPACE_LABEL: job.subject.namespace(),
+            OWNER_UID_LABEL: job.owner.uid(),
+            OWNER_NAMESPACE_LABEL: job.owner.namespace(),
         });
         self.see_to(job, (revision, Left::InDefault), owner, done)
             .await
@@ -64,7 +64,7 @@ impl Performer {
         job: &Job,
         (revision, left): (u32, Left),
         labels: Value,
-        done: &mut Done,
+        done: &mut JobResult,
     ) -> Result<(), Fault> {
         // The release is as desired, whatever becomes of this.
         self.say(job, done).await?;
@@ -165,8 +165,8 @@ impl Performer {
         };
         let Some(objects) = objects else {
             self.tell(
-                &job.subject,
-                Told {
+                &job.owner,
+                ObjectEvent {
                     warning: true,
                     reason: "LeftoversStay",
                     message: format!(
@@ -206,12 +206,12 @@ impl Performer {
         ];
         for (warning, reason, what, names) in told {
             if let Some(message) = listed(what, &names) {
-                let told = Told {
+                let told = ObjectEvent {
                     warning,
                     reason,
                     message,
                 };
-                self.tell(&job.subject, told);
+                self.tell(&job.owner, told);
             }
         }
         Ok(())

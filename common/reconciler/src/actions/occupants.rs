@@ -7,14 +7,14 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use krypton_crds::tenant::Tenant;
 use krypton_helm::releases::labels::ReleaseKey;
-use krypton_runtime::events::Told;
+use krypton_runtime::events::ObjectEvent;
 use kube::api::{Api, DynamicObject, ListParams};
 use kube::core::discovery::v2::{APIGroupDiscovery, APIGroupDiscoveryList, APIResourceDiscovery};
 use kube::core::{ApiResource, ObjectList, PartialObjectMeta};
 use kube::{Client, Resource as _, ResourceExt as _};
 
 use super::leftovers::bears_marks;
-use super::{Fault, Job, Performer, in_time};
+use super::{ActionRunner, Fault, Job, in_time};
 use crate::index::CrdState;
 
 /// Objects in an answer.
@@ -67,7 +67,7 @@ struct Judge<'a> {
     scopes: &'a Scopes,
 }
 
-impl Performer {
+impl ActionRunner {
     /// Returns whether the workspace stays, and reports the objects that keep it.
     pub(super) async fn is_occupied(&self, job: &Job) -> Result<bool, Fault> {
         let client = &self.member.helm_client;
@@ -80,7 +80,7 @@ impl Performer {
         if job.tenants != CrdState::Missing && !kinds.scopes.contains_key(&tenants) {
             return Err(Fault::Stale);
         }
-        let own = job.subject.tenant().and_then(|tenant| tenant.uid());
+        let own = job.owner.tenant().and_then(|tenant| tenant.uid());
         let judge = Judge {
             release: &job.release,
             // A member that leaves keeps its Tenants.
@@ -97,12 +97,12 @@ impl Performer {
         if found.is_empty() {
             return Ok(false);
         }
-        let told = Told {
+        let told = ObjectEvent {
             warning: true,
             reason: "WorkspaceKept",
             message: message(&job.release.namespace, &found),
         };
-        self.tell(&job.subject, told);
+        self.tell(&job.owner, told);
         Ok(true)
     }
 }

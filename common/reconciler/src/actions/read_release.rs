@@ -6,7 +6,7 @@ use krypton_helm::releases::revision::Revision;
 use krypton_types::error_chain::chain;
 
 use super::super::helm_queue::Ready;
-use super::{Done, Fault, Job, Performer, ReleaseNews, in_time, trust};
+use super::{ActionRunner, Fault, Job, JobResult, ReleaseNews, in_time, trust};
 use crate::index::number;
 use crate::plan;
 use k8s_openapi::api::core::v1::Secret;
@@ -14,13 +14,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::ListParams;
 use kube::core::{ObjectList, PartialObjectMeta};
 
-impl Performer {
+impl ActionRunner {
     pub(super) async fn read_release(
         &self,
         job: &Job,
         revision: u32,
         ready: Option<Ready>,
-        done: &mut Done,
+        done: &mut JobResult,
     ) -> Result<(), Fault> {
         let Some(secret) = self.revision_secret(&job.release, revision).await? else {
             return self.relist(job, done).await;
@@ -30,7 +30,7 @@ impl Performer {
             // Without a permit, or while paused, reading must not lead to a write.
             Err(error)
                 if self.still_permitted().is_err()
-                    || plan::paused(&job.subject, &job.desired).is_some() =>
+                    || plan::paused(&job.owner, &job.desired).is_some() =>
             {
                 return Err(Fault::Passing(chain(&error)));
             }
@@ -54,7 +54,7 @@ impl Performer {
     }
 
     /// Reads the release's Secrets afresh, without their content.
-    pub(super) async fn relist(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
+    pub(super) async fn relist(&self, job: &Job, done: &mut JobResult) -> Result<(), Fault> {
         let labels = format!("owner=helm,name={}", job.release.name);
         let of_helm = format!("type={}", releases::SECRET_TYPE);
         let params = ListParams::default().labels(&labels).fields(&of_helm);

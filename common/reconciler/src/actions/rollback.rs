@@ -6,7 +6,7 @@ use krypton_helm::releases::labels::ROLLBACK_LABEL;
 use krypton_helm::releases::revision::Revision;
 use krypton_helm::releases::{self, Status};
 use krypton_runtime::effect;
-use krypton_runtime::events::Told;
+use krypton_runtime::events::ObjectEvent;
 use krypton_types::conditions::reason;
 use krypton_types::error_chain::chain;
 use kube::ResourceExt;
@@ -15,11 +15,11 @@ use serde_json::json;
 
 use super::stored::Foreign;
 use super::trust::check_rollback;
-use super::{Done, Fault, Job, Performer, ReleaseNews, in_time, suspended, unavailable};
+use super::{ActionRunner, Fault, Job, JobResult, ReleaseNews, in_time, suspended, unavailable};
 use crate::helm_queue::Ready;
 use crate::plan::repair;
 
-impl Performer {
+impl ActionRunner {
     /// Puts on record that it is we who roll back, before it is done: what dies in it is then ours.
     async fn sign(&self, job: &Job, current: &Secret, by: u32) -> Result<(), Fault> {
         self.still_permitted()?;
@@ -41,7 +41,7 @@ impl Performer {
         job: &Job,
         to: u32,
         ready: Option<Ready>,
-        done: &mut Done,
+        done: &mut JobResult,
     ) -> Result<(), Fault> {
         let (Some(newest), Some(ready)) = (&job.newest, ready) else {
             return Err(Fault::Stale);
@@ -105,12 +105,12 @@ impl Performer {
         let message = match ended {
             _ if back.is_some() => {
                 let message = format!("revision {to} is deployed again: the upgrade was given up");
-                let told = Told {
+                let told = ObjectEvent {
                     warning: true,
                     reason: "HelmRolledBack",
                     message,
                 };
-                self.tell(&job.subject, told);
+                self.tell(&job.owner, told);
                 return Ok(());
             }
             Err(HelmError::Stopped) => return Err(Fault::Stale),

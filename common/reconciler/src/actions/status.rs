@@ -4,24 +4,24 @@
 use std::pin::pin;
 
 use krypton_helm::releases;
-use krypton_runtime::clock::{self, Boot};
+use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::effect;
-use krypton_runtime::events::Told;
+use krypton_runtime::events::ObjectEvent;
 use krypton_runtime::newest::Newest as _;
 use krypton_types::conditions::ClusterState;
 use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
-use super::{Done, Fault, Job, Performer, in_time};
-use crate::owner::Subject;
+use super::{ActionRunner, Fault, Job, JobResult, in_time};
+use crate::owner::ReleaseOwner;
 use crate::run_loop::StatusMode;
 use crate::status;
 use crate::status::throttle::{PAUSE, QUIET, with_detail};
 
-impl Performer {
+impl ActionRunner {
     /// Reports the state, writes it to the Tenant where that is ours to do, and tells what changed.
-    pub(super) async fn say(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
+    pub(super) async fn say(&self, job: &Job, done: &mut JobResult) -> Result<(), Fault> {
         self.say_state(job, &job.plan.state, done).await
     }
 
@@ -29,27 +29,23 @@ impl Performer {
         &self,
         job: &Job,
         state: &ClusterState,
-        done: &mut Done,
+        done: &mut JobResult,
     ) -> Result<(), Fault> {
         if job.plan.ours {
             let applied_chart = job.plan.applied_chart.as_deref().unwrap_or_default();
-            let subject = &job.subject;
-            self.board.put(
-                subject,
-                state.clone(),
-                applied_chart,
-                job.next,
-                job.plan.gone,
-            );
+            let owner = &job.owner;
+            self.report_store
+                .put(owner, state.clone(), applied_chart, job.next, job.plan.gone);
         } else {
-            self.board.forget(&job.key);
+            self.report_store.forget(&job.key);
         }
         done.said = Some(state.clone());
         // Without the Lease this is observation: only its holder writes and tells.
-        if !self.hold.get().may_start(Boot::now()) {
+        if !self.hold.get().may_start(BootTime::now()) {
             return Ok(());
         }
-        if let (StatusMode::Write, Subject::Tenant(tenant)) = (self.member.status, &job.subject) {
+        if let (StatusMode::Write, ReleaseOwner::Tenant(tenant)) = (self.member.status, &job.owner)
+        {
             let newest = done.tenant.as_ref().unwrap_or(tenant);
             let next = status::status(
                 newest,
@@ -82,12 +78,12 @@ impl Performer {
                         done.said = None;
                         if let Fault::Passing(message) | Fault::Refused(message) = &fault {
                             let message = message.clone();
-                            let told = Told {
+                            let told = ObjectEvent {
                                 warning: true,
                                 reason: "StatusUpdateFailed",
                                 message,
                             };
-                            self.tell(&job.subject, told);
+                            self.tell(&job.owner, told);
                         }
                         return Err(fault);
                     }
@@ -96,13 +92,13 @@ impl Performer {
         }
         let before = done.told.as_ref().or(job.told.as_ref());
         for told in status::told(before, state) {
-            self.tell(&job.subject, told);
+            self.tell(&job.owner, told);
         }
         // On home the hub emits this event, with the phase over all members.
         if self.member.status == StatusMode::Write {
             let skip = job.desired.handling.allow_chart_skip;
             if let Some(told) = status::phase_told(before, state, skip) {
-                self.tell(&job.subject, told);
+                self.tell(&job.owner, told);
             }
         }
         done.told = Some(state.clone());
@@ -113,7 +109,7 @@ impl Performer {
     pub(super) async fn telling<T>(
         &self,
         job: &Job,
-        done: &mut Done,
+        done: &mut JobResult,
         revision: u32,
         run: impl Future<Output = T>,
     ) -> T {
@@ -137,7 +133,7 @@ impl Performer {
         }
     }
 
-    async fn tell_hook(&self, job: &Job, done: &mut Done, revision: u32) -> Result<(), Fault> {
+    async fn tell_hook(&self, job: &Job, done: &mut JobResult, revision: u32) -> Result<(), Fault> {
         let secret = self.revision_secret(&job.release, revision).await?;
         let running = secret.and_then(|secret| releases::running_hook(&secret).ok().flatten());
         let announced = &job.plan.state;
@@ -151,7 +147,7 @@ impl Performer {
         let Err(fault) = self.say_state(job, &state, done).await else {
             return Ok(());
         };
-        if let (Fault::Stale, Subject::Tenant(tenant)) = (&fault, &job.subject) {
+        if let (Fault::Stale, ReleaseOwner::Tenant(tenant)) = (&fault, &job.owner) {
             // Somebody has written to the Tenant. Of another generation nothing was looked at yet.
             let api = self.tenants(job.key.namespace());
             let fresh = in_time("reading the Tenant", api.get(job.key.name())).await?;

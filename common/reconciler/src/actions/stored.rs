@@ -18,7 +18,7 @@ use kube::ResourceExt;
 use kube::api::{ListParams, ObjectList};
 
 use super::trust::{Owned, tampered, verdict};
-use super::{Done, Fault, Job, Performer, in_time};
+use super::{ActionRunner, Fault, Job, JobResult, in_time};
 
 /// A revision has at most 1.4 MB in a response, which may have 16 MiB. Only one page is in memory.
 const PAGE: u32 = 10;
@@ -57,7 +57,7 @@ impl Stored {
     }
 }
 
-impl Performer {
+impl ActionRunner {
     /// Reads all revisions that Helm would find, and keeps the content of those in `keep`. Fails if Helm could read one
     /// differently, or if the plan does not know one.
     pub(super) async fn stored(
@@ -65,7 +65,7 @@ impl Performer {
         job: &Job,
         keep: &[u32],
         foreign: Foreign,
-        done: &mut Done,
+        done: &mut JobResult,
     ) -> Result<Result<Stored, Unreadable>, Fault> {
         let reading = Box::pin(self.read_stored(job, keep, foreign));
         let read = tokio::time::timeout(READ_ALL, reading).await;

@@ -12,7 +12,7 @@ use krypton_helm::releases::labels::ReleaseKey;
 use krypton_helm::releases::record::{ReleaseRecord, Verdict};
 use krypton_helm::releases::revision::Revision;
 use krypton_helm::releases::{self, Declared, Status, UNCLEAR};
-use krypton_runtime::events::Told;
+use krypton_runtime::events::ObjectEvent;
 use krypton_types::conditions::reason;
 use krypton_types::error_chain::chain;
 use kube::api::{Api, DynamicObject};
@@ -21,7 +21,7 @@ use kube::discovery::{Scope, pinned_kind};
 
 use super::leftovers::bears_marks;
 use super::stored::Stored;
-use super::{DEADLINE, Done, Fault, Job, Performer, in_time};
+use super::{ActionRunner, DEADLINE, Fault, Job, JobResult, in_time};
 use crate::release_record;
 
 const RECORD_TRIES: u32 = 3;
@@ -36,7 +36,7 @@ pub(super) struct Owned {
     objects: BTreeSet<Declared>,
 }
 
-impl Performer {
+impl ActionRunner {
     pub(crate) async fn release_record(
         &self,
         release: &ReleaseKey,
@@ -108,7 +108,7 @@ impl Performer {
         &self,
         job: &Job,
         stored: &Stored,
-        done: &mut Done,
+        done: &mut JobResult,
     ) -> Result<bool, Fault> {
         let Some(newest) = &job.newest else {
             return Ok(false);
@@ -133,12 +133,12 @@ impl Performer {
                 "uninstalling release {} without its delete hooks: Krypton has not deployed revision {}",
                 job.release.name, newest.revision
             );
-            let told = Told {
+            let told = ObjectEvent {
                 warning: true,
                 reason: "HooksSkipped",
                 message,
             };
-            self.tell(&job.subject, told);
+            self.tell(&job.owner, told);
         }
         Ok(false)
     }
@@ -149,7 +149,7 @@ impl Performer {
         &self,
         job: &Job,
         record: &ReleaseRecord,
-        done: &mut Done,
+        done: &mut JobResult,
     ) -> Result<(), Fault> {
         let on_record = |it: &&Revision| record.digests.contains_key(&it.revision);
         let Some(good) = job.revisions.iter().rfind(on_record) else {

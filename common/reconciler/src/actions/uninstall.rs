@@ -2,31 +2,31 @@
 
 use krypton_helm::driver::{HelmError, Uninstall};
 use krypton_runtime::effect;
-use krypton_runtime::events::Told;
+use krypton_runtime::events::ObjectEvent;
 use krypton_types::conditions::reason;
 use krypton_types::error_chain::chain;
 
 use super::super::helm_queue::Ready;
 use super::stored::Foreign;
-use super::{Done, Fault, Job, Performer, ReleaseNews, suspended, unavailable};
+use super::{ActionRunner, Fault, Job, JobResult, ReleaseNews, suspended, unavailable};
 use kube::ResourceExt;
 
-impl Performer {
+impl ActionRunner {
     pub(super) async fn uninstall(
         &self,
         job: &Job,
         ready: Option<Ready>,
-        done: &mut Done,
+        done: &mut JobResult,
     ) -> Result<(), Fault> {
         let Some(ready) = ready else {
             return Err(Fault::Stale);
         };
         self.still_permitted()?;
         self.confirm_deletion(job).await?;
-        if job.subject.is_going() {
-            done.deletion_confirmed = job.subject.tenant().and_then(|tenant| tenant.uid());
+        if job.owner.is_going() {
+            done.deletion_confirmed = job.owner.tenant().and_then(|tenant| tenant.uid());
         }
-        if job.subject.is_going() || job.desired.retire {
+        if job.owner.is_going() || job.desired.retire {
             self.say(job, done).await?;
         }
         let newest = job.newest.as_ref().map_or(0, |newest| newest.revision);
@@ -74,12 +74,12 @@ impl Performer {
             _ if gone => {
                 done.progressed = true;
                 let message = format!("uninstalled release {}", job.release.name);
-                let told = Told {
+                let told = ObjectEvent {
                     warning: false,
                     reason: "HelmUninstalled",
                     message,
                 };
-                self.tell(&job.subject, told);
+                self.tell(&job.owner, told);
                 Ok(())
             }
             Err(HelmError::Stopped) => Err(Fault::Stale),
@@ -95,12 +95,12 @@ impl Performer {
             }),
             Err(error) => {
                 let message = chain(&error);
-                let told = Told {
+                let told = ObjectEvent {
                     warning: true,
                     reason: "HelmUninstallFailed",
                     message: message.clone(),
                 };
-                self.tell(&job.subject, told);
+                self.tell(&job.owner, told);
                 let permanent = error.is_permanent();
                 Err(Fault::Shown {
                     reason: reason::UNINSTALL_FAILED,

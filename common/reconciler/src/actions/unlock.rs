@@ -3,20 +3,20 @@
 use krypton_helm::releases::labels::{INSTALL_RUN, RUN_LABEL};
 use krypton_helm::releases::{self, Status};
 use krypton_runtime::effect;
-use krypton_runtime::events::Told;
+use krypton_runtime::events::ObjectEvent;
 
 use super::super::helm_queue::Ready;
-use super::{Done, Fault, Job, Performer, in_time};
+use super::{ActionRunner, Fault, Job, JobResult, in_time};
 use kube::ResourceExt;
 use kube::api::PostParams;
 
-impl Performer {
+impl ActionRunner {
     pub(super) async fn unlock(
         &self,
         job: &Job,
         (revision, was): (u32, &str),
         ready: Option<Ready>,
-        done: &mut Done,
+        done: &mut JobResult,
     ) -> Result<(), Fault> {
         let Some(secret) = self.revision_secret(&job.release, revision).await? else {
             return self.relist(job, done).await;
@@ -42,8 +42,8 @@ impl Performer {
         .await?;
         let message = format!("revision {revision} was left {was} by a helm that is gone");
         self.tell(
-            &job.subject,
-            Told {
+            &job.owner,
+            ObjectEvent {
                 warning: true,
                 reason: "ReleaseUnlocked",
                 message,

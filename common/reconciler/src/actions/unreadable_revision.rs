@@ -8,20 +8,20 @@ use krypton_helm::releases::labels::ReleaseKey;
 use krypton_helm::releases::revision::Revision;
 use krypton_helm::releases::{self, ReleaseError, Status};
 use krypton_runtime::effect;
-use krypton_runtime::events::Told;
+use krypton_runtime::events::ObjectEvent;
 use krypton_types::conditions::reason;
 use krypton_types::error_chain::chain;
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, PostParams, Preconditions};
 
-use super::{Done, Fault, Job, Performer, ReleaseNews, in_time, unavailable};
+use super::{ActionRunner, Fault, Job, JobResult, ReleaseNews, in_time, unavailable};
 use crate::helm_queue::Ready;
 use crate::plan::repair;
 
 /// The type of a Secret that has been set aside; helm looks for its own only.
 const SET_ASIDE_TYPE: &str = "mesh.openkcm.io/unreadable-release";
 
-impl Performer {
+impl ActionRunner {
     /// Keeps a copy of the Secret under another name, and takes the Secret out of helm's way. Only when
     /// helm cannot decode it either; and not when a Tenant is to go and nothing else says what to remove.
     pub(super) async fn set_aside(
@@ -30,14 +30,14 @@ impl Performer {
         secret: &Secret,
         error: &ReleaseError,
         ready: Option<Ready>,
-        done: &mut Done,
+        done: &mut JobResult,
     ) -> Result<(), Fault> {
         let Some(Ready { slot, .. }) = ready else {
             done.needs_slot = true;
             return Ok(());
         };
         let (why, name) = (chain(error), secret.name_any());
-        let going = job.subject.is_going() || job.desired.retire;
+        let going = job.owner.is_going() || job.desired.retire;
         let failed = |message: String| Fault::Shown {
             reason: if going {
                 reason::UNINSTALL_FAILED
@@ -78,7 +78,7 @@ impl Performer {
                      annotation {}=true on the {}",
                     job.release.name,
                     krypton_types::names::ORPHAN_ANNOTATION,
-                    job.subject.kind(),
+                    job.owner.kind(),
                 )));
             }
         }
@@ -93,14 +93,14 @@ impl Performer {
         )
         .await?;
         let message = format!("{why}. It was set aside, and what it installed stays");
-        let told = Told {
+        let told = ObjectEvent {
             warning: true,
             reason: "ReleaseUnreadable",
             message,
         };
         tracing::warn!(member = %self.member.name, secret = %name, error = %why,
             "a release that nobody can decode was set aside");
-        self.tell(&job.subject, told);
+        self.tell(&job.owner, told);
         self.relist(job, done).await
     }
 
@@ -159,7 +159,7 @@ impl Performer {
     pub(super) async fn forget_repeated_attempts(
         &self,
         job: &Job,
-        done: &mut Done,
+        done: &mut JobResult,
     ) -> Result<(), Fault> {
         let repeated = repair::repeated(&job.revisions);
         if repeated.is_empty() {
@@ -185,7 +185,7 @@ impl Performer {
     pub(super) async fn forget_older_attempts(
         &self,
         job: &Job,
-        done: &mut Done,
+        done: &mut JobResult,
     ) -> Result<(), Fault> {
         self.relist(job, done).await?;
         // It is no news for long.

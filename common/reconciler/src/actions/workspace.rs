@@ -1,6 +1,6 @@
 //! Creates and deletes the namespace of a release.
 
-use super::{Done, Fault, Job, Performer, in_time};
+use super::{ActionRunner, Fault, Job, JobResult, in_time};
 use crate::index::CREATOR_LABEL;
 use crate::workspaces::metadata::Words;
 use k8s_openapi::api::core::v1::Namespace;
@@ -10,13 +10,17 @@ use kube::api::{Api, DeleteParams, PostParams, Preconditions};
 use std::collections::BTreeMap;
 
 use krypton_runtime::effect;
-use krypton_runtime::events::Told;
+use krypton_runtime::events::ObjectEvent;
 use krypton_types::conditions::reason;
 use krypton_types::names;
 
-impl Performer {
-    pub(super) async fn create_workspace(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
-        let uid = job.subject.uid().to_owned();
+impl ActionRunner {
+    pub(super) async fn create_workspace(
+        &self,
+        job: &Job,
+        done: &mut JobResult,
+    ) -> Result<(), Fault> {
+        let uid = job.owner.uid().to_owned();
         let marks = [
             (CREATOR_LABEL.to_owned(), uid),
             (names::MANAGED_BY_LABEL.to_owned(), "krypton".to_owned()),
@@ -47,12 +51,12 @@ impl Performer {
                 done.workspace = Some(created.metadata);
                 done.progressed = true;
                 let message = format!("created namespace {}", job.release.namespace);
-                let told = Told {
+                let told = ObjectEvent {
                     warning: false,
                     reason: "WorkspaceCreated",
                     message,
                 };
-                self.tell(&job.subject, told);
+                self.tell(&job.owner, told);
                 Ok(())
             }
             // It is there after all, and not ours. The watch may have shown it long ago, to who did not see it.
@@ -68,12 +72,12 @@ impl Performer {
                     job.release.namespace,
                     fault.text()
                 );
-                let told = Told {
+                let told = ObjectEvent {
                     warning: true,
                     reason: "WorkspaceCreateFailed",
                     message: message.clone(),
                 };
-                self.tell(&job.subject, told);
+                self.tell(&job.owner, told);
                 Err(Fault::Shown {
                     reason: reason::INSTALL_FAILED,
                     message,
@@ -83,7 +87,11 @@ impl Performer {
         }
     }
 
-    pub(super) async fn delete_workspace(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
+    pub(super) async fn delete_workspace(
+        &self,
+        job: &Job,
+        done: &mut JobResult,
+    ) -> Result<(), Fault> {
         self.say(job, done).await?;
         let api: Api<Namespace> = Api::all(self.client());
         let name = &job.release.namespace;
@@ -114,12 +122,12 @@ impl Performer {
         {
             Ok(_) => {
                 let message = format!("deleting namespace {name}");
-                let told = Told {
+                let told = ObjectEvent {
                     warning: false,
                     reason: "WorkspaceDeleted",
                     message,
                 };
-                self.tell(&job.subject, told);
+                self.tell(&job.owner, told);
                 // The watch shows it terminating, and then gone; until then there is nothing to do.
                 Err(Fault::Stale)
             }

@@ -5,15 +5,15 @@ use std::time::Duration;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_crds::tenant::Tenant;
-use krypton_runtime::clock::Boot;
-use krypton_runtime::events::{Events, Told};
+use krypton_runtime::clock::BootTime;
+use krypton_runtime::events::{Events, ObjectEvent};
 use krypton_runtime::retry::backoff;
 use krypton_types::error_chain::chain;
 use krypton_types::tenant::TenantKey;
 use kube::api::Api;
 use kube::{Client, CustomResourceExt, Resource};
 
-use crate::actions::Performer;
+use crate::actions::ActionRunner;
 use crate::backup::{self, Deleted, Deletions, Record, Restored};
 
 /// The longest pause between two attempts to restore a Tenant.
@@ -27,7 +27,7 @@ pub(crate) struct Waiting {
     pub workspace: Option<String>,
     pub problem: String,
     failures: u32,
-    pub not_before: Boot,
+    pub not_before: BootTime,
 }
 
 /// The waiting Tenants by name.
@@ -69,7 +69,7 @@ pub(crate) async fn keep_tenants(client: &Client, known: &Deletions) -> CrdRound
 }
 
 /// Ensures the CRD, and restores the recorded Tenants.
-pub(crate) async fn put_back_tenants(performer: &Performer, before: Known) -> CrdRound {
+pub(crate) async fn put_back_tenants(performer: &ActionRunner, before: Known) -> CrdRound {
     let client = &performer.member.client;
     let records = match backup::records(client).await {
         Ok(records) => records,
@@ -105,9 +105,9 @@ async fn put_back_due(
             workspace: record.workspace(),
             problem: "not tried yet".to_owned(),
             failures: 0,
-            not_before: Boot::default(),
+            not_before: BootTime::default(),
         });
-        let due = kept.not_before <= Boot::now();
+        let due = kept.not_before <= BootTime::now();
         let kept = match due && may() {
             true => put_back(client, events, record, kept).await,
             false => Some(kept),
@@ -137,7 +137,7 @@ async fn put_back(
     }
     kept.failures += 1;
     let pause = backoff(kept.failures, RETRY_MAX, rand::random());
-    kept.not_before = Boot(Boot::now().0 + pause);
+    kept.not_before = BootTime(BootTime::now().0 + pause);
     Some(Waiting { problem, ..kept })
 }
 
@@ -162,7 +162,7 @@ fn tell(events: &Events, restored: &Restored) {
             (tenant, "TenantNotRestored", message)
         }
     };
-    let told = Told {
+    let told = ObjectEvent {
         warning: true,
         reason,
         message,

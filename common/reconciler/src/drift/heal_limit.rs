@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 
 use super::object::ObjectId;
 
@@ -18,7 +18,7 @@ const MOST: usize = 1024;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Past {
     heals: u32,
-    last: Boot,
+    last: BootTime,
     good: u32,
 }
 
@@ -28,7 +28,12 @@ pub(super) struct Guard(BTreeMap<ObjectId, Past>);
 
 impl Guard {
     /// Whether an object that has been found to differ may be put right now.
-    pub(super) fn may_heal(&mut self, object: &ObjectId, interval: Duration, now: Boot) -> bool {
+    pub(super) fn may_heal(
+        &mut self,
+        object: &ObjectId,
+        interval: Duration,
+        now: BootTime,
+    ) -> bool {
         let Some(past) = self.0.get_mut(object) else {
             return true;
         };
@@ -41,7 +46,7 @@ impl Guard {
     }
 
     /// It was put right, or the attempt failed.
-    pub(super) fn healed(&mut self, object: &ObjectId, now: Boot) {
+    pub(super) fn healed(&mut self, object: &ObjectId, now: BootTime) {
         let known = self.0.contains_key(object);
         if !known && self.0.len() >= MOST {
             return;
@@ -88,8 +93,8 @@ mod tests {
         }
     }
 
-    pub(super) fn at(looks: u32) -> Boot {
-        Boot(INTERVAL * looks)
+    pub(super) fn at(looks: u32) -> BootTime {
+        BootTime(INTERVAL * looks)
     }
 
     /// At which looks it is put right, when it differs at each of these.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 
 use super::object::ObjectId;
 
@@ -24,18 +24,18 @@ pub(super) struct Kinds(BTreeMap<String, Served>);
 
 #[derive(Debug)]
 struct Served {
-    since: Boot,
+    since: BootTime,
     kinds: BTreeMap<String, Place>,
 }
 
 impl Kinds {
-    pub(super) fn of(&self, id: &ObjectId, now: Boot) -> Option<&Place> {
+    pub(super) fn of(&self, id: &ObjectId, now: BootTime) -> Option<&Place> {
         let served = self.0.get(&id.api_version)?;
         let fresh = now.since(served.since) < FRESH_FOR;
         served.kinds.get(&id.kind).filter(|_| fresh)
     }
 
-    pub(super) fn keep(&mut self, version: String, kinds: BTreeMap<String, Place>, now: Boot) {
+    pub(super) fn keep(&mut self, version: String, kinds: BTreeMap<String, Place>, now: BootTime) {
         self.0.insert(version, Served { since: now, kinds });
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use krypton_helm::releases::ORIGINALS_NAMESPACE;
 use krypton_helm::releases::labels::ReleaseKey;
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 use krypton_runtime::effect;
 use krypton_types::desired::drift::DriftMode;
 use krypton_types::error_chain::chain;
@@ -334,7 +334,7 @@ impl Looker<'_> {
             return Ok(Some(Outcome::Left));
         }
         let interval = Duration::from_secs(wanted.interval_seconds.into());
-        if !past.guard.may_heal(id, interval, Boot::now()) {
+        if !past.guard.may_heal(id, interval, BootTime::now()) {
             metrics.found.inc();
             metrics.held_back.inc();
             return Ok(Some(Outcome::HeldBack));
@@ -351,7 +351,7 @@ impl Looker<'_> {
             return Ok(None);
         }
         metrics.found.inc();
-        past.guard.healed(id, Boot::now());
+        past.guard.healed(id, BootTime::now());
         Ok(Some(match answer {
             Answer::Is(_) => {
                 metrics.healed.inc();
@@ -371,7 +371,7 @@ impl Looker<'_> {
 
     /// Where objects of this kind are; or why that cannot be known.
     async fn resource(&mut self, id: &mut ObjectId) -> Result<Result<Request, String>, LookError> {
-        let now = Boot::now();
+        let now = BootTime::now();
         if self.kinds.of(id, now).is_none() && self.asked.insert(id.api_version.clone()) {
             self.turn().await?;
             let (client, version) = (self.task.client.clone(), id.api_version.clone());

@@ -1,6 +1,6 @@
 //! The words for what a look has shown: a part of the message of `ClusterReady`, and events.
 
-use krypton_runtime::events::Told;
+use krypton_runtime::events::ObjectEvent;
 
 use super::{Difference, Finding, Outcome, Seen};
 
@@ -90,7 +90,7 @@ fn cut(text: &str) -> &str {
 }
 
 /// The events of a look: what was done. What stands is told when the message changes.
-pub(crate) fn told(seen: &Seen) -> Vec<Told> {
+pub(crate) fn told(seen: &Seen) -> Vec<ObjectEvent> {
     let healed = |finding: &&Finding| finding.outcome == Outcome::Healed;
     let healed: Vec<&Finding> = seen.findings.iter().filter(healed).collect();
     if healed.is_empty() {
@@ -104,7 +104,7 @@ pub(crate) fn told(seen: &Seen) -> Vec<Told> {
     if let Some(more @ 1..) = healed.len().checked_sub(NAMED) {
         parts.push(format!("and {more} more"));
     }
-    vec![Told {
+    vec![ObjectEvent {
         warning: false,
         reason: "DriftHealed",
         message: format!("put right: {}", parts.join("; ")),
@@ -112,9 +112,9 @@ pub(crate) fn told(seen: &Seen) -> Vec<Told> {
 }
 
 /// The event of a message that says something else of drift than the one before.
-pub(crate) fn found(before: Option<&str>, after: &str) -> Option<Told> {
+pub(crate) fn found(before: Option<&str>, after: &str) -> Option<ObjectEvent> {
     let after = findings_in(after)?;
-    (before.and_then(findings_in) != Some(after)).then(|| Told {
+    (before.and_then(findings_in) != Some(after)).then(|| ObjectEvent {
         warning: true,
         reason: "DriftDetected",
         message: after.to_owned(),

@@ -10,7 +10,7 @@ use krypton_helm::releases::record::Verdict;
 use krypton_helm::releases::revision::Revision;
 use krypton_helm::releases::{self, ReleaseError, Status, manifest, secret_name};
 use krypton_runtime::access::client_as;
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 use krypton_runtime::newest::Newest as _;
 use krypton_types::desired::drift::DriftMode;
 use krypton_types::error_chain::chain;
@@ -20,10 +20,10 @@ use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, Span};
 
-use crate::actions::Performer;
+use crate::actions::ActionRunner;
 use crate::drift::look::{LookError, Notes, Task, look as drift_of};
 use crate::drift::{Seen, Wanted, described, told};
-use crate::owner::{Subject, SubjectKey};
+use crate::owner::{OwnerKey, ReleaseOwner};
 use crate::plan::{Action, Drifted, Plan};
 use crate::run_loop::Reconciler;
 
@@ -32,34 +32,34 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// When each release is looked at. After a start the first looks are spread over a whole interval.
 #[derive(Debug, Default)]
 struct Schedule {
-    due: BTreeSet<(Boot, SubjectKey)>,
-    times: BTreeMap<SubjectKey, Boot>,
+    due: BTreeSet<(BootTime, OwnerKey)>,
+    times: BTreeMap<OwnerKey, BootTime>,
     /// Whose turn it is.
-    next: Option<SubjectKey>,
+    next: Option<OwnerKey>,
 }
 
 impl Schedule {
     /// It is to be looked at within an interval, if it is not so already.
-    fn enter(&mut self, key: &SubjectKey, interval: Duration, now: Boot, chance: f64) {
-        let soon = |at: &Boot| *at <= Boot(now.0 + interval.mul_f64(1.2));
+    fn enter(&mut self, key: &OwnerKey, interval: Duration, now: BootTime, chance: f64) {
+        let soon = |at: &BootTime| *at <= BootTime(now.0 + interval.mul_f64(1.2));
         if self.next.as_ref() != Some(key) && !self.times.get(key).is_some_and(soon) {
-            self.at(key, Boot(now.0 + interval.mul_f64(chance)));
+            self.at(key, BootTime(now.0 + interval.mul_f64(chance)));
         }
     }
 
     /// A look begins: the next one comes after an interval, give or take a fifth.
-    fn begun(&mut self, key: &SubjectKey, interval: Duration, now: Boot, chance: f64) {
+    fn begun(&mut self, key: &OwnerKey, interval: Duration, now: BootTime, chance: f64) {
         self.next.take_if(|next| next == key);
-        self.at(key, Boot(now.0 + interval.mul_f64(0.8 + 0.4 * chance)));
+        self.at(key, BootTime(now.0 + interval.mul_f64(0.8 + 0.4 * chance)));
     }
 
-    pub(crate) fn at(&mut self, key: &SubjectKey, at: Boot) {
+    pub(crate) fn at(&mut self, key: &OwnerKey, at: BootTime) {
         self.leave(key);
         self.times.insert(key.clone(), at);
         self.due.insert((at, key.clone()));
     }
 
-    fn leave(&mut self, key: &SubjectKey) {
+    fn leave(&mut self, key: &OwnerKey) {
         self.next.take_if(|next| next == key);
         if let Some(at) = self.times.remove(key) {
             self.due.remove(&(at, key.clone()));
@@ -67,7 +67,7 @@ impl Schedule {
     }
 
     /// Whose turn it is now.
-    fn turn(&mut self, now: Boot) -> Option<&SubjectKey> {
+    fn turn(&mut self, now: BootTime) -> Option<&OwnerKey> {
         if self.next.is_none()
             && let Some((at, key)) = self.due.first().cloned()
             && at <= now
@@ -78,7 +78,7 @@ impl Schedule {
         self.next.as_ref()
     }
 
-    pub(crate) fn wake(&self) -> Option<Boot> {
+    pub(crate) fn wake(&self) -> Option<BootTime> {
         let first = self.due.first().map(|(at, _)| *at);
         first.filter(|_| self.next.is_none())
     }
@@ -87,7 +87,7 @@ impl Schedule {
 /// The one look that goes on.
 #[derive(Debug)]
 struct Running {
-    key: SubjectKey,
+    key: OwnerKey,
     revision: u32,
     wanted: Wanted,
     cancel: CancellationToken,
@@ -102,7 +102,7 @@ impl Running {
 
 /// The member's looks.
 #[derive(Default)]
-pub(crate) struct Rounds {
+pub(crate) struct DriftSchedule {
     schedule: Schedule,
     running: Option<Running>,
     /// With the look while one goes on.
@@ -112,8 +112,8 @@ pub(crate) struct Rounds {
 
 /// What one look is for.
 pub(super) struct Look {
-    key: SubjectKey,
-    subject: Subject,
+    key: OwnerKey,
+    owner: ReleaseOwner,
     release: ReleaseKey,
     revision: u32,
     adopted: bool,
@@ -124,7 +124,7 @@ pub(super) struct Look {
 
 /// What came of it.
 pub(crate) struct Looked {
-    key: SubjectKey,
+    key: OwnerKey,
     notes: Box<Notes>,
     drifted: Option<Drifted>,
     /// This revision has to be read again: it cannot be decoded, or has changed since it was deployed.
@@ -137,18 +137,18 @@ enum Blind {
     Otherwise(String),
 }
 
-impl Rounds {
+impl DriftSchedule {
     /// When a release is due; a look that goes on says itself when it has ended.
-    pub(crate) fn wake(&self) -> Option<Boot> {
+    pub(crate) fn wake(&self) -> Option<BootTime> {
         self.schedule.wake().filter(|_| self.running.is_none())
     }
 
-    pub(crate) fn forget(&mut self, key: &SubjectKey) {
+    pub(crate) fn forget(&mut self, key: &OwnerKey) {
         self.schedule.leave(key);
         self.call_off(key);
     }
 
-    fn call_off(&self, key: &SubjectKey) -> bool {
+    fn call_off(&self, key: &OwnerKey) -> bool {
         let running = self.running.as_ref().filter(|running| running.key == *key);
         running.inspect(|running| running.cancel.cancel()).is_some()
     }
@@ -164,9 +164,9 @@ impl Rounds {
 
 impl Reconciler {
     /// Whoever is due is looked at next.
-    pub(crate) fn see_to_drift(&mut self, now: Boot) {
-        if self.rounds.running.is_none()
-            && let Some(key) = self.rounds.schedule.turn(now)
+    pub(crate) fn check_drift(&mut self, now: BootTime) {
+        if self.drift_schedule.running.is_none()
+            && let Some(key) = self.drift_schedule.schedule.turn(now)
         {
             self.dirty.insert(key.clone());
         }
@@ -176,20 +176,22 @@ impl Reconciler {
     /// something else to do.
     pub(crate) fn drift_first(
         &mut self,
-        key: &SubjectKey,
+        key: &OwnerKey,
         plan: &Plan,
         revision: Option<u32>,
-        now: Boot,
+        now: BootTime,
     ) -> bool {
         let idle = plan.action == Action::Nothing;
-        let rounds = &mut self.rounds;
+        let drift_schedule = &mut self.drift_schedule;
         match &plan.drift {
-            Some(wanted) => rounds
-                .schedule
-                .enter(key, interval(wanted), now, rand::random()),
-            None => rounds.schedule.leave(key),
+            Some(wanted) => {
+                drift_schedule
+                    .schedule
+                    .enter(key, interval(wanted), now, rand::random())
+            }
+            None => drift_schedule.schedule.leave(key),
         }
-        let running = rounds.running.as_ref();
+        let running = drift_schedule.running.as_ref();
         let running = running.filter(|running| running.key == *key);
         let goes_on = running.is_none_or(|running| running.seeks(revision, plan.drift.as_ref()));
         if idle && goes_on {
@@ -197,36 +199,36 @@ impl Reconciler {
         }
         // What it would say or do is not what is wanted any more; that is looked for next.
         if plan.drift.is_some() && !goes_on {
-            rounds.schedule.at(key, now);
+            drift_schedule.schedule.at(key, now);
         }
-        rounds.call_off(key) && !idle
+        drift_schedule.call_off(key) && !idle
     }
 
     /// Begins a look where it is its turn.
     pub(crate) fn begin_drift(
         &mut self,
-        key: &SubjectKey,
-        subject: &Subject,
+        key: &OwnerKey,
+        owner: &ReleaseOwner,
         plan: Plan,
         (release, revision): (&ReleaseKey, Option<u32>),
-        now: Boot,
+        now: BootTime,
     ) {
-        let rounds = &mut self.rounds;
+        let drift_schedule = &mut self.drift_schedule;
         let (Some(wanted), Some(revision)) = (plan.drift, revision) else {
             return;
         };
-        if rounds.running.is_some() || rounds.schedule.next.as_ref() != Some(key) {
+        if drift_schedule.running.is_some() || drift_schedule.schedule.next.as_ref() != Some(key) {
             return;
         }
-        rounds
+        drift_schedule
             .schedule
             .begun(key, interval(&wanted), now, rand::random());
         let cancel = CancellationToken::new();
         let newest = self.index.release(release).last().copied();
         let adopted = newest.is_some_and(Revision::is_foreign);
-        let mut notes = rounds.notes.take().unwrap_or_default();
+        let mut notes = drift_schedule.notes.take().unwrap_or_default();
         notes.keep(|release| self.index.claimed(release));
-        rounds.running = Some(Running {
+        drift_schedule.running = Some(Running {
             key: key.clone(),
             revision,
             wanted: wanted.clone(),
@@ -234,7 +236,7 @@ impl Reconciler {
         });
         let look = Box::new(Look {
             key: key.clone(),
-            subject: subject.clone(),
+            owner: owner.clone(),
             release: release.clone(),
             revision,
             adopted,
@@ -242,17 +244,17 @@ impl Reconciler {
             cancel,
             notes,
         });
-        let span = key.span(&self.member.name, subject.generation(), release);
+        let span = key.span(&self.member.name, owner.generation(), release);
         span.record("action", "look_for_drift");
         let looking = Arc::clone(&self.performer).look(look);
-        rounds.jobs.spawn(looking.instrument(span));
+        drift_schedule.jobs.spawn(looking.instrument(span));
     }
 
     pub(crate) fn finish_drift(&mut self, done: Result<Box<Looked>, JoinError>) {
-        let running = self.rounds.running.take();
+        let running = self.drift_schedule.running.take();
         match done {
             Ok(looked) => {
-                self.rounds.notes = Some(looked.notes);
+                self.drift_schedule.notes = Some(looked.notes);
                 if let Some(slot) = self.slots.get_mut(&looked.key) {
                     if looked.drifted.is_some() {
                         slot.memory.drift = looked.drifted;
@@ -275,7 +277,7 @@ fn interval(wanted: &Wanted) -> Duration {
     Duration::from_secs(wanted.interval_seconds.into())
 }
 
-impl Performer {
+impl ActionRunner {
     async fn look(self: Arc<Self>, mut look: Box<Look>) -> Box<Looked> {
         let seen = self.look_at(&mut look).await;
         let outcome = match &seen {
@@ -288,7 +290,7 @@ impl Performer {
         let drifted = match seen {
             Ok(Some((seen, recorded))) => {
                 for told in told(&seen) {
-                    self.tell(&look.subject, told);
+                    self.tell(&look.owner, told);
                 }
                 let held_back = !recorded && look.wanted.mode == DriftMode::Heal;
                 let words = described(&seen).map(|words| match held_back {
@@ -335,7 +337,7 @@ impl Performer {
             tracing::warn!(member = %self.member.name, unread,
                 "documents of the release's manifest cannot be read and are not looked at");
         }
-        let user = look.subject.user(&self.desired.get().lockdown);
+        let user = look.owner.user(&self.desired.get().lockdown);
         let acting = user.map(|user| client_as(&self.member.client, &user));
         let acting = acting.transpose();
         let acting = acting.map_err(|error| Blind::Otherwise(chain(&error)))?;
@@ -410,7 +412,7 @@ impl Performer {
     }
 
     fn may_write(&self) -> bool {
-        self.stop.is_open() && self.hold.get().may_start(Boot::now())
+        self.stop.is_open() && self.hold.get().may_start(BootTime::now())
     }
 }
 
@@ -424,15 +426,15 @@ mod tests {
 
     const INTERVAL: Duration = Duration::from_secs(600);
 
-    fn key(number: u32) -> SubjectKey {
-        SubjectKey::Tenant(TenantKey {
+    fn key(number: u32) -> OwnerKey {
+        OwnerKey::Tenant(TenantKey {
             namespace: "default".to_owned(),
             name: format!("t{number:03}"),
         })
     }
 
-    pub(super) fn at(seconds: u64) -> Boot {
-        Boot(Duration::from_secs(seconds))
+    pub(super) fn at(seconds: u64) -> BootTime {
+        BootTime(Duration::from_secs(seconds))
     }
 
     #[test]
@@ -442,7 +444,7 @@ mod tests {
             let chance = f64::from(number) / 100.0;
             schedule.enter(&key(number), INTERVAL, at(0), chance);
         }
-        let mut looks: BTreeMap<SubjectKey, u32> = BTreeMap::new();
+        let mut looks: BTreeMap<OwnerKey, u32> = BTreeMap::new();
         let mut most = 0;
         for second in 0..=6000 {
             let mut now = 0;

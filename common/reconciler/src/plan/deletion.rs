@@ -4,11 +4,11 @@ use krypton_types::conditions::{ClusterState, Truth, reason};
 use krypton_types::names;
 
 use super::{Action, Coming, Ownership, Permit, Plan, View, state};
-use crate::owner::Subject;
+use crate::owner::ReleaseOwner;
 
 /// The Tenant has been deleted, or home orders the deployment to go.
 pub(super) fn plan(view: &View<'_>) -> Plan {
-    if let Subject::Deployment(order) = view.subject {
+    if let ReleaseOwner::Deployment(order) = view.owner {
         let ours = matches!(view.ownership(), Ownership::Mine | Ownership::Unread);
         return match view.has_finalizer() || (ours && !order.orphan) {
             true => removal(view),
@@ -39,11 +39,11 @@ pub(super) fn retire(view: &View<'_>) -> Plan {
 }
 
 fn removal(view: &View<'_>) -> Plan {
-    let going = match view.subject {
-        Subject::Tenant(_) => "tenant cleanup in progress",
-        Subject::Deployment(_) => "cleanup in progress",
+    let going = match view.owner {
+        ReleaseOwner::Tenant(_) => "tenant cleanup in progress",
+        ReleaseOwner::Deployment(_) => "cleanup in progress",
     };
-    if view.subject.annotation(names::ORPHAN_ANNOTATION) == Some("true") {
+    if view.owner.annotation(names::ORPHAN_ANNOTATION) == Some("true") {
         let message = format!(
             "orphaned: release {} stays in namespace {}",
             view.release_key.name, view.release_key.namespace
@@ -83,10 +83,10 @@ fn removal(view: &View<'_>) -> Plan {
         };
     }
     match view.workspace {
-        // Krypton created it, and no other subject uses it. It is deleted only if it is empty (design §3, rule 8).
+        // Krypton created it, and no other owner uses it. It is deleted only if it is empty (design §3, rule 8).
         Some(workspace)
             if workspace.creator.is_some()
-                && view.may_use_workspace(view.subject)
+                && view.may_use_workspace(view.owner)
                 && view.release_key.namespace != "default"
                 && !view.workspace_shared
                 && ownership == Ownership::Free =>
@@ -108,7 +108,7 @@ fn over(view: &View<'_>, orphaned: bool, why: &str) -> ClusterState {
     let what = match (orphaned, view.ownership()) {
         (true, _) => format!(
             "the release is left where it is, as the {} is annotated",
-            view.subject.kind()
+            view.owner.kind()
         ),
         (false, Ownership::Theirs(whose)) => whose,
         (false, _) => "the release is uninstalled".to_owned(),

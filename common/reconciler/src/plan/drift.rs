@@ -11,8 +11,8 @@ pub(super) fn over(view: &View<'_>, mut plan: Plan) -> Plan {
     if !plan.settled {
         return plan;
     }
-    let policy = view.subject.drift().unwrap_or(&view.desired.drift);
-    let wanted = Wanted::of(policy, |name| view.subject.annotation(name));
+    let policy = view.owner.drift().unwrap_or(&view.desired.drift);
+    let wanted = Wanted::of(policy, |name| view.owner.annotation(name));
     let off = wanted.mode == DriftMode::Off;
     let last = view.memory.drift.as_ref();
     let last = last.filter(|last| {

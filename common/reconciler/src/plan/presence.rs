@@ -11,7 +11,7 @@ use super::repair::{self, Remedy, inherited};
 use super::{
     Action, Coming, Failure, Ownership, Permit, Plan, Remediation, Run, View, state, waiting,
 };
-use crate::owner::Subject;
+use crate::owner::ReleaseOwner;
 use crate::status::throttle::QUIET;
 
 const INSTALLING: &str = "installing release";
@@ -162,33 +162,33 @@ fn refused(view: &View<'_>) -> Option<ClusterState> {
 
 /// The fleet keeps objects to namespaces of their own, and this one is not. What runs there stays as it is.
 fn not_own(view: &View<'_>) -> Option<ClusterState> {
-    if view.may_use_workspace(view.subject) {
+    if view.may_use_workspace(view.owner) {
         return None;
     }
-    let (workspace, of) = (&view.release_key.namespace, view.subject.namespace());
+    let (workspace, of) = (&view.release_key.namespace, view.owner.namespace());
     let message = format!(
         "namespace {workspace} is neither {of}, where this {} is, nor was it made for it; {}, or have an operator of \
          the cluster annotate the namespace with {}={of}/{}",
-        view.subject.kind(),
+        view.owner.kind(),
         elsewhere(view, "make the Tenant anew with another spec.workspace"),
         names::ADOPT_ANNOTATION,
-        view.subject.name(),
+        view.owner.name(),
     );
     Some(after_failure(view, reason::NAMESPACE_NOT_OWNED, &message).state)
 }
 
 /// What a person can do about the workspace: a deployment's is its name.
 fn elsewhere(view: &View<'_>, of_tenant: &'static str) -> &'static str {
-    match view.subject {
-        Subject::Tenant(_) => of_tenant,
-        Subject::Deployment(_) => "make the KryptonDeployment anew under another name",
+    match view.owner {
+        ReleaseOwner::Tenant(_) => of_tenant,
+        ReleaseOwner::Deployment(_) => "make the KryptonDeployment anew under another name",
     }
 }
 
 /// Values of the Tenant's own that cannot count. To leave them out would be another release than was asked
 /// for, so what there is stays as it is.
 fn values_refused(view: &View<'_>) -> Option<Plan> {
-    let own = view.subject.values();
+    let own = view.owner.values();
     let own = own.filter(|own| !own.is_empty())?;
     if !view.desired.tenant_values {
         let message = "the fleet takes no values of single Tenants: remove spec.values, or have the hub run with --tenant-values";
@@ -221,7 +221,7 @@ fn next(view: &View<'_>) -> Plan {
         Run::Install
     };
 
-    if view.subject.tenant().is_some() && !view.has_finalizer() {
+    if view.owner.tenant().is_some() && !view.has_finalizer() {
         return Plan::new(Action::AddFinalizer, announced(view, current, run));
     }
     match view.workspace {
@@ -307,12 +307,12 @@ fn currency(view: &View<'_>, newest: &Revision) -> Currency {
         };
     }
     let chart = view.chart;
-    let adoptable = match view.subject {
-        Subject::Tenant(_) => view
+    let adoptable = match view.owner {
+        ReleaseOwner::Tenant(_) => view
             .original_fingerprint()
             .is_some_and(|value| chart.is_original_fingerprint(value)),
         // The original left no mark, and gave these values to every chart (reference 1.6, 10).
-        Subject::Deployment(_) => {
+        ReleaseOwner::Deployment(_) => {
             let values = &chart.values;
             values.is_empty()
                 || (values.len() == 1 && values.get("replicaCount") == Some(&1.into()))
@@ -371,7 +371,7 @@ fn locked(view: &View<'_>, newest: &Revision, run: Run) -> Plan {
     );
     let mut waiting = announced(view, None, run);
     waiting.progress = Some(state(Truth::True, reason::LOCKED, message));
-    let end = krypton_runtime::clock::Boot(since.0 + grace);
+    let end = krypton_runtime::clock::BootTime(since.0 + grace);
     Plan {
         wake: Some(end),
         next: Some(Coming {
@@ -438,7 +438,7 @@ fn given_up(view: &View<'_>, failure: &Failure) -> Plan {
         "{}; given up after {} attempts, until chart, values or {} change or annotation {} is set",
         failure.message,
         failure.attempts,
-        view.subject.kind(),
+        view.owner.kind(),
         names::RECONCILE_REQUESTED_ANNOTATION
     );
     Plan {
@@ -550,7 +550,7 @@ fn settled(view: &View<'_>, newest: &Revision) -> Plan {
         &view.chart.name,
         &view.chart.version,
     );
-    let annotated = view.subject.tenant().is_none() || view.original_fingerprint() == Some(&wanted);
+    let annotated = view.owner.tenant().is_none() || view.original_fingerprint() == Some(&wanted);
     let action = if !annotated {
         Action::Annotate
     } else if let Some(revision) = repair::unswept(view.revisions) {
@@ -642,7 +642,7 @@ fn unready(
     detail: &str,
 ) -> (
     ClusterState,
-    Option<krypton_runtime::clock::Boot>,
+    Option<krypton_runtime::clock::BootTime>,
     Option<Coming>,
 ) {
     let was_ready = said.is_some_and(|said| {
@@ -661,7 +661,7 @@ fn unready(
         .map(|applied| applied.ended)
         .or(view.memory.known_since);
     let deadline =
-        krypton_runtime::clock::Boot(begun.unwrap_or(view.now).0 + view.policy.helm_timeout);
+        krypton_runtime::clock::BootTime(begun.unwrap_or(view.now).0 + view.policy.helm_timeout);
     let (going, failed_reason, verb) = match run {
         Run::Install => (reason::INSTALLING, reason::INSTALL_FAILED, "install"),
         Run::Upgrade => (reason::UPGRADING, reason::UPGRADE_FAILED, "upgrade"),
@@ -681,7 +681,7 @@ fn unready(
             error.filter(|error| error.truth == Truth::True && is_helm_or_chart(&error.reason));
         // The words of the announcement, for a while: most releases are ready before anybody reads
         // more, and a status write each is what that would cost.
-        let told = krypton_runtime::clock::Boot(begun.unwrap_or(view.now).0 + QUIET);
+        let told = krypton_runtime::clock::BootTime(begun.unwrap_or(view.now).0 + QUIET);
         let message = if view.now < told {
             match run {
                 Run::Install => INSTALLING.to_owned(),

@@ -21,7 +21,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::index::Workspace;
-use crate::owner::Subject;
+use crate::owner::ReleaseOwner;
 
 const CLUSTER: &str = "edge-1";
 const ORIGINAL: &str = "dd782c04db309dcc54c116da69b3f09bdae53e49d4d4e087fb6bce3a92e80a8d";
@@ -42,7 +42,7 @@ struct World {
     memory: Memory,
     permit: Permit,
     desired: DesiredState,
-    now: Boot,
+    now: BootTime,
     policy: Policy,
 }
 
@@ -98,7 +98,7 @@ fn world() -> World {
             deployments: Vec::new(),
             placed: Vec::new(),
         },
-        now: Boot(Duration::from_secs(10_000)),
+        now: BootTime(Duration::from_secs(10_000)),
         policy: Policy {
             helm_timeout: Duration::from_secs(180),
             foreign_lock_grace: Duration::from_secs(600),
@@ -112,20 +112,20 @@ fn world() -> World {
 
 impl World {
     fn plan(&self) -> Plan {
-        let tenant = Subject::Tenant(Arc::new(self.tenant.clone()));
+        let tenant = ReleaseOwner::Tenant(Arc::new(self.tenant.clone()));
         let others = self.others.iter().cloned();
-        let others = others.map(|other| Subject::Tenant(Arc::new(other)));
+        let others = others.map(|other| ReleaseOwner::Tenant(Arc::new(other)));
         self.plan_of(&tenant, others.collect())
     }
 
-    /// The same world, of `subject` and others that want its release.
-    fn plan_of(&self, subject: &Subject, others: Vec<Subject>) -> Plan {
-        let release_key = subject.release(CLUSTER);
+    /// The same world, of `owner` and others that want its release.
+    fn plan_of(&self, owner: &ReleaseOwner, others: Vec<ReleaseOwner>) -> Plan {
+        let release_key = owner.release(CLUSTER);
         let revisions: Vec<&Revision> = self.revisions.iter().collect();
         let mut claimants = others;
-        claimants.push(subject.clone());
+        claimants.push(owner.clone());
         claimants.sort_by_cached_key(|claimant| claimant.seniority());
-        let chart = self.desired.chart_with(subject.values());
+        let chart = self.desired.chart_with(owner.values());
         let newest = revisions.last();
         let newest = newest.filter(|newest| self.read && !newest.is_foreign());
         let own = newest.map(|newest| release(newest.revision, "cert-manager", "1.19.1"));
@@ -138,7 +138,7 @@ impl World {
             desired: &self.desired,
             chart: &chart,
             fingerprint: &chart.fingerprint(),
-            subject,
+            owner,
             release_key: &release_key,
             revisions: &revisions,
             claimants: &claimants,
@@ -204,7 +204,7 @@ impl World {
             message: "it broke".to_owned(),
             attempts: 1,
             permanent: false,
-            retry_at: Boot(self.now.0 + Duration::from_secs(retry_in)),
+            retry_at: BootTime(self.now.0 + Duration::from_secs(retry_in)),
             attempt: Attempt {
                 generation: 1,
                 fingerprint: self.desired.chart.fingerprint(),
@@ -406,8 +406,11 @@ fn a_lock_of_somebody_else_is_respected_for_a_grace() {
     w.memory.locked = Some((2, w.now));
     let plan = w.plan();
     assert_eq!(plan.action, Action::Nothing);
-    assert_eq!(plan.wake, Some(Boot(w.now.0 + Duration::from_secs(600))));
-    w.now = Boot(w.now.0 + Duration::from_secs(600));
+    assert_eq!(
+        plan.wake,
+        Some(BootTime(w.now.0 + Duration::from_secs(600)))
+    );
+    w.now = BootTime(w.now.0 + Duration::from_secs(600));
     assert!(matches!(
         w.plan().action,
         Action::Unlock { revision: 2, .. }
@@ -446,7 +449,7 @@ fn a_release_that_was_being_uninstalled_is_made_whole_for_a_tenant_that_is_to_be
     let plan = w.plan();
     assert_eq!(plan.action, Action::Nothing);
     assert_eq!(plan.state.progress.unwrap().reason, reason::LOCKED);
-    w.now = Boot(w.now.0 + Duration::from_secs(600));
+    w.now = BootTime(w.now.0 + Duration::from_secs(600));
     let was = "uninstalling".to_owned();
     assert_eq!(w.plan().action, Action::Unlock { revision: 1, was });
     assert_eq!(w.deleted().plan().action, Action::Uninstall);
@@ -815,9 +818,9 @@ fn unreadable_release_is_read_again_after_back_off() {
     w.read = false;
     let plan = w.plan();
     assert_eq!(plan.action, Action::Nothing);
-    assert_eq!(plan.wake, Some(Boot(w.now.0 + Duration::from_secs(30))));
+    assert_eq!(plan.wake, Some(BootTime(w.now.0 + Duration::from_secs(30))));
     assert_eq!(ready(&plan), (Truth::False, reason::UPGRADE_FAILED));
-    w.now = Boot(w.now.0 + Duration::from_secs(30));
+    w.now = BootTime(w.now.0 + Duration::from_secs(30));
     assert_eq!(w.plan().action, Action::ReadRelease(1));
 }
 
@@ -929,7 +932,7 @@ fn a_failed_upgrade_waits_for_its_back_off_and_says_that_the_old_release_runs() 
     let w = world_deployed_then_upgrading_fails();
     let plan = w.plan();
     assert_eq!(plan.action, Action::Nothing);
-    assert_eq!(plan.wake, Some(Boot(w.now.0 + Duration::from_secs(60))));
+    assert_eq!(plan.wake, Some(BootTime(w.now.0 + Duration::from_secs(60))));
     assert_eq!(ready(&plan), (Truth::False, reason::UPGRADE_FAILED));
     let error = plan.state.error.unwrap();
     assert_eq!(error.truth, Truth::True);
@@ -962,7 +965,7 @@ fn another_policy_for_crds_and_another_version_of_the_cluster_do_not_wait_for_th
     // What was given up is begun anew, too.
     let mut w = world_deployed_then_upgrading_fails();
     w.policy.retries = Some(0);
-    w.now = Boot(w.now.0 + Duration::from_secs(100_000));
+    w.now = BootTime(w.now.0 + Duration::from_secs(100_000));
     assert_eq!(w.plan().action, Action::Nothing);
     w.memory.cluster_changed();
     assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
@@ -990,7 +993,7 @@ fn a_person_can_ask_for_a_try_before_its_time_and_does_so_once() {
 #[test]
 fn what_is_given_up_is_not_tried_again_until_something_changes() {
     let mut w = world_deployed_then_upgrading_fails();
-    w.now = Boot(w.now.0 + Duration::from_secs(10_000));
+    w.now = BootTime(w.now.0 + Duration::from_secs(10_000));
     assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
     w.policy.retries = Some(1);
     assert_eq!(
@@ -1020,7 +1023,7 @@ fn an_upgrade_that_is_given_up_is_rolled_back_once_and_to_what_was_deployed() {
     assert_eq!(w.plan().action, Action::Rollback(1));
     // Helm that was killed has left a lock first.
     w.revisions[1].status = Status::PendingUpgrade;
-    w.now = Boot(w.now.0 + Duration::from_secs(10_000));
+    w.now = BootTime(w.now.0 + Duration::from_secs(10_000));
     assert!(matches!(
         w.plan().action,
         Action::Unlock { revision: 2, .. }
@@ -1028,11 +1031,14 @@ fn an_upgrade_that_is_given_up_is_rolled_back_once_and_to_what_was_deployed() {
     w.revisions[1].status = Status::Failed;
     let mut not_back = w.memory.failure.clone().unwrap();
     not_back.reason = reason::ROLLBACK_FAILED;
-    not_back.retry_at = Boot(w.now.0 + Duration::from_secs(5));
+    not_back.retry_at = BootTime(w.now.0 + Duration::from_secs(5));
     w.memory.failure = Some(not_back);
     assert_eq!(w.plan().action, Action::Nothing);
-    assert_eq!(w.plan().wake, Some(Boot(w.now.0 + Duration::from_secs(5))));
-    w.now = Boot(w.now.0 + Duration::from_secs(5));
+    assert_eq!(
+        w.plan().wake,
+        Some(BootTime(w.now.0 + Duration::from_secs(5)))
+    );
+    w.now = BootTime(w.now.0 + Duration::from_secs(5));
     assert_eq!(w.plan().action, Action::Rollback(1));
     // Helm died of it when it had taken the good one's status, and another upgrade has failed since.
     let intact = w.revisions.clone();
@@ -1072,7 +1078,7 @@ fn a_cluster_that_is_suspended_has_not_failed() {
     w.revisions[0].fingerprint = Some("older".to_owned());
     let plan = w.plan();
     assert_eq!(plan.action, Action::Nothing);
-    assert_eq!(plan.wake, Some(Boot(w.now.0 + Duration::from_secs(60))));
+    assert_eq!(plan.wake, Some(BootTime(w.now.0 + Duration::from_secs(60))));
     assert_eq!(ready(&plan), (Truth::Unknown, reason::SUSPENDED));
     let error = plan.state.error.unwrap();
     assert_eq!(
@@ -1122,17 +1128,20 @@ fn a_release_is_ready_only_with_its_workloads_and_fails_after_the_timeout() {
     });
     let plan = w.plan();
     assert_eq!(ready(&plan), (Truth::False, reason::INSTALLING));
-    assert_eq!(plan.wake, Some(Boot(w.now.0 + Duration::from_secs(10))));
+    assert_eq!(plan.wake, Some(BootTime(w.now.0 + Duration::from_secs(10))));
     assert_eq!(
         plan.applied_chart, None,
         "the status says no more than the announcement"
     );
-    w.now = Boot(w.now.0 + Duration::from_secs(10));
+    w.now = BootTime(w.now.0 + Duration::from_secs(10));
     let plan = w.plan();
     assert_eq!(ready(&plan), (Truth::False, reason::INSTALLING));
     assert!(plan.state.ready.message.contains("Deployment acme/web"));
-    assert_eq!(plan.wake, Some(Boot(w.now.0 + Duration::from_secs(170))));
-    w.now = Boot(w.now.0 + Duration::from_secs(170));
+    assert_eq!(
+        plan.wake,
+        Some(BootTime(w.now.0 + Duration::from_secs(170)))
+    );
+    w.now = BootTime(w.now.0 + Duration::from_secs(170));
     let plan = w.plan();
     assert_eq!(ready(&plan), (Truth::False, reason::INSTALL_FAILED));
     assert!(
@@ -1470,12 +1479,12 @@ fn drift_is_said_as_long_as_it_was_seen_in_this_revision_and_a_restart_forgets_n
 
 /// The API server has refused the planned request.
 fn refused_by_api_server(mut world: World) -> World {
-    let tenant = Subject::Tenant(Arc::new(world.tenant.clone()));
+    let tenant = ReleaseOwner::Tenant(Arc::new(world.tenant.clone()));
     let fingerprint = world.desired.chart_with(tenant.values()).fingerprint();
     world.memory.refusal = Some(Refusal {
         message: "adding the finalizer: denied".to_owned(),
         attempts: 7,
-        retry_at: Boot(world.now.0 + Duration::from_secs(900)),
+        retry_at: BootTime(world.now.0 + Duration::from_secs(900)),
         attempt: Attempt::of(&tenant, &world.desired, &fingerprint),
         of_status: false,
         of_reading: false,
@@ -1504,7 +1513,7 @@ fn refused_request_is_shown_and_waits() {
     assert_eq!(plan.state.ready.truth, Truth::False);
     assert_eq!(
         plan.wake,
-        Some(Boot(world.now.0 + Duration::from_secs(900)))
+        Some(BootTime(world.now.0 + Duration::from_secs(900)))
     );
     assert_eq!(plan.next.map(|next| next.attempts), Some(7));
 }
@@ -1540,7 +1549,7 @@ fn request_spec_change_and_deletion_cut_a_refusal_short() {
         annotations.insert(asked, "now".to_owned());
     });
     let changed = acts(|world| world.tenant.metadata.generation = Some(2));
-    let later = acts(|world| world.now = Boot(world.now.0 + Duration::from_secs(900)));
+    let later = acts(|world| world.now = BootTime(world.now.0 + Duration::from_secs(900)));
     for action in [retry, changed, later] {
         assert_eq!(action, Action::Helm(Run::Install));
     }
@@ -1568,7 +1577,7 @@ fn refused_status_is_shown_until_it_is_written() {
         "nothing is to be done"
     );
     world.memory.refusal.as_mut().unwrap().of_status = true;
-    world.now = Boot(world.now.0 + Duration::from_secs(900));
+    world.now = BootTime(world.now.0 + Duration::from_secs(900));
     let state = world.plan().state;
     assert_eq!(state.error.unwrap().reason, reason::REQUEST_REFUSED);
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 use krypton_types::conditions::{ClusterState, State, Truth};
 
 /// Between two statuses that differ in words only.
@@ -13,12 +13,12 @@ pub(crate) const QUIET: Duration = Duration::from_secs(10);
 /// Whether `next` may be said now, after `said` was at its time; else from when on. What is another state
 /// is not delayed, only other words for the same.
 pub(crate) fn not_before(
-    said: Option<(&ClusterState, Boot)>,
+    said: Option<(&ClusterState, BootTime)>,
     next: &ClusterState,
-    now: Boot,
-) -> Option<Boot> {
+    now: BootTime,
+) -> Option<BootTime> {
     let (before, at) = said?;
-    let free = Boot(at.0 + PAUSE);
+    let free = BootTime(at.0 + PAUSE);
     (before != next && same_but_for_words(before, next) && now < free).then_some(free)
 }
 
@@ -68,8 +68,8 @@ mod tests {
         }
     }
 
-    pub(super) fn at(millis: u64) -> Boot {
-        Boot(Duration::from_millis(millis))
+    pub(super) fn at(millis: u64) -> BootTime {
+        BootTime(Duration::from_millis(millis))
     }
 
     #[test]
@@ -105,7 +105,7 @@ mod tests {
         fn however_often_the_words_change_they_are_said_every_five_seconds_at_most_and_at_last(
             steps in proptest::collection::vec((0..3000_u64, 0..4_u8), 1..200)
         ) {
-            let (mut now, mut said, mut times) = (0, None::<(ClusterState, Boot)>, Vec::new());
+            let (mut now, mut said, mut times) = (0, None::<(ClusterState, BootTime)>, Vec::new());
             let mut wake = None;
             let mut last = state("Installing", "");
             for (later, word) in steps {

@@ -9,8 +9,8 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use proptest::prelude::*;
 
-use super::{LeaseWish, Times};
-use crate::clock::Boot;
+use super::{LeaseGoal, Times};
+use crate::clock::BootTime;
 use crate::lease::state::{Actor, Answer, Call};
 
 /// True time, in milliseconds.
@@ -47,7 +47,7 @@ enum Fault {
 
 struct Asked {
     number: u64,
-    at: Boot,
+    at: BootTime,
     answer: Option<Answer>,
 }
 
@@ -55,7 +55,7 @@ struct Hub {
     /// In millionths more or less than true.
     speed: i64,
     offset: Time,
-    life: Option<(Actor, Option<Asked>, Boot)>,
+    life: Option<(Actor, Option<Asked>, BootTime)>,
     lives: u32,
     away: bool,
     deaf: bool,
@@ -125,10 +125,10 @@ impl World {
         (mixed ^ (mixed >> 31)) % end
     }
 
-    fn boot(&self, index: usize) -> Boot {
+    fn boot(&self, index: usize) -> BootTime {
         let hub = &self.hubs[index];
         let drift = i64::try_from(self.now).unwrap() * hub.speed / 1_000_000;
-        Boot(Duration::from_millis(
+        BootTime(Duration::from_millis(
             (hub.offset + self.now).strict_add_signed(drift),
         ))
     }
@@ -264,7 +264,7 @@ impl World {
         let Some((mut actor, asked, next)) = self.hubs[index].life.take() else {
             return;
         };
-        let wish = LeaseWish::Hold;
+        let wish = LeaseGoal::Hold;
         let (asked, next) = match asked {
             None if now < next => (None, next),
             None => {
@@ -278,11 +278,11 @@ impl World {
                 ..
             }) => match actor.answered(wish, answer, (at, now), wall) {
                 Some(call) => (Some(self.send(index, call)), next),
-                None => (None, Boot(now.0 + actor.pause(wish, now))),
+                None => (None, BootTime(now.0 + actor.pause(wish, now))),
             },
             Some(asked) if now.since(asked.at) >= TIMES.call => {
                 actor.failed("no answer".to_owned(), now);
-                (None, Boot(now.0 + actor.pause(wish, now)))
+                (None, BootTime(now.0 + actor.pause(wish, now)))
             }
             asked => (asked, next),
         };

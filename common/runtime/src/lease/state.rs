@@ -9,8 +9,8 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 
-use super::{Hold, LeaseWish, Term, Times, is_former_life};
-use crate::clock::Boot;
+use super::{LeaseGoal, LeaseState, LeaseTerm, Times, is_former_life};
+use crate::clock::BootTime;
 
 /// A record may ask for a longer life than our own times do, and pauses of the apiserver may excuse its
 /// holder, up to this.
@@ -54,14 +54,14 @@ struct Sighting {
     duration: Duration,
     renew_time: Option<Timestamp>,
     transitions: i32,
-    since: Boot,
+    since: BootTime,
     /// When it was first seen so, which nothing moves.
-    first: Boot,
+    first: BootTime,
 }
 
 impl Sighting {
     /// Two looks at the same renewal keep the time of the first: only our own clock counts.
-    fn of(lease: &Lease, before: Option<&Self>, now: Boot) -> Self {
+    fn of(lease: &Lease, before: Option<&Self>, now: BootTime) -> Self {
         let spec = lease.spec.clone().unwrap_or_default();
         let seen = Self {
             there: true,
@@ -80,7 +80,7 @@ impl Sighting {
         seen.after(before)
     }
 
-    fn of_none(before: &Self, now: Boot) -> Self {
+    fn of_none(before: &Self, now: BootTime) -> Self {
         let seen = Self {
             there: false,
             since: now,
@@ -101,8 +101,8 @@ impl Sighting {
         self
     }
 
-    fn term(&self) -> Term {
-        Term {
+    fn term(&self) -> LeaseTerm {
+        LeaseTerm {
             lease: self.uid.clone(),
             transitions: self.transitions,
         }
@@ -111,7 +111,7 @@ impl Sighting {
 
 /// `ours` says that we hold it and know so. One that we have lost is anybody's: else writes that are never
 /// answered in time would keep it from all others, and nobody would act.
-fn step(seen: Option<&Sighting>, me: &str, ours: bool, now: Boot, times: &Times) -> Step {
+fn step(seen: Option<&Sighting>, me: &str, ours: bool, now: BootTime, times: &Times) -> Step {
     match seen {
         None => Step::Write,
         Some(seen) if ours || seen.holder.is_empty() => Step::Write,
@@ -135,9 +135,9 @@ pub struct Actor {
     /// What a write rests on; none while one is under way.
     current: Option<Lease>,
     seen: Option<Sighting>,
-    hold: Hold,
+    hold: LeaseState,
     /// The last write: its renewTime, and when it was made. Its answer may be lost and it go through.
-    wrote: Option<(Timestamp, Boot)>,
+    wrote: Option<(Timestamp, BootTime)>,
     /// A write of this round was overtaken.
     overtaken: bool,
     failed: bool,
@@ -150,19 +150,19 @@ impl Actor {
             times,
             current: None,
             seen: None,
-            hold: Hold::default(),
+            hold: LeaseState::default(),
             wrote: None,
             overtaken: false,
             failed: false,
         }
     }
 
-    pub fn hold(&self) -> &Hold {
+    pub fn hold(&self) -> &LeaseState {
         &self.hold
     }
 
     /// The first call of a round.
-    pub fn begin(&mut self, wish: LeaseWish, now: Boot, wall: Timestamp) -> Call {
+    pub fn begin(&mut self, wish: LeaseGoal, now: BootTime, wall: Timestamp) -> Call {
         (self.overtaken, self.failed) = (false, false);
         // Holding it, the version we wrote last is the precondition, and no read is needed.
         let held = self
@@ -170,7 +170,7 @@ impl Actor {
             .as_ref()
             .is_some_and(|seen| seen.holder == self.me);
         match self.current.take() {
-            Some(lease) if held && wish == LeaseWish::Hold => self.replace(lease, now, wall),
+            Some(lease) if held && wish == LeaseGoal::Hold => self.replace(lease, now, wall),
             _ => Call::Read,
         }
     }
@@ -179,9 +179,9 @@ impl Actor {
     /// answered by `now`.
     pub fn answered(
         &mut self,
-        wish: LeaseWish,
+        wish: LeaseGoal,
         answer: Answer,
-        (asked, now): (Boot, Boot),
+        (asked, now): (BootTime, BootTime),
         wall: Timestamp,
     ) -> Option<Call> {
         let next = self.after(wish, answer, (asked, now), wall);
@@ -195,9 +195,9 @@ impl Actor {
 
     fn after(
         &mut self,
-        wish: LeaseWish,
+        wish: LeaseGoal,
         answer: Answer,
-        (asked, now): (Boot, Boot),
+        (asked, now): (BootTime, BootTime),
         wall: Timestamp,
     ) -> Option<Call> {
         match answer {
@@ -216,7 +216,7 @@ impl Actor {
                 let known = |renewed| now.since(renewed) < self.times.keep;
                 let ours = ours && self.hold.renewed.is_some_and(known);
                 let step = step(self.seen.as_ref(), &self.me, ours, now, &self.times);
-                if wish == LeaseWish::Observe || step == Step::Wait {
+                if wish == LeaseGoal::Observe || step == Step::Wait {
                     self.lost();
                     return None;
                 }
@@ -246,7 +246,7 @@ impl Actor {
     }
 
     /// The round has failed. That takes nothing away by itself: time does.
-    pub fn failed(&mut self, problem: String, now: Boot) {
+    pub fn failed(&mut self, problem: String, now: BootTime) {
         self.failed = true;
         self.hold.problem = Some(problem);
         let late = |renewed| now.since(renewed) >= self.times.keep;
@@ -256,7 +256,7 @@ impl Actor {
     }
 
     /// Until the next round.
-    pub fn pause(&self, wish: LeaseWish, now: Boot) -> Duration {
+    pub fn pause(&self, wish: LeaseGoal, now: BootTime) -> Duration {
         let times = &self.times;
         if self.failed {
             return times.retry;
@@ -264,7 +264,7 @@ impl Actor {
         match (self.hold.renewed, &self.seen) {
             (Some(renewed), _) => times.renew_every.saturating_sub(now.since(renewed)),
             // Not later than it may be dead.
-            (None, Some(seen)) if wish == LeaseWish::Hold => {
+            (None, Some(seen)) if wish == LeaseGoal::Hold => {
                 let dead = dead_after(seen, times).saturating_sub(now.since(seen.since));
                 times.retry.min(dead)
             }
@@ -285,7 +285,7 @@ impl Actor {
 
     /// Nobody's silence counts from before an apiserver that had not answered for long; one that is always
     /// slow does not keep a dead holder for ever.
-    fn excuse(&mut self, now: Boot) {
+    fn excuse(&mut self, now: BootTime) {
         let (Some(gap), Some(heard)) = (self.times.gap, self.hold.heard) else {
             return;
         };
@@ -307,7 +307,7 @@ impl Actor {
 
     /// A write whose answer was lost has gone through. Else one whose writes are slow would keep the Lease
     /// from all others without knowing.
-    fn recognise(&mut self, now: Boot) {
+    fn recognise(&mut self, now: BootTime) {
         let Some((seen, (wrote, at))) = self.seen.as_ref().zip(self.wrote) else {
             return;
         };
@@ -322,13 +322,13 @@ impl Actor {
     }
 
     /// The spec that names us as the holder. `recognise` compares its time with the stored one.
-    fn renewal(&mut self, lease: &Lease, now: Boot, wall: Timestamp) -> LeaseSpec {
+    fn renewal(&mut self, lease: &Lease, now: BootTime, wall: Timestamp) -> LeaseSpec {
         let spec = self.spec_of(lease, &self.me, wall);
         self.wrote = spec.renew_time.as_ref().map(|time| (time.0, now));
         spec
     }
 
-    fn replace(&mut self, lease: Lease, now: Boot, wall: Timestamp) -> Call {
+    fn replace(&mut self, lease: Lease, now: BootTime, wall: Timestamp) -> Call {
         let spec = self.renewal(&lease, now, wall);
         Call::Replace(Box::new(Lease {
             spec: Some(spec),
@@ -368,7 +368,7 @@ impl Actor {
 mod tests {
     use super::*;
 
-    const HOLD: LeaseWish = LeaseWish::Hold;
+    const HOLD: LeaseGoal = LeaseGoal::Hold;
 
     fn lease(holder: &str, renewed: i64) -> Lease {
         Lease {
@@ -389,8 +389,8 @@ mod tests {
         Timestamp::from_second(second).unwrap()
     }
 
-    fn at(seconds: u64) -> Boot {
-        Boot(Duration::from_secs(seconds))
+    fn at(seconds: u64) -> BootTime {
+        BootTime(Duration::from_secs(seconds))
     }
 
     /// One round whose read says this. Returns what would be written.
@@ -472,8 +472,8 @@ mod tests {
         // Also when somebody has deleted it meanwhile.
         let mut actor = pod(me);
         let look = |actor: &mut Actor, says| {
-            actor.begin(LeaseWish::Observe, at(0), wall(0));
-            actor.answered(LeaseWish::Observe, says, (at(1), at(1)), wall(0))
+            actor.begin(LeaseGoal::Observe, at(0), wall(0));
+            actor.answered(LeaseGoal::Observe, says, (at(1), at(1)), wall(0))
         };
         assert_eq!(look(&mut actor, found(former, 5)), None);
         let next = round(&mut actor, Answer::Found(None), 2);

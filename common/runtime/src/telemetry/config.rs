@@ -6,7 +6,7 @@ use crate::telemetry::traces::{NoEndpoint, OtlpEndpoint, Traces, TracesError};
 
 /// What is wanted of it.
 #[derive(Clone, Debug)]
-pub struct Telling<'a> {
+pub struct TelemetryConfig<'a> {
     pub program: &'static str,
     /// This one of several, where it is known.
     pub replica: Option<&'a str>,
@@ -26,7 +26,7 @@ pub enum TellingError {
     Traces(#[from] TracesError),
 }
 
-impl Telling<'_> {
+impl TelemetryConfig<'_> {
     /// Once per process, after its TLS provider was installed. The traces end when they are dropped.
     ///
     /// # Errors

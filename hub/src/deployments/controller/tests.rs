@@ -7,19 +7,19 @@ use kube::core::ObjectMeta;
 use super::*;
 
 struct World {
-    keep: Keep,
-    desk: Desk,
+    keep: Controller,
+    store: DeploymentStore,
     named: watch::Receiver<Named>,
 }
 
 fn world() -> World {
     let nowhere = Reach::new("http://127.0.0.1:1".parse().unwrap());
     let (named, named_rx) = watch::channel(None);
-    let keep = Keep {
+    let keep = Controller {
         client: Client::try_from(nowhere).unwrap(),
         deployments: Arc::default(),
         found: Arc::default(),
-        notices: Notices::nowhere(),
+        notices: EventRecorder::nowhere(),
         named,
         findings: watch::channel(Arc::default()).1,
         namespaces: None,
@@ -31,7 +31,7 @@ fn world() -> World {
     };
     World {
         keep,
-        desk: Desk::default(),
+        store: DeploymentStore::default(),
         named: named_rx,
     }
 }
@@ -80,25 +80,25 @@ impl World {
             Event::Apply(object) => Event::Apply(DeserializeGuard(Ok(object))),
             Event::Delete(object) => Event::Delete(DeserializeGuard(Ok(object))),
         };
-        self.desk.see(Ok(guarded), &self.keep);
+        self.store.see(Ok(guarded), &self.keep);
     }
 
     fn sees_members(&mut self, names: &[&str]) {
-        self.desk.see_member(Ok(Event::Init));
+        self.store.see_member(Ok(Event::Init));
         for name in names {
-            self.desk.see_member(Ok(Event::InitApply(member(name))));
+            self.store.see_member(Ok(Event::InitApply(member(name))));
         }
-        self.desk.see_member(Ok(Event::InitDone));
+        self.store.see_member(Ok(Event::InitDone));
     }
 
     fn refused(&mut self, code: u16) -> bool {
         let status = kube::core::Status::failure("no", "NotFound").with_code(code);
         let error = watcher::Error::InitialListFailed(kube::Error::Api(Box::new(status)));
-        self.desk.see(Err(error), &self.keep)
+        self.store.see(Err(error), &self.keep)
     }
 
     fn decide(&mut self) {
-        self.desk.decide(&self.keep, &Findings::default(), None);
+        self.store.decide(&self.keep, &Findings::default(), None);
     }
 
     fn ordered(&self) -> Option<Vec<String>> {
@@ -152,7 +152,7 @@ async fn deployment_shows_a_chart_that_the_hub_has_given() {
         };
         let said = [(key.clone(), Some(report))].into();
         world.keep.deployments.report("edge-1", said);
-        let decided = world.desk.decide(&world.keep, &findings, None);
+        let decided = world.store.decide(&world.keep, &findings, None);
         let status = &decided[0].1.status;
         assert_eq!(status.last_applied_chart.as_deref(), shown, "{claimed}");
     }
@@ -260,9 +260,9 @@ async fn failed_writes_back_off() {
         "acme",
         serde_json::json!({"name": "paris"}),
     )));
-    let key = world.desk.slots.keys().next().unwrap().clone();
+    let key = world.store.slots.keys().next().unwrap().clone();
     let mut pause = |came| {
-        let before = Boot::now();
+        let before = BootTime::now();
         let written = Written {
             key: key.clone(),
             before: None,
@@ -271,8 +271,8 @@ async fn failed_writes_back_off() {
             news: Vec::new(),
             came: Some(came),
         };
-        world.desk.take_written(written, &Notices::nowhere());
-        world.desk.slots[&key].next.since(before)
+        world.store.take_written(written, &EventRecorder::nowhere());
+        world.store.slots[&key].next.since(before)
     };
     for full in [1, 2, 4, 8, 16, 30, 30] {
         let full = Duration::from_secs(full);

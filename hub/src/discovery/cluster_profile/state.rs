@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 use krypton_runtime::retry::backoff;
 use krypton_types::conditions::reason;
 use krypton_types::kubeconfig::Sanitized;
@@ -36,8 +36,8 @@ pub(super) struct Good {
 /// How long a credential is good, by our own clock; for ever when it does not say.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Life {
-    pub ends: Option<Boot>,
-    pub refresh: Option<Boot>,
+    pub ends: Option<BootTime>,
+    pub refresh: Option<BootTime>,
 }
 
 impl Life {
@@ -46,7 +46,7 @@ impl Life {
     pub(crate) fn of(
         expires: Option<Timestamp>,
         wall: Timestamp,
-        now: Boot,
+        now: BootTime,
         jitter: f64,
     ) -> Option<Self> {
         let Some(expires) = expires else {
@@ -55,8 +55,8 @@ impl Life {
         let rest = Duration::try_from(expires.duration_since(wall)).ok()?;
         let until = rest.mul_f64(0.8 - 0.05 * jitter.clamp(0.0, 1.0));
         (!rest.is_zero()).then(|| Self {
-            ends: Some(Boot(now.0.saturating_add(rest))),
-            refresh: Some(Boot(now.0.saturating_add(until))),
+            ends: Some(BootTime(now.0.saturating_add(rest))),
+            refresh: Some(BootTime(now.0.saturating_add(until))),
         })
     }
 }
@@ -66,7 +66,7 @@ impl Life {
 pub(super) enum Due {
     Nothing,
     /// Later, if nothing happens.
-    At(Boot),
+    At(BootTime),
     /// The program is to be run.
     Run,
     /// The credential is there; only the cluster around it is another.
@@ -85,17 +85,17 @@ pub(super) struct Held {
     /// Why the last attempt at what is wanted has failed.
     failure: Option<String>,
     attempts: u32,
-    last_run: Option<Boot>,
-    not_before: Boot,
+    last_run: Option<BootTime>,
+    not_before: BootTime,
     /// Rebuilds that have failed, and when the next is tried: a run is not put off by them.
     rebuilds: u32,
-    rebuild_at: Boot,
+    rebuild_at: BootTime,
     /// The cluster has refused the credential that is in use.
     doubted: bool,
     /// Runs for a doubt that gave the same again.
     fruitless: u32,
     /// Until when a client may still be at the credential before.
-    settling: Boot,
+    settling: BootTime,
     /// What was last said while there was no access.
     said: Unresolved,
 }
@@ -120,12 +120,12 @@ impl Held {
             failure: None,
             attempts: 0,
             last_run: None,
-            not_before: Boot::default(),
+            not_before: BootTime::default(),
             rebuilds: 0,
-            rebuild_at: Boot::default(),
+            rebuild_at: BootTime::default(),
             doubted: false,
             fruitless: 0,
-            settling: Boot::default(),
+            settling: BootTime::default(),
         }
     }
 
@@ -140,7 +140,7 @@ impl Held {
             self.wanted = wanted.map(Arc::new);
             self.failure = None;
             (self.attempts, self.fruitless, self.rebuilds) = (0, 0, 0);
-            (self.not_before, self.rebuild_at) = (Boot::default(), Boot::default());
+            (self.not_before, self.rebuild_at) = (BootTime::default(), BootTime::default());
         }
     }
 
@@ -153,11 +153,11 @@ impl Held {
     }
 
     /// The cluster does not take the credential that a client has shown.
-    pub(super) fn doubt(&mut self, now: Boot) {
+    pub(super) fn doubt(&mut self, now: BootTime) {
         self.doubted |= self.good.is_some() && now >= self.settling;
     }
 
-    pub(super) fn due(&self, now: Boot) -> Due {
+    pub(super) fn due(&self, now: BootTime) -> Due {
         let Ok(plan) = &self.wanted else {
             return Due::Nothing;
         };
@@ -178,7 +178,7 @@ impl Held {
         if rebuild.is_some_and(|at| at <= now) {
             return Due::Rebuild;
         }
-        let apart = self.last_run.map(|last| Boot(last.0 + APART));
+        let apart = self.last_run.map(|last| BootTime(last.0 + APART));
         let rested = self.not_before.max(apart.unwrap_or_default());
         let run = run.map(|at| at.max(rested));
         if run.is_some_and(|at| at <= now) {
@@ -188,7 +188,7 @@ impl Held {
         next.map_or(Due::Nothing, Due::At)
     }
 
-    pub(super) fn started(&mut self, now: Boot) {
+    pub(super) fn started(&mut self, now: BootTime) {
         self.running = true;
         self.last_run = Some(now);
     }
@@ -199,43 +199,43 @@ impl Held {
     }
 
     /// What the run for what is wanted has brought.
-    pub(super) fn ended(&mut self, outcome: Result<Good, String>, now: Boot, jitter: f64) {
+    pub(super) fn ended(&mut self, outcome: Result<Good, String>, now: BootTime, jitter: f64) {
         self.running = false;
         match outcome {
             Ok(good) => self.take(good, now, jitter),
             Err(problem) => {
                 self.attempts = self.attempts.saturating_add(1);
                 let pause = backoff(self.attempts, RETRY_MAX, jitter).max(APART);
-                self.not_before = Boot(now.0 + pause);
+                self.not_before = BootTime(now.0 + pause);
                 self.failure = Some(problem);
             }
         }
     }
 
     /// What a rebuild has brought.
-    pub(super) fn rebuilt(&mut self, outcome: Result<Good, String>, now: Boot, jitter: f64) {
+    pub(super) fn rebuilt(&mut self, outcome: Result<Good, String>, now: BootTime, jitter: f64) {
         match outcome {
             Ok(good) => self.put(good),
             Err(problem) => {
                 self.rebuilds = self.rebuilds.saturating_add(1);
-                self.rebuild_at = Boot(now.0 + backoff(self.rebuilds, RETRY_MAX, jitter));
+                self.rebuild_at = BootTime(now.0 + backoff(self.rebuilds, RETRY_MAX, jitter));
                 self.failure = Some(problem);
             }
         }
     }
 
-    fn take(&mut self, good: Good, now: Boot, jitter: f64) {
+    fn take(&mut self, good: Good, now: BootTime, jitter: f64) {
         let before = self.good.as_ref().map(|before| &before.credential);
         if before == Some(&good.credential) {
             if self.doubted {
                 self.fruitless = self.fruitless.saturating_add(1);
                 let pause = backoff(self.fruitless, RETRY_MAX, jitter).max(APART);
-                self.not_before = Boot(now.0 + pause);
+                self.not_before = BootTime(now.0 + pause);
             }
         } else {
             self.fruitless = 0;
             if before.is_some() {
-                self.settling = Boot(now.0 + READ_AGAIN);
+                self.settling = BootTime(now.0 + READ_AGAIN);
             }
         }
         self.put(good);
@@ -258,13 +258,13 @@ impl Held {
     /// As if the pauses were over.
     #[cfg(test)]
     pub(super) fn rested(&mut self) {
-        (self.last_run, self.not_before) = (None, Boot::default());
+        (self.last_run, self.not_before) = (None, BootTime::default());
     }
 
     /// What to tell of the profile: its access, and why that is not what is wanted.
     pub(super) fn say(
         &mut self,
-        now: Boot,
+        now: BootTime,
     ) -> (Result<Arc<Sanitized>, Unresolved>, Option<Unresolved>) {
         let origin = &self.profile.origin;
         let why = match (&self.wanted, &self.failure) {
@@ -303,7 +303,7 @@ impl Held {
     }
 
     /// When what is said will be another though nothing has happened: old access has run out.
-    pub(super) fn turns(&self, now: Boot) -> Option<Boot> {
+    pub(super) fn turns(&self, now: BootTime) -> Option<BootTime> {
         let ends = self.good.as_ref()?.life.ends?;
         (ends > now && (self.failure.is_some() || self.wanted.is_err())).then_some(ends)
     }
@@ -358,8 +358,8 @@ mod tests {
         }
     }
 
-    fn at(seconds: u64) -> Boot {
-        Boot(Duration::from_secs(seconds))
+    fn at(seconds: u64) -> BootTime {
+        BootTime(Duration::from_secs(seconds))
     }
 
     fn until(ends: u64, refresh: u64) -> Life {

@@ -96,7 +96,7 @@ impl Stage {
     /// Lets all that is due be done.
     async fn settle(&mut self) {
         loop {
-            self.members.attend(&self.access, Boot::now());
+            self.members.attend(&self.access, BootTime::now());
             let Some(asked) = self.members.runs.join_next().await else {
                 return;
             };
@@ -106,7 +106,7 @@ impl Stage {
     }
 
     fn source(&mut self, name: &str) -> Arc<Source> {
-        let sources = self.members.sources(Boot::now());
+        let sources = self.members.sources(BootTime::now());
         let found = sources.values().find(|source| source.origin.name == name);
         Arc::clone(found.unwrap())
     }
@@ -159,7 +159,7 @@ async fn a_refreshed_token_is_another_content_of_the_same_file_and_no_new_kubeco
     assert!(!access.yaml.contains("one"));
 
     stage.answer(&json!({"token": "two"}));
-    assert!(stage.members.doubt(&before.origin, Boot::now()));
+    assert!(stage.members.doubt(&before.origin, BootTime::now()));
     stage.later();
     stage.settle().await;
     let after = stage.source("edge-1");
@@ -203,7 +203,7 @@ async fn a_client_certificate_is_inline_and_a_new_one_is_a_new_kubeconfig() {
     assert!(before.yaml.contains("client-key-data"));
     stage.answer(&certificate());
     let origin = stage.source("edge-1").origin.clone();
-    stage.members.doubt(&origin, Boot::now());
+    stage.members.doubt(&origin, BootTime::now());
     stage.later();
     stage.settle().await;
     assert_ne!(
@@ -291,7 +291,7 @@ async fn a_profile_that_goes_takes_its_token_along_and_one_made_anew_is_asked_fo
     let key = listed::key(&object);
     stage.listed.take(Event::Delete(object), |_| None);
     assert!(stage.follow(Some(&key)));
-    assert!(stage.members.sources(Boot::now()).is_empty());
+    assert!(stage.members.sources(BootTime::now()).is_empty());
     let left = std::fs::read_dir(stage.folder.path().join("cluster-profiles")).unwrap();
     assert_eq!(left.count(), 0);
     stage.apply("edge-1", ready(json!({"server": "https://edge-1"})));

@@ -8,27 +8,27 @@ use super::*;
 const MEMBER: &str = "edge-1";
 
 struct Fleet {
-    voices: Voices,
+    arbiter: ReportArbiter,
     reports: Arc<Reports>,
-    facts: Arc<FactsBoard>,
+    facts: Arc<ObservationBoard>,
 }
 
 fn fleet() -> Fleet {
     let (reports, facts) = (
         Arc::new(Reports::default()),
-        Arc::new(FactsBoard::default()),
+        Arc::new(ObservationBoard::default()),
     );
     let ahead = watch::Sender::new(0);
-    let voices = Voices::new(Arc::clone(&reports), Arc::clone(&facts), ahead);
+    let arbiter = ReportArbiter::new(Arc::clone(&reports), Arc::clone(&facts), ahead);
     Fleet {
-        voices,
+        arbiter,
         reports,
         facts,
     }
 }
 
-fn at(seconds: u64) -> Boot {
-    Boot(std::time::Duration::from_secs(seconds))
+fn at(seconds: u64) -> BootTime {
+    BootTime(std::time::Duration::from_secs(seconds))
 }
 
 fn observing(holder: &str) -> MemberReport {
@@ -91,25 +91,25 @@ impl Fleet {
 #[test]
 fn of_an_agent_and_a_proxy_the_holder_of_the_lease_is_heard_whichever_it_is() {
     let fleet = fleet();
-    let (proxy, agent) = (VoiceId::Proxy, VoiceId::Session(1));
-    let _asks = fleet.voices.open(MEMBER, proxy, at(0));
+    let (proxy, agent) = (ReporterId::Proxy, ReporterId::Session(1));
+    let _asks = fleet.arbiter.open(MEMBER, proxy, at(0));
     let first = changes(Some(writing("hub/a")), &[("t", "OfTheProxy")]);
-    fleet.voices.say(MEMBER, proxy, first, Some(0), at(1));
+    fleet.arbiter.say(MEMBER, proxy, first, Some(0), at(1));
     assert_eq!(fleet.mode(), (Mode::Proxy, reason::RECONCILING.to_owned()));
     // The agent comes, sees, and waits for the Lease: what it says does not count yet.
-    let asks = fleet.voices.open(MEMBER, agent, at(2));
+    let asks = fleet.arbiter.open(MEMBER, agent, at(2));
     let seen = changes(
         Some(observing("hub/a")),
         &[("t", "OfTheAgent"), ("u", "OfTheAgent")],
     );
-    fleet.voices.say(MEMBER, agent, seen, Some(0), at(3));
+    fleet.arbiter.say(MEMBER, agent, seen, Some(0), at(3));
     assert_eq!(fleet.reports.counts(MEMBER, false).total, 1);
-    assert_eq!(fleet.voices.presence(MEMBER).get(), Presence::Ready);
+    assert_eq!(fleet.arbiter.presence(MEMBER).get(), Presence::Ready);
     // The proxy yields: the agent is asked for all it has, since nobody listened before.
-    fleet.voices.close(MEMBER, proxy, at(4));
+    fleet.arbiter.close(MEMBER, proxy, at(4));
     assert_eq!(asks.get(), 1);
     let holds = changes(Some(writing("agent/a")), &[("t", "Again"), ("u", "Again")]);
-    fleet.voices.say(MEMBER, agent, holds, Some(1), at(5));
+    fleet.arbiter.say(MEMBER, agent, holds, Some(1), at(5));
     assert_eq!(fleet.mode(), (Mode::Agent, reason::RECONCILING.to_owned()));
     assert_eq!(fleet.reports.counts(MEMBER, false).total, 2);
 }
@@ -121,7 +121,7 @@ fn unrecorded_desired_state_makes_the_member_stale() {
             problem: Some(problem.to_owned()).filter(|problem| !problem.is_empty()),
             ..writing("agent/a")
         };
-        let healthy = spoken(VoiceId::Session(1), &said, true).healthy.unwrap();
+        let healthy = spoken(ReporterId::Session(1), &said, true).healthy.unwrap();
         (healthy.truth, healthy.reason, healthy.message)
     };
     let (truth, reason, message) = healthy("exceeded quota: secrets");
@@ -134,22 +134,22 @@ fn unrecorded_desired_state_makes_the_member_stale() {
 #[test]
 fn what_the_whole_account_leaves_out_is_gone_and_before_it_nothing_is() {
     let fleet = fleet();
-    let agent = VoiceId::Session(1);
-    let _first = fleet.voices.open(MEMBER, agent, at(0));
+    let agent = ReporterId::Session(1);
+    let _first = fleet.arbiter.open(MEMBER, agent, at(0));
     let all = changes(Some(writing("agent/a")), &[("t", "A"), ("u", "A")]);
-    fleet.voices.say(MEMBER, agent, all, Some(0), at(1));
-    fleet.voices.close(MEMBER, agent, at(2));
-    let agent = VoiceId::Session(2);
-    let _second = fleet.voices.open(MEMBER, agent, at(3));
+    fleet.arbiter.say(MEMBER, agent, all, Some(0), at(1));
+    fleet.arbiter.close(MEMBER, agent, at(2));
+    let agent = ReporterId::Session(2);
+    let _second = fleet.arbiter.open(MEMBER, agent, at(3));
     fleet
-        .voices
+        .arbiter
         .say(MEMBER, agent, changes(None, &[("u", "B")]), None, at(4));
     assert_eq!(
         fleet.reports.counts(MEMBER, false).total,
         2,
         "an unfinished account removes nothing"
     );
-    fleet.voices.say(
+    fleet.arbiter.say(
         MEMBER,
         agent,
         changes(Some(writing("agent/a")), &[]),
@@ -162,30 +162,30 @@ fn what_the_whole_account_leaves_out_is_gone_and_before_it_nothing_is() {
 #[test]
 fn an_observing_proxy_is_heard_when_the_agent_is_cut_off_and_says_who_holds_the_lease() {
     let fleet = fleet();
-    let agent = VoiceId::Session(1);
-    let _asks = fleet.voices.open(MEMBER, agent, at(0));
-    fleet.voices.say(
+    let agent = ReporterId::Session(1);
+    let _asks = fleet.arbiter.open(MEMBER, agent, at(0));
+    fleet.arbiter.say(
         MEMBER,
         agent,
         changes(Some(writing("agent/a")), &[]),
         Some(0),
         at(1),
     );
-    fleet.voices.close(MEMBER, agent, at(2));
+    fleet.arbiter.close(MEMBER, agent, at(2));
     assert_eq!(
-        fleet.voices.presence(MEMBER).get(),
+        fleet.arbiter.presence(MEMBER).get(),
         Presence::Away(at(1)),
         "it may have died right after"
     );
     // Its last word stands for half a minute after it was said.
     assert_eq!(fleet.mode(), (Mode::Agent, reason::RECONCILING.to_owned()));
-    fleet.voices.link(MEMBER, None, at(31));
+    fleet.arbiter.link(MEMBER, None, at(31));
     assert_eq!(fleet.mode(), (Mode::Agent, reason::AGENT_AWAY.to_owned()));
-    let _asks = fleet.voices.open(MEMBER, VoiceId::Proxy, at(3));
+    let _asks = fleet.arbiter.open(MEMBER, ReporterId::Proxy, at(3));
     let seen = changes(Some(observing("agent/a")), &[("t", "Seen")]);
     fleet
-        .voices
-        .say(MEMBER, VoiceId::Proxy, seen, Some(0), at(4));
+        .arbiter
+        .say(MEMBER, ReporterId::Proxy, seen, Some(0), at(4));
     assert_eq!(fleet.mode(), (Mode::Agent, reason::OBSERVING.to_owned()));
     assert_eq!(
         fleet.facts.get(MEMBER).unwrap().holder.as_deref(),
@@ -197,18 +197,18 @@ fn an_observing_proxy_is_heard_when_the_agent_is_cut_off_and_says_who_holds_the_
 #[test]
 fn a_digest_that_differs_asks_once_for_the_whole_account() {
     let fleet = fleet();
-    let agent = VoiceId::Session(1);
-    let asks = fleet.voices.open(MEMBER, agent, at(0));
+    let agent = ReporterId::Session(1);
+    let asks = fleet.arbiter.open(MEMBER, agent, at(0));
     let all = changes(Some(writing("agent/a")), &[("t", "A")]);
-    fleet.voices.say(MEMBER, agent, all, Some(0), at(1));
+    fleet.arbiter.say(MEMBER, agent, all, Some(0), at(1));
     let same = fleet.reports.digest(MEMBER).unwrap();
-    fleet.voices.compare(MEMBER, agent, same, at(1));
+    fleet.arbiter.compare(MEMBER, agent, same, at(1));
     assert_eq!(asks.get(), 0);
-    fleet.voices.compare(MEMBER, agent, (2, same.1), at(1));
-    fleet.voices.compare(MEMBER, agent, (2, same.1), at(1));
+    fleet.arbiter.compare(MEMBER, agent, (2, same.1), at(1));
+    fleet.arbiter.compare(MEMBER, agent, (2, same.1), at(1));
     assert_eq!(asks.get(), 1);
     let again = changes(Some(writing("agent/a")), &[("u", "A"), ("v", "A")]);
-    fleet.voices.say(MEMBER, agent, again, Some(1), at(2));
+    fleet.arbiter.say(MEMBER, agent, again, Some(1), at(2));
     assert_eq!(
         fleet.reports.digest(MEMBER).unwrap().0,
         2,
@@ -219,8 +219,8 @@ fn a_digest_that_differs_asks_once_for_the_whole_account() {
 #[test]
 fn what_is_said_of_deployments_is_kept_apart_counted_with_the_rest_and_heard_of_the_speaker_only() {
     let fleet = fleet();
-    let (proxy, agent) = (VoiceId::Proxy, VoiceId::Session(1));
-    let deployments = Arc::clone(fleet.voices.deployments());
+    let (proxy, agent) = (ReporterId::Proxy, ReporterId::Session(1));
+    let deployments = Arc::clone(fleet.arbiter.deployments());
     // Of a Tenant of the same name nothing is said.
     let key = DeploymentKey {
         namespace: key("t").namespace,
@@ -243,53 +243,53 @@ fn what_is_said_of_deployments_is_kept_apart_counted_with_the_rest_and_heard_of_
         let held = deployments.said(MEMBER, &key).unwrap();
         (held.report.state.ready.reason, held.fresh)
     };
-    let _asks = fleet.voices.open(MEMBER, proxy, at(0));
+    let _asks = fleet.arbiter.open(MEMBER, proxy, at(0));
     let first = of(writing("hub/a"), "OfTheProxy");
-    fleet.voices.say(MEMBER, proxy, first, Some(0), at(1));
+    fleet.arbiter.say(MEMBER, proxy, first, Some(0), at(1));
     assert_eq!(held(), ("OfTheProxy".to_owned(), true));
     assert_eq!(fleet.reports.counts(MEMBER, false).total, 0);
-    let asks = fleet.voices.open(MEMBER, agent, at(2));
+    let asks = fleet.arbiter.open(MEMBER, agent, at(2));
     let seen = of(observing("hub/a"), "OfTheAgent");
-    fleet.voices.say(MEMBER, agent, seen, Some(0), at(3));
+    fleet.arbiter.say(MEMBER, agent, seen, Some(0), at(3));
     assert_eq!(held(), ("OfTheProxy".to_owned(), true));
     // Its word stands until the agent, which is asked for it, has said all again.
-    fleet.voices.close(MEMBER, proxy, at(4));
+    fleet.arbiter.close(MEMBER, proxy, at(4));
     assert_eq!((held(), asks.get()), (("OfTheProxy".to_owned(), false), 1));
     let again = of(writing("agent/a"), "OfTheAgent");
-    fleet.voices.say(MEMBER, agent, again, Some(1), at(5));
+    fleet.arbiter.say(MEMBER, agent, again, Some(1), at(5));
     assert_eq!(held(), ("OfTheAgent".to_owned(), true));
     // What is held is what was said: nobody is asked again.
     let part = krypton_types::report_digest::part(&key, &said("OfTheAgent"));
-    fleet.voices.compare(MEMBER, agent, (1, part), at(60));
+    fleet.arbiter.compare(MEMBER, agent, (1, part), at(60));
     assert_eq!(asks.get(), 1);
-    fleet.voices.compare(MEMBER, agent, (0, 0), at(60));
+    fleet.arbiter.compare(MEMBER, agent, (0, 0), at(60));
     assert_eq!(asks.get(), 2);
 }
 
 #[test]
 fn an_agent_that_was_never_ready_keeps_nobody_from_acting() {
     let fleet = fleet();
-    let agent = VoiceId::Session(1);
-    let _asks = fleet.voices.open(MEMBER, agent, at(100));
-    assert_eq!(fleet.voices.presence(MEMBER).get(), Presence::Never);
-    fleet.voices.close(MEMBER, agent, at(101));
-    assert_eq!(fleet.voices.presence(MEMBER).get(), Presence::Away(at(0)));
+    let agent = ReporterId::Session(1);
+    let _asks = fleet.arbiter.open(MEMBER, agent, at(100));
+    assert_eq!(fleet.arbiter.presence(MEMBER).get(), Presence::Never);
+    fleet.arbiter.close(MEMBER, agent, at(101));
+    assert_eq!(fleet.arbiter.presence(MEMBER).get(), Presence::Away(at(0)));
 }
 
 #[test]
 fn an_agent_is_away_since_it_could_last_act_however_late_that_is_known() {
     let fleet = fleet();
-    let presence = fleet.voices.presence(MEMBER);
-    let [first, second] = [1, 2].map(VoiceId::Session);
+    let presence = fleet.arbiter.presence(MEMBER);
+    let [first, second] = [1, 2].map(ReporterId::Session);
     for agent in [first, second] {
-        let _asks = fleet.voices.open(MEMBER, agent, at(100));
+        let _asks = fleet.arbiter.open(MEMBER, agent, at(100));
         let ready = changes(Some(writing("agent/a")), &[]);
-        fleet.voices.say(MEMBER, agent, ready, Some(0), at(100));
+        fleet.arbiter.say(MEMBER, agent, ready, Some(0), at(100));
     }
-    fleet.voices.compare(MEMBER, first, (0, 0), at(150));
-    fleet.voices.compare(MEMBER, second, (0, 0), at(140));
+    fleet.arbiter.compare(MEMBER, first, (0, 0), at(150));
+    fleet.arbiter.compare(MEMBER, second, (0, 0), at(140));
     // The machine is gone; its silence is noticed half a minute later.
-    fleet.voices.close(MEMBER, first, at(180));
+    fleet.arbiter.close(MEMBER, first, at(180));
     assert_eq!(presence.get(), Presence::Ready);
     let deaf = MemberReport {
         ready: false,
@@ -298,19 +298,19 @@ fn an_agent_is_away_since_it_could_last_act_however_late_that_is_known() {
     };
     // It has waited for its apiserver for half a minute before it says so.
     fleet
-        .voices
+        .arbiter
         .say(MEMBER, second, changes(Some(deaf), &[]), None, at(190));
     assert_eq!(presence.get(), Presence::Away(at(150)));
-    fleet.voices.compare(MEMBER, second, (0, 0), at(200));
+    fleet.arbiter.compare(MEMBER, second, (0, 0), at(200));
     assert_eq!(presence.get(), Presence::Away(at(150)));
 }
 
 #[test]
 fn a_member_that_is_held_back_is_silent_whoever_speaks_for_it() {
     let fleet = fleet();
-    let agent = VoiceId::Session(1);
-    let _asks = fleet.voices.open(MEMBER, agent, at(0));
-    fleet.voices.say(
+    let agent = ReporterId::Session(1);
+    let _asks = fleet.arbiter.open(MEMBER, agent, at(0));
+    fleet.arbiter.say(
         MEMBER,
         agent,
         changes(Some(writing("agent/a")), &[]),
@@ -318,20 +318,20 @@ fn a_member_that_is_held_back_is_silent_whoever_speaks_for_it() {
         at(1),
     );
     let why = Some((reason::BANNED, "by a person".to_owned()));
-    fleet.voices.hold_back(MEMBER, why, at(2));
+    fleet.arbiter.hold_back(MEMBER, why, at(2));
     assert_eq!(fleet.mode(), (Mode::None, reason::BANNED.to_owned()));
-    fleet.voices.hold_back(MEMBER, None, at(3));
+    fleet.arbiter.hold_back(MEMBER, None, at(3));
     assert_eq!(fleet.mode(), (Mode::Agent, reason::RECONCILING.to_owned()));
 }
 
 #[test]
 fn an_agent_that_is_connected_and_not_ready_makes_no_proxy_yield() {
     let fleet = fleet();
-    let _asks = fleet.voices.open(MEMBER, VoiceId::Session(1), at(100));
+    let _asks = fleet.arbiter.open(MEMBER, ReporterId::Session(1), at(100));
     // Its certificate is on record by now.
-    fleet.voices.agent_known(MEMBER, at(101));
+    fleet.arbiter.agent_known(MEMBER, at(101));
     assert_eq!(
-        fleet.voices.presence(MEMBER).get(),
+        fleet.arbiter.presence(MEMBER).get(),
         Presence::Never,
         "who is not ready is waited for by nobody"
     );
@@ -340,17 +340,17 @@ fn an_agent_that_is_connected_and_not_ready_makes_no_proxy_yield() {
 #[test]
 fn an_agent_without_tenants_is_heard_in_full_after_the_proxy_has_gone() {
     let fleet = fleet();
-    let (proxy, agent) = (VoiceId::Proxy, VoiceId::Session(1));
-    let _asks = fleet.voices.open(MEMBER, proxy, at(0));
+    let (proxy, agent) = (ReporterId::Proxy, ReporterId::Session(1));
+    let _asks = fleet.arbiter.open(MEMBER, proxy, at(0));
     let first = changes(Some(writing("hub/a")), &[("t", "OfTheProxy")]);
-    fleet.voices.say(MEMBER, proxy, first, Some(0), at(1));
-    let asks = fleet.voices.open(MEMBER, agent, at(2));
+    fleet.arbiter.say(MEMBER, proxy, first, Some(0), at(1));
+    let asks = fleet.arbiter.open(MEMBER, agent, at(2));
     let empty = changes(Some(observing("hub/a")), &[]);
-    fleet.voices.say(MEMBER, agent, empty, Some(0), at(3));
-    fleet.voices.close(MEMBER, proxy, at(4));
+    fleet.arbiter.say(MEMBER, agent, empty, Some(0), at(3));
+    fleet.arbiter.close(MEMBER, proxy, at(4));
     assert_eq!(asks.get(), 1, "what was said to nobody is asked for");
     let empty = changes(Some(writing("agent/a")), &[]);
-    fleet.voices.say(MEMBER, agent, empty, Some(1), at(5));
+    fleet.arbiter.say(MEMBER, agent, empty, Some(1), at(5));
     assert_eq!(fleet.reports.digest(MEMBER), Some((0, 0)));
 }
 
@@ -358,13 +358,13 @@ fn an_agent_without_tenants_is_heard_in_full_after_the_proxy_has_gone() {
 fn an_epoch_that_no_hub_of_ours_can_have_given_is_not_followed() {
     let (reports, facts) = (
         Arc::new(Reports::default()),
-        Arc::new(FactsBoard::default()),
+        Arc::new(ObservationBoard::default()),
     );
     let (ahead, heard) = watch::channel(0);
-    let voices = Voices::new(reports, facts, ahead);
-    voices.set_epoch(7);
-    let agent = VoiceId::Session(1);
-    let _asks = voices.open(MEMBER, agent, at(0));
+    let arbiter = ReportArbiter::new(reports, facts, ahead);
+    arbiter.set_epoch(7);
+    let agent = ReporterId::Session(1);
+    let _asks = arbiter.open(MEMBER, agent, at(0));
     let knows = |epoch| {
         let ahead = Some(Version {
             epoch,
@@ -376,16 +376,16 @@ fn an_epoch_that_no_hub_of_ours_can_have_given_is_not_followed() {
         };
         changes(Some(report), &[])
     };
-    voices.say(MEMBER, agent, knows(u64::MAX), None, at(1));
+    arbiter.say(MEMBER, agent, knows(u64::MAX), None, at(1));
     assert_eq!(heard.get(), 0);
-    voices.say(MEMBER, agent, knows(9), None, at(2));
+    arbiter.say(MEMBER, agent, knows(9), None, at(2));
     assert_eq!(heard.get(), 9);
 }
 
 #[test]
 fn tenants_that_are_not_restored_are_shown() {
     let healthy = |report: &MemberReport| {
-        let state = spoken(VoiceId::Proxy, report, true).healthy.unwrap();
+        let state = spoken(ReporterId::Proxy, report, true).healthy.unwrap();
         (state.truth, state.reason, state.message)
     };
     let refused = MemberReport {
@@ -401,26 +401,26 @@ fn tenants_that_are_not_restored_are_shown() {
 #[test]
 fn claimed_epochs_are_followed_with_growing_pauses() {
     let (ahead, heard) = watch::channel(0);
-    let facts = Arc::new(FactsBoard::default());
-    let voices = Voices::new(Arc::new(Reports::default()), facts, ahead);
-    voices.set_epoch(7);
-    let agent = VoiceId::Session(1);
+    let facts = Arc::new(ObservationBoard::default());
+    let arbiter = ReportArbiter::new(Arc::new(Reports::default()), facts, ahead);
+    arbiter.set_epoch(7);
+    let agent = ReporterId::Session(1);
     let claims = |member: &str, report: MemberReport, now: u64| {
-        let epoch = voices.epoch.load(Ordering::Relaxed);
+        let epoch = arbiter.epoch.load(Ordering::Relaxed);
         let ahead = Some(Version {
             epoch,
             generation: 9,
         });
         let report = MemberReport { ahead, ..report };
-        voices.say(member, agent, changes(Some(report), &[]), None, at(now));
+        arbiter.say(member, agent, changes(Some(report), &[]), None, at(now));
         let followed = heard.get() >= epoch;
         if followed {
-            voices.set_epoch(heard.get() + 1);
+            arbiter.set_epoch(heard.get() + 1);
         }
         followed
     };
     for member in [MEMBER, "edge-2"] {
-        drop(voices.open(member, agent, at(0)));
+        drop(arbiter.open(member, agent, at(0)));
     }
     assert!(!claims(MEMBER, observing("agent/a"), 1), "it has no record");
     // A member that claims a later epoch all day.
@@ -445,10 +445,10 @@ fn claimed_epochs_are_followed_with_growing_pauses() {
 #[test]
 fn claim_that_waits_is_followed_when_its_time_comes() {
     let (ahead, heard) = watch::channel(0);
-    let facts = Arc::new(FactsBoard::default());
-    let voices = Voices::new(Arc::new(Reports::default()), facts, ahead);
-    let agent = VoiceId::Session(1);
-    drop(voices.open(MEMBER, agent, at(0)));
+    let facts = Arc::new(ObservationBoard::default());
+    let arbiter = ReportArbiter::new(Arc::new(Reports::default()), facts, ahead);
+    let agent = ReporterId::Session(1);
+    drop(arbiter.open(MEMBER, agent, at(0)));
     for (epoch, now, expected) in [(3, 1, 3), (4, 2, 3), (4, 21, 4)] {
         let ahead = Some(Version {
             epoch,
@@ -458,10 +458,10 @@ fn claim_that_waits_is_followed_when_its_time_comes() {
             ahead,
             ..writing("agent/a")
         };
-        voices.say(MEMBER, agent, changes(Some(report), &[]), None, at(now));
+        arbiter.say(MEMBER, agent, changes(Some(report), &[]), None, at(now));
         assert_eq!(heard.get(), expected, "{now}");
         if now == 2 {
-            let due = voices
+            let due = arbiter
                 .due()
                 .iter()
                 .any(|due| *due == (at(21), MEMBER.to_owned()));
@@ -473,8 +473,8 @@ fn claim_that_waits_is_followed_when_its_time_comes() {
 #[test]
 fn what_was_known_of_an_agent_goes_with_its_edge_cluster() {
     let fleet = fleet();
-    fleet.voices.agent_known(MEMBER, at(100));
-    let agent = AgentFacts {
+    fleet.arbiter.agent_known(MEMBER, at(100));
+    let agent = AgentDetails {
         cluster_uid: "old".to_owned(),
         kubernetes_version: "v1".to_owned(),
         agent_version: "0.1.0".to_owned(),
@@ -482,9 +482,9 @@ fn what_was_known_of_an_agent_goes_with_its_edge_cluster() {
         key: krypton_crds::edge_cluster::AgentKey::default(),
         applied: None,
     };
-    fleet.voices.agent(MEMBER, &agent);
-    fleet.voices.forget_agent(MEMBER, at(101));
-    assert_eq!(fleet.voices.presence(MEMBER).get(), Presence::Never);
+    fleet.arbiter.agent(MEMBER, &agent);
+    fleet.arbiter.forget_agent(MEMBER, at(101));
+    assert_eq!(fleet.arbiter.presence(MEMBER).get(), Presence::Never);
     let facts = fleet.facts.get(MEMBER).unwrap();
     assert_eq!((facts.uid, facts.certificate), (None, None));
 }
@@ -492,17 +492,17 @@ fn what_was_known_of_an_agent_goes_with_its_edge_cluster() {
 #[test]
 fn a_suspended_member_is_left_alone_and_is_not_called_ill() {
     let fleet = fleet();
-    let _asks = fleet.voices.open(MEMBER, VoiceId::Proxy, at(0));
+    let _asks = fleet.arbiter.open(MEMBER, ReporterId::Proxy, at(0));
     let said = changes(Some(writing("hub/a")), &[("t", "A")]);
     fleet
-        .voices
-        .say(MEMBER, VoiceId::Proxy, said, Some(0), at(1));
+        .arbiter
+        .say(MEMBER, ReporterId::Proxy, said, Some(0), at(1));
     for (why, truth) in [
         (reason::SUSPENDED, Truth::Unknown),
         (reason::DUPLICATE, Truth::False),
     ] {
         let held = Some((why, "it is Sleeping".to_owned()));
-        fleet.voices.hold_back(MEMBER, held, at(2));
+        fleet.arbiter.hold_back(MEMBER, held, at(2));
         let facts = fleet.facts.get(MEMBER).unwrap();
         assert_eq!(
             (facts.mode, facts.healthy.truth),
@@ -512,20 +512,20 @@ fn a_suspended_member_is_left_alone_and_is_not_called_ill() {
         assert_eq!(facts.healthy.message, "it is Sleeping");
         assert_eq!(facts.connected.truth, Truth::True, "{why}");
     }
-    fleet.voices.hold_back(MEMBER, None, at(3));
+    fleet.arbiter.hold_back(MEMBER, None, at(3));
     assert_eq!(fleet.mode(), (Mode::Proxy, reason::RECONCILING.to_owned()));
 }
 
 #[test]
 fn what_was_heard_in_an_earlier_tenure_is_forgotten_in_the_next() {
     let fleet = fleet();
-    let agent = VoiceId::Session(1);
-    let _asks = fleet.voices.open(MEMBER, agent, at(0));
+    let agent = ReporterId::Session(1);
+    let _asks = fleet.arbiter.open(MEMBER, agent, at(0));
     let said = changes(Some(writing("agent/a")), &[("t", "A")]);
-    fleet.voices.say(MEMBER, agent, said, Some(0), at(1));
-    fleet.voices.agent(
+    fleet.arbiter.say(MEMBER, agent, said, Some(0), at(1));
+    fleet.arbiter.agent(
         MEMBER,
-        &AgentFacts {
+        &AgentDetails {
             cluster_uid: "u".to_owned(),
             kubernetes_version: "1".to_owned(),
             agent_version: "1".to_owned(),
@@ -535,11 +535,11 @@ fn what_was_heard_in_an_earlier_tenure_is_forgotten_in_the_next() {
         },
     );
     // While its session lives, its word is of now.
-    fleet.voices.anew(at(2));
+    fleet.arbiter.anew(at(2));
     assert_eq!(fleet.reports.counts(MEMBER, false).total, 1);
     assert!(fleet.facts.get(MEMBER).unwrap().certificate_said);
-    fleet.voices.close(MEMBER, agent, at(3));
-    fleet.voices.anew(at(4));
+    fleet.arbiter.close(MEMBER, agent, at(3));
+    fleet.arbiter.anew(at(4));
     let facts = fleet.facts.get(MEMBER).unwrap();
     assert_eq!(fleet.reports.counts(MEMBER, false).total, 0);
     assert_eq!((facts.applied, facts.holder), (None, None));
@@ -562,14 +562,16 @@ fn what_the_hubs_own_way_sees_stands_and_what_it_cannot_see_is_asked_for() {
         ),
     ] {
         let fleet = fleet();
-        let asks = fleet.voices.open(MEMBER, VoiceId::Proxy, at(0));
+        let asks = fleet.arbiter.open(MEMBER, ReporterId::Proxy, at(0));
         let all = changes(Some(observing("hub/b")), &[("t", "A")]);
         fleet
-            .voices
-            .say(MEMBER, VoiceId::Proxy, all, Some(0), at(1));
+            .arbiter
+            .say(MEMBER, ReporterId::Proxy, all, Some(0), at(1));
         let now = changes(Some(said), &[]);
-        fleet.voices.say(MEMBER, VoiceId::Proxy, now, None, at(2));
-        fleet.voices.anew(at(3));
+        fleet
+            .arbiter
+            .say(MEMBER, ReporterId::Proxy, now, None, at(2));
+        fleet.arbiter.anew(at(3));
         assert_eq!(fleet.reports.counts(MEMBER, false).total, total);
         assert_eq!(asks.get(), asked);
     }
@@ -579,19 +581,19 @@ fn what_the_hubs_own_way_sees_stands_and_what_it_cannot_see_is_asked_for() {
 fn answer_beyond_the_limits_shows_for_a_while() {
     let fleet = fleet();
     let healthy = || fleet.facts.get(MEMBER).unwrap().healthy.reason;
-    fleet.voices.open(MEMBER, VoiceId::Proxy, at(1));
+    fleet.arbiter.open(MEMBER, ReporterId::Proxy, at(1));
     let said = changes(Some(writing("hub")), &[]);
     fleet
-        .voices
-        .say(MEMBER, VoiceId::Proxy, said, Some(0), at(1));
+        .arbiter
+        .say(MEMBER, ReporterId::Proxy, said, Some(0), at(1));
     assert_eq!(healthy(), reason::RECONCILING);
-    fleet.voices.offend(MEMBER, "first".to_owned(), at(2));
-    fleet.voices.offend(MEMBER, "second".to_owned(), at(100));
+    fleet.arbiter.offend(MEMBER, "first".to_owned(), at(2));
+    fleet.arbiter.offend(MEMBER, "second".to_owned(), at(100));
     let facts = fleet.facts.get(MEMBER).unwrap();
     let limited = State::new(Truth::False, reason::LIMIT_EXCEEDED, "first");
     assert_eq!(facts.healthy, limited);
     assert_eq!(facts.connected.truth, Truth::True);
-    let settle = |seconds| fleet.voices.link(MEMBER, None, at(seconds));
+    let settle = |seconds| fleet.arbiter.link(MEMBER, None, at(seconds));
     settle(399);
     assert_eq!(healthy(), reason::LIMIT_EXCEEDED);
     settle(400);
@@ -601,10 +603,10 @@ fn answer_beyond_the_limits_shows_for_a_while() {
 #[test]
 fn lone_claim_shows_that_nobody_confirms_it() {
     let (ahead, heard) = watch::channel(0);
-    let facts = Arc::new(FactsBoard::default());
-    let voices = Voices::new(Arc::new(Reports::default()), Arc::clone(&facts), ahead);
-    voices.set_epoch(7);
-    let agent = VoiceId::Session(1);
+    let facts = Arc::new(ObservationBoard::default());
+    let arbiter = ReportArbiter::new(Arc::new(Reports::default()), Arc::clone(&facts), ahead);
+    arbiter.set_epoch(7);
+    let agent = ReporterId::Session(1);
     let says = |member: &str, claims: Option<u64>, now: u64| {
         let ahead = claims.map(|epoch| Version {
             epoch,
@@ -614,11 +616,11 @@ fn lone_claim_shows_that_nobody_confirms_it() {
             ahead,
             ..writing("agent/a")
         };
-        voices.say(member, agent, changes(Some(report), &[]), None, at(now));
+        arbiter.say(member, agent, changes(Some(report), &[]), None, at(now));
         heard.get()
     };
     for member in [MEMBER, "edge-2", "edge-3"] {
-        drop(voices.open(member, agent, at(0)));
+        drop(arbiter.open(member, agent, at(0)));
     }
     assert_eq!(says("edge-2", None, 1), 0);
     assert_eq!(says(MEMBER, Some(12), 2), 0);

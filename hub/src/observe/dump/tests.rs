@@ -5,7 +5,7 @@ use std::time::Duration;
 use krypton_crds::edge_cluster::Mode;
 use krypton_helm::chart::{ChartFault, ChartRef, Standing};
 use krypton_helm::driver::Load;
-use krypton_helm::slots::priority::Urgency;
+use krypton_helm::slots::priority::Priority;
 use krypton_types::desired::crd_policy::CrdPolicy;
 use krypton_types::desired::drift::DriftPolicy;
 use krypton_types::desired::handling::Handling;
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::*;
-use crate::leader::Lead;
+use crate::leader::Leader;
 use crate::members::{Admission, Members, Slot};
 use crate::observe::member_metrics::Acting;
 
@@ -37,13 +37,13 @@ fn empty() -> Dump {
                 running: [("edge-1".to_owned(), 2)].into(),
                 waiting: vec![(
                     "edge-2".to_owned(),
-                    Urgency::High,
-                    Boot(Duration::from_secs(30)),
+                    Priority::High,
+                    BootTime(Duration::from_secs(30)),
                 )],
             },
-            Boot(Duration::from_secs(100)),
+            BootTime(Duration::from_secs(100)),
         ),
-        charts: CachedChart::all(cached(), Boot(Duration::from_secs(100))),
+        charts: CachedChart::all(cached(), BootTime(Duration::from_secs(100))),
         waiting: WorkMetrics::default().waiting().into(),
         members: BTreeMap::new(),
     }
@@ -59,7 +59,7 @@ fn cached() -> Vec<(ChartRef, Standing)> {
         name: "small".to_owned(),
         version: version.to_owned(),
     };
-    let at = |seconds| Boot(Duration::from_secs(seconds));
+    let at = |seconds| BootTime(Duration::from_secs(seconds));
     let failed = Standing::Failed {
         fault: ChartFault::NotLoaded,
         times: 3,
@@ -141,15 +141,15 @@ fn fleet() -> FleetView {
     member.slot.send_replace(Some(Slot {
         desired: Arc::new(desired),
         message: Arc::new(message),
-        since: Boot(Duration::from_secs(60)),
+        since: BootTime(Duration::from_secs(60)),
     }));
-    let given = Given {
+    let given = FleetChart {
         epoch: 2,
         chart: Some(Arc::new(chart())),
         problem: None,
     };
     view.acts(Acting {
-        lead: Lead::alone(),
+        lead: Leader::alone(),
         given: watch::channel(given).1,
         members: Arc::new(members),
         allow_chart_skip: false,
@@ -158,7 +158,7 @@ fn fleet() -> FleetView {
 }
 
 fn told(view: &FleetView, only: Option<&str>) -> Value {
-    let dump = seen(empty(), view, only, Boot(Duration::from_secs(100)));
+    let dump = seen(empty(), view, only, BootTime(Duration::from_secs(100)));
     serde_json::to_value(dump).unwrap()
 }
 
@@ -215,7 +215,7 @@ fn a_fleet_is_told_of_without_what_is_nobodys_concern() {
                     "accessEnds": null,
                     "applied": { "version": "2.6", "digest": "sha" },
                     "tenants": { "total": 0, "ready": 0, "pending": 0, "error": 0 },
-                    "seat": {
+                    "snapshot": {
                         "edgeClusterUid": "uid-of-the-object",
                         "wanted": { "version": "2.7", "digest": "newer" },
                         "wantedForSeconds": 40,
@@ -234,7 +234,7 @@ fn a_fleet_is_told_of_without_what_is_nobodys_concern() {
                     "clusterUid": null, "kubernetesVersion": null, "agentVersion": null, "holder": null,
                     "certificateEnds": null, "accessEnds": null, "applied": null,
                     "tenants": { "total": 0, "ready": 0, "pending": 0, "error": 0 },
-                    "seat": null,
+                    "snapshot": null,
                 },
             },
         })
@@ -261,6 +261,6 @@ fn a_thousand_members_are_less_than_two_mebibytes() {
         view.facts
             .set(&format!("edge-{number:04}"), |slot| *slot = facts.clone());
     }
-    let text = serde_json::to_string(&seen(empty(), &view, None, Boot::now())).unwrap();
+    let text = serde_json::to_string(&seen(empty(), &view, None, BootTime::now())).unwrap();
     assert!(text.len() < 2 << 20, "{}", text.len());
 }

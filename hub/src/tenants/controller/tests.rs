@@ -26,7 +26,7 @@ fn object(version: &str, status: Option<TenantStatus>) -> Tenant {
 
 fn at(millis: u64) -> Now {
     Now {
-        boot: Boot(Duration::from_millis(millis)),
+        boot: BootTime(Duration::from_millis(millis)),
         wall: jiff::Timestamp::UNIX_EPOCH,
         patient: false,
     }
@@ -47,10 +47,10 @@ fn says(reports: &Reports, why: &str) {
     reports.hearing(MEMBER, Hearing::Full);
 }
 
-/// What is told to the desk as the loop does it.
-fn next(desk: &mut Desk, reports: &Reports, millis: u64) -> Option<TenantStatus> {
-    desk.take_in(reports.take_dirty(at(millis).boot), reports, &rules());
-    match desk.next(reports, &rules(), &Lead::alone(), at(millis)) {
+/// What is told to the store as the loop does it.
+fn next(store: &mut TenantStore, reports: &Reports, millis: u64) -> Option<TenantStatus> {
+    store.take_in(reports.take_dirty(at(millis).boot), reports, &rules());
+    match store.next(reports, &rules(), &Leader::alone(), at(millis)) {
         Turn::Write(_, _, Change::Status(status)) => Some(*status),
         Turn::Rest => None,
         other => panic!("{other:?}"),
@@ -71,8 +71,8 @@ fn written(before: &str, object: Option<Tenant>) -> Written {
 
 #[test]
 fn a_status_is_written_once_a_second_however_often_its_members_change() {
-    let (mut desk, reports) = (Desk::default(), Reports::default());
-    desk.put(key(), object("0", None), &reports);
+    let (mut store, reports) = (TenantStore::default(), Reports::default());
+    store.put(key(), object("0", None), &reports);
     let mut times = Vec::new();
     let mut version = 0;
     for millis in (0..5000_u64).step_by(50) {
@@ -82,11 +82,15 @@ fn a_status_is_written_once_a_second_however_often_its_members_change() {
             reason::UPGRADED
         };
         says(&reports, why);
-        if let Some(status) = next(&mut desk, &reports, millis) {
+        if let Some(status) = next(&mut store, &reports, millis) {
             let before = version.to_string();
             version += 1;
             let object = object(&version.to_string(), Some(status));
-            desk.take_written(written(&before, Some(object)), &reports, Boot::default());
+            store.take_written(
+                written(&before, Some(object)),
+                &reports,
+                BootTime::default(),
+            );
             times.push(millis);
         }
     }
@@ -97,74 +101,74 @@ fn a_status_is_written_once_a_second_however_often_its_members_change() {
 
 #[test]
 fn a_write_that_was_refused_is_made_again_and_waits_for_its_turn() {
-    let (mut desk, reports) = (Desk::default(), Reports::default());
-    desk.put(key(), object("1", None), &reports);
+    let (mut store, reports) = (TenantStore::default(), Reports::default());
+    store.put(key(), object("1", None), &reports);
     says(&reports, reason::INSTALLED);
-    assert!(next(&mut desk, &reports, 0).is_some());
+    assert!(next(&mut store, &reports, 0).is_some());
     says(&reports, reason::UPGRADED);
-    assert_eq!(next(&mut desk, &reports, 2000), None, "one is in flight");
-    desk.take_written(written("1", None), &reports, Boot::default());
-    assert!(next(&mut desk, &reports, 2000).is_some());
-    desk.take_written(written("1", None), &reports, Boot::default());
-    assert_eq!(next(&mut desk, &reports, 2999), None);
-    assert_eq!(desk.wakes(), Some(at(3000).boot));
-    assert!(next(&mut desk, &reports, 3000).is_some());
+    assert_eq!(next(&mut store, &reports, 2000), None, "one is in flight");
+    store.take_written(written("1", None), &reports, BootTime::default());
+    assert!(next(&mut store, &reports, 2000).is_some());
+    store.take_written(written("1", None), &reports, BootTime::default());
+    assert_eq!(next(&mut store, &reports, 2999), None);
+    assert_eq!(store.wakes(), Some(at(3000).boot));
+    assert!(next(&mut store, &reports, 3000).is_some());
 }
 
 #[test]
 fn failed_writes_back_off() {
-    let (mut desk, reports) = (Desk::default(), Reports::default());
-    desk.put(key(), object("1", None), &reports);
+    let (mut store, reports) = (TenantStore::default(), Reports::default());
+    store.put(key(), object("1", None), &reports);
     says(&reports, reason::INSTALLED);
     let ends = |came, version| Written {
         came,
         ..written("1", version)
     };
     let mut now = 0;
-    let mut pause = |desk: &mut Desk, ended: Written| {
-        assert!(next(desk, &reports, now).is_some());
-        desk.take_written(ended, &reports, at(now).boot);
-        assert_eq!(next(desk, &reports, now), None);
+    let mut pause = |store: &mut TenantStore, ended: Written| {
+        assert!(next(store, &reports, now).is_some());
+        store.take_written(ended, &reports, at(now).boot);
+        assert_eq!(next(store, &reports, now), None);
         let before = at(now).boot;
-        let wakes = desk.wakes().unwrap();
+        let wakes = store.wakes().unwrap();
         now = u64::try_from(wakes.0.as_millis()).unwrap() + 1;
         wakes.since(before)
     };
     for full in [1, 2, 4, 8, 16, 30, 30] {
         let full = Duration::from_secs(full);
-        let found = pause(&mut desk, ends(Wrote::Failed, None));
+        let found = pause(&mut store, ends(Wrote::Failed, None));
         assert!((full / 2..=full).contains(&found), "{found:?} of {full:?}");
     }
-    assert_eq!(pause(&mut desk, ends(Wrote::Conflict, None)), PACE);
+    assert_eq!(pause(&mut store, ends(Wrote::Conflict, None)), PACE);
     let kept = object("1", None);
-    assert_eq!(pause(&mut desk, ends(Wrote::Ok, Some(kept))), PACE);
-    let anew = pause(&mut desk, ends(Wrote::Failed, None));
+    assert_eq!(pause(&mut store, ends(Wrote::Ok, Some(kept))), PACE);
+    let anew = pause(&mut store, ends(Wrote::Failed, None));
     assert!(anew <= Duration::from_secs(1), "{anew:?}");
 }
 
 #[test]
 fn a_late_answer_to_a_write_does_not_undo_what_the_watch_has_brought_since() {
-    let (mut desk, reports) = (Desk::default(), Reports::default());
-    desk.put(key(), object("1", None), &reports);
+    let (mut store, reports) = (TenantStore::default(), Reports::default());
+    store.put(key(), object("1", None), &reports);
     says(&reports, reason::INSTALLED);
-    let status = next(&mut desk, &reports, 0).unwrap();
+    let status = next(&mut store, &reports, 0).unwrap();
     // Our own write, then another's, and only then the answer.
-    desk.put(key(), object("2", Some(status.clone())), &reports);
-    desk.put(key(), object("3", Some(status.clone())), &reports);
-    desk.take_written(
+    store.put(key(), object("2", Some(status.clone())), &reports);
+    store.put(key(), object("3", Some(status.clone())), &reports);
+    store.take_written(
         written("1", Some(object("2", Some(status)))),
         &reports,
-        Boot::default(),
+        BootTime::default(),
     );
-    assert_eq!(desk.slots[&key()].version().unwrap(), "3");
+    assert_eq!(store.slots[&key()].version().unwrap(), "3");
     // Nor does it bring back what was deleted.
-    desk.slots.clear();
-    desk.take_written(
+    store.slots.clear();
+    store.take_written(
         written("3", Some(object("4", None))),
         &reports,
-        Boot::default(),
+        BootTime::default(),
     );
-    assert!(desk.slots.is_empty());
+    assert!(store.slots.is_empty());
 }
 
 #[test]
@@ -182,13 +186,13 @@ fn a_place_is_put_on_record_then_held_at_once_and_held_alone_where_home_keeps_no
         tenant
     };
     for keeps in [true, false] {
-        let mut desk = Desk {
+        let mut store = TenantStore {
             placing: Some(Placing::new(Arc::default())),
-            ..Desk::default()
+            ..TenantStore::default()
         };
-        desk.put(key(), named("1", None), &reports);
+        store.put(key(), named("1", None), &reports);
         let Turn::Write(_, _, Change::Status(mut status)) =
-            desk.next(&reports, &rules(), &Lead::alone(), at(0))
+            store.next(&reports, &rules(), &Leader::alone(), at(0))
         else {
             panic!("it is not put on record");
         };
@@ -200,17 +204,17 @@ fn a_place_is_put_on_record_then_held_at_once_and_held_alone_where_home_keeps_no
             recording: true,
             ..written("1", Some(named("2", Some(*status))))
         };
-        desk.take_written(answer, &reports, Boot::default());
-        assert_eq!(desk.no_records.is_some(), !keeps);
+        store.take_written(answer, &reports, BootTime::default());
+        assert_eq!(store.no_records.is_some(), !keeps);
         let due = if keeps { 1 } else { 1000 };
         assert!(
             keeps
                 || matches!(
-                    desk.next(&reports, &rules(), &Lead::alone(), at(1)),
+                    store.next(&reports, &rules(), &Leader::alone(), at(1)),
                     Turn::Rest
                 )
         );
-        let change = desk.next(&reports, &rules(), &Lead::alone(), at(due));
+        let change = store.next(&reports, &rules(), &Leader::alone(), at(due));
         assert!(
             matches!(&change, Turn::Write(_, _, Change::Begin(on)) if on == MEMBER),
             "{change:?}"
@@ -220,8 +224,8 @@ fn a_place_is_put_on_record_then_held_at_once_and_held_alone_where_home_keeps_no
 
 #[test]
 fn what_a_crd_of_before_does_not_keep_is_written_once_and_what_was_refused_again() {
-    let (mut desk, reports) = (Desk::default(), Reports::default());
-    desk.put(key(), object("0", None), &reports);
+    let (mut store, reports) = (TenantStore::default(), Reports::default());
+    store.put(key(), object("0", None), &reports);
     let failing = |second| {
         let next = Next::at_second(Step::Retry, Some(second), 1);
         let report = TenantReport {
@@ -238,17 +242,20 @@ fn what_a_crd_of_before_does_not_keep_is_written_once_and_what_was_refused_again
         reports.hearing(MEMBER, Hearing::Full);
     };
     failing(100);
-    let mut status = next(&mut desk, &reports, 0).unwrap();
+    let mut status = next(&mut store, &reports, 0).unwrap();
     assert_eq!(status.next.len(), 1);
     // The write came back without it.
     status.next.clear();
     let kept = object("1", Some(status.clone()));
-    desk.take_written(written("0", Some(kept)), &reports, Boot::default());
-    assert_eq!(next(&mut desk, &reports, 2_000), None);
+    store.take_written(written("0", Some(kept)), &reports, BootTime::default());
+    assert_eq!(next(&mut store, &reports, 2_000), None);
     failing(200);
-    assert!(next(&mut desk, &reports, 4_000).is_some(), "it is another");
-    desk.take_written(written("1", None), &reports, Boot::default());
-    assert!(next(&mut desk, &reports, 6_000).is_some(), "it was refused");
+    assert!(next(&mut store, &reports, 4_000).is_some(), "it is another");
+    store.take_written(written("1", None), &reports, BootTime::default());
+    assert!(
+        next(&mut store, &reports, 6_000).is_some(),
+        "it was refused"
+    );
 }
 
 #[test]
@@ -288,13 +295,13 @@ fn patience_with_a_member_ends_for_its_tenants_alone() {
     fleet.reports.begin(&member(1), begun);
     assert_eq!(
         fleet.reports.patience_ends(),
-        Some(Boot(begun.0 + START_GRACE))
+        Some(BootTime(begun.0 + START_GRACE))
     );
     assert_eq!(fleet.decides(), 2);
-    fleet.now = Boot(fleet.now.0 + START_GRACE);
+    fleet.now = BootTime(fleet.now.0 + START_GRACE);
     assert_eq!(fleet.decides(), 2);
     assert_eq!(fleet.reports.patience_ends(), None);
-    let slot = &fleet.desk.slots[&tenant_of(1, 0)];
+    let slot = &fleet.store.slots[&tenant_of(1, 0)];
     let status = slot.tenant.status.as_ref().unwrap();
     let states = krypton_types::conditions::clusters(&status.conditions);
     assert_eq!(states[&member(1)].ready.reason, reason::CLUSTER_UNREACHABLE);
@@ -303,15 +310,15 @@ fn patience_with_a_member_ends_for_its_tenants_alone() {
 #[test]
 fn looking_at_many_tenants_yields_to_others() {
     let mut fleet = Rehearsal::new(STEPS / 100 + 2, 100);
-    fleet.desk.touch_all();
+    fleet.store.touch_all();
     let mut turns = 0;
-    let now = now(Boot(fleet.now.0 + PACE));
+    let now = now(BootTime(fleet.now.0 + PACE));
     loop {
-        let before = fleet.desk.decided;
+        let before = fleet.store.decided;
         let turn = fleet
-            .desk
-            .next(&fleet.reports, &rules(), &Lead::alone(), now);
-        assert!(fleet.desk.decided - before <= STEPS as u64);
+            .store
+            .next(&fleet.reports, &rules(), &Leader::alone(), now);
+        assert!(fleet.store.decided - before <= STEPS as u64);
         turns += 1;
         match turn {
             Turn::Yield => {}
@@ -322,9 +329,9 @@ fn looking_at_many_tenants_yields_to_others() {
     assert!(turns >= 3, "{turns}");
 }
 
-/// A desk with Tenants whose members are known by number only, before they are late.
-pub(crate) fn summarised(members: usize, tenants: usize) -> (Desk, Reports) {
-    let (mut desk, reports) = (Desk::default(), Reports::default());
+/// A store with Tenants whose members are known by number only, before they are late.
+pub(crate) fn summarised(members: usize, tenants: usize) -> (TenantStore, Reports) {
+    let (mut store, reports) = (TenantStore::default(), Reports::default());
     reports.aim(targets(members));
     for number in 0..tenants {
         let summary = krypton_crds::tenant::ClusterSummary {
@@ -335,44 +342,44 @@ pub(crate) fn summarised(members: usize, tenants: usize) -> (Desk, Reports) {
             summary: Some(summary),
             ..TenantStatus::default()
         };
-        desk.put(tenant_of(0, number), object("1", Some(status)), &reports);
+        store.put(tenant_of(0, number), object("1", Some(status)), &reports);
     }
-    desk.synced = true;
-    (desk, reports)
+    store.synced = true;
+    (store, reports)
 }
 
-fn rests(desk: &mut Desk, reports: &Reports, millis: u64) -> (u64, bool) {
-    let before = desk.decided;
+fn rests(store: &mut TenantStore, reports: &Reports, millis: u64) -> (u64, bool) {
+    let before = store.decided;
     let now = Now {
         patient: true,
         ..at(millis)
     };
-    let turn = desk.next(reports, &rules(), &Lead::alone(), now);
+    let turn = store.next(reports, &rules(), &Leader::alone(), now);
     assert!(!matches!(turn, Turn::Write(..)), "{turn:?}");
-    (desk.decided - before, matches!(turn, Turn::Rest))
+    (store.decided - before, matches!(turn, Turn::Rest))
 }
 
 #[test]
 fn scan_of_many_members_yields_to_others() {
-    let (mut desk, reports) = summarised(STEPS, 5);
+    let (mut store, reports) = summarised(STEPS, 5);
     for _ in 0..5 {
-        assert_eq!(rests(&mut desk, &reports, 0).0, 1);
+        assert_eq!(rests(&mut store, &reports, 0).0, 1);
     }
 }
 
 #[test]
 fn scan_of_many_members_is_paced() {
-    let (mut desk, reports) = summarised(1_000, 3);
-    while !rests(&mut desk, &reports, 0).1 {}
+    let (mut store, reports) = summarised(1_000, 3);
+    while !rests(&mut store, &reports, 0).1 {}
     for (millis, decided) in [(300, 0), (999, 0), (1_000, 3)] {
-        desk.touch_all();
-        assert_eq!(rests(&mut desk, &reports, millis).0, decided, "{millis}");
+        store.touch_all();
+        assert_eq!(rests(&mut store, &reports, millis).0, decided, "{millis}");
     }
 }
 
 #[test]
 fn members_known_by_number_only_are_found_again() {
-    let (mut desk, reports) = (Desk::default(), Reports::default());
+    let (mut store, reports) = (TenantStore::default(), Reports::default());
     let count = 60;
     reports.aim(targets(count));
     let summary = krypton_crds::tenant::ClusterSummary {
@@ -384,9 +391,9 @@ fn members_known_by_number_only_are_found_again() {
         summary: Some(summary),
         ..TenantStatus::default()
     };
-    desk.put(key(), object("1", Some(status)), &reports);
-    desk.synced = true;
-    let mut status = next(&mut desk, &reports, 100_000).unwrap();
+    store.put(key(), object("1", Some(status)), &reports);
+    store.synced = true;
+    let mut status = next(&mut store, &reports, 100_000).unwrap();
     assert_eq!(status.summary.unwrap().unknown, 60);
     for number in 0..count {
         let name = member(number);
@@ -396,9 +403,9 @@ fn members_known_by_number_only_are_found_again() {
         reports.hearing(&name, Hearing::Full);
         let millis = 102_000 + 2_000 * number as u64;
         let object = object(&format!("{}", number + 2), Some(status.clone()));
-        desk.put(key(), object, &reports);
-        desk.slots.get_mut(&key()).unwrap().writing = false;
-        if let Some(next) = next(&mut desk, &reports, millis) {
+        store.put(key(), object, &reports);
+        store.slots.get_mut(&key()).unwrap().writing = false;
+        if let Some(next) = next(&mut store, &reports, millis) {
             status = next;
         }
         let summary = status.summary.unwrap();
@@ -407,7 +414,7 @@ fn members_known_by_number_only_are_found_again() {
     }
     let summary = status.summary.unwrap();
     assert_eq!((summary.clusters, summary.unknown), (55, 0));
-    assert!(desk.missing.is_empty());
+    assert!(store.missing.is_empty());
 }
 
 #[test]

@@ -55,7 +55,7 @@ impl Hub {
         self.up += Duration::from_secs(later);
         let wall = Timestamp::from_second(i64::try_from(self.at.as_secs()).unwrap()).unwrap();
         let now = Now {
-            boot: Boot(self.at),
+            boot: BootTime(self.at),
             wall,
             patient: self.up < Duration::from_secs(45),
         };

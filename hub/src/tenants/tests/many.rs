@@ -42,7 +42,7 @@ fn edges_only() -> Rules {
 
 fn step(tenant: &mut Tenant, heard: &Heard, memory: &mut Memory, patient: bool) -> TenantStatus {
     let now = Now {
-        boot: Boot::default(),
+        boot: BootTime::default(),
         wall: Timestamp::UNIX_EPOCH,
         patient,
     };

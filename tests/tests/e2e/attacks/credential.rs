@@ -11,7 +11,7 @@ use krypton_proto::v1::{
 };
 use krypton_runtime::clock::wall as now;
 use krypton_tests::fleet::{
-    Desk, PATIENCE, SYSTEM_NAMESPACE, ValuesFile, chart_flags, values_flag,
+    FleetClient, PATIENCE, SYSTEM_NAMESPACE, ValuesFile, chart_flags, values_flag,
 };
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Parts, eventually,
@@ -157,7 +157,7 @@ impl Session {
 struct Fleet {
     hub: Hub,
     home: Cluster,
-    desk: Desk,
+    desk: FleetClient,
     edges: [Cluster; 2],
     members: [Membership; 2],
     _repository: ChartRepository,
@@ -185,7 +185,7 @@ impl Fleet {
         let first = first.await.unwrap();
         let second = Membership::join(Mode::Agent, &mut hub, &home, &two, "edge-2");
         let members = [first, second.await.unwrap()];
-        let desk = Desk::at(&home);
+        let desk = FleetClient::at(&home);
         for member in ["edge-1", "edge-2"] {
             desk.member_shows(member, &[CONNECTED]).await.unwrap();
         }
@@ -236,7 +236,7 @@ async fn stolen_agent_credential_reaches_no_other_member() {
     fleet.all().patch("edge-2", &params, &own).await.unwrap();
     let aimed = json!({"clusterRef": {"secretName": "edge-2"}});
     desk.create("default", "acme", aimed).await.unwrap();
-    let at_edge = Desk::at(&fleet.edges[1]);
+    let at_edge = FleetClient::at(&fleet.edges[1]);
     at_edge.create("default", "acme", json!({})).await.unwrap();
     let ready = [("Ready", "True", "AllClustersReady")];
     let at_home = desk.shows("default", "acme", &ready).await.unwrap();

@@ -4,7 +4,9 @@ use k8s_openapi::api::core::v1::Secret;
 use krypton_crds::edge_cluster::{EdgeCluster, SourceRef};
 use krypton_crds::krypton_deployment::KryptonDeployment;
 use krypton_crds::tenant::Tenant;
-use krypton_tests::fleet::{Desk, PATIENCE, ValuesFile, chart_flags, condition, values_flag};
+use krypton_tests::fleet::{
+    FleetClient, PATIENCE, ValuesFile, chart_flags, condition, values_flag,
+};
 use krypton_tests::{ChartRepository, ChartSource, Cluster, Hub, HubOptions, Parts, eventually};
 use krypton_types::names;
 use kube::api::{Patch, PatchParams, PostParams};
@@ -84,7 +86,7 @@ async fn user_of_one_home_namespace_gets_no_member() {
         .args([values_flag(&values)]);
     home.kubectl(["create", "namespace", TEAM]).await.unwrap();
     let hub = Hub::start(&options).unwrap();
-    let desk = Desk::at(&home);
+    let desk = FleetClient::at(&home);
     let kubeconfig = edge.kubeconfig_with_token();
     desk.add_member("edge-1", &kubeconfig).await.unwrap();
     let members: Api<EdgeCluster> = Api::all(home.client());
@@ -186,7 +188,7 @@ async fn user_of_one_home_namespace_gets_no_member() {
         desk.member_shows(name, &[CONNECTED]).await.unwrap();
     }
     for cluster in [&home, &edge] {
-        let releases = Desk::at(cluster).releases().await.unwrap();
+        let releases = FleetClient::at(cluster).releases().await.unwrap();
         assert!(releases.is_empty(), "{releases:?}");
     }
     assert!(!hub.log().unwrap().contains("panicked"));

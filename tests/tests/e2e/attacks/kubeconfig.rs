@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use krypton_tests::fleet::{Desk, PATIENCE, condition};
+use krypton_tests::fleet::{FleetClient, PATIENCE, condition};
 use krypton_tests::{Cluster, Hub, HubOptions, Parts};
 use rcgen::{CertificateParams, KeyPair};
 use rustls::ServerConfig;
@@ -90,7 +90,7 @@ impl HostileServer {
 async fn hostile_kubeconfig_supplier_reaches_nothing() {
     let home = Cluster::start("attack-supplier", Parts::ControlPlane);
     let home = home.await.unwrap();
-    let desk = Desk::at(&home);
+    let desk = FleetClient::at(&home);
     let lure = Lure::start().await;
     let port = lure.address.port();
     let folder = tempfile::tempdir().unwrap();

@@ -13,7 +13,7 @@ use krypton_hub::ca::Authority;
 use krypton_proto::v1::{FetchChartRequest, RenewRequest};
 use krypton_runtime::clock::wall as now;
 use krypton_runtime::tls::{self, Credential};
-use krypton_tests::{Cluster, Membership, Mode, Parts, bundle, fleet::Desk};
+use krypton_tests::{Cluster, Membership, Mode, Parts, bundle, fleet::FleetClient};
 use krypton_types::join_bundle::JoinBundle;
 use rcgen::{CertificateParams, KeyPair};
 use rustls::pki_types::{PrivateKeyDer, ServerName};
@@ -190,7 +190,7 @@ async fn stranger_on_the_network_is_not_answered() {
     all_there(&connections).await;
     let joined = Membership::join(Mode::Agent, &mut hub, &home, &edge, "edge-1");
     let _member = joined.await.unwrap();
-    let desk = Desk::at(&home);
+    let desk = FleetClient::at(&home);
     desk.member_shows("edge-1", &[CONNECTED]).await.unwrap();
     drop(crowd);
     assert!(!hub.log().unwrap().contains("panicked"));

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{Namespace, Secret};
 use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, RoleBinding};
 use krypton_crds::tenant::Tenant;
 use krypton_tests::fleet::{
-    Desk, HUB_NAMESPACE, PATIENCE, SYSTEM_NAMESPACE, ValuesFile, chart_flags, values_flag,
+    FleetClient, HUB_NAMESPACE, PATIENCE, SYSTEM_NAMESPACE, ValuesFile, chart_flags, values_flag,
 };
 use krypton_tests::{ChartRepository, ChartSource, Mode, Pair, Parts, by_agent, eventually};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
@@ -61,7 +61,7 @@ pub(crate) struct Editor {
     client: Client,
     secrets: Api<Secret>,
     release: String,
-    desk: Desk,
+    desk: FleetClient,
 }
 
 impl Editor {

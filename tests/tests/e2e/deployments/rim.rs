@@ -20,14 +20,14 @@ use krypton_helm::{
 use krypton_hub::{
     agent_server::{fleet_service::FleetService, listener, session::Sessions},
     ca::{Authority, Live},
-    leader::Lead,
+    leader::Leader,
     members::{
-        Dealer, Dealt, Members, Order, Slot,
-        arbiter::{VoiceId, Voices},
+        DesiredStatePublisher, MemberInputs, Members, Order, Slot,
+        arbiter::{ReportArbiter, ReporterId},
         found::Found,
-        observation::FactsBoard,
+        observation::ObservationBoard,
     },
-    notices::Notices,
+    notices::EventRecorder,
     observe::metrics::SessionMetrics,
     tenants::Reports,
 };
@@ -35,14 +35,14 @@ use krypton_reconciler::{
     drift::DriftMetrics,
     metrics::WorkMetrics,
     plan::Policy,
-    report_store::ReportBoard,
+    report_store::ReportStore,
     run_loop::{self, Member, StatusMode, Tools},
 };
 use krypton_runtime::newest::{Newest as _, NewestSeen as _};
 use krypton_runtime::tls::{self, Credential};
 use krypton_runtime::{
-    clock::{self, Boot},
-    lease::LeaseWish,
+    clock::{self, BootTime},
+    lease::LeaseGoal,
 };
 use krypton_tests::{
     ChartRepository, Cluster, Mode, daemon::Program, eventually, fleet::PATIENCE,
@@ -76,8 +76,8 @@ const TRUST_DOMAIN: &str = "test.krypton";
 pub(crate) struct Rim {
     mode: Mode,
     members: Arc<Members>,
-    voices: Arc<Voices>,
-    dealer: Dealer,
+    arbiter: Arc<ReportArbiter>,
+    publisher: DesiredStatePublisher,
     pub(crate) chart: ChartState,
     authority: Arc<Live>,
     port: SocketAddr,
@@ -102,22 +102,25 @@ impl Rim {
         let members = Arc::new(Members::default());
         members.enter(NAME, UID);
         members.keep(|name| name == NAME, |_| false);
-        let (reports, facts) = (Arc::<Reports>::default(), Arc::<FactsBoard>::default());
-        let voices = Arc::new(Voices::new(reports, facts, watch::Sender::new(0)));
+        let (reports, facts) = (
+            Arc::<Reports>::default(),
+            Arc::<ObservationBoard>::default(),
+        );
+        let arbiter = Arc::new(ReportArbiter::new(reports, facts, watch::Sender::new(0)));
         let scratch = TempDir::with_prefix("krypton-rim-").context("making a folder")?;
         let charts = Arc::new(ChartCache::new(scratch.path().join("of-hub"))?);
         let authority = Authority::generate(TRUST_DOMAIN, clock::wall())?;
         let authority = Arc::new(Live::new(authority));
         let sessions = Sessions {
             members: Arc::clone(&members),
-            voices: Arc::clone(&voices),
+            arbiter: Arc::clone(&arbiter),
             found: Arc::new(Found::default()),
             metrics: Arc::<SessionMetrics>::default(),
-            notices: Notices::nowhere(),
+            notices: EventRecorder::nowhere(),
             hub_version: env!("CARGO_PKG_VERSION").to_owned(),
             numbers: AtomicU64::new(0),
             watchdog: krypton_runtime::watchdog::Watchdog::default(),
-            lead: Lead::alone(),
+            lead: Leader::alone(),
             stop: stop.clone(),
         };
         let metrics = Arc::clone(&sessions.metrics);
@@ -138,8 +141,13 @@ impl Rim {
         let mut rim = Self {
             mode,
             members,
-            voices,
-            dealer: Dealer::new(drift, CrdPolicy::default(), false, Handling::default()),
+            arbiter,
+            publisher: DesiredStatePublisher::new(
+                drift,
+                CrdPolicy::default(),
+                false,
+                Handling::default(),
+            ),
             chart: ChartState {
                 repo: repository.url(),
                 name: chart.to_owned(),
@@ -173,11 +181,11 @@ impl Rim {
 
     /// Orders this and nothing else, as the fleet does it.
     pub(crate) fn order(&mut self, orders: &[&DesiredDeployment]) {
-        let deployments = self.voices.deployments();
+        let deployments = self.arbiter.deployments();
         let orders = orders.iter().copied().cloned().collect();
         deployments.order([(NAME.to_owned(), orders)].into());
         let ordered = deployments.orders().get().unwrap_or_default();
-        let dealt = Dealt {
+        let dealt = MemberInputs {
             chart: &self.chart,
             own: false,
             namespaces: &NamespaceConfiguration::default(),
@@ -188,15 +196,15 @@ impl Rim {
         let before = slot.slot.get();
         let order = Order::default();
         let next = self
-            .dealer
-            .next(before.as_ref(), 1, &dealt, order, Boot::now());
+            .publisher
+            .next(before.as_ref(), 1, &dealt, order, BootTime::now());
         if let Some(next) = next {
             slot.slot.send_replace(Some(next));
         }
     }
 
     pub(crate) fn said(&self, key: &DeploymentKey) -> Option<DeploymentReport> {
-        let said = self.voices.deployments().said(NAME, key);
+        let said = self.arbiter.deployments().said(NAME, key);
         said.map(|said| said.report)
     }
 
@@ -272,9 +280,9 @@ impl Rim {
             },
             member: self.member(),
             tools: self.tools().await?,
-            board: Arc::default(),
+            report_store: Arc::default(),
             slot: self.members.enter(NAME, UID).slot.subscribe(),
-            voices: Arc::clone(&self.voices),
+            arbiter: Arc::clone(&self.arbiter),
             stop: stop.clone(),
         };
         let task = match self.mode {
@@ -293,7 +301,7 @@ impl Rim {
             helm_client: self.client.clone(),
             kubeconfig: self.kubeconfig.clone(),
             holder: String::new(),
-            lease: watch::channel(LeaseWish::Hold).1,
+            lease: watch::channel(LeaseGoal::Hold).1,
             instance: "one".to_owned(),
             status: StatusMode::Write,
             namespaces: None,
@@ -353,9 +361,9 @@ struct Acting {
     name: &'static str,
     member: Member,
     tools: Tools,
-    board: Arc<ReportBoard>,
+    report_store: Arc<ReportStore>,
     slot: watch::Receiver<Option<Slot>>,
-    voices: Arc<Voices>,
+    arbiter: Arc<ReportArbiter>,
     stop: CancellationToken,
 }
 
@@ -368,7 +376,7 @@ impl Acting {
             replica: "one".to_owned(),
             cluster_uid: "cluster".to_owned(),
             kubernetes_version: "v1.36.3".to_owned(),
-            board: Arc::clone(&self.board),
+            report_store: Arc::clone(&self.report_store),
             desired: desired_tx,
             recorded: None,
             link: watch::channel(Link::default()).0,
@@ -384,22 +392,22 @@ impl Acting {
     /// As the hub's proxy.
     async fn by_proxy(self) {
         let (desired_tx, desired) = watch::channel(None);
-        let (mut slot, board, voices) = (
+        let (mut slot, report_store, arbiter) = (
             self.slot.clone(),
-            Arc::clone(&self.board),
-            Arc::clone(&self.voices),
+            Arc::clone(&self.report_store),
+            Arc::clone(&self.arbiter),
         );
-        let mut asks = voices.open(NAME, VoiceId::Proxy, Boot::now());
+        let mut asks = arbiter.open(NAME, ReporterId::Proxy, BootTime::now());
         let following = tokio::spawn(async move {
             let mut complete = Some(0);
             slot.mark_changed();
             loop {
                 tokio::select! {
-                    changes = board.changes() => {
-                        voices.say(NAME, VoiceId::Proxy, changes, complete.take(), Boot::now());
+                    changes = report_store.changes() => {
+                        arbiter.say(NAME, ReporterId::Proxy, changes, complete.take(), BootTime::now());
                     }
                     Ok(()) = asks.changed() => {
-                        board.resend();
+                        report_store.resend();
                         complete = Some(asks.see());
                     }
                     Ok(()) = slot.changed() => {
@@ -409,10 +417,10 @@ impl Acting {
                 }
             }
         });
-        let voices = Arc::clone(&self.voices);
+        let arbiter = Arc::clone(&self.arbiter);
         self.reconcile(desired).await;
         following.abort();
-        voices.close(NAME, VoiceId::Proxy, Boot::now());
+        arbiter.close(NAME, ReporterId::Proxy, BootTime::now());
     }
 
     /// From the first desired state on.
@@ -435,7 +443,7 @@ impl Acting {
             holder: format!("{}/{:08x}", self.name, rand::random::<u32>()),
             ..self.member
         };
-        run_loop::run(member, self.tools, desired, self.board, self.stop).await;
+        run_loop::run(member, self.tools, desired, self.report_store, self.stop).await;
         following.abort();
     }
 }

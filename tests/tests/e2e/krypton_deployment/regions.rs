@@ -8,7 +8,9 @@ use krypton_crds::krypton_deployment::{KryptonDeployment, KryptonDeploymentStatu
 use krypton_tests::{
     Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode,
     Parts, eventually,
-    fleet::{Desk, HUB_NAMESPACE, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
+    fleet::{
+        FleetClient, HUB_NAMESPACE, PATIENCE, ValuesFile, chart_flags, condition, values_flag,
+    },
     no_tenants::refuse_tenants,
 };
 use kube::{
@@ -148,8 +150,8 @@ impl Regions {
         }
     }
 
-    pub(crate) fn edge(&self, region: &str) -> Desk {
-        Desk::at(&self.edges[region])
+    pub(crate) fn edge(&self, region: &str) -> FleetClient {
+        FleetClient::at(&self.edges[region])
     }
 
     /// Makes a Secret with the kubeconfig under each of these keys.
@@ -289,7 +291,7 @@ fn options_of<'a>(home: &'a Cluster, options: &[String]) -> HubOptions<'a> {
         .env(every.0, every.1)
 }
 
-pub(crate) async fn namespace_goes(desk: &Desk, name: &str) {
+pub(crate) async fn namespace_goes(desk: &FleetClient, name: &str) {
     let what = format!("namespace {name} to be gone");
     let asked = eventually(&what, PATIENCE, async || {
         Ok(desk.namespace(name).await?.is_none().then_some(()))

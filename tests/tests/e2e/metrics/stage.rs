@@ -9,8 +9,8 @@ use krypton_agent::{
 };
 use krypton_crds::edge_cluster::Mode;
 use krypton_hub::{
-    edgecluster::{Given, credential_expiry::Validity},
-    leader::{Lead, Stand},
+    edgecluster::{FleetChart, credential_expiry::Validity},
+    leader::{Leader, LeaderState},
     members::{Members, Slot},
     observe::{
         member_metrics::{Acting, FleetView},
@@ -19,7 +19,7 @@ use krypton_hub::{
     tenants::Changed,
 };
 use krypton_reconciler::{drift::DriftMetrics, metrics::WorkMetrics};
-use krypton_runtime::clock::Boot;
+use krypton_runtime::clock::BootTime;
 use krypton_types::conditions::reason;
 use krypton_types::{
     conditions::{ClusterState, State, Truth},
@@ -67,7 +67,7 @@ fn report(ready: Truth, error: Option<Truth>) -> TenantReport {
 fn hub_of(leads: bool, applied: Version, left: i64) -> String {
     let view = Arc::new(FleetView::default());
     let members = Arc::new(Members::default());
-    let since = Boot(Boot::now().0.saturating_sub(Duration::from_secs(1000)));
+    let since = BootTime(BootTime::now().0.saturating_sub(Duration::from_secs(1000)));
     let slot = Slot {
         desired: Arc::new(desired()),
         message: Arc::default(),
@@ -111,11 +111,11 @@ fn hub_of(leads: bool, applied: Version, left: i64) -> String {
     ];
     view.reports.report("edge-1", Changed::new(reports.into()));
     let lead = if leads {
-        Lead::alone()
+        Leader::alone()
     } else {
-        Lead::by_hand(Stand::Standby { leader: None }).1
+        Leader::by_hand(LeaderState::Standby { leader: None }).1
     };
-    let given = Given {
+    let given = FleetChart {
         epoch: 3,
         chart: None,
         problem: None,
@@ -156,7 +156,7 @@ fn agent_of(left: i64) -> String {
         link: watch::channel(Link::default()).1,
         expiry: watch::channel(days_from_now(left)).1,
         desired: watch::channel(Some(Arc::new(desired()))).1,
-        board: Arc::default(),
+        report_store: Arc::default(),
     };
     let (drift, work) = (DriftMetrics::default(), WorkMetrics::default());
     rendered(&metrics::registry(state, &drift, &work))

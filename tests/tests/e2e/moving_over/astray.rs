@@ -9,7 +9,7 @@ use k8s_openapi::api::{
 };
 use krypton_tests::{
     Mode, Pair, Parts, by_agent, eventually,
-    fleet::{Desk, PATIENCE, ValuesFile},
+    fleet::{FleetClient, PATIENCE, ValuesFile},
     original::apply_crd,
 };
 use kube::{
@@ -23,7 +23,7 @@ use super::{ALL_READY, BY_HAND, charts, flags, maps, no_helm_ran, original};
 by_agent!(what_the_original_created_in_default_moves_with_the_next_upgrade_and_nothing_else_does);
 
 /// Kind and name of what of the release is in `default`.
-async fn in_default(desk: &Desk, release: &str) -> Result<Vec<String>> {
+async fn in_default(desk: &FleetClient, release: &str) -> Result<Vec<String>> {
     let api = |_: &()| desk.client.clone();
     let maps: Api<ConfigMap> = Api::namespaced(api(&()), "default");
     let deployments: Api<Deployment> = Api::namespaced(api(&()), "default");
@@ -51,7 +51,7 @@ async fn in_default(desk: &Desk, release: &str) -> Result<Vec<String>> {
     Ok(found)
 }
 
-async fn is_left(desk: &Desk, release: &str, parts: &[&str]) {
+async fn is_left(desk: &FleetClient, release: &str, parts: &[&str]) {
     let mut expected: Vec<String> = parts
         .iter()
         .map(|part| part.replace("{}", release))
@@ -72,7 +72,7 @@ async fn is_left(desk: &Desk, release: &str, parts: &[&str]) {
 
 /// Gives the ConfigMap `<release>-theirs` of `default` to another release, and makes one that is marked as this
 /// release's but that no manifest names.
-async fn bystanders(desk: &Desk, release: &str, workspace: &str) {
+async fn bystanders(desk: &FleetClient, release: &str, workspace: &str) {
     let maps: Api<ConfigMap> = Api::namespaced(desk.client.clone(), "default");
     let theirs =
         json!({"metadata": {"annotations": {"meta.helm.sh/release-name": "somebody-elses"}}});

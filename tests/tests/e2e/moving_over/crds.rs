@@ -6,7 +6,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use krypton_crds::{krypton_deployment::KryptonDeployment, tenant::Tenant};
 use krypton_tests::{
     Cluster, Mode, Original, Pair, Parts, by_agent, eventually,
-    fleet::{Desk, PATIENCE, ValuesFile},
+    fleet::{FleetClient, PATIENCE, ValuesFile},
     kubectl_krypton,
     original::apply_crd,
 };
@@ -188,7 +188,7 @@ async fn tenants_of_each_generation_are_adopted_and_nothing_is_installed_again(m
     let mut pair = Pair::start("moving", mode, Parts::WithControllers)
         .await
         .unwrap();
-    let (desk, home) = (pair.desk(), Desk::at(pair.home()));
+    let (desk, home) = (pair.desk(), FleetClient::at(pair.home()));
     {
         let original = original(&pair, &charts);
         let well = original.status(None);
@@ -324,7 +324,7 @@ async fn deployments_are_taken_on_under_its_crd_and_nothing_is_installed_again(m
     let mut pair = Pair::start("moving-deployments", mode, Parts::WithControllers)
         .await
         .unwrap();
-    let (desk, home) = (pair.desk(), Desk::at(pair.home()));
+    let (desk, home) = (pair.desk(), FleetClient::at(pair.home()));
     let region = match mode {
         Mode::Agent => json!({"name": pair.name()}),
         _ => json!({"name": "paris", "kubeconfig":

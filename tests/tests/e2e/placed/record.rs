@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Namespace;
 use krypton_crds::tenant::TenantPlace;
 use krypton_tests::{
     Agent, AgentOptions, Cluster, Mode, Parts, by_agent,
-    fleet::{Desk, PATIENCE},
+    fleet::{FleetClient, PATIENCE},
     membership::replaced,
 };
 use krypton_types::names;
@@ -84,7 +84,7 @@ async fn a_tenant_stays_on_the_cluster_on_record_and_no_other_of_its_name_is_ask
     let spec = json!({"clusterRef": {"secretName": EDGE}, "workspace": "kube-system"});
     scene.home.create(TEAM, "fresh", spec).await.unwrap();
     scene.home.shows(TEAM, "fresh", &[PLACED]).await.unwrap();
-    let at_other = Desk::at(&other);
+    let at_other = FleetClient::at(&other);
     assert!(at_other.tenants(TEAM).get("fresh").await.is_ok());
     scene.home.delete(TEAM, "fresh").await.unwrap();
     scene.home.gone(TEAM, "fresh").await.unwrap();

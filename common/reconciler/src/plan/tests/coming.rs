@@ -2,8 +2,8 @@
 
 use super::*;
 
-fn coming(step: Step, after: Option<u64>, now: Boot, attempts: u32) -> Option<Coming> {
-    let at = after.map(|after| Boot(now.0 + Duration::from_secs(after)));
+fn coming(step: Step, after: Option<u64>, now: BootTime, attempts: u32) -> Option<Coming> {
+    let at = after.map(|after| BootTime(now.0 + Duration::from_secs(after)));
     Some(Coming { step, at, attempts })
 }
 
@@ -76,16 +76,16 @@ fn workloads_have_until_their_deadline_and_that_is_told_with_what_they_lack() {
     // Else it would be a write of its own.
     assert_eq!(w.plan().next, None);
     let ended = w.now;
-    w.now = Boot(w.now.0 + crate::status::throttle::QUIET);
+    w.now = BootTime(w.now.0 + crate::status::throttle::QUIET);
     let until = w.policy.helm_timeout.as_secs();
     assert_eq!(w.plan().next, coming(Step::Wait, Some(until), ended, 0));
-    w.now = Boot(ended.0 + w.policy.helm_timeout);
+    w.now = BootTime(ended.0 + w.policy.helm_timeout);
     assert_eq!(w.plan().next, None);
 }
 
 #[test]
 fn times_of_the_boot_clock_are_told_by_the_wall() {
-    let now = Boot(Duration::from_secs(1_000));
+    let now = BootTime(Duration::from_secs(1_000));
     let wall = Timestamp::from_second(50_000).unwrap();
     let told = coming(Step::Retry, Some(40), now, 2)
         .unwrap()

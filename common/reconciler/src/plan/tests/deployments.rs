@@ -24,17 +24,17 @@ fn removal() -> DesiredDeployment {
     }
 }
 
-fn subject(order: &DesiredDeployment) -> Subject {
-    Subject::Deployment(Arc::new(order.clone()))
+fn owner(order: &DesiredDeployment) -> ReleaseOwner {
+    ReleaseOwner::Deployment(Arc::new(order.clone()))
 }
 
 impl World {
     fn plan_order(&self, order: &DesiredDeployment) -> Plan {
-        self.plan_of(&subject(order), Vec::new())
+        self.plan_of(&owner(order), Vec::new())
     }
 
     fn beside(&self, order: &DesiredDeployment, other: &DesiredDeployment) -> Plan {
-        self.plan_of(&subject(order), vec![subject(other)])
+        self.plan_of(&owner(order), vec![owner(other)])
     }
 
     /// As the original has left it: without a label of ours.

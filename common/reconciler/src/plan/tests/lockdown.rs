@@ -107,13 +107,13 @@ fn deployment_takes_no_release_by_its_chart() {
         uid: "uid-1".to_owned(),
         ..DesiredDeployment::default()
     };
-    let subject = Subject::Deployment(Arc::new(order));
+    let owner = ReleaseOwner::Deployment(Arc::new(order));
     let mut w = within(locked(), Some("uid-1"), None).facts("cert-manager", "1.19.1");
     w.revisions = vec![w.foreign(1, Status::Deployed)];
-    let plan = w.plan_of(&subject, Vec::new());
+    let plan = w.plan_of(&owner, Vec::new());
     assert_eq!(ready(&plan).1, reason::RELEASE_IN_USE);
     w.desired.lockdown.no_cross_namespace_refs = false;
-    let plan = w.plan_of(&subject, Vec::new());
+    let plan = w.plan_of(&owner, Vec::new());
     assert_ne!(ready(&plan).1, reason::RELEASE_IN_USE);
 }
 
