@@ -1,7 +1,7 @@
 //! KryptonDeployments on their member: installed, upgraded, put right and removed by home's orders, and by
 //! nothing else.
 
-mod rim;
+mod stub_hub;
 
 use krypton_helm::releases::labels::{OWNER_NAMESPACE_LABEL, OWNER_UID_LABEL};
 use krypton_reconciler::index::CREATOR_LABEL;
@@ -20,7 +20,7 @@ use krypton_types::{
 use anyhow::bail;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, ResourceExt};
-use rim::{Labels, Rim};
+use stub_hub::{Labels, StubHub};
 
 by_agent!(
     a_deployment_comes_follows_its_chart_is_put_right_and_goes_by_an_order_only,
@@ -104,14 +104,14 @@ async fn a_deployment_comes_follows_its_chart_is_put_right_and_goes_by_an_order_
         mode: DriftMode::Heal,
         interval_seconds: 1,
     };
-    let mut rim = Rim::start(mode, &cluster, &repository, "small", drift)
+    let mut stub = StubHub::start(mode, &cluster, &repository, "small", drift)
         .await
         .unwrap();
-    rim.value("replicaCount", 0);
+    stub.value("replicaCount", 0);
     let mut acme = order("accounts", "acme");
     let release = "ced-acme";
-    rim.order(&[&acme]);
-    let said = rim.ready(&acme, reason::INSTALLED).await;
+    stub.order(&[&acme]);
+    let said = stub.ready(&acme, reason::INSTALLED).await;
     assert!(said.applied_chart.ends_with("/small:1.0.0"), "{said:?}");
     assert!(!said.gone);
     desk.newest_is("acme", release, 1, "deployed")
@@ -123,9 +123,9 @@ async fn a_deployment_comes_follows_its_chart_is_put_right_and_goes_by_an_order_
     let workspace = desk.namespace("acme").await.unwrap().unwrap();
     assert_eq!(workspace.labels()[CREATOR_LABEL], acme.uid);
 
-    rim.value("message", "again");
-    rim.order(&[&acme]);
-    rim.ready(&acme, reason::UPGRADED).await;
+    stub.value("message", "again");
+    stub.order(&[&acme]);
+    stub.ready(&acme, reason::UPGRADED).await;
     desk.newest_is("acme", release, 2, "deployed")
         .await
         .unwrap();
@@ -139,9 +139,9 @@ async fn a_deployment_comes_follows_its_chart_is_put_right_and_goes_by_an_order_
 
     acme.paused = true;
     acme.generation += 1;
-    rim.value("message", "paused");
-    rim.order(&[&acme]);
-    rim.says(&acme, "paused", |said| {
+    stub.value("message", "paused");
+    stub.order(&[&acme]);
+    stub.says(&acme, "paused", |said| {
         let progress = said.state.progress.as_ref();
         progress.is_some_and(|progress| progress.reason == reason::PAUSED)
     })
@@ -151,23 +151,23 @@ async fn a_deployment_comes_follows_its_chart_is_put_right_and_goes_by_an_order_
         .unwrap();
     acme.paused = false;
     acme.generation += 1;
-    rim.order(&[&acme]);
+    stub.order(&[&acme]);
     desk.newest_is("acme", release, 3, "deployed")
         .await
         .unwrap();
-    rim.ready(&acme, reason::UPGRADED).await;
+    stub.ready(&acme, reason::UPGRADED).await;
 
     // Missing from the list, and no list at all: neither says that anything is to go. Another one that is
     // done shows that the list was acted on.
     let other = order("accounts", "other");
-    rim.order(&[&other]);
-    rim.ready(&other, reason::INSTALLED).await;
-    rim.silent(&acme).await;
-    rim.order(&[]);
-    rim.silent(&other).await;
-    rim.act_again().await.unwrap();
-    rim.order(&[&acme, &other]);
-    let said = rim.ready(&acme, reason::NO_CHANGE).await;
+    stub.order(&[&other]);
+    stub.ready(&other, reason::INSTALLED).await;
+    stub.silent(&acme).await;
+    stub.order(&[]);
+    stub.silent(&other).await;
+    stub.act_again().await.unwrap();
+    stub.order(&[&acme, &other]);
+    let said = stub.ready(&acme, reason::NO_CHANGE).await;
     assert!(said.applied_chart.ends_with("/small:1.0.0"), "{said:?}");
     for (name, revision) in [("acme", 3), ("other", 1)] {
         let release = format!("ced-{name}");
@@ -177,15 +177,15 @@ async fn a_deployment_comes_follows_its_chart_is_put_right_and_goes_by_an_order_
     }
 
     let gone = removal(&acme);
-    rim.order(&[&gone, &other]);
-    let said = rim.gone(&gone).await;
+    stub.order(&[&gone, &other]);
+    let said = stub.gone(&gone).await;
     assert_eq!(said.state.ready.reason, reason::UNINSTALLED);
     assert!(desk.revisions("acme", release).await.unwrap().is_empty());
     namespace_goes(&desk, "acme").await;
     // Who comes after finds it done.
-    rim.act_again().await.unwrap();
-    rim.gone(&gone).await;
-    rim.ready(&other, reason::NO_CHANGE).await;
+    stub.act_again().await.unwrap();
+    stub.gone(&gone).await;
+    stub.ready(&other, reason::NO_CHANGE).await;
     desk.newest_is("other", "ced-other", 1, "deployed")
         .await
         .unwrap();
@@ -197,19 +197,19 @@ async fn a_helm_that_is_killed_in_an_installation_leaves_one_release_after_the_n
     let cluster = cluster("ordered-killed", mode, Parts::WithControllers).await;
     let (desk, held) = (FleetClient::at(&cluster), Gate::new().unwrap());
     let repository = ChartRepository::start(&[held.chart()]).await.unwrap();
-    let mut rim = Rim::start(mode, &cluster, &repository, "gate", DriftPolicy::default())
+    let mut stub = StubHub::start(mode, &cluster, &repository, "gate", DriftPolicy::default())
         .await
         .unwrap();
     let acme = order("accounts", "acme");
-    rim.order(&[&acme]);
+    stub.order(&[&acme]);
     let hook = gate::hook(&desk, "acme", None).await.unwrap();
     desk.newest_is("acme", "ced-acme", 1, "pending-install")
         .await
         .unwrap();
-    assert_eq!(kill_helm(rim.folder()).unwrap(), 1);
+    assert_eq!(kill_helm(stub.folder()).unwrap(), 1);
     let hook = gate::hook(&desk, "acme", Some(&hook)).await.unwrap();
     gate::open(&desk, "acme", &hook).await.unwrap();
-    rim.ready(&acme, reason::INSTALLED).await;
+    stub.ready(&acme, reason::INSTALLED).await;
     let revisions = desk.revisions("acme", "ced-acme").await.unwrap();
     let deployed = revisions
         .iter()
@@ -223,8 +223,8 @@ async fn a_helm_that_is_killed_in_an_installation_leaves_one_release_after_the_n
         "{revisions:?}"
     );
     let gone = removal(&acme);
-    rim.order(&[&gone]);
-    rim.gone(&gone).await;
+    stub.order(&[&gone]);
+    stub.gone(&gone).await;
     assert!(desk.revisions("acme", "ced-acme").await.unwrap().is_empty());
 }
 
@@ -250,24 +250,24 @@ async fn a_release_belongs_to_one_deployment_and_the_originals_is_taken_on(mode:
     cluster.helm(install).await.unwrap();
 
     let drift = DriftPolicy::default();
-    let mut rim = Rim::start(mode, &cluster, &repository, "small", drift)
+    let mut stub = StubHub::start(mode, &cluster, &repository, "small", drift)
         .await
         .unwrap();
     let old = order("accounts", "old");
-    rim.order(&[&old]);
-    rim.ready(&old, reason::NO_CHANGE).await;
+    stub.order(&[&old]);
+    stub.ready(&old, reason::NO_CHANGE).await;
     let revisions = desk.revisions("old", "ced-old").await.unwrap();
     assert_eq!(revisions, [(1, "deployed".to_owned())]);
 
-    rim.value("replicaCount", 0);
+    stub.value("replicaCount", 0);
     let older = order("accounts", "acme");
     let younger = DesiredDeployment {
         created: older.created + 60,
         ..order("others", "acme")
     };
-    rim.order(&[&older, &younger, &old]);
-    rim.ready(&older, reason::INSTALLED).await;
-    let said = rim.is_not(&younger, reason::RELEASE_IN_USE).await;
+    stub.order(&[&older, &younger, &old]);
+    stub.ready(&older, reason::INSTALLED).await;
+    let said = stub.is_not(&younger, reason::RELEASE_IN_USE).await;
     let message = &said.state.ready.message;
     assert!(
         message.contains("KryptonDeployment accounts/acme"),
@@ -280,8 +280,8 @@ async fn a_release_belongs_to_one_deployment_and_the_originals_is_taken_on(mode:
 
     // The one that was refused goes, and nothing with it.
     let refused = removal(&younger);
-    rim.order(&[&older, &refused, &old]);
-    rim.gone(&refused).await;
+    stub.order(&[&older, &refused, &old]);
+    stub.gone(&refused).await;
     desk.newest_is("acme", "ced-acme", 1, "deployed")
         .await
         .unwrap();
@@ -292,10 +292,10 @@ async fn a_release_belongs_to_one_deployment_and_the_originals_is_taken_on(mode:
         ..removal(&older)
     };
     let gone = removal(&old);
-    rim.order(&[&orphan, &younger, &gone]);
-    rim.gone(&orphan).await;
-    rim.gone(&gone).await;
-    rim.is_not(&younger, reason::RELEASE_IN_USE).await;
+    stub.order(&[&orphan, &younger, &gone]);
+    stub.gone(&orphan).await;
+    stub.gone(&gone).await;
+    stub.is_not(&younger, reason::RELEASE_IN_USE).await;
     desk.newest_is("acme", "ced-acme", 1, "deployed")
         .await
         .unwrap();
@@ -308,16 +308,16 @@ async fn where_there_can_be_no_tenants_there_can_be_deployments(mode: Mode) {
     refuse_tenants(&cluster).await.unwrap();
     let (desk, repository) = (FleetClient::at(&cluster), small().await);
     let drift = DriftPolicy::default();
-    let mut rim = Rim::start(mode, &cluster, &repository, "small", drift)
+    let mut stub = StubHub::start(mode, &cluster, &repository, "small", drift)
         .await
         .unwrap();
-    rim.value("replicaCount", 0);
+    stub.value("replicaCount", 0);
     let acme = order("accounts", "acme");
-    rim.order(&[&acme]);
-    rim.ready(&acme, reason::INSTALLED).await;
+    stub.order(&[&acme]);
+    stub.ready(&acme, reason::INSTALLED).await;
     let gone = removal(&acme);
-    rim.order(&[&gone]);
-    rim.gone(&gone).await;
+    stub.order(&[&gone]);
+    stub.gone(&gone).await;
     namespace_goes(&desk, "acme").await;
     has_no_tenants(&cluster).await.unwrap();
 }

@@ -73,7 +73,7 @@ const UID: &str = "uid-of-edge-1";
 const TRUST_DOMAIN: &str = "test.krypton";
 
 /// Dropping it ends all of it but helm, which ends by its supervisor.
-pub(crate) struct Rim {
+pub(crate) struct StubHub {
     mode: Mode,
     members: Arc<Members>,
     arbiter: Arc<ReportArbiter>,
@@ -89,7 +89,7 @@ pub(crate) struct Rim {
     _stop: DropGuard,
 }
 
-impl Rim {
+impl StubHub {
     pub(crate) async fn start(
         mode: Mode,
         cluster: &Cluster,
@@ -107,7 +107,7 @@ impl Rim {
             Arc::<ObservationBoard>::default(),
         );
         let arbiter = Arc::new(ReportArbiter::new(reports, facts, watch::Sender::new(0)));
-        let scratch = TempDir::with_prefix("krypton-rim-").context("making a folder")?;
+        let scratch = TempDir::with_prefix("krypton-stub-").context("making a folder")?;
         let charts = Arc::new(ChartCache::new(scratch.path().join("of-hub"))?);
         let authority = Authority::generate(TRUST_DOMAIN, clock::wall())?;
         let authority = Arc::new(Live::new(authority));
@@ -138,7 +138,7 @@ impl Rim {
         );
         let mut tasks = JoinSet::new();
         tasks.spawn(async move { drop(serving.await) });
-        let mut rim = Self {
+        let mut stub = Self {
             mode,
             members,
             arbiter,
@@ -166,8 +166,8 @@ impl Rim {
             _tasks: tasks,
             _stop: stop.drop_guard(),
         };
-        rim.act().await?;
-        Ok(rim)
+        stub.act().await?;
+        Ok(stub)
     }
 
     /// What helm works on is named in its arguments.
