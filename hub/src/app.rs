@@ -171,24 +171,12 @@ async fn main_loop(
         lead: &lead,
         watchdog: &watchdog,
     };
-    let named = starting.discover(&stop);
-    let shared = starting.shared(named.sources.clone()).await?;
     let given = follower.given().subscribe();
-    observed.view.acts(Acting {
-        lead: lead.clone(),
-        given: given.clone(),
-        members: Arc::clone(&control.members),
-        allow_chart_skip: settings.handling.allow_chart_skip,
-    });
-    let sources = named.sources.clone();
-    starting.write_home(&shared, named, &mut shutdown);
-    if let Some(listener) = agents_port {
-        starting.serve_agents(listener, &shared, &readiness, &mut shutdown);
-    }
-    let self_cluster = settings.self_cluster.then(|| home.config.clone());
-    let fleet = starting.fleet(self_cluster, sources, given, overlaying, shared);
-    let running = edgecluster::run(fleet, shutdown.serving.clone());
-    shutdown.lasting.spawn(FLEET, running);
+    let home = settings.self_cluster.then(|| home.config.clone());
+    let port = (agents_port, &readiness);
+    starting
+        .run(home, given, overlaying, port, &mut shutdown)
+        .await?;
 
     loop {
         follower.give(&lead, &mut teller);
@@ -282,8 +270,8 @@ async fn prepare_home(settings: &Settings, client: &Client, stop: &CancellationT
             () = tokio::time::sleep(pause) => {}
         }
     }
-    // With the CRD of krypton-operator, the record of a deployment would be lost. Without the flag, the hub creates no CRD
-    // and waits for none.
+    // With the CRD of krypton-operator, the record of a deployment would be lost. Without the flag, the hub creates
+    // no CRD and waits for none.
     if !settings.ensure_watch_crds
         && let Err(error) = krypton_runtime::crd::follow(client, &KryptonDeployment::crd()).await
     {
@@ -424,6 +412,34 @@ struct Starting<'a> {
 }
 
 impl Starting<'_> {
+    /// Starts discovery, controllers, the agents' port and the fleet.
+    async fn run(
+        &self,
+        home: Option<kube::Config>,
+        given: watch::Receiver<FleetChart>,
+        overlaying: Overlaying,
+        (port, readiness): (Option<TcpListener>, &Readiness),
+        shutdown: &mut Shutdown,
+    ) -> anyhow::Result<()> {
+        let discovered = self.discover(&shutdown.stop);
+        let sources = discovered.sources.clone();
+        let shared = self.shared(sources.clone()).await?;
+        self.observed.view.acts(Acting {
+            lead: self.lead.clone(),
+            given: given.clone(),
+            members: Arc::clone(&self.control.members),
+            allow_chart_skip: self.settings.handling.allow_chart_skip,
+        });
+        self.write_home(&shared, discovered, shutdown);
+        if let Some(listener) = port {
+            self.serve_agents(listener, &shared, readiness, shutdown);
+        }
+        let fleet = self.fleet(home, sources, given, overlaying, shared);
+        let running = edgecluster::run(fleet, shutdown.serving.clone());
+        shutdown.lasting.spawn(FLEET, running);
+        Ok(())
+    }
+
     fn discover(&self, stop: &CancellationToken) -> Discovered {
         let (named, named_rx) = watch::channel(None);
         let (findings_tx, findings) = watch::channel(Arc::default());

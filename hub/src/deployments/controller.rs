@@ -21,7 +21,7 @@ use kube::core::DeserializeGuard;
 use kube::runtime::watcher::{self, Config, Event, watcher};
 use kube::{Client, CustomResourceExt as _, Resource as _, ResourceExt as _};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
 use tracing::field::Empty;
 use tracing::{Instrument as _, Span};
@@ -148,8 +148,7 @@ pub async fn run(keep: Controller, mut lead: Leader, stop: CancellationToken) {
     let mut said = keep.deployments.changes();
     let mut findings = keep.findings.clone();
     let (mut store, mut led) = (DeploymentStore::default(), None);
-    let mut writes: JoinSet<Written> = JoinSet::new();
-    let mut readings: JoinSet<Reading> = JoinSet::new();
+    let mut requests = Requests::default();
     let (mut look, mut look_next, mut rested) = (false, BootTime::default(), BootTime::default());
     loop {
         let now = BootTime::now();
@@ -160,7 +159,7 @@ pub async fn run(keep: Controller, mut lead: Leader, stop: CancellationToken) {
             members.begins(tenure.as_ref());
             // A standby may have seen what is old: nothing is ordered or written by that.
             store.unlist();
-            readings = JoinSet::new();
+            requests.readings = JoinSet::new();
         }
         if leading && led != tenure.as_ref().map(|tenure| tenure.since) {
             // Another hub has told what was done until then.
@@ -168,63 +167,16 @@ pub async fn run(keep: Controller, mut lead: Leader, stop: CancellationToken) {
             led = tenure.map(|tenure| tenure.since);
             look = true;
         }
-        let mut wake = None;
         if store.forgets.is_some_and(|until| until <= now) {
             // What was read in between may lack what is stored.
             objects.anew();
             (store.forgets, store.synced, store.refused) = (None, false, 0);
         }
         if look && now >= look_next {
-            (look, look_next) = (false, BootTime(now.0 + LOOK_EVERY));
             let found = findings.see();
             let decisions = store.decide(&keep, &found, objects.of());
-            for (key, decision, deeds) in decisions {
-                if let (Some(slot), Some(won)) =
-                    (store.slots.get_mut(&key).filter(|_| leading), won)
-                {
-                    slot.tell(deeds, won, &keep.notices);
-                }
-                let free = writes.len() + readings.len() < REQUESTS;
-                let Some(slot) = store
-                    .slots
-                    .get_mut(&key)
-                    .filter(|slot| leading && !slot.busy)
-                else {
-                    continue;
-                };
-                let Some(mut step) = Step::of(decision, &slot.object) else {
-                    continue;
-                };
-                let status = slot.object.status.as_ref();
-                let Some(epoch) = lead.mark(status.and_then(|status| status.hub_epoch)) else {
-                    // It is of a later lead: looked at again under a later epoch, which is told of.
-                    continue;
-                };
-                if let Step::Write(Write::Status(status), _) = &mut step {
-                    status.hub_epoch = Some(epoch);
-                }
-                if slot.next > now || !free {
-                    let due = if free { slot.next } else { look_next };
-                    wake = Some(wake.map_or(due, |wake: BootTime| wake.min(due)));
-                    look = true;
-                    continue;
-                }
-                (slot.busy, slot.next) = (true, BootTime(now.0 + PACE));
-                match step {
-                    Step::Read => {
-                        let uid = slot.object.metadata.uid.clone().unwrap_or_default();
-                        let span = span(&key, &slot.object);
-                        let read = read(keep.client.clone(), key, uid);
-                        readings.spawn(read.instrument(span));
-                    }
-                    Step::Write(what, news) => {
-                        let object = Arc::clone(&slot.object);
-                        let span = span(&key, &object);
-                        let write = write(keep.client.clone(), key, object, what, news);
-                        writes.spawn(lead.tracked(write.instrument(span)));
-                    }
-                }
-            }
+            let wake = requests.start(&mut store, decisions, (&keep, &lead), (leading, won), now);
+            look = wake.is_some();
             // As in the fleet's loop: a long look leaves as much time for the rest, and other tasks run.
             let ended = BootTime::now();
             rested = BootTime(ended.0 + LOOK_EVERY.max(ended.since(now)));
@@ -241,29 +193,12 @@ pub async fn run(keep: Controller, mut lead: Leader, stop: CancellationToken) {
             Ok(()) = findings.changed() => news = true,
             Some(event) = objects.next() => news = store.see(event, &keep),
             Some(event) = members.next() => news = store.see_member(event),
-            Some(written) = writes.join_next(), if !writes.is_empty() => {
-                match written {
-                    Ok(written) => {
-                        if let Some(came) = written.came {
-                            keep.writes.count(HomeWrites::DEPLOYMENT, came);
-                        }
-                        store.take_written(written, &keep.notices);
-                    }
-                    Err(error) => {
-                        tracing::error!(%error, "a write of a KryptonDeployment ended badly");
-                        store.none_busy();
-                    }
-                }
+            Some(written) = requests.writes.join_next(), if !requests.writes.is_empty() => {
+                store.write_ended(written, &keep);
                 news = true;
             }
-            Some(reading) = readings.join_next(), if !readings.is_empty() => {
-                match reading {
-                    Ok(reading) => store.take_reading(&reading),
-                    Err(error) => {
-                        tracing::error!(%error, "a read of a KryptonDeployment ended badly");
-                        store.none_busy();
-                    }
-                }
+            Some(reading) = requests.readings.join_next(), if !requests.readings.is_empty() => {
+                store.reading_ended(reading);
                 news = true;
             }
             () = clock::sleep_until(due, now) => {}
@@ -272,6 +207,69 @@ pub async fn run(keep: Controller, mut lead: Leader, stop: CancellationToken) {
             let soon = rested.max(BootTime(now.0 + LOOK_EVERY));
             (look, look_next) = (true, look_next.min(soon));
         }
+    }
+}
+
+/// Requests in flight.
+#[derive(Default)]
+struct Requests {
+    writes: JoinSet<Written>,
+    readings: JoinSet<Reading>,
+}
+
+impl Requests {
+    /// Starts the steps that are due. Returns when the next one is that has to wait.
+    fn start(
+        &mut self,
+        store: &mut DeploymentStore,
+        decisions: Vec<Decided>,
+        (keep, lead): (&Controller, &Leader),
+        (leading, won): (bool, Option<Timestamp>),
+        now: BootTime,
+    ) -> Option<BootTime> {
+        let mut wake: Option<BootTime> = None;
+        for (key, decision, deeds) in decisions {
+            let slot = store.slots.get_mut(&key).filter(|_| leading);
+            let Some(slot) = slot else { continue };
+            if let Some(won) = won {
+                slot.tell(deeds, won, &keep.notices);
+            }
+            if slot.busy {
+                continue;
+            }
+            let Some(mut step) = Step::of(decision, &slot.object) else {
+                continue;
+            };
+            let status = slot.object.status.as_ref();
+            let Some(epoch) = lead.mark(status.and_then(|status| status.hub_epoch)) else {
+                // A later leader wrote it: it is looked at again under a later epoch.
+                continue;
+            };
+            if let Step::Write(Write::Status(status), _) = &mut step {
+                status.hub_epoch = Some(epoch);
+            }
+            let free = self.writes.len() + self.readings.len() < REQUESTS;
+            if slot.next > now || !free {
+                let soon = BootTime(now.0 + LOOK_EVERY);
+                let due = if free { slot.next } else { soon };
+                wake = Some(wake.map_or(due, |wake| wake.min(due)));
+                continue;
+            }
+            (slot.busy, slot.next) = (true, BootTime(now.0 + PACE));
+            let (client, span) = (keep.client.clone(), span(&key, &slot.object));
+            match step {
+                Step::Read => {
+                    let uid = slot.object.metadata.uid.clone().unwrap_or_default();
+                    self.readings.spawn(read(client, key, uid).instrument(span));
+                }
+                Step::Write(what, news) => {
+                    let object = Arc::clone(&slot.object);
+                    let write = write(client, key, object, what, news);
+                    self.writes.spawn(lead.tracked(write.instrument(span)));
+                }
+            }
+        }
+        wake
     }
 }
 
@@ -333,8 +331,7 @@ impl DeploymentStore {
         }
     }
 
-    /// Decides on all, and gives the orders. Nothing follows before home's lists are complete (design §3,
-    /// rule 1).
+    /// Decides on all, and gives the orders. Nothing follows before home's lists are complete.
     fn decide(
         &mut self,
         keep: &Controller,
@@ -639,6 +636,31 @@ impl DeploymentStore {
         let cluster = Cluster::of(object);
         let before = self.clusters.insert(object.name_any(), cluster.clone());
         before.as_ref() != Some(&cluster)
+    }
+
+    fn write_ended(&mut self, written: Result<Written, JoinError>, keep: &Controller) {
+        match written {
+            Ok(written) => {
+                if let Some(came) = written.came {
+                    keep.writes.count(HomeWrites::DEPLOYMENT, came);
+                }
+                self.take_written(written, &keep.notices);
+            }
+            Err(error) => {
+                tracing::error!(%error, "a write of a KryptonDeployment ended badly");
+                self.none_busy();
+            }
+        }
+    }
+
+    fn reading_ended(&mut self, reading: Result<Reading, JoinError>) {
+        match reading {
+            Ok(reading) => self.take_reading(&reading),
+            Err(error) => {
+                tracing::error!(%error, "a read of a KryptonDeployment ended badly");
+                self.none_busy();
+            }
+        }
     }
 
     /// What was written counts, unless the watch has brought something else since.

@@ -1,5 +1,5 @@
 //! Which source is which member: a name belongs to the source that it was first given to, as its
-//! EdgeCluster says, and is never inherited by another (design §3, rule 6). Pure.
+//! EdgeCluster says, and is never inherited by another. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -101,121 +101,135 @@ pub fn membership(found: &[&Found], before: Before<'_>) -> Membership {
     let all_listed = found.iter().all(|found| {
         found.listing.sources.is_some() || found.listing.trouble.is_some() || found.listing.closed
     });
-    let mut by_name: BTreeMap<&str, Vec<&Arc<Source>>> = BTreeMap::new();
-    // A Secret may be found by its label and by who names it: the first provider's word counts.
-    let mut seen: BTreeSet<&Origin> = BTreeSet::new();
-    for source in found
-        .iter()
-        .filter_map(|found| found.listing.sources.as_deref())
-        .flat_map(BTreeMap::values)
-        .filter(|source| seen.insert(&source.origin))
-    {
-        let name = source.member.as_str();
-        if !names::is_dns_subdomain(name) {
-            let refusal = Refusal::NotAName(name.to_owned());
-            membership.refused.insert(source.origin.clone(), refusal);
-        } else {
-            by_name.entry(name).or_default().push(source);
-        }
-    }
-    for (name, mut sources) in by_name {
-        // Without a date, as of a file, it is the youngest.
-        sources.sort_by_key(|source| (source.since.is_none(), source.since, source.origin.clone()));
-        let dismissed = |source: &Source| {
-            before
-                .dismissed
-                .contains(&(name.to_owned(), source.origin.clone()))
-        };
-        let (winner, by) = match before.bound.get(name) {
-            _ if name == names::SELF_CLUSTER => (None, "the home cluster itself".to_owned()),
-            Some(Some(bound)) => {
-                let of = |source: &&&Arc<Source>| source.origin.source_ref() == *bound;
-                (sources.iter().find(of).copied(), described(bound))
-            }
-            // Only an operator binds a source to a member: an attacker could have made the source.
-            Some(None) => {
-                let refused = sources.into_iter().map(|source| {
-                    let (member, origin) = (name.to_owned(), source.origin.clone());
-                    (origin.clone(), Refusal::NotBound { member, origin })
-                });
-                membership.refused.extend(refused);
-                continue;
-            }
-            None => {
-                if before.patient && !all_listed {
-                    membership.waiting = true;
-                    continue;
-                }
-                let first = sources.iter().find(|source| !dismissed(source)).copied();
-                if first.is_some_and(|first| pending(first).is_some()) {
-                    membership.waiting = true;
-                    continue;
-                }
-                let by = first.map(|first| first.origin.to_string());
-                (first, by.unwrap_or_default())
-            }
-        };
-        for source in sources {
-            if winner.is_some_and(|winner| winner.origin == source.origin) {
-                match pending(source) {
-                    Some(why) => drop(membership.unseen.insert(name.to_owned(), why.clone())),
-                    None => drop(
-                        membership
-                            .members
-                            .insert(name.to_owned(), Arc::clone(source)),
-                    ),
-                }
-            } else {
-                let (member, by) = (name.to_owned(), by.clone());
-                let refusal = if dismissed(source) {
-                    Refusal::Dismissed { member }
-                } else {
-                    Refusal::Taken { member, by }
-                };
-                membership.refused.insert(source.origin.clone(), refusal);
-            }
-        }
+    for (name, sources) in by_name(found, &mut membership.refused) {
+        bind(name, sources, before, all_listed, &mut membership);
     }
     for (name, source) in before.bound {
-        let Some(source) = source.as_ref().filter(|source| source.kind != SELF_CLUSTER) else {
-            continue;
-        };
-        let origin = Origin::of(source);
-        let here = membership.members.contains_key(name);
-        let listing = origin.as_ref().and_then(|origin| {
-            let covering = || found.iter().filter(|found| found.provider.covers(origin));
-            // It is gone when all who look for it have looked; it is as who has found it says.
-            let telling = |found: &&&Found| match &found.listing.sources {
-                Some(sources) => here && sources.contains_key(origin),
-                None => !here,
-            };
-            let telling = covering().find(telling).or_else(|| covering().next());
-            telling.map(|found| &found.listing)
-        });
-        match (listing, origin) {
-            (Some(listing), Some(origin)) if here => {
-                if let Some(trouble) = trouble(&origin, listing.trouble.as_deref(), listing.closed)
-                {
-                    membership.troubled.insert(name.clone(), trouble);
-                }
-            }
-            (Some(listing), Some(origin)) if listing.sources.is_none() => {
-                let trouble = trouble(&origin, listing.trouble.as_deref(), listing.closed);
-                let looking = || Unresolved {
-                    reason: reason::STARTING,
-                    message: format!("{origin} is being looked for"),
-                };
-                let unseen = trouble.unwrap_or_else(looking);
-                membership.unseen.insert(name.clone(), unseen);
-            }
-            _ if membership.unseen.contains_key(name) => {}
-            (listing, origin) => {
-                let gone = gone(source, origin.as_ref(), listing.is_some());
-                membership.gone.insert(name.clone(), gone);
-            }
+        if let Some(source) = source.as_ref().filter(|source| source.kind != SELF_CLUSTER) {
+            note_trouble(name, source, found, &mut membership);
         }
     }
     membership
+}
+
+/// The sources that ask for each name. Refuses those whose name is none.
+fn by_name<'a>(
+    found: &[&'a Found],
+    refused: &mut BTreeMap<Origin, Refusal>,
+) -> BTreeMap<&'a str, Vec<&'a Arc<Source>>> {
+    let mut by_name: BTreeMap<&str, Vec<&Arc<Source>>> = BTreeMap::new();
+    // A Secret may be found by its label and by an object that names it: the first provider takes precedence.
+    let mut seen: BTreeSet<&Origin> = BTreeSet::new();
+    let listed = found
+        .iter()
+        .filter_map(|found| found.listing.sources.as_deref());
+    for source in listed.flat_map(BTreeMap::values) {
+        if !seen.insert(&source.origin) {
+            continue;
+        }
+        let name = source.member.as_str();
+        if names::is_dns_subdomain(name) {
+            by_name.entry(name).or_default().push(source);
+        } else {
+            let refusal = Refusal::NotAName(name.to_owned());
+            refused.insert(source.origin.clone(), refusal);
+        }
+    }
+    by_name
+}
+
+/// Decides which of the sources that ask for one name gets it.
+fn bind(
+    name: &str,
+    mut sources: Vec<&Arc<Source>>,
+    before: Before<'_>,
+    all_listed: bool,
+    membership: &mut Membership,
+) {
+    // Without a date, as of a file, it is the youngest.
+    sources.sort_by_key(|source| (source.since.is_none(), source.since, source.origin.clone()));
+    let dismissed = |source: &Source| {
+        let entry = (name.to_owned(), source.origin.clone());
+        before.dismissed.contains(&entry)
+    };
+    let (winner, by) = match before.bound.get(name) {
+        _ if name == names::SELF_CLUSTER => (None, "the home cluster itself".to_owned()),
+        Some(Some(bound)) => {
+            let of = |source: &&&Arc<Source>| source.origin.source_ref() == *bound;
+            (sources.iter().find(of).copied(), described(bound))
+        }
+        // Only an operator binds a source to a member: an attacker could have made the source.
+        Some(None) => {
+            let refused = sources.into_iter().map(|source| {
+                let (member, origin) = (name.to_owned(), source.origin.clone());
+                (origin.clone(), Refusal::NotBound { member, origin })
+            });
+            membership.refused.extend(refused);
+            return;
+        }
+        None => {
+            let first = sources.iter().find(|source| !dismissed(source)).copied();
+            let unlisted = before.patient && !all_listed;
+            if unlisted || first.is_some_and(|first| pending(first).is_some()) {
+                membership.waiting = true;
+                return;
+            }
+            let by = first.map(|first| first.origin.to_string());
+            (first, by.unwrap_or_default())
+        }
+    };
+    for source in sources {
+        let (member, origin) = (name.to_owned(), source.origin.clone());
+        if winner.is_none_or(|winner| winner.origin != origin) {
+            let by = by.clone();
+            let refusal = match dismissed(source) {
+                true => Refusal::Dismissed { member },
+                false => Refusal::Taken { member, by },
+            };
+            membership.refused.insert(origin, refusal);
+        } else if let Some(why) = pending(source) {
+            membership.unseen.insert(member, why.clone());
+        } else {
+            membership.members.insert(member, Arc::clone(source));
+        }
+    }
+}
+
+/// Notes why the source that a member is bound to cannot be looked at, is not seen yet, or is gone.
+fn note_trouble(name: &str, source: &SourceRef, found: &[&Found], membership: &mut Membership) {
+    let origin = Origin::of(source);
+    let here = membership.members.contains_key(name);
+    let listing = origin.as_ref().and_then(|origin| {
+        let covering = || found.iter().filter(|found| found.provider.covers(origin));
+        // It is gone when all providers that look for it have looked; the one that has found it decides.
+        let telling = |found: &&&Found| match &found.listing.sources {
+            Some(sources) => here && sources.contains_key(origin),
+            None => !here,
+        };
+        let telling = covering().find(telling).or_else(|| covering().next());
+        telling.map(|found| &found.listing)
+    });
+    match (listing, origin) {
+        (Some(listing), Some(origin)) if here => {
+            let trouble = trouble(&origin, listing.trouble.as_deref(), listing.closed);
+            let trouble = trouble.map(|trouble| (name.to_owned(), trouble));
+            membership.troubled.extend(trouble);
+        }
+        (Some(listing), Some(origin)) if listing.sources.is_none() => {
+            let trouble = trouble(&origin, listing.trouble.as_deref(), listing.closed);
+            let looking = || Unresolved {
+                reason: reason::STARTING,
+                message: format!("{origin} is being looked for"),
+            };
+            let unseen = trouble.unwrap_or_else(looking);
+            membership.unseen.insert(name.to_owned(), unseen);
+        }
+        _ if membership.unseen.contains_key(name) => {}
+        (listing, origin) => {
+            let gone = gone(source, origin.as_ref(), listing.is_some());
+            membership.gone.insert(name.to_owned(), gone);
+        }
+    }
 }
 
 /// It is there, and how it is reached is being found out: neither a member with a fault nor gone.
@@ -234,7 +248,7 @@ fn described(source: &SourceRef) -> String {
     )
 }
 
-/// Reasons are those of the Knative operator for a ClusterProfile (reference 2.1).
+/// Reasons are those of the Knative operator for a ClusterProfile.
 fn trouble(origin: &Origin, trouble: Option<&str>, closed: bool) -> Option<Unresolved> {
     if closed {
         return Some(Unresolved {

@@ -35,8 +35,7 @@ pub(super) struct View<'a> {
     pub(super) deletion: Deletion,
 }
 
-/// Why a Tenant of home goes. With its CRD go all, and nobody has wanted that of any of them (design §3,
-/// rule 2).
+/// Why a Tenant of home goes. With its CRD go all, and nobody has wanted that of any of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Deletion {
     #[default]
@@ -299,10 +298,7 @@ fn to_be_placed(tenant: &Tenant, member: &str, view: &View<'_>) -> Verdict {
 
 fn placed(tenant: &Tenant, on: &str, view: &View<'_>) -> Verdict {
     let deleted = tenant.metadata.deletion_timestamp.is_some();
-    if deleted && orphaned(tenant) {
-        let message = format!(
-            "let go by annotation {ORPHAN_ANNOTATION}: what was placed on {on} stays there, with its release"
-        );
+    if let Some(message) = left_there(tenant, on, view) {
         return Verdict {
             step: Step::End {
                 orphaned: Some(message.clone()),
@@ -310,60 +306,18 @@ fn placed(tenant: &Tenant, on: &str, view: &View<'_>) -> Verdict {
             ..said(Some(State::new(Truth::False, reason::DELETING, message)))
         };
     }
-    if deleted && view.deletion == Deletion::OfTheCrdForGood {
-        let message = format!(
-            "the CRD of Tenants is being deleted at home: what was placed on {on} stays there"
-        );
-        return Verdict {
-            step: Step::End {
-                orphaned: Some(message.clone()),
-            },
-            ..said(Some(State::new(Truth::False, reason::DELETING, message)))
-        };
-    }
-    let way_out = || match deleted {
-        true => format!("; deletion waits, until then or annotation {ORPHAN_ANNOTATION}=true"),
-        false => String::new(),
-    };
-    let unknown = |why: &str, message: String| {
-        let message = format!("{message}{}", way_out());
-        said(Some(State::new(Truth::Unknown, why, message)))
-    };
     if !view.place {
         let message = format!(
             "the hub runs without --place-tenants: what was placed on {on} stays as it is, and is looked after there"
         );
-        return unknown(reason::NOT_PLACING, message);
+        return unknown(tenant, reason::NOT_PLACING, message);
     }
     let Some(targets) = view.targets else {
         return said(recorded(tenant));
     };
     let member = match acting(tenant, on, targets) {
         Ok(member) => member,
-        Err(Away::Left) => {
-            let message = format!(
-                "there is no EdgeCluster {on} any more; what was placed there stays, until it is back"
-            );
-            return unknown(reason::MEMBER_LEFT, message);
-        }
-        Err(Away::Unreached) => {
-            let message = format!(
-                "{on} is not heard: nothing is ordered of it before it has been reached, and is known to be the cluster that this is placed on"
-            );
-            return unknown(reason::CLUSTER_UNREACHABLE, message);
-        }
-        Err(Away::Another(uid)) => {
-            let recorded = place(tenant).map_or("", |place| &place.cluster_uid);
-            let mut message = format!(
-                "EdgeCluster {on} is another cluster by now, with the UID {uid}: what was placed on the one with the UID {recorded} stays there, and nothing is ordered of this one"
-            );
-            if !deleted {
-                message += &format!(
-                    "; to have it here, annotate the Tenant with {ORPHAN_ANNOTATION}=true, delete it and create it anew"
-                );
-            }
-            return unknown(reason::IDENTITY_CHANGED, message);
-        }
+        Err(away) => return not_there(tenant, on, away),
     };
     let mine = view
         .said
@@ -400,30 +354,85 @@ fn placed(tenant: &Tenant, on: &str, view: &View<'_>) -> Verdict {
         return said(Some(State::new(Truth::False, reason::TOO_MANY, message)));
     }
     if let Some(why) = view.silent {
-        return unknown(
-            reason::CLUSTER_UNREACHABLE,
-            format!("{member} is not heard: {why}"),
-        );
+        let message = format!("{member} is not heard: {why}");
+        return unknown(tenant, reason::CLUSTER_UNREACHABLE, message);
     }
+    said(Some(reported(tenant, member, mine)))
+}
+
+/// Why a deleted Tenant leaves on its member what was placed there.
+fn left_there(tenant: &Tenant, on: &str, view: &View<'_>) -> Option<String> {
+    tenant.metadata.deletion_timestamp.as_ref()?;
+    if orphaned(tenant) {
+        return Some(format!(
+            "let go by annotation {ORPHAN_ANNOTATION}: what was placed on {on} stays there, with its release"
+        ));
+    }
+    (view.deletion == Deletion::OfTheCrdForGood).then(|| {
+        format!("the CRD of Tenants is being deleted at home: what was placed on {on} stays there")
+    })
+}
+
+fn unknown(tenant: &Tenant, why: &str, mut message: String) -> Verdict {
+    if tenant.metadata.deletion_timestamp.is_some() {
+        message += &format!("; deletion waits, until then or annotation {ORPHAN_ANNOTATION}=true");
+    }
+    said(Some(State::new(Truth::Unknown, why, message)))
+}
+
+/// The member that the Tenant is placed on cannot be ordered anything.
+fn not_there(tenant: &Tenant, on: &str, away: Away<'_>) -> Verdict {
+    let (why, message) = match away {
+        Away::Left => (
+            reason::MEMBER_LEFT,
+            format!(
+                "there is no EdgeCluster {on} any more; what was placed there stays, until it is back"
+            ),
+        ),
+        Away::Unreached => (
+            reason::CLUSTER_UNREACHABLE,
+            format!(
+                "{on} is not heard: nothing is ordered of it before it has been reached, and is known to be the cluster that this is placed on"
+            ),
+        ),
+        Away::Another(uid) => {
+            let recorded = place(tenant).map_or("", |place| &place.cluster_uid);
+            let mut message = format!(
+                "EdgeCluster {on} is another cluster by now, with the UID {uid}: what was placed on the one with the UID {recorded} stays there, and nothing is ordered of this one"
+            );
+            if tenant.metadata.deletion_timestamp.is_none() {
+                message += &format!(
+                    "; to have it here, annotate the Tenant with {ORPHAN_ANNOTATION}=true, delete it and create it anew"
+                );
+            }
+            (reason::IDENTITY_CHANGED, message)
+        }
+    };
+    unknown(tenant, why, message)
+}
+
+/// What the member reports of the Tenant, or what is waited for.
+fn reported(tenant: &Tenant, member: &str, mine: Option<&PlacedReport>) -> State {
+    let deleted = tenant.metadata.deletion_timestamp.is_some();
     match mine {
-        // What is said of it is of what home wanted before.
+        // The report is about an earlier generation.
         Some(mine)
             if !deleted
                 && mine.state.truth == Truth::True
                 && Some(mine.observed_generation) != tenant.metadata.generation =>
         {
             let message = format!("waiting until {member} has taken the change in");
-            said(Some(State::new(Truth::Unknown, reason::ORDERED, message)))
+            State::new(Truth::Unknown, reason::ORDERED, message)
         }
-        Some(mine) => said(Some(mine.state.clone())),
+        Some(mine) => mine.state.clone(),
         None if deleted => {
             let message = format!("waiting until {member} has removed its Tenant");
-            said(Some(State::new(Truth::False, reason::DELETING, message)))
+            State::new(Truth::False, reason::DELETING, message)
         }
-        // After a start, what the member has said last stands until it speaks.
+        // After a start, the member's last report stands until the next one.
         None => {
             let last = recorded(tenant).filter(|last| !is_homes_word(&last.reason));
-            said(Some(last.unwrap_or_else(|| waits(member))))
+            last.unwrap_or_else(|| waits(member))
         }
     }
 }

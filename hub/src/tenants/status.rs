@@ -103,58 +103,30 @@ pub(super) fn decide(
         // It was our word, not the member's.
         before.retain(|_, state| state.ready.reason != reason::NAMESPACE_NOT_ALLOWED);
     }
-    let mut members = Members::default();
-    let mut next = Memory::default();
-    let mut due = None;
-    let mut charts = BTreeSet::new();
+    let mut parts = Parts::default();
     let recorded_with = before.keys().map(String::as_str);
     let heard_of = heard.said.keys().map(|name| &**name);
     let all: BTreeSet<&str> = recorded_with.chain(heard_of).collect();
-    for name in all.into_iter().filter(|name| counts(name)) {
-        if name == names::SELF_CLUSTER && !own {
+    let is_refused = |name: &str| refused.is_some_and(|(refused, _)| *refused == name);
+    for name in all {
+        // A refused member is not asked.
+        if !counts(name) || (name == names::SELF_CLUSTER && !own) || is_refused(name) {
             continue;
         }
-        // It is not asked.
-        if refused.is_some_and(|(refused, _)| *refused == name) {
-            continue;
-        }
-        let (said, was) = (another.as_ref().or(heard.said.get(name)), before.get(name));
-        match part(name, said, was, targets, now.patient) {
-            Part::Member(state) => {
-                members.counted.insert(name.to_owned(), state);
-                let report = said.and_then(|saying| saying.report.as_ref());
-                // Of whom nothing was heard yet, what is on record stands as its state does.
-                let on_record = || Next::from_status(&recorded, name);
-                let coming = report.map_or_else(on_record, |report| report.next);
-                if let Some(coming) = coming {
-                    members.next.insert(name.to_owned(), coming);
-                }
-            }
-            Part::Departed(state) => {
-                members.departed.insert(name.to_owned(), state);
-            }
-            Part::Departs(why, message) => {
-                let since = memory.departing.get(name).copied().unwrap_or(now.boot);
-                // Until it is read back that the condition has gone.
-                next.departing.insert(name.to_owned(), since);
-                if now.boot.since(since) < DEPARTURE_GRACE {
-                    let end = BootTime(since.0 + DEPARTURE_GRACE);
-                    due = Some(due.map_or(end, |due: BootTime| due.min(end)));
-                    let state = ready_alone(Truth::Unknown, why, message);
-                    members.departed.insert(name.to_owned(), state);
-                }
-            }
-            Part::Stranger => {}
-        }
-        if let Some(said) = said
-            && let Some(report) = &said.report
-            && members.counted.get(name) == Some(&report.state)
-        {
-            // The text is the hub's own: a report only confirms it.
-            let dealt = said.dealt.as_deref();
-            charts.extend(dealt.filter(|dealt| *dealt == report.applied_chart));
-        }
+        let said = another.as_ref().or(heard.said.get(name));
+        let part = part(name, said, before.get(name), targets, now.patient);
+        parts.take(name, part, said, (&recorded, memory), now);
     }
+    let Parts {
+        mut members,
+        departing,
+        due,
+        charts,
+    } = parts;
+    let mut next = Memory {
+        departing,
+        unheard: None,
+    };
     if let Some((member, ready)) = refused {
         let refused = ClusterState {
             ready: ready.clone(),
@@ -189,41 +161,9 @@ pub(super) fn decide(
         };
     }
 
-    let mut status = recorded;
-    let generation = tenant.metadata.generation.unwrap_or_default();
-    if targets.is_some() || tenant.names_member().is_none() {
-        let type_ = conditions::TARGET_RESOLVED;
-        match resolved(tenant, refusal.as_ref(), targets) {
-            Some(state) => {
-                conditions::set(&mut status.conditions, type_, &state, generation, now.wall)
-            }
-            None => conditions::remove(&mut status.conditions, type_),
-        };
-    }
-    let mut summary = summary::put(
-        &mut status,
-        &members,
-        rules.allow_chart_skip,
-        generation,
-        now.wall,
-    );
-    if let (true, Some(member)) = (members.is_empty(), tenant.names_member()) {
-        let message = format!(
-            "clusterRef names {member}, which has not reported a Tenant of this namespace and name; create it there"
-        );
-        summary.ready.message.clone_from(&message);
-        summary.last_message = message;
-    }
-    conditions::set(
-        &mut status.conditions,
-        conditions::READY,
-        &summary.ready,
-        generation,
-        now.wall,
-    );
-    status.phase = Some(summary.phase.to_string());
-    status.last_message = Some(summary.last_message);
-    status.observed_generation = Some(generation);
+    let target_known = targets.is_some() || tenant.names_member().is_none();
+    let resolved = target_known.then(|| resolved(tenant, refusal.as_ref(), targets));
+    let mut status = aggregated(tenant, recorded, &members, resolved, (rules, now));
     if let Some(chart) = charts.into_iter().next_back() {
         status.last_applied_chart = Some(chart.to_owned());
     }
@@ -232,6 +172,104 @@ pub(super) fn decide(
         memory: next,
         due,
     }
+}
+
+/// What each member is to the Tenant.
+#[derive(Default)]
+struct Parts<'a> {
+    members: Members,
+    departing: BTreeMap<String, BootTime>,
+    /// When the first grace ends.
+    due: Option<BootTime>,
+    /// Charts that members report and the hub has given them.
+    charts: BTreeSet<&'a str>,
+}
+
+impl<'a> Parts<'a> {
+    fn take(
+        &mut self,
+        name: &str,
+        part: Part,
+        said: Option<&'a Saying>,
+        (recorded, memory): (&TenantStatus, &Memory),
+        now: Now,
+    ) {
+        match part {
+            Part::Member(state) => {
+                let report = said.and_then(|saying| saying.report.as_ref());
+                // Before the first report, what is on record stands as its state does.
+                let on_record = || Next::from_status(recorded, name);
+                let coming = report.map_or_else(on_record, |report| report.next);
+                if let Some(coming) = coming {
+                    self.members.next.insert(name.to_owned(), coming);
+                }
+                if let Some(report) = report.filter(|report| report.state == state) {
+                    // The text is the hub's own: a report only confirms it.
+                    let dealt = said.and_then(|said| said.dealt.as_deref());
+                    let confirmed = dealt.filter(|dealt| *dealt == report.applied_chart);
+                    self.charts.extend(confirmed);
+                }
+                self.members.counted.insert(name.to_owned(), state);
+            }
+            Part::Departed(state) => {
+                self.members.departed.insert(name.to_owned(), state);
+            }
+            Part::Departs(why, message) => {
+                let since = memory.departing.get(name).copied().unwrap_or(now.boot);
+                // Until it is read back that the condition has gone.
+                self.departing.insert(name.to_owned(), since);
+                if now.boot.since(since) < DEPARTURE_GRACE {
+                    let end = BootTime(since.0 + DEPARTURE_GRACE);
+                    self.due = Some(self.due.map_or(end, |due| due.min(end)));
+                    let state = ready_alone(Truth::Unknown, why, message);
+                    self.members.departed.insert(name.to_owned(), state);
+                }
+            }
+            Part::Stranger => {}
+        }
+    }
+}
+
+/// The status over these members. `resolved` is the condition of the target: outer `None` leaves it as it is.
+fn aggregated(
+    tenant: &Tenant,
+    mut status: TenantStatus,
+    members: &Members,
+    resolved: Option<Option<State>>,
+    (rules, now): (&Rules, Now),
+) -> TenantStatus {
+    let generation = tenant.metadata.generation.unwrap_or_default();
+    let type_ = conditions::TARGET_RESOLVED;
+    match resolved {
+        Some(Some(state)) => {
+            conditions::set(&mut status.conditions, type_, &state, generation, now.wall);
+        }
+        Some(None) => {
+            conditions::remove(&mut status.conditions, type_);
+        }
+        None => {}
+    }
+    let skip = rules.allow_chart_skip;
+    let mut summary = summary::put(&mut status, members, skip, generation, now.wall);
+    if let (true, Some(member)) = (members.is_empty(), tenant.names_member()) {
+        let message = format!(
+            "clusterRef names {member}, which has not reported a Tenant of this namespace and name; create it there"
+        );
+        summary.ready.message.clone_from(&message);
+        summary.last_message = message;
+    }
+    let ready = &summary.ready;
+    conditions::set(
+        &mut status.conditions,
+        conditions::READY,
+        ready,
+        generation,
+        now.wall,
+    );
+    status.phase = Some(summary.phase.to_string());
+    status.last_message = Some(summary.last_message);
+    status.observed_generation = Some(generation);
+    status
 }
 
 /// Replaces the reports of a member that has this name and does not count.
