@@ -3,7 +3,7 @@
 use schemars::{Schema, SchemaGenerator, json_schema};
 
 /// As the standard one, but for `type`: its pattern refuses `ClusterReady/edge-1`, as before the
-/// slash it wants a DNS name (reference 1.8, B12), so there is none here.
+/// slash it wants a DNS name, so there is none here.
 pub(crate) fn schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "array",

@@ -1,4 +1,4 @@
-//! `KryptonDeployment`: the fleet's chart for an account, in a region (reference 1.1).
+//! `KryptonDeployment`: the fleet's chart for an account, in a region.
 
 #![expect(
     clippy::duplicated_attributes,

@@ -170,7 +170,7 @@ impl Discovery {
         }
     }
 
-    /// Where every KryptonDeployment may name a Secret (design §5).
+    /// Where every KryptonDeployment may name a Secret.
     pub fn open_namespaces(&self, hub: &str) -> BTreeSet<String> {
         [hub.to_owned(), self.namespace_of_secrets(hub)].into()
     }
@@ -261,7 +261,7 @@ pub enum SettingsError {
 }
 
 impl Settings {
-    /// Variables beat flags, flags beat defaults (reference 1.2). `env` reads a variable, and
+    /// Variables beat flags, flags beat defaults. `env` reads a variable, and
     /// `service_account_namespace` is what [`service_account_namespace`] has read.
     pub fn resolve(
         flags: Flags,

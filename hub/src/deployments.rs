@@ -1,5 +1,5 @@
 //! KryptonDeployments: which member each is for, what is ordered of it there, and what home's object says.
-//! The work is done by the member's reconciler (design §2; operator reference 1.6).
+//! The work is done by the member's reconciler.
 
 mod api;
 mod controller;

@@ -1,4 +1,4 @@
-//! The hub's epoch on home, and the chart state that all members are given (design §3, rule 3).
+//! The hub's epoch on home, and the chart state that all members are given.
 
 use std::time::Duration;
 

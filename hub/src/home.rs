@@ -126,7 +126,7 @@ impl HomeError {
 }
 
 impl Home {
-    /// Chooses home by the precedence of reference 1.2: the Secret read with the local
+    /// Chooses home by the precedence of krypton-operator: the Secret read with the local
     /// configuration, the watch file, the local configuration. Read once, at start.
     pub async fn choose(source: &HomeSource, policy: &Policy) -> Result<Self, HomeError> {
         choose_with(source, policy, Config::incluster).await

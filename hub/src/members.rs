@@ -357,7 +357,7 @@ fn refuse(member: &Member, why: &str) {
 }
 
 /// Hands out desired states: one for all members that are to do the same, each member's newer than
-/// the one it had (design §3, rule 3).
+/// the one it had.
 #[derive(Debug, Default)]
 pub struct DesiredStatePublisher {
     /// The same for all.

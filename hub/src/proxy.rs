@@ -1,5 +1,5 @@
 //! A task that plays the agent for one member: it runs the reconciler against the member's kubeconfig,
-//! as far as no agent of the member does (design §3, rule 4).
+//! as far as no agent of the member does.
 
 mod connect;
 mod tunnel;

@@ -1,5 +1,4 @@
-//! Reports of all members in, the status of home's Tenants out. On home nobody else writes it
-//! (design §3, rule 10).
+//! Reports of all members in, the status of home's Tenants out. On home nobody else writes it.
 
 mod concerns;
 mod controller;

@@ -1,4 +1,4 @@
-//! Which hub and which agent may work together (design §4): a hub of minor version N serves agents of
+//! Which hub and which agent may work together: a hub of minor version N serves agents of
 //! N-2 to N+1, and both must speak a common revision of the protocol. Pure.
 
 use std::fmt;

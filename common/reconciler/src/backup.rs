@@ -1,4 +1,4 @@
-//! Keeps Tenants when their CRD is deleted, and restores them (design §3, rule 2).
+//! Keeps Tenants when their CRD is deleted, and restores them.
 //!
 //! Each Tenant is recorded in a separate Secret, and its finalizer is removed without an uninstall. Tenants that
 //! a person had deleted are recorded too, since their finalizers would block the CRD. They are deleted again.

@@ -673,7 +673,7 @@ impl View<'_> {
         !lockdown || may_use(owner, self.release_key, self.workspace, self.newest())
     }
 
-    /// Design §3, rule 7, and the rule that nothing of others is taken over.
+    /// Whose the release is. One release has one owner, and Krypton takes over no release of others.
     fn ownership(&self) -> Ownership {
         let release = &self.release_key.name;
         let owner_uid = self.revisions.iter().rev().find_map(|revision| {

@@ -1,6 +1,5 @@
-//! The record on the member of the desired state that is acted on, written before acting (design §3,
-//! rule 3): nobody acts on an older one, whichever hub it comes from. The anchor owns it; it is written without one
-//! as well.
+//! The record on the member of the desired state that is acted on, written before acting: nobody acts on an older
+//! one, whichever hub it comes from. The anchor owns it; it is written without one as well.
 
 pub mod anchor;
 

@@ -12,7 +12,7 @@ use tracing::Instrument as _;
 
 use crate::{clock, effect};
 
-/// Who tells (reference 1.3).
+/// Who tells.
 const COMPONENT: &str = "multicluster-tenants";
 /// A burst of 250 Tenants with four events each; beyond it events are lost, and said so in the log.
 const QUEUE: usize = 1024;

@@ -1,4 +1,4 @@
-//! Leases: whoever holds a member's `krypton-agent` is the one writer there (design §3, rules 4, 5).
+//! Leases: whoever holds a member's `krypton-agent` is the one writer there.
 
 mod holder;
 #[cfg(test)]

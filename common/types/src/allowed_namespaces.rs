@@ -1,4 +1,4 @@
-//! Who may aim where: the namespaces on home whose objects a member takes (design §5).
+//! Who may aim where: the namespaces on home whose objects a member takes.
 //!
 //! To aim is to name: a Tenant by its `clusterRef`, whatever else names a member by that. A Tenant that
 //! names none is for the cluster that it is on and aims at nobody, on home too.

@@ -15,7 +15,7 @@ pub use summary::{Phase, READY, Standing, Summary, Tally, phase, summarise, summ
 /// Condition of an EdgeCluster: whether the values that it is to have can be had.
 pub const VALUES_RESOLVED: &str = "ValuesResolved";
 
-/// Condition of an EdgeCluster, and of what names it: whether the cluster can be had (reference 2.1).
+/// Condition of an EdgeCluster, and of what names it: whether the cluster can be had.
 pub const TARGET_RESOLVED: &str = "TargetClusterResolved";
 
 /// Condition of a Tenant at home that names another member: whether it is placed there.
@@ -136,7 +136,7 @@ impl Kind {
     }
 }
 
-/// `ClusterReady/<cluster>` and so on (reference 1.5).
+/// `ClusterReady/<cluster>` and so on.
 pub fn condition_type(kind: Kind, cluster: &str) -> String {
     format!("{}{cluster}", kind.prefix())
 }

@@ -23,8 +23,7 @@ impl fmt::Display for DeploymentKey {
     }
 }
 
-/// One order of home. That it is missing from a list orders nothing: a release goes by `remove` only
-/// (design §3, rule 1).
+/// One order of home. That it is missing from a list orders nothing: a release goes by `remove` only.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DesiredDeployment {
     pub namespace: String,
@@ -76,12 +75,12 @@ impl DesiredDeployment {
         serde_json::to_vec(self).map_or(usize::MAX, |written| written.len())
     }
 
-    /// The name of its release (reference 1.3).
+    /// The name of its release.
     pub fn release(&self) -> String {
         names::deployment_release(&self.name)
     }
 
-    /// The namespace that its release goes to (reference 1.3). Not always a legal one.
+    /// The namespace that its release goes to. Not always a legal one.
     pub fn workspace(&self) -> &str {
         &self.name
     }
@@ -93,12 +92,12 @@ impl DesiredDeployment {
 pub struct ReportedEvent {
     /// Nanoseconds since 1970 of the member's clock: tells one from another, and nothing else.
     pub at: u64,
-    /// As an event's on a Tenant (reference 1.5).
+    /// As an event's on a Tenant.
     pub reason: String,
     pub message: String,
 }
 
-/// What home tells: the event as the member has it, as the original had it at home (reference 1.5), and whether
+/// What home tells: the event as the member has it, as the original had it at home, and whether
 /// it is a warning. All else home tells out of states.
 pub const TOLD_AT_HOME: [(&str, &str, bool); 9] = [
     ("DriftDetected", "DriftDetected", true),

@@ -57,7 +57,7 @@ pub struct Confidential {
 }
 
 impl ChartState {
-    /// The text of `status.lastAppliedChart`: `<repo>/<name>:<version>` (reference 1.3), without credentials.
+    /// The text of `status.lastAppliedChart`: `<repo>/<name>:<version>`, without credentials.
     pub fn applied_name(&self) -> String {
         let repo = url_shown(&self.repo);
         let repo = repo.trim_end_matches('/');
@@ -125,7 +125,7 @@ impl ChartState {
     }
 
     /// Whether `annotation` is what the original operator would have written for this chart state.
-    /// `installCRDs` alone was never part of it (reference 1.4).
+    /// `installCRDs` alone was never part of it.
     pub fn is_original_fingerprint(&self, annotation: &str) -> bool {
         let plain = fingerprint::original(&self.repo, &self.name, &self.version);
         (self.values.is_empty() && annotation == plain)
@@ -144,7 +144,7 @@ fn is_exact(version: &str) -> bool {
     semver::Version::parse(version).is_ok()
 }
 
-/// The order of desired states: a later epoch wins, then a higher generation (design §3, rule 3).
+/// The order of desired states: a later epoch wins, then a higher generation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Version {
     pub epoch: u64,

@@ -1,4 +1,4 @@
-//! Digests of a chart state, among them the original operator's own (reference 1.4).
+//! Digests of a chart state, among them the original operator's own.
 
 use std::fmt::Write as _;
 

@@ -1,6 +1,6 @@
 //! Kubeconfigs from Secrets are untrusted: what is used is rebuilt from an allow-list of inline
 //! fields, and everything that runs a program, reads a file or weakens TLS is refused by its path.
-//! Pure: nothing here opens a file, resolves a name or connects (design §5).
+//! Pure: nothing here opens a file, resolves a name or connects.
 
 use std::fmt;
 

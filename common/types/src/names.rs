@@ -1,4 +1,4 @@
-//! Names that other programs must find again: releases, annotations, labels, finalizers (reference 1.3).
+//! Names that other programs must find again: releases, annotations, labels, finalizers.
 
 use crate::fingerprint::sha256_hex;
 
@@ -118,7 +118,7 @@ fn is_label_shaped(label: &str) -> bool {
             .all(|byte| *byte == b'-' || alphanumeric(Some(byte)))
 }
 
-/// Flux's rule for names over a limit, with the cut made clean: reference 1.8 B30, design §2.
+/// Shortens a name over the limit as Flux does, and cuts no separator in half.
 fn within(limit: usize, name: String) -> String {
     if name.len() <= limit {
         return name;

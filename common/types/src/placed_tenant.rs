@@ -10,8 +10,7 @@ use crate::conditions::{MESSAGE_MAX, State};
 use crate::names::{PLACED_FINALIZER, PLACED_ON_ANNOTATION};
 use crate::tenant::TenantKey;
 
-/// One order of home. That it is missing from a list orders nothing: a Tenant goes by `remove` only
-/// (design §3, rule 1).
+/// One order of home. That it is missing from a list orders nothing: a Tenant goes by `remove` only.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlacedTenant {
     pub namespace: String,

@@ -1,4 +1,4 @@
-//! Who a certificate speaks for: its one URI SAN, and nothing else of it (design §4, SPIFFE ID).
+//! Who a certificate speaks for: its one URI SAN, and nothing else of it.
 
 use std::fmt;
 

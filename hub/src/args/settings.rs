@@ -719,7 +719,7 @@ impl Inputs<'_> {
         })
     }
 
-    /// Whole seconds or a Go duration; anything else means the default (reference 1.2).
+    /// Whole seconds or a Go duration; anything else means the default.
     fn check_interval(&mut self) -> Duration {
         let Some(text) = self.variable("KRYPTON_CHECK_INTERVAL") else {
             return CHECK_INTERVAL_DEFAULT;
@@ -866,7 +866,7 @@ impl Inputs<'_> {
         }
     }
 
-    /// Whether it was given. What is too short means the default, as in the Knative operator (reference 2.1).
+    /// Whether it was given. What is too short means the default, as in the Knative operator.
     fn poll_interval(&mut self, flags: &Flags) -> Result<bool, SettingsError> {
         let flag = &flags.remote_deployments_poll_interval;
         let given = self.text("remote-deployments-poll-interval", flag);

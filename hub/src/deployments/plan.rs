@@ -20,7 +20,7 @@ use crate::members::deployment_orders::Said;
 /// Bytes of an annotation that is passed on, at most: orders are on record on the member.
 const ANNOTATION_MAX: usize = 4 * 1024;
 
-/// Reasons of the condition `Ready` (operator reference 1.6), and those that it lacks.
+/// Reasons of the condition `Ready`, and those that it lacks.
 pub(super) mod ready {
     pub(in crate::deployments) const DEPLOYED: &str = "Deployed";
     pub(in crate::deployments) const NOT_READY: &str = "NotReady";
@@ -30,7 +30,7 @@ pub(super) mod ready {
     pub(in crate::deployments) const DELETING: &str = "Deleting";
 }
 
-/// What was read afresh of a deletion, before anything follows from it (design §3, rule 2).
+/// What was read afresh of a deletion, before anything follows from it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Deletion {
     #[default]

@@ -11,7 +11,7 @@ use krypton_types::names;
 use crate::discovery::named_secrets::{Finding, SecretName};
 use crate::discovery::{Kind, Origin};
 
-/// What the spec names, by the original's precedence (operator reference 1.6), and after that a member of
+/// What the spec names, by the original's precedence, and after that a member of
 /// the region's name that came by its agent: the original had none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Named {
@@ -237,7 +237,7 @@ pub(super) fn aim(
     }
 }
 
-/// Whether somebody in the namespace may name the Secret, whatever is written on it (design §5).
+/// Whether somebody in the namespace may name the Secret, whatever is written on it.
 pub(super) fn trusted(secret: &SecretName, from: &str, open_namespaces: &BTreeSet<String>) -> bool {
     secret.namespace == from || open_namespaces.contains(&secret.namespace)
 }
@@ -330,7 +330,7 @@ fn member_of(source: &SourceRef, clusters: &Clusters) -> Option<String> {
     clusters.of_source(source).cloned()
 }
 
-/// Of members that are this cluster, the one that acts (design §3, rule 6): the one of this name, if it does.
+/// Of members that are this cluster, the one that acts: the one of this name, if it does.
 pub(super) fn acting(uid: &str, name: &str, clusters: &Clusters) -> Option<String> {
     let acts =
         |cluster: &Cluster| !cluster.duplicate && cluster.cluster_uid.as_deref() == Some(uid);

@@ -1,5 +1,5 @@
 //! Clusters of Cluster API (`cluster.x-k8s.io`), each with the Secret `<cluster>-kubeconfig` that its
-//! contract promises (reference 4.3).
+//! contract promises.
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::ResourceExt as _;

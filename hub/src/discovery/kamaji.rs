@@ -1,5 +1,4 @@
-//! TenantControlPlanes of Kamaji (`kamaji.clastix.io`), each with the Secret that its status names
-//! (reference 4.1).
+//! TenantControlPlanes of Kamaji (`kamaji.clastix.io`), each with the Secret that its status names.
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::ResourceExt as _;

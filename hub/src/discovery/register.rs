@@ -1,6 +1,6 @@
 //! Which sources have been members, kept in a ConfigMap on home. One that has been, and has no
 //! EdgeCluster any more, was dismissed by a person: it is no member again until it has been away, which
-//! is seen while the hub runs (design §4). So no finalizer is needed, which would outlive the hub.
+//! is seen while the hub runs. So no finalizer is needed, which would outlive the hub.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

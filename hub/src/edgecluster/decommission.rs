@@ -1,5 +1,5 @@
 //! A deleted EdgeCluster whose `deletionPolicy` is `Uninstall`: kept by a finalizer until the member has
-//! uninstalled its releases (design §4).
+//! uninstalled its releases.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -49,7 +49,7 @@ pub(super) enum Step {
     PutOn,
     /// A deletion is to wait no more: why.
     TakeOff(LetGo),
-    /// The deletion is to be read afresh before anything follows from it (design §3, rule 2).
+    /// The deletion is to be read afresh before anything follows from it.
     Read,
     /// The member is not to be given anything now: why.
     Wait(String),

@@ -1,5 +1,4 @@
-//! Who speaks for a member: of its agents' sessions and its proxy, one is listened to at a time
-//! (design §3, rule 4).
+//! Who speaks for a member: of its agents' sessions and its proxy, one is listened to at a time.
 //!
 //! Whoever holds the Lease is heard before who only observes, an agent before the proxy. When the
 //! speaker changes, the new one is asked for its whole account.

@@ -1,5 +1,4 @@
-//! Which member acts on which cluster: members are compared by the UID of their cluster (design §3,
-//! rule 6). Pure.
+//! Which member acts on which cluster: members are compared by the UID of their cluster. Pure.
 
 use std::collections::BTreeMap;
 

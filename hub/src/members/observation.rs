@@ -221,7 +221,7 @@ pub fn status(
         next.kubernetes_version
             .clone_from(&facts.kubernetes_version);
     }
-    // The first cluster that answered under this name stays on record (design §3, rule 6).
+    // The first cluster that answered under this name stays on record.
     if next.cluster_uid.is_none() && facts.mode != Mode::None {
         next.cluster_uid.clone_from(&facts.uid);
     }

@@ -95,7 +95,7 @@ impl<O: Order> RemoteOrders<O> {
     }
 
     /// Sets all that members are to do. What is missing is left as it is on the member: only an order to
-    /// remove removes (design §3, rule 1). A list must not have more than [`Order::MOST`].
+    /// remove removes. A list must not have more than [`Order::MOST`].
     pub fn order(&self, next: BTreeMap<String, Vec<O>>) {
         let ready = next.into_iter().map(|(name, orders)| (name, ready(orders)));
         let next: BTreeMap<String, Vec<O>> =

@@ -1,4 +1,4 @@
-//! The command lines and the environment that helm gets (reference helm.md §8).
+//! The command lines and the environment that helm gets.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};

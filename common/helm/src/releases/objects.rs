@@ -89,8 +89,7 @@ pub fn left_over(
     (kept.unread == 0).then(|| former.objects.iter().filter(gone).cloned().collect())
 }
 
-/// Where the original has created what a manifest gives no namespace: its kubeconfig pointed nowhere else
-/// (reference 1.8, "Observed by running").
+/// Where the original has created what a manifest gives no namespace: its kubeconfig pointed nowhere else.
 pub const ORIGINALS_NAMESPACE: &str = "default";
 
 /// Where the original has put what `adopted`, a revision that it wrote, gives no namespace: in `default`. What

@@ -14,7 +14,7 @@ use kube::api::Api;
 use kube::{CustomResourceExt, ResourceExt};
 
 impl ActionRunner {
-    /// Design §3, rule 2: a deletion is read twice, and one that comes with the CRD's is none.
+    /// Reads a deletion a second time. One that comes with the CRD's is none.
     pub(super) async fn confirm_deletion(&self, job: &Job) -> Result<(), Fault> {
         match &job.owner {
             ReleaseOwner::Tenant(tenant) => self.confirm_tenants_deletion(tenant).await,

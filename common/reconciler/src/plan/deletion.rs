@@ -83,7 +83,7 @@ fn removal(view: &View<'_>) -> Plan {
         };
     }
     match view.workspace {
-        // Krypton created it, and no other owner uses it. It is deleted only if it is empty (design §3, rule 8).
+        // Krypton created it, and no other owner uses it. It is deleted only if it is empty.
         Some(workspace)
             if workspace.creator.is_some()
                 && view.may_use_workspace(view.owner)

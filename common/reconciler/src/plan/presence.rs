@@ -296,7 +296,7 @@ enum Currency {
 }
 
 /// Whether the newest revision is what is desired. Our label wins; without it, the original's
-/// annotation counts when chart name and version agree (design §2, adoption).
+/// annotation counts when chart name and version agree.
 fn currency(view: &View<'_>, newest: &Revision) -> Currency {
     if let Some(label) = &newest.fingerprint {
         let same = label == view.fingerprint && !inherited(view.revisions, newest);
@@ -311,7 +311,7 @@ fn currency(view: &View<'_>, newest: &Revision) -> Currency {
         ReleaseOwner::Tenant(_) => view
             .original_fingerprint()
             .is_some_and(|value| chart.is_original_fingerprint(value)),
-        // The original left no mark, and gave these values to every chart (reference 1.6, 10).
+        // The original left no mark, and gave these values to every chart.
         ReleaseOwner::Deployment(_) => {
             let values = &chart.values;
             values.is_empty()

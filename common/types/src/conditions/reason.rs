@@ -1,7 +1,7 @@
 //! Reasons, as they stand in `conditions[].reason`.
 
 // Of Tenants and KryptonDeployments.
-// Of the original (reference 1.5).
+// Of the original.
 pub const INSTALLED: &str = "Installed";
 pub const UPGRADED: &str = "Upgraded";
 pub const NO_CHANGE: &str = "NoChange";
@@ -96,7 +96,7 @@ pub const SOURCE_GONE: &str = "SourceGone";
 pub const SOURCE_UNAVAILABLE: &str = "SourceUnavailable";
 /// Its cluster is still being made.
 pub const SOURCE_NOT_READY: &str = "SourceNotReady";
-/// The next nine are the Knative operator's, for its users (reference 2.1).
+/// The next nine are the Knative operator's, for its users.
 pub const PROFILE_NOT_FOUND: &str = "ClusterProfileNotFound";
 pub const PROFILE_NOT_READY: &str = "ClusterProfileNotReady";
 pub const PROFILE_UNAVAILABLE: &str = "ClusterProfileUnavailable";

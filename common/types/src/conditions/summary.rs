@@ -95,7 +95,7 @@ impl Standing {
     }
 }
 
-/// The summary over all members (design §2). The phase is Ready as soon as one member is, as in
+/// The summary over all members. The phase is Ready as soon as one member is, as in
 /// the original; the condition is stricter: it is True only when there are members and all are
 /// ready. With `allow_chart_skip` an error of fetching the chart alone counts for neither.
 pub fn summarise(clusters: &BTreeMap<String, ClusterState>, allow_chart_skip: bool) -> Summary {

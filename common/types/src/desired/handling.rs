@@ -53,7 +53,7 @@ pub struct Handling {
         skip_serializing_if = "std::ops::Not::not"
     )]
     pub delete_cert_manager_crds: bool,
-    /// A chart that cannot be had is no error of a Tenant's phase (`ALLOW_CHART_SKIP`, reference 1.1).
+    /// A chart that cannot be had is no error of a Tenant's phase (`ALLOW_CHART_SKIP`).
     #[serde(rename = "allowChartSkip", skip_serializing_if = "std::ops::Not::not")]
     pub allow_chart_skip: bool,
 }

@@ -1,5 +1,5 @@
 //! The file of access providers: which programs of the hub's own give credentials for ClusterProfiles.
-//! Its form is that of the Cluster Inventory API (reference 2.3). Read whole, checked, and followed.
+//! Its form is that of the Cluster Inventory API. Read whole, checked, and followed.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};

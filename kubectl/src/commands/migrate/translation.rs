@@ -1,4 +1,4 @@
-//! What a CryptoEdgeDeployment is as a KryptonDeployment (reference 1.0, 1.1). No I/O.
+//! What a CryptoEdgeDeployment is as a KryptonDeployment. No I/O.
 
 use std::collections::BTreeMap;
 
