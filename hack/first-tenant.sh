@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-test=docs_commands::the_pages_lead_from_nothing_to_a_fleet_and_through_its_life
+test=docs_commands::documented_steps_work_from_install_to_uninstall
 hack/tools/tools.sh >/dev/null
 from=$SECONDS
 cargo build "$@" --workspace --features failpoints --bins --examples

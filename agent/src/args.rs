@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_is_well_formed_and_its_defaults_are_read() {
+    fn command_is_valid_and_defaults_are_read() {
         Flags::command().debug_assert();
         let flags = read(&[]).unwrap();
         assert_eq!(flags.namespace(|_| None, None), "krypton-system");
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_used_is_refused_with_its_flag_and_the_form() {
+    fn invalid_argument_error_names_flag_and_format() {
         for (arg, word) in [
             ("--hub=https://hub:7443", "HOST:PORT"),
             ("--hub=hub", "HOST:PORT"),
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn an_endpoint_is_switched_off_by_0_and_the_replica_is_the_pod() {
+    fn zero_disables_endpoint_and_replica_defaults_to_pod() {
         let flags = read(&["--metrics-bind-address=0"]).unwrap();
         assert_eq!(flags.metrics_bind_address, Listen(None));
         let env = |name: &str| match name {

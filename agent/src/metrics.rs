@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn before_enrolment_no_certificate_is_told_to_have_ended() {
+    fn expiry_metric_is_absent_before_enrolment() {
         let (expiry_tx, expiry) = watch::channel(Timestamp::UNIX_EPOCH);
         let (desired_tx, desired) = watch::channel(None);
         let state = State {

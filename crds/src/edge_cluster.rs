@@ -398,7 +398,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_member_by_default_is_written_as_nothing_and_read_as_such() {
+    fn default_spec_serializes_empty_and_reads_back() {
         let spec = EdgeClusterSpec::default();
         assert_eq!(serde_json::to_value(&spec).unwrap(), serde_json::json!({}));
         let read: EdgeClusterSpec = serde_json::from_value(serde_json::json!({})).unwrap();

@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_ref_names_a_member_by_its_secret_and_where_given_the_secrets_namespace() {
+    fn cluster_ref_matches_secret_and_optional_namespace() {
         let named = |value| tenant(serde_json::json!({ "clusterRef": value }));
         let short = named(serde_json::json!({ "secretName": "edge-1" }));
         let full =
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_ref_without_a_secret_name_names_no_member() {
+    fn cluster_ref_without_secret_name_names_no_member() {
         for spec in [
             serde_json::json!({}),
             serde_json::json!({"clusterRef": {}}),
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_set_is_written() {
+    fn unset_fields_are_not_serialized() {
         let mut tenant = tenant(serde_json::json!({}));
         tenant.status = Some(TenantStatus::default());
         let written = serde_json::to_value(&tenant).unwrap();

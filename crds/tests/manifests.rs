@@ -29,7 +29,7 @@ fn generated_files_are_current() {
 }
 
 #[test]
-fn a_generated_file_reads_back_as_the_crd_and_has_no_status() {
+fn generated_manifest_reads_back_as_crd_without_status() {
     let read: BTreeMap<String, CustomResourceDefinition> = krypton_crds::manifests()
         .into_iter()
         .map(|(name, yaml)| (name, serde_saphyr::from_str(&yaml).unwrap()))
@@ -42,7 +42,7 @@ fn a_generated_file_reads_back_as_the_crd_and_has_no_status() {
 }
 
 #[test]
-fn every_crd_says_its_schema_version_and_another_one_has_none() {
+fn crds_have_schema_version_and_invalid_is_ignored() {
     for mut crd in krypton_crds::all() {
         assert_eq!(schema_version(&crd), Some(SCHEMA_VERSION));
         let annotations = crd.metadata.annotations.as_mut().unwrap();

@@ -9,7 +9,7 @@ TOKEN = re.compile(r'''(//[^\n]*|/\*(?:.|\n)*?\*/)|(r(\#*)"(?:.|\n)*?"\3|b?"(?:\
 def files():
     for root in ('common', 'agent', 'hub', 'kubectl', 'proto', 'tests', 'fuzz', 'crds'):
         for d, ds, fs in os.walk(root):
-            ds[:] = [x for x in ds if x not in ('target', 'corpus')]
+            ds[:] = [x for x in ds if x != "corpus" and os.path.join(d, x) != "target"]
             for f in fs:
                 if f.endswith('.rs'): yield os.path.join(d, f)
 for p in files():

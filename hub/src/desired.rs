@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_epoch_on_record_that_is_no_number_counts_as_none() {
+    fn non_numeric_recorded_epoch_counts_as_none() {
         let with = |text: &str| ConfigMap {
             data: Some([(KEY.to_owned(), text.to_owned())].into()),
             ..ConfigMap::default()

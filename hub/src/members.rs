@@ -520,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_member_has_for_itself_leaves_alone_what_the_others_share() {
+    fn member_override_leaves_shared_desired_state_unchanged() {
         let mut publisher = DesiredStatePublisher::default();
         let (now, order) = (BootTime::now(), Order::default());
         let (all, alone) = (chart(1), chart(2));
@@ -546,7 +546,7 @@ mod tests {
     }
 
     #[test]
-    fn orders_go_to_the_member_that_they_are_for_and_a_change_of_them_is_news() {
+    fn orders_reach_their_member_and_changes_bump_version() {
         let mut publisher = DesiredStatePublisher::default();
         let (now, order, all) = (BootTime::now(), Order::default(), chart(1));
         let first = publisher.next(None, 1, &of_all(&all), order, now).unwrap();
@@ -589,7 +589,7 @@ mod tests {
     }
 
     #[test]
-    fn members_that_are_to_do_the_same_share_one_desired_state() {
+    fn members_with_equal_orders_share_desired_state() {
         let mut publisher = DesiredStatePublisher::default();
         let now = BootTime::now();
         let first = publisher
@@ -608,7 +608,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_a_member_is_given_is_always_later_than_what_it_had(
+        fn desired_state_version_only_increases_per_member(
             steps in proptest::collection::vec((0_usize..3, 0_u8..3, any::<[bool; 2]>(), any::<bool>()), 1..60)
         ) {
             let mut publisher = DesiredStatePublisher::default();
@@ -630,7 +630,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_session_of_a_replica_cuts_the_older_and_is_not_ended_by_its_end() {
+    fn newer_session_cancels_older_and_survives_its_end() {
         let member = Member::new("u".to_owned(), Arc::new(watch::Sender::new(None)));
         let begin = |replica, number| member.begin_session(replica, number).unwrap();
         let first = begin("a", 1);
@@ -646,7 +646,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_has_so_many_sessions_and_a_replica_that_comes_back_is_no_more() {
+    fn member_session_limit_ignores_returning_replica() {
         let member = Member::new("u".to_owned(), Arc::new(watch::Sender::new(None)));
         for number in 1..=SESSIONS as u64 {
             let begun = member.begin_session(&number.to_string(), number);
@@ -659,7 +659,7 @@ mod tests {
     }
 
     #[test]
-    fn the_account_of_the_largest_member_is_said_in_seconds_and_none_waits_into_silence() {
+    fn throttling_of_largest_member_stays_below_heartbeat() {
         use crate::agent_server::session::HEARTBEAT;
         use crate::tenants::TENANTS_MAX;
         use krypton_proto::REPORTS_PER_MESSAGE;
@@ -685,7 +685,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_that_minds_its_business_is_never_slowed() {
+    fn well_behaved_agent_is_never_throttled() {
         let member = Member::new("u".to_owned(), Arc::new(watch::Sender::new(None)));
         let mut now = BootTime::now();
         // A thousand Tenants in a session's beginning; then ten changes a second, each in its message.
@@ -700,7 +700,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_member_asks_for_over_and_over_it_gets_slowly() {
+    fn repeated_member_requests_are_throttled() {
         let member = Member::new("u".to_owned(), Arc::new(watch::Sender::new(None)));
         let now = BootTime::now();
         for (asking, rate) in [
@@ -717,7 +717,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_cut_off_is_the_member_of_that_edge_cluster_and_no_other() {
+    fn cut_hits_only_member_with_matching_uid() {
         let members = Members::default();
         let (one, other) = (members.enter("a", "u"), members.enter("b", "u"));
         members.cut("a", Some("before"), "gone");
@@ -729,7 +729,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_comes_in_before_the_edge_clusters_are_listed_in_the_tenure() {
+    fn members_are_unknown_until_tenure_lists_edge_clusters() {
         let members = Members::default();
         members.enter("a", "u");
         let [first, second] = [1, 2].map(|since| BootTime(Duration::from_secs(since)));
@@ -746,7 +746,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_is_unknown_until_all_are_listed_and_then_gone() {
+    fn member_is_unknown_until_listed_and_then_gone() {
         let members = Members::default();
         assert_eq!(members.get("a").unwrap_err(), NotFound::NotYet);
         members.enter("a", "u");

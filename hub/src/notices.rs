@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_there_is_no_room_for_is_not_taken_in_and_is_when_there_is() {
+    fn full_queue_rejects_event_until_space_is_free() {
         let (queue, mut far_end) = mpsc::channel(QUEUE);
         let notices = EventRecorder { queue, lead: None };
         assert!((0..QUEUE).all(|number| notices.offer(notice(number))));

@@ -446,7 +446,7 @@ fn holds_the_lease() -> MemberReport {
 }
 
 #[tokio::test]
-async fn a_desired_state_reaches_the_agent_and_each_later_one_at_once() {
+async fn desired_state_reaches_agent_and_updates_follow() {
     let members = names(1);
     let mut home = Home::new().with_members(&members);
     let port = home.listen(None).await;
@@ -477,7 +477,7 @@ async fn a_hub_of_another_authority_is_not_believed() {
 }
 
 #[tokio::test]
-async fn an_agent_of_another_authority_is_not_let_in() {
+async fn agent_of_foreign_authority_is_rejected() {
     let (ours, other) = (Home::new().with_members(&names(1)), Home::new());
     let port = ours.listen(None).await;
     let credential = other.credential("edge-0", &uid("edge-0"), clock::wall(), DAY);
@@ -537,7 +537,7 @@ async fn a_session_ends_with_its_certificate() {
 }
 
 #[tokio::test]
-async fn without_a_certificate_or_with_the_hubs_own_nothing_is_answered() {
+async fn missing_certificate_or_hub_certificate_is_rejected() {
     let home = Home::new().with_members(&names(1));
     let port = home.listen(None).await;
     let own = home.authority.now().hub_credential(clock::wall()).unwrap();
@@ -560,7 +560,7 @@ async fn without_a_certificate_or_with_the_hubs_own_nothing_is_answered() {
 }
 
 #[tokio::test]
-async fn a_certificate_of_a_former_edge_cluster_or_of_none_is_refused_with_the_remedy() {
+async fn stale_or_unknown_member_is_refused_with_remedy() {
     let home = Home::new().with_members(&names(1));
     let port = home.listen(None).await;
     for (name, uid) in [("edge-0", "uid-before"), ("edge-7", "uid-of-edge-7")] {
@@ -579,7 +579,7 @@ async fn a_certificate_of_a_former_edge_cluster_or_of_none_is_refused_with_the_r
 }
 
 #[tokio::test]
-async fn who_has_just_enrolled_is_asked_to_come_again_until_its_edge_cluster_is_seen() {
+async fn new_enrolment_retries_until_edge_cluster_is_seen() {
     let mut home = Home::new().with_members(&names(1));
     let port = home.listen(None).await;
     let cases = [
@@ -619,7 +619,7 @@ async fn who_has_just_enrolled_is_asked_to_come_again_until_its_edge_cluster_is_
 }
 
 #[tokio::test]
-async fn what_an_agent_says_is_said_of_its_own_member_and_a_second_cluster_is_refused() {
+async fn agent_session_is_bound_to_member_and_cluster() {
     let members = names(2);
     let home = Home::new().with_members(&members);
     let port = home.listen(None).await;
@@ -680,7 +680,7 @@ async fn what_an_agent_says_is_said_of_its_own_member_and_a_second_cluster_is_re
 }
 
 #[tokio::test]
-async fn versions_that_do_not_fit_are_refused_with_what_to_do() {
+async fn incompatible_versions_are_refused_with_remedy() {
     let home = Home::new().with_members(&names(1));
     let port = home.listen(None).await;
     let cases = [
@@ -701,7 +701,7 @@ async fn versions_that_do_not_fit_are_refused_with_what_to_do() {
 }
 
 #[tokio::test]
-async fn messages_that_break_the_protocol_end_their_session_and_no_other() {
+async fn protocol_violation_ends_only_its_own_session() {
     let members = names(2);
     let home = Home::new().with_members(&members);
     let port = home.listen(None).await;
@@ -747,7 +747,7 @@ async fn messages_that_break_the_protocol_end_their_session_and_no_other() {
 }
 
 #[tokio::test]
-async fn the_newer_of_two_sessions_of_a_replica_wins_and_other_replicas_stay() {
+async fn newer_session_replaces_only_older_of_same_replica() {
     let home = Home::new().with_members(&names(1));
     let port = home.listen(None).await;
     let dialer = home.dialer(port.address, "edge-0");
@@ -782,7 +782,7 @@ async fn the_newer_of_two_sessions_of_a_replica_wins_and_other_replicas_stay() {
 }
 
 #[tokio::test]
-async fn a_certificate_is_renewed_for_the_member_that_asks_and_for_no_one_that_is_gone() {
+async fn certificate_renews_for_requesting_member_unless_removed() {
     let home = Home::new().with_members(&names(1));
     let port = home.listen(None).await;
     let connection = home.dialer(port.address, "edge-0").connect().await.unwrap();
@@ -807,7 +807,7 @@ async fn a_certificate_is_renewed_for_the_member_that_asks_and_for_no_one_that_i
 }
 
 #[tokio::test]
-async fn stolen_key_is_refused_and_told_of_after_a_renewal() {
+async fn stolen_key_is_refused_and_reported_after_renewal() {
     let home = Home::new().with_members(&names(1));
     let port = home.listen(None).await;
     let mut agent = Agent::start(home.dialer(port.address, "edge-0"), "a", "c");
@@ -836,7 +836,7 @@ async fn stolen_key_is_refused_and_told_of_after_a_renewal() {
 }
 
 #[tokio::test]
-async fn an_agent_connects_anew_with_a_newer_certificate() {
+async fn agent_reconnects_with_newer_certificate() {
     let home = Home::new().with_members(&names(1));
     let port = home.listen(None).await;
     let dialer = home.dialer(port.address, "edge-0");
@@ -877,7 +877,7 @@ async fn a_banned_member_is_cut_off_at_once() {
 }
 
 #[tokio::test]
-async fn a_member_whose_edge_cluster_is_gone_or_made_anew_is_cut_off_at_once() {
+async fn deleted_or_recreated_edge_cluster_disconnects_member() {
     for anew in [false, true] {
         let home = Home::new().with_members(&names(1));
         let port = home.listen(None).await;
@@ -896,7 +896,7 @@ async fn a_member_whose_edge_cluster_is_gone_or_made_anew_is_cut_off_at_once() {
 }
 
 #[tokio::test]
-async fn an_agent_comes_back_to_a_restarted_hub_and_says_all_again() {
+async fn agent_reconnects_to_restarted_hub_and_resends_report() {
     let home = Home::new().with_members(&names(1));
     let port = home.listen(None).await;
     let address = port.address;
@@ -913,7 +913,7 @@ async fn an_agent_comes_back_to_a_restarted_hub_and_says_all_again() {
 }
 
 #[tokio::test]
-async fn who_was_away_hears_the_last_desired_state_alone_and_reports_once() {
+async fn returning_agent_gets_latest_state_and_reports_once() {
     let members = names(1);
     let mut home = Home::new().with_members(&members);
     let port = home.listen(None).await;
@@ -999,7 +999,7 @@ fn flood(from: u32, generation: i64) -> Said {
 }
 
 #[tokio::test]
-async fn who_floods_is_slowed_and_still_told_and_nothing_of_it_is_lost_and_others_go_on() {
+async fn flooding_agent_is_throttled_without_loss_or_disruption() {
     // Beyond what is read at once, for some seconds.
     const MESSAGES: u32 = 60;
     let members = names(2);
@@ -1062,7 +1062,7 @@ async fn who_floods_is_slowed_and_still_told_and_nothing_of_it_is_lost_and_other
 }
 
 #[tokio::test]
-async fn who_floods_and_goes_has_gone_at_once_whatever_it_has_left_behind() {
+async fn flooding_agent_disconnect_is_detected_despite_backlog() {
     let home = Home::new().with_members(&names(1));
     let port = home.listen(None).await;
     let dialer = home.dialer(port.address, "edge-0");
@@ -1101,7 +1101,7 @@ async fn who_floods_and_goes_has_gone_at_once_whatever_it_has_left_behind() {
 }
 
 #[tokio::test]
-async fn certificates_and_charts_are_given_to_one_member_at_a_rate_and_to_others_still() {
+async fn renewals_and_chart_fetches_are_throttled_per_member() {
     let members = names(2);
     let home = Home::new().with_members(&members);
     let port = home.listen(None).await;
@@ -1159,7 +1159,7 @@ async fn sessions_of_one_member_are_paced() {
 }
 
 #[tokio::test]
-async fn an_agent_that_is_started_before_its_hub_connects_when_it_is_there() {
+async fn agent_started_before_hub_connects_once_available() {
     let home = Home::new().with_members(&names(1));
     let port = home.listen(None).await;
     let address = port.address;
@@ -1206,7 +1206,7 @@ async fn two_hundred_agents_at_once_are_all_served() {
 }
 
 #[tokio::test]
-async fn an_hour_between_the_clocks_is_harmless_and_days_are_named() {
+async fn small_clock_skew_is_harmless_large_is_reported() {
     for hours in [-1, 1] {
         let home = Home::ahead(SignedDuration::from_hours(hours)).with_members(&names(1));
         let port = home.listen(None).await;
@@ -1229,7 +1229,7 @@ async fn an_hour_between_the_clocks_is_harmless_and_days_are_named() {
 
 /// A peer that vanishes without a word: bytes go nowhere from some moment on.
 #[tokio::test]
-async fn a_half_open_connection_is_found_dead_by_both_sides() {
+async fn half_open_connection_is_detected_by_both_sides() {
     let home = Home::new().with_members(&names(1));
     let port = home.listen(None).await;
     let relay = Relay::start(port.address).await;
@@ -1280,7 +1280,7 @@ impl Relay {
 }
 
 #[tokio::test]
-async fn a_port_that_speaks_no_tls_is_named_as_such() {
+async fn dial_error_names_port_without_tls() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let serving = tokio::spawn(async move {

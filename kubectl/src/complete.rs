@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_come_next_is_what_the_program_takes() {
+    fn completions_match_accepted_arguments() {
         for word in ["get", "join", "leave", "pause", "version"] {
             assert!(words("").contains(&word.to_owned()), "{word}");
         }
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn options_that_were_typed_before_say_where_names_are_looked_for() {
+    fn typed_options_determine_name_lookup() {
         let line: Vec<String> = ["get", "-n", "team", "--context=edge", "--kubeconfig", "f"]
             .map(str::to_owned)
             .to_vec();

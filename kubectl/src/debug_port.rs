@@ -310,7 +310,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_port_is_that_of_the_flag_else_of_the_variable_else_the_usual_one() {
+    fn debug_port_comes_from_flag_variable_or_default() {
         let flag = |value: &str| json!([format!("{DEBUG_FLAG}={value}")]);
         let variable = |value: &str| json!([{"name": VARIABLE, "value": value}]);
         for (args, env, port) in [

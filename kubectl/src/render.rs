@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_are_as_wide_as_their_widest_cell_and_lines_end_without_blanks() {
+    fn columns_fit_widest_cell_without_trailing_blanks() {
         let mut table = Table::new(&["NAME", "AGE"]);
         table.push(vec!["größer-x".to_owned(), "1s".to_owned()]);
         table.push(vec!["a".to_owned(), String::new()]);
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_later_is_below_the_same_header_in_the_same_columns() {
+    fn later_output_keeps_columns_without_repeating_header() {
         let mut widths = Widths::default();
         let table = |name: &str| {
             let mut table = Table::new(&["NAME", "AGE"]);

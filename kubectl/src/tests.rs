@@ -79,7 +79,7 @@ fn fleet() -> Vec<Value> {
 }
 
 #[test]
-fn clusters_are_shown_with_what_is_known_of_them() {
+fn clusters_table_shows_known_state() {
     let expected = "\
 NAME      MODE                 CONNECTED   READY   VERSION   APPLIED   AGE
 edge-1    proxy                True        3/4     v1.36.3   1.7       2m5s
@@ -91,7 +91,7 @@ odd       <not readable>
 }
 
 #[test]
-fn wide_clusters_tell_who_holds_them_and_what_is_wrong() {
+fn wide_clusters_table_shows_holder_and_message() {
     let expected = "\
 NAME      MODE                 CONNECTED   READY   VERSION   APPLIED   AGE    WANTED   LAST-SEEN   HOLDER   CLUSTER-UID   MESSAGE
 edge-1    proxy                True        3/4     v1.36.3   1.7       2m5s   1.8      10s         hub-0    u-1           -
@@ -131,7 +131,7 @@ fn tenants() -> Vec<Value> {
 }
 
 #[test]
-fn tenants_are_shown_with_the_count_of_ready_clusters() {
+fn tenants_table_counts_ready_clusters() {
     let expected = "\
 NAMESPACE   NAME   PHASE            READY   CHART                 MESSAGE                                                        AGE
 default     acme   Error            1/4     cert-manager:1.19.1   1 of 4 clusters ready; edge-1: UpgradeFailed: timed out wai…   24h
@@ -142,7 +142,7 @@ default     odd    <not readable>
 }
 
 #[test]
-fn deployments_are_shown_with_their_region_and_the_clusters_that_they_are_on() {
+fn deployments_table_shows_region_and_clusters() {
     let deployment = |name: &str, status: Value| {
         json!({
             "apiVersion": "mesh.openkcm.io/v1alpha1",
@@ -196,7 +196,7 @@ default     acme             Error     1/4       https://charts.jetstack.io/cert
 }
 
 #[tokio::test]
-async fn one_tenant_on_many_clusters_has_a_line_for_each_as_their_edge_clusters_tell() {
+async fn single_tenant_view_has_row_per_cluster() {
     let summary = json!({"clusters": 60, "ready": 58, "error": 1, "notReady": 0, "unknown": 1});
     let status = json!({
         "phase": "Error", "summary": summary, "lastMessage": "58 of 60 clusters ready",
@@ -379,7 +379,7 @@ fn failure(code: u16, reason: &str, message: &str) -> (u16, Value) {
 }
 
 #[tokio::test]
-async fn tenants_are_listed_in_the_asked_namespace_the_contexts_or_all() {
+async fn namespace_flags_and_context_select_list_scope() {
     let cases: &[(&[&str], &str)] = &[
         (&["get", "tenants"], "/namespaces/team/tenants"),
         (
@@ -409,7 +409,7 @@ async fn tenants_are_listed_in_the_asked_namespace_the_contexts_or_all() {
 }
 
 #[tokio::test]
-async fn all_pages_are_read_and_an_odd_object_hides_no_other() {
+async fn all_pages_are_read_despite_unreadable_object() {
     let mut pages = tenants();
     let second = pages.split_off(2);
     let server = Server::start(vec![list_of(pages, "more"), list_of(second, "")]).await;
@@ -426,7 +426,7 @@ async fn all_pages_are_read_and_an_odd_object_hides_no_other() {
 }
 
 #[tokio::test]
-async fn json_and_yaml_are_whole_lists_with_every_field() {
+async fn json_and_yaml_print_full_lists() {
     let mut object = fleet().remove(3);
     object["metadata"]["managedFields"] = json!([]);
     let expected = json!({
@@ -444,7 +444,7 @@ async fn json_and_yaml_are_whole_lists_with_every_field() {
 }
 
 #[tokio::test]
-async fn what_the_server_refuses_is_one_line_with_the_remedy() {
+async fn server_errors_are_one_line_naming_cluster() {
     let cases = [
         (
             failure(
@@ -482,7 +482,7 @@ async fn what_the_server_refuses_is_one_line_with_the_remedy() {
 }
 
 #[tokio::test]
-async fn wrong_usage_ends_with_2_and_help_with_0() {
+async fn usage_errors_exit_2_and_help_exits_0() {
     let server = Server::start(Vec::new()).await;
     let cases: &[(&[&str], i32)] = &[
         (&[], 2),
@@ -514,7 +514,7 @@ async fn the_version_needs_no_cluster() {
 }
 
 #[tokio::test]
-async fn an_unknown_context_is_told_with_those_that_are_there() {
+async fn unknown_context_error_lists_existing_contexts() {
     let server = Server::start(Vec::new()).await;
     let error = server
         .run(&["get", "clusters", "--context", "away"])
@@ -562,7 +562,7 @@ fn whole_text(error: &KubectlError) -> String {
 }
 
 #[tokio::test]
-async fn a_bundle_is_printed_that_an_agent_can_read_and_the_next_command() {
+async fn join_prints_bundle_and_next_command() {
     let info = join_info("hub:7443\n10.0.0.1:7443");
     let server = Server::start(vec![info, no_member(), a_secret()]).await;
     let printed = server.run(&["join", "edge-1"]).await.unwrap();
@@ -594,7 +594,7 @@ async fn a_bundle_is_printed_that_an_agent_can_read_and_the_next_command() {
 }
 
 #[tokio::test]
-async fn the_hub_is_looked_for_where_it_may_be() {
+async fn join_searches_candidate_namespaces_for_hub() {
     let forbidden = || failure(403, "Forbidden", "configmaps is forbidden: no");
     for first in [nothing(), forbidden()] {
         let answers = vec![
@@ -634,7 +634,7 @@ async fn the_hub_is_looked_for_where_it_may_be() {
 }
 
 #[tokio::test]
-async fn without_an_address_no_token_is_made_and_one_may_be_named() {
+async fn join_requires_published_or_explicit_address() {
     let server = Server::start(vec![join_info("")]).await;
     let text = whole_text(&server.run(&["join", "edge-1"]).await.unwrap_err());
     assert!(
@@ -656,7 +656,7 @@ async fn without_an_address_no_token_is_made_and_one_may_be_named() {
 }
 
 #[tokio::test]
-async fn what_the_hub_publishes_is_checked_before_a_token_is_made() {
+async fn published_join_info_is_validated_before_token_creation() {
     let mut garbled = join_info("hub:1");
     garbled.1["data"]["ca.crt"] = json!("x");
     for (info, word) in [
@@ -673,7 +673,7 @@ async fn what_the_hub_publishes_is_checked_before_a_token_is_made() {
 }
 
 #[tokio::test]
-async fn who_may_not_make_tokens_is_told_what_is_missing() {
+async fn join_names_missing_secret_create_permission() {
     let forbidden = failure(403, "Forbidden", "secrets is forbidden: no");
     let server = Server::start(vec![join_info("hub:1"), no_member(), forbidden]).await;
     let text = whole_text(&server.run(&["join", "edge-1"]).await.unwrap_err());
@@ -684,7 +684,7 @@ async fn who_may_not_make_tokens_is_told_what_is_missing() {
 }
 
 #[tokio::test]
-async fn wrong_names_and_times_are_refused_before_anything_is_asked() {
+async fn invalid_join_arguments_are_rejected_without_any_request() {
     let server = Server::start(Vec::new()).await;
     let long = "a".repeat(64);
     let cases: &[(&[&str], &str)] = &[
@@ -749,7 +749,7 @@ fn rotating() -> (u16, Value) {
 }
 
 #[tokio::test]
-async fn a_rotation_is_asked_for_and_no_key_is_read() {
+async fn rotate_ca_patches_annotation_without_reading_key() {
     let server = Server::start(vec![authority(json!({})), authority(json!({}))]).await;
     let printed = server.run(&["rotate-ca"]).await.unwrap();
     assert!(printed.stdout.contains("rotate-ca --status"), "{printed:?}");
@@ -808,7 +808,7 @@ async fn there_is_one_rotation_at_a_time() {
 }
 
 #[tokio::test]
-async fn the_phase_and_who_is_waited_for_are_told() {
+async fn rotation_status_shows_phase_and_pending_clusters() {
     let server = Server::start(vec![stands("Announced"), rotating()]).await;
     let printed = server.run(&["rotate-ca", "--status"]).await.unwrap();
     let expected = format!(
@@ -845,7 +845,7 @@ edge-3        True        2m          0.1.0   its agent is too old to say which 
 }
 
 #[tokio::test]
-async fn a_cluster_is_locked_out_only_when_it_is_named() {
+async fn only_named_clusters_are_locked_out() {
     let refused = async |args: &[&str]| {
         let server = Server::start(vec![stands("Announced"), rotating()]).await;
         let text = whole_text(&server.run(args).await.unwrap_err());
@@ -905,7 +905,7 @@ async fn a_cluster_is_locked_out_only_when_it_is_named() {
 }
 
 #[tokio::test]
-async fn who_may_not_rotate_is_told_what_is_missing() {
+async fn rotate_ca_error_names_missing_verb_or_namespaces() {
     let forbidden = || failure(403, "Forbidden", "secrets is forbidden: no");
     let missing = || failure(404, "NotFound", "not found");
     for (answers, word) in [
@@ -924,7 +924,7 @@ async fn who_may_not_rotate_is_told_what_is_missing() {
 }
 
 #[tokio::test]
-async fn a_support_bundle_has_what_may_be_read_without_secrets_and_says_what_it_has_not() {
+async fn support_bundle_redacts_secrets_and_lists_missing_files() {
     let pod = |name: &str, container: &str| {
         json!({
             "metadata": {"name": name, "namespace": "krypton-system"},

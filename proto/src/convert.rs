@@ -847,7 +847,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_that_does_not_know_placed_tenants_or_a_part_of_an_order_does_nothing_at_all() {
+    fn partial_placed_tenant_order_is_rejected() {
         let wire = v1::Desired::from(&desired());
         let half = |change: fn(&mut v1::Desired)| {
             let mut half = wire.clone();
@@ -874,7 +874,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_that_does_not_know_deployments_or_a_part_of_an_order_does_nothing_at_all() {
+    fn partial_deployment_order_is_rejected() {
         let wire = v1::Desired::from(&desired());
         let mut without = wire.clone();
         without.deployments.clear();
@@ -895,7 +895,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_that_does_not_know_the_order_to_uninstall_does_nothing_at_all() {
+    fn desired_state_with_lost_retire_is_rejected() {
         let retire = DesiredState {
             retire: true,
             ..desired()
@@ -914,7 +914,7 @@ mod tests {
     }
 
     #[test]
-    fn roots_arrive_as_they_were_said_and_what_is_none_is_refused() {
+    fn root_digests_round_trip_and_malformed_are_rejected() {
         let all = RootDigest::of_all(&[b"a", b"b"]);
         let said = v1::Trusts::new(&all);
         assert_eq!(said.read().unwrap(), all);
@@ -928,7 +928,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_of_before_takes_what_it_does_not_know_for_nothing() {
+    fn old_agent_ignores_unknown_hub_message() {
         use prost::Message as _;
         let roots = v1::Roots {
             certificates: vec![vec![1, 2].into()],
@@ -951,7 +951,7 @@ mod tests {
     }
 
     #[test]
-    fn a_desired_state_that_is_not_the_one_of_its_digest_is_refused() {
+    fn desired_state_with_wrong_digest_is_rejected() {
         let mut sent = v1::Desired::from(&desired());
         sent.paused = false;
         assert!(matches!(
@@ -1017,7 +1017,7 @@ mod tests {
     }
 
     #[test]
-    fn both_sides_of_a_long_message_have_the_same_digest() {
+    fn trimmed_report_has_same_digest_on_both_sides() {
         let key = TenantKey {
             namespace: "n".to_owned(),
             name: "t".to_owned(),
@@ -1041,7 +1041,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_that_are_too_long_are_cut_between_characters() {
+    fn long_text_is_truncated_at_character_boundary() {
         assert_eq!(text("äää".to_owned(), 3), "ä");
     }
 
@@ -1068,7 +1068,7 @@ mod tests {
         }
 
         #[test]
-        fn a_report_of_a_deployment_arrives_as_it_was_sent(
+        fn deployment_report_round_trips_unchanged(
             observed_generation: i64, gone: bool, applied_chart in ".{0,40}", ready in state(),
             error in proptest::option::of(state()),
         ) {
@@ -1084,7 +1084,7 @@ mod tests {
         }
 
         #[test]
-        fn a_report_of_a_placed_tenant_arrives_as_it_was_sent(
+        fn placed_tenant_report_round_trips_unchanged(
             observed_generation: i64, gone: bool, state in state(),
         ) {
             let key = TenantKey { namespace: "n".to_owned(), name: "t".to_owned() };

@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_hub_serves_two_minor_versions_before_its_own_to_one_after() {
+    fn hub_accepts_two_older_and_one_newer_minor() {
         let cases = [
             ("1.3.9", Err("too old")),
             ("1.4.0", Ok(())),
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_common_revision_is_spoken_and_none_is_refused_with_both_ranges() {
+    fn newest_common_revision_is_used_otherwise_rejected() {
         let newest = *PROTOCOL.end();
         let wide = *PROTOCOL.start()..=newest + 5;
         assert_eq!(negotiate(wide, "1.0.0", "1.0.0"), Ok(newest));

@@ -257,7 +257,7 @@ fn deployment() -> Deployment {
 
 /// Added to the protocol: KryptonDeployments are carried out by members.
 #[test]
-fn orders_of_deployments_and_what_is_said_of_them_are_read_as_they_were_meant() {
+fn deployment_messages_decode_as_recorded() {
     let report = || {
         Said::Report(Report {
             tenants: vec![tenant(Truth::True.into())],
@@ -289,7 +289,7 @@ fn orders_of_deployments_and_what_is_said_of_them_are_read_as_they_were_meant() 
 
 /// Added to the protocol: labels and annotations of workspaces.
 #[test]
-fn the_configuration_of_namespaces_is_read_as_it_was_meant() {
+fn namespace_configuration_decodes_as_recorded() {
     let pair = |key: &str, value: &str| [(key.to_owned(), value.to_owned())].into();
     let configured = DesiredState {
         namespaces: krypton_types::desired::namespaces::NamespaceConfiguration {
@@ -333,7 +333,7 @@ fn placements() -> DesiredState {
 
 /// Added to the protocol: Tenants of home are placed on members.
 #[test]
-fn orders_of_placed_tenants_and_what_is_said_of_them_are_read_as_they_were_meant() {
+fn placed_tenant_messages_decode_as_recorded() {
     let placed = |state| Placed {
         namespace: "tenants".to_owned(),
         name: "acme".to_owned(),
@@ -400,7 +400,7 @@ fn hub_message(kind: Say) -> Vec<u8> {
 }
 
 #[test]
-fn what_an_agent_of_0_1_says_is_read_as_it_was_meant() {
+fn agent_0_1_messages_decode_as_recorded() {
     let now: Vec<_> = agent_says().into_iter().map(agent_message).collect();
     let heard: Vec<AgentMessage> = read(&recorded("agent-0.1.stream", &stream(&now)));
     let heard: Vec<_> = heard.into_iter().map(|message| message.kind).collect();
@@ -411,7 +411,7 @@ fn what_an_agent_of_0_1_says_is_read_as_it_was_meant() {
 }
 
 #[test]
-fn what_a_hub_of_0_1_says_is_read_as_it_was_meant() {
+fn hub_0_1_messages_decode_as_recorded() {
     let now: Vec<_> = hub_says().into_iter().map(hub_message).collect();
     let heard: Vec<HubMessage> = read(&recorded("hub-0.1.stream", &stream(&now)));
     for (heard, meant) in heard.into_iter().zip(hub_says()) {
@@ -426,7 +426,7 @@ fn what_a_hub_of_0_1_says_is_read_as_it_was_meant() {
 }
 
 #[test]
-fn what_an_agent_of_the_next_version_adds_is_passed_over() {
+fn fields_of_newer_agent_are_ignored() {
     // Fields in each message, down to the innermost.
     let state = tenant(9).state.unwrap();
     let ready = of_the_future(state.ready.unwrap().encode_to_vec());
@@ -483,7 +483,7 @@ fn what_an_agent_of_the_next_version_adds_is_passed_over() {
 }
 
 #[test]
-fn what_a_hub_of_the_next_version_adds_is_passed_over_but_for_what_is_to_be_done() {
+fn fields_of_newer_hub_are_ignored_unless_digested() {
     let desired = Desired::from(&desired_state());
     let chart_bytes = of_the_future(desired.chart.clone().unwrap().encode_to_vec());
     let around = |digest: &str| {
@@ -531,7 +531,7 @@ fn what_a_hub_of_the_next_version_adds_is_passed_over_but_for_what_is_to_be_done
 }
 
 #[test]
-fn the_hellos_of_all_versions_around_a_hub_are_there_to_be_answered() {
+fn recorded_hellos_of_all_versions_decode() {
     // The hub's own tests answer them. Those of a later version come with fields of the future.
     for (version, next) in [
         ("1.3.9", false),
@@ -567,7 +567,7 @@ fn a_chart_is_whole_or_refused() {
 }
 
 #[test]
-fn what_an_agent_says_of_what_comes_next_is_read_as_it_was_meant() {
+fn next_step_of_agent_decodes_as_recorded() {
     let said = |what: &str, at, attempts| {
         let mut said = tenant(Truth::False.into());
         let what = what.to_owned();

@@ -495,7 +495,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_asked_for_is_read_off_the_address() {
+    fn verb_and_resource_are_read_from_request() {
         let of = |method: Method, uri: &str| {
             let asked = Asked::of(&method, &uri.parse().unwrap());
             (asked.verb, asked.resource)

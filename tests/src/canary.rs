@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_that_is_planted_is_found_in_every_form() {
+    fn planted_secret_is_found_in_every_form() {
         let (key, other) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
         let (pem, der) = (key.serialize_pem(), key.serialize_der());
         let inner = pem.lines().nth(2).unwrap();

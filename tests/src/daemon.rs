@@ -424,7 +424,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cpu_time_includes_reaped_children_and_survives_an_odd_name() {
+    fn cpu_time_includes_children_despite_odd_name() {
         let stat = "42 (a ) b) S 1 42 42 0 -1 4194560 100 200 0 0 150 50 1000 300 20 0 9 0 7 8 9";
         assert_eq!(cpu_seconds(stat).unwrap(), 15.0);
         assert!(cpu_seconds("42 (hub) S 1 2").is_err());
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flag_is_recognised_with_and_without_its_value() {
+    fn flag_is_recognised_with_or_without_value() {
         assert!(is_flag("--helm", "--helm") && is_flag("--helm=/x", "--helm"));
         assert!(!is_flag("--helm-timeout", "--helm"));
     }

@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_passes_is_carried_and_held_and_late_as_it_is_told() {
+    async fn passed_delayed_and_frozen_traffic_is_delivered() {
         let (traffic, mut client) = way().await;
         assert!(said(&mut client, b"pass").await.unwrap());
         traffic.send_replace(Traffic::Delay(Duration::from_millis(50)));
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_cut_is_reset_and_so_is_what_has_lost_something() {
+    async fn cut_or_lossy_connection_is_reset() {
         let (traffic, mut client) = way().await;
         traffic.send_replace(Traffic::Cut);
         assert!(said(&mut client, b"gone").await.is_err());

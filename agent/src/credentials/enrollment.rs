@@ -596,7 +596,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_token_gives_a_certificate_with_which_the_hub_can_be_talked_to() {
+    async fn token_yields_certificate_accepted_by_hub() {
         let authority = Arc::new(FakeAuthority::new());
         let hub = hub_that_signs(&authority, "edge-1").await;
         let key = new_key().unwrap();
@@ -642,7 +642,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_hub_of_another_ca_ends_it_and_a_busy_one_may_be_asked_again() {
+    async fn foreign_ca_is_rejected_busy_hub_is_retried() {
         let authority = Arc::new(FakeAuthority::new());
         let hub = hub_that_signs(&authority, "edge-1").await;
         let other = bundle(&FakeAuthority::new(), &hub);
@@ -701,7 +701,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_renewal_brings_a_new_key_which_is_kept_and_used_from_then_on() {
+    async fn renewal_stores_and_uses_new_key() {
         let authority = Arc::new(FakeAuthority::new());
         let hub = renewing(&authority).await;
         let before = identity(&authority);
@@ -725,7 +725,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_another_replica_has_renewed_is_used_without_asking_the_hub() {
+    async fn certificate_renewed_by_other_replica_is_adopted() {
         let authority = FakeAuthority::new();
         let theirs = identity(&authority);
         let store = store_with(&theirs).await;
@@ -741,7 +741,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_renewal_whose_write_is_overtaken_is_done_only_by_a_newer_certificate() {
+    async fn overtaken_renewal_succeeds_only_with_newer_certificate() {
         let authority = Arc::new(FakeAuthority::new());
         let hub = renewing(&authority).await;
         let dialer = authority.dialer(hub.addresses(), Valid::Now);
@@ -834,7 +834,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn roots_that_the_hub_names_are_kept_and_used_and_the_certificate_stays() {
+    async fn announced_roots_are_stored_without_renewing_certificate() {
         let (old, new) = (FakeAuthority::new(), FakeAuthority::new());
         let before = identity(&old);
         let next = new.hub(Valid::Now);
@@ -861,7 +861,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_hub_of_other_roots_changes_nothing_on_the_member() {
+    async fn foreign_roots_change_nothing_on_member() {
         let old = FakeAuthority::new();
         let before = identity(&old);
         let kept = keeper(&before, vec!["127.0.0.1:1".to_owned()]).await;
@@ -875,7 +875,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_certificate_is_renewed_when_the_hub_asks_for_it_though_it_is_new() {
+    async fn certificate_is_renewed_early_on_hub_request() {
         let authority = Arc::new(FakeAuthority::new());
         let hub = renewing(&authority).await;
         let before = identity(&authority);
@@ -890,7 +890,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn while_the_hub_is_away_what_another_replica_has_kept_is_found() {
+    async fn renewal_by_other_replica_is_found_without_hub() {
         let authority = FakeAuthority::new();
         let (before, theirs) = (identity(&authority), identity(&authority));
         let store = store_with(&before).await;
@@ -902,7 +902,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_to_be_done_next_follows_from_the_times() {
+    fn next_chore_follows_from_due_times() {
         let at = |second| BootTime(Duration::from_secs(second));
         let (now, never, long) = (at(1000), Times::default(), LOOK_EVERY * 2);
         let seconds = Duration::from_secs;
@@ -948,7 +948,7 @@ mod tests {
     }
 
     #[test]
-    fn renewal_is_between_seventy_and_eighty_hundredths_of_the_life() {
+    fn renewal_is_due_at_70_to_80_percent() {
         let at = |second| Timestamp::from_second(second).unwrap();
         assert_eq!(renewal_time(at(1000), at(2000), 0.0), at(1700));
         assert_eq!(renewal_time(at(1000), at(2000), 1.0), at(1800));

@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bundle_is_used_once_and_a_new_one_joins_anew() {
+    fn bundle_enrols_once_and_new_bundle_enrols_again() {
         let old = bundle("edge-1", 'a');
         let mine = enrolled(&old);
         let decide = |enrolled, bundle| decide(enrolled, bundle, "krypton-system");
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bundle_for_another_cluster_is_refused_with_both_names() {
+    fn bundle_for_another_cluster_is_rejected_naming_both() {
         let mine = enrolled(&bundle("edge-1", 'a'));
         let other = bundle("edge-2", 'b');
         let said = decide(Some(&mine), Some(&other), "krypton-system")
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_missing_cut_off_or_endless_is_named() {
+    fn missing_truncated_or_endless_bundle_file_is_reported() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("bundle.yaml");
         let said = |path: &Path| chain(&in_file(path).unwrap_err());

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn roots_are_replaced_only_by_a_set_that_holds_one_of_them() {
+    fn root_update_must_overlap_trusted_roots() {
         let (old, new, other) = (root(), root(), root());
         let both = [old.clone(), new.clone()];
         let cases = [
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_certificate_of_a_ca_is_not_taken_among_the_roots() {
+    fn non_ca_certificate_is_rejected_as_root() {
         let authority = FakeAuthority::new();
         let trusted = authority.roots();
         let leaf = authority.agent(Valid::Now).certificates.remove(0);
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hub_cannot_have_a_renewal_put_off_for_ever() {
+    fn renewal_delay_from_hub_is_capped() {
         let told = |renew_within_millis| {
             Told::from(v1::Roots {
                 certificates: vec![Bytes::from_static(b"x")],

@@ -100,7 +100,7 @@ fn told(view: &AgentView, reconciler: Result<ReconcilerNow, &'static str>) -> Va
 }
 
 #[test]
-fn before_it_has_joined_there_is_little_to_tell() {
+fn dump_before_join_has_no_member_state() {
     let (view, ..) = view();
     assert_eq!(view.silent(), Some("notJoined"));
     let told = told(&view, Err("notJoined"));
@@ -118,7 +118,7 @@ fn before_it_has_joined_there_is_little_to_tell() {
 }
 
 #[tokio::test]
-async fn an_agent_is_told_of_without_what_is_nobodys_concern() {
+async fn agent_dump_shows_state_but_no_secrets() {
     drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
     let (view, contact, desired) = view();
     let folder = tempfile::tempdir().unwrap();
@@ -215,7 +215,7 @@ async fn an_agent_is_told_of_without_what_is_nobodys_concern() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reconciler_that_is_busy_or_has_ended_is_not_waited_for() {
+async fn busy_or_ended_reconciler_does_not_block_dump() {
     let (asking, mut questions) = mpsc::channel::<Question>(1);
     assert_eq!(ask(&asking).await.err(), Some("busy"));
     // The next one waits behind the first, which nobody waits for any more.

@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_chart_of_the_present_desired_state_comes_in_parts() {
+    async fn chart_of_present_desired_state_arrives_in_parts() {
         let authority = FakeAuthority::new();
         let hub = FakeHub::start(&authority).await;
         let from_hub = linked(&hub, &authority).await;
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_answer_that_is_damaged_or_too_long_is_not_used() {
+    async fn damaged_or_oversized_chart_answer_is_rejected() {
         let authority = FakeAuthority::new();
         let hub = FakeHub::start(&authority).await;
         let from_hub = linked(&hub, &authority).await;
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_answer_that_breaks_off_is_gone_on_with_and_another_chart_begins_anew() {
+    async fn interrupted_fetch_resumes_and_other_chart_restarts() {
         let authority = FakeAuthority::new();
         let hub = FakeHub::start(&authority).await;
         let from_hub = linked(&hub, &authority).await;

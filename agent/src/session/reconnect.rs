@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn pauses_grow_to_half_a_minute_and_are_left_to_chance_in_full() {
+    fn backoff_grows_to_cap_with_full_jitter() {
         let mut pace = Pace::default();
         let mut before = Duration::ZERO;
         for _ in 0..20 {
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_session_of_a_minute_makes_up_for_failures() {
+    fn only_minute_long_session_resets_backoff() {
         let mut pace = Pace::default();
         for _ in 0..10 {
             pace.failed(NOW, 1.0);
@@ -127,8 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_that_had_settled_is_asked_for_often_for_a_quarter_of_a_minute_and_then_ever_less()
-    {
+    fn settled_session_retries_often_then_backs_off() {
         let seconds = Duration::from_secs;
         // How long the session had lasted; when after its end the tries fail; the longest pauses after them.
         let rows: [(u64, &[(u64, u64)]); 3] = [
@@ -164,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_with_a_newer_certificate_goes_on_with_the_session() {
+    fn stream_with_newer_certificate_continues_settled_session() {
         let mut pace = Pace::default();
         pace.welcomed(NOW);
         pace.welcomed(later(SETTLED));
@@ -174,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_drain_the_next_hub_is_asked_often_from_when_it_may_be() {
+    fn short_retry_window_starts_after_drain_pause() {
         let asked = Duration::from_secs(60);
         for (settled, third) in [(true, SHORT), (false, FIRST * 8)] {
             let mut pace = Pace::default();
@@ -189,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_asked_about_rarely_and_a_drain_is_obeyed() {
+    fn refused_agent_retries_rarely_and_obeys_drain_delay() {
         let mut pace = Pace::default();
         assert!(pace.refused(0.0) >= LONGEST / 2);
         assert_eq!(pace.refused(1.0), LONGEST);

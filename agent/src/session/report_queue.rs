@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_begins_with_the_whole_account_in_messages_of_limited_size() {
+    fn session_starts_with_full_report_in_bounded_messages() {
         let report_store = report_store(450);
         report_store.resend();
         let mut report_queue = ReportQueue::new();
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_heartbeat_covers_tenants_deployments_and_placements_and_an_account_names_them_all() {
+    fn heartbeat_digest_covers_tenants_deployments_and_placements() {
         let report_store = report_store(150);
         let deployment = |name: u16| DeploymentKey {
             namespace: "default".to_owned(),
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn the_answer_to_a_desired_state_and_a_heartbeat_go_before_changes() {
+    fn applied_answer_and_heartbeat_precede_changes() {
         let report_store = report_store(1);
         report_store.resend();
         let mut report_queue = ReportQueue::new();
@@ -409,7 +409,7 @@ mod tests {
         /// However changes, messages, heartbeats and resyncs follow each other: the hub ends with what
         /// the report_store has, and no heartbeat on the way differs from what the hub holds by then.
         #[test]
-        fn the_hub_ends_with_what_the_board_holds(steps in proptest::collection::vec(prop_oneof![
+        fn hub_converges_to_report_store_content(steps in proptest::collection::vec(prop_oneof![
             (0_u16..500, proptest::option::of(0_i64..4)).prop_map(|(name, said)| Step::Tenant(name, said)),
             (0_usize..3).prop_map(Step::Send),
             Just(Step::Beat),

@@ -146,7 +146,7 @@ async fn account(session: &mut FakeSession) -> (Vec<String>, u64) {
 }
 
 #[tokio::test]
-async fn a_session_begins_with_hello_and_the_whole_account_and_goes_on_with_changes() {
+async fn session_sends_hello_then_full_report_then_changes() {
     let authority = FakeAuthority::new();
     let mut hub = FakeHub::start(&authority).await;
     let agent = Agent::start(authority.dialer(hub.addresses(), Valid::Now));
@@ -178,7 +178,7 @@ async fn a_session_begins_with_hello_and_the_whole_account_and_goes_on_with_chan
 }
 
 #[tokio::test]
-async fn a_heartbeat_has_the_digest_of_what_was_said_and_a_resync_gets_all_of_it_again() {
+async fn heartbeat_carries_report_digest_and_resync_resends_all() {
     let authority = FakeAuthority::new();
     let mut hub = FakeHub::start(&authority).await;
     let agent = Agent::start(authority.dialer(hub.addresses(), Valid::Now));
@@ -210,7 +210,7 @@ async fn a_heartbeat_has_the_digest_of_what_was_said_and_a_resync_gets_all_of_it
 }
 
 #[tokio::test]
-async fn a_desired_state_reaches_the_slot_and_one_that_cannot_be_read_does_not() {
+async fn only_readable_desired_state_reaches_slot() {
     let authority = FakeAuthority::new();
     let mut hub = FakeHub::start(&authority).await;
     let mut agent = Agent::start(authority.dialer(hub.addresses(), Valid::Now));
@@ -237,7 +237,7 @@ async fn a_desired_state_reaches_the_slot_and_one_that_cannot_be_read_does_not()
 }
 
 #[tokio::test]
-async fn after_the_hub_has_gone_the_session_is_made_anew_with_the_whole_account() {
+async fn lost_hub_session_resumes_with_full_report() {
     let authority = FakeAuthority::new();
     let mut hub = FakeHub::start(&authority).await;
     let address = hub.address.to_string();
@@ -263,7 +263,7 @@ async fn after_the_hub_has_gone_the_session_is_made_anew_with_the_whole_account(
 }
 
 #[tokio::test]
-async fn a_drain_ends_the_session_and_the_next_one_follows() {
+async fn drain_ends_session_and_agent_reconnects() {
     let authority = FakeAuthority::new();
     let mut hub = FakeHub::start(&authority).await;
     let mut agent = Agent::start(authority.dialer(hub.addresses(), Valid::Now));
@@ -279,7 +279,7 @@ async fn a_drain_ends_the_session_and_the_next_one_follows() {
 }
 
 #[tokio::test]
-async fn of_two_hubs_the_one_that_leads_is_found_and_followed_when_the_lead_changes() {
+async fn agent_finds_and_follows_leading_hub() {
     let authority = FakeAuthority::new();
     let mut one = FakeHub::start(&authority).await;
     let mut other = FakeHub::start(&authority).await;
@@ -314,7 +314,7 @@ fn shared(dialer: Dialer) -> (Arc<Dialer>, Arc<Dialer>) {
 }
 
 #[tokio::test]
-async fn a_newer_certificate_gets_a_stream_of_its_own_before_the_one_there_is_left() {
+async fn renewed_certificate_opens_new_stream_before_closing_old() {
     let authority = FakeAuthority::new();
     let mut hub = FakeHub::start(&authority).await;
     let (dialer, ours) = shared(authority.dialer(hub.addresses(), Valid::Now));
@@ -352,7 +352,7 @@ async fn a_newer_certificate_gets_a_stream_of_its_own_before_the_one_there_is_le
 }
 
 #[tokio::test]
-async fn what_the_hub_names_as_its_roots_is_handed_on_and_what_is_kept_is_told() {
+async fn received_roots_are_forwarded_and_kept_ones_reported() {
     let authority = FakeAuthority::new();
     let mut hub = FakeHub::start(&authority).await;
     let (dialer, ours) = shared(authority.dialer(hub.addresses(), Valid::Now));
@@ -393,7 +393,7 @@ async fn a_refusal_keeps_the_hubs_words() {
 }
 
 #[tokio::test]
-async fn what_stands_between_is_told_by_the_link() {
+async fn link_reports_cause_of_failed_connection() {
     let (authority, other) = (FakeAuthority::new(), FakeAuthority::new());
     let foreign = FakeHub::start(&other).await;
     let mut agent = Agent::start(authority.dialer(foreign.addresses(), Valid::Now));
@@ -418,7 +418,7 @@ async fn what_stands_between_is_told_by_the_link() {
 }
 
 #[tokio::test]
-async fn a_hub_of_another_protocol_is_named_with_its_version() {
+async fn incompatible_hub_is_reported_with_its_version() {
     let authority = FakeAuthority::new();
     let mut hub = FakeHub::start(&authority).await;
     let mut agent = Agent::start(authority.dialer(hub.addresses(), Valid::Now));

@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_member_whose_runs_all_hang_leaves_room_for_the_others() {
+    async fn hung_member_runs_leave_room_for_others() {
         let slots = slots(4, 3);
         let mut hung = Vec::new();
         for _ in 0..3 {
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_removal_goes_before_the_upgrades_that_wait_and_who_leaves_holds_nobody_up() {
+    async fn removal_precedes_upgrades_and_cancelled_waiter_blocks_none() {
         let slots = slots(1, 1);
         let first = slots.take("a", Priority::Low).await;
         let mut upgrade = std::pin::pin!(slots.take("a", Priority::Low));
@@ -254,7 +254,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_more_run_than_may_and_nobody_waits_while_a_slot_is_free_to_them(
+        fn slots_respect_limits_and_free_slot_is_used(
             steps in proptest::collection::vec((0..4_u8, 0..3_usize, any::<bool>(), any::<usize>()), 0..150)
         ) {
             let names = ["a", "b", "c"];

@@ -53,7 +53,7 @@ fn entries(dir: &Path) -> usize {
 }
 
 #[tokio::test]
-async fn helm_gets_its_arguments_its_values_and_nothing_of_our_environment() {
+async fn helm_gets_arguments_and_values_but_clean_environment() {
     let script = r#"
 env >environment
 printf '%s\n' "$@" >arguments
@@ -157,7 +157,7 @@ readlink /proc/self/fd/0 >stdin
 }
 
 #[tokio::test]
-async fn a_failure_carries_the_end_of_standard_error_and_no_secret() {
+async fn failure_keeps_stderr_tail_and_redacts_secrets() {
     let script = "i=0; while [ $i -lt 3000 ]; do echo 'a warning that is repeated quite often' >&2; \
                   i=$((i+1)); done; echo 'Error: UPGRADE FAILED: no way, hunter2' >&2; exit 1";
     let stage = Stage::set(script).await;
@@ -200,7 +200,7 @@ async fn helm_that_takes_memory_without_end_is_ended() {
 }
 
 #[tokio::test]
-async fn a_release_that_is_not_there_is_told_from_other_failures() {
+async fn missing_release_is_distinguished_from_other_failures() {
     let (_handle, stop) = never();
     let gone = "echo 'Error: uninstall: Release not loaded: a: release: not found' >&2; exit 1";
     let stage = Stage::set(gone).await;
@@ -233,7 +233,7 @@ async fn a_release_that_is_not_there_is_told_from_other_failures() {
 }
 
 #[tokio::test]
-async fn a_run_over_its_deadline_is_killed_with_all_that_it_started() {
+async fn run_past_deadline_is_killed_with_descendants() {
     let stage = Stage::set(&stubborn()).await;
     let helm = stage.helm().await.with_timeouts(quick());
     let (_handle, stop) = never();
@@ -269,7 +269,7 @@ fn assert_no_writer_is_left(own: std::fs::File, path: &Path) {
 }
 
 #[tokio::test]
-async fn helm_that_heeds_sigterm_at_its_deadline_may_end_in_order() {
+async fn helm_may_exit_gracefully_on_sigterm_at_deadline() {
     let script = format!(
         "exec 3>pipe\ntrap 'echo asked >&3; echo \"Error: cancelled\" >&2; kill $!; exit 1' TERM\n\
          sleep {FOREVER} & echo started >&3\nwait"
@@ -301,7 +301,7 @@ async fn helm_that_heeds_sigterm_at_its_deadline_may_end_in_order() {
 }
 
 #[tokio::test]
-async fn a_kill_ends_the_whole_group_at_once_and_bars_new_runs_until_permitted() {
+async fn kill_ends_process_group_and_blocks_new_runs() {
     let stage = Stage::set(&stubborn()).await;
     let helm = stage.helm().await;
     let (handle, stop) = never();
@@ -329,7 +329,7 @@ async fn a_kill_ends_the_whole_group_at_once_and_bars_new_runs_until_permitted()
 }
 
 #[tokio::test]
-async fn a_soft_stop_asks_an_upgrade_to_end_and_then_kills_it() {
+async fn soft_stop_sends_sigterm_and_then_kills() {
     let script = format!(
         "exec 3>pipe\ntrap 'echo asked >&3' TERM\nsleep {FOREVER} & echo started >&3\nwhile :; do wait; done"
     );
@@ -390,7 +390,7 @@ async fn a_soft_stop_lets_an_uninstall_end() {
 }
 
 #[tokio::test]
-async fn a_run_whose_future_is_dropped_dies() {
+async fn dropped_run_future_kills_helm() {
     let stage = Stage::set(&stubborn()).await;
     let helm = stage.helm().await;
     let (_handle, stop) = never();
@@ -434,7 +434,7 @@ fn start_driver(stage: &Stage, permit: Duration) -> tokio::process::Child {
 }
 
 #[tokio::test]
-async fn helm_dies_when_its_time_is_over_though_its_driver_is_stopped() {
+async fn helm_dies_at_deadline_while_driver_is_stopped() {
     let stage = Stage::set(&stubborn()).await;
     let driver = start_driver(&stage, Duration::from_secs(1));
     let number = driver.id().unwrap();
@@ -445,7 +445,7 @@ async fn helm_dies_when_its_time_is_over_though_its_driver_is_stopped() {
 }
 
 #[tokio::test]
-async fn a_run_that_is_given_more_time_lives_on() {
+async fn run_continues_when_its_permit_is_extended() {
     let stage = Stage::set("exec 3>pipe\necho started >&3\nsleep 6\necho done >&3").await;
     let helm = stage.helm().await;
     let (handle, stop) = never();
@@ -466,7 +466,7 @@ async fn a_run_that_is_given_more_time_lives_on() {
 }
 
 #[tokio::test]
-async fn a_run_whose_time_is_over_is_not_begun() {
+async fn run_with_expired_permit_is_not_started() {
     let stage = Stage::set(&stubborn()).await;
     let helm = stage.helm().await;
     let (handle, stop) = never();
@@ -482,7 +482,7 @@ async fn a_run_whose_time_is_over_is_not_begun() {
 }
 
 #[tokio::test]
-async fn what_helm_leaves_running_is_ended_with_it() {
+async fn leftover_helm_children_are_killed_on_exit() {
     let script = format!(
         "exec 3>pipe\nsh -c 'trap \"\" TERM; while :; do sleep {FOREVER}; done' >/dev/null 2>&1 &\n\
          echo started >&3\nexit 0"
@@ -502,7 +502,7 @@ async fn what_helm_leaves_running_is_ended_with_it() {
 }
 
 #[tokio::test]
-async fn the_first_process_of_a_container_is_left_no_dead_of_a_killed_run() {
+async fn killed_run_leaves_no_zombies_to_init() {
     // Who inherits orphans is set for the whole process; the other tests do not mind.
     rustix::process::set_child_subreaper(Some(rustix::process::getpid())).unwrap();
     let script = format!(
@@ -532,7 +532,7 @@ async fn the_first_process_of_a_container_is_left_no_dead_of_a_killed_run() {
 }
 
 #[tokio::test]
-async fn no_more_helms_run_at_once_than_allowed_and_each_end_makes_room() {
+async fn helm_concurrency_is_limited_and_slots_are_freed() {
     let stage = Stage::set("exec 3>pipe\necho started >&3\nexit 0").await;
     let config = HelmConfig {
         max_concurrent: 2,
@@ -555,7 +555,7 @@ async fn no_more_helms_run_at_once_than_allowed_and_each_end_makes_room() {
 }
 
 #[tokio::test]
-async fn a_killed_helm_and_one_that_cannot_start_are_told_apart() {
+async fn killed_and_unstartable_helm_are_distinguished() {
     let (_handle, stop) = never();
     let stage = Stage::set("kill -9 $$").await;
     let helm = stage.helm().await;
@@ -610,7 +610,7 @@ async fn a_killed_helm_and_one_that_cannot_start_are_told_apart() {
 }
 
 #[tokio::test]
-async fn a_helm_of_another_version_is_refused_with_what_to_install() {
+async fn unsupported_helm_version_is_rejected_with_remedy() {
     for (version, fits) in [
         ("v4.2.4", true),
         ("v4.3.1", true),
@@ -646,7 +646,7 @@ async fn a_helm_of_another_version_is_refused_with_what_to_install() {
 }
 
 #[tokio::test]
-async fn a_helm_that_is_replaced_or_lost_while_we_run_is_noticed_and_so_is_its_return() {
+async fn helm_binary_swap_loss_and_return_are_detected() {
     let (_handle, stop) = never();
     let stage = Stage::set("exit 0").await;
     let helm = stage.helm().await;
@@ -673,7 +673,7 @@ async fn a_helm_that_is_replaced_or_lost_while_we_run_is_noticed_and_so_is_its_r
 }
 
 #[tokio::test]
-async fn no_room_for_helms_files_is_told_before_helm_begins_and_folders_that_went_are_made_again() {
+async fn missing_run_folder_is_recreated_and_unusable_reported() {
     let stage = Stage::set("exit 0").await;
     let helm = stage.helm().await;
     let values = serde_json::Map::new();
@@ -691,7 +691,7 @@ async fn no_room_for_helms_files_is_told_before_helm_begins_and_folders_that_wen
 }
 
 #[tokio::test]
-async fn a_secret_that_helm_cannot_decode_is_told_from_a_cluster_that_does_not_answer() {
+async fn undecodable_secret_is_distinguished_from_unreachable_cluster() {
     let (_handle, stop) = never();
     let look = |stage: &Stage| Look {
         kubeconfig: stage.path("kubeconfig"),

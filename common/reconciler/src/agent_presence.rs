@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_hub_acts_only_where_no_agent_was_or_one_has_been_away_for_the_grace() {
+    fn hub_acts_only_without_agent_or_after_grace() {
         let at = |seconds| BootTime(Duration::from_secs(seconds));
         let grace = Duration::from_secs(60);
         let cases = [

@@ -513,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deletion_counts_only_where_it_is_certain_that_it_came_before_that_of_the_crd() {
+    fn deletion_must_certainly_precede_crd_deletion() {
         let crd = Timestamp::from_second(100).unwrap();
         let (nobody, old) = (BTreeSet::new(), BTreeSet::from(["old".to_owned()]));
         let known = |confirmed: &BTreeSet<String>, under_way: &BTreeSet<String>| Deletions {
@@ -549,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kept_tenant_comes_back_with_its_spec_and_its_old_uid() {
+    fn restored_tenant_keeps_spec_and_previous_uid() {
         let record = Record::of(recorded(&Kept::of(&tenant(Some(100)), Deleted::No)));
         assert_eq!(record.workspace().as_deref(), Some("acme"));
         assert_eq!(record.key().to_string(), "team/acme");
@@ -561,7 +561,7 @@ mod tests {
     }
 
     #[test]
-    fn a_placed_tenant_is_put_back_as_a_placed_tenant() {
+    fn placed_tenant_is_restored_as_placed() {
         let mut placed = tenant(Some(100));
         placed.metadata.finalizers = Some(vec![names::PLACED_FINALIZER.to_owned()]);
         let on = (names::PLACED_ON_ANNOTATION.to_owned(), "edge-1".to_owned());
@@ -576,7 +576,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_is_put_back_with_our_finalizer_if_it_had_that_and_without_those_of_others() {
+    fn tenant_is_restored_with_only_own_finalizer() {
         let mut held = tenant(Some(100));
         let finalizers = ["example.org/hold", names::TENANT_FINALIZER];
         held.metadata.finalizers = Some(finalizers.map(str::to_owned).to_vec());
@@ -590,7 +590,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_certain_stays_certain_when_another_process_goes_on() {
+    fn confirmed_deletion_outlives_process_for_same_uid() {
         let of = |uid: &str, deleted| Kept {
             uid: uid.to_owned(),
             ..Kept::of(&tenant(Some(99)), deleted)
@@ -602,7 +602,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_older_krypton_has_kept_is_put_back() {
+    fn record_of_older_version_is_readable() {
         let mut old = serde_json::to_value(Kept::of(&tenant(None), Deleted::No)).unwrap();
         let fields = old.as_object_mut().unwrap();
         fields.retain(|name, _| !["deleted", "finalizer"].contains(&name.as_str()));

@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_answer_changes_nothing_and_each_other_one_does() {
+    fn first_version_is_baseline_and_differences_are_changes() {
         let mut version = ClusterVersion::default();
         let answers = ["v1.36.0", "v1.36.0", "v1.36.1", "v1.36.1", "v1.36.0"];
         let changed = answers.map(|answer| version.is_another(answer.to_owned()));

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn own_values_are_hashed_again_only_when_they_change() {
+    fn own_values_are_rehashed_only_after_change() {
         let owner = |replicas: u32, generation: i64| {
             let values = json!({ "replicas": replicas }).as_object().cloned();
             let mut tenant = Tenant::new("acme", TenantSpec::default());

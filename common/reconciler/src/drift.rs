@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenants_annotation_goes_before_the_fleets_mode_and_one_that_is_none_is_told() {
+    fn tenant_annotation_overrides_drift_mode_unless_invalid() {
         for (annotation, mode, mistaken) in [
             (None, DriftMode::Warn, false),
             (Some("heal"), DriftMode::Heal, false),
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interval_is_never_nothing_and_at_most_a_day() {
+    fn drift_interval_is_clamped_between_second_and_day() {
         for (given, taken) in [(0, 1), (60, 60), (u32::MAX, 86_400)] {
             let policy = DriftPolicy {
                 mode: DriftMode::Warn,

@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn slot_is_only_given_for_the_need_that_waited() {
+    async fn slot_is_granted_only_for_queued_need() {
         let folder = TempDir::new().unwrap();
         let tools = tools(&folder).await;
         let mut queue = HelmQueue::default();

@@ -722,7 +722,7 @@ mod tests {
     }
 
     #[test]
-    fn what_we_did_while_a_list_was_read_is_not_forgotten_with_it() {
+    fn own_writes_survive_concurrent_list() {
         let mut watched = watched([
             Event::Apply(("a", 1, "old")),
             Event::Init,
@@ -737,7 +737,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_the_truth_even_where_it_is_older_than_what_was_known() {
+    fn relist_replaces_newer_cached_objects() {
         let listed = watched([
             Event::Apply(("a", 9, "known")),
             Event::Apply(("gone", 9, "known")),
@@ -749,7 +749,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_gone_while_its_answer_was_on_its_way_stays_gone() {
+    fn late_response_does_not_restore_deleted_object() {
         let mut watched = watched([
             Event::Apply(("a", 5, "new")),
             Event::Apply(("other", 6, "other")),

@@ -780,7 +780,7 @@ proptest! {
     ))]
 
     #[test]
-    fn whatever_happens_one_writes_and_soon_somebody_does(
+    fn random_faults_keep_single_writer_and_progress(
         seed in any::<u64>(), known in any::<bool>(), in_pods in any::<bool>(), story in any_story()
     ) {
         play(World::new(seed, known, in_pods), &story)?;
@@ -789,7 +789,7 @@ proptest! {
 
 /// The other agent and the hub would wait for a minute.
 #[test]
-fn an_agent_that_is_started_again_in_its_pod_acts_again_within_seconds() {
+fn restarted_agent_in_same_pod_acts_within_seconds() {
     for seed in 0..20 {
         let mut world = World::new(seed, true, true);
         let steps = |world: &mut World, millis: Time| {
@@ -814,7 +814,7 @@ fn an_agent_that_is_started_again_in_its_pod_acts_again_within_seconds() {
 
 /// They are answered when nobody waits any more, and go through all the same.
 #[test]
-fn writes_that_take_too_long_keep_the_lease_from_nobody() {
+fn slow_writes_do_not_block_lease_acquisition() {
     let story = [
         (10_000, Fault::SlowWrites(9_000)),
         (600_000, Fault::Annotate),

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn each_series_is_there_at_zero_before_anything_happens_and_counts_what_does() {
+    fn all_series_exist_at_zero_and_count_events() {
         let metrics = WorkMetrics::default();
         let before = rendered(&metrics);
         has(
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn what_reconcilers_wait_for_is_summed_and_goes_with_them() {
+    fn waiting_counts_are_summed_and_removed_with_reconcilers() {
         let metrics = WorkMetrics::default();
         let (mut one, mut two) = (metrics.part(), metrics.part());
         let depths = |lists, runs| Depths {

@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_missing_from_a_list_is_left_and_only_what_is_new_is_looked_at() {
+    async fn unlisted_orders_are_forgotten_and_only_changes_dirty() {
         let mut placed_tenants = PlacedTenants::default();
         let (a, b) = (order("a", false), order("b", false));
         assert_eq!(placed_tenants.ordered(&[a.clone(), b.clone()]), []);

@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn each_order_has_one_answer_to_each_thing_that_is_found() {
+    fn placement_order_and_found_tenant_determine_next_step() {
         let changed = |change: fn(&mut Tenant)| {
             let mut tenant = made(&order());
             change(&mut tenant);
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_written_while_the_member_is_held_back_and_what_is_well_is_said_all_the_same() {
+    fn held_member_is_not_written_but_shows_placed() {
         let ours = made(&order());
         let held = Some((reason::PAUSED, "paused on the EdgeCluster"));
         for (order, found, expected) in [
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn the_namespace_is_made_when_it_is_missing_and_waited_for_when_it_goes() {
+    fn missing_namespace_is_created_and_terminating_is_awaited() {
         let found = None;
         for (terminating, order, expected) in [
             (None, order(), "create-namespace"),
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gone_is_so_only_when_a_fresh_look_shows_nothing_of_this_order() {
+    fn removal_is_confirmed_when_no_own_tenant_remains() {
         let ours = made(&order());
         let theirs = made(&with(|order| order.uid = "home-0".to_owned()));
         assert!(confirmed(&removal(), None));
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_made_names_no_member_and_says_whose_it_is() {
+    fn placed_tenant_names_no_member_and_records_owner() {
         let tenant = ordered(&with(|order| order.paused = true), made(&order()));
         assert_eq!(tenant.names_member(), None);
         assert!(tenant.is_for("edge-1", None));

@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn without_rights_to_an_anchor_or_an_owner_it_is_recorded_all_the_same() {
+    async fn missing_owner_rights_do_not_prevent_recording() {
         let wanted = desired(1, 1, "a");
         let (client, asked) = server(|what, _| match what {
             "GET krypton-root-owner" | "GET krypton-desired-state" => 404,

@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_the_newest_report_of_a_tenant_is_seen() {
+    async fn newest_tenant_report_replaces_older_ones() {
         let report_store = ReportStore::default();
         for generation in 1..=1000 {
             report_store.tenant(&key("a"), Some(report(generation)));
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_repeated_report_is_no_change_and_a_removal_is_one() {
+    async fn repeated_report_is_no_change_but_removal_is() {
         let report_store = ReportStore::default();
         report_store.tenant(&key("a"), Some(report(1)));
         report_store.changes().await;
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_deployment_and_a_tenant_of_one_name_have_a_slot_each() {
+    async fn same_named_deployment_and_tenant_have_separate_slots() {
         let report_store = ReportStore::default();
         let order = DesiredDeployment {
             namespace: "default".to_owned(),
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn after_resend_the_next_changes_are_the_whole_account() {
+    async fn changes_after_resend_contain_all_current_reports() {
         let report_store = ReportStore::default();
         for name in ["a", "b", "gone"] {
             report_store.tenant(&key(name), Some(report(1)));
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn an_account_in_parts_names_each_tenant_once_however_fast_they_change() {
+    fn chunked_resend_lists_each_tenant_once_despite_changes() {
         let report_store = ReportStore::default();
         for name in ["a", "b", "c", "d", "e"] {
             report_store.tenant(&key(name), Some(report(1)));

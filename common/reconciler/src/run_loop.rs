@@ -690,7 +690,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_listed_under_the_originals_schema_counts_for_nothing_until_it_is_listed_afresh() {
+    fn tenants_listed_under_original_schema_are_not_reconciled() {
         let ours = Some(SCHEMA_VERSION);
         let older = Some(SCHEMA_VERSION - 1);
         for (before, seen, after) in [

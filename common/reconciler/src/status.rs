@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_that_is_already_so_is_not_changed_by_time() {
+    fn unchanged_status_keeps_its_timestamps() {
         let mut tenant = Tenant::new("acme", krypton_crds::tenant::TenantSpec::default());
         tenant.metadata.generation = Some(3);
         let ready = state(

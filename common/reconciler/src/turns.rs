@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn who_came_first_is_first_though_looked_at_again_and_by_whatever_name() {
+    fn queue_keeps_arrival_order_when_key_is_readded() {
         let mut turns = ConcurrencyLimit::new(1);
         let turn = turns.take(&key(5), None);
         for number in [9, 1, 4] {
@@ -99,7 +99,7 @@ mod tests {
     proptest! {
         /// As the reconciler does it: whoever is woken may need a turn or may not.
         #[test]
-        fn nobody_waits_while_a_turn_is_free_and_no_more_are_out_than_there_are(
+        fn limit_is_never_exceeded_and_never_left_unused(
             steps in proptest::collection::vec((0..2_u8, 0..12_u8, any::<bool>()), 0..200)
         ) {
             let mut turns = ConcurrencyLimit::new(3);

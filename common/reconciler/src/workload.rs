@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stateful_set_waits_for_updated_and_ready_replicas() {
+    fn stateful_set_waits_for_updated_and_ready_replicas() {
         let object = |updated: i32, ready: i32| -> WorkloadObject {
             serde_json::from_value(json!({
                 "metadata": { "generation": 1 },
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_set_waits_for_its_pods_but_those_that_may_be_missing() {
+    fn daemon_set_is_ready_within_max_unavailable() {
         let object = |kind: &str, updated: i32, ready: i32| -> WorkloadObject {
             serde_json::from_value(json!({
                 "metadata": { "generation": 1 },
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_controller_has_looked_at_is_not_ready() {
+    fn unobserved_workload_is_not_ready() {
         let object: WorkloadObject =
             serde_json::from_value(json!({ "metadata": { "generation": 1 }, "spec": {} })).unwrap();
         for read in [deployment, stateful_set, daemon_set] {
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_workload_that_the_watch_has_not_shown_is_not_ready() {
+    fn workload_missing_from_watch_is_not_ready() {
         let expected = [Workload {
             kind: WorkloadKind::Deployment,
             namespace: "ns".to_owned(),
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_that_are_not_ready_a_few_are_named_and_the_rest_counted() {
+    fn unready_message_names_few_and_counts_rest() {
         let seen = |ready: bool, name: &str| {
             let key = WorkloadKey {
                 kind: WorkloadKind::Deployment,
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_original_put_into_default_counts_until_a_revision_of_ours_has_its_own() {
+    fn original_workload_in_default_counts_until_own_revision() {
         let key = |namespace: &str| WorkloadKey {
             kind: WorkloadKind::Deployment,
             namespace: namespace.to_owned(),

@@ -248,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_newer_schema_is_never_downgraded_and_an_unmarked_one_is_brought_up_to_date() {
+    fn newer_schema_is_kept_and_unmarked_is_replaced() {
         assert_eq!(step(None, false, 1), Step::Apply);
         assert_eq!(step(None, true, 1), Step::Replace);
         assert_eq!(step(Some(1), true, 2), Step::Replace);
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_apiserver_publishes_tells_by_which_schema_it_reads() {
+    fn published_openapi_reveals_schema_in_use() {
         let spec = |names: &[&str]| {
             let names = names
                 .iter()

@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_stop_starting_half_a_lease_after_the_last_renewal() {
+    fn runs_stop_starting_half_lease_after_renewal() {
         let hold = LeaseState {
             renewed: Some(at(10)),
             ..LeaseState::default()

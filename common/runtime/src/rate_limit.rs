@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_goes_through_and_what_follows_is_paced() {
+    fn burst_passes_and_excess_is_paced() {
         let mut bucket = Bucket::new(RATE);
         // When, how much, how long to wait then.
         let steps = [
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_is_not_taken() {
+    fn refused_take_costs_no_tokens() {
         let mut bucket = Bucket::new(RATE);
         let millis = Duration::from_millis;
         let mut take = |now, amount| bucket.take(at(now), amount, Duration::ZERO);
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_full_again_after_a_rest_and_sums_do_not_overflow() {
+    fn bucket_refills_after_rest_without_overflow() {
         let mut bucket = Bucket::new(RATE);
         assert!(bucket.is_full(at(0)));
         bucket.charge(at(0), 7);
@@ -147,7 +147,7 @@ mod tests {
     proptest! {
         /// Whoever waits as told gets no more than a burst and what is earned, whatever the span.
         #[test]
-        fn no_span_sees_more_than_a_burst_what_it_earns_and_one_message(
+        fn no_span_overdraws_budget_beyond_one_message(
             steps in proptest::collection::vec((0_u64..3_000, 0_u64..40), 1..80)
         ) {
             let mut bucket = Bucket::new(RATE);
@@ -186,7 +186,7 @@ mod tests {
 
         /// Two readers that wait each by itself are both heard: a wait is no longer than what all owe.
         #[test]
-        fn a_small_message_beside_large_ones_waits_for_their_debt_and_no_longer(
+        fn small_message_waits_no_longer_than_total_debt(
             large in proptest::collection::vec(1_u64..200, 1..8)
         ) {
             let mut bucket = Bucket::new(RATE);

@@ -86,7 +86,7 @@ mod tests {
     struct Failed(u32);
 
     #[tokio::test(start_paused = true)]
-    async fn what_may_pass_is_tried_again_and_what_may_not_ends_it() {
+    async fn only_transient_errors_are_retried() {
         let stop = CancellationToken::new();
         let count = Cell::new(0);
         let attempt = async || {

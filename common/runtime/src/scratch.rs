@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_dead_process_left_goes_and_all_else_stays() {
+    fn only_folders_of_dead_processes_are_removed() {
         let parent = tempfile::tempdir().unwrap();
         let own = folder(parent.path(), "hub", "--dir").unwrap();
         // No process has this number: the highest that Linux gives is 4194304.
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_cannot_be_used_is_told_with_the_flag() {
+    fn unusable_folder_error_names_flag() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let said = folder(file.path(), "hub", "--dir").unwrap_err().to_string();
         assert!(

@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn one_that_panics_or_ends_by_itself_is_named_and_the_others_are_waited_for() {
+    async fn ended_task_is_named_and_others_are_awaited() {
         let mut tasks = Tasks::new(Watchdog::default());
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         tasks.spawn("lasting", async { drop(stopped.await) });

@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_format_reads_back_as_it_is_shown_and_others_are_refused() {
+    fn log_format_round_trips_and_unknown_is_rejected() {
         for format in [LogFormat::Text, LogFormat::Json] {
             assert_eq!(format.to_string().parse(), Ok(format));
         }
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn the_variable_wins_over_the_default_unless_it_is_empty() {
+    fn filter_variable_overrides_default_unless_empty() {
         let shown = |variable| filter(variable, "info").unwrap().0.to_owned();
         assert_eq!(shown(None), "info");
         assert_eq!(shown(Some("  ")), "info");
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn setting_it_up_twice_is_an_error_and_no_panic() {
+    fn second_telemetry_setup_is_rejected() {
         assert!(init(LogFormat::Json, DEFAULT_FILTER, Vec::new()).is_ok());
         assert!(matches!(
             init(LogFormat::Text, DEFAULT_FILTER, Vec::new()),

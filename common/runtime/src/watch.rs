@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_has_failed_is_listed_anew_later_and_later_until_a_list_is_whole() {
+    async fn failed_list_is_relisted_with_backoff_until_complete() {
         let failing = || vec![Ok(Event::Init), Ok(Event::InitApply(1)), failure()];
         // The last first.
         let whole = || vec![Ok(Event::Init), Ok(Event::InitDone), Ok(Event::Apply(2))];
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn where_no_watch_is_possible_lists_are_made_more_and_more_seldom() {
+    async fn relist_backs_off_when_watch_always_fails() {
         let mut events = listed_anew(|| {
             let events = [
                 Ok(Event::Init),
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn after_an_outage_a_watch_that_fails_once_more_is_begun_again_soon() {
+    async fn complete_list_after_outage_resets_watch_backoff() {
         let listed = || {
             vec![
                 Ok(Event::Init),
@@ -293,14 +293,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_empty_list_after_a_full_one_is_looked_at_again_for_a_while_and_then_believed() {
+    async fn relists_confirm_empty_list_after_full_one() {
         assert_eq!(lists_until_it_is_quiet(1).await, 1 + 1 + LOOKS);
         // Nothing was there before: that is how most members begin.
         assert_eq!(lists_until_it_is_quiet(9).await, 1);
     }
 
     #[test]
-    fn a_watch_never_waits_longer_than_eight_seconds_nor_less_than_a_quarter() {
+    fn watch_pause_stays_within_quarter_and_eight_seconds() {
         for failures in [0, 1, 5, 60, u32::MAX] {
             assert!(pause(failures, 0.0) >= Duration::from_millis(250));
             assert!(pause(failures, 1.0) <= LONGEST);
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_success_begins_anew() {
+    fn success_resets_backoff() {
         let mut waits = WatchBackoff::default();
         for _ in 0..20 {
             waits.next();

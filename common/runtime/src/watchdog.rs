@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_poll_that_does_not_end_is_counted_and_waiting_is_not() {
+    fn stuck_poll_is_counted_but_waiting_is_not() {
         // Polls seen at each tick, and what is counted then.
         for (restless, polls, counted) in [
             (false, [0, 0, 0, 0], [0, 0, 0, 0]),
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_hangs_is_named_and_what_has_ended_is_forgotten() {
+    async fn hanging_task_is_named_until_it_ends() {
         let dog = Watchdog::default();
         assert_eq!(dog.watch("short", async { 7 }).await, 7);
         let waits = dog.watch("waits", std::future::pending::<()>());

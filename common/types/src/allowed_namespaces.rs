@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_namespace_may_aim_at_a_member_that_lists_it_or_none_at_all() {
+    fn namespace_is_allowed_if_listed_or_unrestricted() {
         let listed = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
         for (allowed, namespace, refused) in [
             (None, "team-a", false),

@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn the_originals_annotation_is_recognised_with_and_without_install_crds() {
+    fn original_fingerprint_ignores_install_crds() {
         let annotation = "dd782c04db309dcc54c116da69b3f09bdae53e49d4d4e087fb6bce3a92e80a8d";
         assert!(chart().is_original_fingerprint(annotation));
         assert!(
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_the_original_did_not_have_are_not_covered_by_its_annotation() {
+    fn original_fingerprint_changes_with_values() {
         let mut with_values = chart();
         with_values
             .values
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn every_input_of_helm_changes_the_full_fingerprint_and_it_fits_a_label() {
+    fn every_helm_input_changes_chart_fingerprint() {
         let base = chart().fingerprint();
         assert_eq!(base.len(), 63);
         let mut changed = vec![
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_is_in_the_digest_and_the_record_only_where_it_is_set_and_never_in_the_chart() {
+    fn unset_policies_stay_out_of_digest_and_record() {
         let plain = DesiredState {
             version: Version::default(),
             chart: chart(),
@@ -539,7 +539,7 @@ mod tests {
     }
 
     #[test]
-    fn a_layer_goes_over_the_values_and_over_install_crds_and_nothing_else_changes() {
+    fn layer_overrides_only_values_and_install_crds() {
         let over = |value: Value| match value {
             Value::Object(over) => over,
             other => panic!("{other}"),
@@ -563,7 +563,7 @@ mod tests {
     }
 
     #[test]
-    fn values_of_a_tenant_count_where_the_fleet_allows_it() {
+    fn tenant_values_apply_only_where_fleet_allows() {
         let own: Map<String, Value> = [("a".to_owned(), Value::from(1))].into_iter().collect();
         let mut desired = DesiredState {
             version: Version::default(),
@@ -587,7 +587,7 @@ mod tests {
     }
 
     #[test]
-    fn a_digest_over_secrets_is_another_in_every_fleet_and_the_same_when_only_the_places_change() {
+    fn confidential_digest_depends_on_salt_not_paths() {
         let salted = |salt: &str, paths: &[&str]| ChartState {
             confidential: Some(Confidential {
                 salt: salt.to_owned(),

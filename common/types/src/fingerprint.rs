@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn the_vector_with_values_holds_and_none_is_the_plain_form() {
+    fn fingerprint_with_values_matches_vector() {
         let (repo, name, version) = JETSTACK;
         let Value::Object(values) = json!({ "replicaCount": 1, "installCRDs": true }) else {
             unreachable!("a literal map")
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_numbers_read_as_integers_however_they_are_written() {
+    fn whole_numbers_render_alike_in_every_notation() {
         for (number, text) in [
             ("1", "1"),
             ("1.0", "1"),
@@ -226,7 +226,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_rendered_fraction_reads_back_as_the_same_number(
+        fn rendered_fraction_parses_back_to_same_number(
             float in proptest::num::f64::NORMAL.prop_filter("whole", |f| f.fract() != 0.0),
         ) {
             prop_assert_eq!(rendered(&json!(float)).parse::<f64>().unwrap(), float);

@@ -171,13 +171,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_is_read_back() {
+    fn join_bundle_round_trips_through_yaml() {
         let yaml = bundle().to_yaml().unwrap();
         assert_eq!(JoinBundle::parse(&yaml).unwrap(), bundle());
     }
 
     #[test]
-    fn a_bundle_cut_off_anywhere_is_refused_and_never_half_used() {
+    fn truncated_bundle_is_rejected_or_keeps_credentials() {
         let yaml = bundle().to_yaml().unwrap();
         for end in 0..yaml.trim_end().len() {
             let Some(cut) = yaml.get(..end) else { continue };

@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_published_is_read_back() {
+    fn join_info_round_trips_through_published_data() {
         for addresses in [vec![], vec!["a:1".to_owned(), "[fd00::1]:2".to_owned()]] {
             let info = JoinInfo {
                 ca_pem: "PEM\n".to_owned(),

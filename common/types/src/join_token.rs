@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_token_only_the_public_part_is_ever_named() {
+    fn public_part_is_extracted_from_valid_tokens_only() {
         let token = format!("{}.{SECRET}", "a".repeat(16));
         assert_eq!(public_part(&token), Some(&*"a".repeat(16)));
         for wrong in ["", ".", "a.b", SECRET, "a\nb.c"] {
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_is_read_back_as_it_was_made() {
+    fn token_secret_reads_back_unchanged() {
         let unused = Record {
             cluster: "edge-1".to_owned(),
             secret_sha256: sha256_hex("02".repeat(32).as_bytes()),
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_that_is_not_wholly_a_token_is_none() {
+    fn incomplete_token_secret_is_rejected() {
         let good = token(false);
         for key in [CLUSTER_KEY, DIGEST_KEY, EXPIRES_KEY] {
             let mut object = good.clone();

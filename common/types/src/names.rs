@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_over_the_limit_is_cut_at_40_and_gets_12_hex_of_the_whole() {
+    fn overlong_name_is_cut_and_gets_digest_suffix() {
         let exact = tenant_release(&"a".repeat(30), &"b".repeat(15));
         assert_eq!(exact.len(), 53);
         assert!(exact.ends_with('b'), "{exact}");
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cut_leaves_no_dot_or_dash_before_the_digest() {
+    fn cut_name_has_no_separator_before_digest() {
         let name = format!("{}.--.{}", "a".repeat(32), "b".repeat(30));
         let release = deployment_release(&name);
         assert!(
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_of_the_annotation_holds_for_its_name_part_with_the_prefix() {
+    fn annotation_limit_includes_prefix_of_name_part() {
         let longest = fingerprint_annotation(&"c".repeat(51));
         assert!(longest.ends_with(&"c".repeat(51)));
         let cut = fingerprint_annotation(&"c".repeat(52));
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thousand_long_names_with_one_head_stay_apart() {
+    fn long_names_with_common_prefix_stay_distinct() {
         let head = "x".repeat(60);
         let releases: BTreeSet<String> = (0..1000)
             .map(|i| tenant_release(&format!("{head}{i}"), "edge-1"))
@@ -240,7 +240,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_release_is_a_legal_helm_name_and_unchanged_within_the_limit(
+        fn release_name_is_legal_and_unchanged_within_limit(
             tenant in object_name(), cluster in object_name(),
         ) {
             let whole = format!("tenant-{tenant}-{cluster}");

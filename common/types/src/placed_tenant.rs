@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn where_a_tenant_of_home_is_placed_is_on_record_beside_the_finalizer() {
+    fn finalizer_and_annotation_record_tenant_placement() {
         let spec = serde_json::json!({ "clusterRef": { "secretName": "edge-2" } });
         let mut tenant = Tenant::new("acme", serde_json::from_value(spec).unwrap());
         assert_eq!(placed_on(&tenant), None);
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_status_says_counts_before_all_else_until_it_is_deleted_and_let_go() {
+    fn status_place_wins_until_deleted_and_released() {
         let spec = serde_json::json!({ "clusterRef": { "secretName": "edge-2" } });
         let mut tenant = Tenant::new("acme", serde_json::from_value(spec).unwrap());
         tenant.status.get_or_insert_default().place = Some(TenantPlace {

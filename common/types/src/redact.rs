@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_is_hidden_whole_however_it_is_written() {
+    fn secret_value_is_redacted_whole_in_any_notation() {
         for (said, shown) in [
             (r#"password: "p@ssw0rd!x" a"#, r#"password: "[redacted]" a"#),
             (
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_that_can_be_written_is_cut_in_the_middle_of_a_letter() {
+    fn redaction_never_splits_multibyte_characters() {
         for said in [
             "password: ä",
             "\u{1F511}token=\u{1F511}",

@@ -110,7 +110,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_digest_is_that_of_the_set_however_it_came_about(
+        fn digest_depends_only_on_final_report_set(
             steps in proptest::collection::vec((0_u8..6, proptest::option::of(0_i64..4)), 0..60)
         ) {
             let mut stepwise = AccountDigest::default();
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn another_report_another_tenant_and_one_less_are_all_told_apart() {
+    fn digest_differs_for_changed_or_missing_reports() {
         let of = |reports: &[(u8, i64)]| {
             let mut digest = AccountDigest::default();
             for (name, generation) in reports {

@@ -83,7 +83,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_shown_is_read_back(bytes in any::<Vec<u8>>()) {
+        fn digest_round_trips_through_text_and_bytes(bytes in any::<Vec<u8>>()) {
             let digest = RootDigest::of(&bytes);
             prop_assert_eq!(digest.to_string(), sha256_hex(&bytes));
             prop_assert_eq!(digest.to_string().parse(), Ok(digest));
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_digest_is_not_read() {
+    fn malformed_digest_is_rejected() {
         let good = RootDigest::of(b"a").to_string();
         let mut short = good.clone();
         short.pop();

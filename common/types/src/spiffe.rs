@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn spiffe_id_round_trips_through_text() {
         for id in [
             SpiffeId::hub("a.krypton"),
             SpiffeId::cluster("a.krypton", "edge-1"),

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_in_whole_seconds_and_a_moments_difference_is_no_news() {
+    fn next_time_is_rounded_and_small_changes_ignored() {
         let next = |millis| Next::new(Step::Retry, at(millis), 1);
         assert_eq!(next(1_499).at, at(1_000));
         assert_eq!(next(1_500).at, at(2_000));

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_counts_where_a_map_gives_way_to_something_else() {
+    fn merge_order_matters_where_map_is_replaced() {
         let [first, second, third] = [
             json!({"a": {"x": 1}}),
             json!({"a": null}),
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_layer_has_given_is_found_where_it_is() {
+    fn layer_values_are_found_at_their_paths() {
         let secret = map(json!({
             "db": {"password": "hunter2", "port": 5432, "tls": true, "gone": "x"},
             "list": ["a"], "a/b": {"c~d": "odd"}, "was": "before",
@@ -210,7 +210,7 @@ mod tests {
         }
 
         #[test]
-        fn every_place_leads_to_what_the_layer_has_there([a, b] in prop::array::uniform2(of_one_shape())) {
+        fn every_layer_path_resolves_to_layer_value([a, b] in prop::array::uniform2(of_one_shape())) {
             let merged = laid(&a, &b);
             for place in places(&b, &merged) {
                 prop_assert_eq!(at(&merged, &place), at(&b, &place));

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crowd_holds_so_many_of_one_key_and_others_beside_them() {
+    fn limit_per_key_leaves_other_keys_room() {
         let limiter = limiter(2);
         let one = limiter.enter(&1, NOW).unwrap();
         let _two = limiter.enter(&1, NOW).unwrap();
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn who_goes_and_comes_back_finds_what_it_has_used_up() {
+    fn returning_key_keeps_its_used_budget() {
         let limiter = limiter(2);
         let place = limiter.enter(&1, NOW).unwrap();
         assert_eq!(place.share.has_read(NOW, 12), Duration::from_secs(2));
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_have_gone_take_up_a_bounded_place() {
+    fn departed_keys_use_bounded_memory() {
         let limiter = limiter(2);
         let _stays = limiter.enter(&u32::MAX, NOW).unwrap();
         let owes = limiter.enter(&(u32::MAX - 1), NOW).unwrap();
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn handshakes_of_one_address_are_paced_and_refused_beyond_patience() {
+    fn handshakes_per_address_are_throttled_then_rejected() {
         let share = AddressShare::new(1, RATE);
         for _ in 0..10 {
             assert_eq!(

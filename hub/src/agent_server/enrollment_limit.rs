@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guesser_is_slowed_by_address_whatever_tokens_it_tries() {
+    fn guesser_is_throttled_by_address_across_tokens() {
         let pace = Pace::default();
         for number in 0..32 {
             let token = format!("{number:016x}");
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guesser_is_slowed_by_token_from_however_many_addresses() {
+    fn guesser_is_throttled_by_token_across_addresses() {
         let pace = Pace::default();
         for last in 0..8 {
             pace.begin(address(last), Some("a"), at(0)).unwrap();
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn agents_that_are_let_in_do_not_slow_each_other() {
+    fn admitted_agents_do_not_throttle_each_other() {
         let pace = Pace::default();
         for number in 0..1_000 {
             let token = format!("{number:016x}");
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn one_who_has_a_whole_ipv6_network_is_one_guesser() {
+    fn ipv6_network_counts_as_one_guesser() {
         let pace = Pace::default();
         let of = |host: u16| Some(IpAddr::from([0x2001, 0xdb8, 0, 1, 0, 0, 0, host]));
         for host in 0..32 {
@@ -204,7 +204,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn in_no_span_more_than_the_burst_and_one_each_span_get_through(
+        fn admitted_attempts_never_exceed_burst_plus_rate(
             pauses in proptest::collection::vec(0_u64..4, 1..300)
         ) {
             let pace = Pace::default();
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_in_mind_is_bounded_and_the_busiest_stay() {
+    fn throttle_memory_is_bounded_and_keeps_busiest() {
         let pace = Pace::default();
         for _ in 0..32 {
             pace.begin(address(1), None, at(0)).unwrap();

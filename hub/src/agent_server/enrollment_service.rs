@@ -546,7 +546,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cluster_that_is_known_may_join_and_one_that_is_not_known_yet() {
+    fn cluster_with_matching_or_unset_uid_may_join() {
         let mut unheard = edge_cluster(None);
         check("edge-1", &unheard, "here").unwrap();
         unheard.status = None;
@@ -555,7 +555,7 @@ mod tests {
     }
 
     #[test]
-    fn another_cluster_does_not_join_under_a_name_that_is_taken() {
+    fn taken_member_name_rejects_another_cluster() {
         let status = refusal(&edge_cluster(Some("there")));
         assert_eq!(status.code(), Code::FailedPrecondition);
         for word in ["edge-1", "join edge-1 --replace"] {
@@ -567,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn a_banned_member_is_refused_and_one_that_is_going_has_to_wait() {
+    fn banned_member_is_denied_and_deleting_one_waits() {
         let mut banned = edge_cluster(Some("here"));
         banned.spec.banned = true;
         assert_eq!(refusal(&banned).code(), Code::PermissionDenied);
@@ -577,7 +577,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_uid_is_refused() {
+    fn invalid_cluster_uid_is_rejected() {
         assert!(is_uid("6f1f2f3c-0000-4000-8000-0123456789ab"));
         for wrong in ["", "a b", "a\n", "ü", "a\"", &"a".repeat(65)] {
             assert!(!is_uid(wrong), "{wrong:?}");
@@ -585,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn what_went_wrong_at_home_is_not_told_to_strangers() {
+    fn internal_error_detail_is_hidden_from_client() {
         let source = KubeError::LinesCodecMaxLineLengthExceeded;
         let error = EnrolmentError::Token(TokenError::Read {
             namespace: "krypton".to_owned(),

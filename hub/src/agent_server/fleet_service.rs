@@ -296,7 +296,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_chart_goes_on_where_it_broke_off_only_when_it_is_the_same() {
+    fn chart_download_resumes_only_for_same_digest() {
         let begin = |from, of: &str| {
             let asked = v1::FetchChartRequest {
                 from,
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_sent_is_what_the_agent_does_not_have() {
+    async fn agent_receives_only_missing_chart_bytes() {
         let whole = vec![7; CHUNK + 10];
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("chart.tgz");

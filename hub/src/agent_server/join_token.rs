@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_that_was_used_is_good_on_that_cluster_only() {
+    fn used_token_is_valid_on_same_cluster_only() {
         let judge = |record: &Record, cluster_uid| {
             let by = By {
                 key: "a",
@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_ends_for_the_key_that_used_it_too() {
+    fn expired_token_is_rejected_even_after_earlier_use() {
         for used_by in [None, Some("a"), Some("b")] {
             let record = record(used_by);
             for late in [1000, 1001] {
@@ -498,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_not_the_secret_learns_nothing() {
+    fn wrong_secret_reveals_nothing_about_token() {
         let unknown = Verdict::Refuse(Refusal::Unknown);
         let mut nearly = SECRET.to_owned();
         nearly.pop();

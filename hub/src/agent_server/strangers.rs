@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_that_have_asked_stay_when_all_places_are_taken() {
+    fn stranger_with_request_outlasts_idle_one_when_full() {
         let strangers = Strangers::new(3, 3);
         let enter = |last| strangers.enter(address(last)).0;
         let (asked, idle, also_idle) = (enter(1), enter(2), enter(2));

@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bare_bool_flag_means_true_and_takes_no_following_word() {
+    fn bare_bool_flag_consumes_no_following_argument() {
         let flags = read(&["--self-cluster", "--namespace", "x"]).unwrap();
         assert_eq!(flags.self_cluster.as_deref(), Some("true"));
         assert_eq!(flags.namespace.as_deref(), Some("x"));
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_of_a_repeated_flag_wins_as_in_go() {
+    fn last_repeated_flag_wins() {
         let flags = read(&["-namespace", "a", "--namespace", "b"]).unwrap();
         assert_eq!(flags.namespace.as_deref(), Some("b"));
     }
@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_flag_is_refused_with_the_nearest_name_and_exit_code_2() {
+    fn unknown_flag_is_rejected_with_nearest_name() {
         for given in ["--chart-nam=x", "-chart-nam=x"] {
             let error = read(&[given]).unwrap_err();
             assert_eq!(error.exit_code(), 2);

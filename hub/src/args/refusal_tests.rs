@@ -6,7 +6,7 @@ use super::table;
 use super::tests::{Args, Env, resolve};
 
 #[test]
-fn every_error_names_the_setting_the_class_and_the_remedy() {
+fn every_error_names_setting_class_and_remedy() {
     let cases: &[(Args, Env, &str, &str)] = &[
         (
             &["--namespace=A"],
@@ -327,7 +327,7 @@ fn every_error_names_the_setting_the_class_and_the_remedy() {
 }
 
 #[test]
-fn a_password_in_the_repository_url_is_not_repeated() {
+fn repository_url_password_is_not_echoed() {
     for url in [
         "user:hunter2@charts.example.org",
         "https://user:hun/ter2@charts.example.org",
@@ -365,14 +365,14 @@ fn chart_urls_with_userinfo_are_refused() {
 }
 
 #[test]
-fn a_long_wrong_value_is_shortened_in_the_message() {
+fn long_invalid_value_is_truncated_in_error() {
     let error = resolve(&[&format!("--namespace={}", "é".repeat(5000))], &[]).unwrap_err();
     assert!(error.to_string().len() < 600);
 }
 
 proptest! {
     #[test]
-    fn any_value_is_a_setting_or_a_message_that_names_its_flag(
+    fn any_value_parses_or_error_names_flag(
         row in 0..table::ROWS.len(),
         value in "[^\\x00]{0,40}",
     ) {

@@ -526,7 +526,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_flag_has_a_row_and_every_row_a_meaning() {
+    fn every_flag_has_row_and_every_row_meaning() {
         let command = Flags::command();
         let flags: BTreeSet<&str> = command
             .get_arguments()

@@ -184,7 +184,7 @@ fn of_two_variables_the_first_named_wins() {
 }
 
 #[test]
-fn watched_namespaces_are_a_list_where_empty_and_star_mean_all() {
+fn watched_namespaces_parse_as_list_or_all() {
     let cases: &[(&str, Option<&[&str]>)] = &[
         ("", None),
         ("*", None),
@@ -204,7 +204,7 @@ fn watched_namespaces_are_a_list_where_empty_and_star_mean_all() {
 }
 
 #[test]
-fn advertised_addresses_are_a_list_in_the_order_given() {
+fn advertised_addresses_keep_order_without_duplicates() {
     let cases: &[(Args, Env, &[&str])] = &[
         (&[], &[], &[]),
         (&["--advertise="], &[], &[]),
@@ -260,7 +260,7 @@ fn values_come_from_objects_in_the_order_given() {
 }
 
 #[test]
-fn labels_and_annotations_of_workspaces_are_lists_of_pairs() {
+fn workspace_labels_and_annotations_parse_as_pairs() {
     let map = |pairs: &[(&str, &str)]| -> std::collections::BTreeMap<String, String> {
         let pairs = pairs.iter();
         pairs
@@ -289,7 +289,7 @@ fn labels_and_annotations_of_workspaces_are_lists_of_pairs() {
 }
 
 #[test]
-fn the_port_of_agents_can_be_off_and_is_nobody_elses() {
+fn agent_port_can_be_disabled_but_not_shared() {
     assert_eq!(resolve(&["--listen=0"], &[]).unwrap().listen, None);
     let error = resolve(&["--listen=:8081"], &[]).unwrap_err().to_string();
     assert!(
@@ -299,7 +299,7 @@ fn the_port_of_agents_can_be_off_and_is_nobody_elses() {
 }
 
 #[test]
-fn the_home_cluster_is_the_secret_then_the_file_then_the_local_one() {
+fn home_cluster_prefers_secret_over_file() {
     let secret = "--watch-kubeconfig-secret=home";
     let file = "--watch-kubeconfig=/k";
     let settings = resolve(&[secret, file, "--namespace=krypton"], &[]).unwrap();
@@ -343,7 +343,7 @@ fn the_local_configuration_keeps_all_its_places() {
 }
 
 #[test]
-fn ensure_watch_crds_can_be_switched_on_by_either_and_never_off_by_the_variable() {
+fn ensure_watch_crds_variable_only_switches_on() {
     let cases: &[(&[&str], &str, bool, usize)] = &[
         (&[], "true", true, 0),
         (&[], "1", true, 0),
@@ -408,7 +408,7 @@ fn the_check_interval_falls_back_to_a_minute() {
 }
 
 #[test]
-fn the_log_follows_the_zap_flags_unless_told_otherwise() {
+fn log_settings_follow_zap_flags_unless_overridden() {
     let cases: &[(&[&str], LogFormat)] = &[
         (&["-zap-encoder=json"], LogFormat::Json),
         (&["-zap-encoder=console"], LogFormat::Text),
@@ -476,7 +476,7 @@ fn each_insecure_flag_opens_one_thing() {
 }
 
 #[test]
-fn servers_can_be_switched_off_and_may_not_share_a_port() {
+fn servers_can_be_disabled_but_not_share_port() {
     let off = resolve(
         &[
             "--metrics-bind-address=0",
@@ -505,7 +505,7 @@ fn servers_can_be_switched_off_and_may_not_share_a_port() {
 }
 
 #[test]
-fn tenants_are_kept_apart_where_that_is_asked_for() {
+fn tenant_isolation_is_off_unless_requested() {
     assert!(resolve(&[], &[]).unwrap().lockdown.is_default());
     let args = [
         "--no-cross-namespace-refs",
@@ -529,7 +529,7 @@ fn a_local_chart_needs_no_repository() {
 }
 
 #[test]
-fn a_chart_may_ask_for_credentials_and_a_range_may_be_looked_up_again() {
+fn chart_credentials_and_resolve_interval_are_configurable() {
     let settings = resolve(
         &[
             "--chart-credentials-secret=charts",
@@ -552,7 +552,7 @@ fn a_chart_may_ask_for_credentials_and_a_range_may_be_looked_up_again() {
 }
 
 #[test]
-fn the_process_is_named_after_its_pod_or_its_host() {
+fn reporting_instance_is_pod_name_or_hostname() {
     let both = [("POD_NAME", "pod"), ("HOSTNAME", "host")];
     assert_eq!(
         resolve(&[], &both).unwrap().reporting_instance.as_deref(),
@@ -568,7 +568,7 @@ fn the_process_is_named_after_its_pod_or_its_host() {
 }
 
 #[test]
-fn the_hubs_own_pod_is_known_by_all_that_names_it_or_not_at_all() {
+fn own_pod_is_known_only_with_all_variables() {
     let all = [
         ("POD_NAME", "hub-0"),
         ("KRYPTON_POD_NAMESPACE", "krypton"),

@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn the_three_kinds_of_keys_are_taken_and_told_apart() {
+    fn supported_key_types_are_accepted_with_distinct_digests() {
         let mut digests = Vec::new();
         for kind in [
             &rcgen::PKCS_ECDSA_P256_SHA256,
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_somebody_else_holds_is_refused() {
+    fn forged_request_for_foreign_key_is_rejected() {
         let (mine, theirs) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
         let (of_mine, of_theirs) = (mine.public_key_raw(), theirs.public_key_raw());
         let mut forged = request(&mine);

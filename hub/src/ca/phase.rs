@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rotation_goes_through_its_phases_and_each_is_a_ca_to_a_hub_that_knows_of_none() {
+    fn rotation_data_is_usable_ca_in_every_phase() {
         let steady = New::generate("a.krypton", now()).unwrap().data();
         let before = read(&steady);
         assert_eq!(phase(&steady), Phase::Steady);
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_root_that_a_person_has_added_is_no_part_of_it() {
+    fn manually_added_root_survives_rotation() {
         let extra = New::generate("a.krypton", now()).unwrap();
         let mut data = New::generate("a.krypton", now()).unwrap().data();
         let mine = data.get_mut(CERTIFICATE_KEY).unwrap();
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_next_root_without_its_key_is_told_of_and_the_hub_goes_on_with_the_present_one() {
+    fn invalid_next_root_blocks_switch_but_ca_loads() {
         let steady = New::generate("a.krypton", now()).unwrap().data();
         let good = announced(&steady, now()).unwrap();
         let other = New::generate("a.krypton", now()).unwrap();

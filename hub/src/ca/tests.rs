@@ -30,7 +30,7 @@ fn sign(authority: &Authority, key: &KeyPair) -> CertificateDer<'static> {
 }
 
 #[test]
-fn an_agents_certificate_says_whom_it_was_given_to() {
+fn agent_certificate_identifies_cluster_and_uid() {
     let authority = authority();
     let key = KeyPair::generate().unwrap();
     let (one, other) = (sign(&authority, &key), sign(&authority, &key));
@@ -44,7 +44,7 @@ fn an_agents_certificate_says_whom_it_was_given_to() {
 }
 
 #[test]
-fn nothing_of_a_request_but_its_key_gets_into_the_certificate() {
+fn certificate_takes_only_key_from_request() {
     let authority = authority();
     let key = KeyPair::generate().unwrap();
     let mut wish = CertificateParams::new(vec!["hub.example.org".to_owned()]).unwrap();
@@ -86,7 +86,7 @@ fn nothing_of_a_request_but_its_key_gets_into_the_certificate() {
 }
 
 #[test]
-fn names_and_uids_that_would_say_something_else_are_not_signed() {
+fn invalid_name_or_uid_is_not_signed() {
     let authority = authority();
     let request = request(&KeyPair::generate().unwrap());
     for (name, uid) in [
@@ -108,7 +108,7 @@ fn names_and_uids_that_would_say_something_else_are_not_signed() {
 }
 
 #[test]
-fn a_certificate_that_only_resembles_an_agents_is_refused() {
+fn lookalike_agent_certificate_is_rejected() {
     let authority = authority();
     let key = KeyPair::generate().unwrap();
     let good = sign(&authority, &key);
@@ -152,7 +152,7 @@ fn a_certificate_that_only_resembles_an_agents_is_refused() {
 }
 
 #[test]
-fn hub_and_agent_know_each_other_by_what_was_signed() {
+fn hub_and_agent_authenticate_each_other() {
     let authority = Authority::generate("a.krypton", clock::wall()).unwrap();
     let roots = authority.roots();
     let key = KeyPair::generate().unwrap();
@@ -202,7 +202,7 @@ fn nothing_outlives_the_authority() {
 }
 
 #[test]
-fn what_was_kept_is_read_again_and_signs_as_before() {
+fn stored_authority_signs_after_reload() {
     let made = New::generate("a.krypton", now()).unwrap();
     let before = made.authority().unwrap();
     let kept = Authority::from_data(&made.data(), now()).unwrap();
@@ -214,7 +214,7 @@ fn what_was_kept_is_read_again_and_signs_as_before() {
 }
 
 #[test]
-fn a_second_root_is_trusted_and_the_first_one_signs() {
+fn second_root_is_trusted_and_first_signs() {
     let (first, second) = (
         New::generate("a.krypton", now()).unwrap(),
         New::generate("a.krypton", now()).unwrap(),
@@ -226,7 +226,7 @@ fn a_second_root_is_trusted_and_the_first_one_signs() {
 }
 
 #[test]
-fn what_cannot_be_read_is_named() {
+fn unreadable_authority_part_is_named() {
     let good = New::generate("a.krypton", now()).unwrap();
     let other = New::generate("a.krypton", now()).unwrap();
     let problem = |change: &dyn Fn(&mut BTreeMap<String, ByteString>)| {
@@ -273,7 +273,7 @@ fn no_key_is_shown() {
 }
 
 #[test]
-fn no_key_gets_into_what_is_published() {
+fn private_key_is_not_published_with_ca() {
     let made = New::generate("a.krypton", now()).unwrap();
     let mixed = format!("{}{}", made.pem, made.key_pem);
     let authority = Authority::from_parts("a.krypton", &mixed, &made.key_pem, now()).unwrap();
@@ -281,7 +281,7 @@ fn no_key_gets_into_what_is_published() {
 }
 
 #[test]
-fn the_root_that_has_signed_is_told_apart_from_one_of_the_same_name() {
+fn issuing_root_is_distinguished_from_namesake() {
     let (one, other) = (authority(), authority());
     let certificate = sign(&one, &KeyPair::generate().unwrap());
     assert_eq!(one.issuer_of(&certificate), one.signing());

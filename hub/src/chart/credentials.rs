@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_secret_leaves_the_last_good_one_and_a_lost_one_takes_it_away() {
+    fn bad_secret_keeps_credentials_but_deletion_removes_them() {
         // Another test may have been first.
         drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
         let (tx, rx) = watch::channel(NOT_READ.map_err(Into::into));

@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mapping_is_read_and_nothing_means_no_values() {
+    fn mapping_is_loaded_and_empty_means_no_values() {
         let values = load(b"replicaCount: 2\nimage:\n  tag: \"1.0\"\n").unwrap();
         assert_eq!(
             Value::Object(values),
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn scalars_mean_what_they_mean_to_helm() {
+    fn scalars_are_interpreted_as_helm_does() {
         let cases = [
             ("0644", serde_json::json!(0o644)),
             ("010", serde_json::json!(8)),
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_mapping_is_refused_with_its_line() {
+    fn non_mapping_is_rejected_with_its_line() {
         let cases = [
             ("# values\n\n- a\n- b\n", "line 3, holds a list"),
             ("---\n42\n", "line 2, holds a single value"),
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_yaml_is_refused_with_its_line_and_without_its_content() {
+    fn invalid_yaml_error_names_line_without_content() {
         for (content, line) in [
             ("a: 1\npassword: hunter2\nb: [1\n", 3..=4),
             ("password: hunter2\na: 1\na: 2\n", 3..=3),
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_file_of_at_most_a_mebibyte_is_read() {
+    fn only_regular_files_up_to_one_mebibyte_load() {
         let directory = tempfile::tempdir().unwrap();
         let missing = ValuesFile::load(&directory.path().join("none.yaml")).unwrap_err();
         assert!(
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_edit_arrives_and_a_bad_one_leaves_the_last_good_values() {
+    async fn valid_edit_is_loaded_and_invalid_one_ignored() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("values.yaml");
         // As a mounted Secret is changed: the link is swapped, never the file.
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn file_on_a_hung_mount_is_reported_and_read_later() {
+    async fn hung_mount_is_reported_and_file_read_later() {
         // The mount answers once for each word.
         let (answers, mount) = std::sync::mpsc::channel::<&'static [u8]>();
         let mount = std::sync::Arc::new(std::sync::Mutex::new(mount));

@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_is_values_or_it_is_said_what_it_is_and_never_what_it_holds() {
+    fn unusable_values_source_is_explained_without_revealing_content() {
         let of = |name: &str, type_, key: &str, content: &str| {
             let content = secret(name, type_, key, content);
             reading(&place(ValuesKind::Secret, name), Some(&content))

@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_counts_for_its_own_chart_and_range_only() {
+    fn record_counts_only_for_its_chart_and_range() {
         let kept = config_map(&[
             (OF, "a"),
             (VERSION, "1.2.0"),
@@ -538,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_good_for_its_interval_and_without_one_for_ever() {
+    fn record_expires_after_interval_or_never_without_one() {
         let record = Record {
             version: "1.2.0".to_owned(),
             content: None,
@@ -556,7 +556,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_never_leads_back_to_an_older_version() {
+    fn range_never_resolves_to_older_version() {
         let chosen = |before, found: &str| chosen(before, found.to_owned());
         assert_eq!(chosen(None, "1.2.0"), "1.2.0");
         assert_eq!(chosen(Some("1.1.0"), "1.2.0"), "1.2.0");
@@ -603,7 +603,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_is_given_under_a_tenure_before_the_record_was_read_under_it() {
+    async fn tenure_has_no_epoch_before_record_is_read() {
         let at = |seconds| BootTime(Duration::from_secs(seconds));
         let tenure = |epoch, since| LeaderTerm {
             epoch,
@@ -680,7 +680,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_withheld_is_a_range_with_which_members_do_nothing() {
+    fn withheld_version_is_shown_as_range() {
         for (asked, shown) in [
             ("", "*"),
             ("1.2.3", "=1.2.3"),

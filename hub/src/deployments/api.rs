@@ -263,8 +263,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_is_written_where_home_would_forget_where_it_is_or_remembers_more_than_was_read()
-     {
+    async fn write_is_withheld_when_places_would_be_lost() {
         type Places<'a> = Option<&'a [&'a str]>;
         let finalizers = || Write::Finalizers(Vec::new());
         let record = |places: &[&str]| Write::Status(status(Some(places)));

@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn each_deed_is_told_once_and_none_that_another_hub_has_told() {
+    fn reported_action_emits_one_event_across_hubs() {
         let (mut new, mut old) = (RecordedEvents::default(), RecordedEvents::default());
         let reasons = |news: Vec<News>| -> Vec<&str> { news.iter().map(|it| it.reason).collect() };
         let (made, healed) = (deed(1, "WorkspaceCreated"), deed(2, "DriftHealed"));

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_without_the_key_is_a_member_with_a_fault_that_names_both() {
+    fn secret_without_key_is_member_with_named_fault() {
         let mut secret = labelled("edge-1");
         secret.data = Some([("other".to_owned(), ByteString(Vec::new()))].into());
         let fault = found(&secret).unwrap().access.unwrap_err().message;
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn an_annotation_names_the_key_and_another_the_member() {
+    fn annotations_set_kubeconfig_key_and_member_name() {
         let mut secret = labelled("edge-1");
         secret.metadata.annotations = Some(
             [
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_labelled_or_is_being_deleted_or_stands_for_home_is_no_member() {
+    fn unlabelled_deleting_or_self_secret_is_no_member() {
         let mut secret = labelled("edge-1");
         secret.metadata.labels = Some([("there".to_owned(), "false".to_owned())].into());
         assert!(found(&secret).is_none());

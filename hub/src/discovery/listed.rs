@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_is_the_last_list_that_was_complete_with_what_came_after() {
+    fn incomplete_list_does_not_replace_known_objects() {
         let mut listed = Listed::default();
         assert!(!take(&mut listed, Event::Init));
         assert!(!take(&mut listed, Event::InitApply(secret("a"))));
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_are_kept_are_left_out_and_that_is_told_once() {
+    fn objects_over_limit_are_dropped_and_reported_once() {
         let mut listed = Listed::default();
         take(&mut listed, Event::Init);
         for number in 0..=OBJECTS_MAX {
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn after_a_failure_all_is_listed_again_so_that_its_end_is_seen() {
+    async fn failed_watch_is_followed_by_complete_relist() {
         let lists = Mutex::new(vec![
             vec![Ok(Event::Init), Ok(Event::InitDone)],
             vec![

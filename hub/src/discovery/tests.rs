@@ -114,7 +114,7 @@ async fn until(
 }
 
 #[tokio::test]
-async fn a_provider_that_panics_ends_hangs_or_floods_costs_no_other_and_keeps_what_it_had() {
+async fn faulty_provider_keeps_sources_and_affects_no_other() {
     let stop = CancellationToken::new();
     let providers = vec![
         fake("panics", Habit::Panics),
@@ -174,7 +174,7 @@ async fn of_a_flood_only_the_newest_is_kept() {
 }
 
 #[tokio::test]
-async fn trouble_leaves_what_was_found_and_ends_with_the_next_list() {
+async fn trouble_keeps_sources_and_clears_on_next_list() {
     let (listing, listings) = watch::channel(Listing::default());
     let doubts = Arc::new(Doubts::default());
     let finds = Finds {
@@ -195,7 +195,7 @@ async fn trouble_leaves_what_was_found_and_ends_with_the_next_list() {
 }
 
 #[tokio::test]
-async fn nobody_leaves_because_the_hub_stops() {
+async fn hub_shutdown_removes_no_source() {
     let stop = CancellationToken::new();
     let mut sources = start(vec![fake("good", Habit::Good)], &Watchdog::default(), &stop);
     until(&mut sources, |sources| uid(sources, "good").is_some()).await;

@@ -326,7 +326,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_was_overtaken_tries_again_soon_and_who_was_refused_later() {
+    fn conflicting_write_retries_soon_rejected_one_backs_off() {
         let refused = |code| {
             let mut status = kube::core::Status::failure("no", "No");
             status.code = code;
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_answer_to_our_own_write_does_not_bring_back_what_the_watch_has_taken_away() {
+    fn late_write_response_does_not_undo_watch_event() {
         let mut known = EdgeClusters::default();
         let mut dirty = BTreeSet::new();
         known.see(Event::Apply(object("1")), &mut dirty);

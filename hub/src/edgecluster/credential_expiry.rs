@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_ends_soon_when_a_fifth_of_its_life_is_left() {
+    fn certificate_expires_soon_in_last_fifth_of_life() {
         let validity = life(1000, 2000);
         for (now, expected) in [
             (0, Standing::Current),
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_told_once_of_each_certificate_and_again_the_next_day() {
+    fn expiry_event_repeats_daily_per_certificate() {
         let (first, second) = (life(0, 100 * DAY), life(90 * DAY, 190 * DAY));
         let mut record = Record::new();
         for (validity, now, expected) in [
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn what_there_was_no_room_for_is_told_when_there_is_and_once() {
+    fn deferred_expiry_event_is_emitted_once() {
         let certificate = Some(life(0, 100 * DAY));
         let mut record = Record::new();
         assert_eq!(record.at(certificate, 79 * DAY), [""; 0]);
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn however_often_the_hub_is_restarted_it_is_told_once_a_day_at_most() {
+    fn expiry_reminder_is_daily_at_most_despite_restarts() {
         let validity = Some(life(0, 100 * DAY));
         let mut record = Record::new();
         let mut told = record.at(validity, 79 * DAY).len();
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_names_the_member_the_end_and_the_remedy() {
+    fn expiry_message_names_member_time_and_remedy() {
         let soon = Credential::Agent.state("edge-1", life(0, 1000), at(900));
         let expired = Credential::Agent.state("edge-1", life(0, 1000), at(1000));
         for state in [soon, expired] {

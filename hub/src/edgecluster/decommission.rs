@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn the_finalizer_is_there_while_the_policy_is_and_on_no_other() {
+    fn finalizer_follows_uninstall_policy_except_on_home() {
         let none = Standing::default();
         let mut object = member(DeletionPolicy::Retain);
         assert_eq!(step(&object, &none), Step::Nothing);
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn it_goes_when_the_member_has_said_all_and_nothing_is_left() {
+    fn finalizer_is_removed_once_nothing_is_left() {
         assert_eq!(step(&deleted(), &done()), Step::TakeOff(LetGo::Uninstalled));
         let none_at_all = Standing {
             retired: Some(Retired::default()),
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn while_anything_is_in_doubt_it_stays_and_says_what_it_waits_for() {
+    fn unfinished_uninstall_keeps_finalizer_and_states_reason() {
         let left = Retired {
             tenants: 2,
             gone: 1,
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deletion_is_read_again_first_and_one_of_the_crd_uninstalls_nothing() {
+    fn deletion_is_reread_and_crd_deletion_uninstalls_nothing() {
         let unread = Standing {
             read: None,
             ..done()
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_deletion_that_was_read_again_and_is_not_held_back_orders_anything_uninstalled() {
+    fn only_confirmed_deletion_orders_uninstall() {
         let said = String::new;
         for (step, ordered) in [
             (Step::Nothing, Some((true, false))),
@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn an_order_to_uninstall_is_taken_back_from_a_member_that_is_held_back() {
+    fn uninstall_order_is_withdrawn_from_held_back_member() {
         let uninstall = Step::Uninstall(String::new()).order(false);
         let stop = Step::Wait(String::new()).order(false);
         assert_eq!(given(uninstall, false, false), uninstall);
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_changed_their_mind_lets_it_go_at_once() {
+    fn orphan_annotation_or_retain_policy_releases_immediately() {
         let unread = Standing::default();
         let mut orphaned = deleted();
         orphaned
@@ -486,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_of_one_edge_cluster_says_nothing_of_the_next_of_its_name() {
+    fn confirmed_deletion_does_not_apply_to_recreated_cluster() {
         let mut readings = Retirements::default();
         let object = deleted();
         assert_eq!(readings.of(&object), None);

@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_crd_of_before_does_not_keep_is_written_once() {
+    fn field_dropped_by_old_crd_is_written_once() {
         let status = |desired| EdgeClusterStatus {
             desired,
             ..EdgeClusterStatus::default()

@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_has_the_fleets_and_its_own_over_them() {
+    fn member_namespace_settings_override_fleet_settings() {
         let fleet = configuration(json!({"labels": {"team": "a", "zone": "1"}}));
         let none = of_member(&fleet, &EdgeClusterSpec::default(), || None);
         assert_eq!((none.configuration, none.own), (fleet.clone(), false));
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_used_changes_nothing_and_is_said() {
+    fn invalid_namespace_settings_are_reported_and_ignored() {
         let fleet = configuration(json!({"labels": {"team": "a"}}));
         let had = configuration(json!({"labels": {"team": "b"}}));
         for bad in [

@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_go_on_record_of_a_member_is_not_given_and_is_said() {
+    fn oversized_desired_state_is_rejected_with_reason() {
         let desired = |values: usize, deployments: usize| {
             let mut chart = (*chart("1.0.0")).clone();
             chart
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_whose_values_cannot_be_had_keeps_the_last_good_ones_and_says_so() {
+    fn member_keeps_last_good_values_and_reports_problem() {
         let mut overlays = Overlays::default();
         let object = member(json!({"valuesFrom": [{"kind": "ConfigMap", "name": "own"}]}));
         let at = ("edge-1", &object);
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_member_had_before_it_had_values_of_its_own_is_good_too() {
+    fn previously_given_chart_counts_as_last_good() {
         let mut overlays = Overlays::default();
         let object = member(json!({"valuesFrom": [{"kind": "ConfigMap", "name": "own"}]}));
         let missing = readings(Some(Reading::Missing("gone".to_owned())));
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_without_values_of_its_own_has_the_fleets() {
+    fn member_without_own_values_uses_fleet_values() {
         let mut overlays = Overlays::default();
         let fleet = chart("1");
         let nothing = readings(None);

@@ -98,7 +98,7 @@ fn url(home: &Home) -> String {
 }
 
 #[tokio::test]
-async fn the_flag_beats_the_variable_which_beats_the_users_file() {
+async fn kubeconfig_flag_beats_variable_beats_user_file() {
     let files = Files::new();
     let mut local = LocalSource {
         flag: Some(files.write("flag", kubeconfig("https://flag:1"))),
@@ -125,7 +125,7 @@ async fn the_flag_beats_the_variable_which_beats_the_users_file() {
 }
 
 #[tokio::test]
-async fn a_pods_configuration_comes_after_the_variable_and_before_the_users_file() {
+async fn pod_config_ranks_between_variable_and_user_file() {
     let files = Files::new();
     let mut local = LocalSource {
         user_file: Some(files.write("user", kubeconfig("https://user:1"))),
@@ -143,7 +143,7 @@ async fn a_pods_configuration_comes_after_the_variable_and_before_the_users_file
 }
 
 #[tokio::test]
-async fn files_of_a_list_are_merged_and_missing_ones_passed_over() {
+async fn listed_kubeconfigs_are_merged_skipping_missing_ones() {
     let files = Files::new();
     let mut second = kubeconfig("https://second:1");
     second["contexts"][0]["name"] = "red".into();
@@ -188,7 +188,7 @@ async fn a_context_may_be_chosen_and_must_exist() {
 }
 
 #[tokio::test]
-async fn a_bad_watch_file_is_told_with_the_originals_text_its_path_and_no_content() {
+async fn bad_watch_file_error_names_path_without_content() {
     let files = Files::new();
     let no_context = json!({"clusters": [], "users": [], "contexts": []});
     let proxy = kubeconfig_with(
@@ -244,7 +244,7 @@ async fn a_bad_watch_file_is_told_with_the_originals_text_its_path_and_no_conten
 }
 
 #[tokio::test]
-async fn an_unreadable_local_kubeconfig_names_the_file_and_the_remedy() {
+async fn unreadable_local_kubeconfig_error_names_file_and_remedy() {
     let files = Files::new();
     let local = LocalSource {
         flag: Some(files.path("none")),
@@ -435,7 +435,7 @@ fn as_json(status: StatusCode, body: Value) -> Response {
 }
 
 #[tokio::test]
-async fn the_watch_secret_is_fetched_with_the_local_configuration() {
+async fn watch_secret_is_fetched_with_local_kubeconfig() {
     let secret = secret("kubeconfig", &kubeconfig("https://home:6443").to_string());
     let body = serde_json::to_value(&secret).unwrap();
     let server = Server::start(move || as_json(StatusCode::OK, body.clone())).await;
@@ -453,7 +453,7 @@ async fn the_watch_secret_is_fetched_with_the_local_configuration() {
 }
 
 #[tokio::test]
-async fn a_missing_watch_secret_is_told_with_the_originals_text() {
+async fn missing_watch_secret_error_matches_original() {
     let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404, "message": "secrets \"home\" not found"});
     let server = Server::start(move || as_json(StatusCode::NOT_FOUND, status.clone())).await;
     let files = Files::new();
@@ -469,7 +469,7 @@ async fn a_missing_watch_secret_is_told_with_the_originals_text() {
 }
 
 #[tokio::test]
-async fn without_a_local_configuration_no_secret_can_be_fetched() {
+async fn watch_secret_fetch_fails_without_local_kubeconfig() {
     let error = choose(source(watch_secret(), None, LocalSource::default()))
         .await
         .unwrap_err();

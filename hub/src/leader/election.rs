@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn who_wins_the_lease_leads_once_it_has_its_epoch() {
+    fn lease_holder_leads_after_taking_epoch() {
         let mut table = Table::new();
         assert_eq!(
             table.look(&LeaseState::default(), 1.0, None),
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lead_whose_renewals_fail_doubts_and_comes_back_as_the_same() {
+    fn leader_with_failed_renewals_resumes_same_epoch() {
         let mut table = Table::leading();
         let next = table.look(&ours(100.0, 1), 103.4, None);
         assert_eq!(
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lead_is_given_up_when_another_has_it_or_nothing_is_heard_for_long() {
+    fn leadership_ends_on_other_holder_or_long_silence() {
         let mut table = Table::leading();
         table.look(&others(), 101.0, None);
         assert_eq!(table.word(), "standby of hub/b");
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lead_that_was_lost_and_won_again_takes_a_new_epoch() {
+    fn regained_lease_requires_new_epoch() {
         for doubts in [false, true] {
             let mut table = Table::leading();
             if doubts {
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lead_takes_a_later_epoch_when_somebody_knows_one_and_not_too_often() {
+    fn leader_takes_later_epoch_at_limited_rate() {
         let mut table = Table::leading();
         table.ahead = 6;
         assert!(!table.look(&ours(101.0, 1), 101.0, None).take_epoch);
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn members_are_acted_on_by_who_leads_and_on_after_a_lead_that_nobody_took() {
+    fn only_leader_or_unreplaced_former_leader_acts() {
         let leads = || Table::leading().office.stand;
         let doubts = || LeaderState::Unconfirmed(leads().tenure().unwrap().clone());
         let standby = |leader: Option<&str>| LeaderState::Standby {
@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_lead_acts_on_through_an_outage_until_another_is_seen() {
+    fn lost_leader_acts_until_another_is_seen() {
         let mut table = Table::leading();
         let mut acts = true;
         for (hold, now, word, expected) in [
@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn who_leaves_does_not_come_back() {
+    fn leaving_hub_does_not_lead_again() {
         let mut table = Table::leading();
         let hold = ours(101.0, 1);
         table.office.next(&Sight {

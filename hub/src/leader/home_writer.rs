@@ -26,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_later_lead_has_written_is_not_written_over() {
+    fn later_leader_writes_are_not_overwritten() {
         let cases = [
             (None, Verdict::Write),
             (Some(6), Verdict::Write),

@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_former_life_has_left_is_taken_off_before_anything_else_and_once() {
+    fn stale_label_is_removed_once_at_start() {
         for went in [Went::Well, Went::Nowhere] {
             let mut course = Course::new(at(0));
             let first = done(&mut course, None, went, at(0));
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn who_leads_takes_it_off_the_former_puts_it_on_and_looks_after_it() {
+    fn pod_label_follows_leader_and_is_reapplied() {
         let well = Went::Well;
         let mut course = Course::new(at(0));
         done(&mut course, None, well, at(0));
@@ -371,8 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_is_tried_again_soon_and_what_is_refused_later_and_the_former_only_while_we_lead()
-    {
+    fn failed_label_change_is_retried_while_leading() {
         let (own, former) = (
             LabelChange::Own(true),
             LabelChange::Former("hub-a".to_owned()),
@@ -397,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn a_label_that_could_not_be_taken_off_is_tried_again() {
+    fn failed_label_removal_is_retried() {
         for (went, pause) in [(Went::Badly, RETRY), (Went::Refused, LOOK_EVERY)] {
             let mut course = Course::new(at(0));
             let (deeds, wake) = done(&mut course, None, went, at(0));
@@ -411,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pod_of_a_hub_is_in_its_name() {
+    fn pod_name_is_parsed_from_holder() {
         for (holder, pod) in [
             ("hub/krypton-hub-5d-x/0000beef", Some("krypton-hub-5d-x")),
             ("hub//0000beef", None),
@@ -424,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn a_patch_names_the_label_and_of_our_own_pod_the_uid_and_nothing_else() {
+    fn label_patch_has_only_label_and_own_uid() {
         assert_eq!(
             own_patch("u", true).to_string(),
             r#"{"metadata":{"labels":{"mesh.openkcm.io/leader":"true"},"uid":"u"}}"#

@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_watch_begins_anew_with_each_tenure_and_with_nothing_else() {
+    async fn watch_restarts_only_with_new_tenure() {
         let (opened, mut watched) = watched(0);
         let first = tenure(1);
         for (tenure, anew) in [
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_list_that_hangs_is_asked_for_again_and_a_quiet_watch_is_not() {
+    async fn hanging_list_is_retried_but_not_quiet_watch() {
         let (opened, mut watched) = watched(2);
         let began = Instant::now();
         watched.begins(Some(&tenure(1)));

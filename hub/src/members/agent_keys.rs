@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn renewed_key_replaces_the_old_one_after_its_first_use() {
+    fn renewed_key_replaces_old_key_after_first_use() {
         let mut keys = Some(enrolled(None, key("a", 0)));
         assert_eq!(judge(keys.as_ref(), "a", at(100)), Verdict::Good);
         keys = Some(renewed(keys.as_ref(), key("a", 0), key("b", 100), at(100)).unwrap());
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn second_renewal_by_one_key_waits_for_the_first() {
+    fn second_renewal_by_same_key_waits_for_first() {
         let keys = enrolled(None, key("a", 0));
         let keys = renewed(Some(&keys), key("a", 0), key("b", 100), at(100)).unwrap();
         let again = |next, minute| renewed(Some(&keys), key("a", 0), key(next, minute), at(minute));
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn two_keys_in_use_are_shown_until_the_next_enrolment() {
+    fn concurrent_key_use_is_shown_until_next_enrolment() {
         let mut shown = Vec::new();
         let keys = enrolled(None, key("a", 0));
         let status = |shown: &[Condition]| shown.first().map(|it| it.status.clone());

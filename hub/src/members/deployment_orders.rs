@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn orders_are_sorted_and_news_only_where_they_differ() {
+    fn orders_are_sorted_and_notify_only_on_change() {
         let deployments = Deployments::default();
         let mut orders = deployments.orders();
         let of =
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_said_stands_until_all_is_said_again_and_the_digest_is_of_what_is_held() {
+    fn old_reports_stand_until_next_full_report() {
         let deployments = Deployments::default();
         let changes = deployments.changes();
         said(&deployments, "a", Some("Installed"));
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_before_a_tenure_orders_nothing_in_it() {
+    fn read_from_earlier_tenure_orders_nothing() {
         let deployments = Deployments::default();
         let mut orders = deployments.orders();
         let give = |deployments: &Deployments| {
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_member_that_leaves_those_count_that_have_gone_with_it() {
+    fn leaving_member_counts_uninstalled_deployments() {
         let deployments = Deployments::default();
         assert_eq!(deployments.retired("edge-1"), (0, 0));
         said(&deployments, "a", Some(reason::UNINSTALLED));

@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_members_with_one_uid_the_older_acts() {
+    fn older_member_wins_shared_cluster_uid() {
         let found = of(vec![
             ("a", claim(2, None, Some("u"))),
             ("b", claim(1, None, Some("u"))),
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_with_an_agent_goes_before_an_older_one_without() {
+    fn member_with_agent_precedes_older_one_without() {
         let mut agent = claim(9, None, Some("u"));
         agent.agent = true;
         let found = of(vec![("a", claim(1, None, Some("u"))), ("b", agent.clone())]);
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_younger_member_waits_until_the_older_has_been_tried() {
+    fn younger_member_waits_until_older_was_attempted() {
         let mut older = claim(1, None, None);
         let found = of(vec![
             ("old", older.clone()),
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unreachable_member_still_holds_the_uid_on_its_record() {
+    fn unreachable_member_keeps_recorded_cluster_uid() {
         let found = of(vec![
             ("old", claim(1, Some("u"), None)),
             ("new", claim(2, None, Some("u"))),
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_known_cluster_under_a_new_name_waits_for_a_person() {
+    fn known_cluster_under_new_name_is_held() {
         let mut gone = claim(1, Some("u"), None);
         gone.present = false;
         let found = of(vec![
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn another_cluster_behind_the_same_name_is_not_touched() {
+    fn changed_cluster_behind_same_name_is_not_touched() {
         let found = of(vec![("a", claim(1, Some("u"), Some("v")))]);
         let changed = Verdict::Changed {
             recorded: "u".to_owned(),

@@ -297,7 +297,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn last_seen_is_written_once_a_minute_and_the_rest_only_when_it_changes() {
+    fn last_seen_is_written_once_per_minute() {
         let facts = MemberObservation {
             mode: Mode::Proxy,
             connected: State::new(Truth::True, reason::CONNECTED, ""),
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn an_earlier_end_of_a_certificate_is_put_on_record_only_when_a_session_says_so() {
+    fn earlier_certificate_expiry_is_recorded_only_from_session() {
         let at = |second| Timestamp::from_second(second).unwrap();
         for (known, said, recorded, expected) in [
             (None, false, None, None),
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_member_of_which_nothing_is_heard_the_record_stands_for_a_while() {
+    fn silent_member_keeps_recorded_status_for_grace_period() {
         let said = MemberObservation {
             mode: Mode::Proxy,
             connected: State::new(Truth::True, reason::CONNECTED, ""),

@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn two_thousand_tenants_of_an_ordinary_size_fit_and_the_next_does_not() {
+    fn two_thousand_ordinary_tenants_fit_but_no_more() {
         let plain = |number: usize| {
             let name = format!("tenant-number-{number:05}");
             PlacedTenant {
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_to_go_has_room_before_the_old_and_they_before_the_young() {
+    fn removals_fit_before_older_then_younger_tenants() {
         let large = PLACED_BYTES / 2 - 1024;
         let (old, young) = (order("old", large, false), order("young", large, false));
         let (middle, goes) = (order("middle", large, false), order("goes", 0, true));

@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_member_lists_the_worst_first_and_no_more_than_there_is_room_for() {
+    fn tenant_listing_is_bounded_and_worst_first() {
         let state = |number: usize| ClusterState {
             ready: State::new(
                 if number.is_multiple_of(2) {

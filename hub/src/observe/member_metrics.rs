@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_is_behind_since_the_first_desired_state_that_it_has_not_taken_up() {
+    fn member_lags_since_first_unapplied_desired_state() {
         let at = |second| BootTime(Duration::from_secs(second));
         let late = |generation, since| {
             Some(Behind {
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn members_are_told_of_by_the_hub_that_leads_alone() {
+    fn only_leading_hub_exports_member_metrics() {
         let stage = Stage::new();
         let end = |second| Timestamp::from_second(second).unwrap();
         stage.view.facts.set("edge-1", |facts| {

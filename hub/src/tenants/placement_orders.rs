@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_deleted_before_the_crd_was_made_went_with_a_former_one() {
+    fn deletion_older_than_crd_belongs_to_former_crd() {
         let at = |second| Some(Timestamp::from_second(second).unwrap());
         for (seen, made, deleted, expected) in [
             (Deletion::Its, at(5), at(9), Deletion::Its),
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn orders_are_complete_when_all_is_read_and_a_tenant_that_is_no_more_is_ordered_no_more() {
+    fn orders_are_published_complete_and_drop_removed_tenants() {
         let placements = Arc::new(Placements::default());
         let mut placing = Placing::new(Arc::clone(&placements));
         let targets: Targets = ["edge-1", "edge-2"]
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn in_a_new_tenure_a_deletion_is_found_out_again_before_anything_is_removed_by_it() {
+    fn new_tenure_rechecks_deletion_before_removal() {
         let placements = Arc::new(Placements::default());
         let mut placing = Placing::new(Arc::clone(&placements));
         let targets: Targets = [("edge-1".to_owned(), Target::default())].into();
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_no_room_is_told_and_told_again_when_there_is_some() {
+    fn tenant_is_reported_when_left_out_and_readmitted() {
         let placements = Arc::new(Placements::default());
         let mut placing = Placing::new(placements);
         let targets: Targets = [("edge-1".to_owned(), Target::default())].into();

@@ -150,7 +150,7 @@ fn a_silent_member_is_unknown_and_not_dropped() {
 }
 
 #[test]
-fn after_a_restart_members_are_kept_from_the_conditions_until_they_are_heard() {
+fn restarted_hub_keeps_member_conditions_until_reports_arrive() {
     let mut acme = tenant();
     let said = full(&[
         (names::SELF_CLUSTER, Some(report(Truth::True, "Installed"))),
@@ -179,7 +179,7 @@ fn after_a_restart_members_are_kept_from_the_conditions_until_they_are_heard() {
 }
 
 #[test]
-fn a_member_that_begins_anew_keeps_its_word_until_it_has_said_all_again() {
+fn member_reports_are_kept_until_resync_completes() {
     let reports = Reports::default();
     let key = |name: &str| TenantKey {
         namespace: "n".to_owned(),
@@ -203,7 +203,7 @@ fn a_member_that_begins_anew_keeps_its_word_until_it_has_said_all_again() {
 }
 
 #[test]
-fn texts_of_a_member_are_bounded_and_its_reasons_stay() {
+fn member_report_texts_are_bounded_but_reasons_kept() {
     let reports = Reports::default();
     let key = |number: usize| TenantKey {
         namespace: "n".to_owned(),
@@ -261,7 +261,7 @@ fn texts_of_a_member_are_bounded_and_its_reasons_stay() {
 }
 
 #[test]
-fn a_tenant_for_another_member_is_not_expected_on_home() {
+fn tenant_naming_member_ignores_home_cluster() {
     let mut acme = tenant();
     acme.spec =
         serde_json::from_value(serde_json::json!({ "clusterRef": { "secretName": "edge-1" } }))
@@ -283,7 +283,7 @@ fn naming(namespace: &str, member: Option<&str>) -> Tenant {
 }
 
 #[test]
-fn a_tenant_that_names_a_member_says_whether_that_can_be_had() {
+fn tenant_shows_whether_target_member_is_resolved() {
     let resolved = |acme: &Tenant, targets: Option<&Targets>| {
         let now = Timestamp::UNIX_EPOCH;
         let status = aggregated(acme, &full(&[]), targets, &rules(), false, now);
@@ -310,7 +310,7 @@ fn a_tenant_that_names_a_member_says_whether_that_can_be_had() {
 }
 
 #[test]
-fn what_a_member_says_goes_to_no_tenant_that_names_it_from_a_namespace_it_does_not_take() {
+fn member_report_skips_tenant_from_disallowed_namespace() {
     let limit = |members: &[&str]| -> Targets {
         let all = [names::SELF_CLUSTER, "edge-1", "edge-2"].into_iter();
         let target = |name: &str| Target {
@@ -504,7 +504,7 @@ fn last_applied_chart_comes_from_the_hub() {
 }
 
 #[test]
-fn a_refusal_stays_over_a_restart_and_goes_with_the_limit_also_when_the_member_is_silent() {
+fn refusal_survives_restart_and_ends_with_limit() {
     let mut acme = naming("team-b", Some("edge-1"));
     let allowed = Allowed::new(Some(&["team-a".to_owned()]));
     let target = Target {

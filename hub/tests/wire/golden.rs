@@ -22,7 +22,7 @@ fn recorded(name: &str) -> Vec<Said> {
 }
 
 #[tokio::test]
-async fn agents_from_two_minor_versions_before_to_one_after_are_welcomed_and_no_others() {
+async fn hub_welcomes_only_agents_within_version_skew() {
     let home = Home::new().with_members(&names(1));
     let port = home.listen_as(HUB, None).await;
     let dialer = home.dialer(port.address, "edge-0");
@@ -54,7 +54,7 @@ async fn agents_from_two_minor_versions_before_to_one_after_are_welcomed_and_no_
 }
 
 #[tokio::test]
-async fn what_agents_of_0_1_and_of_the_version_after_it_say_is_taken_in() {
+async fn current_and_next_agent_streams_are_accepted() {
     for name in ["agent-0.1.stream", "agent-next.stream"] {
         let home = Home::new().with_members(&names(1));
         let port = home.listen_as("0.1.0", None).await;

@@ -44,7 +44,7 @@ fn first() -> Said {
 }
 
 #[tokio::test]
-async fn a_standby_refuses_all_that_agents_ask_and_says_who_leads() {
+async fn standby_rejects_agents_and_names_leader() {
     let (stand, home) = home_of(standby());
     let port = home.listen(None).await;
     let dialer = home.dialer(port.address, "edge-0");
@@ -68,7 +68,7 @@ async fn a_standby_refuses_all_that_agents_ask_and_says_who_leads() {
 }
 
 #[tokio::test]
-async fn a_session_ends_when_the_lead_is_lost_and_not_while_it_is_in_doubt() {
+async fn session_survives_unconfirmed_lead_but_not_loss() {
     let (stand, home) = home_of(LeaderState::Leading(tenure(1)));
     let port = home.listen(None).await;
     let dialer = home.dialer(port.address, "edge-0");

@@ -317,7 +317,7 @@ impl Edges {
 }
 
 #[tokio::test]
-async fn a_rotation_drops_no_stream_and_ends_with_the_former_root_refused() {
+async fn rotation_drops_no_stream_and_rejects_former_root() {
     let mut rig = Rig::start(20).await;
     let former = rig.home.authority.now();
     let mut agents = Vec::new();
@@ -398,7 +398,7 @@ async fn begun_with_one_away() -> (Rig, Rotating) {
 }
 
 #[tokio::test]
-async fn an_agent_that_is_away_is_waited_for_in_each_phase_and_comes_back_to_end_it() {
+async fn rotation_waits_for_absent_agent_in_each_phase() {
     let (mut rig, stays) = begun_with_one_away().await;
     let mut leaves = rig.agent("edge-1").await;
     leaves.agent.has("1.0.0").await;
@@ -419,7 +419,7 @@ async fn an_agent_that_is_away_is_waited_for_in_each_phase_and_comes_back_to_end
 }
 
 #[tokio::test]
-async fn a_hub_that_is_restarted_in_any_phase_goes_on_from_there() {
+async fn restarted_hub_resumes_rotation_in_any_phase() {
     let mut rig = Rig::start(3).await;
     let mut agents = Vec::new();
     for name in names(3) {
@@ -452,7 +452,7 @@ async fn a_hub_that_is_restarted_in_any_phase_goes_on_from_there() {
 }
 
 #[tokio::test]
-async fn who_is_named_is_locked_out_and_told_what_to_do() {
+async fn locked_out_agent_is_refused_and_can_rejoin() {
     let (mut rig, stays) = begun_with_one_away().await;
     rig.lock_out("edge-1", Phase::Announced);
     assert_eq!(rig.switches().await, ["edge-1"]);
@@ -475,7 +475,7 @@ async fn who_is_named_is_locked_out_and_told_what_to_do() {
 }
 
 #[tokio::test]
-async fn an_agent_too_old_for_it_is_waited_for_and_one_that_does_not_renew_is_cut_off_when_named() {
+async fn rotation_waits_for_lagging_agents_until_locked_out() {
     let mut rig = Rig::start(2).await;
     let [old, lazy] = ["edge-0", "edge-1"].map(|name| rig.home.dialer(rig.address, name));
     let trusts = || {
@@ -537,7 +537,7 @@ async fn an_agent_too_old_for_it_is_waited_for_and_one_that_does_not_renew_is_cu
 }
 
 #[tokio::test]
-async fn roots_that_are_none_end_the_session_that_names_them() {
+async fn malformed_root_digests_end_session() {
     let rig = Rig::start(1).await;
     let dialer = rig.home.dialer(rig.address, "edge-0");
     for sha256 in [

@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn each_verb_changes_what_it_is_for_and_nothing_twice() {
+    fn each_verb_patches_only_when_change_is_needed() {
         let paused = json!({"metadata": {"annotations": {PAUSED_ANNOTATION: "true"}}});
         let not = json!({"metadata": {"annotations": {PAUSED_ANNOTATION: "false"}}});
         let (plain, spec) = (json!({}), json!({"spec": {"paused": true, "banned": true}}));
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_that_was_made_on_other_clusters_is_said_not_to_be_reached_there() {
+    fn tenant_change_notes_unreached_clusters() {
         let ready = |cluster: &str| {
             json!({"type": format!("ClusterReady/{cluster}"), "status": "True", "reason": "Installed",
                 "message": "", "lastTransitionTime": "2026-01-02T03:00:05Z"})

@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_pasted_gives_helm_the_bundle_unharmed() {
+    fn pasted_command_passes_bundle_to_helm_unchanged() {
         let yaml = bundle().to_yaml().unwrap();
         let printed = printed(
             &bundle(),
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_is_quoted_for_a_shell_only_where_it_must_be() {
+    fn shell_argument_is_quoted_only_when_needed() {
         for (word, expected) in [
             ("charts/krypton-agent", "charts/krypton-agent"),
             (

@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn what_becomes_of_the_releases_is_written_before_the_deletion_and_only_where_it_is_not_so() {
+    fn leave_patches_release_policy_only_when_it_differs() {
         let (keeps, orphaned) = (json!({}), json!({ORPHAN_ANNOTATION: "true"}));
         let uninstalls = json!({"deletionPolicy": "Uninstall"});
         let none = json!({});
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn who_found_the_member_is_named_as_it_stays_away_until_that_comes_back() {
+    fn leave_advice_names_source_of_member() {
         let found =
             json!({"sourceRef": {"kind": "Secret", "namespace": "krypton", "name": "edge-1"}});
         let told = advice(&object(found, json!({})), true);

@@ -237,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_pod_of_a_holder_is_the_one_that_its_name_has() {
+    fn lease_holder_is_matched_to_its_pod() {
         let pods = ["agent-0", "agent-1"].map(|name| Seen {
             name: name.to_owned(),
             port: None,

@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_person_wrote_stays_and_what_is_on_record_does_not() {
+    fn replacement_keeps_user_fields_and_drops_status() {
         let spec = json!({"paused": true, "deletionPolicy": "Retain", "ofTheFuture": {"a": 1}});
         let old = old(spec.clone(), json!({"clusterUID": "c-1"}));
         let manifest: Value = serde_json::from_str(&old.manifest()).unwrap();
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_member_that_has_no_agent_and_a_source_needs_no_bundle() {
+    fn only_agentless_member_with_source_needs_no_bundle() {
         let source = json!({"sourceRef": {"kind": "Secret", "namespace": "n", "name": "edge-1"}});
         let enrolled = json!({"certificateExpiry": "2027-01-01T00:00:00Z"});
         assert!(!old(source.clone(), json!({})).needs_bundle());
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_said_what_becomes_of_the_former_cluster() {
+    fn replace_explains_effects_on_former_cluster() {
         let status = json!({"clusterUID": "c-1", "certificateExpiry": "2027-01-01T00:00:00Z"});
         let said = old(json!({"banned": true}), status).said(Timestamp::UNIX_EPOCH);
         for words in ["UID c-1", "nothing is uninstalled", "void", "spec.banned"] {

@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn agents_are_counted_by_version_and_members_without_one_are_none() {
+    fn agents_are_counted_by_reported_version() {
         let of = |version: Value| json!({"status": {"agentVersion": version}});
         let members = [
             of("0.1.0".into()),

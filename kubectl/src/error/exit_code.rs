@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_tells_of_each_exit_code_and_of_each_command() {
+    fn page_documents_every_exit_code_and_command() {
         let page = page();
         for (code, meaning) in MEANINGS {
             let row = format!("| {} | {meaning} |", code as u8);
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn the_commands_of_the_page_are_such_as_the_program_takes() {
+    fn documented_commands_are_accepted_by_cli() {
         let page = page();
         let commands = page
             .split('`')

@@ -142,7 +142,7 @@ fn tells(sources: &Sources, ready: bool, lines: &[&str]) {
 }
 
 #[test]
-fn what_is_well_is_told_without_a_remedy() {
+fn healthy_tenant_is_shown_without_remedy() {
     let sources = on_edge(well(), edge());
     tells(
         &sources,
@@ -163,7 +163,7 @@ fn what_is_well_is_told_without_a_remedy() {
 }
 
 #[test]
-fn what_fails_is_told_with_its_cause_and_with_what_comes_next_and_when() {
+fn failure_shows_cause_and_next_step() {
     let retry = |at: &str| json!({"cluster": "edge-1", "what": "Retry", "at": at, "attempts": 3});
     let cases = [
         (
@@ -481,7 +481,7 @@ fn without_a_hub_nothing_counts_as_ready() {
 }
 
 #[test]
-fn what_may_not_be_seen_is_a_line_and_no_failure() {
+fn unreadable_source_is_shown_as_unknown() {
     let blind = Sources {
         tenant: Asking::NotPermitted("get tenants".to_owned()),
         lead: Asking::NoAnswer("no answer within 10 s".to_owned()),
@@ -510,7 +510,7 @@ fn what_may_not_be_seen_is_a_line_and_no_failure() {
 }
 
 #[test]
-fn a_member_is_told_of_without_a_tenant_at_home_and_an_edge_by_itself() {
+fn explain_works_without_home_tenant_and_on_edge() {
     let mut alone = on_edge(well(), edge());
     alone.tenant = Asking::None;
     tells(
@@ -554,7 +554,7 @@ fn a_member_is_told_of_without_a_tenant_at_home_and_an_edge_by_itself() {
 }
 
 #[test]
-fn of_many_the_worst_are_told_of_and_those_that_are_well_together() {
+fn worst_members_are_listed_and_healthy_ones_grouped() {
     let mut many = well();
     for number in 2..=12 {
         let type_ = format!("ClusterReady/edge-{number}");
@@ -611,7 +611,7 @@ fn programs_get_the_same_as_json() {
 }
 
 #[test]
-fn what_goes_on_by_itself_needs_no_remedy_and_what_a_person_must_mend_has_one() {
+fn only_failures_needing_action_have_remedy() {
     for none in [
         reason::INSTALLING,
         reason::DELETING,

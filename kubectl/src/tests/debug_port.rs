@@ -147,7 +147,7 @@ fn hubs() -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn the_hub_that_leads_and_the_agent_that_acts_are_asked_by_a_forwarded_port() {
+async fn port_forward_reaches_leading_hub_and_acting_agent() {
     let (to, asked) = debug_port().await;
     let home = cluster(hubs(), "krypton-hub-b", Some(to)).await;
     let shown = home.run(&["log-level", "hub"]).await.unwrap();
@@ -189,7 +189,7 @@ async fn the_hub_that_leads_and_the_agent_that_acts_are_asked_by_a_forwarded_por
 }
 
 #[tokio::test]
-async fn why_a_debug_port_was_not_asked_is_told_by_the_code() {
+async fn debug_port_failure_sets_exit_code_and_message() {
     let one = |args: &[&str]| vec![pod("krypton-hub-a", "krypton-hub", true, args)];
     let get = ["log-level", "hub"];
     for (pods, listens, words, code, said) in [
@@ -263,7 +263,7 @@ async fn why_a_debug_port_was_not_asked_is_told_by_the_code() {
 }
 
 #[tokio::test]
-async fn without_a_pod_a_loopback_address_is_asked_and_what_it_refuses_is_told() {
+async fn loopback_debug_address_is_asked_without_pod() {
     let server = Server::start(Vec::new()).await;
     let (to, _) = debug_port().await;
     let here = format!("--debug-address={to}");
@@ -294,7 +294,7 @@ async fn without_a_pod_a_loopback_address_is_asked_and_what_it_refuses_is_told()
 }
 
 #[tokio::test]
-async fn a_support_bundle_has_what_the_processes_tell_of_themselves_or_says_why_not() {
+async fn support_bundle_contains_debug_reports_or_failure_reasons() {
     let (to, _) = debug_port().await;
     let mut pods = hubs();
     pods.push(pod("krypton-hub-c", "krypton-hub", false, &[]));

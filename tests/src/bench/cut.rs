@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_quantile_is_the_first_value_that_so_many_do_not_exceed() {
+    fn quantile_is_nearest_rank_value() {
         let values: Vec<_> = (1..=200).map(Duration::from_secs).collect();
         assert_eq!(quantile(&values, 0.5), 100.0);
         assert_eq!(quantile(&values, 0.99), 198.0);

@@ -92,7 +92,7 @@ other_bucket{le=\"0.1\"} 7
     }
 
     #[test]
-    fn only_what_came_between_two_readings_counts() {
+    fn histogram_difference_counts_only_later_samples() {
         let later = TEXT
             .replace("\"0.2\"} 9", "\"0.2\"} 19")
             .replace("\"+Inf\"} 10", "\"+Inf\"} 20");
@@ -104,7 +104,7 @@ other_bucket{le=\"0.1\"} 7
     }
 
     #[test]
-    fn what_is_not_there_is_an_error() {
+    fn missing_or_malformed_histogram_is_error() {
         assert!(Histogram::read(TEXT, "took").is_err());
         assert!(Histogram::read("took_bucket{le=\"x\"} 1\n", "took").is_err());
     }

@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn own_time_and_that_of_children_are_told_apart() {
+    fn own_and_child_cpu_time_are_separate() {
         let stat = "42 (a ) b) S 1 42 42 0 -1 4194560 100 200 0 0 150 50 1000 300 20 0 9 0 7 8 9";
         assert_eq!(times(stat).unwrap(), [2.0, 13.0]);
         assert_eq!(ticks(stat).unwrap(), [1.5, 0.5, 10.0, 3.0]);
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_time_and_waiting_for_disks_are_not_busy() {
+    fn idle_and_iowait_are_not_busy_time() {
         let stat = "cpu  100 10 20 9000 500 3 4 5 77 88\ncpu0 1 2 3\n";
         assert_eq!(busy(stat).unwrap(), 1.42);
         assert!(busy("intr 1\n").is_err());

@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn a_figure_has_ratios_and_verdicts_for_each_floor() {
+    fn figure_has_ratios_and_verdicts_per_floor() {
         let times = [6.0, 4.8, 5.0, 4.0];
         let row = row("all Ready, s", times, 2, ratios_at_most(1.2, times));
         let expected = [
@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn a_figure_without_floors_has_a_verdict_for_each_of_us() {
+    fn figure_without_floors_has_hub_and_agent_verdicts() {
         let is = [0.06, 0.05];
         let row = ours("idle", is, 3, at_most_each(0.05, is));
         let expected = [
@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn the_breakdown_begins_with_what_costs_most_and_ends_with_the_sum() {
+    fn breakdown_sorts_by_cost_and_ends_with_sum() {
         let ours = counts(&[("GET", "secrets", 60), ("PATCH", "tenants", 90)]);
         let others = counts(&[("GET", "secrets", 30), ("GET", "", 5)]);
         let rendered = breakdown(&["ours", "others"], &[&ours, &others], 30);

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_are_as_wide_as_their_widest_cell_and_lines_end_where_text_does() {
+    fn columns_fit_widest_cell_without_trailing_spaces() {
         let row = |cells: [&str; 4]| cells.map(str::to_owned);
         let rows = [
             row(["a", "123456789", "1", ""]),

@@ -208,7 +208,7 @@ apiserver_flowcontrol_seats{flow_schema=\"bench\"} 5
     }
 
     #[test]
-    fn the_difference_leaves_out_what_did_not_change() {
+    fn traffic_difference_omits_unchanged_entries() {
         let at = |pods, plain, of_subject| Traffic {
             all: [
                 (key("LIST", "pods"), pods),

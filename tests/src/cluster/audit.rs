@@ -126,7 +126,7 @@ mod tests {
 {"kind":"Event","requestURI":"/re"#;
 
     #[test]
-    fn a_request_is_of_who_made_it_and_of_who_it_was_made_for() {
+    fn request_belongs_to_caller_and_impersonated_user() {
         let requests = parse(LOG).unwrap();
         let [helm, admin] = &requests[..] else {
             panic!("{requests:?}");
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_no_event_is_an_error() {
+    fn invalid_audit_line_is_error() {
         assert!(parse("rubbish\n").is_err());
     }
 }

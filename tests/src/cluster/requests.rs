@@ -54,7 +54,7 @@ apiserver_request_duration_seconds_count{resource="pods",verb="LIST"} 99
 "#;
 
     #[test]
-    fn requests_are_summed_by_verb_and_resource_over_all_other_labels() {
+    fn requests_are_summed_by_verb_and_resource() {
         let counts = count(METRICS).unwrap();
         let expected = [
             ("APPLY", "pods", 1_200_000),
@@ -66,7 +66,7 @@ apiserver_request_duration_seconds_count{resource="pods",verb="LIST"} 99
     }
 
     #[test]
-    fn a_value_that_is_no_number_is_an_error() {
+    fn non_numeric_value_is_error() {
         assert!(count("apiserver_request_total{verb=\"GET\"} many\n").is_err());
     }
 }

@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn users_of_the_same_name_do_not_hide_each_other() {
+    fn merged_kubeconfig_keeps_same_named_users_apart() {
         let single = |token: &str, server: &str| {
             json!({
                 "clusters": [{"name": "x", "cluster": {"server": server}}],

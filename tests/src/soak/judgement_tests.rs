@@ -129,12 +129,12 @@ fn revisions(seen: &mut Snapshot) -> &mut Vec<RevisionSeen> {
 }
 
 #[test]
-fn what_is_as_it_should_be_breaks_no_promise() {
+fn healthy_snapshot_breaks_no_promise() {
     assert_eq!(judge(&expected(), &whole()), []);
 }
 
 #[test]
-fn each_promise_is_broken_by_what_breaks_it() {
+fn each_violation_breaks_its_promise() {
     type Breaks = fn(&mut Snapshot);
     let table: &[(&str, Breaks)] = &[
         ("a live Tenant stays", |seen| {

@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_of_a_live_tenant_is_told_of() {
+    fn loss_of_live_tenant_object_is_violation() {
         let ledger = with_object();
         ledger.gone(Edge::One, Object::Deployment, &place());
         assert_eq!(ledger.violations().len(), 1);
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_person_has_deleted_may_go_once() {
+    fn deliberately_deleted_object_may_vanish_once() {
         let ledger = with_object();
         ledger.may_go("first");
         ledger.gone(Edge::One, Object::Deployment, &place());
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_of_a_deleted_tenant_may_go_and_of_the_next_one_of_its_name_may_not() {
+    fn deleted_tenant_may_lose_objects_successor_may_not() {
         let ledger = with_object();
         ledger.let_go(TENANT);
         ledger.gone(Edge::One, Object::Deployment, &place());
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_former_lead_writes_over_a_later_ones_is_told_of() {
+    fn stale_leader_overwrite_is_reported_as_violation() {
         let ledger = Ledger::default();
         for epoch in [1, 1, 3] {
             ledger.written("Tenant t-000", "one", epoch);

@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_seed_makes_the_same_plan_and_another_one_another() {
+    fn plan_is_determined_by_seed() {
         assert_eq!(bursts(7, 50, 15), bursts(7, 50, 15));
         assert_ne!(bursts(7, 50, 15), bursts(8, 50, 15));
         let first = |seed| Plan::new(shape(seed, 50, 2)).first();
@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_is_waited_for_after_a_fault_is_over_when_its_burst_ends() {
+    fn burst_outlasts_all_its_faults() {
         for seed in 0..50 {
             for burst in bursts(seed, 50, 10) {
                 assert!((60..=120).contains(&burst.length.as_secs()), "{burst:?}");
@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn half_an_hour_has_all_kinds_of_faults_that_so_many_hubs_can_have() {
+    fn half_hour_covers_every_possible_fault_kind() {
         for (seed, hubs) in (1..=3).flat_map(|seed| [(seed, 1), (seed, 2)]) {
             let mut kinds: BTreeMap<Kind, usize> = BTreeMap::new();
             for burst in Plan::new(shape(seed, 50, hubs)).take(15) {
@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn one_thing_at_a_time_happens_to_a_hub_and_each_has_its_share() {
+    fn hub_faults_never_overlap_and_are_balanced() {
         let mut killed: BTreeMap<Seat, usize> = BTreeMap::new();
         for seed in 0..50 {
             for burst in bursts(seed, 50, 10) {
@@ -528,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lead_is_frozen_for_longer_than_its_lease() {
+    fn frozen_lead_outlasts_its_lease() {
         for seed in 0..20 {
             for step in bursts(seed, 50, 10).iter().flat_map(|burst| &burst.steps) {
                 if let Fault::LeadFrozen { away } = step.fault {
@@ -552,7 +552,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_live_tenant_is_deleted_and_only_another_is_created() {
+    fn only_live_tenants_are_deleted_and_absent_created() {
         for seed in 0..20 {
             let plan = Plan::new(shape(seed, 20, 2));
             let mut live: BTreeSet<Tenant> =
@@ -579,7 +579,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crd_does_not_go_under_a_finalizer_that_keeps_it() {
+    fn crd_deletion_avoids_edges_with_foreign_finalizer() {
         for seed in 0..50 {
             for burst in bursts(seed, 30, 10) {
                 let places = |kind: Kind| -> BTreeSet<_> {

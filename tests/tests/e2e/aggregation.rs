@@ -33,7 +33,7 @@ const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const CHART: &str = "small";
 const CHART_VERSION: &str = "1.0.0";
 
-by_agent!(a_member_that_departs_is_shown_for_a_grace_over_a_restart_and_then_no_more);
+by_agent!(departed_member_condition_expires_after_grace_despite_restart);
 
 /// As the simulated agents name their Tenants.
 fn name(number: u32) -> String {
@@ -59,7 +59,7 @@ async fn goes(desk: &FleetClient, type_: &str, why: &str) -> Tenant {
     .unwrap()
 }
 
-async fn a_member_that_departs_is_shown_for_a_grace_over_a_restart_and_then_no_more(mode: Mode) {
+async fn departed_member_condition_expires_after_grace_despite_restart(mode: Mode) {
     let (mut pair, _repository, _values) = Pair::with_small_chart("departs", mode).await.unwrap();
     let (home, edge) = (FleetClient::at(pair.home()), pair.desk());
     let type_ = pair.condition("ClusterReady");
@@ -229,8 +229,7 @@ fn size(tenant: &Tenant) -> usize {
 
 /// With agents that speak the real protocol: only the clusters behind them are simulated.
 #[tokio::test]
-async fn a_tenant_on_two_hundred_members_has_a_summary_that_is_written_once_a_second_and_survives_a_restart()
- {
+async fn large_fleet_summary_is_throttled_and_survives_restart() {
     const ALL: u32 = 200;
     let mut many = Many::start(ALL).await;
     let desk = FleetClient::at(&many.home);

@@ -30,8 +30,8 @@ const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const TENANT: &str = "acme";
 
 by_agent!(
-    a_record_of_a_former_anchor_is_given_the_present_one_and_keeps_its_other_owners,
-    the_anchor_owns_the_record_alone_and_neither_its_deletion_nor_a_restore_takes_anything_of_value
+    record_swaps_former_anchor_and_keeps_other_owners,
+    anchor_owns_only_record_and_loss_is_harmless
 );
 
 fn maps(desk: &FleetClient) -> Api<ConfigMap> {
@@ -253,9 +253,7 @@ async fn says(desk: &FleetClient, release: &str, message: &str) {
     .unwrap();
 }
 
-async fn the_anchor_owns_the_record_alone_and_neither_its_deletion_nor_a_restore_takes_anything_of_value(
-    mode: Mode,
-) {
+async fn anchor_owns_only_record_and_loss_is_harmless(mode: Mode) {
     let (mut pair, _repository, values) = Pair::with_small_chart("anchor", mode).await.unwrap();
     let (desk, release) = (pair.desk(), pair.release(TENANT));
     desk.create("default", TENANT, json!({})).await.unwrap();
@@ -351,9 +349,7 @@ async fn rescue_of_nobody(desk: &FleetClient) {
 }
 
 /// Where no garbage collector is faster.
-async fn a_record_of_a_former_anchor_is_given_the_present_one_and_keeps_its_other_owners(
-    mode: Mode,
-) {
+async fn record_swaps_former_anchor_and_keeps_other_owners(mode: Mode) {
     let mut pair = Pair::start("anchored", mode, Parts::ControlPlane)
         .await
         .unwrap();

@@ -99,7 +99,7 @@ fn refusal<T: std::fmt::Debug>(answer: kube::Result<T>) -> String {
 }
 
 #[tokio::test]
-async fn objects_of_the_original_are_admitted_and_impossible_ones_refused_in_words() {
+async fn original_samples_are_admitted_and_invalid_ones_rejected() {
     let cluster = with_apis("samples").await.unwrap();
 
     for file in samples("testdata/original").unwrap() {
@@ -191,7 +191,7 @@ async fn a_workspace_stays_as_it_was_first() {
 }
 
 #[tokio::test]
-async fn conditions_per_cluster_round_trip_through_the_status_and_are_merged_by_type() {
+async fn conditions_round_trip_and_merge_by_type() {
     let cluster = with_apis("conditions").await.unwrap();
     let tenants: Api<Tenant> = Api::namespaced(cluster.client(), "default");
     let params = PostParams::default();
@@ -246,7 +246,7 @@ async fn conditions_per_cluster_round_trip_through_the_status_and_are_merged_by_
 }
 
 #[tokio::test]
-async fn lists_show_what_matters() {
+async fn kubectl_get_shows_expected_columns() {
     let cluster = with_apis("columns").await.unwrap();
     let members: Api<EdgeCluster> = Api::all(cluster.client());
     let member = EdgeCluster::new("edge-1", EdgeClusterSpec::default());
@@ -385,7 +385,7 @@ async fn replace_crd(cluster: &Cluster) -> Result<()> {
 }
 
 #[tokio::test]
-async fn objects_stored_under_an_older_schema_can_be_updated_and_let_go() {
+async fn older_schema_objects_can_be_updated_and_deleted() {
     let cluster = Cluster::start("older", Parts::ControlPlane).await.unwrap();
     let crds: Api<CustomResourceDefinition> = Api::all(cluster.client());
     let older = permissive_crd().unwrap();

@@ -15,7 +15,7 @@ use tempfile::TempDir;
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const CRD: &str = "widgets.example.org";
 
-by_agent!(crds_of_a_chart_are_left_out_made_once_or_brought_up_to_date_and_never_deleted);
+by_agent!(chart_crds_follow_policy_and_are_never_deleted);
 
 /// A chart of one ConfigMap, and of one CRD that has this one field.
 fn chart(folder: &TempDir, version: &str, field: &str) -> ChartSource {
@@ -56,9 +56,7 @@ async fn fields(cluster: &Cluster) -> String {
     cluster.kubectl(get).await.unwrap()
 }
 
-async fn crds_of_a_chart_are_left_out_made_once_or_brought_up_to_date_and_never_deleted(
-    mode: Mode,
-) {
+async fn chart_crds_follow_policy_and_are_never_deleted(mode: Mode) {
     let folder = TempDir::with_prefix("krypton-crds-").unwrap();
     let charts = [
         chart(&folder, "1.0.0", "first"),

@@ -81,7 +81,7 @@ async fn lasting(
 }
 
 #[tokio::test]
-async fn what_an_uninstalled_chart_has_left_is_taken_up_by_the_next() {
+async fn reinstalled_charts_adopt_state_left_by_uninstall() {
     let repository = ChartRepository::start(&["1.0.0", "1.1.0"].map(ChartSource::small))
         .await
         .unwrap();

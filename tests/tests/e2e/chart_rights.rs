@@ -351,7 +351,7 @@ async fn bundle_file(home: &Cluster, folder: &TempDir) -> Result<String> {
 }
 
 #[tokio::test]
-async fn the_rights_of_the_charts_are_enough_for_all_that_hub_and_agent_do() {
+async fn chart_rights_suffice_for_hub_and_agent() {
     let repository = repository().await;
     let (home, edge) = tokio::try_join!(
         Cluster::start_audited("chart-rights-home", Parts::WithControllers),
@@ -506,7 +506,7 @@ rules:
 ";
 
 #[tokio::test]
-async fn a_right_that_helm_lacks_is_named_by_the_tenant_and_given_by_an_upgrade() {
+async fn missing_helm_right_is_reported_until_chart_upgrade() {
     let repository = repository().await;
     let home = Cluster::start_audited("few-rights", Parts::WithControllers)
         .await
@@ -561,7 +561,7 @@ async fn a_right_that_helm_lacks_is_named_by_the_tenant_and_given_by_an_upgrade(
 }
 
 #[tokio::test]
-async fn a_hub_works_on_a_home_elsewhere_with_the_rights_that_its_chart_made_there() {
+async fn hub_manages_remote_home_with_chart_rights() {
     let repository = repository().await;
     let (home, own) = tokio::try_join!(
         Cluster::start_audited("away-home", Parts::WithControllers),
@@ -611,7 +611,7 @@ async fn a_hub_works_on_a_home_elsewhere_with_the_rights_that_its_chart_made_the
 }
 
 #[tokio::test]
-async fn a_hub_whose_home_is_no_member_does_with_fewer_rights() {
+async fn hub_without_home_member_needs_fewer_rights() {
     let repository = repository().await;
     let (home, edge) = tokio::try_join!(
         Cluster::start_audited("fewest-home", Parts::ControlPlane),

@@ -49,7 +49,7 @@ fn login(username: &str, password: &str) -> watch::Receiver<CredentialsNow> {
 }
 
 #[tokio::test]
-async fn a_chart_is_pulled_from_a_registry_by_tag_by_range_and_by_digest() {
+async fn registry_chart_resolves_by_tag_range_or_digest() {
     let registry = Registry::start(Login::Open).await.unwrap();
     // More than fit on one page of tags.
     for version in ["1.0.0", "1.1.0", "1.2.0-rc.1", "1.2.0+build.7", "2.0.0"] {
@@ -94,7 +94,7 @@ async fn a_chart_is_pulled_from_a_registry_by_tag_by_range_and_by_digest() {
 }
 
 #[tokio::test]
-async fn what_a_registry_does_not_have_is_told_apart() {
+async fn missing_registry_chart_and_version_errors_are_distinct() {
     let registry = Registry::start(Login::Open).await.unwrap();
     registry.push(&ChartSource::small("1.0.0")).await.unwrap();
     let (_dir, cache) = cache();
@@ -115,7 +115,7 @@ async fn what_a_registry_does_not_have_is_told_apart() {
 }
 
 #[tokio::test]
-async fn a_chart_that_was_changed_in_the_registry_is_refused() {
+async fn chart_changed_in_registry_is_rejected() {
     let registry = Registry::start(Login::Open).await.unwrap();
     let first = registry.push(&ChartSource::small("1.0.0")).await.unwrap();
     let (_dir, cache) = cache();
@@ -136,7 +136,7 @@ async fn a_chart_that_was_changed_in_the_registry_is_refused() {
 }
 
 #[tokio::test]
-async fn a_login_leads_into_a_registry_by_password_and_by_token() {
+async fn registry_login_works_by_password_and_token() {
     for kind in [Login::Basic, Login::Token] {
         let mut registry = Registry::start(kind).await.unwrap();
         registry.push(&ChartSource::small("1.0.0")).await.unwrap();
@@ -199,7 +199,7 @@ async fn strict_cache() -> (TempDir, ChartCache) {
 }
 
 #[tokio::test]
-async fn with_a_keyring_only_what_is_signed_by_one_of_its_keys_is_taken_wherever_it_lies() {
+async fn keyring_accepts_only_charts_signed_by_its_keys() {
     let sources = [
         ChartSource::small("1.0.0").signed(Signer::Signer),
         ChartSource::small("1.1.0").signed(Signer::Stranger),
@@ -249,11 +249,9 @@ async fn with_a_keyring_only_what_is_signed_by_one_of_its_keys_is_taken_wherever
     assert!(error.to_string().contains("not good"), "{error}");
 }
 
-in_both_modes!(a_fleet_runs_a_signed_chart_of_a_private_registry_by_a_range_that_keeps_its_meaning);
+in_both_modes!(signed_private_chart_range_stays_pinned_across_restart);
 
-async fn a_fleet_runs_a_signed_chart_of_a_private_registry_by_a_range_that_keeps_its_meaning(
-    mode: Mode,
-) {
+async fn signed_private_chart_range_stays_pinned_across_restart(mode: Mode) {
     const READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
     let registry = Registry::start(Login::Token).await.unwrap();
     for version in ["1.0.0", "1.1.0", "2.0.0"] {

@@ -237,8 +237,7 @@ async fn a_deployment_names_a_profile(home: &Cluster, at_edge: &FleetClient) {
 }
 
 #[tokio::test]
-async fn a_profile_becomes_a_member_and_stays_one_through_rotation_and_lost_access_until_it_is_deleted()
- {
+async fn cluster_profile_member_survives_rotation_and_lost_access() {
     let charts = [ChartSource::small("1.0.0")];
     let (repository, home, edge) = tokio::try_join!(
         ChartRepository::start(&charts),
@@ -370,7 +369,7 @@ fn mismatched() -> String {
 }
 
 #[tokio::test]
-async fn why_a_profile_cannot_be_reached_is_on_its_edge_cluster() {
+async fn unreachable_cluster_profile_shows_reason_on_edge_cluster() {
     let home = Cluster::start("reasons-home", Parts::ControlPlane)
         .await
         .unwrap();

@@ -19,15 +19,15 @@ use serde_json::json;
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 
 by_agent!(
-    a_release_goes_with_its_tenant_and_the_namespace_only_if_it_was_made_for_it,
-    tenants_and_releases_outlive_the_deletion_of_their_crd,
-    a_release_belongs_to_the_older_tenant_and_outlives_the_younger,
-    tenants_that_were_to_go_before_their_crd_keep_nothing_away_and_go_if_that_is_certain,
-    a_crd_whose_finalizer_a_person_took_off_and_that_is_made_anew_uninstalls_nothing,
+    tenant_deletion_removes_release_and_only_own_namespace,
+    tenants_and_releases_survive_crd_deletion,
+    older_tenant_keeps_release_when_younger_is_deleted,
+    only_certain_deletions_resume_after_crd_recreation,
+    crd_stripped_of_finalizer_and_recreated_uninstalls_nothing,
     refused_tenant_keeps_no_other_from_its_restore
 );
 
-async fn a_release_goes_with_its_tenant_and_the_namespace_only_if_it_was_made_for_it(mode: Mode) {
+async fn tenant_deletion_removes_release_and_only_own_namespace(mode: Mode) {
     let (pair, _repository, _values) = Pair::with_small_chart("deletion", mode).await.unwrap();
     let desk = pair.desk();
     pair.cluster()
@@ -114,7 +114,7 @@ async fn a_release_goes_with_its_tenant_and_the_namespace_only_if_it_was_made_fo
         .unwrap();
 }
 
-async fn a_release_belongs_to_the_older_tenant_and_outlives_the_younger(mode: Mode) {
+async fn older_tenant_keeps_release_when_younger_is_deleted(mode: Mode) {
     let (pair, _repository, _values) = Pair::with_small_chart("claim", mode).await.unwrap();
     let desk = pair.desk();
     for namespace in ["older", "younger"] {
@@ -148,16 +148,11 @@ async fn a_release_belongs_to_the_older_tenant_and_outlives_the_younger(mode: Mo
 
 /// On home the hub follows the same Tenants a second time, to aggregate them.
 #[tokio::test]
-async fn tenants_and_releases_outlive_the_deletion_of_their_crd_on_home() {
-    Box::pin(tenants_and_releases_outlive_the_deletion_of_their_crd(
-        Mode::SelfCluster,
-    ))
-    .await;
+async fn tenants_and_releases_survive_crd_deletion_on_home() {
+    Box::pin(tenants_and_releases_survive_crd_deletion(Mode::SelfCluster)).await;
 }
 
-async fn a_crd_whose_finalizer_a_person_took_off_and_that_is_made_anew_uninstalls_nothing(
-    mode: Mode,
-) {
+async fn crd_stripped_of_finalizer_and_recreated_uninstalls_nothing(mode: Mode) {
     let (mut pair, _repository, _values) = Pair::with_small_chart("stripped", mode).await.unwrap();
     let desk = pair.desk();
     let spec = json!({"workspace": "acme-ws"});
@@ -202,7 +197,7 @@ async fn a_crd_whose_finalizer_a_person_took_off_and_that_is_made_anew_uninstall
     assert_eq!(desk.releases().await.unwrap(), releases);
 }
 
-async fn tenants_and_releases_outlive_the_deletion_of_their_crd(mode: Mode) {
+async fn tenants_and_releases_survive_crd_deletion(mode: Mode) {
     let (mut pair, _repository, _values) = Pair::with_small_chart("crd", mode).await.unwrap();
     let desk = pair.desk();
     pair.cluster()
@@ -302,9 +297,7 @@ async fn tenants_and_releases_outlive_the_deletion_of_their_crd(mode: Mode) {
     }
 }
 
-async fn tenants_that_were_to_go_before_their_crd_keep_nothing_away_and_go_if_that_is_certain(
-    mode: Mode,
-) {
+async fn only_certain_deletions_resume_after_crd_recreation(mode: Mode) {
     let (pair, _repository, _values) = Pair::with_small_chart("crd-late", mode).await.unwrap();
     let desk = pair.desk();
     for name in ["paused", "staying"] {

@@ -23,10 +23,10 @@ use kube::{Api, ResourceExt};
 use stub_hub::{Labels, StubHub};
 
 by_agent!(
-    a_deployment_comes_follows_its_chart_is_put_right_and_goes_by_an_order_only,
-    a_helm_that_is_killed_in_an_installation_leaves_one_release_after_the_next_pass,
-    a_release_belongs_to_one_deployment_and_the_originals_is_taken_on,
-    where_there_can_be_no_tenants_there_can_be_deployments
+    deployment_is_reconciled_and_removed_only_by_order,
+    killed_deployment_install_leaves_one_release,
+    release_has_single_owner_and_original_is_adopted,
+    deployments_work_where_tenants_are_forbidden
 );
 
 fn order(namespace: &str, name: &str) -> DesiredDeployment {
@@ -97,7 +97,7 @@ async fn message_is(cluster: &Cluster, namespace: &str, release: &str, expected:
     .unwrap();
 }
 
-async fn a_deployment_comes_follows_its_chart_is_put_right_and_goes_by_an_order_only(mode: Mode) {
+async fn deployment_is_reconciled_and_removed_only_by_order(mode: Mode) {
     let cluster = cluster("ordered", mode, Parts::WithControllers).await;
     let (desk, repository) = (FleetClient::at(&cluster), small().await);
     let drift = DriftPolicy {
@@ -191,9 +191,7 @@ async fn a_deployment_comes_follows_its_chart_is_put_right_and_goes_by_an_order_
         .unwrap();
 }
 
-async fn a_helm_that_is_killed_in_an_installation_leaves_one_release_after_the_next_pass(
-    mode: Mode,
-) {
+async fn killed_deployment_install_leaves_one_release(mode: Mode) {
     let cluster = cluster("ordered-killed", mode, Parts::WithControllers).await;
     let (desk, held) = (FleetClient::at(&cluster), Gate::new().unwrap());
     let repository = ChartRepository::start(&[held.chart()]).await.unwrap();
@@ -228,7 +226,7 @@ async fn a_helm_that_is_killed_in_an_installation_leaves_one_release_after_the_n
     assert!(desk.revisions("acme", "ced-acme").await.unwrap().is_empty());
 }
 
-async fn a_release_belongs_to_one_deployment_and_the_originals_is_taken_on(mode: Mode) {
+async fn release_has_single_owner_and_original_is_adopted(mode: Mode) {
     let cluster = cluster("ordered-twice", mode, Parts::WithControllers).await;
     let (desk, repository) = (FleetClient::at(&cluster), small().await);
     // As the original has left it: in a namespace that is nobody's to remove.
@@ -303,7 +301,7 @@ async fn a_release_belongs_to_one_deployment_and_the_originals_is_taken_on(mode:
     assert!(desk.namespace("old").await.unwrap().is_some());
 }
 
-async fn where_there_can_be_no_tenants_there_can_be_deployments(mode: Mode) {
+async fn deployments_work_where_tenants_are_forbidden(mode: Mode) {
     let cluster = cluster("ordered-alone", mode, Parts::WithControllers).await;
     refuse_tenants(&cluster).await.unwrap();
     let (desk, repository) = (FleetClient::at(&cluster), small().await);

@@ -10,14 +10,25 @@ use std::{
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
-        let name = path.file_name().unwrap_or_default();
-        if path.is_dir() && name != "target" && name != "fuzz" {
+        if path.is_dir() {
             sources(&path, found)?;
         } else if path.extension().is_some_and(|extension| extension == "rs") {
             found.push(path);
         }
     }
     Ok(())
+}
+
+/// The text of all crates.
+fn all_sources(root: &Path) -> String {
+    let mut files = Vec::new();
+    for folder in [
+        "common", "proto", "crds", "agent", "hub", "kubectl", "tests",
+    ] {
+        sources(&root.join(folder), &mut files).unwrap();
+    }
+    let texts = files.iter().map(|file| fs::read_to_string(file).unwrap());
+    texts.collect()
 }
 
 /// The tests that the tables of a page name, in their last column.
@@ -75,18 +86,9 @@ fn only_tests_that_are_run_count() {
 }
 
 #[test]
-fn each_test_that_the_pages_name_is_there() {
+fn tests_in_pages_exist() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let mut files = Vec::new();
-    for folder in [
-        "common", "proto", "crds", "agent", "hub", "kubectl", "tests",
-    ] {
-        sources(&root.join(folder), &mut files).unwrap();
-    }
-    let text: String = files
-        .iter()
-        .map(|file| fs::read_to_string(file).unwrap())
-        .collect();
+    let text = all_sources(&root);
     let tests = tests_of(&text);
     for (page, at_least) in [("faults.md", 60), ("original-bugs.md", 50)] {
         let page = fs::read_to_string(root.join("docs").join(page)).unwrap();
@@ -113,7 +115,7 @@ fn reasons(text: &str) -> Vec<&str> {
 }
 
 #[test]
-fn each_reason_that_is_shown_has_a_row_with_what_to_do() {
+fn every_reason_is_documented_with_remedy() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let page = fs::read_to_string(root.join("docs/troubleshooting.md")).unwrap();
     // Of each row the first cell, where there is one with what to do.
@@ -144,7 +146,7 @@ fn each_reason_that_is_shown_has_a_row_with_what_to_do() {
 }
 
 #[test]
-fn each_bug_of_the_original_has_a_row_with_a_test() {
+fn every_original_bug_has_row_with_test() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/original-bugs.md");
     let page = fs::read_to_string(path).unwrap();
     for number in 1..=36 {
@@ -191,4 +193,14 @@ fn architecture_names_existing_modules_and_tests() {
         }
     }
     assert!(tests > 60, "{tests}");
+}
+
+#[test]
+fn test_names_have_at_most_eight_words() {
+    let text = all_sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join(".."));
+    let tests = tests_of(&text);
+    assert!(tests.len() > 1_200, "{}", tests.len());
+    let is_long = |name: &&str| name.split('_').count() > 8;
+    let long: Vec<&str> = tests.into_iter().filter(is_long).collect();
+    assert!(long.is_empty(), "{long:#?}");
 }

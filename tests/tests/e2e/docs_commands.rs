@@ -97,7 +97,7 @@ async fn asked(tool: &str, args: &[&str]) -> Result<String, String> {
 }
 
 #[tokio::test]
-async fn each_command_of_the_pages_is_run_by_a_test() {
+async fn each_documented_command_is_run_by_test() {
     let (all, entries) = (all().await, entries());
     let told: BTreeSet<&str> = all.iter().map(|command| command.text.as_str()).collect();
     let listed: BTreeSet<&str> = entries.iter().map(|entry| entry.command.as_str()).collect();
@@ -182,7 +182,7 @@ async fn why_not(entry: &Entry) -> Option<String> {
 }
 
 #[tokio::test]
-async fn each_command_of_the_pages_is_one_that_its_program_takes() {
+async fn documented_commands_are_accepted_by_their_programs() {
     let mut wrong: Vec<String> = Vec::new();
     let mut seen: BTreeMap<String, usize> = BTreeMap::new();
     for Command { page, text, .. } in all().await {
@@ -292,7 +292,7 @@ fn known(words: &[String], command: &clap::Command) -> Result<(), String> {
 }
 
 #[tokio::test]
-async fn the_pages_lead_from_nothing_to_a_fleet_and_through_its_life() {
+async fn documented_steps_work_from_install_to_uninstall() {
     let entries = entries();
     let mut story = Story::begin("docs").await;
     story.follow("README.md", "install").await;
@@ -341,7 +341,7 @@ async fn the_demo_tells_its_story_to_the_end() {
 }
 
 #[tokio::test]
-async fn the_pages_lead_to_a_fleet_without_pods_and_by_what_the_charts_say_of_themselves() {
+async fn documented_installs_without_pods_and_with_charts_work() {
     let mut story = Story::begin("docs-plain").await;
     let plain = commands("README.md").unwrap().into_iter();
     let plain: Vec<Command> = plain

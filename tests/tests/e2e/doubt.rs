@@ -30,8 +30,8 @@ const KEPT: [&str; 3] = ["one", "two", "three"];
 /// Where those are installed that go one after the other, so that no namespace goes with them.
 const SHARED: &str = "theirs";
 
-by_agent!(no_lie_of_an_apiserver_uninstalls_anything_and_what_is_deleted_goes_after_it);
-in_both_modes!(what_is_restored_or_away_is_as_it_was_and_a_deletion_waits_for_it);
+by_agent!(lying_apiserver_uninstalls_nothing);
+in_both_modes!(outage_or_restore_keeps_releases_and_delays_deletion);
 
 const GET: &[Verb] = &[Verb::Get];
 const FOLLOWED: &[Verb] = &[Verb::List, Verb::Watch];
@@ -262,7 +262,7 @@ impl Scene {
     }
 }
 
-async fn no_lie_of_an_apiserver_uninstalls_anything_and_what_is_deleted_goes_after_it(mode: Mode) {
+async fn lying_apiserver_uninstalls_nothing(mode: Mode) {
     let cases = cases();
     let going: Vec<String> = (0..cases.len()).map(|n| format!("goes-{n}")).collect();
     let mut scene = Box::pin(Scene::set("lies", mode, &going)).await;
@@ -305,7 +305,7 @@ async fn no_lie_of_an_apiserver_uninstalls_anything_and_what_is_deleted_goes_aft
     }
 }
 
-async fn what_is_restored_or_away_is_as_it_was_and_a_deletion_waits_for_it(mode: Mode) {
+async fn outage_or_restore_keeps_releases_and_delays_deletion(mode: Mode) {
     let going = ["before", "waits", "left", "paused"].map(str::to_owned);
     let mut scene = Box::pin(Scene::set("away", mode, &going)).await;
     let desk = scene.desk.clone();

@@ -14,8 +14,8 @@ const OWN_IMAGE: &str = "krypton.test/small:1";
 const IMAGE: &str = "{.spec.template.spec.containers[0].image}";
 
 by_agent!(
-    what_somebody_changes_is_put_right_without_a_new_revision_and_what_is_theirs_is_left,
-    drift_is_told_and_what_is_to_be_ignored_is_neither_told_nor_put_right
+    drift_is_corrected_without_revision_sparing_foreign_fields,
+    drift_is_reported_but_ignored_fields_are_skipped
 );
 
 /// The chart's release of one Tenant, whose workspace is its name.
@@ -121,9 +121,7 @@ async fn opened(name: &str, mode: Mode, drift: &str) -> (ChartRepository, Values
     (repository, values, pair)
 }
 
-async fn what_somebody_changes_is_put_right_without_a_new_revision_and_what_is_theirs_is_left(
-    mode: Mode,
-) {
+async fn drift_is_corrected_without_revision_sparing_foreign_fields(mode: Mode) {
     let (_repository, values, pair) = opened("drift-heal", mode, "heal").await;
     let desk = pair.desk();
     for tenant in ["acme", "beta"] {
@@ -192,7 +190,7 @@ async fn what_somebody_changes_is_put_right_without_a_new_revision_and_what_is_t
     assert_eq!(found("deployment", IMAGE).await, OWN_IMAGE);
 }
 
-async fn drift_is_told_and_what_is_to_be_ignored_is_neither_told_nor_put_right(mode: Mode) {
+async fn drift_is_reported_but_ignored_fields_are_skipped(mode: Mode) {
     let (_repository, _values, pair) = opened("drift-warn", mode, "warn").await;
     let desk = pair.desk();
     desk.create("default", "acme", json!({})).await.unwrap();

@@ -127,7 +127,7 @@ async fn enrol(
 }
 
 #[tokio::test]
-async fn the_authority_is_made_once_and_an_unreadable_one_is_left_alone() {
+async fn ca_is_created_once_and_unreadable_one_kept() {
     let cluster = home("authority").await.unwrap();
     let client = cluster.client();
     let load = || Authority::load_or_make(client.clone(), NAMESPACE, "a.krypton");
@@ -152,7 +152,7 @@ async fn the_authority_is_made_once_and_an_unreadable_one_is_left_alone() {
 }
 
 #[tokio::test]
-async fn of_many_keys_that_race_for_a_token_one_wins() {
+async fn only_one_key_redeems_contested_token() {
     let cluster = home("token-race").await.unwrap();
     let client = cluster.client();
     let token = token(&client, "edge-1").await.unwrap();
@@ -187,7 +187,7 @@ async fn of_many_keys_that_race_for_a_token_one_wins() {
 }
 
 #[tokio::test]
-async fn of_two_agents_that_enrol_at_once_with_one_token_exactly_one_gets_a_certificate() {
+async fn concurrent_enrolments_with_one_token_yield_one_certificate() {
     let cluster = home("enrolment-race").await.unwrap();
     let client = cluster.client();
     let (hub, _) = hub(&client).await.unwrap();
@@ -208,7 +208,7 @@ async fn of_two_agents_that_enrol_at_once_with_one_token_exactly_one_gets_a_cert
 }
 
 #[tokio::test]
-async fn every_use_and_every_refusal_is_told_on_the_member_and_no_secret_with_it() {
+async fn enrolment_events_cover_every_outcome_without_secret() {
     let cluster = home("enrolment-events").await.unwrap();
     let client = cluster.client();
     let (hub, _) = hub(&client).await.unwrap();
@@ -268,7 +268,7 @@ async fn every_use_and_every_refusal_is_told_on_the_member_and_no_secret_with_it
 }
 
 #[tokio::test]
-async fn a_guesser_is_put_off_and_the_rightful_agent_is_let_in_a_little_later() {
+async fn guessed_tokens_are_throttled_but_valid_agent_enrols() {
     let cluster = home("enrolment-guesser").await.unwrap();
     let client = cluster.client();
     let (hub, _) = hub(&client).await.unwrap();
@@ -353,7 +353,7 @@ async fn how_to_join_is_published_and_repaired() {
 }
 
 #[tokio::test]
-async fn a_token_lets_one_agent_in_and_says_why_it_lets_nobody_else_in() {
+async fn token_enrols_one_agent_and_explains_refusals() {
     let cluster = home("enrolment").await.unwrap();
     let client = cluster.client();
     let (hub, authority) = hub(&client).await.unwrap();
@@ -464,7 +464,7 @@ async fn a_token_lets_one_agent_in_and_says_why_it_lets_nobody_else_in() {
 }
 
 #[tokio::test]
-async fn a_rotation_waits_for_who_has_enrolled_and_never_come_though_the_hub_has_a_kubeconfig() {
+async fn ca_rotation_waits_for_enrolled_agent_never_connected() {
     let cluster = home("enrolled-unheard").await.unwrap();
     let client = cluster.client();
     let (hub, _) = hub(&client).await.unwrap();
@@ -521,7 +521,7 @@ async fn text(client: &Client, namespace: &str, secret: &str, key: &str) -> Resu
 }
 
 #[tokio::test]
-async fn the_ca_is_rotated_under_an_agent_that_goes_on_and_a_tenant_is_installed_after_it() {
+async fn agent_keeps_session_through_ca_rotation() {
     let versions = [ChartSource::small("1.0.0")];
     let repository = ChartRepository::start(&versions).await.unwrap();
     let (home, edge) = tokio::try_join!(

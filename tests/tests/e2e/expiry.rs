@@ -88,7 +88,7 @@ async fn told(home: &Cluster) -> i32 {
 }
 
 #[tokio::test]
-async fn a_certificate_that_is_about_to_end_is_told_of_once_over_a_restart_too() {
+async fn expiring_certificate_is_reported_once_across_restart() {
     let home = Cluster::start("expiry", Parts::ControlPlane).await.unwrap();
     let flags = ["--self-cluster=false", "--chart-install-crds=false"];
     let options = HubOptions::new(home.kubeconfig()).args(flags);

@@ -11,9 +11,9 @@ use krypton_tests::{
 };
 use serde_json::json;
 
-in_both_modes!(a_story_names_the_cause_what_comes_next_and_who_is_silent,);
+in_both_modes!(explain_names_cause_retry_and_silent_reporter,);
 
-async fn a_story_names_the_cause_what_comes_next_and_who_is_silent(mode: Mode) {
+async fn explain_names_cause_retry_and_silent_reporter(mode: Mode) {
     let (mut pair, _repository, values) = Pair::with_small_chart("explain", mode).await.unwrap();
     let before = Timestamp::now();
     values

@@ -120,7 +120,7 @@ fn placed(folder: &Path, found: &mut Vec<String>) {
 }
 
 #[test]
-fn each_effect_of_the_tables_is_at_one_place_and_no_other_is_anywhere() {
+fn effect_tables_match_failpoints_in_source() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let tables: [(&[&str], &[&str]); 2] = [
         (&["common", "agent/src"], &EFFECTS),
@@ -141,14 +141,10 @@ fn each_effect_of_the_tables_is_at_one_place_and_no_other_is_anywhere() {
 /// What happens at a moment: `kill` or `error`.
 type Kind = fn(&str) -> &'static str;
 
-in_both_modes!(
-    whatever_effect_fails_or_is_the_last_what_runs_goes_on_and_what_is_wanted_comes_about
-);
+in_both_modes!(error_or_kill_at_any_failpoint_still_converges);
 
 /// By proxy all effects; with an agent, unless all is asked for, those of an agent's process.
-async fn whatever_effect_fails_or_is_the_last_what_runs_goes_on_and_what_is_wanted_comes_about(
-    mode: Mode,
-) {
+async fn error_or_kill_at_any_failpoint_still_converges(mode: Mode) {
     let which = std::env::var("KRYPTON_FAILPOINTS");
     let (kill, error) = (|_: &str| "kill", |_: &str| "error");
     let each = |moment: &str| if moment == "before" { "error" } else { "kill" };

@@ -19,8 +19,8 @@ const HEALTHY: (&str, &str, &str) = ("Healthy", "True", "Reconciling");
 
 in_both_modes!(
     a_restart_finds_everything_as_it_was_left,
-    what_is_killed_in_the_middle_of_an_install_is_repaired_by_the_next,
-    a_member_whose_apiserver_is_gone_is_told_of_alone_and_is_back_by_itself,
+    install_killed_midway_is_repaired_after_restart,
+    unreachable_member_is_reported_alone_and_recovers,
 );
 
 /// All that who has nothing to do leaves as it is: the Tenant and its version, the events about
@@ -132,7 +132,7 @@ async fn a_restart_finds_everything_as_it_was_left(mode: Mode) {
     }
 }
 
-async fn what_is_killed_in_the_middle_of_an_install_is_repaired_by_the_next(mode: Mode) {
+async fn install_killed_midway_is_repaired_after_restart(mode: Mode) {
     let gate = Gate::new().unwrap();
     let repository = ChartRepository::start(&[gate.chart()]).await.unwrap();
     let mut pair = Pair::start("crash", mode, Parts::WithControllers)
@@ -207,7 +207,7 @@ async fn what_is_killed_in_the_middle_of_an_install_is_repaired_by_the_next(mode
 
 /// As a pod that is deleted: SIGTERM, and SIGKILL only after the grace period of the charts.
 #[tokio::test]
-async fn what_is_told_to_stop_in_the_middle_of_an_install_ends_in_time_and_is_repaired() {
+async fn stopped_install_ends_in_time_and_is_repaired() {
     let gate = Gate::new().unwrap();
     let repository = ChartRepository::start(&[gate.chart()]).await.unwrap();
     let mut pair = Pair::start("term", Mode::Agent, Parts::WithControllers)
@@ -241,7 +241,7 @@ async fn what_is_told_to_stop_in_the_middle_of_an_install_ends_in_time_and_is_re
     assert_eq!(deployed.count(), 1, "{revisions:?}");
 }
 
-async fn a_member_whose_apiserver_is_gone_is_told_of_alone_and_is_back_by_itself(mode: Mode) {
+async fn unreachable_member_is_reported_alone_and_recovers(mode: Mode) {
     let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
         .await
         .unwrap();

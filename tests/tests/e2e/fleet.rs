@@ -20,9 +20,9 @@ const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
 const HEALTHY: (&str, &str, &str) = ("Healthy", "True", "Reconciling");
 
 in_both_modes!(
-    a_tenant_on_home_counts_those_of_its_name_on_all_members,
-    of_two_members_that_are_one_cluster_the_older_acts_and_the_other_writes_nothing,
-    a_deleted_edge_cluster_leaves_what_is_installed_and_comes_back_only_when_wanted_anew,
+    home_tenant_counts_namesakes_on_all_members,
+    older_of_duplicate_members_acts_alone,
+    deleted_member_keeps_releases_and_rejoins_on_request,
 );
 
 /// What home says of a member that is well.
@@ -68,7 +68,7 @@ impl Fleet {
     }
 }
 
-async fn a_tenant_on_home_counts_those_of_its_name_on_all_members(mode: Mode) {
+async fn home_tenant_counts_namesakes_on_all_members(mode: Mode) {
     let (mut fleet, one, two) = tokio::try_join!(
         start("count-home", Parts::WithControllers, &[]),
         Cluster::start("count-1", Parts::WithControllers),
@@ -253,7 +253,7 @@ fn with_exec(cluster: &Cluster) -> String {
 
 /// With a kubeconfig only: an agent has none that the hub could rotate, spoil or lose.
 #[tokio::test]
-async fn a_member_goes_on_through_rotation_and_a_bad_kubeconfig_and_leaves_without_loss() {
+async fn member_survives_rotated_rejected_and_removed_kubeconfig() {
     let (fleet, edge) = tokio::try_join!(
         start(
             "rotation-home",
@@ -349,9 +349,7 @@ async fn a_member_goes_on_through_rotation_and_a_bad_kubeconfig_and_leaves_witho
     assert_eq!(now, releases);
 }
 
-async fn of_two_members_that_are_one_cluster_the_older_acts_and_the_other_writes_nothing(
-    mode: Mode,
-) {
+async fn older_of_duplicate_members_acts_alone(mode: Mode) {
     let (mut fleet, edge) = tokio::try_join!(
         start("double-home", Parts::WithControllers, &[]),
         Cluster::start("double-edge", Parts::WithControllers),
@@ -417,7 +415,7 @@ async fn of_two_members_that_are_one_cluster_the_older_acts_and_the_other_writes
 
 /// Over one kubeconfig: an agent is a second writer of another kind, see `handover.rs`.
 #[tokio::test]
-async fn of_two_hubs_one_writes_and_the_other_follows_when_it_leaves() {
+async fn second_hub_writes_nothing_until_first_stops() {
     let mut fleet = start("hubs", Parts::WithControllers, &[]).await.unwrap();
     let desk = fleet.desk.clone();
     desk.create("default", "first", json!({})).await.unwrap();
@@ -471,9 +469,7 @@ async fn dismissed(hub: &Hub) {
     .unwrap();
 }
 
-async fn a_deleted_edge_cluster_leaves_what_is_installed_and_comes_back_only_when_wanted_anew(
-    mode: Mode,
-) {
+async fn deleted_member_keeps_releases_and_rejoins_on_request(mode: Mode) {
     let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
         .await
         .unwrap();

@@ -51,7 +51,7 @@ async fn open(pair: &mut Pair, flags: Vec<String>, more: &[&str]) -> Result<()> 
 }
 
 #[tokio::test]
-async fn new_pods_that_do_not_come_up_are_not_ready_though_the_old_ones_still_run() {
+async fn failed_rollout_is_not_ready_despite_old_pods() {
     let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
         .await
         .unwrap();
@@ -77,7 +77,7 @@ async fn new_pods_that_do_not_come_up_are_not_ready_though_the_old_ones_still_ru
 }
 
 #[tokio::test]
-async fn what_is_waited_for_is_said_what_is_not_is_ready_and_so_many_revisions_are_kept() {
+async fn wait_mode_decides_readiness_and_history_is_limited() {
     let gate = Gate::everywhere().unwrap();
     let charts = [gate.chart(), ChartSource::small("1.0.0")];
     let repository = ChartRepository::start(&charts).await.unwrap();
@@ -175,8 +175,7 @@ fn with_crd() -> Result<TempDir> {
 }
 
 #[tokio::test]
-async fn the_crds_of_cert_manager_go_only_when_told_with_the_last_release_and_with_nothing_of_theirs()
- {
+async fn crds_are_deleted_only_if_enabled_and_unused() {
     let chart = with_crd().unwrap();
     let charts = [ChartSource::folder(chart.path())];
     let repository = ChartRepository::start(&charts).await.unwrap();

@@ -56,7 +56,7 @@ impl Stage {
 }
 
 #[tokio::test]
-async fn the_hub_takes_over_from_a_lost_agent_and_gives_way_when_it_is_back() {
+async fn proxy_takes_over_lost_agent_and_yields_back() {
     let Stage {
         home,
         edge,
@@ -135,7 +135,7 @@ async fn the_hub_takes_over_from_a_lost_agent_and_gives_way_when_it_is_back() {
 }
 
 #[tokio::test]
-async fn an_agent_goes_on_without_its_hub_and_over_a_restart_too() {
+async fn agent_keeps_working_without_hub_and_across_restart() {
     let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
         .await
         .unwrap();
@@ -249,7 +249,7 @@ metadata: {name: agent, namespace: default}
 "#;
 
 #[tokio::test]
-async fn an_agent_that_cannot_see_its_cluster_keeps_nobody_from_acting() {
+async fn agent_without_full_cluster_access_leaves_proxy_acting() {
     let Stage {
         home,
         edge,
@@ -327,7 +327,7 @@ impl Way {
 }
 
 #[tokio::test]
-async fn an_agent_that_is_cut_off_goes_on_and_the_hub_only_watches() {
+async fn disconnected_agent_keeps_acting_while_hub_observes() {
     let Stage {
         home,
         edge,

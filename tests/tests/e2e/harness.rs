@@ -62,7 +62,7 @@ fn processes_with(text: &str) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_control_plane_comes_back_on_the_same_port_with_its_data() {
+async fn restarted_control_plane_keeps_port_and_data() {
     let cluster = start("restart", Parts::ControlPlane).await.unwrap();
     let made = create_config_map(cluster.client(), "kept").await.unwrap();
     let server = cluster.server();
@@ -90,7 +90,7 @@ async fn a_control_plane_comes_back_on_the_same_port_with_its_data() {
 }
 
 #[tokio::test]
-async fn a_rotated_token_is_refused_and_the_next_one_works_before_and_after() {
+async fn rotated_token_is_rejected_and_next_one_accepted() {
     let cluster = start("tokens", Parts::ControlPlane).await.unwrap();
     let (first, second) = (
         cluster.kubeconfig_with_token(),
@@ -123,7 +123,7 @@ async fn answer_to(kubeconfig: &str) -> Result<u16> {
 }
 
 #[tokio::test]
-async fn what_a_service_account_was_refused_is_told_and_a_revoked_token_is_not_let_in() {
+async fn denied_requests_are_recorded_and_revoked_token_rejected() {
     let cluster = Cluster::start_audited("audit", Parts::ControlPlane)
         .await
         .unwrap();
@@ -197,7 +197,7 @@ async fn read_by(kubeconfig: &Path) -> Result<[usize; 3]> {
 }
 
 #[tokio::test]
-async fn a_proxy_lies_as_it_is_told_and_then_tells_the_truth() {
+async fn proxy_returns_injected_answers_until_reset() {
     let cluster = start("answers", Parts::ControlPlane).await.unwrap();
     create_config_map(cluster.client(), "mine").await.unwrap();
     let proxy = AnsweringProxy::before(&cluster).await.unwrap();
@@ -288,7 +288,7 @@ async fn nothing_is_left_of_a_dropped_cluster() {
 }
 
 #[tokio::test]
-async fn a_namespace_is_emptied_and_removed_by_the_controllers_alone() {
+async fn controllers_empty_and_remove_deleted_namespace() {
     let cluster = start("controllers", Parts::WithControllers).await.unwrap();
     cluster
         .kubectl(["create", "namespace", "gone"])
@@ -312,7 +312,7 @@ async fn a_namespace_is_emptied_and_removed_by_the_controllers_alone() {
 }
 
 #[tokio::test]
-async fn helm_installs_a_chart_of_the_repository_and_its_deployment_becomes_available() {
+async fn helm_installs_repository_chart_and_deployment_becomes_available() {
     let repository = ChartRepository::start(&[
         ChartSource::small("1.0.0"),
         ChartSource::small("1.1.0"),
@@ -398,7 +398,7 @@ async fn helm_installs_a_chart_of_the_repository_and_its_deployment_becomes_avai
 }
 
 #[tokio::test]
-async fn a_chart_repository_has_the_fault_that_is_switched_on() {
+async fn chart_repository_shows_injected_fault() {
     krypton_tests::install_tls_provider();
     let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
         .await
@@ -453,7 +453,7 @@ async fn a_chart_repository_has_the_fault_that_is_switched_on() {
 }
 
 #[tokio::test]
-async fn a_chart_can_be_added_while_the_repository_serves() {
+async fn chart_can_be_added_while_repository_serves() {
     let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
         .await
         .unwrap();
@@ -543,7 +543,7 @@ async fn a_missed_deadline_tells_the_last_state_seen() {
 }
 
 #[tokio::test]
-async fn a_process_that_has_ended_is_reported_with_its_log() {
+async fn ended_process_is_reported_with_log() {
     let folder = tempfile::tempdir().unwrap();
     let etcd = Invocation::new(Tools::find().unwrap().binary("etcd")).arg("--no-such-flag");
     let mut process = Process::spawn("etcd", &etcd, &folder.path().join("log")).unwrap();

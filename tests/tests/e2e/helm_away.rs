@@ -53,7 +53,7 @@ async fn says(desk: &FleetClient, error: &str, reason: &str, parts: &[&str]) {
 }
 
 #[tokio::test]
-async fn without_helm_or_room_or_memory_it_is_said_what_to_do_and_done_when_it_is_over() {
+async fn helm_failure_reports_remedy_and_upgrade_recovers() {
     let folder = TempDir::with_prefix("krypton-helm-away-").unwrap();
     let helm = folder.path().join("helm");
     let real = Tools::find().unwrap().binary("helm");
@@ -147,7 +147,7 @@ async fn without_helm_or_room_or_memory_it_is_said_what_to_do_and_done_when_it_i
 }
 
 #[tokio::test]
-async fn on_a_full_disk_it_is_said_what_to_do_and_done_when_there_is_room_again() {
+async fn upgrade_reports_full_disk_and_recovers_after_cleanup() {
     let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
         .await
         .unwrap();

@@ -67,7 +67,7 @@ async fn installs(desk: &FleetClient, tenant: &str) {
 }
 
 #[tokio::test]
-async fn hub_and_agent_wait_for_their_apiserver_and_take_up_new_tokens() {
+async fn hub_and_agent_await_apiserver_and_reload_tokens() {
     let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
         .await
         .unwrap();

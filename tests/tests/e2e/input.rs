@@ -21,7 +21,7 @@ use serde_json::json;
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const MINUTE: Duration = Duration::from_secs(60);
 
-by_agent!(a_bad_tenant_is_told_what_is_wrong_and_the_others_go_on);
+by_agent!(invalid_tenant_is_reported_without_affecting_others);
 
 /// The exit code and the log of a hub that does not start.
 async fn refusal(options: &HubOptions<'_>) -> Result<(Option<i32>, String)> {
@@ -31,7 +31,7 @@ async fn refusal(options: &HubOptions<'_>) -> Result<(Option<i32>, String)> {
 }
 
 #[tokio::test]
-async fn a_hub_that_cannot_start_says_what_is_wrong_and_how_to_put_it_right() {
+async fn hub_that_cannot_start_reports_cause_and_remedy() {
     let folder = tempfile::tempdir().unwrap();
     let missing = folder.path().join("missing.yaml");
     let rubbish = folder.path().join("rubbish.yaml");
@@ -119,7 +119,7 @@ fn kubeconfig_at(cluster: &Cluster, server: &str) -> String {
 
 /// With kubeconfigs only: an agent's never leaves its edge.
 #[tokio::test]
-async fn a_bad_kubeconfig_secret_is_a_member_with_a_fault_and_the_others_go_on() {
+async fn invalid_kubeconfig_secret_is_reported_without_affecting_others() {
     let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
         .await
         .unwrap();
@@ -233,14 +233,14 @@ pub(crate) fn careless_crd() -> Result<CustomResourceDefinition> {
 
 /// On home the hub follows the same Tenants a second time, to aggregate them.
 #[tokio::test]
-async fn a_bad_tenant_on_home_is_told_what_is_wrong_and_the_others_go_on() {
-    Box::pin(a_bad_tenant_is_told_what_is_wrong_and_the_others_go_on(
+async fn invalid_home_tenant_is_reported_without_affecting_others() {
+    Box::pin(invalid_tenant_is_reported_without_affecting_others(
         Mode::SelfCluster,
     ))
     .await;
 }
 
-async fn a_bad_tenant_is_told_what_is_wrong_and_the_others_go_on(mode: Mode) {
+async fn invalid_tenant_is_reported_without_affecting_others(mode: Mode) {
     let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
         .await
         .unwrap();

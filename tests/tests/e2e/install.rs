@@ -13,8 +13,8 @@ use serde_json::json;
 
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 
-in_both_modes!(a_real_chart_is_installed_told_of_once_and_then_left_in_peace);
-by_agent!(a_release_of_the_original_is_adopted_as_it_is_and_anybody_elses_only_when_told_to);
+in_both_modes!(real_chart_installs_once_and_stays_unchanged);
+by_agent!(original_release_is_adopted_foreign_only_with_annotation);
 
 /// Requests that a pass with something to do cannot go without. Two of them say nothing: the hub gets a namespace once a
 /// minute to see whether a member is the cluster it was, and the apiserver lists its services every three minutes.
@@ -43,12 +43,14 @@ fn telling(requests: &BTreeMap<(String, String), u64>) -> BTreeMap<(String, Stri
 
 /// On home it is the aggregator that writes the status.
 #[tokio::test]
-async fn a_real_chart_is_installed_on_home_told_of_once_and_then_left_in_peace() {
-    Box::pin(a_real_chart_is_installed_told_of_once_and_then_left_in_peace(Mode::SelfCluster))
-        .await;
+async fn home_chart_installs_once_and_stays_unchanged() {
+    Box::pin(real_chart_installs_once_and_stays_unchanged(
+        Mode::SelfCluster,
+    ))
+    .await;
 }
 
-async fn a_real_chart_is_installed_told_of_once_and_then_left_in_peace(mode: Mode) {
+async fn real_chart_installs_once_and_stays_unchanged(mode: Mode) {
     let repository = ChartRepository::start(&[ChartSource::external_dns("1.19.0").unwrap()])
         .await
         .unwrap();
@@ -168,9 +170,7 @@ async fn install_by_hand(
     cluster.helm(args.into_iter().chain(more)).await.map(drop)
 }
 
-async fn a_release_of_the_original_is_adopted_as_it_is_and_anybody_elses_only_when_told_to(
-    mode: Mode,
-) {
+async fn original_release_is_adopted_foreign_only_with_annotation(mode: Mode) {
     let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
         .await
         .unwrap();

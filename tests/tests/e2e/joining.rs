@@ -68,7 +68,7 @@ fn all_there(log: &str, words: &[&str]) {
 }
 
 #[tokio::test]
-async fn a_bad_bundle_is_named_with_the_remedy_and_a_good_one_joins() {
+async fn bad_bundle_names_remedy_and_good_one_joins() {
     let (home, edge) = tokio::try_join!(
         Cluster::start("joining-home", Parts::ControlPlane),
         Cluster::start("joining-edge", Parts::ControlPlane),

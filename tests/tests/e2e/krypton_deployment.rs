@@ -27,16 +27,16 @@ use kube::{
 use regions::{Regions, Unusual, namespace_goes, placed};
 use serde_json::json;
 
-in_both_modes!(a_deployment_is_routed_installed_put_right_and_goes_with_its_object);
+in_both_modes!(deployment_is_routed_installed_repaired_and_removed);
 by_agent!(
-    a_region_that_moves_is_installed_there_before_it_goes_here,
-    a_deployment_of_an_edge_that_is_away_waits_and_the_annotation_lets_go,
-    of_one_name_there_is_one_and_the_crd_takes_nothing_along,
+    deployment_moves_region_by_installing_before_uninstalling,
+    deletion_on_unreachable_edge_waits_until_orphaned,
+    namesake_is_rejected_and_crd_deletion_uninstalls_nothing,
 );
 
 const READY: (&str, &str, &str) = ("Ready", "True", "Deployed");
 
-async fn a_deployment_is_routed_installed_put_right_and_goes_with_its_object(mode: Mode) {
+async fn deployment_is_routed_installed_repaired_and_removed(mode: Mode) {
     // Nothing is tried again within the time of a test, unless a person asks.
     let unusual = Unusual {
         as_kamajis: true,
@@ -218,7 +218,7 @@ async fn the_chart_and_a_persons_wishes_reach_it(regions: &Regions, key: (&str, 
     assert_eq!(phase_of(object), Some(DeploymentPhase::Ready));
 }
 
-async fn a_region_that_moves_is_installed_there_before_it_goes_here(mode: Mode) {
+async fn deployment_moves_region_by_installing_before_uninstalling(mode: Mode) {
     let regions = Regions::start("moved", mode, &["paris", "rome"]).await;
     let key = ("default", "acme");
     regions.create(key.0, key.1, json!({"name": "paris"})).await;
@@ -279,7 +279,7 @@ async fn a_region_that_moves_is_installed_there_before_it_goes_here(mode: Mode) 
         .await;
 }
 
-async fn a_deployment_of_an_edge_that_is_away_waits_and_the_annotation_lets_go(mode: Mode) {
+async fn deletion_on_unreachable_edge_waits_until_orphaned(mode: Mode) {
     let regions = Regions::start("away", mode, &["paris"]).await;
     let desk = regions.edge("paris");
     for name in ["acme", "other"] {
@@ -373,7 +373,7 @@ async fn a_deployment_of_an_edge_that_is_away_waits_and_the_annotation_lets_go(m
     assert_eq!(desk.releases().await.unwrap(), before);
 }
 
-async fn of_one_name_there_is_one_and_the_crd_takes_nothing_along(mode: Mode) {
+async fn namesake_is_rejected_and_crd_deletion_uninstalls_nothing(mode: Mode) {
     let unusual = Unusual {
         flags: &["--watch-namespaces=default,kube-public"],
         ..Unusual::default()
@@ -459,7 +459,7 @@ async fn of_one_name_there_is_one_and_the_crd_takes_nothing_along(mode: Mode) {
 }
 
 #[tokio::test]
-async fn a_secret_is_named_by_whom_it_is_open_to_and_each_way_to_name_it_is_told_of() {
+async fn deployment_uses_only_kubeconfig_secrets_open_to_it() {
     let regions = Regions::start("secrets", Mode::Proxy, &["paris", "rome"]).await;
     let rome = &regions.edges["rome"];
     let keys = ["admin.conf"];

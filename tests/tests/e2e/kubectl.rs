@@ -30,9 +30,9 @@ use serde_json::json;
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const DEADLINE: Duration = Duration::from_secs(30);
 
-by_agent!(what_a_person_pauses_stands_still_and_what_leaves_is_uninstalled,);
+by_agent!(paused_tenant_stands_still_and_leaving_uninstalls,);
 
-async fn what_a_person_pauses_stands_still_and_what_leaves_is_uninstalled(mode: Mode) {
+async fn paused_tenant_stands_still_and_leaving_uninstalls(mode: Mode) {
     let (mut pair, _repository, values) = Pair::with_small_chart("verbs", mode).await.unwrap();
     let desk = pair.desk();
     desk.create("default", "acme", json!({})).await.unwrap();
@@ -117,7 +117,7 @@ async fn reads(log: &Process, text: &str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn each_change_is_shown_words_are_completed_and_scripts_learn_what_happened() {
+async fn kubectl_plugin_reports_exit_codes_changes_and_completions() {
     let home = Cluster::start("plug-in", Parts::ControlPlane)
         .await
         .unwrap();
@@ -238,7 +238,7 @@ fn with_path(invocation: Invocation, folder: &Path) -> Invocation {
 }
 
 #[tokio::test]
-async fn each_role_may_do_what_it_is_for_and_no_more() {
+async fn each_role_permits_only_its_own_commands() {
     let home = Cluster::start("roles", Parts::ControlPlane).await.unwrap();
     let crds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crds/crds");
     let crds = [OsString::from("apply"), "-f".into(), crds.into()];
@@ -400,7 +400,7 @@ fn pods_of(
 }
 
 #[tokio::test]
-async fn hub_and_agent_are_asked_by_ports_of_their_pods_through_the_apiserver() {
+async fn kubectl_reaches_debug_ports_through_apiserver() {
     let home = Cluster::start("ports", Parts::ControlPlane).await.unwrap();
     let options = HubOptions::new(home.kubeconfig()).args([
         "--chart-repo=https://charts.example.org",

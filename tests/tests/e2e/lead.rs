@@ -38,11 +38,11 @@ const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
 const EDGE: &str = "edge-1";
 
 in_both_modes!(
-    killed_the_lead_is_followed_and_agents_and_status_are_back,
+    killed_leader_is_replaced_and_sessions_return,
     a_lead_that_wakes_up_writes_nothing,
-    a_lead_that_stops_hands_over_while_helm_is_waited_for,
+    stopping_leader_hands_over_during_helm_run,
 );
-by_agent!(a_home_that_is_away_for_a_while_changes_no_lead);
+by_agent!(short_home_outage_keeps_leader_and_sessions);
 
 /// Hubs of one home, under the names that they have as pods, and the addresses of all for their agents.
 struct Stage {
@@ -245,7 +245,7 @@ impl Watched {
 }
 
 #[tokio::test]
-async fn of_three_hubs_one_leads_and_all_are_ready() {
+async fn three_hubs_elect_one_leader_and_stay_ready() {
     let stage = Stage::set("three", &["a", "b", "c"]).await;
     let leader = stage.leader_but("").await.unwrap();
     assert_eq!(leader, "a");
@@ -288,7 +288,7 @@ async fn of_three_hubs_one_leads_and_all_are_ready() {
     assert!(others.is_empty(), "two wrote the same: {others:?}");
 }
 
-async fn killed_the_lead_is_followed_and_agents_and_status_are_back(mode: Mode) {
+async fn killed_leader_is_replaced_and_sessions_return(mode: Mode) {
     let mut stage = Stage::set("followed", &["a", "b"]).await;
     let _member = stage.join(mode).await;
     stage.desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
@@ -378,7 +378,7 @@ async fn a_lead_that_wakes_up_writes_nothing(mode: Mode) {
     assert!(!log.contains("panicked at"), "{log}");
 }
 
-async fn a_home_that_is_away_for_a_while_changes_no_lead(mode: Mode) {
+async fn short_home_outage_keeps_leader_and_sessions(mode: Mode) {
     let mut stage = Stage::set("away", &["a", "b"]).await;
     let _member = stage.join(mode).await;
     stage.desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
@@ -406,7 +406,7 @@ async fn a_home_that_is_away_for_a_while_changes_no_lead(mode: Mode) {
     assert_eq!(sessions(&stage), before, "no session was dropped");
 }
 
-async fn a_lead_that_stops_hands_over_while_helm_is_waited_for(mode: Mode) {
+async fn stopping_leader_hands_over_during_helm_run(mode: Mode) {
     let gate = Gate::new().unwrap();
     let chart = ("gate", gate.chart());
     let mut stage = Stage::with_chart("handed", &["a", "b"], chart).await;
@@ -445,7 +445,7 @@ async fn a_lead_that_stops_hands_over_while_helm_is_waited_for(mode: Mode) {
 
 /// A control plane that is upgraded may be away for minutes: what the only hub does on members goes on meanwhile.
 #[tokio::test]
-async fn an_outage_that_costs_the_lead_ends_nothing_on_a_member_by_kubeconfig() {
+async fn lost_leadership_interrupts_nothing_on_kubeconfig_member() {
     let gate = Gate::new().unwrap();
     let mut stage = Stage::with_chart("long-away", &["a"], ("gate", gate.chart())).await;
     let _member = stage.join(Mode::Proxy).await;
@@ -478,7 +478,7 @@ async fn an_outage_that_costs_the_lead_ends_nothing_on_a_member_by_kubeconfig() 
 }
 
 #[tokio::test]
-async fn a_lead_that_is_cut_off_from_home_alone_gives_its_agents_up() {
+async fn leader_cut_off_from_home_releases_agents() {
     let mut stage = Stage::set("cut-off", &[]).await;
     stage.expect(&["a", "b"]);
     let line = FaultProxy::before(&stage.home).await.unwrap();
@@ -515,7 +515,7 @@ async fn a_lead_that_is_cut_off_from_home_alone_gives_its_agents_up() {
 }
 
 #[tokio::test]
-async fn the_ca_is_rotated_though_the_lead_changes_meanwhile_and_nobody_is_locked_out() {
+async fn ca_rotation_survives_leader_changes_without_lockout() {
     let mut stage = Stage::set("rotated", &["a", "b", "c"]).await;
     let _member = stage.join(Mode::Agent).await;
     stage.desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
@@ -556,7 +556,7 @@ async fn the_ca_is_rotated_though_the_lead_changes_meanwhile_and_nobody_is_locke
 }
 
 #[tokio::test]
-async fn of_hubs_with_other_settings_those_of_the_lead_count() {
+async fn current_leader_settings_apply_when_hubs_differ() {
     let mut stage = Stage::set("settings", &[]).await;
     stage.expect(&["a", "b"]);
     stage.start("a").await;
@@ -600,7 +600,7 @@ async fn of_hubs_with_other_settings_those_of_the_lead_count() {
 
 /// Orders of a deletion that was taken back are the most harmful of all that a hub could give by old knowledge.
 #[tokio::test]
-async fn who_was_let_go_is_not_uninstalled_by_a_hub_that_has_not_heard_of_it() {
+async fn stale_hub_does_not_uninstall_orphaned_member() {
     let mut stage = Stage::set("let-go", &[]).await;
     stage.expect(&["a", "b"]);
     let way = AnsweringProxy::before(&stage.home).await.unwrap();

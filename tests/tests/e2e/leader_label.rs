@@ -174,7 +174,7 @@ fn sessions(agent: &Agent) -> usize {
 }
 
 #[tokio::test]
-async fn the_service_of_agents_leads_to_the_hub_that_leads_whatever_becomes_of_the_one_before() {
+async fn agent_service_follows_leader_through_every_failover() {
     let (mut stage, edge) = tokio::join!(
         Stage::set("label-home"),
         Cluster::start("label-edge", Parts::ControlPlane)
@@ -242,7 +242,7 @@ async fn the_service_of_agents_leads_to_the_hub_that_leads_whatever_becomes_of_t
 }
 
 #[tokio::test]
-async fn a_hub_that_may_not_label_its_pod_leads_all_the_same_and_one_that_may_can_do_no_more() {
+async fn leader_label_right_is_minimal_and_not_required() {
     let mut stage = Stage::set("label-rights").await;
     let namespace = OwnChart::Hub.namespace();
     let leader = stage.leader().await.unwrap();

@@ -190,7 +190,7 @@ async fn secret_text(cluster: &Cluster, namespace: &str, name: &str, key: &str) 
     clippy::too_many_lines,
     reason = "one life of a fleet, from its beginning to its end"
 )]
-async fn no_key_token_or_value_is_anywhere_but_in_its_secret() {
+async fn keys_tokens_and_values_stay_in_their_secrets() {
     let versions = [ChartSource::small("1.0.0")];
     let repository = ChartRepository::start(&versions).await.unwrap();
     let (home, one, two) = tokio::try_join!(

@@ -17,8 +17,8 @@ use serde_json::{Value, json};
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 
 in_both_modes!(
-    a_member_that_leaves_by_the_policy_uninstalls_its_releases_and_lets_go_of_its_tenants,
-    a_deletion_waits_for_a_member_that_is_held_back_and_is_let_go_by_the_annotation,
+    leaving_member_uninstalls_releases_and_drops_tenant_finalizers,
+    member_deletion_waits_while_paused_until_orphaned,
 );
 
 fn members(pair: &Pair) -> Api<EdgeCluster> {
@@ -75,9 +75,7 @@ async fn installed(desk: &FleetClient, tenants: &[&str]) {
     }
 }
 
-async fn a_member_that_leaves_by_the_policy_uninstalls_its_releases_and_lets_go_of_its_tenants(
-    mode: Mode,
-) {
+async fn leaving_member_uninstalls_releases_and_drops_tenant_finalizers(mode: Mode) {
     let (pair, _repository, _values) = Pair::with_small_chart("leaving", mode).await.unwrap();
     let desk = pair.desk();
     installed(&desk, &["one", "two"]).await;
@@ -124,9 +122,7 @@ async fn a_member_that_leaves_by_the_policy_uninstalls_its_releases_and_lets_go_
     }
 }
 
-async fn a_deletion_waits_for_a_member_that_is_held_back_and_is_let_go_by_the_annotation(
-    mode: Mode,
-) {
+async fn member_deletion_waits_while_paused_until_orphaned(mode: Mode) {
     let (mut pair, _repository, _values) = Pair::with_small_chart("held", mode).await.unwrap();
     let desk = pair.desk();
     installed(&desk, &["one"]).await;
@@ -157,7 +153,7 @@ async fn a_deletion_waits_for_a_member_that_is_held_back_and_is_let_go_by_the_an
 }
 
 #[tokio::test]
-async fn neither_the_deletion_of_the_crd_nor_a_replacement_uninstalls_anything() {
+async fn crd_deletion_or_member_replacement_uninstalls_nothing() {
     let (pair, _repository, _values) = Pair::with_small_chart("crd", Mode::Proxy).await.unwrap();
     let desk = pair.desk();
     installed(&desk, &["one"]).await;

@@ -82,7 +82,7 @@ async fn maps_are(desk: &FleetClient, expected: &[&str]) {
 }
 
 #[tokio::test]
-async fn what_failed_attempts_left_goes_later_and_nothing_else_does() {
+async fn only_leftovers_of_failed_attempts_are_removed() {
     let folder = tempfile::tempdir().unwrap();
     let repository = ChartRepository::start(&[chart(&folder)]).await.unwrap();
     let mut pair = Pair::start("leftovers", Mode::SelfCluster, Parts::WithControllers)

@@ -18,9 +18,7 @@ const OF_A_TENANT: [&str; 3] = [
     "krypton_reconciler::drift",
 ];
 
-in_both_modes!(
-    each_line_says_of_which_member_and_tenant_it_is_and_how_much_is_said_is_changed_meanwhile,
-);
+in_both_modes!(log_lines_identify_tenant_and_level_changes_live,);
 
 /// All that was logged, each line as the object that it is.
 fn lines(daemon: &Daemon) -> Vec<Value> {
@@ -88,9 +86,7 @@ async fn check_told(agent: &Daemon) {
     assert_eq!(told["wanted"]["version"], told["reconciler"]["onRecord"]);
 }
 
-async fn each_line_says_of_which_member_and_tenant_it_is_and_how_much_is_said_is_changed_meanwhile(
-    mode: Mode,
-) {
+async fn log_lines_identify_tenant_and_level_changes_live(mode: Mode) {
     let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
         .await
         .unwrap();

@@ -262,7 +262,7 @@ fn flags(provider: &str) -> Vec<String> {
 type Status = fn(bool) -> Value;
 
 #[tokio::test]
-async fn a_cluster_of_cluster_api_is_used_once_initialised_and_left_alone_while_paused() {
+async fn cluster_api_member_waits_for_initialisation_and_pauses() {
     let fleet = start("capi", &flags("cluster-api")).await;
     let desk = &fleet.desk;
     let crd = ForeignCrd::read(
@@ -354,7 +354,7 @@ async fn a_cluster_of_cluster_api_is_used_once_initialised_and_left_alone_while_
 }
 
 #[tokio::test]
-async fn a_control_plane_of_kamaji_is_used_when_ready_and_suspended_with_its_status() {
+async fn ready_kamaji_member_joins_and_suspends_with_status() {
     let fleet = start("kamaji", &flags("kamaji")).await;
     let (desk, client) = (&fleet.desk, &fleet.desk.client);
     let file = "kamaji.clastix.io_tenantcontrolplanes.yaml";
@@ -445,7 +445,7 @@ async fn a_control_plane_of_kamaji_is_used_when_ready_and_suspended_with_its_sta
 }
 
 #[tokio::test]
-async fn kubeconfigs_in_files_are_followed_and_what_is_bad_or_gone_takes_nothing_away() {
+async fn bad_or_missing_kubeconfig_file_uninstalls_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let (here, later) = (folder.path().join("here"), folder.path().join("later"));
     fs::create_dir(&here).unwrap();
@@ -501,7 +501,7 @@ async fn kubeconfigs_in_files_are_followed_and_what_is_bad_or_gone_takes_nothing
 }
 
 #[tokio::test]
-async fn home_is_the_context_that_is_named_of_a_file_and_members_are_looked_for_there() {
+async fn named_context_selects_home_for_members_and_crds() {
     let (home, local) = tokio::try_join!(
         Cluster::start("watched", Parts::ControlPlane),
         Cluster::start("watching", Parts::ControlPlane),
@@ -551,7 +551,7 @@ async fn home_is_the_context_that_is_named_of_a_file_and_members_are_looked_for_
 }
 
 #[tokio::test]
-async fn a_name_that_two_namespaces_ask_for_stays_with_the_older_and_is_never_inherited() {
+async fn contested_member_name_stays_with_older_source() {
     let namespaces = format!("--kubeconfig-namespaces=default,{FLEET}");
     let fleet = start("names", &[namespaces]).await;
     let (desk, client) = (&fleet.desk, &fleet.desk.client);

@@ -18,8 +18,7 @@ const MEMBERS: usize = 20;
 const ROUNDS: usize = 10;
 
 #[tokio::test]
-async fn a_newer_kubeconfig_takes_over_when_it_is_answered_and_the_last_good_one_stays_until_then()
-{
+async fn newer_kubeconfig_takes_over_only_once_it_works() {
     let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
         .await
         .unwrap();
@@ -123,7 +122,7 @@ async fn helm_run_outlasts_a_rotation_of_its_kubeconfig() {
 }
 
 #[tokio::test]
-async fn two_hundred_joins_and_leaves_leave_no_task_and_no_socket_behind() {
+async fn joins_and_leaves_leak_no_task_or_socket() {
     let (home, edge) = tokio::try_join!(
         Cluster::start("leave-home", Parts::ControlPlane),
         Cluster::start("leave-edge", Parts::ControlPlane),

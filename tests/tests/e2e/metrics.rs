@@ -94,7 +94,7 @@ fn alerts() -> Vec<Alert> {
 
 /// Evaluates the alerts over the series of tests/alerts.
 #[tokio::test]
-async fn each_alert_fires_for_what_it_means_alone() {
+async fn each_alert_fires_only_on_its_condition() {
     let promtool = Tools::find().unwrap().program("promtool").unwrap();
     let alerts = alerts();
     for chart in CHARTS {
@@ -190,7 +190,7 @@ fn complaints(expression: &Expression, there: &Exposition) -> Vec<String> {
 }
 
 #[test]
-fn each_name_label_and_value_in_alerts_and_dashboard_is_there() {
+fn alert_and_dashboard_expressions_match_served_metrics() {
     let there = both();
     let (alerts, dashboard) = (alerts(), dashboard());
     assert!(alerts.len() > 25 && dashboard.len() > 30);
@@ -211,7 +211,7 @@ fn each_name_label_and_value_in_alerts_and_dashboard_is_there() {
 }
 
 #[test]
-fn a_name_a_label_or_a_value_that_is_not_there_is_noticed() {
+fn unknown_metric_label_or_value_is_reported() {
     let there = both();
     for (text, word) in [
         ("krypton_hub_leaders == 0", "there is no"),
@@ -247,7 +247,7 @@ fn names_in(text: &str) -> BTreeSet<&str> {
 }
 
 #[test]
-fn each_metric_that_documentation_and_benchmarks_name_is_there() {
+fn metrics_named_in_docs_and_benchmarks_exist() {
     let there = both();
     let mut texts = vec![("README.md".to_owned(), read("README.md"))];
     for folder in ["docs", "tests/src/bench"] {
@@ -386,7 +386,7 @@ fn docs_metrics_page_is_current() {
 }
 
 #[test]
-fn each_alert_has_a_section_of_the_runbook_that_says_what_to_do_and_each_section_an_alert() {
+fn runbook_sections_match_alerts_and_give_steps() {
     let page = read("docs/runbook.md");
     let sections = page.split("\n## ").skip(1);
     let sections: BTreeMap<&str, &str> = sections
@@ -429,7 +429,7 @@ fn each_alert_has_a_section_of_the_runbook_that_says_what_to_do_and_each_section
 
 /// What is there when the alert is due, of what it looks at.
 #[test]
-fn each_alert_on_a_state_finds_it_in_what_is_served() {
+fn state_alerts_find_their_series_in_exposition() {
     let hub = Exposition::of(&[stage::ailing_hub()]);
     let agent = Exposition::of(&[stage::ailing_agent()]);
     let standby = Exposition::of(&[stage::hub_that_follows()]);
@@ -489,7 +489,7 @@ fn each_alert_on_a_state_finds_it_in_what_is_served() {
     assert!(state("certificate_expiry_timestamp_seconds") - now < 86_400.0);
 }
 
-by_agent!(runs_of_helm_a_lost_member_and_one_that_is_behind_show_in_the_metrics);
+by_agent!(metrics_reflect_helm_runs_member_loss_and_lag);
 
 /// Waits until the series is as `fits` wants it.
 async fn shows(
@@ -509,7 +509,7 @@ async fn shows(
     .unwrap();
 }
 
-async fn runs_of_helm_a_lost_member_and_one_that_is_behind_show_in_the_metrics(mode: Mode) {
+async fn metrics_reflect_helm_runs_member_loss_and_lag(mode: Mode) {
     let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
         .await
         .unwrap();

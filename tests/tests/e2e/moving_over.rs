@@ -70,8 +70,8 @@ metadata: {name: {{ .Release.Name }}}
 "#;
 
 by_agent!(
-    three_hundred_revisions_are_adopted_by_one_read_and_go_with_the_next_upgrade,
-    what_was_left_unfinished_or_in_error_is_put_right_and_what_was_being_deleted_goes
+    long_history_is_adopted_cheaply_and_then_pruned,
+    unfinished_tenants_are_repaired_and_deletions_completed
 );
 
 /// The chart `plain`, with a repository of it.
@@ -134,9 +134,7 @@ pub(crate) async fn no_helm_ran(pair: &mut Pair) {
     assert!(!log.contains("running helm"), "{log}");
 }
 
-async fn what_was_left_unfinished_or_in_error_is_put_right_and_what_was_being_deleted_goes(
-    mode: Mode,
-) {
+async fn unfinished_tenants_are_repaired_and_deletions_completed(mode: Mode) {
     let charts = charts().await;
     let mut pair = Pair::start("unfinished", mode, Parts::WithControllers)
         .await
@@ -246,7 +244,7 @@ async fn reads_and_deletes(pair: &Pair) -> [u64; 2] {
     [of("GET") + of("LIST"), of("DELETE")]
 }
 
-async fn three_hundred_revisions_are_adopted_by_one_read_and_go_with_the_next_upgrade(mode: Mode) {
+async fn long_history_is_adopted_cheaply_and_then_pruned(mode: Mode) {
     const REVISIONS: u32 = 300;
     let charts = charts().await;
     let mut pair = Pair::start("piled", mode, Parts::WithControllers)

@@ -117,8 +117,7 @@ async fn one_is_deployed_and_none_pending(at_edge: &FleetClient, name: &str, rel
 }
 
 #[tokio::test]
-async fn an_agent_that_is_stopped_in_an_install_has_no_helm_when_another_takes_over_nor_when_it_wakes()
- {
+async fn frozen_agent_runs_no_helm_after_takeover() {
     let (home, edge) = tokio::join!(
         Home::start("frozen-home"),
         Cluster::start("frozen-edge", Parts::WithControllers)
@@ -185,8 +184,7 @@ async fn an_agent_that_is_stopped_in_an_install_has_no_helm_when_another_takes_o
 }
 
 #[tokio::test]
-async fn two_replicas_join_at_once_with_one_bundle_and_one_that_stops_drains_its_helm_before_the_other_acts()
- {
+async fn replicas_share_bundle_and_stopping_one_drains_helm() {
     let (home, edge) = tokio::join!(
         Home::start("replicas-home"),
         Cluster::start("replicas-edge", Parts::WithControllers)
@@ -246,7 +244,7 @@ async fn two_replicas_join_at_once_with_one_bundle_and_one_that_stops_drains_its
 }
 
 #[tokio::test]
-async fn a_restart_in_the_same_pod_takes_its_lease_at_once_and_another_pod_does_not() {
+async fn restart_in_same_pod_reacquires_lease_at_once() {
     let (home, edge) = tokio::join!(
         Home::start("same-pod-home"),
         Cluster::start("same-pod-edge", Parts::WithControllers)
@@ -360,7 +358,7 @@ async fn taken_over(home: &Home, name: &str, edge: &Cluster, trouble: Trouble) {
 
 /// Four members at once: each waits for a Lease.
 #[tokio::test]
-async fn an_agent_that_dies_or_cannot_renew_has_no_helm_when_another_takes_over() {
+async fn lost_agent_has_no_helm_running_at_takeover() {
     let start = async |name: &str| Cluster::start(name, Parts::WithControllers).await.unwrap();
     let (home, dead, cut, late, deaf) = tokio::join!(
         Home::start("over-home"),
@@ -383,7 +381,7 @@ async fn an_agent_that_dies_or_cannot_renew_has_no_helm_when_another_takes_over(
 }
 
 #[tokio::test]
-async fn the_hub_follows_a_lost_agent_and_gives_way_to_it_in_the_middle_of_an_install() {
+async fn proxy_replaces_lost_agent_and_yields_mid_install() {
     let (home, edge) = tokio::join!(
         Home::start("both-home"),
         Cluster::start("both-edge", Parts::WithControllers)
@@ -460,7 +458,7 @@ spec: {{holderIdentity: agent/ghost/1, leaseDurationSeconds: 60, renewTime: '{re
 }
 
 #[tokio::test]
-async fn a_lease_whose_writers_clock_was_wrong_is_taken_after_its_duration_of_our_own_clock() {
+async fn lease_with_skewed_clock_expires_by_local_clock() {
     let (home, ahead, behind) = tokio::join!(
         Home::start("clocks-home"),
         Cluster::start("clocks-ahead", Parts::ControlPlane),

@@ -72,7 +72,7 @@ fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
 }
 
 #[tokio::test]
-async fn the_charts_are_clean_and_render_what_is_written_down() {
+async fn charts_lint_clean_and_match_golden_output() {
     let helm = Helm::new();
     let write = std::env::var_os("WRITE_GOLDEN").is_some();
     let mut stale = Vec::new();
@@ -111,7 +111,7 @@ async fn the_charts_are_clean_and_render_what_is_written_down() {
 }
 
 #[tokio::test]
-async fn a_misspelt_value_and_one_of_the_wrong_type_are_refused_by_name() {
+async fn unknown_or_mistyped_chart_value_is_rejected() {
     let helm = Helm::new();
     for chart in OwnChart::ALL {
         for (set, word) in [
@@ -141,7 +141,7 @@ async fn a_misspelt_value_and_one_of_the_wrong_type_are_refused_by_name() {
 }
 
 #[tokio::test]
-async fn access_providers_without_their_programs_are_refused_by_name() {
+async fn access_provider_without_program_is_rejected_by_name() {
     let helm = Helm::new();
     let values = OwnChart::Hub.folder().join("ci/multicluster-values.yaml");
     let values = values.to_str().unwrap();
@@ -191,7 +191,7 @@ async fn access_providers_without_their_programs_are_refused_by_name() {
 }
 
 #[tokio::test]
-async fn an_alert_that_is_disabled_is_left_out_and_one_that_is_not_there_is_refused() {
+async fn disabled_alert_is_omitted_and_unknown_one_rejected() {
     let helm = Helm::new();
     for chart in OwnChart::ALL {
         let rendered = async |disabled: &str| {
@@ -229,7 +229,7 @@ async fn an_alert_that_is_disabled_is_left_out_and_one_that_is_not_there_is_refu
 }
 
 #[test]
-fn the_charts_carry_the_crds_as_they_are_and_the_same_shared_templates() {
+fn charts_carry_identical_crds_and_shared_templates() {
     let read = |path: PathBuf| {
         fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
     };
@@ -294,7 +294,7 @@ fn pod(deployment: &Value) -> Value {
 }
 
 #[tokio::test]
-async fn an_apiserver_accepts_all_that_is_rendered_and_pods_where_they_are_restricted() {
+async fn apiserver_accepts_rendered_objects_and_restricted_pods() {
     let helm = Helm::new();
     let mut rendered = Vec::new();
     for chart in OwnChart::ALL {

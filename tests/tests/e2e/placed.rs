@@ -27,10 +27,10 @@ const EDGE: &str = "edge-1";
 /// Of home; the members have none of that name.
 const TEAM: &str = "team";
 
-in_both_modes!(a_placed_tenant_is_mirrored_follows_its_home_and_goes_from_its_member_first);
+in_both_modes!(placed_tenant_follows_home_and_leaves_member_first);
 by_agent!(
-    what_is_not_homes_is_mirrored_and_not_taken_over_and_what_is_let_go_stays,
-    a_hub_that_dies_and_a_member_that_leaves_change_nothing_of_what_is_placed,
+    foreign_tenant_is_not_adopted_and_orphan_stays,
+    hub_crash_and_member_removal_keep_placed_tenants,
 );
 
 struct Scene {
@@ -126,7 +126,7 @@ fn message(tenant: &Tenant) -> Option<&str> {
     tenant.spec.values.as_ref()?.get("message")?.as_str()
 }
 
-async fn a_placed_tenant_is_mirrored_follows_its_home_and_goes_from_its_member_first(mode: Mode) {
+async fn placed_tenant_follows_home_and_leaves_member_first(mode: Mode) {
     let scene = Scene::open("placed", mode).await;
     let at_home = scene.place(TEAM, "acme").await;
     let made = scene.is_placed(TEAM, "acme").await;
@@ -211,7 +211,7 @@ async fn a_placed_tenant_is_mirrored_follows_its_home_and_goes_from_its_member_f
     assert!(scene.edge.namespace(TEAM).await.unwrap().is_some());
 }
 
-async fn what_is_not_homes_is_mirrored_and_not_taken_over_and_what_is_let_go_stays(mode: Mode) {
+async fn foreign_tenant_is_not_adopted_and_orphan_stays(mode: Mode) {
     let mut scene = Scene::open("placed-others", mode).await;
     let ready = scene.pair.condition("ClusterReady");
     let values = json!({"workspace": "hers", "values": {"replicaCount": 0}});
@@ -295,7 +295,7 @@ async fn what_is_not_homes_is_mirrored_and_not_taken_over_and_what_is_let_go_sta
     assert_eq!(stays.metadata.deletion_timestamp, None);
 }
 
-async fn a_hub_that_dies_and_a_member_that_leaves_change_nothing_of_what_is_placed(mode: Mode) {
+async fn hub_crash_and_member_removal_keep_placed_tenants(mode: Mode) {
     let mut scene = Scene::open("placed-killed", mode).await;
     scene.place(TEAM, "first").await;
     let first = scene.is_placed(TEAM, "first").await;
@@ -383,7 +383,7 @@ fn size() -> (usize, usize) {
 }
 
 #[tokio::test]
-async fn a_hub_that_is_started_again_writes_nothing_on_the_members() {
+async fn restarted_hub_rewrites_no_placed_tenants() {
     let home = Cluster::start("many-placed", Parts::ControlPlane)
         .await
         .unwrap();

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const EVENTS: [&str; 4] = ["pre-install", "pre-upgrade", "pre-rollback", "pre-delete"];
 
-by_agent!(what_is_killed_in_upgrade_rollback_and_uninstall_is_repaired_by_the_next);
+by_agent!(killed_helm_run_is_repaired_after_restart);
 
 /// A member with Deployments of one pod, on which each of helm's runs waits before it does anything.
 struct Scene {
@@ -139,7 +139,7 @@ impl Scene {
 }
 
 #[tokio::test]
-async fn a_member_that_loses_its_power_in_install_upgrade_and_uninstall_is_repaired() {
+async fn member_power_loss_during_helm_run_is_repaired() {
     let mut scene = Scene::set("power", Mode::Agent, &[]).await;
     scene
         .desk
@@ -171,7 +171,7 @@ async fn a_member_that_loses_its_power_in_install_upgrade_and_uninstall_is_repai
     assert!(!log.contains("panicked"), "{log}");
 }
 
-async fn what_is_killed_in_upgrade_rollback_and_uninstall_is_repaired_by_the_next(mode: Mode) {
+async fn killed_helm_run_is_repaired_after_restart(mode: Mode) {
     // How a failure is remedied, an agent is told by flags of its own.
     let rolls_back = mode == Mode::Proxy;
     let more = ["--remediation=rollback", "--helm-timeout=20s"];

@@ -21,14 +21,14 @@ const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
 const HEALTHY: (&str, &str, &str) = ("Healthy", "True", "Reconciling");
 
-in_both_modes!(a_rebuilt_cluster_is_left_alone_until_its_edge_cluster_is_replaced);
+in_both_modes!(rebuilt_cluster_is_untouched_until_edge_cluster_replaced);
 
 async fn cluster_uid(cluster: &Cluster) -> String {
     let namespaces: Api<Namespace> = Api::all(cluster.client());
     namespaces.get("kube-system").await.unwrap().uid().unwrap()
 }
 
-async fn a_rebuilt_cluster_is_left_alone_until_its_edge_cluster_is_replaced(mode: Mode) {
+async fn rebuilt_cluster_is_untouched_until_edge_cluster_replaced(mode: Mode) {
     let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
         .await
         .unwrap();

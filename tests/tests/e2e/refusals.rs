@@ -55,7 +55,7 @@ async fn says(desk: &FleetClient, kind: &str, reason: &str, words: &str) -> Resu
 }
 
 #[tokio::test]
-async fn refused_request_is_a_condition_and_retried_on_demand() {
+async fn refused_request_sets_condition_and_retries_on_demand() {
     let (mut pair, _repository, _values) = Pair::with_small_chart("refused", Mode::SelfCluster)
         .await
         .unwrap();
@@ -127,7 +127,7 @@ fn with_widget() -> Result<TempDir> {
 }
 
 #[tokio::test]
-async fn upgrade_past_a_deleted_kind_names_the_way_out() {
+async fn upgrade_past_deleted_kind_names_workaround() {
     let chart = with_widget().unwrap();
     let charts = [ChartSource::folder(chart.path())];
     let repository = ChartRepository::start(&charts).await.unwrap();

@@ -43,7 +43,7 @@ async fn uid(desk: &FleetClient, release: &str) -> Result<String> {
 }
 
 #[tokio::test]
-async fn secrets_that_are_deleted_or_damaged_cost_no_object_and_one_revision_is_deployed_again() {
+async fn deleted_or_damaged_release_secrets_are_repaired() {
     let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
         .await
         .unwrap();
@@ -143,7 +143,7 @@ async fn secrets_that_are_deleted_or_damaged_cost_no_object_and_one_revision_is_
 }
 
 #[tokio::test]
-async fn a_tenant_whose_only_revision_cannot_be_read_is_not_let_go_without_a_word() {
+async fn unreadable_only_revision_blocks_deletion_until_orphaned() {
     let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
         .await
         .unwrap();

@@ -13,7 +13,7 @@ use serde_json::json;
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 
 #[tokio::test]
-async fn an_upgrade_that_cannot_succeed_is_rolled_back_once_and_the_next_change_goes_on_at_once() {
+async fn failed_upgrade_rolls_back_once_without_automatic_retry() {
     let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
         .await
         .unwrap();

@@ -171,7 +171,7 @@ impl Scene {
 }
 
 #[tokio::test]
-async fn a_helm_that_is_killed_anywhere_leaves_one_deployed_release_after_the_next_pass() {
+async fn killed_helm_is_repaired_by_next_pass() {
     let mut scene = Scene::set("killed", &gate::EVENTS, &[]).await.unwrap();
     let desk = scene.pair.desk();
     let release = scene.pair.release("acme");
@@ -259,7 +259,7 @@ async fn die_at(scene: &Scene, namespace: &str, event: &str, args: &[&str]) -> R
 }
 
 #[tokio::test]
-async fn what_a_persons_dead_helm_left_is_put_right_after_a_grace_and_nothing_is_uninstalled() {
+async fn dead_manual_helm_run_is_repaired_without_uninstall() {
     let events = ["pre-rollback", "pre-delete", "post-delete"];
     let scene = Scene::set("byhand", &events, &[SHORT]).await.unwrap();
     let desk = scene.pair.desk();

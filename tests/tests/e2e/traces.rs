@@ -17,11 +17,9 @@ const BACK: &str = "traces are sent again";
 const GOOD: i32 = 1;
 const BAD: i32 = 2;
 
-in_both_modes!(what_is_done_for_a_tenant_is_traced_and_nobody_waits_for_a_collector_that_is_away);
+in_both_modes!(tenant_work_is_traced_without_blocking_on_collector);
 
-async fn what_is_done_for_a_tenant_is_traced_and_nobody_waits_for_a_collector_that_is_away(
-    mode: Mode,
-) {
+async fn tenant_work_is_traced_without_blocking_on_collector(mode: Mode) {
     let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
         .await
         .unwrap();

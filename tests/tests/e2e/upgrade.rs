@@ -11,8 +11,8 @@ use serde_json::json;
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 
 by_agent!(
-    values_and_versions_reach_every_member_and_a_failed_upgrade_keeps_the_old_release,
-    a_chart_that_cannot_be_had_is_told_of_and_leaves_alone_what_runs
+    upgrades_reach_all_members_and_failure_keeps_release,
+    unavailable_chart_is_reported_without_touching_releases
 );
 
 async fn message_is(cluster: &Cluster, release: &str, expected: &str) -> Result<()> {
@@ -43,9 +43,7 @@ async fn available(cluster: &Cluster, release: &str) -> Result<()> {
         .map(drop)
 }
 
-async fn values_and_versions_reach_every_member_and_a_failed_upgrade_keeps_the_old_release(
-    mode: Mode,
-) {
+async fn upgrades_reach_all_members_and_failure_keeps_release(mode: Mode) {
     let versions = [ChartSource::small("1.0.0"), ChartSource::small("1.1.0")];
     let repository = ChartRepository::start(&versions).await.unwrap();
     let (home, edge) = tokio::try_join!(
@@ -152,7 +150,7 @@ async fn values_and_versions_reach_every_member_and_a_failed_upgrade_keeps_the_o
     }
 }
 
-async fn a_chart_that_cannot_be_had_is_told_of_and_leaves_alone_what_runs(mode: Mode) {
+async fn unavailable_chart_is_reported_without_touching_releases(mode: Mode) {
     let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
         .await
         .unwrap();

@@ -25,7 +25,7 @@ const EDGE: &str = "edge-1";
 const HOME: &str = "self-cluster";
 const SECRET: &str = "fleet-secret";
 
-by_agent!(values_of_fleet_member_and_tenant_reach_whom_they_are_for_and_lost_ones_change_nothing);
+by_agent!(values_reach_their_targets_and_loss_changes_nothing);
 
 /// The release of Tenant `acme` on one member.
 struct Release<'a> {
@@ -105,9 +105,7 @@ async fn says_nothing_of_values(home: &FleetClient, member: &str) {
 }
 
 #[expect(clippy::too_many_lines, reason = "one life of a fleet's values")]
-async fn values_of_fleet_member_and_tenant_reach_whom_they_are_for_and_lost_ones_change_nothing(
-    mode: Mode,
-) {
+async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) {
     let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
         .await
         .unwrap();
@@ -294,7 +292,7 @@ fn map(value: &Value) -> Map<String, Value> {
 }
 
 #[tokio::test]
-async fn layers_of_values_mean_what_they_mean_to_helm() {
+async fn value_layers_merge_as_in_helm() {
     let folder = TempDir::with_prefix("krypton-merge-").unwrap();
     let own = json!({
         "a": {"x": 1, "deep": {"one": 1, "two": 2}}, "list": [1, 2], "text": "own", "gone": "own",

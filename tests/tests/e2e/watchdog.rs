@@ -32,7 +32,7 @@ async fn ends(name: &str, plan: &str) -> (std::process::ExitStatus, String) {
 }
 
 #[tokio::test]
-async fn a_hub_of_which_a_part_stands_still_says_so_and_ends_and_the_next_goes_on() {
+async fn stalled_hub_aborts_and_next_hub_becomes_ready() {
     let (status, log) = ends("hangs", "lease.create:after=hang").await;
     assert_eq!(status.signal(), Some(Signal::ABORT.as_raw()), "{log}");
     assert!(
@@ -42,7 +42,7 @@ async fn a_hub_of_which_a_part_stands_still_says_so_and_ends_and_the_next_goes_o
 }
 
 #[tokio::test]
-async fn a_hub_of_which_a_part_has_ended_stops_and_says_which() {
+async fn hub_exits_and_names_ended_task() {
     let (status, log) = ends("panics", "lease.create:after=panic").await;
     assert_eq!(status.code(), Some(1), "{log}");
     assert!(log.contains("the lead ended badly"), "{log}");

@@ -22,7 +22,7 @@ const CREATOR: &str = "mesh.openkcm.io/created-for";
 const NAME: &str = "kubernetes.io/metadata.name";
 const RECORD: &str = "mesh.openkcm.io/namespace-configuration";
 
-by_agent!(workspaces_have_what_the_fleet_and_their_member_give_them_and_lose_what_is_taken_out);
+by_agent!(workspace_metadata_follows_fleet_and_member_configuration);
 
 async fn patch_namespace(desk: &FleetClient, name: &str, metadata: Value) {
     let namespaces: Api<Namespace> = Api::all(desk.client.clone());
@@ -74,9 +74,7 @@ async fn has(
     .unwrap();
 }
 
-async fn workspaces_have_what_the_fleet_and_their_member_give_them_and_lose_what_is_taken_out(
-    mode: Mode,
-) {
+async fn workspace_metadata_follows_fleet_and_member_configuration(mode: Mode) {
     let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
         .await
         .unwrap();

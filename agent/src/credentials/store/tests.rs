@@ -53,7 +53,7 @@ fn identity() -> Identity {
 }
 
 #[test]
-fn what_is_written_is_read_back_with_and_without_a_certificate() {
+fn identity_round_trips_with_or_without_certificate() {
     let whole = identity();
     let read = secret::read(&secret::written(empty(), &whole)).unwrap();
     assert_eq!(read.enrolled, whole.enrolled);
@@ -197,7 +197,7 @@ pub(crate) async fn store_overtaken_by(identity: &Identity, theirs: &Identity) -
 }
 
 #[tokio::test]
-async fn the_key_is_kept_before_anything_else_and_the_namespace_is_made() {
+async fn key_is_stored_first_and_namespace_created() {
     let (store, world) = store(Cluster::default()).await;
     let kept = store.load().await.unwrap();
     assert!(world.lock().unwrap().namespace);
@@ -219,7 +219,7 @@ async fn the_key_is_kept_before_anything_else_and_the_namespace_is_made() {
 }
 
 #[tokio::test]
-async fn of_two_replicas_the_faster_ones_identity_is_used_by_both() {
+async fn slower_replica_adopts_identity_stored_first() {
     let theirs = identity();
     let half = Identity {
         enrolled: None,
@@ -243,7 +243,7 @@ async fn of_two_replicas_the_faster_ones_identity_is_used_by_both() {
 }
 
 #[tokio::test]
-async fn an_identity_that_cannot_be_read_is_told_and_left_alone() {
+async fn unreadable_identity_is_reported_and_not_overwritten() {
     let mut broken = secret::written(empty(), &identity());
     broken.data.as_mut().unwrap().remove("tls.key");
     let (store, world) = store(Cluster {
@@ -265,7 +265,7 @@ async fn an_identity_that_cannot_be_read_is_told_and_left_alone() {
 }
 
 #[tokio::test]
-async fn a_missing_right_is_named_with_its_verb_and_its_resource() {
+async fn missing_permission_error_names_verb_and_resource() {
     let (store, _world) = store(Cluster {
         forbidden: true,
         ..Cluster::default()

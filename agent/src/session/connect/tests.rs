@@ -33,7 +33,7 @@ async fn server(answer: &'static [u8]) -> String {
 }
 
 #[tokio::test]
-async fn a_plain_http_server_is_told_by_its_address_with_the_remedy() {
+async fn plain_http_server_error_names_address_and_remedy() {
     let address = server(b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n").await;
     let error = refused(&FakeAuthority::new(), address.clone()).await;
     assert!(matches!(error, DialError::NotTls(_)), "{error:?}");
@@ -46,7 +46,7 @@ async fn a_plain_http_server_is_told_by_its_address_with_the_remedy() {
 }
 
 #[tokio::test]
-async fn a_server_that_hangs_up_and_one_that_is_not_there_may_be_back() {
+async fn cut_off_or_refused_connection_is_transient() {
     let authority = FakeAuthority::new();
     let error = refused(&authority, server(b"").await).await;
     assert!(matches!(error, DialError::CutOff { .. }), "{error:?}");
@@ -66,7 +66,7 @@ async fn a_server_that_hangs_up_and_one_that_is_not_there_may_be_back() {
 }
 
 #[tokio::test]
-async fn a_hub_of_another_ca_an_expired_one_and_one_that_is_no_hub_are_told_apart() {
+async fn wrong_ca_expired_and_impostor_hubs_are_distinguished() {
     let (authority, other) = (FakeAuthority::new(), FakeAuthority::new());
     let foreign = FakeHub::start(&other).await;
     let error = refused(&authority, foreign.address.to_string()).await;
@@ -88,7 +88,7 @@ async fn a_hub_of_another_ca_an_expired_one_and_one_that_is_no_hub_are_told_apar
 }
 
 #[tokio::test]
-async fn why_the_hub_refuses_our_certificate_is_known_when_the_first_call_fails() {
+async fn certificate_refusal_reason_is_known_after_first_call() {
     let (authority, other) = (FakeAuthority::new(), FakeAuthority::new());
     let hub = FakeHub::start(&authority).await;
     let expired = authority.dialer(hub.addresses(), Valid::Past);
@@ -107,7 +107,7 @@ async fn why_the_hub_refuses_our_certificate_is_known_when_the_first_call_fails(
 }
 
 #[tokio::test]
-async fn the_address_that_worked_last_is_the_first_to_be_tried() {
+async fn last_working_address_is_tried_first() {
     let authority = FakeAuthority::new();
     let hub = FakeHub::start(&authority).await;
     let wrong = server(b"HTTP/1.1 400 Bad Request\r\n\r\n").await;
@@ -138,7 +138,7 @@ async fn the_address_that_worked_last_is_the_first_to_be_tried() {
 }
 
 #[tokio::test]
-async fn a_hub_that_is_passed_on_from_is_tried_after_the_others() {
+async fn skipped_hub_is_tried_after_others() {
     let authority = FakeAuthority::new();
     let (one, other) = (
         FakeHub::start(&authority).await,

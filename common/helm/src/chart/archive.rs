@@ -239,7 +239,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn an_ordinary_chart_says_who_it_is() {
+    fn chart_reports_name_and_version() {
         let tgz = packed(&[
             entry("small", EntryType::Directory, b""),
             chart_yaml("small", "1.2.3"),
@@ -322,7 +322,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_no_chart_is_refused() {
+    fn invalid_chart_archive_is_rejected() {
         let whole = packed(&[
             chart_yaml("small", "1.2.3"),
             file("small/b", &"b".repeat(9_000)),
@@ -444,7 +444,7 @@ pub(super) mod tests {
 
     proptest! {
         #[test]
-        fn damaged_archives_never_panic_and_never_change_the_name(
+        fn damaged_archive_never_panics_or_changes_name(
             at in 0_usize..4096,
             byte in any::<u8>(),
             zipped in any::<bool>(),

@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_docker_configuration_the_place_that_says_most_counts() {
+    fn most_specific_docker_config_entry_wins() {
         let config = format!(
             r#"{{"auths": {{
                 "registry.example.org": {{"auth": "{}"}},
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_used_is_told_without_its_content() {
+    fn unusable_credentials_error_hides_content() {
         for (data, word) in [
             (&[][..], "none of the keys"),
             (&[("other", "hunter2")], "none of the keys"),

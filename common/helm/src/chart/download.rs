@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn only_http_is_followed_and_plain_http_from_https_only_with_a_digest() {
+    fn non_http_urls_and_undigested_downgrades_are_rejected() {
         let repo = "https://example.org";
         assert_eq!(resolved(repo, "file:///etc/passwd", None), None);
         assert_eq!(resolved(repo, "oci://example.org/a", None), None);

@@ -178,7 +178,7 @@ generated: 2026-11-20T00:00:00Z
     }
 
     #[test]
-    fn an_entry_is_found_by_name_and_version_whatever_other_charts_hold() {
+    fn entry_is_found_despite_malformed_other_entries() {
         let newest = Entry {
             version: "1.1.0".to_owned(),
             url: "charts/small-1.1.0.tgz".to_owned(),
@@ -195,7 +195,7 @@ generated: 2026-11-20T00:00:00Z
     }
 
     #[test]
-    fn what_is_not_there_is_told_apart() {
+    fn missing_version_unlisted_chart_and_bad_link_differ() {
         let missing = found("small", "3.0.0").unwrap_err();
         assert!(
             matches!(&missing, ChartError::VersionNotFound { newest: Some(newest), .. } if newest == "1.1.0"),
@@ -234,7 +234,7 @@ generated: 2026-11-20T00:00:00Z
     }
 
     #[test]
-    fn an_index_larger_than_the_parsers_own_limits_is_read() {
+    fn index_larger_than_parser_limits_is_read() {
         let mut index = String::from("entries:\n  big:\n");
         for number in 0..30_000 {
             index.push_str(&format!(

@@ -129,7 +129,7 @@ const LOGIN: [(&str, &str); 2] = [("username", "me"), ("password", "hunter2")];
 const SAID: &str = "Basic bWU6aHVudGVyMg==";
 
 #[tokio::test]
-async fn an_index_that_has_not_changed_is_not_sent_again() {
+async fn unchanged_index_is_not_downloaded_again() {
     let site = Site {
         tag: Some("\"one\""),
         ..Site::default()
@@ -195,7 +195,7 @@ async fn a_packed_index_is_unpacked_within_its_limit() {
 }
 
 #[tokio::test]
-async fn credentials_go_to_the_repository_and_to_nobody_else() {
+async fn credentials_are_sent_only_to_chart_repository() {
     let elsewhere = Site::default()
         .with("/a.tgz", tgz("1.0.0"))
         .with("/c.tgz", tgz("1.2.0"));
@@ -281,7 +281,7 @@ async fn new_credentials_are_tried_at_once() {
 }
 
 #[tokio::test]
-async fn credentials_are_not_sent_over_plain_http_unless_that_is_allowed() {
+async fn credentials_are_not_sent_over_plain_http() {
     let (_dir, cache) = cache();
     let cache = cache.with_credentials(watch::channel(credentials(&LOGIN)).1);
     // Reserved for documentation: nobody is asked, for nothing is sent.
@@ -292,7 +292,7 @@ async fn credentials_are_not_sent_over_plain_http_unless_that_is_allowed() {
 }
 
 #[tokio::test]
-async fn a_pinned_digest_is_the_archives_whatever_the_index_says() {
+async fn pinned_digest_is_checked_against_chart_archive() {
     let site = Site::default()
         .with("/index.yaml", index("1.0.0", "a.tgz"))
         .with("/a.tgz", tgz("1.0.0"));
@@ -381,7 +381,7 @@ fn certificate_of(pem: &str) -> rustls::pki_types::CertificateDer<'static> {
 }
 
 #[tokio::test]
-async fn a_private_authority_and_a_client_certificate_lead_in() {
+async fn private_repository_needs_ca_and_client_certificate() {
     let (_dir, cache) = cache();
     let private = Private::start("entries: {small: [{version: 1.0.0, urls: [a.tgz]}]}").await;
     let wanted = chart(&private.url, "^1");

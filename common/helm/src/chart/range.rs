@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_mean_what_they_mean_to_helm() {
+    fn ranges_match_same_versions_as_helm() {
         let rows: Vec<(&str, &str)> = TABLE
             .lines()
             .map(|line| line.split_once('\t').unwrap())
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_range_is_refused() {
+    fn invalid_ranges_are_rejected() {
         for bad in [
             "",
             " ",
@@ -326,7 +326,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_a_range_or_none_and_caret_is_within_its_major(
+        fn parsing_never_panics_and_caret_keeps_major(
             text in "[0-9xv.*<>=!~^| ,-]{0,40}",
             major in 1_u64..100, minor in 0_u64..100, patch in 0_u64..100,
             other in (0_u64..200, 0_u64..200, 0_u64..200),

@@ -163,7 +163,7 @@ fn cache() -> (TempDir, ChartCache) {
 }
 
 #[tokio::test]
-async fn a_chart_is_fetched_checked_and_kept_under_its_digest() {
+async fn fetched_chart_is_verified_and_cached_by_digest() {
     let repository = Repository::of(&["1.0.0", "1.1.0"]).await;
     let (_dir, cache) = cache();
     let fetched = cache.fetch(&repository.chart("1.0.0")).await.unwrap();
@@ -198,7 +198,7 @@ async fn a_leading_v_makes_no_difference() {
 }
 
 #[tokio::test]
-async fn the_newest_is_kept_even_when_a_newer_one_appears_or_the_file_is_lost() {
+async fn newest_version_is_kept_once_resolved() {
     let repository = Repository::of(&["1.0.0"]).await;
     let (_dir, cache) = cache();
     let first = cache.fetch(&repository.chart("")).await.unwrap();
@@ -212,7 +212,7 @@ async fn the_newest_is_kept_even_when_a_newer_one_appears_or_the_file_is_lost() 
 }
 
 #[tokio::test]
-async fn a_version_that_is_not_there_names_the_newest() {
+async fn missing_version_error_names_newest_version() {
     let repository = Repository::of(&["1.0.0", "1.1.0"]).await;
     let (_dir, cache) = cache();
     let error = cache.fetch(&repository.chart("9.9.9")).await.unwrap_err();
@@ -246,7 +246,7 @@ async fn pinned_chart_is_fetched_once() {
 }
 
 #[tokio::test]
-async fn an_invalid_version_is_refused_and_a_range_is_not_fetched() {
+async fn invalid_version_is_rejected_and_range_not_fetched() {
     let repository = Repository::of(&["1.0.0"]).await;
     let (_dir, cache) = cache();
     for version in ["latest", "1.0.0\n", "1.0.0@sha256:12"] {
@@ -266,7 +266,7 @@ async fn an_invalid_version_is_refused_and_a_range_is_not_fetched() {
 }
 
 #[tokio::test]
-async fn what_a_broken_repository_answers_is_not_loaded_and_says_why() {
+async fn broken_repository_answer_is_rejected_with_reason() {
     let (_dir, cache) = cache();
     let html = || Answer::Body(b"<!doctype html><title>Hello</title>".to_vec());
     let other = packed(&[chart_yaml("other", "1.0.0")]);
@@ -342,7 +342,7 @@ async fn what_a_broken_repository_answers_is_not_loaded_and_says_why() {
 }
 
 #[tokio::test]
-async fn an_index_without_end_is_not_read_to_its_end() {
+async fn endless_index_download_is_cut_off() {
     let repository = Repository::start().await;
     repository.answer("/index.yaml", Answer::Endless);
     let (_dir, cache) = cache();
@@ -353,7 +353,7 @@ async fn an_index_without_end_is_not_read_to_its_end() {
 }
 
 #[tokio::test]
-async fn a_chart_that_differs_from_its_digest_is_refused() {
+async fn chart_with_wrong_digest_is_rejected() {
     let repository = Repository::of(&["1.0.0"]).await;
     repository.answer(
         "/small-1.0.0.tgz",
@@ -381,7 +381,7 @@ async fn many_callers_share_one_fetch() {
 }
 
 #[tokio::test]
-async fn a_failure_is_shared_and_remembered_until_its_pause_is_over() {
+async fn fetch_failure_is_shared_until_back_off_ends() {
     let repository = Repository::of(&["1.0.0"]).await;
     let index = repository.answers.lock().unwrap()["/index.yaml"].clone();
     repository.answer("/index.yaml", Answer::Status(500));
@@ -422,7 +422,7 @@ async fn one_dead_repository_does_not_hold_up_another() {
 }
 
 #[tokio::test]
-async fn a_repository_that_nobody_listens_for_is_unreachable_and_its_password_is_not_shown() {
+async fn unreachable_repository_error_hides_password() {
     // Bound without a listener: no other test gets the port.
     let silent = TcpSocket::new_v4().unwrap();
     silent.bind(([127, 0, 0, 1], 0).into()).unwrap();
@@ -527,7 +527,7 @@ impl Fallback for Other {
 }
 
 #[tokio::test]
-async fn only_without_a_way_to_the_repository_the_other_way_is_tried_and_checked_as_well() {
+async fn fallback_is_used_only_when_repository_is_unavailable() {
     let repository = Repository::of(&["1.0.0"]).await;
     let nobody = ChartRef {
         repo: "http://127.0.0.1:1".to_owned(),
@@ -580,7 +580,7 @@ async fn only_without_a_way_to_the_repository_the_other_way_is_tried_and_checked
 }
 
 #[test]
-fn a_folder_that_cannot_be_used_is_named_at_once_and_leftovers_are_removed() {
+fn unusable_cache_folder_is_named_and_leftovers_removed() {
     let (dir, _) = cache();
     let file = dir.path().join("file");
     std::fs::write(&file, "").unwrap();
@@ -599,7 +599,7 @@ fn a_folder_that_cannot_be_used_is_named_at_once_and_leftovers_are_removed() {
 
 proptest! {
     #[test]
-    fn pauses_grow_up_to_a_minute_and_are_never_in_step(failures in any::<u32>(), random in 0.0..1.0) {
+    fn back_off_grows_to_limit_with_jitter(failures in any::<u32>(), random in 0.0..1.0) {
         let chosen = pause(failures, random);
         prop_assert!(chosen >= Duration::from_secs(1) && chosen <= LONGEST_PAUSE);
         prop_assert!(pause(failures, 0.0) <= chosen && chosen <= pause(failures, 1.0));

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn the_way_a_version_is_written_wins_over_its_meaning() {
+    fn exact_spelling_is_preferred_over_equal_version() {
         assert_eq!(picked("1.19.1", &["v1.19.1"]).as_deref(), Some("v1.19.1"));
         assert_eq!(picked("v1.19.1", &["1.19.1"]).as_deref(), Some("1.19.1"));
         assert_eq!(
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_is_by_precedence_and_no_pre_release() {
+    fn highest_stable_version_in_range_is_picked() {
         let offered = ["1.9.0", "1.10.0", "2.0.0-rc.1", "rubbish", "v1.2.0"];
         assert_eq!(picked("", &offered).as_deref(), Some("1.10.0"));
         assert_eq!(picked("", &["1.0.0-alpha"]), None);

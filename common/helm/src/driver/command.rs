@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn the_upgrade_line_is_as_the_reference_has_it() {
+    fn upgrade_command_matches_reference() {
         let line = words(upgrade(&an_upgrade(true), Path::new("/r/values.json")).unwrap());
         assert_eq!(
             line,
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn an_installation_is_repeated_by_the_same_words_as_far_as_they_are_known_there() {
+    fn repeated_install_uses_replace_with_same_arguments() {
         let mut again = an_upgrade(true);
         again.again = true;
         let line = words(upgrade(&again, Path::new("/r/values.json")).unwrap());
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn the_uninstall_line_never_ignores_what_is_not_found() {
+    fn uninstall_command_never_ignores_missing_release() {
         for (hooks, flag) in [(true, ""), (false, "--no-hooks ")] {
             let line = words(uninstall(&Uninstall {
                 kubeconfig: "/k/config".into(),

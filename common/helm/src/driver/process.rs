@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_supervisors_exit_tells_what_became_of_helm() {
+    fn supervisor_exit_status_maps_to_helm_outcome() {
         let ended = |raw: i32| ending(ExitStatus::from_raw(raw), Vec::new());
         assert!(matches!(ended(0), Ending::Well));
         assert!(matches!(ended(1 << 8), Ending::Failed { .. }));

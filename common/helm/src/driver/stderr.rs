@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn end_of_memory_is_told_by_the_runtimes_words() {
+    fn out_of_memory_is_recognized_by_runtime_message() {
         for (said, out) in [
             ("fatal error: runtime: out of memory\n", true),
             (
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn the_error_is_taken_and_the_warnings_before_it_are_not() {
+    fn error_is_extracted_without_preceding_warnings() {
         let said = "level=WARN msg=\"something old\"\nError: UPGRADE FAILED: values don't meet \
                     the specifications of the schema(s) in the following chart(s):\nsmall:\n\
                     - at '/replicaCount': got string, want integer\n";
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn kind_that_is_gone_comes_with_the_way_out() {
+    fn removed_kind_error_includes_remedy() {
         for said in [
             "unable to build kubernetes objects from current release manifest: resource mapping not found for name: \"acme\" namespace: \"acme\" from \"\": no matches for kind \"Widget\" in version \"krypton.test/v1\"",
             "current release manifest contains removed kubernetes api(s) for this kubernetes version and it is therefore unable to build the kubernetes objects for performing the diff",
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn without_an_error_line_the_last_words_are_taken() {
+    fn output_without_error_line_yields_its_tail() {
         let said = format!("{} panic: the end", "goroutine ".repeat(1000));
         let text = complaint(&said).text;
         assert!(text.len() <= LONGEST && text.starts_with('…') && text.ends_with("panic: the end"));
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_that_only_a_change_helps_against_are_told_from_passing_ones() {
+    fn permanent_failures_are_distinguished_from_transient_ones() {
         let permanent = [
             "Error: UPGRADE FAILED: cannot patch \"web\" with kind Service: Service \"web\" is invalid: spec.clusterIP: Invalid value: \"\": field is immutable",
             "Error: INSTALLATION FAILED: Deployment.apps \"web\" is invalid: spec.replicas: Invalid value: -1: must be greater than or equal to 0",
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_control_plane_that_is_put_away_has_refused_nothing_for_good() {
+    fn suspended_control_plane_refusal_is_not_permanent() {
         for said in [
             "Error: UPGRADE FAILED: create: failed to create: admission webhook \"catchall.write-permissions.kamaji.clastix.io\" denied the request: secrets \"a\" is forbidden: the current Control Plane has limited write permissions, current changes are blocked",
             "Error: admission webhook \"catchall.migrate.kamaji.clastix.io\" denied the request: the current Control Plane is in freezing mode due to a maintenance mode, all the changes are blocked",
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn secrets_are_hidden_and_what_helps_stays() {
+    fn secrets_are_redacted_and_useful_details_are_kept() {
         let jwt = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJhIn0.c2ln";
         let opaque = "AKIAIOSFODNN7EXAMPLEwJalrXUtnFEMIK7MDENG";
         let cases = [
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn values_out_of_secrets_are_hidden_whatever_their_name() {
+    fn secret_values_are_redacted_regardless_of_name() {
         let values = json!({
             "message": "correct horse battery", "db": { "user": "admin-of-all", "port": 54321 },
             "quoted": "say \"pass\" now", "list": ["first-of-list"], "short": "abc", "open": "seen",
@@ -414,7 +414,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_helm_says_is_bounded_and_without_the_secret(
+        fn error_text_is_bounded_and_free_of_secrets(
             bytes in prop::collection::vec(any::<u8>(), 0..4000),
             before in ".{0,40}",
             after in ".{0,40}",

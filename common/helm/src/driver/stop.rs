@@ -141,7 +141,7 @@ mod tests {
     const LATER: BootTime = BootTime(Duration::from_secs(60));
 
     #[test]
-    fn a_kill_holds_for_the_run_it_met_and_not_for_one_after_the_next_permit() {
+    fn kill_outlives_permit_for_its_run_only() {
         let (handle, signal) = StopHandle::new();
         let met = signal.orders();
         assert_eq!(met.now(), Order::Go);
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_over_when_its_time_is_though_nobody_has_said_so() {
+    fn run_is_killed_when_its_permit_expires() {
         let (handle, signal) = StopHandle::new();
         let orders = signal.orders();
         assert_eq!((orders.until(), orders.at(LATER)), (None, Order::Go));
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_closed_lets_those_under_way_go_on() {
+    fn closed_handle_lets_running_work_continue() {
         let (handle, signal) = StopHandle::new();
         assert!(signal.is_open());
         handle.close();
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_soft_stop_outlives_permits_and_gives_way_to_a_kill() {
+    fn soft_stop_survives_permits_and_yields_to_kill() {
         let (handle, signal) = StopHandle::new();
         handle.soft();
         handle.permit(LATER);

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn the_objects_of_a_manifest_are_read_as_helm_reads_them() {
+    fn manifest_objects_parse_like_helm() {
         let manifest = "---\n# Source: a\n---\nkind: A\nx: 0644\ny: yes\nx: 0600\n--- # two\n\
                         kind: ConfigMapList\nitems: [{kind: B}, {kind: C}]\n---\nkind: D\n";
         let (objects, unread) = objects(&secret(manifest)).unwrap();
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_document_that_does_not_parse_is_counted_and_the_others_are_read() {
+    fn unparsable_document_is_counted_and_others_are_read() {
         let (objects, unread) = objects(&secret("{\n---\nkind: A\n---\n\n")).unwrap();
         assert_eq!((objects.len(), unread), (1, 1));
     }
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_that_is_no_release_is_an_error() {
+    fn secret_without_release_is_error() {
         assert!(matches!(
             objects(&Secret::default()),
             Err(ReleaseError::Missing { .. })

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_the_former_declares_is_left_over_by_group_kind_and_place() {
+    fn leftovers_are_matched_by_group_kind_and_place() {
         let former = of(
             "---\n# Source: a\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: stays}\n\
              ---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: gone}\n\
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_kind_without_namespaces_it_is_the_same_whatever_namespace_is_written() {
+    fn cluster_scoped_object_matches_despite_namespace() {
         let role = |version: &str, namespace: &str| {
             of(&format!(
                 "apiVersion: rbac.authorization.k8s.io/{version}\nkind: ClusterRole\n\
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_namespace_is_in_default_unless_it_is_placed_there() {
+    fn namespaceless_object_is_left_in_default_unless_redeclared() {
         let adopted = of("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: plain}\n\
              ---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: placed, namespace: acme}\n\
              ---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: taken}\n");

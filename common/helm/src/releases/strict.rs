@@ -37,7 +37,7 @@ mod tests {
     const ONE: &str = "apiVersion: v1\nkind: Namespace\nmetadata: {name: one}\n";
 
     #[test]
-    fn untrusted_manifest_is_read_in_full_or_not_at_all() {
+    fn untrusted_manifest_is_read_completely_or_rejected() {
         let names = |manifest: &str| -> Option<Vec<String>> {
             Some(read(manifest)?.into_iter().map(|it| it.name).collect())
         };

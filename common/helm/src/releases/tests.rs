@@ -101,7 +101,7 @@ fn a_release_is_read_whether_compressed_or_not() {
 }
 
 #[test]
-fn workloads_are_taken_from_the_manifest_and_odd_documents_are_passed_over() {
+fn manifest_workloads_are_read_and_other_documents_skipped() {
     let release = decode(&zipped(&stored("deployed"))).unwrap();
     assert_eq!(
         release.workloads,
@@ -114,7 +114,7 @@ fn workloads_are_taken_from_the_manifest_and_odd_documents_are_passed_over() {
 }
 
 #[test]
-fn a_release_of_helm_3_without_an_apply_method_was_applied_by_the_client() {
+fn missing_apply_method_means_client_side_apply() {
     let json = stored("deployed").replace(r#","apply_method":"ssa""#, "");
     assert!(!decode(&zipped(&json)).unwrap().server_side);
 }
@@ -165,7 +165,7 @@ fn without_a_resource_version_nothing_is_unlocked() {
 }
 
 #[test]
-fn what_cannot_be_read_is_an_error_that_names_the_secret() {
+fn unreadable_release_error_names_secret() {
     let whole = pack(stored("deployed").as_bytes()).unwrap();
     let mut bomb = GzEncoder::new(Vec::new(), Compression::fast());
     io::copy(&mut io::repeat(b' ').take(LARGEST + 1), &mut bomb).unwrap();
@@ -216,7 +216,7 @@ fn a_payload_of_another_release_is_refused() {
 }
 
 #[test]
-fn every_status_reads_back_and_an_unheard_of_one_is_unknown() {
+fn release_statuses_round_trip_and_default_to_unknown() {
     for status in Status::ALL {
         assert_eq!(status.to_string().parse::<Status>().unwrap(), status);
     }

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_urgent_goes_first_then_who_has_fewest_then_who_came_first() {
+    fn urgent_goes_first_then_least_loaded_then_oldest() {
         use Priority::{High, Low};
         let upgrade = waiter(1, Low, 0, 0);
         let install = waiter(2, High, 0, 3);
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn an_upgrade_that_has_waited_long_takes_turns_with_what_is_urgent() {
+    fn overdue_upgrade_alternates_with_urgent_runs() {
         use Priority::{High, Low};
         let waiting = [waiter(1, Low, 0, 0), waiter(2, High, 60, 0)];
         assert_eq!(next(waiting, Some(High), at(59)), Some(2));
@@ -137,7 +137,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whoever_is_overdue_waits_for_no_more_than_those_who_were_overdue_before_and_as_many_of_the_other_kind(
+        fn overdue_waiter_gets_turn_within_bound(
             steps in steps()
         ) {
             let (mut now, mut number, mut last) = (0, 0, None);
@@ -178,7 +178,7 @@ mod tests {
         }
 
         #[test]
-        fn it_is_the_same_in_whatever_order_they_are_looked_at(
+        fn next_waiter_is_independent_of_input_order(
             kinds in proptest::collection::vec((any::<bool>(), 0..120_u64, 0..3_usize), 0..20),
             last in proptest::option::of(any::<bool>()),
         ) {

@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn objects_are_looked_for_by_a_version_that_is_served() {
+    fn objects_are_found_by_served_version() {
         let crd = |served_first: bool, served_second: bool| -> CustomResourceDefinition {
             let version =
                 |name: &str, served: bool| json!({"name": name, "served": served, "storage": true});

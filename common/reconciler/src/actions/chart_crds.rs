@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn the_crds_of_a_chart_are_those_of_its_own_folder() {
+    fn chart_crds_come_only_from_own_folder() {
         let crd =
             |name: &str| format!("kind: CustomResourceDefinition\nmetadata: {{name: {name}}}\n");
         let file = chart(&[
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crd_of_krypton_or_of_a_release_is_never_replaced() {
+    fn crds_of_krypton_and_releases_have_owner() {
         let mut crd = CustomResourceDefinition::default();
         assert_eq!(owner("widgets.example.org", Some(&crd)), None);
         assert_eq!(owner("widgets.example.org", None), None);

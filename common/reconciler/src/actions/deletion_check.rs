@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deployment_goes_only_while_the_newest_that_home_wants_is_that_very_order() {
+    fn deployment_is_removed_only_while_order_is_current() {
         let order = DesiredDeployment {
             namespace: "accounts".to_owned(),
             name: "acme".to_owned(),

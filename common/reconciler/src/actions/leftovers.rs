@@ -378,7 +378,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_bears_the_releases_own_marks_and_is_not_kept_may_go() {
+    fn only_marked_unkept_objects_may_be_removed() {
         let release = ReleaseKey {
             namespace: "acme".to_owned(),
             name: "tenant-acme-edge-1".to_owned(),
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_names_a_few_and_counts_the_rest() {
+    fn event_names_few_objects_and_counts_rest() {
         let names: Vec<String> = (0..7).map(|number| format!("ConfigMap {number}")).collect();
         assert_eq!(listed("gone", &[]), None);
         let text = listed("gone", &names).unwrap();

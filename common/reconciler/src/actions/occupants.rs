@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn only_objects_that_the_release_made_or_owns_go() {
+    fn foreign_kept_and_data_objects_occupy_namespace() {
         let owned = |kind: &str| {
             json!({"name": "x", "ownerReferences":
             [{"apiVersion": "apps/v1", "kind": kind, "name": "y", "uid": "z"}]})
@@ -540,7 +540,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn refused_lists_keep_the_namespace_and_failed_ones_are_retried() {
+    async fn unlistable_kinds_keep_namespace_and_failures_are_retried() {
         for (answer, expected) in [
             (
                 (|_| status(403, "no")) as fn(&str) -> _,

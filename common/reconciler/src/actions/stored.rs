@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_helm_reads_alike_is_a_revision() {
+    fn only_consistent_release_secrets_are_revisions() {
         let first = releases::secret_name(RELEASE, 1);
         let good = payload("deployed", "");
         let judged = |name: &str, kind: &str, payload: &str| {

@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_that_differ_are_named_and_those_of_the_server_are_not() {
+    fn differing_fields_are_named_except_server_managed() {
         let base = json!({
             "apiVersion": "v1", "kind": "ConfigMap",
             "metadata": {
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_that_differs_everywhere_is_not_told_of_without_end() {
+    fn listed_differences_are_capped() {
         let of = |n: u32| {
             let fields = (0..1000).map(|key| (key.to_string(), json!(n)));
             Value::Object(fields.collect())

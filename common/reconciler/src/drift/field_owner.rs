@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn the_writer_of_a_field_is_told_and_of_one_that_is_gone_whoever_wrote_last() {
+    fn drift_names_field_owner_or_last_writer() {
         for (pointer, expected) in [
             ("/spec/template/spec/containers/1/image", "kubectl-edit"),
             ("/metadata/labels/a~1b", "tuner"),
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn helm_and_whoever_keeps_the_status_are_no_others() {
+    fn helm_and_status_managers_are_ignored() {
         let mut live = live();
         let fields = live.pointer_mut("/metadata/managedFields").unwrap();
         let fields = fields.as_array_mut().unwrap();

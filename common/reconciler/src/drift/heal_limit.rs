@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_back_each_time_is_put_right_ever_more_seldom_but_at_least_daily() {
+    fn persistent_drift_backs_off_to_daily_correction() {
         assert_eq!(heals(|_| true, 40), [0, 1, 2, 4, 8, 16, 32]);
         let long = heals(|_| true, 2000);
         let last = long.last_chunk::<2>().unwrap();
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_back_now_and_then_is_the_same_and_what_stays_away_is_forgotten() {
+    fn occasional_drift_backs_off_and_rare_drift_resets() {
         let every_third = heals(|look| look % 3 == 0, 40);
         assert_eq!(every_third, [0, 3, 6, 9, 15, 24]);
         let rare = heals(|look| look % 7 == 0, 70);

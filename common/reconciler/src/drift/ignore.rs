@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_covers_what_it_points_to_and_what_is_below_on_the_objects_it_names() {
+    fn ignore_rule_covers_pointer_subtree_of_named_objects() {
         for (text, kind, name, pointer, expected) in [
             ("/spec/replicas", "Deployment", "a", "/spec/replicas", true),
             ("/spec", "Deployment", "a", "/spec/replicas", true),
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_are_between_commas_and_blanks_and_what_is_none_is_told_and_left_out() {
+    fn invalid_ignore_rules_are_dropped_and_reported() {
         assert_eq!(read("/a,\n /b  Deployment:/c,").0.len(), 3);
         assert_eq!(read(""), (Vec::new(), None));
         for wrong in [
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_differ_is_applied_as_it_is_there() {
+    fn ignored_fields_are_applied_with_live_values() {
         let live = json!({
             "spec": {"replicas": 3},
             "webhooks": [{"name": "b", "clientConfig": {"caBundle": "B"}},
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn replicas_are_left_to_who_scales_by_itself_and_bundles_to_who_injects_them() {
+    fn autoscaled_replicas_and_injected_ca_bundles_are_ignored() {
         let scaled = |manager: &str, subresource: Option<&str>| {
             json!({"metadata": {"managedFields": [{
                 "manager": manager, "operation": "Update", "subresource": subresource,

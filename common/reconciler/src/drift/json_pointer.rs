@@ -39,7 +39,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_begin_at_the_root_is_none() {
+    fn relative_pointer_is_rejected() {
         assert_eq!(steps("spec/replicas"), None);
         assert_eq!(steps(""), Some(Vec::new()));
         let any = steps("/webhooks/*/x").unwrap();

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_is_said_and_what_was_put_right_is_told_once() {
+    fn open_drift_is_described_and_corrections_emit_events() {
         let deleted = Finding {
             difference: Difference::Deleted,
             writer: None,
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_says_one_thing_of_drift_and_its_rest_stays() {
+    fn drift_findings_are_replaced_and_rest_is_kept() {
         let first = with_findings("release installed", Some("a is deleted"));
         assert_eq!(first, "release installed; drift: a is deleted");
         let second = with_findings(&first, Some("b is deleted"));

@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn helms_marks_are_applied_with_the_manifest_and_what_the_server_fills_in_is_not() {
+    fn applied_object_has_helm_metadata_without_server_fields() {
         let marked = json!({
             "labels": {"app.kubernetes.io/managed-by": "Helm"},
             "annotations": {"meta.helm.sh/release-name": "web", "meta.helm.sh/release-namespace": "acme"},
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_is_onto_what_was_seen() {
+    fn write_carries_live_uid_and_resource_version() {
         let live = json!({"metadata": {"uid": "u", "resourceVersion": "7", "labels": {}}});
         let written = onto(json!({"metadata": {"name": "a"}}), &live);
         let expected = json!({"metadata": {"name": "a", "uid": "u", "resourceVersion": "7"}});
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_alone_is_no_reason_to_compare_again_where_there_is_a_generation() {
+    fn status_only_change_skips_comparison_when_generation_exists() {
         let object = |generation: u64, version: &str, label: &str| {
             let meta = json!({"uid": "u", "generation": generation,
                 "resourceVersion": version, "labels": {"a": label}});

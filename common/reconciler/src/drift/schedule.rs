@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_looks_are_spread_over_an_interval_and_each_has_its_turn_in_every_one() {
+    fn drift_checks_are_spread_evenly_over_interval() {
         let mut schedule = Schedule::default();
         for number in 0..100 {
             let chance = f64::from(number) / 100.0;
@@ -463,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn to_be_entered_again_changes_nothing_but_where_the_interval_is_shorter_now() {
+    fn reentered_owner_keeps_turn_unless_interval_shrinks() {
         let mut schedule = Schedule::default();
         schedule.enter(&key(1), INTERVAL, at(0), 0.9);
         schedule.enter(&key(1), INTERVAL, at(0), 0.1);
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn a_look_goes_on_only_for_the_revision_the_mode_and_the_rules_that_it_began_with() {
+    fn drift_check_continues_only_while_its_inputs_match() {
         let wanted = Wanted {
             mode: DriftMode::Heal,
             interval_seconds: 600,
@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn who_leaves_has_no_turn_and_blocks_nobody() {
+    fn removed_owner_loses_turn_and_next_follows() {
         let mut schedule = Schedule::default();
         for number in 1..=2 {
             schedule.enter(&key(number), INTERVAL, at(0), 0.0);

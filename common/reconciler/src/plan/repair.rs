@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_attempt_is_kept_until_another_repeats_it_or_what_it_left_is_seen_to() {
+    fn history_keeps_unswept_failed_attempts_and_last_good() {
         let failed = |number, fingerprint: &str| Revision {
             fingerprint: Some(fingerprint.to_owned()),
             ..revision(number, Status::Failed, Some(&format!("u{number}")))
@@ -494,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn each_state_has_one_row_and_each_row_its_place() {
+    fn each_release_state_has_exactly_one_row() {
         for status in Status::ALL {
             let found = found_in(&[revision(1, status, None)]);
             assert_eq!(row(found).found, found, "{status}");
@@ -507,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn no_row_uninstalls_for_a_tenant_that_is_to_be_there() {
+    fn no_row_uninstalls_present_tenant() {
         for row in &TABLE {
             let removes = [Remedy::Uninstall, Remedy::LetGo].contains(&row.present);
             assert!(!removes, "{}", row.name);
@@ -515,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn an_installation_is_repeated_only_where_nothing_was_ever_deployed() {
+    fn install_is_repeated_only_before_first_deployment() {
         let (first, second) = (Some("install-1"), Some("install-2"));
         let failed = |number, run| revision(number, Status::Failed, run);
         assert_eq!(found_in(&[failed(1, first)]), Found::FailedInstall);
@@ -533,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_a_release_that_was_marked_failed_is_not_called_an_installation() {
+    fn run_after_possible_deployment_is_not_install() {
         let of = |status, run| revision(1, status, run);
         assert!(begins_anew(&[]));
         assert!(begins_anew(&[of(Status::Failed, Some("install-1"))]));
@@ -550,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_attempt_of_ours_is_swept_once_another_is_deployed() {
+    fn failed_attempt_is_swept_once_later_one_deploys() {
         let failed = revision(2, Status::Failed, Some("upgrade-2"));
         let deployed = revision(3, Status::Deployed, Some("upgrade-3"));
         let seen_to = revision(2, Status::Failed, None);
@@ -561,7 +561,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_adopted_is_seen_to_once_a_run_of_ours_is_deployed_and_kept_until_then() {
+    fn adopted_revision_is_swept_once_own_run_deploys() {
         let theirs = |number, status| revision(number, status, None);
         let ours = |number, status| revision(number, status, Some(&format!("upgrade-{number}")));
         let seen_to = |number| Revision {
@@ -650,7 +650,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_missing_below_the_newest_and_the_deployed_changes_nothing(
+        fn missing_older_revision_does_not_change_state(
             history in prop::collection::vec((prop::sample::select(Status::ALL.to_vec()), 0..3_u8), 1..6),
             missing in any::<prop::sample::Index>(),
         ) {

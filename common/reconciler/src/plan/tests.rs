@@ -235,7 +235,7 @@ fn ready(plan: &Plan) -> (Truth, &str) {
 }
 
 #[test]
-fn a_new_tenant_gets_finalizer_workspace_and_release_one_after_the_other() {
+fn new_tenant_gets_finalizer_workspace_then_release() {
     let mut w = world();
     w.tenant.metadata.finalizers = None;
     w.workspace = None;
@@ -253,7 +253,7 @@ fn a_new_tenant_gets_finalizer_workspace_and_release_one_after_the_other() {
 }
 
 #[test]
-fn a_release_that_is_as_desired_is_left_alone() {
+fn release_as_desired_is_left_unchanged() {
     let plan = world().deployed().plan();
     assert_eq!(plan.action, Action::Nothing);
     assert_eq!(ready(&plan), (Truth::True, reason::NO_CHANGE));
@@ -283,7 +283,7 @@ fn own_values(value: serde_json::Value) -> Option<serde_json::Map<String, serde_
 }
 
 #[test]
-fn values_of_the_tenant_change_its_release_where_the_fleet_allows_it() {
+fn tenant_values_change_release_where_allowed() {
     let mut w = world();
     w.desired.tenant_values = true;
     let mut w = w.deployed();
@@ -306,7 +306,7 @@ fn values_of_the_tenant_change_its_release_where_the_fleet_allows_it() {
 }
 
 #[test]
-fn a_tenant_whose_values_may_not_count_is_not_changed_and_says_so() {
+fn disallowed_or_oversized_values_block_release_changes() {
     let most = krypton_types::values::MOST_BYTES_OF_TENANT;
     let large = serde_json::json!({"a": "x".repeat(most)});
     let cases = [
@@ -352,7 +352,7 @@ fn a_tenant_whose_values_may_not_count_is_not_changed_and_says_so() {
 }
 
 #[test]
-fn every_state_of_the_newest_revision_has_its_action() {
+fn every_newest_revision_status_has_its_action() {
     let unlock = |was: &str| Action::Unlock {
         revision: 2,
         was: was.to_owned(),
@@ -376,7 +376,7 @@ fn every_state_of_the_newest_revision_has_its_action() {
 }
 
 #[test]
-fn a_tenant_that_is_to_go_follows_the_table_too() {
+fn deleted_tenant_follows_repair_table() {
     for status in Status::ALL {
         let mut w = world().deleted();
         w.revisions = vec![w.ours(1, status)];
@@ -395,7 +395,7 @@ fn a_tenant_that_is_to_go_follows_the_table_too() {
 }
 
 #[test]
-fn a_lock_of_somebody_else_is_respected_for_a_grace() {
+fn foreign_lock_is_respected_until_grace_expires() {
     let mut w = world();
     w.revisions = vec![
         w.ours(1, Status::Deployed),
@@ -418,7 +418,7 @@ fn a_lock_of_somebody_else_is_respected_for_a_grace() {
 }
 
 #[test]
-fn a_rollback_of_ours_that_died_is_no_lock_of_somebody_else() {
+fn own_interrupted_rollback_is_unlocked_without_grace() {
     let mut w = world();
     w.revisions = vec![
         w.ours(1, Status::Deployed),
@@ -441,7 +441,7 @@ fn a_rollback_of_ours_that_died_is_no_lock_of_somebody_else() {
 }
 
 #[test]
-fn a_release_that_was_being_uninstalled_is_made_whole_for_a_tenant_that_is_to_be_there() {
+fn interrupted_uninstall_is_repaired_for_present_tenant() {
     let mut w = world();
     w.revisions = vec![w.ours(1, Status::Uninstalling)];
     // Somebody may be at it: helm's uninstall does not sign.
@@ -456,7 +456,7 @@ fn a_release_that_was_being_uninstalled_is_made_whole_for_a_tenant_that_is_to_be
 }
 
 #[test]
-fn what_a_failed_attempt_left_is_swept_by_who_may_write_and_the_release_is_ready_meanwhile() {
+fn leftovers_are_swept_by_permit_holder_while_ready() {
     let mut w = world();
     w.revisions = vec![w.ours(1, Status::Failed), w.ours(2, Status::Deployed)];
     let plan = w.plan();
@@ -469,7 +469,7 @@ fn what_a_failed_attempt_left_is_swept_by_who_may_write_and_the_release_is_ready
 }
 
 #[test]
-fn a_tenant_that_has_lost_its_workspace_is_not_installed_a_second_time() {
+fn tenant_with_release_elsewhere_is_not_reinstalled() {
     let mut w = world();
     assert_eq!(w.plan().action, Action::Helm(Run::Install));
     w.elsewhere = Some("acme-ws".to_owned());
@@ -482,7 +482,7 @@ fn a_tenant_that_has_lost_its_workspace_is_not_installed_a_second_time() {
 }
 
 #[test]
-fn what_the_original_left_in_default_goes_once_ours_is_ready_in_the_workspace() {
+fn default_leftovers_are_swept_once_workspace_is_ready() {
     let mut w = world().facts("cert-manager", "1.19.1");
     w.revisions = vec![w.foreign(1, Status::Deployed)];
     assert_eq!(w.plan().action, Action::Nothing, "adopted as it is");
@@ -520,7 +520,7 @@ fn what_the_original_left_in_default_goes_once_ours_is_ready_in_the_workspace() 
 }
 
 #[test]
-fn an_installation_that_failed_is_repeated_and_an_upgrade_that_failed_is_upgraded() {
+fn failed_install_is_reinstalled_and_failed_upgrade_upgraded() {
     let mut w = world();
     w.revisions = vec![w.ours(1, Status::Failed)];
     w.revisions[0].run = Some("install-1".to_owned());
@@ -531,7 +531,7 @@ fn an_installation_that_failed_is_repeated_and_an_upgrade_that_failed_is_upgrade
 }
 
 #[test]
-fn a_revision_made_by_hand_on_our_release_is_put_right() {
+fn manual_revision_on_own_release_is_corrected() {
     let mut w = world();
     w.revisions = vec![w.ours(1, Status::Superseded), w.ours(2, Status::Deployed)];
     w.revisions[1].run = w.revisions[0].run.clone();
@@ -539,7 +539,7 @@ fn a_revision_made_by_hand_on_our_release_is_put_right() {
 }
 
 #[test]
-fn a_deployed_revision_that_somebody_writes_to_is_read_again_and_nothing_else_is() {
+fn only_rewritten_deployed_revision_is_read_again() {
     let world = world().deployed();
     let one = world.revisions[0].clone();
     let written = Revision {
@@ -587,7 +587,7 @@ fn a_deployed_revision_that_somebody_writes_to_is_read_again_and_nothing_else_is
 }
 
 #[test]
-fn the_originals_release_is_adopted_without_a_helm_run() {
+fn original_release_is_adopted_without_helm_run() {
     let mut w = world();
     w.revisions = vec![w.foreign(1, Status::Deployed)];
     assert_eq!(w.plan().action, Action::ReadRelease(1));
@@ -598,14 +598,14 @@ fn the_originals_release_is_adopted_without_a_helm_run() {
 }
 
 #[test]
-fn an_annotation_that_belongs_to_another_chart_version_does_not_hide_an_upgrade() {
+fn stale_annotation_does_not_hide_upgrade() {
     let mut w = world().facts("cert-manager", "v1.18.0");
     w.revisions = vec![w.foreign(1, Status::Deployed)];
     assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
 }
 
 #[test]
-fn a_release_of_unknown_origin_is_refused_until_a_person_hands_it_over() {
+fn unknown_release_is_refused_without_adopt_annotation() {
     let mut w = world().facts("cert-manager", "v1.19.1");
     w.revisions = vec![w.foreign(1, Status::Deployed)];
     w.tenant.metadata.annotations = None;
@@ -619,7 +619,7 @@ fn a_release_of_unknown_origin_is_refused_until_a_person_hands_it_over() {
 }
 
 #[test]
-fn of_two_tenants_with_one_release_the_older_has_it_and_the_younger_is_told() {
+fn older_tenant_wins_shared_release() {
     let mut older = world();
     older.tenant.metadata.creation_timestamp = Some(Time(Timestamp::from_second(1).unwrap()));
     let mut younger = world();
@@ -643,7 +643,7 @@ fn of_two_tenants_with_one_release_the_older_has_it_and_the_younger_is_told() {
 }
 
 #[test]
-fn a_release_left_by_a_tenant_of_another_namespace_is_not_taken_over() {
+fn release_of_tenant_in_other_namespace_is_refused() {
     let mut w = world().deployed();
     w.revisions[0].owner_uid = Some("dead".to_owned());
     // The same namespace and name: restored from a backup.
@@ -676,7 +676,7 @@ fn namespaces_of_others_are_never_a_workspace() {
 }
 
 #[test]
-fn a_tenant_for_another_member_gets_nothing_not_even_a_finalizer() {
+fn tenant_of_other_member_gets_no_finalizer() {
     let mut w = world();
     w.tenant.metadata.finalizers = None;
     w.tenant.spec =
@@ -689,7 +689,7 @@ fn a_tenant_for_another_member_gets_nothing_not_even_a_finalizer() {
 }
 
 #[test]
-fn a_tenant_that_names_a_member_which_does_not_take_its_namespace_is_left_as_it_is() {
+fn targeted_tenant_of_disallowed_namespace_is_ignored() {
     let list = |name: &str| Allowed::new(Some(&[name.to_owned()]));
     for (names_it, allowed, left_alone) in [
         (true, list("other"), true),
@@ -723,7 +723,7 @@ fn a_tenant_that_names_a_member_which_does_not_take_its_namespace_is_left_as_it_
 }
 
 #[test]
-fn without_a_permit_and_while_paused_nothing_is_done_and_what_runs_stays_ready() {
+fn withheld_permit_or_pause_prevents_all_actions() {
     let mut w = world();
     w.permit = Permit::Withheld("agent-1 holds the Lease".to_owned());
     let plan = w.plan();
@@ -928,7 +928,7 @@ fn world_deployed_then_upgrading_fails() -> World {
 }
 
 #[test]
-fn a_failed_upgrade_waits_for_its_back_off_and_says_that_the_old_release_runs() {
+fn failed_upgrade_backs_off_and_reports_running_revision() {
     let w = world_deployed_then_upgrading_fails();
     let plan = w.plan();
     assert_eq!(plan.action, Action::Nothing);
@@ -943,7 +943,7 @@ fn a_failed_upgrade_waits_for_its_back_off_and_says_that_the_old_release_runs() 
 }
 
 #[test]
-fn a_changed_spec_or_chart_does_not_wait_for_the_back_off() {
+fn changed_spec_or_chart_skips_back_off() {
     let mut w = world_deployed_then_upgrading_fails();
     w.tenant.metadata.generation = Some(2);
     assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
@@ -953,7 +953,7 @@ fn a_changed_spec_or_chart_does_not_wait_for_the_back_off() {
 }
 
 #[test]
-fn another_policy_for_crds_and_another_version_of_the_cluster_do_not_wait_for_the_back_off() {
+fn crd_policy_or_cluster_change_skips_back_off() {
     let mut w = world_deployed_then_upgrading_fails();
     assert_eq!(w.plan().action, Action::Nothing);
     w.desired.chart_crds = CrdPolicy::CreateReplace;
@@ -972,7 +972,7 @@ fn another_policy_for_crds_and_another_version_of_the_cluster_do_not_wait_for_th
 }
 
 #[test]
-fn a_person_can_ask_for_a_try_before_its_time_and_does_so_once() {
+fn requested_retry_skips_back_off_once() {
     let mut w = world_deployed_then_upgrading_fails();
     assert_eq!(w.plan().action, Action::Nothing);
     let asked = (
@@ -991,7 +991,7 @@ fn a_person_can_ask_for_a_try_before_its_time_and_does_so_once() {
 }
 
 #[test]
-fn what_is_given_up_is_not_tried_again_until_something_changes() {
+fn upgrade_out_of_retries_waits_for_change() {
     let mut w = world_deployed_then_upgrading_fails();
     w.now = BootTime(w.now.0 + Duration::from_secs(10_000));
     assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
@@ -1015,7 +1015,7 @@ fn what_is_given_up_is_not_tried_again_until_something_changes() {
 }
 
 #[test]
-fn an_upgrade_that_is_given_up_is_rolled_back_once_and_to_what_was_deployed() {
+fn abandoned_upgrade_rolls_back_once_to_deployed_revision() {
     let mut w = world_deployed_then_upgrading_fails();
     w.policy.remediation = Remediation::Rollback;
     assert_eq!(w.plan().action, Action::Nothing, "it may yet succeed");
@@ -1062,7 +1062,7 @@ fn an_upgrade_that_is_given_up_is_rolled_back_once_and_to_what_was_deployed() {
 }
 
 #[test]
-fn pinned_content_or_another_account_ends_the_back_off() {
+fn pinned_chart_or_account_change_ends_back_off() {
     let mut w = world().failed(reason::CHART_NOT_LOADED, 60);
     assert_eq!(w.plan().action, Action::Nothing);
     w.desired.chart.pinned = Some("1.19.1@sha256:ab".to_owned());
@@ -1109,17 +1109,17 @@ fn stays_ready_after(why: &'static str) {
 }
 
 #[test]
-fn a_helm_that_cannot_begin_leaves_what_runs_ready() {
+fn unavailable_helm_leaves_running_release_ready() {
     stays_ready_after(reason::HELM_UNAVAILABLE);
 }
 
 #[test]
-fn a_chart_that_cannot_be_fetched_leaves_what_runs_ready() {
+fn unfetchable_chart_leaves_running_release_ready() {
     stays_ready_after(reason::CHART_NOT_LOADED);
 }
 
 #[test]
-fn a_release_is_ready_only_with_its_workloads_and_fails_after_the_timeout() {
+fn release_waits_for_workloads_and_fails_after_timeout() {
     let mut w = world().deployed();
     w.unready = Some("Deployment acme/web: 0 of 1 available".to_owned());
     w.memory.applied = Some(Applied {
@@ -1158,7 +1158,7 @@ fn a_release_is_ready_only_with_its_workloads_and_fails_after_the_timeout() {
 }
 
 #[test]
-fn what_is_not_waited_for_is_ready_once_deployed_and_says_so() {
+fn release_without_wait_is_ready_once_deployed() {
     let mut w = world().deployed();
     w.unready = Some("Deployment acme/web: 0 of 1 available".to_owned());
     w.memory.applied = Some(Applied {
@@ -1190,7 +1190,7 @@ fn what_is_not_waited_for_is_ready_once_deployed_and_says_so() {
 }
 
 #[test]
-fn deletion_uninstalls_then_removes_our_namespace_then_the_finalizer() {
+fn deletion_uninstalls_then_removes_namespace_then_finalizer() {
     let mut w = world().deployed().deleted();
     assert_eq!(w.plan().action, Action::Uninstall);
     w.revisions.clear();
@@ -1202,7 +1202,7 @@ fn deletion_uninstalls_then_removes_our_namespace_then_the_finalizer() {
 }
 
 #[test]
-fn a_namespace_that_is_not_ours_or_is_shared_outlives_the_tenant() {
+fn foreign_or_shared_namespace_outlives_tenant() {
     let mut unmarked = world().deleted();
     unmarked.workspace.as_mut().unwrap().creator = None;
     assert_eq!(
@@ -1224,7 +1224,7 @@ fn a_namespace_that_is_not_ours_or_is_shared_outlives_the_tenant() {
 }
 
 #[test]
-fn the_orphan_annotation_lets_go_at_once_and_says_what_stays() {
+fn orphan_annotation_releases_tenant_and_reports_leftovers() {
     let mut w = world().deployed().deleted();
     w.tenant.metadata.annotations =
         Some([(names::ORPHAN_ANNOTATION.to_owned(), "true".to_owned())].into());
@@ -1234,7 +1234,7 @@ fn the_orphan_annotation_lets_go_at_once_and_says_what_stays() {
 }
 
 #[test]
-fn a_member_that_leaves_uninstalls_and_lets_go_of_its_tenants_which_stay() {
+fn leaving_member_uninstalls_and_releases_its_tenants() {
     let mut world = world().deployed();
     world.desired.retire = true;
     assert_eq!(world.plan().action, Action::Uninstall);
@@ -1277,7 +1277,7 @@ fn a_member_that_leaves_uninstalls_and_lets_go_of_its_tenants_which_stay() {
 }
 
 #[test]
-fn a_member_that_leaves_takes_nothing_along_that_is_not_its_own_or_is_to_stay() {
+fn leaving_member_keeps_foreign_orphaned_or_paused_releases() {
     let leaving = |mut world: World| {
         world.desired.retire = true;
         world.tenant.metadata.finalizers = None;
@@ -1312,7 +1312,7 @@ fn a_member_that_leaves_takes_nothing_along_that_is_not_its_own_or_is_to_stay() 
 }
 
 #[test]
-fn a_deletion_without_a_permit_waits_and_says_so() {
+fn deletion_without_permit_waits_with_message() {
     let mut w = world().deployed().deleted();
     w.permit = Permit::Withheld("the Lease is not ours".to_owned());
     let plan = w.plan();
@@ -1401,7 +1401,7 @@ fn drifting(mode: DriftMode) -> World {
 }
 
 #[test]
-fn only_a_release_that_is_settled_and_may_be_written_to_is_looked_at_for_drift() {
+fn only_settled_writable_release_is_checked_for_drift() {
     let wanted = |w: &World| w.plan().drift.map(|wanted| wanted.mode);
     assert_eq!(wanted(&drifting(DriftMode::Off)), None);
     for mode in [DriftMode::Warn, DriftMode::Heal] {
@@ -1445,7 +1445,7 @@ fn failed_to_stay_ready() -> ClusterState {
 }
 
 #[test]
-fn drift_is_said_as_long_as_it_was_seen_in_this_revision_and_a_restart_forgets_nothing() {
+fn drift_message_survives_restart_within_its_revision() {
     let said = |w: &World| w.plan().state.ready.message;
     let mut w = drifting(DriftMode::Warn);
     let plain = said(&w);
@@ -1531,7 +1531,7 @@ fn refused_request_leaves_a_running_release_ready() {
 }
 
 #[test]
-fn request_spec_change_and_deletion_cut_a_refusal_short() {
+fn request_spec_change_and_deletion_bypass_refusal_wait() {
     let refused = || {
         let mut world = world();
         world.revisions = vec![world.ours(1, Status::Failed)];

@@ -25,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_replaces_itself_and_leaves_what_is_said_of_drift() {
+    fn wait_note_replaces_itself_and_keeps_drift() {
         let none = told(
             "release installed; drift: ConfigMap a is deleted",
             WaitPolicy::None,

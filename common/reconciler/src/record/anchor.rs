@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_made_anew_is_owned() {
+    fn anchor_owns_only_recreatable_objects() {
         let all = [
             Bookkeeping::DesiredState,
             Bookkeeping::RescuedTenants,
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn the_present_anchor_takes_the_place_of_a_former_one_and_others_stay() {
+    fn current_anchor_replaces_former_and_keeps_other_owners() {
         let (now, former) = (reference(&anchor("now")), reference(&anchor("former")));
         for (before, after) in [
             (vec![], vec![now.clone()]),
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_lacks_is_added_and_what_others_wrote_stays() {
+    fn anchor_gains_missing_metadata_and_keeps_foreign() {
         let new = mended(&anchor("now"));
         assert_eq!(mended(&new), new, "once is enough");
         let words = new.metadata.annotations.unwrap();

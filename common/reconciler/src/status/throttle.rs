@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_waited_for_is_said_where_something_goes_on() {
+    fn progress_message_includes_awaited_detail() {
         let now = with_detail(&state("Installing", "installing release"), "hook Pod a/b");
         assert_eq!(
             now.progress.unwrap().message,
@@ -102,7 +102,7 @@ mod tests {
     proptest! {
         /// As the reconciler does it: what may not be said yet is looked at again when it may.
         #[test]
-        fn however_often_the_words_change_they_are_said_every_five_seconds_at_most_and_at_last(
+        fn changing_messages_are_throttled_and_last_is_published(
             steps in proptest::collection::vec((0..3000_u64, 0..4_u8), 1..200)
         ) {
             let (mut now, mut said, mut times) = (0, None::<(ClusterState, BootTime)>, Vec::new());

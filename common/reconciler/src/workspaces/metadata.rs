@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_made_with_it_needs_nothing_more() {
+    fn new_namespace_needs_no_metadata_patch() {
         let first = wanted(&[("team", "a"), ("zone", "1")], &[("owner", "x")]);
         let made = marked().given(&first);
         assert_eq!(made.labels["team"], "a");
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_followed_what_is_taken_out_goes_and_what_others_wrote_stays() {
+    fn configuration_change_updates_own_and_keeps_foreign_metadata() {
         let first = wanted(&[("team", "a"), ("zone", "1")], &[("owner", "x")]);
         let next = wanted(&[("team", "b")], &[]);
         let made = marked().given(&first);
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_has_changed_or_taken_off_is_put_back() {
+    fn changed_or_removed_metadata_is_restored() {
         let first = wanted(&[("team", "a")], &[("owner", "x")]);
         let mut words = marked().given(&first);
         words.labels.insert("team".to_owned(), "mine".to_owned());
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_has_us_take_off_what_marks_a_namespace() {
+    fn namespace_markers_are_never_removed() {
         let mut words = marked();
         let record = json!({"labels": ["mesh.openkcm.io/created-for", "theirs"]}).to_string();
         words

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_in_cluster_configuration_keeps_its_token_file_and_verifies_tls() {
+    async fn in_cluster_kubeconfig_keeps_token_file_and_ca() {
         let certificates = vec![vec![7; 100], vec![8; 3]];
         let mut config = Config::new("https://10.0.0.1".parse().unwrap());
         config.root_cert = Some(certificates.clone());
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn helm_acts_as_the_account_it_is_given_with_our_credential() {
+    fn helm_impersonates_service_account_with_own_credential() {
         let mut config = Config::new("https://a".parse().unwrap());
         config.auth_info = AuthInfo {
             token: Some(TOKEN.into()),
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn tls_is_unverified_only_where_the_source_said_so() {
+    fn insecure_source_disables_tls_verification_and_drops_ca() {
         let mut config = Config::new("https://a".parse().unwrap());
         config.accept_invalid_certs = true;
         config.root_cert = Some(vec![vec![1]]);

@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_http_proxy_gets_the_name_of_the_server_and_nothing_of_the_request() {
+    async fn http_proxy_receives_host_name_but_no_request() {
         let connect = "CONNECT edge.invalid:6443 HTTP/1.1\r\n";
         let host = "Host: edge.invalid:6443\r\n\r\n";
         let answer = b"HTTP/1.1 200 OK\r\n\r\n";
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_proxy_of_another_kind_is_refused_without_its_url() {
+    fn unsupported_proxy_url_is_rejected_without_echoing_it() {
         for url in [
             "https://p:1",
             "socks4://p:1",

@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn an_account_is_of_our_own_namespace_unless_it_says_another() {
+    fn service_account_defaults_to_own_namespace() {
         let user = |text| ServiceAccount::parse(text, "krypton").map(|account| account.to_string());
         for (text, expected) in [
             ("helm", Some("system:serviceaccount:krypton:helm")),

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn watches_that_end_at_once_are_begun_a_few_times_a_second_and_nothing_else_waits() {
+    async fn short_watches_are_throttled_and_lists_are_not() {
         let service = tower::service_fn(|_: Request<()>| async { Ok::<_, ()>(Instant::now()) });
         let mut paced = PaceLayer::default().layer(service);
         let begun = Instant::now();

@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn only_who_asks_by_a_name_of_this_machine_is_answered() {
+    fn only_loopback_host_headers_are_accepted() {
         for host in [
             "localhost:8082",
             "LOCALHOST",
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_lasts_a_quarter_of_an_hour_unless_told_otherwise_and_a_day_at_most() {
+    fn filter_duration_has_default_and_one_day_maximum() {
         let minutes = |minutes: u64| Ok(Some(Duration::from_secs(60 * minutes)));
         assert_eq!(lasts(None), minutes(15));
         assert_eq!(lasts(Some("")), minutes(15));

@@ -25,7 +25,7 @@ async fn request(address: SocketAddr, path: &str) -> String {
 }
 
 #[tokio::test]
-async fn readyz_names_what_it_waits_for_until_the_last_guard_is_gone() {
+async fn readyz_names_pending_guards_until_last_is_dropped() {
     let listener = loopback().await;
     let address = listener.local_addr().unwrap();
     let readiness = Readiness::new();
@@ -113,7 +113,7 @@ async fn metrics_are_open_metrics_text() {
 }
 
 #[tokio::test]
-async fn a_port_in_use_is_told_with_the_flag_and_the_address() {
+async fn used_port_error_names_flag_and_address() {
     let first = loopback().await;
     let address: BindAddress = first.local_addr().unwrap().to_string().parse().unwrap();
     let error = bind(METRICS_FLAG, &address).await.unwrap_err();
@@ -126,7 +126,7 @@ async fn a_port_in_use_is_told_with_the_flag_and_the_address() {
 }
 
 #[tokio::test]
-async fn an_address_of_another_machine_is_told_with_its_reason() {
+async fn nonlocal_address_is_rejected_with_bind_error() {
     let error = bind(METRICS_FLAG, &"192.0.2.1:80".parse().unwrap())
         .await
         .unwrap_err();

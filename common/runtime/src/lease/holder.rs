@@ -46,7 +46,7 @@ mod tests {
     const UID: &str = "0b4d9a52-93a5-4f8a-b1c7-6f1f4cd0e7a1";
 
     #[test]
-    fn only_the_first_process_of_a_container_that_knows_its_pod_has_former_lives() {
+    fn own_pod_requires_first_process_and_valid_uid() {
         let of = |uid: &str, process| OwnPod::of(Some(uid.to_owned()), process);
         assert!(of(UID, 1).is_some());
         // One namespace for all, or something that was started beside it, as by kubectl exec.
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn a_former_life_is_known_by_its_pod_alone() {
+    fn former_life_is_recognised_by_pod_alone() {
         let pod = OwnPod::of(Some(UID.to_owned()), 1);
         let other = OwnPod::of(Some("another".to_owned()), 1);
         let me = agent_holder("krypton-agent-x", pod.as_ref(), 1);

@@ -361,7 +361,7 @@ proptest! {
     ))]
 
     #[test]
-    fn whatever_happens_one_hub_leads_and_soon_one_does(
+    fn leader_is_unique_and_elected_again_after_faults(
         seed in any::<u64>(), story in any_story()
     ) {
         let mut world = World::new(seed);
@@ -388,7 +388,7 @@ proptest! {
     }
 
     #[test]
-    fn one_that_is_killed_is_followed_within_its_duration_and_a_look(
+    fn killed_leader_is_replaced_soon_after_lease_expiry(
         seed in any::<u64>(), calm in 8_000..12_000_u64
     ) {
         let mut world = World::new(seed);

@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn a_live_holder_is_never_robbed_however_wrong_its_clock_is() {
+    fn renewing_holder_keeps_lease_despite_wrong_clock() {
         let mut actor = Actor::new("me".to_owned(), Times::MEMBER);
         for second in 0..600_u64 {
             // The other's clock is years behind, but it renews every 15 s.
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn a_holder_that_stops_renewing_is_followed_after_the_lease_duration_of_our_own_clock() {
+    fn silent_holder_is_replaced_after_locally_measured_duration() {
         // Its wall clock may be minutes ahead, or behind.
         for renewed in [-600, 0, 600] {
             let mut actor = Actor::new("me".to_owned(), Times::MEMBER);
@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_did_counts_from_the_answer_and_what_we_did_from_the_call() {
+    fn renewals_count_from_call_and_observations_from_answer() {
         let mut actor = Actor::new("me".to_owned(), Times::MEMBER);
         actor.begin(HOLD, at(0), wall(0));
         // It was written a moment before the answer, for all we know.
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn a_released_lease_is_taken_at_once_and_our_own_is_renewed() {
+    fn released_lease_is_acquired_immediately() {
         let mut actor = Actor::new("me".to_owned(), Times::MEMBER);
         let next = round(&mut actor, found("", 5), 1);
         assert!(matches!(next, Some(Call::Replace(_))), "{next:?}");
@@ -463,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_former_life_in_the_same_pod_has_left_is_taken_at_once_and_what_others_have_is_not() {
+    fn lease_of_own_former_process_is_acquired_immediately() {
         let pod = |name: &str| Actor::new(name.to_owned(), Times::MEMBER);
         let (me, former, other) = ("agent/a/2@uid-1", "agent/a/1@uid-1", "agent/a/1@uid-2");
         let mut actor = pod(me);
@@ -494,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_that_somebody_deletes_is_its_holders_for_a_lease_duration_more() {
+    fn deleted_lease_stays_with_holder_for_lease_duration() {
         let mut actor = Actor::new("me".to_owned(), Times::MEMBER);
         assert_eq!(round(&mut actor, found("other", 5), 50), None);
         assert_eq!(round(&mut actor, Answer::Found(None), 80), None);
@@ -512,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn a_person_who_writes_to_the_lease_takes_nothing_from_its_holder() {
+    fn conflicting_write_does_not_end_lease_tenure() {
         let mut actor = holding(10);
         actor.begin(HOLD, at(0), wall(0));
         let asked = (at(25), at(25));
@@ -534,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn a_renewal_whose_answer_is_lost_counts_from_when_it_was_made() {
+    fn unanswered_renewal_counts_from_call_once_read_back() {
         let mut actor = holding(10);
         actor.begin(HOLD, at(25), wall(25));
         actor.failed("no answer".to_owned(), at(33));
@@ -551,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_that_we_have_lost_is_anybodys_though_it_is_in_our_name() {
+    fn lost_lease_is_not_reclaimed_before_lease_duration() {
         let mut actor = holding(10);
         actor.begin(HOLD, at(25), wall(25));
         actor.failed("no answer".to_owned(), at(33));
@@ -565,7 +565,7 @@ mod tests {
     }
 
     #[test]
-    fn who_hears_nothing_has_lost_it_when_its_runs_are_dead() {
+    fn holder_without_answers_loses_lease_before_expiry() {
         let mut actor = holding(10);
         actor.begin(HOLD, at(0), wall(0));
         actor.failed("no answer".to_owned(), at(54));
@@ -577,7 +577,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_of_a_longer_life_is_honoured_by_whoever_has_a_shorter_one() {
+    fn longer_recorded_duration_is_honoured_within_cap() {
         let other = |seconds| {
             let mut lease = lease("other", 5);
             if let Some(spec) = &mut lease.spec {
@@ -599,7 +599,7 @@ mod tests {
     }
 
     #[test]
-    fn a_holders_silence_begins_anew_after_an_outage_where_that_is_wanted() {
+    fn outage_restarts_holder_expiry_for_lead_lease_only() {
         // The duration, from when it was silent, and the looks that were answered.
         let looks = |times, answered: &[u64]| {
             let mut actor = Actor::new("me".to_owned(), times);
@@ -616,7 +616,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenure_that_was_lost_and_won_again_is_another() {
+    fn reacquired_lease_starts_new_term() {
         let written = |transitions| {
             let mut lease = lease("me", 1);
             lease.metadata.uid = Some("of-lease".to_owned());

@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn the_times_of_a_lead_are_parts_of_its_duration() {
+    fn leader_times_are_fractions_of_lease_duration() {
         let times = Times::of_lead(Duration::from_secs(5));
         let seconds = |seconds| Duration::from_secs_f64(seconds);
         assert_eq!(times.renew_every, seconds(1.0));

@@ -195,7 +195,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn fields_of_all_spans_are_in_the_line_and_the_innermost_stands() {
+    fn line_merges_span_fields_and_innermost_wins() {
         let process = AboutProcess::default();
         process.put("program", "krypton-hub");
         process.put("member", "of the process");
@@ -223,7 +223,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn each_key_is_there_once_and_the_lines_own_are_taken_by_no_field() {
+    fn keys_are_unique_and_reserved_keys_are_protected() {
         let text = written(&AboutProcess::default(), || {
             let span = error_span!("job", member = "a", later = tracing::field::Empty);
             span.record("later", "now");
@@ -257,7 +257,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn whatever_is_said_stays_one_line() {
+    fn message_with_control_characters_stays_one_line() {
         let said = "first\nsecond \"quoted\"\tand \u{1b}[31m";
         let lines = lines(&AboutProcess::default(), || {
             info!(problem = said, "{said}");
@@ -270,7 +270,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn of_a_record_of_the_crate_log_the_target_is_its_own() {
+    fn log_crate_record_keeps_its_own_target() {
         let mut fields = Fields::default();
         for (name, value) in [
             (LOG_TARGET, "rustls::conn"),

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_holds_until_it_ends_and_only_the_newest_ends() {
+    fn only_newest_log_filter_can_end() {
         let (level, written, subscriber) = logging("info");
         tracing::subscriber::with_default(subscriber, || {
             let say = |text: &str| tracing::debug!("{text}");
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_filter_leaves_what_there_was() {
+    fn invalid_filter_keeps_current_one() {
         let (level, ..) = logging("info");
         let long = "a=info,".repeat(1000);
         for text in ["", "loud", "krypton_hub", "krypton_hub=loud", &long] {
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn that_nothing_is_logged_any_more_is_logged_and_kube_is_not_made_to_tell_answers() {
+    fn logging_off_is_logged_and_kube_calls_rejected() {
         let (level, written, subscriber) = logging("info");
         tracing::subscriber::with_default(subscriber, || {
             let says = |now: &Shown| tracing::warn!("now {now}");
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn our_spans_are_of_lines_of_others_whatever_the_filter() {
+    fn own_spans_label_foreign_lines_under_any_filter() {
         let (level, written, subscriber) = logging("off");
         tracing::subscriber::with_default(subscriber, || {
             level.set("kube=info", None, |_| {}).unwrap();
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_of_kube_are_told_only_when_they_are_asked_for() {
+    fn kube_calls_are_logged_only_on_explicit_request() {
         let would = |text: &str| {
             let targets = targets(text).unwrap();
             targets.would_enable(KUBE_CALLS, &tracing::Level::ERROR)

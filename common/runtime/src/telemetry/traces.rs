@@ -391,7 +391,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_endpoint_is_a_scheme_and_a_host_and_has_no_password() {
+    fn otlp_endpoint_needs_scheme_and_host_without_password() {
         for good in [
             "http://otel:4317",
             "https://collector.example",
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sampler_that_the_library_would_pass_over_is_refused() {
+    fn unsupported_sampler_is_rejected() {
         let cases = [
             (None, None, true),
             (Some("always_off"), None, true),
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn an_export_has_half_a_minute_unless_it_is_told_otherwise() {
+    fn export_timeout_defaults_to_thirty_seconds() {
         assert_eq!(export_within(None), Some(EXPORT));
         assert_eq!(
             export_within(Some("1500")),
@@ -503,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn work_that_ends_is_traced_under_the_nearest_work_and_says_what_came_of_it() {
+    fn ended_work_span_has_nearest_parent_and_outcome() {
         let spans = sent(|| {
             let _forever = tracing::error_span!("reconciler", member = "edge-1").entered();
             let work =
@@ -542,7 +542,7 @@ mod tests {
     }
 
     #[test]
-    fn a_collector_that_is_away_is_told_of_once_and_told_of_when_it_is_back() {
+    fn collector_outage_and_recovery_are_each_logged_once() {
         let kept = Kept::default();
         let runtime = Runtime::new().unwrap();
         let told = Told {

@@ -56,7 +56,7 @@ fn why(phase: Phase, member: &EdgeCluster) -> Option<Why> {
 }
 
 #[test]
-fn who_has_not_done_its_part_is_waited_for_and_it_is_said_why() {
+fn unfinished_member_is_awaited_with_reason() {
     use Phase::{Announced, Steady, Switched};
     use Why::{NotHeard, NotRenewed, NotTrusted, SaysNothing};
     let silent = member("a", Some((&[], &old())));
@@ -77,7 +77,7 @@ fn who_has_not_done_its_part_is_waited_for_and_it_is_said_why() {
 }
 
 #[test]
-fn who_is_out_already_or_has_no_agent_is_not_waited_for() {
+fn excluded_or_agentless_member_is_not_awaited() {
     let change = |change: &dyn Fn(&mut EdgeCluster)| {
         let mut member = member("a", None);
         change(&mut member);
@@ -120,7 +120,7 @@ fn who_is_out_already_or_has_no_agent_is_not_waited_for() {
 }
 
 #[test]
-fn who_has_enrolled_and_never_come_is_waited_for_whatever_else_the_member_is_known_by() {
+fn enrolled_unseen_agent_is_awaited_until_expiry() {
     use Why::{NotHeard, NotRenewed};
     let at = |seconds: i64| Time(now() + jiff::SignedDuration::from_secs(seconds));
     let roots = |issuer: String| AgentRoots {
@@ -185,7 +185,7 @@ fn names(members: &[Awaited]) -> Vec<&str> {
 }
 
 #[test]
-fn each_step_comes_when_all_have_done_their_part_and_the_pause_is_over() {
+fn step_waits_for_all_members_and_pause() {
     use Phase::{Announced, Steady, Switched};
     let idle = Wishes::default();
     let asked = Wishes {
@@ -221,7 +221,7 @@ fn each_step_comes_when_all_have_done_their_part_and_the_pause_is_over() {
 }
 
 #[test]
-fn who_is_named_is_not_waited_for_in_that_phase_of_that_rotation() {
+fn named_member_is_not_awaited_in_that_phase() {
     use Phase::{Announced, Switched};
     let lock_out = |root: String, announced: &[&str], switched: &[&str]| Wishes {
         requested: false,
@@ -265,7 +265,7 @@ fn who_is_named_is_not_waited_for_in_that_phase_of_that_rotation() {
 }
 
 #[test]
-fn what_is_said_of_a_member_that_is_waited_for_has_a_remedy() {
+fn each_awaited_member_has_remedy() {
     let with = |mut member: EdgeCluster, connected: bool| {
         let condition = Condition {
             type_: "Connected".to_owned(),
@@ -288,7 +288,7 @@ fn what_is_said_of_a_member_that_is_waited_for_has_a_remedy() {
 
 proptest! {
     #[test]
-    fn nobody_is_locked_out_that_was_not_named(
+    fn only_named_members_are_locked_out(
         kinds in proptest::collection::vec(0_u8..6, 0..8),
         named in proptest::collection::btree_set(0_usize..8, 0..8),
         switched: bool,

@@ -104,7 +104,7 @@ fn the_transition_time_moves_only_with_the_status() {
 }
 
 #[test]
-fn what_a_member_no_longer_says_is_removed_and_all_else_stays_in_place() {
+fn obsolete_member_conditions_are_removed_preserving_order() {
     let mut conditions = vec![foreign()];
     let busy = ClusterState {
         progress: Some(state(Truth::True, reason::INSTALLING, "")),
@@ -166,7 +166,7 @@ fn a_long_message_is_cut_between_characters() {
 }
 
 #[test]
-fn a_reason_that_the_apiserver_would_refuse_is_replaced() {
+fn invalid_condition_reason_is_replaced() {
     for bad in ["", "two words", "1st", "A:", "ü", &"A".repeat(1025)] {
         let mut conditions = Vec::new();
         set(
@@ -190,7 +190,7 @@ fn a_reason_that_the_apiserver_would_refuse_is_replaced() {
 }
 
 #[test]
-fn a_member_known_only_by_its_error_is_not_known_to_be_ready() {
+fn member_known_only_by_error_has_unknown_readiness() {
     let condition = Condition {
         type_: "ClusterError/edge-1".to_owned(),
         ..foreign()
@@ -202,7 +202,7 @@ fn a_member_known_only_by_its_error_is_not_known_to_be_ready() {
 }
 
 #[test]
-fn a_state_travels_as_json_under_the_apis_words() {
+fn cluster_state_json_round_trips_in_api_terms() {
     let json = serde_json::to_value(failed(reason::INSTALL_FAILED)).unwrap();
     assert_eq!(json["error"]["truth"], "True");
     assert!(json.get("progress").is_none());
@@ -352,7 +352,7 @@ fn any_fleet() -> impl Strategy<Value = BTreeMap<String, ClusterState>> {
 
 proptest! {
     #[test]
-    fn what_is_set_reads_back(fleet in any_fleet()) {
+    fn cluster_states_read_back_from_conditions(fleet in any_fleet()) {
         let mut conditions = vec![foreign()];
         for (name, state) in &fleet {
             set_cluster(&mut conditions, name, state, 1, at(1));
@@ -376,7 +376,7 @@ proptest! {
     }
 
     #[test]
-    fn the_change_that_is_returned_is_the_change_that_was_made(
+    fn set_cluster_returns_true_only_on_change(
         first in any_cluster_state(), second in any_cluster_state(),
     ) {
         let mut conditions = Vec::new();
@@ -411,7 +411,7 @@ proptest! {
     }
 
     #[test]
-    fn without_chart_skip_any_error_makes_the_phase_error(fleet in any_fleet()) {
+    fn any_error_sets_error_phase_without_chart_skip(fleet in any_fleet()) {
         let any_error = fleet
             .values()
             .any(|state| state.error.as_ref().is_some_and(|error| error.truth == Truth::True));

@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_policy_is_read_as_it_is_written_on_the_wire_too() {
+    fn crd_policy_text_and_wire_form_agree() {
         for (word, policy) in CrdPolicy::ALL {
             assert_eq!(word.parse(), Ok(policy));
             assert_eq!(policy.to_string(), word);

@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mode_is_read_as_it_is_written_and_nothing_else_is_one() {
+    fn drift_mode_parses_only_exact_names() {
         for (word, mode) in DriftMode::ALL {
             assert_eq!(word.parse(), Ok(mode));
             assert_eq!(mode.to_string(), word);

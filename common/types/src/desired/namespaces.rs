@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_apiserver_takes_is_taken() {
+    fn valid_label_and_annotation_keys_are_accepted() {
         let long = format!("{}/{}", vec!["a".repeat(63); 3].join("."), "n".repeat(63));
         for (key, value) in [
             ("team", "a"),
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_does_not_take_is_refused_by_name() {
+    fn invalid_keys_and_values_are_rejected_by_name() {
         let key = |key: &str| ConfigurationError::Key(key.to_owned());
         let long = "n".repeat(64);
         for bad in [
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_marks_a_namespace_is_not_set() {
+    fn reserved_namespace_labels_and_annotations_are_rejected() {
         for key in [
             "kubernetes.io/metadata.name",
             "app.kubernetes.io/managed-by",
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_members_is_over_the_fleets_key_by_key() {
+    fn member_namespace_configuration_overrides_fleet_per_key() {
         let mut fleet = labels(&[("a", "1"), ("b", "1")]);
         fleet.annotations = labels(&[("c", "1")]).labels;
         let over = fleet.overlaid(&labels(&[("b", "2"), ("d", "2")]));

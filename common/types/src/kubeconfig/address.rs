@@ -206,7 +206,7 @@ mod tests {
     };
 
     #[test]
-    fn the_hubs_own_machine_is_refused_by_each_of_its_addresses() {
+    fn loopback_is_rejected_in_every_notation() {
         for host in [
             "127.0.0.1",
             "127.255.3.4",
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn link_local_metadata_multicast_and_broadcast_addresses_are_refused() {
+    fn link_local_metadata_and_multicast_addresses_are_rejected() {
         for host in [
             "169.254.169.254",
             "169.254.0.1",
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_only_some_programs_read_as_addresses_are_odd() {
+    fn ambiguous_numeric_hosts_are_odd() {
         for host in [
             "2130706433",
             "0",
@@ -364,7 +364,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_address_is_judged_the_same_however_it_is_wrapped(bits: u32) {
+        fn embedded_ipv4_is_judged_like_plain_address(bits: u32) {
             let plain = Ipv4Addr::from_bits(bits);
             let [high, low] = [(bits >> 16) as u16, bits as u16];
             for wrapped in [
@@ -383,7 +383,7 @@ mod tests {
         }
 
         #[test]
-        fn a_number_with_up_to_four_parts_is_plain_or_odd(
+        fn dotted_number_is_either_ipv4_or_odd(
             parts in proptest::collection::vec("(0x[0-9a-fA-F]{0,8}|0?[0-9]{1,10})", 1..5),
         ) {
             let host = parts.join(".");

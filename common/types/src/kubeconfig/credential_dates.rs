@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn the_claims_of_a_jwt_say_when_it_is_good() {
+    fn jwt_claims_give_validity_dates() {
         let at = |seconds| Timestamp::from_second(seconds).unwrap();
         for (claims, not_before, expires) in [
             (r#"{"exp":2000,"nbf":1000}"#, Some(at(1000)), Some(at(2000))),
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_that_is_no_jwt_has_no_dates() {
+    fn opaque_token_has_no_dates() {
         let four = format!("{}.x", token(r#"{"exp":1}"#));
         for opaque in ["", "opaque", "a.b", "a.%.c", "..", four.as_str()] {
             let found = Validity::of_token("p".to_owned(), opaque);

@@ -122,7 +122,7 @@ proptest! {
     }
 
     #[test]
-    fn nothing_that_is_refused_or_dropped_is_seen_again(document in any_kubeconfig()) {
+    fn rejected_or_dropped_content_never_reappears(document in any_kubeconfig()) {
         match parse(document.to_string().as_bytes(), &Policy::default()) {
             Ok(sanitized) => {
                 prop_assert!(!sanitized.yaml.contains("/etc/"));
@@ -133,7 +133,7 @@ proptest! {
     }
 
     #[test]
-    fn a_field_with_an_effect_that_is_not_allowed_is_never_just_dropped(
+    fn disallowed_effective_field_is_never_silently_dropped(
         document in any_kubeconfig(),
     ) {
         let parts = [&document["clusters"][0]["cluster"], &document["contexts"][0]["context"]];

@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn host_and_port_are_those_that_a_client_would_connect_to() {
+    fn parsed_host_and_port_match_connection_target() {
         for (url, host, port) in [
             ("https://10.0.0.1", "10.0.0.1", 443),
             (
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_proxy_is_a_scheme_a_host_and_a_port() {
+    fn proxy_url_allows_only_scheme_host_and_port() {
         for url in [
             "http://proxy.example.org:3128",
             "http://10.0.0.1:80",

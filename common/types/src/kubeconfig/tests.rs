@@ -65,7 +65,7 @@ fn refused(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn a_good_kubeconfig_is_rebuilt_with_only_what_is_used() {
+fn rebuilt_kubeconfig_keeps_only_used_entries() {
     let mut document = good();
     for (list, entry) in [
         (
@@ -116,7 +116,7 @@ fn a_good_kubeconfig_is_rebuilt_with_only_what_is_used() {
 }
 
 #[test]
-fn the_rebuilt_kubeconfig_is_accepted_again_and_stays_the_same() {
+fn rebuilt_kubeconfig_parses_to_itself() {
     let once = parsed(&good()).unwrap();
     assert_eq!(
         parse(once.yaml.as_bytes(), &Policy::default()).unwrap(),
@@ -152,7 +152,7 @@ fn debug_output_has_no_secret() {
 }
 
 #[test]
-fn dangerous_fields_are_refused_by_their_path_and_admitted_only_by_their_own_switch() {
+fn dangerous_field_is_admitted_only_by_own_switch() {
     let exec = Policy {
         allow_exec: true,
         ..Policy::default()
@@ -253,7 +253,7 @@ fn dangerous_fields_are_refused_by_their_path_and_admitted_only_by_their_own_swi
 }
 
 #[test]
-fn a_proxy_that_is_admitted_is_kept_and_judged_as_a_server_is() {
+fn admitted_proxy_is_kept_and_validated_like_server() {
     let pointer = "/clusters/0/cluster/proxy-url";
     let admitted = Policy {
         allow_proxy: true,
@@ -294,7 +294,7 @@ fn a_proxy_that_is_admitted_is_kept_and_judged_as_a_server_is() {
 }
 
 #[test]
-fn client_certificate_files_are_refused_and_admitted_as_a_pair() {
+fn client_certificate_files_need_switch_and_absolute_paths() {
     let mut document = good();
     document["users"][0]["user"] =
         json!({ "client-certificate": "/c.pem", "client-key": "/k.pem" });
@@ -339,7 +339,7 @@ fn no_switch_admits_impersonation_or_basic_authentication() {
 }
 
 #[test]
-fn tls_verification_is_not_switched_off_without_the_labs_switch() {
+fn skipping_tls_verification_needs_lab_switch() {
     let pointer = "/clusters/0/cluster/insecure-skip-tls-verify";
     assert_eq!(strictly(pointer, json!(false)), parsed(&good()));
     let error = strictly(pointer, json!(true)).unwrap_err();
@@ -381,7 +381,7 @@ fn tls_verification_is_not_switched_off_without_the_labs_switch() {
 }
 
 #[test]
-fn unknown_fields_are_refused_where_they_matter_and_extensions_are_dropped() {
+fn unknown_fields_are_rejected_and_extensions_dropped() {
     for (pointer, path) in [
         ("/clusterz", "clusterz"),
         ("/clusters/0/Cluster", "clusters[0].Cluster"),
@@ -431,7 +431,7 @@ fn fields_without_effect_are_as_good_as_absent() {
 }
 
 #[test]
-fn a_missing_or_dangling_reference_says_what_is_missing() {
+fn missing_or_dangling_reference_is_named() {
     for (pointer, value, message) in [
         (
             "/current-context",
@@ -523,7 +523,7 @@ fn a_missing_or_dangling_reference_says_what_is_missing() {
 }
 
 #[test]
-fn a_name_that_is_there_twice_is_not_guessed_at() {
+fn duplicate_name_is_rejected() {
     let mut document = good();
     let user = document["users"][0].clone();
     document["users"].as_array_mut().unwrap().push(user);
@@ -535,7 +535,7 @@ fn a_name_that_is_there_twice_is_not_guessed_at() {
 }
 
 #[test]
-fn the_server_must_be_https_with_a_host_and_no_credentials() {
+fn server_must_be_https_with_host_without_credentials() {
     for (server, message) in [
         (json!("http://10.0.0.1"), "must start with https://"),
         (json!("https://a:b@h"), "has a user name or password"),
@@ -561,7 +561,7 @@ fn the_server_must_be_https_with_a_host_and_no_credentials() {
 }
 
 #[test]
-fn certificates_keys_and_tokens_that_cannot_work_are_refused_with_their_field() {
+fn unusable_certificate_key_or_token_is_rejected() {
     let encode = |text: &str| Value::String(encoded(text));
     let ca = "/clusters/0/cluster/certificate-authority-data";
     let cert = "/users/0/user/client-certificate-data";
@@ -650,7 +650,7 @@ fn with_client(certificate: &str, key: &str) -> Result<Sanitized, KubeconfigErro
 }
 
 #[test]
-fn a_client_certificate_and_its_key_must_belong_together() {
+fn client_certificate_and_key_must_match() {
     assert!(with_client(&ISSUED.certificate, &ISSUED.key).is_ok());
     let small_key = "-----BEGIN PRIVATE KEY-----\nMAMCAQE=\n-----END PRIVATE KEY-----\n";
     for (key, message) in [
@@ -674,7 +674,7 @@ fn a_client_certificate_and_its_key_must_belong_together() {
 }
 
 #[test]
-fn an_authority_is_a_ca_or_has_signed_itself() {
+fn authority_is_ca_or_self_signed() {
     let pointer = "/clusters/0/cluster/certificate-authority-data";
     assert!(strictly(pointer, json!(ISSUED.self_signed)).is_ok());
     let error = strictly(pointer, json!(ISSUED.certificate)).unwrap_err();
@@ -700,7 +700,7 @@ fn an_authority_is_a_ca_or_has_signed_itself() {
 }
 
 #[test]
-fn a_secret_that_became_a_key_or_a_long_name_is_not_shown() {
+fn misplaced_secret_or_long_name_is_not_shown() {
     let error = strictly(&format!("/users/0/user/{TOKEN}"), Value::Null)
         .unwrap_err()
         .to_string();

@@ -205,7 +205,7 @@ async fn a_call_knows_which_agent_it_comes_from() {
 }
 
 #[tokio::test]
-async fn a_certificate_that_is_no_agents_lets_nobody_in_as_one() {
+async fn invalid_agent_certificates_are_rejected() {
     let hub = hub(Limits::default()).await;
     let other = Authority::generate("a.krypton", clock::wall()).unwrap();
     let expired = Duration::ZERO;
@@ -222,7 +222,7 @@ async fn a_certificate_that_is_no_agents_lets_nobody_in_as_one() {
 }
 
 #[tokio::test]
-async fn what_is_no_tls_1_3_is_refused_and_the_next_one_served() {
+async fn non_tls_connection_is_rejected_and_next_served() {
     let hub = hub(Limits::default()).await;
     let mut plain = TcpStream::connect(hub.address).await.unwrap();
     plain
@@ -237,7 +237,7 @@ async fn what_is_no_tls_1_3_is_refused_and_the_next_one_served() {
 }
 
 #[tokio::test]
-async fn who_does_not_finish_the_handshake_holds_a_place_for_a_while_only() {
+async fn unfinished_handshake_times_out_and_frees_slot() {
     let limits = Limits {
         handshakes: 2,
         handshake: Duration::from_millis(50),
@@ -277,7 +277,7 @@ async fn strangers_do_not_take_the_places_of_agents() {
 }
 
 #[tokio::test]
-async fn idle_strangers_of_four_addresses_leave_room_to_enrol() {
+async fn idle_strangers_leave_room_for_enrolment() {
     let limits = Limits {
         strangers: 8,
         stranger: PATIENCE,
@@ -312,7 +312,7 @@ async fn stranger_without_a_request_is_dropped_soon() {
 }
 
 #[tokio::test]
-async fn a_stranger_is_sent_away_after_a_while_and_its_place_is_free() {
+async fn idle_stranger_times_out_and_frees_slot() {
     let limits = Limits {
         strangers: 1,
         stranger: Duration::from_millis(50),
@@ -325,7 +325,7 @@ async fn a_stranger_is_sent_away_after_a_while_and_its_place_is_free() {
 }
 
 #[tokio::test]
-async fn a_connection_ends_with_the_certificate_it_was_made_with() {
+async fn connection_ends_when_its_certificate_expires() {
     let hub = hub(Limits::default()).await;
     // Whole seconds, so it lasts for one at least.
     let own = Hub::agent(&hub.authority, "edge-1", Duration::from_secs(2));
@@ -334,7 +334,7 @@ async fn a_connection_ends_with_the_certificate_it_was_made_with() {
 }
 
 #[tokio::test]
-async fn one_member_does_not_take_the_places_of_others() {
+async fn member_over_limit_leaves_other_members_served() {
     let limits = Limits {
         of_a_member: 2,
         ..Limits::default()
@@ -388,7 +388,7 @@ async fn beyond_the_limit_connections_wait_until_one_goes() {
 }
 
 #[tokio::test]
-async fn a_new_certificate_of_the_hub_holds_from_the_next_connection_on() {
+async fn new_hub_certificate_applies_to_next_connection() {
     let hub = hub(Limits::default()).await;
     let certificate =
         |stream: &TlsStream<TcpStream>| stream.get_ref().1.peer_certificates().unwrap()[0].clone();
@@ -402,7 +402,7 @@ async fn a_new_certificate_of_the_hub_holds_from_the_next_connection_on() {
 }
 
 #[tokio::test]
-async fn a_stop_ends_serving_and_the_port_is_free() {
+async fn stop_ends_serving_and_frees_port() {
     let hub = hub(Limits::default()).await;
     let own = Hub::agent(&hub.authority, "edge-1", DAY);
     let (mut client, _bridge) = hub.client(Some(own)).await;
@@ -413,7 +413,7 @@ async fn a_stop_ends_serving_and_the_port_is_free() {
 }
 
 #[tokio::test]
-async fn a_call_that_does_not_end_is_cut_after_the_stop() {
+async fn unfinished_call_is_aborted_after_drain() {
     let limits = Limits {
         drain: Duration::from_millis(50),
         ..Limits::default()
@@ -435,7 +435,7 @@ async fn a_call_that_does_not_end_is_cut_after_the_stop() {
 }
 
 #[tokio::test]
-async fn a_port_in_use_is_named_with_its_flag() {
+async fn port_conflict_error_names_flag_and_address() {
     let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let error = admin::bind(LISTEN_FLAG, &address.parse().unwrap())
@@ -449,7 +449,7 @@ async fn a_port_in_use_is_named_with_its_flag() {
 }
 
 #[test]
-fn the_hubs_certificate_is_renewed_before_it_ends_and_when_the_clock_was_set_back() {
+fn hub_certificate_renews_early_or_after_clock_rollback() {
     let made = Timestamp::from_second(1_800_000_000).unwrap();
     let after = |days: i64| Timestamp::from_second(made.as_second() + days * 86_400).unwrap();
     assert!(!is_due(made, made));
@@ -459,7 +459,7 @@ fn the_hubs_certificate_is_renewed_before_it_ends_and_when_the_clock_was_set_bac
 }
 
 #[test]
-fn only_what_went_away_with_its_connection_needs_no_pause() {
+fn only_connection_accept_errors_skip_pause() {
     assert!(is_of_one_connection(io::ErrorKind::ConnectionAborted));
     const EMFILE: i32 = 24;
     let no_file = io::Error::from_raw_os_error(EMFILE);

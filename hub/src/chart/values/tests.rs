@@ -133,7 +133,7 @@ fn without_sources_all_is_as_it_was() {
 }
 
 #[test]
-fn what_is_missing_is_passed_over_only_where_it_may_be() {
+fn only_optional_missing_values_are_skipped() {
     let readings = readings(&[
         ("configmap/gone", Value::Null),
         (
@@ -164,7 +164,7 @@ fn what_is_missing_is_passed_over_only_where_it_may_be() {
 }
 
 #[test]
-fn a_name_that_leads_elsewhere_is_not_asked_for() {
+fn values_reference_with_invalid_name_is_rejected() {
     let fleet = chart(json!({}));
     for name in ["../../kube-system/secrets/a", "a/b", "A", "a?b", ""] {
         let own = spec(json!({"valuesFrom": [{"kind": "Secret", "name": name, "optional": true}]}));
@@ -188,7 +188,7 @@ fn a_secret_waits_for_the_salt() {
 }
 
 #[test]
-fn what_is_too_much_for_a_member_is_refused() {
+fn values_too_large_for_member_are_rejected() {
     let half = "x".repeat(values::MOST_BYTES / 2);
     let readings = readings(&[
         ("configmap/one", json!({"a": half})),

@@ -113,7 +113,7 @@ impl World {
 }
 
 #[tokio::test]
-async fn deployment_shows_a_chart_that_the_hub_has_given() {
+async fn deployment_shows_only_charts_given_by_hub() {
     use krypton_types::conditions::{ClusterState, State, Truth, reason};
     use krypton_types::deployment::DeploymentReport;
 
@@ -159,7 +159,7 @@ async fn deployment_shows_a_chart_that_the_hub_has_given() {
 }
 
 #[tokio::test]
-async fn nothing_is_ordered_or_named_before_both_lists_are_complete() {
+async fn nothing_is_ordered_before_both_lists_are_complete() {
     let mut world = world();
     let region = || serde_json::json!({"name": "paris"});
     world.sees(Event::Init);
@@ -181,7 +181,7 @@ async fn nothing_is_ordered_or_named_before_both_lists_are_complete() {
 }
 
 #[tokio::test]
-async fn where_home_has_no_such_kind_there_is_nothing_to_order_and_what_was_known_stands() {
+async fn absent_kind_orders_nothing_but_keeps_known_orders() {
     let mut world = world();
     // Before EdgeClusters are listed home may just not be up.
     assert!(!world.refused(404));
@@ -210,7 +210,7 @@ async fn where_home_has_no_such_kind_there_is_nothing_to_order_and_what_was_know
 }
 
 #[tokio::test]
-async fn the_secret_of_a_place_stays_named_until_the_release_is_gone_from_there() {
+async fn recorded_secret_stays_named_after_spec_change() {
     let mut world = world();
     let of = |namespace: &str, key: &str| serde_json::json!({"name": "x", "kubeconfig": {"secret": {"namespace": namespace, "name": "new", "key": key}}});
     let mut elder = placed("elder", of("theirs", "admin.conf"), Some("value"));
@@ -285,7 +285,7 @@ async fn failed_writes_back_off() {
 }
 
 #[test]
-fn absent_api_is_noted_once_and_as_no_failure() {
+fn absent_api_is_noted_once_not_as_failure() {
     for (status, refused, known, expected) in [
         (404, false, false, Noted::Nothing),
         (404, true, false, Noted::Nothing),

@@ -179,7 +179,7 @@ fn places(decision: &Decision) -> Vec<(&str, bool)> {
 const HERE: [(&str, bool); 1] = [("edge-1", false)];
 
 #[test]
-fn it_is_put_on_record_before_it_is_ordered() {
+fn deployment_is_recorded_before_it_is_ordered() {
     let decision = world().decide();
     let finalizers = decision.finalizers.as_deref().unwrap();
     assert_eq!(finalizers, [names::DEPLOYMENT_FINALIZER]);
@@ -208,7 +208,7 @@ fn it_is_put_on_record_before_it_is_ordered() {
 }
 
 #[test]
-fn what_its_member_says_is_what_the_object_says() {
+fn deployment_status_follows_member_report() {
     let failed = |why| report((Truth::False, reason::NOT_READY), Some(why));
     let older = DeploymentReport {
         observed_generation: 2,
@@ -264,7 +264,7 @@ fn what_its_member_says_is_what_the_object_says() {
 }
 
 #[test]
-fn what_is_paused_and_not_as_wanted_says_so_whatever_else_it_says() {
+fn pause_is_shown_beside_any_ready_state() {
     let why = "paused by annotation on the KryptonDeployment";
     let paused = |mut report: DeploymentReport| {
         report.state.progress = Some(State::new(Truth::False, reason::PAUSED, why));
@@ -289,7 +289,7 @@ fn what_is_paused_and_not_as_wanted_says_so_whatever_else_it_says() {
 }
 
 #[test]
-fn a_member_that_is_not_heard_makes_it_unknown_and_takes_nothing_away() {
+fn silent_member_makes_ready_unknown_and_removes_nothing() {
     let here = || world().placed(&HERE).says("edge-1", well());
     let decision = here().silent("edge-1").decide();
     assert_eq!(
@@ -316,7 +316,7 @@ fn a_member_that_is_not_heard_makes_it_unknown_and_takes_nothing_away() {
 }
 
 #[test]
-fn where_it_was_before_it_goes_only_when_it_is_well_where_it_is_now() {
+fn old_place_stays_until_new_one_is_ready() {
     const BOTH: [(&str, bool); 2] = [("edge-0", false), ("edge-1", false)];
     const LEAVES: [(&str, bool); 2] = [("edge-0", true), ("edge-1", false)];
     let moved = || world().member("edge-0").placed(&BOTH);
@@ -370,7 +370,7 @@ fn where_it_was_before_it_goes_only_when_it_is_well_where_it_is_now() {
 }
 
 #[test]
-fn a_member_that_is_no_more_or_another_cluster_gets_no_order_until_the_annotation_lets_go() {
+fn lost_member_stays_recorded_until_orphan_annotation() {
     let lost = || {
         let mut lost = world().placed(&[("edge-0", false), ("edge-1", false)]);
         lost = lost.says("edge-1", well());
@@ -388,7 +388,7 @@ fn a_member_that_is_no_more_or_another_cluster_gets_no_order_until_the_annotatio
 }
 
 #[test]
-fn the_same_cluster_under_another_name_is_the_same_place() {
+fn renamed_cluster_is_same_place() {
     let mut world = world().member("kamaji").placed(&HERE);
     let mut renamed = world.site(place("kamaji", false));
     renamed.place.cluster_uid = "uid-of-edge-1".to_owned();
@@ -413,7 +413,7 @@ fn the_same_cluster_under_another_name_is_the_same_place() {
 }
 
 #[test]
-fn a_deletion_is_read_twice_then_put_on_record_ordered_and_over_when_its_member_says_so() {
+fn deletion_is_confirmed_recorded_ordered_then_finished() {
     const GOES: [(&str, bool); 1] = [("edge-1", true)];
     let at = |places: &[(&str, bool)], deletion| {
         world()
@@ -456,7 +456,7 @@ fn a_deletion_is_read_twice_then_put_on_record_ordered_and_over_when_its_member_
 }
 
 #[test]
-fn what_the_original_has_placed_is_looked_for_where_it_is_aimed() {
+fn unrecorded_deployment_is_assumed_at_its_target() {
     let unrecorded = |deletion| world().finalized().deleted(deletion);
     let decision = unrecorded(Deletion::NotRead).decide();
     assert!(decision.read);
@@ -484,7 +484,7 @@ fn what_the_original_has_placed_is_looked_for_where_it_is_aimed() {
 }
 
 #[test]
-fn the_annotation_and_a_deleted_crd_let_go_at_once_and_say_what_stays() {
+fn orphan_annotation_and_deleted_crd_release_at_once() {
     let deleted = |deletion| world().placed(&HERE).deleted(deletion);
     let orphan = deleted(Deletion::NotRead).annotated(names::ORPHAN_ANNOTATION, "true");
     for world in [orphan, deleted(Deletion::OfTheCrd)] {
@@ -500,7 +500,7 @@ fn the_annotation_and_a_deleted_crd_let_go_at_once_and_say_what_stays() {
 }
 
 #[test]
-fn a_deletion_waits_for_a_member_that_is_away_and_says_so() {
+fn deletion_waits_for_unavailable_member_and_reports_it() {
     let away = world()
         .placed(&[("edge-1", true)])
         .deleted(Deletion::OfTheObject);
@@ -515,7 +515,7 @@ fn a_deletion_waits_for_a_member_that_is_away_and_says_so() {
 }
 
 #[test]
-fn it_is_told_when_it_is_another_and_not_again() {
+fn events_are_emitted_only_on_change() {
     let mut world = world().placed(&HERE).says("edge-1", well());
     let decision = world.decide();
     assert_eq!(reasons(&decision.with_status), ["HelmDeployed", "Ready"]);
@@ -531,7 +531,7 @@ fn it_is_told_when_it_is_another_and_not_again() {
 }
 
 #[test]
-fn of_more_than_a_member_takes_the_rest_is_told_and_not_ordered_and_can_still_go() {
+fn full_member_gets_deletion_orders_only() {
     let mut world = world().placed(&HERE);
     world.members.get_mut("edge-1").unwrap().full = true;
     let decision = world.decide();

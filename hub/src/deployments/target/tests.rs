@@ -38,7 +38,7 @@ fn given(namespace: &str, name: &str, key: &str) -> Option<RegionKubeconfig> {
 }
 
 #[test]
-fn a_secret_goes_before_the_deprecated_field_and_that_before_the_regions_name() {
+fn secret_precedes_deprecated_field_and_region_name() {
     let all = |region: &mut Region| {
         region.kubeconfig = given("team", "admin", "admin.conf");
         region.kubeconfig_secret_name = Some("old".to_owned());
@@ -157,7 +157,7 @@ fn by(secret: &SecretName) -> Named {
 }
 
 #[test]
-fn a_secret_is_for_its_own_namespace_and_for_all_where_it_is_the_hubs_or_labelled() {
+fn secret_is_open_to_its_namespace_unless_labelled() {
     let (theirs, hubs) = (secret("team", "admin"), secret("fleet", "admin"));
     for (of, from, finding, allowed) in [
         (&theirs, "team", there(false), true),
@@ -182,7 +182,7 @@ fn a_secret_is_for_its_own_namespace_and_for_all_where_it_is_the_hubs_or_labelle
 }
 
 #[test]
-fn what_is_not_a_member_yet_or_never_will_be_is_told_apart() {
+fn pending_target_differs_from_impossible_one() {
     let of = secret("fleet", "admin");
     let world = World::default;
     let member = || world().member("admin", Some(of.origin().source_ref()));
@@ -228,7 +228,7 @@ fn what_is_not_a_member_yet_or_never_will_be_is_told_apart() {
 }
 
 #[test]
-fn of_members_that_are_one_cluster_it_is_the_one_that_acts() {
+fn target_of_duplicate_members_is_the_acting_one() {
     let of = secret("fleet", "admin");
     let mut world = World::default()
         .member("admin", Some(of.origin().source_ref()))
@@ -251,7 +251,7 @@ fn of_members_that_are_one_cluster_it_is_the_one_that_acts() {
 }
 
 #[test]
-fn a_region_that_an_agent_has_joined_needs_no_secret_unless_one_is_named() {
+fn joined_region_needs_no_secret_unless_named() {
     let default = named(&spec(|_| {}), "fleet");
     let world = World::default().member("paris", None);
     assert_eq!(world.aim(&default, "team").unwrap(), "paris");
@@ -275,7 +275,7 @@ fn a_region_that_an_agent_has_joined_needs_no_secret_unless_one_is_named() {
 }
 
 #[test]
-fn a_cluster_that_was_never_reached_is_waited_for_or_its_fault_is_said() {
+fn unreached_cluster_is_awaited_or_its_fault_reported() {
     let of = secret("fleet", "admin");
     let mut world = World::default()
         .member("admin", Some(of.origin().source_ref()))
@@ -292,7 +292,7 @@ fn a_cluster_that_was_never_reached_is_waited_for_or_its_fault_is_said() {
 }
 
 #[test]
-fn a_profile_is_the_member_that_was_found_by_it_and_says_how_that_is() {
+fn profile_resolves_to_its_member_and_reports_state() {
     let of = |kind, namespace: &str, name: &str| Origin {
         kind,
         namespace: Some(namespace.to_owned()),

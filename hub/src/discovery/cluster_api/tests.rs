@@ -8,7 +8,7 @@ fn cluster(data: Value) -> DynamicObject {
 }
 
 #[test]
-fn initialised_is_a_field_of_the_contract_in_both_versions_and_no_condition() {
+fn initialization_is_read_from_status_fields_not_conditions() {
     let waits = |data| ClusterApi.read(&cluster(data)).waiting.is_some();
     assert!(waits(Value::Null));
     assert!(waits(
@@ -24,7 +24,7 @@ fn initialised_is_a_field_of_the_contract_in_both_versions_and_no_condition() {
 }
 
 #[test]
-fn paused_in_either_way_or_being_deleted_is_suspended_and_says_which() {
+fn paused_or_deleted_cluster_is_suspended_with_reason() {
     let paused = json!({"spec": {"paused": true}});
     let table = [
         (cluster(Value::Null), None),
@@ -46,7 +46,7 @@ fn paused_in_either_way_or_being_deleted_is_suspended_and_says_which() {
 }
 
 #[test]
-fn of_the_secrets_of_a_cluster_only_the_one_of_the_contract_is_kept() {
+fn only_contract_kubeconfig_secret_is_kept() {
     let secret = |name: &str, type_: &str, cluster: Option<&str>| {
         let mut secret = Secret {
             type_: Some(type_.to_owned()),

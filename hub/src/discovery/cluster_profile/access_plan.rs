@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_profile_that_is_not_ready_is_said_to_be_and_by_whom_it_is_made_ready() {
+    fn unready_profile_is_reported_with_missing_condition() {
         let profile = Profile::read(&profile::object("edge-1", Value::Null)).unwrap();
         let why = planned(&profile, provider("a")).unwrap_err();
         assert_eq!(why.reason, "ClusterProfileNotReady");
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_common_access_provider_access_fails_and_both_sides_are_named() {
+    fn missing_common_access_provider_names_both_sides() {
         let profile = with(json!({"server": "https://a"}));
         let why = planned(&profile, provider("b")).unwrap_err();
         assert_eq!(why.reason, "AccessProviderFailed");
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cluster_is_what_the_sanitizer_lets_through() {
+    fn profile_cluster_must_pass_sanitizer() {
         for (cluster, named) in [
             (json!({}), "cluster.server is not set"),
             (
@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn the_program_is_told_of_the_cluster_only_where_the_file_says_so() {
+    fn exec_gets_cluster_info_only_if_configured() {
         let profile = with(json!({
             "server": "https://a",
             "tls-server-name": "b",
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_and_variables_of_a_profile_count_by_policy() {
+    fn profile_args_and_envs_follow_policy() {
         let profile = extended(json!([
             {"name": ARGS, "extension": ["--audience", 7]},
             {"name": ENVS, "extension": {"A": "profile", "B": true, "C": null}},
@@ -497,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_profile_adds_no_other_sees() {
+    fn profile_additions_do_not_leak_between_profiles() {
         let of = |name: &str| {
             let mut profile = extended(json!([
                 {"name": ARGS, "extension": [name]},
@@ -537,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn extensions_of_an_odd_form_and_variables_that_choose_the_program_are_refused() {
+    fn malformed_extensions_and_unsafe_variables_are_rejected() {
         for (extensions, named) in [
             (json!({}), "extensions must be a list"),
             (

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_or_a_certificate_with_its_key_is_a_credential() {
+    fn token_or_certificate_pair_is_accepted_as_credential() {
         let credential = answer(json!({"token": "t", "expirationTimestamp": null})).unwrap();
         assert_eq!(credential.token.as_deref(), Some("t"));
         assert_eq!(credential.expires, None);
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_ends_when_it_ends_whatever_is_said() {
+    fn credential_expires_no_later_than_its_certificate() {
         let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
         params.not_after = rcgen::date_time_ymd(2029, 1, 1);
         let key = rcgen::KeyPair::generate().unwrap();

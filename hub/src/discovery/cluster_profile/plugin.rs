@@ -430,14 +430,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_plugin_that_answers_is_heard_to_the_end() {
+    async fn plugin_output_is_read_to_end() {
         let stage = Stage::new(Limits::default());
         let said = stage.run("echo one; echo noise >&2; echo two").await;
         assert_eq!(said.as_deref(), Ok("one\ntwo\n"));
     }
 
     #[tokio::test]
-    async fn a_plugin_sees_nothing_of_the_hubs_environment_but_what_it_needs() {
+    async fn plugin_sees_only_required_environment() {
         let stage = Stage::new(Limits::default());
         let mut command = shell("echo $KUBERNETES_EXEC_INFO; pwd; env");
         command.env.insert("CONFIGURED".to_owned(), "1".to_owned());
@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_plugin_that_hangs_is_killed_with_all_that_it_has_started() {
+    async fn hanging_plugin_is_killed_with_its_children() {
         let stage = Stage::new(short());
         let pids = tempfile::tempdir().unwrap();
         let file = pids.path().join("pid");
@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_provider_whose_runs_all_hang_keeps_no_other_from_its_turn() {
+    async fn provider_with_hanging_runs_does_not_block_others() {
         let stage = Stage::new(Limits::default());
         let hung = shell("sleep 1000");
         let mut other = shell("echo here");
@@ -498,14 +498,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_child_that_outlives_its_plugin_neither_delays_it_nor_lives_on() {
+    async fn surviving_plugin_child_is_killed_without_delay() {
         let stage = Stage::new(Limits::default());
         let said = stage.run("sleep 1000 & echo $!").await.unwrap();
         is_gone(&said).await;
     }
 
     #[tokio::test]
-    async fn a_plugin_that_floods_is_stopped_at_the_limit() {
+    async fn plugin_output_flood_is_limited() {
         let stage = Stage::new(Limits::default());
         let said = stage
             .run("exec head -c 1073741824 /dev/zero")
@@ -520,8 +520,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_plugin_that_fails_is_quoted_from_standard_error_without_secrets_and_never_from_output()
-     {
+    async fn failed_plugin_error_quotes_redacted_standard_error() {
         let stage = Stage::new(Limits::default());
         let script = "echo hunter2; printf 'cannot \\033[31mread\\nSecret a/b: token: abcdefgh\\n' >&2; exit 4";
         let said = stage.run(script).await.unwrap_err();
@@ -552,7 +551,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_run_that_nobody_waits_for_is_killed() {
+    async fn abandoned_plugin_run_is_killed() {
         let stage = Stage::new(Limits::default());
         let pids = tempfile::tempdir().unwrap();
         let file = pids.path().join("pid");

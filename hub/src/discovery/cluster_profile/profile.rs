@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_profile_is_ready_only_when_its_control_plane_is_said_to_be_healthy() {
+    fn profile_is_ready_only_with_healthy_control_plane() {
         let condition = |type_: &str, status: &str| json!({"conditions": [{"type": type_, "status": status, "reason": "Why", "message": "so"}]});
         assert_eq!(read(condition(READY, "True")).unready, None);
         for (status, expected) in [
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn an_annotation_names_the_member_and_a_profile_that_is_being_deleted_is_none() {
+    fn annotation_names_member_and_deleting_profile_is_ignored() {
         let mut profile = object("edge-1", Value::Null);
         let annotations = [(names::MEMBER_NAME_ANNOTATION.to_owned(), "paris".to_owned())];
         profile.metadata.annotations = Some(annotations.into());
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn an_odd_form_is_told_and_is_no_panic() {
+    fn malformed_profile_is_rejected_without_panic() {
         for status in [
             json!({"accessProviders": {}}),
             json!({"accessProviders": [{"name": "a"}]}),

@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_the_inventory_api_is_read_with_its_nulls() {
+    fn inventory_api_file_with_nulls_is_parsed() {
         let file = read_text(
             r#"{"providers": [
                 {"name": "secretreader",
@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_by_file_and_path_and_never_quoted() {
+    fn error_names_file_and_path_without_quoting_content() {
         let exec = |more: &str| {
             format!(
                 r#"{{"providers": [{{"name": "a", "execConfig": {{"apiVersion": "client.authentication.k8s.io/v1", "command": "/a"{more}}}}}]}}"#
@@ -532,7 +532,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_changed_file_is_taken_up_and_a_bad_one_leaves_the_last_good_one() {
+    async fn changed_file_is_reloaded_and_bad_file_ignored() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("config.json");
         let write = |text: &str| {

@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_profile_is_asked_for_at_once_and_once() {
+    fn new_profile_is_requested_immediately_and_once() {
         let mut held = held();
         assert_eq!(held.due(at(1)), Due::Run);
         assert_eq!(reasons(&mut held, 1), ("Starting", ""));
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn a_credential_without_an_end_is_asked_for_again_only_for_a_change_or_a_doubt() {
+    fn unexpiring_credential_renews_only_on_change_or_doubt() {
         let mut held = with(Life::default());
         assert_eq!(held.due(at(1_000_000)), Due::Nothing);
         held.want(Ok(plan("x", "a")));
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn a_credential_with_an_end_is_renewed_before_it() {
+    fn expiring_credential_is_renewed_before_expiry() {
         let held = with(until(200, 180));
         assert_eq!(held.due(at(120)), Due::At(at(180)));
         assert_eq!(held.due(at(180)), Due::Run);
@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rebuild_that_has_failed_is_tried_again_later_and_later_and_keeps_no_run_from_its_time() {
+    fn failed_rebuild_backs_off_and_delays_no_renewal() {
         let mut held = with(until(1000, 500));
         held.want(Ok(plan("x", "b")));
         let fail = |held: &mut Held, second| {
@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_access_provider_failed_and_tried_again_later_and_later() {
+    fn provider_failure_is_reported_and_backs_off() {
         let mut held = held();
         failed(&mut held, 100);
         let (access, _) = held.say(at(100));
@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn old_access_stays_in_use_as_stale_while_it_is_good() {
+    fn old_access_stays_stale_until_it_expires() {
         let mut held = with(until(200, 180));
         assert_eq!(reasons(&mut held, 150), ("ok", ""));
         failed(&mut held, 180);
@@ -516,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_profile_is_stale_until_its_new_access_is_there() {
+    fn changed_profile_is_stale_until_new_access_arrives() {
         let mut held = with(Life::default());
         held.want(Ok(plan("y", "b")));
         assert_eq!(reasons(&mut held, 110), ("ok", ""));
@@ -530,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn a_provider_that_left_the_file_leaves_stale_access_and_an_unready_profile_none() {
+    fn stale_access_survives_provider_removal_not_unready_profile() {
         let refuse = |reason| {
             Err(Unresolved {
                 reason,
@@ -549,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn a_profile_that_gets_ready_is_said_to_be_unready_until_its_first_credential() {
+    fn profile_stays_unready_until_first_credential() {
         let mut held = held();
         held.want(Err(Unresolved {
             reason: reason::PROFILE_NOT_READY,
@@ -562,7 +562,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_credentials_are_renewed_at_a_pace_and_not_called_good() {
+    fn refused_credentials_are_renewed_with_backoff() {
         let mut held = with(Life::default());
         let renewed = |held: &mut Held, token: &str, seconds| {
             held.doubt(at(seconds));
@@ -594,7 +594,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_asked_for_before_a_change_is_dropped() {
+    fn run_started_before_change_is_dropped() {
         let mut held = held();
         held.started(at(1));
         held.want(Ok(plan("y", "a")));

@@ -143,7 +143,7 @@ fn token_in(source: &Source) -> String {
 }
 
 #[tokio::test]
-async fn a_refreshed_token_is_another_content_of_the_same_file_and_no_new_kubeconfig() {
+async fn refreshed_token_keeps_file_and_kubeconfig() {
     let mut stage = Stage::new();
     stage.apply(
         "edge-1",
@@ -169,7 +169,7 @@ async fn a_refreshed_token_is_another_content_of_the_same_file_and_no_new_kubeco
 }
 
 #[tokio::test]
-async fn a_profile_event_that_changes_nothing_here_runs_nothing_and_is_no_news() {
+async fn irrelevant_profile_event_runs_no_plugin() {
     let mut stage = Stage::new();
     let mut status = ready(json!({"server": "https://edge-1"}));
     assert!(stage.apply("edge-1", status.clone()));
@@ -188,7 +188,7 @@ async fn a_profile_event_that_changes_nothing_here_runs_nothing_and_is_no_news()
 }
 
 #[tokio::test]
-async fn a_client_certificate_is_inline_and_a_new_one_is_a_new_kubeconfig() {
+async fn new_client_certificate_changes_kubeconfig_digest() {
     let certificate = || {
         let key = rcgen::KeyPair::generate().unwrap();
         let params = rcgen::CertificateParams::new(Vec::new()).unwrap();
@@ -213,7 +213,7 @@ async fn a_client_certificate_is_inline_and_a_new_one_is_a_new_kubeconfig() {
 }
 
 #[tokio::test]
-async fn two_profiles_with_other_arguments_do_not_see_each_others() {
+async fn profiles_with_different_arguments_share_no_credentials() {
     let mut stage = Stage::new();
     let script = r#"printf '{"kind": "ExecCredential", "apiVersion": "client.authentication.k8s.io/v1", "status": {"token": "%s-%s"}}' "$*" "$MINE""#;
     stage.fakes(&[("a", script)]);
@@ -235,7 +235,7 @@ async fn two_profiles_with_other_arguments_do_not_see_each_others() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_fails_is_access_provider_failed_at_first_and_stale_when_it_has_worked() {
+async fn plugin_failure_is_stale_only_after_earlier_success() {
     let mut stage = Stage::new();
     stage.fakes(&[("a", "echo the vault is sealed >&2; exit 1")]);
     stage.apply("edge-1", ready(json!({"server": "https://edge-1"})));
@@ -275,7 +275,7 @@ async fn a_credential_that_has_expired_already_is_none() {
 }
 
 #[tokio::test]
-async fn a_profile_that_goes_takes_its_token_along_and_one_made_anew_is_asked_for_anew() {
+async fn deleted_profile_removes_token_and_recreated_one_restarts() {
     let mut stage = Stage::new();
     stage.apply("edge-1", ready(json!({"server": "https://edge-1"})));
     stage.settle().await;
@@ -338,7 +338,7 @@ fn listing(sources: impl IntoIterator<Item = Arc<Source>>) -> Listing {
 }
 
 #[test]
-fn a_profile_that_is_gone_or_not_looked_for_or_cannot_be_looked_at_is_said_with_its_reason() {
+fn missing_or_unseen_profile_shows_its_reason() {
     let gone = decided(listing([]), true);
     assert_eq!(gone.gone["edge-1"].reason, "ClusterProfileNotFound");
     let elsewhere = decided(listing([]), false);
@@ -365,7 +365,7 @@ fn a_profile_that_is_gone_or_not_looked_for_or_cannot_be_looked_at_is_said_with_
 }
 
 #[tokio::test]
-async fn a_profile_whose_first_credential_is_being_asked_for_is_neither_gone_nor_at_fault() {
+async fn profile_awaiting_first_credential_shows_starting() {
     let mut stage = Stage::new();
     stage.apply("edge-1", ready(json!({"server": "https://edge-1"})));
     let starting = decided(listing([stage.source("edge-1")]), true);

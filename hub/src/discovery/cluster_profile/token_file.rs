@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_replaced_in_place_for_us_alone_to_read_and_goes_with_its_owner() {
+    fn token_file_is_private_and_deleted_on_drop() {
         let folder = tempfile::tempdir().unwrap();
         let file = TokenFile::write(folder.path(), "one").unwrap();
         file.replace("two").unwrap();

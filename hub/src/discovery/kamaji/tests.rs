@@ -17,7 +17,7 @@ fn with_status(status: &str) -> Value {
 }
 
 #[test]
-fn each_status_of_a_control_plane_says_whether_it_is_used_waited_for_or_left_alone() {
+fn control_plane_status_decides_usable_waiting_or_suspended() {
     let table = [
         ("Unknown", Gate::Waiting),
         ("Provisioning", Gate::Waiting),
@@ -53,7 +53,7 @@ fn each_status_of_a_control_plane_says_whether_it_is_used_waited_for_or_left_alo
 }
 
 #[test]
-fn paused_counts_by_its_presence_on_the_control_plane_or_the_secret() {
+fn paused_annotation_suspends_on_control_plane_or_secret() {
     let paused = object("a", &[PAUSED_ANNOTATION], with_status("Ready"));
     assert!(kamaji().read(&paused).suspended.unwrap().contains("paused"));
     let ready = kamaji().read(&object("a", &[], with_status("Ready")));

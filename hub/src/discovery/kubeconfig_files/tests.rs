@@ -42,7 +42,7 @@ impl Place {
 }
 
 #[test]
-fn a_directory_has_one_cluster_a_file_named_up_to_the_first_dot() {
+fn directory_file_becomes_member_named_before_first_dot() {
     let mut place = Place::new();
     for name in ["b.kubeconfig", "a.prod.yaml", "c.yml", "d.conf"] {
         place.write(name, &kubeconfig("https://one:6443"));
@@ -59,7 +59,7 @@ fn a_directory_has_one_cluster_a_file_named_up_to_the_first_dot() {
 }
 
 #[test]
-fn what_is_written_in_place_is_read_again_and_what_is_bad_is_that_files_fault_alone() {
+fn rewritten_file_is_reread_and_fault_stays_local() {
     let mut place = Place::new();
     place.write("a.yaml", &kubeconfig("https://one:6443"));
     place.write("b.yaml", &kubeconfig("https://two:6443"));
@@ -78,7 +78,7 @@ fn what_is_written_in_place_is_read_again_and_what_is_bad_is_that_files_fault_al
 }
 
 #[test]
-fn a_change_within_the_grain_of_the_clock_is_seen_at_the_second_look() {
+fn change_within_clock_granularity_is_detected() {
     let mut place = Place::new();
     place.write("a.yaml", &kubeconfig("https://one:6443"));
     place.look();
@@ -111,7 +111,7 @@ fn a_mounted_configmap_changes_by_its_swapped_link() {
 }
 
 #[test]
-fn a_file_that_disappears_leaves_and_a_directory_that_does_is_trouble() {
+fn removed_file_removes_member_removed_directory_fails() {
     let mut place = Place::new();
     place.write("a.yaml", &kubeconfig("https://one:6443"));
     assert_eq!(place.look(), ["a"]);
@@ -130,7 +130,7 @@ fn a_file_that_disappears_leaves_and_a_directory_that_does_is_trouble() {
 }
 
 #[test]
-fn a_path_of_one_file_is_that_file_whatever_its_name_and_leaves_with_it() {
+fn single_file_path_is_member_until_deleted() {
     let place = Place::new();
     place.write("admin", &kubeconfig("https://one:6443"));
     let (path, policy) = (place.path("admin"), Policy::default());
@@ -145,7 +145,7 @@ fn a_path_of_one_file_is_that_file_whatever_its_name_and_leaves_with_it() {
 }
 
 #[test]
-fn what_is_too_large_or_no_file_or_one_too_many_is_left_out_or_told() {
+fn oversized_irregular_or_excess_file_is_not_read() {
     let mut place = Place::new();
     place.write("big.yaml", &"#".repeat(kubeconfig::SIZE_MAX + 1));
     rustix::fs::mknodat(
@@ -172,7 +172,7 @@ fn what_is_too_large_or_no_file_or_one_too_many_is_left_out_or_told() {
 }
 
 #[test]
-fn a_directory_that_must_not_be_read_is_trouble_that_says_so() {
+fn unreadable_directory_error_names_directory() {
     let place = Place::new();
     let path = place.path("closed");
     fs::create_dir(&path).unwrap();
@@ -184,7 +184,7 @@ fn a_directory_that_must_not_be_read_is_trouble_that_says_so() {
 }
 
 #[test]
-fn a_path_covers_itself_and_what_is_in_it() {
+fn path_covers_itself_and_direct_children() {
     let files = Files::new(Path::new("/mounted/here"), Policy::default());
     let origin = |name: &str| Origin {
         kind: Kind::File,

@@ -95,7 +95,7 @@ fn member(membership: &Membership, name: &str) -> Option<Origin> {
 }
 
 #[test]
-fn of_two_that_ask_for_one_name_the_older_gets_it_and_the_other_is_told_whose_it_is() {
+fn older_source_wins_name_conflict() {
     let (one, two) = (origin("one", "edge"), origin("two", "edge"));
     for (of_one, of_two, winner, loser) in [
         (Some(1), Some(2), &one, &two),
@@ -121,7 +121,7 @@ fn of_two_that_ask_for_one_name_the_older_gets_it_and_the_other_is_told_whose_it
 }
 
 #[test]
-fn a_bound_name_is_not_inherited_not_even_by_an_older_or_when_its_own_source_has_gone() {
+fn bound_name_is_never_inherited_by_another_source() {
     let (one, two) = (origin("one", "edge"), origin("two", "edge"));
     let bound = bound("edge", &one);
     let of_two = || found("two", listing([source(two.clone(), "edge", Some(1))]));
@@ -164,7 +164,7 @@ fn a_source_never_binds_to_an_existing_member() {
 }
 
 #[test]
-fn the_name_of_home_and_what_is_no_name_are_nobodys() {
+fn home_name_and_invalid_names_are_refused() {
     let sources = [
         source(origin("one", "a"), names::SELF_CLUSTER, Some(1)),
         source(origin("one", "b"), "Not_A_Name", Some(1)),
@@ -179,7 +179,7 @@ fn the_name_of_home_and_what_is_no_name_are_nobodys() {
 }
 
 #[test]
-fn a_source_whose_edge_cluster_a_person_deleted_is_no_member() {
+fn source_of_deleted_edge_cluster_is_refused() {
     let one = origin("one", "edge");
     let found = [found(
         "one",
@@ -198,7 +198,7 @@ fn a_source_whose_edge_cluster_a_person_deleted_is_no_member() {
 
 /// What becomes of a member that is bound to a source of `one`, by how the provider of `one` does.
 #[test]
-fn a_member_is_gone_only_when_its_own_provider_has_looked_or_nobody_is_there_to_look() {
+fn member_is_gone_only_without_source_or_provider() {
     let one = origin("one", "edge");
     let bound = bound("edge", &one);
     let in_trouble = |sources: Listing| Listing {
@@ -248,7 +248,7 @@ fn a_member_is_gone_only_when_its_own_provider_has_looked_or_nobody_is_there_to_
 }
 
 #[test]
-fn home_as_a_member_is_bound_to_no_provider() {
+fn home_member_needs_no_provider() {
     let home = SourceRef {
         kind: SELF_CLUSTER.to_owned(),
         namespace: None,
@@ -260,7 +260,7 @@ fn home_as_a_member_is_bound_to_no_provider() {
 }
 
 #[test]
-fn a_new_name_waits_a_while_for_providers_that_have_not_listed_and_a_known_one_does_not() {
+fn only_new_name_waits_for_unlisted_providers() {
     let one = origin("one", "edge");
     let of_one = || found("one", listing([source(one.clone(), "edge", Some(1))]));
     let late = || found("two", Listing::default());
@@ -314,7 +314,7 @@ fn any_listing(sources: Vec<Source>, namespace: &str, state: u8) -> Listing {
 
 proptest! {
     #[test]
-    fn a_bound_name_stays_with_its_source_and_every_source_is_in_one_place(
+    fn bindings_hold_and_each_source_has_one_outcome(
         sources in proptest::collection::vec(any_source(), 0..12),
         states in proptest::collection::vec(0..4_u8, 3),
         bindings in proptest::collection::btree_map(
@@ -381,7 +381,7 @@ proptest! {
 }
 
 #[test]
-fn of_a_secret_that_two_look_for_the_finders_word_counts_and_it_is_gone_when_neither_has_it() {
+fn secret_listed_by_either_provider_stays_member() {
     let secret = origin("fleet", "admin");
     let bound = bound("admin", &secret);
     let by_name = || source(secret.clone(), "admin", Some(1));

@@ -43,7 +43,7 @@ fn slot(secret: Option<Option<Secret>>, trouble: Option<&str>) -> Slot {
 }
 
 #[tokio::test]
-async fn a_secret_is_a_member_where_who_names_it_may_or_it_is_open_to_all() {
+async fn named_secret_becomes_member_if_trusted_or_open() {
     let provider = provider(None);
     for (labels, trusted, is_member, is_open) in [
         (&[][..], true, true, false),
@@ -65,7 +65,7 @@ async fn a_secret_is_a_member_where_who_names_it_may_or_it_is_open_to_all() {
 }
 
 #[tokio::test]
-async fn what_could_not_be_read_yet_is_neither_there_nor_gone_and_what_was_read_stands() {
+async fn unread_secret_is_unknown_and_last_read_stands() {
     let provider = provider(None);
     let naming = Naming {
         key: Some("admin.conf".to_owned()),
@@ -97,7 +97,7 @@ async fn what_could_not_be_read_yet_is_neither_there_nor_gone_and_what_was_read_
 }
 
 #[tokio::test]
-async fn until_it_is_known_which_are_named_any_may_be() {
+async fn every_secret_is_covered_until_names_are_known() {
     let other = SecretName {
         namespace: "team".to_owned(),
         name: "other".to_owned(),

@@ -101,7 +101,7 @@ impl One {
 }
 
 #[test]
-fn a_cluster_is_a_member_from_the_start_and_says_what_is_waited_for() {
+fn waiting_cluster_reports_missing_prerequisite() {
     let mut one = One::default();
     let waiting = one.cluster("u", false).fault();
     assert_eq!(waiting.reason, reason::SOURCE_NOT_READY);
@@ -126,7 +126,7 @@ fn a_cluster_is_a_member_from_the_start_and_says_what_is_waited_for() {
 }
 
 #[test]
-fn a_status_that_goes_back_takes_nothing_away_and_a_new_cluster_of_the_name_begins_anew() {
+fn access_survives_status_regression_but_not_new_uid() {
     let mut one = One::default();
     let good = kubeconfig("https://a:6443");
     one.cluster("u", true)
@@ -138,7 +138,7 @@ fn a_status_that_goes_back_takes_nothing_away_and_a_new_cluster_of_the_name_begi
 }
 
 #[test]
-fn a_pair_of_which_neither_half_has_changed_is_not_read_again() {
+fn unchanged_object_and_secret_are_not_reread() {
     let mut one = One::default();
     let good = kubeconfig("https://a:6443");
     let first = one
@@ -152,7 +152,7 @@ fn a_pair_of_which_neither_half_has_changed_is_not_read_again() {
 }
 
 #[test]
-fn a_member_may_have_another_name_than_its_object() {
+fn annotation_overrides_member_name() {
     let mut renamed = object("a", &[], Value::Null);
     let annotation = (names::MEMBER_NAME_ANNOTATION.to_owned(), "paris".to_owned());
     renamed.metadata.annotations = Some([annotation].into());

@@ -70,7 +70,7 @@ fn bound(names: &[&str]) -> BTreeMap<String, Option<SourceRef>> {
 }
 
 #[test]
-fn whoever_was_a_member_and_has_no_edge_cluster_is_dismissed_until_it_was_away() {
+fn member_without_edge_cluster_is_dismissed_until_absent() {
     let both = found(Some(&[("krypton", "a", "a"), ("krypton", "b", "b")]));
     let register = Register::default().next(&[&both], &BTreeSet::new(), &bound(&["a", "b"]));
     assert_eq!(register.entries.len(), 2);
@@ -103,7 +103,7 @@ fn whoever_was_a_member_and_has_no_edge_cluster_is_dismissed_until_it_was_away()
 }
 
 #[test]
-fn who_asks_for_a_name_of_another_does_not_get_it_when_the_other_is_dismissed() {
+fn rival_for_dismissed_name_is_dismissed_too() {
     let rivals = found(Some(&[("krypton", "a", "a"), ("elsewhere", "a", "a")]));
     let register = Register::default().next(&[&rivals], &BTreeSet::new(), &bound(&["a"]));
     let register = register.next(&[&rivals], &BTreeSet::new(), &bound(&[]));
@@ -115,7 +115,7 @@ fn who_asks_for_a_name_of_another_does_not_get_it_when_the_other_is_dismissed() 
 }
 
 #[test]
-fn a_name_that_an_agent_has_taken_since_is_not_given_to_who_was_dismissed() {
+fn name_taken_by_agent_keeps_former_claimants_dismissed() {
     let rivals = found(Some(&[("krypton", "a", "a"), ("elsewhere", "a", "a")]));
     let register = Register::default().next(&[&rivals], &BTreeSet::new(), &bound(&["a"]));
     // The EdgeCluster was deleted, and made again for an agent: without a source.
@@ -129,7 +129,7 @@ fn a_name_that_an_agent_has_taken_since_is_not_given_to_who_was_dismissed() {
 }
 
 #[test]
-fn what_was_read_counts_beside_what_was_seen_unless_it_is_of_another_crd() {
+fn read_register_is_merged_unless_of_another_crd() {
     let both = found(Some(&[("krypton", "a", "a"), ("krypton", "b", "b")]));
     let none = BTreeSet::new();
     let seen = Register::default().next(&[&both], &none, &bound(&["a"]));
@@ -143,7 +143,7 @@ fn what_was_read_counts_beside_what_was_seen_unless_it_is_of_another_crd() {
 }
 
 #[test]
-fn what_is_written_is_read_back_and_rubbish_is_nothing() {
+fn register_round_trips_and_rubbish_reads_as_empty() {
     let both = found(Some(&[("krypton", "a", "a"), ("krypton", "b", "c")]));
     let register = Register {
         crd: "u".to_owned(),

@@ -89,7 +89,7 @@ impl Fleet {
 }
 
 #[test]
-fn of_an_agent_and_a_proxy_the_holder_of_the_lease_is_heard_whichever_it_is() {
+fn lease_holder_is_reporter_among_agent_and_proxy() {
     let fleet = fleet();
     let (proxy, agent) = (ReporterId::Proxy, ReporterId::Session(1));
     let _asks = fleet.arbiter.open(MEMBER, proxy, at(0));
@@ -132,7 +132,7 @@ fn unrecorded_desired_state_makes_the_member_stale() {
 }
 
 #[test]
-fn what_the_whole_account_leaves_out_is_gone_and_before_it_nothing_is() {
+fn only_complete_report_removes_missing_tenants() {
     let fleet = fleet();
     let agent = ReporterId::Session(1);
     let _first = fleet.arbiter.open(MEMBER, agent, at(0));
@@ -160,7 +160,7 @@ fn what_the_whole_account_leaves_out_is_gone_and_before_it_nothing_is() {
 }
 
 #[test]
-fn an_observing_proxy_is_heard_when_the_agent_is_cut_off_and_says_who_holds_the_lease() {
+fn observing_proxy_reports_after_agent_is_lost() {
     let fleet = fleet();
     let agent = ReporterId::Session(1);
     let _asks = fleet.arbiter.open(MEMBER, agent, at(0));
@@ -195,7 +195,7 @@ fn an_observing_proxy_is_heard_when_the_agent_is_cut_off_and_says_who_holds_the_
 }
 
 #[test]
-fn a_digest_that_differs_asks_once_for_the_whole_account() {
+fn digest_mismatch_requests_full_report_once() {
     let fleet = fleet();
     let agent = ReporterId::Session(1);
     let asks = fleet.arbiter.open(MEMBER, agent, at(0));
@@ -217,7 +217,7 @@ fn a_digest_that_differs_asks_once_for_the_whole_account() {
 }
 
 #[test]
-fn what_is_said_of_deployments_is_kept_apart_counted_with_the_rest_and_heard_of_the_speaker_only() {
+fn deployment_reports_count_only_from_current_reporter() {
     let fleet = fleet();
     let (proxy, agent) = (ReporterId::Proxy, ReporterId::Session(1));
     let deployments = Arc::clone(fleet.arbiter.deployments());
@@ -267,7 +267,7 @@ fn what_is_said_of_deployments_is_kept_apart_counted_with_the_rest_and_heard_of_
 }
 
 #[test]
-fn an_agent_that_was_never_ready_keeps_nobody_from_acting() {
+fn never_ready_agent_blocks_no_proxy() {
     let fleet = fleet();
     let agent = ReporterId::Session(1);
     let _asks = fleet.arbiter.open(MEMBER, agent, at(100));
@@ -277,7 +277,7 @@ fn an_agent_that_was_never_ready_keeps_nobody_from_acting() {
 }
 
 #[test]
-fn an_agent_is_away_since_it_could_last_act_however_late_that_is_known() {
+fn agent_absence_counts_from_last_ready_contact() {
     let fleet = fleet();
     let presence = fleet.arbiter.presence(MEMBER);
     let [first, second] = [1, 2].map(ReporterId::Session);
@@ -306,7 +306,7 @@ fn an_agent_is_away_since_it_could_last_act_however_late_that_is_known() {
 }
 
 #[test]
-fn a_member_that_is_held_back_is_silent_whoever_speaks_for_it() {
+fn hold_back_overrides_reporter_until_lifted() {
     let fleet = fleet();
     let agent = ReporterId::Session(1);
     let _asks = fleet.arbiter.open(MEMBER, agent, at(0));
@@ -325,7 +325,7 @@ fn a_member_that_is_held_back_is_silent_whoever_speaks_for_it() {
 }
 
 #[test]
-fn an_agent_that_is_connected_and_not_ready_makes_no_proxy_yield() {
+fn unready_agent_makes_no_proxy_yield() {
     let fleet = fleet();
     let _asks = fleet.arbiter.open(MEMBER, ReporterId::Session(1), at(100));
     // Its certificate is on record by now.
@@ -338,7 +338,7 @@ fn an_agent_that_is_connected_and_not_ready_makes_no_proxy_yield() {
 }
 
 #[test]
-fn an_agent_without_tenants_is_heard_in_full_after_the_proxy_has_gone() {
+fn agent_without_tenants_is_resynced_after_proxy_leaves() {
     let fleet = fleet();
     let (proxy, agent) = (ReporterId::Proxy, ReporterId::Session(1));
     let _asks = fleet.arbiter.open(MEMBER, proxy, at(0));
@@ -355,7 +355,7 @@ fn an_agent_without_tenants_is_heard_in_full_after_the_proxy_has_gone() {
 }
 
 #[test]
-fn an_epoch_that_no_hub_of_ours_can_have_given_is_not_followed() {
+fn implausible_epoch_claim_is_ignored() {
     let (reports, facts) = (
         Arc::new(Reports::default()),
         Arc::new(ObservationBoard::default()),
@@ -443,7 +443,7 @@ fn claimed_epochs_are_followed_with_growing_pauses() {
 }
 
 #[test]
-fn claim_that_waits_is_followed_when_its_time_comes() {
+fn waiting_epoch_claim_is_followed_when_due() {
     let (ahead, heard) = watch::channel(0);
     let facts = Arc::new(ObservationBoard::default());
     let arbiter = ReportArbiter::new(Arc::new(Reports::default()), facts, ahead);
@@ -471,7 +471,7 @@ fn claim_that_waits_is_followed_when_its_time_comes() {
 }
 
 #[test]
-fn what_was_known_of_an_agent_goes_with_its_edge_cluster() {
+fn forgotten_agent_clears_its_presence_and_facts() {
     let fleet = fleet();
     fleet.arbiter.agent_known(MEMBER, at(100));
     let agent = AgentDetails {
@@ -490,7 +490,7 @@ fn what_was_known_of_an_agent_goes_with_its_edge_cluster() {
 }
 
 #[test]
-fn a_suspended_member_is_left_alone_and_is_not_called_ill() {
+fn suspended_member_health_is_unknown_not_false() {
     let fleet = fleet();
     let _asks = fleet.arbiter.open(MEMBER, ReporterId::Proxy, at(0));
     let said = changes(Some(writing("hub/a")), &[("t", "A")]);
@@ -517,7 +517,7 @@ fn a_suspended_member_is_left_alone_and_is_not_called_ill() {
 }
 
 #[test]
-fn what_was_heard_in_an_earlier_tenure_is_forgotten_in_the_next() {
+fn new_tenure_forgets_reports_of_closed_session() {
     let fleet = fleet();
     let agent = ReporterId::Session(1);
     let _asks = fleet.arbiter.open(MEMBER, agent, at(0));
@@ -549,7 +549,7 @@ fn what_was_heard_in_an_earlier_tenure_is_forgotten_in_the_next() {
 }
 
 #[test]
-fn what_the_hubs_own_way_sees_stands_and_what_it_cannot_see_is_asked_for() {
+fn new_tenure_keeps_proxy_reports_only_if_connected() {
     for (said, total, asked) in [
         (observing("hub/b"), 1, 0),
         (
@@ -601,7 +601,7 @@ fn answer_beyond_the_limits_shows_for_a_while() {
 }
 
 #[test]
-fn lone_claim_shows_that_nobody_confirms_it() {
+fn lone_epoch_claim_is_shown_as_unconfirmed() {
     let (ahead, heard) = watch::channel(0);
     let facts = Arc::new(ObservationBoard::default());
     let arbiter = ReportArbiter::new(Arc::new(Reports::default()), Arc::clone(&facts), ahead);

@@ -163,7 +163,7 @@ fn told(view: &FleetView, only: Option<&str>) -> Value {
 }
 
 #[test]
-fn a_fleet_is_told_of_without_what_is_nobodys_concern() {
+fn fleet_dump_is_complete_and_hides_secrets() {
     let mut told = told(&fleet(), None);
     assert!(!told.to_string().contains(HIDDEN), "{told}");
     told["lead"]["won"] = Value::Null;
@@ -242,7 +242,7 @@ fn a_fleet_is_told_of_without_what_is_nobodys_concern() {
 }
 
 #[test]
-fn one_member_is_told_of_alone_and_before_home_answers_there_is_little_to_tell() {
+fn dump_filters_by_member_and_starts_empty() {
     let one = told(&fleet(), Some("edge-2"));
     let members = one["members"].as_object().unwrap();
     assert_eq!(members.keys().collect::<Vec<_>>(), ["edge-2"]);

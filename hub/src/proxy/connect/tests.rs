@@ -41,7 +41,7 @@ async fn rotated_access_keeps_its_kubeconfigs_path() {
 }
 
 #[tokio::test]
-async fn access_of_another_cluster_or_namespace_takes_over_nothing() {
+async fn access_of_other_cluster_or_namespace_is_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let current = reached(folder.path(), "old", "uid", Some("a"));
     for (uid, namespace) in [("other", "a"), ("uid", "b")] {

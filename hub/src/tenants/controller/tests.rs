@@ -70,7 +70,7 @@ fn written(before: &str, object: Option<Tenant>) -> Written {
 }
 
 #[test]
-fn a_status_is_written_once_a_second_however_often_its_members_change() {
+fn status_writes_are_limited_to_once_per_second() {
     let (mut store, reports) = (TenantStore::default(), Reports::default());
     store.put(key(), object("0", None), &reports);
     let mut times = Vec::new();
@@ -100,7 +100,7 @@ fn a_status_is_written_once_a_second_however_often_its_members_change() {
 }
 
 #[test]
-fn a_write_that_was_refused_is_made_again_and_waits_for_its_turn() {
+fn rejected_write_is_retried_after_its_interval() {
     let (mut store, reports) = (TenantStore::default(), Reports::default());
     store.put(key(), object("1", None), &reports);
     says(&reports, reason::INSTALLED);
@@ -147,7 +147,7 @@ fn failed_writes_back_off() {
 }
 
 #[test]
-fn a_late_answer_to_a_write_does_not_undo_what_the_watch_has_brought_since() {
+fn late_write_response_does_not_undo_watch_updates() {
     let (mut store, reports) = (TenantStore::default(), Reports::default());
     store.put(key(), object("1", None), &reports);
     says(&reports, reason::INSTALLED);
@@ -172,7 +172,7 @@ fn a_late_answer_to_a_write_does_not_undo_what_the_watch_has_brought_since() {
 }
 
 #[test]
-fn a_place_is_put_on_record_then_held_at_once_and_held_alone_where_home_keeps_no_record() {
+fn placement_record_precedes_finalizer_where_crd_keeps_it() {
     let reports = Reports::default();
     let target = Target {
         cluster_uid: Some("cluster-1".to_owned()),
@@ -223,7 +223,7 @@ fn a_place_is_put_on_record_then_held_at_once_and_held_alone_where_home_keeps_no
 }
 
 #[test]
-fn what_a_crd_of_before_does_not_keep_is_written_once_and_what_was_refused_again() {
+fn field_unknown_to_old_crd_is_written_once() {
     let (mut store, reports) = (TenantStore::default(), Reports::default());
     store.put(key(), object("0", None), &reports);
     let failing = |second| {
@@ -259,7 +259,7 @@ fn what_a_crd_of_before_does_not_keep_is_written_once_and_what_was_refused_again
 }
 
 #[test]
-fn change_of_a_member_decides_its_own_tenants_alone() {
+fn member_change_reevaluates_only_its_own_tenants() {
     let mut fleet = Rehearsal::new(20, 5);
     assert_eq!(fleet.decides(), 0);
     let name = member(7);
@@ -289,7 +289,7 @@ fn change_of_a_member_decides_its_own_tenants_alone() {
 }
 
 #[test]
-fn patience_with_a_member_ends_for_its_tenants_alone() {
+fn expired_grace_affects_only_that_members_tenants() {
     let mut fleet = Rehearsal::new(3, 2);
     let begun = fleet.now;
     fleet.reports.begin(&member(1), begun);

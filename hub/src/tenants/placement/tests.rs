@@ -126,7 +126,7 @@ fn words(verdict: &Verdict) -> (&str, &str) {
 }
 
 #[test]
-fn a_tenant_is_placed_when_its_member_is_known_and_takes_it() {
+fn tenant_is_placed_on_known_member_allowing_it() {
     let targets = targets();
     let at = |tenant: &Tenant, view: View<'_>| {
         let verdict = decide(tenant, &view);
@@ -183,7 +183,7 @@ fn a_tenant_is_placed_when_its_member_is_known_and_takes_it() {
 }
 
 #[test]
-fn what_is_said_of_a_placed_tenant_is_the_members_word_unless_home_knows_better() {
+fn placed_condition_follows_member_report_unless_home_overrides() {
     let targets = targets();
     let base = view(&targets);
     let (mine, other) = (
@@ -285,7 +285,7 @@ fn what_is_said_of_a_placed_tenant_is_the_members_word_unless_home_knows_better(
 }
 
 #[test]
-fn an_order_says_what_the_tenant_says_and_of_one_that_goes_only_that() {
+fn order_mirrors_tenant_and_deletion_orders_only_removal() {
     let targets = targets();
     let (member, found) = order(&placed(tenant()), &targets, Deletion::Its).unwrap();
     assert_eq!(member, "edge-1");
@@ -336,7 +336,7 @@ fn an_order_says_what_the_tenant_says_and_of_one_that_goes_only_that() {
 }
 
 #[test]
-fn it_is_on_record_before_it_is_held_and_held_before_anything_is_ordered() {
+fn placement_is_recorded_then_held_then_ordered() {
     let mut targets = targets();
     let ordered = |tenant: &Tenant, targets: &Targets| {
         let order = order(tenant, targets, Deletion::Its);
@@ -396,7 +396,7 @@ fn it_is_on_record_before_it_is_held_and_held_before_anything_is_ordered() {
 }
 
 #[test]
-fn only_the_cluster_on_record_is_asked_whatever_name_it_has_by_now() {
+fn order_goes_to_recorded_cluster_under_any_name() {
     let gone = report(UID, true, "TenantGone");
     let at = |names: &[(&str, Option<&str>)]| -> Targets {
         let target = |uid: Option<&str>| Target {
@@ -482,7 +482,7 @@ fn only_the_cluster_on_record_is_asked_whatever_name_it_has_by_now() {
 }
 
 #[test]
-fn where_no_member_says_anything_of_it_ready_says_why() {
+fn ready_takes_placement_reason_without_member_report() {
     let mut status = TenantStatus::default();
     let now = Timestamp::UNIX_EPOCH;
     let none = State::new(Truth::False, reason::NO_CLUSTERS, "create it there");

@@ -20,7 +20,7 @@ fn once(acme: &Tenant, said: &BTreeMap<Arc<str>, Saying>, patient: bool) -> Tena
 }
 
 #[test]
-fn what_members_do_next_is_listed_with_them_and_goes_with_its_cause() {
+fn next_step_is_listed_until_cause_ends() {
     let mut acme = tenant();
     let well = Some(report(Truth::True, reason::INSTALLED));
     let said = full(&[
@@ -38,7 +38,7 @@ fn what_members_do_next_is_listed_with_them_and_goes_with_its_cause() {
 }
 
 #[test]
-fn beside_a_summary_it_is_told_of_those_that_are_listed() {
+fn listed_members_show_next_step_beside_summary() {
     let members: BTreeMap<Arc<str>, Saying> = (0..60)
         .map(|number| {
             let saying = saying(Hearing::Full, Some(failing(number)));

@@ -85,7 +85,7 @@ fn because(truth: &str, why: &str) -> Option<(String, String)> {
 const GRACE: u64 = DEPARTURE_GRACE.as_secs();
 
 #[test]
-fn a_member_that_has_the_tenant_no_more_is_shown_for_the_grace_and_not_counted() {
+fn member_without_tenant_is_shown_during_grace_uncounted() {
     let mut hub = Hub::with(&["edge-1", "edge-2"]);
     hub.says("edge-2", Hearing::Full, None);
     let status = hub.look(1);
@@ -108,7 +108,7 @@ fn a_member_that_has_the_tenant_no_more_is_shown_for_the_grace_and_not_counted()
 }
 
 #[test]
-fn a_member_that_has_left_the_fleet_goes_after_the_grace_whether_it_was_heard_or_silent() {
+fn departed_member_is_removed_after_grace() {
     for hearing in [
         Hearing::Full,
         Hearing::Silent("away".to_owned()),
@@ -138,7 +138,7 @@ fn a_member_that_has_left_the_fleet_goes_after_the_grace_whether_it_was_heard_or
 }
 
 #[test]
-fn who_is_back_within_the_grace_was_never_gone_and_has_all_of_the_grace_the_next_time() {
+fn return_within_grace_resets_grace() {
     let mut hub = Hub::with(&["edge-1"]);
     let well = || Some(report(Truth::True, reason::INSTALLED));
     for _ in 0..3 {
@@ -154,7 +154,7 @@ fn who_is_back_within_the_grace_was_never_gone_and_has_all_of_the_grace_the_next
 }
 
 #[test]
-fn a_restart_of_the_hub_begins_the_grace_anew_and_rewrites_nothing() {
+fn hub_restart_restarts_grace_without_status_writes() {
     let mut hub = Hub::with(&["edge-1", "edge-2", "edge-3"]);
     hub.says("edge-2", Hearing::Full, None);
     hub.heard.targets = targets(&["edge-1", "edge-2"]);
@@ -199,7 +199,7 @@ fn doubt_removes_nothing_however_long_it_lasts() {
 }
 
 #[test]
-fn who_falls_silent_while_it_departs_stays_until_it_is_heard_again() {
+fn silent_departing_member_is_kept_until_next_report() {
     let mut hub = Hub::with(&["edge-1"]);
     hub.says("edge-1", Hearing::Full, None);
     hub.look(1);
@@ -216,7 +216,7 @@ fn who_falls_silent_while_it_departs_stays_until_it_is_heard_again() {
 }
 
 #[test]
-fn a_member_that_is_back_in_the_fleet_counts_again_before_it_is_heard() {
+fn returned_member_counts_before_its_first_report() {
     let mut hub = Hub::with(&["edge-1"]);
     hub.heard.targets = targets(&[]);
     hub.look(1);

@@ -65,7 +65,7 @@ fn size(tenant: &Tenant) -> usize {
 }
 
 #[test]
-fn of_many_members_the_worst_are_listed_and_all_are_counted() {
+fn status_lists_worst_members_and_counts_all() {
     let mut reports = well(200);
     for number in 100..140 {
         let said = reports.get_mut(&name(number)).unwrap();
@@ -101,7 +101,7 @@ fn of_many_members_the_worst_are_listed_and_all_are_counted() {
 }
 
 #[test]
-fn a_member_that_comes_and_goes_at_the_border_changes_the_form_once() {
+fn member_count_at_threshold_switches_form_once() {
     let (mut acme, mut memory) = (tenant(), Memory::default());
     let mut forms = Vec::new();
     for count in [49, 50, 51, 50, 51, 50, 49, 41, 51, 41, 40, 41, 50, 51] {
@@ -127,7 +127,7 @@ fn a_member_that_comes_and_goes_at_the_border_changes_the_form_once() {
 }
 
 #[test]
-fn after_a_restart_members_whose_number_alone_is_on_record_are_missed_until_heard_or_gone() {
+fn unreported_members_stay_unknown_after_hub_restart() {
     let (mut acme, mut memory) = (tenant(), Memory::default());
     let all = well(200);
     let before = step(&mut acme, &of(&all), &mut memory, false);
@@ -168,7 +168,7 @@ fn after_a_restart_members_whose_number_alone_is_on_record_are_missed_until_hear
 }
 
 #[test]
-fn whose_names_are_not_known_are_not_dropped_when_few_are_left() {
+fn summary_stays_while_unnamed_members_are_unknown() {
     let mut acme = tenant();
     step(&mut acme, &of(&well(60)), &mut Memory::default(), false);
     let mut memory = Memory::default();
@@ -218,7 +218,7 @@ fn any_report() -> impl Strategy<Value = TenantReport> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
     #[test]
-    fn with_the_longest_of_messages_the_object_stays_far_below_what_etcd_takes(
+    fn longest_messages_keep_status_below_etcd_limit(
         kinds in proptest::collection::vec(any_report(), 8),
         counts in proptest::collection::vec(
             prop_oneof![Just(1_usize), Just(25), Just(26), Just(40), Just(50), Just(51), Just(200), Just(5000), 1..60_usize],

@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn references_of_g3_become_an_account_and_a_region_within_the_object() {
+    fn g3_references_become_inline_account_and_region() {
         let account = json!({"name": "acme-inc", "displayName": "Acme", "owner": "ann"});
         let by_ref = |region: Value| {
             let mut spec = json!({"accountRef": {"name": "acme-inc"}});
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn what_g4_has_within_the_object_stays_as_it_is() {
+    fn g4_inline_account_and_region_are_kept() {
         let account = json!({"name": "acme-inc", "displayName": "Acme", "owner": "ann"});
         for (region, expected, secret) in [
             (
@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_translated_says_why() {
+    fn untranslatable_object_is_left_with_reason() {
         let eu = json!({"name": "eu"});
         let acme = json!({"name": "acme-inc"});
         for (spec, why) in [
@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_that_share_a_release_the_older_has_it_and_what_exists_is_left() {
+    fn older_deployment_wins_release_and_existing_object_stays() {
         let spec = |region: &str| json!({"account": {"name": "a"}, "region": {"name": region}});
         let (early, late) = ("2026-01-20T00:00:00Z", "2026-01-21T00:00:00Z");
         let all = [
@@ -508,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_was_too_long_for_the_original_is_told() {
+    fn name_too_long_for_original_gets_note() {
         let long = "a".repeat(50);
         let spec = json!({"account": {"name": "a"}, "region": {"name": "eu"}});
         let object = deployment("team", &long, "2026-01-20T00:00:00Z", spec);

@@ -107,7 +107,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_in_it_and_what_is_not_is_said_in_it() {
+    fn bundle_readme_lists_included_and_missing_files() {
         let mut contents = Contents::new("home", Timestamp::UNIX_EPOCH);
         contents.add("tenants.yaml", "kind: List\n".to_owned());
         contents.missing("crds.yaml", "you may not list them");

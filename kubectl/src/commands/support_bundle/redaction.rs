@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_values_the_keys_stay_and_of_texts_what_is_no_secret() {
+    fn values_keep_keys_and_texts_lose_secrets() {
         let object = json!({
             "metadata": {
                 "name": "acme",
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn of_variables_those_are_shown_that_krypton_has_set() {
+    fn only_known_harmless_variables_are_shown() {
         let container = |name: &str| json!({"env": [{"name": name, "value": "info"}]});
         for name in ["RUST_LOG", "KRYPTON_HUB_ADDRESSES"] {
             assert_eq!(shown(&container(name)), container(name));

@@ -197,7 +197,7 @@ pub(crate) fn words(text: &str) -> Result<Vec<String>, String> {
 }
 
 #[test]
-fn commands_are_found_in_blocks_in_sentences_and_over_the_ends_of_lines() {
+fn commands_are_found_in_blocks_and_across_lines() {
     let page = "Say `kubectl get\npods`, not `kubectl`.\n\n```sh run=install\n# a remark\nhelm install a b \\\n  \
                 --set c=d   # at edge-1: now\n```\n\n| `make x` | `e` |\n";
     let found = found("page", page).unwrap();
@@ -224,7 +224,7 @@ fn commands_are_found_in_blocks_in_sentences_and_over_the_ends_of_lines() {
 }
 
 #[test]
-fn a_command_where_nobody_looks_for_one_is_not_overlooked() {
+fn command_in_unexpected_place_is_rejected() {
     for page in [
         "```\nkubectl get pods\n```",
         "```text\nmake x\n```",

@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 
 use super::{ALL_READY, BY_HAND, charts, flags, maps, no_helm_ran, original};
 
-by_agent!(what_the_original_created_in_default_moves_with_the_next_upgrade_and_nothing_else_does);
+by_agent!(next_upgrade_moves_only_original_objects_from_default);
 
 /// Kind and name of what of the release is in `default`.
 async fn in_default(desk: &FleetClient, release: &str) -> Result<Vec<String>> {
@@ -105,9 +105,7 @@ const LEFT: [&str; 4] = [
     "ConfigMap {}-unnamed",
 ];
 
-async fn what_the_original_created_in_default_moves_with_the_next_upgrade_and_nothing_else_does(
-    mode: Mode,
-) {
+async fn next_upgrade_moves_only_original_objects_from_default(mode: Mode) {
     let charts = charts().await;
     let mut pair = Pair::start("astray", mode, Parts::WithControllers)
         .await

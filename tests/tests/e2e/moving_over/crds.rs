@@ -25,8 +25,8 @@ const EMBEDDED: &str = "kryptondeployment-embedded.yaml";
 const OF_THE_CHART: &str = "kryptondeployment-chart.yaml";
 
 by_agent!(
-    tenants_of_each_generation_are_adopted_and_nothing_is_installed_again,
-    deployments_are_taken_on_under_its_crd_and_nothing_is_installed_again
+    tenants_of_each_generation_are_adopted_without_reinstall,
+    deployments_are_adopted_without_reinstall
 );
 
 async fn crd(cluster: &Cluster, name: &str) -> CustomResourceDefinition {
@@ -52,7 +52,7 @@ fn condition(type_: &str) -> Value {
 }
 
 #[tokio::test]
-async fn each_crd_of_the_original_gives_way_to_ours_and_what_was_stored_is_kept() {
+async fn original_crds_are_replaced_and_stored_objects_kept() {
     let cluster = Cluster::start("old-crds", Parts::ControlPlane)
         .await
         .unwrap();
@@ -183,7 +183,7 @@ async fn gives_way(
     .unwrap();
 }
 
-async fn tenants_of_each_generation_are_adopted_and_nothing_is_installed_again(mode: Mode) {
+async fn tenants_of_each_generation_are_adopted_without_reinstall(mode: Mode) {
     let charts = charts().await;
     let mut pair = Pair::start("moving", mode, Parts::WithControllers)
         .await
@@ -319,7 +319,7 @@ async fn tenants_of_each_generation_are_adopted_and_nothing_is_installed_again(m
     assert_eq!(kept.finalizers(), object.finalizers());
 }
 
-async fn deployments_are_taken_on_under_its_crd_and_nothing_is_installed_again(mode: Mode) {
+async fn deployments_are_adopted_without_reinstall(mode: Mode) {
     let charts = charts().await;
     let mut pair = Pair::start("moving-deployments", mode, Parts::WithControllers)
         .await

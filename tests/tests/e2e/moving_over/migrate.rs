@@ -42,7 +42,7 @@ async fn version(client: &Client, namespace: &str, name: &str) -> Option<String>
 }
 
 #[tokio::test]
-async fn old_deployments_become_new_ones_and_stay_as_they_were() {
+async fn old_deployments_are_migrated_and_left_unchanged() {
     let home = Cluster::start("migrate", Parts::ControlPlane)
         .await
         .unwrap();

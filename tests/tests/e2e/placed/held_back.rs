@@ -11,13 +11,13 @@ use serde_json::{Value, json};
 
 use super::{EDGE, PLACED, Scene, TEAM, message};
 
-by_agent!(what_is_paused_not_allowed_or_too_much_waits_and_what_is_placed_stays);
+by_agent!(held_back_placement_waits_and_keeps_placed_tenants);
 
 const PAUSED: (&str, &str, &str) = ("Placed", "False", "Paused");
 const NOT_ALLOWED: (&str, &str, &str) = ("Placed", "False", "NamespaceNotAllowed");
 const TOO_MANY: (&str, &str, &str) = ("Placed", "False", "TooMany");
 
-async fn what_is_paused_not_allowed_or_too_much_waits_and_what_is_placed_stays(mode: Mode) {
+async fn held_back_placement_waits_and_keeps_placed_tenants(mode: Mode) {
     let scene = Scene::open("placed-held", mode).await;
     paused(&scene).await;
     not_allowed(&scene).await;

@@ -17,7 +17,7 @@ use tempfile::NamedTempFile;
 
 use super::{EDGE, PLACED, Scene, TEAM};
 
-by_agent!(a_tenant_stays_on_the_cluster_on_record_and_no_other_of_its_name_is_asked);
+by_agent!(placed_tenant_stays_bound_to_recorded_cluster);
 
 const ANOTHER: (&str, &str, &str) = ("Placed", "Unknown", "ClusterIdentityChanged");
 
@@ -34,7 +34,7 @@ async fn uid(cluster: &Cluster) -> String {
     namespaces.get("kube-system").await.unwrap().uid().unwrap()
 }
 
-async fn a_tenant_stays_on_the_cluster_on_record_and_no_other_of_its_name_is_asked(mode: Mode) {
+async fn placed_tenant_stays_bound_to_recorded_cluster(mode: Mode) {
     let mut scene = Scene::open("placed-record", mode).await;
     scene.place(TEAM, "acme").await;
     scene.place(TEAM, "kept").await;

@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_registries_ask_for_is_understood() {
+    fn registry_challenges_are_parsed() {
         let hub = r#"Bearer realm="https://auth.docker.io/token",service="registry.docker.io",scope="repository:a/b:pull,push""#;
         let hub_is = bearer(
             "https://auth.docker.io/token",

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chart_is_named_by_repository_and_name_or_by_one_address() {
+    fn chart_reference_accepts_repository_with_name_or_address() {
         for (repo, name, registry, repository) in [
             ("oci://a.org/b", "c", "https://a.org/", "b/c"),
             ("oci://a.org:5000", "c", "https://a.org:5000/", "c"),
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_of_a_registry_is_refused() {
+    fn invalid_registry_address_is_rejected() {
         for (repo, name) in [
             ("oci://", "c"),
             ("oci://a.org/b", "../c"),

@@ -177,7 +177,7 @@ fn outcomes(seen: &Seen) -> Vec<&Outcome> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_found_good_is_read_and_not_asked_about_again_until_it_changes() {
+async fn matching_object_is_compared_again_only_after_change() {
     let mut looks = Looks::at(server(Some(live("hello"))), DriftMode::Heal);
     for _ in 0..3 {
         let seen = looks.look(&manifest("hello")).await.unwrap();
@@ -200,7 +200,7 @@ async fn what_was_found_good_is_read_and_not_asked_about_again_until_it_changes(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_write_is_onto_what_was_seen_with_helms_name_and_only_where_it_is_wanted() {
+async fn drift_is_corrected_as_helm_only_when_allowed() {
     let mut looks = Looks::at(server(Some(live("edited"))), DriftMode::Warn);
     let seen = looks.look(&manifest("hello")).await.unwrap();
     assert_eq!(outcomes(&seen), [&Outcome::Left]);
@@ -224,7 +224,7 @@ async fn a_write_is_onto_what_was_seen_with_helms_name_and_only_where_it_is_want
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_deleted_is_made_again_without_taking_over_what_somebody_makes_meanwhile() {
+async fn deleted_object_is_recreated_without_forcing_ownership() {
     let mut looks = Looks::at(server(None), DriftMode::Heal);
     let seen = looks.look(&manifest("hello")).await.unwrap();
     assert_eq!(seen.findings[0].difference, Difference::Deleted);
@@ -235,7 +235,7 @@ async fn what_is_deleted_is_made_again_without_taking_over_what_somebody_makes_m
 }
 
 #[tokio::test]
-async fn a_job_that_is_gone_has_been_done_and_is_not_run_again() {
+async fn missing_job_is_not_recreated() {
     let server = Server::start(Arc::new(|seen| match seen.path.as_str() {
         "/apis/batch/v1" => {
             let kind = json!({"name": "jobs", "singularName": "", "kind": "Job", "namespaced": true, "verbs": []});
@@ -265,7 +265,7 @@ async fn a_job_that_is_gone_has_been_done_and_is_not_run_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_comes_back_each_time_is_held_back_and_told() {
+async fn recurring_drift_is_held_back_after_three_corrections() {
     let mut looks = Looks::at(server(Some(live("edited"))), DriftMode::Heal);
     let mut all = Vec::new();
     for _ in 0..5 {
@@ -281,7 +281,7 @@ async fn what_comes_back_each_time_is_held_back_and_told() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_object_of_another_release_or_set_aside_by_a_person_is_never_written() {
+async fn foreign_excluded_or_terminating_object_is_never_written() {
     let marked = |key: &str, value: &str| {
         let mut live = live("edited");
         live["metadata"]["annotations"][key] = json!(value);
@@ -306,7 +306,7 @@ async fn an_object_of_another_release_or_set_aside_by_a_person_is_never_written(
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_compared_is_said_and_an_apiserver_that_is_not_well_ends_the_look() {
+async fn uncomparable_object_is_reported_unhealthy_apiserver_aborts_check() {
     let of = |at: Method, code: u16| {
         Server::start(Arc::new(move |seen: &Asked| match seen.path.as_str() {
             "/api/v1" => kinds(),
@@ -341,8 +341,7 @@ async fn what_cannot_be_compared_is_said_and_an_apiserver_that_is_not_well_ends_
 }
 
 #[tokio::test(start_paused = true)]
-async fn somebody_else_who_writes_at_the_same_time_is_given_way_once_and_then_until_the_next_look()
-{
+async fn conflicting_write_is_retried_once_per_check() {
     let busy = |conflicts: usize| {
         Server::start(Arc::new(move |seen: &Asked| match seen.method {
             _ if seen.path == "/api/v1" => kinds(),
@@ -362,7 +361,7 @@ async fn somebody_else_who_writes_at_the_same_time_is_given_way_once_and_then_un
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_look_that_is_called_off_asks_nothing_more() {
+async fn cancelled_check_sends_no_requests() {
     let mut looks = Looks::at(server(Some(live("edited"))), DriftMode::Heal);
     looks.cancel.cancel();
     let error = looks.look(&manifest("hello")).await.unwrap_err();
@@ -371,7 +370,7 @@ async fn a_look_that_is_called_off_asks_nothing_more() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_original_has_put_into_default_is_not_made_a_second_time() {
+async fn adopted_object_in_default_namespace_is_not_recreated() {
     let of = |release: &'static str| {
         Server::start(Arc::new(move |seen| match seen.path.as_str() {
             "/api/v1" => kinds(),

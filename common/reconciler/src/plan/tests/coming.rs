@@ -8,7 +8,7 @@ fn coming(step: Step, after: Option<u64>, now: BootTime, attempts: u32) -> Optio
 }
 
 #[test]
-fn what_has_failed_tells_when_it_is_tried_again_and_what_is_under_way_tells_nothing() {
+fn failed_run_announces_retry_or_giving_up() {
     let mut w = world_deployed_then_upgrading_fails();
     let retry = w.memory.failure.clone().unwrap();
     let plan = w.plan();
@@ -27,7 +27,7 @@ fn what_has_failed_tells_when_it_is_tried_again_and_what_is_under_way_tells_noth
 }
 
 #[test]
-fn what_is_held_or_over_any_moment_tells_of_no_attempt() {
+fn paused_or_withheld_tenant_announces_no_attempt() {
     let mut paused = world_deployed_then_upgrading_fails();
     paused.desired.paused = true;
     assert_eq!(paused.plan().next, None);
@@ -45,7 +45,7 @@ fn what_is_held_or_over_any_moment_tells_of_no_attempt() {
 }
 
 #[test]
-fn a_lock_tells_when_it_is_broken_and_a_removal_when_it_is_tried_again() {
+fn stale_lock_and_failed_uninstall_announce_next_attempt() {
     let mut w = world();
     w.revisions = vec![
         w.ours(1, Status::Deployed),
@@ -66,7 +66,7 @@ fn a_lock_tells_when_it_is_broken_and_a_removal_when_it_is_tried_again() {
 }
 
 #[test]
-fn workloads_have_until_their_deadline_and_that_is_told_with_what_they_lack() {
+fn unready_workloads_announce_wait_deadline_after_quiet_period() {
     let mut w = world().deployed();
     w.unready = Some("Deployment a/b: 0 of 1 available".to_owned());
     w.memory.applied = Some(Applied {
@@ -84,7 +84,7 @@ fn workloads_have_until_their_deadline_and_that_is_told_with_what_they_lack() {
 }
 
 #[test]
-fn times_of_the_boot_clock_are_told_by_the_wall() {
+fn boot_clock_deadlines_convert_to_wall_time() {
     let now = BootTime(Duration::from_secs(1_000));
     let wall = Timestamp::from_second(50_000).unwrap();
     let told = coming(Step::Retry, Some(40), now, 2)

@@ -50,7 +50,7 @@ impl World {
 }
 
 #[test]
-fn a_deployment_is_installed_without_a_finalizer_or_an_annotation() {
+fn deployment_is_installed_without_finalizer_or_annotation() {
     let mut w = world();
     w.workspace = None;
     assert_eq!(w.plan_order(&order()).action, Action::CreateWorkspace);
@@ -64,7 +64,7 @@ fn a_deployment_is_installed_without_a_finalizer_or_an_annotation() {
 }
 
 #[test]
-fn another_chart_is_an_upgrade_and_a_lock_of_ours_is_broken() {
+fn changed_chart_upgrades_and_own_lock_is_broken() {
     let mut w = world().deployed();
     w.desired.chart.version = "1.19.2".to_owned();
     let plan = w.plan_order(&order());
@@ -76,7 +76,7 @@ fn another_chart_is_an_upgrade_and_a_lock_of_ours_is_broken() {
 }
 
 #[test]
-fn a_paused_deployment_is_left_alone_whether_it_is_to_be_there_or_to_go() {
+fn paused_deployment_is_neither_installed_nor_removed() {
     let pause = |order: DesiredDeployment| DesiredDeployment {
         paused: true,
         ..order
@@ -91,7 +91,7 @@ fn a_paused_deployment_is_left_alone_whether_it_is_to_be_there_or_to_go() {
 }
 
 #[test]
-fn an_order_to_remove_uninstalls_then_the_workspace_goes_and_then_it_is_said_to_be_gone() {
+fn removal_uninstalls_then_deletes_workspace_then_acknowledges() {
     let plan = world().deployed().plan_order(&removal());
     assert_eq!((plan.action, plan.gone), (Action::Uninstall, false));
     let plan = world().plan_order(&removal());
@@ -127,7 +127,7 @@ fn tampered_release_is_not_removed_over_and_over() {
 }
 
 #[test]
-fn a_release_that_has_come_back_is_not_gone() {
+fn reappeared_release_is_not_reported_gone() {
     let plan = world().deployed().let_go().plan_order(&removal());
     assert_eq!((plan.action, plan.gone), (Action::Uninstall, false));
     // Of another object of that name nothing was done yet.
@@ -140,7 +140,7 @@ fn a_release_that_has_come_back_is_not_gone() {
 }
 
 #[test]
-fn without_the_lease_nothing_is_removed_and_what_was_done_stays_said() {
+fn withheld_lease_blocks_removal_but_keeps_gone_status() {
     let mut w = world().deployed();
     w.permit = Permit::Withheld("somebody holds it".to_owned());
     let plan = w.plan_order(&removal());
@@ -151,7 +151,7 @@ fn without_the_lease_nothing_is_removed_and_what_was_done_stays_said() {
 }
 
 #[test]
-fn an_orphaned_release_stays_and_the_order_is_done() {
+fn orphaned_release_stays_and_removal_completes() {
     let orphan = DesiredDeployment {
         orphan: true,
         ..removal()
@@ -176,7 +176,7 @@ fn a_shared_workspace_stays() {
 }
 
 #[test]
-fn of_two_of_one_name_the_older_has_the_release_and_the_younger_is_told_whose_it_is() {
+fn older_deployment_holds_release_and_younger_is_refused() {
     let younger = DesiredDeployment {
         namespace: "other".to_owned(),
         uid: "uid-2".to_owned(),
@@ -209,7 +209,7 @@ fn of_two_of_one_name_the_older_has_the_release_and_the_younger_is_told_whose_it
 }
 
 #[test]
-fn an_order_to_remove_that_is_carried_out_keeps_the_name_from_nobody() {
+fn completed_removal_order_frees_release_name() {
     let younger = DesiredDeployment {
         namespace: "other".to_owned(),
         uid: "uid-2".to_owned(),
@@ -223,7 +223,7 @@ fn an_order_to_remove_that_is_carried_out_keeps_the_name_from_nobody() {
 }
 
 #[test]
-fn a_release_of_the_original_with_this_chart_is_taken_on_without_a_run() {
+fn original_release_of_same_chart_is_adopted() {
     let mut w = world();
     w.revisions = vec![w.foreign(1, Status::Deployed)];
     let plan = w.plan_order(&order());
@@ -257,7 +257,7 @@ fn a_release_of_the_original_with_this_chart_is_taken_on_without_a_run() {
 }
 
 #[test]
-fn a_release_of_that_name_with_another_chart_is_nobodys_to_take() {
+fn release_with_another_chart_is_not_adopted() {
     let w = world().of_the_original("echo-server", "1.0.0");
     let plan = w.plan_order(&order());
     assert_eq!(plan.action, Action::Nothing);
@@ -268,7 +268,7 @@ fn a_release_of_that_name_with_another_chart_is_nobodys_to_take() {
 }
 
 #[test]
-fn one_that_was_made_anew_in_its_namespace_has_its_release_and_one_of_another_has_not() {
+fn release_follows_recreated_deployment_only_in_its_namespace() {
     let mut w = world().deployed();
     w.revisions[0].owner_uid = Some("uid-0".to_owned());
     assert_eq!(w.plan_order(&order()).action, Action::Nothing);
@@ -279,7 +279,7 @@ fn one_that_was_made_anew_in_its_namespace_has_its_release_and_one_of_another_ha
 }
 
 #[test]
-fn names_that_are_no_namespace_or_are_somebodys_are_refused() {
+fn invalid_or_reserved_namespace_names_are_rejected() {
     for (name, why) in [
         ("a.b", reason::WORKSPACE_INVALID),
         ("kube-system", reason::NAMESPACE_NOT_OWNED),
@@ -297,7 +297,7 @@ fn names_that_are_no_namespace_or_are_somebodys_are_refused() {
 }
 
 #[test]
-fn with_the_member_its_deployments_go_and_that_is_no_acknowledgement() {
+fn retired_member_uninstalls_deployments_without_acknowledging() {
     let mut w = world().deployed();
     w.desired.retire = true;
     assert_eq!(w.plan_order(&order()).action, Action::Uninstall);

@@ -183,7 +183,7 @@ async fn another_server_answers_while_one_floods() {
 }
 
 #[tokio::test]
-async fn watcher_of_a_flooding_server_fails_and_goes_on() {
+async fn watcher_of_flooding_server_fails_and_retries() {
     let server = server(limits(), HEAD, vec![b' '; 8192], Duration::ZERO).await;
     let maps: Api<ConfigMap> = Api::default_namespaced(server.client.clone());
     let errors = watcher(maps, Config::default()).filter_map(async |event| event.err());
@@ -195,7 +195,7 @@ async fn watcher_of_a_flooding_server_fails_and_goes_on() {
 }
 
 #[test]
-fn events_of_a_watch_are_counted_one_by_one() {
+fn watch_events_are_limited_individually() {
     let mut meter = Meter::new(Kind::Watch, limits());
     for _ in 0..10 {
         meter
@@ -208,7 +208,7 @@ fn events_of_a_watch_are_counted_one_by_one() {
 }
 
 #[test]
-fn bodies_give_back_what_they_held() {
+fn dropped_bodies_release_their_byte_budget() {
     let at_once = Arc::new(AtomicUsize::new(0));
     let held = || Held {
         at_once: Arc::clone(&at_once),

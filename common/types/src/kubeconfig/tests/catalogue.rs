@@ -46,7 +46,7 @@ fn exec_is_refused_and_nothing_is_run() {
 }
 
 #[test]
-fn auth_provider_gcp_with_cmd_path_is_refused_and_nothing_is_run() {
+fn auth_provider_gcp_is_rejected_without_running_command() {
     let folder = std::env::temp_dir().join(format!("krypton-gcp-{}", std::process::id()));
     let gcp = json!({ "name": "gcp", "config": { "cmd-path": "/bin/mkdir", "cmd-args": folder } });
     let said = forbidden("/users/0/user/auth-provider", gcp);
@@ -107,7 +107,7 @@ fn unverified_tls_is_refused() {
 }
 
 #[test]
-fn a_server_by_plain_http_is_refused_by_every_policy() {
+fn plain_http_server_is_rejected_by_every_policy() {
     let server = json!("http://edge-1.example.org:8080");
     let error = with("/clusters/0/cluster/server", server, EVERYTHING).unwrap_err();
     assert!(
@@ -123,7 +123,7 @@ fn a_proxy_url_is_refused() {
 }
 
 #[test]
-fn a_server_that_is_the_hub_itself_or_no_cluster_is_refused() {
+fn loopback_metadata_and_invalid_servers_are_rejected() {
     for server in [
         "https://127.0.0.1:6443",
         "https://localhost:6443",
@@ -161,7 +161,7 @@ fn a_server_that_is_the_hub_itself_or_no_cluster_is_refused() {
 }
 
 #[test]
-fn a_user_that_is_not_there_or_has_no_credential_is_not_anonymous() {
+fn missing_user_or_credential_is_rejected() {
     assert_eq!(
         said("/contexts/0/context/user", json!("x")),
         "user \"x\" not found in users"
@@ -210,7 +210,7 @@ fn an_authority_that_is_no_certificate_is_refused() {
 }
 
 #[test]
-fn an_expired_certificate_a_strange_key_and_a_powerless_authority_are_told_before_connecting() {
+fn unusable_certificates_are_rejected_before_connecting() {
     let user =
         json!({ "client-certificate-data": ISSUED.certificate, "client-key-data": ISSUED.key });
     let expired = strictly("/users/0/user", user).unwrap();
@@ -257,7 +257,7 @@ fn impersonation_is_refused_and_extensions_are_left_out() {
 }
 
 #[test]
-fn a_list_for_a_root_and_a_key_that_is_there_twice_are_refused() {
+fn list_root_and_duplicate_key_are_rejected() {
     assert_eq!(
         refused(b"- a"),
         "kubeconfig is not read: its root is no map"
@@ -312,7 +312,7 @@ fn bombs_are_refused_before_they_take_room() {
 }
 
 #[test]
-fn only_utf8_is_read_with_or_without_a_byte_order_mark_and_carriage_returns() {
+fn only_utf8_is_read_bom_and_crlf_allowed() {
     let utf16 = |big: bool| -> Vec<u8> {
         let units = std::iter::once(0xfeff).chain(text().encode_utf16().collect::<Vec<_>>());
         let bytes = |unit: u16| {
@@ -351,7 +351,7 @@ fn only_utf8_is_read_with_or_without_a_byte_order_mark_and_carriage_returns() {
 }
 
 #[test]
-fn a_key_in_another_case_or_with_a_slip_is_not_passed_over() {
+fn misspelled_or_miscased_key_is_rejected() {
     for (from, to, path) in [
         ("    server:", "    Server:", "clusters[0].cluster.Server"),
         (

@@ -73,7 +73,7 @@ fn a_token_is_good_until_its_claim_says() {
 
 /// An apiserver takes whichever it can.
 #[test]
-fn of_two_credentials_one_that_is_good_is_enough() {
+fn expiry_follows_longest_valid_credential() {
     let mut user = certificate();
     user["token"] = json!(jwt(&json!({ "exp": 1_800_000_000 })));
     let found = of(user.clone());
@@ -87,7 +87,7 @@ fn of_two_credentials_one_that_is_good_is_enough() {
 }
 
 #[test]
-fn what_an_accepted_program_or_file_holds_has_no_dates() {
+fn accepted_exec_credential_never_expires() {
     let mut user = certificate();
     user["exec"] = json!({ "command": "/bin/true" });
     let exec = Policy {

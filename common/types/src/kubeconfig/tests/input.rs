@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn block_style_yaml_with_comments_bom_and_crlf_is_read() {
+fn block_yaml_with_comments_bom_and_crlf_parses() {
     let text = format!(
         "\u{feff}# written by kubeadm\napiVersion: v1\nkind: Config\ncurrent-context: c\n{}clusters:\n- \
          cluster:\n    server: https://h:1\n    certificate-authority-data: |\n      {}\n      {}\n  name: k\n\
@@ -54,7 +54,7 @@ current-context: d
 }
 
 #[test]
-fn input_that_is_no_single_yaml_document_is_refused_with_its_place() {
+fn invalid_yaml_document_is_rejected_with_position() {
     let two = format!("{}\n---\n{}\n", good(), good());
     let duplicate = "current-context: a\ncurrent-context: b\n";
     for (bytes, message) in [

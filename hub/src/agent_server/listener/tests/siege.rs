@@ -76,7 +76,7 @@ async fn is_served(hub: &Hub, own: &Credential) {
 }
 
 #[tokio::test]
-async fn an_address_that_fills_its_share_leaves_room_for_others() {
+async fn address_at_its_limit_leaves_room_for_others() {
     let limits = Limits {
         handshakes: 4,
         handshake: PATIENCE,
@@ -121,7 +121,7 @@ async fn an_address_that_fills_its_share_leaves_room_for_others() {
 }
 
 #[tokio::test]
-async fn agents_behind_one_address_are_as_many_as_they_are() {
+async fn all_agents_behind_one_address_are_served() {
     let limits = Limits {
         newcomers: 4,
         of_an_address: OfAnAddress {
@@ -147,7 +147,7 @@ async fn agents_behind_one_address_are_as_many_as_they_are() {
 }
 
 #[tokio::test]
-async fn handshakes_of_one_address_come_one_by_one_after_a_burst() {
+async fn handshake_rate_is_limited_per_address_after_burst() {
     let limits = Limits {
         handshake: Duration::from_secs(10),
         of_an_address: OfAnAddress {
@@ -169,7 +169,7 @@ async fn handshakes_of_one_address_come_one_by_one_after_a_burst() {
 }
 
 #[tokio::test]
-async fn a_stranger_may_say_as_much_as_it_takes_to_enrol() {
+async fn unauthenticated_traffic_is_limited_above_enrollment_size() {
     let hub = hub(Limits::default()).await;
     let (mut client, _bridge) = hub.client(None).await;
     let large = v1::EnrollRequest {
@@ -186,7 +186,7 @@ async fn a_stranger_may_say_as_much_as_it_takes_to_enrol() {
 }
 
 #[tokio::test]
-async fn a_connection_without_a_sign_of_life_is_let_go() {
+async fn silent_connection_is_closed() {
     let limits = Limits {
         silence: Duration::from_millis(50),
         ..Limits::default()
@@ -209,7 +209,7 @@ fn client_hello(hub: &Hub) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_hundred_who_spell_their_hello_keep_nobody_from_being_served() {
+async fn hundred_slow_handshakes_do_not_block_service() {
     let limits = Limits {
         handshake: Duration::from_secs(3),
         ..Limits::default()
@@ -239,7 +239,7 @@ async fn a_hundred_who_spell_their_hello_keep_nobody_from_being_served() {
 }
 
 #[tokio::test]
-async fn those_who_stop_or_spell_after_the_handshake_keep_nobody_from_being_served() {
+async fn stalled_connections_after_handshake_do_not_block_service() {
     let limits = Limits {
         stranger: Duration::from_secs(3),
         silence: Duration::from_secs(3),
@@ -295,7 +295,7 @@ fn allow_files(needed: u64) {
 }
 
 #[tokio::test]
-async fn ten_thousand_connections_cost_a_bounded_part_and_are_forgotten() {
+async fn connection_flood_uses_bounded_resources_and_frees_them() {
     const COUNT: usize = 10_000;
     const AGENTS: usize = 20;
     allow_files(COUNT as u64 + 3000);
@@ -392,7 +392,7 @@ fn floods() -> Vec<(&'static str, bool, Vec<u8>)> {
 }
 
 #[tokio::test]
-async fn floods_of_frames_end_their_own_connection_at_most() {
+async fn frame_flood_affects_only_its_own_connection() {
     let hub = hub(Limits::default()).await;
     let own = Hub::agent(&hub.authority, "edge-1", DAY);
     let (mut settled, _bridge) = hub.client(Some(own.clone())).await;
@@ -426,7 +426,7 @@ async fn floods_of_frames_end_their_own_connection_at_most() {
 }
 
 #[tokio::test]
-async fn beyond_its_bytes_a_member_is_not_read_and_others_are() {
+async fn only_member_over_byte_limit_is_throttled() {
     let limits = Limits {
         // As good as nothing more after the first.
         member_bytes: Rate {
@@ -455,7 +455,7 @@ async fn beyond_its_bytes_a_member_is_not_read_and_others_are() {
 }
 
 #[tokio::test]
-async fn what_is_no_call_of_ours_gets_the_code_that_says_so_and_the_next_is_answered() {
+async fn invalid_call_gets_status_code_and_connection_survives() {
     let hub = hub(Limits::default()).await;
     let own = Hub::agent(&hub.authority, "edge-1", DAY);
     let stream = hub.connect(Some(own)).await.unwrap();
