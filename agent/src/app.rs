@@ -1,4 +1,4 @@
-//! The agent's process: what it starts, in which order, and how it ends.
+//! Starts and ends the agent's process.
 
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -47,7 +47,7 @@ use crate::session::{self, Contact, Link, Session};
 /// Our name at the apiserver.
 const USER_AGENT: &str = concat!("krypton-agent/", env!("CARGO_PKG_VERSION"));
 
-/// The UID of the pod whose only agent this is. Of its containers, no other may be told.
+/// The UID of the agent's pod. Set it for one container of the pod only.
 const POD_UID: &str = "POD_UID";
 
 /// Runs the agent until a signal stops it.
@@ -152,7 +152,7 @@ impl Process {
         Ok(())
     }
 
-    /// Joins the fleet, and reads what is on record; `None` if the agent is to stop before.
+    /// Joins the fleet, and reads the recorded desired state; `None` if the agent stops before.
     async fn join(&self, client: &Client) -> anyhow::Result<Option<JoinedFleet>> {
         let (flags, stop) = (&self.flags, &self.stop);
         let apiserver = StartupGrace::new();
@@ -375,11 +375,11 @@ struct JoinedFleet {
     store: Store,
     kept: Kept,
     enrolled: Enrolled,
-    /// The desired state on record.
+    /// The recorded desired state.
     record: Option<DesiredState>,
 }
 
-/// Tasks beside the reconciler.
+/// The tasks other than the reconciler.
 struct Tasks {
     session: JoinHandle<()>,
     renewal: JoinHandle<()>,
@@ -397,7 +397,7 @@ impl Tasks {
         stop: &CancellationToken,
     ) -> anyhow::Result<()> {
         let by_itself = tokio::select! {
-            // First: at the stop the others end too, and not by themselves.
+            // First: a stop also ends the other tasks, which is no error.
             biased;
             () = stop.cancelled() => None,
             ended = &mut reconciling => return Err(by_itself("the reconciler", ended)),
@@ -420,7 +420,7 @@ impl Tasks {
     }
 }
 
-/// Work that goes on until the stop and has ended before it: the process is better started anew.
+/// A permanent task has ended. The process must restart.
 fn by_itself(what: &str, ended: Result<(), tokio::task::JoinError>) -> anyhow::Error {
     match ended {
         Ok(()) => anyhow!("{what} has ended by itself"),
@@ -458,7 +458,7 @@ async fn reconcile(
     following.abort();
 }
 
-/// What helm reads.
+/// Writes the kubeconfig for Helm.
 fn helm_kubeconfig(
     scratch: &Path,
     config: &Config,

@@ -1,4 +1,4 @@
-//! The hub's process: what it starts, in which order, and how it ends.
+//! Starts and ends the hub's process.
 
 mod chart;
 mod parts;
@@ -181,7 +181,7 @@ async fn main_loop(
     loop {
         follower.give(&lead, &mut teller);
         tokio::select! {
-            // First: at the stop all others end too, and not by themselves.
+            // First: a stop also ends all other tasks, which is no error.
             biased;
             () = stop.cancelled() => break,
             () = shutdown.task_ended() => {}
@@ -305,7 +305,7 @@ fn read_values(
     (overlaying, readings)
 }
 
-/// Keeps the leader's label on the pod, after a former container's label is off.
+/// Keeps the leader's label on the pod, after the label of an earlier container is removed.
 async fn label(clearing: JoinHandle<Option<Label>>, lead: Leader) {
     let cleared = tokio::select! {
         cleared = clearing => cleared,
@@ -379,11 +379,11 @@ impl Control {
         let (standing, leading) = election.stand(move |tenure, begins| {
             arbiter.set_epoch(tenure.epoch);
             if begins {
-                // What this hub has read of home before may be old.
+                // Objects that this hub read on home before may be old.
                 members.anew(tenure.since);
                 arbiter.anew(tenure.since);
             }
-            // If a record says what a range means, members get nothing before it is read.
+            // With a recorded version of a range, members get nothing before the record is read.
             if !pins {
                 given.send_modify(|given| given.epoch = tenure.epoch);
             }
@@ -400,7 +400,7 @@ struct Discovered {
     findings: watch::Receiver<Findings>,
 }
 
-/// What the controllers are started with.
+/// Inputs of the controllers.
 struct Starting<'a> {
     settings: &'a Settings,
     client: &'a Client,
@@ -446,7 +446,7 @@ impl Starting<'_> {
         let (settings, discovery) = (self.settings, &self.settings.discovery);
         let access = &self.engine.profile_access;
         let mut providers = providers::providers(self.client, settings, access);
-        // After those that find a Secret by its label, which take precedence.
+        // After the providers that find a Secret by its label, which take precedence.
         providers.push(Arc::new(NamedSecrets {
             client: self.client.clone(),
             named: named_rx,

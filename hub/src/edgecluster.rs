@@ -55,12 +55,12 @@ const AFTER_FAILURE: Duration = Duration::from_secs(3);
 const HEARTBEAT: Duration = Duration::from_secs(20);
 /// Writes of EdgeClusters in flight.
 const WRITERS: usize = 16;
-/// What is found out about clusters is looked at so often.
+/// The shortest time between two decisions.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Sources that have not listed yet are waited for so long before a new name is given away.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// What is on record of a member of which nothing has been heard counts for so long after the lead was won: an
-/// agent is given up after 30 s, and whoever is reached by kubeconfig has answered by then, or has not.
+/// After this time in a term, the record of a silent member counts no longer: an agent times out after 30 s, and a
+/// cluster behind a kubeconfig has answered or not.
 const UNHEARD: Duration = Duration::from_secs(45);
 /// Events taken in before the next look.
 const BATCH: usize = 512;
@@ -75,7 +75,7 @@ pub struct FleetChart {
     pub problem: Option<Problem>,
 }
 
-/// What the fleet is built from.
+/// Inputs of the controller.
 pub struct Fleet {
     pub client: Client,
     /// The hub's, on home.
@@ -91,11 +91,11 @@ pub struct Fleet {
     pub tenant_values: bool,
     /// Whether Tenants of home are placed on members.
     pub place_tenants: bool,
-    /// Of members, over the fleet's.
+    /// Values of members, over the fleet's.
     pub overlaying: Overlaying,
     pub handling: Handling,
     pub lockdown: Lockdown,
-    /// Of workspaces; a member may have its own over it.
+    /// Labels and annotations of workspaces. A member may override them.
     pub namespaces: NamespaceConfiguration,
     /// Whether this hub is the one that writes on home.
     pub lead: Leader,
@@ -126,7 +126,7 @@ pub async fn run(fleet: Fleet, stop: CancellationToken) {
         controller.begin(listed_again, &pass);
         if controller.is_due(&pass) {
             controller.reconcile(events.of(), &pass);
-            // Without this the loop would go on for as long as anything is ready, in one poll.
+            // Without this, one poll would run as long as anything is ready.
             tokio::task::yield_now().await;
         }
         let (wake, more) = controller.write(&pass);

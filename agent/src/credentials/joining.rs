@@ -12,7 +12,7 @@ use super::enrollment::{self, EnrolError};
 use super::join::{self, JoinError, Places, Start};
 use super::store::{self, Enrolled, Identity, IdentityError, Kept, Store};
 
-/// What joining needs.
+/// Inputs of joining.
 pub struct Joining<'a> {
     /// The flag `--hub`.
     pub hub: &'a [String],
@@ -31,16 +31,16 @@ impl std::fmt::Debug for Joining<'_> {
 /// How often an identity is read again that others write at the same time.
 const JOIN_TRIES: usize = 5;
 
-/// What one attempt to join led to.
+/// The result of one attempt to join.
 enum Joined {
     As(Box<(Kept, Enrolled)>),
-    /// Another replica has written the identity meanwhile: what it has got is to be read.
+    /// Another replica has written the identity, which must be read again.
     Overtaken,
     Stopped,
 }
 
-/// The identity with a certificate, got with the join bundle where there is none yet. Replicas that join
-/// together with one bundle share the key that the fastest of them has kept, and so its certificate.
+/// Returns the identity with a certificate. Without a certificate, it enrolls with the join bundle. Replicas that join
+/// with one bundle share the key that the fastest one stored, and its certificate.
 pub async fn joined(
     joining: &Joining<'_>,
     stop: &CancellationToken,
@@ -83,7 +83,7 @@ async fn join_once(joining: &Joining<'_>, stop: &CancellationToken) -> anyhow::R
         .as_ref()
         .and_then(|kept| kept.identity.enrolled.clone());
     let bundle = if before.is_some() {
-        // It would only be looked at to join anew.
+        // It matters only for joining again.
         places.find(client).await
     } else {
         let found = retry_until_ready("the join bundle", stop, JoinError::may_pass, async || {
@@ -114,7 +114,7 @@ async fn join_once(joining: &Joining<'_>, stop: &CancellationToken) -> anyhow::R
             });
         }
     };
-    // A key is made only for a bundle that can be used, and kept before anybody hears of it.
+    // A key is created only for a usable bundle, and stored before it is sent.
     let kept = match kept {
         Some(kept) => kept,
         None => {
@@ -138,7 +138,7 @@ async fn join_once(joining: &Joining<'_>, stop: &CancellationToken) -> anyhow::R
                 "joining anew failed; the agent goes on as it had joined before");
             return Ok(Joined::As(Box::new((kept, before))));
         }
-        // The token may have been used by a key that is kept by now in the place of ours.
+        // Another replica may have used the token with a key that replaced ours.
         (Err(error), None) => {
             return match read().await? {
                 Some(Some(now)) if now.identity.enrolled.is_some() => Ok(Joined::Overtaken),
@@ -164,7 +164,7 @@ async fn join_once(joining: &Joining<'_>, stop: &CancellationToken) -> anyhow::R
     })
 }
 
-/// Who has joined before is not kept from working by a hub that is away: it asks once.
+/// Enrolls. An agent that has joined before tries once: it can work without the hub.
 async fn ask(
     joining: &Joining<'_>,
     bundle: &JoinBundle,
@@ -180,7 +180,7 @@ async fn ask(
     .await
 }
 
-/// The hub's addresses: those of the flag, or without it those that the hub gave.
+/// The addresses of the flag, or without the flag those of the hub.
 pub fn addresses(hub: &[String], known: &[String]) -> Vec<String> {
     if hub.is_empty() {
         known.to_vec()

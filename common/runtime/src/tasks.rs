@@ -1,5 +1,5 @@
-//! The tasks that go on until the hub stops. One that ends before, by a panic or by itself, ends the hub: what
-//! it was for would be left undone, and nobody would notice.
+//! Permanent tasks. If one ends before the process stops, the process must end: its work would stay undone without
+//! notice.
 
 use futures::future::select_all;
 use thiserror::Error;
@@ -20,7 +20,7 @@ pub enum TaskError {
     },
 }
 
-/// Those that have not ended, by what they do.
+/// The tasks that run, with their names.
 #[derive(Debug)]
 pub struct Tasks {
     watchdog: Watchdog,
@@ -38,7 +38,7 @@ impl Tasks {
         self.left.push((what, task));
     }
 
-    /// Why the hub cannot go on, as soon as one has ended; for ever when there is none.
+    /// Waits until a task ends, and returns why. Waits forever without tasks.
     pub async fn one_ends(&mut self) -> TaskError {
         if self.left.is_empty() {
             return std::future::pending().await;
@@ -51,7 +51,7 @@ impl Tasks {
         }
     }
 
-    /// Waits for one that was told to stop. One that is not there has ended already.
+    /// Waits for a task that is stopping. A task that is not there has ended already.
     ///
     /// # Errors
     /// When it panicked.
@@ -65,7 +65,7 @@ impl Tasks {
         }
     }
 
-    /// Waits for all, which were told to stop.
+    /// Waits for all tasks, which are stopping.
     ///
     /// # Errors
     /// When one panicked.

@@ -17,11 +17,11 @@ use crate::join_bundle::is_token;
 pub const LABEL: &str = "mesh.openkcm.io/join-token";
 /// Label of the Secrets: the name of the EdgeCluster, by which the tokens of one are listed.
 pub const MEMBER_LABEL: &str = "mesh.openkcm.io/join-cluster";
-/// What a token may be good for.
+/// Limits of a token's life.
 pub const SHORTEST_LIFE: Duration = Duration::from_secs(60);
 pub const LONGEST_LIFE: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// What the names of the Secrets begin with.
+/// Prefix of the Secrets' names.
 pub const NAME_PREFIX: &str = "krypton-join-";
 const CLUSTER_KEY: &str = "cluster";
 const DIGEST_KEY: &str = "secret-sha256";
@@ -31,7 +31,7 @@ const EDGE_CLUSTER_KEY: &str = "edge-cluster-uid";
 const CLUSTER_UID_KEY: &str = "cluster-uid";
 const USED_AT_KEY: &str = "used-at";
 
-/// What home knows of a token.
+/// The record of a token on home.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     pub cluster: String,
@@ -50,7 +50,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// What a Secret says; `None` where it is no token.
+    /// Reads a Secret; `None` if it is not a token.
     pub fn read(object: &Secret) -> Option<Self> {
         if object.metadata.labels.as_ref()?.get(LABEL)? != "true" {
             return None;
@@ -77,7 +77,7 @@ impl Record {
     }
 }
 
-/// Who uses a token, and for which EdgeCluster.
+/// The user of a token, and the EdgeCluster that it is used for.
 #[derive(Clone, Copy, Debug)]
 pub struct User<'a> {
     /// Digest of their public key.
@@ -87,7 +87,7 @@ pub struct User<'a> {
 }
 
 impl User<'_> {
-    /// Puts the use on record in the token's Secret.
+    /// Records the use in the token's Secret.
     pub fn mark(self, token: &mut Secret, now: Timestamp) {
         token.data.get_or_insert_default().extend([
             entry(USED_BY_KEY, self.key),

@@ -35,9 +35,9 @@ pub(super) async fn values_of_file(settings: &Settings) -> anyhow::Result<Values
 /// The version of the chart, which may follow a range.
 pub(super) struct Version {
     pub(super) now: watch::Receiver<Meaning>,
-    /// What looks the range up; `None` for a version with a digest.
+    /// Looks up the range; `None` for a version with a digest.
     pub(super) pinned: Option<Kept>,
-    /// Held, so that the version is followed for as long as the hub runs.
+    /// Keeps the channel open as long as the hub runs.
     _sender: watch::Sender<Meaning>,
 }
 
@@ -141,7 +141,7 @@ impl ChartFollower {
         }
     }
 
-    /// What members are given.
+    /// The chart and epoch that members get.
     pub(super) fn given(&self) -> &watch::Sender<FleetChart> {
         &self.given
     }

@@ -1,4 +1,4 @@
-//! The parts of the process that need neither home nor a Lease: Helm, charts, and what the hub knows of members.
+//! The parts of the process that need neither home nor a Lease: Helm, charts, and knowledge about members.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -116,7 +116,7 @@ async fn check_keyring(file: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the hub knows of its members, from reports and from its own calls.
+/// Knowledge about members, from reports and from the hub's own calls.
 pub(super) struct Observed {
     pub(super) found: Arc<Found>,
     pub(super) facts: Arc<ObservationBoard>,

@@ -14,7 +14,7 @@ use crate::discovery::kubeconfig_files::Files;
 use crate::discovery::labelled_secrets::LabelledSecrets;
 use crate::discovery::object_and_secret::Paired;
 
-/// What looks for members, as the settings want it.
+/// The providers that the settings select.
 pub(super) fn providers(
     client: &Client,
     settings: &Settings,
@@ -76,7 +76,7 @@ pub(super) fn providers(
     providers
 }
 
-/// One for each namespace, so that one that cannot be read costs the others nothing; `None` is for all.
+/// One provider per namespace: an unreadable namespace does not affect the others. `None` means all namespaces.
 fn each(namespaces: Option<&BTreeSet<String>>) -> Vec<Option<String>> {
     match namespaces {
         None => vec![None],

@@ -69,10 +69,10 @@ pub(super) struct Controller {
     pub(super) retirements: Retirements,
     pub(super) overlays: Overlays,
     pub(super) publisher: DesiredStatePublisher,
-    /// The epoch that this hub's term began with, and the last one that members were given.
+    /// The first epoch of this hub's term, and the last one that members were given.
     pub(super) first_epoch: u64,
     pub(super) dealt_epoch: u64,
-    /// Sources that are no members, as reported last, and whether on an EdgeCluster too.
+    /// Rejected sources as reported last, and whether an EdgeCluster has an event about them.
     refused: BTreeMap<Origin, (Refusal, bool)>,
     wrote: desired_status::Wrote,
     reminders: Reminders,
@@ -89,7 +89,7 @@ pub(super) struct Controller {
 /// Members, each with the way to its cluster and its source.
 type Wanted = BTreeMap<String, (Access, SourceRef)>;
 
-/// What one pass decides by.
+/// The input of one pass.
 pub(super) struct View {
     pub(super) membership: Membership,
     pub(super) wanted: Wanted,
@@ -163,7 +163,7 @@ impl Controller {
         self.look |= self.look_at.take_if(|at| *at <= pass.now).is_some();
         let tenure = pass.stand.tenure();
         if listed_again {
-            // Nothing is decided by what a standby has seen: it may be old.
+            // The objects that a standby has seen may be old. They decide nothing.
             self.known.unlist();
             self.fleet.reports.aim_anew();
             self.retirements.read_again();
@@ -289,7 +289,7 @@ impl Controller {
         pass: &Pass,
     ) -> View {
         let given = self.fleet.given.see();
-        // The epoch of a term may be given before the term is seen: by then all is to be listed again.
+        // The epoch of a term may arrive before the term does. By then this hub must list everything again.
         let tenure = pass.stand.tenure();
         if let Some(tenure) = tenure.filter(|tenure| given.epoch >= tenure.epoch) {
             self.dealt_epoch = tenure.epoch;
@@ -315,7 +315,7 @@ impl Controller {
 
     fn forget_departed(&mut self, known: &EdgeClusters, view: &View, listed_in: Option<BootTime>) {
         let here = |name: &str| known.objects.contains_key(name);
-        // If a person has deleted the EdgeCluster, no proxy acts.
+        // Without an EdgeCluster, no proxy acts.
         for (name, proxy) in &self.proxies.running {
             if !here(name) {
                 proxy.permit.put(Permit::default());
@@ -446,7 +446,7 @@ impl Controller {
         self.writes.spawn(self.fleet.lead.tracked(write));
     }
 
-    /// Takes in an event, and those that are ready with it.
+    /// Handles an event, and all further events that are ready.
     pub(super) fn see(&mut self, event: Event<EdgeCluster>, events: &mut Watched<EdgeCluster>) {
         let mut dirty = BTreeSet::new();
         let mut next = Some(event);

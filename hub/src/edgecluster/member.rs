@@ -1,4 +1,4 @@
-//! What one pass decides on one member: its desired state, its finalizer, and who may act on its cluster.
+//! The decisions of one pass on one member: its desired state, its finalizer, and the actor on its cluster.
 
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_runtime::clock::BootTime;
@@ -15,7 +15,7 @@ use crate::members::{Admission, Member, MemberInputs, Order, duplicates};
 use crate::proxy::Permit;
 use crate::tenants::Retired;
 
-/// Whether the hub acts on a member by kubeconfig, and gives it something new.
+/// Whether the hub's proxy acts on a member, and whether the member may get a new desired state.
 struct Acting {
     acted: bool,
     acts: bool,
@@ -238,8 +238,8 @@ impl Controller {
             return;
         };
         proxy.allowed.put(plan::allowed(object));
-        // After the desired state that it is to act on. A standby's is of no epoch, or of an earlier term, and a
-        // proxy does not start with one of an earlier term.
+        // The desired state comes first. A standby has one without an epoch, or of an earlier term, and a proxy does not
+        // start with one of an earlier term.
         let slot = entry.slot.get();
         let epoch = slot.as_ref().map(|slot| slot.desired.version.epoch);
         let of_now = |epoch| epoch > 0 && (acting.acted || epoch >= self.first_epoch);

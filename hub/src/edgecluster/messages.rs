@@ -1,4 +1,4 @@
-//! What the controller reports of sources and values: in a member's observation, in events, and in the log.
+//! Reports about sources and values, in a member's observation, in events, and in the log.
 
 use std::collections::BTreeMap;
 
@@ -14,8 +14,7 @@ use crate::members::observation::Values;
 use crate::notices::MemberEvent;
 use crate::proxy::Shared;
 
-/// How the values stand that a member is to get: in its EdgeCluster, and in an event where they are its own
-/// and cannot be had.
+/// Reports the state of a member's values in its EdgeCluster. Emits an event if the member's own values are invalid.
 pub(super) fn tell_of_values(
     shared: &Shared,
     object: &EdgeCluster,
@@ -47,8 +46,7 @@ pub(super) fn tell_of_values(
     }
 }
 
-/// Tells of sources that are no members: once, in the log, and on the EdgeCluster whose name they ask
-/// for.
+/// Reports rejected sources once, in the log and on the EdgeCluster whose name they request.
 pub(super) fn tell_refused(
     shared: &Shared,
     known: &EdgeClusters,
@@ -78,13 +76,13 @@ pub(super) fn tell_refused(
     }
 }
 
-/// What is known of a member's source, while it cannot be looked at.
+/// Reports a source that its provider cannot read.
 pub(super) fn say_of_source(shared: &Shared, name: &str, doubt: Option<&Unresolved>) {
     let state = doubt.map(|doubt| State::new(Truth::Unknown, doubt.reason, doubt.message.clone()));
     shared.facts.set(name, |facts| facts.source = state);
 }
 
-/// A member without a source is one by its agent, or has left.
+/// Reports a member without a source: it has an agent, or its source is gone.
 pub(super) fn say_source_gone(
     shared: &Shared,
     name: &str,

@@ -1,4 +1,4 @@
-//! What follows from EdgeClusters and sources, as values.
+//! Pure decisions over all EdgeClusters and sources.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,7 +26,7 @@ pub(crate) fn patience_ends(waiting: bool, begun: BootTime, now: BootTime) -> Op
     (waiting && now < ends).then_some(ends)
 }
 
-/// Which source is which member, by what is known now.
+/// Binds sources to members.
 pub(super) fn members_now(
     sources: &Sources,
     bound: &Bound,
@@ -42,7 +42,7 @@ pub(super) fn members_now(
     membership::membership(&found, before)
 }
 
-/// The members there are to be, with how they are reached and where they come from.
+/// The members with a source, each with the access to its cluster and its source.
 pub(super) fn wanted(
     home: Option<&kube::Config>,
     membership: &Membership,
@@ -94,9 +94,9 @@ pub(super) fn claims(
                 created: object
                     .and_then(|object| object.metadata.creation_timestamp.as_ref())
                     .map(|time| time.0),
-                // Whom the hub has no way to is not waited for.
+                // The hub does not wait for a member that it has no access to.
                 attempted: uid.is_some() || !wanted.contains_key(name),
-                // An agent that is yet to come back goes on meanwhile as what it was.
+                // Until an agent reconnects, it counts as the cluster on record.
                 found: uid.flatten().or_else(|| recorded.clone().filter(|_| agent)),
                 recorded,
             };
@@ -115,7 +115,7 @@ pub(super) fn conditions(object: &EdgeCluster) -> &[Condition] {
     status.map_or(&[], |status| &status.conditions)
 }
 
-/// What a person has said of the member, in its EdgeCluster.
+/// Settings of the member in its EdgeCluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Wishes {
     pub(super) paused: bool,
@@ -135,12 +135,12 @@ pub(super) fn wishes(object: &EdgeCluster) -> Wishes {
     }
 }
 
-/// Whose Tenants on home may name the member.
+/// The namespaces on home whose Tenants may name the member.
 pub(super) fn allowed(object: &EdgeCluster) -> Allowed {
     Allowed::new(object.spec.allowed_namespaces.as_deref())
 }
 
-/// What Tenants on home may name.
+/// The members that Tenants on home may name.
 pub(crate) fn targets(known: &EdgeClusters) -> Targets {
     let objects = known.objects.iter();
     objects

@@ -24,7 +24,7 @@ pub(super) struct Running {
 #[derive(Default)]
 pub(super) struct Proxies {
     pub(super) running: BTreeMap<String, Running>,
-    /// Those that were told to stop, and have not yet.
+    /// Members whose proxy is stopping.
     gone: BTreeSet<String>,
     leaving: JoinSet<String>,
 }
@@ -35,7 +35,7 @@ impl Proxies {
         self.gone.contains(name)
     }
 
-    /// Gives the member's proxy its way to the cluster, and starts one where there is none.
+    /// Gives the member's proxy the access to its cluster. Starts a proxy if the member has none.
     pub(super) fn reach(
         &mut self,
         name: &str,
@@ -121,7 +121,7 @@ fn start(shared: &Arc<Shared>, name: &str, access: Access, member: &Member) -> R
     }
 }
 
-/// A kubeconfig of the same content is no news.
+/// Ignores a kubeconfig of the same content.
 fn update(channel: &watch::Sender<Access>, access: Access) {
     channel.send_if_modified(|before| {
         let changed = match (&*before, &access) {
