@@ -1,5 +1,5 @@
-//! Each command of the pages is one that works: it is run here as it stands there, or named with the test that runs the
-//! like of it.
+//! Shows that each command in the documentation works. A test runs the command unchanged, or the list names the test
+//! that runs a similar one.
 
 mod manifest;
 mod pages;
@@ -31,7 +31,7 @@ use story::Story;
 const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
 const DEADLINE: Duration = Duration::from_secs(60);
 const DEMO_DEADLINE: Duration = Duration::from_secs(400);
-/// The parts of the story that the list of commands may name; each is played below.
+/// Parts of the story that the list of commands can name. The tests below play each of them.
 const PARTS: [&str; 9] = [
     "look",
     "members",
@@ -43,7 +43,7 @@ const PARTS: [&str; 9] = [
     "upgrade",
     "uninstall",
 ];
-/// The same of blocks.
+/// Names of blocks, in the same way.
 const BLOCKS: [&str; 5] = [
     "install",
     "by-kubeconfig",
@@ -60,7 +60,7 @@ async fn all() -> Vec<Command> {
     all
 }
 
-/// What the charts say after an installation.
+/// Returns the commands in the notes that the charts print after an installation.
 async fn notes() -> Vec<Command> {
     let mut all = Vec::new();
     for (chart, values) in [
@@ -74,7 +74,7 @@ async fn notes() -> Vec<Command> {
         let args = ["install", chart.name(), folder].into_iter().chain(place);
         let said = asked("helm", &args.collect::<Vec<_>>()).await.unwrap();
         let (_, notes) = said.split_once("\nNOTES:\n").unwrap();
-        // What is to be typed is indented, or follows a colon in a sentence.
+        // Commands are indented, or follow a colon in a sentence.
         let notes = notes.replace(": kubectl", ":\n  kubectl");
         let lines: Vec<&str> = notes
             .lines()
@@ -87,7 +87,7 @@ async fn notes() -> Vec<Command> {
     all
 }
 
-/// What one of the tools prints, without any cluster.
+/// Returns the output of a tool that runs without a cluster.
 async fn asked(tool: &str, args: &[&str]) -> Result<String, String> {
     let command = Invocation::new(Tools::find().unwrap().binary(tool))
         .args(args.iter().copied())
@@ -126,7 +126,7 @@ async fn each_documented_command_is_run_by_test() {
     assert!(told.len() > 80, "{}", told.len());
 }
 
-/// A verb of ours that needs no more words is one to be typed.
+/// A complete krypton command isn't just a mention, because the user can run it without more arguments.
 fn is_named_only(text: &str) -> bool {
     let whole = words(text).is_ok_and(|words| {
         let ours = words.iter().skip(1);
@@ -135,7 +135,7 @@ fn is_named_only(text: &str) -> bool {
     is_mention(text) && !whole
 }
 
-/// The commands that make would run.
+/// Returns the commands that make would run.
 async fn made_by(command: &str) -> String {
     let dry = format!(
         "cd '{}' && {}",
@@ -147,7 +147,7 @@ async fn made_by(command: &str) -> String {
     bash.output(DEADLINE).await.unwrap()
 }
 
-/// What is wrong with what is said of who runs a command.
+/// Returns the error in an entry's reference to the test or script that runs the command.
 async fn why_not(entry: &Entry) -> Option<String> {
     if let Some(run) = &entry.run {
         let apart = entry.test.is_none() && entry.script.is_none();
@@ -214,7 +214,7 @@ fn krypton(words: &[String]) -> Result<(), String> {
     {
         return Err(format!("there is no {verb}"));
     }
-    // A word in capitals stands for a name.
+    // A word in capitals is a placeholder.
     let named = words.iter().map(|word| {
         let stands_for = word.chars().all(|letter| letter.is_ascii_uppercase());
         match stands_for {
@@ -228,13 +228,13 @@ fn krypton(words: &[String]) -> Result<(), String> {
     }
 }
 
-/// Whether the help of this verb names each flag.
+/// Verifies that the help of this verb contains each flag.
 async fn flags(program: &str, words: &[String]) -> Result<(), String> {
     let ours = || words.iter().take_while(|word| *word != "--");
     let is_flag = |word: &&String| word.len() > 1 && word.starts_with('-');
     let flag = |word: &String| word.split('=').next().unwrap_or_default().to_owned();
     let flags: Vec<String> = ours().filter(is_flag).map(flag).collect();
-    // Before the verb there may be a namespace.
+    // A namespace can precede the verb.
     let verb = ours().scan(false, |value, word| {
         let is_value = std::mem::replace(value, word == "-n");
         Some((!is_value && !word.starts_with('-')).then_some(word.as_str()))
@@ -243,7 +243,7 @@ async fn flags(program: &str, words: &[String]) -> Result<(), String> {
     let Some(first) = verb.first() else {
         return Ok(());
     };
-    // Objects are no part of the help: it is that of the longest row of words that is known.
+    // Try the longest known sequence of words first, because the names of objects aren't part of the help.
     let mut help = Err(format!("there is no {first}"));
     for length in (1..=verb.len()).rev() {
         let row = verb.iter().take(length).copied();
@@ -298,7 +298,7 @@ async fn documented_steps_work_from_install_to_uninstall() {
     story.follow("README.md", "install").await;
     story.play(&entries, "look").await;
 
-    // The same cluster by its kubeconfig as well, and another one by that alone.
+    // Add the same cluster through its kubeconfig as well, and another one only through its kubeconfig.
     let other = Cluster::start("docs-other", Parts::ControlPlane).await;
     let other = other.unwrap();
     story.keep("edge-1.kubeconfig", &story.edge.kubeconfig_with_token());
@@ -320,14 +320,14 @@ async fn documented_steps_work_from_install_to_uninstall() {
     story.play(&entries, "upgrade").await;
     story.play(&entries, "uninstall").await;
 
-    // As the pages say, all of that has left what is installed.
+    // As documented, the uninstallation keeps the releases.
     let at_edge = FleetClient::at(&story.edge);
     let revisions = at_edge.revisions("acme-workspace", "tenant-acme-edge-1");
     let deployed = [(1, "deployed".to_owned())];
     assert_eq!(revisions.await.unwrap(), deployed);
 }
 
-/// `make demo DEMO_ARGS=--exit` builds the program, and runs it so.
+/// `make demo DEMO_ARGS=--exit` builds the demo and runs it with these arguments.
 #[tokio::test]
 async fn the_demo_tells_its_story_to_the_end() {
     let tools = Tools::find().unwrap().bin();
@@ -390,7 +390,9 @@ async fn documented_installs_without_pods_and_with_charts_work() {
 fn each_part_of_the_story_is_played() {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/e2e/docs_commands.rs");
     let source = fs::read_to_string(source).unwrap();
-    let (_, played) = source.split_once("async fn the_pages_lead_from").unwrap();
+    let (_, played) = source
+        .split_once("async fn documented_steps_work_from")
+        .unwrap();
     for part in PARTS.into_iter().chain(BLOCKS) {
         assert!(played.contains(&format!("\"{part}\")")), "{part}");
     }

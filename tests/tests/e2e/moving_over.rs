@@ -296,9 +296,9 @@ async fn long_history_is_adopted_cheaply_and_then_pruned(mode: Mode) {
         trimmed - deleted
     );
     assert_eq!(trimmed - deleted, u64::from(REVISIONS - 2));
-    // Helm reads each revision that it deletes, and Krypton all once, in pages.
+    // Helm reads each revision that it deletes, and Krypton all once, in pages. A slow run is polled more often.
     assert!(
-        upgraded - adopted < 150 + u64::from(REVISIONS),
+        upgraded - adopted < 2 * u64::from(REVISIONS),
         "{} reads of Secrets",
         upgraded - adopted
     );
