@@ -1,7 +1,7 @@
-//! The executable that the helm driver's tests run it with.
+//! The executable for tests of the Helm driver.
 //!
-//! `helm_run -- helm args...` supervises helm; `helm_run drive HELM SCRATCH SECONDS` is a driver in a
-//! process of its own, which a test can kill; its run may live for so long.
+//! `helm_run -- helm args...` supervises Helm. `helm_run drive HELM SCRATCH SECONDS` runs a driver in a separate
+//! process, which a test can kill. `SECONDS` limits the duration of its Helm run.
 
 use std::ffi::OsString;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Starts and ends the agent's process.
+//! Starts and stops the agent's process.
 
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -44,7 +44,7 @@ use crate::session::connect::Dialer;
 use crate::session::hub_chart::HubChart;
 use crate::session::{self, Contact, Link, Session};
 
-/// Our name at the apiserver.
+/// User agent of API requests.
 const USER_AGENT: &str = concat!("krypton-agent/", env!("CARGO_PKG_VERSION"));
 
 /// The UID of the agent's pod. Set it for one container of the pod only.
@@ -73,7 +73,7 @@ fn env(name: &str) -> Option<String> {
 
 struct Process {
     flags: Flags,
-    /// The agent's.
+    /// Namespace of the agent.
     namespace: String,
     replica: String,
     watchdog: Watchdog,
@@ -84,7 +84,7 @@ impl Process {
     async fn run(self, log: Log) -> anyhow::Result<()> {
         let readiness = Readiness::new();
         let starting = readiness.guard("cluster and enrolment");
-        // Mistakes on the command line are reported before anything is touched.
+        // Report mistakes on the command line before any change.
         let flags = &self.flags;
         let ports = Ports::bind(
             flags.health_probe_bind_address.0.as_ref(),
@@ -152,7 +152,7 @@ impl Process {
         Ok(())
     }
 
-    /// Joins the fleet, and reads the recorded desired state; `None` if the agent stops before.
+    /// Joins the fleet and reads the stored desired state. Returns `None` if the agent stops first.
     async fn join(&self, client: &Client) -> anyhow::Result<Option<JoinedFleet>> {
         let (flags, stop) = (&self.flags, &self.stop);
         let apiserver = StartupGrace::new();
@@ -246,7 +246,7 @@ impl Process {
             instance: self.replica.clone(),
             status: StatusMode::Write,
             namespaces: None,
-            // Its Tenants are the member's own.
+            // The cluster owns its Tenants, so all namespaces are allowed.
             allowed: watch::channel(Allowed::default()).1,
             retry_max: flags.retry_max,
             policy: Policy::new(flags.helm_timeout, own)
@@ -258,7 +258,7 @@ impl Process {
     }
 }
 
-/// Helm, metrics, and folders, which are removed with the process.
+/// Helm, metrics, and temporary folders, which are deleted on drop.
 struct Engine {
     helm: Arc<Helm>,
     work: WorkMetrics,
@@ -324,7 +324,7 @@ impl LocalCluster {
     }
 }
 
-/// Between session, reconciler and ports.
+/// Channels between session, reconciler and ports.
 struct Channels {
     link: watch::Sender<Link>,
     expiry: watch::Sender<Timestamp>,
@@ -375,7 +375,7 @@ struct JoinedFleet {
     store: Store,
     kept: Kept,
     enrolled: Enrolled,
-    /// The recorded desired state.
+    /// Desired state that was stored on the cluster.
     record: Option<DesiredState>,
 }
 
@@ -387,17 +387,17 @@ struct Tasks {
 }
 
 impl Tasks {
-    /// Waits for the stop, and ends all tasks.
+    /// Waits for the stop signal, then ends all tasks.
     ///
     /// # Errors
-    /// If a task ended before.
+    /// Fails if a task ended earlier.
     async fn run(
         &mut self,
         mut reconciling: JoinHandle<()>,
         stop: &CancellationToken,
     ) -> anyhow::Result<()> {
         let by_itself = tokio::select! {
-            // First: a stop also ends the other tasks, which is no error.
+            // A stop also ends the other tasks without an error, so check it first.
             biased;
             () = stop.cancelled() => None,
             ended = &mut reconciling => return Err(by_itself("the reconciler", ended)),
@@ -410,7 +410,7 @@ impl Tasks {
         if let Some(error) = by_itself {
             return Err(error);
         }
-        // Until here the session reports the work in progress.
+        // The session must report the work in progress up to this point.
         self.session_stop.cancel();
         let session = (&mut self.session).await;
         session.context("the session ended badly")?;
@@ -420,7 +420,7 @@ impl Tasks {
     }
 }
 
-/// A permanent task has ended. The process must restart.
+/// Returns the error for a permanent task that has ended. The process must restart.
 fn by_itself(what: &str, ended: Result<(), tokio::task::JoinError>) -> anyhow::Error {
     match ended {
         Ok(()) => anyhow!("{what} has ended by itself"),
@@ -428,7 +428,7 @@ fn by_itself(what: &str, ended: Result<(), tokio::task::JoinError>) -> anyhow::E
     }
 }
 
-/// Reconciles from the first desired state on.
+/// Runs the reconciler from the first desired state on.
 async fn reconcile(
     member: Member,
     tools: Tools,
@@ -449,7 +449,7 @@ async fn reconcile(
                 desired_tx.send_replace(next);
             }
         }
-        // The session ends after the reconciler; until then the last one stands.
+        // The session stops after the reconciler, so the last desired state stays valid until then.
         std::future::pending::<()>().await;
     };
     let following = tools.watchdog.watch("the newest desired state", following);

@@ -1,4 +1,4 @@
-//! Who this agent is, and whom it trusts.
+//! Identity of the agent, and the root certificates that it trusts.
 
 pub mod enrollment;
 pub mod join;

@@ -1,8 +1,8 @@
-//! `/debug/agent.json`: how this agent stands now, for whoever looks for what is wrong.
+//! `/debug/agent.json`: the current state of this agent, for diagnosis.
 //!
-//! Each type here is for this alone, and says in so many words what is told: no values, no messages of conditions
-//! (they are in the objects), no reasons why there is no session (they are in the log), no kubeconfigs, tokens or
-//! keys, no arguments of helm. What is new elsewhere is not told before somebody writes it down here.
+//! Its types serve only the dump and list every field explicitly, so new fields elsewhere do not appear here by
+//! accident. The dump contains no values, kubeconfigs, tokens, keys or Helm arguments. It also omits condition
+//! messages, which are in the objects, and session errors, which are in the log.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -27,10 +27,10 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::session::Contact;
 
-/// For as long the reconciler is waited for: it answers between two looks.
+/// How long to wait for the reconciler, which answers between two reconciles.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The dump. Times are of the wall clock, ages in whole seconds.
+/// The dump. Times are wall-clock times, and ages are whole seconds.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Dump {
@@ -38,20 +38,20 @@ pub struct Dump {
     replica: String,
     started: Timestamp,
     now: Timestamp,
-    /// `None` until it has joined.
+    /// `None` before the agent has joined.
     member: Option<String>,
     certificate_ends: Option<Timestamp>,
     session: SessionNow,
-    /// The newest that is known, from the hub or of the record.
+    /// Newest known desired state, from the hub or from storage.
     wanted: Option<WantedNow>,
-    /// What is acted on, as it was last reported.
+    /// Last reported desired state that the agent acts on.
     applied: Option<AppliedNow>,
     reports_unsent: usize,
     helm: HelmNow,
     charts: Vec<CachedChart>,
-    /// Tenants and deployments that wait to be looked at, by what they wait for.
+    /// Number of waiting Tenants and KryptonDeployments, by queue.
     waiting: BTreeMap<&'static str, i64>,
-    /// Whether it has answered: told, notJoined, nothingWanted, busy or ended.
+    /// Result of the query to the reconciler: told, notJoined, nothingWanted, busy or ended.
     reconciling: &'static str,
     reconciler: Option<ReconcilerNow>,
 }
@@ -60,7 +60,7 @@ pub struct Dump {
 #[serde(rename_all = "camelCase")]
 struct SessionNow {
     up: bool,
-    /// For how long it is so.
+    /// Seconds since the last change of `up`.
     for_seconds: Option<u64>,
     heard_before_seconds: Option<u64>,
     hub: Option<String>,
@@ -72,7 +72,7 @@ struct SessionNow {
 #[serde(rename_all = "camelCase")]
 struct WantedNow {
     version: String,
-    /// sha256 of what it says, in hex.
+    /// SHA-256 of the desired state, in hexadecimal.
     digest: String,
     chart: ChartShown,
     paused: bool,
@@ -87,32 +87,32 @@ struct AppliedNow {
     digest: String,
 }
 
-/// What the dump looks at, nothing of which waits.
+/// Sources of the dump. Reading them never blocks.
 #[derive(Debug)]
 pub struct AgentView {
     pub replica: String,
     pub started: Timestamp,
     pub contact: watch::Receiver<Contact>,
-    /// When the client certificate ends; 1970 before enrolment.
+    /// Expiry of the client certificate; 1970 before enrollment.
     pub expiry: watch::Receiver<Timestamp>,
     pub desired: watch::Receiver<Option<Arc<DesiredState>>>,
     pub report_store: Arc<ReportStore>,
     pub work: WorkMetrics,
-    /// The member's name and charts, once it has joined.
+    /// Name and charts of the member, after it has joined.
     pub joined: OnceLock<(String, Arc<ChartCache>)>,
 }
 
-/// Who is asked.
+/// Creates dumps.
 #[derive(Debug)]
 pub struct Dumper {
     pub view: AgentView,
     pub helm: Arc<Helm>,
-    /// The reconciler's ear.
+    /// Channel of requests to the reconciler.
     pub questions: mpsc::Sender<Question>,
 }
 
 impl Dumper {
-    /// Asks the reconciler too, which may be busy.
+    /// Creates a dump. Includes the reconciler's state unless it is busy.
     pub async fn dump(&self) -> Dump {
         let reconciler = match self.view.silent() {
             Some(why) => Err(why),
@@ -123,11 +123,11 @@ impl Dumper {
     }
 }
 
-/// What the reconciler says, or why it says nothing.
+/// Requests the reconciler's state. Returns the reason if it does not respond.
 async fn ask(questions: &mpsc::Sender<Question>) -> Result<ReconcilerNow, &'static str> {
     let (question, answer) = oneshot::channel();
     let asking = async {
-        // Only who has ended hears nothing more.
+        // Sending fails only if the reconciler has ended.
         questions.send(question).await.ok()?;
         answer.await.ok()
     };
@@ -136,7 +136,7 @@ async fn ask(questions: &mpsc::Sender<Question>) -> Result<ReconcilerNow, &'stat
 }
 
 impl AgentView {
-    /// Why there is no reconciler to ask yet.
+    /// Returns why there is no reconciler to query yet.
     fn silent(&self) -> Option<&'static str> {
         match (self.joined.get(), &self.desired.get()) {
             (None, _) => Some("notJoined"),
@@ -180,7 +180,7 @@ impl AgentView {
     }
 }
 
-/// `GET /debug/agent.json`.
+/// Serves `GET /debug/agent.json`.
 pub fn router(dumper: Arc<Dumper>) -> Router {
     let answer = move || async move {
         let json = [(header::CONTENT_TYPE, "application/json")];

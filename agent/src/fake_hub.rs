@@ -1,4 +1,4 @@
-//! A fake hub for unit tests: the wire over real TLS on loopback, with whatever the test answers.
+//! A fake hub for unit tests: the wire protocol over real TLS on loopback, with responses from the test.
 
 use std::io;
 use std::net::SocketAddr;
@@ -36,14 +36,14 @@ use crate::session::connect::Dialer;
 
 pub(crate) const TRUST_DOMAIN: &str = "fake.krypton";
 
-/// When certificates are valid.
+/// Validity of certificates.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Valid {
     Now,
     Past,
 }
 
-/// A CA as the hub has one.
+/// A CA like the hub's.
 pub(crate) struct FakeAuthority {
     issuer: Issuer<'static, KeyPair>,
     root: CertificateDer<'static>,
@@ -100,7 +100,7 @@ impl FakeAuthority {
         ))
     }
 
-    /// For whom a server would be that is not the hub.
+    /// Returns a server credential that names a cluster instead of the hub.
     pub(crate) fn impostor(&self) -> Credential {
         let id = SpiffeId::cluster(TRUST_DOMAIN, "edge-2");
         self.credential(&Self::params(
@@ -119,7 +119,7 @@ impl FakeAuthority {
         ))
     }
 
-    /// As enrolment does it.
+    /// Signs a request as enrollment does.
     pub(crate) fn sign(&self, request: &[u8], cluster: &str) -> Vec<u8> {
         self.sign_until(request, cluster, Valid::Now)
     }
@@ -132,14 +132,14 @@ impl FakeAuthority {
         request.signed_by(&self.issuer).unwrap().der().to_vec()
     }
 
-    /// A dialer with an agent's certificate.
+    /// Returns a dialer with an agent's certificate.
     pub(crate) fn dialer(&self, addresses: Vec<String>, valid: Valid) -> Dialer {
         let config = tls::client_config(&self.roots(), Some(self.agent(valid))).unwrap();
         Dialer::new(addresses, Arc::new(ArcSwap::from_pointee(config)))
     }
 }
 
-/// One stream of an agent, in the hands of the test.
+/// One stream of an agent, controlled by the test.
 pub(crate) struct FakeSession {
     pub(crate) incoming: Streaming<AgentMessage>,
     outgoing: mpsc::Sender<Result<HubMessage, Status>>,
@@ -159,7 +159,7 @@ impl FakeSession {
         self.outgoing.send(Err(status)).await.unwrap();
     }
 
-    /// Hears Hello, and says Welcome.
+    /// Receives Hello and sends Welcome.
     pub(crate) async fn greet(&mut self) -> Hello {
         let Some(agent_message::Kind::Hello(hello)) = self.next().await else {
             panic!("a session begins with Hello");
@@ -177,11 +177,11 @@ impl FakeSession {
 }
 
 type Enrol = Box<dyn Fn(EnrollRequest) -> Result<EnrollResponse, Status> + Send + Sync>;
-/// A stream of them, or what ends it.
+/// Parts of a chart stream, with an optional final error.
 type Parts = Vec<Result<ChartPart, Status>>;
 type Renew = Box<dyn Fn(RenewRequest) -> Result<RenewResponse, Status> + Send + Sync>;
 
-/// What the fake answers.
+/// Responses of the fake hub.
 pub(crate) struct Answers {
     pub(crate) enrol: Enrol,
     pub(crate) renew: Renew,
@@ -270,7 +270,7 @@ impl FakeHub {
         self.sessions.recv().await.unwrap()
     }
 
-    /// As a process that is killed: every connection ends at once.
+    /// Closes all connections immediately, like a killed process.
     pub(crate) fn kill(&self) {
         self.stop.cancel();
     }
@@ -282,7 +282,7 @@ impl Drop for FakeHub {
     }
 }
 
-/// A connection that ends with its hub.
+/// A connection that closes when its hub stops.
 struct FakeStream(TlsStream<TcpStream>, CancellationToken);
 
 impl Connected for FakeStream {

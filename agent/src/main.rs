@@ -1,4 +1,4 @@
-//! krypton-agent: keeps one Helm chart installed for every Tenant of its cluster, as its hub says.
+//! krypton-agent: installs one Helm chart for every Tenant of its cluster, as the hub specifies.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -10,7 +10,7 @@ use krypton_types::error_chain::chain;
 
 fn main() -> ExitCode {
     let mut args: Vec<OsString> = std::env::args_os().skip(1).collect();
-    // The small process that watches over one helm run; see `krypton_helm::driver`.
+    // The supervisor process of one Helm run; see `krypton_helm::driver`.
     if args.first().is_some_and(|first| first == "helm-run") {
         return krypton_helm::driver::supervise(args.drain(1..));
     }
@@ -26,7 +26,7 @@ fn main() -> ExitCode {
         Ok(started) => started,
         Err(error) => return refuse(&chain(&error), 2),
     };
-    // Next to the cluster's own load there is little to do, and each thread has memory of its own.
+    // One thread suffices for the agent's load, and each additional thread costs memory.
     let runtime = match tokio::runtime::Builder::new_current_thread()
         .max_blocking_threads(4)
         .enable_all()

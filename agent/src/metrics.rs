@@ -20,16 +20,16 @@ use tokio::sync::watch;
 
 use crate::session::Link;
 
-/// The prefix of all of them but those of the process.
+/// Prefix of all metrics except the process metrics.
 pub const PREFIX: &str = "krypton_agent";
 
-/// What is read at the time of the scrape: nothing is kept twice.
+/// State that each scrape reads directly, without a second copy.
 #[derive(Debug)]
 pub struct State {
     pub link: watch::Receiver<Link>,
-    /// When the client certificate ends; 1970 before enrolment.
+    /// Expiry of the client certificate; 1970 before enrollment.
     pub expiry: watch::Receiver<Timestamp>,
-    /// The newest one that is known, from the hub or of the record.
+    /// Newest known desired state, from the hub or from storage.
     pub desired: watch::Receiver<Option<Arc<DesiredState>>>,
     pub report_store: Arc<ReportStore>,
 }
@@ -140,7 +140,7 @@ impl Collector for State {
     }
 }
 
-/// As the label `phase` says it.
+/// Returns the value of the label `phase`.
 pub fn phase_name(phase: Phase) -> &'static str {
     match phase {
         Phase::Ready => "ready",
@@ -149,7 +149,7 @@ pub fn phase_name(phase: Phase) -> &'static str {
     }
 }
 
-/// All metrics, under [`PREFIX`], and those of a process that starts now.
+/// Registers all metrics: the agent's under [`PREFIX`], and the process metrics, with the current time as start time.
 pub fn registry(state: State, drift: &DriftMetrics, work: &WorkMetrics) -> Registry {
     let mut root = Registry::default();
     root.register_collector(Box::new(ProcessMetrics::starting(clock::wall())));

@@ -1,7 +1,7 @@
-//! The session: one stream to the hub for as long as there is a hub, and a new one whenever it ends.
+//! Keeps one stream to the hub open, and reconnects when it ends.
 //!
-//! It owns nothing that it carries. Reports stay in the report_store until there is room for them on the way,
-//! so the newest of each Tenant is sent; the newest desired state goes to a slot.
+//! The session buffers no state. Reports stay in the report store until the stream has capacity, so the agent sends
+//! only the newest report of each Tenant. The latest desired state goes to a `watch` channel.
 
 mod reconnect;
 mod report_queue;
@@ -32,18 +32,18 @@ use crate::session::connect::{Connection, DialError, Dialer};
 use reconnect::Pace;
 use report_queue::ReportQueue;
 
-/// From the start of the stream to the hub's Welcome.
+/// Time from the start of the stream to the hub's Welcome.
 const WELCOME: Duration = Duration::from_secs(10);
-/// Messages that are made and not yet on their way. The newest of everything waits in the report_store.
+/// Capacity of the outgoing channel. The newest report of each object waits in the report store.
 const OUTGOING: usize = 2;
-/// Clocks that differ by more are worth a word: certificates are valid from and to a time.
+/// Clock difference that the agent logs, because certificates have a validity period.
 const CLOCKS: Duration = Duration::from_secs(60);
-/// What a hub may ask for between two heartbeats.
+/// Milliseconds between two heartbeats that the hub can request.
 const HEARTBEAT: std::ops::RangeInclusive<u32> = 1_000..=60_000;
-/// Distinct errors that are remembered as said.
+/// Number of distinct errors that the agent logs above debug level.
 const SAID: usize = 16;
 
-/// Whether there is a session now.
+/// State of the connection to the hub.
 #[derive(Clone, Debug)]
 pub enum Link {
     Down(String),
@@ -69,15 +69,15 @@ impl Link {
     }
 }
 
-/// How it stands with the hub, for who looks for what is wrong.
+/// Details of the connection to the hub, for diagnosis.
 #[derive(Clone, Debug, Default)]
 pub struct Contact {
     pub up: bool,
-    /// Since when; `None` where it has never been up.
+    /// Time of the last change of `up`. `None` if the session was never up.
     pub since: Option<BootTime>,
-    /// When the hub last said something.
+    /// Time of the hub's last message.
     pub heard: Option<BootTime>,
-    /// Where the hub of the present or last session is, and what it has said of itself.
+    /// Address of the hub in the current or last session. The hub reports the next two fields.
     pub address: Option<String>,
     pub hub_version: Option<String>,
     pub session: Option<u64>,
@@ -86,7 +86,7 @@ pub struct Contact {
 impl Contact {
     fn welcomed(&mut self, address: &str, welcome: &Welcome, now: BootTime) {
         let version = welcome.hub_version.chars().take(64).collect();
-        // One that follows another leaves no time without.
+        // A session that directly follows another one continues the uptime.
         let since = self.since.filter(|_| self.up).unwrap_or(now);
         *self = Self {
             up: true,
@@ -105,25 +105,25 @@ impl Contact {
     }
 }
 
-/// What a session is made of.
+/// Dependencies and identity of a session.
 #[derive(Debug)]
 pub struct Session {
     pub dialer: Arc<Dialer>,
-    /// Which of the member's agents this is; the same after a restart.
+    /// Name of this agent replica, stable across restarts.
     pub replica: String,
     pub cluster_uid: String,
     pub kubernetes_version: String,
-    /// What the reconciler says.
+    /// Reports of the reconciler.
     pub report_store: Arc<ReportStore>,
-    /// Where the hub's newest desired state goes.
+    /// Receives the hub's newest desired state.
     pub desired: watch::Sender<Option<Arc<DesiredState>>>,
-    /// What was on record on the member at the start.
+    /// Version and digest of the desired state that the member had stored at startup.
     pub recorded: Option<(Version, String)>,
     pub link: watch::Sender<Link>,
     pub contact: watch::Sender<Contact>,
 }
 
-/// Why there is no session.
+/// Reason why there is no session.
 #[derive(Debug, Error)]
 pub enum SessionError {
     #[error("there is no session with the hub")]
@@ -152,9 +152,9 @@ pub enum SessionError {
     Unexpected(String),
 }
 
-/// What comes after a stream that the hub had welcomed.
+/// Result of a stream after the hub's Welcome.
 enum Next {
-    /// Another one, with a newer certificate, that it has welcomed already.
+    /// A new stream with a newer certificate, already welcomed by the hub.
     Stream(Box<Open>),
     Ending(Ending),
 }
@@ -165,13 +165,13 @@ impl From<SessionError> for Next {
     }
 }
 
-/// How a session ended.
+/// Reason for the end of a session.
 enum Ending {
     Drain { reason: String, pause: Duration },
     Error(SessionError),
 }
 
-/// Keeps a session until `stop`.
+/// Keeps a session open until `stop`.
 pub async fn run(session: Session, stop: CancellationToken) {
     let mut pace = Pace::default();
     let mut said = Said::default();
@@ -228,14 +228,14 @@ impl Session {
         }
     }
 
-    /// Hello and Welcome.
+    /// Connects and exchanges Hello and Welcome.
     async fn open(&self) -> Result<Open, SessionError> {
         let connection = self.dialer.connect().await.map_err(SessionError::Dial)?;
         let address = connection.address().to_owned();
         let (outgoing, messages) = mpsc::channel(OUTGOING);
         let mut kept = self.dialer.trust().kept();
         let trusts = kept.see().as_deref().map(Trusts::new);
-        // The queue is empty: there is room.
+        // The queue is empty, so the message fits.
         let _fits = outgoing.try_send(message(agent_message::Kind::Hello(self.hello(trusts))));
         let greeting = async {
             let mut fleet = connection.fleet();
@@ -248,7 +248,7 @@ impl Session {
         let (incoming, first) = match tokio::time::timeout(WELCOME, greeting).await {
             Ok(Ok(greeted)) => greeted,
             Ok(Err(status)) => {
-                // One that does not lead says so in this way; where it does, the next one does not.
+                // A hub that is not the leader returns this code, so try the next address first.
                 if status.code() == Code::Unavailable {
                     self.dialer.pass_on(&address);
                 }
@@ -284,7 +284,7 @@ impl Session {
     }
 
     fn hello(&self, trusts: Option<Trusts>) -> Hello {
-        // What was on record at the start may be old news by now, or all there is.
+        // The stored state from startup may be outdated, or the only known one.
         let applied = self.report_store.applied().max(self.recorded.clone());
         Hello {
             protocol_min: *PROTOCOL.start(),
@@ -300,8 +300,8 @@ impl Session {
         }
     }
 
-    /// Follows one stream to its end, or until there is one with a newer certificate: that is opened
-    /// beside it, so that there is no time without.
+    /// Processes one stream until it ends or a stream with a newer certificate replaces it. The agent opens the new
+    /// stream before it closes the old one, so it stays connected.
     async fn follow(&self, open: Open, said: &mut Said) -> Next {
         let Open {
             connection,
@@ -335,7 +335,7 @@ impl Session {
                     Ok(Some(message)) => {
                         self.contact.send_modify(|it| it.heard = Some(BootTime::now()));
                         if let Some(ending) = self.take_in(message, &mut report_queue) {
-                            // It wants to be rid of us: it stops, or leads no more.
+                            // The hub is shutting down or has lost leadership.
                             self.dialer.pass_on(&address);
                             return Next::Ending(ending);
                         }
@@ -371,7 +371,7 @@ impl Session {
                             permit.send(message(kind));
                         }
                     }
-                    // The stream is gone; what it ended with is about to come in.
+                    // The stream is closed; read its final status.
                     Err(_) => {
                         let ended = incoming.message().await;
                         return after(ended, &connection, next).await;
@@ -416,29 +416,29 @@ impl Session {
                 tracing::debug!(count = roots.certificates.len(), "the hub names its roots");
                 self.dialer.trust().tell(roots.into());
             }
-            // A second Welcome, or what a later revision adds.
+            // Ignore a second Welcome and the message kinds of later protocol revisions.
             Some(hub_message::Kind::Welcome(_)) | None => {}
         }
         None
     }
 }
 
-/// A session that the hub has welcomed.
+/// A session after the hub's Welcome.
 struct Open {
     connection: Connection,
     outgoing: mpsc::Sender<AgentMessage>,
     incoming: Streaming<HubMessage>,
     welcome: Welcome,
-    /// By how many seconds our clock is ahead of the hub's.
+    /// Seconds by which the agent's clock is ahead of the hub's.
     ahead: i64,
-    /// The roots that are kept; seen as far as Hello has told of them.
+    /// Digests of the stored roots. Those in Hello are marked as seen.
     kept: watch::Receiver<Option<Vec<RootDigest>>>,
 }
 
-/// A stream that is to follow the present one.
+/// The pending connection that replaces the current stream.
 type Opening<'a> = Pin<Box<dyn Future<Output = Result<Open, SessionError>> + Send + 'a>>;
 
-/// The outcome of the opening that is under way; for ever without one.
+/// Waits for the pending connection. Never completes without one.
 async fn opened(next: &mut Option<Opening<'_>>) -> Result<Open, SessionError> {
     match next {
         Some(opening) => {
@@ -450,7 +450,7 @@ async fn opened(next: &mut Option<Opening<'_>>) -> Result<Open, SessionError> {
     }
 }
 
-/// What comes after a stream that has ended. The hub ends one also because it has begun the next.
+/// Decides how to continue after a stream has ended. The hub also ends a stream when it accepts the replacement.
 async fn after(
     ended: Result<Option<HubMessage>, Status>,
     connection: &Connection,
@@ -471,7 +471,7 @@ fn message(kind: agent_message::Kind) -> AgentMessage {
     AgentMessage { kind: Some(kind) }
 }
 
-/// What a failed call says of the session.
+/// Maps the status of a failed call to an error.
 fn meaning(connection: &Connection, status: &Status) -> SessionError {
     if let Some(refused) = connection.refused() {
         return SessionError::Dial(refused);
@@ -490,7 +490,7 @@ fn meaning(connection: &Connection, status: &Status) -> SessionError {
     }
 }
 
-/// What was said already: each distinct error once, until a session goes well.
+/// Errors that were already logged. The agent logs each distinct error once until a session is established.
 #[derive(Default)]
 struct Said {
     errors: BTreeSet<String>,
@@ -517,7 +517,8 @@ impl Said {
         self.errors.clear();
     }
 
-    /// `ahead`: by how many seconds our clock is ahead of the hub's.
+    /// Logs a warning if the clocks differ. `ahead` is the number of seconds by which the agent's clock is ahead of the
+    /// hub's.
     fn clocks(&mut self, ahead: i64) {
         let differ = ahead.unsigned_abs() > CLOCKS.as_secs();
         if differ && !self.clocks {

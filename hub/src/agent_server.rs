@@ -1,4 +1,4 @@
-//! What agents reach: the CA of this hub, the address it listens on, enrolment and sessions.
+//! The hub's endpoint for agents: CA, listener, enrollment and sessions.
 
 mod byte_limit;
 mod connection_limiter;
@@ -42,23 +42,23 @@ use crate::observe::member_metrics::FleetView;
 
 const DEADLINE: Duration = Duration::from_secs(10);
 const RETRY_MAX: Duration = Duration::from_secs(30);
-/// How often expired join tokens are cleared away.
+/// Interval for deleting expired join tokens.
 const SWEEP_EVERY: Duration = Duration::from_secs(15 * 60);
 const SWEEP_AGAIN: Duration = Duration::from_secs(30);
 
-/// What it is built from.
+/// Inputs of the agents' endpoint.
 pub struct Gateway {
     pub client: Client,
-    /// The hub's, on home: the CA and the join tokens are there.
+    /// Namespace of the hub on the home cluster, with the CA and the join tokens.
     pub namespace: String,
     pub listener: TcpListener,
-    /// `host:port` for join bundles.
+    /// Addresses for join bundles, as `host:port`.
     pub advertise: Vec<String>,
     pub sessions: Arc<Sessions>,
     pub charts: Arc<ChartCache>,
-    /// Whether this hub is the one that writes on home.
+    /// Leadership of this hub.
     pub lead: Leader,
-    /// Told of the CA.
+    /// Receives the CA.
     pub view: Arc<FleetView>,
     /// Held until agents can connect.
     pub opening: ReadinessGuard,
@@ -176,7 +176,8 @@ pub async fn run(gateway: Gateway, stop: CancellationToken) {
     let credential = async {
         let (authority, tls) = (Arc::clone(&authority), Arc::clone(&tls));
         listener::keep_credential(authority, tls, metrics, stop.clone()).await;
-        // Sessions say goodbye before their connections end: only serving ends this.
+        // Sessions send their last message before their connections end, so only the listener may end this
+        // function.
         std::future::pending().await
     };
     tokio::select! {
@@ -209,7 +210,7 @@ async fn prepare(
     Ok((authority, tls))
 }
 
-/// What nobody needs any more goes.
+/// Deletes expired join tokens periodically while this hub leads.
 async fn sweep(client: &Client, namespace: &str, mut lead: Leader) {
     loop {
         if !lead.writes(BootTime::now()) {

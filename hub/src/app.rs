@@ -1,4 +1,4 @@
-//! Starts and ends the hub's process.
+//! Starts and stops the hub's process.
 
 mod chart;
 mod parts;
@@ -58,8 +58,8 @@ use crate::observe::metrics;
 use crate::proxy::{Shared, Tunnels};
 use crate::tenants::{self, Rules};
 
-/// A member that is down holds its place for ten seconds out of some 25. There are as many places as a large fleet has
-/// such members, and the others do not wait.
+/// Maximum number of concurrent connection attempts. An unreachable member occupies one for 10 s out of
+/// about 25 s. A large fleet has fewer such members, so reachable ones do not wait.
 const CONNECTING: usize = 256;
 
 const LEAD: &str = "the lead";
@@ -84,7 +84,7 @@ async fn main_loop(
 ) -> anyhow::Result<()> {
     let readiness = Readiness::new();
     let starting = readiness.guard("start");
-    // Mistakes on the command line are reported before anything is touched.
+    // Report mistakes on the command line before any side effect.
     let ports = Ports::bind(
         settings.health_probe_bind_address.as_ref(),
         settings.metrics_bind_address.as_ref(),
@@ -150,7 +150,7 @@ async fn main_loop(
         readiness.clone(),
         lead.clone(),
     );
-    // One look: a new leader writes there, and waits for readers.
+    // Read the channel only once: a new leader writes to it, and waits for readers.
     let now = follower.given().get();
     teller.tell(now.problem.as_ref(), now.chart.is_some());
     let mut shutdown = Shutdown {
@@ -181,7 +181,7 @@ async fn main_loop(
     loop {
         follower.give(&lead, &mut teller);
         tokio::select! {
-            // First: a stop also ends all other tasks, which is no error.
+            // First: a stop also ends all other tasks, and that is not an error.
             biased;
             () = stop.cancelled() => break,
             () = shutdown.task_ended() => {}
@@ -217,7 +217,7 @@ fn served(
     }
 }
 
-/// Chooses the home cluster; `None` if the hub is to stop before.
+/// Chooses the home cluster. `None` if the hub must stop before.
 async fn reach_home(
     settings: &Settings,
     stop: &CancellationToken,
@@ -239,7 +239,7 @@ async fn reach_home(
     Ok(Some((home, client)))
 }
 
-/// Creates or updates the CRDs. False if the hub is to stop before the API server answers.
+/// Creates or updates the CRDs. Returns false if the hub must stop before the API server answers.
 async fn prepare_home(settings: &Settings, client: &Client, stop: &CancellationToken) -> bool {
     let mut crds = vec![Tenant::crd(), EdgeCluster::crd()];
     if settings.ensure_watch_crds {
@@ -325,9 +325,9 @@ struct Control {
     arbiter: Arc<ReportArbiter>,
     ahead: watch::Sender<u64>,
     given: watch::Sender<FleetChart>,
-    /// Whether a record decides what the chart's version means.
+    /// Whether a recorded version resolves the chart's version range.
     pins: bool,
-    /// Name in Leases: one process, one name. Two hubs never take each other for themselves.
+    /// Name in Leases, unique for each process, so two hubs never confuse their Leases.
     holder: String,
     /// Name in events.
     instance: String,
@@ -379,7 +379,7 @@ impl Control {
         let (standing, leading) = election.stand(move |tenure, begins| {
             arbiter.set_epoch(tenure.epoch);
             if begins {
-                // Objects that this hub read on home before may be old.
+                // Objects that this hub read on home earlier may be stale.
                 members.anew(tenure.since);
                 arbiter.anew(tenure.since);
             }
@@ -536,7 +536,7 @@ impl Starting<'_> {
             findings: discovered.findings,
             namespaces: settings.watch_namespaces.clone(),
             discovery_namespace: discovery.namespace_of_secrets(&settings.namespace),
-            // Under lockdown only the label opens a Secret.
+            // Under lockdown, only the label opens a Secret.
             open_namespaces: match settings.lockdown.no_cross_namespace_refs {
                 true => BTreeSet::new(),
                 false => discovery.open_namespaces(&settings.namespace),
@@ -622,7 +622,7 @@ impl Starting<'_> {
     }
 }
 
-/// Each agent is an open file, and the usual soft limit is 1,024.
+/// Raises the limit of open files to its maximum. Each agent uses one, and the usual soft limit is 1,024.
 fn allow_connections() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {

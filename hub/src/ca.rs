@@ -1,4 +1,5 @@
-//! The hub's certificate authority: Secret `krypton-hub-ca` on home, and all that it signs.
+//! The hub's certificate authority: Secret `krypton-hub-ca` on the home cluster, and the certificates that
+//! it signs.
 
 mod certificate;
 pub(crate) mod csr;
@@ -42,18 +43,19 @@ const CERTIFICATE_KEY: &str = "ca.crt";
 const KEY_KEY: &str = "ca.key";
 const TRUST_DOMAIN_KEY: &str = "trust-domain";
 
-/// How long an agent's certificate is good for; it is renewed well before.
+/// Lifetime of an agent's certificate. Agents renew it well before it expires.
 pub const AGENT_CERTIFICATE_LIFE: Duration = Duration::from_secs(7 * 24 * 60 * 60);
-/// As [`AGENT_CERTIFICATE_LIFE`], of the hub's own.
+/// Lifetime of the hub's own certificate.
 pub const HUB_CERTIFICATE_LIFE: Duration = Duration::from_secs(90 * 24 * 60 * 60);
 const AUTHORITY_LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
-/// The clocks of edges differ from the hub's.
+/// Tolerates clock skew between edge clusters and the hub.
 pub(crate) const BACK_DATED: Duration = Duration::from_secs(24 * 60 * 60);
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Somebody who makes the Secret and deletes it again, three times in a row, is not waited for.
+/// Attempts to read or create the Secret. Limits the retries if another client keeps creating and deleting
+/// it.
 const TRIES: usize = 3;
 const PEM_LINE: usize = 64;
-/// OID of the attribute serialNumber of a subject.
+/// OID of the subject attribute serialNumber.
 const SUBJECT_SERIAL_NUMBER: &[u64] = &[2, 5, 4, 5];
 
 #[derive(Debug, Error)]
@@ -97,10 +99,10 @@ pub enum AuthorityError {
     Sign(#[source] rcgen::Error),
 }
 
-/// What the Secret holds.
+/// The content of the Secret.
 pub type Data = BTreeMap<String, ByteString>;
 
-/// The content of a Secret with a new CA.
+/// Generates the content of a Secret with a new CA.
 pub fn made(trust_domain: &str, now: Timestamp) -> Result<Data, AuthorityError> {
     Ok(New::generate(trust_domain, now)?.data())
 }
@@ -109,17 +111,17 @@ pub fn made(trust_domain: &str, now: Timestamp) -> Result<Data, AuthorityError> 
 #[derive(Debug)]
 pub struct Authority {
     trust_domain: String,
-    /// The signing one first. Others are trusted while one CA takes over from another.
+    /// The signing root comes first. The others are trusted during a rotation.
     roots: Vec<CertificateDer<'static>>,
     issuer: Issuer<'static, KeyPair>,
-    /// Of the signing root.
+    /// Expiry time of the signing root.
     not_after: Timestamp,
-    /// How far a rotation was when this was read.
+    /// The phase of the rotation when the Secret was read.
     phase: Phase,
 }
 
 impl Authority {
-    /// Reads the CA, or makes it when there is none yet. Of two hubs that make one, one wins.
+    /// Loads the CA, or creates it if it doesn't exist. If two hubs create one, one succeeds.
     pub async fn load_or_make(
         client: Client,
         namespace: &str,
@@ -156,12 +158,13 @@ impl Authority {
         Err(AuthorityError::Unsteady { namespace })
     }
 
-    /// One that is kept nowhere.
+    /// Generates a CA without storing it.
     pub fn generate(trust_domain: &str, now: Timestamp) -> Result<Self, AuthorityError> {
         New::generate(trust_domain, now)?.authority()
     }
 
-    /// What a Secret holds, in whatever phase of a rotation. The error completes a sentence about it.
+    /// Reads the content of a Secret in any phase of a rotation. The error completes a sentence about the
+    /// Secret.
     pub fn from_data(data: &Data, now: Timestamp) -> Result<Self, &'static str> {
         let needed = |key, missing| text(data, key).ok_or(missing);
         let pem = needed(CERTIFICATE_KEY, "it has no ca.crt")?;
@@ -217,17 +220,17 @@ impl Authority {
         &self.trust_domain
     }
 
-    /// All that are trusted.
+    /// All trusted roots.
     pub fn roots(&self) -> Vec<CertificateDer<'static>> {
         self.roots.clone()
     }
 
-    /// The root that signs.
+    /// The signing root.
     pub fn signing(&self) -> Option<RootDigest> {
         self.roots.first().map(|root| RootDigest::of(root))
     }
 
-    /// The root that this certificate is signed by, if it is one of ours.
+    /// Returns the root that signed this certificate, if it is one of ours.
     pub fn issuer_of(&self, certificate: &[u8]) -> Option<RootDigest> {
         let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
         let root = self.roots.iter().find(|root| {
@@ -242,12 +245,12 @@ impl Authority {
         Some(RootDigest::of(root))
     }
 
-    /// As [`Self::roots`], in PEM, and nothing else that may have been in the Secret's text.
+    /// Returns the roots in PEM, without any other text of the Secret.
     pub fn ca_pem(&self) -> String {
         self.roots.iter().map(|root| pem(root)).collect()
     }
 
-    /// A new key and certificate of the hub as a server.
+    /// Issues a server certificate for the hub, with a new key.
     pub fn hub_credential(&self, now: Timestamp) -> Result<Credential, AuthorityError> {
         let key = KeyPair::generate().map_err(AuthorityError::Sign)?;
         let mut params = self.params(&SpiffeId::hub(&self.trust_domain), now)?;
@@ -265,8 +268,8 @@ impl Authority {
         })
     }
 
-    /// The certificate of the member `name`, whose EdgeCluster has `uid`, for the key of `request`.
-    /// Its own first, without the roots.
+    /// Issues a certificate to the member `name`, whose EdgeCluster has `uid`, for the key of `request`.
+    /// Returns the chain without the roots, the member's certificate first.
     pub fn sign_agent(
         &self,
         request: &[u8],
@@ -300,7 +303,7 @@ impl Authority {
         Ok(vec![certificate.into()])
     }
 
-    /// What all certificates have that this CA signs.
+    /// The common parameters of all certificates that this CA signs.
     fn params(&self, id: &SpiffeId, now: Timestamp) -> Result<CertificateParams, AuthorityError> {
         let uri = id.to_string().try_into().map_err(AuthorityError::Sign)?;
         let mut params = blank(now);
@@ -311,14 +314,14 @@ impl Authority {
         Ok(params)
     }
 
-    /// Nothing outlives the CA.
+    /// Limits the lifetime to that of the CA.
     fn limit(&self, params: &mut CertificateParams, now: Timestamp, life: Duration) {
         let end = after(now, life).min(self.not_after);
         params.not_after = rcgen::date_time_ymd(1970, 1, 1) + since_1970(end);
     }
 }
 
-/// A CA that was just made, and its key as it is kept.
+/// A new CA with its key in PEM.
 struct New {
     trust_domain: String,
     pem: String,
@@ -405,13 +408,13 @@ async fn make(api: &Api<Secret>, namespace: &str, made: &New) -> Result<(), Auth
     Ok(())
 }
 
-/// Without a name, valid from a day ago on.
+/// Parameters without a name, valid since one day ago.
 fn blank(now: Timestamp) -> CertificateParams {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
     let begin = since_1970(now).saturating_sub(BACK_DATED);
     params.not_before = rcgen::date_time_ymd(1970, 1, 1) + begin;
-    // Positive, and of full length whatever comes: rcgen's own would be the key's digest.
+    // A positive serial number of full length. By default, rcgen would use the key's digest.
     let mut serial: [u8; 16] = rand::random();
     serial[0] = serial[0] & 0x3f | 0x40;
     params.serial_number = Some(SerialNumber::from_slice(&serial));

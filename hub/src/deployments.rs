@@ -1,5 +1,5 @@
-//! KryptonDeployments: which member each is for, what is ordered of it there, and what home's object says.
-//! The work is done by the member's reconciler.
+//! KryptonDeployments: selects the member for each, sends it the orders, and writes the status of home's
+//! object. The member's reconciler runs Helm.
 
 mod api;
 mod controller;

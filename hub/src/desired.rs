@@ -1,4 +1,4 @@
-//! The hub's epoch on home, and the chart state that all members are given.
+//! Takes the hub's epoch on home, and composes the chart state of the fleet.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use thiserror::Error;
 use crate::args::ChartSettings;
 
 const KEY: &str = "epoch";
-/// Whoever has won the lead waits for it.
+/// A new leader waits for the epoch.
 const DEADLINE: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Error)]
@@ -28,8 +28,8 @@ pub enum EpochError {
     Deadline { namespace: String },
 }
 
-/// Takes the next epoch, above what home has on record and above `at_least`: a member may have seen
-/// a later one when home was restored from a backup. Within an epoch the hub counts for itself.
+/// Takes the next epoch, above the recorded one and above `at_least`: if home was restored from a backup, a
+/// member may know a later epoch. Within an epoch, the hub numbers generations itself.
 pub async fn next_epoch(
     client: &Client,
     namespace: &str,
@@ -90,7 +90,7 @@ fn recorded(found: Option<&ConfigMap>) -> u64 {
         .unwrap_or_default()
 }
 
-/// The chart state out of the flags, what the version means, and the values file.
+/// Composes the chart state from the flags, the resolved version and the values file.
 pub fn chart_state(
     chart: &ChartSettings,
     version: &str,

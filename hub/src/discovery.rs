@@ -1,5 +1,5 @@
-//! Where members come from. Several providers look at once, each at one kind of object; each tells of
-//! all that it has found, in one slot, so that one that hangs or floods costs nobody else.
+//! Discovers the members of the fleet. Each provider watches one kind of object and publishes all sources
+//! that it finds in its own slot. A provider that hangs or floods its slot delays no other provider.
 
 pub mod cluster_api;
 pub mod cluster_profile;
@@ -28,7 +28,7 @@ use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
-/// What kind of object a member was found by: `spec.sourceRef.kind` of its EdgeCluster.
+/// Kind of the object that a member was discovered from: `spec.sourceRef.kind` of its EdgeCluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     /// A labelled kubeconfig Secret.
@@ -63,18 +63,18 @@ impl Kind {
     }
 }
 
-/// The object that a member was found by.
+/// The object that a member was discovered from.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Origin {
     pub kind: Kind,
     /// `None` for a file.
     pub namespace: Option<String>,
-    /// Of a file: its path.
+    /// Name of the object, or the path of a file.
     pub name: String,
 }
 
 impl Origin {
-    /// `None` when it is none of a provider's: `self-cluster`, or of a later version.
+    /// Returns `None` if no provider covers the source: `self-cluster`, or a kind of a later version.
     pub fn of(source: &SourceRef) -> Option<Self> {
         let kind = Kind::ALL
             .into_iter()
@@ -86,7 +86,7 @@ impl Origin {
         })
     }
 
-    /// Whether it is an object of this kind in this namespace; `None`: in any.
+    /// Whether the object has this kind and namespace. `None` matches every namespace.
     fn is_in(&self, kind: Kind, namespace: Option<&String>) -> bool {
         self.kind == kind && (namespace.is_none() || namespace == self.namespace.as_ref())
     }
@@ -110,61 +110,60 @@ impl fmt::Display for Origin {
     }
 }
 
-/// Why a cluster that was found cannot be reached: a reason of `TargetClusterResolved`, and a text that
-/// names the object and says what to do.
+/// Why a discovered cluster has no usable access. `reason` is a reason of `TargetClusterResolved`.
+/// `message` names the object and the fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unresolved {
     pub reason: &'static str,
     pub message: String,
 }
 
-/// A cluster that was found. One that cannot be reached is a member all the same: it is shown with its
-/// fault.
+/// A discovered cluster. A cluster without usable access is a member too: its EdgeCluster shows the error.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Source {
     pub origin: Origin,
-    /// Of the object; empty for a file.
+    /// UID of the object; empty for a file.
     pub uid: String,
-    /// The name that it asks for.
+    /// The requested member name.
     pub member: String,
-    /// When the object was made: of two that ask for one name, the older gets it.
+    /// Creation time of the object. If two sources request one name, the older source gets it.
     pub since: Option<Timestamp>,
     pub access: Result<Arc<Sanitized>, Unresolved>,
-    /// Why that is not what it should be now: what was known before stays in use.
+    /// Why `access` is outdated. The hub keeps using the last good access.
     pub stale: Option<Unresolved>,
-    /// Why nothing is to be written there for now, though nothing has failed: paused, asleep.
+    /// Why the hub must not write there for now, although nothing has failed: paused or asleep.
     pub suspended: Option<String>,
 }
 
-/// All that one provider has found.
+/// All sources of one provider.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Listing {
-    /// `None` until its first list is complete. What was found stays while it is in trouble.
+    /// `None` until the first list is complete. If the provider fails, its last sources stay.
     pub sources: Option<Arc<BTreeMap<Origin, Arc<Source>>>>,
-    /// Why it does not see what there is now.
+    /// Why `sources` may be outdated.
     pub trouble: Option<String>,
-    /// It has ended, and finds nothing any more.
+    /// Whether the provider has ended. It finds no further sources.
     pub closed: bool,
 }
 
-/// A source of members.
+/// Discovers the sources of one kind.
 pub trait Provider: Send + Sync + 'static {
-    /// For logs: what it looks at.
+    /// Describes the watched objects for logs.
     fn describe(&self) -> String;
 
-    /// Whether it would find this object, were it there.
+    /// Whether the provider would find this object if it existed.
     fn covers(&self, origin: &Origin) -> bool;
 
-    /// Whether it finds an object by a mark on the object itself, and not by a reference to it.
+    /// Whether the provider finds an object by a mark on the object itself, and not by a reference to it.
     fn marks(&self) -> bool {
         true
     }
 
-    /// Tells of what there is until it is dropped.
+    /// Publishes the sources until the future is dropped.
     fn follow(self: Arc<Self>, finds: Finds) -> BoxFuture<'static, ()>;
 }
 
-/// The far end of a provider: its slot, and what it is asked to look at again.
+/// The provider's end: its slot, and the sources that it has to read again.
 #[derive(Debug)]
 pub struct Finds {
     listing: watch::Sender<Listing>,
@@ -173,12 +172,12 @@ pub struct Finds {
 }
 
 impl Finds {
-    /// All that is there now. What is the same as before is no news.
+    /// Publishes a complete list of sources. An unchanged list notifies no receiver.
     pub fn found(&self, sources: BTreeMap<Origin, Arc<Source>>) {
         self.found_amid(None, sources);
     }
 
-    /// What there is, as far as can be seen: a part of it is in trouble.
+    /// Publishes the visible sources when some of them cannot be read.
     pub fn found_amid(&self, trouble: Option<String>, sources: BTreeMap<Origin, Arc<Source>>) {
         if let Some(before) = &self.listing.get().sources {
             self.departures.note(before, &sources);
@@ -195,7 +194,7 @@ impl Finds {
         });
     }
 
-    /// As before, it cannot be seen what there is; of what is known, more is known.
+    /// Updates the known sources while the provider cannot list. Any earlier trouble stays.
     pub fn known_better(&self, sources: BTreeMap<Origin, Arc<Source>>) {
         self.listing.send_if_modified(|listing| {
             let changed = listing.sources.as_deref() != Some(&sources);
@@ -204,7 +203,7 @@ impl Finds {
         });
     }
 
-    /// It cannot be seen what there is.
+    /// Records that the provider cannot list its sources.
     pub fn trouble(&self, why: String) {
         self.listing.send_if_modified(|listing| {
             let changed = listing.trouble.as_ref() != Some(&why);
@@ -213,13 +212,13 @@ impl Finds {
         });
     }
 
-    /// Waits for a source to look at again at once: its cluster has refused the credential.
+    /// Waits for a source to read again immediately because its cluster has rejected the credential.
     pub async fn doubted(&self) -> Origin {
         self.doubts.next().await
     }
 }
 
-/// Sources whose credential was refused, each once: bounded by the number of sources.
+/// Sources whose credential was rejected. A set, so its size is limited by the number of sources.
 #[derive(Debug, Default)]
 struct Doubts {
     origins: Mutex<BTreeSet<Origin>>,
@@ -248,8 +247,8 @@ impl Doubts {
     }
 }
 
-/// Sources that this provider has lost since their departure was last judged, and whether it has them
-/// again: the newest listing alone does not tell.
+/// Sources that this provider has lost since the last call of `take`. The value records whether it lists
+/// them again. The latest listing alone doesn't show that a source was away.
 #[derive(Debug, Default)]
 struct Departures(Mutex<BTreeMap<Origin, bool>>);
 
@@ -262,13 +261,13 @@ impl Departures {
                 .and_modify(|back| *back = true);
         }
         for (origin, source) in before {
-            // Of one that is yet to be read it is not known whether it was there.
+            // It is unknown whether a source that the provider hasn't read yet existed.
             if membership::pending(source).is_some() {
                 continue;
             }
             match now.get(origin) {
                 None => drop(departures.insert(origin.clone(), false)),
-                // One that was deleted and made again is another.
+                // An object that was deleted and recreated is a different source.
                 Some(now) if now.uid != source.uid && membership::pending(now).is_none() => {
                     departures.insert(origin.clone(), true);
                 }
@@ -277,8 +276,8 @@ impl Departures {
         }
     }
 
-    /// The sources that were away. One that another provider lists meanwhile was not, unless it was
-    /// marked anew: that is awaited.
+    /// Returns the departed sources. A source that another provider still lists has not departed, unless a
+    /// provider that `marks` lists it again. Until then, the entry of such a provider stays.
     fn take(&self, marks: bool, elsewhere: impl Fn(&Origin) -> bool) -> BTreeSet<Origin> {
         let mut away = BTreeSet::new();
         self.lock().retain(|origin, back| {
@@ -297,7 +296,7 @@ impl Departures {
     }
 }
 
-/// A provider that runs, and what it has found.
+/// A running provider and its sources.
 #[derive(Clone)]
 pub struct Found {
     pub provider: Arc<dyn Provider>,
@@ -315,7 +314,7 @@ impl fmt::Debug for Found {
     }
 }
 
-/// All providers.
+/// All running providers with their listings.
 #[derive(Clone, Debug, Default)]
 pub struct Sources(Vec<Found>);
 
@@ -324,7 +323,7 @@ impl Sources {
         self.0.iter()
     }
 
-    /// The sources that were away since the last call, whoever lists them.
+    /// Returns the sources that departed since the last call, whichever provider listed them.
     pub fn take_departed(&self) -> BTreeSet<Origin> {
         let lists = |at: usize, origin: &Origin| {
             let others = self.0.iter().enumerate().filter(|(other, _)| *other != at);
@@ -339,16 +338,16 @@ impl Sources {
         .collect()
     }
 
-    /// The credential of this source was refused: it is looked at again at once.
+    /// Requests an immediate read of this source because its cluster rejected the credential.
     pub fn doubt(&self, origin: &Origin) {
-        // A Secret may be found by its label and by who names it.
+        // Two providers can find one Secret: by its label and by a reference.
         for found in self.0.iter().filter(|found| found.provider.covers(origin)) {
             found.doubts.add(origin);
         }
     }
 }
 
-/// Starts all providers; they end with `stop`. The receiver has the newest of each.
+/// Starts all providers, which run until `stop`. The receiver holds the latest listing of each.
 pub fn start(
     providers: Vec<Arc<dyn Provider>>,
     watchdog: &Watchdog,
@@ -372,9 +371,9 @@ pub fn start(
         let stop = stop.clone();
         let span = tracing::error_span!("discovery", provider = name);
         let following = async move {
-            // A panic of one provider is its own.
+            // A panic of one provider must not affect the others.
             let following = std::panic::AssertUnwindSafe(following).catch_unwind();
-            // At the stop those whom it rests on end as well.
+            // During shutdown, the tasks that a provider depends on end too, so its end is not an error.
             if let Some(ended) = stop.run_until_cancelled(following).await
                 && !stop.is_cancelled()
             {
@@ -408,7 +407,7 @@ pub fn start(
         while let Some(Some((index, listing))) = stop.run_until_cancelled(changes.next()).await {
             sources.send_modify(|sources| sources.0[index].listing = listing);
         }
-        // Nobody leaves because the hub stops.
+        // Keep the channel open during shutdown. Otherwise members would leave the fleet.
         stop.cancelled().await;
     };
     tokio::spawn(watchdog.watch("gathering members", gathering));
@@ -417,7 +416,7 @@ pub fn start(
 
 #[cfg(test)]
 impl Found {
-    /// What a provider has found, without one that runs.
+    /// A listing without a running provider.
     pub(crate) fn given(provider: Arc<dyn Provider>, listing: Listing) -> Self {
         Self {
             provider,

@@ -47,40 +47,40 @@ pub use acceptance::Accepting;
 use controller::{Controller, Pass};
 pub use values::Overlaying;
 
-/// Two writes of one EdgeCluster's status are at least so far apart.
+/// Minimum interval between two writes of one EdgeCluster's status.
 const PACE: Duration = Duration::from_secs(1);
-/// The pause after a read or a write of the register that failed, give or take half of it.
+/// Pause after a failed read or write of the register, with 50 % jitter.
 const AFTER_FAILURE: Duration = Duration::from_secs(3);
-/// `lastSeen` is looked at so often; it is written once a minute.
+/// Interval for checking `lastSeen`, which is written once a minute.
 const HEARTBEAT: Duration = Duration::from_secs(20);
-/// Writes of EdgeClusters in flight.
+/// Maximum number of EdgeCluster writes in flight.
 const WRITERS: usize = 16;
-/// The shortest time between two decisions.
+/// Minimum interval between two decisions.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// Sources that have not listed yet are waited for so long before a new name is given away.
+/// How long the hub waits for sources that have not listed yet before it assigns new names.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// After this time in a term, the record of a silent member counts no longer: an agent times out after 30 s, and a
-/// cluster behind a kubeconfig has answered or not.
+/// Time in a term after which the recorded state of a silent member expires. By then an agent has timed
+/// out, which takes 30 s, and a kubeconfig's cluster has answered or not.
 const UNHEARD: Duration = Duration::from_secs(45);
-/// Events taken in before the next look.
+/// Maximum number of events and members to handle before other tasks run.
 const BATCH: usize = 512;
 
-/// The chart state of the fleet, and the epoch it is given in.
+/// The chart state of the fleet, and the epoch in which the hub publishes it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FleetChart {
     pub epoch: u64,
-    /// `None` while there has not been one yet.
+    /// `None` before the first one.
     pub chart: Option<Arc<ChartState>>,
-    /// Why `chart` is not what it should be.
+    /// Why `chart` is not up to date.
     pub problem: Option<Problem>,
 }
 
 /// Inputs of the controller.
 pub struct Fleet {
     pub client: Client,
-    /// The hub's, on home.
+    /// The hub's namespace on home.
     pub namespace: String,
-    /// How home is reached as a member; `None` without `--self-cluster`.
+    /// The access to home as a member. `None` without `--self-cluster`.
     pub home: Option<kube::Config>,
     pub sources: watch::Receiver<Sources>,
     pub accepting: Accepting,
@@ -89,7 +89,7 @@ pub struct Fleet {
     pub drift: DriftPolicy,
     pub chart_crds: CrdPolicy,
     pub tenant_values: bool,
-    /// Whether Tenants of home are placed on members.
+    /// Whether the hub places home's Tenants on members.
     pub place_tenants: bool,
     /// Values of members, over the fleet's.
     pub overlaying: Overlaying,
@@ -97,7 +97,7 @@ pub struct Fleet {
     pub lockdown: Lockdown,
     /// Labels and annotations of workspaces. A member may override them.
     pub namespaces: NamespaceConfiguration,
-    /// Whether this hub is the one that writes on home.
+    /// Whether this hub leads, and writes on home.
     pub lead: Leader,
     pub shared: Arc<Shared>,
     pub members: Arc<Members>,
@@ -146,7 +146,7 @@ pub async fn run(fleet: Fleet, stop: CancellationToken) {
                 if changed.is_err() { break }
                 controller.look();
             }
-            // Their sender may have ended; the orders stand.
+            // Their sender may have ended. The last orders remain valid.
             Ok(()) = controller.orders.changed() => controller.look(),
             Ok(()) = controller.placements.changed() => controller.look(),
             decided = controller.fleet.lead.changed() => {

@@ -1,6 +1,7 @@
-//! The hub's part of what a test can fail: see [`krypton_runtime::failpoint`].
+//! Lists the hub's side effects that a test can make fail: see [`krypton_runtime::failpoint`].
 
-/// The effects of the hub beside those of the reconciler, which it runs, each at one place in this crate.
+/// The hub's own effects, without the effects of the reconciler that it runs. Each has one place in this
+/// crate.
 pub const EFFECTS: [&str; 26] = [
     "authority.create",
     "authority.step",

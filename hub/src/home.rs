@@ -1,4 +1,4 @@
-//! The home cluster: which one it is, and how it is reached.
+//! Selects the home cluster and creates clients for it.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,10 +17,11 @@ use tokio::sync::Notify;
 
 use crate::args::{HomeChoice, HomeSource};
 
-/// The hub's name in the logs of apiservers.
+/// User agent of the hub's requests.
 const USER_AGENT: &str = concat!("krypton-hub/", env!("CARGO_PKG_VERSION"));
 const SECRET_TIMEOUT: Duration = Duration::from_secs(30);
-/// As the sanitizer's own cap, needed here where a context is set before it reads.
+/// The sanitizer's own limit. Also needed here, because a context is set before the sanitizer reads the
+/// text.
 const KUBECONFIG_MAX_BYTES: usize = 256 * 1024;
 
 /// The home cluster.
@@ -44,7 +45,8 @@ impl From<Found> for Home {
     }
 }
 
-/// Why there is no home cluster. The texts up to the first colon or semicolon are the original's.
+/// Why the home cluster is unavailable. For compatibility, the texts up to the first colon or semicolon
+/// must not change.
 #[derive(Debug, thiserror::Error)]
 pub enum HomeError {
     #[error("construct client failed for secret fetch")]
@@ -77,7 +79,7 @@ pub enum HomeError {
         #[source]
         source: sanitizer::KubeconfigError,
     },
-    /// Where the text cannot even take a context; says no more, as it holds credentials.
+    /// The text cannot take a context. The error omits details, because the text holds credentials.
     #[error(
         "parse kubeconfig from secret failed: {namespace}/{name}: not a YAML mapping of at most 256 KiB"
     )]
@@ -105,7 +107,7 @@ pub enum HomeError {
 }
 
 impl HomeError {
-    /// Whether it may go by itself: the `apiserver` of the hub's own cluster may not be up yet.
+    /// Whether the error may be temporary: the `apiserver` of the hub's own cluster may not be up yet.
     pub fn may_pass(&self, apiserver: &StartupGrace) -> bool {
         match self {
             Self::FetchSecretTimedOut { .. }
@@ -126,8 +128,8 @@ impl HomeError {
 }
 
 impl Home {
-    /// Chooses home by the precedence of krypton-operator: the Secret read with the local
-    /// configuration, the watch file, the local configuration. Read once, at start.
+    /// Selects the home cluster by precedence: the Secret read with the local configuration, the watch
+    /// file, the local configuration. Reads the source once, at startup.
     pub async fn choose(source: &HomeSource, policy: &Policy) -> Result<Self, HomeError> {
         choose_with(source, policy, Config::incluster).await
     }
@@ -182,30 +184,31 @@ async fn choose_with(
     }
 }
 
-/// The longest pause after a failed write on home.
+/// Longest pause after a failed write on the home cluster.
 const WRITE_RETRY_MAX: Duration = Duration::from_secs(30);
 
-/// The pause after a write on home has failed so often in a row: up to 1 s at first, doubling up to 30 s.
+/// Pause after this many consecutive failed writes on the home cluster: at first up to 1 s, doubling up to
+/// 30 s.
 pub fn write_backoff(failures: u32, jitter: f64) -> Duration {
     // The reconciler's back-off starts at five times as much.
     krypton_runtime::retry::backoff(failures, 5 * WRITE_RETRY_MAX, jitter) / 5
 }
 
-/// [`client_named`] under the hub's name.
+/// Calls [`client_named`] with the hub's user agent.
 ///
 /// Must be called inside a tokio runtime.
 pub fn client(config: Config) -> Result<Client, kube::Error> {
     client_named(config, USER_AGENT)
 }
 
-/// [`krypton_runtime::access::client_watched`] under the hub's name.
+/// Calls [`krypton_runtime::access::client_watched`] with the hub's user agent.
 ///
 /// Must be called inside a tokio runtime.
 pub fn client_watched(config: Config, refused: Arc<Notify>) -> Result<Client, kube::Error> {
     krypton_runtime::access::client_watched(config, USER_AGENT, refused)
 }
 
-/// [`krypton_runtime::access::client_limited`] under the hub's name.
+/// Calls [`krypton_runtime::access::client_limited`] with the hub's user agent.
 ///
 /// Must be called inside a tokio runtime.
 pub fn client_limited(
@@ -217,14 +220,14 @@ pub fn client_limited(
     krypton_runtime::access::client_limited(config, USER_AGENT, refused, limits, report)
 }
 
-/// The configuration of a member from its sanitized kubeconfig.
+/// Builds the configuration of a member from its sanitized kubeconfig.
 pub async fn member_config(sanitized_yaml: &str) -> Result<Config, ConfigError> {
     let kubeconfig = Kubeconfig::from_yaml(sanitized_yaml).map_err(without_content)?;
     Ok(from_kubeconfig(kubeconfig, None).await?.config)
 }
 
-/// A kubeconfig in a Secret is untrusted: it goes through the sanitizer, as a member's does. But where
-/// home is was chosen by whoever has started the hub, who may mean this very machine.
+/// Builds the home cluster from a kubeconfig in a Secret. It is untrusted and passes the sanitizer, like
+/// that of a member. But the user who starts the hub selects the home cluster, which may be this machine.
 async fn from_secret(
     secret: &Secret,
     (namespace, name, key): (&str, &str, &str),
@@ -277,7 +280,7 @@ async fn from_secret(
             name,
             source,
         })?;
-    // The sanitizer gives contexts names of its own.
+    // The sanitizer renames contexts.
     if let Some(context) = context
         .map(str::to_owned)
         .or_else(|| current_context(bytes))

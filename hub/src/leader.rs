@@ -1,8 +1,8 @@
-//! The lead: which of several hubs writes on home and serves agents. Owns the Lease `krypton-hub` in the
-//! hub's namespace, and the hub's epoch.
+//! Leader election of the hubs. The leader writes on the home cluster and serves agents. Owns the Lease
+//! `krypton-hub` in the hub's namespace, and the hub's epoch.
 //!
-//! Nothing is written unless [`Leader::writes`] says so at that very moment, by the clock that runs on while a
-//! process is frozen: one that wakes up after another has taken over has nothing to write by.
+//! A hub writes only while [`Leader::writes`] returns true. That check uses a clock that keeps running while
+//! the process is frozen. A hub that wakes up after another one has taken over therefore cannot write.
 
 mod election;
 mod home_writer;
@@ -31,18 +31,18 @@ pub use election::{LeaderState, LeaderTerm};
 use home_writer::{Verdict, verdict};
 pub(crate) use watched::Watched;
 
-/// As long as the Lease is good without a renewal. One that is killed is followed after so long and a look;
-/// half a second of silence of the apiserver is forgiven many times over.
+/// Duration of the Lease without a renewal. After the leader is killed, another hub takes over after this time and
+/// one more poll. The duration exceeds an API server outage of half a second many times over.
 pub const DURATION: Duration = Duration::from_secs(5);
 
-/// What is being written when the process is to end is waited for so long: then the Lease is given up, and
-/// what is still under way rests on the versions it was decided on.
+/// On shutdown, the hub waits this long for its writes before it releases the Lease. Writes that are still in
+/// flight are safe because they carry the resource versions they were based on.
 const IN_FLIGHT: Duration = Duration::from_secs(2);
-/// Giving the Lease up is one call, after one that may be under way.
+/// Time to release the Lease: one call, after one that may be in flight.
 pub const GIVING_UP: Duration = Duration::from_secs(2);
 const ABOUT: &str = "lead";
 
-/// Who leads, for whoever writes on home or serves agents. Clones are one.
+/// Leadership state for tasks that write on the home cluster or serve agents. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Leader {
     stand: watch::Receiver<LeaderState>,
@@ -53,7 +53,8 @@ pub struct Leader {
 }
 
 impl Leader {
-    /// A lead that a test decides on: while it says that this hub leads, that is so at any time.
+    /// Creates a leader whose state a test controls. While the state is `Leading`, [`Self::writes`] is always
+    /// true.
     pub fn by_hand(stand: LeaderState) -> (watch::Sender<LeaderState>, Self) {
         let hold = LeaseState {
             renewed: Some(BootTime::now()),
@@ -79,7 +80,7 @@ impl Leader {
         (stand, lead)
     }
 
-    /// A hub that knows of no other.
+    /// Creates a permanent leader, for a hub without others.
     pub fn alone() -> Self {
         Self::by_hand(LeaderState::Leading(LeaderTerm {
             epoch: 1,
@@ -91,7 +92,7 @@ impl Leader {
         .1
     }
 
-    /// Waits for another stand; not for renewals. False when nobody decides on it any more.
+    /// Waits for the next state change; renewals do not count. Returns false when the election has ended.
     pub async fn changed(&mut self) -> bool {
         self.stand.changed().await.is_ok()
     }
@@ -100,7 +101,7 @@ impl Leader {
         self.stand.get()
     }
 
-    /// Whether something may be written on home at this moment. Asked before each write.
+    /// Whether the hub may write on the home cluster now. Check it before each write.
     pub fn writes(&self, now: BootTime) -> bool {
         let stand = self.stand.get();
         let LeaderState::Leading(tenure) = &stand else {
@@ -110,13 +111,14 @@ impl Leader {
         hold.is_fresh(now, &self.times) && hold.term.as_ref() == Some(&tenure.term)
     }
 
-    /// Whether agents are served.
+    /// Whether the hub serves agents.
     pub fn serves(&self) -> bool {
         self.stand.get().tenure().is_some()
     }
 
-    /// # Errors
-    /// `Unavailable`, with who leads, where another hub is to be asked.
+    /// Checks that this hub serves agents.
+    ///
+    /// # Errors Returns `Unavailable` with the name of the leader. The agent then connects to that hub.
     pub fn gate(&self) -> Result<(), Status> {
         let why = match &self.stand.get() {
             LeaderState::Leading(_) | LeaderState::Unconfirmed(_) => return Ok(()),
@@ -134,7 +136,7 @@ impl Leader {
         Err(Status::unavailable(why))
     }
 
-    /// Waits until this hub does not lead any more, though it goes on.
+    /// Waits until this hub loses leadership while it keeps running.
     pub async fn lost(&self) {
         let mut stand = self.stand.clone();
         let lost = |stand: &LeaderState| {
@@ -148,21 +150,22 @@ impl Leader {
         }
     }
 
-    /// Waits until this hub stops.
+    /// Waits until this hub shuts down.
     pub async fn left(&self) {
         let mut stand = self.stand.clone();
         let left = stand.wait_for(|stand| *stand == LeaderState::Leaving).await;
-        // Nobody decides on it any more.
+        // An error means that the election has ended.
         drop(left);
     }
 
-    /// The tenure that holds now, in doubt too.
+    /// Returns the current leader term, also while it is unconfirmed.
     pub fn tenure(&self) -> Option<LeaderTerm> {
         self.stand.get().tenure().cloned()
     }
 
-    /// The mark of whoever writes an object of home whose mark is `recorded` now: our epoch. `None` where it may
-    /// not be written by us: we do not lead, or a later lead has been there, above which an epoch is taken then.
+    /// Returns the epoch to write to an object of the home cluster whose recorded epoch is `recorded`. Returns
+    /// `None` if this hub is not the leader, or if a later leader has written the object. The hub then takes an
+    /// epoch above the recorded one.
     pub fn mark(&self, recorded: Option<u64>) -> Option<u64> {
         let ours = self.stand.get().tenure()?.epoch;
         match verdict(ours, recorded) {
@@ -174,8 +177,7 @@ impl Leader {
         }
     }
 
-    /// These are the marks of objects of home. A hub that comes to lead takes an epoch above them, whatever
-    /// else is on record.
+    /// Records the epochs of objects on the home cluster. The next leader takes an epoch above all of them.
     pub fn sees(&self, recorded: impl Iterator<Item = u64>) {
         let ours = self.stand.get().tenure().map_or(0, |it| it.epoch);
         let greatest =
@@ -193,22 +195,22 @@ impl Leader {
         });
     }
 
-    /// A write on home: the Lease is given up after it has ended.
+    /// Tracks a write on the home cluster. The hub waits for it before it releases the Lease.
     pub fn tracked<F: Future>(&self, write: F) -> TrackedFuture<F> {
         self.in_flight.track_future(write)
     }
 }
 
-/// What the lead is decided by.
+/// Inputs of the leader election.
 pub struct LeaderElection {
-    /// Of its own: its connection waits for nobody else's calls.
+    /// A separate client: other calls cannot delay Lease renewals on its connection.
     pub client: Client,
-    /// The hub's, on home.
+    /// Namespace of the hub on the home cluster.
     pub namespace: String,
-    /// Our name in the Lease.
+    /// Name of this hub in the Lease.
     pub holder: String,
     pub times: Times,
-    /// The greatest epoch that a member or an object of home has from elsewhere.
+    /// The greatest epoch that a member or an object of the home cluster has from another hub.
     pub ahead: watch::Sender<u64>,
     pub readiness: Readiness,
 }
@@ -221,7 +223,7 @@ impl std::fmt::Debug for LeaderElection {
     }
 }
 
-/// An election that this hub stands in.
+/// Handle of a running election.
 #[derive(Debug)]
 pub struct Standing {
     pub lead: Leader,
@@ -232,8 +234,8 @@ pub struct Standing {
 type Taking = Pin<Box<dyn Future<Output = Result<u64, desired::EpochError>> + Send>>;
 
 impl LeaderElection {
-    /// Stands, by a task that ends after [`Standing::leave`]. `won` is called before it is told that this hub
-    /// leads, with each epoch; the second is true when a tenure begins.
+    /// Starts a task that runs the election until [`Standing::leave`]. Calls `won` with each new epoch, before
+    /// the hub publishes its leadership. The second argument is true for the first epoch of a leader term.
     pub fn stand(
         self,
         won: impl Fn(&LeaderTerm, bool) + Send + 'static,
@@ -284,7 +286,7 @@ impl LeaderElection {
         let mut office = ElectionState::new(self.times);
         let mut taking: Option<Taking> = None;
         let mut taken = None;
-        // The greatest epoch that we have taken.
+        // The greatest epoch that this hub has taken.
         let mut own = 0;
         let mut renewed = None;
         loop {
@@ -301,7 +303,7 @@ impl LeaderElection {
             });
             if next.take_epoch {
                 let (client, namespace) = (self.client.clone(), self.namespace.clone());
-                // Of our own too: the ConfigMap may have been deleted since.
+                // Include our own epoch, because the ConfigMap may have been deleted since.
                 let at_least = own.max(ahead.get());
                 taking = Some(Box::pin(async move {
                     desired::next_epoch(&client, &namespace, at_least).await
@@ -317,7 +319,7 @@ impl LeaderElection {
                 self.tell(&before, &office.stand, now);
                 stand.send_replace(office.stand.clone());
             } else if late(renewed, hold.renewed, &self.times) {
-                // Whoever has asked in between was told that nothing is to be written.
+                // The Lease was stale before this renewal. Tasks that stopped writing must check again.
                 stand.send_replace(office.stand.clone());
             }
             renewed = hold.renewed;
@@ -395,14 +397,14 @@ impl LeaderElection {
     }
 }
 
-/// Whether a renewal came when the one before could not be written by any more.
+/// Whether a renewal came only after the previous one was too old to write by.
 fn late(before: Option<BootTime>, now: Option<BootTime>, times: &Times) -> bool {
     before
         .zip(now)
         .is_some_and(|(before, now)| now.since(before) >= times.fresh)
 }
 
-/// For ever, when there is none.
+/// Waits forever if no epoch is being taken.
 async fn ended(taking: &mut Option<Taking>) -> Result<u64, desired::EpochError> {
     let Some(call) = taking else {
         return std::future::pending().await;
@@ -413,7 +415,7 @@ async fn ended(taking: &mut Option<Taking>) -> Result<u64, desired::EpochError> 
 }
 
 impl Standing {
-    /// Has nothing more written, and waits for what is: then the Lease is given up.
+    /// Stops new writes, waits for writes in flight, and then releases the Lease.
     pub async fn leave(&self) {
         self.leaving.cancel();
         self.lead.in_flight.close();

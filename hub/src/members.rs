@@ -1,5 +1,5 @@
-//! The members that may connect, each with its slot of desired state: filled by the fleet, read by
-//! sessions and proxies.
+//! Registry of members that may connect, each with the slot of its desired state. Discovery fills the slots;
+//! sessions and proxies read them.
 
 pub mod agent_keys;
 pub mod arbiter;
@@ -32,57 +32,57 @@ use krypton_types::placed_tenant::PlacedTenant;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
-/// The newest desired state of a member, and since when it is that.
+/// The latest desired state of a member and the time since when it applies.
 #[derive(Clone, Debug)]
 pub struct Slot {
     pub desired: Arc<DesiredState>,
-    /// The same, ready to be sent: made once for all members that are given it.
+    /// The same as a protobuf message, encoded once for all members that receive it.
     pub message: Arc<krypton_proto::v1::Desired>,
     pub since: BootTime,
 }
 
-/// Whether agents of a member are let in.
+/// Whether the hub admits agents of a member.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Admission {
-    /// Why not, with what to do.
+    /// Why not, and the fix. `None` admits agents.
     pub refused: Option<String>,
-    /// The cluster that the member is on record for; any when nothing is.
+    /// UID of the recorded cluster; `None` admits any cluster.
     pub cluster_uid: Option<String>,
-    /// The keys that its agents may use; any if the hub has recorded none.
+    /// The keys that its agents may use; `None` admits any key, because the hub has recorded none.
     pub keys: Option<AgentKeys>,
 }
 
-/// What the agent of a member is told whose EdgeCluster was deleted.
+/// Message for an agent of a deleted EdgeCluster.
 pub const GONE: &str = "its EdgeCluster is gone; run 'kubectl krypton join' again";
 
-/// Charts of one member on their way at once: an agent fetches one, a second replica another.
+/// Concurrent chart downloads of one member: one for an agent and one for a second replica.
 const CHARTS: usize = 2;
-/// Live sessions of one member: a Deployment has a few replicas. What each has said too much before it
-/// is made to wait is waited for by all of them, so few enough that this stays below a heartbeat.
+/// Live sessions of one member, enough for the few replicas of a Deployment. All sessions share one quota, and
+/// each may exceed it by one message. The limit keeps the resulting delay below a heartbeat.
 const SESSIONS: usize = 16;
 
-/// What a message costs beside the reports in it, which count as one each: it wakes several tasks. An
-/// agent that is made to wait puts more reports into each.
+/// Fixed cost of a message, because it wakes several tasks. Each report in it costs 1 more. A throttled agent
+/// puts more reports into each message.
 pub(crate) const MESSAGE: u64 = 20;
-/// What all sessions of one member may say: the account of as many Tenants as are kept; then 450 reports
-/// a second in large messages, a fortieth of what the hub takes in all and far more than helm can give
-/// cause for.
+/// Quota of all sessions of one member. The burst covers the full report of the largest member. The rate then
+/// allows 450 reports a second in large messages: a fortieth of the hub's capacity, and far more than Helm can
+/// cause.
 const SAYING: Rate = Rate {
     burst: 12_000,
     each: Duration::from_millis(2),
 };
-/// And how fast: an account of 800 Tenants at once, the largest in two seconds. A flood begins with all
-/// that it may say, and others are not to notice that either.
+/// Short-term quota: a full report of 800 Tenants immediately, the largest one within two seconds. It keeps a
+/// flood, which starts with the full burst of `SAYING`, from delaying other members.
 const SAYING_AT_ONCE: Rate = Rate {
     burst: 1_000,
     each: Duration::from_micros(200),
 };
-/// A replica asks once in weeks, and again after a failure, with back-off.
+/// A replica renews its certificate once in weeks, and retries a failed renewal with back-off.
 const RENEWING: Rate = Rate {
     burst: 10,
     each: Duration::from_secs(60),
 };
-/// One for each new chart and replica, and again after a failure, with back-off.
+/// A replica fetches each new chart once, and retries a failed fetch with back-off.
 const FETCHING: Rate = Rate {
     burst: 30,
     each: Duration::from_secs(5),
@@ -111,18 +111,18 @@ struct Allowances {
     fetching: Bucket,
 }
 
-/// One member.
+/// A member of the fleet.
 #[derive(Debug)]
 pub struct Member {
-    /// UID of its EdgeCluster: certificates are bound to it.
+    /// UID of its EdgeCluster. Certificates are bound to it.
     pub uid: String,
     pub admission: watch::Sender<Admission>,
-    /// Stays the same when the EdgeCluster is made anew.
+    /// Survives a recreation of the EdgeCluster.
     pub slot: Arc<watch::Sender<Option<Slot>>>,
-    /// Charts on their way to agents of this member.
+    /// Limits concurrent chart downloads of the member.
     pub charts: Arc<Semaphore>,
     allowances: Mutex<Allowances>,
-    /// Live sessions by replica: number, and what cuts them.
+    /// Live sessions by replica: the session's number and the token that cancels it.
     sessions: Mutex<BTreeMap<String, (u64, CancellationToken)>>,
 }
 
@@ -143,7 +143,7 @@ impl Member {
         }
     }
 
-    /// A session has said so much: how long nothing more is to be read from it.
+    /// Charges `amount` to the member's quota and returns how long the session must not read.
     pub fn has_said(&self, now: BootTime, amount: u64) -> Duration {
         let mut allowances = self.allowances();
         let waits = allowances.saying.each_mut();
@@ -153,10 +153,9 @@ impl Member {
             .fold(Duration::ZERO, Duration::max)
     }
 
-    /// Whether the member may ask for this now.
+    /// Takes one request of this kind from the member's quota.
     ///
-    /// # Errors
-    /// When it has asked too often, with how long it is to wait.
+    /// # Errors Returns the time to wait if the quota is exhausted.
     pub fn asks(&self, now: BootTime, asking: Asking) -> Result<(), Duration> {
         let mut allowances = self.allowances();
         let bucket = match asking {
@@ -167,8 +166,8 @@ impl Member {
         bucket.take(now, 1, Duration::ZERO).map(drop)
     }
 
-    /// A session of this replica begins; an older one of it is cut. `None` when the member has as many
-    /// as it may.
+    /// Registers a session of this replica and cancels an older one. Returns `None` if the member has too many
+    /// sessions.
     pub fn begin_session(&self, replica: &str, number: u64) -> Option<CancellationToken> {
         let cut = CancellationToken::new();
         let mut sessions = self.lock();
@@ -182,7 +181,7 @@ impl Member {
         Some(cut)
     }
 
-    /// The session ends. One that has been replaced leaves its successor alone.
+    /// Unregisters a session, unless a newer one has replaced it.
     pub fn end_session(&self, replica: &str, number: u64) {
         let mut sessions = self.lock();
         if sessions
@@ -203,22 +202,22 @@ impl Member {
     }
 }
 
-/// A member, as it is told of.
+/// State of a member for dumps and diagnostics.
 #[derive(Clone, Debug)]
 pub struct MemberSnapshot {
-    /// Of its EdgeCluster.
+    /// UID of its EdgeCluster.
     pub uid: String,
     pub slot: Option<Slot>,
-    /// Its agents are not let in.
+    /// Whether the hub rejects its agents.
     pub refused: bool,
     /// Numbers of the live sessions, by replica.
     pub sessions: BTreeMap<String, u64>,
 }
 
-/// Why a member is not found.
+/// Why the registry has no such member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotFound {
-    /// The EdgeClusters have not been listed yet, or not since this hub leads.
+    /// The hub has not listed the EdgeClusters yet, or not since it became leader.
     NotYet,
     Gone,
 }
@@ -226,7 +225,7 @@ pub enum NotFound {
 #[derive(Debug, Default)]
 struct Registry {
     listed: bool,
-    /// The tenure, by its beginning, in which they are to be listed before anybody is let in.
+    /// Start of the leader term in which the hub must list the EdgeClusters before it admits agents.
     awaited: Option<BootTime>,
     members: BTreeMap<String, Arc<Member>>,
 }
@@ -238,12 +237,13 @@ pub struct Members {
 }
 
 impl Members {
-    /// A tenure begins: who may come in is not known until the EdgeClusters are [listed](Self::listed_in) in it.
+    /// Starts a leader term. [`Self::get`] finds no member until the EdgeClusters are [listed](Self::listed_in)
+    /// in it.
     pub fn anew(&self, since: BootTime) {
         self.lock().awaited = Some(since);
     }
 
-    /// The EdgeClusters were listed in this tenure, and admissions follow from that.
+    /// Records that the EdgeClusters were listed in this term and the admissions derive from that list.
     pub fn listed_in(&self, since: Option<BootTime>) {
         let mut registry = self.lock();
         if registry.awaited == since {
@@ -251,8 +251,9 @@ impl Members {
         }
     }
 
-    /// # Errors
-    /// When there is none of this name, or it is not known yet.
+    /// Returns the member of this name.
+    ///
+    /// # Errors Fails if there is no such member, or if the EdgeClusters are not listed yet.
     pub fn get(&self, name: &str) -> Result<Arc<Member>, NotFound> {
         let registry = self.lock();
         if registry.awaited.is_some() {
@@ -265,7 +266,7 @@ impl Members {
         }
     }
 
-    /// What each member is to do that is to do anything: which desired state, and since when.
+    /// Returns the version of each member's desired state and the time since when it applies.
     pub fn wanted(&self) -> BTreeMap<String, (Version, BootTime)> {
         let registry = self.lock();
         let wanted = registry.members.iter().filter_map(|(name, member)| {
@@ -276,7 +277,7 @@ impl Members {
         wanted.collect()
     }
 
-    /// What there is to tell of each member, by name.
+    /// Returns a snapshot of each member, by name.
     pub fn snapshots(&self) -> BTreeMap<String, MemberSnapshot> {
         let registry = self.lock();
         let members = registry.members.iter();
@@ -295,8 +296,8 @@ impl Members {
             .collect()
     }
 
-    /// The member of this EdgeCluster. Another UID than before is another member: the sessions of the
-    /// one before are cut.
+    /// Returns the member of this EdgeCluster. A new UID creates a new member and rejects the sessions of the
+    /// old one.
     pub fn enter(&self, name: &str, uid: &str) -> Arc<Member> {
         let mut registry = self.lock();
         let slot = match registry.members.get(name) {
@@ -317,8 +318,8 @@ impl Members {
         member
     }
 
-    /// Cuts the sessions of this EdgeCluster's member, before it is looked at what else follows: a look
-    /// at a large fleet takes its time.
+    /// Rejects the sessions of this EdgeCluster's member immediately, because a reconcile of a large fleet
+    /// takes time.
     pub fn cut(&self, name: &str, uid: Option<&str>, why: &str) {
         let registry = self.lock();
         let member = registry.members.get(name);
@@ -327,8 +328,8 @@ impl Members {
         }
     }
 
-    /// All EdgeClusters are known; the sessions of members without one are cut. The place of a member
-    /// that is still needed stays for the EdgeCluster that is to come.
+    /// Rejects the sessions of members without an EdgeCluster, once all EdgeClusters are known. Keeps the entry
+    /// of a member that is still needed, because its EdgeCluster is about to be created.
     pub fn keep(&self, has_object: impl Fn(&str) -> bool, needed: impl Fn(&str) -> bool) {
         let mut registry = self.lock();
         registry.listed = true;
@@ -356,39 +357,39 @@ fn refuse(member: &Member, why: &str) {
     });
 }
 
-/// Hands out desired states: one for all members that are to do the same, each member's newer than
-/// the one it had.
+/// Creates desired states. Members with equal inputs share one, and the version of each member only increases.
 #[derive(Debug, Default)]
 pub struct DesiredStatePublisher {
-    /// The same for all.
+    /// The fields up to `lockdown` are the same for all members.
     drift: DriftPolicy,
     chart_crds: CrdPolicy,
     tenant_values: bool,
     handling: Handling,
     lockdown: Lockdown,
     generation: u64,
-    /// The latest for members of each order.
+    /// The latest shared slot for each combination of `paused` and `retire`.
     latest: [Option<Slot>; 4],
 }
 
-/// What a member is to do with the chart.
+/// How a member handles its releases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Order {
     pub paused: bool,
     pub retire: bool,
 }
 
-/// A chart state that is given, and what else is to be done with it.
+/// The inputs of a member's desired state.
 #[derive(Clone, Copy, Debug)]
 pub struct MemberInputs<'a> {
     pub chart: &'a ChartState,
-    /// Whether it is one member's alone: then nobody else is given the same.
+    /// Whether only this member receives this chart state. Then the desired state is not shared.
     pub own: bool,
-    /// Of workspaces; where it is not the fleet's, `own` says so.
+    /// Metadata of workspaces. Where it differs from the fleet's, `own` is true.
     pub namespaces: &'a NamespaceConfiguration,
-    /// What home orders of this member; then it is its alone, too.
+    /// Orders of the home cluster for this member. If there are any, the desired state is not shared.
     pub deployments: &'a [DesiredDeployment],
-    /// As deployments: Tenants of home that are placed there.
+    /// Tenants of the home cluster that are placed on this member. If there are any, the desired state is not
+    /// shared.
     pub placed: &'a [PlacedTenant],
 }
 
@@ -408,13 +409,13 @@ impl DesiredStatePublisher {
         }
     }
 
-    /// Keeps tenants apart in this way.
+    /// Sets the isolation of tenants.
     #[must_use]
     pub fn locked_down(self, lockdown: Lockdown) -> Self {
         Self { lockdown, ..self }
     }
 
-    /// The slot's next content; `None` when it is as it should be.
+    /// Returns the slot's next content; `None` if the current one is up to date.
     pub fn next(
         &mut self,
         before: Option<&Slot>,
@@ -537,7 +538,7 @@ mod tests {
         assert!(publisher.next(Some(&mine), 1, &own, order, now).is_none());
         let second = publisher.next(None, 1, &of_all(&all), order, now).unwrap();
         assert!(Arc::ptr_eq(&first.desired, &second.desired));
-        // Whoever gives it up is given what the others have, and later than what it had.
+        // A member without its override gets the shared chart, with a later version than its own.
         let back = publisher
             .next(Some(&mine), 1, &of_all(&all), order, now)
             .unwrap();
@@ -672,7 +673,7 @@ mod tests {
         }
         let took = now.since(begin);
         assert!(took < Duration::from_secs(3), "{took:?}");
-        // From then on it is slow, also for all its sessions at once, each with one more of the largest.
+        // From then on it is slow, even if all its sessions send one more of the largest messages concurrently.
         for _ in 0..100 {
             let waits = (0..SESSIONS).map(|_| member.has_said(now, largest));
             let longest = waits.max().unwrap_or_default();
@@ -688,7 +689,7 @@ mod tests {
     fn well_behaved_agent_is_never_throttled() {
         let member = Member::new("u".to_owned(), Arc::new(watch::Sender::new(None)));
         let mut now = BootTime::now();
-        // A thousand Tenants in a session's beginning; then ten changes a second, each in its message.
+        // A thousand Tenants at the start of a session, then ten changes a second, each in its own message.
         for _ in 0..5 {
             now = BootTime(now.0 + member.has_said(now, MESSAGE + 200));
         }

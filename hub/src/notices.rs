@@ -1,4 +1,5 @@
-//! Kubernetes events on EdgeClusters and other objects of home, told in passing: a full queue drops the newest, nothing waits.
+//! Records Kubernetes events on EdgeClusters and other objects of the home cluster. A full queue drops the
+//! newest event, and callers never wait.
 
 use std::time::Duration;
 
@@ -15,31 +16,31 @@ use tokio::sync::mpsc::error::TrySendError;
 
 use crate::leader::Leader;
 
-/// How often it is looked whether home answers again.
+/// Interval at which an unconfirmed leader checks whether it may write again.
 const IN_DOUBT: Duration = Duration::from_millis(500);
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Members that something is told of at the same moment; of what is told once, the log has the rest.
+/// Events in flight. If an event is dropped, the log still contains it.
 const QUEUE: usize = 64;
 
-/// Something that a person should know of a member.
+/// An event on a member's EdgeCluster.
 #[derive(Clone, Debug)]
 pub struct MemberEvent {
     pub member: String,
-    /// Of its EdgeCluster; empty when that is not known.
+    /// UID of its EdgeCluster; empty if unknown.
     pub uid: String,
     pub reason: &'static str,
     pub message: String,
 }
 
-/// The near end of the queue.
+/// Sender of the event queue.
 #[derive(Clone, Debug)]
 pub struct EventRecorder {
     queue: mpsc::Sender<QueuedEvent>,
-    /// Only a hub that leads tells anything; `None`: any.
+    /// Leadership of this hub: only a leader offers events. `None` in tests, which offer all.
     lead: Option<Leader>,
 }
 
-/// An event: those of one object that have all of this in common are counted as one.
+/// An event. The recorder counts events of one object with equal fields as one.
 #[derive(Clone, Debug)]
 struct QueuedEvent {
     kind: EventType,
@@ -69,19 +70,19 @@ impl QueuedEvent {
 }
 
 impl EventRecorder {
-    /// Starts the one task that writes them, while this hub leads.
+    /// Starts the task that writes events while this hub leads.
     pub fn start(client: Client, instance: String, lead: Leader, watchdog: &Watchdog) -> Self {
         let (queue, mut notices) = mpsc::channel::<QueuedEvent>(QUEUE);
         let reporter = Reporter {
             controller: "mesh.openkcm.io/krypton-hub".to_owned(),
             instance: Some(instance),
         };
-        // It joins repeated events into one with a count.
+        // The recorder aggregates repeated events into one with a count.
         let recorder = Recorder::new(client, reporter);
         let leads = lead.clone();
         let writing = async move {
             while let Some(told) = notices.recv().await {
-                // In doubt it waits: whoever has told of it tells it once.
+                // While the leader is unconfirmed, keep the event: its sender does not send it again.
                 while leads.serves() && !leads.writes(BootTime::now()) {
                     tokio::time::sleep(IN_DOUBT).await;
                 }
@@ -110,7 +111,7 @@ impl EventRecorder {
         }
     }
 
-    /// A far end that drops what it is told, where there is no home.
+    /// Creates a recorder that drops all events, for use without a home cluster.
     pub fn nowhere() -> Self {
         Self {
             queue: mpsc::channel(1).0,
@@ -118,7 +119,7 @@ impl EventRecorder {
         }
     }
 
-    /// With the reasons and messages that it was told.
+    /// Returns a recorder, and a function that yields the reasons and messages of its events.
     #[cfg(test)]
     pub(crate) fn heard() -> (Self, impl FnMut() -> Option<(&'static str, String)>) {
         let (queue, mut far_end) = mpsc::channel::<QueuedEvent>(QUEUE);
@@ -129,20 +130,19 @@ impl EventRecorder {
         (Self { queue, lead: None }, heard)
     }
 
-    /// A warning.
+    /// Logs a warning and records it as an event.
     pub fn tell(&self, notice: MemberEvent) {
         log(&notice);
         self.tell_of(EventType::Warning, notice.reason, notice);
     }
 
-    /// A warning that is told if there is room for it now; else nothing has happened, and whoever has it
-    /// comes again.
+    /// Records a warning if the queue has room. Otherwise returns false, and the caller retries later.
     #[must_use]
     pub fn offer(&self, notice: MemberEvent) -> bool {
         self.offer_of(EventType::Warning, notice, log)
     }
 
-    /// The same for what is no warning.
+    /// Like [`Self::offer`], but with type `Normal`.
     #[must_use]
     pub fn offer_news(&self, notice: MemberEvent) -> bool {
         self.offer_of(EventType::Normal, notice, |notice| {
@@ -158,7 +158,7 @@ impl EventRecorder {
         let place = match self.queue.try_reserve() {
             Ok(place) => Some(place),
             Err(TrySendError::Full(())) => return false,
-            // Nobody takes it later either.
+            // The receiver is gone, so a retry cannot succeed either.
             Err(TrySendError::Closed(())) => None,
         };
         log(&notice);
@@ -168,12 +168,12 @@ impl EventRecorder {
         true
     }
 
-    /// Something that is in the log already.
+    /// Records an event that the caller has already logged.
     pub fn tell_of(&self, kind: EventType, action: &'static str, notice: MemberEvent) {
         self.send(QueuedEvent::of_member(kind, action, notice));
     }
 
-    /// Something of another object of home.
+    /// Logs and records an event on another object of the home cluster.
     pub fn tell_about(
         &self,
         about: ObjectReference,
@@ -234,7 +234,7 @@ mod tests {
         assert!(far_end.try_recv().is_ok());
         assert!(notices.offer(notice(QUEUE)));
         assert_eq!(far_end.len(), QUEUE);
-        // Nobody is asked again for what nobody will ever read.
+        // A recorder without a receiver accepts events, which prevents useless retries.
         assert!(EventRecorder::nowhere().offer(notice(0)));
     }
 }

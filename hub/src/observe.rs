@@ -1,4 +1,4 @@
-//! What the hub shows of itself: metrics, and the dump for debugging.
+//! Observability of the hub: metrics, and the debug dump.
 
 pub mod dump;
 pub mod member_metrics;

@@ -1,5 +1,4 @@
-//! A task that plays the agent for one member: it runs the reconciler against the member's kubeconfig,
-//! as far as no agent of the member does.
+//! Reconciles one member through its kubeconfig, in place of an agent. It observes while an agent acts.
 
 mod connect;
 mod tunnel;
@@ -39,7 +38,7 @@ use connect::Reached;
 
 pub use tunnel::{TunnelError, Tunnels};
 
-/// How a member is reached.
+/// The way to reach a member.
 #[derive(Clone, Debug)]
 pub enum Access {
     /// The home cluster itself.
@@ -48,7 +47,7 @@ pub enum Access {
 }
 
 impl Access {
-    /// Whether this is what it was reached by.
+    /// Returns whether `reached` uses this access.
     fn leads_to(&self, reached: &Reached) -> bool {
         let origin = match self {
             Self::Kubeconfig(origin, _) => Some(origin),
@@ -58,7 +57,7 @@ impl Access {
         self.digest() == Some(&used.digest) && origin == used.origin.as_ref()
     }
 
-    /// Of what a client is made from.
+    /// Digest of the kubeconfig that the client is built from.
     fn digest(&self) -> Option<&String> {
         match self {
             Self::Kubeconfig(_, Ok(sanitized)) => Some(&sanitized.digest),
@@ -67,15 +66,15 @@ impl Access {
     }
 }
 
-/// What all proxies share.
+/// State that all proxies share.
 pub struct Shared {
     pub tools: Tools,
     pub facts: Arc<ObservationBoard>,
     pub arbiter: Arc<ReportArbiter>,
-    /// How long an agent must have been away before the hub acts in its place.
+    /// Time for which an agent must have been away before the hub acts on its member.
     pub grace: Duration,
     pub scratch: PathBuf,
-    /// What helm acts as on home.
+    /// The service account that Helm uses on the home cluster.
     pub helm_account: Option<ServiceAccount>,
     pub notices: EventRecorder,
     pub holder: String,
@@ -86,11 +85,12 @@ pub struct Shared {
     pub watch_namespaces: Option<std::collections::BTreeSet<String>>,
     pub found: Arc<Found>,
     pub sources: watch::Receiver<Sources>,
-    /// What kubeconfigs may contain.
+    /// Restrictions on the content of kubeconfigs.
     pub kubeconfig_policy: kubeconfig::Policy,
-    /// By which Helm reaches members.
+    /// Tunnels through which Helm reaches members.
     pub tunnels: Tunnels,
-    /// Members that are asked who they are at the same time: a fleet is not dialled all at once.
+    /// Limits concurrent identification of members, because dialing a whole fleet simultaneously overloads the
+    /// hub.
     pub connecting: Semaphore,
     pub watchdog: Watchdog,
 }
@@ -103,39 +103,39 @@ impl std::fmt::Debug for Shared {
     }
 }
 
-/// What a proxy follows.
+/// Inputs that a proxy watches.
 #[derive(Clone, Debug)]
 pub struct Inputs {
     pub access: watch::Receiver<Access>,
     pub permit: watch::Receiver<Permit>,
     pub slot: watch::Receiver<Option<Slot>>,
     pub presence: watch::Receiver<Presence>,
-    /// Whose Tenants on home may name the member.
+    /// Namespaces on the home cluster whose Tenants may reference the member.
     pub allowed: watch::Receiver<Allowed>,
 }
 
-/// Whether the member may be acted on; nobody may by default.
+/// Whether the hub may act on the member. By default, it may not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Permit {
     pub may_act: bool,
-    /// Whether this hub leads; else it observes at most, so that nothing is to be learnt first when it does.
+    /// Whether this hub leads. A standby only observes, which avoids a cold start when it becomes leader.
     pub acts: bool,
-    /// The cluster that it is on record for; any when nothing is.
+    /// UID of the recorded cluster; `None` accepts any cluster.
     pub cluster_uid: Option<String>,
 }
 
-/// The pause between two looks at a cluster where nobody of us holds the Lease.
+/// Interval between two probes of a cluster where neither an agent nor this hub reconciles.
 const PROBE_EVERY: Duration = Duration::from_secs(10);
 const PROBE_DEADLINE: Duration = Duration::from_secs(5);
-/// Where the hub reconciles, the cluster is asked so often whether it is still the one it was.
+/// Interval at which a reconciling proxy checks that the cluster is still the same.
 const SAME_EVERY: Duration = Duration::from_secs(60);
-/// A refused access is looked at again.
+/// Retry delay for a refused access.
 const REFUSED_AGAIN: Duration = Duration::from_secs(60);
-/// One lost answer is nothing yet.
+/// Number of failed probes in a row that make the cluster unreachable.
 const PROBES_LOST: u32 = 2;
 
-/// Follows one member until `stop`. The last good client stays in use until a newer one has been
-/// answered.
+/// Runs the proxy of one member until `stop`. The last good client stays in use until the cluster has responded
+/// to a newer one.
 pub async fn run(name: String, shared: Arc<Shared>, mut inputs: Inputs, stop: CancellationToken) {
     let mut access = inputs.access.clone();
     let mut good: Option<Arc<Reached>> = None;
@@ -171,14 +171,14 @@ pub async fn run(name: String, shared: Arc<Shared>, mut inputs: Inputs, stop: Ca
                 }
             }
         };
-        // The sender is gone: the fleet has ended.
+        // The sender was dropped, so the fleet has shut down.
         let Some(newer) = newer else { return };
         good = Some(Arc::new(newer));
     }
 }
 
-/// Has `current` take over each newer access, until there is one that it cannot: that one, or `None` when there
-/// will be none.
+/// Lets `current` take over each newer access of the same cluster. Returns the first access that it cannot take
+/// over, or `None` after the sender was dropped.
 async fn successor(
     name: &str,
     shared: &Arc<Shared>,
@@ -194,8 +194,8 @@ async fn successor(
     }
 }
 
-/// Waits for an access other than the present one that a cluster answers to; `None` when there will be
-/// none. `current` is the one that is good, if any.
+/// Waits for an access other than the current one to which a cluster responds. Returns `None` after the sender
+/// was dropped. `current` is the last good access, if any.
 async fn newer(
     name: &str,
     shared: &Arc<Shared>,
@@ -209,7 +209,7 @@ async fn newer(
     }
     loop {
         let wanted = access.see();
-        // What was refused has been taken back.
+        // The refused access was reverted to the current one.
         if current.is_some_and(|current| wanted.leads_to(current)) {
             resolved(name, shared, is_resolved());
             access.changed().await.ok()?;
@@ -251,10 +251,10 @@ async fn newer(
                 resolved(name, shared, state.clone());
                 if !in_use {
                     shared.arbiter.link(name, Some(state), BootTime::now());
-                    // Whoever waits for our identity must not wait for a kubeconfig.
+                    // Other members that wait for this one's identity must not wait for a kubeconfig.
                     shared.found.set(name, None);
                 }
-                // Another access helps; or time, where a certificate is not valid yet.
+                // Another access may succeed. So may a later attempt, if a certificate is not valid yet.
                 if let Ok(changed) = tokio::time::timeout(REFUSED_AGAIN, access.changed()).await {
                     changed.ok()?;
                 }
@@ -284,8 +284,8 @@ fn say_unanswered(name: &str, shared: &Shared, in_use: bool, problem: String) {
     }
 }
 
-/// Reconciles while the member is ours to act on, until `stop`, or until the client is `replaced`.
-/// `Continue` when another cluster answers than the one that was reached.
+/// Reconciles while the hub may act on the member, until `stop` or until the client is `replaced`. Returns
+/// `Continue` if another cluster responds.
 async fn act(
     name: &str,
     shared: &Arc<Shared>,
@@ -331,7 +331,7 @@ async fn act(
     }
 }
 
-/// Waits until another cluster answers where the member's was: it was rebuilt behind the same name and
+/// Waits until another cluster responds at the member's address. It was rebuilt behind the same name and
 /// credential.
 async fn another_answers(client: &Client, uid: &str) {
     loop {
@@ -342,13 +342,13 @@ async fn another_answers(client: &Client, uid: &str) {
     }
 }
 
-/// Who answers after a pause of so long, give or take a fifth.
+/// Returns the UID of the cluster that responds after a pause of `after`, plus or minus a fifth.
 async fn probe(client: &Client, after: Duration) -> Result<String, String> {
     tokio::time::sleep(after.mul_f64(0.8 + 0.4 * rand::random::<f64>())).await;
     connect::in_time(PROBE_DEADLINE, connect::cluster_uid(client)).await
 }
 
-/// Says how the way to the cluster stands; `Break` when another cluster is at its end.
+/// Reports the state of the connection. Returns `Break` if another cluster responds.
 fn probed(
     name: &str,
     shared: &Shared,
@@ -366,8 +366,8 @@ fn probed(
     Continue(())
 }
 
-/// Whether the cluster that we reach is the one on record. An agent of the member may be on the right
-/// one while our kubeconfig leads elsewhere.
+/// Returns whether the reached cluster is the recorded one. An agent may run on the right cluster although the
+/// kubeconfig leads to another one.
 fn is_of(name: &str, shared: &Shared, reached: &Reached, permit: &Permit) -> bool {
     let ours = match &permit.cluster_uid {
         None => true,
@@ -378,7 +378,7 @@ fn is_of(name: &str, shared: &Shared, reached: &Reached, permit: &Permit) -> boo
             if permit.may_act {
                 facts.uid = Some(reached.uid.clone());
             }
-            // The EdgeCluster was made anew, and the other cluster is the right one now.
+            // The EdgeCluster was recreated, so the other cluster is the right one now.
             if facts.resolved.reason == reason::IDENTITY_CHANGED {
                 facts.resolved = is_resolved();
             }
@@ -397,7 +397,7 @@ fn is_of(name: &str, shared: &Shared, reached: &Reached, permit: &Permit) -> boo
     ours
 }
 
-/// A hub that does not lead acts nowhere.
+/// A standby never acts.
 fn role_of(
     presence: Presence,
     acts: bool,
@@ -410,7 +410,7 @@ fn role_of(
     }
 }
 
-/// One life of the reconciler.
+/// One run of the reconciler.
 struct Run {
     role: Role,
     look_again: Option<BootTime>,
@@ -418,8 +418,8 @@ struct Run {
 }
 
 impl Run {
-    /// Whether the present presence is for this life too: one that has observed may act, with what it has
-    /// seen of the Lease, but not the other way.
+    /// Returns whether this run can continue with the current presence. An observing run may start to act with
+    /// its knowledge of the Lease, but an acting run cannot return to observing.
     fn goes_on(
         &mut self,
         presence: Presence,
@@ -441,8 +441,8 @@ impl Run {
     }
 }
 
-/// Runs the reconciler for as long as the role and the verdict stand; `None` when they are to be looked
-/// at again.
+/// Runs the reconciler while the role and the permit allow it. Returns `None` if the caller must evaluate them
+/// again.
 async fn reconcile(
     name: &str,
     shared: &Arc<Shared>,
@@ -474,7 +474,7 @@ async fn reconcile(
         client: reached.client.clone(),
         helm_client: reached.helm_client.clone(),
         kubeconfig: reached.kubeconfig().to_owned(),
-        // Two members that lead to one cluster must not take each other for themselves.
+        // Two members of one cluster must have different holder names.
         holder: format!("{}/{name}", shared.holder),
         lease: wishes,
         instance: shared.instance.clone(),
@@ -484,7 +484,7 @@ async fn reconcile(
             StatusMode::Write
         },
         namespaces: shared.watch_namespaces.clone().filter(|_| home),
-        // On an edge they are the edge's own.
+        // On an edge cluster, the allowed namespaces apply to the edge's own Tenants.
         allowed: match home {
             true => inputs.allowed.clone(),
             false => watch::channel(Allowed::default()).1,
@@ -548,7 +548,7 @@ async fn reconcile(
         }
     };
     inner.cancel();
-    // Until it has ended, its helm runs live and its Lease is held.
+    // The reconciler's Helm processes keep running and it holds its Lease until it has ended.
     if let Err(error) = running.await {
         tracing::error!(member = %name, %error, "the reconciler ended badly");
     }

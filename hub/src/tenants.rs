@@ -1,4 +1,5 @@
-//! Reports of all members in, the status of home's Tenants out. On home nobody else writes it.
+//! Aggregates the reports of all members into the status of home's Tenants. On home, only this module
+//! writes it.
 
 mod concerns;
 mod controller;

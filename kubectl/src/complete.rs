@@ -1,5 +1,5 @@
-//! Completion in the shell. kubectl asks the program `kubectl_complete-krypton` on the PATH, a link to this one,
-//! with the words so far, the last perhaps empty, and reads candidates and a directive, as Cobra has them
+//! Provides shell completion. kubectl runs the program `kubectl_complete-krypton` from the PATH, a link to this one. It
+//! passes the arguments so far, of which the last may be empty. It reads candidates and a directive in Cobra's format
 //! (kubectl's "plugins", since 1.26).
 
 use std::ffi::OsStr;
@@ -18,22 +18,22 @@ use kube::core::ApiResource;
 use crate::cli::Cli;
 use crate::home::{HomeArgs, connect};
 
-/// The name under which this program completes.
+/// Program name that selects completion.
 const NAME: &str = "kubectl_complete-krypton";
-/// Nobody waits longer for a proposal.
+/// Longest time that a user should wait for suggestions.
 const DEADLINE: Duration = Duration::from_secs(1);
 const MOST: u32 = 500;
-/// Cobra's: files are no candidates.
+/// Cobra's directive that disables file name completion.
 const NO_FILES: &str = ":4\n";
 const FILES: &str = ":0\n";
 
-/// What log-level is given for the most part; levels by target are typed.
+/// Common values of log-level. Users type the levels of single targets.
 const LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];
 
-/// What may come next.
+/// Candidates for the next word.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Next {
-    /// Words, each with what it is for.
+    /// Words, each with a description.
     Words(Vec<(String, String)>),
     /// Names of objects.
     Names(Objects),
@@ -50,12 +50,12 @@ enum Objects {
     Namespaces,
 }
 
-/// Whether this program was called to complete.
+/// Returns whether the shell started this program for completion.
 pub(super) fn is_asked(program: Option<&OsStr>) -> bool {
     program.and_then(|program| Path::new(program).file_name()) == Some(OsStr::new(NAME))
 }
 
-/// The answer to these words. What cannot be asked for is left out, in silence.
+/// Returns the completions of the arguments `words`. Omits candidates that it cannot fetch, without an error.
 pub(super) async fn answer(words: &[String], env: &dyn Fn(&str) -> Option<String>) -> String {
     let (before, last) = match words.split_last() {
         Some((last, before)) => (before, last.as_str()),
@@ -89,7 +89,7 @@ pub(super) async fn answer(words: &[String], env: &dyn Fn(&str) -> Option<String
     text + NO_FILES
 }
 
-/// What may come after the words `before`, where `last` has been begun.
+/// Returns the candidates after the arguments `before`, where `last` is incomplete.
 fn next(root: &Command, before: &[String], last: &str) -> Next {
     let mut command = root;
     let mut taken: Vec<&str> = Vec::new();
@@ -161,7 +161,7 @@ fn named(kind: &str) -> Option<Objects> {
     }
 }
 
-/// The option that a word names, if it names one.
+/// Returns the option that a word names, if any.
 fn option<'a>(command: &'a Command, word: &str) -> Option<&'a Arg> {
     let name = word.split('=').next().unwrap_or(word);
     command.get_arguments().find(|arg| {
@@ -188,7 +188,7 @@ fn value_of(option: &Arg) -> Next {
     }
 }
 
-/// The first line of it, without its full stop.
+/// Returns the first sentence of the first line, without its full stop.
 fn help(text: Option<&clap::builder::StyledStr>) -> String {
     let text = text.map(ToString::to_string).unwrap_or_default();
     let line = text.lines().next().unwrap_or_default();
@@ -199,7 +199,7 @@ fn help(text: Option<&clap::builder::StyledStr>) -> String {
         .to_owned()
 }
 
-/// The value of an option among words that were typed already.
+/// Returns the value of an option among the arguments typed so far.
 fn typed<'a>(before: &'a [String], names: &[&str]) -> Option<&'a str> {
     let mut words = before.iter().map(String::as_str);
     while let Some(word) = words.next() {

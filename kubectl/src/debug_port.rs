@@ -1,5 +1,5 @@
-//! The debug port of a hub or agent, asked from afar: one request, over a stream into its pod that the apiserver
-//! forwards. Nothing listens here meanwhile.
+//! Queries the debug port of a hub or agent: one request over a stream that the API server forwards into the pod. Opens
+//! no local port.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -23,13 +23,13 @@ use crate::error::{KubectlError, call_failed};
 use crate::home::{Connection, Place};
 use crate::render::one_line;
 
-/// From asking for the stream to the end of the answer.
+/// Time from opening the stream to the end of the response.
 const DEADLINE: Duration = Duration::from_secs(15);
-/// More of an answer is not read: a fleet of 1,000 members is 2 MiB.
+/// Maximum size of a response in bytes. The dump of 1,000 members takes 2 MiB.
 const MOST: usize = 8 << 20;
-/// More of a line is not shown: a filter has at most 4 KiB.
+/// Maximum number of characters shown of a line. A log filter has at most 4 KiB.
 const SHOWN: usize = 8 << 10;
-/// The variable that goes in the place of the flag.
+/// Environment variable that can replace the flag.
 const VARIABLE: &str = "KRYPTON_DEBUG_BIND_ADDRESS";
 
 /// Whose debug port.
@@ -51,7 +51,7 @@ impl Program {
         }
     }
 
-    /// What its container is called by its chart.
+    /// Name of its container in the chart.
     pub(super) fn container(self) -> &'static str {
         match self {
             Self::Hub => "krypton-hub",
@@ -59,14 +59,14 @@ impl Program {
         }
     }
 
-    /// Which one a container is.
+    /// Returns the program that runs in a container.
     pub(super) fn of(container: &str) -> Option<Self> {
         Self::ALL
             .into_iter()
             .find(|program| program.container() == container)
     }
 
-    /// What it tells of itself, below `/debug/`.
+    /// File name of its state dump below `/debug/`.
     pub(super) fn dump(self) -> &'static str {
         match self {
             Self::Hub => "fleet.json",
@@ -75,7 +75,7 @@ impl Program {
     }
 }
 
-/// What is asked.
+/// A request to the debug port.
 #[derive(Clone, Debug)]
 pub(super) struct Question {
     method: Method,
@@ -104,31 +104,31 @@ impl Question {
         Request::builder()
             .method(self.method.clone())
             .uri(self.path.as_str())
-            // Who asks by another name is not answered.
+            // The debug port rejects other host names.
             .header(header::HOST, "localhost")
             .body(Body::from(self.body.clone()))
     }
 }
 
-/// Where it is.
+/// Location of the debug port.
 #[derive(Clone, Copy)]
 pub(super) enum DebugPort<'a> {
     Pod {
         cluster: &'a Connection,
         namespace: &'a str,
         name: &'a str,
-        /// As [`port_of`] found it.
+        /// Port that [`port_of`] returned.
         port: Option<u16>,
     },
-    /// Without a pod, as tests have it.
+    /// Direct connection without a pod, for tests.
     Here(SocketAddr),
 }
 
 impl DebugPort<'_> {
-    /// The answer's text.
+    /// Sends the request and returns the response body.
     ///
     /// # Errors
-    /// Also when it refuses what is asked, which then has changed nothing.
+    /// Also fails if the program rejects the request, which then has changed nothing.
     pub(super) async fn ask(&self, question: &Question) -> Result<String, KubectlError> {
         let answering = tokio::time::timeout(DEADLINE, self.answer(question));
         let (status, text) = answering.await.unwrap_or_else(|_| {
@@ -183,7 +183,7 @@ impl DebugPort<'_> {
                         plural: "pods/portforward".to_owned(),
                         ..ApiResource::erase::<Pod>(&())
                     };
-                    // A WebSocket is a GET; newer apiservers ask for create as well.
+                    // A WebSocket upgrade is a GET request; newer API servers also require the verb create.
                     call_failed(error, "get and create", &kind, &place, &cluster.context)
                 })?;
                 let stream = forwarder.take_stream(*port);
@@ -194,12 +194,12 @@ impl DebugPort<'_> {
                 let failed = async {
                     match failed.await {
                         Some(why) => why,
-                        // It ends with the stream, which says so itself.
+                        // The stream ended without an error; reading it returns the reason.
                         None => std::future::pending().await,
                     }
                 };
                 tokio::select! {
-                    // What went wrong in the pod is said before the stream ends for it.
+                    // Prefer the pod's error, which arrives before the stream ends.
                     biased;
                     why = failed => Err(match why.contains("refused") {
                         true => self.refused(&format!(
@@ -231,7 +231,7 @@ impl DebugPort<'_> {
         Ok((head.status, String::from_utf8_lossy(&bytes).into_owned()))
     }
 
-    /// Whose it is, for people.
+    /// Name of the pod, or the address, for messages.
     pub(super) fn whose(&self) -> String {
         match self {
             Self::Pod { name, .. } => (*name).to_owned(),
@@ -250,13 +250,13 @@ impl DebugPort<'_> {
     }
 }
 
-/// An answer in a line: whoever may make pods may make one that says anything.
+/// Shortens a response to one line, because any user with the right to create pods can forge one.
 pub(super) fn shown(answer: &str) -> String {
     let short: String = answer.chars().take(SHOWN).collect();
     one_line(&short)
 }
 
-/// On which port of its pod a container serves `/debug`, as the pod says; `None` where that is switched off.
+/// Returns the port of `/debug` from the pod's spec, or `None` if it is disabled.
 pub(super) fn port_of(pod: &Value, container: &str) -> Option<u16> {
     let containers = pod.pointer("/spec/containers").and_then(Value::as_array);
     let named = |it: &&Value| it.get("name").and_then(Value::as_str) == Some(container);
@@ -282,20 +282,20 @@ pub(super) fn port_of(pod: &Value, container: &str) -> Option<u16> {
     match address.or_else(of_variable).unwrap_or(DEBUG_DEFAULT) {
         "0" => None,
         text => {
-            // What cannot be read is said by the pod: it does not start.
+            // A pod with an invalid address does not start and reports the error itself.
             let address = text.parse().ok().or_else(|| DEBUG_DEFAULT.parse().ok());
             address.map(|address: BindAddress| address.port)
         }
     }
 }
 
-/// Whether there is a process in the pod that could answer.
+/// Returns whether the pod has a running process.
 pub(super) fn is_running(pod: &Value) -> bool {
     pod.pointer("/status/phase").and_then(Value::as_str) == Some("Running")
         && pod.pointer("/metadata/deletionTimestamp").is_none()
 }
 
-/// A loopback address with a port: whoever may ask there may ask without us.
+/// Parses a loopback address with a port. A user with access to it needs no other permission.
 pub(super) fn loopback(text: &str) -> Result<SocketAddr, String> {
     match text.parse::<SocketAddr>() {
         Ok(address) if address.ip().is_loopback() => Ok(address),

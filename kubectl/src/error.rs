@@ -1,4 +1,4 @@
-//! Why a command failed, and what the program exits with.
+//! Errors of commands and their exit codes.
 
 mod exit_code;
 
@@ -13,10 +13,10 @@ use crate::render::{Printed, one_line};
 
 pub use exit_code::{ExitCode, MEANINGS};
 
-/// Why nothing can be shown or made. One line each, with the reasons below it.
+/// Reason why a command failed. One line each, followed by its sources.
 #[derive(Debug, thiserror::Error)]
 pub enum KubectlError {
-    /// Wrong usage, or a call for help: prints itself.
+    /// Invalid usage or a request for help. clap prints it.
     #[error(transparent)]
     Usage(clap::Error),
     #[error("no home cluster")]
@@ -33,7 +33,7 @@ pub enum KubectlError {
         verb: &'static str,
         plural: String,
         place: String,
-        /// The right, by the group that a role names it with, and what the apiserver says.
+        /// Missing permission, with the API group that a role needs, and the API server's message.
         missing: String,
     },
     #[error("the cluster {context:?} does not accept your credentials; log in again ({message})")]
@@ -70,7 +70,7 @@ pub enum KubectlError {
         "there is no Tenant {tenant} on the cluster {context:?}; one that was made on a member alone is told of there: give that cluster's --context, or --on MEMBER for what home knows of the member"
     )]
     NoTenant { context: String, tenant: String },
-    /// It is told how it stands, and `printed` says it.
+    /// The command explained the Tenant; `printed` has the output.
     #[error("the Tenant is not Ready, or that is not known")]
     NotReady { printed: Printed },
     #[error(
@@ -83,10 +83,10 @@ pub enum KubectlError {
     },
     #[error("the debug port of {whose} does not answer: {reason}")]
     DebugPort { whose: String, reason: String },
-    /// The state of things does not allow it now.
+    /// The current state does not allow the operation.
     #[error("{why}")]
     Refused { why: String },
-    /// Some of what was asked for is done, and `printed` says what.
+    /// The operation was partly done; `printed` lists the completed part.
     #[error("{error}")]
     Partly {
         printed: Printed,
@@ -99,7 +99,7 @@ pub enum KubectlError {
         format: &'static str,
         reason: String,
     },
-    /// Some of what was asked for is done, and `printed` says what.
+    /// The operation was partly done; `printed` lists the completed part.
     #[error(
         "{left} of the objects were not moved over; the reasons are in the table, and what is done is not done again"
     )]
@@ -110,7 +110,7 @@ pub enum KubectlError {
     RotateCa(Box<RotateCaError>),
 }
 
-/// What the API server's answer to `verb` on `kind` means for the user.
+/// Maps the API server's response to `verb` on `kind` to an error for the user.
 pub(crate) fn call_failed(
     error: kube::Error,
     verb: &'static str,

@@ -1,4 +1,5 @@
-//! `kubectl krypton explain tenant NAME`: one story from home to the clusters, of what is so, why, and what comes next.
+//! `kubectl krypton explain tenant NAME`: explains the state of a Tenant on the home cluster and each member, and the
+//! next step.
 
 mod remedy;
 mod sources;
@@ -51,7 +52,7 @@ enum Format {
     Json,
 }
 
-/// What cannot be seen is a line of the story, and no failure.
+/// Missing information becomes a line of the output instead of an error.
 pub(super) async fn run(
     args: Explain,
     home: &Connection,
@@ -83,7 +84,7 @@ pub(super) async fn run(
     }
 }
 
-/// A line each, below the member that it is about.
+/// Formats one line per statement, grouped by member.
 fn text(story: &Story) -> String {
     let mut text = String::new();
     let mut member = None;

@@ -1,4 +1,4 @@
-//! The home cluster: which one it is, and how it is read.
+//! Connects to the home cluster and lists its objects.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -29,11 +29,11 @@ pub(crate) struct HomeArgs {
     pub(crate) context: Option<String>,
 }
 
-/// The home cluster, as it was chosen.
+/// Connection to the selected home cluster.
 pub(crate) struct Connection {
     pub(crate) client: Client,
     pub(crate) context: String,
-    /// The context's.
+    /// Namespace of the context.
     pub(crate) namespace: String,
 }
 
@@ -57,7 +57,7 @@ impl Connection {
         }
     }
 
-    /// Whether it is a home, as far as can be seen.
+    /// Returns whether the cluster has visible members, as a home cluster does.
     pub(crate) async fn has_members(&self) -> bool {
         let api: Api<EdgeCluster> = Api::all(self.client.clone());
         let one = ListParams::default().limit(1);
@@ -112,7 +112,7 @@ async fn home(
         .map_err(KubectlError::Home)
 }
 
-/// Where objects are listed.
+/// Scope of a list request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Cluster,
@@ -128,7 +128,7 @@ impl Place {
     }
 }
 
-/// Untyped, so that one object that does not decode hides no other, and none of its fields.
+/// Lists untyped objects. An object that does not decode then hides neither the others nor its own fields.
 pub(crate) async fn list(
     client: Client,
     kind: &ApiResource,
@@ -162,7 +162,7 @@ pub(crate) async fn list(
     }
 }
 
-/// As kubectl shows it: with apiVersion and kind, which lists leave out, and without managedFields.
+/// Formats an object like kubectl: with apiVersion and kind, which lists omit, and without managedFields.
 pub(crate) fn as_value(
     mut object: DynamicObject,
     kind: &ApiResource,

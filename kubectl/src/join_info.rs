@@ -1,4 +1,4 @@
-//! Reads how agents join the hub.
+//! Reads the hub's join information.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ pub enum JoinInfoError {
 }
 
 impl JoinInfoError {
-    /// Whether the API server refused the request because a right is missing.
+    /// Returns whether the API server rejected the request because a permission is missing.
     pub fn is_forbidden(&self) -> bool {
         matches!(
             self,
@@ -33,7 +33,7 @@ impl JoinInfoError {
     }
 }
 
-/// What the hub in `namespace` publishes; `None` where there is none.
+/// Reads the join information that the hub in `namespace` publishes. Returns `None` if it is missing.
 pub async fn read(client: Client, namespace: &str) -> Result<Option<JoinInfo>, JoinInfoError> {
     let api: Api<ConfigMap> = Api::namespaced(client, namespace);
     let namespace = || namespace.to_owned();

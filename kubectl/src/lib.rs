@@ -1,7 +1,8 @@
-//! `kubectl krypton`: shows and changes the fleet from a terminal, with the rights of the person who runs it.
+//! `kubectl krypton`: shows and changes the fleet from a terminal, with the user's permissions.
 //!
-//! It reads and writes Kubernetes objects and asks debug ports. It knows neither the hub's crate nor the protocol of hub
-//! and agents nor the reconciler, and imports `krypton-helm` (to read releases), `krypton-runtime` and what is below.
+//! The crate reads and writes Kubernetes objects and queries debug ports. It depends on `krypton-helm` (to read
+//! releases), `krypton-runtime` and the crates below them. It does not depend on the hub, the protocol of hub and
+//! agents, or the reconciler.
 
 mod cli;
 mod commands;

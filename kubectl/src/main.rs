@@ -10,7 +10,7 @@ use krypton_kubectl::{KubectlError, Printed};
 async fn main() -> ExitCode {
     let env = |name: &str| std::env::var(name).ok();
     let (args, now) = (std::env::args_os(), jiff::Timestamp::now());
-    // Not locked: it is held for as long as --watch goes on.
+    // Not locked, because `--watch` would hold the lock until it ends.
     match krypton_kubectl::run(args, &env, now, &mut io::stdout()).await {
         Ok(printed) => print(&printed),
         Err(KubectlError::Usage(error)) => error.exit(),
@@ -39,7 +39,7 @@ async fn main() -> ExitCode {
 fn print(printed: &Printed) -> ExitCode {
     eprint!("{}", printed.stderr);
     match io::stdout().write_all(printed.stdout.as_bytes()) {
-        // A reader such as `head` that has seen enough is no failure.
+        // A reader such as `head` may close the pipe early. Ignore that.
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             eprintln!("error: writing the output failed: {error}");
             ExitCode::FAILURE
@@ -48,7 +48,7 @@ fn print(printed: &Printed) -> ExitCode {
     }
 }
 
-/// The error and its reasons, with what only repeats the line so far left out.
+/// Joins the error and its sources on one line, without repeated texts.
 fn one_line(error: &dyn Error) -> String {
     let mut line = error.to_string();
     let mut next = error.source();

@@ -1,4 +1,4 @@
-//! Columns and ages as kubectl prints them, and text that is safe for a terminal.
+//! Formats columns and ages like kubectl, and makes text safe for a terminal.
 
 use std::fmt::Write as _;
 
@@ -29,12 +29,12 @@ impl Table {
         self.rows.push(cells);
     }
 
-    /// Each column as wide as its widest cell; no blanks at the end of a line.
+    /// Pads each column to its widest cell, without trailing spaces.
     pub(crate) fn render(self) -> String {
         self.render_on(&mut Widths::default())
     }
 
-    /// The same below what was printed before: the header once, and no column narrower than it was.
+    /// Renders below earlier output: prints the header only once and never narrows a column.
     pub(crate) fn render_on(self, before: &mut Widths) -> String {
         let begun = !before.0.is_empty();
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
@@ -58,17 +58,17 @@ impl Table {
     }
 }
 
-/// How wide columns were printed before; none when nothing was.
+/// Column widths of the earlier output; empty before the first output.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Widths(Vec<usize>);
 
-/// The text or, if there is none, a dash.
+/// Returns the text, or a dash if it is missing or empty.
 pub(crate) fn or_dash(text: Option<String>) -> String {
     text.filter(|text| !text.is_empty())
         .unwrap_or_else(|| ABSENT.to_owned())
 }
 
-/// Statuses hold what clusters have sent: no control characters reach the terminal.
+/// Replaces control characters, because clusters control the content of statuses.
 pub(crate) fn one_line(text: &str) -> String {
     let turns = |c: char| matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
     let is_blank = |c: char| c.is_whitespace() || c.is_control() || turns(c);
@@ -79,7 +79,7 @@ pub(crate) fn one_line(text: &str) -> String {
     visible.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// What a condition tells, without a colon that nothing follows.
+/// Formats reason and message of a condition, without a trailing colon.
 pub(crate) fn reason_and_message(reason: &str, message: &str) -> String {
     let (reason, message) = (one_line(reason), one_line(message));
     if message.is_empty() {
@@ -89,7 +89,7 @@ pub(crate) fn reason_and_message(reason: &str, message: &str) -> String {
     }
 }
 
-/// At most `most` characters, the last one a mark that there was more.
+/// Shortens a text to at most `most` characters; an ellipsis marks the cut.
 pub(crate) fn shortened(text: &str, most: usize) -> String {
     if text.chars().count() <= most {
         return text.to_owned();
@@ -98,7 +98,7 @@ pub(crate) fn shortened(text: &str, most: usize) -> String {
     format!("{}…", kept.trim_end())
 }
 
-/// `cert-manager:1.19.1` of `https://charts.jetstack.io/cert-manager:1.19.1`.
+/// Returns `cert-manager:1.19.1` for `https://charts.jetstack.io/cert-manager:1.19.1`.
 pub(crate) fn last_segment(chart: &str) -> String {
     chart.rsplit('/').next().unwrap_or(chart).to_owned()
 }
@@ -123,7 +123,7 @@ pub(crate) fn age_of(object: &Value, now: Timestamp) -> String {
     )
 }
 
-/// As apimachinery's `duration.HumanDuration`: at most two units, the second only for small values.
+/// Formats an age like apimachinery's `duration.HumanDuration`: at most two units, the second only for small values.
 pub(crate) fn age(since: Timestamp, now: Timestamp) -> String {
     let seconds = now.as_second() - since.as_second();
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
@@ -153,7 +153,7 @@ pub(crate) enum Output {
     Yaml,
 }
 
-/// What to print, and where.
+/// Output of a command.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Printed {
     pub stdout: String,
@@ -166,7 +166,7 @@ pub(crate) fn encode(format: Output, items: Vec<Value>) -> Result<String, Kubect
     encoded(format, &list)
 }
 
-/// One of several, which a reader can tell apart.
+/// Encodes one document of a stream, with a separator in YAML.
 pub(crate) fn encode_one(format: Output, object: &Value) -> Result<String, KubectlError> {
     let mark = if format == Output::Yaml { "---\n" } else { "" };
     Ok(mark.to_owned() + &encoded(format, object)?)
@@ -188,7 +188,7 @@ pub(crate) fn encoded(format: Output, value: &Value) -> Result<String, KubectlEr
     })
 }
 
-/// Whether `object` is of the kind it was listed as, and if so its typed form.
+/// Returns the typed form of `object`, or `None` if it does not decode.
 pub(crate) fn decoded<K: Resource<DynamicType = ()> + serde::de::DeserializeOwned>(
     object: &Value,
 ) -> Option<K> {

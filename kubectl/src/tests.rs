@@ -1,4 +1,4 @@
-//! Tables from objects as an apiserver gives them, and whole runs against a small HTTP server.
+//! Tables from objects as an API server returns them, and complete runs against a small HTTP server.
 
 mod debug_port;
 
@@ -258,14 +258,14 @@ team        acme       Error     58/60     -       58 of 60 clusters ready   24h
     assert!(matches!(error, KubectlError::NotFound { .. }), "{error}");
 }
 
-/// Gives out its answers in turn.
+/// Returns its responses in order.
 struct Server {
     directory: tempfile::TempDir,
     asked: Arc<Mutex<Vec<String>>>,
     sent: Arc<Mutex<Vec<Sent>>>,
 }
 
-/// Method, body, and what is accepted.
+/// Method, body, and accepted content type.
 type Sent = (String, Value, String);
 
 impl Server {
@@ -279,7 +279,7 @@ impl Server {
         Self::answering(answered).await
     }
 
-    /// With what there is at a path and query.
+    /// Starts a server that computes the response from path and query.
     async fn answering(by: impl Fn(&str) -> Response + Clone + Send + Sync + 'static) -> Self {
         let asked = Arc::new(Mutex::new(Vec::new()));
         let seen = Arc::clone(&asked);
@@ -358,7 +358,7 @@ fn answer(code: u16, body: &Value) -> Response {
 
 fn list_of(mut items: Vec<Value>, next: &str) -> (u16, Value) {
     for item in &mut items {
-        // A real apiserver leaves these out in lists.
+        // A real API server omits these fields in lists.
         let fields = item.as_object_mut().unwrap();
         fields.remove("apiVersion");
         fields.remove("kind");
@@ -726,7 +726,7 @@ fn stands(phase: &str) -> (u16, Value) {
     authority(json!({"mesh.openkcm.io/ca-rotation": standing.to_string()}))
 }
 
-/// Two that have done their part, one that is away, and one that is too old.
+/// edge-1 and edge-4 are finished, edge-2 is disconnected, and edge-3 is too old to report its roots.
 fn rotating() -> (u16, Value) {
     let with = |name: &str, roots: Value, connected: &str| {
         let status = json!({
@@ -791,10 +791,10 @@ async fn there_is_one_rotation_at_a_time() {
         let text = whole_text(&server.run(&["rotate-ca"]).await.unwrap_err());
         assert!(text.contains(word) && text.contains("--status"), "{text}");
     }
-    // After the last one there may be another.
+    // After a completed rotation, the user can start another.
     let server = Server::start(vec![stands("Steady"), rotating(), authority(json!({}))]).await;
     server.run(&["rotate-ca"]).await.unwrap();
-    // What the hub has written in between is looked at.
+    // After a conflict, the command evaluates the hub's new state.
     let conflict = failure(409, "Conflict", "the object has been modified");
     let answers = vec![
         authority(json!({})),
@@ -1002,7 +1002,7 @@ async fn support_bundle_redacts_secrets_and_lists_missing_files() {
         assert!(readme.contains(missing), "{readme}");
     }
     assert!(!readme.contains("previous.log"), "{readme}");
-    // Nothing is written over, and where nothing can be read there is no file.
+    // The command overwrites no file. If it can read nothing, it creates no file.
     let again = server.run(&words).await.unwrap_err();
     assert_eq!(again.exit_code(), ExitCode::Refused);
     let nobody = Server::answering(|_| {

@@ -1,4 +1,4 @@
-//! Between messages and the domain's words. What comes from the other side is checked here.
+//! Converts between protobuf messages and domain types. Validates everything that the peer sends.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ use thiserror::Error;
 
 use crate::v1;
 
-/// Longest text that is taken from the other side where none is prescribed, in bytes.
+/// Length limit in bytes for texts from the peer that have no other limit.
 const TEXT_MAX: usize = 1024;
 
 /// A message that breaks the protocol.
@@ -173,7 +173,7 @@ impl TryFrom<v1::NamespaceConfiguration> for NamespaceConfiguration {
             labels: read(configuration.labels),
             annotations: read(configuration.annotations),
         };
-        // What marks a namespace as Krypton's own is nobody's to send.
+        // The hub must not send the keys that mark a namespace as Krypton's.
         read.check()
             .map_err(|_| WireError::Name("the configuration of namespaces"))?;
         Ok(read)
@@ -237,7 +237,7 @@ impl TryFrom<v1::DeploymentOrder> for DesiredDeployment {
         if name.is_empty() || name.len() > SUBDOMAIN_MAX {
             return Err(WireError::Name("a deployment's name"));
         }
-        // It goes to labels.
+        // The UID becomes a label value.
         if uid.is_empty() || uid.len() > LABEL_MAX {
             return Err(WireError::Name("a deployment's UID"));
         }
@@ -351,7 +351,7 @@ impl TryFrom<v1::Desired> for DesiredState {
     fn try_from(desired: v1::Desired) -> Result<Self, WireError> {
         let digest = desired.digest.clone();
         let read = desired.unchecked()?;
-        // A field that we do not know would change the digest: what is half understood is not acted on.
+        // An unknown field would change the digest. The member must not act on a partly understood state.
         if read.digest() == digest {
             Ok(read)
         } else {
@@ -361,7 +361,7 @@ impl TryFrom<v1::Desired> for DesiredState {
 }
 
 impl v1::Desired {
-    /// Reads the desired state without a check of the digest.
+    /// Reads the desired state without a digest check.
     pub(crate) fn unchecked(self) -> Result<DesiredState, WireError> {
         let Self {
             version,
@@ -464,7 +464,7 @@ impl TryFrom<v1::Drift> for DriftPolicy {
     }
 }
 
-/// What is acted on, as it goes over the wire.
+/// Converts the version and digest of the applied desired state.
 pub(crate) fn applied(applied: &(Version, String)) -> v1::Applied {
     v1::Applied {
         version: Some(applied.0.into()),
@@ -477,7 +477,7 @@ impl v1::Applied {
         applied(&(version, digest))
     }
 
-    /// Version and digest, when both are there.
+    /// Returns version and digest, or `None` without a version.
     pub fn read(self) -> Option<(Version, String)> {
         Some((self.version?.into(), text(self.digest, TEXT_MAX)))
     }
@@ -556,7 +556,7 @@ impl v1::Tenant {
         }
     }
 
-    /// The Tenant that is meant, and what is said of it.
+    /// Returns the key of the Tenant and its report, if any.
     pub fn read(self) -> Result<(TenantKey, Option<TenantReport>), WireError> {
         if self.namespace.is_empty() || self.namespace.len() > LABEL_MAX {
             return Err(WireError::Name("a Tenant's namespace"));
@@ -611,7 +611,7 @@ impl v1::Next {
         }
     }
 
-    /// None of what is not known, or is at no time that there is.
+    /// Returns `None` if the step is unknown or the time is out of range.
     fn read(&self) -> Option<Next> {
         Next::at_second(Step::of(&self.what)?, self.at, self.attempts)
     }
@@ -635,7 +635,7 @@ impl v1::Deployment {
         }
     }
 
-    /// The deployment that is meant, and what is said of it.
+    /// Returns the key of the deployment and its report, if any.
     pub fn read(self) -> Result<(DeploymentKey, Option<DeploymentReport>), WireError> {
         if self.namespace.is_empty() || self.namespace.len() > LABEL_MAX {
             return Err(WireError::Name("a deployment's namespace"));
@@ -699,7 +699,7 @@ impl v1::Placed {
         }
     }
 
-    /// The order that is meant, and what is said of it.
+    /// Returns the key of the placed Tenant and its report, if any.
     pub fn read(self) -> Result<(TenantKey, Option<PlacedReport>), WireError> {
         if self.namespace.is_empty() || self.namespace.len() > LABEL_MAX {
             return Err(WireError::Name("a placed Tenant's namespace"));
@@ -750,14 +750,14 @@ impl From<v1::Condition> for State {
         let truth = match condition.truth() {
             v1::Truth::True => Truth::True,
             v1::Truth::False => Truth::False,
-            // What a later revision adds is not known to us.
+            // Values of a later protocol revision count as unknown.
             v1::Truth::Unknown | v1::Truth::Unspecified => Truth::Unknown,
         };
         Self::new(truth, condition.reason, condition.message)
     }
 }
 
-/// At most `max` bytes, cut between two characters.
+/// Truncates a text to at most `max` bytes, at a character boundary.
 fn text(mut text: String, max: usize) -> String {
     text.truncate(text.floor_char_boundary(max));
     text
@@ -902,7 +902,7 @@ mod tests {
         };
         let wire = v1::Desired::from(&retire);
         assert_eq!(DesiredState::try_from(wire.clone()).unwrap(), retire);
-        // What it reads lacks the field.
+        // The receiver does not know the field.
         let half = v1::Desired {
             retire: false,
             ..wire
@@ -934,7 +934,7 @@ mod tests {
             certificates: vec![vec![1, 2].into()],
             renew_within_millis: Some(1),
         };
-        // As a kind of message that is yet to come: fields of another number, of the same content.
+        // Simulate an unknown kind of message: the same content under another field number.
         let mut wire = v1::HubMessage {
             kind: Some(v1::hub_message::Kind::Roots(roots)),
         }

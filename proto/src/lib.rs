@@ -1,7 +1,7 @@
 //! The protocol of hub and agent, `krypton.fleet.v1`: the generated messages, their conversion to `krypton-types`, and
 //! the versions that work together.
 //!
-//! It knows no session, store or clock.
+//! The crate is independent of sessions, stores and clocks.
 
 mod convert;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -18,15 +18,15 @@ pub mod v1 {
 }
 
 pub use convert::WireError;
-/// What fields of type `bytes` are.
+/// Type of protobuf fields of type `bytes`.
 pub use prost::bytes::Bytes;
 
 /// The largest message that an agent may send, in bytes: a few hundred reports.
 pub const AGENT_MESSAGE_MAX: usize = 1 << 20;
-/// The largest message that the hub may send, in bytes. A desired state must fit into a Secret (1 MiB)
-/// on the member anyway.
+/// The largest message that the hub may send, in bytes. A desired state must also fit into a Secret (1 MiB) on the
+/// member.
 pub const HUB_MESSAGE_MAX: usize = 4 << 20;
-/// Reports in one message: at 1 KiB a condition they stay below [`AGENT_MESSAGE_MAX`].
+/// Reports per message. At 1 KiB per condition they stay below [`AGENT_MESSAGE_MAX`].
 pub const REPORTS_PER_MESSAGE: usize = 200;
 /// Bytes in one part of a chart.
 pub const CHUNK: usize = 64 * 1024;

@@ -1,5 +1,5 @@
-//! Which hub and which agent may work together: a hub of minor version N serves agents of
-//! N-2 to N+1, and both must speak a common revision of the protocol. Pure.
+//! Checks the compatibility of hub and agent versions. A hub of minor version N serves agents of N-2 to N+1, and both
+//! must share a revision of the protocol. Pure.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -7,14 +7,14 @@ use std::ops::RangeInclusive;
 use semver::Version;
 use thiserror::Error;
 
-/// Revisions of the protocol that this version speaks.
+/// Protocol revisions that this version supports.
 pub const PROTOCOL: RangeInclusive<u32> = 1..=1;
-/// How many minor versions an agent may be behind its hub.
+/// Maximum number of minor versions that an agent may be behind its hub.
 const BEHIND: u64 = 2;
-/// How many it may be ahead.
+/// Maximum number of minor versions that an agent may be ahead of its hub.
 const AHEAD: u64 = 1;
 
-/// Why two versions do not work together. Says what to do.
+/// Reason why two versions are incompatible. The message contains the fix.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum SkewError {
     #[error(
@@ -48,7 +48,7 @@ impl fmt::Display for Shown<'_> {
     }
 }
 
-/// The revision to speak, the newest that both know.
+/// Returns the newest protocol revision that both versions support.
 pub fn negotiate(
     agent: RangeInclusive<u32>,
     agent_version: &str,

@@ -1,15 +1,13 @@
-//! What agents and hubs of other versions say, as it was recorded, and how it is read for ever.
+//! Verifies that recorded messages of other agent and hub versions stay readable.
 //!
-//! `golden/` holds streams of messages, each with its length before it, as on the wire of a session:
-//! what versions say that were released, and what one after them may say: fields that we do not know in
-//! every message, and messages of a kind that we do not know. Recorded once: a test records what is
-//! missing and fails, and never writes over what is there. Of a version that adds to the protocol, a new
-//! pair of streams is recorded; the old ones stay.
+//! `golden/` contains streams of length-prefixed messages, as on the wire of a session. Some are from released
+//! versions. Others imitate a later version, with unknown fields in every message and messages of an unknown kind.
+//! Recordings are final: a test records a missing file and fails, and never overwrites an existing one. If a version
+//! adds to the protocol, record a new pair of streams and keep the old ones.
 //!
-//! Unknown fields are dropped when a message is read. That is enough: nobody passes on what a peer has
-//! said. Hub and agent read messages into words of their own, and say what they have to say in messages
-//! of their own. What must hold is that nothing breaks by them, and that a desired state that is not
-//! understood as a whole is not acted on, which its digest sees to.
+//! Decoding drops unknown fields. This is safe because hub and agent never forward the messages of a peer. They convert
+//! them to internal types and build new messages. Unknown fields must not cause errors. The digest prevents a member
+//! from acting on a partly understood desired state.
 
 #![allow(
     clippy::unwrap_used,
@@ -33,14 +31,14 @@ use krypton_types::tenant::{Next as Coming, Step};
 use prost::Message;
 use prost::encoding::{WireType, encode_key, encode_varint};
 
-/// Fields of the future: their numbers begin here.
+/// First number of the fields that only later versions know.
 const FUTURE: u32 = 1000;
 
 fn folder() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden"))
 }
 
-/// The recorded bytes; what is missing is recorded as `now`.
+/// Returns the recorded bytes. If the file is missing, records `now` and fails.
 fn recorded(name: &str, now: &[u8]) -> Vec<u8> {
     let path = folder().join(name);
     if !path.exists() {
@@ -50,7 +48,7 @@ fn recorded(name: &str, now: &[u8]) -> Vec<u8> {
     std::fs::read(path).unwrap()
 }
 
-/// One message after the other, each with its length.
+/// Concatenates messages, each after its length.
 fn stream(messages: &[Vec<u8>]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for message in messages {
@@ -68,7 +66,7 @@ fn read<M: Message + Default>(mut bytes: &[u8]) -> Vec<M> {
     messages
 }
 
-/// A field that holds a message.
+/// Encodes a field that contains a message.
 fn field(number: u32, content: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     encode_key(number, WireType::LengthDelimited, &mut bytes);
@@ -77,7 +75,7 @@ fn field(number: u32, content: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The same with fields of every type that a version after ours may have added.
+/// Appends unknown fields of every type that a later version may add.
 fn of_the_future(mut bytes: Vec<u8>) -> Vec<u8> {
     encode_key(FUTURE, WireType::Varint, &mut bytes);
     encode_varint(u64::MAX, &mut bytes);
@@ -160,7 +158,7 @@ fn gone() -> Tenant {
     }
 }
 
-/// What an agent of 0.1 says in a session.
+/// Messages of an agent of version 0.1.
 fn agent_says() -> Vec<Said> {
     vec![
         Said::Hello(hello("0.1.0", 1)),
@@ -255,7 +253,7 @@ fn deployment() -> Deployment {
     }
 }
 
-/// Added to the protocol: KryptonDeployments are carried out by members.
+/// Protocol addition: members reconcile KryptonDeployments.
 #[test]
 fn deployment_messages_decode_as_recorded() {
     let report = || {
@@ -287,7 +285,7 @@ fn deployment_messages_decode_as_recorded() {
     }
 }
 
-/// Added to the protocol: labels and annotations of workspaces.
+/// Protocol addition: labels and annotations of workspaces.
 #[test]
 fn namespace_configuration_decodes_as_recorded() {
     let pair = |key: &str, value: &str| [(key.to_owned(), value.to_owned())].into();
@@ -331,7 +329,7 @@ fn placements() -> DesiredState {
     }
 }
 
-/// Added to the protocol: Tenants of home are placed on members.
+/// Protocol addition: the hub places Tenants of the home cluster on members.
 #[test]
 fn placed_tenant_messages_decode_as_recorded() {
     let placed = |state| Placed {
@@ -372,7 +370,7 @@ fn placed_tenant_messages_decode_as_recorded() {
     }
 }
 
-/// What a hub of 0.1 says in a session.
+/// Messages of a hub of version 0.1.
 fn hub_says() -> Vec<Say> {
     vec![
         Say::Welcome(Welcome {
@@ -416,7 +414,7 @@ fn hub_0_1_messages_decode_as_recorded() {
     let heard: Vec<HubMessage> = read(&recorded("hub-0.1.stream", &stream(&now)));
     for (heard, meant) in heard.into_iter().zip(hub_says()) {
         match (heard.kind, meant) {
-            // The order of keys in the values is nobody's business.
+            // The order of keys in the values is not significant.
             (Some(Say::Desired(desired)), Say::Desired(_)) => {
                 assert_eq!(DesiredState::try_from(desired).unwrap(), desired_state());
             }
@@ -427,7 +425,7 @@ fn hub_0_1_messages_decode_as_recorded() {
 
 #[test]
 fn fields_of_newer_agent_are_ignored() {
-    // Fields in each message, down to the innermost.
+    // Unknown fields in each message, including the innermost.
     let state = tenant(9).state.unwrap();
     let ready = of_the_future(state.ready.unwrap().encode_to_vec());
     let state = [
@@ -458,7 +456,7 @@ fn fields_of_newer_agent_are_ignored() {
     let now = [
         field(1, &of_the_future(hello("0.2.0", 2).encode_to_vec())),
         of_the_future(field(2, &of_the_future(report.concat()))),
-        // Of a kind that we do not know.
+        // A message of an unknown kind.
         field(FUTURE, b"\x08\x01"),
         field(4, &of_the_future(applied().encode_to_vec())),
     ];
@@ -477,7 +475,7 @@ fn fields_of_newer_agent_are_ignored() {
     ];
     let kinds: Vec<_> = heard.into_iter().map(|message| message.kind).collect();
     assert_eq!(kinds, meant);
-    // A truth of the future is none that we could say.
+    // An unknown truth value becomes `Unknown`.
     let (_, said) = tenant(9).read().unwrap();
     assert_eq!(said.unwrap().state.ready.truth, Word::Unknown);
 }
@@ -506,9 +504,9 @@ fn fields_of_newer_hub_are_ignored_unless_digested() {
                 .encode_to_vec(),
             ),
         ),
-        // What is new in the chart is not part of its digest: it is as it was meant for us too.
+        // The digest does not cover the chart's new fields, so the member understands the whole state.
         field(2, &around(&desired.digest)),
-        // It is: we would do half of it.
+        // The digest covers new fields, so the member would apply only a part.
         field(2, &around(&"e".repeat(64))),
         field(FUTURE, b"\x08\x01"),
         of_the_future(field(
@@ -532,7 +530,7 @@ fn fields_of_newer_hub_are_ignored_unless_digested() {
 
 #[test]
 fn recorded_hellos_of_all_versions_decode() {
-    // The hub's own tests answer them. Those of a later version come with fields of the future.
+    // The hub's tests answer these Hellos. Hellos of later versions contain unknown fields.
     for (version, next) in [
         ("1.3.9", false),
         ("1.4.0", false),
@@ -581,7 +579,7 @@ fn next_step_of_agent_decodes_as_recorded() {
             tenants: vec![
                 said("Retry", Some(1_800_000_000), 3),
                 said("GivenUp", None, 6),
-                // Of a version after ours, and at no time that there is.
+                // An unknown step of a later version, and a time out of range.
                 said("Ponder", Some(1_800_000_000), 0),
                 said("Wait", Some(i64::MAX), 0),
             ],

@@ -1,4 +1,4 @@
-//! The real agent binary beside an edge cluster.
+//! Runs the real agent binary against an edge cluster.
 
 use std::{
     collections::BTreeMap,
@@ -18,7 +18,7 @@ const PROGRAM: Program = Program {
     name: "krypton-agent",
     variable: "KRYPTON_AGENT_BIN",
 };
-/// The same after a restart, as a pod of a StatefulSet has it.
+/// Stays the same across restarts, like the pod name in a StatefulSet.
 const REPLICA: &str = "one";
 
 /// How to start an agent.
@@ -26,12 +26,12 @@ const REPLICA: &str = "one";
 pub struct AgentOptions<'a> {
     /// Kubeconfig of the edge cluster.
     pub edge: &'a Path,
-    /// Not needed by one that has enrolled before.
+    /// An agent that has already enrolled doesn't need one.
     pub join_file: Option<&'a Path>,
-    /// After the harness' own, which are left out where one of these is the same flag.
+    /// Appended to the harness's flags. A flag given here replaces the harness's flag of the same name.
     pub args: Vec<String>,
-    /// All of its environment but PATH and TMPDIR. What a pod is told by `POD_NAME` and
-    /// `POD_NAMESPACE` the harness leaves out of its flags.
+    /// The complete environment, except PATH and TMPDIR. If `POD_NAME` or `POD_NAMESPACE` is set, the harness omits the
+    /// corresponding flag.
     pub env: BTreeMap<String, String>,
     contained: bool,
 }
@@ -47,9 +47,9 @@ impl<'a> AgentOptions<'a> {
         }
     }
 
-    /// As the one container of the pod with this UID: the first process of a PID namespace, whose other
-    /// processes die with it. To be killed, not stopped: a signal to end is for the process outside of it.
-    /// The kernel must allow user namespaces.
+    /// Runs the agent as the only container of the pod with this UID. The agent becomes the first process of a PID
+    /// namespace, and all other processes of the namespace die with it. Kill it instead of stopping it, because SIGTERM
+    /// goes to the process outside the namespace. Requires a kernel that allows user namespaces.
     #[must_use]
     pub fn in_pod(mut self, uid: &str) -> Self {
         self.env.insert("POD_UID".to_owned(), uid.to_owned());
@@ -76,25 +76,25 @@ impl<'a> AgentOptions<'a> {
     }
 }
 
-/// A running agent: a `Daemon` with nothing in its environment that leads to a cluster.
+/// A running agent. Its environment contains no access to a cluster.
 #[derive(Debug)]
 pub struct Agent(Daemon);
 
 impl Agent {
-    /// The program, which is also the supervisor that helm is run under.
+    /// Returns the path of the agent binary, which is also the supervisor that runs Helm.
     ///
     /// # Errors
-    /// When it is not built, saying what builds it.
+    /// Returns an error that names the build command if the binary doesn't exist.
     pub fn program() -> Result<PathBuf> {
         PROGRAM.find()
     }
 
-    /// Starts the agent of `KRYPTON_AGENT_BIN`, or the one that cargo has put beside this
-    /// executable. Does not wait for it to be ready, which it is once it has enrolled: see `ready`,
-    /// and `wait` for one that is to refuse.
+    /// Starts the agent binary from `KRYPTON_AGENT_BIN`, or from the directory of this executable.
+    ///
+    /// Doesn't wait until the agent has enrolled and is ready: use `ready`. Use `wait` if the test expects a refusal.
     ///
     /// # Errors
-    /// When there is no such binary, saying what builds it, or it cannot be started.
+    /// Returns an error if the binary doesn't exist, with the build command, or if it fails to start.
     pub fn start(options: &AgentOptions<'_>) -> Result<Self> {
         let mut flags: Vec<(&str, OsString)> = vec![
             ("--kubeconfig", options.edge.into()),
@@ -126,7 +126,7 @@ impl Agent {
     }
 }
 
-// Nothing but the way it is started sets it apart from a hub.
+// A hub and an agent differ only in how they start.
 impl Deref for Agent {
     type Target = Daemon;
 

@@ -1,27 +1,27 @@
-//! Secrets that must be nowhere but in their places, in every form in which they might turn up.
+//! Finds secrets outside their intended places, in every encoding that a leak could use.
 
 use base64::{
     Engine,
     prelude::{BASE64_STANDARD, BASE64_STANDARD_NO_PAD, BASE64_URL_SAFE_NO_PAD},
 };
 
-/// Where the secret number is in a P-256 key in PKCS#8, and how long it is.
+/// Range of the private scalar in a P-256 key in PKCS#8.
 const SCALAR: std::ops::Range<usize> = 36..68;
-/// Less may be anything.
+/// Shorter matches could be coincidences.
 const SHORTEST: usize = 12;
-/// Bytes that are shown on either side of what is found.
+/// Number of bytes that are shown on either side of a match.
 const AROUND: usize = 200;
 
-/// A secret, and what it looks like to who finds it.
+/// A secret and the encodings in which it could leak.
 #[derive(Debug, Clone)]
 pub struct Canary {
     name: String,
-    /// All of them are ASCII.
+    /// Encodings of the secret. All are ASCII.
     forms: Vec<String>,
 }
 
 impl Canary {
-    /// A text: a token, a value.
+    /// Creates a canary from a text, such as a token or a value.
     pub fn text(name: &str, secret: &str) -> Self {
         let mut canary = Self {
             name: name.to_owned(),
@@ -31,10 +31,11 @@ impl Canary {
         canary
     }
 
-    /// A private key in PEM. Its beginning and its end are the same for all keys, or public.
+    /// Creates a canary from a private key in PEM. Only the scalar counts, because the start and end of the encoding
+    /// are public or the same for all keys.
     ///
     /// # Panics
-    /// When it is no P-256 key in PKCS#8.
+    /// Panics if the key is not a P-256 key in PKCS#8.
     pub fn key(name: &str, pem: &str) -> Self {
         let lines: Vec<&str> = pem.lines().filter(|line| !line.contains("--")).collect();
         let der = BASE64_STANDARD.decode(lines.concat());
@@ -46,7 +47,7 @@ impl Canary {
             forms: Vec::new(),
         };
         canary.bytes(scalar);
-        // The line that holds most of it, as it stands in the file and wherever that is quoted.
+        // This line contains most of the key, as it appears in the file and in quotations of the file.
         let inner = lines.get(1);
         let inner = inner.unwrap_or_else(|| panic!("{name} is no P-256 key"));
         canary.forms.push((*inner).to_owned());
@@ -54,10 +55,10 @@ impl Canary {
         canary
     }
 
-    /// The forms of bytes: base64, hex, a list of numbers, escaped.
+    /// Adds the encodings of bytes: base64, hex, a list of numbers, and escaped.
     fn bytes(&mut self, secret: &[u8]) {
         for skip in 0..3 {
-            // Base64 is another at each place within three bytes; the ends depend on the neighbours.
+            // The base64 encoding depends on the offset modulo three. Its ends depend on the neighboring bytes.
             let part = secret.get(skip..).unwrap_or_default();
             let part = part.get(..part.len() / 3 * 3).unwrap_or_default();
             if part.len() >= SHORTEST {
@@ -86,7 +87,7 @@ impl Canary {
         &self.name
     }
 
-    /// What is around it, if it is there.
+    /// Returns the text around the first match, if any.
     pub fn found_in(&self, hay: &[u8]) -> Option<String> {
         self.found_in_text(&String::from_utf8_lossy(hay))
     }
@@ -101,7 +102,7 @@ impl Canary {
     }
 }
 
-/// All that is found of these secrets in these places, by name, with what is around it.
+/// Returns all matches of these secrets in these places, each with its name and the surrounding text.
 pub fn search<'a>(
     canaries: &[Canary],
     places: impl IntoIterator<Item = (&'a str, &'a [u8])>,
@@ -160,7 +161,7 @@ mod tests {
             assert_eq!(found.len(), 1, "{}", String::from_utf8_lossy(&hay));
             assert!(found[0].contains("is in a log"));
         }
-        // What is public, and another's, is none.
+        // Public parts and keys of other owners don't match.
         let others = [
             other.serialize_pem(),
             key.public_key_pem(),

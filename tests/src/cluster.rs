@@ -1,4 +1,4 @@
-//! One real control plane on loopback: etcd, kube-apiserver and, where asked for, what runs pods.
+//! Runs one real control plane on loopback: etcd, kube-apiserver and, on request, the components that run pods.
 
 mod audit;
 mod components;
@@ -41,28 +41,29 @@ use credentials::Credentials;
 use lease::{Ask, Lease, Plane};
 pub use power::Snapshot;
 
-/// Generous: several control planes may be starting on two cores.
+/// Generous, because several control planes can start on two cores at the same time.
 const START_DEADLINE: Duration = Duration::from_secs(120);
 const COMMAND_DEADLINE: Duration = Duration::from_secs(180);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 const AUDIT_DEADLINE: Duration = Duration::from_secs(30);
-/// Above the apiserver's own limit of a request (60 s); a watch that is silent for longer ends.
+/// Above the API server's own request limit (60 s). A watch that is silent for longer ends.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// What of Kubernetes runs.
+/// The Kubernetes components to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Parts {
-    /// etcd and kube-apiserver: enough for objects; nothing reacts to them.
+    /// etcd and kube-apiserver: stores objects, but no controller reacts to them.
     ControlPlane,
-    /// And kube-controller-manager: namespaces go away, garbage is collected, but no pod runs.
+    /// Adds kube-controller-manager: deletes namespaces and collects garbage, but no pod runs.
     WithControllers,
-    /// And kube-scheduler and kwok with one fake node: Deployments become available.
+    /// Adds kube-scheduler and kwok with one fake node: Deployments become available.
     WithPods,
 }
 
-/// A running control plane. Dropping it kills its processes and removes its files, which are kept,
-/// with their path printed, when the thread is panicking or `KRYPTON_KEEP` is set. A test that
-/// fails by returning an error does not panic, so tests unwrap.
+/// A running control plane. Dropping it kills its processes and removes its files.
+///
+/// If the thread is panicking or `KRYPTON_KEEP` is set, the files stay and their path is printed. A test that returns
+/// an error doesn't panic, so tests unwrap.
 #[derive(Debug)]
 pub struct Cluster {
     name: String,
@@ -71,7 +72,7 @@ pub struct Cluster {
     etcd_port: Port,
     components: Components,
     credentials: Credentials,
-    /// (valid now, valid now and after the next rotation)
+    /// The current token, and the token that also stays valid after the next rotation.
     tokens: Mutex<(String, String)>,
     parts: Parts,
     processes: Mutex<BTreeMap<&'static str, Process>>,
@@ -81,12 +82,12 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Leases a control plane from the pool, or starts one if there is no pool. A test can use it at once: its first
+    /// Leases a control plane from the pool, or starts one if there is no pool. The cluster is ready for use: its first
     /// namespaces exist and, with pods, its node accepts them.
     ///
     /// # Errors
-    /// When the tools are not built, or a process ends or is not ready in two minutes; the message
-    /// quotes its log.
+    /// Returns an error if the tools are not built, or if a process ends or is not ready in two minutes. The message
+    /// quotes the log of the process.
     pub async fn start(name: &str, parts: Parts) -> Result<Self> {
         match Lease::take().await? {
             Some((lease, plane)) => {
@@ -99,10 +100,10 @@ impl Cluster {
         }
     }
 
-    /// The same of processes that are children of this one.
+    /// Like `start`, but the processes are children of this process.
     ///
     /// # Errors
-    /// As `start`.
+    /// See `start`.
     pub async fn start_own(name: &str, parts: Parts) -> Result<Self> {
         Self::start_with(name, parts, Audit::Off).await
     }
@@ -141,17 +142,17 @@ impl Cluster {
         }
     }
 
-    /// Keeps logs and data.
+    /// Keeps the logs and data when the cluster is dropped.
     pub(crate) fn keep_files(&mut self) {
         if let Some(folder) = self.folder.take() {
             eprintln!("a plane's logs and data are in {}", folder.keep().display());
         }
     }
 
-    /// The same, with an apiserver that writes down who asked for what: see `audited`.
+    /// Like `start_own`, but with an audit log in the API server. See `audited`.
     ///
     /// # Errors
-    /// As `start`.
+    /// See `start`.
     pub async fn start_audited(name: &str, parts: Parts) -> Result<Self> {
         Self::start_with(name, parts, Audit::On).await
     }
@@ -197,7 +198,7 @@ impl Cluster {
             folder: Some(folder),
             lease: None,
         };
-        // Both at once: the apiserver takes longer to get to its storage than etcd to be there.
+        // Start both, because the API server needs longer to reach its storage than etcd needs to start.
         cluster.spawn(Component::Etcd)?;
         cluster.spawn(Component::Apiserver)?;
         cluster.wait_ready().await?;
@@ -224,7 +225,7 @@ impl Cluster {
             self.wait_for("the fake node", async || node::takes_pods(&client).await)
                 .await?;
         }
-        // Pods are refused before the controllers have made this one.
+        // The API server rejects pods until the controllers create this service account.
         let accounts: Api<ServiceAccount> = Api::namespaced(client, "default");
         let there = async || Ok(accounts.get_opt("default").await?.map(drop));
         self.wait_for("service account default/default", there)
@@ -240,37 +241,36 @@ impl Cluster {
         self.components.server()
     }
 
-    /// A file with the administrator's client certificate inline.
+    /// Returns the path of a kubeconfig with the administrator's client certificate inline.
     pub fn kubeconfig(&self) -> &Path {
         self.components.kubeconfig()
     }
 
-    /// YAML with the administrator's token inline, the one that `rotate_token` revokes.
+    /// Returns a kubeconfig (YAML) with the administrator's token inline. `rotate_token` revokes this token.
     pub fn kubeconfig_with_token(&self) -> String {
         let token = lock(&self.tokens).0.clone();
         self.kubeconfig_with(&token)
     }
 
-    /// The same with the token that is valid already and stays so after one `rotate_token`.
+    /// Returns a kubeconfig with the next token, which is already valid and stays valid after one `rotate_token`.
     pub fn kubeconfig_with_next_token(&self) -> String {
         let token = lock(&self.tokens).1.clone();
         self.kubeconfig_with(&token)
     }
 
-    /// YAML with any token inline.
+    /// Returns a kubeconfig (YAML) with the given token inline.
     pub fn kubeconfig_with(&self, token: &str) -> String {
         self.credentials
             .kubeconfig_with_token(&self.name, &self.server(), token)
     }
 
-    /// YAML with a token that is read from this file, as in a pod.
+    /// Returns a kubeconfig (YAML) that reads its token from this file, as in a pod.
     pub fn kubeconfig_with_token_file(&self, file: &Path) -> String {
         self.credentials
             .kubeconfig_with_token_file(&self.name, &self.server(), file)
     }
 
-    /// A new client of the administrator; it belongs to the runtime that calls this, and does not
-    /// retry by itself.
+    /// Returns a new administrator client. It belongs to the calling runtime and doesn't retry.
     pub fn client(&self) -> Client {
         Client::try_from(self.config.clone()).expect("the cluster was started with this config")
     }
@@ -278,7 +278,7 @@ impl Cluster {
     /// Runs kubectl as administrator and returns its stdout.
     ///
     /// # Errors
-    /// When kubectl fails, with its stderr, or takes over three minutes.
+    /// Returns an error with kubectl's stderr if kubectl fails or takes over three minutes.
     pub async fn kubectl<A: Into<OsString>>(
         &self,
         args: impl IntoIterator<Item = A>,
@@ -289,10 +289,10 @@ impl Cluster {
             .await
     }
 
-    /// `kubectl apply --server-side` of YAML.
+    /// Runs `kubectl apply --server-side` with this YAML.
     ///
     /// # Errors
-    /// As `kubectl`, or when the YAML cannot be put into a file.
+    /// See `kubectl`. Also returns an error if the YAML can't be written to a file.
     pub async fn apply(&self, yaml: &str) -> Result<String> {
         let file = tempfile::NamedTempFile::new().context("making a file for kubectl")?;
         fs::write(file.path(), yaml).context("writing a file for kubectl")?;
@@ -301,10 +301,10 @@ impl Cluster {
             .await
     }
 
-    /// Runs helm as administrator, with configuration and caches of its own.
+    /// Runs Helm as administrator, with separate configuration and caches.
     ///
     /// # Errors
-    /// When helm fails, with its stderr, or takes over three minutes.
+    /// Returns an error with Helm's stderr if Helm fails or takes over three minutes.
     pub async fn helm<A: Into<OsString>>(
         &self,
         args: impl IntoIterator<Item = A>,
@@ -315,12 +315,12 @@ impl Cluster {
             .await
     }
 
-    /// kubectl or helm, ready for arguments, aimed at this cluster.
+    /// Returns an invocation of kubectl or Helm for this cluster, without arguments.
     pub fn command(&self, tool: &str) -> Invocation {
         self.aim(&self.tools.binary(tool))
     }
 
-    /// The same of any program that takes its cluster from KUBECONFIG.
+    /// Like `command`, for any program that reads KUBECONFIG.
     pub fn aim(&self, program: &Path) -> Invocation {
         let home = self.components.home();
         Invocation::new(program)
@@ -333,10 +333,10 @@ impl Cluster {
             .env("HELM_DATA_HOME", home.join("helm-data"))
     }
 
-    /// SIGKILLs the apiserver and waits until its port refuses connections. The port stays ours.
+    /// Kills the API server with SIGKILL and waits until its port refuses connections. The port stays reserved.
     ///
     /// # Errors
-    /// When the port does not become free.
+    /// Returns an error if the port doesn't become free.
     pub async fn stop_apiserver(&self) -> Result<()> {
         self.kill(&[Component::Apiserver])?;
         eventually(
@@ -347,20 +347,20 @@ impl Cluster {
         .await
     }
 
-    /// Starts the apiserver again, on the same port and data, and waits until it is ready.
+    /// Starts the API server again on the same port and data, and waits until it is ready.
     ///
     /// # Errors
-    /// When it runs already, ends or does not become ready.
+    /// Returns an error if the API server already runs, ends or doesn't become ready.
     pub async fn start_apiserver(&self) -> Result<()> {
         self.spawn(Component::Apiserver)?;
         self.wait_ready().await
     }
 
-    /// Revokes the token of `kubeconfig_with_token`: from now on that is the "next" one, and there
-    /// is a new next. Restarts the apiserver, which reads its tokens only at its start.
+    /// Revokes the token of `kubeconfig_with_token`, replaces it by the next token, and creates a new next token.
+    /// Restarts the API server, which reads its tokens only at startup.
     ///
     /// # Errors
-    /// When the apiserver does not come back.
+    /// Returns an error if the API server doesn't become ready again.
     pub async fn rotate_token(&self) -> Result<()> {
         let newest = credentials::token()?;
         {
@@ -373,12 +373,12 @@ impl Cluster {
         self.start_apiserver().await
     }
 
-    /// Requests that the apiserver has answered since its (last) start, by verb as it writes them
-    /// (GET LIST WATCH POST PUT PATCH APPLY DELETE) and resource. A watch counts when it ends; what
-    /// is no resource (`/readyz`, `/metrics`) has an empty one.
+    /// Returns the number of requests since the API server's last start, by verb and resource. The verbs are GET, LIST,
+    /// WATCH, POST, PUT, PATCH, APPLY and DELETE. A watch counts when it ends. The resource is empty for paths such as
+    /// `/readyz` and `/metrics`.
     ///
     /// # Errors
-    /// When the apiserver cannot be asked.
+    /// Returns an error if the API server doesn't return its metrics.
     pub async fn requests(&self) -> Result<BTreeMap<(String, String), u64>> {
         let metrics = self
             .get("/metrics")
@@ -387,13 +387,13 @@ impl Cluster {
         requests::count(&metrics)
     }
 
-    /// All requests that were answered before this, and maybe some more.
+    /// Returns all requests that the API server completed before this call, and possibly some later ones.
     ///
     /// # Errors
-    /// When the cluster was not started with an audit log, or the apiserver cannot be asked.
+    /// Returns an error if the cluster has no audit log or the API server doesn't respond.
     pub async fn audited(&self) -> Result<Vec<Audited>> {
-        // A line is written after its answer is sent: once a last request of ours is told of, so
-        // are those before it.
+        // The API server writes a line after it sends the response. Once the log contains a final marker request, it
+        // also contains all earlier ones.
         let marker = format!("/version?marker={}", credentials::token()?);
         self.get(&marker).await.context("marking the audit log")?;
         eventually(
@@ -408,10 +408,10 @@ impl Cluster {
         .await
     }
 
-    /// What was refused (403) to these users, or in their names.
+    /// Returns the requests of these users, or on their behalf, that the API server denied (403).
     ///
     /// # Errors
-    /// As `audited`.
+    /// See `audited`.
     pub async fn denied(&self, users: &[String]) -> Result<Vec<Audited>> {
         let mut requests = self.audited().await?;
         requests
@@ -419,12 +419,12 @@ impl Cluster {
         Ok(requests)
     }
 
-    /// Process ids of all that runs.
+    /// Process IDs of all running components.
     pub fn pids(&self) -> Vec<u32> {
         lock(&self.processes).values().map(Process::pid).collect()
     }
 
-    /// Signals all that runs.
+    /// Sends a signal to all running components.
     pub(crate) fn signal(&self, signal: Signal) -> Result<()> {
         let mut processes = lock(&self.processes);
         processes
@@ -432,7 +432,7 @@ impl Cluster {
             .try_for_each(|process| process.signal(signal))
     }
 
-    /// The folder of all its files: data, certificates, `<component>.log`.
+    /// The folder with all files of the cluster: data, certificates and `<component>.log`.
     pub fn folder(&self) -> &Path {
         self.components.folder()
     }
@@ -466,7 +466,7 @@ impl Cluster {
         self.wait_for("the apiserver to be ready", ready).await
     }
 
-    /// Like `eventually`, but ends as soon as one of the processes has.
+    /// Like `eventually`, but fails as soon as one of the processes ends.
     async fn wait_for(
         &self,
         what: &str,
@@ -513,7 +513,7 @@ impl Drop for Cluster {
     }
 }
 
-/// A PATH that has the tools first.
+/// Returns a PATH that lists the tools first.
 pub(crate) fn path_with(tools: &Tools) -> OsString {
     let mut path = tools.bin().into_os_string();
     path.push(":/usr/bin:/bin");
@@ -527,7 +527,7 @@ async fn client_config(server: &str, credentials: &Credentials, name: &str) -> R
     config.connect_timeout = Some(CONNECT_TIMEOUT);
     config.read_timeout = Some(SILENCE_TIMEOUT);
     config.reset_reader_on_write = true;
-    // A test wants to see a 503, and asks again itself.
+    // A test needs to observe a 503, and retries on its own.
     config.default_retry = false;
     Ok(config)
 }

@@ -1,4 +1,4 @@
-//! A stand-in for an OpenTelemetry collector: takes spans by OTLP over gRPC, and keeps them.
+//! A stand-in for an OpenTelemetry collector that receives spans by OTLP over gRPC and stores them.
 
 use std::{
     collections::BTreeMap,
@@ -26,25 +26,25 @@ use tonic::{
 
 use crate::port::Port;
 
-/// A span that came, in words.
+/// A received span, decoded.
 #[derive(Clone, Debug)]
 pub struct Traced {
-    /// The program that it is of.
+    /// Name of the program that sent the span.
     pub service: String,
     pub trace: Vec<u8>,
     pub id: Vec<u8>,
-    /// Empty of the first of a trace.
+    /// Empty for the root span of a trace.
     pub parent: Vec<u8>,
     pub name: String,
     pub attributes: BTreeMap<String, String>,
-    /// 0 unset, 1 ok, 2 error.
+    /// 0: unset, 1: ok, 2: error.
     pub status: i32,
-    /// What was said within.
+    /// Names of the events within the span.
     pub events: Vec<String>,
 }
 
 impl Traced {
-    /// Its attribute of that name, or nothing.
+    /// Returns the attribute of that name, or an empty string.
     pub fn of(&self, attribute: &str) -> &str {
         self.attributes.get(attribute).map_or("", String::as_str)
     }
@@ -52,7 +52,7 @@ impl Traced {
 
 type Spans = Arc<Mutex<Vec<Traced>>>;
 
-/// Takes what it is sent until it is stopped or dropped.
+/// Receives spans until it is stopped or dropped.
 #[derive(Debug)]
 pub struct Collector {
     port: Port,
@@ -88,10 +88,10 @@ impl Certificate {
 }
 
 impl Collector {
-    /// Starts it, with TLS or without.
+    /// Starts a collector, with or without TLS.
     ///
     /// # Errors
-    /// When the port cannot be had, or no certificate made.
+    /// Returns an error if no port is available or the certificate can't be created.
     pub async fn start(tls: bool) -> Result<Self> {
         crate::install_tls_provider();
         let mut collector = Self {
@@ -104,10 +104,10 @@ impl Collector {
         Ok(collector)
     }
 
-    /// Answers again after it was stopped.
+    /// Serves again after `stop`.
     ///
     /// # Errors
-    /// When it cannot listen.
+    /// Returns an error if the collector can't listen.
     pub async fn serve(&mut self) -> Result<()> {
         self.stop().await;
         let mut server = Server::builder();
@@ -125,7 +125,7 @@ impl Collector {
         let serving = server.add_service(service).serve_with_incoming_shutdown(
             TcpListenerStream::new(listener),
             async move {
-                // Also when whoever would say so is gone.
+                // An error means that the sender was dropped, which also stops the server.
                 drop(stopped.await);
             },
         );
@@ -138,7 +138,8 @@ impl Collector {
         Ok(())
     }
 
-    /// The variables by which a process sends to it, soon after each span, and does not try for long.
+    /// Environment variables that make a process export to this collector, shortly after each span and with a short
+    /// timeout.
     pub fn env(&self) -> Vec<(String, String)> {
         let scheme = self.certificate.as_ref().map_or("http", |_| "https");
         let endpoint = format!("{scheme}://{}", self.port.address());
@@ -154,17 +155,17 @@ impl Collector {
         env
     }
 
-    /// All that came.
+    /// Returns all received spans.
     pub fn spans(&self) -> Vec<Traced> {
         let spans = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
         spans.clone()
     }
 
-    /// From now on nobody answers there; connections are ended.
+    /// Stops the collector: closes its connections and refuses new ones.
     pub async fn stop(&mut self) {
         if let Some((stop, serving)) = self.running.take() {
             drop(stop);
-            // Its error was shown.
+            // The task has already printed its error.
             drop(serving.await);
         }
     }

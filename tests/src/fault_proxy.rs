@@ -1,4 +1,4 @@
-//! A proxy in front of an apiserver that carries, delays, swallows, holds or cuts what passes, as it is told.
+//! Runs a proxy in front of an API server. On request, it delays, drops, freezes or cuts the traffic.
 
 use std::{
     collections::VecDeque,
@@ -21,28 +21,28 @@ use tokio::{
 
 use crate::{answering_proxy::AnsweringProxy, cluster::Cluster, membership::write_secret};
 
-/// What becomes of what passes.
+/// Treatment of the traffic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Traffic {
     Pass,
-    /// Connections are reset, and new ones at once.
+    /// Resets open connections, and new ones immediately.
     Cut,
-    /// Each direction takes so much longer.
+    /// Adds this delay to each direction.
     Delay(Duration),
-    /// Half-open: connections are accepted and stay, and what goes there, or comes back, is lost.
+    /// Half-open: connections stay open, but data to the server, or data from it, is lost.
     Swallow {
         there: bool,
         back: bool,
     },
-    /// Nothing is lost and nothing moves.
+    /// Keeps all data, but forwards none.
     Freeze,
 }
 
-/// Of one direction at a time, so that a slow reader slows the writer, as without a proxy.
+/// Limits for each direction, so a slow reader slows the writer as without a proxy.
 const CHUNKS: usize = 64;
 const CHUNK_BYTES: usize = 16 << 10;
 
-/// A running line to one address.
+/// A running proxy for connections to one address.
 #[derive(Debug)]
 pub struct FaultLine {
     traffic: watch::Sender<Traffic>,
@@ -51,10 +51,10 @@ pub struct FaultLine {
 }
 
 impl FaultLine {
-    /// To a server that need not listen yet, passing all.
+    /// Forwards all traffic to a server. The server doesn't need to listen yet.
     ///
     /// # Errors
-    /// When it cannot listen.
+    /// Returns an error if the proxy can't listen.
     pub async fn to(to: SocketAddr) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")
             .await
@@ -63,7 +63,7 @@ impl FaultLine {
         let (traffic, rule) = watch::channel(Traffic::Pass);
         let accepting = tokio::spawn(async move {
             while let Ok((from, _)) = listener.accept().await {
-                // It ends with its connection, or with the sender of the rule.
+                // The task ends with its connection, or when the sender of the rule is dropped.
                 tokio::spawn(carry(from, to, rule.clone()));
             }
         });
@@ -74,12 +74,12 @@ impl FaultLine {
         })
     }
 
-    /// Where it listens.
+    /// Returns the address at which the proxy listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// From now on, for open connections too. One that has lost something is reset when its loss ends.
+    /// Applies to new and open connections. A connection that has lost data is reset when the loss ends.
     pub fn set(&self, traffic: Traffic) {
         self.traffic.send_replace(traffic);
     }
@@ -91,7 +91,7 @@ impl Drop for FaultLine {
     }
 }
 
-/// A running proxy. What goes through it stays reachable directly.
+/// A running proxy. The server also stays reachable directly.
 #[derive(Debug)]
 pub struct FaultProxy {
     line: FaultLine,
@@ -99,18 +99,18 @@ pub struct FaultProxy {
 }
 
 impl FaultProxy {
-    /// In front of the apiserver of `cluster`, passing all.
+    /// Starts a proxy in front of the API server of `cluster`. It forwards all traffic.
     ///
     /// # Errors
-    /// When it cannot listen, or its kubeconfig not be written.
+    /// Returns an error if the proxy can't listen or its kubeconfig can't be written.
     pub async fn before(cluster: &Cluster) -> Result<Self> {
         Self::on_the_way(&cluster.server(), cluster.kubeconfig()).await
     }
 
-    /// In front of what is in front of the apiserver.
+    /// Starts a proxy in front of an [`AnsweringProxy`].
     ///
     /// # Errors
-    /// As `before`.
+    /// See `before`.
     pub async fn before_proxy(proxy: &AnsweringProxy) -> Result<Self> {
         Self::on_the_way(&proxy.server(), &proxy.kubeconfig()).await
     }
@@ -122,19 +122,19 @@ impl FaultProxy {
             .with_context(|| format!("reading {server}"))?;
         let line = FaultLine::to(to).await?;
         let direct = fs::read_to_string(kubeconfig).context("reading a kubeconfig")?;
-        // The certificate is for the address, whatever the port.
+        // The certificate names the address and is valid for any port.
         let through = direct.replace(server, &format!("https://{}", line.address()));
         let folder = TempDir::with_prefix("krypton-faults-").context("making a folder")?;
         write_secret(&folder.path().join("kubeconfig.yaml"), &through)?;
         Ok(Self { line, folder })
     }
 
-    /// The administrator's, by this way.
+    /// Returns the path of the administrator's kubeconfig for the proxy.
     pub fn kubeconfig(&self) -> PathBuf {
         self.folder.path().join("kubeconfig.yaml")
     }
 
-    /// As of a line.
+    /// Sets the treatment of the traffic, like [`FaultLine::set`].
     pub fn set(&self, traffic: Traffic) {
         self.line.set(traffic);
     }
@@ -160,12 +160,12 @@ async fn carry(mut from: TcpStream, to: SocketAddr, mut rule: watch::Receiver<Tr
         }
         Ok::<_, io::Error>(())
     };
-    // Whatever ended it, the other end learns of it by the reset.
+    // The reset notifies the other end, regardless of the cause.
     drop(outcome.await);
     drop(from.set_zero_linger());
 }
 
-/// Carries one direction until either end, or the rule, ends it.
+/// Forwards one direction until either end or the rule stops it.
 async fn pump(
     from: &mut (impl AsyncRead + Unpin),
     to: &mut (impl AsyncWrite + Unpin),
@@ -214,7 +214,7 @@ async fn pump(
 mod tests {
     use super::*;
 
-    /// A way to a server that says everything back, and who is at its end.
+    /// Returns a proxied connection to an echo server, with the sender of its rule.
     async fn way() -> (watch::Sender<Traffic>, TcpStream) {
         let [echo, proxy] = [
             TcpListener::bind("127.0.0.1:0").await.unwrap(),
@@ -266,7 +266,7 @@ mod tests {
         let swallow = |there, back| Traffic::Swallow { there, back };
         traffic.send_replace(swallow(false, true));
         client.write_all(b"lost").await.unwrap();
-        // The other direction is not touched; what comes back of it is.
+        // The direction to the server still works. Only the echo is lost.
         tokio::time::timeout(Duration::from_millis(100), client.readable())
             .await
             .unwrap_err();

@@ -1,4 +1,4 @@
-//! CRDs that others wrote, as their Go modules carry them, for a test to install.
+//! Installs CRDs of other projects, read from the Go modules of those projects.
 
 use std::ffi::OsString;
 
@@ -12,19 +12,20 @@ use serde_json::Value;
 
 use crate::{cluster::Cluster, fleet::PATIENCE, tools::Tools, wait::eventually};
 
-/// A CRD on its way to a cluster.
+/// A CRD that can be installed on a cluster.
 #[derive(Debug, Clone)]
 pub struct ForeignCrd {
     content: Value,
 }
 
 impl ForeignCrd {
-    /// Reads a file of a folder of `hack/tools/crds`. What needs a program of its authors is not in it:
-    /// their kustomizations add the conversion webhook, so that the apiserver, which here converts
-    /// nothing but the name of the version, is to be given one version at a time (see `only`).
+    /// Reads a file from a folder of `hack/tools/crds`.
+    ///
+    /// The file lacks the conversion webhook, which the project's kustomization adds. The API server here converts only
+    /// the name of the version, so install one version at a time (see `only`).
     ///
     /// # Errors
-    /// When it is not there, or no YAML.
+    /// Returns an error if the file doesn't exist or is not YAML.
     pub async fn read(cluster: &Cluster, pin: &str, file: &str) -> Result<Self> {
         let path = Tools::find()?.crd(pin, file)?;
         let arguments = ["create", "--dry-run=client", "--output=json", "--filename"];
@@ -34,10 +35,10 @@ impl ForeignCrd {
         Ok(Self { content })
     }
 
-    /// Leaves only this version, served and stored.
+    /// Keeps only this version, as the served and stored one.
     ///
     /// # Errors
-    /// When there is none of that name.
+    /// Returns an error if the CRD has no version of that name.
     pub fn only(mut self, version: &str) -> Result<Self> {
         let versions = self.content["spec"]["versions"]
             .as_array_mut()
@@ -50,11 +51,11 @@ impl ForeignCrd {
         Ok(self)
     }
 
-    /// Allows further values of a field, as `status.phase`, in the first version: those of a later
-    /// release of the CRD.
+    /// Allows additional values of a field such as `status.phase` in the first version, like a later release of the
+    /// CRD.
     ///
     /// # Errors
-    /// When the field is no enumeration.
+    /// Returns an error if the field is not an enumeration.
     pub fn allowing(mut self, field: &str, values: &[&str]) -> Result<Self> {
         let pointer = format!(
             "/spec/versions/0/schema/openAPIV3Schema/properties/{}/enum",
@@ -66,10 +67,10 @@ impl ForeignCrd {
         Ok(self)
     }
 
-    /// Puts it on the cluster, and waits until it is served.
+    /// Applies the CRD to the cluster, and waits until the API server serves it.
     ///
     /// # Errors
-    /// When the apiserver refuses it.
+    /// Returns an error if the API server rejects the CRD.
     pub async fn install(&self, cluster: &Cluster) -> Result<()> {
         let crds: Api<CustomResourceDefinition> = Api::all(cluster.client());
         let name = self.name()?;
@@ -87,10 +88,10 @@ impl ForeignCrd {
         .await
     }
 
-    /// Takes it off, with all its objects, and waits until it is gone.
+    /// Deletes the CRD with all its objects, and waits until it is gone.
     ///
     /// # Errors
-    /// When the apiserver refuses.
+    /// Returns an error if the API server rejects the deletion.
     pub async fn remove(&self, cluster: &Cluster) -> Result<()> {
         let crds: Api<CustomResourceDefinition> = Api::all(cluster.client());
         let name = self.name()?;

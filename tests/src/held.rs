@@ -1,4 +1,4 @@
-//! A Tenant that is deleted and uninstalled, and does not go: something in its namespace is held.
+//! Creates a Tenant whose deletion is blocked after the uninstall, because its namespace can't terminate.
 
 use anyhow::Result;
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -16,7 +16,7 @@ use crate::{
 const NAMESPACE: &str = "default";
 const READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 
-/// The Tenant is its workspace's namesake.
+/// A blocked Tenant. Its workspace has the same name.
 #[derive(Debug)]
 pub struct Held<'a> {
     desk: &'a FleetClient,
@@ -24,10 +24,10 @@ pub struct Held<'a> {
 }
 
 impl<'a> Held<'a> {
-    /// Makes one, and deletes it when it is ready.
+    /// Creates a Tenant, waits until it is ready, and deletes it.
     ///
     /// # Errors
-    /// When it is not installed, or not uninstalled, in time.
+    /// Returns an error if the install or the uninstall doesn't finish in time.
     pub async fn delete(desk: &'a FleetClient, name: &'a str) -> Result<Self> {
         let held = Self { desk, name };
         desk.create(NAMESPACE, name, json!({})).await?;
@@ -35,7 +35,8 @@ impl<'a> Held<'a> {
         let map = json!({"metadata": {"name": "held", "finalizers": ["example.org/hold"]}});
         let map = serde_json::from_value(map)?;
         held.maps().create(&PostParams::default(), &map).await?;
-        // It is going already, so it does not keep the namespace, but holds it.
+        // The ConfigMap is already terminating. Krypton therefore deletes the namespace, but the finalizer blocks its
+        // removal.
         let params = DeleteParams::default();
         held.maps().delete("held", &params).await?;
         desk.delete(NAMESPACE, name).await?;
@@ -48,10 +49,10 @@ impl<'a> Held<'a> {
         Ok(held)
     }
 
-    /// Waits until it is there again after its CRD was deleted, and is being deleted.
+    /// Waits until the Tenant is restored after the deletion of its CRD, and is being deleted again.
     ///
     /// # Errors
-    /// When it is not in time.
+    /// Returns an error if this doesn't happen in time.
     pub async fn is_deleted_again(&self) -> Result<()> {
         let tenants = self.desk.tenants(NAMESPACE);
         let what = format!("{} to be put back and deleted again", self.name);
@@ -62,10 +63,10 @@ impl<'a> Held<'a> {
         .map(drop)
     }
 
-    /// Lets it go.
+    /// Removes the finalizer and waits until the Tenant is gone.
     ///
     /// # Errors
-    /// When it does not go in time.
+    /// Returns an error if the Tenant isn't removed in time.
     pub async fn let_go(self) -> Result<()> {
         let free = Patch::Merge(json!({"metadata": {"finalizers": null}}));
         self.maps()

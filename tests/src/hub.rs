@@ -1,4 +1,4 @@
-//! The real hub binary against a home cluster.
+//! Runs the real hub binary against a home cluster.
 
 use std::{
     collections::BTreeMap,
@@ -24,9 +24,9 @@ const PROGRAM: Program = Program {
 pub struct HubOptions<'a> {
     /// Kubeconfig of the home cluster.
     pub home: &'a Path,
-    /// After the harness' own, which are left out where one of these is the same flag.
+    /// Appended to the harness's flags. A flag given here replaces the harness's flag of the same name.
     pub args: Vec<String>,
-    /// All of its environment but KUBECONFIG, PATH and TMPDIR.
+    /// The complete environment, except KUBECONFIG, PATH and TMPDIR.
     pub env: BTreeMap<String, String>,
     listen: Option<Arc<Port>>,
     disk: Option<u64>,
@@ -43,21 +43,21 @@ impl<'a> HubOptions<'a> {
         }
     }
 
-    /// With a disk of so many bytes for its scratch files. The kernel must allow user namespaces.
+    /// Limits the disk for scratch files to this number of bytes. Requires a kernel that allows user namespaces.
     #[must_use]
     pub fn on_a_disk_of(mut self, bytes: u64) -> Self {
         self.disk = Some(bytes);
         self
     }
 
-    /// Listens where that hub did, which has ended, so that its agents find this one.
+    /// Listens on the port of a stopped hub, so its agents find this one.
     #[must_use]
     pub fn in_place_of(mut self, hub: &Hub) -> Self {
         self.listen = Some(Arc::clone(&hub.listen));
         self
     }
 
-    /// Listens there. Others may be told of it before.
+    /// Listens on this port. The port can be published before the hub starts.
     #[must_use]
     pub fn at(mut self, port: &Arc<Port>) -> Self {
         self.listen = Some(Arc::clone(port));
@@ -77,8 +77,7 @@ impl<'a> HubOptions<'a> {
     }
 }
 
-/// A running hub: a `Daemon` that agents find at a port of its own, which outlives it where another
-/// takes its place.
+/// A running hub with its own port for agents. The port outlives the hub, so a successor can use it.
 #[derive(Debug)]
 pub struct Hub {
     daemon: Daemon,
@@ -86,11 +85,12 @@ pub struct Hub {
 }
 
 impl Hub {
-    /// Starts the hub of `KRYPTON_HUB_BIN`, or the one that cargo has put beside this executable.
-    /// Does not wait for it to be ready: see `ready`, and `wait` for one that is to refuse.
+    /// Starts the hub binary from `KRYPTON_HUB_BIN`, or from the directory of this executable.
+    ///
+    /// Doesn't wait until the hub is ready: use `ready`. Use `wait` if the test expects a refusal.
     ///
     /// # Errors
-    /// When there is no such binary, saying what builds it, or it cannot be started.
+    /// Returns an error if the binary doesn't exist, with the build command, or if it fails to start.
     pub fn start(options: &HubOptions<'_>) -> Result<Self> {
         let listen = match &options.listen {
             Some(port) => Arc::clone(port),
@@ -108,7 +108,7 @@ impl Hub {
             flags: vec![
                 ("--listen", address.clone().into()),
                 ("--advertise", address.into()),
-                // Where all clusters of the harness are.
+                // All clusters of the harness listen on loopback.
                 ("--insecure-kubeconfig-loopback", "true".into()),
             ],
             cache_flag: None,
@@ -120,13 +120,13 @@ impl Hub {
         Ok(Self { daemon, listen })
     }
 
-    /// Where it listens for agents.
+    /// Returns the address of the port for agents.
     pub fn agents_address(&self) -> std::net::SocketAddr {
         self.listen.address()
     }
 }
 
-// Nothing but the way it is started sets it apart from an agent.
+// A hub and an agent differ only in how they start.
 impl Deref for Hub {
     type Target = Daemon;
 

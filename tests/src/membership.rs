@@ -1,4 +1,4 @@
-//! How a cluster becomes a member, from one call for each mode, and who acts there then.
+//! Makes a cluster a member with one call, in each mode, and provides access to the acting process.
 
 use std::{
     fs,
@@ -28,19 +28,19 @@ const KUBECTL_KRYPTON: Program = Program {
 };
 const JOIN_DEADLINE: Duration = Duration::from_secs(30);
 
-/// How a member is looked after.
+/// The way in which Krypton manages a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// By the hub, on home itself: a member without anybody's doing.
+    /// The hub manages the home cluster itself, which is a member by default.
     SelfCluster,
-    /// By the hub, with a kubeconfig out of a Secret.
+    /// The hub manages the member through a kubeconfig from a Secret.
     Proxy,
-    /// By an agent beside it, which has enrolled with a join bundle. The hub has no kubeconfig.
+    /// An agent on the member, enrolled with a join bundle, manages it. The hub has no kubeconfig.
     Agent,
 }
 
 impl Mode {
-    /// What home's EdgeCluster calls it.
+    /// Returns the mode in the EdgeCluster's status.
     pub fn on_record(self) -> edge_cluster::Mode {
         match self {
             Self::SelfCluster | Self::Proxy => edge_cluster::Mode::Proxy,
@@ -49,7 +49,7 @@ impl Mode {
     }
 }
 
-/// Two tests of each body that takes a `Mode`, `<body>::proxy` and `<body>::agent`.
+/// Generates two tests from each function that takes a `Mode`: `<body>::proxy` and `<body>::agent`.
 #[macro_export]
 macro_rules! in_both_modes {
     ($($body:ident),+ $(,)?) => {$(
@@ -67,7 +67,8 @@ macro_rules! in_both_modes {
     )+};
 }
 
-/// One test of each body that takes a `Mode`, `<body>::agent`: the reconciler does this in the same way in both.
+/// Generates one test, `<body>::agent`, from each function that takes a `Mode`. Use it for behavior of the reconciler
+/// that is the same in both modes.
 #[macro_export]
 macro_rules! by_agent {
     ($($body:ident),+ $(,)?) => {$(
@@ -80,18 +81,19 @@ macro_rules! by_agent {
     )+};
 }
 
-/// A member of home's fleet, and its agent, if it has one, for as long as this is kept.
+/// A member of the fleet with its optional agent. Dropping it stops the agent.
 #[derive(Debug)]
 pub struct Membership {
     agent: Option<Agent>,
 }
 
 impl Membership {
-    /// Makes `edge` a member under this name. Of an agent it waits until it has enrolled, for which
-    /// the hub must run; what is told of the member afterwards is not waited for.
+    /// Makes `edge` a member with this name. For an agent, waits until it has enrolled, which requires a running hub.
+    /// Doesn't wait for the member's later status.
     ///
     /// # Errors
-    /// When an apiserver refuses, the hub tells no way to join, or the agent does not become ready.
+    /// Returns an error if an API server rejects a request, the hub provides no bundle, or the agent doesn't become
+    /// ready.
     pub async fn join(
         mode: Mode,
         hub: &mut Hub,
@@ -106,10 +108,10 @@ impl Membership {
         Self::join_by(mode, hub, home, (&access, edge.kubeconfig()), name).await
     }
 
-    /// The same by an access of its own: a kubeconfig for the hub, and a file with one for the agent.
+    /// Like `join`, with a specific kubeconfig for the hub and a kubeconfig file for the agent.
     ///
     /// # Errors
-    /// As `join`.
+    /// See `join`.
     pub async fn join_by(
         mode: Mode,
         hub: &mut Hub,
@@ -137,7 +139,7 @@ impl Membership {
         }
     }
 
-    /// Who acts on the member: its agent, else the hub.
+    /// Returns the process that manages the member: the agent, or the hub if there is no agent.
     pub fn actor<'a>(&'a mut self, hub: &'a mut Hub) -> &'a mut Daemon {
         match &mut self.agent {
             Some(agent) => agent,
@@ -149,11 +151,11 @@ impl Membership {
         self.agent.as_mut()
     }
 
-    /// Starts another agent in place of one that has ended, with nothing but what that has left on
-    /// its cluster: no bundle, no cache. A member without an agent stays as it is.
+    /// Starts a new agent after the old one has ended. It has no bundle and no cache, only the old agent's state on the
+    /// cluster. Does nothing for a member without an agent.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// Returns an error if the agent fails to start.
     pub fn start_again(&mut self, edge: &Cluster) -> Result<()> {
         if let Some(agent) = &mut self.agent {
             *agent = Agent::start(&AgentOptions::new(edge.kubeconfig()))?;
@@ -162,35 +164,34 @@ impl Membership {
     }
 }
 
-/// What `kubectl krypton join` prints for this name, as soon as the hub has made known where it is.
+/// Returns the output of `kubectl krypton join` for this name, once the hub has published its addresses.
 ///
 /// # Errors
-/// When it is not printed in time, with what is told instead.
+/// Returns an error with the command's message if the command doesn't succeed in time.
 pub async fn bundle(home: &Cluster, name: &str) -> Result<String> {
     bundle_of(home, HUB_NAMESPACE, name).await
 }
 
-/// The same of a hub in this namespace.
+/// Like `bundle`, for a hub in this namespace.
 ///
 /// # Errors
-/// As `bundle`.
+/// See `bundle`.
 pub async fn bundle_of(home: &Cluster, namespace: &str, name: &str) -> Result<String> {
     join(home, namespace, name, &[]).await
 }
 
-/// What `kubectl krypton join --replace` prints: a bundle for a member with an agent.
+/// Returns the output of `kubectl krypton join --replace`: a bundle for a member that already has an agent.
 ///
 /// # Errors
-/// As `bundle`.
+/// See `bundle`.
 pub async fn replaced(home: &Cluster, name: &str) -> Result<String> {
     join(home, HUB_NAMESPACE, name, &["--replace"]).await
 }
 
-/// What `kubectl krypton join -o helm` prints: a command for the shell that installs this chart of
-/// the agent.
+/// Returns the output of `kubectl krypton join -o helm`: a shell command that installs this agent chart.
 ///
 /// # Errors
-/// As `bundle`.
+/// See `bundle`.
 pub async fn join_command(
     home: &Cluster,
     namespace: &str,
@@ -213,38 +214,38 @@ async fn join(home: &Cluster, namespace: &str, name: &str, more: &[&str]) -> Res
     .await
 }
 
-/// What `kubectl krypton` prints on standard output, run against this home with these words.
+/// Runs `kubectl krypton` against the home cluster with these arguments, and returns its standard output.
 ///
 /// # Errors
-/// When it fails, with what it says, or takes too long.
+/// Returns an error with the command's message if the command fails or times out.
 pub async fn kubectl_krypton(home: &Cluster, words: &[&str]) -> Result<String> {
     let program = KUBECTL_KRYPTON.find()?;
     let run = home.aim(&program).args(words.iter().copied());
     run.output(JOIN_DEADLINE).await
 }
 
-/// The same, however it ends.
+/// Like `kubectl_krypton`, but also returns the output of a failed command.
 ///
 /// # Errors
-/// When it cannot be started, or takes too long.
+/// Returns an error if the command can't be started or times out.
 pub async fn krypton_ends(home: &Cluster, words: &[&str]) -> Result<Ran> {
     let program = krypton_program()?;
     let run = home.aim(&program).args(words.iter().copied());
     run.run(JOIN_DEADLINE).await
 }
 
-/// The plug-in itself.
+/// Returns the path of the kubectl plugin.
 ///
 /// # Errors
-/// When it was not built.
+/// Returns an error if the plugin is not built.
 pub fn krypton_program() -> Result<PathBuf> {
     KUBECTL_KRYPTON.find()
 }
 
-/// For its owner alone: there is a token in it.
+/// Creates a file that only its owner can read, because it contains a token.
 ///
 /// # Errors
-/// When it cannot be written, or is there already.
+/// Returns an error if the file can't be written or already exists.
 pub fn write_secret(file: &Path, content: &str) -> Result<()> {
     let write = || {
         let mut options = fs::File::options();

@@ -1,4 +1,4 @@
-//! What the Go operator that Krypton follows leaves on a cluster: CRDs, Tenants, and releases as it makes them.
+//! Creates the state that the original Go operator leaves on a cluster: CRDs, Tenants and releases.
 
 use std::{
     fs,
@@ -30,22 +30,22 @@ const CRDS: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/../crds/testdata/original-crds"
 );
-/// Secrets that are made at once.
+/// Number of Secrets that are created concurrently.
 const AT_ONCE: usize = 16;
 
-/// One of the original's CRDs, as YAML.
+/// Returns one of the original's CRDs as YAML.
 ///
 /// # Errors
-/// When there is no such file.
+/// Returns an error if the file doesn't exist.
 pub fn crd(file: &str) -> Result<String> {
     let path = Path::new(CRDS).join(file);
     fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))
 }
 
-/// Puts one of the original's CRDs on a cluster, whatever stood there, and waits until it is served.
+/// Applies one of the original's CRDs to a cluster, over any existing version, and waits until it is established.
 ///
 /// # Errors
-/// When the apiserver refuses it.
+/// Returns an error if the API server rejects the CRD.
 pub async fn apply_crd(cluster: &Cluster, file: &str) -> Result<()> {
     cluster.apply(&crd(file)?).await?;
     let wait = [
@@ -58,14 +58,14 @@ pub async fn apply_crd(cluster: &Cluster, file: &str) -> Result<()> {
     cluster.kubectl(wait).await.map(drop)
 }
 
-/// The original at one cluster, with the chart that it was told to install.
+/// The original operator on one cluster, with its configured chart.
 #[derive(Clone, Copy, Debug)]
 pub struct Original<'a> {
     pub cluster: &'a Cluster,
     pub repository: &'a ChartRepository,
     pub chart: &'a str,
     pub version: &'a str,
-    /// What it knows the cluster by.
+    /// The original's name for the cluster.
     pub member: &'a str,
 }
 
@@ -80,7 +80,7 @@ impl Original<'_> {
             format!("--version={version}"),
             format!("--namespace={workspace}"),
             "--create-namespace".to_owned(),
-            // As Helm 3 did, whose library the original is built with.
+            // The original uses the library of Helm 3, which applies on the client side.
             "--server-side=false".to_owned(),
         ];
         let more = more.iter().map(|flag| (*flag).to_owned());
@@ -90,16 +90,16 @@ impl Original<'_> {
     /// Installs a release in its workspace.
     ///
     /// # Errors
-    /// When helm fails.
+    /// Returns an error if Helm fails.
     pub async fn install(&self, release: &str, workspace: &str) -> Result<()> {
         let line = self.helm(release, workspace, &[]);
         self.cluster.helm(line).await.map(drop)
     }
 
-    /// Installs a release, and is killed while it waits for the release's workloads.
+    /// Installs a release, and kills Helm while it waits for the release's workloads.
     ///
     /// # Errors
-    /// When helm ends by itself.
+    /// Returns an error if Helm ends before that.
     pub async fn die_installing(
         &self,
         release: &str,
@@ -126,11 +126,11 @@ impl Original<'_> {
         }
     }
 
-    /// Installs a release as the original does when a template sets no namespace: its Secret in the workspace,
-    /// the objects in `default`.
+    /// Installs a release as the original does if a template sets no namespace. The Secret is in the workspace, and the
+    /// objects are in `default`.
     ///
     /// # Errors
-    /// When helm fails, or the apiserver refuses.
+    /// Returns an error if Helm fails or the API server rejects a request.
     pub async fn install_astray(&self, release: &str, workspace: &str) -> Result<()> {
         self.install(release, workspace).await?;
         let client = self.cluster.client();
@@ -144,10 +144,10 @@ impl Original<'_> {
         Ok(())
     }
 
-    /// Makes revisions 2 to `last` out of the first, as its upgrade at each look does.
+    /// Creates revisions 2 to `last` from the first. The original upgrades in every reconcile and thereby creates them.
     ///
     /// # Errors
-    /// When the apiserver refuses, or the first cannot be read.
+    /// Returns an error if the first revision can't be read or the API server rejects a request.
     pub async fn pile_up(&self, release: &str, workspace: &str, last: u32) -> Result<()> {
         let secrets: Api<Secret> = Api::namespaced(self.cluster.client(), workspace);
         let first = secrets.get(&releases::secret_name(release, 1)).await?;
@@ -176,7 +176,7 @@ impl Original<'_> {
         Ok(())
     }
 
-    /// The annotation by which it knows what it has installed.
+    /// Returns the annotation in which the original stores the fingerprint of the installed chart.
     pub fn fingerprint(&self) -> (String, String) {
         let url = self.repository.url();
         (
@@ -185,10 +185,11 @@ impl Original<'_> {
         )
     }
 
-    /// A Tenant as it leaves one: with its finalizer, its annotations and a status. The CRD is its own.
+    /// Creates a Tenant with the original's finalizer, annotations and status. The cluster must have the original's
+    /// CRD.
     ///
     /// # Errors
-    /// When the apiserver refuses.
+    /// Returns an error if the API server rejects the Tenant.
     pub async fn tenant(&self, name: &str, spec: Value, status: Value) -> Result<()> {
         let (annotation, value) = self.fingerprint();
         let mut tenant = Tenant::new(name, serde_json::from_value(spec)?);
@@ -206,8 +207,8 @@ impl Original<'_> {
         Ok(())
     }
 
-    /// The status of a Tenant whose installation it counts as done, with the conditions that it has for that:
-    /// none of them is ever False again.
+    /// Returns the status of a Tenant whose installation the original considers complete. None of its conditions
+    /// becomes False again.
     pub fn status(&self, error: Option<&str>) -> Value {
         let at = "2026-01-13T10:00:00Z";
         let condition = |kind: &str, status: &str, reason: &str, message: &str| {
@@ -266,7 +267,7 @@ async fn move_to_default(client: &Client, from: &str, object: &Declared) -> Resu
     .await
 }
 
-/// A revision's Secret under another number and status, its payload with it.
+/// Returns a copy of a revision's Secret with another number and status, also in the payload.
 fn of_revision(secret: &Secret, release: &str, number: u32, status: &str) -> Result<Secret> {
     let data = secret
         .data

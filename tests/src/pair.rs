@@ -1,4 +1,4 @@
-//! Home with its hub, and the one member that a test is about.
+//! Sets up a home cluster with its hub, and the one member under test.
 
 use anyhow::{Context, Result};
 use krypton_types::names;
@@ -15,21 +15,21 @@ use crate::{
 const EDGE: &str = "edge-1";
 const NOT_OPEN: &str = "no hub was started";
 
-/// Who acts goes first, the clusters last.
+/// A home cluster and a member. The acting processes are dropped first and the clusters last.
 #[derive(Debug)]
 pub struct Pair {
     acting: Option<(Membership, Hub)>,
     mode: Mode,
     flags: Vec<String>,
-    /// Of the hub.
+    /// Environment variables of the hub.
     variables: Vec<(String, String)>,
     home: Cluster,
-    /// None where home is the member.
+    /// `None` if the home cluster is the member.
     edge: Option<Cluster>,
 }
 
 impl Pair {
-    /// A member on which Deployments are installed without pods.
+    /// Starts a member that installs the small chart with Deployments without pods.
     pub async fn with_small_chart(
         name: &str,
         mode: Mode,
@@ -43,11 +43,11 @@ impl Pair {
         Ok((pair, repository, values))
     }
 
-    /// Starts the clusters, with these parts at the member; a home that is none has only its
-    /// objects.
+    /// Starts the clusters. The member runs these parts. A home cluster that is not the member runs only the control
+    /// plane.
     ///
     /// # Errors
-    /// As `Cluster::start`.
+    /// See `Cluster::start`.
     pub async fn start(name: &str, mode: Mode, parts: Parts) -> Result<Self> {
         let (home, edge) = match mode {
             Mode::SelfCluster => (Cluster::start(name, parts).await?, None),
@@ -70,11 +70,11 @@ impl Pair {
         })
     }
 
-    /// Starts a hub with these flags, and makes the member one of its fleet. After `stop`: starts
-    /// both again, with nothing but what is on their clusters.
+    /// Starts a hub with these flags and joins the member. After `stop`, starts hub and agent again with only the state
+    /// on their clusters.
     ///
     /// # Errors
-    /// When one of them cannot be started, or the member not join.
+    /// Returns an error if a process fails to start or the member fails to join.
     pub async fn open(&mut self, flags: impl IntoIterator<Item = String>) -> Result<()> {
         self.flags = flags.into_iter().collect();
         if self.edge.is_some() {
@@ -91,16 +91,16 @@ impl Pair {
         Ok(())
     }
 
-    /// Environment of the hubs that are started from now on.
+    /// Sets the environment of all hubs that start later.
     pub fn variables(&mut self, variables: &[(&str, &str)]) {
         let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
         self.variables = variables.iter().map(owned).collect();
     }
 
-    /// Ends the hub, then the agent, if there is one.
+    /// Stops the hub, then the agent, if there is one.
     ///
     /// # Errors
-    /// When one of them does not end in time.
+    /// Returns an error if one of them doesn't end in time.
     pub async fn stop(&mut self) -> Result<()> {
         let (membership, hub) = self.acting()?;
         hub.stop().await?;
@@ -110,19 +110,19 @@ impl Pair {
         }
     }
 
-    /// Who acts on the member: its agent, else the hub.
+    /// Returns the process that manages the member: the agent, or the hub if there is no agent.
     ///
     /// # Errors
-    /// Before `open`.
+    /// Returns an error before `open`.
     pub fn actor(&mut self) -> Result<&mut Daemon> {
         let (membership, hub) = self.acting()?;
         Ok(membership.actor(hub))
     }
 
-    /// Another in place of the actor, which has ended.
+    /// Starts a new actor after the old one has ended.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// Returns an error if the process fails to start.
     pub fn start_actor_again(&mut self) -> Result<()> {
         match self.mode {
             Mode::SelfCluster | Mode::Proxy => self.start_hub_again(),
@@ -130,16 +130,18 @@ impl Pair {
         }
     }
 
-    /// The hub, whoever acts.
+    /// Returns the hub, in every mode.
     ///
     /// # Errors
-    /// Before `open`.
+    /// Returns an error before `open`.
     pub fn hub(&mut self) -> Result<&mut Hub> {
         Ok(&mut self.acting()?.1)
     }
 
+    /// Starts a new hub on the port of the old one.
+    ///
     /// # Errors
-    /// When it cannot be started.
+    /// Returns an error if the hub fails to start.
     pub fn start_hub_again(&mut self) -> Result<()> {
         let (_, hub) = self.acting.as_ref().context(NOT_OPEN)?;
         let next = Hub::start(&self.options().in_place_of(hub))?;
@@ -147,8 +149,10 @@ impl Pair {
         Ok(())
     }
 
+    /// Starts a new agent after the old one has ended.
+    ///
     /// # Errors
-    /// When it cannot be started.
+    /// Returns an error if the agent fails to start.
     pub fn start_agent_again(&mut self) -> Result<()> {
         let (membership, _) = self.acting.as_mut().context(NOT_OPEN)?;
         membership.start_again(self.edge.as_ref().unwrap_or(&self.home))
@@ -157,7 +161,7 @@ impl Pair {
     /// Stops the agent, and joins the member again with a new bundle.
     ///
     /// # Errors
-    /// When the agent does not end, or the member not join.
+    /// Returns an error if the agent doesn't end or the member fails to join.
     pub async fn join_again(&mut self) -> Result<()> {
         let edge = self.edge.as_ref().unwrap_or(&self.home);
         let (membership, hub) = self.acting.as_mut().context(NOT_OPEN)?;
@@ -172,17 +176,17 @@ impl Pair {
         &self.home
     }
 
-    /// The member's.
+    /// Returns the member's cluster.
     pub fn cluster(&self) -> &Cluster {
         self.edge.as_ref().unwrap_or(&self.home)
     }
 
-    /// A person at the member.
+    /// Returns a user's client for the member.
     pub fn desk(&self) -> FleetClient {
         FleetClient::at(self.cluster())
     }
 
-    /// The member's name.
+    /// Returns the member's name.
     pub fn name(&self) -> &'static str {
         match self.mode {
             Mode::SelfCluster => names::SELF_CLUSTER,
@@ -190,12 +194,12 @@ impl Pair {
         }
     }
 
-    /// A type of condition that is about the member: `ClusterReady/edge-1`.
+    /// Returns the type of a condition about the member, such as `ClusterReady/edge-1`.
     pub fn condition(&self, kind: &str) -> String {
         format!("{kind}/{}", self.name())
     }
 
-    /// The release of a Tenant there.
+    /// Returns the name of the Tenant's release on the member.
     pub fn release(&self, tenant: &str) -> String {
         names::tenant_release(tenant, self.name())
     }

@@ -1,4 +1,4 @@
-//! A loopback port that stays ours while nobody listens on it.
+//! Reserves a loopback port, also while no process listens on it.
 
 use std::{
     io,
@@ -8,11 +8,11 @@ use std::{
 use anyhow::{Context, Result};
 use tokio::net::TcpSocket;
 
-/// A port of 127.0.0.1, held until dropped.
+/// A port of 127.0.0.1, reserved until dropped.
 ///
-/// It is bound with SO_REUSEADDR but does not listen: the kernel gives it to nobody else, neither
-/// for port 0 nor for an outgoing connection, and refuses connections to it, while a server that
-/// names the port (Go's and Rust's set SO_REUSEADDR) can listen on it, again and again.
+/// The port is bound with SO_REUSEADDR but doesn't listen. The kernel assigns it to no other socket, neither for port 0
+/// nor for an outgoing connection, and refuses connections to it. A server that binds the port explicitly with
+/// SO_REUSEADDR, as Go and Rust do, can listen on it repeatedly.
 #[derive(Debug)]
 pub struct Port {
     address: SocketAddr,
@@ -20,10 +20,10 @@ pub struct Port {
 }
 
 impl Port {
-    /// Takes a free port.
+    /// Reserves a free port.
     ///
     /// # Errors
-    /// When the machine has none left.
+    /// Returns an error if the machine has no free port.
     pub fn reserve() -> Result<Self> {
         let take = || -> io::Result<Self> {
             let socket = TcpSocket::new_v4()?;
@@ -37,7 +37,7 @@ impl Port {
         take().context("reserving a free port of 127.0.0.1")
     }
 
-    /// One that another process holds.
+    /// Returns a port that another process has reserved.
     pub(crate) fn held_elsewhere(number: u16) -> Self {
         Self {
             address: (Ipv4Addr::LOCALHOST, number).into(),
@@ -54,15 +54,15 @@ impl Port {
         self.address
     }
 
-    /// Whether a server could listen now: nobody else does.
+    /// Returns true if a server can listen on the port now.
     pub fn is_free(&self) -> bool {
         std::net::TcpListener::bind(self.address).is_ok()
     }
 
-    /// Listens on the port; dropping the listener leaves the port reserved.
+    /// Listens on the port. Dropping the listener leaves the port reserved.
     ///
     /// # Errors
-    /// When somebody listens on it already.
+    /// Returns an error if another process already listens on the port.
     pub fn listen(&self) -> Result<std::net::TcpListener> {
         let listen = || {
             let listener = std::net::TcpListener::bind(self.address)?;

@@ -1,4 +1,4 @@
-//! The registry of the distribution project on loopback, with the logins that it knows.
+//! Runs the registry of the distribution project on loopback, with different logins.
 
 use std::{
     fs,
@@ -28,26 +28,26 @@ use crate::{
     wait::eventually,
 };
 
-/// The one user there is.
+/// Name of the only user.
 pub const USERNAME: &str = "fleet";
 pub const PASSWORD: &str = "hunter2-registry";
-/// Of the password, by bcrypt with the least effort: `htpasswd -nbB`.
+/// The password's bcrypt hash at minimum cost, from `htpasswd -nbB`.
 const HTPASSWD: &str = "fleet:$2b$04$abcdefghijklmnopqrstuuM/Z0A7FUJ615yT0MkE8r/urtke.cnyW\n";
 const SERVICE: &str = "charts";
 const ISSUER: &str = "the fake token server";
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// How the registry wants to be told who asks.
+/// Authentication that the registry requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Login {
-    /// Not at all.
+    /// No authentication.
     Open,
     Basic,
-    /// By tokens of a [`FakeTokenServer`], as public registries do.
+    /// Tokens from a [`FakeTokenServer`], as in public registries.
     Token,
 }
 
-/// A running registry; it stops when dropped.
+/// A running registry. Dropping it stops the process.
 #[derive(Debug)]
 pub struct Registry {
     tools: Tools,
@@ -59,10 +59,10 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Starts it, and waits until it answers.
+    /// Starts a registry, and waits until it responds.
     ///
     /// # Errors
-    /// When the tools are not built, or it does not answer in a minute.
+    /// Returns an error if the tools are not built, or if the registry doesn't respond within a minute.
     pub async fn start(login: Login) -> Result<Self> {
         let tools = Tools::find()?;
         let folder = TempDir::with_prefix("krypton-registry-").context("making a folder")?;
@@ -95,7 +95,7 @@ impl Registry {
             "version": 0.1,
             "storage": {"filesystem": {"rootdirectory": path.join("data")}},
             "http": {"addr": port.address().to_string(), "secret": "of a test"},
-            // So few that there are pages.
+            // Small enough to force pagination.
             "tags": {"maxtags": 2},
         });
         if let (Some(auth), Some(config)) = (auth, config.as_object_mut()) {
@@ -130,21 +130,21 @@ impl Registry {
         format!("oci://{}/team/charts", self.port.address())
     }
 
-    /// Who has asked the token server for a token, by name; empty for nobody.
+    /// Returns the user of each token request. The name is empty for anonymous requests.
     pub fn asked(&self) -> Vec<String> {
         let tokens = self.tokens.as_ref();
         tokens.map(FakeTokenServer::asked).unwrap_or_default()
     }
 
-    /// Packages a chart and pushes it with helm; the digest of its manifest, `sha256:…`.
+    /// Packages a chart and pushes it with Helm. Returns the digest of its manifest, `sha256:…`.
     ///
     /// # Errors
-    /// When helm refuses.
+    /// Returns an error if Helm fails.
     pub async fn push(&self, chart: &ChartSource) -> Result<String> {
         let packages = TempDir::with_prefix("krypton-charts-").context("making a folder")?;
         chart.package(&self.helm(), packages.path()).await?;
         let entries = fs::read_dir(packages.path()).context("looking for the package")?;
-        // A provenance file may lie beside it, which helm pushes along.
+        // The folder can also contain a provenance file, which Helm pushes together with the package.
         let package = entries
             .filter_map(|entry| Some(entry.ok()?.path()))
             .find(|path| path.extension().is_some_and(|it| it == "tgz"))
@@ -161,7 +161,7 @@ impl Registry {
         self.manifest_digest(&package)
     }
 
-    /// The tag that was just pushed, as the registry keeps it.
+    /// Reads the digest of the newly pushed tag from the registry's storage.
     fn manifest_digest(&self, package: &Path) -> Result<String> {
         let stem = package.file_stem().unwrap_or_default().to_string_lossy();
         let (name, version) = stem
@@ -174,10 +174,10 @@ impl Registry {
         fs::read_to_string(&link).with_context(|| format!("reading {}", link.display()))
     }
 
-    /// Everything that the registry keeps under a digest is other than it was.
+    /// Corrupts the stored content of this digest.
     ///
     /// # Errors
-    /// When it keeps nothing of that digest.
+    /// Returns an error if the registry has no content with this digest.
     pub fn damage(&self, digest: &str) -> Result<()> {
         let hex = digest.trim_start_matches("sha256:");
         let start = hex.get(..2).context("a digest")?;
@@ -200,14 +200,14 @@ impl Registry {
             .env("HELM_DATA_HOME", home.join("data"))
     }
 
-    /// Ends it at once; the port refuses connections and stays ours.
+    /// Kills the registry. The port refuses connections and stays reserved.
     pub fn stop(&mut self) {
         self.process.kill();
     }
 }
 
-/// Stands in for the token server of a public registry: it gives everybody who names the user a token for all
-/// that is asked for, and others one for nothing. The tokens are real, and the registry checks them.
+/// Stands in for the token server of a public registry. The user gets a token for every requested scope, and an
+/// anonymous client gets a token without any rights. The tokens are real, and the registry verifies them.
 #[derive(Debug)]
 struct FakeTokenServer {
     url: String,

@@ -1,4 +1,4 @@
-//! What stands in for kube-proxy: a port whose new connections go where a Service's EndpointSlices say.
+//! Stands in for kube-proxy: a port that routes new connections according to a Service's EndpointSlices.
 
 use std::{
     collections::BTreeMap,
@@ -15,10 +15,10 @@ use tokio::{
     task::JoinHandle,
 };
 
-/// Where the processes of pods listen, by the pods' names.
+/// Listen addresses of the pods' processes, by pod name.
 type Routes = Arc<Mutex<BTreeMap<String, SocketAddr>>>;
 
-/// A Service's port. Connections that there are stay where they go, as with kube-proxy.
+/// A Service's port. As with kube-proxy, open connections keep their destination.
 #[derive(Debug)]
 pub struct ServicePort {
     address: SocketAddr,
@@ -34,8 +34,10 @@ struct Service {
 }
 
 impl ServicePort {
+    /// Starts to listen for the Service.
+    ///
     /// # Errors
-    /// When it cannot listen.
+    /// Returns an error if no port is available.
     pub async fn start(client: Client, namespace: &str, name: &str) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")
             .await
@@ -60,20 +62,20 @@ impl ServicePort {
         })
     }
 
-    /// Where it listens.
+    /// Returns the address at which the port listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The process of this pod listens there.
+    /// Sets the address of this pod's process.
     pub fn route(&self, pod: &str, to: SocketAddr) {
         lock(&self.routes).insert(pod.to_owned(), to);
     }
 
-    /// Names of the pods that it leads to now.
+    /// Returns the names of the pods that currently receive connections.
     ///
     /// # Errors
-    /// When the apiserver does not tell.
+    /// Returns an error if the API server doesn't return the EndpointSlices.
     pub async fn pods(&self) -> Result<Vec<String>> {
         self.service.pods().await
     }
@@ -100,12 +102,12 @@ impl Service {
     }
 }
 
-/// Nobody there: the connection is refused, as far as one that was accepted can be.
+/// Closes the connection if there is no ready pod. This is as close to a refusal as an accepted connection gets.
 async fn carry(mut from: TcpStream, service: Service, routes: Routes) -> Option<()> {
     let pod = service.pods().await.ok()?.into_iter().next()?;
     let to = lock(&routes).get(&pod).copied()?;
     let mut to = TcpStream::connect(to).await.ok()?;
-    // However it ends, both ends are closed.
+    // Both connections are closed here, after success and after an error.
     copy_bidirectional(&mut from, &mut to).await.ok().map(drop)
 }
 

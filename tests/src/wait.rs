@@ -1,4 +1,4 @@
-//! Waiting for a condition, with a deadline whose failure tells what was seen last.
+//! Waits for a condition with a deadline. The error contains the last observed state.
 
 use std::time::Duration;
 
@@ -8,13 +8,13 @@ use tokio::time::{Instant, sleep, timeout_at};
 const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
-/// Calls `look` until it returns `Some`, and returns that.
+/// Calls `look` until it returns `Some`, and returns that value.
 ///
-/// `Ok(None)` and `Err` both mean "not yet"; an `Err` is also the state that the failure message
-/// tells, so `bail!("phase is {phase}")` is the way to say what was there instead.
+/// `Ok(None)` and `Err` both mean "not yet". The error message of a timeout contains the last `Err`, so use
+/// `bail!("phase is {phase}")` to report the observed state.
 ///
 /// # Errors
-/// When `deadline` has passed, naming `what` and the last state seen.
+/// Returns an error with `what` and the last observed state if `deadline` expires.
 pub async fn eventually<T>(
     what: &str,
     deadline: Duration,

@@ -1,4 +1,4 @@
-//! How the agent gets its certificate: once with a join token, then anew before it ends.
+//! Enrolls the agent with a join token and renews its certificate before it expires.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,16 +28,16 @@ use crate::credentials::trusted_roots::{self, Told, TrustError};
 use crate::session::Link;
 use crate::session::connect::{Connection, DialError, Dialer};
 
-/// The hub gives itself 15 s.
+/// The hub's own limit is 15 s.
 const CALL: Duration = Duration::from_secs(20);
 const RENEWAL_RETRY_MAX: Duration = Duration::from_secs(600);
-/// The longest sleep before the clock is looked at again: it may have been set, or the machine asleep.
+/// Longest sleep between two clock readings, because the clock can be set and the machine can be suspended.
 const LOOK_EVERY: Duration = Duration::from_secs(600);
-/// While there is no session, how often it is looked whether another replica has got what we lack.
+/// Without a session, how often the agent reads the Secret for a newer identity from another replica.
 const READ_AGAIN_EVERY: Duration = Duration::from_secs(60);
 const ROOTS_RETRY_MAX: Duration = Duration::from_secs(60);
 
-/// Why there is no certificate.
+/// Reason why the agent got no certificate.
 #[derive(Debug, Error)]
 pub enum EnrolError {
     #[error("the hub could not be asked for a certificate")]
@@ -110,7 +110,7 @@ impl EnrolError {
         }
     }
 
-    /// Whether it may go by itself.
+    /// Returns whether a retry can succeed without a change by the user.
     pub fn may_pass(&self) -> bool {
         match self {
             Self::Dial(error) => error.may_pass(),
@@ -130,8 +130,8 @@ impl EnrolError {
     }
 }
 
-/// Gets a certificate for `key` with the bundle's token. The hub is looked for at `addresses`: the
-/// bundle's, or others.
+/// Requests a certificate for `key` with the bundle's token. Connects to the hub at `addresses`, which may differ from
+/// the bundle's.
 pub async fn enrol(
     bundle: &JoinBundle,
     addresses: Vec<String>,
@@ -157,7 +157,7 @@ pub async fn enrol(
         left = left.saturating_sub(1);
         match answered(&connection, &bundle.cluster, answer) {
             Ok(answer) => break (connection, answer),
-            // A hub that does not lead answers so. To ask another for the same key is to ask once.
+            // A hub that is not the leader returns this code. A retry with the same key does not use the token twice.
             Err(EnrolError::Call {
                 code: Code::Unavailable,
                 ..
@@ -179,8 +179,8 @@ pub async fn enrol(
     )
 }
 
-/// When a certificate is to be renewed: at `part` (0 to 1) between 70 and 80 % of its life, so that
-/// many agents that joined together do not renew together.
+/// Returns the renewal time of a certificate. It is at `part` (0 to 1) between 70 and 80 % of the lifetime, to spread
+/// the renewals of agents that joined together.
 pub fn renewal_time(not_before: Timestamp, not_after: Timestamp, part: f64) -> Timestamp {
     let life = not_after.duration_since(not_before);
     let share = 0.7 + 0.1 * part.clamp(0.0, 1.0);
@@ -188,9 +188,9 @@ pub fn renewal_time(not_before: Timestamp, not_after: Timestamp, part: f64) -> T
     not_before.checked_add(lived).unwrap_or(not_after)
 }
 
-/// Renews the certificate when its time comes or the hub asks for it, and keeps the roots that the hub
-/// names, until `stop`. The session that lives goes on; the next connection uses what is newest. Its end
-/// is in `expiry`.
+/// Renews the certificate when it is due or the hub requests it, and stores the roots that the hub announces. Runs
+/// until `stop`. The current session stays open, and the next connection uses the newest certificate and roots.
+/// Publishes the expiry time in `expiry`.
 pub async fn keep_renewed(
     store: Store,
     kept: Kept,
@@ -200,7 +200,7 @@ pub async fn keep_renewed(
     stop: CancellationToken,
 ) {
     let mut told = dialer.trust().told();
-    // The session may have begun before.
+    // The hub may have announced roots before this subscription.
     told.mark_changed();
     let keeper = Keeper {
         told,
@@ -217,32 +217,32 @@ pub async fn keep_renewed(
     stop.run_until_cancelled(keeper.run()).await;
 }
 
-/// When what is to be done may be tried.
+/// Earliest times of the next attempts.
 #[derive(Clone, Copy, Debug, Default)]
 struct Times {
-    /// The roots that the hub has named are to be kept.
+    /// When to store the roots that the hub announced.
     roots: Option<BootTime>,
-    /// The hub has asked for a renewal.
+    /// When to renew on request of the hub.
     asked: Option<BootTime>,
-    /// Not before, after a failure.
+    /// No renewal before this time, after a failure.
     renewal: BootTime,
-    /// As `renewal`, for another look at what is kept.
+    /// No read of the stored identity before this time.
     look: BootTime,
 }
 
-/// What is to be done now.
+/// Next step of the [`Keeper`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Chore {
     KeepRoots,
     Renew,
-    /// Another replica may have got what we lack.
+    /// Read the stored identity: another replica may have renewed it.
     ReadAgain,
     Rest(Duration),
 }
 
 impl Times {
-    /// `left`: until the certificate is to be renewed by its age. Without a session nothing can be had
-    /// but what another replica has kept.
+    /// Returns the next step. `left` is the time until the certificate is due for renewal by age. Without a session
+    /// (`up` is false), the agent can only read an identity that another replica stored.
     fn chore(&self, left: Duration, up: bool, now: BootTime) -> Chore {
         let until = |at: BootTime| at.since(now);
         if self.roots.is_some_and(|at| at <= now) {
@@ -267,7 +267,7 @@ impl Times {
     }
 }
 
-/// Sees to one agent's identity.
+/// Maintains the identity of one agent.
 struct Keeper {
     store: Store,
     kept: Kept,
@@ -276,9 +276,9 @@ struct Keeper {
     expiry: watch::Sender<Timestamp>,
     told: watch::Receiver<Option<Told>>,
     times: Times,
-    /// Where in its span the next renewal is.
+    /// Random position of the next renewal in its window, from 0 to 1.
     part: f64,
-    /// What the hub has named, until it is kept.
+    /// Roots that the hub announced and the agent has not stored yet.
     roots: Option<Vec<CertificateDer<'static>>>,
     failures: u32,
 }
@@ -291,7 +291,7 @@ impl Keeper {
             let left = left.unwrap_or(Duration::ZERO);
             let up = self.link.see().is_up();
             match self.times.chore(left, up, BootTime::now()) {
-                // Rare, and large: an idle agent has no room for them.
+                // Boxed because these futures are large and rarely run; they would enlarge every idle agent.
                 Chore::KeepRoots => Box::pin(self.keep_roots()).await,
                 Chore::Renew => Box::pin(self.renew()).await,
                 Chore::ReadAgain => Box::pin(self.read_again()).await,
@@ -304,7 +304,7 @@ impl Keeper {
         }
     }
 
-    /// What the hub has said last is what counts.
+    /// Takes over the latest announcement of the hub.
     fn hear(&mut self) {
         let Some(told) = self.told.see() else {
             return;
@@ -312,7 +312,7 @@ impl Keeper {
         let now = BootTime::now();
         self.times.asked = told.renew_within.map(|within| {
             let at = BootTime(now.0 + within.mul_f64(rand::random()));
-            // Asked again, it is not put off again.
+            // A repeated request must not postpone the renewal.
             self.times.asked.map_or(at, |before| before.min(at))
         });
         self.times.roots = Some(now);
@@ -335,7 +335,8 @@ impl Keeper {
                 self.roots = None;
                 self.failures = 0;
             }
-            // Also one that a person has to see to, as a right that is missing: the hub says it once.
+            // Retry also errors that the user must fix, such as a missing permission: the hub announces its roots only
+            // once.
             Err(error) if !matches!(error, EnrolError::Roots(_) | EnrolError::Tls(_)) => {
                 self.failures += 1;
                 let pause = backoff(self.failures, ROOTS_RETRY_MAX, rand::random());
@@ -398,7 +399,7 @@ impl Keeper {
         }
     }
 
-    /// From here on connections are made with it; with a new certificate, the next one at once.
+    /// Uses `next` for new connections. If the certificate is new, the session reconnects immediately.
     fn adopt(&self, next: &Kept) -> Result<Timestamp, EnrolError> {
         let Some(enrolled) = &next.identity.enrolled else {
             return Err(EnrolError::Gone);
@@ -421,7 +422,7 @@ fn expires(kept: &Kept) -> Option<Timestamp> {
     kept.identity.enrolled.as_ref().map(|own| own.not_after)
 }
 
-/// The identity with the roots that the hub names, kept, with what another replica has got meanwhile.
+/// Stores the roots that the hub announced. Keeps a newer certificate from another replica.
 async fn keep_roots(
     store: &Store,
     ours: &Kept,
@@ -437,7 +438,7 @@ async fn keep_roots(
     };
     let enrolled = identity.enrolled.as_mut().ok_or(EnrolError::Gone)?;
     enrolled.roots = roots;
-    // What TLS would not take must not be kept.
+    // Never store an identity that TLS rejects.
     enrolled
         .client_config(&identity.key)
         .map_err(EnrolError::Tls)?;
@@ -453,7 +454,7 @@ async fn keep_roots(
     }
 }
 
-/// A new key and a new certificate, kept; or those that another replica has got meanwhile.
+/// Stores and returns a new key with a new certificate, or returns a newer identity from another replica.
 pub async fn renew(
     store: &Store,
     ours: &Kept,
@@ -470,7 +471,7 @@ pub async fn renew(
     };
     let membership = enrolled.membership();
     let trusted = ours.identity.enrolled.as_ref().unwrap_or(enrolled);
-    // The session says by itself why there is none.
+    // The session logs the reason if it is down.
     drop(tokio::time::timeout(LOOK_EVERY, link.wait_for(Link::is_up)).await);
     let connection = link.see().connection().cloned();
     let connection = connection.ok_or(EnrolError::NoSession)?;
@@ -498,8 +499,7 @@ pub async fn renew(
     let wanted = identity.enrolled.clone();
     let kept = store.keep(base, identity).await;
     let kept = kept.map_err(EnrolError::Keep)?;
-    // What another replica has written meanwhile is there now: it may be a renewal of its own, or no more
-    // than roots around the certificate that was to be replaced.
+    // The Secret now holds another replica's write. It is either a renewal, or only new roots with the old certificate.
     match kept.identity.enrolled == wanted || expires(&kept) > expires(ours) {
         true => Ok(kept),
         false => Err(EnrolError::Overtaken),
@@ -507,7 +507,7 @@ pub async fn renew(
 }
 
 fn request(key: &KeyPair) -> Result<Vec<u8>, EnrolError> {
-    // Of all that it could say only the key is used.
+    // The hub uses only the key of the request.
     let request = CertificateParams::default()
         .serialize_request(key)
         .map_err(EnrolError::Request)?;
@@ -541,7 +541,7 @@ fn checked(
             source,
         }
     })?;
-    // What TLS would not take must not be kept.
+    // Never store an identity that TLS rejects.
     enrolled.client_config(key).map_err(EnrolError::Tls)?;
     Ok(enrolled)
 }
@@ -608,7 +608,7 @@ mod tests {
         let tls = Arc::new(ArcSwap::from_pointee(config));
         let connection = Dialer::new(hub.addresses(), tls).connect().await.unwrap();
         let answer = connection.fleet().renew(RenewRequest::default()).await;
-        // The fake has no answer to that, but it has heard it.
+        // The fake hub received the call; it implements no answer to it.
         assert_eq!(answer.unwrap_err().code(), Code::Unimplemented);
     }
 
@@ -661,7 +661,7 @@ mod tests {
             .unwrap_err();
         assert!(error.may_pass(), "{error:?}");
 
-        // Another one that leads is asked in the same breath.
+        // The agent tries the next hub in the same attempt.
         let mut both = bundle(&authority, &busy);
         both.addresses.extend(hub.addresses());
         let enrolled = enrolled(&both, &key).await.unwrap();
@@ -682,7 +682,7 @@ mod tests {
         }
     }
 
-    /// A hub that renews what is asked for.
+    /// Starts a hub that signs every renewal request.
     async fn renewing(authority: &Arc<FakeAuthority>) -> FakeHub {
         let signing = Arc::clone(authority);
         let answers = Answers {
@@ -749,7 +749,7 @@ mod tests {
         let (_link, mut link) = watch::channel(Link::Up(connection));
         let before = identity_until(&authority, Valid::Past);
 
-        // Another replica has kept roots around the certificate that is to be replaced.
+        // Another replica has stored new roots with the old certificate.
         let mut with_roots = before.clone();
         let enrolled = with_roots.enrolled.as_mut().unwrap();
         enrolled.roots.extend(FakeAuthority::new().roots());
@@ -759,7 +759,7 @@ mod tests {
         assert!(matches!(error, EnrolError::Overtaken), "{error:?}");
         let stored = store.read().await.unwrap().unwrap();
         assert_eq!(stored.identity.enrolled, with_roots.enrolled);
-        // The next time nobody is in its way.
+        // The next attempt has no conflict.
         let renewed = renew(&store, &ours, &mut link).await.unwrap();
         assert!(expires(&renewed) > expires(&ours));
         let stored = store.read().await.unwrap().unwrap();
@@ -773,7 +773,7 @@ mod tests {
         assert_eq!(renewed.identity.enrolled, theirs.enrolled);
     }
 
-    /// A keeper of `identity`, with the other ends of its slots.
+    /// A keeper of `identity`, with the other ends of its channels.
     struct Keeping {
         store: Store,
         dialer: Arc<Dialer>,
@@ -819,7 +819,7 @@ mod tests {
             stored.identity.enrolled.unwrap()
         }
 
-        /// As the hub does, and until the agent says so.
+        /// Announces `roots` as the hub does, and waits until the agent confirms them.
         async fn is_told(&self, roots: &[CertificateDer<'static>], renew: Option<Duration>) {
             let wanted = RootDigest::of_all(roots);
             let mut kept = self.dialer.trust().kept();
@@ -852,10 +852,10 @@ mod tests {
         };
         assert_eq!(kept.stored().await, expected);
         kept.dialer.connect().await.unwrap();
-        // It is no reason to leave the stream that is there.
+        // New roots alone must not replace the current stream.
         assert!(kept.dialer.renewed().now_or_never().is_none());
 
-        // And the former one goes.
+        // The old root is removed.
         kept.is_told(&new.roots(), None).await;
         assert_eq!(kept.stored().await.roots, new.roots());
     }
@@ -869,7 +869,7 @@ mod tests {
             roots: FakeAuthority::new().roots(),
             renew_within: None,
         });
-        // What comes after it has been taken in, and it has not.
+        // The agent processed the later announcement, so it rejected the earlier one.
         kept.is_told(&old.roots(), None).await;
         assert_eq!(Some(kept.stored().await), before.enrolled);
     }
@@ -880,7 +880,7 @@ mod tests {
         let hub = renewing(&authority).await;
         let before = identity(&authority);
         let kept = keeper(&before, hub.addresses()).await;
-        // The hub has gone before its time has come: it is made up for.
+        // The hub disconnects before the renewal is due. The agent renews when it is connected again.
         kept.is_told(&authority.roots(), Some(Duration::ZERO)).await;
         let connection = kept.dialer.connect().await.unwrap();
         kept.link.send_replace(Link::Up(connection));
@@ -927,14 +927,14 @@ mod tests {
             (never, long, true, Chore::Rest(LOOK_EVERY)),
             (never, seconds(5), true, rest(5)),
             (never, Duration::ZERO, true, Chore::Renew),
-            // Only over a session, and not again at once.
+            // Renewal needs a session. The read is not repeated immediately.
             (never, Duration::ZERO, false, Chore::ReadAgain),
             (looked, Duration::ZERO, false, rest(30)),
             (failed(1007), Duration::ZERO, true, rest(7)),
             (failed(1000), long, true, Chore::Renew),
             (asked(1020), long, true, rest(20)),
             (asked(999), long, true, Chore::Renew),
-            // Roots first: what is renewed is checked by them.
+            // Roots come first, because they verify the renewed certificate.
             (roots(1000), Duration::ZERO, true, Chore::KeepRoots),
             (roots(1003), long, true, rest(3)),
             (roots(1003), Duration::ZERO, true, Chore::Renew),

@@ -1,4 +1,4 @@
-//! Where the join bundle comes from, and whether it is needed.
+//! Finds the join bundle and decides whether the agent must enroll.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::credentials::store::Enrolled;
 pub const KEY: &str = "bundle.yaml";
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// The places, in their order.
+/// Sources of the join bundle, in order of precedence.
 #[derive(Clone, Debug)]
 pub struct Places {
     pub file: Option<PathBuf>,
@@ -25,7 +25,7 @@ pub struct Places {
     pub namespace: String,
 }
 
-/// Why there is no bundle. Each names the place.
+/// Reason why the agent has no bundle. Each message names the source.
 #[derive(Debug, Error)]
 pub enum JoinError {
     #[error("reading the join bundle {} failed; check --join-file", .path.display())]
@@ -75,7 +75,7 @@ pub enum JoinError {
 }
 
 impl JoinError {
-    /// Whether it may go by itself.
+    /// Returns whether a retry can succeed without a change by the user.
     pub fn may_pass(&self) -> bool {
         match self {
             Self::Deadline { .. } => true,
@@ -88,7 +88,7 @@ impl JoinError {
 }
 
 impl Places {
-    /// The bundle from the first place that is named.
+    /// Returns the bundle from the first configured source.
     pub async fn find(&self, client: &Client) -> Result<JoinBundle, JoinError> {
         match &self.file {
             Some(path) => in_file(path),
@@ -135,7 +135,7 @@ impl Places {
 
 fn in_file(path: &Path) -> Result<JoinBundle, JoinError> {
     let read = || {
-        // One byte more than fits is enough to know; a pipe or a device may have no end.
+        // Reading one byte beyond the limit detects excess; a pipe or device may never end.
         let limited = std::io::Read::take(std::fs::File::open(path)?, BUNDLE_MAX_BYTES as u64 + 1);
         let mut bytes = Zeroizing::new(Vec::new());
         std::io::copy(&mut std::io::BufReader::new(limited), &mut *bytes)?;
@@ -152,11 +152,11 @@ fn in_file(path: &Path) -> Result<JoinBundle, JoinError> {
 }
 
 fn parse(bytes: &[u8]) -> Result<JoinBundle, BundleError> {
-    // What is not text is not YAML either, and is refused as such.
+    // Invalid UTF-8 is not valid YAML either, so the parser rejects it.
     JoinBundle::parse(&String::from_utf8_lossy(bytes))
 }
 
-/// The part of a token that names it, and is no secret.
+/// Returns the public part of a token, which identifies it.
 pub fn token_name(bundle: &JoinBundle) -> &str {
     bundle
         .token
@@ -164,12 +164,12 @@ pub fn token_name(bundle: &JoinBundle) -> &str {
         .map_or("", |(name, _secret)| name)
 }
 
-/// What is to be done at the start.
+/// Action at startup.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Start {
-    /// With the identity that is there.
+    /// Use the stored identity.
     AsBefore,
-    /// With the bundle. What is there, if anything, stays in use until the hub has answered.
+    /// Enroll with the bundle. A stored identity stays in use until the hub has responded.
     Enrol,
 }
 
@@ -184,9 +184,8 @@ pub struct OtherCluster {
     namespace: String,
 }
 
-/// A bundle is used once: the one that the identity was got with is not looked at again, a new one is.
-/// So joining again helps when the hub has forgotten the cluster, has a new CA, or the certificate has
-/// expired.
+/// Decides whether to enroll. The agent ignores the bundle of its current identity, and uses a new one. Joining again
+/// thus helps if the hub has forgotten the cluster, has a new CA, or the certificate has expired.
 pub fn decide(
     enrolled: Option<&Enrolled>,
     bundle: Option<&JoinBundle>,

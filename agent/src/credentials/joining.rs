@@ -1,4 +1,4 @@
-//! Joins the fleet: the identity that is stored, or one that the join bundle gets from the hub.
+//! Joins the fleet with the stored identity, or enrolls with the join bundle.
 
 use anyhow::bail;
 use krypton_runtime::cluster::Cluster;
@@ -14,7 +14,7 @@ use super::store::{self, Enrolled, Identity, IdentityError, Kept, Store};
 
 /// Inputs of joining.
 pub struct Joining<'a> {
-    /// The flag `--hub`.
+    /// Value of the flag `--hub`.
     pub hub: &'a [String],
     pub places: Places,
     pub client: &'a Client,
@@ -28,7 +28,7 @@ impl std::fmt::Debug for Joining<'_> {
     }
 }
 
-/// How often an identity is read again that others write at the same time.
+/// Maximum number of attempts if other replicas write the identity at the same time.
 const JOIN_TRIES: usize = 5;
 
 /// The result of one attempt to join.
@@ -39,8 +39,8 @@ enum Joined {
     Stopped,
 }
 
-/// Returns the identity with a certificate. Without a certificate, it enrolls with the join bundle. Replicas that join
-/// with one bundle share the key that the fastest one stored, and its certificate.
+/// Returns the identity with a certificate. Enrolls with the join bundle if the certificate is missing. Replicas that
+/// join with one bundle share the first stored key and its certificate.
 pub async fn joined(
     joining: &Joining<'_>,
     stop: &CancellationToken,
@@ -83,7 +83,7 @@ async fn join_once(joining: &Joining<'_>, stop: &CancellationToken) -> anyhow::R
         .as_ref()
         .and_then(|kept| kept.identity.enrolled.clone());
     let bundle = if before.is_some() {
-        // It matters only for joining again.
+        // An agent that has joined needs the bundle only to join again.
         places.find(client).await
     } else {
         let found = retry_until_ready("the join bundle", stop, JoinError::may_pass, async || {
@@ -180,7 +180,7 @@ async fn ask(
     .await
 }
 
-/// The addresses of the flag, or without the flag those of the hub.
+/// Returns the addresses of the flag, or without the flag the hub's addresses.
 pub fn addresses(hub: &[String], known: &[String]) -> Vec<String> {
     if hub.is_empty() {
         known.to_vec()

@@ -1,8 +1,7 @@
-//! The agent's key, and the Secret that it is read from and written to: wiped from our memory when
-//! nobody holds them any more, and never shown.
+//! Holds the agent's key and the Secret that contains it. Both are zeroed in memory on drop and never printed.
 //!
-//! What is not ours cannot be wiped: the bodies of requests to the apiserver and of its answers, and the
-//! copy that rustls reads once to make a key of its own. aws-lc wipes its keys itself.
+//! The agent cannot zero the memory of libraries. Examples are the bodies of API requests and responses, and the copy
+//! that rustls reads once to create its key. aws-lc zeroes its keys itself.
 
 use std::fmt;
 use std::ops::Deref;
@@ -11,11 +10,11 @@ use k8s_openapi::api::core::v1::Secret;
 use rcgen::KeyPair;
 use zeroize::{Zeroize, Zeroizing};
 
-/// A key pair.
+/// Private and public key of the agent.
 pub struct AgentKey(KeyPair);
 
 impl AgentKey {
-    /// P-256: what every hub takes.
+    /// Generates a P-256 key, which every hub accepts.
     pub(super) fn generate() -> Result<Self, rcgen::Error> {
         KeyPair::generate().map(Self)
     }
@@ -44,13 +43,13 @@ impl Drop for AgentKey {
 }
 
 impl fmt::Debug for AgentKey {
-    /// Not even what the library shows.
+    /// Omits everything, including the fields that rcgen prints.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AgentKey").finish_non_exhaustive()
     }
 }
 
-/// A Secret with the key in it.
+/// A Secret that contains the key.
 #[derive(Clone, Default)]
 pub(super) struct KeptSecret(Secret);
 
@@ -63,7 +62,7 @@ impl KeptSecret {
         &self.0
     }
 
-    /// To be changed and written: what becomes of it is not ours to wipe.
+    /// Returns the Secret for modification and writing. The returned value is not zeroed.
     pub(super) fn into_secret(mut self) -> Secret {
         std::mem::take(&mut self.0)
     }
@@ -78,7 +77,7 @@ impl Drop for KeptSecret {
 }
 
 impl fmt::Debug for KeptSecret {
-    /// Without the content, which a Secret's own shows.
+    /// Omits the data, which the `Debug` output of `Secret` contains.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let version = &self.0.metadata.resource_version;
         f.debug_struct("KeptSecret")

@@ -1,4 +1,4 @@
-//! The identity as a Secret's content. No I/O.
+//! Converts the identity to and from the content of a Secret. Performs no I/O.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,11 +19,11 @@ const KEY: &str = "tls.key";
 const CERTIFICATE: &str = "tls.crt";
 const ROOTS: &str = "ca.crt";
 const CLUSTER: &str = "cluster";
-/// One a line.
+/// One address per line.
 const ADDRESSES: &str = "addresses";
 const TOKEN_NAME: &str = "token-name";
 
-/// What is wrong with the Secret.
+/// Reason why the Secret contains no usable identity.
 #[derive(Debug, Error)]
 pub enum Unreadable {
     #[error("it has no {0}")]
@@ -72,7 +72,7 @@ pub(super) fn read(secret: &Secret) -> Result<Identity, Unreadable> {
     })
 }
 
-/// `secret` with the identity in it; what else it holds stays.
+/// Writes the identity into `secret` and keeps its other keys.
 pub(super) fn written(mut secret: Secret, identity: &Identity) -> Secret {
     let data = secret.data.get_or_insert_default();
     let mut put = |name: &str, text: String| {

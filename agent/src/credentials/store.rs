@@ -1,5 +1,5 @@
-//! Who this agent is to the hub: its key and certificate, kept in one Secret on its own cluster, which
-//! all replicas of the agent share. The key never leaves that cluster.
+//! Stores the agent's identity: its key and certificate, in one Secret on its own cluster. All replicas of the agent
+//! share the Secret, and the key never leaves the cluster.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,37 +24,37 @@ pub use crate::credentials::secret::Unreadable;
 
 use crate::credentials::key::KeptSecret;
 
-/// The Secret's name.
+/// Name of the Secret.
 pub const SECRET: &str = "krypton-agent-identity";
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Certificates in a chain, and roots: two while a CA is replaced, with room for intermediate ones.
+/// Limit for certificates in a chain and for roots. A CA rotation needs two roots; the rest is for intermediates.
 const CHAIN_MAX: usize = 8;
 
-/// A key, and what was got for it.
+/// A private key with its enrollment.
 #[derive(Clone, Debug)]
 pub struct Identity {
     pub key: Arc<AgentKey>,
-    /// Without: the process ended between making the key and storing the certificate.
+    /// `None` if the process exited after it stored the key and before it stored the certificate.
     pub enrolled: Option<Enrolled>,
 }
 
-/// What enrolment and renewal give.
+/// Result of enrollment and renewal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Enrolled {
     pub certificates: Vec<CertificateDer<'static>>,
-    /// The hub's.
+    /// Roots of the hub's CA.
     pub roots: Vec<CertificateDer<'static>>,
-    /// The member's name in the fleet.
+    /// Name of the member in the fleet.
     pub cluster: String,
-    /// `host:port` of the hub.
+    /// Addresses of the hub, as `host:port`.
     pub addresses: Vec<String>,
-    /// The public part of the join token that it was first got with.
+    /// Public part of the join token of the first enrollment.
     pub token_name: String,
     pub not_before: Timestamp,
     pub not_after: Timestamp,
 }
 
-/// What is wrong with a certificate that was given to us.
+/// Reason for rejecting a certificate from the hub.
 #[derive(Debug, Error)]
 pub enum CertificateError {
     #[error("there are {0} certificates instead of 1 to {CHAIN_MAX}")]
@@ -71,7 +71,7 @@ pub enum CertificateError {
     OtherKey,
 }
 
-/// Who is asking, besides key and certificate.
+/// Data of the agent that a renewal preserves.
 #[derive(Clone, Debug)]
 pub struct Membership {
     pub cluster: String,
@@ -80,7 +80,7 @@ pub struct Membership {
 }
 
 impl Enrolled {
-    /// Checks that the certificate is for us: the member's name and our key.
+    /// Verifies that the certificate contains the member's name and the agent's key.
     pub fn check(
         key: &KeyPair,
         membership: Membership,
@@ -133,7 +133,7 @@ impl Enrolled {
         }
     }
 
-    /// For connections to the hub.
+    /// Returns the TLS configuration for connections to the hub.
     pub fn client_config(&self, key: &KeyPair) -> Result<ClientConfig, TlsError> {
         let own = Credential {
             certificates: self.certificates.clone(),
@@ -179,7 +179,7 @@ impl IdentityError {
         matches!(self, Self::Call { source, .. } if is_code(source, 409))
     }
 
-    /// Whether it may go by itself.
+    /// Returns whether a retry can succeed without a change by the user.
     pub fn may_pass(&self) -> bool {
         match self {
             Self::Deadline { .. } => true,
@@ -192,14 +192,14 @@ impl IdentityError {
     }
 }
 
-/// What is kept, as it was read: what is written next rests on it.
+/// A stored identity with the Secret as read. The next write uses its resource version.
 #[derive(Clone, Debug)]
 pub struct Kept {
     pub identity: Identity,
     secret: KeptSecret,
 }
 
-/// The Secret on the member.
+/// Access to the Secret on the member.
 #[derive(Clone)]
 pub struct Store {
     client: Client,
@@ -219,8 +219,8 @@ impl Store {
         Self { client, namespace }
     }
 
-    /// What is kept; when there is nothing, a key is made and kept. Of two replicas that make one, the
-    /// faster one's is used by both.
+    /// Returns the stored identity. If it is missing, creates and stores a key. If two replicas create one, both use
+    /// the first.
     pub async fn load(&self) -> Result<Kept, IdentityError> {
         if let Some(kept) = self.read().await? {
             return Ok(kept);
@@ -247,15 +247,15 @@ impl Store {
         }
     }
 
-    /// What is kept by now, if anything.
+    /// Returns the stored identity, if any.
     pub async fn read(&self) -> Result<Option<Kept>, IdentityError> {
         let what = format!("Secret {SECRET} in namespace {}", self.namespace);
         let found = in_time("get", "reading", what, self.secrets().get_opt(SECRET)).await?;
         found.map(|secret| self.kept(secret)).transpose()
     }
 
-    /// Keeps `identity` in the place of what was read. When somebody else was faster, what they have
-    /// written stays and is given back.
+    /// Replaces the stored identity with `identity`. If another replica wrote first, returns the other identity
+    /// unchanged.
     pub async fn keep(&self, kept: Kept, identity: Identity) -> Result<Kept, IdentityError> {
         let next = KeptSecret::new(crate::credentials::secret::written(
             kept.secret.into_secret(),
@@ -272,7 +272,7 @@ impl Store {
                 identity,
                 secret: KeptSecret::new(secret),
             }),
-            // Who has lost does not begin an identity of its own.
+            // After a lost conflict, use the stored identity instead of creating another one.
             Err(error) if error.is_conflict() => self.read().await?.ok_or(error),
             Err(error) => Err(error),
         }

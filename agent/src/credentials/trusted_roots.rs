@@ -1,23 +1,21 @@
-//! Which roots of the hub's CA this agent trusts, and what the hub says of them.
+//! Tracks the root certificates of the hub's CA that this agent trusts.
 //!
-//! The hub names the roots that are to be trusted (`Roots`), over the session and nothing else: there it
-//! has shown a certificate of a root that was trusted until then. They are kept in the identity's Secret,
-//! used from the next connection on, and the hub is told that they are (`Trusts`); the stream stays. A set
-//! that holds none of those trusted now is refused.
+//! The hub announces its roots (`Roots`) only over a session, in which its certificate chains to a trusted root. The
+//! agent stores them in the identity's Secret, uses them for the next connections, and confirms them to the hub
+//! (`Trusts`). The current stream stays open. The agent rejects a set that contains none of the roots it trusts now.
 //!
-//! What that rule is good for, and what not:
+//! The rule has these effects and limits:
 //!
-//! - Who is in between has no certificate of a trusted root, gets no session, and names nothing.
-//! - A hub that was set up anew, or a set that was cut off, does not shut the agent out: what it knows
-//!   stays until a person lets it join again.
-//! - Who has stolen the hub's key can add a root and in a second step take the others away, and so stay
-//!   the hub beyond the certificate's end. The rule does not prevent it: such a hub could have told the
-//!   agent to install anything. The key of the CA is in the same process, so a signature by it under each
-//!   new root would prove little more. The way out is a new CA, and joining again.
-//! - A hub restored from a backup of before a rotation does not know the new root. Agents that trust the
-//!   old one still follow it back; those that have a certificate of the new root, or trust it alone, are
-//!   out until they join again. A backup of any moment since the new root was announced holds its key,
-//!   and the rotation goes on from there.
+//! - A man in the middle has no certificate of a trusted root, so it gets no session and can announce nothing.
+//! - A reinstalled hub or a truncated set does not lock the agent out. The agent keeps its roots until a user lets it
+//!   join again.
+//! - An attacker with the hub's key can add a root and later remove the others, and impersonate the hub beyond the
+//!   certificate's expiry. The rule does not prevent this: such a hub could already install any chart on the member.
+//!   The CA key is in the same process, so a CA signature under each new root would prove little more. Recover with a
+//!   new CA, and let the agents join again.
+//! - A hub restored from a backup older than a rotation does not know the new root. Agents that trust the old root
+//!   still follow it back. Agents with a certificate of the new root, or without the old root, must join again. A
+//!   backup from any time after the announcement of the new root contains its key, and the rotation continues.
 
 use std::time::Duration;
 
@@ -28,10 +26,10 @@ use thiserror::Error;
 use tokio::sync::watch;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
-/// The longest that a renewal which the hub asks for is put off.
+/// Upper limit for the delay of a renewal that the hub requests.
 const PUT_OFF_MAX: Duration = Duration::from_secs(60 * 60);
 
-/// Why roots are not taken. Completes a sentence that names the hub.
+/// Reason for rejecting roots. Completes a sentence that names the hub.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum TrustError {
     #[error("there are {0} of them instead of 1 to {ROOTS_MAX}")]
@@ -44,11 +42,11 @@ pub enum TrustError {
     Strangers,
 }
 
-/// What the hub has said of its roots.
+/// Announcement of the hub about its roots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Told {
     pub roots: Vec<CertificateDer<'static>>,
-    /// Present when the certificate is to be renewed, within this time.
+    /// If set, the agent must renew its certificate within this time.
     pub renew_within: Option<Duration>,
 }
 
@@ -64,7 +62,7 @@ impl From<v1::Roots> for Told {
     }
 }
 
-/// Whether `told` may take the place of what is trusted.
+/// Verifies that the announced roots `told` may replace the `trusted` roots.
 pub fn check(
     trusted: &[CertificateDer<'_>],
     told: &[CertificateDer<'_>],
@@ -82,7 +80,7 @@ pub fn check(
     Ok(())
 }
 
-/// Two slots: what the hub has said last, and what is kept.
+/// Two `watch` channels: the hub's latest announcement, and the digests of the stored roots.
 #[derive(Debug)]
 pub struct Trust {
     told: watch::Sender<Option<Told>>,
@@ -90,7 +88,7 @@ pub struct Trust {
 }
 
 impl Default for Trust {
-    /// Of who says nothing of its roots.
+    /// For a hub that announced no roots.
     fn default() -> Self {
         Self {
             told: watch::Sender::new(None),
@@ -100,7 +98,7 @@ impl Default for Trust {
 }
 
 impl Trust {
-    /// The hub says so.
+    /// Publishes an announcement of the hub.
     pub fn tell(&self, told: Told) {
         self.told.send_replace(Some(told));
     }
@@ -109,7 +107,7 @@ impl Trust {
         self.told.subscribe()
     }
 
-    /// These are kept; the hub is told, again if it knew.
+    /// Publishes the digests of the stored roots. The session sends them to the hub, even if they are unchanged.
     pub fn keep(&self, roots: &[CertificateDer<'_>]) {
         self.kept.send_replace(Some(RootDigest::of_all(roots)));
     }

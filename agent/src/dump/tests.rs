@@ -1,4 +1,4 @@
-//! A made-up agent, as it is told of.
+//! Dumps of a fake agent.
 
 use krypton_helm::chart::ChartRef;
 use krypton_reconciler::run_loop::{LeaseNow, OwnerNow, StateNow};
@@ -66,7 +66,7 @@ fn reconciler() -> ReconcilerNow {
     }
 }
 
-/// Before it has joined, with what it will be told of.
+/// A view before the agent has joined, with the senders that update it.
 fn view() -> (
     AgentView,
     watch::Sender<Contact>,
@@ -218,7 +218,7 @@ async fn agent_dump_shows_state_but_no_secrets() {
 async fn busy_or_ended_reconciler_does_not_block_dump() {
     let (asking, mut questions) = mpsc::channel::<Question>(1);
     assert_eq!(ask(&asking).await.err(), Some("busy"));
-    // The next one waits behind the first, which nobody waits for any more.
+    // The next request waits behind the first, which has timed out.
     let answering = tokio::spawn(async move {
         while let Some(question) = questions.recv().await {
             drop(question.send(reconciler()));

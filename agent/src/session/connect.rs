@@ -1,4 +1,4 @@
-//! Reaching the hub: from its addresses to a channel over mutual TLS, and what stands in the way.
+//! Connects to the hub: resolves its addresses, opens a channel over mutual TLS, and maps failures to errors.
 
 mod channel;
 mod error;
@@ -31,23 +31,23 @@ pub use error::DialError;
 const RESOLVE: Duration = Duration::from_secs(10);
 const CONNECT: Duration = Duration::from_secs(10);
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Between the tries of two addresses of one name: of the two IP versions often only one has a way.
+/// Delay between attempts at two addresses of one name, because often only one IP version is routable.
 const STAGGER: Duration = Duration::from_millis(300);
-/// Of the addresses of one name.
+/// Maximum number of IP addresses to try for one name.
 const RESOLVED_MAX: usize = 8;
 
-/// Finds the hub anew each time.
+/// Connects to the hub. Resolves its addresses for each connection and remembers the one that worked.
 #[derive(Debug)]
 pub struct Dialer {
     addresses: Vec<String>,
     tls: Arc<ArcSwap<ClientConfig>>,
-    /// Index of the address that is tried first: the one that worked last, until it was passed on from.
+    /// Index of the address to try first: the last that worked, unless [`Dialer::pass_on`] moved past it.
     first: AtomicUsize,
     renewed: Notify,
     trust: Trust,
 }
 
-/// A way to the hub. It is not mended: when it breaks, every call fails.
+/// A connection to the hub. It does not reconnect: when it breaks, every call fails.
 #[derive(Clone, Debug)]
 pub struct Connection {
     channel: Channel,
@@ -56,7 +56,7 @@ pub struct Connection {
 }
 
 impl Dialer {
-    /// `addresses` are `host:port`, tried in turn. `tls` is looked at for each connection.
+    /// `addresses` are `host:port`, tried in order. Each new connection loads `tls`.
     pub fn new(addresses: Vec<String>, tls: Arc<ArcSwap<ClientConfig>>) -> Self {
         Self {
             addresses,
@@ -67,47 +67,47 @@ impl Dialer {
         }
     }
 
-    /// Which roots `tls` trusts, and what the hub says of them.
+    /// Returns the roots that `tls` trusts and the hub's announcements about them.
     pub fn trust(&self) -> &Trust {
         &self.trust
     }
 
-    /// From here on connections are made with `tls`. The one there is stays.
+    /// Uses `tls` for new connections. The current connection stays.
     pub fn replace(&self, tls: ClientConfig) {
         self.tls.store(Arc::new(tls));
     }
 
-    /// From here on connections are made with `tls`; the one there is should be followed by a new one,
-    /// since it ends with the certificate that it was made with.
+    /// Uses `tls` for new connections and notifies [`Dialer::renewed`]. The current connection should be replaced,
+    /// because it ends when its certificate expires.
     pub fn renew(&self, tls: ClientConfig) {
         self.replace(tls);
         self.renewed.notify_one();
     }
 
-    /// Waits until there is a newer certificate than the last time.
+    /// Waits until [`Dialer::renew`] sets a newer certificate.
     pub async fn renewed(&self) {
         self.renewed.notified().await;
     }
 
-    /// Behind `address` is a hub that serves nobody now, though it answers: the next address is tried first.
-    /// Said twice of the same one, it counts once.
+    /// Tries the address after `address` first, because the hub there responds but serves no agents. Repeated calls for
+    /// one address count once.
     pub fn pass_on(&self, address: &str) {
         let Some(index) = self.addresses.iter().position(|known| known == address) else {
             return;
         };
         let next = (index + 1) % self.addresses.len();
-        // Somebody else may have found a better one meanwhile, which then stays.
+        // Do not overwrite a choice that another task made in the meantime.
         self.first
             .compare_exchange(index, next, Ordering::Relaxed, Ordering::Relaxed)
             .ok();
     }
 
-    /// How many addresses there are.
+    /// Returns the number of addresses.
     pub fn ways(&self) -> usize {
         self.addresses.len()
     }
 
-    /// Tries each address once, beginning with the one that worked last, unless it was passed on from.
+    /// Tries each address once, starting with the preferred one.
     pub async fn connect(&self) -> Result<Connection, DialError> {
         let first = self.first.load(Ordering::Relaxed);
         let mut failures = Vec::new();
@@ -129,7 +129,7 @@ impl Dialer {
 }
 
 impl Connection {
-    /// The address that it goes to.
+    /// Address of the hub.
     pub fn address(&self) -> &str {
         &self.address
     }
@@ -146,8 +146,8 @@ impl Connection {
             .max_encoding_message_size(AGENT_MESSAGE_MAX)
     }
 
-    /// Why the hub has ended the connection, when TLS has told: with TLS 1.3 it judges our certificate
-    /// after we think that we are connected.
+    /// Returns the TLS alert with which the hub closed the connection. In TLS 1.3 the server verifies the client
+    /// certificate after the client has finished its handshake.
     pub fn refused(&self) -> Option<DialError> {
         let alert = self.refusal.get()?;
         Some(DialError::of_alert(&self.address, *alert))
@@ -184,10 +184,10 @@ async fn secure(address: &str, tls: Arc<ClientConfig>) -> Result<TlsStream<TcpSt
     let tcp = reach(&found)
         .await
         .map_err(|source| DialError::of_tcp(address, source))?;
-    // A report or a heartbeat is small, and waits for nothing.
+    // Reports and heartbeats are small and must not wait for more data.
     tcp.set_nodelay(true)
         .map_err(|source| DialError::of_tcp(address, source))?;
-    // Only for the peer's routing: whom we trust is in its certificate, whatever it is reached by.
+    // Only for SNI: the hub's identity is in its certificate, independent of its address.
     let zoneless = host.split('%').next().unwrap_or(host).to_owned();
     let name =
         ServerName::try_from(zoneless).map_err(|_| DialError::Address(address.to_owned()))?;
@@ -201,7 +201,7 @@ async fn secure(address: &str, tls: Arc<ClientConfig>) -> Result<TlsStream<TcpSt
     Ok(shaken)
 }
 
-/// The first of the addresses that answers; each is given a head start over the next.
+/// Returns the first connection that succeeds. Each address gets a head start over the next.
 async fn reach(addresses: &[SocketAddr]) -> std::io::Result<TcpStream> {
     let mut tries: FuturesUnordered<_> = addresses
         .iter()

@@ -1,4 +1,4 @@
-//! A chart from the hub, for a cluster that has no way to the repository.
+//! Fetches a chart from the hub, for clusters that cannot reach the chart repository.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -16,23 +16,23 @@ use tonic::Status;
 use crate::session::Link;
 use crate::session::connect::Connection;
 
-/// Asks over the session's connection. The hub gives the chart of the present desired state only.
+/// Fetches over the session's connection. The hub serves only the chart of the current desired state.
 #[derive(Debug)]
 pub struct HubChart {
     link: watch::Receiver<Link>,
     desired: watch::Receiver<Option<Arc<DesiredState>>>,
-    /// What an answer that broke off has brought: over a bad link, the next one goes on after it.
+    /// Bytes of an interrupted download. The next download resumes after them, which helps on unreliable links.
     kept: Mutex<Part>,
 }
 
-/// The beginning of a chart, of [`CHART_LIMIT`] bytes at most.
+/// First bytes of a chart, at most [`CHART_LIMIT`].
 #[derive(Debug, Default)]
 struct Part {
     sha256: String,
     bytes: Vec<u8>,
 }
 
-/// A part that is added to. It is kept when the answer breaks off, also when nobody waits for it any more.
+/// A download in progress. Dropping it stores the bytes, also if the caller has cancelled the download.
 struct Growing<'a> {
     part: Part,
     kept: &'a Mutex<Part>,
@@ -82,7 +82,7 @@ impl HubChart {
                 format!("the hub at {address} does not give it: {words}")
             }
             Problem::Content(problem) => {
-                // Whatever came is not to be gone on with.
+                // Discard corrupt content instead of resuming it.
                 growing.part = Part::default();
                 problem.to_owned()
             }
@@ -96,7 +96,7 @@ impl Fallback for HubChart {
     }
 }
 
-/// "Newest" may have been given its meaning by now.
+/// Returns whether `desired` refers to `chart`. An empty version means the newest, which the caller may have resolved.
 fn is_of(desired: &DesiredState, chart: &ChartRef) -> bool {
     let present = &desired.chart;
     (&present.repo, &present.name) == (&chart.repo, &chart.name)
@@ -108,7 +108,7 @@ enum Problem {
     Content(&'static str),
 }
 
-/// The cache sets the deadline.
+/// The chart cache sets the deadline.
 async fn download(
     connection: &Connection,
     digest: String,
@@ -148,7 +148,7 @@ async fn download(
     Ok(whole.bytes)
 }
 
-/// The whole chart's size. What is there already stays only where the hub goes on after it.
+/// Returns the size of the complete chart. Clears the stored bytes unless the hub resumes after them.
 fn continued(head: &ChartHead, part: &mut Part) -> Result<usize, &'static str> {
     if head.size > CHART_LIMIT {
         return Err("the hub's chart is too large");
@@ -304,7 +304,7 @@ mod tests {
         answers(vec![Ok(head(b"archive")), Ok(chunk(b"arch")), gone()]);
         let said = from_hub.fetch(&chart()).await.unwrap_err();
         assert!(said.contains("the link is gone"), "{said}");
-        // Nothing more comes: what is there stays.
+        // An interruption without new data keeps the stored bytes.
         answers(vec![gone()]);
         from_hub.fetch(&chart()).await.unwrap_err();
         assert_eq!(asked(), (4, sha256_hex(b"archive")));
@@ -316,7 +316,7 @@ mod tests {
         answers(vec![Ok(head(b"another")), Ok(chunk(b"another"))]);
         assert_eq!(from_hub.fetch(&chart()).await.unwrap(), b"another");
 
-        // Begins where nobody has asked it to: nothing of it is used.
+        // The response resumes although the agent did not request it, so the agent discards it.
         answers(vec![Ok(after(4, head(b"archive"))), Ok(chunk(b"ive"))]);
         let said = from_hub.fetch(&chart()).await.unwrap_err();
         assert!(said.contains("where it was asked"), "{said}");

@@ -1,4 +1,4 @@
-//! How long is waited before the next session. Pure.
+//! Computes the delay before the next session. Pure.
 
 use std::time::Duration;
 
@@ -6,33 +6,33 @@ use krypton_runtime::clock::BootTime;
 
 const FIRST: Duration = Duration::from_millis(500);
 const LONGEST: Duration = Duration::from_secs(30);
-/// A session that has lasted this long makes up for the failures before it.
+/// A session of this length resets the back-off.
 const GOOD: Duration = Duration::from_secs(60);
-/// The longest that a hub may ask us to stay away.
+/// Longest delay that the hub can request.
 const AWAY: Duration = Duration::from_secs(300);
-/// One that has lasted this long was no accident: when it ends, another hub is likely to lead in a moment.
+/// A session of this length was stable. When it ends, another hub probably becomes leader within seconds.
 const SETTLED: Duration = Duration::from_secs(5);
-/// For this long after its end it is asked for often.
+/// How long the agent retries frequently after the end of a stable session.
 const SOON: Duration = Duration::from_secs(15);
-/// The longest pause meanwhile: of the 10 s until agents are back after their hub has died.
+/// Longest delay during that time. Agents must be back within 10 s after their hub has died.
 const SHORT: Duration = Duration::from_secs(2);
 
-/// Full jitter: a hub that comes back must not find a thousand agents at its door at once.
+/// Delays with full jitter: after a restart of the hub, 1,000 agents must not reconnect simultaneously.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Pace {
     failures: u32,
     welcomed: Option<BootTime>,
-    /// When a session ended that had settled, or when it may be made anew, if the hub has said so.
+    /// End of the last stable session, or the earliest reconnect time if the hub requested a delay.
     lost: Option<BootTime>,
 }
 
 impl Pace {
-    /// A stream with a newer certificate goes on with the session of the one before.
+    /// A stream with a newer certificate continues the previous session.
     pub(super) fn welcomed(&mut self, now: BootTime) {
         self.welcomed.get_or_insert(now);
     }
 
-    /// After a session or an attempt that failed; `jitter` is in 0..1.
+    /// Returns the delay after a failed session or attempt. `jitter` is in 0..1.
     pub(super) fn failed(&mut self, now: BootTime, jitter: f64) -> Duration {
         if let Some(welcomed) = self.welcomed.take() {
             let lasted = now.since(welcomed);
@@ -45,7 +45,7 @@ impl Pace {
             Some(lost) if now.since(lost) < SOON => SHORT,
             _ => LONGEST,
         };
-        // The many tries of that time do not make the pauses after it longer.
+        // The frequent retries of that period must not lengthen later delays.
         if longest == LONGEST || self.full() < longest {
             self.failures = self.failures.saturating_add(1);
         }
@@ -58,14 +58,14 @@ impl Pace {
             .min(LONGEST)
     }
 
-    /// The hub does not want us: only a person can change that.
+    /// Returns the delay after the hub rejected the agent. Only a user can fix that, so the agent retries rarely.
     pub(super) fn refused(&mut self, jitter: f64) -> Duration {
         (self.welcomed, self.lost) = (None, None);
         self.failures = self.failures.saturating_add(1);
         LONGEST / 2 + LONGEST.mul_f64(jitter.clamp(0.0, 1.0) / 2.0)
     }
 
-    /// The hub has asked us to come again after `pause`.
+    /// Returns the delay if the hub requested a reconnect after `pause`.
     pub(super) fn drained(&mut self, now: BootTime, pause: Duration, jitter: f64) -> Duration {
         let settled = self
             .welcomed
@@ -80,7 +80,7 @@ impl Pace {
     }
 }
 
-/// `period`, give or take a fifth.
+/// Returns `period`, plus or minus up to a fifth.
 pub(super) fn spread(period: Duration, jitter: f64) -> Duration {
     period.mul_f64(0.8 + 0.4 * jitter.clamp(0.0, 1.0))
 }
@@ -129,7 +129,7 @@ mod tests {
     #[test]
     fn settled_session_retries_often_then_backs_off() {
         let seconds = Duration::from_secs;
-        // How long the session had lasted; when after its end the tries fail; the longest pauses after them.
+        // Session duration; then pairs of a failure time after its end and the longest delay after it, in seconds.
         let rows: [(u64, &[(u64, u64)]); 3] = [
             (4, &[(0, 1), (1, 2), (3, 4), (7, 8), (14, 16)]),
             (

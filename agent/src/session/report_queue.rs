@@ -1,4 +1,4 @@
-//! What is to be said to the hub next, and the digest of what was said. No I/O.
+//! Selects the next message to the hub and maintains the digest of the sent reports. Performs no I/O.
 
 use krypton_proto::REPORTS_PER_MESSAGE;
 use krypton_proto::v1::{
@@ -10,7 +10,7 @@ use krypton_types::desired::Version;
 use krypton_types::report_digest::{AccountDigest, together};
 use krypton_types::tenant::TenantKey;
 
-/// A slot for each kind of message: what is not sent yet is replaced by what is newer.
+/// One slot for each kind of message. A newer message replaces an unsent one.
 #[derive(Debug)]
 pub(super) struct ReportQueue {
     applied: Option<Applied>,
@@ -23,17 +23,17 @@ pub(super) struct ReportQueue {
     placed: AccountDigest<TenantKey>,
 }
 
-/// A whole account that is under way.
+/// A full report in progress.
 #[derive(Debug)]
 struct Account {
-    /// Of the request for it; 0 for the one that begins a session.
+    /// Number of the hub's request; 0 for the full report at the start of a session.
     number: u64,
-    /// The last that was sent.
+    /// Key of the last report that was sent.
     after: Option<SlotKey>,
 }
 
 impl ReportQueue {
-    /// Begins with the whole account; the report_store must be told to resend.
+    /// Starts with a full report. The caller must call [`ReportStore::resend`].
     pub(super) fn new() -> Self {
         Self {
             applied: None,
@@ -55,7 +55,7 @@ impl ReportQueue {
         self.trusts = Some(trusts);
     }
 
-    /// The account again, from its beginning; the report_store must be told to resend.
+    /// Restarts the full report. The caller must call [`ReportStore::resend`].
     pub(super) fn resync(&mut self, number: u64) {
         self.account = Some(Account::new(number));
         self.digest = AccountDigest::default();
@@ -67,7 +67,7 @@ impl ReportQueue {
         self.heartbeat = true;
     }
 
-    /// The report_store has something.
+    /// Notes that the report store has unsent reports.
     pub(super) fn changed(&mut self) {
         self.changed = true;
     }
@@ -84,9 +84,8 @@ impl ReportQueue {
             || self.changed
     }
 
-    /// The next message, with the newest of what it is about. A heartbeat waits for the end of an
-    /// account, whose half would look like a difference; changes wait for a heartbeat, or they could
-    /// hold it back for ever.
+    /// Returns the next message with the newest content. A heartbeat waits for the end of a full report, because the
+    /// digest of a partial one would not match. Changes wait for a heartbeat, because they could delay it forever.
     pub(super) fn next(&mut self, report_store: &ReportStore) -> Option<agent_message::Kind> {
         if let Some(applied) = self.applied.take() {
             return Some(agent_message::Kind::Applied(applied));
@@ -129,7 +128,7 @@ impl ReportQueue {
         let after = part.changes.last();
         let complete = part.last.then_some(account.number);
         if part.last {
-            // What has changed again behind our back is in the report_store, marked.
+            // The report store has marked the reports that changed in the meantime.
             self.changed = true;
         } else {
             self.account = Some(Account { after, ..account });
@@ -225,7 +224,7 @@ mod tests {
         report_store
     }
 
-    /// What a hub would know, which holds the reports and counts as the protocol says.
+    /// Model of the hub, which stores the reports and computes the digest as the protocol requires.
     #[derive(Default)]
     struct Hub {
         known: BTreeMap<TenantKey, TenantReport>,
@@ -236,7 +235,7 @@ mod tests {
     }
 
     impl Hub {
-        /// Takes messages until there is no more.
+        /// Receives messages until the queue is empty.
         fn listen(&mut self, report_queue: &mut ReportQueue, report_store: &ReportStore) {
             while report_queue.has_something() {
                 match report_queue.next(report_store) {
@@ -403,11 +402,11 @@ mod tests {
     }
 
     proptest! {
-        // Accounts of three messages are large.
+        // Full reports of three messages are large.
         #![proptest_config(ProptestConfig::with_cases(24))]
 
-        /// However changes, messages, heartbeats and resyncs follow each other: the hub ends with what
-        /// the report_store has, and no heartbeat on the way differs from what the hub holds by then.
+        /// After any sequence of changes, messages, heartbeats and resyncs, the hub has the content of the report
+        /// store. No heartbeat on the way differs from the hub's state at that time.
         #[test]
         fn hub_converges_to_report_store_content(steps in proptest::collection::vec(prop_oneof![
             (0_u16..500, proptest::option::of(0_i64..4)).prop_map(|(name, said)| Step::Tenant(name, said)),

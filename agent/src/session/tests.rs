@@ -1,4 +1,4 @@
-//! The session with a fake hub over real TLS.
+//! Tests of the session against a fake hub over real TLS.
 
 use krypton_proto::v1::{Desired, Drain, Heartbeat, Report, Resync, Roots};
 use krypton_runtime::newest::Newest as _;
@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 use super::*;
 use crate::fake_hub::{Answers, FakeAuthority, FakeHub, FakeSession, Valid};
 
-/// An agent's side, with the other ends of its slots.
+/// An agent's session, with the other ends of its channels.
 struct Agent {
     report_store: Arc<ReportStore>,
     desired: watch::Receiver<Option<Arc<DesiredState>>>,
@@ -51,7 +51,7 @@ impl Agent {
         }
     }
 
-    /// What the link says when it is next down for the reason that is looked for.
+    /// Waits until the link is down for a reason that contains `word`, and returns the reason.
     async fn down_with(&mut self, word: &str) -> String {
         let link = self
             .link
@@ -115,7 +115,7 @@ fn desired(generation: u64) -> DesiredState {
     }
 }
 
-/// The next message that is no heartbeat.
+/// Returns the next message that is not a heartbeat.
 async fn next(session: &mut FakeSession) -> agent_message::Kind {
     loop {
         match session.next().await.unwrap() {
@@ -132,7 +132,7 @@ async fn next_report(session: &mut FakeSession) -> Report {
     }
 }
 
-/// Reports until the account that they belong to is complete.
+/// Receives reports until the full report is complete.
 async fn account(session: &mut FakeSession) -> (Vec<String>, u64) {
     let mut named = Vec::new();
     loop {
@@ -232,7 +232,7 @@ async fn only_readable_desired_state_reaches_slot() {
         assert_eq!(applied.read(), Some((sent.version, sent.digest())));
         assert_eq!(agent.desired.see().as_deref(), Some(&sent));
     }
-    // The same again was no news.
+    // An identical desired state is not a change.
     assert!(!agent.desired.has_changed().unwrap());
 }
 
@@ -250,7 +250,7 @@ async fn lost_hub_session_resumes_with_full_report() {
     hub.kill();
     drop(hub);
     agent.down_with(&address).await;
-    // What changes meanwhile is part of the next account.
+    // Changes during the outage are part of the next full report.
     agent.report_store.tenant(&key("b"), Some(report(1)));
 
     let own = authority.hub(Valid::Now);
@@ -285,7 +285,7 @@ async fn agent_finds_and_follows_leading_hub() {
     let mut other = FakeHub::start(&authority).await;
     let both = [&one, &other].map(|hub| hub.address.to_string());
     let mut agent = Agent::start(authority.dialer(both.to_vec(), Valid::Now));
-    // A standby answers, and says so.
+    // A standby hub responds with this status.
     let standby = Status::unavailable("this hub is a standby");
     one.session().await.fail(standby.clone()).await;
     agent.down_with("this hub is a standby").await;
@@ -299,7 +299,7 @@ async fn agent_finds_and_follows_leading_hub() {
     };
     session.send(hub_message::Kind::Drain(drain)).await;
     agent.down_with("does not lead any more").await;
-    // The first one leads by now, or not yet: then the other is asked again.
+    // The first hub may not be the leader yet. The agent then tries the other one again.
     one.session().await.fail(standby.clone()).await;
     other.session().await.fail(standby).await;
     let mut session = one.session().await;
@@ -307,7 +307,7 @@ async fn agent_finds_and_follows_leading_hub() {
     agent.link.wait_for(Link::is_up).await.unwrap();
 }
 
-/// A dialer, and another end of it.
+/// Returns two references to one dialer.
 fn shared(dialer: Dialer) -> (Arc<Dialer>, Arc<Dialer>) {
     let dialer = Arc::new(dialer);
     (Arc::clone(&dialer), dialer)
@@ -329,18 +329,18 @@ async fn renewed_certificate_opens_new_stream_before_closing_old() {
         dialer.renew(tls::client_config(&authority.roots(), own).unwrap());
     };
 
-    // While the second one is being opened, the first is spoken on.
+    // While the agent opens the second stream, it still uses the first.
     renewed();
     let mut second = hub.session().await;
     agent.report_store.tenant(&key("a"), Some(report(1)));
     next_report(&mut first).await;
-    // The hub ends the first when it has welcomed the second; neither is a gap.
+    // The hub ends the first stream after it has welcomed the second. The agent stays connected.
     second.greet().await;
     first.fail(Status::aborted("another session")).await;
     assert_eq!(account(&mut second).await, (vec!["a".to_owned()], 0));
     assert!(agent.link.see().is_up());
 
-    // One that does not come about leaves the one there is.
+    // A failed attempt leaves the current stream open.
     renewed();
     hub.session().await.fail(Status::unavailable("busy")).await;
     agent.report_store.tenant(&key("b"), Some(report(1)));

@@ -1,4 +1,4 @@
-//! The chart cache: each chart is fetched and checked once per process, whoever asks, however often.
+//! Chart cache: fetches and verifies each chart once per process and shares the result between callers.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -52,36 +52,37 @@ use index_store::IndexStore;
 use origin::{Listed, Origin, inspected};
 use version::{Asked, Wanted};
 
-/// The whole of a fetch, index and chart.
+/// Deadline of a whole fetch, index and chart together.
 const DEADLINE: Duration = Duration::from_secs(60);
-/// The first pause after a failure; each further one is twice as long.
+/// Back-off after the first failure. It doubles with each further failure.
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
-/// The longest pause after a failure.
+/// Longest back-off after a failure.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// Distinct charts remembered. A fleet runs one; the rest are former ones.
+/// Maximum number of cached charts. A fleet uses one; the others are older versions.
 const REMEMBERED: usize = 256;
-/// Prefix of files that are not complete, and of folders for a while.
+/// Prefix of incomplete files and temporary folders.
 const PARTIAL: &str = ".partial-";
 
-/// Which chart is meant.
+/// Reference to a chart.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct ChartRef {
-    /// The repository's URL, `http`, `https` or `oci`; empty when `name` is the path of a local `.tgz` or
-    /// a whole `oci` URL.
+    /// URL of the repository: `http`, `https` or `oci`. Empty if `name` is the path of a local `.tgz` or a
+    /// complete `oci` URL.
     pub repo: String,
     pub name: String,
-    /// Exact SemVer 2, a leading `v` allowed, perhaps with the digest it must have:
-    /// `1.2.3@sha256:…`. Empty means the newest stable one. A range is for [`ChartCache::resolve`]: it is not fetched.
+    /// Exact SemVer 2 version with an optional leading `v` and an optional digest: `1.2.3@sha256:…`. Empty
+    /// means the newest stable version. [`ChartCache::resolve`] accepts a range; a fetch does not.
     pub version: String,
 }
 
 impl ChartRef {
-    /// The repository's URL without user and password, and without a query, which may hold a key: for people.
+    /// Returns the repository's URL for display: without user, password and query, because a query may
+    /// contain a key.
     pub fn repo_shown(&self) -> String {
         url_shown(&self.repo)
     }
 
-    /// The name, which may be the path of a file or a whole URL: that in the same way.
+    /// Returns the name for display. If the name is a URL, removes user, password and query.
     pub fn name_shown(&self) -> String {
         match self.name.contains("://") {
             true => url_shown(&self.name),
@@ -111,30 +112,30 @@ impl fmt::Debug for ChartRef {
     }
 }
 
-/// A chart that is here and was checked.
+/// A fetched and verified chart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fetched {
-    /// The `.tgz`, named by its digest.
+    /// Path of the `.tgz`, whose name is its digest.
     pub path: PathBuf,
     pub sha256: String,
     pub name: String,
-    /// As in the chart's Chart.yaml.
+    /// The version in the chart's `Chart.yaml`.
     pub version: String,
 }
 
-/// Where else a chart may be had when there is no way to its repository.
+/// Alternative source of charts for a process that cannot reach the repository.
 pub trait Fallback: Send + Sync {
-    /// The archive. The error completes a sentence.
+    /// Returns the archive. The error text completes a sentence.
     fn fetch(&self, chart: &ChartRef) -> BoxFuture<'_, Result<Vec<u8>, String>>;
 }
 
-/// The credentials as they are now, or why there are none.
+/// The current credentials, or the reason why they are not available.
 pub type CredentialsNow = Result<Arc<Credentials>, Arc<str>>;
 
-/// The charts of a process. Its folder belongs to it alone.
+/// The charts of a process. No other process may use its folder.
 pub struct ChartCache {
     dir: PathBuf,
-    /// What everybody may fetch.
+    /// Credentials without a login, for public charts.
     open: Arc<Credentials>,
     credentials: Option<watch::Receiver<CredentialsNow>>,
     plain_http: bool,
@@ -154,7 +155,7 @@ impl fmt::Debug for ChartCache {
     }
 }
 
-/// One chart; its lock makes the flight single.
+/// Entry of one chart. Its lock ensures that only one fetch runs at a time.
 type Slot = tokio::sync::Mutex<Memory>;
 
 #[derive(Debug, Default)]
@@ -175,10 +176,10 @@ enum Memory {
 }
 
 impl ChartCache {
-    /// Opens the cache in `dir`, which is created when missing.
+    /// Opens the cache in `dir` and creates the folder if it is missing.
     ///
     /// # Errors
-    /// When the folder cannot be written to.
+    /// Returns an error if the folder is not writable.
     pub fn new(dir: PathBuf) -> Result<Self, ChartError> {
         let prepare = |dir: &Path| {
             std::fs::create_dir_all(dir)?;
@@ -192,7 +193,7 @@ impl ChartCache {
                     }
                 }
             }
-            // A full or read-only disk is better noticed now.
+            // Report a full or read-only disk at startup, not at the first fetch.
             partial_file(dir).map(drop)?;
             std::path::absolute(dir)
         };
@@ -215,7 +216,7 @@ impl ChartCache {
         })
     }
 
-    /// Fetches as whom `credentials` names now; without any, nothing is fetched.
+    /// Uses the current value of `credentials` for each fetch. While that is an error, fetches fail.
     #[must_use]
     pub fn with_credentials(self, credentials: watch::Receiver<CredentialsNow>) -> Self {
         Self {
@@ -224,13 +225,13 @@ impl ChartCache {
         }
     }
 
-    /// Speaks plain HTTP to registries, and sends credentials over it.
+    /// Uses plain HTTP for registries and sends credentials over it.
     #[must_use]
     pub fn with_plain_http(self, plain_http: bool) -> Self {
         Self { plain_http, ..self }
     }
 
-    /// Asks `fallback` for charts where `source` says so.
+    /// Requests charts from `fallback` as `source` defines.
     #[must_use]
     pub fn with_fallback(self, fallback: Arc<dyn Fallback>, source: ChartSource) -> Self {
         Self {
@@ -240,7 +241,7 @@ impl ChartCache {
         }
     }
 
-    /// Takes no chart that `prover` does not vouch for, by the provenance file that lies beside it.
+    /// Accepts only charts that `prover` verifies with the provenance file next to the chart.
     #[must_use]
     pub fn with_prover(self, prover: Arc<dyn Prover>) -> Self {
         Self {
@@ -249,7 +250,7 @@ impl ChartCache {
         }
     }
 
-    /// Counts with `metrics`.
+    /// Records into `metrics`.
     #[must_use]
     pub fn with_metrics(self, metrics: &ChartMetrics) -> Self {
         Self {
@@ -258,10 +259,10 @@ impl ChartCache {
         }
     }
 
-    /// The version that `chart.version`, a range as a rule, means now. Nothing is remembered.
+    /// Returns the version that `chart.version`, usually a range, currently resolves to. Caches nothing.
     ///
     /// # Errors
-    /// When the repository cannot be asked, or has no such version.
+    /// Returns an error if the repository is unreachable or has no matching version.
     pub async fn resolve(&self, chart: &ChartRef) -> Result<String, ChartError> {
         let chart = Arc::new(chart.clone());
         let Some(asked) = Asked::parse(&chart.version) else {
@@ -295,11 +296,11 @@ impl ChartCache {
         in_time(&chart, resolved).await
     }
 
-    /// What could not be fetched is tried again at once: credentials have changed.
+    /// Drops all back-offs, because the credentials have changed.
     pub fn forget_failures(&self) {
         let slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         for slot in slots.values() {
-            // Whoever holds one fetches just now.
+            // A locked entry has a fetch in progress.
             if let Ok(mut memory) = slot.try_lock()
                 && matches!(*memory, Memory::Failed { .. })
             {
@@ -308,8 +309,8 @@ impl ChartCache {
         }
     }
 
-    /// The chart, from the cache or from where it is kept. Callers that ask for the same chart share
-    /// one fetch and its result; a failure is remembered for 1 to 60 s.
+    /// Returns the chart from the cache, or fetches it. Concurrent callers for the same chart share one fetch
+    /// and its result. The cache keeps a failure for 1 to 60 s.
     ///
     /// # Errors
     /// See [`ChartError::fault`].
@@ -330,7 +331,7 @@ impl ChartCache {
                     self.metrics.hits.inc();
                     return Ok(fetched.clone());
                 }
-                // "Newest" means what it meant first, for as long as the process lives.
+                // Within one process, "newest" always means the version that it meant first.
                 if asked.wanted == Wanted::Newest {
                     wanted.version.clone_from(&fetched.version);
                 }
@@ -359,7 +360,7 @@ impl ChartCache {
                 let pause = pause(failures, rand::random::<f64>());
                 let since = BootTime::now();
                 let until = BootTime(since.0 + pause);
-                // What was there once is not forgotten over a failure to get it back.
+                // A failed fetch of a deleted file does not replace an entry that succeeded before.
                 if !matches!(*memory, Memory::Have(..)) {
                     *memory = Memory::Failed {
                         error: Arc::clone(&error),
@@ -373,10 +374,10 @@ impl ChartCache {
         }
     }
 
-    /// Fetches the chart, and gives its version with its digest. From then on it is remembered under that one, too.
+    /// Fetches the chart and returns its version with its digest. Also caches the chart under that version.
     ///
     /// # Errors
-    /// As `fetch`.
+    /// See [`Self::fetch`].
     pub async fn pin(&self, chart: &ChartRef) -> Result<String, Arc<ChartError>> {
         let sha256 = self.fetch(chart).await?.sha256;
         let version = chart.version.split('@').next().unwrap_or_default();
@@ -435,7 +436,7 @@ impl ChartCache {
             self.keep(chart, &asked, came).await
         };
         match (self.counted("hub", chart, given).await, error) {
-            // A person is told of the repository: the other way is not theirs to mend.
+            // Report the error of the repository, because users can fix that one.
             (Err(ChartError::Hub { problem, .. }), Some(error)) => {
                 tracing::warn!(%chart, %problem, "the chart is not to be had from the hub either");
                 Err(error)
@@ -444,7 +445,7 @@ impl ChartCache {
         }
     }
 
-    /// Counts and traces what comes of a fetch.
+    /// Records the outcome of a fetch in the metrics and in a span.
     async fn counted(
         &self,
         from: &'static str,
@@ -462,7 +463,8 @@ impl ChartCache {
 
     async fn load(&self, chart: &Arc<ChartRef>, asked: &Asked) -> Result<Fetched, ChartError> {
         if matches!(asked.wanted, Wanted::Range(_)) {
-            // The hub has not found it. Whatever hinders it most likely hinders us, so a person is told of that.
+            // The hub could not resolve the range. The cause probably affects this process too, so report its
+            // own error.
             Box::pin(self.resolve(chart)).await?;
             let chart = Arc::clone(chart);
             return Err(ChartError::Unresolved { chart });
@@ -517,7 +519,7 @@ impl ChartCache {
             .await
     }
 
-    /// The entry of an HTTP repository's index.
+    /// Returns the chart's entry in the index of an HTTP repository.
     async fn listed(
         &self,
         chart: &Arc<ChartRef>,
@@ -552,7 +554,7 @@ impl ChartCache {
         }
     }
 
-    /// Checks the archive and writes it under its digest.
+    /// Checks the archive and stores it under its digest.
     async fn keep(
         &self,
         chart: &Arc<ChartRef>,
@@ -596,7 +598,7 @@ impl ChartCache {
     }
 }
 
-/// An archive as it came, and what lay beside it where that is asked for.
+/// A received archive, with its provenance file if one was requested.
 struct Came {
     bytes: Vec<u8>,
     provenance: Option<Vec<u8>>,
@@ -625,7 +627,7 @@ async fn in_time<T>(
         })
 }
 
-/// The file whose path is the chart's name with `suffix`.
+/// Reads the file whose path is the chart's name plus `suffix`.
 async fn local(chart: &Arc<ChartRef>, suffix: String, limit: u64) -> Result<Vec<u8>, ChartError> {
     if !chart.name.ends_with(".tgz") {
         return Err(ChartError::Address {
@@ -636,7 +638,7 @@ async fn local(chart: &Arc<ChartRef>, suffix: String, limit: u64) -> Result<Vec<
     off_thread(move || {
         let path = format!("{}{suffix}", chart.name);
         let read = || {
-            // A pipe or a device of that name would be read for ever.
+            // Reading a pipe or a device could block forever.
             if !std::fs::metadata(&path)?.is_file() {
                 return Err(std::io::Error::other("it is not a file"));
             }
@@ -663,14 +665,15 @@ fn partial_file(dir: &Path) -> std::io::Result<tempfile::NamedTempFile> {
     tempfile::Builder::new().prefix(PARTIAL).tempfile_in(dir)
 }
 
-/// Whole, or not at all.
+/// Writes the file atomically.
 fn write_file(dir: &Path, path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let mut file = partial_file(dir)?;
     std::io::Write::write_all(&mut file, bytes)?;
     file.persist(path).map(drop).map_err(|error| error.error)
 }
 
-/// How long a failure is remembered: twice as long each time, and never the same for two caches.
+/// Returns the back-off after a failure. It doubles each time, and jitter spreads the retries of several
+/// caches.
 fn pause(failures: u32, random: f64) -> Duration {
     let full = FIRST_PAUSE
         .saturating_mul(2_u32.saturating_pow(failures))
@@ -683,7 +686,7 @@ async fn off_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static
         Ok(result) => result,
         Err(error) => match error.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
-            // Blocking tasks are cancelled only with their runtime, and this one goes with it.
+            // The runtime cancels blocking tasks only at its own shutdown, which also ends this task.
             Err(_) => std::future::pending().await,
         },
     }

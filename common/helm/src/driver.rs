@@ -1,4 +1,6 @@
-//! The helm driver. Nothing else knows that helm is a process.
+//! Helm driver: starts, supervises and stops Helm processes.
+//!
+//! The rest of the code does not depend on Helm being a process.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -42,38 +44,39 @@ use scratch::Scratch;
 use stderr::Complaint;
 use supervisor::MEMORY_MAX;
 
-/// `helm get` asks for one Secret.
+/// Timeout of `helm get`, which reads a single Secret.
 const LOOK: Duration = Duration::from_secs(10);
-/// What helm says of a Secret that is there and holds no release.
+/// Part of Helm's error message for a Secret that exists and holds no valid release.
 const UNDECODABLE: &str = "failed to decode data";
-/// Older ones have holes, or miss flags that are used here.
+/// Oldest supported version. Older versions have vulnerabilities or lack flags that this driver uses.
 const OLDEST: Version = Version::new(4, 2, 4);
 
-/// What the driver needs of the world.
+/// Settings of the driver.
 #[derive(Clone, Debug)]
 pub struct HelmConfig {
-    /// The helm executable; a bare name is looked up in PATH.
+    /// The Helm executable. A bare name is looked up in `PATH`.
     pub binary: PathBuf,
-    /// Runs [`supervise`] with the arguments that follow: for instance `[current_exe, "helm-run"]`.
+    /// Command that runs [`supervise`] with the arguments appended, for example `[current_exe, "helm-run"]`.
     pub supervisor: Vec<OsString>,
-    /// A folder of this driver alone for helm's caches; it is created.
+    /// Folder for Helm's caches, exclusive to this driver. The driver creates it.
     pub scratch: PathBuf,
-    /// The same for values and helm's temporary files; what an earlier process left is removed.
+    /// Folder for values and Helm's temporary files, with the same rules. The driver removes files of an
+    /// earlier process.
     pub private: PathBuf,
-    /// How many helm processes may live at once; at least 1.
+    /// Maximum number of concurrent Helm processes, at least 1.
     pub max_concurrent: usize,
-    /// How many of them may be of one member; at least 1.
+    /// Maximum number of concurrent Helm processes for one member, at least 1.
     pub max_per_member: usize,
 }
 
-/// How long a run is waited for, beyond its own time-out.
+/// Time limits of a run, in addition to the timeout of the run itself.
 #[derive(Clone, Copy, Debug)]
 pub struct DriverTimeouts {
-    /// Added to three times the time-out, which helm takes for each of its phases anew.
+    /// Added to three times the timeout, because Helm applies the timeout to each of its phases.
     pub beyond_timeout: Duration,
-    /// From SIGTERM to SIGKILL, when a run is over its deadline.
+    /// Time from SIGTERM to SIGKILL after a run exceeds its deadline.
     pub after_deadline: Duration,
-    /// From SIGTERM to SIGKILL, when a run is to stop softly.
+    /// Time from SIGTERM to SIGKILL after a soft stop.
     pub after_stop: Duration,
 }
 
@@ -87,31 +90,31 @@ impl Default for DriverTimeouts {
     }
 }
 
-/// `helm upgrade --install`, or `helm install --replace`.
+/// Arguments of `helm upgrade --install` or `helm install --replace`.
 #[derive(Clone)]
 pub struct Upgrade {
     pub kubeconfig: PathBuf,
     pub release: String,
     pub namespace: String,
-    /// A local `.tgz`.
+    /// Path of a local `.tgz`.
     pub chart: PathBuf,
     pub values: Map<String, Value>,
-    /// JSON pointers to what is secret in them, whatever its name.
+    /// JSON pointers to the secret values, regardless of their key names.
     pub secret_paths: Vec<String>,
-    /// Put on the release Secret.
+    /// Labels for the release Secret.
     pub labels: BTreeMap<String, String>,
-    /// For each phase of helm; whole seconds.
+    /// Timeout of each of Helm's phases, in whole seconds.
     pub timeout: Duration,
-    /// Server-side apply, with conflicts forced; else as Helm 3 did.
+    /// Whether to use server-side apply with forced conflicts. If false, Helm applies as Helm 3 did.
     pub server_side: bool,
-    /// The CRDs in the chart's folder `crds` are left out.
+    /// Whether to skip the CRDs in the chart's `crds` folder.
     pub skip_crds: bool,
-    /// Revisions kept of the release; repeating an installation takes none away.
+    /// Number of revisions to keep. A repeated installation removes none.
     pub history_max: u8,
     pub description: String,
-    /// Repeats an installation that failed: its hooks run again, and what it has made is taken over.
+    /// Whether to repeat a failed installation: its hooks run again, and Helm adopts the objects it created.
     pub again: bool,
-    /// Whose discovery cache is used: the member's name.
+    /// Name of the member, which selects the discovery cache.
     pub cache_key: String,
 }
 
@@ -126,7 +129,7 @@ impl fmt::Debug for Upgrade {
 }
 
 impl Upgrade {
-    /// For metrics: helm itself does not tell a first installation from an upgrade.
+    /// Returns the verb for metrics. Helm does not distinguish a first installation from an upgrade.
     fn verb(&self) -> &'static str {
         let run = self.labels.get(RUN_LABEL);
         match (self.again, run) {
@@ -137,54 +140,54 @@ impl Upgrade {
     }
 }
 
-/// `helm uninstall`.
+/// Arguments of `helm uninstall`.
 #[derive(Clone, Debug)]
 pub struct Uninstall {
     pub kubeconfig: PathBuf,
     pub release: String,
     pub namespace: String,
-    /// For each phase of helm; whole seconds.
+    /// Timeout of each of Helm's phases, in whole seconds.
     pub timeout: Duration,
-    /// Whether the stored hooks run.
+    /// Whether to run the stored hooks.
     pub hooks: bool,
-    /// Whose discovery cache is used: the member's name.
+    /// Name of the member, which selects the discovery cache.
     pub cache_key: String,
 }
 
-/// `helm rollback`.
+/// Arguments of `helm rollback`.
 #[derive(Clone, Debug)]
 pub struct Rollback {
     pub kubeconfig: PathBuf,
     pub release: String,
     pub namespace: String,
-    /// The revision that is to run again.
+    /// The revision to roll back to.
     pub to: u32,
-    /// For each phase of helm; whole seconds.
+    /// Timeout of each of Helm's phases, in whole seconds.
     pub timeout: Duration,
-    /// As for [`Upgrade`]: as the newest revision was applied.
+    /// As in [`Upgrade`]. Must match the way Helm applied the latest revision.
     pub server_side: bool,
-    /// Revisions kept of the release.
+    /// Number of revisions to keep.
     pub history_max: u8,
-    /// Of the revision that is given up: no secret of them is in what helm says.
+    /// Values of the abandoned revision, to redact their secrets from Helm's messages.
     pub values: Map<String, Value>,
-    /// JSON pointers to what is secret in them, whatever its name.
+    /// JSON pointers to the secret values, regardless of their key names.
     pub secret_paths: Vec<String>,
-    /// Whose discovery cache is used: the member's name.
+    /// Name of the member, which selects the discovery cache.
     pub cache_key: String,
 }
 
-/// `helm get metadata`.
+/// Arguments of `helm get metadata`.
 #[derive(Clone, Debug)]
 pub struct Look {
     pub kubeconfig: PathBuf,
     pub release: String,
     pub namespace: String,
     pub revision: u32,
-    /// Whose discovery cache is used: the member's name.
+    /// Name of the member, which selects the discovery cache.
     pub cache_key: String,
 }
 
-/// Why helm did not do what it was asked to.
+/// Why a Helm run failed.
 #[derive(Debug, Error)]
 pub enum HelmError {
     #[error(
@@ -267,18 +270,17 @@ pub enum HelmError {
     },
 }
 
-/// Whether an answer says that the cluster takes no writes for now, as its owner wishes it.
+/// Returns whether an API server's response means that the cluster's owner suspended writes.
 pub fn is_suspended(answer: &str) -> bool {
     stderr::is_suspended(answer)
 }
 
-/// What a program of Kubernetes' kind wrote to standard error last, cut short for people and without what
-/// looks like a secret.
+/// Returns the last message that a Kubernetes client program wrote to standard error, shortened and redacted.
 pub fn last_words(stderr: &[u8]) -> String {
     Complaint::of(stderr, &[]).text
 }
 
-/// A release with its chart is below 10 MiB; Helm cannot store a larger one.
+/// Upper limit of Helm's output. Helm cannot store a release larger than 10 MiB, chart included.
 const OUTPUT_MOST: u64 = 64 << 20;
 
 fn digest_of_file(file: &Path) -> std::io::Result<String> {
@@ -295,8 +297,8 @@ fn clause(complaint: &str) -> String {
 }
 
 impl HelmError {
-    /// Whether the same run would fail the same way: only a change of chart, values, cluster or
-    /// permissions helps.
+    /// Returns whether a retry would fail the same way until the chart, values, cluster or permissions
+    /// change.
     pub fn is_permanent(&self) -> bool {
         match self {
             Self::Failed { permanent, .. } => *permanent,
@@ -305,7 +307,7 @@ impl HelmError {
         }
     }
 
-    /// For metrics.
+    /// Returns the outcome label for metrics.
     pub(crate) fn outcome(&self) -> &'static str {
         match self {
             Self::TimedOut { .. } => "timed_out",
@@ -324,7 +326,7 @@ impl HelmError {
         }
     }
 
-    /// Whether it is this machine's fault, and helm has not begun: nothing has changed on the cluster.
+    /// Returns whether this machine caused the error before Helm started, so nothing changed on the cluster.
     pub fn is_local(&self) -> bool {
         matches!(
             self,
@@ -338,7 +340,7 @@ impl HelmError {
     }
 }
 
-/// By which a file is known to be the same: device, number, size, and when it was last changed in any way.
+/// Identity of a file: device, inode, size, and time of the last change of any kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stamp(u64, u64, u64, i64, i64);
 
@@ -350,7 +352,7 @@ impl Stamp {
     }
 }
 
-/// Runs helm, at most so many times at once.
+/// Runs Helm with limited concurrency.
 #[derive(Debug)]
 pub struct Helm {
     config: HelmConfig,
@@ -359,7 +361,7 @@ pub struct Helm {
     slots: Slots,
     patience: DriverTimeouts,
     metrics: HelmMetrics,
-    /// The executable whose version is known to fit.
+    /// Identity of the last executable whose version was accepted.
     known: Mutex<Option<Stamp>>,
 }
 
@@ -367,8 +369,8 @@ impl Helm {
     /// Checks the helm executable's version and prepares the scratch folder.
     ///
     /// # Errors
-    /// When helm cannot be run or is of another version than 4.2.4 or newer of major version 4, and
-    /// when the scratch folder cannot be written to.
+    /// Returns an error if Helm cannot run or its version is neither 4.2.4 nor a newer 4.x. Returns an error
+    /// if the scratch folder is not writable.
     pub async fn new(mut config: HelmConfig) -> Result<Self, HelmError> {
         if config.supervisor.is_empty() {
             return Err(HelmError::NoSupervisor);
@@ -394,7 +396,7 @@ impl Helm {
         Ok(helm)
     }
 
-    /// That helm is there and its version fits. Asked anew only when the file is another than before.
+    /// Checks that Helm exists and its version fits. Runs `helm version` only if the file has changed.
     async fn check(&self) -> Result<(), HelmError> {
         let binary = &self.config.binary;
         let missing = |source| HelmError::Missing {
@@ -425,20 +427,20 @@ impl Helm {
         Ok(())
     }
 
-    /// Who runs helm now, and who waits.
+    /// Returns the running and waiting Helm runs.
     pub fn load(&self) -> Load {
         self.slots.load()
     }
 
-    /// How many may run at once for one member, at least 1.
+    /// Returns the maximum number of concurrent runs for one member, at least 1.
     pub fn max_per_member(&self) -> usize {
         self.config.max_per_member
     }
 
-    /// That a run could begin now: helm is there, and its files find room.
+    /// Checks that a run could start now: Helm exists, and there is disk space for its files.
     ///
     /// # Errors
-    /// Such that [`HelmError::is_local`].
+    /// Only errors for which [`HelmError::is_local`] is true.
     pub async fn ready(
         &self,
         cache_key: &str,
@@ -449,14 +451,14 @@ impl Helm {
         Ok(())
     }
 
-    /// Replaces the times of [`DriverTimeouts::default`].
+    /// Replaces [`DriverTimeouts::default`].
     #[must_use]
     pub fn with_timeouts(mut self, patience: DriverTimeouts) -> Self {
         self.patience = patience;
         self
     }
 
-    /// Counts with `metrics`. To be said before the first run.
+    /// Records into `metrics`. Call this before the first run.
     #[must_use]
     pub fn with_metrics(mut self, metrics: &HelmMetrics) -> Self {
         self.metrics = metrics.clone();
@@ -466,8 +468,8 @@ impl Helm {
         self
     }
 
-    /// Waits for the right to run helm for this member. A run's deadline starts after that, so one that
-    /// hangs takes nothing from another's time.
+    /// Waits for the right to run Helm for this member. A run's deadline starts after this wait, so a run
+    /// that hangs does not shorten the time of the next one.
     pub async fn slot(&self, member: &str, urgency: Priority) -> Slot {
         let since = BootTime::now();
         let waits = self.metrics.waits(urgency);
@@ -477,7 +479,7 @@ impl Helm {
         slot
     }
 
-    /// Counts and traces what comes of a run.
+    /// Records the outcome of a run in the metrics and in a span.
     async fn counted<T>(
         &self,
         verb: &'static str,
@@ -492,11 +494,12 @@ impl Helm {
         result
     }
 
-    /// Installs or upgrades. `Ok` says that helm ended well; the release Secret is the truth. Returns the digest
-    /// of the release that Helm made, or `None` if Helm did not print one.
+    /// Installs or upgrades a release. `Ok` means that Helm exited successfully; the release Secret is
+    /// authoritative. Returns the digest of the release that Helm created, or `None` if Helm printed no
+    /// release.
     ///
     /// # Errors
-    /// See [`HelmError`]; [`HelmError::Stopped`] when `stop` ended it or did not let it start.
+    /// See [`HelmError`]. Returns [`HelmError::Stopped`] if `stop` ended the run or prevented its start.
     pub async fn upgrade(
         &self,
         slot: Slot,
@@ -537,7 +540,8 @@ impl Helm {
             &secrets,
             upgrade.timeout,
         )?;
-        // The workspace's own users can write to the release Secret; nobody else can write to this file.
+        // Users of the workspace can write to the release Secret. Only this process and Helm can write to
+        // this file.
         let read = tokio::task::spawn_blocking(move || digest_of_file(&output));
         let read = read.await.map_err(std::io::Error::other).flatten();
         let failed =
@@ -545,10 +549,10 @@ impl Helm {
         Ok(read.inspect_err(failed).ok())
     }
 
-    /// Uninstalls, hooks included.
+    /// Uninstalls a release, including its hooks.
     ///
     /// # Errors
-    /// See [`HelmError`]; [`HelmError::ReleaseNotFound`] only when helm has looked and found none.
+    /// See [`HelmError`]. Returns [`HelmError::ReleaseNotFound`] only if Helm searched and found no release.
     pub async fn uninstall(
         &self,
         slot: Slot,
@@ -568,7 +572,7 @@ impl Helm {
         self.check().await?;
         let run = self.scratch.run(&uninstall.cache_key)?;
         let arguments = command::uninstall(uninstall);
-        // Helm's uninstall has no answer to SIGTERM but to die halfway, so it is left to end.
+        // On SIGTERM, `helm uninstall` would exit halfway, so a soft stop waits for its end.
         let ending = self
             .run(
                 &uninstall.release,
@@ -589,7 +593,8 @@ impl Helm {
         )
     }
 
-    /// Puts a revision back, hooks included. `Ok` says that helm ended well; the release Secret is the truth.
+    /// Rolls back to a revision, including its hooks. `Ok` means that Helm exited successfully; the release
+    /// Secret is authoritative.
     ///
     /// # Errors
     /// See [`HelmError`].
@@ -613,7 +618,7 @@ impl Helm {
         let run = self.scratch.run(&rollback.cache_key)?;
         let arguments = command::rollback(rollback);
         let (release, timeout) = (&rollback.release, rollback.timeout);
-        // As uninstall, it would die halfway of SIGTERM.
+        // On SIGTERM, `helm rollback` would exit halfway, like `helm uninstall`.
         let ending = self
             .run(release, &run, arguments, (timeout, false), None, stop)
             .await;
@@ -622,10 +627,10 @@ impl Helm {
         self.judge("rollback", release, ending?, &secrets, timeout)
     }
 
-    /// Whether helm can decode a revision whose Secret is there.
+    /// Returns whether Helm can decode a revision whose Secret exists.
     ///
     /// # Errors
-    /// When it has not been able to look.
+    /// Returns an error if Helm could not read the Secret.
     pub async fn can_decode(
         &self,
         slot: Slot,

@@ -1,4 +1,4 @@
-//! The part of a dump about helm and charts, in hub and agent.
+//! Helm and chart sections of a dump, for hub and agent.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::chart::{ChartFault, ChartRef, Standing};
 use crate::driver::Load;
 
-/// Which chart, without the user, password and query of its repository's URL.
+/// Reference to a chart, without the user, password and query of its repository's URL.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct ChartShown {
     pub repo: String,
@@ -17,7 +17,7 @@ pub struct ChartShown {
     pub version: String,
 }
 
-/// Who runs helm now, and who waits.
+/// Running and waiting Helm runs.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HelmNow {
@@ -35,18 +35,18 @@ struct WaitingNow {
     for_seconds: u64,
 }
 
-/// A chart that was asked for.
+/// State of a requested chart.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CachedChart {
     chart: ChartShown,
-    /// here, failed or fetching.
+    /// One of `here`, `failed` and `fetching`.
     state: &'static str,
     for_seconds: Option<u64>,
-    /// What it is, where it is here.
+    /// Version of the chart, if it is cached.
     found: Option<String>,
     sha256: Option<String>,
-    /// Why it is not here: the reason that conditions have.
+    /// Why the chart is not available, as a condition reason.
     fault: Option<&'static str>,
     attempts: u32,
     retry_in_seconds: Option<u64>,
@@ -86,7 +86,7 @@ impl HelmNow {
 }
 
 impl CachedChart {
-    /// Sorted by what they are.
+    /// Returns all charts, sorted by their reference.
     pub fn all(standing: Vec<(ChartRef, Standing)>, now: BootTime) -> Vec<Self> {
         let each = standing.into_iter();
         let mut all: Vec<Self> = each

@@ -1,4 +1,5 @@
-//! Promises about every input. The fuzzer checks them on the inputs that it finds, and a test on the seeds.
+//! Properties of every input. The fuzzer checks them on generated inputs, and a test checks them on the
+//! seeds.
 
 use krypton_types::error_chain::chain;
 use krypton_types::redact::HIDDEN;
@@ -23,7 +24,7 @@ use std::sync::Arc;
 #[path = "../../../fuzz/shared.rs"]
 mod shared;
 use shared::{Target, promise, unfit};
-/// By the names of the folders of seeds.
+/// All targets, by the names of their folders of seeds.
 pub const TARGETS: &[(&str, Target)] = &[
     ("challenge", challenge),
     ("chart", chart),
@@ -37,7 +38,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("token", token),
 ];
 
-/// A packaged chart.
+/// Checks a packaged chart.
 pub fn chart(bytes: &[u8]) -> Option<String> {
     archive_promises::broken_promise(bytes)
 }
@@ -50,7 +51,7 @@ fn small(version: &str) -> Arc<ChartRef> {
     })
 }
 
-/// The index.yaml of a repository.
+/// Checks the `index.yaml` of a repository.
 pub fn index(bytes: &[u8]) -> Option<String> {
     ["", "^1", "1.1.0"].into_iter().find_map(|asked| {
         let (chart, wanted) = (small(asked), Asked::parse(asked)?.wanted);
@@ -77,7 +78,7 @@ pub fn index(bytes: &[u8]) -> Option<String> {
     })
 }
 
-/// The manifest of a chart in a registry.
+/// Checks the manifest of a chart in a registry.
 pub fn manifest(bytes: &[u8]) -> Option<String> {
     let layers = match oci::layers(&small("1.0.0"), bytes) {
         Ok(layers) => layers,
@@ -99,7 +100,7 @@ pub fn manifest(bytes: &[u8]) -> Option<String> {
     None
 }
 
-/// A list of tags of a registry.
+/// Checks a registry's list of tags.
 pub fn tags(bytes: &[u8]) -> Option<String> {
     let versions = oci::versions_in(bytes)?;
     for version in &versions {
@@ -118,7 +119,7 @@ pub fn tags(bytes: &[u8]) -> Option<String> {
     None
 }
 
-/// The answer to a request for a token.
+/// Checks the response to a request for a token.
 pub fn token(bytes: &[u8]) -> Option<String> {
     let header = oci::authorization_in(bytes)?;
     promise!(header.is_sensitive(), "it is shown");
@@ -127,7 +128,7 @@ pub fn token(bytes: &[u8]) -> Option<String> {
     None
 }
 
-/// Headers `WWW-Authenticate`, one a line.
+/// Checks `WWW-Authenticate` headers, one per line.
 pub fn challenge(bytes: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(bytes);
     let read = challenge::parse(text.lines())?;
@@ -158,7 +159,7 @@ pub fn challenge(bytes: &[u8]) -> Option<String> {
     None
 }
 
-/// A header `Link` of a page of tags.
+/// Checks the `Link` header of a page of tags.
 pub fn link(bytes: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(bytes);
     let base = Url::parse("https://registry.example.com/v2/small/tags/list?n=1000").ok()?;
@@ -173,7 +174,7 @@ pub fn link(bytes: &[u8]) -> Option<String> {
     None
 }
 
-/// The version of a chart in the desired state.
+/// Checks the version of a chart in the desired state.
 pub fn range(bytes: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(bytes);
     let asked = Asked::parse(&text)?;
@@ -193,7 +194,7 @@ pub fn range(bytes: &[u8]) -> Option<String> {
     None
 }
 
-/// A release Secret: the payload as helm stores it, or its JSON or gzip stream.
+/// Checks a release Secret: the payload as Helm stores it, or its JSON or gzip stream.
 pub fn release(bytes: &[u8]) -> Option<String> {
     let data = match bytes {
         [b'{', ..] | [0x1f, 0x8b, ..] => STANDARD.encode(bytes).into_bytes(),
@@ -257,7 +258,7 @@ pub fn release(bytes: &[u8]) -> Option<String> {
     None
 }
 
-/// Helm's error output around a secret, which is the first line.
+/// Checks Helm's error output around a secret, which is the first line of the input.
 pub fn complaint(bytes: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(bytes);
     let (secret, said) = text.split_once('\n').unwrap_or(("", &text));
@@ -273,7 +274,7 @@ pub fn complaint(bytes: &[u8]) -> Option<String> {
             return Some(broken);
         }
         promise!(read.text.len() <= complaint::LONGEST, "{:?}", read.text);
-        // Words of ours, which a secret may resemble.
+        // Remove Krypton's own texts, because a secret may equal a part of them.
         let shown = read.text.strip_suffix(WAY_OUT).unwrap_or(&read.text);
         let shown = shown.replace(HIDDEN, "\n").replace('…', "\n");
         let leaked = form.len() >= SHORTEST_SECRET && shown.contains(form);

@@ -1,5 +1,5 @@
-//! What helm and charts count, all members of a process together. All series are there from the start: a rate needs a
-//! zero to begin at.
+//! Metrics of Helm and charts, for all members of a process together. All series exist from the start,
+//! because a rate needs an initial zero.
 
 use std::time::Duration;
 
@@ -13,13 +13,13 @@ use crate::chart::{ChartError, ChartFault};
 use crate::driver::HelmError;
 use crate::slots::priority::Priority;
 
-/// Labels with their values, of which there are few.
+/// Labels with static values, which limits the number of series.
 pub(crate) type Labels<const N: usize> = [(&'static str, &'static str); N];
 pub type Counters<const N: usize> = Family<Labels<N>, Counter>;
 pub type Gauges<const N: usize> = Family<Labels<N>, Gauge>;
 pub type Histograms = Family<Labels<1>, Histogram, fn() -> Histogram>;
 
-/// What helm is run for.
+/// Values of the `verb` label.
 pub const HELM_VERBS: [&str; 6] = [
     "install",
     "upgrade",
@@ -28,7 +28,7 @@ pub const HELM_VERBS: [&str; 6] = [
     "uninstall",
     "look",
 ];
-/// What came of a run of helm.
+/// Values of the `outcome` label of Helm runs.
 pub const HELM_OUTCOMES: [&str; 8] = [
     "ok",
     "failed",
@@ -42,26 +42,26 @@ pub const HELM_OUTCOMES: [&str; 8] = [
 const CHART_SOURCES: [&str; 2] = ["repository", "hub"];
 const CHART_OUTCOMES: [&str; 4] = ["ok", "not_loaded", "version_not_found", "version_invalid"];
 
-/// Of helm, in seconds: from a run with nothing to do to one that is waited for by all its time-outs.
+/// Buckets of Helm runs in seconds: from a run without changes to one that uses up all its timeouts.
 const RUN_BUCKETS: [f64; 11] = [
     1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 180.0, 300.0, 600.0, 900.0,
 ];
 const WAIT_BUCKETS: [f64; 8] = [0.01, 0.1, 1.0, 5.0, 30.0, 60.0, 300.0, 900.0];
 const FETCH_BUCKETS: [f64; 7] = [0.05, 0.25, 1.0, 2.5, 10.0, 30.0, 60.0];
 
-/// What the helm driver counts.
+/// Metrics of the Helm driver.
 #[derive(Clone, Debug)]
 pub struct HelmMetrics {
     runs: Counters<2>,
     run_duration: Histograms,
     wait_duration: Histograms,
-    /// Set by who gives the right to run.
+    /// Number of Helm slots in use, set by the slots.
     pub(crate) in_flight: Gauge,
     pub(crate) limit: Gauge,
     waiting: Gauges<1>,
 }
 
-/// What the chart cache counts.
+/// Metrics of the chart cache.
 #[derive(Clone, Debug)]
 pub struct ChartMetrics {
     fetches: Counters<2>,
@@ -114,7 +114,7 @@ impl Default for ChartMetrics {
     }
 }
 
-/// Counts one until it is dropped.
+/// Increments a gauge until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Counted(Gauge);
 
@@ -132,7 +132,7 @@ impl Drop for Counted {
 }
 
 impl HelmMetrics {
-    /// What came of a run that had its slot for so long, in a word.
+    /// Records a run with its duration in its slot. Returns the value of the `outcome` label.
     pub fn ran(
         &self,
         verb: &'static str,
@@ -149,7 +149,7 @@ impl HelmMetrics {
         outcome
     }
 
-    /// Somebody waits for a slot for as long as what is returned lives.
+    /// Counts a waiting run until the result is dropped.
     pub(crate) fn waits(&self, urgency: Priority) -> Counted {
         let waiting = self.waiting.get_or_create(&[("urgency", urgency.name())]);
         Counted::by(&waiting)
@@ -162,7 +162,7 @@ impl HelmMetrics {
         wait.observe(for_.as_secs_f64());
     }
 
-    /// Puts all of it into `registry`.
+    /// Registers all metrics in `registry`.
     pub fn register(&self, registry: &mut Registry) {
         registry.register(
             "helm_runs",
@@ -200,7 +200,7 @@ impl HelmMetrics {
 }
 
 impl ChartMetrics {
-    /// A fetch from the `repository` or the `hub` has ended; what came of it, in a word.
+    /// Records a fetch from the `repository` or the `hub`. Returns the value of the `outcome` label.
     pub(crate) fn fetched(
         &self,
         from: &'static str,
@@ -220,7 +220,7 @@ impl ChartMetrics {
         outcome
     }
 
-    /// Puts all of it into `registry`.
+    /// Registers all metrics in `registry`.
     pub fn register(&self, registry: &mut Registry) {
         registry.register(
             "chart_fetches",
@@ -245,7 +245,7 @@ impl ChartMetrics {
         );
     }
 
-    /// A chart is here for as long as what is returned lives.
+    /// Counts a cached chart until the result is dropped.
     pub(crate) fn keeps(&self) -> Counted {
         Counted::by(&self.here)
     }

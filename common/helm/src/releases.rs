@@ -1,4 +1,4 @@
-//! Helm's release Secrets: read natively, and marked failed when the helm that wrote one is gone.
+//! Reads Helm's release Secrets without Helm, and marks a revision as failed if its Helm process is gone.
 
 pub mod labels;
 pub mod manifest;
@@ -40,29 +40,29 @@ pub use objects::{
 };
 pub use strict::{UNCLEAR, strict_objects};
 
-/// The type of helm's release Secrets.
+/// Type of Helm's release Secrets.
 pub const SECRET_TYPE: &str = "helm.sh/release.v1";
-/// The key of the payload.
+/// Key of the payload.
 pub const DATA_KEY: &str = "release";
-/// Label: always `helm`.
+/// Label whose value is always `helm`.
 pub const OWNER_LABEL: &str = "owner";
-/// Label: the release's name.
+/// Label with the release's name.
 pub const NAME_LABEL: &str = "name";
-/// Label: the revision, in decimal.
+/// Label with the revision in decimal.
 pub const VERSION_LABEL: &str = "version";
-/// Label: the [`Status`].
+/// Label with the [`Status`].
 pub const STATUS_LABEL: &str = "status";
-/// What a payload may unpack to, in bytes. A Secret holds 1 MiB; real releases are below 10 MiB.
+/// Maximum size of an unpacked payload in bytes. A Secret holds 1 MiB, and real releases are below 10 MiB.
 pub(crate) const LARGEST: u64 = 64 << 20;
 const GZIP_MAGIC: [u8; 3] = [0x1f, 0x8b, 0x08];
 
-/// The name of the Secret that holds one revision of a release.
+/// Returns the name of the Secret of one revision.
 pub fn secret_name(release: &str, revision: u32) -> String {
     format!("sh.helm.release.v1.{release}.v{revision}")
 }
 
-/// The states of a revision, as the label `status` has them. What is not known reads as `Unknown`,
-/// so that a newer helm's word is never taken for "no release".
+/// Status of a revision, as in the label `status`. Unknown values become `Unknown`, so a status of a newer
+/// Helm never counts as "no release".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Status {
     #[default]
@@ -90,7 +90,7 @@ impl Status {
         Self::PendingRollback,
     ];
 
-    /// The label's value.
+    /// Returns the value of the label.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Unknown => "unknown",
@@ -105,7 +105,8 @@ impl Status {
         }
     }
 
-    /// Whether helm refuses to touch the release, since it takes another helm to be at work.
+    /// Returns whether Helm refuses to change the release, because it assumes that another Helm process is
+    /// active.
     pub fn is_pending(self) -> bool {
         matches!(
             self,
@@ -113,7 +114,7 @@ impl Status {
         )
     }
 
-    /// Whether a helm may be at work.
+    /// Returns whether a Helm process may be active.
     pub fn is_locked(self) -> bool {
         self.is_pending() || self == Self::Uninstalling
     }
@@ -136,7 +137,7 @@ impl fmt::Display for Status {
     }
 }
 
-/// The kinds whose readiness is watched.
+/// Kinds whose readiness Krypton watches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WorkloadKind {
     Deployment,
@@ -147,7 +148,7 @@ pub enum WorkloadKind {
 impl WorkloadKind {
     const ALL: [Self; 3] = [Self::Deployment, Self::StatefulSet, Self::DaemonSet];
 
-    /// The kind as objects of `apps/v1` write it.
+    /// Returns the kind as in objects of `apps/v1`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Deployment => "Deployment",
@@ -163,7 +164,7 @@ impl fmt::Display for WorkloadKind {
     }
 }
 
-/// A workload that a release's manifest declares.
+/// A workload in a release's manifest.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Workload {
     pub kind: WorkloadKind,
@@ -171,7 +172,7 @@ pub struct Workload {
     pub name: String,
 }
 
-/// What is needed of one revision.
+/// The decoded fields of one revision.
 #[derive(Clone, PartialEq)]
 pub struct Release {
     pub name: String,
@@ -180,7 +181,7 @@ pub struct Release {
     pub status: Status,
     pub chart_name: String,
     pub chart_version: String,
-    /// Whether it was applied server-side; helm wants the next revision applied the same way.
+    /// Whether Helm applied the revision server-side. Helm requires the same for the next revision.
     pub server_side: bool,
     pub description: String,
     pub workloads: Vec<Workload>,
@@ -201,7 +202,7 @@ impl fmt::Debug for Release {
     }
 }
 
-/// Why a release Secret could not be used. Every message names the Secret.
+/// Why a release Secret is not usable. Every message names the Secret.
 #[derive(Debug, Error)]
 pub enum ReleaseError {
     #[error("Secret {secret} has no data key \"{DATA_KEY}\", so it is not a release of helm")]
@@ -253,7 +254,7 @@ struct StoredInfo {
     description: Option<String>,
 }
 
-/// Templates and files are most of a payload; they are passed over.
+/// Skips templates and files, which make up most of a payload.
 #[derive(Default, Deserialize)]
 struct StoredChart {
     metadata: Option<StoredMetadata>,
@@ -265,11 +266,11 @@ struct StoredMetadata {
     version: Option<String>,
 }
 
-/// Reads a release Secret.
+/// Decodes a release Secret.
 ///
 /// # Errors
-/// When the payload is missing, damaged, larger than 64 MiB unpacked, or of another release than the
-/// Secret's name says.
+/// Returns an error if the payload is missing, damaged, larger than 64 MiB unpacked, or does not match the
+/// Secret's name.
 pub fn decode(secret: &Secret) -> Result<Release, ReleaseError> {
     let of = full_name(secret);
     let stored = stored(secret)?;
@@ -314,11 +315,11 @@ fn stored(secret: &Secret) -> Result<Stored, ReleaseError> {
     })
 }
 
-/// The same Secret with its release marked failed, so that helm goes on with it. All other content
-/// stays as it is, and `resourceVersion` stays as the write's precondition.
+/// Returns the Secret with its release marked as failed, which lets Helm continue with it. Keeps all other
+/// content. Keeps `resourceVersion` as the precondition of the write.
 ///
 /// # Errors
-/// As [`decode`]; also when the Secret has no `resourceVersion`.
+/// See [`decode`]. Also returns an error if the Secret has no `resourceVersion`.
 pub fn unlocked(secret: &Secret, description: &str) -> Result<Secret, ReleaseError> {
     let of = full_name(secret);
     if secret
@@ -347,7 +348,7 @@ pub fn unlocked(secret: &Secret, description: &str) -> Result<Secret, ReleaseErr
     Ok(unlocked)
 }
 
-/// Raw values keep what is not ours to read: numbers of any size, fields of a newer helm.
+/// Raw values preserve numbers of any size and the fields of a newer Helm.
 fn marked_failed(payload: impl Read, description: &str) -> serde_json::Result<Vec<u8>> {
     type Fields = BTreeMap<String, Box<RawValue>>;
     let mut release: Fields = serde_json::from_reader(payload)?;
@@ -367,7 +368,7 @@ fn full_name(secret: &Secret) -> String {
     )
 }
 
-/// The payload as JSON: base64 without, then gzip, where helm has compressed it.
+/// Returns the payload as JSON. Decodes base64, then decompresses gzip if Helm compressed the payload.
 pub(crate) fn payload(secret: &Secret) -> Result<impl Read, ReleaseError> {
     let data = secret
         .data
@@ -378,7 +379,7 @@ pub(crate) fn payload(secret: &Secret) -> Result<impl Read, ReleaseError> {
         })?;
     let mut decoded = DecoderReader::new(data.0.as_slice(), &STANDARD);
     let mut head = Vec::with_capacity(GZIP_MAGIC.len());
-    // What is wrong with the base64 comes up again when the rest is read.
+    // A later read reports an error in the base64.
     let readable = decoded.by_ref().take(3).read_to_end(&mut head).is_ok();
     let compressed = readable && head == GZIP_MAGIC;
     let whole = io::Cursor::new(head).chain(decoded);
@@ -396,7 +397,7 @@ pub(crate) fn payload(secret: &Secret) -> Result<impl Read, ReleaseError> {
     ))
 }
 
-/// Fails, rather than ends, at the limit: a cut payload must not pass for a short one.
+/// Returns an error at the limit instead of an end of file: a truncated payload must not count as complete.
 struct Limited<R> {
     inner: R,
     left: u64,
@@ -418,12 +419,11 @@ pub fn pack(json: &[u8]) -> io::Result<Vec<u8>> {
     Ok(STANDARD.encode(gzip.finish()?).into_bytes())
 }
 
-/// The workloads that a manifest declares. Documents that do not parse declare none: helm has
-/// already applied them, so they are not ours to judge.
+/// Returns the workloads in a manifest. Skips invalid documents, because Helm has already applied them.
 fn workloads(manifest: &str, namespace: &str) -> Vec<Workload> {
     let mut found = Vec::new();
     for document in documents(manifest) {
-        // Parsing is the dear part, and most documents are of other kinds.
+        // Parsing is expensive, and most documents have other kinds.
         if WorkloadKind::ALL
             .iter()
             .any(|kind| document.contains(kind.as_str()))

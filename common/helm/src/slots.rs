@@ -1,4 +1,5 @@
-//! The right to run helm: so many at once in all, and so many for one member, given by precedence.
+//! Slots, each the right to run Helm once. Limits the total and the number for each member, and grants by
+//! priority.
 
 pub mod priority;
 
@@ -11,7 +12,7 @@ use tokio::sync::oneshot;
 
 use self::priority::{Priority, Waiter};
 
-/// How many may run at once, each at least 1.
+/// Maximum number of concurrent runs, each at least 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Limits {
     pub(super) in_all: usize,
@@ -25,13 +26,13 @@ pub(super) struct Slots(Arc<Shared>);
 struct Shared {
     limits: Limits,
     state: Mutex<State>,
-    /// How many are taken.
+    /// Number of slots in use.
     taken: Gauge,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// Of each member that has any.
+    /// Number of running slots for each member that has any.
     running: BTreeMap<String, usize>,
     in_all: usize,
     waiting: BTreeMap<u64, Waiting>,
@@ -39,15 +40,15 @@ struct State {
     last: Option<Priority>,
 }
 
-/// Who runs helm, and who waits for it.
+/// Running and waiting Helm runs.
 #[derive(Clone, Debug, Default)]
 pub struct Load {
-    /// How many may run at once, in all and for one member.
+    /// Maximum number of concurrent runs, in total and for one member.
     pub in_all: usize,
     pub per_member: usize,
-    /// Of each member that has any.
+    /// Number of runs for each member that has any.
     pub running: BTreeMap<String, usize>,
-    /// In the order in which they came, with since when.
+    /// Waiting runs in order of arrival, with the start of their wait.
     pub waiting: Vec<(String, Priority, BootTime)>,
 }
 
@@ -59,7 +60,7 @@ struct Waiting {
     give: oneshot::Sender<Slot>,
 }
 
-/// The right to run one helm, held until it is dropped.
+/// The right to run one Helm process, held until it is dropped.
 #[derive(Debug)]
 pub struct Slot {
     of: Slots,
@@ -83,7 +84,7 @@ impl Drop for Slot {
     }
 }
 
-/// Takes whoever waits no more out of the queue.
+/// Removes a run from the queue when its wait is dropped.
 struct Leaving<'a> {
     of: &'a Slots,
     number: u64,
@@ -105,7 +106,7 @@ impl Slots {
         }))
     }
 
-    /// The same, none of which is taken yet, counted by `taken`.
+    /// Returns new slots with the same limits, counted by `taken`.
     pub(super) fn counted(&self, taken: Gauge) -> Self {
         Self(Arc::new(Shared {
             limits: self.0.limits,
@@ -114,7 +115,7 @@ impl Slots {
         }))
     }
 
-    /// Waits for a slot. Whoever drops the wait is as if it had never been.
+    /// Waits for a slot. Dropping the future removes the run from the queue without side effects.
     pub(super) async fn take(&self, member: &str, urgency: Priority) -> Slot {
         let (give, taken) = oneshot::channel();
         let number = {
@@ -150,10 +151,11 @@ impl Slots {
         }
     }
 
-    /// Gives all slots that are free.
+    /// Grants all free slots.
     fn give(&self) {
         while let Some((give, slot)) = self.next() {
-            // Whoever has gone meanwhile gives it back: by dropping it, not under the lock.
+            // If the receiver is gone, dropping the slot frees it. That takes the lock, so it happens here
+            // without it.
             drop(give.send(slot));
         }
     }
@@ -191,7 +193,7 @@ impl Slots {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Plain values: a panic elsewhere cannot leave them half written.
+        // The state holds plain values, so a panic in another thread cannot leave them inconsistent.
         let lock = self.0.state.lock();
         lock.unwrap_or_else(PoisonError::into_inner)
     }
@@ -241,7 +243,7 @@ mod tests {
         assert!(poll!(upgrade.as_mut()).is_pending());
         drop(removal.await);
         drop(upgrade.await);
-        // One that was given and never seen comes back, too.
+        // A granted slot whose receiver was dropped becomes free again.
         let held = slots.take("a", Priority::Low).await;
         let mut unseen = Box::pin(slots.take("a", Priority::Low));
         assert!(poll!(unseen.as_mut()).is_pending());
@@ -271,7 +273,7 @@ mod tests {
                     3 if !waiting.is_empty() => drop(waiting.remove(pick % waiting.len())),
                     _ => {}
                 }
-                // Each is looked at until nothing comes of it.
+                // Poll each one until none makes progress.
                 let mut index = 0;
                 while index < waiting.len() {
                     match (&mut waiting[index].1).now_or_never() {

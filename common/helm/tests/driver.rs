@@ -1,5 +1,5 @@
-//! The helm driver with real processes. Only helm itself is played, by shell scripts: what it gets, and
-//! what becomes of it, is the same.
+//! Tests of the Helm driver with real processes. Shell scripts replace Helm. The driver treats them in the
+//! same way.
 
 #![allow(
     clippy::unwrap_used,
@@ -24,10 +24,10 @@ mod stage;
 
 use stage::{LONG, Stage, supervisor};
 
-/// Far more than any test takes: a run that ends before was ended.
+/// Much longer than any test. If a run ends earlier, something has ended it.
 const FOREVER: &str = "1000000";
 
-/// A helm with a grandchild, both of which would live for ever and ignore SIGTERM.
+/// Returns a script with a child process. Both run forever and ignore SIGTERM.
 fn stubborn() -> String {
     format!(
         "exec 3>pipe\ntrap '' TERM\nsh -c 'trap \"\" TERM; while :; do sleep {FOREVER}; done' &\n\
@@ -64,7 +64,7 @@ ls "$HELM_PLUGINS" >plugins
 readlink /proc/self/fd/0 >stdin
 "#;
     let stage = Stage::set(script).await;
-    // It is this very process's environment that must not leak.
+    // The environment of the test process must not reach Helm.
     assert!(
         std::env::var_os("CARGO_MANIFEST_DIR").is_some(),
         "run it with cargo test"
@@ -85,7 +85,7 @@ readlink /proc/self/fd/0 >stdin
         .filter_map(|line| line.split_once('='))
         .map(|(name, value)| (name.to_owned(), value.to_owned()))
         .collect();
-    // What the shell adds by itself, and what is passed on where it is set.
+    // Variables that the shell sets, and variables that the driver passes on if they are set.
     let passed_on = [
         "PWD",
         "OLDPWD",
@@ -183,7 +183,7 @@ async fn failure_keeps_stderr_tail_and_redacts_secrets() {
     );
 }
 
-/// `tail` keeps all that it reads of one line.
+/// `tail` buffers the whole line.
 #[tokio::test]
 async fn helm_that_takes_memory_without_end_is_ended() {
     let script = "if head -c 2G /dev/zero | tail >/dev/null 2>&1; then exit 0; fi\n\
@@ -245,7 +245,7 @@ async fn run_past_deadline_is_killed_with_descendants() {
         helm.upgrade(helm.slot("edge-1", Priority::Low).await, &upgrade, &stop)
             .await
     };
-    // The deadline may come before the script has started; the pipe is held open for that case.
+    // The deadline may pass before the script has started, so keep the pipe open.
     let pipe = std::fs::OpenOptions::new()
         .read(true)
         .write(true)
@@ -257,7 +257,7 @@ async fn run_past_deadline_is_killed_with_descendants() {
     assert_eq!(entries(&stage.path("private/runs")), 0);
 }
 
-/// Opening the pipe for reading without waiting, what is in it ends at once when nobody writes.
+/// A non-blocking read of the pipe returns its end immediately if no writer is left.
 fn assert_no_writer_is_left(own: std::fs::File, path: &Path) {
     let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::NONBLOCK;
     let reader = rustix::fs::open(path, flags, Mode::empty()).unwrap();
@@ -321,7 +321,7 @@ async fn kill_ends_process_group_and_blocks_new_runs() {
     assert_eq!(said, "");
 
     handle.kill();
-    // It would hang: nobody reads the pipe.
+    // A run would hang, because the test does not read the pipe.
     let barred = helm
         .upgrade(helm.slot("edge-1", Priority::Low).await, &upgrade, &stop)
         .await;
@@ -413,7 +413,7 @@ async fn helm_dies_with_a_driver_that_is_killed() {
     let ears = stage.first_word().await;
     driver.kill().await.unwrap();
     assert_eq!(ears.rest().await, "");
-    // The next driver finds the dead one's files and removes them.
+    // The next driver finds and removes the files of the killed one.
     assert_eq!(entries(&stage.path("private/runs")), 1);
     stage.helm().await;
     assert_eq!(entries(&stage.path("private/runs")), 0);
@@ -503,7 +503,7 @@ async fn leftover_helm_children_are_killed_on_exit() {
 
 #[tokio::test]
 async fn killed_run_leaves_no_zombies_to_init() {
-    // Who inherits orphans is set for the whole process; the other tests do not mind.
+    // The subreaper is a setting of the whole process. It does not affect the other tests.
     rustix::process::set_child_subreaper(Some(rustix::process::getpid())).unwrap();
     let script = format!(
         "exec 3>pipe\nsleep {FOREVER} & echo $$ $! >numbers\necho started >&3\nwhile :; do wait; done"

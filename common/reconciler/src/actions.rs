@@ -1,4 +1,4 @@
-//! One action, carried out: every write states its precondition, every call has a deadline.
+//! Runs one action. Each write has a precondition, and each call has a deadline.
 
 mod cert_manager;
 mod chart_crds;
@@ -53,7 +53,7 @@ use crate::run_loop::{Member, Tools};
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Whether an action runs Helm, and so holds a slot.
+/// Whether an action runs Helm, and so needs a slot.
 pub(super) fn runs_helm(action: &Action) -> bool {
     matches!(
         action,
@@ -61,32 +61,32 @@ pub(super) fn runs_helm(action: &Action) -> bool {
     )
 }
 
-/// Everything that one action needs, taken from the index at the time of the plan.
+/// The inputs of one action, taken from the index at the time of the plan.
 pub(super) struct Job {
     pub key: OwnerKey,
     pub owner: ReleaseOwner,
     pub plan: Plan,
-    /// What was told of it before.
+    /// The state as last written with the Lease.
     pub told: Option<ClusterState>,
-    /// What comes next, as it is said with the plan's state.
+    /// The next step, reported together with the plan's state.
     pub next: Option<Next>,
     pub release: ReleaseKey,
     pub newest: Option<Revision>,
-    /// All of them, the newest too.
+    /// All revisions, including the newest.
     pub revisions: Vec<Revision>,
     pub workspace_exists: bool,
-    /// Whether the cluster has Tenants at all.
+    /// State of the Tenant CRD on the cluster.
     pub tenants: CrdState,
-    /// No other Tenant or deployment is to stay on this member.
+    /// Whether no other Tenant or KryptonDeployment stays on this member.
     pub last: bool,
     pub desired: Arc<DesiredState>,
     /// The fingerprint of the chart for this Tenant or deployment.
     pub fingerprint: Arc<str>,
-    /// The member could be written to when this was planned.
+    /// Whether the permit was granted at the time of the plan.
     pub permitted: bool,
-    /// The slot and the chart of a run of Helm.
+    /// The Helm slot and the chart of a run.
     pub ready: Option<Ready>,
-    /// Given back with the job; it has none if it holds a slot.
+    /// Released when the job ends; `None` if the job holds a slot.
     #[expect(dead_code, reason = "it is held, not read")]
     pub turn: Option<OwnedSemaphorePermit>,
 }
@@ -98,67 +98,67 @@ impl Job {
     }
 }
 
-/// What came of it.
+/// The result of a job.
 pub(super) struct JobResult {
     pub key: OwnerKey,
     pub of: ReleaseKey,
     pub attempt: Attempt,
-    /// What was said of the Tenant on the way.
+    /// The state that the job reported.
     pub said: Option<ClusterState>,
-    /// The same, when it was with the Lease: written, and its events told.
+    /// The reported state, if this process held the Lease and wrote the state with its events.
     pub told: Option<ClusterState>,
-    /// And this with it.
+    /// The next step that was reported with the state.
     pub next: Option<Next>,
     pub tenant: Option<Tenant>,
     pub release: Option<ReleaseNews>,
     pub facts: Option<Release>,
-    /// As in the memory of the plan.
+    /// See `plan::Memory::unrecorded`.
     pub unrecorded: Option<(u32, bool)>,
     pub workspace: Option<ObjectMeta>,
     pub applied: Option<Run>,
-    /// The Tenant's UID, if it was found deleted while its CRD was whole.
+    /// UID of the Tenant if its deletion was confirmed while its CRD was intact.
     pub deletion_confirmed: Option<String>,
-    /// The deployment's UID, if nothing of it is left to be done.
+    /// UID of the deployment if its cleanup is complete.
     pub let_go: Option<String>,
-    /// What failed before is over.
+    /// Earlier failures no longer apply.
     pub progressed: bool,
     /// The job only reported the state.
     pub spoke: bool,
-    /// The action stopped because it needs a slot of Helm.
+    /// The action stopped because it needs a Helm slot.
     pub needs_slot: bool,
     pub fault: Option<Fault>,
 }
 
-/// What was read of a release's Secrets.
+/// Result of reading a release's Secrets.
 pub(super) enum ReleaseNews {
-    /// All of them, afresh.
+    /// A new list of all revisions.
     All {
         metas: Vec<ObjectMeta>,
         version: u64,
     },
-    /// One, which the facts are of where it could be decoded.
+    /// One revision. `JobResult::facts` has its content if it could be decoded.
     One(Box<ObjectMeta>),
 }
 
 /// Why an action did not succeed.
 #[derive(Debug)]
 pub(super) enum Fault {
-    /// To be shown, and tried again after a back-off; `permanent` when only a change can help.
+    /// Shown in a condition and retried after a back-off. `permanent` if only a change can help.
     Shown {
         reason: &'static str,
         message: String,
         permanent: bool,
     },
-    /// The plan rests on something that has changed: plan anew in a moment.
+    /// An input of the plan has changed: plan again shortly.
     Stale,
-    /// The apiserver did not take it; not the Tenant's fault.
+    /// A transient failure of the API server, which the Tenant did not cause.
     Passing(String),
     /// The API server refuses the request itself; a retry alone does not help.
     Refused(String),
 }
 
 impl Fault {
-    /// For metrics.
+    /// Returns the outcome for metrics.
     pub(super) fn outcome(&self) -> &'static str {
         match self {
             Self::Shown { .. } => "failed",
@@ -168,14 +168,14 @@ impl Fault {
     }
 }
 
-/// The hands of a reconciler.
+/// Runs the actions of a reconciler.
 #[derive(Clone)]
 pub(super) struct ActionRunner {
-    /// While an action of an object with a service account is performed, with that one's rights.
+    /// While an action runs for an owner with a service account, this has the rights of that account.
     pub member: Arc<Member>,
-    /// With the rights that helm has, whoever it acts as: for what is the chart's and no tenant's.
+    /// Has Helm's rights even if the action uses a service account. For chart objects that belong to no Tenant.
     pub fleet_client: Client,
-    /// What is wanted now, of which a job has what was wanted when it was planned.
+    /// The latest desired state. A job has the desired state from the time of its plan.
     pub desired: watch::Receiver<Arc<DesiredState>>,
     pub tools: Tools,
     pub events: Events,
@@ -208,7 +208,7 @@ impl ActionRunner {
             fault: None,
         });
         let begun = BootTime::now();
-        // Removed once the action is over.
+        // The file is deleted when the action ends.
         let (performer, _kubeconfig) = match self.acting_for(&job) {
             Ok((performer, kubeconfig)) => (performer, kubeconfig),
             Err(fault) => {
@@ -220,7 +220,7 @@ impl ActionRunner {
         done
     }
 
-    /// Acts as the object's service account, where it has one.
+    /// Returns a runner that acts as the owner's service account, if the owner has one.
     fn acting_for(self: Arc<Self>, job: &Job) -> Result<(Arc<Self>, Option<TempPath>), Fault> {
         let user = job.owner.user(&job.desired.lockdown);
         let Some(user) = user.filter(|_| job.plan.action != Action::Nothing) else {
@@ -290,7 +290,7 @@ impl ActionRunner {
         Api::namespaced(self.client(), namespace)
     }
 
-    /// An event on the Tenant. Of a deployment home tells, out of the reports.
+    /// Emits an event on the Tenant. The hub emits a deployment's events from the member's reports.
     pub(super) fn tell(&self, owner: &ReleaseOwner, told: ObjectEvent) {
         match owner {
             ReleaseOwner::Tenant(tenant) => self.events.tell(tenant.object_ref(&()), told),
@@ -342,7 +342,7 @@ fn suspended(message: String) -> Fault {
     }
 }
 
-/// A request that was refused, or that did not get through.
+/// Converts an API error: some status codes are refusals, all other errors are transient.
 fn unanswered(what: &str, error: &kube::Error) -> Fault {
     let message = format!("{what}: {}", chain(error));
     match error {
@@ -353,7 +353,8 @@ fn unanswered(what: &str, error: &kube::Error) -> Fault {
     }
 }
 
-/// The call is put aside, as it is large and each Tenant that waits for helm would carry room for it.
+/// Limits a call to [`DEADLINE`]. The call is boxed, because it is large and each Tenant that waits for Helm would
+/// reserve memory for it.
 fn in_time<T>(
     what: &str,
     call: impl Future<Output = kube::Result<T>>,

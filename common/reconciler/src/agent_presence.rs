@@ -1,27 +1,27 @@
-//! Whether a member has an agent, and what the hub's proxy does then.
+//! Presence of a member's agents, and the proxy's role that follows from it.
 
 use std::time::Duration;
 
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::lease::NO_NEW_RUNS_AFTER;
 
-/// A member whose agent has not been heard for this long is Unknown.
+/// Silence of an agent after which its member is Unknown.
 pub const SILENCE: Duration = Duration::from_secs(30);
 
-/// Whether a member has an agent.
+/// Presence of a member's agents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
-    /// None was ever enrolled.
+    /// No agent was ever enrolled.
     Never,
-    /// One could reconcile at once, or does.
+    /// An agent reconciles or can start immediately.
     Ready,
-    /// There was one, until then.
+    /// An agent was present until this time.
     Away(BootTime),
 }
 
 impl Presence {
-    /// What follows when one of its agents is ready, or none; the last that was is known to have been able
-    /// to act at `able`, which may be a while before its silence is noticed.
+    /// Returns the presence after a change in readiness. `able` is the last time at which an agent could act. It may be
+    /// well before the hub notices the agent's silence.
     #[must_use]
     pub fn next(self, ready: bool, able: BootTime) -> Self {
         match (ready, self) {
@@ -31,32 +31,32 @@ impl Presence {
         }
     }
 
-    /// When an agent was able to act that was heard to be at `heard`, and has now said that its apiserver
-    /// does not answer it: it waits for so long before it does.
+    /// Returns the time at which an agent could last act, if it reports at `heard` that its API server does not
+    /// respond. An agent reports that only after this delay.
     #[must_use]
     pub fn able_before(heard: BootTime) -> BootTime {
         BootTime(heard.0.saturating_sub(NO_NEW_RUNS_AFTER))
     }
 }
 
-/// What the proxy does.
+/// Role of the proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// An agent reconciles, or is about to, or has been until a moment ago.
+    /// An agent reconciles, is about to, or did a moment ago.
     Rest,
-    /// The agent has been away for a while: it may live and be cut off from us only.
+    /// The agent has been away for a while. It may be running and only disconnected from the hub.
     Observe,
     Act,
 }
 
-/// What to do, and when to look again though nothing has happened.
+/// Returns the role, and the time of the next check if nothing changes.
 pub fn role(presence: Presence, grace: Duration, now: BootTime) -> (Role, Option<BootTime>) {
     match presence {
         Presence::Never => (Role::Act, None),
         Presence::Ready => (Role::Rest, None),
         Presence::Away(since) => {
             let after = |pause| Some(BootTime(since.0 + pause));
-            // A session that is made anew within seconds is none of our business.
+            // A session that reconnects within seconds changes nothing.
             match now.since(since) {
                 away if away >= grace => (Role::Act, None),
                 away if away >= SILENCE => (Role::Observe, after(grace)),

@@ -1,7 +1,7 @@
 //! Keeps Tenants when their CRD is deleted, and restores them.
 //!
-//! Each Tenant is recorded in a separate Secret, and its finalizer is removed without an uninstall. Tenants that
-//! a person had deleted are recorded too, since their finalizers would block the CRD. They are deleted again.
+//! Each Tenant is recorded in a separate Secret, and its finalizer is removed without an uninstall. Tenants that a user
+//! had deleted are recorded too, since their finalizers would block the CRD. They are deleted again.
 //!
 //! The reconciler deletes a record before it acts on the restored Tenant. A Tenant that is deleted later therefore
 //! stays deleted.
@@ -35,14 +35,14 @@ use thiserror::Error;
 
 use crate::plan::PREVIOUS_UID_ANNOTATION;
 
-/// Label on the Secrets that keep a Tenant each.
+/// Label on the Secrets that record one Tenant each.
 pub const RECORD_LABEL: &str = "mesh.openkcm.io/rescued-tenant";
-/// The key of the Tenant in such a Secret.
+/// Key of the Tenant in such a Secret.
 pub const RECORD_KEY: &str = "tenant.json.gz";
-/// Objects in an answer.
+/// Maximum number of objects in a response.
 const PAGE: u32 = 50;
 const DEADLINE: Duration = Duration::from_secs(30);
-/// The stamps of the CRD and of a Tenant may be of two apiservers, whose clocks differ by less than this.
+/// Maximum clock skew between two API servers, which may have set the deletion times of the CRD and of a Tenant.
 const CLOCKS_DIFFER_BY: SignedDuration = SignedDuration::from_secs(60);
 /// Limit of an unpacked Tenant, in bytes. An API server accepts about 3 MiB.
 const LARGEST: u64 = 16 << 20;
@@ -69,27 +69,27 @@ pub enum RescueError {
     Endless(&'static str, #[source] Beyond),
 }
 
-/// What this process knows of deletions, by the UIDs of the Tenants.
+/// Known deletions, as UIDs of Tenants.
 #[derive(Clone, Debug, Default)]
 pub struct Deletions {
-    /// Seen while the CRD was whole.
+    /// Deletions seen while the CRD was intact.
     pub confirmed: BTreeSet<String>,
-    /// Being carried out at this moment.
+    /// Deletions in progress.
     pub under_way: BTreeSet<String>,
 }
 
-/// Whether a person has deleted a Tenant that goes.
+/// Whether a user deleted a Tenant that is being deleted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Deleted {
-    /// It goes only because its CRD does.
+    /// The Tenant is deleted only because its CRD is.
     #[default]
     No,
-    /// At about the time of its CRD, and nobody saw which came first.
+    /// The Tenant and its CRD were deleted at about the same time, in an unknown order.
     Perhaps,
     Yes,
 }
 
-/// What is kept of a Tenant.
+/// Record of a Tenant.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Kept {
     namespace: String,
@@ -100,10 +100,10 @@ struct Kept {
     spec: TenantSpec,
     #[serde(default)]
     deleted: Deleted,
-    /// It had our finalizer. Put back without, it would be gone at once if it was deleted, and its release not.
+    /// The Tenant had Krypton's finalizer. Without it, a deletion after the restore would leave the release behind.
     #[serde(default)]
     finalizer: bool,
-    /// It is placed on another member, which keeps what it has.
+    /// The Tenant is placed on another member, which keeps its release.
     #[serde(default)]
     placed: bool,
 }
@@ -146,8 +146,8 @@ fn has_finalizer(tenant: &Tenant, name: &str) -> bool {
     finalizers.any(|finalizer| finalizer == name)
 }
 
-/// Whether a Tenant was deleted before its CRD; `None` while that is being carried out. Doubt removes
-/// nothing: only what is certain counts.
+/// Decides whether a Tenant was deleted before its CRD. `None` while its deletion is in progress. Only a certain
+/// deletion removes a release.
 fn deleted(tenant: &Tenant, crd: Timestamp, known: &Deletions) -> Option<Deleted> {
     let Some(stamp) = &tenant.metadata.deletion_timestamp else {
         return Some(Deleted::No);
@@ -164,7 +164,7 @@ fn deleted(tenant: &Tenant, crd: Timestamp, known: &Deletions) -> Option<Deleted
     })
 }
 
-/// The name of the Secret that keeps this Tenant.
+/// Returns the name of the Secret that records this Tenant.
 pub fn record_name(namespace: &str, name: &str) -> String {
     let digest = Sha256::digest(format!("{namespace}/{name}"));
     let digest: String = digest[..16]
@@ -174,8 +174,8 @@ pub fn record_name(namespace: &str, name: &str) -> String {
     format!("krypton-rescued-tenant-{digest}")
 }
 
-/// Records each Tenant, then removes its finalizer. Returns how many it released, and the first error.
-/// An error stops no other Tenant.
+/// Records each Tenant, then removes its finalizer. Returns the number of released Tenants and the first error. An
+/// error stops no other Tenant.
 pub async fn keep_and_release(
     client: &Client,
     crd_deleted: Timestamp,
@@ -190,7 +190,7 @@ pub async fn keep_and_release(
             .await?
             .map_err(RescueError::List)?;
         let objects = list.items.len();
-        // One that does not decode has no finalizer of ours, and no apiserver would take it back.
+        // A Tenant that does not decode has no finalizer of Krypton, and no API server would accept it again.
         let tenants = list.items.into_iter().filter_map(|tenant| tenant.0.ok());
         for tenant in tenants {
             let Some(deleted) = deleted(&tenant, crd_deleted, known) else {
@@ -208,7 +208,7 @@ pub async fn keep_and_release(
     }
 }
 
-/// Returns whether the finalizer was removed.
+/// Returns true if the finalizer was removed.
 async fn keep_one(client: &Client, tenant: &Tenant, deleted: Deleted) -> Result<bool, RescueError> {
     keep(client, Kept::of(tenant, deleted)).await?;
     let ours = [names::TENANT_FINALIZER, names::PLACED_FINALIZER];
@@ -225,7 +225,7 @@ async fn keep_one(client: &Client, tenant: &Tenant, deleted: Deleted) -> Result<
     let call = api.patch_metadata(&name, &params, &patch);
     match in_time(effect!("rescue.let-go", call)).await? {
         Ok(_) => Ok(true),
-        // Gone, or written by another client: the next round retries.
+        // Deleted, or written by another client: the next round retries.
         Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => Ok(false),
         Err(error) => Err(RescueError::Release(name, error)),
     }
@@ -243,7 +243,7 @@ impl Kept {
     }
 }
 
-/// Replaces an older record of this name.
+/// Writes the record and replaces an older one of this name.
 async fn keep(client: &Client, tenant: Kept) -> Result<(), RescueError> {
     let api: Api<Secret> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
     let name = record_name(&tenant.namespace, &tenant.name);
@@ -272,11 +272,11 @@ async fn keep(client: &Client, tenant: Kept) -> Result<(), RescueError> {
         .map_err(|error| RescueError::Secret(name.clone(), "written", error))
 }
 
-/// A Tenant of which a kept one has the name.
+/// Result of a restore for a recorded name.
 #[derive(Debug)]
 pub enum Restored {
     Back(Tenant, Deleted),
-    /// Another one that was made before the kept one could be put back, whose release is in that namespace.
+    /// Another Tenant that was created before the restore, and the workspace of the recorded one.
     InTheWay(Tenant, String),
 }
 
@@ -298,7 +298,7 @@ impl Record {
         Self { secret, kept }
     }
 
-    /// The bytes that it takes, roughly.
+    /// Returns the approximate size in bytes.
     fn bytes(&self) -> usize {
         let kept = self.kept.as_ref().map_or(0, bound::weight);
         kept + self.secret.name_any().len()
@@ -313,7 +313,7 @@ impl Record {
         TenantKey { namespace, name }
     }
 
-    /// Where its release is.
+    /// Returns the namespace of its release.
     pub fn workspace(&self) -> Option<String> {
         let kept = self.kept.as_ref().ok()?.clone();
         Some(kept.into_tenant().workspace().to_owned())
@@ -321,8 +321,7 @@ impl Record {
 
     /// Creates the Tenant again, and deletes the record.
     ///
-    /// # Errors
-    /// When the API server refuses the Tenant, or the record stays.
+    /// # Errors If the API server rejects the Tenant, or the record cannot be deleted.
     pub async fn put_back(self, client: &Client) -> Result<Option<Restored>, RescueError> {
         let restored = put_back(client, self.kept?).await?;
         forget(client, &self.secret).await?;
@@ -332,8 +331,7 @@ impl Record {
 
 /// Lists all records.
 ///
-/// # Errors
-/// When they cannot be listed.
+/// # Errors If they cannot be listed.
 pub async fn records(client: &Client) -> Result<Vec<Record>, RescueError> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
     let mut params = ListParams::default().labels(RECORD_LABEL).limit(PAGE);
@@ -388,7 +386,7 @@ async fn put_back(client: &Client, kept: Kept) -> Result<Option<Restored>, Rescu
             found.map_err(restore)?
         }
         Err(kube::Error::Api(status)) if status.code == 404 || status.code == 403 => {
-            // Its namespace is gone or going: so is the Tenant, and rightly. Else it is somebody's rule.
+            // If its namespace is deleted or terminating, the Tenant is rightly gone. Otherwise a policy rejects it.
             let namespaces: Api<Namespace> = Api::all(client.clone());
             let found = in_time(namespaces.get_metadata_opt(&namespace)).await?;
             let found = found.map_err(restore)?;
@@ -401,7 +399,7 @@ async fn put_back(client: &Client, kept: Kept) -> Result<Option<Restored>, Rescu
         Err(error) => return Err(restore(error)),
     };
     let Some(there) = there else { return Ok(None) };
-    // By who was here before us, and got no further; or it is somebody else's.
+    // An earlier, incomplete attempt created the Tenant if the UID matches. Otherwise it is another Tenant.
     if there.annotations().get(PREVIOUS_UID_ANNOTATION) != Some(&uid) {
         return Ok(Some(Restored::InTheWay(
             there,
@@ -420,7 +418,7 @@ async fn in_time<T>(call: impl Future<Output = T>) -> Result<T, RescueError> {
     answer.map_err(|_| RescueError::Deadline)
 }
 
-/// As a person had. With the finalizer that it was put back with, it is uninstalled now.
+/// Repeats a user's deletion. The finalizer of the restored Tenant makes the reconciler uninstall its release.
 async fn delete(api: &Api<Tenant>, tenant: &Tenant) -> Result<Deleted, RescueError> {
     let preconditions = Preconditions {
         uid: tenant.uid(),
@@ -433,11 +431,11 @@ async fn delete(api: &Api<Tenant>, tenant: &Tenant) -> Result<Deleted, RescueErr
     let name = tenant.name_any();
     match effect!("rescue.delete", api.delete(&name, &params)).await {
         Ok(_) => Ok(Deleted::Yes),
-        // Gone already, or another one by now.
+        // Already deleted, or replaced by another Tenant.
         Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => {
             Ok(Deleted::Yes)
         }
-        // The chart that gives the right may be older: a person has to.
+        // An older chart may not grant this permission. The user must delete the Tenant again.
         Err(kube::Error::Api(status)) if status.code == 403 => Ok(Deleted::Perhaps),
         Err(error) => Err(RescueError::Restore(name, error)),
     }
@@ -469,7 +467,7 @@ fn unpack(secret: &Secret) -> Result<Kept, RescueError> {
     serde_json::from_slice(&json).map_err(|error| content(error.into()))
 }
 
-/// The record of a Tenant.
+/// Returns the record of a Tenant.
 #[cfg(test)]
 pub(crate) fn record_of(tenant: &Tenant) -> Secret {
     let kept = Kept::of(tenant, Deleted::No);
@@ -581,7 +579,7 @@ mod tests {
         let finalizers = ["example.org/hold", names::TENANT_FINALIZER];
         held.metadata.finalizers = Some(finalizers.map(str::to_owned).to_vec());
         let before = Kept::of(&held, Deleted::No);
-        // Ours is off already, and somebody else's holds it still.
+        // Krypton's finalizer is already removed, but another controller's finalizer remains.
         held.metadata.finalizers = Some(vec![finalizers[0].to_owned()]);
         let back = Kept::of(&held, Deleted::No)
             .after(Some(before))
@@ -632,7 +630,7 @@ mod tests {
     #[tokio::test]
     async fn endless_pages_of_tenants_are_an_error() {
         let service = tower::service_fn(|_: http::Request<Body>| async {
-            // Far more than what is read, so that the test ends without a limit too.
+            // Many more pages than the limit, but finite, so the test ends even without the limit.
             let next = if ASKED.fetch_add(1, Ordering::Relaxed) % 20_000 == 19_999 {
                 ""
             } else {

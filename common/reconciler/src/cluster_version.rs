@@ -1,4 +1,5 @@
-//! The version of the cluster, asked for only while something has failed there: another one may mend it.
+//! Version of the cluster. It is queried only while an owner has failed, as an upgrade of the cluster may fix the
+//! failure.
 
 use std::time::Duration;
 
@@ -19,13 +20,13 @@ pub(super) struct ClusterVersion {
 }
 
 impl ClusterVersion {
-    /// Takes the answer. Whether it is another than before; the first is none.
+    /// Stores the version. Returns true if it differs from the previous one. The first version does not count.
     fn is_another(&mut self, answer: String) -> bool {
         let before = self.known.replace(answer);
         before.is_some() && before != self.known
     }
 
-    /// When it is asked for next, were there anything to ask for.
+    /// Returns the time of the next query, if one is needed.
     fn next(&self) -> Option<BootTime> {
         self.asking.is_empty().then_some(self.due)
     }
@@ -54,7 +55,7 @@ impl Reconciler {
         });
     }
 
-    /// When to ask next.
+    /// Returns the time of the next query, or `None` if none is needed.
     pub(super) fn version_wake(&self) -> Option<BootTime> {
         let due = self.version.next()?;
         (self.permitted && self.something_failed()).then_some(due)

@@ -1,8 +1,10 @@
-//! Drift: what of a release is no longer as its chart has it. The apiserver is asked what a server-side
-//! apply of the manifest would make of each object, and its answer is compared with what is there.
+//! Drift detection: compares the objects of a release with its chart.
 //!
-//! So a field that helm does not set is nobody's business here, and neither is how a value is written.
-//! What is found, ignored, held back and said are functions of values; `look` alone asks the apiserver.
+//! For each object, a server-side apply of the manifest as a dry run returns the state that Helm would produce. The
+//! difference between the response and the live object is the drift. Fields that Helm does not set and the
+//! notation of values make no difference.
+//!
+//! Findings, ignore rules, limits and messages are pure functions. Only `look` sends requests to the API server.
 
 pub(crate) mod difference;
 mod field_owner;
@@ -24,22 +26,22 @@ pub(crate) use ignore::Rule;
 pub(crate) use message::{described, findings_in, found, told, with_findings};
 pub(crate) use object::ObjectId;
 
-/// The name under which helm writes to objects, whatever its program is called.
+/// Helm's field manager, regardless of the name of its binary.
 pub(crate) const HELM: &str = "helm";
 
-/// What is wanted of one release, now.
+/// Drift settings of one release.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
     pub mode: DriftMode,
     pub interval_seconds: u32,
     pub rules: Vec<Rule>,
-    /// What of the Tenant's annotations cannot be read, for people.
+    /// Error message about annotations of the Tenant that do not parse.
     pub mistaken: Option<String>,
 }
 
 impl Wanted {
-    /// The fleet's policy, with what the Tenant's annotations change. One that cannot be read changes
-    /// nothing, and is told.
+    /// Merges the fleet's policy with the Tenant's annotations. An annotation that does not parse has no effect and is
+    /// reported.
     pub fn of<'a>(policy: &DriftPolicy, annotation: impl Fn(&str) -> Option<&'a str>) -> Self {
         let mut mistaken = Vec::new();
         let mode = annotation(DRIFT_ANNOTATION).map(|text| (text, text.parse()));
@@ -64,48 +66,48 @@ impl Wanted {
     }
 }
 
-/// What differs in one object.
+/// Drift of one object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Difference {
-    /// It is gone.
+    /// The object is deleted.
     Deleted,
-    /// These fields, as JSON pointers. Never what is in them: it may be a secret.
+    /// JSON pointers of the fields that differ, without their values, which may be secret.
     Fields(Vec<String>),
 }
 
-/// One object that is not as its chart has it, and what came of it.
+/// An object that differs from its chart, and the outcome.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     pub object: ObjectId,
     pub difference: Difference,
-    /// Who else has written what differs, where that can be known.
+    /// Field manager that wrote the difference, if known.
     pub writer: Option<String>,
     pub outcome: Outcome,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It is told, and that is all that is wanted.
+    /// Reported only.
     Left,
     Healed,
-    /// It has come back so often that it is put right ever more seldom.
+    /// It was changed so often that corrections are throttled.
     HeldBack,
-    /// It is of another release by now, which has the say.
+    /// The object now belongs to another release.
     NotOurs(String),
     Failed(String),
 }
 
-/// What a look at one release has shown.
+/// Result of a drift check of one release.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// Of this revision.
+    /// Revision that was checked.
     pub revision: u32,
     pub findings: Vec<Finding>,
-    /// Objects that could not be compared, and why.
+    /// Objects that could not be compared, with the reason.
     pub unseen: Vec<(ObjectId, String)>,
 }
 
-/// What looks for drift count, all members of a process together.
+/// Counters of the drift checks of all members of a process.
 #[derive(Clone, Debug, Default)]
 pub struct DriftMetrics {
     pub looks: Counter,

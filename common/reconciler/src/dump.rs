@@ -1,4 +1,4 @@
-//! What the reconciler tells of itself to who asks how it stands. Nothing is kept for it.
+//! Snapshot of the reconciler's state for diagnostics, taken on request.
 
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::newest::Newest as _;
@@ -10,10 +10,10 @@ use crate::index::CrdState;
 use crate::owner::{OwnerKey, ReleaseOwner};
 use crate::run_loop::{Reconciler, Slot};
 
-/// Somebody who waits to be told.
+/// Channel for the response to a diagnostics request.
 pub type Question = oneshot::Sender<ReconcilerNow>;
 
-/// More are counted only: enough to see what is the matter.
+/// Maximum number of owners in the snapshot. The rest is only counted.
 const SUBJECTS_MOST: usize = 2_000;
 
 /// The state of one reconciler.
@@ -22,17 +22,17 @@ const SUBJECTS_MOST: usize = 2_000;
 pub struct ReconcilerNow {
     pub lease: LeaseNow,
     pub apiserver_heard_before_seconds: u64,
-    /// missing, terminating or present; `None` before it was looked at.
+    /// missing, terminating or present. `None` before the first list.
     pub tenant_crd: Option<&'static str>,
     pub lists_complete: bool,
-    /// The version that is on record on the cluster, and so acted on.
+    /// The version that is saved on the cluster, which the reconciler acts on.
     pub on_record: Option<String>,
-    /// A later one that is there, because of which ours is not acted on.
+    /// A later saved version. The reconciler does not act on an older one.
     pub later_on_record: Option<String>,
-    /// Actions that are under way.
+    /// Number of running actions.
     pub running: usize,
     pub owners_in_all: usize,
-    /// What fails goes first; of very many, some.
+    /// The owners, failed ones first. Truncated if there are many.
     pub owners: Vec<OwnerNow>,
 }
 
@@ -45,7 +45,7 @@ pub struct LeaseNow {
     pub other_holder: Option<String>,
 }
 
-/// A Tenant or deployment.
+/// A Tenant or KryptonDeployment.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct OwnerNow {
@@ -59,12 +59,12 @@ pub struct OwnerNow {
     pub ready: Option<StateNow>,
     pub progress: Option<StateNow>,
     pub error: Option<StateNow>,
-    /// Something is done for it just now.
+    /// An action for the owner is running.
     pub at_work: bool,
     pub failed_with: Option<&'static str>,
     pub attempts: u32,
     pub retry_in_seconds: Option<u64>,
-    /// What comes next, as `status.next` has it.
+    /// The next step, as in `status.next`.
     pub next: Option<&'static str>,
     pub next_look_in_seconds: Option<u64>,
 }
@@ -77,7 +77,7 @@ impl OwnerNow {
     }
 }
 
-/// A condition, without its message.
+/// A condition without its message.
 #[derive(Debug, Serialize)]
 pub struct StateNow {
     status: &'static str,
@@ -93,7 +93,7 @@ impl Reconciler {
             .map(|(key, owner)| self.subject_told(&key, &owner, now))
             .collect();
         let in_all = owners.len();
-        // What fails goes before what does not, also where others have tried.
+        // Failed owners first, even if another process made the attempts.
         owners.sort_by_key(|owner| owner.attempts == 0 && !owner.is_in_error());
         owners.truncate(SUBJECTS_MOST);
         ReconcilerNow {

@@ -1,4 +1,4 @@
-//! Releases that wait to run Helm: for the chart first, then for a slot.
+//! Releases that wait to run Helm: first for the chart, then for a slot.
 //!
 //! A release that waits here has no plan. When its slot is free, the reconciler plans again and runs or drops it.
 
@@ -20,27 +20,27 @@ use crate::owner::OwnerKey;
 use crate::plan::{Action, Attempt};
 use crate::run_loop::Tools;
 
-/// The needs of a run. A release with other needs waits again.
+/// The needs of a Helm run. A release whose needs change waits again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Need {
     pub(super) action: Action,
-    /// `None` if the run takes no chart.
+    /// `None` if the run needs no chart.
     pub(super) chart: Option<ChartRef>,
     pub(super) urgency: Priority,
     pub(super) generation: i64,
 }
 
-/// Held by a run of Helm until it ends.
+/// Held by a Helm run until it ends.
 pub(super) struct Ready {
     pub(super) slot: Slot,
-    /// The chart that was needed, on this machine.
+    /// Path of the chart on this machine.
     pub(super) chart: Option<PathBuf>,
     /// Covers the wait and the run.
     pub(super) span: Span,
 }
 
 impl Ready {
-    /// With its chart, if it has one.
+    /// Returns this with its chart, if it has one.
     pub(super) fn with_chart(mut self) -> Option<(Self, PathBuf)> {
         let chart = self.chart.take()?;
         Some((self, chart))
@@ -69,7 +69,7 @@ pub(super) struct Failed {
 
 pub(super) type Waited = (OwnerKey, Result<(Slot, Option<PathBuf>), Fault>);
 
-/// All of one member that wait, each once.
+/// The waiting releases of one member, each once.
 #[derive(Default)]
 pub(super) struct HelmQueue {
     pub(super) tasks: JoinSet<Waited>,
@@ -78,7 +78,7 @@ pub(super) struct HelmQueue {
 }
 
 impl HelmQueue {
-    /// Returns what is ready for exactly this need. Ends a wait for anything else.
+    /// Returns the chart and slot if they are ready for exactly this need. Ends a wait for any other need.
     pub(super) fn take(&mut self, key: &OwnerKey, need: Option<&Need>) -> Option<Ready> {
         if let Some(waiting) = self.waiting.get(key)
             && Some(&waiting.need) != need
@@ -126,13 +126,13 @@ impl HelmQueue {
         self.waiting.insert(key.clone(), waiting);
     }
 
-    /// Takes in a wait that has ended. Returns the key of a release that is ready.
+    /// Handles a wait that has ended. Returns the key of a release that is ready.
     pub(super) fn ended(
         &mut self,
         ended: Result<(Id, Waited), JoinError>,
     ) -> Option<Result<OwnerKey, Failed>> {
         let id = ended.as_ref().map_or_else(JoinError::id, |(id, _)| *id);
-        // A wait that was ended before may still have got its slot, which goes back with `ended`.
+        // A wait that was cancelled may still have received its slot. Dropping `ended` returns that slot.
         let key = self.waiting.iter().find(|(_, waiting)| waiting.id == id);
         let key = key.map(|(key, _)| key.clone())?;
         let waiting = self.waiting.remove(&key)?;
@@ -161,7 +161,7 @@ impl HelmQueue {
         self.ready.clear();
     }
 
-    /// How many wait with this urgency.
+    /// Returns the number of waiting releases with this priority.
     pub(super) fn waiting(&self, urgency: Priority) -> usize {
         let of = |waiting: &&Waiting| waiting.need.urgency == urgency;
         self.waiting.values().filter(of).count()
@@ -197,7 +197,7 @@ mod tests {
     use krypton_helm::driver::{Helm, HelmConfig};
     use krypton_runtime::watchdog::Watchdog;
 
-    /// One slot, of a Helm that is never run.
+    /// One slot of a Helm that the test never runs.
     async fn tools(folder: &TempDir) -> Tools {
         drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
         let binary = folder.path().join("helm");
@@ -264,7 +264,7 @@ mod tests {
         wait(&mut queue, &tools, "acme", &upgrade);
         assert_eq!(next(&mut queue).await, Some(key("acme")));
 
-        // A deletion has come in between: the slot goes to the next.
+        // A deletion arrived in the meantime, so the slot goes to the next release.
         wait(&mut queue, &tools, "beta", &upgrade);
         let uninstall = need(Action::Uninstall);
         assert!(queue.take(&key("acme"), Some(&uninstall)).is_none());

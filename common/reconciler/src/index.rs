@@ -1,4 +1,4 @@
-//! What the watches of one member have shown: plain values, fed by `apply`, `delete` and the relists.
+//! State of one member as its watches show it: plain values, updated by events and relists.
 
 mod kept;
 
@@ -21,19 +21,19 @@ use crate::workload::{WorkloadKey, WorkloadState};
 use crate::workspaces::metadata::Words;
 use kept::{Heap, Kept};
 
-/// Label on a namespace that Krypton made: the UID of the Tenant or KryptonDeployment it was made for.
+/// Label on a namespace that Krypton created. The value is the UID of the Tenant or KryptonDeployment.
 pub const CREATOR_LABEL: &str = "mesh.openkcm.io/created-for";
 
-/// What matters of a namespace.
+/// The relevant fields of a namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Workspace {
     pub terminating: bool,
-    /// The UID of the Tenant that we made it for; `None` when it is not ours.
+    /// UID of the Tenant that Krypton created the namespace for. `None` if Krypton did not create it.
     pub creator: Option<String>,
-    /// Whom its operator lets use it, and take over the release in it: `NAMESPACE/NAME`.
+    /// Tenant (`NAMESPACE/NAME`) that may use the namespace and adopt the release in it, as annotated by a user.
     pub open_to: Option<String>,
     pub uid: String,
-    /// Of one that is ours.
+    /// Metadata of a namespace that Krypton created. `None` for other namespaces.
     pub words: Option<Box<Words>>,
 }
 
@@ -53,7 +53,7 @@ impl Workspace {
     }
 }
 
-/// The Tenant CRD, as its watch shows it.
+/// State of the Tenant CRD in its watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CrdState {
     Missing,
@@ -61,25 +61,25 @@ pub enum CrdState {
     Present,
 }
 
-/// Bytes that are kept of an untrusted server.
+/// Maximum bytes to store of an untrusted server.
 const KEPT_BYTES: usize = 64 << 20;
-/// Bytes that the key of a Tenant takes at most, about.
+/// Approximate upper limit for the bytes of a Tenant's key.
 const WAITING_BYTES: usize = 512;
-/// Bytes of a name. No API server has longer ones.
+/// Maximum length of a name in bytes. No API server allows longer ones.
 const LONGEST_NAME: usize = 253;
 
-/// An answer is on its way for a Helm run at most, in which not nearly as many go.
+/// Maximum number of deletions to remember. A response is delayed by at most one Helm run, with far fewer deletions.
 const GONE_MOST: usize = 4096;
 
-/// A map that a watch feeds: a single event never takes it back in time, a relist replaces it whole.
+/// A map that a watch feeds. An event never replaces an entry with an older version. A relist replaces the whole map.
 #[derive(Debug)]
 pub struct Watched<K, V> {
     items: Kept<K, V>,
     listing: Option<Kept<K, V>>,
-    /// Objects of the list so far, whether they are kept or not.
+    /// Number of objects in the current list, stored or not.
     listed: usize,
     synced: bool,
-    /// When those have gone, by resourceVersion, of which an answer may still be on its way; [`GONE_MOST`] at most.
+    /// Recent deletions by resourceVersion, whose older responses may still arrive. At most [`GONE_MOST`].
     gone: Kept<K, ()>,
 }
 
@@ -96,7 +96,7 @@ impl<K, V> Default for Watched<K, V> {
 }
 
 impl<K: Ord + Clone + Heap, V: PartialEq + Clone + Heap> Watched<K, V> {
-    /// Objects, and the bytes that they take. A list in progress replaces what is kept.
+    /// Returns the number of objects and their bytes. A list in progress replaces the stored entries.
     fn size(&self) -> (usize, usize) {
         let listing = self.listing.as_ref();
         let bytes = listing.map_or(0, Kept::bytes).max(self.items.bytes());
@@ -108,7 +108,7 @@ impl<K: Ord + Clone + Heap, V: PartialEq + Clone + Heap> Watched<K, V> {
         self.items.get(key).map(|(_, value)| value)
     }
 
-    /// The resourceVersion that it was seen with, where that is a number.
+    /// Returns the resourceVersion of the entry, if it is a number.
     pub fn version(&self, key: &K) -> Option<u64> {
         let version = self.items.get(key).map(|(version, _)| *version);
         version.filter(|version| *version > 0)
@@ -118,20 +118,22 @@ impl<K: Ord + Clone + Heap, V: PartialEq + Clone + Heap> Watched<K, V> {
         self.items.iter().map(|(key, (_, value))| (key, value))
     }
 
-    /// The entries from `from` on, in the order of their keys.
+    /// Returns the entries from `from` on, in key order.
     pub fn from(&self, from: K) -> impl Iterator<Item = (&K, &V)> {
         self.items
             .range(from..)
             .map(|(key, (_, value))| (key, value))
     }
 
-    /// Whether the first list is complete.
+    /// Returns true if the first list is complete.
     pub fn synced(&self) -> bool {
         self.synced
     }
 
-    /// Takes in one object that was read or written beside the watch. One that the watch has shown to go since stays
-    /// gone; that it does not show it is no sign, as a list may have left it out.
+    /// Applies an object that was read or written outside the watch.
+    ///
+    /// If the watch has shown a later deletion, the object stays deleted. Its absence from the watch proves nothing, as
+    /// a list may be incomplete.
     fn learn(&mut self, key: K, resource_version: u64, value: V) -> Option<K> {
         let gone = self
             .gone
@@ -143,10 +145,10 @@ impl<K: Ord + Clone + Heap, V: PartialEq + Clone + Heap> Watched<K, V> {
         }
     }
 
-    /// Takes in one object. An older version than the one known is left out: our own writes come
-    /// back through the watch later than their answers.
+    /// Applies one object and ignores a version older than the known one. The watch delivers this process's writes
+    /// after their responses.
     fn apply(&mut self, key: K, resource_version: u64, value: V) -> Option<K> {
-        // A list in pages is as old as its first page: what we did since is not in it.
+        // A paged list is as old as its first page, so it lacks later writes of this process.
         if let Some(listing) = &mut self.listing {
             listing.insert(key.clone(), resource_version, value.clone());
         }
@@ -171,8 +173,8 @@ impl<K: Ord + Clone + Heap, V: PartialEq + Clone + Heap> Watched<K, V> {
         }
     }
 
-    /// Takes in one event of kube's watcher; `read` turns an object into its key, version and value.
-    /// Returns the keys that changed.
+    /// Applies one event of kube's watcher. `read` returns the key, the version and the value of an object. Returns the
+    /// changed keys.
     fn event<O>(
         &mut self,
         event: Event<O>,
@@ -198,7 +200,7 @@ impl<K: Ord + Clone + Heap, V: PartialEq + Clone + Heap> Watched<K, V> {
                 .collect(),
             Event::Init => {
                 (self.listing, self.listed) = (Some(Kept::default()), 0);
-                // A restored etcd counts from further back.
+                // A restored etcd continues from an older resourceVersion.
                 self.gone.clear();
                 BTreeSet::new()
             }
@@ -230,8 +232,8 @@ impl<K: Ord + Clone + Heap, V: PartialEq + Clone + Heap> Watched<K, V> {
         for key in &changed {
             self.items.remove(key);
         }
-        // A list is read from a quorum, so it is the truth even where it is older than what we knew:
-        // that is what a restored etcd looks like.
+        // A list comes from a quorum read, so it wins even if it is older than the known state. A restored etcd causes
+        // that.
         for (key, (version, value)) in listing {
             let old = self.items.insert(key.clone(), version, value);
             if old.as_ref().map(|(_, value)| value) != self.get(&key) {
@@ -243,13 +245,13 @@ impl<K: Ord + Clone + Heap, V: PartialEq + Clone + Heap> Watched<K, V> {
     }
 }
 
-/// Everything known of one member.
+/// The known state of one member.
 #[derive(Debug)]
 pub struct Index {
     cluster: String,
     source_namespace: Option<String>,
     pub tenants: Watched<TenantKey, Arc<Tenant>>,
-    /// Not from a watch: what home orders, as of the desired state that is acted on.
+    /// Orders of the home cluster in the current desired state. They don't come from a watch.
     deployments: BTreeMap<DeploymentKey, Arc<DesiredDeployment>>,
     pub revisions: Watched<(ReleaseKey, u32), Revision>,
     pub workspaces: Watched<String, Workspace>,
@@ -275,7 +277,7 @@ impl Index {
         }
     }
 
-    /// Whether every watch has listed once. Before that, absence means nothing.
+    /// Returns true if every watch has listed once. Before that, absence proves nothing.
     pub fn synced(&self) -> bool {
         self.crd.synced()
             && self.tenants.synced()
@@ -284,12 +286,12 @@ impl Index {
             && self.workloads.values().all(Watched::synced)
     }
 
-    /// What is known of Tenants counts for no whole list until there is another.
+    /// Marks the known Tenants as incomplete until the next list.
     pub fn list_tenants_anew(&mut self) {
         self.tenants.synced = false;
     }
 
-    /// Whether all is listed that there is to list: without the CRD there are no Tenants.
+    /// Returns true if everything that exists is listed. Without the CRD there are no Tenants.
     pub fn ready(&self) -> bool {
         self.crd.synced()
             && (self.tenants.synced() || self.crd() != Some(CrdState::Present))
@@ -298,7 +300,7 @@ impl Index {
             && self.workloads.values().all(Watched::synced)
     }
 
-    /// Returns the bound that the objects of the watches exceed. `waiting` keys count as well.
+    /// Returns the bound that the objects of the watches exceed. `waiting` keys count too.
     pub fn beyond(&self, waiting: usize) -> Option<Beyond> {
         let sizes = [
             self.tenants.size(),
@@ -321,7 +323,7 @@ impl Index {
         }
     }
 
-    /// Drops all that the watches have shown, until they have listed again.
+    /// Drops all watched state until the next lists are complete.
     pub fn forget_watched(&mut self) {
         let tenants = self.tenants.iter().map(|(key, _)| key.clone());
         let tenants = tenants.map(OwnerKey::Tenant).collect();
@@ -333,7 +335,7 @@ impl Index {
         self.claim(tenants);
     }
 
-    /// What of the lists is still outstanding, for people.
+    /// Returns the lists that are still incomplete, for messages.
     pub fn waiting_for(&self) -> Vec<&'static str> {
         let mut waiting = Vec::new();
         let mut check = |synced: bool, what: &'static str| {
@@ -362,7 +364,7 @@ impl Index {
         }
     }
 
-    /// All that there is to look after, or to leave alone.
+    /// Returns all Tenants and KryptonDeployments, including ignored ones.
     pub fn owners(&self) -> impl Iterator<Item = (OwnerKey, ReleaseOwner)> {
         let tenants = self.tenants.iter().map(|(key, tenant)| {
             (
@@ -379,7 +381,7 @@ impl Index {
         tenants.chain(deployments)
     }
 
-    /// The revisions of a release, oldest first.
+    /// Returns the revisions of a release, oldest first.
     pub fn release(&self, key: &ReleaseKey) -> Vec<&Revision> {
         self.revisions
             .from((key.clone(), 0))
@@ -388,7 +390,7 @@ impl Index {
             .collect()
     }
 
-    /// Where else there is a release of this name, made by nobody of ours and asked for by nobody.
+    /// Returns another namespace that contains a release of this name that Krypton did not create and no owner claims.
     pub fn foreign_elsewhere(&self, key: &ReleaseKey) -> Option<&str> {
         let is_one = |(found, revision): (&ReleaseKey, &Revision)| {
             found.name == key.name
@@ -401,7 +403,7 @@ impl Index {
         found.map(|((found, _), _)| found.namespace.as_str())
     }
 
-    /// The workloads that carry the release's annotation.
+    /// Returns the workloads that carry the release's annotations.
     pub fn release_workloads(&self, key: &ReleaseKey) -> BTreeMap<WorkloadKey, WorkloadState> {
         let mut found = BTreeMap::new();
         for (kind, watched) in &self.workloads {
@@ -420,7 +422,7 @@ impl Index {
         found
     }
 
-    /// Those of this member that ask for the same release, the oldest first.
+    /// Returns the owners on this member that request the release, oldest first.
     pub fn claimants(&self, key: &ReleaseKey) -> Vec<ReleaseOwner> {
         let mut claimants: Vec<_> = self
             .claims
@@ -434,12 +436,12 @@ impl Index {
         claimants
     }
 
-    /// Whether anybody asks for this release.
+    /// Returns true if an owner requests the release.
     pub fn claimed(&self, key: &ReleaseKey) -> bool {
         self.claims.contains_key(key)
     }
 
-    /// Those that use the namespace, whatever their release.
+    /// Returns the owners that use the namespace, for any release.
     pub fn users(&self, namespace: &str) -> BTreeSet<OwnerKey> {
         let first = ReleaseKey {
             namespace: namespace.to_owned(),
@@ -452,8 +454,8 @@ impl Index {
             .collect()
     }
 
-    /// Takes in a Tenant out of the answer to a write of ours. One that the watch has shown to be gone
-    /// meanwhile stays gone.
+    /// Applies the Tenant from the response to a write. If the watch has shown its deletion in the meantime, it stays
+    /// deleted.
     pub fn tenant_written(&mut self, tenant: Tenant) -> BTreeSet<OwnerKey> {
         let known = tenant_key(&tenant.metadata)
             .and_then(|key| self.tenants.get(&key))
@@ -467,7 +469,7 @@ impl Index {
 
     pub fn tenant_event(&mut self, event: Event<Tenant>) -> BTreeSet<OwnerKey> {
         let changed = self.tenants.event(event, |mut tenant| {
-            // Larger than all the rest, and read by nobody here.
+            // The managed fields are larger than the rest of the object and unused here.
             tenant.metadata.managed_fields = None;
             let key = tenant_key(&tenant.metadata)?;
             Some((key, version(&tenant.metadata), Arc::new(tenant)))
@@ -475,7 +477,7 @@ impl Index {
         self.claim(changed.into_iter().map(OwnerKey::Tenant).collect())
     }
 
-    /// Takes in all that home orders. What is no longer among it is no longer looked at.
+    /// Replaces the orders of the home cluster. The reconciler ignores an order that is no longer among them.
     pub fn ordered(&mut self, orders: &[DesiredDeployment]) -> BTreeSet<OwnerKey> {
         let next: BTreeMap<DeploymentKey, &DesiredDeployment> =
             orders.iter().map(|order| (order.key(), order)).collect();
@@ -494,11 +496,11 @@ impl Index {
         self.claim(changed.into_iter().map(OwnerKey::Deployment).collect())
     }
 
-    /// Which releases those ask for that have changed.
+    /// Updates the claims of the changed owners. Returns these and the other owners that claim the same releases.
     fn claim(&mut self, changed: BTreeSet<OwnerKey>) -> BTreeSet<OwnerKey> {
         let mut dirty = changed.clone();
         for key in changed {
-            // The other claimants of a release must hear that one of them came, went or moved.
+            // Reconcile the other claimants of a release when one of them appears, disappears or moves.
             if let Some(release) = self.claimed.remove(&key)
                 && let Some(claimants) = self.claims.get_mut(&release)
             {
@@ -531,7 +533,7 @@ impl Index {
             .collect()
     }
 
-    /// Takes in one of a release's Secrets, read beside the watch.
+    /// Applies a Secret of a release that was read outside the watch.
     pub fn release_read(&mut self, meta: &ObjectMeta) -> BTreeSet<OwnerKey> {
         let Some((key, revision)) = Revision::of(meta) else {
             return BTreeSet::new();
@@ -543,8 +545,8 @@ impl Index {
         }
     }
 
-    /// Replaces what is known of one release by a fresh list of its Secrets, made at `list_version`.
-    /// What the watch has shown since stays.
+    /// Replaces the revisions of one release with a list of its Secrets at `list_version`. Later changes in the watch
+    /// win.
     pub fn release_listed(&mut self, key: &ReleaseKey, fresh: Vec<ObjectMeta>, list_version: u64) {
         let known: Vec<u32> = self
             .revisions
@@ -569,7 +571,7 @@ impl Index {
         }
     }
 
-    /// Returns the namespaces that have changed, and those that use them as a workspace.
+    /// Applies a namespace event. Returns the changed namespaces and the owners that use them as a workspace.
     pub fn workspace_event<O: Into<ObjectMetaOf>>(
         &mut self,
         event: Event<O>,
@@ -581,7 +583,7 @@ impl Index {
         self.with_users(changed)
     }
 
-    /// Takes in a namespace out of the answer to a read or write of ours, and returns the same.
+    /// Applies a namespace from the response to a read or write. Returns the same as `workspace_event`.
     pub fn workspace_written(
         &mut self,
         meta: &ObjectMeta,
@@ -625,7 +627,7 @@ impl Index {
             .collect()
     }
 
-    /// The state of the one CRD that is watched; `None` before the first list.
+    /// Returns the state of the watched CRD, or `None` before the first list.
     pub fn crd(&self) -> Option<CrdState> {
         let state = self
             .crd
@@ -647,20 +649,20 @@ impl Index {
         });
     }
 
-    /// The schema of the Tenant CRD, where there is one: of none, if it is the original's.
+    /// Returns the schema version of the Tenant CRD, if it exists. The inner `None` is krypton-operator's CRD.
     pub fn schema(&self) -> Option<Option<u32>> {
         self.crd.iter().next().map(|(_, (_, schema))| *schema)
     }
 }
 
-/// The kinds whose readiness is watched.
+/// The workload kinds whose readiness is watched.
 const WORKLOAD_KINDS: [WorkloadKind; 3] = [
     WorkloadKind::Deployment,
     WorkloadKind::StatefulSet,
     WorkloadKind::DaemonSet,
 ];
 
-/// The metadata of an object, whatever its type.
+/// The metadata of an object of any type.
 #[derive(Debug)]
 pub struct ObjectMetaOf(pub ObjectMeta);
 
@@ -684,8 +686,8 @@ pub fn tenant_key(meta: &ObjectMeta) -> Option<TenantKey> {
     })
 }
 
-/// The apiserver's resourceVersion as a number: comparable by the API's contract since Kubernetes
-/// 1.35 (KEP-5504), and in fact before. Anything else counts as newest.
+/// Returns the resourceVersion as a number. The Kubernetes API guarantees that versions are comparable since 1.35
+/// (KEP-5504), and they were before. A version that is not a number counts as newest.
 fn version(meta: &ObjectMeta) -> u64 {
     number(meta.resource_version.as_deref())
 }
@@ -758,11 +760,11 @@ mod tests {
         assert_eq!(watched.learn("a", 5, "new"), None, "older than its end");
         assert_eq!(watched.learn("a", 8, "again"), Some("a"));
         assert_eq!(watched.learn("other", 9, "newer"), Some("other"));
-        // Left out by a list that was not whole.
+        // The list was incomplete and omitted it.
         assert_eq!(watched.learn("b", 2, "old"), Some("b"));
         watched.event(Event::Apply(("a", 9, "new")), Some);
         assert_eq!(watched.learn("a", 10, "newer"), Some("a"));
-        // A restored etcd counts from further back.
+        // A restored etcd continues from an older resourceVersion.
         watched.event(Event::Delete(("a", 11, "newer")), Some);
         for event in [Event::Init, Event::InitDone] {
             watched.event(event, Some);

@@ -1,4 +1,4 @@
-//! Kills what runs under a Lease that is not renewed.
+//! Kills Helm processes when their Lease is not renewed.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use krypton_runtime::lease::LeaseState;
 use krypton_runtime::newest::NewestSeen as _;
 use tokio::sync::watch;
 
-/// Kills what runs when the Lease has not been renewed for `KILL_AFTER`.
+/// Kills running Helm processes when the Lease has not been renewed for `KILL_AFTER`.
 pub(crate) async fn end_runs(mut hold: watch::Receiver<LeaseState>, handle: Arc<StopHandle>) {
     loop {
         let now = BootTime::now();
@@ -20,8 +20,8 @@ pub(crate) async fn end_runs(mut hold: watch::Receiver<LeaseState>, handle: Arc<
     }
 }
 
-/// Lets what runs live for as long as the Lease allows, else kills it. Says when to look again though
-/// nothing has happened.
+/// Extends the permission of running Helm processes to the limit of the Lease, or kills them. Returns the time of the
+/// next check.
 pub(crate) fn enforce(hold: &LeaseState, runs: &StopHandle, now: BootTime) -> Option<BootTime> {
     let until = hold.runs_until(now);
     match until {

@@ -1,8 +1,7 @@
-//! All who may write to one member against one apiserver, in simulated time: a world that does its worst,
-//! and the decisions that are made in earnest.
+//! Model of all writers of one member against one API server, in simulated time.
 //!
-//! Played are the apiserver, the network, the clocks, and that helm takes a while; real are the Lease's
-//! [`Actor`], the watchdog ([`enforce`]), the orders of a helm run, and the proxy's [`role`].
+//! The model simulates the API server, the network, the clocks, and the duration of Helm runs. The decisions are real:
+//! the Lease's [`Actor`], the watchdog ([`enforce`]), the orders of a Helm run, and the proxy's [`role`].
 
 use std::fmt;
 use std::time::Duration;
@@ -23,16 +22,16 @@ type Time = u64;
 
 const STEP: Time = 250;
 const GRACE: Duration = Duration::from_secs(60);
-/// As the reconciler: how long a run may go on when it is to stop, asking included.
+/// Same as in the reconciler: time that a Helm run gets after a stop, including the request to terminate.
 const DRAIN: Duration = Duration::from_secs(35);
-/// From which time on somebody must act, when the world has become quiet: a clock may be 1 % slow.
+/// Longest time without an active writer after the last fault. A clock may be 1 % slow.
 const LONGEST_GAP: Time = 121_500;
-/// An agent, once it can, has the Lease at the latest after another's drain and some drift_schedule.
+/// Time within which an able agent acquires the Lease: the drain of the other holder and some rounds.
 const AGENT_WINS: Time = 300_000;
 const AGENTS: usize = 2;
 const PROXY: usize = AGENTS;
 
-/// What one direction of a way does with a message.
+/// Effect of one direction of a connection on a message.
 #[derive(Clone, Copy, Debug)]
 enum Flow {
     Pass,
@@ -53,27 +52,27 @@ const HEALTHY: Way = Way::Open {
 
 #[derive(Clone, Copy, Debug)]
 enum Fault {
-    /// Between the actor and the apiserver.
+    /// Between the actor and the API server.
     Way(usize, Way),
     /// Between the agent and the hub.
     Session(usize, bool),
-    /// SIGSTOP: its helm runs on.
+    /// SIGSTOP to the process. Its Helm process keeps running.
     Stop(usize),
-    /// The whole machine, helm too; its clock runs on.
+    /// The whole machine with its Helm process. Its clock keeps running.
     Suspend(usize),
     Wake(usize),
     Kill(usize),
     Terminate(usize),
     Start(usize),
     WallClock(usize, i64),
-    /// Somebody else's write to the Lease.
+    /// A write to the Lease by another client.
     Annotate,
-    /// The apiserver answers writes so much later, and reads at once.
+    /// The API server delays the responses to writes, but not to reads.
     SlowWrites(Time),
 }
 
 struct Clock {
-    /// In millionths more or less than true.
+    /// Deviation from true time, in millionths.
     speed: i64,
     offset: Time,
     wall: i64,
@@ -93,7 +92,7 @@ impl Clock {
     }
 }
 
-/// A helm process with its supervisor, as far as it is known to that.
+/// A Helm process with its supervisor, as its owner sees it.
 struct Helm {
     orders: Orders,
     until: Option<BootTime>,
@@ -107,7 +106,7 @@ struct Asked {
     answer: Option<Answer>,
 }
 
-/// One life of a reconciler.
+/// One run of a reconciler.
 struct Life {
     actor: Actor,
     hold: LeaseState,
@@ -116,9 +115,9 @@ struct Life {
     signal: StopSignal,
     asked: Option<Asked>,
     next_round: BootTime,
-    /// Its lists are complete.
+    /// Time at which its lists are complete.
     ready_at: BootTime,
-    /// A run that was decided on and is prepared.
+    /// Start time of a planned run that is being prepared.
     starting: Option<BootTime>,
     helm: Option<Helm>,
     stopping: Option<BootTime>,
@@ -126,7 +125,7 @@ struct Life {
 
 struct Process {
     name: String,
-    /// Whether it is the one container of its pod, with which its helm dies.
+    /// True if it is the only container of its pod. Its Helm process then dies with it.
     in_pod: bool,
     clock: Clock,
     way: Way,
@@ -137,11 +136,11 @@ struct Process {
     leaving: bool,
     incarnation: u32,
     life: Option<Life>,
-    /// Whose driver is dead: they go with the pipe.
+    /// Helm processes without a driver. They end with its pipe.
     orphans: Vec<Helm>,
 }
 
-/// What the hub knows of an agent's session.
+/// The hub's knowledge of an agent's session.
 #[derive(Clone, Copy, Default)]
 struct Voice {
     open: bool,
@@ -168,9 +167,9 @@ struct World {
     presence: Presence,
     quiet_since: Time,
     last_acted: Time,
-    /// Faults are over: who ends is started again.
+    /// Faults are over: a process that ends is restarted.
     healed: bool,
-    /// For whoever reads a failure.
+    /// History for a failure message.
     log: Vec<String>,
 }
 
@@ -269,7 +268,7 @@ impl World {
                 let process = &mut self.processes[index];
                 process.up = false;
                 process.leaving = false;
-                // What kills a process that is stopped kills it all the same.
+                // A signal that kills a process also kills a stopped one.
                 process.stopped = false;
                 let helm = process.life.take().and_then(|life| life.helm);
                 process.orphans.extend(helm.filter(|_| !process.in_pod));
@@ -316,7 +315,7 @@ impl World {
         }
     }
 
-    /// Everybody's next moment, in any order.
+    /// Advances the time by one step, with the processes in random order.
     fn step(&mut self) -> Result<(), TestCaseError> {
         self.now += STEP;
         for index in 0..self.processes.len() {
@@ -337,7 +336,7 @@ impl World {
         self.check()
     }
 
-    /// The supervisors of helm: what of it lives on its own.
+    /// Simulates Helm's supervisors, which outlive their process.
     fn supervise(&mut self, index: usize) {
         if self.processes[index].suspended {
             return;
@@ -354,7 +353,7 @@ impl World {
         }
     }
 
-    /// What has arrived by now.
+    /// Delivers messages that are due.
     fn carry(&mut self) -> Result<(), TestCaseError> {
         let mut due: Vec<_> = self
             .parcels
@@ -366,7 +365,7 @@ impl World {
                 Parcel::Request(index, number, call, sent) => {
                     let late = Duration::from_millis(self.now - sent) > Times::MEMBER.call;
                     if late && call != Call::Read {
-                        // As much a fault as any, though whoever made it is healthy by now.
+                        // A late write counts as a fault, even if its sender is healthy by now.
                         self.quiet_since = self.now;
                     }
                     let answer = self.serve(index, call)?;
@@ -406,7 +405,7 @@ impl World {
         }
     }
 
-    /// The apiserver.
+    /// Simulates the API server.
     fn serve(&mut self, index: usize, call: Call) -> Result<Answer, TestCaseError> {
         let present = self.lease.as_ref();
         let written = match call {
@@ -465,7 +464,7 @@ impl World {
         }
     }
 
-    /// A process that runs.
+    /// Advances a running process.
     fn act(&mut self, index: usize) {
         if index == PROXY {
             self.listen();
@@ -507,7 +506,7 @@ impl World {
             && life.wish != wish
         {
             if wish == LeaseGoal::Observe {
-                // Not taken back: the life ends, and another begins.
+                // The goal is never revoked: this run ends and another one starts.
                 life.handle.close();
                 life.stopping = Some(now);
             } else {
@@ -515,7 +514,7 @@ impl World {
                 life.next_round = now;
             }
         }
-        // What runs beside each other comes in any order.
+        // Concurrent tasks run in random order.
         let first = self.below(3);
         for part in 0..3 {
             match (first + part) % 3 {
@@ -557,7 +556,7 @@ impl World {
         });
     }
 
-    /// As `fence::hold` does it.
+    /// Same as `lease::hold`.
     fn fence(&mut self, index: usize, life: &mut Life, now: BootTime) {
         let wall = self.processes[index].clock.wall(self.now);
         if let Some(asked) = &mut life.asked {
@@ -579,7 +578,7 @@ impl World {
         }
     }
 
-    /// As the reconciler and the helm driver do it: there is always something to do.
+    /// Same as the reconciler and the Helm driver, with permanent work.
     fn drive(&mut self, index: usize, life: &mut Life, now: BootTime) {
         match &mut life.helm {
             Some(helm) => {
@@ -592,7 +591,7 @@ impl World {
             }
             None => match life.starting {
                 None if life.hold.may_start(now) && life.signal.is_open() => {
-                    // What is asked of the apiserver before: two calls with a deadline of 10 s each.
+                    // Two API requests with a deadline of 10 s each come first.
                     life.starting = Some(BootTime(now.0 + self.seconds(20)));
                 }
                 Some(at) if now >= at => {
@@ -613,7 +612,7 @@ impl World {
         }
     }
 
-    /// What the hub hears of the agents.
+    /// Updates the hub's knowledge of the agents.
     fn listen(&mut self) {
         let now = self.boot(PROXY);
         for index in 0..AGENTS {
@@ -636,7 +635,7 @@ impl World {
                 }
                 (voice.open, voice.ready, voice.heard) = (true, ready, now);
             } else if (reachable && !process.up) || now.since(voice.heard) >= SILENCE {
-                // A dead process' kernel says so at once; else it is silence that tells.
+                // The kernel of a dead process closes the session immediately. Otherwise, only silence shows it.
                 voice.open = false;
             }
         }
@@ -679,13 +678,13 @@ impl Process {
         }
     }
 
-    /// One that does something: a suspended one does nothing, and is dead when it wakes.
+    /// Returns true if a Helm process can act. A suspended one cannot, and is dead when it wakes.
     fn active_helm(&self) -> bool {
         let helm = self.life.as_ref().and_then(|life| life.helm.as_ref());
         !self.suspended && (helm.is_some() || !self.orphans.is_empty())
     }
 
-    /// Whether nothing keeps it from acting but the others.
+    /// Returns true if only the other processes can keep this one from acting.
     fn able(&self) -> bool {
         let healthy = matches!(
             self.way,
@@ -704,8 +703,8 @@ fn holder(lease: Option<&Lease>) -> String {
     holder.unwrap_or_default()
 }
 
-/// Delays are well below what a call may take, both ways, or well above it. About at it, reads of an agent
-/// that are just in time would keep the hub away, and its writes that are just not would not act.
+/// Delays are well below or well above the deadline of a call, both ways together. Close to it, an agent's reads would
+/// succeed and keep the hub away, while its writes would fail.
 fn any_flow() -> impl Strategy<Value = Flow> {
     prop_oneof![
         2 => Just(Flow::Pass),
@@ -737,7 +736,7 @@ fn any_fault() -> impl Strategy<Value = Fault> {
     ]
 }
 
-/// Pauses before each fault, short ones and long ones.
+/// Short and long pauses before each fault.
 fn any_story() -> impl Strategy<Value = Vec<(Time, Fault)>> {
     let pause = prop_oneof![
         3 => 0..15_000_u64,
@@ -812,7 +811,7 @@ fn restarted_agent_in_same_pod_acts_within_seconds() {
     }
 }
 
-/// They are answered when nobody waits any more, and go through all the same.
+/// The responses arrive after their deadline, but the writes succeed.
 #[test]
 fn slow_writes_do_not_block_lease_acquisition() {
     let story = [

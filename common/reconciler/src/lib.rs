@@ -1,7 +1,7 @@
-//! Keeps one member cluster as its desired state says, for the agent on the member and for the hub in an agent's place.
+//! Reconciles one member cluster with its desired state, for the agent on the member or for the hub as proxy.
 //!
-//! It knows neither hub nor agent nor the protocol between them, and not where it runs. It imports `krypton-helm` and
-//! the crates below it.
+//! This crate knows neither hub nor agent nor their protocol, nor the process it runs in. It imports only
+//! `krypton-helm` and the crates below it.
 
 pub mod actions;
 pub mod agent_presence;

@@ -1,4 +1,4 @@
-//! What comes before any Tenant: the permit, the record of the desired state, the CRD, the report.
+//! Member-wide work before any Tenant: write permission, saved desired state, CRD and report.
 
 use std::sync::Arc;
 
@@ -23,11 +23,11 @@ use crate::record::{self, Advance, Recording};
 use crate::run_loop::{CRD_EVERY, ListedUnder, Reconciler};
 
 const RECORD_RETRY_MAX: Duration = Duration::from_secs(60);
-/// Between two drift_schedule without a CRD or a list of records. No Tenant is reconciled meanwhile.
+/// Longest pause between two rounds without a CRD or a list of records. Until then, the reconciler handles no Tenant.
 const CRD_RETRY_MAX: Duration = Duration::from_secs(10);
 
 impl Reconciler {
-    /// When the apiserver last answered. Whoever started us had just heard it.
+    /// Returns the time of the API server's last response. The caller received one just before the start.
     pub(super) fn heard(&self) -> BootTime {
         self.hold
             .get()
@@ -35,9 +35,9 @@ impl Reconciler {
             .map_or(self.started, |heard| heard.max(self.started))
     }
 
-    /// Permit, record and CRD: what comes before any Tenant.
+    /// Reconciles the write permission, the saved desired state and the CRD.
     pub(super) fn reconcile_member(&mut self, now: BootTime) {
-        // Whoever cannot see the cluster keeps nobody else from acting on it.
+        // A process that cannot see the cluster must not keep others from acting on it.
         let lease = self.member.lease.get();
         if self.index.ready() && self.wish.get() != lease {
             self.wish.send_replace(lease);
@@ -50,8 +50,8 @@ impl Reconciler {
         if permitted != self.permitted {
             self.permitted = permitted;
             tracing::info!(member = %self.member.name, permitted, "the Lease");
-            // Another writer may have been here meanwhile; and what has failed while the cluster was away is no
-            // reason to wait.
+            // Another writer may have changed the cluster in the meantime. Failures while the cluster was unreachable
+            // must not delay the next attempt.
             self.recorded = None;
             self.recording.abort_all();
             self.recording_failures = 0;
@@ -85,7 +85,7 @@ impl Reconciler {
         }
     }
 
-    /// Writes the desired state down before it is acted on.
+    /// Saves the desired state before the reconciler acts on it.
     fn record_desired(&mut self) {
         let wanted = self.desired.get();
         let recorded = self.recorded.as_mut();
@@ -107,7 +107,7 @@ impl Reconciler {
         }
     }
 
-    /// Forgets the known records: another process may have written, or the CRD has gone.
+    /// Forgets the known records, as another process may have written them or the CRD was deleted.
     pub(super) fn recheck_crd(&mut self) {
         self.crd_jobs.abort_all();
         self.crd_checked = false;
@@ -115,13 +115,13 @@ impl Reconciler {
         self.waiting = None;
     }
 
-    /// Whether the Tenant is still to be put back, or it is not known which are.
+    /// Returns true if the Tenant waits to be restored, or if the waiting Tenants are unknown.
     pub(super) fn is_kept(&self, tenant: &TenantKey) -> bool {
         let kept = |waiting: &Known| waiting.contains_key(tenant);
         self.permitted && self.waiting.as_ref().is_none_or(kept)
     }
 
-    /// Whether a Tenant that is still to be put back lives in the namespace or has its release there.
+    /// Returns true if a Tenant that waits to be restored is in the namespace or has its release there.
     pub(super) fn is_kept_for(&self, namespace: &str) -> bool {
         let mut waiting = self.waiting.iter().flatten();
         waiting.any(|(tenant, kept)| {
@@ -129,7 +129,7 @@ impl Reconciler {
         })
     }
 
-    /// Which Tenants are not put back yet, and why the first is not.
+    /// Describes the Tenants that are not restored yet, with the reason for the first one.
     fn not_restored(&self) -> Option<String> {
         if !self.permitted {
             return None;
@@ -164,7 +164,7 @@ impl Reconciler {
         done: Result<(Arc<DesiredState>, Result<Recording, String>), tokio::task::JoinError>,
     ) {
         let Ok((desired, result)) = done else { return };
-        // Begun under a Lease that is another's by now, perhaps.
+        // Another process may hold the Lease by now.
         if !self.permitted {
             return;
         }
@@ -231,7 +231,7 @@ impl Reconciler {
             self.crd_not_before = self.crd_not_before.max(next.unwrap_or_default());
         }
         if ensured && (self.crd_lost || self.listed != ListedUnder::Ours) {
-            // What was put back is not in a list that is older, nor all of what an older schema had.
+            // An older list lacks restored Tenants, and an older schema lacks some of their fields.
             (self.crd_lost, self.list_anew) = (false, true);
             self.listed = ListedUnder::Ours;
         }
@@ -249,7 +249,7 @@ impl Reconciler {
             !connected || !self.index.synced() || (self.permitted && self.recorded.is_none())
         });
         let report = MemberReport {
-            // By now every Tenant that was listed has its report.
+            // By now every listed Tenant has its report.
             synced: self.index.synced()
                 && self.index.crd() == Some(CrdState::Present)
                 && !(self.permitted && (self.crd_lost || self.list_anew))
@@ -274,12 +274,13 @@ impl Reconciler {
     }
 }
 
-/// Whether the newest state is a pause that could not be recorded: until it is, no earlier state is acted on.
+/// Returns true if the latest desired state is a pause that could not be saved. Until it is, the reconciler acts on no
+/// earlier state.
 fn misses_pause(paused: bool, on_record: bool, failures: u32) -> bool {
     paused && !on_record && failures > 0
 }
 
-/// Whether they are equal. They are one from then on, and are not compared again.
+/// Compares two states. Equal states share one allocation afterwards, which makes the next comparison cheap.
 fn is_same(recorded: &mut Arc<DesiredState>, wanted: &Arc<DesiredState>) -> bool {
     if Arc::ptr_eq(recorded, wanted) {
         return true;
@@ -291,7 +292,7 @@ fn is_same(recorded: &mut Arc<DesiredState>, wanted: &Arc<DesiredState>) -> bool
     same
 }
 
-/// Before the next attempt at the member's own objects.
+/// Returns the pause before the next attempt at the member's own objects.
 fn retry_pause(failures: u32, longest: Duration) -> Duration {
     match failures {
         0 => Duration::ZERO,

@@ -1,8 +1,7 @@
-//! What helm, charts and reconcilers count, all members of a process together: the same in hub and agent, under
-//! their own prefixes.
+//! Metrics of Helm, charts and reconcilers, summed over all members of a process.
 //!
-//! No label here names a Tenant or a member, so the series are few however large the fleet is. All of them are there
-//! from the start: a rate needs a zero to begin at.
+//! Hub and agent export them under their own prefixes. No label names a Tenant or a member, so the number of series
+//! does not grow with the fleet. All series exist from the start, as a rate needs a zero to start from.
 
 use std::time::Duration;
 
@@ -17,9 +16,9 @@ use prometheus_client::registry::{Registry, Unit};
 use crate::plan::Action;
 
 const RECONCILE_OUTCOMES: [&str; 4] = ["ok", "stale", "passing", "failed"];
-/// What Tenants and deployments that are to be looked at wait for.
+/// The queues in which Tenants and KryptonDeployments wait.
 const WAITS: [&str; 4] = ["lists", "calls", "urgent", "runs"];
-/// What is watched on a member, as the reconciler calls it and as the label says it.
+/// The watches on a member: the reconciler's name and the value of the label.
 const WATCHES: [(&str, &str); 7] = [
     ("CRD", "crd"),
     ("Secrets", "releases"),
@@ -29,10 +28,10 @@ const WATCHES: [(&str, &str); 7] = [
     ("DaemonSets", "daemonsets"),
     ("Tenants", "tenants"),
 ];
-/// Of actions, in seconds: most are one call, some a run of helm.
+/// Buckets for actions, in seconds. Most actions are one API request, some are a Helm run.
 const ACTION_BUCKETS: [f64; 9] = [0.01, 0.05, 0.25, 1.0, 5.0, 30.0, 120.0, 300.0, 900.0];
 
-/// Clones count together.
+/// Metrics of the reconcilers. Clones share their values.
 #[derive(Clone, Debug)]
 pub struct WorkMetrics {
     pub helm: HelmMetrics,
@@ -42,7 +41,7 @@ pub struct WorkMetrics {
     waiting: Gauges<1>,
     leases: Gauge,
     watch_errors: Counters<1>,
-    /// Events that found the queue full.
+    /// Events dropped because the queue was full.
     pub events_dropped: Counter,
 }
 
@@ -75,14 +74,14 @@ impl Default for WorkMetrics {
     }
 }
 
-/// What one reconciler has to do that it cannot do now, in the order of [`WAITS`], and whether it holds its Lease.
+/// Queue lengths of one reconciler in the order of [`WAITS`], and whether it holds its Lease.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Depths {
     pub(crate) waiting: [usize; 4],
     pub(crate) writes: bool,
 }
 
-/// One reconciler's part of the sums; it is taken out when the reconciler ends.
+/// One reconciler's part of the sums. It is subtracted when the reconciler ends.
 #[derive(Debug)]
 pub(crate) struct Part {
     of: WorkMetrics,
@@ -115,7 +114,7 @@ fn number(count: usize) -> i64 {
 }
 
 impl WorkMetrics {
-    /// The part of a reconciler that begins.
+    /// Returns the part of a new reconciler.
     pub(crate) fn part(&self) -> Part {
         Part {
             of: self.clone(),
@@ -123,7 +122,7 @@ impl WorkMetrics {
         }
     }
 
-    /// An action has ended: `ok`, `stale`, `passing` or `failed`.
+    /// Counts a finished action. The outcome is `ok`, `stale`, `passing` or `failed`.
     pub(crate) fn reconciled(&self, action: &Action, took: Duration, outcome: &'static str) {
         let action = action.name();
         let labels = [("action", action), ("outcome", outcome)];
@@ -132,19 +131,19 @@ impl WorkMetrics {
         duration.observe(took.as_secs_f64());
     }
 
-    /// How many wait to be looked at, of all reconcilers together, by what they wait for.
+    /// Returns the queue lengths, summed over all reconcilers.
     pub fn waiting(&self) -> [(&'static str, i64); 4] {
         WAITS.map(|wait| (wait, self.waiting.get_or_create(&[("for", wait)]).get()))
     }
 
-    /// A watch of a member has failed, on what the reconciler calls so.
+    /// Counts a failed watch. `what` is the reconciler's name for it.
     pub(crate) fn watch_failed(&self, what: &str) {
         if let Some((_, what)) = WATCHES.iter().find(|(called, _)| *called == what) {
             self.watch_errors.get_or_create(&[("what", *what)]).inc();
         }
     }
 
-    /// Puts all of it into `registry`, and which version this is.
+    /// Registers all metrics and the version of the build.
     pub fn register(&self, registry: &mut Registry) {
         let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
         registry.register("build", "Which version runs", build);

@@ -1,5 +1,7 @@
-//! What is reconciled: a Tenant that lives on the cluster, or a deployment that home orders. Both are a
-//! release in a namespace; a deployment has no object here, so nothing of it is written but the release.
+//! Owner of a release: a Tenant on the cluster, or a KryptonDeployment that the home cluster orders.
+//!
+//! Both own a release in a namespace. A KryptonDeployment has no object here, so the reconciler writes only its
+//! release.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,7 +19,7 @@ use serde_json::{Map, Value};
 use tracing::Span;
 use tracing::field::{Empty, display};
 
-/// A Tenant and a deployment may have the same namespace and name.
+/// Key of an owner. A Tenant and a KryptonDeployment may have the same namespace and name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum OwnerKey {
     Tenant(TenantKey),
@@ -25,7 +27,7 @@ pub enum OwnerKey {
 }
 
 impl OwnerKey {
-    /// Of a deployment it is home's, and nothing on this cluster.
+    /// Returns the namespace of the object. For a KryptonDeployment, it is a namespace of the home cluster.
     pub fn namespace(&self) -> &str {
         match self {
             Self::Tenant(key) => &key.namespace,
@@ -40,7 +42,7 @@ impl OwnerKey {
         }
     }
 
-    /// Of what is done for it: each line within says for whom, and for which generation of the object.
+    /// Returns a span for the owner's actions. It adds the owner and its generation to each log line.
     pub fn span(&self, member: &str, generation: i64, release: &ReleaseKey) -> Span {
         let release = &*release.name;
         let (tenant, deployment) = match self {
@@ -76,7 +78,7 @@ pub enum ReleaseOwner {
 }
 
 impl ReleaseOwner {
-    /// The kind of the object that a person writes.
+    /// Returns the kind of the object that the user creates.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Tenant(_) => "Tenant",
@@ -126,7 +128,7 @@ impl ReleaseOwner {
         }
     }
 
-    /// An annotation of the object; of a deployment those that its order passes on.
+    /// Returns an annotation of the object. For a KryptonDeployment, only annotations in its order.
     pub fn annotation(&self, name: &str) -> Option<&str> {
         match self {
             Self::Tenant(tenant) => {
@@ -142,12 +144,12 @@ impl ReleaseOwner {
         }
     }
 
-    /// What is done about drift, in the place of what the fleet does.
+    /// Returns the drift policy that overrides the fleet's.
     pub fn drift(&self) -> Option<&DriftPolicy> {
         self.deployment()?.drift.as_ref()
     }
 
-    /// Its release is to go: the Tenant is deleted, or home orders it.
+    /// Returns true if the release must be uninstalled: the Tenant is deleted or the home cluster orders the removal.
     pub fn is_going(&self) -> bool {
         match self {
             Self::Tenant(tenant) => tenant.metadata.deletion_timestamp.is_some(),
@@ -155,7 +157,7 @@ impl ReleaseOwner {
         }
     }
 
-    /// Whether it is for this member.
+    /// Returns true if the owner belongs to this member.
     pub fn is_for(&self, cluster: &str, source_namespace: Option<&str>) -> bool {
         match self {
             Self::Tenant(tenant) => {
@@ -165,7 +167,7 @@ impl ReleaseOwner {
         }
     }
 
-    /// The member that the Tenant itself names.
+    /// Returns the member that the Tenant itself names.
     pub fn names_member(&self) -> Option<&str> {
         self.tenant()?.names_member()
     }
@@ -183,31 +185,31 @@ impl ReleaseOwner {
         }
     }
 
-    /// The user that Helm acts as for it; `None` for the fleet's.
+    /// Returns the user that Helm impersonates. `None` for Helm's own account.
     pub fn user(&self, lockdown: &Lockdown) -> Option<String> {
         let spec = self.tenant().map(|tenant| &tenant.spec);
         let named = spec.and_then(|spec| spec.service_account_name.as_deref());
         lockdown.user(self.namespace(), named)
     }
 
-    /// Values of its own.
+    /// Returns the owner's own values.
     pub fn values(&self) -> Option<&Map<String, Value>> {
         self.tenant()?.spec.values.as_ref()
     }
 
-    /// What its status says of the member.
+    /// Returns the member's state in the status.
     pub fn on_status(&self, cluster: &str) -> Option<ClusterState> {
         let conditions = &self.tenant()?.status.as_ref()?.conditions;
         conditions::clusters(conditions).remove(cluster)
     }
 
-    /// What its status says that `cluster` does next.
+    /// Returns the next step of `cluster` in the status.
     pub fn next_on_status(&self, cluster: &str) -> Option<Next> {
         Next::from_status(self.tenant()?.status.as_ref()?, cluster)
     }
 
-    /// Where it stands among those that want one release: the first has it. An order to remove does not
-    /// keep the release from others once it is carried out.
+    /// Returns the sort key among the claimants of one release: the first owns it. A removal order comes
+    /// last. A completed removal therefore blocks no other claimant.
     pub fn seniority(&self) -> impl Ord + use<> {
         let created = match self {
             Self::Tenant(tenant) => {

@@ -1,4 +1,4 @@
-//! Tenants that home places on this member: one step at a time for each, and what is said of it.
+//! Places Tenants of the home cluster on this member, one step at a time for each, and reports their placement.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -31,16 +31,18 @@ use crate::placement::{self, PlacementStep, View};
 use crate::run_loop::{AFTER_CONFLICT, ListedUnder, Reconciler};
 
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Orders that something is done for at once: a member that gets two thousand of them is not stormed.
+/// Maximum number of orders with a request in flight. It protects the API server from two thousand orders at the same
+/// time.
 const CALLS: usize = 8;
-/// Whoever writes against us is answered later and later, until it is quiet for so long.
+/// Time without a write after which the pause between writes resets. Until then, each write doubles the pause, in
+/// case another client keeps reverting it.
 const QUIET_AFTER: Duration = Duration::from_secs(300);
-/// And at last so often.
+/// Longest pause between two writes.
 const ANSWER_EVERY: Duration = Duration::from_secs(30);
-/// A watch is seldom so many looks behind what the apiserver answers.
+/// Number of stale results in a row to report. A watch is rarely this many checks behind the API server.
 pub(super) const STALE_IS_SAID: u32 = 5;
 
-/// The orders of the desired state that is acted on, and how far each is.
+/// The placement orders of the current desired state, with their progress.
 #[derive(Default)]
 pub(super) struct PlacedTenants {
     orders: BTreeMap<TenantKey, Arc<PlacedTenant>>,
@@ -56,14 +58,14 @@ pub(crate) struct Slot {
     pub busy: bool,
     pub not_before: Option<BootTime>,
     failures: u32,
-    /// Writes that went through, one soon after the other, and when the last of them did.
+    /// Number of successful writes in quick succession, and the time of the last one.
     writes: u32,
     written: BootTime,
-    /// Of which UID a fresh look has shown that nothing is left here.
+    /// UID of the Tenant whose removal a read from the API server has confirmed.
     gone: Option<String>,
 }
 
-/// What came of a step.
+/// Result of a step.
 pub(super) struct Done {
     key: TenantKey,
     order: Arc<PlacedTenant>,
@@ -72,21 +74,21 @@ pub(super) struct Done {
 }
 
 enum Step {
-    /// The watch will show it.
+    /// The watch will show the result.
     Written(Option<Box<Tenant>>),
-    /// Nothing of the order to remove is left.
+    /// Nothing of the order is left to remove.
     Gone,
 }
 
 enum Fault {
-    /// What is here is not what was seen.
+    /// The objects on the member differ from the view.
     Stale,
-    /// To be said, and tried again after a back-off.
+    /// A failure to report. The step is retried after a back-off.
     Shown(State),
 }
 
 impl PlacedTenants {
-    /// Takes in all that home orders. What is no longer among it is left as it is.
+    /// Replaces the orders and returns the keys that are no longer ordered. Their Tenants stay on the member.
     pub(super) fn ordered(&mut self, orders: &[PlacedTenant]) -> Vec<TenantKey> {
         let next: BTreeMap<TenantKey, &PlacedTenant> =
             orders.iter().map(|order| (order.key(), order)).collect();
@@ -98,7 +100,7 @@ impl PlacedTenants {
         for (key, order) in next {
             if self.orders.get(&key).is_none_or(|known| **known != *order) {
                 self.orders.insert(key.clone(), Arc::new(order.clone()));
-                // What failed before was another order.
+                // Earlier failures belong to the previous order.
                 if let Some(slot) = self.slots.get_mut(&key) {
                     (slot.not_before, slot.failures) = (None, 0);
                 }
@@ -112,7 +114,7 @@ impl PlacedTenants {
         self.dirty.extend(self.orders.keys().cloned());
     }
 
-    /// These have changed.
+    /// Marks the orders of these Tenants as changed.
     pub(super) fn touch(&mut self, keys: &BTreeSet<OwnerKey>) {
         if self.orders.is_empty() {
             return;
@@ -126,7 +128,7 @@ impl PlacedTenants {
         }
     }
 
-    /// These namespaces have.
+    /// Marks the orders in these namespaces as changed.
     pub(super) fn touch_namespaces(&mut self, namespaces: &BTreeSet<String>) {
         let inside = |key: &&TenantKey| namespaces.contains(&key.namespace);
         self.dirty
@@ -152,12 +154,12 @@ impl Reconciler {
             self.placed_tenants.wakes.remove(&(at, key.clone()));
             self.placed_tenants.dirty.insert(key);
         }
-        // Before all Tenants are listed by our schema, that one is not here means nothing.
+        // Until all Tenants are listed under the current schema, a missing Tenant proves nothing.
         let listed = self.index.synced()
             && self.index.crd() == Some(CrdState::Present)
             && self.listed == ListedUnder::Ours
             && !(self.crd_lost || self.list_anew);
-        // Who observes says nothing either: the writer may know of a later order.
+        // An observer reports nothing either, as the writer may know a later order.
         let acts = self.permitted && !self.misses_pause && self.waiting.is_some();
         let Some(desired) = self.recorded.clone().filter(|_| listed && acts) else {
             return;
@@ -177,7 +179,7 @@ impl Reconciler {
             return;
         };
         let slot = self.placed_tenants.slots.entry(key.clone()).or_default();
-        // A busy one is looked at when it is done.
+        // A busy order is checked again when its step is done.
         if slot.busy {
             return;
         }
@@ -266,7 +268,7 @@ impl Reconciler {
             }
         };
         let Some(ordered) = self.placed_tenants.orders.get(&key) else {
-            // Home has given up the order meanwhile: nothing is said of it any more.
+            // The home cluster has withdrawn the order, so there is nothing to report.
             self.placed_tenants.slots.remove(&key);
             return;
         };
@@ -319,14 +321,14 @@ impl Reconciler {
                 words = Some((state, false));
             }
         }
-        // Of an order that has changed meanwhile the next look speaks.
+        // If the order has changed, the next check reports its state.
         if let Some((state, gone)) = words.filter(|_| current) {
             self.say(&done.order, state, gone);
         }
     }
 }
 
-/// Why nothing is to be written for the order.
+/// Returns the reason and message if nothing may be written for the order.
 fn held(order: &PlacedTenant, desired: &DesiredState) -> Option<(&'static str, &'static str)> {
     if desired.paused {
         return Some((reason::PAUSED, "paused on the EdgeCluster"));
@@ -353,7 +355,7 @@ impl ActionRunner {
                 Ok(Step::Written(Some(Box::new(made))))
             }
             PlacementStep::Update(tenant) => {
-                // With the resourceVersion that it was seen with, and so with the UID too.
+                // The replacement carries the resourceVersion of the view, and thus its UID.
                 let call = api.replace(&order.name, &params, &tenant);
                 let call = effect!("placement.update", call);
                 let written = in_time("updating the Tenant", call).await?;
@@ -386,8 +388,8 @@ impl ActionRunner {
     }
 }
 
-/// The Tenant, or that there is none: said of this very one, as by an apiserver that has Tenants. Something
-/// before it, or one that does not serve them, says that there is no such page.
+/// Returns the Tenant, or `None` if the API server reports that this Tenant does not exist. Other 404 responses come
+/// from an intermediary or from an API server that does not serve Tenants.
 async fn looked_for(api: &Api<Tenant>, name: &str) -> kube::Result<Option<Tenant>> {
     match api.get(name).await {
         Err(kube::Error::Api(status)) if status.code == 404 => {
@@ -401,7 +403,7 @@ async fn looked_for(api: &Api<Tenant>, name: &str) -> kube::Result<Option<Tenant
     }
 }
 
-/// Home's namespace: whoever else uses it, it is not deleted with the last Tenant.
+/// Creates the namespace of the home cluster. It is not deleted with the last Tenant, as others may use it.
 async fn create_namespace(client: Client, name: &str) -> Result<Step, Fault> {
     let label = (
         names::MANAGED_BY_LABEL.to_owned(),
@@ -422,7 +424,7 @@ async fn create_namespace(client: Client, name: &str) -> Result<Step, Fault> {
     Ok(Step::Written(None))
 }
 
-/// Whether the newest that home wants is still that this Tenant goes.
+/// Returns true if the latest desired state still orders the removal of this Tenant.
 fn still_ordered(order: &PlacedTenant, now: &DesiredState) -> bool {
     let mut orders = now.placed.iter();
     let newest = orders.find(|newest| newest.uid == order.uid && newest.key() == order.key());

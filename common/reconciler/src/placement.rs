@@ -1,5 +1,6 @@
-//! Tenants of home that are placed on a member. At home, which they are; on the member the decision on one
-//! order: what is there in, the one next step and what is said out. No I/O.
+//! Placement of a Tenant of the home cluster on a member: decides the next step and the state to report for one order.
+//!
+//! The decision has no I/O.
 
 use krypton_crds::tenant::{Tenant, TenantSpec};
 use krypton_types::conditions::{State, Truth, reason};
@@ -10,34 +11,34 @@ use krypton_types::names::{
 use krypton_types::placed_tenant::PlacedTenant;
 use kube::ResourceExt;
 
-/// What the decision rests on, beside the order.
+/// Input of the decision in addition to the order.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
-    /// The Tenant of that namespace and name.
+    /// The Tenant with the namespace and name of the order.
     pub found: Option<&'a Tenant>,
-    /// Its namespace; `None` where there is none.
+    /// Whether the namespace is being deleted. `None` if it does not exist.
     pub terminating: Option<bool>,
-    /// Why nothing is to be written here now: reason and words.
+    /// Reason and message if nothing may be written.
     pub held: Option<(&'static str, &'a str)>,
 }
 
 /// The next step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PlacementStep {
-    /// There is nothing to be done.
+    /// Nothing to do.
     Settled(State),
     CreateNamespace,
     Create(Box<Tenant>),
-    /// What is there, as it is to be: its resourceVersion is the precondition.
+    /// Replace the Tenant. Its resourceVersion is the precondition.
     Update(Box<Tenant>),
-    /// The Tenant of this UID.
+    /// Delete the Tenant with this UID.
     Delete(String),
-    /// What is known here says that the order to remove is carried out. Whoever is told so forgets the
-    /// Tenant, so it is read afresh before.
+    /// The view shows that the removal is complete. The hub forgets the Tenant after this report, so a read from the
+    /// API server must confirm it first.
     Confirm(State),
 }
 
-/// What a fresh look shows of an order to remove that seemed carried out.
+/// Returns true if a read from the API server confirms that the removal is complete.
 pub fn confirmed(order: &PlacedTenant, found: Option<&Tenant>) -> bool {
     let uid = found.and_then(home_uid);
     !uid.is_some_and(|uid| order.is_for(uid))
@@ -99,7 +100,7 @@ fn present(order: &PlacedTenant, found: &Tenant) -> PlacementStep {
     if order.remove {
         let mut aside = found.clone();
         put_aside(order, &mut aside);
-        // As long as it is set aside here, it does not go: that follows home to the last.
+        // While the Tenant is paused here, its deletion waits. The pause follows the home cluster until the end.
         if aside != *found {
             return PlacementStep::Update(Box::new(aside));
         }
@@ -130,7 +131,7 @@ fn present(order: &PlacedTenant, found: &Tenant) -> PlacementStep {
     PlacementStep::Update(Box::new(wanted))
 }
 
-/// What is not home's is left alone, and is nothing that an order to remove would remove.
+/// A Tenant that the home cluster did not place stays unchanged. A removal order does not delete it.
 fn others(order: &PlacedTenant, why: &str, message: &str) -> PlacementStep {
     match order.remove {
         true => PlacementStep::Confirm(not(why, &format!("{message}; it is left where it is"))),
@@ -145,7 +146,7 @@ fn already_there(order: &PlacedTenant) -> String {
     )
 }
 
-/// The UID at home that the Tenant was placed for; `None` where it was not placed.
+/// Returns the UID on the home cluster that the Tenant was placed for. `None` if it was not placed.
 fn home_uid(tenant: &Tenant) -> Option<&str> {
     let labelled = tenant.labels().get(MANAGED_BY_LABEL)?;
     if labelled != MANAGED_BY_HUB {
@@ -155,7 +156,7 @@ fn home_uid(tenant: &Tenant) -> Option<&str> {
     Some(uid.as_str())
 }
 
-/// The Tenant as home wants it. What home says nothing of stays.
+/// Returns the Tenant as ordered. Fields that the order does not set stay unchanged.
 fn ordered(order: &PlacedTenant, mut tenant: Tenant) -> Tenant {
     tenant
         .labels_mut()
@@ -169,7 +170,7 @@ fn ordered(order: &PlacedTenant, mut tenant: Tenant) -> Tenant {
     put_aside(order, &mut tenant);
     tenant.spec = TenantSpec {
         workspace: order.spec.workspace.clone(),
-        // It is for the cluster that it is on.
+        // The placed Tenant belongs to the cluster that contains it.
         cluster_ref: None,
         values: order.spec.values.clone(),
         service_account_name: order.spec.service_account_name.clone(),
@@ -177,7 +178,7 @@ fn ordered(order: &PlacedTenant, mut tenant: Tenant) -> Tenant {
     tenant
 }
 
-/// Whether its release is left as it is.
+/// Sets or removes the pause annotation, as ordered.
 fn put_aside(order: &PlacedTenant, tenant: &mut Tenant) {
     let annotations = tenant.annotations_mut();
     match order.paused {
@@ -223,7 +224,7 @@ mod tests {
         with(|order| order.remove = true)
     }
 
-    /// As this order makes it, and the apiserver keeps it.
+    /// The Tenant that this order creates, as the API server stores it.
     fn made(order: &PlacedTenant) -> Tenant {
         let PlacementStep::Create(tenant) = at(order, None) else {
             panic!("it is not made");
@@ -244,7 +245,7 @@ mod tests {
         decide(order, &view)
     }
 
-    /// What is said, or done, in a word.
+    /// Returns the reason or the name of the step.
     fn word(placing: &PlacementStep) -> &str {
         match placing {
             PlacementStep::Settled(state) => &state.reason,
@@ -311,7 +312,7 @@ mod tests {
             (order(), &of_others, "AlreadyThere"),
             (order(), &nameless, "AlreadyThere"),
             (order(), &of_another, "BelongsToAnother"),
-            // What was made by hand is nobody's to hand over by an annotation at home.
+            // An annotation on the home cluster cannot hand over a Tenant that the home cluster did not place.
             (adopts(), &by_hand, "AlreadyThere"),
             (adopts(), &of_another, "update"),
             (adopts(), &ours, "Placed"),
@@ -339,7 +340,7 @@ mod tests {
             (with(|order| order.paused = true), &None, "Paused"),
             (with(|order| order.paused = true), &ours, "update"),
             (with(|order| order.paused = true), &paused, "Placed"),
-            // A deletion is set aside with it, and goes on with it.
+            // A pause also stops a deletion, which continues after it.
             (removal_paused(), &ours, "update"),
             (removal_paused(), &paused, "Paused"),
             (removal_paused(), &going, "update"),
@@ -356,7 +357,7 @@ mod tests {
         for (order, found, expected) in table {
             let placing = at(order, found.as_ref());
             assert_eq!(word(&placing), *expected, "{order:?} {found:?}");
-            // Whatever is written, the next look finds nothing to write.
+            // After any update, the next check has nothing to write.
             if let PlacementStep::Update(wanted) = placing {
                 let next = at(order, Some(&wanted));
                 assert_ne!(word(&next), "update", "{order:?} {found:?}");
@@ -375,7 +376,7 @@ mod tests {
             (order(), None, "Paused"),
             (order(), Some(&ours), "Placed"),
             (removal(), Some(&ours), "Paused"),
-            // That it is gone is not for everybody to say.
+            // While the member is held, it does not report a removal.
             (removal(), None, "Paused"),
         ] {
             let view = View {

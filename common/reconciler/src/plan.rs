@@ -1,4 +1,5 @@
-//! The decision: what is known of one Tenant or deployment in, the one next action and its conditions out. No I/O.
+//! Decides the next action and the conditions of one Tenant or KryptonDeployment from a view of the member, without
+//! I/O.
 
 mod deletion;
 mod drift;
@@ -29,16 +30,16 @@ use crate::drift::Wanted;
 use crate::index::Workspace;
 use crate::owner::ReleaseOwner;
 
-/// Annotation on a Tenant that was put back after its CRD was deleted: its UID before.
+/// Annotation on a Tenant that Krypton recreated after the deletion of its CRD: the Tenant's previous UID.
 pub const PREVIOUS_UID_ANNOTATION: &str = "mesh.openkcm.io/previous-uid";
 
-/// What is done about an upgrade that is given up.
+/// How Krypton reacts to an upgrade that it gives up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Remediation {
-    /// The failed revision stays; what it has not changed runs on.
+    /// Keep the failed revision. Objects that the upgrade did not change keep running.
     #[default]
     Keep,
-    /// The last revision that was deployed is put back.
+    /// Roll back to the last deployed revision.
     Rollback,
 }
 
@@ -54,29 +55,29 @@ impl FromStr for Remediation {
     }
 }
 
-/// How many revisions of a release may be kept. With fewer than the least, helm would keep no failed one
-/// beside what runs, of which could be told what it left.
+/// Allowed values of [`Policy::history_max`]. With fewer than 2, Helm would not keep a failed revision next to the
+/// deployed one. Krypton could then not find the leftovers of the failed attempt.
 pub const HISTORY: RangeInclusive<u8> = 2..=100;
 const HISTORY_DEFAULT: u8 = 3;
 
-/// What stays the same for all of a member.
+/// Settings that apply to all releases of a member.
 #[derive(Clone, Debug)]
 pub struct Policy {
-    /// How long a release may take to become ready, after helm has ended.
+    /// Time that a release may take to become ready after Helm has exited.
     pub helm_timeout: Duration,
-    /// How long a lock that somebody else left is respected.
+    /// Time for which Krypton respects a lock that it did not create.
     pub foreign_lock_grace: Duration,
-    /// How often a failed install or upgrade is tried again before it is given up; without end if `None`.
+    /// Number of retries after a failed install or upgrade; unlimited if `None`.
     pub retries: Option<u32>,
     pub remediation: Remediation,
-    /// Revisions kept of a release: what runs, and what came of the last attempts.
+    /// Number of revisions that Helm keeps of a release: the running one and the latest attempts.
     pub history_max: u8,
-    /// Namespaces that are never a workspace, beside `kube-*` and `krypton-system`.
+    /// Namespaces that are never a workspace, in addition to `kube-*` and `krypton-system`.
     pub protected_namespaces: Vec<String>,
 }
 
 impl Policy {
-    /// That of a process whose `own` namespaces are no workspaces; `default` is one for everybody.
+    /// Protects the process's `own` namespaces, except `default`, which every Tenant may use as a workspace.
     pub fn new(helm_timeout: Duration, own: impl IntoIterator<Item = String>) -> Self {
         let own = own.into_iter();
         Self {
@@ -89,14 +90,14 @@ impl Policy {
         }
     }
 
-    /// Keeps so many revisions of each release.
+    /// Sets the number of revisions to keep of each release, limited to [`HISTORY`].
     #[must_use]
     pub fn with_history(mut self, revisions: u8) -> Self {
         self.history_max = revisions.clamp(*HISTORY.start(), *HISTORY.end());
         self
     }
 
-    /// Gives up after so many retries, and does this then.
+    /// Sets the number of retries, and the remediation after the last one.
     #[must_use]
     pub fn remediated(mut self, retries: Option<u32>, remediation: Remediation) -> Self {
         (self.retries, self.remediation) = (retries, remediation);
@@ -104,25 +105,25 @@ impl Policy {
     }
 }
 
-/// Whether the member may be written to.
+/// Whether Krypton may write to the member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Permit {
     Granted,
-    /// Why not, for people.
+    /// The reason, as text for users.
     Withheld(String),
 }
 
-/// Everything the decision rests on.
+/// The complete input of a decision.
 #[derive(Clone, Debug)]
 pub struct View<'a> {
     pub cluster: &'a str,
-    /// The namespace of the member's kubeconfig Secret, where it has one.
+    /// The namespace of the member's kubeconfig Secret; `None` if the member has no such Secret.
     pub source_namespace: Option<&'a str>,
     pub now: BootTime,
     pub policy: &'a Policy,
     pub permit: Permit,
     pub desired: &'a DesiredState,
-    /// Of `desired`, with what the owner has of its own.
+    /// The chart of `desired`, merged with the owner's values.
     pub chart: &'a ChartState,
     /// The fingerprint of `chart`.
     pub fingerprint: &'a str,
@@ -130,75 +131,76 @@ pub struct View<'a> {
     pub release_key: &'a ReleaseKey,
     /// The release's revisions, oldest first.
     pub revisions: &'a [&'a Revision],
-    /// Those that ask for this release, oldest first, this one among them.
+    /// All owners that request this release, oldest first, including `owner`.
     pub claimants: &'a [ReleaseOwner],
     pub workspace: Option<&'a Workspace>,
-    /// Where else there is a release of this name that the original has made and nobody asks for, of a Tenant
-    /// that has none and names no workspace.
+    /// Set for a Tenant without a release and without `spec.workspace`: another namespace in which the Go operator
+    /// installed a release of this name. No Tenant requests that release.
     pub elsewhere: Option<&'a str>,
-    /// Other Tenants or deployments use the workspace.
+    /// Whether other Tenants or KryptonDeployments use the workspace.
     pub workspace_shared: bool,
-    /// The newest revision, decoded; where that was needed.
+    /// The newest revision, decoded; `None` until an action reads it.
     pub facts: Option<&'a Release>,
-    /// The first workload that is not ready, in words.
+    /// Description of the first workload that is not ready.
     pub unready: Option<&'a str>,
-    /// Whose Tenants may name this member.
+    /// The namespaces whose Tenants may name this member.
     pub allowed: &'a Allowed,
     pub memory: &'a Memory,
 }
 
-/// What this process remembers of a owner. Losing it costs a retry, never a release.
+/// State of one owner that this process keeps in memory. Losing it costs a retry, never a release.
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
-    /// What was last reported of the Tenant, with or without the Lease.
+    /// The state as last reported, with or without the Lease.
     pub said: Option<ClusterState>,
-    /// What was last written and told with the Lease; at first, what the status says.
+    /// The state as last written with the Lease, including its events. Initially the state in the Tenant's status.
     pub told: Option<ClusterState>,
-    /// What comes next, as it was last reported and as it was written with the Lease.
+    /// The next step, as last reported and as last written with the Lease.
     pub said_next: Option<Next>,
     pub told_next: Option<Next>,
-    /// When it was last reported or written.
+    /// Time of the last report or write.
     pub said_at: Option<BootTime>,
     pub failure: Option<Failure>,
-    /// Why the API server refuses the planned requests.
+    /// The API server's refusal of the planned requests.
     pub refusal: Option<Refusal>,
-    /// The last helm run that ended well.
+    /// The last Helm run that succeeded.
     pub applied: Option<Applied>,
-    /// Since when a lock of somebody else has been seen.
+    /// The newest revision if it is locked, and the time at which this process first saw the lock.
     pub locked: Option<(u32, BootTime)>,
-    /// Since when this process has known the Tenant.
+    /// Time at which this process first saw the owner.
     pub known_since: Option<BootTime>,
-    /// What the last look for drift has shown.
+    /// Result of the last drift check.
     pub drift: Option<Drifted>,
-    /// The newest revision when it was last seen deployed, and its Secret's version.
+    /// Number and resource version of the newest revision when it was last seen deployed.
     pub deployed: Option<(u32, String)>,
-    /// The revision that was read last, and its Secret's version.
+    /// Number and resource version of the deployed revision that was read last.
     pub read_as: Option<(u32, String)>,
-    /// A deployed revision of ours without a record, and whether it was read with the permit: without it the releases
-    /// of an earlier version may be on record by now. The process died before it could record what Helm deployed.
+    /// A deployed revision of Krypton without a record, and whether it was read with the permit. A read without the
+    /// permit may predate the records of releases that an earlier version installed. A revision has no record if the
+    /// process died after Helm deployed it.
     pub unrecorded: Option<(u32, bool)>,
-    /// A revision that is to be read again: it may be one that helm cannot read any more.
+    /// A revision to read again, because Helm may no longer be able to decode it.
     pub doubted: Option<u32>,
-    /// UID of a deployment of which nothing is left to be done; in the place of a finalizer.
+    /// UID of a deployment whose cleanup is complete. Deployments have this instead of a finalizer.
     pub let_go: Option<String>,
 }
 
-/// What is said of a revision's drift; nothing when there is none.
+/// Drift of a revision; `None` in `words` means no drift.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Drifted {
     pub revision: u32,
     pub words: Option<String>,
 }
 
-/// What an attempt to install or upgrade is of: where it is another, what failed before says nothing.
+/// Identifies the inputs of an attempt to install or upgrade. A failure with other inputs does not count.
 pub fn tried(fingerprint: &str, desired: &DesiredState) -> String {
     let mut tried = vec![fingerprint.to_owned()];
-    // Content that the hub has found since may be had where none was.
+    // The content may be available now if the hub has found its digest since the last attempt.
     tried.extend(desired.chart.pinned.clone());
     if !desired.chart_crds.is_default() {
         tried.push(desired.chart_crds.to_string());
     }
-    // Another account may have the rights that were missing.
+    // Another service account may have the missing rights.
     if !desired.lockdown.is_default() {
         tried.push(desired.lockdown.default_service_account.clone());
     }
@@ -206,12 +208,12 @@ pub fn tried(fingerprint: &str, desired: &DesiredState) -> String {
 }
 
 impl Memory {
-    /// The cluster is of another version than when the last attempt failed: it may succeed now.
+    /// Clears the last failure, because an attempt may succeed on another version of the cluster.
     pub fn cluster_changed(&mut self) {
         self.failure = None;
     }
 
-    /// Takes in what is known before a plan: the status so far, and since when a revision is locked.
+    /// Updates the memory before a plan: the previous status, and the time since which a revision is locked.
     pub fn look(
         &mut self,
         owner: &ReleaseOwner,
@@ -234,8 +236,8 @@ impl Memory {
         self.saw(newest);
     }
 
-    /// Takes in the newest revision. Nobody has a reason to write to one that is deployed before there is
-    /// another, but it happens.
+    /// Records the newest revision. A deployed revision that changes before a newer one exists must be read again,
+    /// because no regular operation writes to it.
     pub fn saw(&mut self, newest: Option<&Revision>) {
         self.doubted = self
             .doubted
@@ -251,8 +253,8 @@ impl Memory {
         self.deployed = now;
     }
 
-    /// What was read is of this version of the Secret: the watch may have shown a later one meanwhile. Where the same
-    /// is read again, what the watch shows is an earlier one, as after a restore, and no reason to read on.
+    /// Records the resource version that was read, as the watch may already have shown a later one. If the same
+    /// version is read twice, the watch shows an earlier one, as after a restore. No further read is needed then.
     pub fn read(&mut self, revision: &Revision) {
         if revision.status == Status::Deployed {
             let now = Some((revision.revision, revision.resource_version.clone()));
@@ -262,7 +264,7 @@ impl Memory {
         }
     }
 
-    /// What is said of the Tenant now: our own last word, else the status that an earlier process left.
+    /// Returns the last reported state, or else the state that an earlier process left in the status.
     pub fn last_word(&self, owner: &ReleaseOwner, cluster: &str) -> Option<ClusterState> {
         self.said.clone().or_else(|| owner.on_status(cluster))
     }
@@ -280,31 +282,31 @@ pub struct Applied {
     pub ended: BootTime,
 }
 
-/// The last attempt, when it failed.
+/// The last attempt, if it failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     pub reason: &'static str,
     pub message: String,
     pub attempts: u32,
-    /// The same attempt would fail the same way.
+    /// A retry of the same attempt would fail in the same way.
     pub permanent: bool,
     pub retry_at: BootTime,
     pub attempt: Attempt,
 }
 
-/// Identifies an attempt. An earlier failure holds back only the same attempt.
+/// Identifies an attempt. A failure holds back only retries of the same attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attempt {
     pub generation: i64,
     pub fingerprint: String,
     /// The value of the annotation that requests a retry.
     pub requested: Option<String>,
-    /// `None` unless the release goes; then whether its objects stay.
+    /// `None` if the release stays; otherwise whether its removal leaves the objects behind.
     pub removal: Option<bool>,
 }
 
 impl Attempt {
-    /// `fingerprint` is that of the chart for this owner.
+    /// `fingerprint` is the fingerprint of the chart for this owner.
     pub fn of(owner: &ReleaseOwner, desired: &DesiredState, fingerprint: &str) -> Self {
         let requested = owner.annotation(names::RECONCILE_REQUESTED_ANNOTATION);
         let orphaned = owner.annotation(names::ORPHAN_ANNOTATION) == Some("true");
@@ -318,18 +320,18 @@ impl Attempt {
     }
 }
 
-/// Requests in a row that the API server did not take.
+/// Consecutive requests that the API server rejected or did not answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     pub message: String,
     pub attempts: u32,
     pub retry_at: BootTime,
     pub attempt: Attempt,
-    /// The refused request was the status itself.
+    /// The API server refused the status write itself.
     pub of_status: bool,
-    /// The refused request was for the content of the release.
+    /// The API server refused to return the content of the release.
     pub of_reading: bool,
-    /// The conditions show it. False while it may be a short outage.
+    /// Whether the conditions show the refusal. False during a possibly short outage.
     pub shown: bool,
 }
 
@@ -338,34 +340,34 @@ pub enum Action {
     Nothing,
     AddFinalizer,
     CreateWorkspace,
-    /// Read and decode a revision: its labels alone do not settle the matter.
+    /// Read and decode a revision, because its labels alone are not sufficient for a decision.
     ReadRelease(u32),
-    /// Mark a revision that a dead helm left as failed.
+    /// Mark a revision as failed that a dead Helm process left locked.
     Unlock {
         revision: u32,
         was: String,
     },
     Helm(Run),
-    /// Repeats an installation that left its traces, hooks included.
+    /// Repeat a failed installation, including its hooks.
     InstallAgain,
-    /// Remove what a failed revision has made and the deployed one does not have.
+    /// Remove objects that a failed revision created and the deployed revision does not declare.
     Sweep(u32),
-    /// Remove what the original has put into `default` of a revision that ours has replaced.
+    /// Remove the Go operator's objects from `default`, once a Krypton run has upgraded this revision.
     SweepDefault(u32),
-    /// Put a revision back whose upgrade is given up.
+    /// Roll back to this revision, because Krypton gave up the upgrade.
     Rollback(u32),
     Uninstall,
-    /// Put the original's fingerprint annotation on the Tenant.
+    /// Add the Go operator's fingerprint annotation to the Tenant.
     Annotate,
     DeleteWorkspace,
-    /// Of a deployment, which has none: let go of it.
+    /// Remove the Tenant's finalizer. A deployment has none here: record that its cleanup is complete.
     RemoveFinalizer {
         orphaned: bool,
     },
 }
 
 impl Action {
-    /// All that [`Self::name`] may say.
+    /// All values of [`Self::name`].
     pub(crate) const NAMES: [&'static str; 15] = [
         "say",
         "add_finalizer",
@@ -384,7 +386,7 @@ impl Action {
         "remove_finalizer",
     ];
 
-    /// For metrics. Where nothing is to be done, there is something to be said.
+    /// Returns the action's name in metrics. `Nothing` is `say`, because Krypton may still report the state.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Nothing => "say",
@@ -405,7 +407,7 @@ impl Action {
         }
     }
 
-    /// What has `failed` before goes behind what is tried for the first time.
+    /// Gives first installations and uninstallations priority over upgrades and retries.
     pub fn urgency(&self, failed: bool) -> Priority {
         match self {
             Self::Helm(Run::Install) | Self::InstallAgain | Self::Uninstall if !failed => {
@@ -416,47 +418,47 @@ impl Action {
     }
 }
 
-/// The next action, and what is to be said meanwhile.
+/// The next action, and the state to report with it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     pub action: Action,
     /// The Tenant's conditions on this member.
     pub state: ClusterState,
-    /// What the release now is, when it is as desired.
+    /// The chart that the release runs, if the release is as desired.
     pub applied_chart: Option<String>,
-    /// Look again at this time, though nothing has happened.
+    /// Time of the next plan if nothing changes before.
     pub wake: Option<BootTime>,
-    /// What is told of what comes next.
+    /// The next step to report.
     pub next: Option<Coming>,
-    /// Whether the Tenant counts as one of this member's.
+    /// Whether the member's report includes the Tenant.
     pub ours: bool,
-    /// Home's order to remove is carried out.
+    /// The removal that the home cluster ordered is complete.
     pub gone: bool,
-    /// The release is as desired, and nothing is to be done but to wait for it, or to write about it.
+    /// The release is as desired. Krypton only waits for its readiness or writes about it.
     pub settled: bool,
-    /// It may be looked at for drift, in this way.
+    /// How to check the release for drift; `None` if Krypton must not check it now.
     pub drift: Option<Wanted>,
 }
 
-/// What is done without anybody's doing, as `Next` of a report.
+/// The next step that Krypton takes without a user, as [`Next`] in a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Coming {
     pub step: Step,
     pub at: Option<BootTime>,
-    /// Those that have failed, in a row.
+    /// Number of consecutive failed attempts.
     pub attempts: u32,
 }
 
 impl Coming {
-    /// By the wall clock, where `now` is the same moment as `wall`.
+    /// Converts the time to wall-clock time, where `now` and `wall` are the same moment.
     pub fn on_the_wall(self, now: BootTime, wall: Timestamp) -> Next {
         let on_the_wall = |at: BootTime| wall.checked_add(at.since(now)).unwrap_or(wall);
         let at = self.at.map(on_the_wall);
         Next::new(self.step, at, self.attempts)
     }
 
-    /// Another attempt after the one that has failed. Of what is over any moment, each attempt would be a write that
-    /// tells nobody more.
+    /// Returns the retry after a failed attempt; `None` if the failure may end at any moment. Each attempt would then
+    /// cause a status write without new information.
     fn retry(failure: &Failure) -> Option<Self> {
         let soon = [reason::HELM_UNAVAILABLE, reason::SUSPENDED];
         (!soon.contains(&failure.reason)).then_some(Self {
@@ -467,7 +469,7 @@ impl Coming {
     }
 }
 
-/// Decides. The same view gives the same plan.
+/// Plans the next action. The same view always gives the same plan.
 pub fn plan(view: &View<'_>) -> Plan {
     let plan = decide(view);
     let refusal = view.memory.refusal.as_ref();
@@ -478,7 +480,7 @@ pub fn plan(view: &View<'_>) -> Plan {
 }
 
 impl Refusal {
-    /// Whether it replaces this plan, which the API server would refuse as well.
+    /// Whether the refusal replaces this plan, because the API server would refuse it as well.
     fn holds(&self, view: &View<'_>, plan: &Plan) -> bool {
         let waits = match plan.action {
             Action::Nothing => self.of_status,
@@ -505,7 +507,7 @@ impl Refusal {
     }
 }
 
-/// The plan while the API server refuses. Running workloads are not touched, so the release stays Ready.
+/// Returns the plan while the API server refuses requests. Workloads keep running, so the release stays ready.
 fn refused(view: &View<'_>, plan: Plan, refusal: &Refusal) -> Plan {
     let why = reason::REQUEST_REFUSED;
     let error = Some(state(Truth::True, why, refusal.message.clone()));
@@ -520,7 +522,7 @@ fn refused(view: &View<'_>, plan: Plan, refusal: &Refusal) -> Plan {
         let ready = state(Truth::False, why, refusal.message.clone());
         (Action::Nothing, ready)
     });
-    // It is a reading that is refused.
+    // The API server refuses the read itself.
     let unread = refusal.of_reading || matches!(plan.action, Action::ReadRelease(_));
     let action = if unread { Action::Nothing } else { action };
     let state = ClusterState {
@@ -564,7 +566,7 @@ fn decide(view: &View<'_>) -> Plan {
     if view.desired.retire {
         return deletion::retire(view);
     }
-    // Its release, if it has one, stays as it is.
+    // An existing release stays unchanged.
     let named = view.owner.names_member().is_some();
     match view.allowed.refusal(view.cluster, view.owner.namespace()) {
         Some(ready) if named => Plan {
@@ -591,14 +593,14 @@ pub(crate) fn paused(owner: &ReleaseOwner, desired: &DesiredState) -> Option<&'s
     desired.paused.then_some("paused on the EdgeCluster")
 }
 
-/// The operator of the workspace has opened it to the owner.
+/// Whether an operator of the cluster has opened the workspace to the owner.
 fn is_open_to(workspace: &Workspace, owner: &ReleaseOwner) -> bool {
     let open_to = workspace.open_to.as_deref();
     open_to.and_then(|open_to| open_to.split_once('/')) == Some((owner.namespace(), owner.name()))
 }
 
-/// Whether lockdown lets the owner use the workspace of its release: its own namespace, one that was created for
-/// it, and one that the operator has opened to it.
+/// Whether lockdown lets the owner use its release's workspace. It may use its own namespace, a namespace created for
+/// it, and a namespace that an operator of the cluster has opened to it.
 pub(crate) fn may_use(
     owner: &ReleaseOwner,
     release: &ReleaseKey,
@@ -609,7 +611,8 @@ pub(crate) fn may_use(
         return true;
     };
     let created_for = workspace.creator.as_deref();
-    // The Tenant was restored since, under another UID. Only who may write there can label a release.
+    // The Tenant was restored under another UID. Only a user with write access to the workspace can label a release
+    // there.
     let before = |revision: &Revision| {
         revision.owner_uid.is_some()
             && revision.owner_uid.as_deref() == created_for
@@ -621,15 +624,15 @@ pub(crate) fn may_use(
         || is_open_to(workspace, owner)
 }
 
-/// Whose the release is, as far as this Tenant or deployment is concerned.
+/// The owner of a release, as seen by this Tenant or KryptonDeployment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Ownership {
-    /// It does not exist, and may be made.
+    /// The release does not exist, and Krypton may create it.
     Free,
     Mine,
-    /// Its newest revision has to be read before that can be said.
+    /// Krypton must read the newest revision first.
     Unread,
-    /// Somebody else's: who, and what to do.
+    /// The release belongs to another owner. The message names the owner and the fix.
     Theirs(String),
 }
 
@@ -642,7 +645,7 @@ impl View<'_> {
                     .iter()
                     .any(|finalizer| finalizer == names::TENANT_FINALIZER)
             }
-            // Home's finalizer holds it until we have said that it is gone.
+            // The home cluster's finalizer stays until this member reports that the deployment is gone.
             ReleaseOwner::Deployment(order) => self.memory.let_go.as_deref() != Some(&order.uid),
         }
     }
@@ -655,25 +658,25 @@ impl View<'_> {
         paused(self.owner, self.desired)
     }
 
-    /// The fingerprint annotation that is on the Tenant.
+    /// The Go operator's fingerprint annotation on the Tenant.
     fn original_fingerprint(&self) -> Option<&str> {
         self.owner
             .annotation(&names::fingerprint_annotation(self.cluster))
     }
 
-    /// The operator of the workspace has opened it to this object.
+    /// Whether an operator of the cluster has opened the workspace to this owner.
     fn is_let_in(&self) -> bool {
         self.workspace
             .is_some_and(|workspace| is_open_to(workspace, self.owner))
     }
 
-    /// Whether the owner, or another claimant of its release, may use the workspace.
+    /// Whether `owner`, this owner or another claimant of the release, may use the workspace.
     fn may_use_workspace(&self, owner: &ReleaseOwner) -> bool {
         let lockdown = self.desired.lockdown.no_cross_namespace_refs;
         !lockdown || may_use(owner, self.release_key, self.workspace, self.newest())
     }
 
-    /// Whose the release is. One release has one owner, and Krypton takes over no release of others.
+    /// Returns the owner of the release. A release has one owner, and Krypton never takes it from another claimant.
     fn ownership(&self) -> Ownership {
         let release = &self.release_key.name;
         let owner_uid = self.revisions.iter().rev().find_map(|revision| {
@@ -724,7 +727,7 @@ impl View<'_> {
             ),
         };
         match (self.newest(), owner_uid) {
-            // The original's CRD of G3 has no workspace: what is written under it loses that.
+            // The Go operator's G3 CRD has no workspace field, so a Tenant written under that CRD loses the value.
             (None, _) if let Some(namespace) = self.elsewhere => Ownership::Theirs(format!(
                 "the former operator has installed release {release} in namespace {namespace}, and this Tenant \
                  names no workspace: delete it, which leaves that release as it is, and make it anew with \
@@ -766,13 +769,13 @@ impl View<'_> {
         }
     }
 
-    /// What was read of the revision.
+    /// Returns the decoded content of the revision, if an action has read it.
     fn read(&self, revision: &Revision) -> Option<&Release> {
         self.facts
             .filter(|facts| facts.revision == revision.revision)
     }
 
-    /// By its name, whichever version.
+    /// Whether the release contains the desired chart, in any version.
     fn is_of_our_chart(&self, facts: &Release) -> bool {
         facts.chart_name == self.chart.name.rsplit('/').next().unwrap_or_default()
     }
@@ -781,7 +784,7 @@ impl View<'_> {
         self.memory.last_word(self.owner, self.cluster)
     }
 
-    /// The last failure, while nothing has changed since that could help.
+    /// Returns the last failure, unless the inputs of the attempt have changed since.
     fn failure(&self) -> Option<&Failure> {
         let attempt = Attempt::of(self.owner, self.desired, self.fingerprint);
         let failure = self.memory.failure.as_ref();

@@ -1,5 +1,7 @@
-//! The record on the member of the desired state that is acted on, written before acting: nobody acts on an older
-//! one, whichever hub it comes from. The anchor owns it; it is written without one as well.
+//! Record of the desired state on the member.
+//!
+//! The reconciler writes it before it acts, so it never acts on an older state, regardless of the hub. The anchor owns
+//! the record. Without an anchor, the record is written too.
 
 pub mod anchor;
 
@@ -18,7 +20,7 @@ use thiserror::Error;
 
 use self::anchor::Bookkeeping;
 
-/// The Secret that holds the record. A Secret, since values may be secret.
+/// Name of the record. It is a Secret, since values may be secret.
 pub const RECORD_NAME: &str = "krypton-desired-state";
 pub(crate) const KEY: &str = "desired.json";
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -36,7 +38,7 @@ pub enum RecordError {
 }
 
 impl RecordError {
-    /// Whether it may go by itself: a missing right does not.
+    /// Returns true for an error that may be transient. A missing permission is not.
     pub fn may_pass(&self) -> bool {
         match self {
             Self::Read(kube::Error::Api(status)) | Self::Write(kube::Error::Api(status)) => {
@@ -48,18 +50,18 @@ impl RecordError {
     }
 }
 
-/// What is to be done with a desired state that came in.
+/// Action for a received desired state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Advance {
-    /// It is on record already.
+    /// The record already contains it.
     Recorded,
     Record,
-    /// The member has seen a later one.
+    /// The member has seen this later version.
     Refuse(Version),
 }
 
-/// Compares by version first; the same version with another content counts as older, since two hubs
-/// that disagree must not take turns.
+/// Compares the versions. An equal version with other content counts as older, since two hubs that disagree must not
+/// alternate.
 pub fn advance(record: Option<&DesiredState>, incoming: &DesiredState) -> Advance {
     match record {
         None => Advance::Record,
@@ -70,16 +72,16 @@ pub fn advance(record: Option<&DesiredState>, incoming: &DesiredState) -> Advanc
     }
 }
 
-/// How recording has ended.
+/// Result of recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recording {
     pub advance: Advance,
-    /// Why the anchor does not own the record. Nothing waits for that: it is looked at again with the next
-    /// desired state, and at the next start.
+    /// Reason why the anchor does not own the record. It blocks nothing. The next desired state and the next start
+    /// retry it.
     pub unowned: Option<String>,
 }
 
-/// Records `incoming` when it is newer, has the anchor own the record, and says how that ended.
+/// Records `incoming` if it is newer, makes the anchor its owner, and returns the result.
 pub async fn record(client: &Client, incoming: &DesiredState) -> Result<Recording, RecordError> {
     let (owner, unowned) = match anchor::owns(Bookkeeping::DesiredState) {
         true => match anchor::ensure(client).await {
@@ -133,20 +135,20 @@ async fn record_now(
             ..Secret::default()
         })
     };
-    // Some clusters let nobody set an owner who may not delete what is owned.
+    // Some clusters reject an owner reference from a client that may not delete the owned object.
     let mut unowned = None;
     for owners in [&owners, &before] {
         let mut next = next.clone();
         next.metadata.owner_references = (!owners.is_empty()).then(|| owners.clone());
         let params = PostParams::default();
-        // With the resourceVersion of what was read, a concurrent writer wins once and we read again.
+        // The resourceVersion of the read lets one of several concurrent writers win. The others read again.
         let written = match secret.is_some() {
             true => effect!("ledger.replace", api.replace(RECORD_NAME, &params, &next)).await,
             false => effect!("ledger.create", api.create(&params, &next)).await,
         };
         match written {
             Ok(_) => break,
-            // It is on record, whoever owns it.
+            // The state is recorded, with or without its owner.
             Err(error) if advance == Advance::Recorded => {
                 unowned = Some(chain(&error));
                 break;
@@ -160,7 +162,7 @@ async fn record_now(
     Ok(Recording { advance, unowned })
 }
 
-/// The record, for whoever starts: what was acted on last.
+/// Returns the state that was last acted on. A new process starts with it.
 pub async fn read_record(client: &Client) -> Result<Option<DesiredState>, RecordError> {
     let api: Api<Secret> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
     let secret = tokio::time::timeout(DEADLINE, api.get_opt(RECORD_NAME))
@@ -170,7 +172,7 @@ pub async fn read_record(client: &Client) -> Result<Option<DesiredState>, Record
     Ok(secret.as_ref().and_then(read))
 }
 
-/// A record that cannot be read counts as none: it is overwritten by the next desired state.
+/// Parses the record. An unreadable record counts as missing, and the next desired state overwrites it.
 pub fn read(secret: &Secret) -> Option<DesiredState> {
     serde_json::from_slice(&secret.data.as_ref()?.get(KEY)?.0).ok()
 }
@@ -227,7 +229,7 @@ mod tests {
         assert_eq!(advance(Some(&record), &desired(2, 5, "b")), refused);
     }
 
-    /// Answers by method and path, and what was asked.
+    /// Log of the requests: method with last path segment, and body.
     type Asked = Arc<Mutex<Vec<(String, serde_json::Value)>>>;
 
     fn server(answer: fn(&str, &serde_json::Value) -> u16) -> (Client, Asked) {
@@ -291,7 +293,7 @@ mod tests {
         assert!(done.unowned.unwrap().contains("refused"));
         assert_eq!(owners_written(&asked), [0]);
 
-        // As of an apiserver that lets nobody set an owner who may not delete what is owned.
+        // This API server rejects an owner reference from a client that may not delete the owned object.
         let (client, asked) = server(|what, sent| match what {
             "GET krypton-root-owner" | "GET krypton-desired-state" => 404,
             "POST secrets" if sent["metadata"]["ownerReferences"].is_array() => 403,

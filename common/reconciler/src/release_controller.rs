@@ -1,4 +1,4 @@
-//! One Tenant or deployment at a time: a look, a plan, a job; and what came of it.
+//! Reconciles one Tenant or KryptonDeployment at a time: plans, runs the action and records the result.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -35,19 +35,19 @@ use crate::status::throttle;
 use crate::turns::Place;
 use crate::workload::{self, Strays};
 
-/// So many requests in a row have to fail before it is shown that they do.
+/// Number of consecutive failed requests before a condition shows the failure.
 const SHOWN_AFTER: u32 = 3;
-/// The longest pause after what is not the release's fault.
+/// Longest pause after a failure that the release did not cause.
 const LOCAL_RETRY_MAX: Duration = Duration::from_secs(30);
 
-/// What was planned for one owner of a release, and by what.
+/// The plan for one owner of a release, and its inputs.
 struct Decided {
     owner: ReleaseOwner,
     release: ReleaseKey,
     newest: Option<Revision>,
     plan: Plan,
     need: Option<Need>,
-    /// Chart and slot of Helm, if the action waited for them and they are there.
+    /// The chart and the Helm slot, if the action waited for them and has them.
     ready: Option<Ready>,
     told: Option<ClusterState>,
     next: Option<Next>,
@@ -59,7 +59,7 @@ struct Decided {
 }
 
 impl Reconciler {
-    /// What is acted on: with the permit what is on record, else what is wanted, to observe by.
+    /// Returns the desired state to act on: with the permit the recorded one, otherwise the latest, for observation.
     pub(super) fn desired_now(&self) -> Arc<DesiredState> {
         match &self.recorded {
             Some(recorded) if self.permitted => Arc::clone(recorded),
@@ -67,7 +67,7 @@ impl Reconciler {
         }
     }
 
-    /// The orders of the desired state that is acted on, and of no other.
+    /// Applies the orders of the desired state that is in effect.
     pub(super) fn take_orders(&mut self) {
         let desired = self.desired_now();
         if !self.digests.are_of(&desired) {
@@ -87,17 +87,17 @@ impl Reconciler {
             self.wakes.remove(&(at, key.clone()));
             self.dirty.insert(key);
         }
-        // Before the lists are complete, absence means nothing.
+        // A missing object means nothing until the lists are complete.
         if !self.index.ready() {
             self.helm.give_back();
             return;
         }
-        // Nor while the CRD goes; of deployments it says nothing.
+        // The same applies to Tenants while their CRD is being deleted. Deployments don't depend on the CRD.
         let tenants = self.index.synced()
             && self.index.crd() == Some(CrdState::Present)
             && !(self.permitted && self.crd_lost)
             && self.listed.will_do(self.permitted);
-        // Who waits goes before who comes.
+        // Owners that wait for a turn go before new ones.
         while let Some(key) = self.calls.next() {
             match &key {
                 OwnerKey::Tenant(tenant) if !tenants || self.is_kept(tenant) => {
@@ -118,7 +118,7 @@ impl Reconciler {
         self.helm.give_back();
     }
 
-    /// Who is to be looked at and waits: for the lists to be complete, or for a turn.
+    /// Returns the number of waiting owners: for complete lists, for a turn, and for Helm with high and low priority.
     pub(super) fn waiting(&self) -> [usize; 4] {
         let [urgent, runs] =
             [Priority::High, Priority::Low].map(|urgency| self.helm.waiting(urgency));
@@ -134,7 +134,7 @@ impl Reconciler {
             return;
         };
         let (owner, plan) = (&decided.owner, &decided.plan);
-        // The first look is a report in itself: until then it would seem not to be here.
+        // Report a new owner before its first job ends. Without a report, it would seem to be missing on this member.
         if plan.ours && !self.report_store.has(key) {
             let before = self.slots.get(key);
             let before = before.and_then(|slot| slot.memory.last_word(owner, &self.member.name));
@@ -167,7 +167,7 @@ impl Reconciler {
         }
     }
 
-    /// Plans for one; `None` while a job of it runs or its back-off lasts.
+    /// Plans for one owner; `None` while its job runs or its back-off lasts.
     fn decide(&mut self, key: &OwnerKey, owner: ReleaseOwner, now: BootTime) -> Option<Decided> {
         let cluster = &self.member.name;
         let release_key = owner.release(cluster);
@@ -177,7 +177,7 @@ impl Reconciler {
             || self.is_kept_for(&release_key.namespace);
         let last = self.is_last(key, &owner, &desired);
         let slot = self.slots.entry(key.clone()).or_default();
-        // A busy one is looked at when it is done.
+        // The end of the job starts another plan.
         if slot.busy {
             return None;
         }
@@ -197,7 +197,7 @@ impl Reconciler {
         let memory = &mut slot.memory;
         memory.look(&owner, cluster, &revisions, now);
         if !owner.is_going() && !desired.retire {
-            // An order that was taken back, and may be given again.
+            // The hub withdrew the order, and may repeat it.
             memory.let_go = None;
         }
         let claimants = self.index.claimants(&release_key);
@@ -236,7 +236,7 @@ impl Reconciler {
             memory: &slot.memory,
         };
         let mut plan = plan::plan(&view);
-        // Tenants that are yet to be put back may use it.
+        // Tenants that Krypton has not recreated yet may use it.
         if self.waiting.is_none() && plan.action == Action::DeleteWorkspace {
             plan.action = Action::Nothing;
         }
@@ -273,7 +273,7 @@ impl Reconciler {
         })
     }
 
-    /// Whether this is the last one of the member to go.
+    /// Whether no owner stays on the member after this one.
     fn is_last(&self, key: &OwnerKey, owner: &ReleaseOwner, desired: &DesiredState) -> bool {
         if !owner.is_going() && !desired.retire {
             return false;
@@ -286,7 +286,7 @@ impl Reconciler {
                     .any(|(_, other)| !other.is_going() && other.is_for(&self.member.name, source)))
     }
 
-    /// Starts the action, or waits for what it needs.
+    /// Starts the action, or waits for its chart, slot or turn.
     fn begin(&mut self, key: &OwnerKey, decided: Decided, place: Option<Place>) {
         let Decided {
             newest,
@@ -354,7 +354,7 @@ impl Reconciler {
         self.running.insert(task, (key.clone(), attempt, span));
     }
 
-    /// Whether the owner uses its workspace. One that lockdown refuses does so only if its release exists.
+    /// Whether the owner uses its workspace. An owner that lockdown refuses uses it only if its release exists.
     fn uses_workspace(&self, key: &OwnerKey, desired: &DesiredState) -> bool {
         if self.is_let_go(key) {
             return false;
@@ -370,7 +370,7 @@ impl Reconciler {
             || plan::may_use(&owner, &release, workspace, newest)
     }
 
-    /// Nothing of the deployment is left to be done, so it uses nothing.
+    /// Whether the deployment's cleanup is complete. It then uses no workspace.
     fn is_let_go(&self, key: &OwnerKey) -> bool {
         let let_go = self
             .slots
@@ -380,7 +380,7 @@ impl Reconciler {
         owner.is_some_and(|owner| owner.is_going() && let_go == Some(owner.uid()))
     }
 
-    /// Until when other words for what was said a moment ago wait.
+    /// Returns the time until which a new message waits, if nothing but the message has changed.
     fn words_wait(
         &self,
         key: &OwnerKey,
@@ -389,7 +389,7 @@ impl Reconciler {
         now: BootTime,
     ) -> Option<BootTime> {
         let memory = &self.slots.get(key)?.memory;
-        // Of another generation it is to be said that it was looked at.
+        // A new generation must be reported as observed without delay.
         let known = self.report_store.is_of(key, owner);
         let said = memory.said.as_ref().zip(memory.said_at);
         let waits = plan.action == Action::Nothing && plan.ours && known;
@@ -397,7 +397,7 @@ impl Reconciler {
             .and_then(|said| throttle::not_before(Some(said), &plan.state, now))
     }
 
-    /// Whether there is anything to say. When not, the pass over it costs nothing.
+    /// Whether there is something to report or write. If not, the reconcile costs nothing.
     fn news(
         &self,
         key: &OwnerKey,
@@ -411,13 +411,13 @@ impl Reconciler {
         if said != Some(now) {
             return true;
         }
-        // What was only observed until now is told when the Lease comes.
+        // A state that was only observed is published once this process holds the Lease.
         let told = memory.map(|memory| (memory.told.as_ref(), memory.told_next));
         if self.permitted && told != Some(now) {
             return true;
         }
         let written = owner.tenant().filter(|_| {
-            // Home writes its own, and that of deployments.
+            // The hub writes the status of Tenants on the home cluster and of all deployments.
             self.permitted && self.member.status == StatusMode::Write
         });
         let Some(tenant) = written else {
@@ -438,7 +438,7 @@ impl Reconciler {
             .is_none_or(|status| !same_but_for_time(status, &next))
     }
 
-    /// Looks at a release that has its chart and its slot now, or keeps why it has not.
+    /// Plans again for a release that has its chart and slot now, or records why the wait failed.
     pub(super) fn finish_waiting(&mut self, ended: Result<(Id, Waited), JoinError>) {
         let failed = match self.helm.ended(ended) {
             None => return,
@@ -481,7 +481,7 @@ impl Reconciler {
             Some((key, attempt, span)) => (Some((key, attempt)), Some(span)),
             None => (None, None),
         };
-        // What is said of it from here on is of the same work.
+        // The following log lines belong to the span of the same job.
         let _within = span.map(Span::entered);
         let done = match done {
             Ok((_, done)) => *done,
@@ -589,7 +589,7 @@ impl Reconciler {
         self.dirty.insert(done.key);
     }
 
-    /// Keeps why an attempt failed, and when the next one comes.
+    /// Records why an attempt failed, and the time of the next one.
     pub(crate) fn failed(
         &mut self,
         (key, spoke): (&OwnerKey, bool),
@@ -614,7 +614,7 @@ impl Reconciler {
                 let pause = backoff(slot.failures, self.member.retry_max, rand::random());
                 let retry_at = BootTime(now.0 + pause);
                 let shown = refused || slot.failures >= SHOWN_AFTER;
-                // The condition is written now, unless the API server refuses the status itself.
+                // Write the condition now, unless the API server refuses the status itself.
                 if spoke || !shown {
                     (slot.not_before, slot.held) = (Some(retry_at), Some(attempt.clone()));
                 }
@@ -637,7 +637,7 @@ impl Reconciler {
             } => {
                 let before = slot.memory.failure.as_ref();
                 let before = before.filter(|failure| failure.attempt == attempt);
-                // What the release itself has failed at is counted for itself: that is what is given up.
+                // Count failures of the release separately from other failures, because only they lead to giving up.
                 let attempts = before
                     .filter(|failure| is_of_release(failure.reason) == is_of_release(reason))
                     .map_or(0, |failure| failure.attempts)
@@ -649,7 +649,7 @@ impl Reconciler {
                     && !is_of_release(reason)
                     && before.is_some_and(|failure| is_of_release(failure.reason));
                 let cap = match reason {
-                    // It costs little, and may be over at any time.
+                    // A retry costs little, and the cause may end at any time.
                     why::HELM_UNAVAILABLE | why::SUSPENDED => {
                         self.member.retry_max.min(LOCAL_RETRY_MAX)
                     }
@@ -662,7 +662,8 @@ impl Reconciler {
                 };
                 tracing::warn!(member = %self.member.name, reason, problem = %message,
                     attempts, retry_in_seconds = pause.as_secs(), "failed");
-                // To say so may be a write, too; and what was given up is not begun anew for this.
+                // The report of this failure may be a write, too. A given-up release must not start again because of
+                // it.
                 if reason == why::SUSPENDED || stands {
                     slot.not_before = Some(BootTime(now.0 + pause));
                     slot.held = Some(attempt.clone());
@@ -682,7 +683,7 @@ impl Reconciler {
     }
 }
 
-/// Whether a Tenant that Krypton has installed for has no release where it should be.
+/// Whether a Tenant was installed before, names no workspace, and has no release in its default workspace.
 fn is_lost(owner: &ReleaseOwner, cluster: &str, has_none: bool) -> bool {
     let annotation = names::fingerprint_annotation(cluster);
     let unnamed = owner.tenant().is_some_and(|tenant| {
@@ -692,7 +693,7 @@ fn is_lost(owner: &ReleaseOwner, cluster: &str, has_none: bool) -> bool {
     has_none && unnamed && owner.annotation(&annotation).is_some()
 }
 
-/// The needs of an action that runs Helm; `None` for other actions.
+/// Returns the needs of an action that requires a Helm slot; `None` for other actions.
 fn need(action: &Action, view: &View<'_>, needs_slot: bool) -> Option<Need> {
     let chart = matches!(action, Action::Helm(_) | Action::InstallAgain).then(|| ChartRef {
         repo: view.chart.repo.clone(),
@@ -708,7 +709,7 @@ fn need(action: &Action, view: &View<'_>, needs_slot: bool) -> Option<Need> {
     })
 }
 
-/// Whether it is the release that has failed, and not what is needed to get at it.
+/// Whether the release itself failed, and not one of its prerequisites.
 fn is_of_release(reason: &str) -> bool {
     [
         why::INSTALL_FAILED,
@@ -719,7 +720,7 @@ fn is_of_release(reason: &str) -> bool {
     .contains(&reason)
 }
 
-/// Shows a request that never finds what was seen, like one that is refused.
+/// Turns a conflict that keeps recurring into a refusal, which the conditions show.
 fn lasting(fault: Fault, stale: u32) -> Fault {
     match fault {
         Fault::Stale if stale >= STALE_IS_SAID => Fault::Refused(
@@ -750,7 +751,7 @@ fn same_but_for_time(
 ) -> bool {
     let timeless = |status: &krypton_crds::tenant::TenantStatus| {
         let mut status = status.clone();
-        // What was told of it counts: a CRD of an earlier schema does not keep it.
+        // A CRD of an earlier schema drops the next steps, so only the memory of the last write counts.
         status.next.clear();
         for condition in &mut status.conditions {
             condition.last_transition_time.0 = Timestamp::UNIX_EPOCH;

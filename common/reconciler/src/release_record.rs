@@ -1,4 +1,4 @@
-//! Reads and writes the records of releases.
+//! Reads and writes release records.
 
 use k8s_openapi::api::core::v1::Secret;
 use krypton_helm::releases::labels::ReleaseKey;
@@ -8,19 +8,17 @@ use krypton_runtime::lease::SYSTEM_NAMESPACE;
 use kube::api::{Api, DeleteParams, PostParams, Preconditions};
 use kube::{Client, ResourceExt as _};
 
-/// Reads the record of a release; an empty one if there is none.
+/// Reads the record of a release. Returns an empty record if none exists.
 ///
-/// # Errors
-/// If the API server does not return it.
+/// # Errors If the request to the API server fails.
 pub async fn read(client: &Client, release: &ReleaseKey) -> kube::Result<ReleaseRecord> {
     let secret = api(client).get_opt(&name(release)).await?;
     Ok(ReleaseRecord::of(secret, release))
 }
 
-/// Writes the record over the version that it was read from.
+/// Replaces the version of the record that was read, or creates the record.
 ///
-/// # Errors
-/// 409 if it has changed since, or if a new record exists already.
+/// # Errors 409 if it has changed since, or if a new record already exists.
 pub(crate) async fn write(
     record: &ReleaseRecord,
     client: &Client,
@@ -42,10 +40,9 @@ pub(crate) async fn write(
     Ok(())
 }
 
-/// Deletes the record, if it is still the one that was read.
+/// Deletes the record, if it is still the version that was read.
 ///
-/// # Errors
-/// 404 and 409 if it has gone or changed since.
+/// # Errors 404 or 409 if it was deleted or changed since.
 pub(crate) async fn delete(record: &ReleaseRecord, client: &Client) -> kube::Result<()> {
     let Some(secret) = record.secret() else {
         return Ok(());

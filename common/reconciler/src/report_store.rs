@@ -1,5 +1,6 @@
-//! What a reconciler says to its caller: one slot per Tenant, deployment or placed Tenant and one for the
-//! member, the latest wins.
+//! Reports from a reconciler to its caller.
+//!
+//! Each Tenant, each KryptonDeployment, each placed Tenant and the member have one slot each. The latest report wins.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -17,7 +18,7 @@ use tokio::sync::Notify;
 
 use crate::owner::{OwnerKey, ReleaseOwner};
 
-/// A slot of the report_store. Of a placed Tenant there are two: how it stands, and whether it is home's.
+/// Key of a slot. A placed Tenant has two: its state and its placement.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SlotKey {
     Tenant(TenantKey),
@@ -25,20 +26,20 @@ pub enum SlotKey {
     Placed(TenantKey),
 }
 
-/// What has changed since the last look.
+/// Reports that changed since the last `take`.
 #[derive(Debug, Default)]
 pub struct Changes {
     pub member: Option<MemberReport>,
-    /// `None` for a Tenant that is gone or names another member.
+    /// `None` for a Tenant that is deleted or names another member.
     pub tenants: BTreeMap<TenantKey, Option<TenantReport>>,
-    /// `None` for one that home has given no order of any more.
+    /// `None` for a KryptonDeployment without an order.
     pub deployments: BTreeMap<DeploymentKey, Option<DeploymentReport>>,
-    /// The same of placed Tenants.
+    /// `None` for a Tenant without a placement order.
     pub placed: BTreeMap<TenantKey, Option<PlacedReport>>,
 }
 
 impl Changes {
-    /// The last of them, in the order in which they are taken.
+    /// Returns the key of the last change, in the order of `take`.
     pub fn last(&self) -> Option<SlotKey> {
         let placed = self.placed.last_key_value();
         let placed = placed.map(|(key, _)| SlotKey::Placed(key.clone()));
@@ -50,11 +51,11 @@ impl Changes {
     }
 }
 
-/// Some of the changes.
+/// A batch of changes.
 #[derive(Debug)]
 pub struct Part {
     pub changes: Changes,
-    /// Beyond these there is no more.
+    /// No changes follow.
     pub last: bool,
 }
 
@@ -68,8 +69,8 @@ struct Slots {
     changed: BTreeSet<SlotKey>,
 }
 
-/// The slots, filled by the reconciler and emptied by its caller. Bounded by the number of Tenants
-/// and deployments.
+/// Report slots, filled by the reconciler and emptied by its caller. The number of Tenants and KryptonDeployments
+/// limits their size.
 #[derive(Debug, Default)]
 pub struct ReportStore {
     slots: Mutex<Slots>,
@@ -77,22 +78,22 @@ pub struct ReportStore {
 }
 
 impl ReportStore {
-    /// Puts `report` into the Tenant's slot; `None` when it is gone or names another member.
+    /// Sets the Tenant's report. `None` means that it is deleted or names another member.
     pub fn tenant(&self, key: &TenantKey, report: Option<TenantReport>) {
-        // What is compared with what the hub holds must be what reaches it.
+        // Compare the trimmed report, as the hub receives only that one.
         let report = report.map(TenantReport::trimmed);
         let slot = SlotKey::Tenant(key.clone());
         self.set(|slots| &mut slots.tenants, key, report, slot);
     }
 
-    /// Puts `report` into the deployment's slot; `None` when there is no order of it any more.
+    /// Sets the KryptonDeployment's report. `None` means that it has no order.
     pub fn deployment(&self, key: &DeploymentKey, report: Option<DeploymentReport>) {
         let report = report.map(DeploymentReport::trimmed);
         let slot = SlotKey::Deployment(key.clone());
         self.set(|slots| &mut slots.deployments, key, report, slot);
     }
 
-    /// Puts `report` into the slot of an order to place a Tenant; `None` when there is none any more.
+    /// Sets the report of a placement order. `None` means that the order no longer exists.
     pub fn placed(&self, key: &TenantKey, report: Option<PlacedReport>) {
         let report = report.map(PlacedReport::trimmed);
         let slot = SlotKey::Placed(key.clone());
@@ -120,8 +121,7 @@ impl ReportStore {
         self.changed.notify_one();
     }
 
-    /// Puts what is said of the owner into its slot. Without an `applied_chart` that is known, what was
-    /// said of it before stands.
+    /// Sets the owner's report. An empty `applied_chart` keeps the chart of the previous report.
     pub(crate) fn put(
         &self,
         owner: &ReleaseOwner,
@@ -167,14 +167,14 @@ impl ReportStore {
         }
     }
 
-    /// Adds to what is reported of the order what was done about it. Nobody is told before anything is reported.
+    /// Adds an event to the order's report. Drops the event if the order has no report yet.
     pub(crate) fn did(&self, order: &DesiredDeployment, mut deed: ReportedEvent) {
         let key = order.key();
         let report = self.lock().deployments.get(&key).cloned();
         let Some(mut report) = report.filter(|report| report.uid == order.uid) else {
             return;
         };
-        // What had been there is installed once more.
+        // An applied chart means that the release existed before and is installed again.
         if deed.reason == "HelmInstallStart" && !report.applied_chart.is_empty() {
             "ReleaseMissing".clone_into(&mut deed.reason);
         }
@@ -194,7 +194,7 @@ impl ReportStore {
         }
     }
 
-    /// Whether anything was reported of it.
+    /// Returns true if the owner has a report.
     pub(crate) fn has(&self, key: &OwnerKey) -> bool {
         let slots = self.lock();
         match key {
@@ -203,7 +203,7 @@ impl ReportStore {
         }
     }
 
-    /// Whether what was last reported is of the owner as it is now.
+    /// Returns true if the last report covers the owner's current generation.
     pub(crate) fn is_of(&self, key: &OwnerKey, owner: &ReleaseOwner) -> bool {
         let slots = self.lock();
         let generation = match key {
@@ -231,13 +231,13 @@ impl ReportStore {
         self.changed.notify_one();
     }
 
-    /// Waits until something has changed, and takes it.
+    /// Waits for a change, and takes all changes.
     pub async fn changes(&self) -> Changes {
         self.changed().await;
         self.take(None, usize::MAX).changes
     }
 
-    /// Waits until something has changed, and leaves it. For one waiter at a time.
+    /// Waits for a change without taking it. Supports one waiter at a time.
     pub async fn changed(&self) {
         loop {
             let notified = self.changed.notified();
@@ -251,8 +251,7 @@ impl ReportStore {
         }
     }
 
-    /// Marks everything as changed: what is taken next is the whole account. Who is gone by now is not
-    /// in it.
+    /// Marks all slots as changed, so the next `take` returns the full report. Deleted objects are not in it.
     pub fn resend(&self) {
         let mut slots = self.lock();
         let tenants = slots.tenants.keys().cloned().map(SlotKey::Tenant);
@@ -267,8 +266,8 @@ impl ReportStore {
         self.changed.notify_one();
     }
 
-    /// Takes the changes of at most `limit` slots, in the order of their keys, beyond
-    /// `after`. The member's comes with the last of them.
+    /// Takes the changes of at most `limit` slots after the key `after`, in key order. The last batch contains the
+    /// member's report.
     pub fn take(&self, after: Option<&SlotKey>, limit: usize) -> Part {
         let mut slots = self.lock();
         let start = after.map_or(Bound::Unbounded, Bound::Excluded);
@@ -298,12 +297,12 @@ impl ReportStore {
         Part { changes, last }
     }
 
-    /// How many Tenants have a report.
+    /// Returns the number of Tenants with a report.
     pub fn tenants(&self) -> usize {
         self.lock().tenants.len()
     }
 
-    /// Tenants that have a report by phase: ready, pending, error.
+    /// Counts the reported Tenants by phase: ready, pending, error.
     pub fn phases(&self, allow_chart_skip: bool) -> [usize; 3] {
         let slots = self.lock();
         let mut phases = [0; 3];
@@ -319,18 +318,18 @@ impl ReportStore {
         phases
     }
 
-    /// How many slots have changed and were not taken.
+    /// Returns the number of changed slots that were not taken.
     pub fn unsent(&self) -> usize {
         self.lock().changed.len()
     }
 
-    /// What is acted on, as last reported.
+    /// Returns the desired state that the member last reported as applied.
     pub fn applied(&self) -> Option<(Version, String)> {
         self.lock().member.applied.clone()
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Slots> {
-        // The slots hold plain values: a panic elsewhere cannot leave them half written.
+        // The slots hold plain values, so a panic elsewhere cannot leave them half written.
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -466,7 +465,7 @@ mod tests {
             assert_eq!(part.changes.member.is_some(), part.last);
             after = part.changes.last().or(after);
             named.extend(part.changes.tenants.into_keys());
-            // What was sent already changes again: it waits for its turn after the account.
+            // A slot that was sent and changes again waits until the full report is complete.
             report_store.tenant(&key("a"), Some(report(named.len() as i64 + 1)));
             if part.last {
                 break;

@@ -1,7 +1,9 @@
-//! The reconciler of one member: watches and home's orders feed the index, the plan is made, one action a
-//! Tenant or deployment is done.
+//! The reconcile loop of one member.
 //!
-//! Level-triggered: nothing is queued but the names of those that are to be looked at, each once.
+//! Watches and the orders of the home cluster feed the index. The loop plans from the index and runs one action for
+//! each Tenant or KryptonDeployment at a time.
+//!
+//! The loop is level-triggered: it queues only the keys to reconcile, each at most once.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
@@ -51,42 +53,43 @@ use crate::{lease_guard, workload};
 
 pub use crate::dump::{LeaseNow, OwnerNow, Question, ReconcilerNow, StateNow};
 
-/// Who writes the status of the member's Tenants.
+/// Selects the writer of the status of the member's Tenants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StatusMode {
-    /// This reconciler.
+    /// This reconciler writes the status.
     Write,
-    /// Its caller, out of the reports: on home, where a Tenant has several members.
+    /// The caller writes the status from the reports. The home cluster uses this, as a Tenant there has several
+    /// members.
     Report,
 }
 
-/// The member and how it is reached.
+/// A member and the access to it.
 #[derive(Clone)]
 pub struct Member {
-    /// Its name in the fleet; part of the names of releases and conditions.
+    /// Name in the fleet. It is part of the names of releases and conditions.
     pub name: String,
-    /// The namespace of the Secret it comes from, which a `clusterRef` may name too.
+    /// Namespace of the Secret that defines the member. A `clusterRef` may name it too.
     pub source_namespace: Option<String>,
     pub client: Client,
-    /// With the rights that helm has, for what is done to the objects of releases.
+    /// Client with Helm's rights, for requests on the objects of releases.
     pub helm_client: Client,
-    /// The same access, as a file for helm.
+    /// Kubeconfig file for Helm, with the same access.
     pub kubeconfig: PathBuf,
-    /// Our name in the Lease: one process, one name.
+    /// Holder name in the Lease. Each process has its own.
     pub holder: String,
-    /// `Observe` reports what there is and writes nothing; `LeaseState` is not taken back.
+    /// Goal for the Lease. `Observe` only reports and writes nothing. `Hold` is never revoked.
     pub lease: watch::Receiver<LeaseGoal>,
-    /// Our name in events.
+    /// Reporting instance in events.
     pub instance: String,
     pub status: StatusMode,
-    /// Only Tenants of these namespaces; `None` for all.
+    /// Namespaces of the Tenants to reconcile. `None` means all.
     pub namespaces: Option<BTreeSet<String>>,
-    /// Whose Tenants may name this member, where they are home's.
+    /// Namespaces whose Tenants may name this member, if they are Tenants of the home cluster.
     pub allowed: watch::Receiver<Allowed>,
-    /// The longest pause between two attempts.
+    /// Longest back-off between two attempts.
     pub retry_max: Duration,
     pub policy: Policy,
-    /// Receives what its watches show beyond the bounds; `None` if its API server is trusted, which has no bounds.
+    /// Receives an error if the watches exceed the bounds. `None` trusts the API server and disables the bounds.
     pub beyond: Option<Report>,
 }
 
@@ -98,7 +101,7 @@ impl std::fmt::Debug for Member {
     }
 }
 
-/// What members share: one pool of helm runs, one cache of charts.
+/// Resources that members share: one pool of Helm runs and one chart cache.
 #[derive(Clone, Debug)]
 pub struct Tools {
     pub helm: Arc<Helm>,
@@ -109,19 +112,20 @@ pub struct Tools {
     pub watchdog: Watchdog,
 }
 
-/// How long running helms may go on when the process is asked to stop.
+/// Time that running Helm processes get to finish when the process stops.
 const DRAIN: Duration = Duration::from_secs(15);
-/// The pause after a write that somebody else's write overtook; twice as long each time, up to sixteen times.
+/// First pause after a write conflict. It doubles with each further conflict: up to 16 times this value for a release,
+/// and up to separate limits for placed Tenants and workspaces.
 pub const AFTER_CONFLICT: Duration = Duration::from_millis(250);
-/// The pause between two drift_schedule of seeing to the CRD, while it is not as it should be.
+/// Pause between two checks of the CRD while it needs changes.
 pub(crate) const CRD_EVERY: Duration = Duration::from_secs(1);
-/// Events taken in before the next look at the Tenants.
+/// Maximum number of events to apply before the next reconcile.
 const BATCH: usize = 512;
-/// Tenants that calls are made for at once, helm left out: a start with a thousand of them shall neither
-/// storm the apiserver nor take the memory of a thousand calls.
+/// Maximum number of Tenants with API requests in flight, apart from Helm runs. At startup, a thousand Tenants must
+/// neither flood the API server nor take the memory of a thousand calls.
 const CALLS: usize = 16;
 
-/// Reconciles the member until `stop`. Returns when no helm run of ours lives and the Lease is given up.
+/// Reconciles the member until `stop`. Returns when no Helm process of this reconciler runs and the Lease is released.
 pub async fn run(
     member: Member,
     tools: Tools,
@@ -133,7 +137,7 @@ pub async fn run(
     run_and_tell(member, tools, desired, report_store, nobody, stop).await;
 }
 
-/// The same, and answers who asks how it stands.
+/// Reconciles the member like [`run`], and answers questions about its state.
 pub async fn run_and_tell(
     member: Member,
     tools: Tools,
@@ -250,32 +254,32 @@ async fn reconcile(
     }
 }
 
-/// What is kept for a Tenant or a deployment between two looks.
+/// State of a Tenant or KryptonDeployment between two reconciles.
 #[derive(Default)]
 pub(crate) struct Slot {
     pub memory: Memory,
     pub busy: bool,
-    /// What is done for it is done because it has been deleted.
+    /// The running action handles a deletion.
     pub removing: bool,
     /// The last action read the release.
     pub reading: bool,
-    /// The UID with which it was deleted while the CRD was whole.
+    /// UID of the object whose deletion was seen while the CRD was intact.
     pub deletion_confirmed: Option<String>,
     pub wake: Option<BootTime>,
-    /// Not to be looked at before, since a write did not go through.
+    /// Earliest time of the next reconcile, after a failed write.
     pub not_before: Option<BootTime>,
-    /// The attempt that is held back until then. `None` holds back every attempt.
+    /// Attempt that is held back until `not_before`. `None` holds back every attempt.
     pub held: Option<Attempt>,
     pub failures: u32,
-    /// How often in a row the plan rested on what had changed.
+    /// Number of consecutive actions that failed because their plan was out of date.
     pub stale: u32,
-    /// The last action stopped because it needs a slot of Helm.
+    /// The last action stopped because it needs a Helm slot.
     pub needs_slot: bool,
     pub(crate) own_chart: OwnChart,
 }
 
 impl Slot {
-    /// Whether what is wanted now is what is held back.
+    /// Returns true if the current attempt is the one that is held back.
     pub(crate) fn held_for(
         &self,
         owner: &ReleaseOwner,
@@ -286,32 +290,34 @@ impl Slot {
         held.is_none_or(|held| *held == Attempt::of(owner, desired, fingerprint))
     }
 
-    /// Holds the attempt back, as what it did has ended in a panic.
+    /// Holds back the attempt, as its action panicked.
     pub(crate) fn panicked(&mut self, attempt: Attempt, until: BootTime) {
         (self.busy, self.removing) = (false, false);
         (self.not_before, self.held) = (Some(until), Some(attempt));
     }
 }
 
-/// Under which schema of their CRD the Tenants were listed that are known. An apiserver leaves out of its answers
-/// what its schema does not have, such as the workspace; once there is another, no watch tells of that.
+/// CRD schema under which the known Tenants were listed.
+///
+/// An API server omits fields that its schema does not contain, such as the workspace. No watch reports a schema
+/// change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ListedUnder {
-    /// Ours, or a newer one; or there was nothing to list.
+    /// The current schema or a newer one. Also the state before the first list.
     #[default]
     Ours,
-    /// An older one of ours: they are listed afresh once it is replaced.
+    /// An older Krypton schema. The reconciler lists the Tenants again after it is replaced.
     Older,
-    /// The original's: until then nothing is done about them, which would store them as they were read, and
-    /// nothing is said.
+    /// The schema of krypton-operator. Until it is replaced, the reconciler neither writes nor reports Tenants: a write
+    /// would store them without the omitted fields.
     Originals,
-    /// Listed afresh by who may not write, as soon as somebody else had replaced the original's. Whether that was
-    /// in force by then nobody knows: it is good enough to tell by, not to act on.
+    /// Listed by a reconciler without write permission, immediately after another process replaced krypton-operator's
+    /// schema. The list may still follow the old schema, so it is good enough for reports but not for actions.
     Observed,
 }
 
 impl ListedUnder {
-    /// After another schema was seen.
+    /// Returns the state after the watch showed the schema `seen`.
     fn then(self, seen: Option<Option<u32>>) -> Self {
         match (self, seen) {
             (_, Some(None)) | (Self::Originals, _) => Self::Originals,
@@ -323,7 +329,7 @@ impl ListedUnder {
         }
     }
 
-    /// Whether Tenants can be looked at, by who may write or by who may not.
+    /// Returns true if the list is good enough to reconcile, with (`permitted`) or without write permission.
     pub fn will_do(self, permitted: bool) -> bool {
         match self {
             Self::Ours | Self::Older => true,
@@ -341,28 +347,27 @@ pub(crate) struct Reconciler {
     bounds: Bounds,
     pub desired: watch::Receiver<Arc<DesiredState>>,
     pub hold: watch::Receiver<LeaseState>,
-    /// What is wanted of the Lease now.
+    /// Current goal for the Lease.
     pub wish: watch::Sender<LeaseGoal>,
-    /// The desired state that is on record on the member, and so may be acted on.
+    /// The desired state that is saved on the member. The reconciler acts only on a saved desired state.
     pub recorded: Option<Arc<DesiredState>>,
     /// The desired state whose orders are in the index, with its digests.
     pub digests: Digests,
     pub ahead: Option<Version>,
     pub recording: JoinSet<(Arc<DesiredState>, Result<Recording, String>)>,
-    /// Why the anchor does not own what is on record, as it was last told.
+    /// The last logged reason why the anchor does not own the saved desired state.
     pub unowned: Option<String>,
     pub(crate) jobs: JoinSet<Box<JobResult>>,
-    /// Whose each of them is, its attempt and its span.
+    /// Owner, attempt and span of each running job.
     pub running: HashMap<Id, (OwnerKey, Attempt, Span)>,
     pub crd_jobs: JoinSet<crate::backup::restoring::CrdRound>,
-    /// The CRD is up to date and nothing waits to be put back.
+    /// The CRD is up to date and no saved Tenant waits to be restored.
     pub crd_checked: bool,
-    /// Tenants that were kept when their CRD went and are not back; `None` until that is read.
+    /// Tenants that were saved when their CRD was deleted and are not restored yet. `None` until the backup is read.
     pub waiting: Option<crate::backup::restoring::Known>,
-    /// The CRD was away: until it is seen to, Tenants that are not there may be such as are yet to be put
-    /// back.
+    /// The CRD was missing. Until it is reconciled, a missing Tenant may be one that is not restored yet.
     pub crd_lost: bool,
-    /// Tenants are to be listed afresh.
+    /// The Tenants must be listed again.
     pub list_anew: bool,
     pub listed: ListedUnder,
     pub crd_not_before: BootTime,
@@ -370,14 +375,14 @@ pub(crate) struct Reconciler {
     pub crd_problem: Option<String>,
     pub recording_failures: u32,
     pub recording_problem: Option<String>,
-    /// The recorded desired state is the newest one.
+    /// The saved desired state is the latest one.
     pub on_record: bool,
-    /// Nothing is acted on, since a pause could not be recorded.
+    /// The reconciler does not act, as it could not save a pause.
     pub misses_pause: bool,
     pub slots: BTreeMap<OwnerKey, Slot>,
     pub facts: BTreeMap<ReleaseKey, Arc<Release>>,
     pub dirty: BTreeSet<OwnerKey>,
-    /// Of all actions but runs of helm.
+    /// Limits all actions except Helm runs.
     pub calls: ConcurrencyLimit,
     pub helm: HelmQueue,
     pub wakes: BTreeSet<(BootTime, OwnerKey)>,
@@ -386,7 +391,7 @@ pub(crate) struct Reconciler {
     pub workspaces: Workspaces,
     pub version: ClusterVersion,
     pub permitted: bool,
-    /// Since when the Lease is ours.
+    /// Time at which this process acquired the Lease.
     pub held: Option<BootTime>,
     pub problem: Option<String>,
     pub started: BootTime,
@@ -428,7 +433,7 @@ impl Reconciler {
                 () = stop.cancelled() => return,
                 Some(seen) = watches.next() => {
                     self.see(seen, &mut tenants);
-                    // What is ready already is taken in together.
+                    // Apply all events that are already available before the next reconcile.
                     for _ in 0..BATCH {
                         match futures::FutureExt::now_or_never(watches.next()) {
                             Some(Some(seen)) => self.see(seen, &mut tenants),
@@ -474,11 +479,11 @@ impl Reconciler {
                     self.look_at_all();
                 }
                 changed = self.hold.changed() => if changed.is_err() { return },
-                // Whoever will never wish otherwise has gone.
+                // An error means that the sender is gone. The goal then never changes again.
                 Ok(()) = lease.changed() => {}
                 Ok(()) = allowed.changed() => self.look_at_all(),
                 Some(question) = questions.recv() => if !question.is_closed() {
-                    // Whoever has asked may go meanwhile.
+                    // The receiver may have been dropped.
                     drop(question.send(self.told(BootTime::now())));
                 },
                 () = clock::sleep_until(wake, now) => {}
@@ -486,7 +491,7 @@ impl Reconciler {
         }
     }
 
-    /// Lets what runs end by itself, then asks it to, then makes it.
+    /// Waits for running jobs, then terminates their Helm processes, then kills them.
     async fn drain(&mut self, handle: &StopHandle) {
         handle.close();
         self.helm = HelmQueue::default();
@@ -549,7 +554,7 @@ impl Reconciler {
                         self.crd_lost = true;
                         self.recheck_crd();
                     }
-                    // The watch on Tenants starts anew with the CRD, without its back-off.
+                    // The watch on Tenants restarts with the CRD, without its back-off.
                     if after != Some(CrdState::Terminating) {
                         *tenants = None;
                     }
@@ -571,14 +576,14 @@ impl Reconciler {
             .check(&mut self.index, self.dirty.len(), BootTime::now());
         if excess.is_some() {
             self.problem = excess;
-            // Drops the names of other Tenants, which may be endless.
+            // Drop the keys of unknown Tenants: their number is unbounded.
             self.dirty = self.slots.keys().cloned().collect();
             self.look_at_all();
         }
     }
 
-    /// Drops a Tenant that does not decode, by name and with the reason, and Tenants that are not
-    /// ours to see.
+    /// Decodes the Tenants of an event. Reports a Tenant that does not decode, and drops it and Tenants of other
+    /// namespaces.
     fn decoded(&self, event: Event<kube::core::DeserializeGuard<Tenant>>) -> Option<Event<Tenant>> {
         let read = |guard: kube::core::DeserializeGuard<Tenant>| match guard.0 {
             Ok(tenant) => Some(tenant),
@@ -623,7 +628,7 @@ impl Reconciler {
 
     fn next_wake(&self, now: BootTime) -> Option<BootTime> {
         let owner = self.wakes.first().map(|(at, _)| *at);
-        // The permit and the connection run out without any event.
+        // The Lease and the connection expire without an event.
         let expiry = [self.hold.get().renewed, Some(self.heard())]
             .into_iter()
             .flatten()
@@ -701,7 +706,7 @@ mod tests {
             (Ours, Some(None), Originals),
             (Older, Some(ours), Older),
             (Older, Some(None), Originals),
-            // Ours has taken its place, and nothing was listed since.
+            // The current schema replaced it, but the Tenants have not been listed since.
             (Originals, Some(ours), Originals),
             (Originals, Some(older), Originals),
             (Observed, Some(ours), Observed),

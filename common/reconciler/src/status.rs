@@ -1,4 +1,4 @@
-//! What a member writes on its Tenants: the status, and the events of its transitions. Pure.
+//! Status of a member's Tenants and the events of its transitions. Pure functions.
 
 pub mod throttle;
 
@@ -10,10 +10,10 @@ use krypton_types::tenant::Next;
 
 use crate::drift;
 
-/// Reason of the event for another phase.
+/// Reason of the event for a phase change.
 pub const PHASE_SET: &str = "PhaseSet";
 
-/// The status of a Tenant that only this member looks after.
+/// Returns the status of a Tenant that only this member reconciles.
 pub fn status(
     tenant: &Tenant,
     cluster: &str,
@@ -48,14 +48,14 @@ pub fn status(
     next
 }
 
-/// The event for another phase, of a Tenant that only one member reconciles.
+/// Returns the event for a phase change of a Tenant that only one member reconciles.
 pub fn phase_told(
     before: Option<&ClusterState>,
     after: &ClusterState,
     allow_chart_skip: bool,
 ) -> Option<ObjectEvent> {
     let phase = |state| conditions::phase(state, allow_chart_skip);
-    // A new object is Pending by nature.
+    // A new object starts as Pending.
     let (from, to) = (before.map_or(Phase::Pending, phase), phase(after));
     (from != to).then(|| ObjectEvent {
         warning: false,
@@ -64,7 +64,7 @@ pub fn phase_told(
     })
 }
 
-/// The events between two states of one Tenant on one member, except `PhaseSet`.
+/// Returns the events between two states of one Tenant on one member, except `PhaseSet`.
 pub fn told(before: Option<&ClusterState>, after: &ClusterState) -> Vec<ObjectEvent> {
     let mut told = Vec::new();
     let mut tell = |warning, reason, message: &str| {

@@ -1,4 +1,4 @@
-//! How many Tenants and deployments something is done for at once, and who comes next: first come, first served.
+//! Limits the number of Tenants and deployments with a running job, first come, first served.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,8 +7,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::owner::OwnerKey;
 
-/// A bounded number of turns, and those who wait for one. A turn comes back when its permit is dropped,
-/// however the task that has it ends.
+/// A limited number of turns, and the queue for them. Dropping the permit returns the turn, even if its task panics.
 pub(super) struct ConcurrencyLimit {
     free: Arc<Semaphore>,
     queue: BTreeMap<Place, OwnerKey>,
@@ -16,7 +15,7 @@ pub(super) struct ConcurrencyLimit {
     last: Place,
 }
 
-/// In the queue. Whoever is looked at in the meantime keeps it.
+/// Position in the queue. An owner keeps it through further plans.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place(u64);
 
@@ -30,14 +29,14 @@ impl ConcurrencyLimit {
         }
     }
 
-    /// Takes `key` out of the queue: it is looked at, and may need no turn by now.
+    /// Removes `key` from the queue, because its new plan may need no turn.
     pub(super) fn leave(&mut self, key: &OwnerKey) -> Option<Place> {
         let place = self.places.remove(key)?;
         self.queue.remove(&place);
         Some(place)
     }
 
-    /// A turn for `key`; without one, it waits, at the `place` that it had.
+    /// Returns a turn for `key`. If none is free, queues `key` at its previous `place` or at the end.
     pub(super) fn take(
         &mut self,
         key: &OwnerKey,
@@ -55,13 +54,13 @@ impl ConcurrencyLimit {
         turn
     }
 
-    /// How many wait.
+    /// Returns the number of waiting owners.
     pub(super) fn waiting(&self) -> usize {
         self.queue.len()
     }
 
-    /// Who is to be looked at now: somebody waits and a turn is free. It may need none by now, so this is
-    /// asked again until it is nobody.
+    /// Returns the first waiting owner if a turn is free. The owner may no longer need a turn, so the caller repeats
+    /// the call until it returns `None`.
     pub(super) fn next(&self) -> Option<OwnerKey> {
         let (_, first) = self.queue.first_key_value()?;
         (self.free.available_permits() > 0).then(|| first.clone())
@@ -97,7 +96,7 @@ mod tests {
     }
 
     proptest! {
-        /// As the reconciler does it: whoever is woken may need a turn or may not.
+        /// Imitates the reconciler: an owner that leaves the queue may or may not need a turn.
         #[test]
         fn limit_is_never_exceeded_and_never_left_unused(
             steps in proptest::collection::vec((0..2_u8, 0..12_u8, any::<bool>()), 0..200)

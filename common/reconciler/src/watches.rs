@@ -1,4 +1,4 @@
-//! The watches on a member: what is asked for, and how their events reach the index.
+//! The watches on a member: their requests, and the conversion of their events for the index.
 
 use std::fmt::Debug;
 
@@ -17,11 +17,11 @@ use serde::de::DeserializeOwned;
 
 use crate::workload::WorkloadObject;
 
-/// Objects in an answer. What a list takes to decode stays with the process for good: in one piece, as
-/// kube would ask for it, that of 300 Tenants is more than all that is kept of them.
+/// Maximum number of objects in a response. The process never returns the memory for decoding a list. A single list of
+/// 300 Tenants, kube's default, would take more memory than the index needs for them.
 const PAGE: u32 = 50;
 
-/// One event of one of the watches.
+/// An event of one of the watches.
 pub(super) enum Seen {
     Tenant(Event<DeserializeGuard<Tenant>>),
     Release(Event<PartialObjectMeta<Secret>>),
@@ -38,7 +38,7 @@ pub(super) enum Seen {
 
 pub(super) type Watch = BoxStream<'static, Seen>;
 
-/// All watches but the one on Tenants, which needs the CRD first.
+/// Returns all watches except the one on Tenants, which needs the CRD first.
 pub(super) fn all_but_tenants(client: &Client) -> SelectAll<Watch> {
     let workloads = |kind: ApiResource| {
         let api = Api::all_with(client.clone(), &kind);
@@ -72,18 +72,18 @@ fn all() -> Config {
     Config::default().page_size(PAGE)
 }
 
-/// Helm marks every object of a release with this label.
+/// Selects the objects of Helm releases, which all have this label.
 fn helms() -> Config {
     all().labels("app.kubernetes.io/managed-by=Helm")
 }
 
-/// The watch on Tenants. One that does not decode must not stop the others.
+/// Returns the watch on Tenants. A Tenant that does not decode must not stop the others.
 pub(super) fn tenants(client: &Client) -> Watch {
     let api: Api<DeserializeGuard<Tenant>> = Api::all(client.clone());
     stream("Tenants", move || watcher(api.clone(), all()), Seen::Tenant)
 }
 
-/// Makes the watch on what of all objects of this kind fits.
+/// Returns a factory for a watch on the metadata of the objects that match `config`.
 fn of_all<K>(
     client: &Client,
     config: Config,

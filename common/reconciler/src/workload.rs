@@ -1,4 +1,4 @@
-//! When a workload of a release counts as ready: Helm's own rule for `--wait`, on the watch we have anyway.
+//! Readiness of a release's workloads, by Helm's rule for `--wait`, from the existing watch.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,18 +8,18 @@ use krypton_helm::releases::{ORIGINALS_NAMESPACE, WorkloadKind};
 use kube::core::Object;
 use serde::Deserialize;
 
-/// Workloads that are named where several are not ready.
+/// Maximum number of unready workloads to name.
 const NAMED: usize = 3;
 
-/// A Deployment, StatefulSet or DaemonSet with the fields that readiness needs: a pod template is the
-/// largest part of each, and the code that reads one a large part of a small agent.
+/// A Deployment, StatefulSet or DaemonSet with only the fields that readiness needs. A pod template is the largest part
+/// of each object, and its decoder is a large part of a small agent.
 pub type WorkloadObject = Object<Spec, Status>;
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Spec {
     replicas: Option<i32>,
-    /// A Deployment's; the others have an `updateStrategy`.
+    /// A Deployment has this field. The other kinds have an `updateStrategy`.
     #[serde(alias = "updateStrategy")]
     strategy: Strategy,
 }
@@ -52,7 +52,7 @@ pub struct Status {
     number_ready: i32,
 }
 
-/// Names a workload within one release.
+/// Key of a workload within one release.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WorkloadKey {
     pub kind: WorkloadKind,
@@ -60,17 +60,18 @@ pub struct WorkloadKey {
     pub name: String,
 }
 
-/// What readiness needs of a workload, and no more: the objects themselves are not kept.
+/// Readiness of a workload. The objects themselves are not stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkloadState {
     pub ready: bool,
-    /// "0 of 1 available", for people.
+    /// Text for messages, such as "0 of 1 available".
     pub detail: String,
 }
 
-/// A Deployment is ready when all its replicas are of the newest template and at least
-/// `replicas - maxUnavailable` of these are available (helm's `deploymentReady`, which asks the newest ReplicaSet).
-/// The Deployment tells of all its replicas together: what the older ones may have of it does not count.
+/// Returns the readiness of a Deployment. All replicas must have the latest template, and at least `replicas -
+/// maxUnavailable` of them must be available. This is Helm's `deploymentReady`, which reads the newest ReplicaSet.
+///
+/// The status of a Deployment counts the available replicas of all ReplicaSets. The old replicas are subtracted.
 pub fn deployment(object: &WorkloadObject) -> WorkloadState {
     let Some(status) = observed(object) else {
         return waiting("not yet observed by its controller".to_owned());
@@ -89,7 +90,7 @@ pub fn deployment(object: &WorkloadObject) -> WorkloadState {
     verdict(new >= wanted - max_unavailable(object, wanted), detail)
 }
 
-/// A StatefulSet is ready when its replicas above the partition are updated and all are ready.
+/// Returns the readiness of a StatefulSet. All replicas must be ready, and those above the partition updated.
 pub fn stateful_set(object: &WorkloadObject) -> WorkloadState {
     let Some(status) = observed(object) else {
         return waiting("not yet observed by its controller".to_owned());
@@ -105,7 +106,7 @@ pub fn stateful_set(object: &WorkloadObject) -> WorkloadState {
     verdict(ready >= wanted, format!("{ready} of {wanted} ready"))
 }
 
-/// A DaemonSet is ready when all but `maxUnavailable` of its pods are updated and ready.
+/// Returns the readiness of a DaemonSet. All its pods must be updated, and all but `maxUnavailable` ready.
 pub fn daemon_set(object: &WorkloadObject) -> WorkloadState {
     let Some(status) = observed(object) else {
         return waiting("not yet observed by its controller".to_owned());
@@ -121,7 +122,7 @@ pub fn daemon_set(object: &WorkloadObject) -> WorkloadState {
     )
 }
 
-/// The status, when it is of the newest spec.
+/// Returns the status, if it reflects the latest spec.
 fn observed(object: &WorkloadObject) -> Option<&Status> {
     let newest = object.metadata.generation.unwrap_or(0);
     let status = object.status.as_ref()?;
@@ -139,20 +140,20 @@ fn max_unavailable(object: &WorkloadObject, of: i32) -> i32 {
         .map_or(0, |value| rounded_down(value, of))
 }
 
-/// How those workloads of a release count that are in the namespace `default`, though its manifest does not
-/// place them there: the original has put them where its kubeconfig pointed.
+/// Rule for a release's workloads in the namespace `default` without that namespace in the manifest. krypton-operator
+/// created them in the namespace of its kubeconfig.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Strays {
-    /// As all others: the release itself is in `default`.
+    /// They count like all others, as the release itself is in `default`.
     None,
-    /// The revision is the original's: they are its workloads.
+    /// krypton-operator installed the revision, so they are its workloads.
     Stand,
-    /// A revision of ours has its own in the workspace; these are about to go.
+    /// A Krypton revision has its own workloads in the workspace. These are about to be deleted.
     Left,
 }
 
 impl Strays {
-    /// Of a release in `namespace`, whose newest revision is `newest`.
+    /// Returns the rule for a release in `namespace` with the latest revision `newest`.
     pub fn of(namespace: &str, newest: Option<&Revision>) -> Self {
         match newest {
             _ if namespace == ORIGINALS_NAMESPACE => Self::None,
@@ -162,9 +163,10 @@ impl Strays {
     }
 }
 
-/// The workloads that are not ready, in words: a few, and how many more; `None` when all are ready.
-/// `expected` are the release's workloads where they are known: one that the watch has not shown yet
-/// is not ready. A release without workloads is ready as soon as it is applied.
+/// Describes the workloads that are not ready: names a few and counts the rest. Returns `None` if all are ready.
+///
+/// `expected` contains the release's workloads, if known. A workload that the watch has not shown yet is not ready. A
+/// release without workloads is ready as soon as it is applied.
 pub fn unready(
     expected: Option<&[krypton_helm::releases::Workload]>,
     seen: &BTreeMap<WorkloadKey, WorkloadState>,
@@ -218,7 +220,7 @@ fn verdict(ready: bool, detail: String) -> WorkloadState {
     WorkloadState { ready, detail }
 }
 
-/// `maxUnavailable` as the Deployment controller reads it: a percentage is rounded down.
+/// Returns `maxUnavailable` as the Deployment controller computes it: a percentage is rounded down.
 fn rounded_down(value: &IntOrString, of: i32) -> i32 {
     match value {
         IntOrString::Int(number) => *number,
@@ -275,7 +277,7 @@ mod tests {
             (deployment_with(4, "25%", 2, 4, 3), true),
             (deployment_with(4, "25%", 2, 3, 4), false),
             (deployment_with(0, "25%", 2, 0, 0), true),
-            // The one that is available is the one before: the new one does not come up.
+            // The available replica is the old one. The new one does not start.
             (with_older(deployment_with(1, "25%", 2, 1, 1), 1), false),
             (with_older(deployment_with(1, "25%", 2, 1, 2), 1), true),
             (with_older(deployment_with(4, "25%", 2, 4, 3), 1), false),
@@ -406,11 +408,11 @@ mod tests {
         assert_eq!(there(Strays::Stand, in_default(true)), None);
         assert!(there(Strays::Stand, in_default(false)).is_some());
         assert!(there(Strays::Stand, BTreeMap::new()).is_some());
-        // Once it is to be in the workspace, nothing else stands for it, and nothing else is in its way.
+        // With a revision in the workspace, a workload in `default` neither replaces nor blocks another one.
         assert!(there(Strays::Left, in_default(true)).is_some());
         assert!(there(Strays::Left, both(false)).is_some());
         assert_eq!(there(Strays::Left, both(true)), None);
-        // What a manifest places there is its own.
+        // A workload that the manifest places in `default` belongs to the release.
         let placed = [Workload {
             namespace: "default".to_owned(),
             ..expected[0].clone()

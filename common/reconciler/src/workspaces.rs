@@ -1,5 +1,4 @@
-//! Labels and annotations of the namespaces that Krypton has made for workspaces: each is kept as the desired state
-//! has it. Tenants do not wait for it.
+//! Reconciles the labels and annotations of workspaces' namespaces that Krypton created. Tenants do not wait for it.
 
 pub(crate) mod metadata;
 
@@ -25,22 +24,23 @@ use crate::index::Index;
 use crate::run_loop::{AFTER_CONFLICT, Reconciler};
 
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Namespaces that are written at once.
+/// Maximum number of namespaces to write at the same time.
 const CALLS: usize = 8;
-/// Whoever writes against us is answered later and later, until it is quiet for so long.
+/// Time without a write after which the pause between writes resets. Until then, each write doubles the pause, in
+/// case another client keeps reverting it.
 const QUIET_AFTER: Duration = Duration::from_secs(300);
-/// And at last so often.
+/// Longest pause between two writes.
 const ANSWER_EVERY: Duration = Duration::from_secs(30);
 
-/// Which of them are to be looked at.
+/// The namespaces to reconcile.
 #[derive(Default)]
 pub(super) struct Workspaces {
-    /// What they were last looked at by.
+    /// Desired state of the last reconcile.
     configured: Option<Arc<DesiredState>>,
     dirty: BTreeSet<String>,
     slots: BTreeMap<String, Slot>,
     pub(super) jobs: JoinSet<Written>,
-    /// Why one could not be written, as it was last told.
+    /// The last logged reason for a failed write.
     told: Option<String>,
 }
 
@@ -49,25 +49,25 @@ pub(crate) struct Slot {
     pub busy: bool,
     pub not_before: Option<BootTime>,
     failures: u32,
-    /// Writes that went through, one soon after the other, and when the last of them did.
+    /// Number of successful writes in quick succession, and the time of the last one.
     writes: u32,
     written: BootTime,
 }
 
-/// What came of writing one.
+/// Result of a write.
 pub(super) struct Written {
     name: String,
     result: Result<ObjectMeta, Fault>,
 }
 
 enum Fault {
-    /// It is no longer what was seen.
+    /// The namespace has changed since the read.
     Stale,
     Failed(String),
 }
 
 impl Workspaces {
-    /// These have changed. Most of a cluster's are none of Krypton's.
+    /// Marks the namespaces as changed. Most namespaces of a cluster don't belong to Krypton.
     pub(super) fn touch(&mut self, namespaces: &BTreeSet<String>, index: &Index) {
         for name in namespaces {
             let found = index.workspaces.get(name);
@@ -79,7 +79,7 @@ impl Workspaces {
         }
     }
 
-    /// When one of them may be written again, of those that wait for that.
+    /// Returns the earliest time at which a waiting namespace may be written again.
     pub(crate) fn wake(&self, now: BootTime) -> Option<BootTime> {
         let idle = |name: &&String| self.slots.get(*name).filter(|slot| !slot.busy);
         let waiting = self.dirty.iter().filter_map(|name| idle(&name)?.not_before);
@@ -89,7 +89,7 @@ impl Workspaces {
 
 impl Reconciler {
     pub(super) fn reconcile_workspaces(&mut self, now: BootTime) {
-        // Before all are listed, that one is not marked means nothing.
+        // Until all namespaces are listed, a missing mark proves nothing.
         let Some(desired) = self
             .recorded
             .clone()
@@ -135,7 +135,7 @@ impl Reconciler {
             self.workspaces.dirty.remove(&name);
             return;
         };
-        // Nothing is written for a Tenant that is paused, nor where it lives.
+        // While a Tenant is paused, nothing is written to its workspace.
         let paused = self.index.users(&name).iter().any(|user| {
             let owner = self.index.owner(user);
             let paused = owner
@@ -163,7 +163,7 @@ impl Reconciler {
         let Written { name, result } = match done {
             Ok(written) => written,
             Err(error) => {
-                // Which one it was nobody knows: all are looked at again, and that one stays as it is.
+                // The error does not name the namespace. All are reconciled again, and this one stays busy.
                 tracing::error!(%error, member = %self.member.name, "writing a namespace ended badly");
                 self.workspaces.configured = None;
                 return;
@@ -216,7 +216,7 @@ impl ActionRunner {
         mut metadata: Value,
     ) -> Result<ObjectMeta, Fault> {
         self.still_permitted().map_err(|_| Fault::Stale)?;
-        // As it was seen, and no other of its name: somebody may have taken our mark off.
+        // Patch only the namespace as seen, not another one of its name. A user may have removed Krypton's mark.
         metadata["uid"] = uid.into();
         metadata["resourceVersion"] = version.map(|version| version.to_string()).into();
         let patch = Patch::Merge(serde_json::json!({ "metadata": metadata }));

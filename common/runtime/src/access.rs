@@ -1,5 +1,4 @@
-//! Access to a cluster: where its configuration is found, the client that we use, and the same as a
-//! kubeconfig for helm.
+//! Access to a cluster: its configuration, Krypton's API client, and a kubeconfig for Helm.
 
 mod helm_kubeconfig;
 mod limit;
@@ -31,13 +30,13 @@ pub use service_account::{client_as, kubeconfig_as};
 pub use swap::Swap;
 use watch_rate::PaceLayer;
 
-/// Longest wait for a connection to any apiserver.
+/// Timeout for connecting to any API server.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The client of a cluster, home or member: a name in the apiserver's log (`name/version`, visible
-/// ASCII), a deadline to connect, a pace for watches, and no retries of its own. kube's default would wait as long as a
-/// server's `Retry-After` says, up to 15 times; every caller here has a capped back-off, which is the
-/// only one that waits.
+/// Creates the client of a cluster, home or member. `user_agent` is its name in the API server's log
+/// (`name/version`, visible ASCII). The client has a connect timeout and a rate limit for watches, but no
+/// automatic retries. The default of kube waits as long as a server's `Retry-After` requires, up to 15 times.
+/// Instead, every caller has a capped back-off.
 ///
 /// Must be called inside a tokio runtime.
 pub fn client_named(config: Config, user_agent: &'static str) -> Result<Client, kube::Error> {
@@ -45,7 +44,7 @@ pub fn client_named(config: Config, user_agent: &'static str) -> Result<Client, 
     Ok(builder.with_layer(&PaceLayer::default()).build())
 }
 
-/// As [`client_named`]. Whenever the apiserver answers that it does not know us (401), `refused` is told.
+/// Like [`client_named`]. Notifies `refused` whenever the API server rejects the credentials (401).
 pub fn client_watched(
     config: Config,
     user_agent: &'static str,
@@ -57,8 +56,8 @@ pub fn client_watched(
     Ok(builder.with_layer(&layer).build())
 }
 
-/// As [`client_watched`], for an API server that is not trusted: its answers are limited, and each that
-/// exceeds a limit is told to `report`.
+/// Like [`client_watched`], for an untrusted API server: limits its responses, and calls `report` for each
+/// response that exceeds a limit.
 pub fn client_limited(
     config: Config,
     user_agent: &'static str,
@@ -82,7 +81,7 @@ fn told_of_refusal<B>(response: http::Response<B>, refused: &Notify) -> http::Re
 
 fn bounded(mut config: Config, user_agent: &'static str) -> Config {
     config.connect_timeout = Some(CONNECT_TIMEOUT);
-    // Watches stay open for minutes: each call has its own deadline instead.
+    // Watches stay open for minutes, so each call has a deadline instead.
     config.read_timeout = None;
     config.default_retry = false;
     config.headers.retain(|(name, _)| *name != USER_AGENT);
@@ -92,7 +91,7 @@ fn bounded(mut config: Config, user_agent: &'static str) -> Config {
     config
 }
 
-/// What went wrong in a call, as an apiserver told it: kube's own text repeats the answer in full.
+/// Returns the API server's error message. kube's own text repeats the whole response.
 pub fn reason_of(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),

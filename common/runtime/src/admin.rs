@@ -1,4 +1,4 @@
-//! The HTTP servers of a process, metrics, health and debug, and what "ready" means.
+//! HTTP servers of a process for metrics, health and debug, and its readiness.
 
 mod bind_address;
 mod bounded_listener;
@@ -29,9 +29,9 @@ pub use bind_address::{BindAddress, NotABindAddress};
 pub use debug::{DEBUG_DEFAULT, DEBUG_FLAG, bind_debug, filter_lasts, is_loopback, serve_debug};
 pub use ports::{Ports, Served};
 
-/// The flag of the metrics server, for messages.
+/// Flag of the metrics server, for messages.
 pub const METRICS_FLAG: &str = "--metrics-bind-address";
-/// The flag of the health server, for messages.
+/// Flag of the health server, for messages.
 pub const HEALTH_FLAG: &str = "--health-probe-bind-address";
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -61,8 +61,8 @@ pub enum AdminError {
     },
 }
 
-/// Listens on `address`, for the flag that is to be named in errors. Done at start, so that a port
-/// in use ends the process before it touches a cluster.
+/// Listens on `address`. Errors name `flag`. Call this at startup, so a port conflict ends the process before
+/// it changes any cluster.
 pub async fn bind(flag: &'static str, address: &BindAddress) -> Result<TcpListener, AdminError> {
     let bound = match &address.host {
         Some(host) => TcpListener::bind((host.as_str(), address.port)).await,
@@ -81,7 +81,7 @@ pub async fn bind(flag: &'static str, address: &BindAddress) -> Result<TcpListen
     })
 }
 
-/// The IPv6 wildcard takes IPv4 too; where there is no IPv6, the IPv4 one.
+/// Listens on the IPv6 wildcard, which also accepts IPv4, or on the IPv4 wildcard without IPv6.
 async fn bind_all(port: u16) -> io::Result<TcpListener> {
     match TcpListener::bind(SocketAddr::from((Ipv6Addr::UNSPECIFIED, port))).await {
         Err(error) if error.kind() != io::ErrorKind::AddrInUse => {
@@ -113,8 +113,8 @@ pub async fn serve_metrics(
     .await
 }
 
-/// Serves `/healthz`, which fails when something has stood still for so long that a restart helps, and never
-/// because a cluster is away, and `/readyz` until `stop`.
+/// Serves `/healthz` and `/readyz` until `stop`. `/healthz` fails if work hangs so long that a restart helps.
+/// An unreachable cluster never makes it fail.
 pub async fn serve_health(
     listener: TcpListener,
     readiness: Readiness,
@@ -143,7 +143,7 @@ pub async fn serve_health(
     let router = Router::new()
         .route("/healthz", get(healthy))
         .route("/readyz", get(ready));
-    // One request per connection: a connection that is kept would take a probe's place.
+    // Allow one request per connection, because idle connections would use up the places for probes.
     let router = router.layer(map_response(async |mut response: Response| {
         let close = HeaderValue::from_static("close");
         response.headers_mut().insert(header::CONNECTION, close);
@@ -164,17 +164,17 @@ async fn serve(
         .map_err(|source| AdminError::Serve { flag, source })
 }
 
-/// Runs a server, and says so when it ends badly: the process goes on without it.
+/// Runs a server and logs an error if it fails. The process continues without it.
 pub async fn logged(what: &str, serve: impl Future<Output = Result<(), AdminError>>) {
     if let Err(error) = serve.await {
         tracing::error!(error = %chain(&error), "the {what} endpoint ended");
     }
 }
 
-/// Whether the process is ready: when no guard is left. Clones are one.
+/// Readiness of the process: it is ready when no guard is left. Clones share their state.
 #[derive(Clone, Debug, Default)]
 pub struct Readiness {
-    /// How many guards of each name are held.
+    /// Number of held guards by name.
     held: Arc<Mutex<BTreeMap<String, usize>>>,
     notes: Arc<Mutex<BTreeMap<&'static str, String>>>,
 }
@@ -184,7 +184,7 @@ impl Readiness {
         Self::default()
     }
 
-    /// The process is not ready until the guard is dropped. `name` says what it waits for.
+    /// Makes the process not ready until the guard is dropped. `name` describes the reason.
     pub fn guard(&self, name: impl Into<String>) -> ReadinessGuard {
         let name = name.into();
         *self.lock().entry(name.clone()).or_default() += 1;
@@ -194,7 +194,7 @@ impl Readiness {
         }
     }
 
-    /// Something that whoever asks is told, though the process is ready; `None` takes it back.
+    /// Sets a note that `/readyz` reports without affecting readiness. `None` removes it.
     pub fn note(&self, about: &'static str, text: Option<String>) {
         let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
         match text {
@@ -212,18 +212,18 @@ impl Readiness {
         self.lock().is_empty()
     }
 
-    /// Names of the guards that are left, sorted.
+    /// Returns the names of the remaining guards, sorted.
     pub fn waiting_for(&self) -> Vec<String> {
         self.lock().keys().cloned().collect()
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, usize>> {
-        // No code panics between two changes of the map, so a poisoned one is whole.
+        // No code panics between two changes of the map, so a poisoned map is consistent.
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Holds readiness back while it lives.
+/// Prevents readiness until it is dropped.
 #[must_use = "dropping the guard completes it"]
 pub struct ReadinessGuard {
     name: String,

@@ -1,10 +1,10 @@
-//! The clocks, read at the rim only.
+//! Clocks of the system. Only code at the I/O boundary reads them.
 
 use std::time::Duration;
 
 use jiff::Timestamp;
 
-/// Time since boot, suspension included, which no operator and no NTP step can move.
+/// Time since boot, including suspension. Neither an administrator nor NTP can change it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BootTime(pub Duration);
 
@@ -17,18 +17,18 @@ impl BootTime {
         Self(Duration::new(seconds, nanos))
     }
 
-    /// How long ago `earlier` was; zero when it is not in the past.
+    /// Returns the time since `earlier`, or zero if `earlier` is not in the past.
     pub fn since(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
 }
 
-/// The wall clock, for what people read.
+/// Reads the wall clock, for times that users read.
 pub fn wall() -> Timestamp {
     Timestamp::now()
 }
 
-/// Sleeps until `at`, counted from `now`; for ever without one.
+/// Sleeps until `at`, relative to `now`. Sleeps forever if `at` is `None`.
 pub async fn sleep_until(at: Option<BootTime>, now: BootTime) {
     match at {
         Some(at) => tokio::time::sleep(at.since(now)).await,

@@ -1,4 +1,4 @@
-//! Which cluster this is: its UID and its version.
+//! Identity of a cluster: its UID and its Kubernetes version.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ const DEADLINE: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cluster {
-    /// Of the namespace kube-system, which lives as long as its cluster.
+    /// UID of the namespace kube-system, which exists as long as its cluster.
     pub uid: String,
     pub kubernetes_version: String,
 }
@@ -38,7 +38,7 @@ pub enum ClusterError {
 }
 
 impl ClusterError {
-    /// Whether it may go by itself.
+    /// Returns whether a retry can succeed without a user's action.
     pub fn may_pass(&self, apiserver: &StartupGrace) -> bool {
         match self {
             Self::Call(_) | Self::Deadline => {
@@ -50,7 +50,7 @@ impl ClusterError {
     }
 }
 
-/// A namespace for what is Krypton's own. It outlives every chart of Krypton that had it.
+/// Returns a namespace for Krypton's own objects. Helm keeps it when it uninstalls the chart that contains it.
 pub fn own_namespace(name: &str) -> Namespace {
     let [key, value] = HELM_KEEPS.map(str::to_owned);
     Namespace {
@@ -63,7 +63,7 @@ pub fn own_namespace(name: &str) -> Namespace {
     }
 }
 
-/// Asks once.
+/// Queries the cluster once.
 pub async fn ask(client: &Client) -> Result<Cluster, ClusterError> {
     let asked = async {
         let namespaces: Api<Namespace> = Api::all(client.clone());

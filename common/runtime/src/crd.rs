@@ -1,4 +1,4 @@
-//! The CRDs that Krypton needs on a cluster: made when missing, brought up to date, never downgraded.
+//! Creates and upgrades the CRDs that Krypton needs on a cluster. Never downgrades them.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::effect;
 
 const DEADLINE: Duration = Duration::from_secs(10);
 const SERVED_WITHIN: Duration = Duration::from_secs(20);
-/// The name under which Krypton owns fields.
+/// Field manager of Krypton.
 pub const FIELD_MANAGER: &str = "krypton";
 
 #[derive(Debug, Error)]
@@ -38,7 +38,7 @@ enum Step {
     Leave,
 }
 
-/// An equal or newer schema is left alone, whoever wrote it.
+/// Leaves an equal or newer schema unchanged, regardless of its author.
 fn step(found: Option<u32>, exists: bool, ours: u32) -> Step {
     match (exists, found) {
         (false, _) => Step::Apply,
@@ -47,13 +47,13 @@ fn step(found: Option<u32>, exists: bool, ours: u32) -> Step {
     }
 }
 
-/// Makes sure that `wanted` is served.
+/// Ensures that `wanted` exists and is served.
 pub async fn ensure(client: &Client, wanted: &CustomResourceDefinition) -> Result<(), CrdError> {
     let found = find(client, wanted).await?;
     bring_up(client, wanted, found).await
 }
 
-/// The same where there is one of the name; one that is missing is not made.
+/// Upgrades `wanted` if it exists. Does not create it.
 pub async fn follow(client: &Client, wanted: &CustomResourceDefinition) -> Result<(), CrdError> {
     match find(client, wanted).await? {
         None => Ok(()),
@@ -88,7 +88,8 @@ async fn bring_up(
     let replaced = found.is_some();
     let written = match step(version, found.is_some(), krypton_crds::SCHEMA_VERSION) {
         Step::Leave => found,
-        // Not `create`: the charts grant that for our own CRDs' names only, and a request to create has none.
+        // Not `create`: the charts grant that only for the names of Krypton's CRDs, and a create request
+        // carries no name for RBAC.
         Step::Apply => {
             let params = PatchParams::apply(FIELD_MANAGER).force();
             let patch = Patch::Apply(wanted);
@@ -96,8 +97,8 @@ async fn bring_up(
             let written = deadline(&name, call).await?;
             Some(written.map_err(|error| CrdError::Write(name.clone(), error))?)
         }
-        // Applying over an older schema would keep what we no longer mention: the original's pattern
-        // on condition types, for one. Its version is the precondition.
+        // Applying over an older schema would keep removed fields, such as krypton-operator's pattern for
+        // condition types. The `resourceVersion` of the old CRD is the precondition.
         Step::Replace => {
             let mut next = wanted.clone();
             if let Some(found) = found {
@@ -135,7 +136,8 @@ async fn bring_up(
         .map_err(|_| CrdError::NotServed(name))
 }
 
-/// The schema that it holds. Whoever applies another's over ours leaves our mark on it.
+/// Returns the schema version of the CRD. If another program applies its schema over Krypton's, the version
+/// annotation stays, so compare the content too.
 fn held(found: &CustomResourceDefinition, wanted: &CustomResourceDefinition) -> Option<u32> {
     let version = krypton_crds::schema_version(found)?;
     let ours = version == krypton_crds::SCHEMA_VERSION;
@@ -147,8 +149,8 @@ fn own_fields(crd: &CustomResourceDefinition) -> Option<BTreeSet<String>> {
     fields(&serde_json::to_value(schema.open_api_v3_schema.as_ref()?).ok()?)
 }
 
-/// Waits until objects are read by the schema that was written: for a moment more the apiserver goes by the one
-/// before, and leaves out of its answers what that does not have. What it publishes follows what it reads by.
+/// Waits until the API server uses the new schema. For a moment, it still uses the previous one and drops
+/// fields that are missing there. The published OpenAPI schema changes together with it.
 async fn in_force(client: &Client, wanted: &CustomResourceDefinition) {
     let spec = &wanted.spec;
     let Some(version) = spec.versions.first() else {
@@ -162,7 +164,7 @@ async fn in_force(client: &Client, wanted: &CustomResourceDefinition) {
         };
         match client.request::<Value>(request).await {
             Ok(published) if published_fields(&published, &spec.names.kind) == ours => return,
-            // Whoever may not ask has to do without.
+            // A process without this permission skips the wait.
             Err(kube::Error::Api(status)) if status.code == 403 => return,
             _ => {}
         }
@@ -170,7 +172,7 @@ async fn in_force(client: &Client, wanted: &CustomResourceDefinition) {
     }
 }
 
-/// The fields of spec and status, by name.
+/// Returns the names of the fields in spec and status.
 fn fields(schema: &Value) -> Option<BTreeSet<String>> {
     let of = |part: &str| {
         let fields = schema.pointer(&format!("/properties/{part}/properties"))?;
@@ -202,8 +204,8 @@ pub fn established(crd: &CustomResourceDefinition) -> bool {
         .any(|condition| condition.type_ == "Established" && condition.status == "True")
 }
 
-/// Waits until the objects can be listed: an Established CRD answers 404 and 429 for a moment more,
-/// which would send every watch into its back-off.
+/// Waits until the objects can be listed. For a moment, the API server returns 404 and 429 for an Established
+/// CRD, which would send every watch into its back-off.
 async fn served(
     client: &Client,
     api: &Api<CustomResourceDefinition>,
@@ -225,7 +227,7 @@ async fn served(
             is_established = matches!(api.get_opt(name).await, Ok(Some(crd)) if established(&crd));
         } else {
             match objects.list_metadata(&ListParams::default().limit(1)).await {
-                // Whoever may not list will be told so by what needs it.
+                // A process without this permission gets a clear error from its first list.
                 Ok(_) => return,
                 Err(kube::Error::Api(status)) if status.code == 403 => return,
                 Err(_) => {}

@@ -1,4 +1,4 @@
-//! Kubernetes events, told in passing: a full queue drops the newest, nothing waits for it.
+//! Records Kubernetes events without blocking: if the queue is full, the newest event is dropped.
 
 use std::time::Duration;
 
@@ -12,13 +12,13 @@ use tracing::Instrument as _;
 
 use crate::{clock, effect};
 
-/// Who tells.
+/// Reporting component of all events.
 const COMPONENT: &str = "multicluster-tenants";
-/// A burst of 250 Tenants with four events each; beyond it events are lost, and said so in the log.
+/// Enough for a burst of 250 Tenants with four events each. More events are dropped with a log line.
 const QUEUE: usize = 1024;
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// An event that is worth telling.
+/// An event to record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectEvent {
     pub warning: bool,
@@ -26,7 +26,7 @@ pub struct ObjectEvent {
     pub message: String,
 }
 
-/// The near end of the queue.
+/// Sender of the event queue.
 #[derive(Clone, Debug)]
 pub struct Events {
     queue: mpsc::Sender<Event>,
@@ -35,7 +35,7 @@ pub struct Events {
 }
 
 impl Events {
-    /// Starts the one task that writes events to the cluster of `client`.
+    /// Starts the task that writes events to the cluster of `client`.
     pub fn start(client: Client, instance: String) -> Self {
         let (queue, mut told) = mpsc::channel::<Event>(QUEUE);
         let writing = async move {
@@ -60,13 +60,13 @@ impl Events {
         }
     }
 
-    /// Counts those that find no room in the queue by `dropped`.
+    /// Counts dropped events in `dropped`.
     #[must_use]
     pub fn counting(self, dropped: Counter) -> Self {
         Self { dropped, ..self }
     }
 
-    /// Puts an event on this object into the queue.
+    /// Queues an event on this object.
     pub fn tell(&self, object: ObjectReference, told: ObjectEvent) {
         let now = clock::wall();
         let name = object.name.clone().unwrap_or_default();

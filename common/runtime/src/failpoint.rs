@@ -1,6 +1,6 @@
-//! Where a test kills this process or has an effect fail, to see that the next start or the next pass puts right
-//! what was left: before each external effect and after it. Only with the feature `failpoints`: without it
-//! `effect!` is the call that it is given and nothing else, and this module holds names that nobody uses.
+//! Failpoints before and after each external effect. A test kills the process there or makes the effect fail,
+//! and checks that the next start or reconcile repairs the result. Only with the feature `failpoints`:
+//! without it, `effect!` is just the call, and this module only defines unused names.
 
 #[cfg(feature = "failpoints")]
 mod inject;
@@ -8,10 +8,10 @@ mod inject;
 #[cfg(feature = "failpoints")]
 pub use inject::{Injected, PLAN, STRUCK, around, around_now, around_or};
 
-/// The moments of each effect: it has not been made, and it has been but nobody has noted so.
+/// Positions of a failpoint: before the effect, and after it but before any code has recorded it.
 pub const MOMENTS: [&str; 2] = ["before", "after"];
 
-/// The effects of the reconciler and of the agent's process, each at one place in this crate.
+/// Effects of the reconciler and of the agent process, each at one place in this crate.
 pub const EFFECTS: [&str; 62] = [
     "anchor.create",
     "anchor.update",
@@ -77,9 +77,9 @@ pub const EFFECTS: [&str; 62] = [
     "workspace.delete",
 ];
 
-/// An effect on the world outside: a call that comes to a `Result`, under a name of [`EFFECTS`], or of the table
-/// of the crate that it is in. The error that a test asks for is one of the call's own type; where that has none
-/// that fits, the third argument makes it of a text.
+/// An external effect: a call with a `Result`, under a name of [`EFFECTS`] or of its crate's table.
+/// An injected error has the type of the call's error. If that type cannot represent one, the third argument
+/// converts a text into it.
 #[cfg(feature = "failpoints")]
 #[macro_export]
 macro_rules! effect {
@@ -102,7 +102,7 @@ macro_rules! effect {
     };
 }
 
-/// As [`effect!`], of what is done at once, without a future.
+/// Like [`effect!`], for a synchronous call.
 #[cfg(feature = "failpoints")]
 #[macro_export]
 macro_rules! effect_now {

@@ -1,4 +1,4 @@
-//! Leases: whoever holds a member's `krypton-agent` is the one writer there.
+//! Leases: the holder of a member's Lease `krypton-agent` is the only writer on that member.
 
 mod holder;
 #[cfg(test)]
@@ -24,11 +24,11 @@ use holder::is_former_life;
 pub use holder::{OwnPod, agent_holder};
 pub use times::Times;
 
-/// Where Krypton keeps its own objects on a member.
+/// Namespace of Krypton's own objects on a member.
 pub const SYSTEM_NAMESPACE: &str = "krypton-system";
-/// The Lease of a member there.
+/// Name of a member's Lease in that namespace.
 pub const LEASE_NAME: &str = "krypton-agent";
-/// Which Lease. Its namespace is made when it is missing.
+/// Name of a Lease. Krypton creates its namespace if it is missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseName {
     pub namespace: String,
@@ -36,7 +36,7 @@ pub struct LeaseName {
 }
 
 impl LeaseName {
-    /// The one on a member: its holder is the one writer there.
+    /// Returns the name of a member's Lease, whose holder is the only writer on the member.
     pub fn of_member() -> Self {
         Self {
             namespace: SYSTEM_NAMESPACE.to_owned(),
@@ -44,67 +44,69 @@ impl LeaseName {
         }
     }
 }
-/// A member's Lease is dead when it has not been renewed for this long, by the watcher's own clock.
+/// Time without a renewal after which a member's Lease expires, measured with the observer's own clock.
 pub const DURATION: Duration = Times::MEMBER.duration;
-/// No helm run starts when the last renewal is older than this.
+/// Maximum age of the last renewal for starting a Helm run.
 pub const NO_NEW_RUNS_AFTER: Duration = Times::MEMBER.fresh;
-/// What runs is killed when the last renewal is older than this.
+/// Maximum age of the last renewal for a running Helm process. Krypton kills older ones.
 pub const KILL_AFTER: Duration = Times::MEMBER.keep;
 
-/// A tenure of a Lease: its UID, as it may be deleted and made anew, and its count of transitions.
+/// A term of a Lease: the Lease's UID, which changes when it is deleted and recreated, and the number of
+/// transitions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LeaseTerm {
     pub lease: String,
     pub transitions: i32,
 }
 
-/// How the Lease stands.
+/// State of the Lease.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LeaseState {
-    /// When it was last renewed by us; `None` when it is not ours.
+    /// Time of the last own renewal. `None` if another process holds the Lease.
     pub renewed: Option<BootTime>,
-    /// Which tenure of ours that is: one that was lost and won again is another.
+    /// Term of this process. It changes when the process loses and acquires the Lease again.
     pub term: Option<LeaseTerm>,
-    /// Who holds it, when somebody else does.
+    /// The holder, if it is another process.
     pub other: Option<String>,
-    /// When the apiserver last answered.
+    /// Time of the API server's last response.
     pub heard: Option<BootTime>,
-    /// What went wrong in the last call.
+    /// Error of the last call.
     pub problem: Option<String>,
 }
 
 impl LeaseState {
-    /// Whether a helm run may start, under a member's Lease.
+    /// Returns whether a Helm run may start under a member's Lease.
     pub fn may_start(&self, now: BootTime) -> bool {
         self.is_fresh(now, &Times::MEMBER)
     }
 
-    /// Whether what the Lease guards may be begun: nobody else can hold it yet.
+    /// Returns whether work that the Lease guards may start, because no other process can hold the Lease yet.
     pub fn is_fresh(&self, now: BootTime, times: &Times) -> bool {
         self.renewed
             .is_some_and(|renewed| now.since(renewed) < times.fresh)
     }
 
-    /// Until when what runs may live, if it may at all.
+    /// Returns the time limit of runs, or `None` if the limit has passed.
     pub fn runs_until(&self, now: BootTime) -> Option<BootTime> {
         let until = BootTime(self.renewed?.0 + KILL_AFTER);
         (now < until).then_some(until)
     }
 }
 
-/// What is wanted of the Lease.
+/// Intended use of the Lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseGoal {
-    /// To be the one writer.
+    /// Hold the Lease and become the only writer.
     Hold,
-    /// To know who is; nothing is written.
+    /// Observe the holder without any write.
     Observe,
 }
 
-/// Keeps the Lease for `me` until `stop`, then gives it up; or only looks at it. A wish to hold it is not
-/// taken back. All who share a Lease keep the same `times`, or longer ones. Every change goes to `holds`.
+/// Holds the Lease for `me` until `stop` and then releases it, or only observes it. Once requested, holding
+/// stays the goal. All processes that share a Lease must use the same `times`, or longer ones. Sends every
+/// change to `holds`.
 ///
-/// `idle` must become true before the Lease is given up: it says that no helm run of ours lives.
+/// `idle` must become true before the release: it means that no Helm run of this process is alive.
 pub async fn hold(
     client: Client,
     (lease, times): (LeaseName, Times),
@@ -154,7 +156,7 @@ fn publish(actor: &Actor, holds: &watch::Sender<LeaseState>) {
     holds.put(actor.hold().clone());
 }
 
-/// Where the calls are made.
+/// API client of the Lease.
 struct LeaseApi {
     client: Client,
     api: Api<Lease>,
@@ -198,7 +200,7 @@ impl LeaseApi {
                     spec: Some(spec),
                 };
                 match self.create(&lease).await {
-                    // Who may not make namespaces does where this one is there.
+                    // A process without the right to create namespaces needs none if the namespace exists.
                     Err(kube::Error::Api(status)) if status.code == 404 => {
                         ensure_namespace(&self.client, &self.lease.namespace).await?;
                         self.create(&lease).await
@@ -225,7 +227,7 @@ impl LeaseApi {
         effect!("lease.create", self.api.create(&params, lease)).await
     }
 
-    /// `metadata.resourceVersion` of what was read makes this conditional.
+    /// The `metadata.resourceVersion` of the read Lease is the precondition.
     async fn replace(&self, lease: &Lease) -> kube::Result<Lease> {
         let name = &self.lease.name;
         self.api.replace(name, &PostParams::default(), lease).await

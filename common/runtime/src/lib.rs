@@ -1,7 +1,8 @@
-//! What a process needs to run and to talk to an API server: clients, Leases, watches, retries, logs, traces, metrics
-//! ports, failpoints.
+//! Basic services of a process and its access to API servers: clients, Leases, watches, retries, logs, traces,
+//! metrics ports, failpoints.
 //!
-//! It knows no Tenant and no chart, and imports `krypton-types` alone; of `krypton-crds` it uses the version of a schema.
+//! This crate knows neither Tenants nor charts. Its only internal dependencies are `krypton-types`, and
+//! `krypton-crds` for schema versions.
 
 pub mod access;
 pub mod admin;

@@ -1,4 +1,4 @@
-//! What the process takes of its machine, out of /proc, under the names that Prometheus' own clients use.
+//! Resource usage of the process, from /proc, under the metric names of the Prometheus client libraries.
 
 use std::{fmt, fs};
 
@@ -10,18 +10,18 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Unit;
 use rustix::process::{Resource, getrlimit};
 
-/// USER_HZ, the unit of times in /proc, which is 100 for every architecture's user space.
+/// USER_HZ, the unit of times in /proc. It is 100 in user space on every architecture.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// Read at the time of the scrape; what cannot be read is left out. Runs of helm are processes of their own, and not
-/// in it.
+/// Collects the values during the scrape and omits unreadable ones. Helm runs in separate processes, which are not
+/// included.
 #[derive(Debug)]
 pub struct ProcessMetrics {
     started: Timestamp,
 }
 
 impl ProcessMetrics {
-    /// Of a process that starts now.
+    /// Creates the metrics of a process that starts now.
     pub fn starting(now: Timestamp) -> Self {
         Self { started: now }
     }
@@ -85,7 +85,8 @@ fn resident() -> Option<u64> {
     kibibytes.checked_mul(1024)
 }
 
-/// User and system time out of /proc/…/stat, whose second field is a name in brackets that may hold anything.
+/// Returns user and system time from /proc/…/stat. The second field is a name in parentheses that can contain any
+/// character.
 fn cpu_seconds(stat: &str) -> Option<f64> {
     let (_, fields) = stat.rsplit_once(')')?;
     let mut times = fields.split_whitespace().skip(11);

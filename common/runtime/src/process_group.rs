@@ -1,15 +1,15 @@
-//! A program's whole process group: ended and reaped together, whatever it has started.
+//! Kills and reaps the process group of a program, including all its child processes.
 
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process_group, waitpgid};
 use tokio::time::sleep;
 
-/// A process closes its files a moment before it can be reaped.
+/// A process closes its files shortly before it can be reaped.
 const REAP_AGAIN: Duration = Duration::from_millis(10);
 
-/// Ends all of the group at once. Its leader must not have been waited for: until then its number is
-/// nobody else's.
+/// Kills the whole group. The caller must not have reaped the group's leader: until then, no other process can have
+/// its PID.
 pub fn kill(group: Pid) {
     match kill_process_group(group, Signal::KILL) {
         Ok(()) | Err(rustix::io::Errno::SRCH) => {}
@@ -17,10 +17,10 @@ pub fn kill(group: Pid) {
     }
 }
 
-/// Reaps what has lost its parent: as the first process of a container we inherit it, and nobody else
-/// would. The leader itself must have been waited for.
+/// Reaps orphaned processes of the group. As the first process of a container, this process inherits them, and no
+/// other process reaps them. The caller must have reaped the leader already.
 pub async fn orphans_of(group: Pid) {
-    // Elsewhere there is no such child, which ends the loop at once.
+    // If this process is not the first one, it has no such child, and the loop ends immediately.
     while let Ok(ended) = waitpgid(group, WaitOptions::NOHANG) {
         if ended.is_none() {
             sleep(REAP_AGAIN).await;

@@ -1,29 +1,29 @@
-//! A token bucket: so much at once, and so much in the long run. Pure: the time comes in.
+//! Token bucket with a burst and a sustained rate. Pure: the caller passes the time.
 
 use std::time::Duration;
 
 use crate::clock::BootTime;
 
-/// What a bucket lets through.
+/// Limits of a bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
-    /// After a rest.
+    /// Number of tokens in a full bucket.
     pub burst: u64,
-    /// One is earned in this time.
+    /// Time to earn one token.
     pub each: Duration,
 }
 
 impl Rate {
-    /// How long it takes to earn so much.
+    /// Returns the time to earn `amount` tokens.
     pub fn time(self, amount: u64) -> Duration {
         let nanos = self.each.as_nanos().saturating_mul(amount.into());
-        // Centuries, and still no overflow when a few of them are added up.
+        // Centuries, which still allow a few additions without overflow.
         let longest = u128::from(u64::MAX / 4);
         Duration::from_nanos(u64::try_from(nanos.min(longest)).unwrap_or_default())
     }
 }
 
-/// What is in it is kept as the moment from which it is full.
+/// A bucket, stored as the time at which it will be full.
 #[derive(Clone, Copy, Debug)]
 pub struct Bucket {
     rate: Rate,
@@ -31,30 +31,30 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// A full one.
+    /// Creates a full bucket.
     pub fn new(rate: Rate) -> Self {
         let full = BootTime::default();
         Self { rate, full }
     }
 
-    /// For what has been taken already, whose size is known only then: how long nothing more is to be
-    /// taken.
+    /// Takes tokens for work whose size is known only afterwards. Returns the time to wait before taking
+    /// more.
     pub fn charge(&mut self, now: BootTime, amount: u64) -> Duration {
         let from = self.full.max(now).0;
         self.full = BootTime(from.saturating_add(self.rate.time(amount)));
         self.wait(now)
     }
 
-    /// How long nothing is to be taken: until what was taken too much is earned.
+    /// Returns the time until the overdrawn tokens are earned again.
     pub fn wait(&self, now: BootTime) -> Duration {
         let missing = self.full.since(now);
         missing.saturating_sub(self.rate.time(self.rate.burst))
     }
 
-    /// Takes so much, and says how long to wait before it is used.
+    /// Takes `amount` tokens. Returns the time to wait before the work.
     ///
     /// # Errors
-    /// When that is longer than `patience`, with how long it would be. Nothing is taken then.
+    /// Returns the wait if it is longer than `patience`. Takes no tokens in that case.
     pub fn take(
         &mut self,
         now: BootTime,
@@ -70,7 +70,7 @@ impl Bucket {
         Ok(wait)
     }
 
-    /// As good as a new one.
+    /// Returns whether the bucket is full.
     pub fn is_full(&self, now: BootTime) -> bool {
         self.full <= now
     }
@@ -94,17 +94,17 @@ mod tests {
     #[test]
     fn burst_passes_and_excess_is_paced() {
         let mut bucket = Bucket::new(RATE);
-        // When, how much, how long to wait then.
+        // Time, amount and resulting wait.
         let steps = [
             (0, 10, 0),
             (0, 1, 100),
             (100, 1, 100),
             (150, 5, 550),
             (700, 0, 0),
-            // A rest of a second fills it, a longer one no more than that.
+            // A pause of one second fills the bucket, and a longer one adds nothing.
             (60_000, 10, 0),
             (60_000, 3, 300),
-            // More than it can ever hold is waited for as well.
+            // An amount above the bucket's size also has to wait.
             (70_000, 110, 10_000),
         ];
         for (now, amount, wait) in steps {
@@ -125,7 +125,7 @@ mod tests {
         assert_eq!(take(0, 1), Ok(Duration::ZERO));
         assert_eq!(take(99, 1), Err(millis(1)));
         assert_eq!(take(100, 1), Ok(Duration::ZERO));
-        // Who is patient gets a turn, each after the one before.
+        // Callers that wait long enough get their tokens, one after the other.
         for turn in 1..=3 {
             assert_eq!(bucket.take(at(100), 1, millis(300)), Ok(millis(100 * turn)));
         }
@@ -145,7 +145,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whoever waits as told gets no more than a burst and what is earned, whatever the span.
+        /// A caller that waits as required never gets more than a burst plus the earned tokens in any
+        /// interval.
         #[test]
         fn no_span_overdraws_budget_beyond_one_message(
             steps in proptest::collection::vec((0_u64..3_000, 0_u64..40), 1..80)
@@ -162,7 +163,7 @@ mod tests {
             for (index, (begin, _)) in taken.iter().enumerate() {
                 let mut sum = 0;
                 for (end, amount) in &taken[index..] {
-                    // The last one is read before its size is known.
+                    // The size of the last message is known only after it is read.
                     let earned = (end - begin) / 100 + 1;
                     prop_assert!(sum <= RATE.burst + earned, "{sum} from {begin} to {end}");
                     sum += amount;
@@ -170,7 +171,7 @@ mod tests {
             }
         }
 
-        /// Whoever keeps to the rate is never held up.
+        /// A caller that keeps to the rate never waits.
         #[test]
         fn within_the_rate_nothing_waits(
             rests in proptest::collection::vec(0_u64..1_000, 1..80)
@@ -184,7 +185,7 @@ mod tests {
             }
         }
 
-        /// Two readers that wait each by itself are both heard: a wait is no longer than what all owe.
+        /// Two readers that wait independently both make progress: a wait is at most the total debt.
         #[test]
         fn small_message_waits_no_longer_than_total_debt(
             large in proptest::collection::vec(1_u64..200, 1..8)

@@ -1,4 +1,4 @@
-//! Trying again for as long as that may help.
+//! Retries of operations that can succeed later.
 
 use std::cell::Cell;
 use std::error::Error;
@@ -9,12 +9,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clock::BootTime;
 
-/// An apiserver that has just come up refuses for a moment what it will allow: it serves before it has
-/// read all roles.
+/// Grace period after an API server's start. It serves requests before it has read all roles, so it rejects some
+/// requests at first.
 const SETTLING: Duration = Duration::from_secs(15);
 const RETRY_MAX: Duration = Duration::from_secs(30);
 
-/// Tells refusals that may pass from those that stay: by the time since the apiserver was last silent.
+/// Distinguishes temporary rejections from permanent ones by the time since the API server last failed to respond.
 #[derive(Debug)]
 pub struct StartupGrace(Cell<BootTime>);
 
@@ -27,19 +27,19 @@ impl StartupGrace {
         Self(Cell::new(BootTime::now()))
     }
 
-    /// It gave no answer.
+    /// Records that the API server did not respond.
     pub fn was_silent(&self) {
         self.0.set(BootTime::now());
     }
 
-    /// Whether a refusal may pass.
+    /// Returns whether a rejection can be temporary.
     pub fn is_settling(&self) -> bool {
         BootTime::now().since(self.0.get()) < SETTLING
     }
 }
 
-/// Attempts until it is done, with a line in the log for each failure; an error that `may_pass` does
-/// not let pass ends it. `None` when told to stop.
+/// Calls `attempt` until it succeeds, and logs each failure. Returns an error for which `may_pass` returns `false`.
+/// Returns `None` if `stop` is cancelled.
 pub async fn retry_until_ready<T, E: Error>(
     what: &str,
     stop: &CancellationToken,
@@ -67,8 +67,8 @@ pub async fn retry_until_ready<T, E: Error>(
     }
 }
 
-/// The pause after `attempts` failed attempts. It doubles from 5 s up to `cap`. `jitter` in 0..1 chooses a point in the
-/// upper half of it.
+/// Returns the pause after `attempts` failed attempts. It doubles from 5 s up to `cap`. `jitter` in 0..1 selects a
+/// point in the upper half of that interval.
 pub fn backoff(attempts: u32, cap: Duration, jitter: f64) -> Duration {
     let doubled = Duration::from_secs(5).saturating_mul(1 << attempts.saturating_sub(1).min(20));
     let full = doubled.min(cap);

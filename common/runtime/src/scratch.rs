@@ -1,4 +1,4 @@
-//! Folders of this process alone: one for charts and Helm's caches, one for files with credentials.
+//! Folders for the exclusive use of this process: one for charts and Helm's caches, one for files with credentials.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -9,7 +9,7 @@ use thiserror::Error;
 /// The flag of hub and agent that names the parent of [`private`].
 const PRIVATE_FLAG: &str = "--private-dir";
 
-/// Made by this process.
+/// Folders that this process has created.
 static OWN: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 #[derive(Debug, Error)]
@@ -21,8 +21,8 @@ pub struct ScratchError {
     source: std::io::Error,
 }
 
-/// Makes one in `parent`, named after `program`. What processes of that program left that were killed
-/// is removed: it holds credentials. `flag` is the one to be named in the error.
+/// Creates a folder in `parent`, named after `program`. Removes folders of killed processes of that program, as they
+/// contain credentials. The error names `flag`.
 pub fn folder(parent: &Path, program: &str, flag: &'static str) -> Result<TempDir, ScratchError> {
     let explain = |source| ScratchError {
         folder: parent.to_owned(),
@@ -56,7 +56,8 @@ pub fn folder(parent: &Path, program: &str, flag: &'static str) -> Result<TempDi
     Ok(made)
 }
 
-/// Whether no process uses it. In a container that was restarted, the process before this one had its number.
+/// Returns whether no process uses the folder. After a container restart, the previous process can have had the same
+/// PID.
 fn was_of_another(pid: u32, folder: &Path) -> bool {
     if pid == std::process::id() {
         let own = OWN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -65,10 +66,10 @@ fn was_of_another(pid: u32, folder: &Path) -> bool {
     !Path::new("/proc").join(pid.to_string()).exists()
 }
 
-/// Makes one in `parent` for files with credentials or values; within `scratch` if there is no `parent`.
+/// Creates a folder in `parent` for files with credentials or values. Without `parent`, the folder is in `scratch`.
 ///
 /// # Errors
-/// When the folder cannot be used.
+/// If the folder cannot be used.
 pub fn private(
     parent: Option<&Path>,
     scratch: &TempDir,
@@ -85,7 +86,7 @@ mod tests {
     fn only_folders_of_dead_processes_are_removed() {
         let parent = tempfile::tempdir().unwrap();
         let own = folder(parent.path(), "hub", "--dir").unwrap();
-        // No process has this number: the highest that Linux gives is 4194304.
+        // No process has this PID: the maximum of Linux is 4194304.
         for name in ["hub-4194305-abc", "agent-4194305-abc", "hub-x-abc", "hub"] {
             std::fs::create_dir(parent.path().join(name)).unwrap();
         }
@@ -100,7 +101,7 @@ mod tests {
     #[test]
     fn folder_of_an_earlier_container_is_removed() {
         let parent = tempfile::tempdir().unwrap();
-        // The first process of each container has the same number.
+        // The first process of each container has the same PID.
         let earlier = parent
             .path()
             .join(format!("hub-{}-abc", std::process::id()));

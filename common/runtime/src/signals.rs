@@ -1,4 +1,4 @@
-//! The signals that end a process.
+//! Signals that end a process.
 
 use thiserror::Error;
 use tokio::signal::unix::{SignalKind, signal};
@@ -12,8 +12,8 @@ pub struct SignalError {
     source: std::io::Error,
 }
 
-/// Cancelled by SIGTERM or SIGINT. A second one does not wait: what helm leaves is repaired by the
-/// next start.
+/// Returns a token that SIGTERM or SIGINT cancels. A second signal exits the process immediately. The next start
+/// repairs releases that Helm leaves incomplete.
 ///
 /// Must be called inside a tokio runtime.
 pub fn stop_on_signal() -> Result<CancellationToken, SignalError> {

@@ -1,5 +1,5 @@
-//! Permanent tasks. If one ends before the process stops, the process must end: its work would stay undone without
-//! notice.
+//! Supervises permanent tasks. If one ends before the process stops, the process must exit. Otherwise, the task's
+//! work would silently stop.
 
 use futures::future::select_all;
 use thiserror::Error;
@@ -20,7 +20,7 @@ pub enum TaskError {
     },
 }
 
-/// The tasks that run, with their names.
+/// The running tasks with their names.
 #[derive(Debug)]
 pub struct Tasks {
     watchdog: Watchdog,
@@ -38,7 +38,7 @@ impl Tasks {
         self.left.push((what, task));
     }
 
-    /// Waits until a task ends, and returns why. Waits forever without tasks.
+    /// Waits until a task ends, and returns the reason. Waits forever if there are no tasks.
     pub async fn one_ends(&mut self) -> TaskError {
         if self.left.is_empty() {
             return std::future::pending().await;
@@ -51,10 +51,10 @@ impl Tasks {
         }
     }
 
-    /// Waits for a task that is stopping. A task that is not there has ended already.
+    /// Waits for a task that is stopping. Returns immediately if the task has already been reported.
     ///
     /// # Errors
-    /// When it panicked.
+    /// If the task panicked.
     pub async fn end_of(&mut self, what: &'static str) -> Result<(), TaskError> {
         match self.left.iter().position(|(name, _)| *name == what) {
             None => Ok(()),
@@ -65,10 +65,10 @@ impl Tasks {
         }
     }
 
-    /// Waits for all tasks, which are stopping.
+    /// Waits for all tasks, which must be stopping.
     ///
     /// # Errors
-    /// When one panicked.
+    /// If a task panicked.
     pub async fn end(mut self) -> Result<(), TaskError> {
         while let Some((what, task)) = self.left.pop() {
             said(what, task.await)?;

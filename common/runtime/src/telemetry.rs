@@ -1,4 +1,4 @@
-//! Logs of a process: to stderr, as text or as JSON lines, filtered by `RUST_LOG` until another filter is set.
+//! Logs of a process: writes text or JSON lines to stderr, filtered by `RUST_LOG` or a filter set at runtime.
 
 pub mod config;
 mod json_line;
@@ -20,12 +20,12 @@ use json_line::JsonLine;
 use level::Wanted;
 pub use level::{LogLevel, NotSet, Setting, Shown};
 
-/// What is logged when neither `RUST_LOG` nor a flag says otherwise.
+/// Log filter if neither `RUST_LOG` nor a flag sets another.
 pub const DEFAULT_FILTER: &str = "info";
 
 const VARIABLE: &str = "RUST_LOG";
 
-/// How log lines look.
+/// Format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
     #[default]
@@ -76,12 +76,12 @@ pub enum TelemetryError {
     AlreadySet(#[source] tracing_subscriber::util::TryInitError),
 }
 
-/// What each JSON line says of the process. Clones are one.
+/// Fields of the process in each JSON line. Clones share their state.
 #[derive(Clone, Debug, Default)]
 pub struct AboutProcess(Arc<RwLock<Vec<(&'static str, String)>>>);
 
 impl AboutProcess {
-    /// From now on each line has this field, unless a span or the event has one of the same name.
+    /// Adds a field to all further lines. A span or event with a field of the same name overrides it.
     pub fn put(&self, name: &'static str, value: impl Into<String>) {
         let mut fields = self.0.write().unwrap_or_else(PoisonError::into_inner);
         fields.retain(|(known, _)| *known != name);
@@ -96,17 +96,17 @@ impl AboutProcess {
     }
 }
 
-/// The log of this process. Clones are one.
+/// Log of this process. Clones share their state.
 #[derive(Clone, Debug)]
 pub struct Log {
     pub process: AboutProcess,
     pub level: LogLevel,
 }
 
-/// What else is to see the spans and events of this process, with a filter of its own.
+/// An additional layer for the spans and events of this process, with a separate filter.
 pub type Beside = Box<dyn Layer<Registry> + Send + Sync>;
 
-/// Logs from now on, at what `default_filter` says unless `RUST_LOG` says otherwise. Once per process.
+/// Starts the log with `default_filter`, which `RUST_LOG` overrides. Call this once per process.
 pub fn init(
     format: LogFormat,
     default_filter: &str,
@@ -142,7 +142,7 @@ pub fn init(
     })
 }
 
-/// The text that counts, and what it means.
+/// Returns the effective filter as text and parsed.
 fn filter<'a>(
     variable: Option<&'a str>,
     default_filter: &'a str,

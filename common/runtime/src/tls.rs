@@ -1,5 +1,6 @@
-//! TLS of both ends of a session: 1.3 only, private roots only, no resumption (an expired certificate
-//! would be accepted by it: reference reliability-security, item 2).
+//! TLS settings of both ends of a session: TLS 1.3 only, private roots only, and no resumption.
+//!
+//! A resumed session would accept an expired certificate.
 
 use std::sync::Arc;
 
@@ -15,10 +16,10 @@ use rustls::{
 };
 use thiserror::Error;
 
-/// What is spoken above TLS.
+/// Protocol above TLS.
 const ALPN: &[u8] = b"h2";
 
-/// A certificate with its issuers, its own first, and its key.
+/// A certificate chain, starting with the leaf, and its key.
 #[derive(Debug)]
 pub struct Credential {
     pub certificates: Vec<CertificateDer<'static>>,
@@ -46,7 +47,8 @@ pub enum TlsError {
     Version(#[source] rustls::Error),
 }
 
-/// For the hub. A client may come without a certificate: to enrol. With one, it must be of `roots`.
+/// Returns the settings of the hub. A client without a certificate may connect to enroll. A certificate must
+/// chain to `roots`.
 pub fn server_config(
     roots: &[CertificateDer<'static>],
     own: Credential,
@@ -69,8 +71,8 @@ pub fn server_config(
     Ok(config)
 }
 
-/// For an agent. The hub is whoever has a certificate of `roots` that names it the hub, whatever the
-/// address it was reached by; without `own`, to enrol.
+/// Returns the settings of an agent. The hub's certificate must chain to `roots` and contain the hub's URI
+/// name. Its address does not matter. An agent without `own` can only enroll.
 pub fn client_config(
     roots: &[CertificateDer<'static>],
     own: Option<Credential>,
@@ -104,8 +106,8 @@ fn store(roots: &[CertificateDer<'static>]) -> Result<Arc<RootCertStore>, TlsErr
     Ok(Arc::new(store))
 }
 
-/// Checks the chain as usual, and the hub's URI name in the place of a host name: agents reach the
-/// hub by whatever address their network has for it.
+/// Verifies the chain as usual, and the hub's URI name instead of a host name, because the hub's address
+/// depends on the agent's network.
 #[derive(Debug)]
 struct HubVerifier {
     roots: Arc<RootCertStore>,

@@ -1,4 +1,4 @@
-//! A watch that has failed: it waits, and then it begins with a list.
+//! Restarts a failed watch with a new list, after a back-off.
 
 use std::time::Duration;
 
@@ -10,15 +10,14 @@ use tokio::time::{Instant, sleep_until};
 
 const FIRST: Duration = Duration::from_millis(500);
 const LONGEST: Duration = Duration::from_secs(8);
-/// After a list without anything; twice as long each time.
+/// Pause before an empty list is repeated. It doubles each time.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
-/// Then it is believed: after ten minutes.
+/// Number of empty lists until the result is accepted, after ten minutes.
 const LOOKS: u32 = 7;
 
-/// Half a second, doubling to eight, the upper half of it left to chance; from the start again after
-/// a success. kube's own goes to 30 s and forgets only after two minutes: an apiserver that is back
-/// would not be followed for as long again, since the first answer after an outage is often that
-/// the resourceVersion is gone.
+/// Back-off of half a second that doubles up to eight, with jitter in the upper half. A success resets it.
+/// kube's default grows to 30 s and resets only after two minutes. After an outage, the first response is
+/// often an expired `resourceVersion`, so recovery would take that long again.
 #[derive(Debug, Default)]
 pub struct WatchBackoff {
     failures: u32,
@@ -45,18 +44,19 @@ impl Backoff for WatchBackoff {
     }
 }
 
-/// The events of the watch that `open` makes, of another one after each failure.
+/// Returns the events of the watch that `open` creates. Creates another one after each failure.
 ///
-/// kube's own goes on where it was, which is wrong once etcd was restored behind it: what it asks for is
-/// then in the future, nothing is sent until that is reached, and what went in between is never told.
-/// Nor does it ever leave a resourceVersion that is refused as too old before the stream has begun. And its
-/// pause does not grow: the announcement of a list, which comes before the request, passes for a success.
+/// Unlike this function, kube's own watcher resumes at the last `resourceVersion`. That is wrong if etcd was
+/// restored from a backup: the version is then in the future. The watch receives no events until the server
+/// reaches that version, and the changes before it are lost. The watcher also never leaves a
+/// `resourceVersion` that the server rejects as too old before the stream starts. And its back-off does not
+/// grow, because it counts the start of a list, before the request, as a success.
 ///
-/// Who may list and not watch, or whom no watch reaches, is listed anew every eight seconds at most: a watch
-/// counts as a success when it has told of something, or has stood for as long.
+/// If the process may list but not watch, or no watch gets through, this function lists at least every eight
+/// seconds. A watch counts as a success after its first event, or after it was open for that long.
 ///
-/// A list without anything, where there was something before, is asked for again after a while: who answers
-/// may not have known yet what there is, and of what does not change the watch never tells.
+/// After an empty list that follows a non-empty one, this function lists again later. The server may not have
+/// known all objects yet, and a watch never reports unchanged ones.
 pub fn listed_anew<K, W>(
     open: impl Fn() -> W + Send + 'static,
 ) -> BoxStream<'static, watcher::Result<Event<K>>>
@@ -69,10 +69,10 @@ where
         events: Option<BoxStream<'static, watcher::Result<Event<K>>>>,
         pauses: WatchBackoff,
         failed: bool,
-        /// The list is whole since then.
+        /// Time since which the list is complete.
         whole: Option<Instant>,
-        /// So many whole lists in a row that no watch has followed. What failed before them counts no more: the
-        /// first answer after an outage is often one more failure.
+        /// Number of consecutive complete lists without a successful watch. A complete list resets the
+        /// earlier failures, because the first response after an outage is often another failure.
         unwatched: u32,
         doubt: Doubt,
     }
@@ -136,13 +136,13 @@ where
     .boxed()
 }
 
-/// Whether the last list is to be believed.
+/// Decides whether an empty list needs another check.
 #[derive(Debug, Default)]
 struct Doubt {
-    /// There was something before.
+    /// Whether an earlier list had objects.
     had: bool,
     listed: bool,
-    /// How often nothing was listed since.
+    /// Number of empty lists since then.
     empty: u32,
     again: Option<Instant>,
 }
@@ -159,7 +159,7 @@ impl Doubt {
                 self.again = Some(Instant::now() + pause);
             }
             Event::InitDone => *self = Self::default(),
-            // It is known by now that something can be told of.
+            // An event shows that the server knows objects.
             Event::Apply(_) => self.had = true,
             Event::Delete(_) => {}
         }
@@ -186,7 +186,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn failed_list_is_relisted_with_backoff_until_complete() {
         let failing = || vec![Ok(Event::Init), Ok(Event::InitApply(1)), failure()];
-        // The last first.
+        // In reverse order.
         let whole = || vec![Ok(Event::Init), Ok(Event::InitDone), Ok(Event::Apply(2))];
         let watches = Mutex::new(vec![
             whole(),
@@ -272,7 +272,8 @@ mod tests {
         assert!(whole[1] - whole[0] <= FIRST);
     }
 
-    /// Of these lists the one at `full` has something and ends badly, all others are empty.
+    /// Counts the lists until they stop. The list at `full` has an object and then fails; all others are
+    /// empty.
     async fn lists_until_it_is_quiet(full: usize) -> u32 {
         let made = Mutex::new(0);
         let mut events = listed_anew(move || {
@@ -295,7 +296,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn relists_confirm_empty_list_after_full_one() {
         assert_eq!(lists_until_it_is_quiet(1).await, 1 + 1 + LOOKS);
-        // Nothing was there before: that is how most members begin.
+        // Without objects before, an empty list is accepted immediately, as for most members at startup.
         assert_eq!(lists_until_it_is_quiet(9).await, 1);
     }
 

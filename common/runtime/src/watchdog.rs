@@ -1,8 +1,8 @@
-//! Notices work that stands still — a lock that never opens, a loop that never waits — and ends the process,
-//! which the next start repairs: a hub or agent that hangs says nothing and harms by what it does not do.
+//! Detects hanging work, such as a deadlock or a loop without an await point, and exits the process. The
+//! restart repairs it. A hanging hub or agent would report no error and leave its work undone.
 //!
-//! It has a thread of its own, because a runtime that hangs cannot look at itself, and counts that thread's own
-//! ticks, not time: a process that was stopped, or a machine that slept, has not hung.
+//! The watchdog has a separate thread, because a hanging runtime cannot check itself. It counts the ticks of
+//! that thread, not time, because a stopped process or a suspended machine has not hung.
 
 use std::fmt::Write as _;
 use std::io;
@@ -13,14 +13,15 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 const TICK: Duration = Duration::from_secs(1);
-/// From so many ticks on it is said to whoever asks for our health.
+/// Number of ticks after which the health endpoint reports the hang.
 const LATE: u32 = 20;
-/// After so many the process ends. No work of ours goes on for a second without waiting for something.
+/// Number of ticks after which the process exits. No work of Krypton runs for a second without an await
+/// point.
 const STUCK: u32 = 60;
-/// What hangs may hold the log's lock.
+/// Time limit of the last log message, because the hanging code may hold the log's lock.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// Watches tasks. Clones are one.
+/// Watches tasks. Clones share their state.
 #[derive(Clone, Debug, Default)]
 pub struct Watchdog {
     watched: Arc<Mutex<Vec<Watched>>>,
@@ -30,14 +31,14 @@ pub struct Watchdog {
 struct Watched {
     name: String,
     polls: Weak<AtomicU64>,
-    /// Whether it must be polled all the time; others may wait as long as they like.
+    /// Whether the task must be polled all the time. Other tasks may wait for any time.
     restless: bool,
     last: u64,
     ticks: u32,
 }
 
 impl Watched {
-    /// One more tick; `polls` is odd within a poll. Returns for how many ticks nothing has moved that must.
+    /// Counts a tick. `polls` is odd during a poll. Returns the number of ticks without required progress.
     fn tick(&mut self, polls: u64) -> u32 {
         let waits = polls.is_multiple_of(2) && !self.restless;
         self.ticks = if waits || polls != self.last {
@@ -51,10 +52,10 @@ impl Watched {
 }
 
 impl Watchdog {
-    /// Watches the present runtime, and all that is given to `watch`, for as long as the process lives.
+    /// Starts to watch the current runtime, and each task given to `watch`, until the process exits.
     ///
     /// # Errors
-    /// When no thread can be started.
+    /// Returns an error if no thread can be started.
     pub fn start() -> io::Result<Self> {
         let dog = Self::default();
         tokio::spawn(dog.entered("the runtime", true, async {
@@ -79,7 +80,7 @@ impl Watchdog {
         Ok(dog)
     }
 
-    /// The task, watched under a name that whoever reads the log knows.
+    /// Returns the task, watched under a name for the log.
     pub fn watch<F: Future>(&self, name: impl Into<String>, task: F) -> Polled<F> {
         self.entered(name, false, task)
     }
@@ -99,7 +100,7 @@ impl Watchdog {
         }
     }
 
-    /// What has stood still for so long that it is worth a restart, for a liveness probe.
+    /// Returns the tasks that have hung long enough for a restart, for a liveness probe.
     pub fn problem(&self) -> Option<String> {
         let watched = self.lock();
         let late = watched.iter().filter(|watched| watched.ticks >= LATE);
@@ -110,10 +111,10 @@ impl Watchdog {
         ))
     }
 
-    /// The one that has stood still for longest.
+    /// Returns the task that has hung longest.
     fn tick(&self) -> Option<(String, u32)> {
         let mut watched = self.lock();
-        // What has ended is not watched any more.
+        // Stop watching tasks that have ended.
         watched.retain_mut(|watched| match watched.polls.upgrade() {
             Some(polls) => {
                 watched.tick(polls.load(Ordering::Relaxed));
@@ -126,12 +127,12 @@ impl Watchdog {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Watched>> {
-        // Plain values: nothing panics between two changes.
+        // The state holds plain values, and no code panics between two changes.
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A task of which is counted how often it was polled, and whether it is just now.
+/// A task that counts its polls and shows whether a poll is in progress.
 #[derive(Debug)]
 pub struct Polled<F> {
     task: Pin<Box<F>>,
@@ -149,7 +150,7 @@ impl<F: Future> Future for Polled<F> {
     }
 }
 
-/// Says what every thread does, and ends the process at once.
+/// Logs the state of every thread and exits the process immediately.
 fn end(name: &str) {
     let text = format!(
         "{name} has stood still for {STUCK} s, which is a bug of Krypton's; the process ends, so that it is started again. Its threads: {}",
@@ -161,7 +162,7 @@ fn end(name: &str) {
     std::process::abort();
 }
 
-/// What the kernel says of our threads: name, state, and the system call each is in.
+/// Returns the kernel's information about each thread: name, state and current system call.
 fn threads() -> String {
     let mut text = String::new();
     let Ok(threads) = std::fs::read_dir("/proc/self/task") else {
@@ -174,7 +175,7 @@ fn threads() -> String {
         let state = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
         let state = state.split(' ').next().unwrap_or_default();
         let call = read("syscall");
-        // Fails only where there is no memory.
+        // Writing to a string fails only when memory runs out.
         write!(text, "{} {state} {}; ", read("comm").trim(), call.trim()).ok();
     }
     text
@@ -196,12 +197,12 @@ mod tests {
 
     #[test]
     fn stuck_poll_is_counted_but_waiting_is_not() {
-        // Polls seen at each tick, and what is counted then.
+        // Polls seen at each tick, and the resulting count.
         for (restless, polls, counted) in [
             (false, [0, 0, 0, 0], [0, 0, 0, 0]),
             (false, [2, 2, 2, 2], [0, 0, 0, 0]),
             (false, [1, 1, 1, 1], [0, 1, 2, 3]),
-            // Busy, but it moves.
+            // Busy, but making progress.
             (false, [1, 3, 5, 7], [0, 0, 0, 0]),
             (false, [3, 3, 4, 5], [0, 1, 0, 0]),
             (true, [2, 4, 6, 8], [0, 0, 0, 0]),

@@ -1,13 +1,13 @@
-//! Who may aim where: the namespaces on home whose objects a member takes.
+//! Decides which namespaces of the home cluster may target a member.
 //!
-//! To aim is to name: a Tenant by its `clusterRef`, whatever else names a member by that. A Tenant that
-//! names none is for the cluster that it is on and aims at nobody, on home too.
+//! An object targets a member by naming it, as a Tenant does through `clusterRef`. A Tenant without `clusterRef`
+//! applies to the cluster that it is on. It targets no member, even on the home cluster.
 
 use std::collections::BTreeSet;
 
 use crate::conditions::{State, Truth, reason};
 
-/// What `spec.allowedNamespaces` of an EdgeCluster says: by default all.
+/// `spec.allowedNamespaces` of an EdgeCluster. By default, all namespaces are allowed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Allowed(Option<BTreeSet<String>>);
 
@@ -16,7 +16,7 @@ impl Allowed {
         Self(namespaces.map(|listed| listed.iter().cloned().collect()))
     }
 
-    /// What is said of `member` on an object of `namespace` that names it; `None` where that may.
+    /// Returns the condition for an object in `namespace` that names `member`, or `None` if the namespace is allowed.
     pub fn refusal(&self, member: &str, namespace: &str) -> Option<State> {
         let listed = self.0.as_ref()?;
         (!listed.contains(namespace)).then(|| {
@@ -41,7 +41,7 @@ mod tests {
             (Some(vec![]), "team-a", true),
             (Some(listed(&["team-a", "team-b"])), "team-b", false),
             (Some(listed(&["team-a", "team-b"])), "team-c", true),
-            // A name is no prefix and no pattern.
+            // An entry is neither a prefix nor a pattern.
             (Some(listed(&["team", "*"])), "team-a", true),
         ] {
             let allowed: Option<Vec<String>> = allowed;

@@ -1,16 +1,16 @@
-//! The rotation of the hub's CA: what is the next step, and who has to be waited for. Pure.
+//! Decides the steps of a rotation of the hub's CA and lists the members that block the next step. Performs no I/O.
 //!
-//! A person asks for it by an annotation on the CA's Secret (`kubectl krypton rotate-ca`); the hub that
-//! leads makes each step as one write of that Secret, from what is in it and in the EdgeClusters, so that
-//! whatever ends in between is continued by whoever comes next. Nothing is counted on but what is read:
+//! A user requests a rotation through an annotation on the CA Secret (`kubectl krypton rotate-ca`). The leader makes
+//! each step as one write of that Secret. It derives the step from the Secret and the EdgeClusters alone, so the next
+//! leader can continue a rotation after a crash at any point. The phases are:
 //!
-//! 1. Announced: there is a next root. It is told to all agents, and given to those who join.
-//! 2. Switched, once all agents have said that they trust it: it signs, and agents renew.
-//! 3. Steady again, once the certificate of each is of the new root: the former one is trusted no more.
+//! 1. `Announced`: a next root exists. The hub sends it to all agents and to agents that join.
+//! 2. `Switched`, after all agents have reported that they trust the next root: it signs, and agents renew.
+//! 3. `Steady`, after every agent has a certificate from the new root: the previous root is no longer trusted.
 //!
-//! Who has not done its part is waited for, without end, unless a person names it to be locked out. Banned
-//! members and those whose certificate has expired are out already. Between two steps there is a pause in
-//! which every hub has read the Secret and who has just joined has come.
+//! The hub waits indefinitely for members that have not done their part, unless a user names them to be locked out.
+//! It does not wait for banned members or members with an expired certificate: they have no access already. Between
+//! two steps, a pause lets every hub read the Secret and lets newly enrolled agents connect.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -23,19 +23,19 @@ use serde::{Deserialize, Serialize};
 use crate::names::SELF_CLUSTER;
 use crate::root_digest::RootDigest;
 
-/// A person asks for a rotation; the value says when.
+/// Requests a rotation. The value is the time of the request.
 pub const REQUEST_ANNOTATION: &str = "mesh.openkcm.io/rotate-ca";
-/// Whom a person does not want to be waited for: a [`LockOut`].
+/// Members that the rotation must not wait for: a [`LockOut`].
 pub const LOCK_OUT_ANNOTATION: &str = "mesh.openkcm.io/rotate-ca-lock-out";
-/// How far it is, for people: a [`Standing`]. The hub goes by the Secret's content.
+/// Progress of the rotation, for users: a [`Standing`]. The hub relies on the Secret's data instead.
 pub const STANDING_ANNOTATION: &str = "mesh.openkcm.io/ca-rotation";
 
-/// How often the Secret is read.
+/// Interval at which each hub reads the Secret.
 pub const LOOK_EVERY: Duration = Duration::from_secs(10);
-/// Between two steps: three looks of every hub, and time for who has enrolled to connect.
+/// Pause between two steps: three reads by every hub, and time for newly enrolled agents to connect.
 pub const SETTLE: Duration = Duration::from_secs(30);
 
-/// How far a rotation is.
+/// Progress of a rotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Phase {
     Steady,
@@ -49,15 +49,15 @@ impl fmt::Display for Phase {
     }
 }
 
-/// A phase, and of which root.
+/// A phase and the root that it concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stage {
     pub phase: Phase,
-    /// The new one; when steady, the one that signs.
+    /// The new root. In the phase `Steady`, the root that signs.
     pub root: RootDigest,
 }
 
-/// What the Secret's metadata says of its content.
+/// Progress of the rotation as stored in the Secret's metadata.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Standing {
     pub phase: Phase,
@@ -65,11 +65,11 @@ pub struct Standing {
     pub since: Timestamp,
 }
 
-/// Members that need not be waited for, by the phase in which they were named: to be forgiven for not
-/// trusting the new root is not to be forgiven for not having renewed.
+/// Members that the rotation need not wait for, by the phase in which a user named them. Permission to proceed
+/// without a member's trust in the new root does not imply permission to proceed without its renewal.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LockOut {
-    /// The new root of the rotation that it is meant for. For another one it means nothing.
+    /// The new root of the rotation that this lock-out is meant for. It has no effect on other rotations.
     pub root: String,
     #[serde(default)]
     pub announced: BTreeSet<String>,
@@ -90,25 +90,24 @@ impl LockOut {
     }
 }
 
-/// Why a member is waited for.
+/// Why the rotation waits for a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// It is a member by its agent, which has not connected since it enrolled, or not to a hub that asks
-    /// for roots.
+    /// The agent has not connected since it enrolled, or has not yet connected to a hub that requests roots.
     NotHeard,
-    /// Its agent does not say which roots it trusts.
+    /// The agent does not report which roots it trusts.
     SaysNothing,
-    /// Its agent has not said that it trusts the new root.
+    /// The agent has not reported that it trusts the new root.
     NotTrusted,
-    /// Its agent's certificate is of a former root.
+    /// The agent's certificate was issued by a previous root.
     NotRenewed,
 }
 
-/// A member that would be locked out by the next step.
+/// A member that the next step would lock out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Awaited {
     pub name: String,
-    /// Of its EdgeCluster.
+    /// UID of its EdgeCluster.
     pub uid: String,
     pub why: Why,
     pub connected: bool,
@@ -117,7 +116,7 @@ pub struct Awaited {
 }
 
 impl Awaited {
-    /// What a person can do about it.
+    /// Returns the action that unblocks the rotation.
     pub fn remedy(&self) -> String {
         let name = &self.name;
         match (self.why, self.connected) {
@@ -145,7 +144,7 @@ impl fmt::Display for Awaited {
     }
 }
 
-/// Who would be locked out if the step after `stage` were made now.
+/// Returns the members that would be locked out by the step after `stage` if the hub made it now.
 pub fn awaited(stage: Stage, members: &[EdgeCluster], now: Timestamp) -> Vec<Awaited> {
     let mut awaited: Vec<_> = members
         .iter()
@@ -158,12 +157,12 @@ pub fn awaited(stage: Stage, members: &[EdgeCluster], now: Timestamp) -> Vec<Awa
 fn await_one(stage: Stage, member: &EdgeCluster, now: Timestamp) -> Option<Awaited> {
     let name = member.metadata.name.clone()?;
     let status = member.status.clone().unwrap_or_default();
-    // An agent that has enrolled and not come yet is known by nothing else: what is on record is of
-    // another before it.
+    // An agent that has enrolled but not connected is visible only here: the rest of the status describes its
+    // predecessor.
     let never_came = status.never_came().map(|time| time.0);
     let seen = status.certificate_expiry.map(|time| time.0);
     let expiry = seen.max(never_came);
-    // By its agent it is a member also where no other source has made it one.
+    // A cluster with an agent is a member even if no other source declares it.
     let by_agent = expiry.is_some() || member.spec.source_ref.is_none();
     let out = name == SELF_CLUSTER
         || member.spec.banned
@@ -197,27 +196,27 @@ fn await_one(stage: Stage, member: &EdgeCluster, now: Timestamp) -> Option<Await
     })
 }
 
-/// What is to be done with the Secret.
+/// The next change to the Secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     Rest,
     Announce,
-    /// The new root signs from here on; these are locked out by it.
+    /// Let the new root sign. This locks out the listed members.
     Switch(Vec<Awaited>),
-    /// The former roots are trusted no more; as above.
+    /// Stop trusting the previous roots. This locks out the listed members.
     Finish(Vec<Awaited>),
-    /// Nothing, until these have done their part.
+    /// No change until the listed members have done their part.
     Wait(Vec<Awaited>),
 }
 
-/// What a person has said.
+/// The user's requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wishes {
     pub requested: bool,
     pub lock_out: LockOut,
 }
 
-/// The next step. `settled`: the phase was seen for long enough.
+/// Returns the next step. `settled`: the phase has lasted for at least [`SETTLE`].
 pub fn next(
     stage: Stage,
     wishes: &Wishes,

@@ -1,4 +1,4 @@
-//! What is said of a Tenant: conditions per member, the phase, and the summary over all members.
+//! Status of a Tenant: conditions for each member, the phase, and the summary over all members.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,16 +12,16 @@ mod summary;
 
 pub use summary::{Phase, READY, Standing, Summary, Tally, phase, summarise, summarise_many};
 
-/// Condition of an EdgeCluster: whether the values that it is to have can be had.
+/// Condition of an EdgeCluster: whether all sources of its values are available.
 pub const VALUES_RESOLVED: &str = "ValuesResolved";
 
-/// Condition of an EdgeCluster, and of what names it: whether the cluster can be had.
+/// Condition of an EdgeCluster and of objects that name it: whether the cluster is available.
 pub const TARGET_RESOLVED: &str = "TargetClusterResolved";
 
-/// Condition of a Tenant at home that names another member: whether it is placed there.
+/// Condition of a Tenant on the home cluster that names another member: whether it is placed there.
 pub const PLACED: &str = "Placed";
 
-/// Longest message that we write, in bytes. The API's own limit is 32 KiB.
+/// Limit for messages in bytes. The API's own limit is 32 KiB.
 pub const MESSAGE_MAX: usize = 1024;
 
 /// `conditions[].status`.
@@ -41,7 +41,7 @@ impl Truth {
         }
     }
 
-    /// A status that is none of the three says nothing: Unknown.
+    /// Returns `Unknown` for any other status.
     pub fn of_status(status: &str) -> Self {
         match status {
             "True" => Self::True,
@@ -67,7 +67,8 @@ pub struct State {
 }
 
 impl State {
-    /// With reason and message cut to so many bytes each; a reason that is longer is no word.
+    /// Returns the state with the message cut to `message` bytes. A reason of more than `reason` bytes becomes
+    /// [`reason::UNSPECIFIED`].
     #[must_use]
     pub fn within(&self, reason: usize, message: usize) -> Self {
         let kept = Some(&self.reason).filter(|text| text.len() <= reason);
@@ -98,7 +99,7 @@ impl State {
     }
 }
 
-/// What one member says of one Tenant.
+/// State of one Tenant on one member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClusterState {
     pub ready: State,
@@ -109,7 +110,7 @@ pub struct ClusterState {
 }
 
 impl ClusterState {
-    /// The member has this Tenant no more: shown for a while, and not counted.
+    /// Returns whether the member no longer has this Tenant. Such a state is shown for a while and not counted.
     pub fn has_departed(&self) -> bool {
         matches!(
             self.ready.reason.as_str(),
@@ -118,7 +119,7 @@ impl ClusterState {
     }
 }
 
-/// Which of a member's conditions.
+/// Kind of a condition of one member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     Ready,
@@ -136,12 +137,12 @@ impl Kind {
     }
 }
 
-/// `ClusterReady/<cluster>` and so on.
+/// Returns the condition type, such as `ClusterReady/<cluster>`.
 pub fn condition_type(kind: Kind, cluster: &str) -> String {
     format!("{}{cluster}", kind.prefix())
 }
 
-/// The reverse of [`condition_type`]; None for any other condition type.
+/// The reverse of [`condition_type`]. Returns `None` for any other condition type.
 pub fn parse_condition_type(condition_type: &str) -> Option<(Kind, &str)> {
     [Kind::Ready, Kind::Progress, Kind::Error]
         .into_iter()
@@ -151,8 +152,8 @@ pub fn parse_condition_type(condition_type: &str) -> Option<(Kind, &str)> {
         })
 }
 
-/// Makes the three conditions of `cluster` say what `state` says, and removes what it leaves out.
-/// All other conditions, and the order, stay. Returns whether anything changed.
+/// Sets the three conditions of `cluster` from `state` and removes conditions that `state` omits. Other conditions
+/// and the order stay. Returns whether anything changed.
 pub fn set_cluster(
     conditions: &mut Vec<Condition>,
     cluster: &str,
@@ -176,9 +177,8 @@ pub fn set_cluster(
     changed
 }
 
-/// Makes the condition `type_` say what `state` says, adding it at the end when it is new.
-/// `lastTransitionTime` becomes `now` only when the status changes. The message is cut to
-/// [`MESSAGE_MAX`] bytes. Returns whether anything changed.
+/// Sets the condition `type_` from `state`. A new condition is appended. `lastTransitionTime` becomes `now` only if
+/// the status changes. The message is cut to [`MESSAGE_MAX`] bytes. Returns whether anything changed.
 pub fn set(
     conditions: &mut Vec<Condition>,
     type_: &str,
@@ -211,21 +211,21 @@ pub fn set(
     changed
 }
 
-/// What the condition `type_` says.
+/// Returns the state of the condition `type_`.
 pub fn find(conditions: &[Condition], type_: &str) -> Option<State> {
     let found = conditions.iter().find(|found| found.type_ == type_);
     found.map(State::of)
 }
 
-/// Takes the condition `type_` away; says whether it was there.
+/// Removes the condition `type_`. Returns whether it existed.
 pub fn remove(conditions: &mut Vec<Condition>, type_: &str) -> bool {
     let before = conditions.len();
     conditions.retain(|condition| condition.type_ != type_);
     conditions.len() != before
 }
 
-/// What the conditions say of each member. A member of which only progress or an error is on
-/// record, as the original left it, is not known to be ready.
+/// Returns the state of each member from the conditions. A member with only a progress or error condition, as
+/// krypton-operator leaves it, is not known to be ready.
 pub fn clusters(conditions: &[Condition]) -> BTreeMap<String, ClusterState> {
     let mut clusters: BTreeMap<String, ClusterState> = BTreeMap::new();
     for condition in conditions {
@@ -249,7 +249,8 @@ pub fn clusters(conditions: &[Condition]) -> BTreeMap<String, ClusterState> {
     clusters
 }
 
-/// One illegal reason would make the apiserver refuse the whole status, other members' too.
+/// Replaces an illegal reason: the API server would reject the whole status because of it, including other members'
+/// conditions.
 fn legal_reason(reason: &str) -> &str {
     let word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
     let bytes = reason.as_bytes();

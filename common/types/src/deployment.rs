@@ -1,4 +1,4 @@
-//! What home orders of a member: a KryptonDeployment's release, to be there or to go.
+//! Orders from the home cluster to a member: install or remove the release of a KryptonDeployment.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,7 +10,7 @@ use crate::desired::drift::DriftPolicy;
 use crate::names;
 use crate::tenant::trim_all;
 
-/// A KryptonDeployment's namespace and name, at home.
+/// Namespace and name of a KryptonDeployment on the home cluster.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct DeploymentKey {
     pub namespace: String,
@@ -23,38 +23,40 @@ impl fmt::Display for DeploymentKey {
     }
 }
 
-/// One order of home. That it is missing from a list orders nothing: a release goes by `remove` only.
+/// One order from the home cluster. An order's absence from the list has no effect: only `remove` uninstalls a
+/// release.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DesiredDeployment {
     pub namespace: String,
     pub name: String,
-    /// Of the KryptonDeployment at home.
+    /// UID of the KryptonDeployment on the home cluster.
     pub uid: String,
-    /// `metadata.generation` at home.
+    /// `metadata.generation` on the home cluster.
     pub generation: i64,
-    /// When it was made at home, in seconds since 1970: of two that want one release the older has it.
+    /// Creation time on the home cluster, in seconds since 1970. If two orders request one release, the older one
+    /// gets it.
     pub created: i64,
-    /// The release is to be uninstalled. Stays in the list until the member has reported it gone.
+    /// Uninstall the release. The order stays in the list until the member has reported the release gone.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub remove: bool,
-    /// With `remove`: the release is let go and stays where it is.
+    /// With `remove`: keep the release in place, but stop managing it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub orphan: bool,
-    /// Nothing of it is written.
+    /// Suspends all writes for this order.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub paused: bool,
-    /// The value of the annotation by which a person asks for a try.
+    /// Value of the annotation through which a user requests a retry.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requested: Option<String>,
-    /// In the place of the fleet's.
+    /// Overrides the fleet's drift policy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drift: Option<DriftPolicy>,
-    /// Those of the KryptonDeployment that are of [`PASSED_ON`].
+    /// The KryptonDeployment's annotations that [`PASSED_ON`] lists.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
 }
 
-/// Annotations of a KryptonDeployment that its member acts on as they are.
+/// Annotations of a KryptonDeployment that the hub passes to the member unchanged.
 pub const PASSED_ON: [&str; 3] = [
     names::ADOPT_ANNOTATION,
     names::DRIFT_ANNOTATION,
@@ -69,36 +71,37 @@ impl DesiredDeployment {
         }
     }
 
-    /// Bytes as JSON.
+    /// Size of the JSON in bytes.
     pub fn size(&self) -> usize {
-        // What serde writes into memory it can write.
+        // Serialization into memory does not fail.
         serde_json::to_vec(self).map_or(usize::MAX, |written| written.len())
     }
 
-    /// The name of its release.
+    /// Name of the release.
     pub fn release(&self) -> String {
         names::deployment_release(&self.name)
     }
 
-    /// The namespace that its release goes to. Not always a legal one.
+    /// Namespace of the release. It is not always a legal name.
     pub fn workspace(&self) -> &str {
         &self.name
     }
 }
 
-/// What the member has done about an order, for home to tell as an event: on the member there is no object to
-/// tell it on.
+/// An action of the member that the hub records as an event on the KryptonDeployment: the member has no object for
+/// it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReportedEvent {
-    /// Nanoseconds since 1970 of the member's clock: tells one from another, and nothing else.
+    /// Nanoseconds since 1970 by the member's clock. It only distinguishes events from each other.
     pub at: u64,
-    /// As an event's on a Tenant.
+    /// The reason that the event has on a Tenant.
     pub reason: String,
     pub message: String,
 }
 
-/// What home tells: the event as the member has it, as the original had it at home, and whether
-/// it is a warning. All else home tells out of states.
+/// Events that the hub records on the home cluster. Each entry has the reason on the member, the reason that the hub
+/// uses, and whether the event is a warning. The second reason is the one of krypton-operator. The hub derives all
+/// other events from states.
 pub const TOLD_AT_HOME: [(&str, &str, bool); 9] = [
     ("DriftDetected", "DriftDetected", true),
     ("DriftHealed", "RepairTriggered", true),
@@ -111,31 +114,31 @@ pub const TOLD_AT_HOME: [(&str, &str, bool); 9] = [
     ("WorkspaceKept", "WorkspaceKept", true),
 ];
 
-/// Of one order, the latest: what is beyond is lost, as events may be. With their texts, those of all reports of a
-/// message are a tenth of what it may hold.
+/// Most events in a report. A report keeps the latest ones and drops the others. With the limit for their texts, the
+/// events of all reports in a message need a tenth of its maximum size.
 pub const DEEDS_MAX: usize = 3;
 const DEED_TEXT_MAX: usize = 128;
 
-/// The newest report of one member on one order; an older one is worth nothing.
+/// The latest report of one member on one order. It replaces all earlier ones.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeploymentReport {
-    /// Of the order that the report is about.
+    /// UID of the reported order.
     pub uid: String,
-    /// `generation` of that order.
+    /// `generation` of the reported order.
     pub observed_generation: i64,
-    /// The order to remove is carried out: nothing of the release is left, or it was not the order's, or
-    /// it was let go on purpose. `state` says which.
+    /// The removal is complete: the release is uninstalled, was orphaned on request, or did not belong to this order.
+    /// `state` gives the reason.
     pub gone: bool,
-    /// As `status.lastAppliedChart`; empty while nothing is known to be applied.
+    /// The value of `status.lastAppliedChart`. Empty until a chart is known to be applied.
     pub applied_chart: String,
     pub state: ClusterState,
-    /// In passing, so in no digest.
+    /// Transient, so no digest contains them.
     #[serde(skip)]
     pub deeds: Vec<ReportedEvent>,
 }
 
 impl DeploymentReport {
-    /// With every text cut to what is sent, compared and kept.
+    /// Returns the report with every text cut to its limit, as it is sent, compared and stored.
     #[must_use]
     pub fn trimmed(mut self) -> Self {
         trim_all(&mut self.applied_chart, &mut self.state);

@@ -1,4 +1,4 @@
-//! Desired state: what one member is to run, and its place in the order of all desired states.
+//! Desired state of one member, and the order of desired states.
 
 pub mod crd_policy;
 pub mod drift;
@@ -26,38 +26,38 @@ use crate::values::lay_over;
 /// The value that `install_crds` adds.
 const INSTALL_CRDS: &str = "installCRDs";
 
-/// Which chart, at which version, with which values. One per fleet.
+/// The chart, its version and its values. One for each fleet.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ChartState {
-    /// Repository URL, or empty when `name` is the path of a local `.tgz`.
+    /// Repository URL. Empty if `name` is the path of a local `.tgz` file.
     pub repo: String,
     pub name: String,
-    /// Exact version; empty means the newest stable one, as in Helm.
+    /// Exact version. Empty means the newest stable version, as in Helm.
     pub version: String,
-    /// Adds the value `installCRDs: true`, as the original's `-chart-install-crds` did.
+    /// Adds the value `installCRDs: true`, like the flag `-chart-install-crds` of krypton-operator.
     pub install_crds: bool,
     pub values: Map<String, Value>,
-    /// Where some of the values are secrets.
+    /// Set if some of the values are secrets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub confidential: Option<Confidential>,
-    /// The version to fetch with its digest, as `1.2.3@sha256:…`; empty while the hub has not found it. `None` means
-    /// `version`. No fingerprint or digest contains it, so a release does not change for it.
+    /// The version to fetch with its digest, as `1.2.3@sha256:…`. Empty while the hub has not resolved it. `None`
+    /// means `version`. No fingerprint or digest contains it, so it changes no release.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pinned: Option<String>,
 }
 
-/// What is to be known of values that came out of Secrets.
+/// Metadata of values that come from Secrets.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Confidential {
-    /// A random text of the fleet, part of every digest over the values: without it, whoever reads a digest
-    /// could try what a short password might be.
+    /// A random text of the fleet, part of every digest over the values. It prevents a reader of a digest from
+    /// guessing a short password.
     pub salt: String,
-    /// JSON pointers into the values, to what must not be shown.
+    /// JSON pointers to the values that must not be shown.
     pub paths: Vec<String>,
 }
 
 impl ChartState {
-    /// The text of `status.lastAppliedChart`: `<repo>/<name>:<version>`, without credentials.
+    /// Returns the text of `status.lastAppliedChart`: `<repo>/<name>:<version>`, without credentials.
     pub fn applied_name(&self) -> String {
         let repo = url_shown(&self.repo);
         let repo = repo.trim_end_matches('/');
@@ -69,7 +69,8 @@ impl ChartState {
         format!("{repo}{separator}{name}:{}", self.version)
     }
 
-    /// The version to fetch. Where the content is not known yet it is a range, with which nothing is fetched.
+    /// Returns the version to fetch. While the digest is unknown, this is a version range, for which members fetch
+    /// nothing.
     pub fn version_to_fetch(&self) -> Cow<'_, str> {
         match self.pinned.as_deref() {
             None => Cow::Borrowed(&self.version),
@@ -80,7 +81,7 @@ impl ChartState {
         }
     }
 
-    /// The values helm gets.
+    /// Returns the values that Helm gets.
     pub fn helm_values(&self) -> Map<String, Value> {
         let mut values = self.values.clone();
         if self.install_crds {
@@ -89,7 +90,7 @@ impl ChartState {
         values
     }
 
-    /// With another layer of values over all there are, `installCRDs` too.
+    /// Returns the chart with another layer over all values. The layer can override `installCRDs` too.
     #[must_use]
     pub fn overlaid(&self, over: &Map<String, Value>) -> Self {
         let replaced = over.contains_key(INSTALL_CRDS);
@@ -102,13 +103,13 @@ impl ChartState {
         next
     }
 
-    /// JSON pointers into what helm gets, to what must not be shown.
+    /// Returns JSON pointers to the Helm values that must not be shown.
     pub fn secret_paths(&self) -> &[String] {
         let confidential = self.confidential.as_ref();
         confidential.map_or(&[], |confidential| &confidential.paths)
     }
 
-    /// The full fingerprint, over everything that helm is given. Goes to a label: 63 characters.
+    /// Returns the full fingerprint over all inputs of Helm. It is 63 characters long, to fit into a label.
     pub fn fingerprint(&self) -> String {
         let mut canonical = serde_json::json!({
             "repo": self.repo,
@@ -124,8 +125,8 @@ impl ChartState {
         digest
     }
 
-    /// Whether `annotation` is what the original operator would have written for this chart state.
-    /// `installCRDs` alone was never part of it.
+    /// Returns whether `annotation` is the fingerprint that krypton-operator writes for this chart state. That
+    /// fingerprint never contains `installCRDs` alone.
     pub fn is_original_fingerprint(&self, annotation: &str) -> bool {
         let plain = fingerprint::original(&self.repo, &self.name, &self.version);
         (self.values.is_empty() && annotation == plain)
@@ -144,7 +145,7 @@ fn is_exact(version: &str) -> bool {
     semver::Version::parse(version).is_ok()
 }
 
-/// The order of desired states: a later epoch wins, then a higher generation.
+/// Version of a desired state. The later epoch wins, then the higher generation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Version {
     pub epoch: u64,
@@ -157,14 +158,14 @@ impl fmt::Display for Version {
     }
 }
 
-/// Everything a member is to do.
+/// Complete desired state of one member.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DesiredState {
     pub version: Version,
     pub chart: ChartState,
-    /// `spec.paused` of the member: status is written, nothing else.
+    /// `spec.paused` of the member: the member writes status only.
     pub paused: bool,
-    /// The member leaves the fleet and its releases with it: each is uninstalled, whatever `chart` says.
+    /// Decommission the member: uninstall each of its releases, regardless of `chart`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub retire: bool,
     #[serde(default, skip_serializing_if = "DriftPolicy::is_default")]
@@ -175,7 +176,7 @@ pub struct DesiredState {
         skip_serializing_if = "CrdPolicy::is_default"
     )]
     pub chart_crds: CrdPolicy,
-    /// Whether `spec.values` of a Tenant counts.
+    /// Whether `spec.values` of a Tenant has an effect.
     #[serde(
         default,
         rename = "tenantValues",
@@ -186,32 +187,32 @@ pub struct DesiredState {
     pub handling: Handling,
     #[serde(default, skip_serializing_if = "Lockdown::is_default")]
     pub lockdown: Lockdown,
-    /// Of the namespaces that are made for workspaces.
+    /// Labels and annotations of the namespaces that Krypton creates for workspaces.
     #[serde(
         default,
         rename = "namespaceConfiguration",
         skip_serializing_if = "NamespaceConfiguration::is_empty"
     )]
     pub namespaces: NamespaceConfiguration,
-    /// By namespace and name. What is not in it is left as it is.
+    /// Orders by namespace and name. Releases without an order stay unchanged.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub deployments: Vec<DesiredDeployment>,
-    /// By namespace and name. What is not in it is left as it is.
+    /// Orders by namespace and name. Tenants without an order stay unchanged.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub placed: Vec<PlacedTenant>,
 }
 
 impl DesiredState {
-    /// It is on record on the member in one Secret, which holds 1 MiB.
+    /// Size limit in bytes. The member stores its desired state in one Secret, which holds 1 MiB.
     pub const MOST_BYTES: usize = 1_040_000;
 
-    /// Bytes on record.
+    /// Size in bytes as stored on the member.
     pub fn size(&self) -> usize {
-        // What serde writes into memory it can write.
+        // Serialization into memory does not fail.
         serde_json::to_vec(self).map_or(usize::MAX, |written| written.len())
     }
 
-    /// The chart for a Tenant with these values of its own, where they count.
+    /// Returns the chart for a Tenant with its own values, if the fleet allows them.
     pub fn chart_with(&self, own: Option<&Map<String, Value>>) -> Cow<'_, ChartState> {
         match own.filter(|own| self.tenant_values && !own.is_empty()) {
             Some(own) => Cow::Owned(self.chart.overlaid(own)),
@@ -219,14 +220,14 @@ impl DesiredState {
         }
     }
 
-    /// A digest of the content, without its version. What is as it was before there was such a field
-    /// is not part of it, so that agents of that time agree.
+    /// Returns a digest of the content without its version. Fields with their default value are not part of it, so
+    /// agents that do not know a field compute the same digest.
     pub fn digest(&self) -> String {
         let mut content = serde_json::json!({ "chart": self.chart, "paused": self.paused });
         if let Some(chart) = content["chart"].as_object_mut() {
             chart.remove("pinned");
         }
-        // An agent that does not know the order finds another digest, and does nothing.
+        // An agent that does not know this field computes another digest and takes no action.
         if self.retire {
             content["retire"] = Value::Bool(true);
         }
@@ -245,7 +246,7 @@ impl DesiredState {
         if self.handling.delete_cert_manager_crds {
             content["deleteCertManagerCrds"] = Value::Bool(true);
         }
-        // An agent that does not know it computes another digest, and does nothing.
+        // An agent that does not know this field computes another digest and takes no action.
         if !self.lockdown.is_default() {
             content["lockdown"] = serde_json::json!(self.lockdown);
         }
@@ -394,7 +395,7 @@ mod tests {
             deployments: Vec::new(),
             placed: Vec::new(),
         };
-        // As an agent has it that knows nothing of drift.
+        // As computed by an agent without drift detection.
         let before = serde_json::json!({ "chart": plain.chart, "paused": false });
         let before = fingerprint::sha256_hex(before.to_string().as_bytes());
         assert_eq!(plain.digest(), before);
@@ -435,7 +436,7 @@ mod tests {
         assert_ne!(hasty.digest(), plain.digest());
         let mut pinned = plain.clone();
         pinned.chart.pinned = Some("1.19.1@sha256:ab".to_owned());
-        // An agent that does not know it keeps its behaviour.
+        // An agent that does not know this field keeps its behaviour.
         assert_eq!(pinned.digest(), plain.digest());
         assert!(recorded.get("wait").is_none(), "{recorded}");
         let locked = DesiredState {
@@ -462,7 +463,7 @@ mod tests {
             },
             ..plain.clone()
         };
-        // It is about what is said, not what is done: an agent that does not know it may go on.
+        // This field affects only reports, so an agent that does not know it can continue.
         assert_eq!(lenient.digest(), plain.digest());
         assert!(recorded.get("allowChartSkip").is_none(), "{recorded}");
         assert!(
@@ -554,7 +555,7 @@ mod tests {
         let without = fleet.overlaid(&over(serde_json::json!({"installCRDs": false})));
         assert_eq!(without.helm_values()["installCRDs"], false);
         assert_ne!(without.fingerprint(), fleet.fingerprint());
-        // What says nothing new is no news for helm.
+        // A layer that repeats present values causes no upgrade.
         let same = fleet.overlaid(&over(
             serde_json::json!({"a": {"x": 1}, "installCRDs": true}),
         ));

@@ -1,11 +1,11 @@
-//! An error with all its causes, each once, as a person reads it.
+//! Formats an error with all its causes for users.
 
 use std::error::Error;
 
-/// Bytes of a text. A parser's error may quote its whole input.
+/// Limit for the text in bytes. A parser's error may quote its whole input.
 pub const LONGEST: usize = 4096;
 
-/// `what was attempted: why: why that`, on one line and cut at [`LONGEST`].
+/// Returns `error: cause: cause of the cause` on one line, cut at [`LONGEST`].
 pub fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

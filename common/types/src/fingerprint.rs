@@ -1,11 +1,11 @@
-//! Digests of a chart state, among them the original operator's own.
+//! Digests of a chart state, including the fingerprints of krypton-operator.
 
 use std::fmt::Write as _;
 
 use serde_json::{Map, Number, Value};
 use sha2::{Digest, Sha256};
 
-/// SHA-256 as 64 lower-case hex digits.
+/// Returns the SHA-256 as 64 lower-case hex digits.
 pub fn sha256_hex(bytes: &[u8]) -> String {
     Sha256::digest(bytes)
         .iter()
@@ -17,14 +17,15 @@ pub fn sha256_hex(bytes: &[u8]) -> String {
         })
 }
 
-/// What the original writes as annotation since it had one chart for all (G1, G2): values are not
-/// part of it, and the inputs are taken as they stand on its command line.
+/// Returns the annotation of krypton-operator with one chart for all Tenants (generations G1 and G2). It does not
+/// depend on values, and uses the inputs exactly as on the command line.
 pub fn original(repo: &str, name: &str, version: &str) -> String {
     sha256_hex(format!("{repo}|{name}|{version}").as_bytes())
 }
 
-/// What the original wrote when each Tenant had its values (G0): as [`original`], then
-/// `|<key>=<value>` for each key at the top in byte order, the value in Go's `%v` form.
+/// Returns the annotation of krypton-operator with values for each Tenant (generation G0). It extends the input of
+/// [`original`] by `
+/// <key>=<value>` for each top-level key in byte order. The value has Go's `%v` form.
 pub fn original_with_values(
     repo: &str,
     name: &str,
@@ -47,7 +48,7 @@ fn sorted(map: &Map<String, Value>) -> Vec<(&String, &Value)> {
     entries
 }
 
-/// Appends `fmt.Sprintf("%v", value)` of a value that Go has decoded from JSON.
+/// Appends `fmt.Sprintf("%v", value)` for a value that Go has decoded from JSON.
 fn go_value(value: &Value, out: &mut String) {
     match value {
         Value::Null => out.push_str("<nil>"),
@@ -79,8 +80,8 @@ fn go_value(value: &Value, out: &mut String) {
     }
 }
 
-/// A whole number that fits an `int64` reached the original as one, however it was written: the
-/// apiserver stores `1e6` and `1000000.0` as `1000000`, and Kubernetes' decoder keeps integers.
+/// Appends a number as krypton-operator reads it. A whole number that fits into an `int64` is an integer in every
+/// notation. The API server stores `1e6` and `1000000.0` as `1000000`, and Kubernetes' decoder keeps integers.
 fn go_number(number: &Number, out: &mut String) {
     const INT64_END: f64 = 9_223_372_036_854_775_808.0;
     let float = number.as_f64().unwrap_or(f64::NAN);
@@ -99,8 +100,8 @@ fn go_number(number: &Number, out: &mut String) {
     written.expect("writing to a String cannot fail");
 }
 
-/// Go's `%v` of a `float64`: the shortest digits, with an exponent (two digits at least) when it
-/// is below -4 or above 5.
+/// Appends Go's `%v` of a `float64`: the shortest digits. The form has an exponent of at least two digits if the
+/// exponent is below -4 or above 5.
 fn go_float(float: f64, out: &mut String) -> std::fmt::Result {
     let scientific = format!("{float:e}");
     let Some((mantissa, exponent)) = scientific.split_once('e') else {
@@ -169,7 +170,7 @@ mod tests {
 
     #[test]
     fn values_read_as_go_prints_them() {
-        // The right side was printed by fmt.Printf("%v") of Go.
+        // Expected texts come from Go's fmt.Printf("%v").
         let value = json!({
             "b": [1.5, "x", null, true, { "z": 1.5, "a": {} }],
             "a": { "k": null, "A": "y z" },
@@ -184,7 +185,7 @@ mod tests {
 
     #[test]
     fn floats_read_as_go_prints_them() {
-        // The right side was printed by fmt.Printf("%v") of Go.
+        // Expected texts come from Go's fmt.Printf("%v").
         for (float, text) in [
             (1.5, "1.5"),
             (0.1, "0.1"),

@@ -1,4 +1,5 @@
-//! Promises about every input. The fuzzer checks them on the inputs that it finds, and a test on the seeds.
+//! Invariants that hold for every input. The fuzzer checks them on the inputs that it finds, and a test checks them
+//! on the seeds.
 
 use rustls::pki_types::CertificateDer;
 use serde_json::{Map, Value};
@@ -16,7 +17,7 @@ use crate::values::{at, lay_over, places, size};
 mod shared;
 use shared::{Target, promise, unfit};
 
-/// By the names of the folders of seeds.
+/// Targets by the name of their seed folder.
 pub const TARGETS: &[(&str, Target)] = &[
     ("bundle", bundle),
     ("kubeconfig", kubeconfig),
@@ -25,9 +26,9 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("values", values),
 ];
 
-/// A kubeconfig of a Secret, under each policy in turn.
+/// Checks a kubeconfig from a Secret under several policies.
 pub fn kubeconfig(bytes: &[u8]) -> Option<String> {
-    // A policy that stays the same for the same input.
+    // The policy depends only on the input, so a failure is reproducible.
     let bits = bytes
         .iter()
         .fold(0_u8, |bits, byte| bits.rotate_left(3) ^ byte);
@@ -37,7 +38,7 @@ pub fn kubeconfig(bytes: &[u8]) -> Option<String> {
     })
 }
 
-/// A join bundle.
+/// Checks a join bundle.
 pub fn bundle(bytes: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(bytes);
     let read = match JoinBundle::parse(&text) {
@@ -70,12 +71,12 @@ pub fn bundle(bytes: &[u8]) -> Option<String> {
     None
 }
 
-/// A text with a secret in its middle, in each way that is known.
+/// Checks a text with a secret in its middle, in each supported form.
 pub fn redaction(bytes: &[u8]) -> Option<String> {
     const SECRET: &str = "hunter2hunter2";
     let text = String::from_utf8_lossy(bytes).replace(SECRET, "-");
     let (before, after) = text.split_at(text.floor_char_boundary(text.len() / 2));
-    // After an open quote, the next quote ends a text instead of beginning one.
+    // After an open quote, the next quote ends a text instead of starting one.
     let before = before.replace(['"', '\''], "").replace(SECRET, "-");
     for hidden in [
         "-----BEGIN PRIVATE KEY-----\nhunter2hunter2\n-----END PRIVATE KEY-----",
@@ -106,7 +107,7 @@ pub fn redaction(bytes: &[u8]) -> Option<String> {
     None
 }
 
-/// A SPIFFE ID, or a certificate that holds one.
+/// Checks a SPIFFE ID, or a certificate that contains one.
 pub fn spiffe(bytes: &[u8]) -> Option<String> {
     let uri = std::str::from_utf8(bytes).ok();
     let named = SpiffeId::of_certificate(bytes);
@@ -130,7 +131,7 @@ pub fn spiffe(bytes: &[u8]) -> Option<String> {
     None
 }
 
-/// Three layers of values: JSON objects, one after another.
+/// Checks three layers of values, which are consecutive JSON objects.
 pub fn values(bytes: &[u8]) -> Option<String> {
     let layers = serde_json::Deserializer::from_slice(bytes).into_iter::<Map<String, Value>>();
     let layers: Vec<_> = layers.map_while(Result::ok).take(3).collect();
@@ -163,7 +164,7 @@ pub fn values(bytes: &[u8]) -> Option<String> {
     None
 }
 
-/// A key whose value is not that of the upper layer, or else of the lower one.
+/// Returns a key whose value comes neither from the upper layer nor, without it there, from the lower layer.
 fn misplaced(
     under: &Map<String, Value>,
     over: &Map<String, Value>,

@@ -1,5 +1,5 @@
-//! The join bundle: what an agent needs to find the hub, to know it, and to be let in once. Printed by
-//! `kubectl krypton join` as YAML.
+//! The join bundle: the data with which an agent finds the hub, verifies it and enrolls once. `kubectl krypton join`
+//! prints it as YAML.
 
 use jiff::Timestamp;
 use rustls::pki_types::CertificateDer;
@@ -10,21 +10,21 @@ use zeroize::Zeroize;
 
 use crate::spiffe::is_member_name;
 
-/// A bundle is a few kilobytes.
+/// Size limit. A real bundle has a few kilobytes.
 pub const BUNDLE_MAX_BYTES: usize = 64 * 1024;
 
-/// As it is written.
+/// Content of the YAML document.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct JoinBundle {
-    /// The member's name in the fleet.
+    /// Name of the member in the fleet.
     pub cluster: String,
-    /// `host:port` of the hub, tried in turn.
+    /// `host:port` of the hub. The agent tries the addresses in turn.
     pub addresses: Vec<String>,
     /// PEM of the hub's roots.
     pub certificate_authority: String,
     pub token: String,
-    /// When the token ends; for people, the hub knows by itself.
+    /// Expiry of the token, for users. The hub has its own record.
     pub expires: Timestamp,
 }
 
@@ -35,7 +35,7 @@ impl Drop for JoinBundle {
 }
 
 impl std::fmt::Debug for JoinBundle {
-    /// Without the token.
+    /// Omits the token.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("JoinBundle")
             .field("cluster", &self.cluster)
@@ -75,12 +75,12 @@ pub enum BundleError {
 }
 
 impl JoinBundle {
-    /// Reads and checks a bundle. The errors complete a sentence that names the file.
+    /// Reads and checks a bundle. The error messages continue a sentence that names the file.
     pub fn parse(text: &str) -> Result<Self, BundleError> {
         if text.len() > BUNDLE_MAX_BYTES {
             return Err(BundleError::TooLarge);
         }
-        // The parser's own text quotes the lines around: one of them is the token.
+        // The parser's message quotes the surrounding lines, one of which is the token.
         let bundle: Self = serde_saphyr::from_str(text).map_err(|error| BundleError::Yaml {
             line: error.location().map_or(0, |location| location.line()),
         })?;
@@ -103,7 +103,7 @@ impl JoinBundle {
         Ok(bundle)
     }
 
-    /// The hub's roots.
+    /// Decodes the hub's roots.
     pub fn roots(&self) -> Result<Vec<CertificateDer<'static>>, BundleError> {
         let pem = self.certificate_authority.as_bytes();
         let roots: Vec<_> = CertificateDer::pem_slice_iter(pem)
@@ -115,14 +115,16 @@ impl JoinBundle {
         Ok(roots)
     }
 
+    /// Serializes the bundle.
+    ///
     /// # Errors
-    /// Never for a bundle that was made by us.
+    /// Never fails for a bundle that Krypton created.
     pub fn to_yaml(&self) -> Result<String, serde_saphyr::ser::Error> {
         serde_saphyr::to_string(self)
     }
 }
 
-/// Host and port of `host:port`; an IPv6 address stands in brackets, which are taken off.
+/// Splits `host:port`. Removes the brackets around an IPv6 address.
 pub fn split_address(address: &str) -> Option<(&str, u16)> {
     let (host, port) = address.rsplit_once(':')?;
     let port = port.parse().ok().filter(|port| *port != 0)?;
@@ -138,7 +140,7 @@ pub fn split_address(address: &str) -> Option<(&str, u16)> {
     fits.then_some((host, port))
 }
 
-/// A token is `<16 hex of its name>.<64 hex of its secret>`.
+/// Returns whether the text has the form `<16 hex of its name>.<64 hex of its secret>`.
 pub fn is_token(token: &str) -> bool {
     let hex = |text: &str, length| {
         text.len() == length
@@ -181,7 +183,7 @@ mod tests {
         let yaml = bundle().to_yaml().unwrap();
         for end in 0..yaml.trim_end().len() {
             let Some(cut) = yaml.get(..end) else { continue };
-            // Only a time-stamp that lost its last digits may still read as one.
+            // Only a timestamp without its last digits can still be valid.
             if let Ok(read) = JoinBundle::parse(cut) {
                 assert_eq!(read.token, bundle().token, "cut at {end}");
                 assert_eq!(read.certificate_authority.trim_end(), PEM.trim_end());

@@ -1,5 +1,5 @@
-//! ConfigMap `krypton-hub-join` in the hub's namespace: what an agent needs to reach the hub, and the hub's version. With
-//! it nobody has to read the Secret that holds the CA's key.
+//! ConfigMap `krypton-hub-join` in the hub's namespace: the data that an agent needs to reach the hub, and the hub's
+//! version. Because of it, clients need no access to the Secret with the CA's key.
 
 use std::collections::BTreeMap;
 
@@ -9,19 +9,19 @@ const CERTIFICATE_KEY: &str = "ca.crt";
 const ADDRESSES_KEY: &str = "addresses";
 const VERSION_KEY: &str = "version";
 
-/// What is published.
+/// Data of the ConfigMap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JoinInfo {
     /// PEM of the hub's roots.
     pub ca_pem: String,
-    /// `host:port`, in the order in which they are to be tried.
+    /// `host:port`, in the order in which agents try them.
     pub addresses: Vec<String>,
-    /// The hub's, for people.
+    /// Version of the hub, for users.
     pub version: String,
 }
 
 impl JoinInfo {
-    /// What the ConfigMap's data says; what is missing is empty.
+    /// Reads the ConfigMap's data. Missing entries become empty.
     pub fn of(data: &BTreeMap<String, String>) -> Self {
         let text = |key| data.get(key).map(String::as_str).unwrap_or_default();
         let addresses = text(ADDRESSES_KEY).lines().map(str::trim);
@@ -35,7 +35,7 @@ impl JoinInfo {
         }
     }
 
-    /// What the ConfigMap's data is to say.
+    /// Returns the ConfigMap's data.
     pub fn data(&self) -> [(String, String); 3] {
         [
             (VERSION_KEY.to_owned(), self.version.clone()),

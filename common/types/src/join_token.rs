@@ -1,5 +1,5 @@
-//! Join tokens as Secrets `krypton-join-<name>` in the hub's namespace. A token is good for one member, one key, one
-//! cluster and a short time. The Secret holds a digest of the token's secret part.
+//! Join tokens as Secrets `krypton-join-<name>` in the hub's namespace. A token is valid for one member, one key, one
+//! cluster and a short time. The Secret contains a digest of the token's secret part.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,9 +15,9 @@ use crate::join_bundle::is_token;
 
 /// Label of the Secrets, with the value `true`.
 pub const LABEL: &str = "mesh.openkcm.io/join-token";
-/// Label of the Secrets: the name of the EdgeCluster, by which the tokens of one are listed.
+/// Label of the Secrets: the EdgeCluster's name, for listing the tokens of one EdgeCluster.
 pub const MEMBER_LABEL: &str = "mesh.openkcm.io/join-cluster";
-/// Limits of a token's life.
+/// Limits of a token's lifetime.
 pub const SHORTEST_LIFE: Duration = Duration::from_secs(60);
 pub const LONGEST_LIFE: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -31,18 +31,18 @@ const EDGE_CLUSTER_KEY: &str = "edge-cluster-uid";
 const CLUSTER_UID_KEY: &str = "cluster-uid";
 const USED_AT_KEY: &str = "used-at";
 
-/// The record of a token on home.
+/// Record of a token on the home cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     pub cluster: String,
     /// Lower-case hex.
     pub secret_sha256: String,
     pub expires: Timestamp,
-    /// Digest of the public key that has used it.
+    /// Digest of the public key that used the token.
     pub used_by: Option<String>,
-    /// UID of the EdgeCluster that it was used for, or that existed at its creation.
+    /// UID of the EdgeCluster that the token was used for, or that existed when the token was created.
     pub edge_cluster: Option<String>,
-    /// UID of the cluster that it was used on.
+    /// UID of the cluster on which the token was used.
     pub cluster_uid: Option<String>,
     /// When the API server created its Secret.
     pub created: Timestamp,
@@ -57,7 +57,7 @@ impl Record {
         }
         let data = object.data.as_ref()?;
         let text = |key| text(data, key);
-        // The Secret's author sets `expires`; the apiserver sets the creation time.
+        // The author of the Secret sets `expires`, but the API server sets the creation time.
         let created = object.metadata.creation_timestamp.as_ref()?.0;
         let latest = created.saturating_add(LONGEST_LIFE).ok()?;
         let expires: Timestamp = text(EXPIRES_KEY)?.parse().ok()?;
@@ -65,7 +65,7 @@ impl Record {
             cluster: text(CLUSTER_KEY)?,
             secret_sha256: text(DIGEST_KEY)?,
             expires: expires.min(latest),
-            // Used by something unreadable is used all the same.
+            // An unreadable user still means that the token is used.
             used_by: data
                 .get(USED_BY_KEY)
                 .map(|value| String::from_utf8_lossy(&value.0).into_owned()),
@@ -77,7 +77,7 @@ impl Record {
     }
 }
 
-/// The user of a token, and the EdgeCluster that it is used for.
+/// The user of a token, and its EdgeCluster.
 #[derive(Clone, Copy, Debug)]
 pub struct User<'a> {
     /// Digest of their public key.
@@ -98,16 +98,16 @@ impl User<'_> {
     }
 }
 
-/// A token that was made.
+/// A new token.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Made {
-    /// What goes into the bundle.
+    /// The text for the bundle.
     pub token: String,
     pub expires: Timestamp,
 }
 
 impl fmt::Debug for Made {
-    /// Without the token.
+    /// Omits the token.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Made")
             .field("expires", &self.expires)
@@ -115,8 +115,8 @@ impl fmt::Debug for Made {
     }
 }
 
-/// A new token for `cluster`: its Secret, which is yet to be created, and what goes into the bundle. With
-/// `edge_cluster_uid` it is good for no later EdgeCluster of that name.
+/// Creates a token for `cluster`. Returns the Secret, which the caller must create, and the text for the bundle. With
+/// `edge_cluster_uid`, the token is invalid for later EdgeClusters of that name.
 pub fn new(
     cluster: &str,
     edge_cluster_uid: Option<&str>,
@@ -125,7 +125,7 @@ pub fn new(
     random: (&[u8; 8], &[u8; 32]),
 ) -> (Secret, Made) {
     let (name, secret) = (hex(random.0), hex(random.1));
-    // Whole seconds: that is what people read in the bundle.
+    // Whole seconds, as in the bundle.
     let expires = now.saturating_add(life).unwrap_or(Timestamp::MAX);
     let expires = Timestamp::from_second(expires.as_second()).unwrap_or(expires);
     let labels = [(LABEL, "true"), (MEMBER_LABEL, cluster)];
@@ -152,7 +152,7 @@ pub fn new(
     (object, Made { token, expires })
 }
 
-/// The part of a token that names it, and is no secret; `None` for what is no token.
+/// Returns the part of a token that identifies it and is not secret. Returns `None` for a malformed token.
 pub fn public_part(token: &str) -> Option<&str> {
     let (name, _secret) = token.split_once('.').filter(|_| is_token(token))?;
     Some(name)

@@ -1,6 +1,6 @@
-//! Settings that are one word each: read and written by one table, the type's `ALL`.
+//! Settings with a fixed set of words, which the type's table `ALL` defines.
 
-/// `FromStr` and `Display` for a type with such a table; any other word is the error.
+/// Implements `FromStr` and `Display` for a type with the table `ALL`. Other texts result in the error.
 macro_rules! by_word {
     ($setting:ty, $error:ident) => {
         impl std::str::FromStr for $setting {

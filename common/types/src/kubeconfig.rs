@@ -1,6 +1,6 @@
-//! Kubeconfigs from Secrets are untrusted: what is used is rebuilt from an allow-list of inline
-//! fields, and everything that runs a program, reads a file or weakens TLS is refused by its path.
-//! Pure: nothing here opens a file, resolves a name or connects.
+//! Sanitizes kubeconfigs from Secrets, which are untrusted. The result is rebuilt from an allow-list of inline
+//! fields. Fields that run a program, read a file or weaken TLS are rejected with their path. Performs no I/O: it
+//! opens no file, resolves no name and makes no connection.
 
 use std::fmt;
 
@@ -23,62 +23,63 @@ use credential_dates::Validity;
 use fields::Fields;
 pub use server::Authority;
 
-/// Largest kubeconfig that is looked at, in bytes.
+/// Limit for the size of a kubeconfig in bytes.
 pub const SIZE_MAX: usize = 256 * 1024;
 
-/// Which refused fields are admitted after all; none by default. Each is a flag of the hub.
+/// Dangerous fields that are allowed. By default, none is. Each field is a flag of the hub.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
-    /// `users[].user.exec`: runs a program of the Secret's choice in the hub.
+    /// `users[].user.exec`: runs a program in the hub that the Secret chooses.
     pub allow_exec: bool,
-    /// `users[].user.auth-provider`: may run a program as well.
+    /// `users[].user.auth-provider`: can run a program too.
     pub allow_auth_provider: bool,
-    /// `users[].user.tokenFile`: sends the content of a file of the hub to the Secret's server.
+    /// `users[].user.tokenFile`: sends the content of a hub's file to a server that the Secret chooses.
     pub allow_token_file: bool,
     /// `certificate-authority`, `client-certificate`, `client-key`: files of the hub.
     pub allow_files: bool,
-    /// `insecure-skip-tls-verify: true`: the server may be anyone.
+    /// `insecure-skip-tls-verify: true`: the hub does not verify the server's identity.
     pub allow_insecure_tls: bool,
-    /// A server or proxy on the hub's own machine, as `localhost`: what answers there may be meant for
-    /// the hub alone.
+    /// A server or proxy on the hub's own machine, such as `localhost`. A service there may be intended for the hub
+    /// only.
     pub allow_loopback: bool,
     /// A server or proxy at a link-local, metadata, multicast or broadcast address.
     pub allow_link_local: bool,
-    /// `proxy-url`: the hub connects to where the Secret says, and not to the server.
+    /// `proxy-url`: the hub connects to a proxy that the Secret chooses, instead of the server.
     pub allow_proxy: bool,
 }
 
-/// A kubeconfig that is safe to use under the [`Policy`] it was parsed with.
+/// A kubeconfig that is safe to use under the [`Policy`] that it was parsed with.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Sanitized {
     /// `https://host[:port][/path]`.
     pub server: String,
-    /// Of `server`. A name in it is judged by [`refused_address`] again, once it is resolved.
+    /// Host and port of `server`. A caller that resolves a host name must check each address with
+    /// [`refused_address`].
     pub authority: Authority,
-    /// Of `proxy-url`, when there is one: the hub connects there instead, and the proxy resolves the
-    /// server's name.
+    /// Host and port of `proxy-url`, if set. The hub connects to it instead, and the proxy resolves the server's
+    /// name.
     pub proxy: Option<Authority>,
-    /// The namespace of the context, when it names one.
+    /// Namespace of the context, if set.
     pub namespace: Option<String>,
-    /// A kubeconfig with one cluster, user and context, in JSON (which is YAML). Holds secrets.
+    /// A kubeconfig with one cluster, user and context, in JSON (which is YAML). Contains secrets.
     pub yaml: String,
-    /// SHA-256 of `yaml`: unchanged when only what is not used changes.
+    /// SHA-256 of `yaml`. Changes to unused parts of the kubeconfig do not affect it.
     pub digest: String,
-    /// From when on a credential in it is good; `None` when one names no such date.
+    /// Earliest time at which one of the credentials is valid. `None` if a credential has no such date.
     pub not_before: Option<Timestamp>,
-    /// From when on none of its credentials is good any more, as the client certificate and a token
-    /// that is a JWT say; `None` when one names no such date.
+    /// Time from which none of the credentials is valid, according to the client certificate and a JWT. `None` if a
+    /// credential has no such date.
     pub expires: Option<Timestamp>,
     credentials: Vec<Validity>,
 }
 
 impl Sanitized {
-    /// Where a client connects to: what is to be resolved and judged.
+    /// Returns the host that a client connects to, which the caller must resolve and check.
     pub fn first_hop(&self) -> &Authority {
         self.proxy.as_ref().unwrap_or(&self.authority)
     }
 
-    /// The kubeconfig with this `proxy-url`.
+    /// Returns the kubeconfig with this `proxy-url`.
     pub fn yaml_through(&self, proxy_url: &str) -> String {
         let mut config: Value = serde_json::from_str(&self.yaml).unwrap_or_default();
         let cluster = config.pointer_mut("/clusters/0/cluster");
@@ -88,10 +89,10 @@ impl Sanitized {
         config.to_string()
     }
 
-    /// Whether a credential in it may be good now, give or take clocks that are ten minutes apart.
+    /// Checks that one of the credentials can be valid now. Tolerates a clock skew of ten minutes.
     ///
     /// # Errors
-    /// What is wrong with its first credential, when none is good.
+    /// The problem of the first credential if none is valid.
     pub fn check_dates(&self, now: Timestamp) -> Result<(), KubeconfigError> {
         let mut faults = Vec::new();
         for credential in &self.credentials {
@@ -116,8 +117,8 @@ impl fmt::Debug for Sanitized {
     }
 }
 
-/// Why a kubeconfig is refused. No message holds a value of it but names of its entries, quoted
-/// and shortened; the caller adds which Secret and key it came from.
+/// Why a kubeconfig is rejected. Messages contain no values, only names of entries, quoted and shortened. The caller
+/// adds the Secret and the key.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KubeconfigError {
     #[error(
@@ -167,7 +168,7 @@ pub enum KubeconfigError {
 }
 
 impl KubeconfigError {
-    /// Stable reason for a condition.
+    /// Returns the stable reason for a condition.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Forbidden { .. } | Self::UnknownField { .. } => "KubeconfigForbiddenField",
@@ -176,11 +177,11 @@ impl KubeconfigError {
     }
 }
 
-/// Reads what the current context uses, and nothing else, and rebuilds it.
+/// Reads only the parts that the current context uses, and rebuilds them.
 ///
 /// # Errors
-/// The first reason found to refuse it. Entries that the current context does not use are not
-/// looked at beyond their names.
+/// The first reason to reject the kubeconfig. The function reads only the names of entries that the current context
+/// does not use.
 pub fn parse(bytes: &[u8], policy: &Policy) -> Result<Sanitized, KubeconfigError> {
     let document = document::read(bytes)?;
     let root = Fields::root(&document)?;
@@ -247,7 +248,7 @@ fn cluster(given: &Fields<'_>, policy: &Policy) -> Result<Cluster, KubeconfigErr
         "insecure-skip-tls-verify",
         "proxy-url",
         "extensions",
-        // A hint about traffic, which the rebuilt kubeconfig has no use for.
+        // Affects traffic only, so the rebuilt kubeconfig omits it.
         "disable-compression",
     ])?;
 
@@ -282,7 +283,7 @@ fn cluster(given: &Fields<'_>, policy: &Policy) -> Result<Cluster, KubeconfigErr
         fields.insert("tls-server-name".to_owned(), name.into());
     }
     if insecure {
-        // The same combination is an error in client-go, so helm would not take it either.
+        // client-go rejects this combination, so Helm would fail too.
         if fields
             .keys()
             .any(|key| key.starts_with("certificate-authority"))
@@ -390,7 +391,7 @@ fn user(given: &Fields<'_>, policy: &Policy) -> Result<User, KubeconfigError> {
     }
     for key in ["tokenFile", "client-certificate", "client-key"] {
         if let Some(path) = given.path(key)? {
-            // A key alone is no credential.
+            // A key without its certificate is not a credential.
             if key != "client-key" {
                 credentials.push(Validity::unlimited(given.path_to(key)));
             }
@@ -429,7 +430,7 @@ fn user(given: &Fields<'_>, policy: &Policy) -> Result<User, KubeconfigError> {
     })
 }
 
-/// Names of entries say nothing to a program, so fixed ones keep the digest steady.
+/// Builds the kubeconfig with fixed entry names: they have no effect, and the digest stays stable.
 fn rebuilt(cluster: Cluster, namespace: Option<&str>, user: User) -> Sanitized {
     let mut context = Map::new();
     context.insert("cluster".to_owned(), "member".into());
@@ -446,7 +447,7 @@ fn rebuilt(cluster: Cluster, namespace: Option<&str>, user: User) -> Sanitized {
         "current-context": "member",
     })
     .to_string();
-    // Without a date as soon as one has none: that one is good at any time.
+    // `None` if one credential has no date: that credential is always valid.
     let dates = |date: fn(&Validity) -> Option<Timestamp>| {
         let dates: Option<Vec<_>> = user.credentials.iter().map(date).collect();
         dates.unwrap_or_default()

@@ -1,7 +1,7 @@
-//! The words of the domain, as plain values: names, keys, the desired state, reports, conditions, identities, and the
+//! Domain types as plain values: names, keys, the desired state, reports, conditions and identities. Also defines the
 //! documents that hub, agent and kubectl exchange.
 //!
-//! It knows no clock, file, process or Kubernetes client, and imports `krypton-crds` alone.
+//! This crate uses no clock, file, process or Kubernetes client. Its only internal dependency is `krypton-crds`.
 
 pub mod allowed_namespaces;
 pub mod ca_rotation;

@@ -1,27 +1,28 @@
-//! What a reconciler says of the member as a whole.
+//! Report of a reconciler on the member as a whole.
 
 use crate::desired::Version;
 
-/// What holds for the member as a whole.
+/// State of the member as a whole.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MemberReport {
-    /// The watches have listed everything once, and every Tenant has its report.
+    /// The watches have completed their first list, and every Tenant has its report.
     pub synced: bool,
-    /// Whoever says this could reconcile at once if it had the Lease: it has a desired state, and has
-    /// listed what there is.
+    /// The reporter could reconcile immediately if it held the Lease: it has a desired state and has listed all
+    /// objects.
     pub ready: bool,
-    /// The Lease is ours, and was renewed within the last 30 s.
+    /// The reporter holds the Lease and has renewed it within the last 30 s.
     pub writing: bool,
-    /// Who holds the Lease, as far as is known; ourselves when writing.
+    /// The last known holder of the Lease. When `writing`, this is the reporter itself.
     pub holder: Option<String>,
-    /// The apiserver has answered within the last 30 s.
+    /// The API server has responded within the last 30 s.
     pub connected: bool,
-    /// Why not, when it has not; or why the newest desired state is not recorded.
+    /// Why the API server has not responded, or why the latest desired state is not recorded. `None` without a
+    /// problem.
     pub problem: Option<String>,
-    /// The desired state that is recorded on the member and acted on.
+    /// The desired state that is recorded on the member and in use, with its digest.
     pub applied: Option<(Version, String)>,
-    /// The member has a record of a later desired state than the one we were given.
+    /// Set if the member has recorded a later desired state than the one that the hub sent.
     pub ahead: Option<Version>,
-    /// How many Tenants wait to be restored after the deletion of their CRD, and why the first does.
+    /// Number of Tenants that wait to be restored after the deletion of their CRD, and the cause for the first one.
     pub not_restored: Option<String>,
 }

@@ -1,8 +1,8 @@
-//! Names that other programs must find again: releases, annotations, labels, finalizers.
+//! Names that other programs depend on: releases, annotations, labels, finalizers.
 
 use crate::fingerprint::sha256_hex;
 
-/// Group of all our APIs, and prefix of all our annotations, labels and finalizers.
+/// API group, and prefix of all annotations, labels and finalizers of Krypton.
 pub const GROUP: &str = "mesh.openkcm.io";
 /// Finalizer on a Tenant.
 pub const TENANT_FINALIZER: &str = "mesh.openkcm.io/cleanup";
@@ -10,53 +10,53 @@ pub const TENANT_FINALIZER: &str = "mesh.openkcm.io/cleanup";
 pub const DEPLOYMENT_FINALIZER: &str = "mesh.openkcm.io/kryptondeployment-finalizer";
 /// Finalizer on an EdgeCluster whose deletion uninstalls the member's releases.
 pub const UNINSTALL_FINALIZER: &str = "mesh.openkcm.io/uninstall";
-/// Annotation, `"true"` while a Tenant's release is being removed.
+/// Annotation. `"true"` while Krypton uninstalls a Tenant's release.
 pub const DELETING_ANNOTATION: &str = "mesh.openkcm.io/deleting";
-/// Annotation, `"true"` stops all writes for a Tenant or an EdgeCluster.
+/// Annotation. `"true"` suspends all writes for a Tenant or an EdgeCluster.
 pub const PAUSED_ANNOTATION: &str = "mesh.openkcm.io/paused";
-/// Annotation by which a person hands a release to a Tenant or KryptonDeployment that did not make it, or
-/// what is placed to a Tenant of home.
+/// Annotation through which a user lets a Tenant or KryptonDeployment adopt a release that it did not create. On a
+/// Tenant of the home cluster, it also allows the adoption of a Tenant on the member.
 pub const ADOPT_ANNOTATION: &str = "mesh.openkcm.io/adopt";
-/// Annotation on a Tenant, a `DriftMode` for its release in the place of the fleet's; on an object of a
-/// release, `off` leaves it alone.
+/// Annotation on a Tenant: a `DriftMode` for its release, which overrides the fleet's. On an object of a release,
+/// `off` disables drift detection for that object.
 pub const DRIFT_ANNOTATION: &str = "mesh.openkcm.io/drift";
-/// Annotation on a Tenant or on an object of its release: JSON pointers to what may differ.
+/// Annotation on a Tenant or on an object of its release: JSON pointers to fields that may differ.
 pub const DRIFT_IGNORE_ANNOTATION: &str = "mesh.openkcm.io/drift-ignore";
-/// Annotation on a Tenant, with any new value: try now what has failed, whatever pause was to come.
+/// Annotation on a Tenant. A new value retries a failed action immediately, without waiting for the back-off.
 pub const RECONCILE_REQUESTED_ANNOTATION: &str = "mesh.openkcm.io/reconcile-requested-at";
-/// Annotation, `"true"` lets a finalizer go and leaves the release where it is.
+/// Annotation. `"true"` removes the finalizer and keeps the release.
 pub const ORPHAN_ANNOTATION: &str = "mesh.openkcm.io/orphan";
-/// Label on what the hub has placed on a member, with the value [`MANAGED_BY_HUB`].
+/// Label on objects that the hub has placed on a member, with the value [`MANAGED_BY_HUB`].
 pub const MANAGED_BY_LABEL: &str = "mesh.openkcm.io/managed-by";
 pub const MANAGED_BY_HUB: &str = "krypton-hub";
-/// Annotation on such a Tenant: the UID of the one at home that it was made for.
+/// Annotation on a placed Tenant: UID of the Tenant on the home cluster that it was created for.
 pub const HOME_UID_ANNOTATION: &str = "mesh.openkcm.io/home-uid";
-/// Finalizer on a Tenant of home that is placed on a member: that goes first.
+/// Finalizer on a Tenant of the home cluster that is placed on a member. The Tenant on the member is deleted first.
 pub const PLACED_FINALIZER: &str = "mesh.openkcm.io/placed";
-/// Annotation on such a Tenant, written with the finalizer: the member.
+/// Annotation on a Tenant of the home cluster, written together with the finalizer: name of the member.
 pub const PLACED_ON_ANNOTATION: &str = "mesh.openkcm.io/placed-on";
-/// Default of the label that makes a Secret a member; its value must be `"true"`.
+/// Default label of Secrets that declare a member. Its value must be `"true"`.
 pub const DISCOVERY_LABEL: &str = "sigs.k8s.io/multicluster-runtime-kubeconfig";
-/// Default of the key under which such a Secret holds its kubeconfig.
+/// Default key of the kubeconfig in such a Secret.
 pub const KUBECONFIG_KEY: &str = "kubeconfig";
-/// Annotation on a Secret with a kubeconfig: the key that it is under.
+/// Annotation on a Secret with a kubeconfig: key of the kubeconfig.
 pub const KUBECONFIG_KEY_ANNOTATION: &str = "mesh.openkcm.io/kubeconfig-key";
-/// Annotation on the object that a member is found by: the member's name, when it is not the object's.
+/// Annotation on the object that declares a member: the member's name, if it differs from the object's name.
 pub const MEMBER_NAME_ANNOTATION: &str = "mesh.openkcm.io/member-name";
-/// Label on a Secret with a kubeconfig, `"true"`: KryptonDeployments of all namespaces may name it.
+/// Label on a Secret with a kubeconfig. With `"true"`, KryptonDeployments in all namespaces may refer to it.
 pub const OPEN_TO_DEPLOYMENTS_LABEL: &str = "mesh.openkcm.io/open-to-deployments";
-/// Lease in the hub's namespace: which of several hubs leads.
+/// Lease in the hub's namespace for the leader election among hubs.
 pub const HUB_LEASE: &str = "krypton-hub";
-/// Label with the value `true` on the pod of the hub that leads; the Service of agents selects by it.
+/// Label with the value `true` on the leader's pod. The Service for agents selects by it.
 pub const LEADER_LABEL: &str = "mesh.openkcm.io/leader";
-/// Secret in the hub's namespace: the CA that signs the certificates of hub and agents.
+/// Secret in the hub's namespace with the CA that signs the certificates of hub and agents.
 pub const CA_SECRET: &str = "krypton-hub-ca";
-/// ConfigMaps in the hub's namespace: the chart version that a range stands for, the epoch of the desired state, and
-/// the members with their sources.
+/// ConfigMaps in the hub's namespace. They contain the chart version that a range resolves to, the epoch of the
+/// desired state, and the members with their sources.
 pub const CHART_CONFIG_MAP: &str = "krypton-hub-chart";
 pub const EPOCH_CONFIG_MAP: &str = "krypton-hub-epoch";
 pub const MEMBERS_CONFIG_MAP: &str = "krypton-hub-members";
-/// The home cluster as a member.
+/// Name of the home cluster as a member.
 pub const SELF_CLUSTER: &str = "self-cluster";
 
 /// Helm's limit for release names.
@@ -69,17 +69,17 @@ pub const SUBDOMAIN_MAX: usize = 253;
 const KEPT_CHARACTERS: usize = 40;
 const DIGEST_CHARACTERS: usize = 12;
 
-/// The release of a Tenant on a member, at most [`RELEASE_NAME_MAX`] bytes.
+/// Returns the release name of a Tenant on a member, at most [`RELEASE_NAME_MAX`] bytes.
 pub fn tenant_release(tenant: &str, cluster: &str) -> String {
     within(RELEASE_NAME_MAX, format!("tenant-{tenant}-{cluster}"))
 }
 
-/// The release of a KryptonDeployment, at most [`RELEASE_NAME_MAX`] bytes.
+/// Returns the release name of a KryptonDeployment, at most [`RELEASE_NAME_MAX`] bytes.
 pub fn deployment_release(name: &str) -> String {
     within(RELEASE_NAME_MAX, format!("ced-{name}"))
 }
 
-/// The annotation of a Tenant that holds the fingerprint of what a member has installed for it.
+/// Returns the annotation on a Tenant with the fingerprint of its release on a member.
 pub fn fingerprint_annotation(cluster: &str) -> String {
     format!(
         "{GROUP}/{}",
@@ -87,12 +87,15 @@ pub fn fingerprint_annotation(cluster: &str) -> String {
     )
 }
 
-/// Whether `name` is an RFC 1123 label: a legal namespace name.
+/// Returns whether `name` is an RFC 1123 label, which is a legal namespace name.
 pub fn is_dns_label(name: &str) -> bool {
     name.len() <= LABEL_MAX && is_label_shaped(name)
 }
 
-/// A namespace as a person gives it; the error says how to write it.
+/// Checks a namespace that a user has entered.
+///
+/// # Errors
+/// The rule for namespace names.
 pub fn namespace_name(text: &str) -> Result<String, &'static str> {
     match is_dns_label(text) {
         true => Ok(text.to_owned()),
@@ -100,8 +103,8 @@ pub fn namespace_name(text: &str) -> Result<String, &'static str> {
     }
 }
 
-/// Whether `name` is an RFC 1123 subdomain: a legal name of most objects. Unlike a host name's,
-/// its labels have no limit of their own.
+/// Returns whether `name` is an RFC 1123 subdomain, which is a legal name of most objects. Unlike labels of a host
+/// name, its labels have no length limit.
 pub fn is_dns_subdomain(name: &str) -> bool {
     name.len() <= SUBDOMAIN_MAX && name.split('.').all(is_label_shaped)
 }
@@ -118,7 +121,7 @@ fn is_label_shaped(label: &str) -> bool {
             .all(|byte| *byte == b'-' || alphanumeric(Some(byte)))
 }
 
-/// Shortens a name over the limit as Flux does, and cuts no separator in half.
+/// Shortens a name over the limit in the same way as Flux, and leaves no separator before the digest.
 fn within(limit: usize, name: String) -> String {
     if name.len() <= limit {
         return name;
@@ -137,7 +140,7 @@ mod tests {
 
     use super::*;
 
-    /// A name that the apiserver admits for a Tenant or a Secret.
+    /// A name that the API server admits for a Tenant or a Secret.
     fn object_name() -> impl Strategy<Value = String> {
         let label = "[a-z0-9]([-a-z0-9]{0,60}[a-z0-9])?";
         proptest::collection::vec(label, 1..4).prop_map(|labels| labels.join("."))

@@ -1,4 +1,4 @@
-//! What home orders of a member: a Tenant, to be there or to go.
+//! Orders from the home cluster to a member: create or delete a Tenant.
 
 use krypton_crds::tenant::{Tenant, TenantPlace};
 use kube::ResourceExt as _;
@@ -10,35 +10,36 @@ use crate::conditions::{MESSAGE_MAX, State};
 use crate::names::{PLACED_FINALIZER, PLACED_ON_ANNOTATION};
 use crate::tenant::TenantKey;
 
-/// One order of home. That it is missing from a list orders nothing: a Tenant goes by `remove` only.
+/// One order from the home cluster. An order's absence from the list has no effect: only `remove` deletes a Tenant.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlacedTenant {
     pub namespace: String,
     pub name: String,
-    /// Of the Tenant at home.
+    /// UID of the Tenant on the home cluster.
     pub uid: String,
-    /// Its UID before the CRD at home was deleted and it was put back; what was placed for that one is its own.
+    /// UID that the Tenant had before its CRD on the home cluster was deleted and the Tenant was restored. A Tenant
+    /// placed for this UID belongs to the order too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub former_uid: Option<String>,
-    /// `metadata.generation` at home.
+    /// `metadata.generation` on the home cluster.
     pub generation: i64,
     #[serde(default, skip_serializing_if = "PlacedSpec::is_empty")]
     pub spec: PlacedSpec,
-    /// The Tenant is to be deleted. Stays in the list until the member has reported it gone.
+    /// Delete the Tenant. The order stays in the list until the member has reported the Tenant gone.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub remove: bool,
-    /// A Tenant that was placed for another object of home is taken over.
+    /// Take over a Tenant that was placed for another object of the home cluster.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub adopt: bool,
-    /// Its release is not written, nor is it made or deleted.
+    /// Suspends writes to the release, and the creation and deletion of the Tenant.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub paused: bool,
-    /// The value of the annotation by which a person asks for a try.
+    /// Value of the annotation through which a user requests a retry.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requested: Option<String>,
 }
 
-/// What the member's Tenant is to say. It names no member: it is for the one that it is on.
+/// Spec of the member's Tenant. It has no `clusterRef`: the Tenant applies to the cluster that it is on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlacedSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -60,12 +61,12 @@ impl PlacedSpec {
 }
 
 impl PlacedTenant {
-    /// Whether what was placed for this object of home was placed for the order.
+    /// Returns whether a Tenant that was placed for the home cluster's object `uid` belongs to this order.
     pub fn is_for(&self, uid: &str) -> bool {
         self.uid == uid || self.former_uid.as_deref() == Some(uid)
     }
 
-    /// The same on the member as at home.
+    /// Namespace and name, which are the same on the member and on the home cluster.
     pub fn key(&self) -> TenantKey {
         TenantKey {
             namespace: self.namespace.clone(),
@@ -74,22 +75,22 @@ impl PlacedTenant {
     }
 }
 
-/// The newest report of one member on one order; an older one is worth nothing. How the Tenant itself
-/// stands is in that one's own report.
+/// The latest report of one member on one order. It replaces all earlier ones. The state of the Tenant itself is in
+/// that Tenant's own report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlacedReport {
-    /// Of the order that the report is about.
+    /// UID of the reported order.
     pub uid: String,
-    /// `generation` of that order.
+    /// `generation` of the reported order.
     pub observed_generation: i64,
-    /// The order to remove is carried out: the Tenant is gone, or what is there is not the order's.
+    /// The deletion is complete: the Tenant is gone, or the existing Tenant does not belong to this order.
     pub gone: bool,
     /// The condition `Placed`.
     pub state: State,
 }
 
 impl PlacedReport {
-    /// With its text cut to what is sent, compared and kept.
+    /// Returns the report with its message cut to the limit, as it is sent, compared and stored.
     #[must_use]
     pub fn trimmed(mut self) -> Self {
         self.state = self.state.within(MESSAGE_MAX, MESSAGE_MAX);
@@ -97,14 +98,16 @@ impl PlacedReport {
     }
 }
 
-/// The member that this Tenant of home is placed on, by the name that it had then and whatever `clusterRef`
-/// says by now: it is looked after there, and not here. Its status says so, which whoever writes the Tenant
-/// anew does not touch; else the finalizer, with the annotation. Empty where none of them names it any more.
+/// Returns the name of the member on which this Tenant of the home cluster is placed, even if `clusterRef` has
+/// changed since. That member reconciles the Tenant, and the home cluster does not.
+///
+/// The status records the member, and a client that replaces the Tenant does not change the status. Without it, the
+/// finalizer and its annotation count. The name is empty if none of them names the member.
 pub fn placed_on(tenant: &Tenant) -> Option<&str> {
     let deleted = tenant.metadata.deletion_timestamp.is_some();
     match (place(tenant), is_held(tenant)) {
         (None, false) => None,
-        // Let go.
+        // The finalizer was removed: the deletion no longer waits for the member.
         (Some(_), false) if deleted => None,
         (Some(place), _) => Some(&place.cluster),
         (None, true) => {
@@ -115,12 +118,12 @@ pub fn placed_on(tenant: &Tenant) -> Option<&str> {
     }
 }
 
-/// The cluster that it is placed on, where home has that on record.
+/// Returns the recorded cluster on which the Tenant is placed.
 pub fn place(tenant: &Tenant) -> Option<&TenantPlace> {
     tenant.status.as_ref()?.place.as_ref()
 }
 
-/// Whoever deletes it waits for the member.
+/// Returns whether a deletion of the Tenant waits for the member.
 pub fn is_held(tenant: &Tenant) -> bool {
     let mut finalizers = tenant.finalizers().iter();
     finalizers.any(|name| name == PLACED_FINALIZER)
@@ -155,7 +158,7 @@ mod tests {
             cluster: "edge-1".to_owned(),
             cluster_uid: "u-1".to_owned(),
         });
-        // As somebody has written it anew, without what home had put there.
+        // As after a client has replaced the Tenant without the hub's finalizer and annotation.
         assert_eq!(placed_on(&tenant), Some("edge-1"));
         let annotation = (PLACED_ON_ANNOTATION.to_owned(), "edge-3".to_owned());
         tenant.annotations_mut().extend([annotation]);

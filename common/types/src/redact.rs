@@ -1,17 +1,17 @@
-//! Hides in running text what looks like a secret, and tells by their names which values are secrets.
+//! Redacts likely secrets in text, and recognizes secret values by their names.
 
-/// What stands in the place of a secret.
+/// Replacement for a secret.
 pub const HIDDEN: &str = "[redacted]";
 
 /// The result of [`url_shown`] for text that is not a URL.
 pub const NO_URL: &str = "(not a URL)";
 
-/// Hides PEM blocks, credentials in URLs, tokens by their looks, and what follows `Bearer`, `password:` and the like.
+/// Redacts PEM blocks, credentials in URLs, likely tokens, and values after `Bearer`, `password:` and similar words.
 pub fn redact(text: &str) -> String {
     redact_words(&redact_userinfo(&redact_pem(text)))
 }
 
-/// A URL to show: without user, password, query and fragment, each of which may hold a credential.
+/// Returns a URL without user, password, query and fragment, each of which may contain a credential.
 pub fn url_shown(text: &str) -> String {
     let open = text.split(['?', '#']).next().unwrap_or_default();
     let Some((scheme, rest)) = open.split_once("://") else {
@@ -31,14 +31,15 @@ pub fn url_shown(text: &str) -> String {
         .to_string()
 }
 
-/// Whether the authority of a URL names a user or a password.
+/// Returns whether the authority of a URL contains a user or a password.
 pub fn has_userinfo(url: &str) -> bool {
     let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
     let authority = rest.split(['/', '\\', '?', '#']).next().unwrap_or_default();
     authority.contains('@')
 }
 
-/// `password` and `clientSecret` hold secrets; `existingSecret` and `secretName` only name objects.
+/// Returns whether the name denotes a secret. `password` and `clientSecret` do. `existingSecret` and `secretName`
+/// only name objects.
 pub fn is_secret_name(name: &str) -> bool {
     let name = normal(name);
     let holds = [
@@ -58,12 +59,12 @@ pub fn is_secret_name(name: &str) -> bool {
         && !is_of_an_object(&name)
 }
 
-/// `existingSecret`, `imagePullSecret`.
+/// Matches names such as `existingSecret` and `imagePullSecret`.
 fn is_of_an_object(name: &str) -> bool {
     name.starts_with("existing") || name.contains("pullsecret")
 }
 
-/// In running text only names that end so count: `spec.tokenExpirationSeconds: Invalid value` is to stay.
+/// In text, only names with such an ending count: `spec.tokenExpirationSeconds: Invalid value` must stay readable.
 fn is_secret_word(word: &str) -> bool {
     let last = normal(word.rsplit('.').next().unwrap_or_default());
     let ends = [
@@ -94,7 +95,7 @@ fn redact_pem(text: &str) -> String {
     while let Some((before, block)) = rest.split_once("-----BEGIN ") {
         kept.push_str(before);
         kept.push_str(HIDDEN);
-        // Without its end, all that follows may be of it.
+        // Without an end marker, all of the rest may belong to the block.
         rest = block.split_once("-----END ").map_or("", |(_, after)| {
             let ends = after.split_once("-----");
             // The end of this block is missing if the next block starts there.
@@ -126,7 +127,7 @@ fn redact_userinfo(text: &str) -> String {
     kept + rest
 }
 
-/// Hides tokens by their looks, and what follows `Bearer`, `password:` and the like.
+/// Redacts likely tokens, and values after `Bearer`, `password:` and similar words.
 fn redact_words(text: &str) -> String {
     let is_word = |c: char| c.is_ascii_alphanumeric() || "+/_=.-~".contains(c);
     let mut kept = String::with_capacity(text.len());
@@ -156,14 +157,15 @@ fn redact_words(text: &str) -> String {
     kept
 }
 
-/// What stands between a name and its value, the value, and what follows; none where none is given, or a verdict on it.
+/// Splits the text after a name into separator, value and rest. Returns `None` if there is no value, or if the API
+/// server's verdict follows instead.
 fn assigned(after: &str) -> Option<(&str, &str, &str)> {
     let unquoted = after.trim_start_matches(['"', '\'', '\\']);
     let of_json = unquoted.len() < after.len();
     let value = unquoted.trim_start_matches(' ');
     let value = value.strip_prefix([':', '='])?;
     let value = value.trim_start_matches([' ', ':', '=']);
-    // The apiserver's words after a field's name: some are followed by what it has found.
+    // Texts of the API server after a field's name that precede the rejected value.
     let found = [
         "Invalid value: ",
         "Unsupported value: ",
@@ -195,13 +197,14 @@ fn assigned(after: &str) -> Option<(&str, &str, &str)> {
     (!value.is_empty()).then_some((sign, value, rest))
 }
 
-/// Where a quoted text ends.
+/// Returns the position of the closing quote.
 fn closing(text: &str, quote: &str) -> Option<usize> {
     let mut ends = text.match_indices(quote).map(|(at, _)| at);
     ends.find(|at| quote.len() > 1 || !text.split_at(*at).0.ends_with('\\'))
 }
 
-/// Whether a word is one itself, or follows what announces one.
+/// Returns whether `word` is a secret: it looks like a token, or it follows an authentication scheme or a flag for a
+/// secret.
 fn is_secret(before: &str, gap: &str, word: &str) -> bool {
     let apart = gap.trim().is_empty();
     let scheme = ["bearer", "basic"].contains(&before.to_ascii_lowercase().as_str());
@@ -210,13 +213,13 @@ fn is_secret(before: &str, gap: &str, word: &str) -> bool {
 }
 
 fn looks_like_token(word: &str) -> bool {
-    // Types of conditions end with the name of a cluster.
+    // Condition types end with the name of a cluster.
     let of_cluster = ["ClusterReady/", "ClusterProgress/", "ClusterError/"];
     let of_cluster = of_cluster.iter().find_map(|type_| word.strip_prefix(type_));
     let word = of_cluster.unwrap_or(word);
     let has = |kind: fn(&char) -> bool| word.chars().any(|c| kind(&c));
     let jwt = word.starts_with("eyJ") && word.len() >= 20;
-    // Names in Kubernetes are lower case and digests are hex, so neither is hidden.
+    // Kubernetes names are lower case and digests are hexadecimal, so this rule redacts neither.
     let opaque = word.len() >= 32
         && !word.contains('.')
         && has(char::is_ascii_uppercase)

@@ -1,5 +1,5 @@
-//! An account: all that a member has said of what it looks after, reduced to a digest that two sides can
-//! compare without sending it again.
+//! Digest of a full report. Two sides compare it to verify that they hold the same reports, without sending them
+//! again.
 
 use std::collections::BTreeMap;
 
@@ -8,8 +8,8 @@ use sha2::{Digest as _, Sha256};
 
 use crate::tenant::TenantKey;
 
-/// The digest of a set of reports, of Tenants or of deployments. It does not depend on their order, and
-/// changes with each of them in constant time.
+/// Digest of a set of reports on Tenants or KryptonDeployments. It does not depend on their order. Replacing one
+/// report takes constant time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AccountDigest<K = TenantKey> {
     parts: BTreeMap<K, u128>,
@@ -26,12 +26,12 @@ impl<K> Default for AccountDigest<K> {
 }
 
 impl<K: Ord + Clone + Serialize> AccountDigest<K> {
-    /// Puts `report` in the place of what was said before; `None` for one that is gone.
+    /// Replaces the previous report with `report`. `None` removes it.
     pub fn set(&mut self, key: &K, report: Option<&impl Serialize>) {
         self.set_part(key, report.map(|report| part(key, report)));
     }
 
-    /// As `set`, with what [`part`] has given.
+    /// Like `set`, with the result of [`part`].
     pub fn set_part(&mut self, key: &K, part: Option<u128>) {
         let before = match part {
             Some(part) => {
@@ -43,7 +43,7 @@ impl<K: Ord + Clone + Serialize> AccountDigest<K> {
         self.sum = self.sum.wrapping_sub(before.unwrap_or_default());
     }
 
-    /// Leaves only those that `keep` names.
+    /// Keeps only the reports for which `keep` returns `true`.
     pub fn retain(&mut self, keep: impl Fn(&K) -> bool) {
         let sum = &mut self.sum;
         self.parts.retain(|key, part| {
@@ -55,13 +55,13 @@ impl<K: Ord + Clone + Serialize> AccountDigest<K> {
         });
     }
 
-    /// How many, and the digest.
+    /// Returns the number of reports and the digest.
     pub fn value(&self) -> (u64, u128) {
         (self.parts.len() as u64, self.sum)
     }
 }
 
-/// The value of several accounts together, as a heartbeat says it.
+/// Returns the combined value of several digests, as a heartbeat contains it.
 pub fn together<const N: usize>(accounts: [(u64, u128); N]) -> (u64, u128) {
     accounts
         .into_iter()
@@ -70,7 +70,7 @@ pub fn together<const N: usize>(accounts: [(u64, u128); N]) -> (u64, u128) {
         })
 }
 
-/// What one report adds to the digest. Both sides must have it trimmed.
+/// Returns one report's part of the digest. Both sides must trim the report first.
 pub fn part(key: &impl Serialize, report: &impl Serialize) -> u128 {
     let content = serde_json::json!([key, report]).to_string();
     let digest: [u8; 32] = Sha256::digest(content.as_bytes()).into();

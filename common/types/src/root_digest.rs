@@ -1,4 +1,4 @@
-//! A root of the hub's CA by the SHA-256 of its certificate: how hub and agent speak of one.
+//! SHA-256 of a root certificate of the hub's CA, which hub and agents use as its name.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,11 +6,10 @@ use std::str::FromStr;
 use sha2::{Digest as _, Sha256};
 
 const BYTES: usize = 32;
-/// Roots that may be trusted at a time: two while one takes over from another, with room for what a
-/// person adds.
+/// Limit for the number of trusted roots. A rotation needs two, and a user can add more.
 pub const ROOTS_MAX: usize = 8;
 
-/// Shown, and read, as lower-case hex.
+/// Displayed and parsed as lower-case hex.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RootDigest([u8; BYTES]);
 
@@ -19,7 +18,7 @@ impl RootDigest {
         Self(Sha256::digest(der).into())
     }
 
-    /// Of all of these, each once.
+    /// Returns the digests of all certificates, sorted and without duplicates.
     pub fn of_all(ders: &[impl AsRef<[u8]>]) -> Vec<Self> {
         let mut all: Vec<_> = ders.iter().map(|der| Self::of(der.as_ref())).collect();
         all.sort_unstable();
@@ -48,7 +47,7 @@ impl fmt::Debug for RootDigest {
     }
 }
 
-/// A text that is no digest.
+/// The text is not a digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("it is not a SHA-256 in lower-case hex")]
 pub struct NotADigest;

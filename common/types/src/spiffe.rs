@@ -1,4 +1,4 @@
-//! Who a certificate speaks for: its one URI SAN, and nothing else of it.
+//! Identity in a certificate: its single URI SAN. Other fields have no effect.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::names::LABEL_MAX;
 
-/// Whom a certificate names.
+/// Identity that a certificate names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpiffeId {
     pub trust_domain: String,
@@ -18,7 +18,7 @@ pub struct SpiffeId {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Role {
     Hub,
-    /// The agents of the member of this name.
+    /// The agents of the member with this name.
     Cluster(String),
 }
 
@@ -49,7 +49,7 @@ impl SpiffeId {
         }
     }
 
-    /// Reads `spiffe://<trust domain>/hub` and `spiffe://<trust domain>/cluster/<name>`, exactly.
+    /// Parses exactly `spiffe://<trust domain>/hub` and `spiffe://<trust domain>/cluster/<name>`.
     pub fn parse(uri: &str) -> Option<Self> {
         let (trust_domain, path) = uri.strip_prefix("spiffe://")?.split_once('/')?;
         if !is_trust_domain(trust_domain) {
@@ -64,7 +64,7 @@ impl SpiffeId {
         Some(Self { trust_domain, role })
     }
 
-    /// The identity in a certificate.
+    /// Returns the identity in a certificate.
     pub fn of_certificate(der: &[u8]) -> Result<Self, SpiffeError> {
         let (_, certificate) =
             X509Certificate::from_der(der).map_err(|_| SpiffeError::NotACertificate)?;
@@ -95,8 +95,8 @@ impl fmt::Display for SpiffeId {
     }
 }
 
-/// Whether a member may have this name: that of an EdgeCluster which goes into labels and releases
-/// too, a DNS subdomain of at most 63 characters.
+/// Returns whether a member may have this name. The name must be a DNS subdomain of at most 63 characters, as labels
+/// and release names contain it.
 pub fn is_member_name(name: &str) -> bool {
     let alphanumeric = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
     name.len() <= LABEL_MAX

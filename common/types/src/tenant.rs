@@ -1,4 +1,4 @@
-//! What a member says of one Tenant.
+//! Reports of a member on one Tenant.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::conditions::{ClusterState, MESSAGE_MAX, State};
 
-/// A Tenant's namespace and name, the same on every member.
+/// Namespace and name of a Tenant, the same on every member.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct TenantKey {
     pub namespace: String,
@@ -22,48 +22,49 @@ impl fmt::Display for TenantKey {
     }
 }
 
-/// The newest report of one member on one Tenant; an older one is worth nothing.
+/// The latest report of one member on one Tenant. It replaces all earlier ones.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TenantReport {
-    /// `metadata.generation` of the member's Tenant that the report is about.
+    /// `metadata.generation` of the reported Tenant on the member.
     pub observed_generation: i64,
-    /// `status.lastAppliedChart`; empty until something was applied.
+    /// `status.lastAppliedChart`. Empty until a chart has been applied.
     pub applied_chart: String,
     pub state: ClusterState,
-    /// What the member does next by itself, where something has failed or is waited for. In no digest: who does not
-    /// know of it holds the same otherwise.
+    /// The member's next automatic step after a failure or while it waits. No digest contains it, so versions that do
+    /// not know the field compute the same digest.
     #[serde(skip)]
     pub next: Option<Next>,
 }
 
-/// What a member does about a Tenant without anybody's doing, unless something changes before.
+/// The next step that a member takes for a Tenant automatically, unless something changes before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Next {
     pub step: Step,
-    /// By the member's wall clock, in whole seconds.
+    /// Time of the step in whole seconds, by the member's wall clock. `None` if no time is set.
     pub at: Option<Timestamp>,
-    /// Those that have failed, in a row.
+    /// Number of consecutive failed attempts.
     pub attempts: u32,
 }
 
-/// The kinds of it.
+/// Kind of the next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// What has failed is tried again.
+    /// Retry the failed action.
     Retry,
-    /// The release is taken over from whoever holds it.
+    /// Take over the release from its current holder.
     Unlock,
-    /// Nothing, until chart, values or Tenant change or a person asks for it.
+    /// No step until the chart, the values or the Tenant changes, or a user requests a retry.
     GivenUp,
-    /// It is not waited any longer for workloads to be ready.
+    /// Stop waiting for the workloads to become ready.
     Wait,
 }
 
-/// Two times that differ by less say the same: each is counted anew from a clock that runs beside.
+/// Times that differ by less count as equal: each is computed from a monotonic clock, which drifts from the wall
+/// clock.
 const SAME_TIME_SECONDS: i64 = 2;
 
 impl Next {
-    /// With its time in whole seconds, rounded.
+    /// Creates a step with its time rounded to whole seconds.
     #[must_use]
     pub fn new(step: Step, at: Option<Timestamp>, attempts: u32) -> Self {
         let rounded = |at: Timestamp| {
@@ -77,20 +78,20 @@ impl Next {
         }
     }
 
-    /// The same, out of seconds since 1970; `None` where that is no time that there is.
+    /// Like [`Next::new`], with the time in seconds since 1970. Returns `None` if that time is out of range.
     pub fn at_second(step: Step, second: Option<i64>, attempts: u32) -> Option<Self> {
         let at = second.map(Timestamp::from_second).transpose().ok()?;
         Some(Self::new(step, at, attempts))
     }
 
-    /// What the status says of `cluster`; `None` for a step that this version does not know.
+    /// Reads the next step of `cluster` from a status. Returns `None` if this version does not know the step.
     pub fn from_status(status: &TenantStatus, cluster: &str) -> Option<Self> {
         let said = status.next.iter().find(|next| next.cluster == cluster)?;
         let at = said.at.as_ref().map(|at| at.0);
         Some(Self::new(Step::of(&said.what)?, at, said.attempts))
     }
 
-    /// What `cluster` does next, as a status has it.
+    /// Converts the next step of `cluster` into its form in the status.
     pub fn in_status(self, cluster: &str) -> NextStep {
         NextStep {
             cluster: cluster.to_owned(),
@@ -100,12 +101,12 @@ impl Next {
         }
     }
 
-    /// When, in seconds since 1970.
+    /// Time of the step in seconds since 1970.
     pub fn second(self) -> Option<i64> {
         self.at.map(Timestamp::as_second)
     }
 
-    /// What was said `before`, where this differs from it by a moment alone.
+    /// Returns `before` if only the time differs, and by less than two seconds. Otherwise returns `self`.
     #[must_use]
     pub fn settled(self, before: Option<Self>) -> Self {
         let same = |before: &Self| {
@@ -122,10 +123,10 @@ impl Next {
 }
 
 impl Step {
-    /// Every one.
+    /// All steps.
     pub const ALL: [Self; 4] = [Self::Retry, Self::Unlock, Self::GivenUp, Self::Wait];
 
-    /// As it is written.
+    /// The text in the status.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Retry => "Retry",
@@ -135,14 +136,14 @@ impl Step {
         }
     }
 
-    /// The reverse; none of a word that is not known.
+    /// The reverse of [`Step::as_str`]. Returns `None` for an unknown text.
     pub fn of(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|step| step.as_str() == word)
     }
 }
 
 impl TenantReport {
-    /// With every text cut to [`MESSAGE_MAX`] bytes: as it is sent, compared and kept.
+    /// Returns the report with every text cut to [`MESSAGE_MAX`] bytes, as it is sent, compared and stored.
     #[must_use]
     pub fn trimmed(mut self) -> Self {
         trim_all(&mut self.applied_chart, &mut self.state);

@@ -1,18 +1,18 @@
-//! Values of the chart in layers: how one is laid over another, and where secrets are in the result.
+//! Merges layers of chart values, and locates secrets in the result.
 
 use std::io::{self, Write};
 
 use serde_json::{Map, Value};
 
-/// The most that one member is given, as JSON: it is kept in one Secret there, which holds 1 MiB.
+/// Limit for the values of one member, in bytes of JSON. The member stores them in one Secret, which holds 1 MiB.
 pub const MOST_BYTES: usize = 1_000_000;
 
-/// The most that a Tenant has of its own, as JSON: an agent holds those of all its Tenants, and puts them
-/// into one Secret when their CRD is deleted.
+/// Limit for the values of one Tenant, in bytes of JSON. An agent holds the values of all its Tenants in memory. It
+/// saves them in one Secret if their CRD is deleted.
 pub const MOST_BYTES_OF_TENANT: usize = 64 * 1024;
 
-/// Lays `over` over `under`, as helm does with `--values under --values over`: maps are merged, all else is
-/// replaced. A `null` stays: helm deletes the chart's own value where it finds one.
+/// Merges `over` into `under`, like Helm with `--values under --values over`. Maps are merged, and other values are
+/// replaced. A `null` stays, as Helm uses it to delete the chart's own value.
 pub fn lay_over(under: &mut Map<String, Value>, over: &Map<String, Value>) {
     for (key, value) in over {
         match (under.get_mut(key), value) {
@@ -24,7 +24,7 @@ pub fn lay_over(under: &mut Map<String, Value>, over: &Map<String, Value>) {
     }
 }
 
-/// How large the values are, as JSON.
+/// Returns the size of the values in bytes of JSON.
 pub fn size(values: &Map<String, Value>) -> usize {
     #[derive(Default)]
     struct Count(usize);
@@ -38,15 +38,15 @@ pub fn size(values: &Map<String, Value>) -> usize {
         }
     }
     let mut count = Count::default();
-    // Neither the values nor the counter can refuse.
+    // Serialization of JSON values into a counter does not fail.
     if serde_json::to_writer(&mut count, values).is_err() {
         return usize::MAX;
     }
     count.0
 }
 
-/// JSON pointers to what `layer` has put into `merged`: texts, numbers and whole lists that are there as it
-/// has them. Truth values and null are nobody's secret.
+/// Returns JSON pointers to the strings, numbers and whole lists in `merged` that come from `layer` unchanged.
+/// Booleans and null do not count as secrets.
 pub fn places(layer: &Map<String, Value>, merged: &Map<String, Value>) -> Vec<String> {
     let mut found = Vec::new();
     collect(layer, merged, "", &mut found);
@@ -72,7 +72,7 @@ fn collect(
     }
 }
 
-/// What a JSON pointer leads to.
+/// Returns the value at a JSON pointer.
 pub fn at<'a>(values: &'a Map<String, Value>, pointer: &str) -> Option<&'a Value> {
     let path = pointer.strip_prefix('/')?;
     let (first, rest) = path
@@ -177,7 +177,7 @@ mod tests {
         assert_eq!(size(&map(json!({"a": "b"}))), r#"{"a":"b"}"#.len());
     }
 
-    /// Values in which a key is always a map, or never one.
+    /// Generates values in which a key is either always a map or never one.
     fn of_one_shape() -> impl Strategy<Value = Map<String, Value>> {
         let leaf = prop_oneof![
             Just(Value::Null),

@@ -1,4 +1,4 @@
-//! What is read from a peer, by its bytes on the wire: so many of a stranger, a steady flow of a member.
+//! Limits the bytes read from a peer: a total for an unauthenticated peer, a rate for a member.
 
 use std::io;
 use std::pin::Pin;
@@ -14,7 +14,7 @@ use tokio::time::Sleep;
 
 use crate::agent_server::connection_limiter::MemberShare;
 
-/// When a peer was last heard.
+/// Time of the last bytes from a peer.
 #[derive(Debug)]
 pub(crate) struct Heard(AtomicU64);
 
@@ -30,7 +30,7 @@ impl Heard {
         self.0.store(millis, Ordering::Relaxed);
     }
 
-    /// Ends when nothing was heard for so long.
+    /// Completes when the peer was silent for `limit`.
     pub(super) async fn silent_for(&self, limit: Duration) {
         loop {
             let heard = BootTime(Duration::from_millis(self.0.load(Ordering::Relaxed)));
@@ -45,7 +45,7 @@ impl Heard {
 
 #[derive(Debug)]
 enum Allowance {
-    /// Bytes that are left.
+    /// Bytes that the peer may still send.
     Stranger(u64),
     Member(Arc<MemberShare>),
 }
@@ -55,13 +55,13 @@ enum Allowance {
 pub(super) struct Metered {
     tcp: TcpStream,
     allowance: Allowance,
-    /// Until when a member's bytes stay in the kernel, which stops its sender in the end.
+    /// Pauses reads of a member. Its bytes stay in the kernel, which eventually stops the sender.
     pause: Option<Pin<Box<Sleep>>>,
     heard: Arc<Heard>,
 }
 
 impl Metered {
-    /// Of somebody who has not shown who it is.
+    /// Wraps the socket of an unauthenticated peer.
     pub(super) fn of_stranger(tcp: TcpStream, bytes: u64) -> Self {
         Self {
             tcp,
@@ -71,7 +71,7 @@ impl Metered {
         }
     }
 
-    /// It has: from here on it is one of a member's.
+    /// Charges further reads to a member, after the peer has shown its certificate.
     pub(super) fn is_of_member(&mut self, share: Arc<MemberShare>) {
         self.allowance = Allowance::Member(share);
     }

@@ -1,4 +1,4 @@
-//! How many are here of each address or member, and what those of one share.
+//! Limits connections per address or member, and stores the budget that the connections of a key share.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,19 +11,19 @@ use krypton_runtime::clock::BootTime;
 use krypton_runtime::rate_limit::{Bucket, Rate};
 use tokio::sync::Semaphore;
 
-/// Below this what is left of those who have gone is not cleared away.
+/// Number of keys below which idle keys are not removed.
 const SWEEP_FROM: usize = 64;
 
-/// What all connections of one key share.
+/// Budget that all connections of one key share.
 pub(super) trait Share {
-    /// Nothing is lost when it is made anew.
+    /// Whether the budget is fully restored. Dropping and recreating it then loses nothing.
     fn is_rested(&self, now: BootTime) -> bool;
 }
 
-/// Those that are here, by key. It holds as many keys as are here or not rested, and at most that number
-/// of others.
+/// Counts connections by key. Stores the keys that have connections or a used budget, and at most as many
+/// others.
 pub(super) struct ConnectionLimiter<K, S> {
-    /// Of one key.
+    /// Maximum number of connections of one key.
     limit: usize,
     make: Box<dyn Fn() -> S + Send + Sync>,
     keys: Mutex<Keys<K, S>>,
@@ -46,7 +46,7 @@ impl<K: Eq + Hash + Clone, S: Share> ConnectionLimiter<K, S> {
         })
     }
 
-    /// `None` when there are as many of this key as may be.
+    /// Adds a connection of this key. Returns `None` at the limit.
     pub(super) fn enter(self: &Arc<Self>, key: &K, now: BootTime) -> Option<Place<K, S>> {
         let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
         if keys.each.len() >= keys.sweep_at {
@@ -70,7 +70,7 @@ impl<K: Eq + Hash + Clone, S: Share> ConnectionLimiter<K, S> {
     }
 }
 
-/// One of a limiter, until it is dropped.
+/// A counted connection. Dropping it frees the slot.
 pub(super) struct Place<K: Eq + Hash, S> {
     pub(super) share: Arc<S>,
     key: K,
@@ -99,10 +99,10 @@ impl<K: Eq + Hash + fmt::Debug, S> fmt::Debug for Place<K, S> {
     }
 }
 
-/// What newcomers of one address share.
+/// Budget of unauthenticated connections of one address.
 #[derive(Debug)]
 pub(super) struct AddressShare {
-    /// For their handshakes.
+    /// Slots for their handshakes.
     pub(super) turns: Arc<Semaphore>,
     handshakes: Mutex<Bucket>,
 }
@@ -115,7 +115,7 @@ impl AddressShare {
         }
     }
 
-    /// How long the next handshake has to wait; `None` when that is too long.
+    /// Returns the time to wait before the next handshake; `None` if it exceeds `patience`.
     pub(super) fn next_handshake(&self, now: BootTime, patience: Duration) -> Option<Duration> {
         let mut handshakes = self
             .handshakes
@@ -135,7 +135,7 @@ impl Share for AddressShare {
     }
 }
 
-/// What all connections of one member share.
+/// Budget of all connections of one member.
 #[derive(Debug)]
 pub(super) struct MemberShare {
     bytes: Mutex<Bucket>,
@@ -147,7 +147,7 @@ impl MemberShare {
         Self { bytes }
     }
 
-    /// So much has been read: how long nothing more is to be.
+    /// Charges the bytes read and returns how long to pause reading.
     pub(super) fn has_read(&self, now: BootTime, bytes: u64) -> Duration {
         let mut bucket = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
         bucket.charge(now, bytes)
@@ -161,7 +161,7 @@ impl Share for MemberShare {
     }
 }
 
-/// What counts as one address: of IPv6 the network of 64 bits, which one machine has to itself.
+/// Returns the key of an address. For IPv6 it is the /64 network, which one machine usually owns.
 pub(super) fn one_address(address: IpAddr) -> IpAddr {
     const NETWORK: u128 = !0 << 64;
     match address.to_canonical() {

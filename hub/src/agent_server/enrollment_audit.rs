@@ -1,5 +1,5 @@
-//! Who was let in and who was not: a line of the log for each, and an event on the member, if one is
-//! known. Of a token only the public part is ever told.
+//! Records accepted and rejected enrollments: a log line for each, and an event on the member, if it is known.
+//! Records only the public part of a token.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub mod reason {
     pub const REFUSED: &str = "EnrolmentRefused";
 }
 
-/// Where it is told.
+/// Destinations of the records.
 #[derive(Debug)]
 pub struct Audit {
     pub members: Arc<Members>,
@@ -30,7 +30,7 @@ pub struct Audit {
     pub metrics: Arc<SessionMetrics>,
 }
 
-/// Who asks, and what has turned out of them by now.
+/// The caller, and its properties known so far.
 #[derive(Debug)]
 pub(super) struct Attempt {
     address: Option<SocketAddr>,
@@ -112,7 +112,7 @@ impl Audit {
         self.notices.tell_of(EventType::Normal, action, notice);
     }
 
-    /// `error` is what the caller is told; the reasons below it are not.
+    /// Records a rejection. The caller receives `error` without its sources.
     pub(super) fn refused(&self, attempt: &Attempt, error: &EnrolmentError) {
         self.metrics.enrolment(match error {
             EnrolmentError::TooOften(_) => Outcome::Slowed,
@@ -122,7 +122,7 @@ impl Audit {
         let address = attempt.address.map(|address| address.to_string());
         let address = address.unwrap_or_default();
         if let EnrolmentError::TooOften(_) = error {
-            // What it is slowed for has been told of each time.
+            // The rejections that caused the throttling were recorded already.
             tracing::debug!(address, token = attempt.token(), %error, "an enrolment was put off");
             return;
         }

@@ -1,7 +1,7 @@
-//! How often an enrolment may be refused: from one address, and with one token. Pure.
+//! Limits rejected enrollments per address and per token. Performs no I/O.
 //!
-//! A secret of 256 bits is not found by guessing. What is bounded is what a guesser costs: requests to
-//! home, lines of the log, events.
+//! Guessing a secret of 256 bits is infeasible. The limit bounds the cost of attempts: requests to the home
+//! cluster, log lines and events.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -10,22 +10,21 @@ use std::time::Duration;
 
 use krypton_runtime::clock::BootTime;
 
-/// Many agents may come from one address, or from behind one balancer, and only those that are refused
-/// count in the end.
+/// Many agents may share an address or a load balancer. Only rejected attempts count in the end.
 const OF_AN_ADDRESS: Limit = Limit {
     burst: 32,
     every: Duration::from_secs(2),
 };
-/// Whoever has the right one is refused a few times at most. Short enough that one who knows the public
-/// part of somebody's token holds its owner up by seconds.
+/// The owner of a token is rejected only a few times. An attacker with the public part of a token delays its
+/// owner by seconds only.
 const OF_A_TOKEN: Limit = Limit {
     burst: 8,
     every: Duration::from_secs(5),
 };
-/// Addresses and tokens that are kept in mind, some 100 bytes each.
+/// Addresses and tokens to remember, about 100 bytes each.
 const KEPT: usize = 4096;
 
-/// So many at once, and one more after each span.
+/// The number of immediate attempts, and the time until one more is allowed.
 #[derive(Clone, Copy, Debug)]
 struct Limit {
     burst: u32,
@@ -47,24 +46,24 @@ impl Whose {
     }
 }
 
-/// Tried too often.
+/// The caller exceeded a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TooOften {
     /// `this address` or `this join token`.
     pub(super) whose: &'static str,
-    /// It is of no use to come back before.
+    /// Time until an attempt can succeed.
     pub(super) wait: Duration,
 }
 
-/// Who has been refused how often of late.
+/// Recent rejections by address and token.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
-    /// Until when what was used up is made good: one span each.
+    /// The time at which all used attempts are restored, at one interval each.
     used: Mutex<HashMap<Whose, BootTime>>,
 }
 
 impl Pace {
-    /// An attempt begins. It counts until it is said that it went well.
+    /// Starts an attempt. It counts as rejected until [`Self::harmless`].
     pub(super) fn begin(
         &self,
         address: Option<IpAddr>,
@@ -73,7 +72,7 @@ impl Pace {
     ) -> Result<(), TooOften> {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         let (address, token) = keys(address, token);
-        // An address that may not try does not use up anybody's token.
+        // A throttled address must not use up the attempts of a token.
         if let Some(address) = &address {
             take(&mut used, address, now).map_err(|wait| TooOften {
                 whose: "this address",
@@ -89,7 +88,7 @@ impl Pace {
         Ok(())
     }
 
-    /// An attempt was no guess: it let somebody in, or failed for a reason of ours.
+    /// Returns the attempt: it succeeded, or failed because of the hub.
     pub(super) fn harmless(&self, address: Option<IpAddr>, token: Option<&str>) {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         let (address, token) = keys(address, token);
@@ -107,7 +106,7 @@ fn keys(address: Option<IpAddr>, token: Option<&str>) -> (Option<Whose>, Option<
     (address.map(network).map(Whose::Address), token)
 }
 
-/// Who has one IPv6 address has all of its /64.
+/// The owner of one IPv6 address usually owns its whole /64 network.
 fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => address.into(),
@@ -125,7 +124,7 @@ fn take(used: &mut HashMap<Whose, BootTime>, whose: &Whose, now: BootTime) -> Re
     }
     if !used.contains_key(whose) && used.len() >= KEPT {
         used.retain(|_, until| *until > now);
-        // Whoever has used up least loses least.
+        // Evict the entry with the fewest used attempts, which loses least.
         let least = used.iter().min_by_key(|(_, until)| **until);
         if let Some(least) = least.map(|(whose, _)| whose.clone())
             && used.len() >= KEPT
@@ -175,7 +174,7 @@ mod tests {
         let slowed = pace.begin(address(9), Some("a"), at(1)).unwrap_err();
         assert_eq!(slowed.whose, "this join token");
         pace.begin(address(9), Some("b"), at(1)).unwrap();
-        // Its owner gets a turn within seconds.
+        // The owner can try again within seconds.
         pace.begin(address(9), Some("a"), at(5)).unwrap();
     }
 

@@ -1,5 +1,5 @@
-//! How agents get their certificates: the service `Enrollment`. Who comes too often is put off, and who
-//! was let in or refused is told of.
+//! Implements the service `Enrollment`, which issues certificates to agents. Throttles callers, and records
+//! accepted and rejected attempts.
 
 use std::fmt;
 use std::sync::Arc;
@@ -38,19 +38,19 @@ pub use crate::agent_server::enrollment_audit::{Audit, reason};
 use crate::agent_server::enrollment_audit::Attempt;
 use crate::agent_server::enrollment_limit::{Pace, TooOften};
 
-/// A request and what goes with it, which is small.
+/// The certificate request and the other fields, which are small.
 const MESSAGE_MAX: usize = REQUEST_MAX_BYTES + 4096;
-/// Each asks the apiserver of home six times.
+/// Concurrent enrollments. Each sends six requests to the home API server.
 const AT_ONCE: usize = 16;
 const DEADLINE: Duration = Duration::from_secs(15);
-/// Somebody who makes the EdgeCluster and deletes it again, three times in a row, is not waited for.
+/// Attempts to read or create the EdgeCluster, in case another writer keeps creating and deleting it.
 const TRIES: usize = 3;
-/// The fleet writes how the member stands once a second at most.
+/// Attempts to write the status. The fleet also writes it, at most once a second.
 const MARK_TRIES: usize = 5;
-/// A UID of Kubernetes has 36.
+/// A Kubernetes UID has 36 characters.
 const UID_MAX: usize = 64;
 
-/// Why there is no certificate. What is told to the agent is what `Display` says.
+/// Why an enrollment failed. The agent receives the `Display` text.
 #[derive(Debug, Error)]
 pub(crate) enum EnrolmentError {
     #[error("the hub is busy with other enrolments; try again later")]
@@ -119,7 +119,7 @@ impl EnrolmentError {
         }
     }
 
-    /// Whether it is the fault of who asks: a guess, or a credential that is not good here.
+    /// Whether the caller is at fault: a guess, or a credential that is not valid here.
     pub(crate) fn is_refusal(&self) -> bool {
         match self {
             Self::Request(_)
@@ -141,12 +141,12 @@ impl EnrolmentError {
         }
     }
 
-    /// Whether it slows who asks.
+    /// Whether the failure counts against the caller's rate limit.
     fn counts(&self) -> bool {
         self.is_refusal() || matches!(self, Self::TooOften(_))
     }
 
-    /// In one word: events of one word and member are counted as one.
+    /// Returns the reason of the event. Events with the same reason and member are aggregated.
     pub(crate) fn word(&self) -> &'static str {
         match self {
             Self::Refused(refusal) => refusal.word(),
@@ -169,10 +169,10 @@ impl EnrolmentError {
     }
 }
 
-/// Gives certificates to agents.
+/// Issues certificates to agents.
 pub struct Enrolment {
     client: Client,
-    /// Of the hub, where the tokens are.
+    /// Namespace of the hub, which contains the tokens.
     namespace: String,
     authority: Arc<Live>,
     audit: Audit,
@@ -208,12 +208,12 @@ impl Enrolment {
         }
     }
 
-    /// The service, with its limit of sizes.
+    /// Returns the gRPC service with its message size limit.
     pub fn service(self: &Arc<Self>) -> EnrollmentServer<Self> {
         EnrollmentServer::from_arc(Arc::clone(self)).max_decoding_message_size(MESSAGE_MAX)
     }
 
-    /// Whether what enrolling takes may be written on home.
+    /// Checks that the hub may write the enrollment's objects on the home cluster.
     fn leads(&self) -> Result<(), Status> {
         self.lead.gate()?;
         match self.lead.writes(BootTime::now()) {
@@ -259,7 +259,7 @@ impl Enrolment {
         attempt.has_object(object.metadata.uid.as_ref());
         let uid = object.metadata.uid.clone().unwrap_or_default();
         check(&cluster, &object, &request.cluster_uid)?;
-        // Before the certificate leaves: whoever comes second with this token is refused.
+        // Mark the token before the certificate leaves the hub: a second key with this token is then rejected.
         join_token::redeem(client(), &self.namespace, shown, by, &uid, now)
             .await
             .map_err(EnrolmentError::Token)??;
@@ -270,7 +270,7 @@ impl Enrolment {
             Err(AuthorityError::Request(error)) => return Err(error.into()),
             signed => signed.map_err(EnrolmentError::Sign)?,
         };
-        // Before the certificate leaves: from here on a rotation of the CA waits for who has it.
+        // Record the key before the certificate leaves the hub: a rotation of the CA then waits for this agent.
         let own = certificates.first();
         let own = own.and_then(|own| read_agent_certificate(authority.trust_domain(), own).ok());
         if let Some(own) = own {
@@ -286,8 +286,8 @@ impl Enrolment {
         })
     }
 
-    /// The EdgeCluster that the token is for; an unused token may make a new one. Deleting an EdgeCluster voids
-    /// all older tokens.
+    /// Returns the EdgeCluster that the token is for. An unused token may create it. Deleting an EdgeCluster
+    /// voids all older tokens.
     async fn edge_cluster_of(
         &self,
         token: &Record,
@@ -318,7 +318,7 @@ impl Enrolment {
         }
     }
 
-    /// One attempt of whoever it is, in its turn and in time.
+    /// Handles one attempt within the rate limit, the concurrency limit and the deadline.
     async fn attend(
         &self,
         request: &v1::EnrollRequest,
@@ -336,12 +336,12 @@ impl Enrolment {
     }
 }
 
-/// Who got in.
+/// An accepted enrollment.
 pub(crate) struct Admitted {
     pub(crate) cluster: String,
     pub(crate) again: bool,
     certificates: Vec<CertificateDer<'static>>,
-    /// As they were when it was signed.
+    /// The roots at the time of signing.
     roots: Vec<CertificateDer<'static>>,
 }
 
@@ -382,7 +382,7 @@ impl Enrollment for Enrolment {
     }
 }
 
-/// Whether the cluster with `cluster_uid` may join as this member.
+/// Checks that the cluster with `cluster_uid` may join as this member.
 fn check(cluster: &str, object: &EdgeCluster, cluster_uid: &str) -> Result<(), EnrolmentError> {
     let cluster = cluster.to_owned();
     if object.metadata.deletion_timestamp.is_some() {
@@ -440,8 +440,8 @@ async fn get_or_make(client: Client, cluster: &str) -> Result<EdgeCluster, Enrol
     Err(EnrolmentError::Unsteady { cluster })
 }
 
-/// The end of the certificate that an agent enrolled with, and its key, which voids all older keys.
-/// `None` if the status has both.
+/// Returns the status patch with the expiry of the enrolled certificate and its key, which voids all older
+/// keys. `None` if the status has both.
 fn enrolment_note(object: &EdgeCluster, own: &AgentCertificate, key: &AgentKey) -> Option<Value> {
     let status = object.status.as_ref();
     let keys = status.and_then(|status| status.agent_keys.as_ref());
@@ -452,7 +452,7 @@ fn enrolment_note(object: &EdgeCluster, own: &AgentCertificate, key: &AgentKey) 
     (!noted).then(|| json!({ "enrolledUntil": Time(until), "agentKeys": agent_keys::patch(&next) }))
 }
 
-/// Records the key that replaces the agent's present one.
+/// Records the key that replaces the agent's current one.
 pub(crate) async fn note_renewal(
     client: Client,
     of: &AgentCertificate,
@@ -479,7 +479,7 @@ pub(crate) async fn note_renewal(
     noted.map_err(|error| error.status())
 }
 
-/// Writes a part of the status of this EdgeCluster, and of no other one with its name.
+/// Patches the status of this EdgeCluster. Never patches a recreated one with the same name.
 async fn mark(
     client: Client,
     mut object: EdgeCluster,
@@ -517,7 +517,7 @@ fn is_uid(text: &str) -> bool {
         && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')
 }
 
-/// Certificates as messages carry them.
+/// Converts certificates to their form in messages.
 pub(crate) fn on_the_wire(certificates: Vec<CertificateDer<'static>>) -> Vec<Bytes> {
     let bytes = certificates.into_iter().map(|der| der.to_vec().into());
     bytes.collect()

@@ -1,4 +1,4 @@
-//! The service `krypton.fleet.v1.Fleet`: who may call, and what is answered.
+//! Implements the service `krypton.fleet.v1.Fleet`: authorizes callers and handles their calls.
 
 use std::fmt;
 use std::sync::Arc;
@@ -25,15 +25,15 @@ use crate::ca::{AGENT_CERTIFICATE_LIFE, AgentCertificate, Live, read_agent_certi
 use crate::members::agent_keys::{self, Verdict};
 use crate::members::{Asking, Member};
 
-/// Charts on their way to agents at once; a chart has 10 MiB at most, of which each holds two chunks.
+/// Concurrent chart streams to agents. A chart has at most 10 MiB, and each stream holds two chunks.
 const CHART_STREAMS: usize = 32;
-/// Chunks of one chart on their way.
+/// Chunks of one chart in flight.
 const CHUNKS_AHEAD: usize = 2;
 /// As long as an agent waits for a chart.
 const CHART_DEADLINE: Duration = Duration::from_secs(60);
-/// For the record of a renewed key.
+/// Deadline for recording a renewed key.
 const RECORD_DEADLINE: Duration = Duration::from_secs(10);
-/// The watch on EdgeClusters brings the record back sooner.
+/// Time to wait for the record. The watch on EdgeClusters usually delivers it sooner.
 const KNOWN_WITHIN: Duration = Duration::from_secs(2);
 
 /// The service, for `FleetServer`.
@@ -63,7 +63,7 @@ impl FleetService {
         }
     }
 
-    /// The service notes on the EdgeClusters of this cluster which keys it has signed.
+    /// Makes the service record signed keys on the EdgeClusters of this cluster.
     #[must_use]
     pub fn recording(mut self, home: Client) -> Self {
         self.home = Some(home);
@@ -109,7 +109,7 @@ impl FleetService {
         Ok(())
     }
 
-    /// With the limits of messages.
+    /// Returns the gRPC server with its message size limits.
     pub fn into_server(self) -> v1::fleet_server::FleetServer<Self> {
         v1::fleet_server::FleetServer::new(self)
             .max_decoding_message_size(AGENT_MESSAGE_MAX)
@@ -117,7 +117,7 @@ impl FleetService {
     }
 }
 
-/// The certificate that the caller has shown. What it says of itself in messages counts for nothing.
+/// Returns the caller's client certificate, the only accepted proof of identity. Messages cannot change it.
 fn caller<T>(request: &Request<T>) -> Result<AgentCertificate, Status> {
     let peer = request.extensions().get::<Peer>();
     match peer.map(|peer| peer.certificate.clone()) {
@@ -200,7 +200,8 @@ impl Fleet for FleetService {
         let member = self.admit(&certificate)?;
         not_too_often(&member, Asking::Chart)?;
         let asked = request.into_inner();
-        // Only what the member is to run anyway: the hub is nobody's way to other addresses.
+        // The hub fetches only charts from the member's desired state, so agents cannot use it to reach other
+        // addresses.
         let desired = member
             .slot
             .get()
@@ -274,7 +275,7 @@ async fn send_chart(
     }
 }
 
-/// Where the chunks begin: after what the agent has of this very chart.
+/// Returns the offset of the first chunk: after the part that the agent already has of this chart.
 fn begin(asked: &v1::FetchChartRequest, sha256: &str, size: u64) -> u64 {
     if asked.from_sha256 == sha256 && asked.from <= size {
         asked.from
@@ -309,7 +310,7 @@ mod tests {
         assert_eq!([begin(4, "cd"), begin(4, ""), begin(11, "ab")], [0, 0, 0]);
     }
 
-    /// Where the hub says that it begins, and what it sends.
+    /// Returns the offset that the hub announces and the bytes that it sends.
     async fn sent(fetched: &Fetched, asked: v1::FetchChartRequest) -> (u64, Vec<u8>) {
         let permit = async || {
             let one = Arc::new(Semaphore::new(1)).acquire_owned();

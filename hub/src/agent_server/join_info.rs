@@ -1,5 +1,5 @@
-//! What who joins a cluster has to know of the hub, and its version: ConfigMap `krypton-hub-join` in its namespace, so
-//! that nobody needs to read the Secret with the CA's key for it.
+//! Publishes the data for joining clusters and the hub's version in ConfigMap `krypton-hub-join` of its
+//! namespace. Administrators therefore need no access to the Secret with the CA's key.
 
 use std::time::Duration;
 
@@ -20,9 +20,9 @@ use tokio_util::sync::CancellationToken;
 use crate::leader::Leader;
 
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Writes that other writers may get in the way of.
+/// Attempts to write, because other writers may cause conflicts.
 const TRIES: usize = 3;
-/// Somebody may have deleted or changed it.
+/// Another writer may have deleted or changed the ConfigMap.
 const CHECK_EVERY: Duration = Duration::from_secs(10 * 60);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
@@ -50,8 +50,8 @@ pub enum JoinInfoError {
     Deadline { namespace: String },
 }
 
-/// Publishes what is in `info` when it changes, and again and again until `stop`, in case somebody
-/// deletes or changes it; where this hub leads, as another may have other addresses.
+/// Publishes `info` when it changes, and periodically until `stop`, because another writer may delete or change
+/// it. Only the leader publishes, because a standby may have other addresses.
 pub async fn keep(
     client: Client,
     namespace: String,
@@ -94,7 +94,7 @@ pub async fn keep(
     }
 }
 
-/// Brings the ConfigMap up to date. Costs one read when it is.
+/// Updates the ConfigMap. Costs one read if it is up to date.
 pub async fn publish(
     client: Client,
     namespace: &str,
@@ -103,7 +103,7 @@ pub async fn publish(
     publish_while(client, namespace, info, &|| true).await
 }
 
-/// The same, for as long as it is ours to write: another hub may have begun to lead between two tries.
+/// Like [`publish`], as long as `may_write`: another hub may become leader between two attempts.
 async fn publish_while(
     client: Client,
     namespace: &str,
@@ -120,7 +120,7 @@ async fn publish_while(
             _ if !may_write() => return Ok(()),
             Some(mut found) => {
                 found.data.get_or_insert_default().extend(info.data());
-                // What was read carries its resourceVersion.
+                // The object carries the resourceVersion of the read.
                 let call = effect!("join-info.replace", api.replace(NAME, &params, &found));
                 in_time(namespace, call).await?
             }
@@ -139,7 +139,7 @@ async fn publish_while(
         };
         match written {
             Ok(_) => return Ok(()),
-            // Somebody was faster, or has deleted it in between.
+            // Another writer created, changed or deleted the ConfigMap since the read.
             Err(KubeError::Api(status)) if status.code == 409 => {}
             Err(source) => {
                 return Err(JoinInfoError::Write {

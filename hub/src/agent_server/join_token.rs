@@ -1,4 +1,4 @@
-//! Whom a join token lets in, and the calls that read, use and delete its Secret.
+//! Validates join tokens, and reads, marks and deletes their Secrets.
 
 use std::fmt;
 use std::time::Duration;
@@ -14,14 +14,14 @@ use kube::{Client, Error as KubeError};
 use thiserror::Error;
 use zeroize::Zeroizing;
 
-/// How long an expired token is kept, to answer who comes late with it.
+/// Time for which an expired token is kept, because a late user must get a helpful error.
 const KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// As long as a digest, and none of any secret that anybody could find.
+/// A string as long as a digest that no known secret has.
 const NO_DIGEST: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 const DEADLINE: Duration = Duration::from_secs(10);
 const PAGE_SIZE: u32 = 200;
-/// Writes of one token that other writers may get in the way of.
+/// Attempts to write a token, because other writers may cause conflicts.
 const TRIES: usize = 3;
 
 #[derive(Debug, Error)]
@@ -67,26 +67,26 @@ pub enum TokenError {
     Deadline { namespace: String },
 }
 
-/// Who shows a token.
+/// Identity of the caller that presents a token.
 #[derive(Clone, Copy, Debug)]
 pub struct By<'a> {
-    /// Digest of their public key.
+    /// Digest of the caller's public key.
     pub key: &'a str,
-    /// UID of the cluster they say they are on.
+    /// UID of the cluster that the caller reports.
     pub cluster_uid: &'a str,
 }
 
-/// What is to be done with who shows a token.
+/// Decision on a presented token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is used by this key from now on.
+    /// The token is unused; this key uses it from now on.
     Use,
-    /// This key has used it before.
+    /// This key has used the token before.
     Again,
     Refuse(Refusal),
 }
 
-/// Why a token lets nobody in. What goes beyond `Unknown` is told only to who has its secret.
+/// Why a token is rejected. Only a caller with the right secret gets a reason other than `Unknown`.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Refusal {
     #[error(
@@ -112,7 +112,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// In one word.
+    /// Returns the reason of the event.
     pub fn word(&self) -> &'static str {
         match self {
             Self::Unknown => "TokenUnknown",
@@ -124,8 +124,8 @@ impl Refusal {
     }
 }
 
-/// Judges `secret`, shown by `by`. Takes as long whichever part of a
-/// secret is wrong, and for an unknown token as for a wrong secret.
+/// Judges `secret`, presented by `by`, in constant time: the duration depends neither on the wrong part of a
+/// secret nor on whether the token exists.
 pub fn verdict(record: Option<&Record>, secret: &str, now: Timestamp, by: By<'_>) -> Verdict {
     let expected = record.map_or(NO_DIGEST, |record| &record.secret_sha256);
     let shown = sha256_hex(secret.as_bytes());
@@ -150,7 +150,7 @@ pub fn verdict(record: Option<&Record>, secret: &str, now: Timestamp, by: By<'_>
     }
 }
 
-/// A token that somebody has shown, and what home knows of it.
+/// A presented token and its record on the home cluster.
 #[derive(Clone)]
 pub struct Shown {
     secret: Zeroizing<String>,
@@ -158,7 +158,7 @@ pub struct Shown {
 }
 
 impl fmt::Debug for Shown {
-    /// Without the secret.
+    /// Formats without the secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shown")
             .field("record", &self.record())
@@ -176,7 +176,7 @@ impl Shown {
     }
 }
 
-/// Reads what home knows of `token`. What is no token is an unknown one.
+/// Reads the record of `token` from the home cluster. A malformed token has none.
 pub async fn look_up(client: Client, namespace: &str, token: &str) -> Result<Shown, TokenError> {
     let mut shown = Shown {
         secret: Zeroizing::new(String::new()),
@@ -191,7 +191,7 @@ pub async fn look_up(client: Client, namespace: &str, token: &str) -> Result<Sho
     Ok(shown)
 }
 
-/// Marks a token as used by a key for an EdgeCluster. Of two keys that race, one wins and the other is refused.
+/// Marks a token as used by a key for an EdgeCluster. If two keys race, one succeeds and the other is rejected.
 pub async fn redeem(
     client: Client,
     namespace: &str,
@@ -221,7 +221,7 @@ pub async fn redeem(
         };
         user.mark(&mut used, now);
         let name = used.metadata.name.clone().unwrap_or_default();
-        // The object that was read carries its resourceVersion.
+        // The object carries the resourceVersion of the read.
         let params = PostParams::default();
         let call = effect!("join-token.redeem", api.replace(&name, &params, &used));
         match in_time(namespace, call).await? {
@@ -252,10 +252,9 @@ pub async fn redeem(
     })
 }
 
-/// All tokens of a member.
+/// Returns all tokens of a member.
 ///
-/// # Errors
-/// When the tokens cannot be listed.
+/// # Errors Fails if the tokens cannot be listed.
 pub async fn of_member(
     client: Client,
     namespace: &str,
@@ -266,10 +265,11 @@ pub async fn of_member(
     Ok(tokens.iter().filter_map(Record::read).collect())
 }
 
-/// Whether a later deletion of the EdgeCluster voids this unused token. Another token shows that: it was used after
-/// this one was created, for an EdgeCluster that is gone.
+/// Whether a later deletion of the EdgeCluster voids this unused token. Another token shows that: it was used
+/// after this one was created, for an EdgeCluster that is gone.
 ///
-/// `others` must be older than `present_uid`. The EdgeCluster of a use in between would seem to be gone.
+/// `others` must be read before `present_uid`. Otherwise the EdgeCluster of a use after that read would seem to
+/// be gone.
 pub fn is_revoked(token: &Record, others: &[Record], present_uid: Option<&str>) -> bool {
     others.iter().any(|other| {
         let used_since = other.used_at.is_some_and(|at| at >= token.created);
@@ -277,7 +277,7 @@ pub fn is_revoked(token: &Record, others: &[Record], present_uid: Option<&str>) 
     })
 }
 
-/// Deletes the tokens that expired more than a day ago, and says how many those were.
+/// Deletes the tokens that expired more than a day ago, and returns their number.
 pub async fn sweep(client: Client, namespace: &str, now: Timestamp) -> Result<usize, TokenError> {
     let tokens = list(client.clone(), namespace, &format!("{LABEL}=true")).await?;
     let api: Api<Secret> = Api::namespaced(client, namespace);
@@ -331,7 +331,7 @@ async fn get(
     Ok(record.map(|record| (object, record)))
 }
 
-/// Whether it was deleted by this call: unchanged since it was listed, and not already gone.
+/// Deletes the object if it is unchanged since the list. Returns whether this call deleted it.
 async fn delete(api: &Api<Secret>, namespace: &str, object: &Secret) -> Result<bool, TokenError> {
     let name = object.metadata.name.clone().unwrap_or_default();
     let params = DeleteParams {
@@ -353,7 +353,7 @@ async fn delete(api: &Api<Secret>, namespace: &str, object: &Secret) -> Result<b
     }
 }
 
-/// One that cannot be read is left for a person to look at.
+/// Returns false for an unreadable token, which the administrator must inspect.
 fn outlived(object: &Secret, now: Timestamp) -> bool {
     Record::read(object).is_some_and(|record| {
         record
@@ -447,7 +447,7 @@ mod tests {
         }
         assert!(!said.contains("UID"), "{said}");
         assert_eq!(judge(&record(None), "there"), Verdict::Use);
-        // Used by an older hub, which did not write where.
+        // An older hub does not record the cluster.
         used.cluster_uid = None;
         assert_eq!(judge(&used, "there"), Verdict::Again);
     }
@@ -466,7 +466,7 @@ mod tests {
             (used_for("1"), made_at(0), None, true),
             (used_for("1"), made_at(0), Some("2"), true),
             (used_for("1"), made_at(0), Some("1"), false),
-            // Made after the other was used: perhaps after the deletion.
+            // Created after the use of the other token, possibly after the deletion.
             (used_for("1"), made_at(501), None, false),
             (made_at(0), made_at(0), None, false),
         ] {
@@ -521,7 +521,7 @@ mod tests {
         let day = 24 * 3600;
         assert_eq!(Record::read(&forged).unwrap().expires, at(day));
         assert!(outlived(&forged, at(2 * day + 1)));
-        // Without a date it was not read from an apiserver.
+        // An object without a creation timestamp does not come from an API server.
         forged.metadata.creation_timestamp = None;
         assert_eq!(Record::read(&forged), None);
     }

@@ -1,7 +1,7 @@
-//! The hub's gRPC port: mutual TLS, who is behind each connection, and how many there may be.
+//! The hub's gRPC port: mutual TLS, identification of peers, and connection limits.
 //!
-//! tonic's own TLS can neither be replaced while it runs nor bound in time, so connections come to it
-//! with the handshake done.
+//! tonic cannot replace its TLS configuration at runtime and has no deadline for handshakes. The listener
+//! therefore completes the handshake before it passes a connection to tonic.
 
 use std::convert::Infallible;
 use std::io;
@@ -41,15 +41,16 @@ use crate::agent_server::strangers::{Asked, Full, Strangers};
 pub use crate::agent_server::tls_connection::{Connection, Peer};
 use crate::agent_server::tls_connection::{Life, Newcomer, Places};
 
-/// A session, and the few calls that an agent makes beside it.
+/// Enough for a session and the few other calls of an agent.
 const STREAMS: u32 = 16;
 const HEADER_LIST: u32 = 16 * 1024;
-/// What a peer may send before it is read: a few messages' worth, of all its streams and of one.
+/// Bytes that a peer may send before the hub reads them: a few messages, for all its streams and for one
+/// stream.
 const CONNECTION_WINDOW: u32 = 512 * 1024;
 const STREAM_WINDOW: u32 = 256 * 1024;
-/// Connections between handshake and tonic, which takes them at once.
+/// Connections between the handshake and tonic, which accepts them immediately.
 const WAITING: usize = 16;
-/// After an error that the next accept would meet again, as EMFILE.
+/// Pause after an error that the next accept would hit again, such as EMFILE.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 const CREDENTIAL_CHECK: Duration = Duration::from_secs(60);
 
@@ -66,7 +67,7 @@ pub enum ListenerError {
     Serve(#[source] tonic::transport::Error),
 }
 
-/// TLS with a new certificate of the hub.
+/// Returns a TLS configuration with a new certificate of the hub.
 pub fn server_config(authority: &Authority, now: Timestamp) -> Result<ServerConfig, ListenerError> {
     let credential = authority
         .hub_credential(now)
@@ -74,8 +75,9 @@ pub fn server_config(authority: &Authority, now: Timestamp) -> Result<ServerConf
     tls::server_config(&authority.roots(), credential).map_err(ListenerError::Tls)
 }
 
-/// Replaces the hub's certificate, made just before, at two thirds of its life and when the CA has
-/// changed, with it the roots of agents, until `stop`. Connections that are there keep the old one.
+/// Renews the hub's certificate and the roots of agents until `stop`. The certificate was created just before
+/// the call. The hub renews it at two thirds of its lifetime and when the CA changes. Existing connections keep
+/// the old one.
 pub async fn keep_credential(
     live: Arc<Live>,
     tls: Arc<ArcSwap<ServerConfig>>,
@@ -87,7 +89,7 @@ pub async fn keep_credential(
     let mut used = authority.see();
     show_ends(&used, made, &metrics);
     loop {
-        // By the wall clock, which is what agents compare the dates with, and often, since it may be set.
+        // Agents compare the dates with the wall clock. The hub checks it often, because it may be set.
         tokio::select! {
             () = stop.cancelled() => return,
             Ok(()) = authority.changed() => {}
@@ -112,7 +114,7 @@ pub async fn keep_credential(
     }
 }
 
-/// When the CA ends and the certificate that was made then.
+/// Publishes the expiry of the CA and of the certificate created at `made`.
 fn show_ends(authority: &Authority, made: Timestamp, metrics: &SessionMetrics) {
     let roots = authority.roots();
     if let Some(end) = roots
@@ -125,15 +127,15 @@ fn show_ends(authority: &Authority, made: Timestamp, metrics: &SessionMetrics) {
     }
 }
 
-/// Also when the clock was set back to where the certificate is hardly valid yet.
+/// Also true if the clock was set back to a time at which the certificate is barely valid.
 fn is_due(made: Timestamp, now: Timestamp) -> bool {
     let two_thirds = i64::try_from(HUB_CERTIFICATE_LIFE.as_secs() / 3 * 2).unwrap_or(i64::MAX);
     let age = now.as_second().saturating_sub(made.as_second());
     age >= two_thirds || age < -12 * 60 * 60
 }
 
-/// Serves `routes` on `listener` until `stop`, and ends all connections a little later. Requests carry
-/// a [`Peer`] in their extensions.
+/// Serves `routes` on `listener` until `stop`, and then closes all connections after a short drain. Each
+/// request has a [`Peer`] in its extensions.
 pub async fn serve(
     listener: TcpListener,
     tls: Arc<ArcSwap<ServerConfig>>,
@@ -147,53 +149,53 @@ pub async fn serve(
     serving.await
 }
 
-/// How many of what there may be at a time, and for how long.
+/// Limits for the number and duration of connections.
 ///
-/// Behind one address may be one machine, or a NAT with a whole fleet: so of one address only those are
-/// limited that have not shown an agent's certificate, and rather by waiting than by refusal.
+/// An address may be one machine, or a NAT with a whole fleet. The limits per address therefore apply only to
+/// connections without an agent's certificate, and prefer waiting to refusal.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
-    /// A handshake costs 1 ms of a core and some 50 KiB.
+    /// A handshake costs 1 ms of a core and about 50 KiB.
     handshakes: usize,
-    /// From the connection's coming, waiting for its turn included: as long as an agent waits.
+    /// Deadline from the accepted connection, including the wait for a slot: as long as an agent waits.
     handshake: Duration,
-    /// Ten times the largest fleet, at some 50 KiB each.
+    /// Ten times the largest fleet, at about 50 KiB each.
     connections: usize,
-    /// Connections that have not shown an agent's certificate: four addresses' share, at some 5 KiB
-    /// while they wait. The rest of the connections is for agents.
+    /// Connections that have not shown an agent's certificate: the share of four addresses, at about 5 KiB each
+    /// while they wait. The other connections are reserved for agents.
     newcomers: usize,
-    /// Connections without an agent's certificate after the handshake, to enrol. The oldest makes room for
-    /// the next.
+    /// Connections without an agent's certificate after the handshake, for enrollment. A new one replaces the
+    /// oldest.
     strangers: usize,
-    /// An enrolment takes less.
+    /// Lifetime of such a connection. An enrollment takes less.
     stranger: Duration,
-    /// From the end of the handshake to the end of the first request, which agents send without a pause.
+    /// From the end of the handshake to the end of the first request, which agents send immediately.
     request: Duration,
-    /// All that is read before an agent's certificate is shown: a handshake, and an enrolment of 12 KiB
+    /// Bytes that the hub reads before an agent shows its certificate: a handshake, and an enrollment of 12 KiB
     /// at most.
     stranger_bytes: u64,
     of_an_address: OfAnAddress,
-    /// Of one member: a few replicas, each with what is left of its last connections.
+    /// Connections of one member: a few replicas, each with remains of its last connections.
     of_a_member: usize,
-    /// An account of 10,000 Tenants at once, at more than 1 KiB each; then 1 MB a second, by which an
-    /// idle connection's worst, a flood of PINGs, takes some hundredths of a core.
+    /// Allows a full report of 10,000 Tenants immediately, at more than 1 KiB each, then 1 MB a second. A flood
+    /// of PINGs on an idle connection then takes a few hundredths of a core.
     member_bytes: Rate,
-    /// Three pings of an agent.
+    /// Three ping intervals of an agent.
     silence: Duration,
-    /// How long calls may go on after the stop. Sessions end by themselves before.
+    /// Time for calls in flight after the stop. Sessions end earlier.
     drain: Duration,
 }
 
-/// Of one address, which leaves room for others.
+/// Limits for one address, which leave room for others.
 #[derive(Clone, Copy, Debug)]
 struct OfAnAddress {
-    /// A large fleet behind one NAT that comes back at once; a quarter of all.
+    /// A large fleet behind one NAT that reconnects simultaneously; a quarter of the total.
     newcomers: usize,
-    /// Half of all: at 0.6 s each, over a long way, a thousand agents take 10 s.
+    /// Half of the total. At 0.6 s each over a long distance, a thousand agents take 10 s.
     handshakes: usize,
-    /// As many as enrol at a time, and a quarter of all; the oldest makes room for the next.
+    /// As many as enroll simultaneously, and a quarter of the total. A new one replaces the oldest.
     strangers: usize,
-    /// A fleet of a thousand twice at once, then a tenth of a core.
+    /// Two reconnections of a fleet of a thousand immediately, then a tenth of a core.
     handshake_rate: Rate,
 }
 
@@ -239,10 +241,10 @@ async fn serve_within(
 ) -> Result<(), ListenerError> {
     let (finished, waiting) = mpsc::channel(WAITING);
     let cut = CancellationToken::new();
-    // Whatever ends this future ends the connections.
+    // Dropping this future for any reason closes the connections.
     let _cut_at_the_end = cut.clone().drop_guard();
     let door = Arc::new(Door::new(tls, trust_domain, limits, metrics, cut));
-    // No pings of ours: agents ping, and whoever does not send a heartbeat is cut by its session.
+    // The hub sends no pings: agents ping, and a session without heartbeats times out.
     let serving = Server::builder()
         .max_concurrent_streams(STREAMS)
         .http2_max_header_list_size(HEADER_LIST)
@@ -254,7 +256,7 @@ async fn serve_within(
             stop.clone().cancelled_owned(),
         );
     let until_drained = async {
-        // Its socket is closed first: who would wait in its queue goes on to another hub.
+        // The socket is closed first. New connections then go to another hub instead of waiting in its queue.
         accept(listener, &door, finished, &stop).await;
         tokio::time::sleep(limits.drain).await;
     };
@@ -264,7 +266,7 @@ async fn serve_within(
     }
 }
 
-/// Accepts until `stop`, whatever happens.
+/// Accepts connections until `stop`, and retries after errors.
 async fn accept(
     listener: TcpListener,
     door: &Arc<Door>,
@@ -273,7 +275,7 @@ async fn accept(
 ) {
     let mut failing = false;
     loop {
-        // When all places are taken, those who come wait in the kernel's queue, which is bounded.
+        // When all slots are taken, new connections wait in the kernel's bounded queue.
         let next = async {
             let place = Arc::clone(&door.connections).acquire_owned().await;
             (place, listener.accept().await)
@@ -284,7 +286,7 @@ async fn accept(
         match accepted {
             Ok((stream, address)) => {
                 failing = false;
-                // Here, since whoever is sent away at once is not worth a task.
+                // Checked here, because a connection that is refused immediately needs no task.
                 let newcomer = match door.receive(address) {
                     Ok(newcomer) => newcomer,
                     Err(refused) => {
@@ -296,7 +298,7 @@ async fn accept(
                 tokio::spawn(async move {
                     let came_in = door.let_in(stream, address, place, newcomer).await;
                     match came_in {
-                        // Fails when tonic has stopped.
+                        // The send fails after tonic has stopped.
                         Ok(connection) => drop(finished.send(connection).await),
                         Err(refused) => door.refuses(address, &refused),
                     }
@@ -315,7 +317,7 @@ async fn accept(
     }
 }
 
-/// An error that went away with the connection it was about.
+/// Whether the error affects only one connection, which is closed already.
 fn is_of_one_connection(kind: io::ErrorKind) -> bool {
     matches!(
         kind,
@@ -344,11 +346,11 @@ enum Refused {
     Member { cluster: String, limit: usize },
 }
 
-/// All that [`Refused::why`] may say.
+/// All values that [`Refused::why`] may return.
 pub(crate) const REFUSED_WHY: [&str; 5] = ["slow", "handshake", "strangers", "address", "member"];
 
 impl Refused {
-    /// In few words, for the metric.
+    /// Returns the label value for the metric.
     fn why(&self) -> &'static str {
         match self {
             Self::Slow(_) => "slow",
@@ -361,7 +363,7 @@ impl Refused {
 }
 
 impl Full {
-    /// In few words, for the metric.
+    /// Returns the label value for the metric.
     fn why(self) -> &'static str {
         match self {
             Self::All => "strangers",
@@ -370,7 +372,7 @@ impl Full {
     }
 }
 
-/// Whom it lets in.
+/// Admits connections within the limits.
 #[derive(Debug)]
 struct Door {
     tls: Arc<ArcSwap<ServerConfig>>,
@@ -383,7 +385,7 @@ struct Door {
     strangers: Arc<Strangers>,
     addresses: Arc<ConnectionLimiter<IpAddr, AddressShare>>,
     members: Arc<ConnectionLimiter<String, MemberShare>>,
-    /// Ends every connection.
+    /// Closes every connection.
     cut: CancellationToken,
 }
 
@@ -425,7 +427,7 @@ impl Door {
         tracing::debug!(%address, reason = %chain(refused), "a connection was refused");
     }
 
-    /// Whether there is room for one more that is not known yet.
+    /// Reserves a slot for a new, unauthenticated connection.
     fn receive(&self, address: SocketAddr) -> Result<Newcomer, Refused> {
         let limits = &self.limits;
         let of_address = self
@@ -448,7 +450,8 @@ impl Door {
         place: OwnedSemaphorePermit,
         newcomer: Newcomer,
     ) -> Result<Connection, Refused> {
-        // Messages are small and answered at once. A peer that has gone says so at the next read.
+        // Messages are small and answered immediately. An error on a closed connection shows up at the next
+        // read.
         drop(stream.set_nodelay(true));
         let limit = self.limits.handshake;
         let shaking = self.shake_hands(stream, &newcomer.of_address.share);
@@ -492,21 +495,21 @@ impl Door {
         Ok(Connection::new(stream, peer, life, silence, cut, places))
     }
 
-    /// When it is the address' turn, and then the connection's: an address that fills its own turns keeps
-    /// others waiting only for those.
+    /// Waits for a slot of the address first, and then for a global one. An address that fills its own slots
+    /// delays others only by these.
     async fn shake_hands(
         &self,
         stream: TcpStream,
         address: &AddressShare,
     ) -> Result<TlsStream<Metered>, Refused> {
-        // Whoever waits longer would have no time left to shake hands, and has used up a turn.
+        // A longer wait would leave no time for the handshake and would waste a slot.
         let wait = address
             .next_handshake(BootTime::now(), self.limits.handshake / 2)
             .ok_or(Refused::Pace)?;
         if !wait.is_zero() {
             tokio::time::sleep(wait).await;
         }
-        // Neither is ever closed.
+        // Neither semaphore is ever closed.
         let _of_address = address.turns.acquire().await;
         let _of_all = self.handshakes.acquire().await;
         let _counted = self.metrics.handshake();

@@ -1,7 +1,8 @@
-//! One stream of one agent: what it says goes to the arbiter, its member's newest desired state to it.
+//! Session of one agent: forwards its reports to the arbiter, and sends it the latest desired state of its
+//! member.
 //!
-//! Level-triggered both ways: what is to be sent is a flag, and what is sent is the newest. A member that
-//! does not read costs its slot.
+//! Level-triggered in both directions: a flag marks pending data, and a send uses the latest value. A slow
+//! reader blocks only its own slot.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -39,30 +40,31 @@ use crate::notices::{EventRecorder, MemberEvent};
 use crate::observe::metrics::{Message, SessionMetrics};
 use crate::tenants::TENANTS_MAX;
 
-/// The first message must come within this time.
+/// Deadline for the first message.
 const HELLO_DEADLINE: Duration = Duration::from_secs(10);
-/// Between two heartbeats of an agent.
+/// Interval of an agent's heartbeats.
 pub const HEARTBEAT: Duration = Duration::from_secs(10);
-/// Clocks that differ by more are told of.
+/// Clock difference, in seconds, above which the hub logs a warning.
 const CLOCKS_APART: i64 = 60;
-/// Messages on their way to one agent: the newest desired state and a question, no more.
+/// Messages in flight to one agent: the latest desired state and a request.
 const OUTGOING: usize = 2;
-/// Longest text of Hello that is taken, in bytes.
+/// Longest text in a Hello, in bytes.
 const TEXT_MAX: usize = 253;
-/// An EdgeCluster that was made for a certificate of this age or less may not be known here yet: the
-/// watch on them lags, and starts again.
+/// The EdgeCluster of a certificate up to this age may be unknown to this hub, because its watch lags or
+/// restarts.
 const NEWS: SignedDuration = SignedDuration::from_secs(60);
-/// Reconnections after a stop of the hub are spread over this time: by then another hub leads, if there is one.
+/// After a shutdown of the hub, agents spread their reconnections over this time. By then another hub leads, if
+/// any.
 const AFTER_STOP: Duration = Duration::from_secs(2);
-/// The same where another hub leads already.
+/// The same if another hub leads already.
 const AFTER_LOSS: Duration = Duration::from_secs(1);
 
-/// Renewals that follow a change of the CA: so much time for each session there is, which makes five
-/// signatures and handshakes a second, and within these bounds.
+/// After a change of the CA, agents spread their renewals over this time for each session, within the bounds
+/// below. This makes five signatures and handshakes a second.
 const RENEWAL_EACH: Duration = Duration::from_millis(200);
 const RENEWAL_WITHIN: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(10 * 60)];
 
-/// What all sessions share.
+/// State that all sessions share.
 #[derive(Debug)]
 pub struct Sessions {
     pub members: Arc<Members>,
@@ -73,7 +75,7 @@ pub struct Sessions {
     pub hub_version: String,
     /// Counts all sessions of this hub.
     pub numbers: AtomicU64,
-    /// A hub that leads no more has no sessions.
+    /// A hub that loses leadership ends its sessions.
     pub lead: Leader,
     pub stop: CancellationToken,
     pub watchdog: Watchdog,
@@ -82,8 +84,8 @@ pub struct Sessions {
 pub(crate) type Outgoing = mpsc::Sender<Result<HubMessage, Status>>;
 pub(crate) type Incoming = mpsc::Receiver<Result<HubMessage, Status>>;
 
-/// Finds the member that a certificate speaks for, and whether it is let in now: its connection may be
-/// older than what holds today.
+/// Returns the member of a certificate if the hub admits it now. The connection may be older than the current
+/// admission.
 pub fn admit(
     members: &Members,
     certificate: &AgentCertificate,
@@ -113,8 +115,8 @@ pub fn admit(
     Ok(member)
 }
 
-/// Whether a certificate was made so lately that its EdgeCluster may not have been seen yet. The clock of
-/// the hub that has made it may be ahead of ours, though not by more than we would believe anybody.
+/// Returns whether the certificate is so new that this hub may not have seen its EdgeCluster yet. The clock of
+/// the issuing hub may be ahead by less than `NEWS`.
 fn is_news(certificate: &AgentCertificate, now: Timestamp) -> bool {
     now.duration_since(certificate.issued()).abs() < NEWS
 }
@@ -149,7 +151,7 @@ fn expired() -> Status {
 }
 
 impl Sessions {
-    /// Accepts a key of the member's record. Another key is refused, with an event.
+    /// Accepts a recorded key of the member. Rejects any other key with an event.
     pub(crate) fn check_key(
         &self,
         member: &Member,
@@ -163,7 +165,7 @@ impl Sessions {
             Verdict::Replaced => Err(Status::unavailable(
                 "a newer key has replaced that of this agent's certificate",
             )),
-            // The record may not be known to this hub yet.
+            // This hub may not have seen the recorded key yet.
             Verdict::Newer | Verdict::Foreign if is_news(certificate, now) => Err(
                 Status::unavailable("the certificate is new, and may not be known to this hub yet"),
             ),
@@ -182,7 +184,7 @@ impl Sessions {
         }
     }
 
-    /// Starts a session for a member that was let in. Its messages come out of the receiver.
+    /// Starts a session for an admitted member. The receiver yields the messages to the agent.
     pub(crate) fn start(
         self: &Arc<Self>,
         member: Arc<Member>,
@@ -200,7 +202,7 @@ impl Sessions {
             let ended = Box::pin(following).await;
             let Err(status) = ended else { return };
             tracing::info!(member = %name, code = ?status.code(), reason = status.message(), "session ended");
-            // Whoever does not read any more does not get it.
+            // An agent that no longer reads does not receive the status.
             let told = outgoing.send(Err(status));
             if tokio::time::timeout(HELLO_DEADLINE, told).await.is_err() {
                 tracing::debug!(member = %name, "the agent did not take its goodbye");
@@ -254,7 +256,8 @@ impl Sessions {
             now: wall.as_second(),
         };
         send(outgoing, Say::Welcome(welcome)).await?;
-        // Its Hello may have come long after it was let in: before it is believed, and ends another.
+        // The Hello may arrive long after the admission. Check again before the hub trusts it and ends an older
+        // session.
         is_still_let_in(member, certificate, &authority.get())?;
         let cut = member.begin_session(&hello.replica, number);
         let cut = cut.ok_or_else(|| {
@@ -293,7 +296,7 @@ impl Sessions {
     }
 }
 
-/// A session that has begun; ended by being dropped.
+/// A running session. Dropping it unregisters the session.
 struct Live<'a> {
     sessions: &'a Sessions,
     member: &'a Arc<Member>,
@@ -303,7 +306,7 @@ struct Live<'a> {
     number: u64,
     cut: CancellationToken,
     certificate: &'a AgentCertificate,
-    /// The roots that the agent has said it trusts.
+    /// The roots that the agent reports as trusted.
     trusted: Vec<RootDigest>,
 }
 
@@ -327,7 +330,7 @@ impl Live<'_> {
     ) -> Result<(), Status> {
         let mut slot = self.member.slot.subscribe();
         let mut admission = self.member.admission.subscribe();
-        // What has changed since it was let in counts too.
+        // Include changes since the admission.
         admission.mark_changed();
         authority.mark_changed();
         let lead = self.sessions.lead.clone();
@@ -341,14 +344,14 @@ impl Live<'_> {
         tokio::pin!(expiry);
         let silence = tokio::time::sleep(SILENCE);
         tokio::pin!(silence);
-        // While it waits, what it says stays on its side: HTTP/2's flow control holds it up, and neither
-        // the pings of its connection nor what it is told.
+        // While the session is throttled, HTTP/2 flow control holds the agent's messages back. Pings of the
+        // connection and messages to the agent are not affected.
         let mut listens = true;
         let mut slowed = false;
         let resume = tokio::time::sleep(Duration::ZERO);
         tokio::pin!(resume);
         loop {
-            // What a standby holds ready is of no epoch or of an earlier lead's, and for nobody.
+            // The slot of a standby has no epoch or one of an earlier leader. It must not reach agents.
             let epoch = lead.tenure().map_or(0, |tenure| tenure.epoch).max(1);
             let given = |slot: &Slot| slot.desired.version.epoch >= epoch;
             desired_due &= slot.get().as_ref().is_some_and(given);
@@ -406,15 +409,15 @@ impl Live<'_> {
                     }
                 }
                 () = &mut resume, if !listens => listens = true,
-                // What it has left behind is not listened to for minutes after it has gone.
+                // If the agent disconnects while throttled, discard the rest of its messages.
                 () = outgoing.closed(), if !listens => return Ok(()),
                 message = incoming.message(), if listens => {
                     let Some(message) = message? else { return Ok(()) };
-                    // Its key may have been replaced a while ago.
+                    // The hub may have replaced the key since the last message.
                     self.sessions.check_key(self.member, self.certificate)?;
                     let wait = self.member.has_said(BootTime::now(), size(&message));
                     let from = tokio::time::Instant::now() + wait;
-                    // Nobody is silent who is not listened to.
+                    // A throttled agent does not count as silent.
                     silence.as_mut().reset(from + SILENCE);
                     if !wait.is_zero() {
                         if !slowed {
@@ -434,8 +437,9 @@ impl Live<'_> {
         }
     }
 
-    /// Looks at the CA: notes how the agent stands to it, and whether the agent is to be told. Whose
-    /// certificate is of none of its roots is in no session.
+    /// Records which CA roots the agent trusts. Returns whether the hub must send it the roots.
+    ///
+    /// # Errors Fails if no current root has issued the agent's certificate.
     fn see(&self, authority: &Authority) -> Result<bool, Status> {
         let issuer = authority
             .issuer_of(&self.certificate.der)
@@ -470,7 +474,7 @@ impl Live<'_> {
         messages.get_or_create(&Message { of, kind }).inc();
     }
 
-    /// Takes in one message.
+    /// Processes one message.
     fn take(&self, message: AgentMessage, slot: Option<&Slot>) -> Result<(), Status> {
         let broken = |problem: WireError| broken(&problem);
         let arbiter = &self.sessions.arbiter;
@@ -541,7 +545,7 @@ impl Live<'_> {
                 }
             }
             Some(Said::Hello(_)) => return Err(broken(WireError::Unexpected("a second Hello"))),
-            // Taken in before; or of a later revision than we know.
+            // `Trusts` is handled by the caller; `None` is a message of a later protocol revision.
             Some(Said::Trusts(_)) | None => {}
         }
         Ok(())
@@ -560,7 +564,7 @@ fn broken(problem: &WireError) -> Status {
     Status::invalid_argument(chain(problem))
 }
 
-/// The time over which so many agents are to renew.
+/// Returns the time over which this many agents renew their certificates.
 fn renewal_within(sessions: u64) -> Duration {
     let sessions = u32::try_from(sessions).unwrap_or(u32::MAX);
     let [shortest, longest] = RENEWAL_WITHIN;
@@ -569,8 +573,8 @@ fn renewal_within(sessions: u64) -> Duration {
         .clamp(shortest, longest)
 }
 
-/// What a message counts for. One with more than there may be ends its
-/// session, and is not to be paid for by others of the member.
+/// Returns the cost of a message. An oversized report counts as the maximum: it ends its session and must not
+/// use up the quota of the member's other sessions.
 fn size(message: &AgentMessage) -> u64 {
     let reports = match &message.kind {
         Some(Said::Report(report)) => slots(report).min(REPORTS_PER_MESSAGE),
@@ -606,7 +610,7 @@ async fn hello(incoming: &mut Streaming<AgentMessage>) -> Result<v1::Hello, Stat
                 &hello.kubernetes_version,
                 &hello.agent_version,
             ] {
-                // They go into logs, conditions and events.
+                // The hub writes these texts to logs, conditions and events.
                 if text.len() > TEXT_MAX || !text.chars().all(|c| c.is_ascii_graphic()) {
                     return Err(Status::invalid_argument(
                         "Hello holds a text that is too long or not printable",
@@ -624,7 +628,7 @@ async fn hello(incoming: &mut Streaming<AgentMessage>) -> Result<v1::Hello, Stat
     }
 }
 
-/// The credential of one cluster is not good for another: it was copied, or the cluster was rebuilt.
+/// Rejects a credential on another cluster than the recorded one: it was copied, or the cluster was rebuilt.
 fn check_cluster(name: &str, admission: &Admission, found: &str) -> Result<(), Status> {
     match &admission.cluster_uid {
         Some(recorded) if recorded != found => Err(Status::failed_precondition(format!(

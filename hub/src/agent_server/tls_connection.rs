@@ -1,4 +1,4 @@
-//! A connection after its handshake: who is behind it, and until when it may last.
+//! A connection after its handshake: its peer and its lifetime.
 
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
@@ -18,11 +18,11 @@ use crate::agent_server::byte_limit::Metered;
 use crate::agent_server::connection_limiter::{AddressShare, MemberShare, Place};
 use crate::ca::AgentCertificate;
 
-/// Who is at the other end.
+/// The other end of a connection.
 #[derive(Clone, Debug)]
 pub struct Peer {
     pub address: SocketAddr,
-    /// `Err` says what is wrong with it, for people: there is none, or it is no agent's.
+    /// The agent's certificate. `Err` is a human-readable reason: it is missing or does not belong to an agent.
     pub certificate: Result<AgentCertificate, String>,
     pub(super) asked: Asked,
 }
@@ -36,19 +36,19 @@ impl Peer {
         }
     }
 
-    /// Records that a whole request has come, so the connection may stay until its answer.
+    /// Records that a complete request has arrived, so the connection may stay until its response.
     pub fn has_asked(&self) {
         self.asked.set();
     }
 }
 
-/// Until when a connection may last.
+/// Lifetime of a connection.
 #[derive(Debug)]
 pub(super) struct Life {
     whole: Duration,
-    /// How long the first request may take.
+    /// Time limit for the first request.
     request: Option<(Duration, Asked)>,
-    /// Its place is needed.
+    /// Cancelled when another connection needs the slot.
     cut: CancellationToken,
 }
 
@@ -69,7 +69,7 @@ impl Life {
         }
     }
 
-    /// Ends when it is over.
+    /// Completes when the lifetime ends.
     async fn over(self) {
         let begun = Instant::now();
         let timed = async {
@@ -88,7 +88,7 @@ impl Life {
     }
 }
 
-/// What a connection takes up, given back when it ends.
+/// Slots of a connection, freed when it ends.
 #[derive(Debug)]
 pub(super) struct Places {
     _connection: OwnedSemaphorePermit,
@@ -106,7 +106,7 @@ enum Kind {
     },
 }
 
-/// One that has not shown an agent's certificate, or not yet.
+/// A connection without an agent's certificate, or before it is shown.
 #[derive(Debug)]
 pub(super) struct Newcomer {
     pub(super) _of_all: OwnedSemaphorePermit,
@@ -139,12 +139,12 @@ impl Places {
     }
 }
 
-/// Ends with an error when its time is over, that of an agent with its certificate, and when nothing is
-/// heard any more: agents ping.
+/// Fails when its lifetime ends, which for an agent is the expiry of its certificate. Also fails when the peer
+/// is silent, because agents send pings.
 pub struct Connection {
     stream: TlsStream<Metered>,
     peer: Peer,
-    /// `None` when it is over.
+    /// `None` after the lifetime has ended.
     end: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
     _places: Places,
 }

@@ -1,4 +1,4 @@
-//! How the process ends: by a signal, or because one of its tasks did.
+//! Shuts down the process: after a signal, or because one of its tasks ended.
 
 use krypton_runtime::tasks::Tasks;
 use krypton_types::error_chain::chain;
@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use super::{AGENTS, FLEET, LEAD};
 use crate::leader::{self, Standing};
 
-/// All that runs, in the order in which it ends.
+/// All running tasks, in the order in which they end.
 pub(super) struct Shutdown {
     pub(super) standing: Standing,
     /// Tasks that run until the hub stops.
@@ -24,7 +24,7 @@ pub(super) struct Shutdown {
 }
 
 impl Shutdown {
-    /// Waits for a task that must not end. It stops the hub, for its supervisor to start it again.
+    /// Waits for a task that must not end. Then stops the hub, and its supervisor restarts it.
     pub(super) async fn task_ended(&mut self) {
         let error: anyhow::Error = tokio::select! {
             error = self.lasting.one_ends() => {
@@ -40,12 +40,13 @@ impl Shutdown {
         self.stop.cancel();
     }
 
-    /// Ends everything.
+    /// Ends all tasks.
     ///
     /// # Errors
     /// The reason if the hub did not stop by a signal, or a task that panicked.
     pub(super) async fn end(mut self) -> anyhow::Result<()> {
-        // First: another hub leads while this one waits for Helm, whose members' Leases are kept for that.
+        // First of all, so another hub can lead while this one waits for Helm. It keeps the Leases of those
+        // members until then.
         self.standing.leave().await;
         let lasting = &mut self.lasting;
         let given_up = tokio::time::timeout(leader::GIVING_UP, lasting.end_of(LEAD)).await;
@@ -70,7 +71,7 @@ impl Shutdown {
     }
 }
 
-/// The next task that panicked.
+/// Waits for the next task that panicked.
 async fn failed(tasks: &mut JoinSet<()>) -> JoinError {
     loop {
         match tasks.join_next().await {

@@ -1,4 +1,4 @@
-//! What an agent's certificate says, once TLS has checked that it is one of ours.
+//! Parses an agent's certificate after TLS has verified its chain.
 
 use std::sync::Arc;
 
@@ -12,20 +12,21 @@ use x509_parser::time::ASN1Time;
 
 use super::BACK_DATED;
 
-/// Whom a client certificate lets in, and for how long.
+/// The identity and validity of a client certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AgentCertificate {
     /// The member.
     pub cluster: String,
-    /// UID of the EdgeCluster that it was given for: of another one of the same name it is not.
+    /// UID of the EdgeCluster that the certificate was issued for. The certificate is invalid for a
+    /// recreated EdgeCluster.
     pub uid: String,
     pub not_before: Timestamp,
     pub not_after: Timestamp,
     /// Lower-case hex.
     pub serial: String,
-    /// SHA-256 of the public key, as of a request for it.
+    /// SHA-256 of the public key, comparable with that of a certificate request.
     pub key: String,
-    /// The whole of it.
+    /// The complete certificate.
     pub der: Arc<[u8]>,
 }
 
@@ -37,7 +38,7 @@ impl AgentCertificate {
     }
 }
 
-/// Why a certificate is no agent's. Completes a sentence about it.
+/// Why a certificate doesn't identify an agent. Completes a sentence about the certificate.
 #[derive(Debug, Error)]
 pub enum CertificateError {
     #[error("it is not an X.509 certificate")]
@@ -54,7 +55,7 @@ pub enum CertificateError {
     NoUid,
 }
 
-/// Reads a certificate whose chain and dates have been checked.
+/// Parses a certificate whose chain and dates are verified.
 pub fn read_agent_certificate(
     trust_domain: &str,
     der: &[u8],

@@ -1,4 +1,4 @@
-//! Certificate requests of agents: hostile input, of which nothing is taken but the public key.
+//! Parses certificate requests of agents. The input is untrusted: the CA uses only the public key.
 
 use krypton_types::fingerprint::sha256_hex;
 use rcgen::{PublicKeyData as _, SubjectPublicKeyInfo};
@@ -8,10 +8,10 @@ use x509_parser::{
     prelude::{FromDer as _, X509CertificationRequest},
 };
 
-/// One with a P-384 key and a few names has a tenth of it.
+/// Ten times the size of a request with a P-384 key and a few names.
 pub const REQUEST_MAX_BYTES: usize = 8 * 1024;
 
-/// Why a request is refused.
+/// Why a request is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum RequestError {
     #[error("the certificate request is larger than {} KiB", REQUEST_MAX_BYTES / 1024)]
@@ -24,7 +24,7 @@ pub enum RequestError {
     Signature,
 }
 
-/// The public key of a request that was made by who has the private one.
+/// Returns the public key of a request, after verifying that the sender has the private key.
 pub(crate) fn public_key(der: &[u8]) -> Result<SubjectPublicKeyInfo, RequestError> {
     if der.len() > REQUEST_MAX_BYTES {
         return Err(RequestError::TooLarge);
@@ -34,7 +34,7 @@ pub(crate) fn public_key(der: &[u8]) -> Result<SubjectPublicKeyInfo, RequestErro
     if !rest.is_empty() || !has_three_parts(der) {
         return Err(RequestError::NotARequest);
     }
-    // From the key's own algorithm: what the signature's says is the sender's choice.
+    // Read the algorithm from the key: the sender controls the one in the signature.
     let key = SubjectPublicKeyInfo::from_der(request.certification_request_info.subject_pki.raw)
         .map_err(|_| RequestError::Key)?;
     let accepted = [
@@ -51,7 +51,8 @@ pub(crate) fn public_key(der: &[u8]) -> Result<SubjectPublicKeyInfo, RequestErro
     Ok(key)
 }
 
-/// The parser ignores what follows info, algorithm and signature in the sequence. The signature does not cover it.
+/// The parser ignores data after info, algorithm and signature in the sequence, and the signature doesn't
+/// cover that data.
 fn has_three_parts(der: &[u8]) -> bool {
     let Ok((_, sequence)) = Sequence::from_der(der) else {
         return false;
@@ -62,7 +63,7 @@ fn has_three_parts(der: &[u8]) -> bool {
         .is_ok_and(|parts| parts.len() == 3)
 }
 
-/// What a join token is used up by: the SHA-256 of the request's SubjectPublicKeyInfo in hex.
+/// Returns the key that consumes a join token: the SHA-256 of the request's SubjectPublicKeyInfo in hex.
 pub fn public_key_digest(request: &[u8]) -> Result<String, RequestError> {
     Ok(sha256_hex(&public_key(request)?.subject_public_key_info()))
 }
@@ -153,7 +154,7 @@ mod tests {
             prop_assert!(public_key_digest(&bytes).is_err());
         }
 
-        /// Whatever is changed in it, a request is refused or names its own key.
+        /// A modified request is rejected or has the same key.
         #[test]
         fn a_changed_request_names_no_other_key(at in 0_usize..200, change in 1_u8..) {
             let key = KeyPair::generate().unwrap();

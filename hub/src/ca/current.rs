@@ -1,4 +1,4 @@
-//! The CA as it is now: a rotation, by this hub or another, replaces it while the hub runs.
+//! The current CA. A rotation, by this hub or another, replaces it while the hub runs.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use tokio::sync::watch;
 
 use super::Authority;
 
-/// One slot, read by all that sign, verify or tell of roots.
+/// One slot, shared by all code that signs, verifies or publishes roots.
 #[derive(Debug)]
 pub struct Live(watch::Sender<Arc<Authority>>);
 
@@ -24,7 +24,7 @@ impl Live {
         self.0.subscribe()
     }
 
-    /// False when it is the same as before.
+    /// Returns false if the CA is unchanged.
     pub fn replace(&self, next: Authority) -> bool {
         self.0.send_if_modified(|present| {
             let news = present.roots != next.roots;

@@ -1,13 +1,13 @@
-//! The phases of a rotation of the CA, as what its Secret holds. Pure: each is one write.
+//! Phases of a CA rotation, as stored in its Secret. Pure. Each phase change is one write.
 //!
-//! `ca.crt` and `ca.key` are in each phase what a hub that knows nothing of rotations needs: all roots that
-//! are trusted, the one that signs first, and its key. Beside them:
+//! In each phase, `ca.crt` and `ca.key` suffice for a hub without support for rotations. They hold all
+//! trusted roots, the signing root first, and its key. The table lists the other keys.
 //!
-//! | phase | more | meaning |
+//! | phase | keys | meaning |
 //! | --- | --- | --- |
-//! | Steady | nothing | |
-//! | Announced | `next.crt`, `next.key` | the next root, trusted and told to all, signs nothing yet |
-//! | Switched | `former.crt` | roots that sign no more, and are trusted until all have renewed |
+//! | Steady | none | |
+//! | Announced | `next.crt`, `next.key` | trusted next root, not signing yet |
+//! | Switched | `former.crt` | old roots, trusted until all agents renewed |
 
 use jiff::Timestamp;
 use k8s_openapi::ByteString;
@@ -26,7 +26,7 @@ const FORMER_KEY: &str = "former.crt";
 
 type Root = CertificateDer<'static>;
 
-/// Where a rotation stands. The error completes a sentence about the Secret.
+/// Returns the stage of a rotation. The error completes a sentence about the Secret.
 pub fn stage(data: &Data) -> Result<Stage, &'static str> {
     let (phase, root) = if [NEXT_CERTIFICATE_KEY, NEXT_KEY_KEY]
         .iter()
@@ -44,7 +44,7 @@ pub fn stage(data: &Data) -> Result<Stage, &'static str> {
     Ok(Stage { phase, root })
 }
 
-/// From Steady: there is a next root.
+/// Moves from Steady to Announced: adds the next root.
 pub fn announced(data: &Data, now: Timestamp) -> Result<Data, AuthorityError> {
     let trust_domain = text(data, TRUST_DOMAIN_KEY).unwrap_or_default().trim();
     let made = New::generate(trust_domain, now)?;
@@ -60,7 +60,7 @@ pub fn announced(data: &Data, now: Timestamp) -> Result<Data, AuthorityError> {
     ))
 }
 
-/// From Announced: the next root signs from here on.
+/// Moves from Announced to Switched: the next root signs from now on.
 pub fn switched(data: &Data) -> Result<Data, &'static str> {
     let (next, key) = next(data)?;
     let mut former = vec![signing(data)?];
@@ -84,10 +84,10 @@ pub fn switched(data: &Data) -> Result<Data, &'static str> {
     ))
 }
 
-/// From Switched: what signs no more is trusted no more.
+/// Moves from Switched to Steady: removes the trust in roots that no longer sign.
 pub fn finished(data: &Data) -> Result<Data, &'static str> {
     let signing = signing(data)?;
-    // One that cannot be read was trusted by nobody.
+    // An unreadable root was never trusted.
     let former = certificates(data, FORMER_KEY).unwrap_or_default();
     let mut roots = certificates(data, CERTIFICATE_KEY)?;
     roots.retain(|root| *root == signing || !former.contains(root));
@@ -186,7 +186,7 @@ mod tests {
         assert_eq!((stood.phase, stood.root), (Phase::Steady, new));
         let after = read(&finished);
         assert_eq!(after.roots(), told.roots()[1..]);
-        // Nothing is left of what was.
+        // No key of the rotation is left.
         assert_eq!(
             finished.keys().collect::<Vec<_>>(),
             steady.keys().collect::<Vec<_>>()

@@ -1,4 +1,4 @@
-//! Follows the CA's Secret, and makes the steps of a rotation where this hub leads.
+//! Watches the CA's Secret and, on the leader, performs the steps of a rotation.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +25,7 @@ use crate::notices::{EventRecorder, MemberEvent};
 
 const DEADLINE: Duration = Duration::from_secs(10);
 const RETRY_MAX: Duration = Duration::from_secs(60);
-/// EdgeClusters in one answer; each is a few kilobytes.
+/// EdgeClusters per page. Each has a few kilobytes.
 const PAGE: u32 = 500;
 
 #[derive(Debug, Error)]
@@ -54,13 +54,13 @@ enum RotationError {
     Make(#[source] AuthorityError),
 }
 
-/// What a rotation is made with.
+/// The inputs of the controller.
 pub(crate) struct Rotation {
     pub client: Client,
-    /// The hub's.
+    /// The hub's namespace.
     pub namespace: String,
     pub live: Arc<Live>,
-    /// Whether this hub is the one that writes on home.
+    /// Whether this hub writes on the home cluster.
     pub lead: Leader,
     pub notices: EventRecorder,
 }
@@ -71,17 +71,17 @@ impl std::fmt::Debug for Rotation {
     }
 }
 
-/// What was found before.
+/// State from earlier reads.
 #[derive(Default)]
 struct Seen {
-    /// The version of the Secret in which there was nothing to be done.
+    /// resourceVersion of the Secret that needed no step.
     resting: Option<String>,
-    /// Since when the rotation stands there.
+    /// The current stage, and since when.
     stage: Option<(Stage, BootTime)>,
     waited_for: Vec<String>,
 }
 
-/// Follows the Secret until `stop`.
+/// Polls the Secret until `stop`.
 pub(crate) async fn keep(rotation: Rotation, stop: CancellationToken) {
     let mut seen = Seen::default();
     let mut failures = 0;
@@ -89,7 +89,7 @@ pub(crate) async fn keep(rotation: Rotation, stop: CancellationToken) {
         let pause = match Box::pin(rotation.look(&mut seen)).await {
             Ok(()) => {
                 failures = 0;
-                // Two hubs do not look at one moment.
+                // Jitter keeps two hubs from polling at the same moment.
                 LOOK_EVERY.mul_f64(0.8 + 0.2 * rand::random::<f64>())
             }
             Err(error) => {
@@ -164,16 +164,16 @@ impl Rotation {
         mark(&mut secret, stands, now);
         secret.data = Some(data.clone());
         let params = PostParams::default();
-        // It took a while to get here.
+        // The leadership may have ended since the read.
         if !self.lead.writes(BootTime::now()) {
             return Ok(());
         }
-        // What was read carries its resourceVersion.
+        // `secret` carries the resourceVersion that was read, so the write fails on a conflict.
         let call = effect!("authority.step", api.replace(CA_SECRET, &params, &secret));
         let written = self.lead.tracked(in_time("writing it", call)).await;
         match written {
             Ok(_) => {}
-            // Another hub, or a person, was faster: what they have written is looked at next.
+            // A different hub or a user has changed the Secret. The next read handles the change.
             Err(RotationError::Call {
                 source: KubeError::Api(status),
                 ..
@@ -188,7 +188,7 @@ impl Rotation {
         self.take_up(&data)
     }
 
-    /// What the Secret says holds from here on.
+    /// Uses the CA in the Secret from now on.
     fn take_up(&self, data: &Data) -> Result<(), RotationError> {
         let read = Authority::from_data(data, clock::wall()).map_err(RotationError::Unusable)?;
         if read.trust_domain() != self.live.now().trust_domain() {
@@ -229,7 +229,7 @@ impl Rotation {
 }
 
 impl Seen {
-    /// Tells it once.
+    /// Logs the members that the rotation waits for, once for each change.
     fn waits_for(&mut self, members: &[Awaited]) {
         let names: Vec<String> = members.iter().map(|member| member.name.clone()).collect();
         if self.waited_for == names {
@@ -256,7 +256,7 @@ fn wishes(secret: &Secret) -> Wishes {
     }
 }
 
-/// Notes where it stands, and takes away what has been done.
+/// Records the stage in an annotation and removes the completed request.
 fn mark(secret: &mut Secret, stage: Stage, now: jiff::Timestamp) {
     let standing = Standing {
         phase: stage.phase,

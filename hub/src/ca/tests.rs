@@ -1,4 +1,4 @@
-//! What the CA signs is what TLS takes, and nothing else of a request gets into it.
+//! Tests that TLS accepts the certificates of the CA, and that a request contributes nothing but its key.
 
 use krypton_runtime::tls;
 use rustls::pki_types::{PrivateKeyDer, ServerName};

@@ -1,4 +1,4 @@
-//! The Secret with what the charts' repository asks for: read again and again, and given to the chart cache alone.
+//! Polls the Secret with the credentials of the chart repository. Only the chart cache receives them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,14 +18,14 @@ const DEADLINE: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_secs(30);
 const RETRY_MAX: Duration = Duration::from_secs(30);
 
-/// What is said before it was read.
+/// The value before the first read.
 pub const NOT_READ: Result<Arc<Credentials>, &str> =
     Err("the Secret of --chart-credentials-secret has not been read yet; it is tried again");
 
-/// Where they are, and who is told.
+/// Location of the credentials, and their receiver.
 pub struct ChartCredentials {
     pub client: Client,
-    /// The hub's.
+    /// The hub's namespace.
     pub namespace: String,
     pub name: String,
     pub charts: Arc<ChartCache>,
@@ -37,7 +37,7 @@ impl std::fmt::Debug for ChartCredentials {
     }
 }
 
-/// Waits until it was tried to read them, for as long as that may take.
+/// Waits for the first attempt to read the credentials, at most until the deadline.
 pub async fn first(mut now: watch::Receiver<CredentialsNow>) {
     if tokio::time::timeout(DEADLINE, now.changed()).await.is_err() {
         tracing::warn!("the charts' credentials are not read yet");
@@ -52,17 +52,17 @@ enum LookError {
     Deadline,
 }
 
-/// What a look at the Secret means.
+/// The result of reading the Secret.
 #[derive(Debug)]
 enum Meaning {
     Same,
     New(Arc<Credentials>),
-    /// It is there and cannot be used.
+    /// The Secret exists but is unusable.
     Bad(CredentialsError),
     Gone,
 }
 
-/// `seen` is the version of the Secret at the last look.
+/// Compares the Secret with the last read. `seen` is its resourceVersion at that time.
 fn meaning(secret: Option<&Secret>, seen: &mut Option<String>) -> Meaning {
     let Some(secret) = secret else {
         *seen = None;
@@ -79,8 +79,8 @@ fn meaning(secret: Option<&Secret>, seen: &mut Option<String>) -> Meaning {
     }
 }
 
-/// Follows the Secret until `stop`. One that cannot be read or used leaves the last good ones in use; one
-/// that is gone takes them away.
+/// Polls the Secret until `stop`. While it is unreadable or invalid, the last good credentials stay in use.
+/// Deleting it removes them.
 pub async fn keep(
     of: ChartCredentials,
     tx: watch::Sender<CredentialsNow>,
@@ -97,7 +97,7 @@ pub async fn keep(
                 if follow(&secret, meaning, &tx) {
                     of.charts.forget_failures();
                 }
-                // Two hubs do not look at one moment.
+                // Jitter keeps two hubs from polling at the same moment.
                 LOOK_EVERY.mul_f64(0.8 + 0.2 * rand::random::<f64>())
             }
             Err(error) => {
@@ -113,7 +113,7 @@ pub async fn keep(
     }
 }
 
-/// Whether others hold now.
+/// Applies the result. Returns whether the credentials changed.
 fn follow(secret: &str, meaning: Meaning, tx: &watch::Sender<CredentialsNow>) -> bool {
     let problem = match meaning {
         Meaning::Same => return false,
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn bad_secret_keeps_credentials_but_deletion_removes_them() {
-        // Another test may have been first.
+        // Fails if another test has installed the provider.
         drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
         let (tx, rx) = watch::channel(NOT_READ.map_err(Into::into));
         let mut seen = None;

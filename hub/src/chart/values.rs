@@ -1,5 +1,5 @@
-//! Values of the chart out of ConfigMaps and Secrets in the hub's namespace: how one is named, what is known
-//! of it, and how layers of them become one chart state. No I/O here.
+//! Chart values from ConfigMaps and Secrets in the hub's namespace: references, readings, and the merge of
+//! their layers into a chart state. Performs no I/O.
 
 #[cfg(test)]
 mod tests;
@@ -17,7 +17,7 @@ use krypton_types::values::{self, lay_over};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
-/// The key where none is named, as in Flux.
+/// The default key, as in Flux.
 const DEFAULT_KEY: &str = "values.yaml";
 
 /// One key of one object.
@@ -41,15 +41,15 @@ pub(crate) fn word(kind: ValuesKind) -> &'static str {
     }
 }
 
-/// A place that values are to come from.
+/// A place to read values from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
     pub place: Place,
-    /// Whether it may be missing.
+    /// Whether the object or key may be missing.
     pub optional: bool,
 }
 
-/// A text that names no source.
+/// A text that doesn't name a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error(
     "write configmap/NAME, configmap/NAME/KEY or the same with secret; with ? at the end, it may be missing"
@@ -89,7 +89,8 @@ impl FromStr for Source {
 
 impl Source {
     /// # Errors
-    /// When it names no object: whatever is asked for becomes part of a URL.
+    ///
+    /// If the reference contains an invalid object name. The name becomes part of a URL.
     pub fn of(reference: &ValuesReference) -> Result<Self, Problem> {
         let key = reference.values_key.as_deref().unwrap_or(DEFAULT_KEY);
         let place = Place {
@@ -108,30 +109,30 @@ impl Source {
     }
 }
 
-/// What one place was found to hold.
+/// The reading of one place.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Reading {
     Values(Arc<Map<String, Value>>),
-    /// There is no such object, or it lacks the key.
+    /// The object or the key doesn't exist.
     Missing(String),
-    /// What is there is no values, or is not to be read as such.
+    /// The content is not valid values, or must not be used as values.
     Invalid(String),
-    /// It could not be read, and never was before.
+    /// The place has never been read successfully.
     Unread(String),
 }
 
-/// What is known of all places that were asked for.
+/// The readings of all requested places.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Readings {
     pub by_place: BTreeMap<Place, Reading>,
-    /// The fleet's, once it is known.
+    /// The fleet's salt, once it is known.
     pub salt: Option<Arc<str>>,
 }
 
-/// Why the values cannot be had. Never holds any of them.
+/// Why the values are unavailable. Never contains values.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Problem {
-    /// Nothing is wrong yet.
+    /// Not an error yet.
     #[error("{0} has not been read yet")]
     NotYet(Place),
     #[error("{what}; make it, or mark the reference as optional")]
@@ -154,7 +155,7 @@ impl Problem {
         }
     }
 
-    /// The object it is about.
+    /// The object that the problem concerns.
     pub fn place(&self) -> Option<&Place> {
         match self {
             Self::NotYet(place)
@@ -165,7 +166,7 @@ impl Problem {
         }
     }
 
-    /// As a condition, with what becomes of the member meanwhile.
+    /// Converts the problem to a condition. `meanwhile` describes the effect on the member.
     pub fn state(&self, meanwhile: &str) -> State {
         State::new(Truth::False, self.reason(), format!("{self} ({meanwhile})"))
     }
@@ -178,11 +179,12 @@ enum Layer<'a> {
     Inline(&'a Map<String, Value>),
 }
 
-/// The fleet's chart state: the values of the file, and over them those of the sources. `installCRDs` is over
-/// both, where it has always been over the file.
+/// Builds the fleet's chart state: the values file, overridden by the sources in order. `installCRDs`
+/// overrides both.
 ///
 /// # Errors
-/// When a source cannot be had.
+///
+/// If a source is unavailable.
 pub fn fleet(
     mut chart: ChartState,
     sources: &[Source],
@@ -194,16 +196,17 @@ pub fn fleet(
     Ok(chart)
 }
 
-/// Whether the member has values of its own.
+/// Whether the member has its own values.
 pub fn has_own(spec: &EdgeClusterSpec) -> bool {
     !spec.values_from.is_empty() || spec.values.as_ref().is_some_and(|own| !own.is_empty())
 }
 
-/// The member's chart state: over the fleet's the values of its sources, over them those in the EdgeCluster
-/// itself.
+/// Builds the member's chart state. Its sources override the fleet's values, and the inline values of the
+/// EdgeCluster override both.
 ///
 /// # Errors
-/// When a source cannot be had, or all of it is too much.
+///
+/// If a source is unavailable, or the values are too large.
 pub fn member(
     fleet: &ChartState,
     spec: &EdgeClusterSpec,
@@ -222,8 +225,8 @@ pub fn member(
     Ok(chart)
 }
 
-/// Lays them over the chart's values one by one: where a map gives way to something else in between, the
-/// result depends on it.
+/// Merges the layers into the chart's values in order. The order matters where a layer replaces a map with
+/// another type.
 fn laid(
     chart: &mut ChartState,
     layers: &[Layer<'_>],

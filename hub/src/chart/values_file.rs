@@ -1,4 +1,4 @@
-//! The file of chart values: read whole, checked, and followed while the hub runs.
+//! The file of chart values. The hub validates the complete file and follows its changes.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -10,16 +10,15 @@ use serde_saphyr::UserMessageFormatter;
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
-/// The largest values file, 1 MiB: what a Secret or ConfigMap can hold.
+/// Size limit of the file, 1 MiB, equal to that of a Secret or ConfigMap.
 pub const MAX_BYTES: u64 = 1024 * 1024;
-/// How often the content is looked at, in seconds' terms: a mounted Secret changes by swapped links,
-/// which watches of a path miss.
+/// Poll interval. A mounted Secret changes by swapped symlinks, which watches of a path miss.
 pub const POLL_INTERVAL: Duration = Duration::from_secs(2);
-/// A look at a file that takes longer hangs: its mount does not answer.
+/// A read that takes longer counts as hung: its mount doesn't respond.
 pub const DEADLINE: Duration = Duration::from_secs(10);
 const ABOUT: &str = "values file";
 
-/// Why a values file cannot be used. Never holds its content, which may be secret.
+/// Why a values file is unusable. Never contains the file's content, which may be secret.
 #[derive(Debug, thiserror::Error)]
 pub enum ValuesFileError {
     #[error("reading the values file {path} failed; correct --chart-values-file or the file's permissions", path = path.display())]
@@ -48,20 +47,21 @@ pub enum ValuesFileError {
     },
 }
 
-/// The values file, as a place for its functions.
+/// Namespace for the functions of the values file.
 #[derive(Clone, Copy, Debug)]
 pub struct ValuesFile;
 
 impl ValuesFile {
-    /// The values in the file at `path`. An empty file, or one with comments only, has none.
+    /// Loads the values from the file at `path`. An empty file, or one with comments only, has none.
     pub fn load(path: &Path) -> Result<Map<String, Value>, ValuesFileError> {
         parse(path, &read(path)?)
     }
 
-    /// The same where the mount may hang.
+    /// Like [`Self::load`], for a mount that may hang.
     ///
     /// # Errors
-    /// As [`Self::load`], and when there is no answer in time.
+    ///
+    /// As [`Self::load`], and if the mount doesn't respond in time.
     pub async fn load_in_time(path: &Path) -> Result<Map<String, Value>, ValuesFileError> {
         let at = path.to_owned();
         let loaded = in_time(DEADLINE, move || Self::load(&at)).await;
@@ -82,8 +82,8 @@ pub(crate) async fn in_time<T: Send + 'static>(
     tokio::time::timeout(deadline, reading).await.ok()?.ok()
 }
 
-/// Sends the values each time that the file changes to valid content. Logs invalid content once and keeps the last
-/// good values. While the file does not answer, `readiness` has a note. Ends when every receiver is gone.
+/// Sends the values after each change to valid content. Logs invalid content once and keeps the last good
+/// values. While the file doesn't respond, `readiness` has a note. Ends when all receivers are dropped.
 pub async fn watch(
     path: PathBuf,
     every: Duration,
@@ -151,8 +151,9 @@ async fn follow(
     }
 }
 
-/// Reads on a separate thread. If the read takes longer than `deadline`, calls `hangs(true)`, waits for the same
-/// read, and then calls `hangs(false)`. No second thread hangs on one mount. Returns `None` when the runtime ends.
+/// Reads on a separate thread. If the read takes longer than `deadline`, calls `hangs(true)`, waits for the
+/// same read, and then calls `hangs(false)`. No second thread hangs on one mount. Returns `None` when the
+/// runtime ends.
 pub(crate) async fn read_patiently<T: Send + 'static>(
     deadline: Duration,
     read: impl FnOnce() -> T + Send + 'static,
@@ -168,16 +169,16 @@ pub(crate) async fn read_patiently<T: Send + 'static>(
     ended.ok()
 }
 
-/// What one look at the file brought.
+/// The result of one poll of the file.
 #[derive(Debug)]
 enum Observation {
-    /// As at the last look, good or bad.
+    /// Same as at the last poll, good or bad.
     Same,
     Good(Map<String, Value>),
     Bad(ValuesFileError),
 }
 
-/// Remembers the last look, so that each content is judged once.
+/// Remembers the last poll to handle each content once.
 #[derive(Debug, Default)]
 struct Follower {
     last: Option<Result<Vec<u8>, String>>,
@@ -239,7 +240,7 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<Map<String, Value>, ValuesFileErro
     })
 }
 
-/// Why a text is no values. Never holds it, as it may be secret.
+/// Why a text is not a values mapping. Never contains the text, which may be secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotValues {
     #[error("line {line} is not valid YAML: {reason}")]
@@ -248,13 +249,14 @@ pub enum NotValues {
     NotAMapping { line: u64, found: &'static str },
 }
 
-/// The values in a text. An empty one, or one with comments only, has none.
+/// Parses the values in a text. An empty text, or one with comments only, has none.
 ///
 /// # Errors
-/// When it is not YAML, or something else than a mapping.
+///
+/// If the text is not YAML, or not a mapping.
 pub fn mapping(bytes: &[u8]) -> Result<Map<String, Value>, NotValues> {
-    // Without snippets: the lines around an error may hold secrets. Octals as helm reads them, so
-    // that `defaultMode: 0644` means the same as with `helm --values`.
+    // No snippets: the lines around an error may hold secrets. Octal numbers as in Helm: `defaultMode:
+    // 0644` must have the same meaning as with `helm --values`.
     let options = serde_saphyr::options! { with_snippet: false, legacy_octal_numbers: true };
     let value: Value =
         serde_saphyr::from_slice_with_options(bytes, options).map_err(|error| NotValues::Yaml {
@@ -273,7 +275,7 @@ pub fn mapping(bytes: &[u8]) -> Result<Map<String, Value>, NotValues> {
     })
 }
 
-/// Line of the first thing that is neither blank nor a comment nor a document mark.
+/// Line of the first content that is neither blank nor a comment nor a document marker.
 fn first_line(bytes: &[u8]) -> u64 {
     let mut number = 0;
     for line in bytes.split(|byte| *byte == b'\n') {
@@ -429,7 +431,7 @@ mod tests {
     async fn valid_edit_is_loaded_and_invalid_one_ignored() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("values.yaml");
-        // As a mounted Secret is changed: the link is swapped, never the file.
+        // Change the file like a mounted Secret: swap the symlink, never the file.
         let swap = |content: &str, version: &str| {
             let file = directory.path().join(version);
             std::fs::write(&file, content).unwrap();
@@ -460,7 +462,7 @@ mod tests {
 
     #[tokio::test]
     async fn hung_mount_is_reported_and_file_read_later() {
-        // The mount answers once for each word.
+        // The mount responds once for each message.
         let (answers, mount) = std::sync::mpsc::channel::<&'static [u8]>();
         let mount = std::sync::Arc::new(std::sync::Mutex::new(mount));
         let looks = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
@@ -485,7 +487,7 @@ mod tests {
         assert_eq!(hangs.recv().await, Some(false));
         rx.changed().await.unwrap();
         assert_eq!(rx.see()["a"], 2);
-        // It ends though the mount hangs once more.
+        // The watch ends even while the mount hangs again.
         assert_eq!(hangs.recv().await, Some(true));
         drop(rx);
         following.await.unwrap();

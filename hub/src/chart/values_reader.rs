@@ -1,5 +1,5 @@
-//! The one reader of ConfigMaps and Secrets with values: told by watches of their metadata that something has
-//! changed, it reads what was asked for and nothing else.
+//! The only reader of ConfigMaps and Secrets with values. Metadata watches trigger it, and it reads only
+//! the requested objects.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -30,26 +30,26 @@ use tokio_util::sync::CancellationToken;
 use crate::chart::values::{Place, Reading, Readings, word};
 use crate::chart::values_file::{self, MAX_BYTES};
 
-/// The Secret in the hub's namespace with the fleet's salt.
+/// The Secret with the fleet's salt, in the hub's namespace.
 pub const SALT_NAME: &str = "krypton-hub-values-salt";
 const SALT_KEY: &str = "salt";
-/// Secrets whose names begin so are Krypton's own, and never values.
+/// Prefixes of Krypton's own Secrets, which must never be used as values.
 const OWN_NAMES: [&str; 3] = ["krypton-hub-", "krypton-join-", "krypton-agent-"];
 const DEADLINE: Duration = Duration::from_secs(10);
 const RETRY_MAX: Duration = Duration::from_secs(30);
-/// Objects in an answer.
+/// Objects per page of a list.
 const PAGE: u32 = 100;
-/// Events taken in before the next look.
+/// Most events taken in before the next read.
 const BATCH: usize = 256;
-/// Objects read before what was found is passed on: each time, the values of all members are made anew.
+/// Most objects read before the result is published: each publication recomputes the values of all members.
 const AT_ONCE: usize = 64;
 
-/// What is read, and who is told.
+/// The reader's input and output.
 pub struct Follow {
     pub client: Client,
-    /// The hub's, on home.
+    /// Namespace of the hub on the home cluster.
     pub namespace: String,
-    /// The places that somebody asks for.
+    /// The requested places.
     pub wanted: watch::Receiver<BTreeSet<Place>>,
     pub readings: watch::Sender<Arc<Readings>>,
 }
@@ -76,7 +76,7 @@ enum ReadError {
 }
 
 impl Readings {
-    /// What was read before still counts.
+    /// Records a failed read. An earlier reading of the place stays valid.
     fn unread(&mut self, place: &Place, error: &ReadError) {
         let unread = || Reading::Unread(format!("{place}: {}", chain(error)));
         self.by_place.entry(place.clone()).or_insert_with(unread);
@@ -89,25 +89,25 @@ impl ReadError {
     }
 }
 
-/// An object, by its kind and name.
+/// Kind and name of an object.
 type Object = (ValuesKind, String);
 
-/// Something that a watch has shown.
+/// A watch event.
 enum Seen {
     Changed(Object),
-    /// The whole kind was listed: what is not there is gone.
+    /// A complete list of one kind: objects that it doesn't contain are deleted.
     Listed(ValuesKind),
     Failed(ValuesKind, watcher::Error),
 }
 
 impl Follow {
-    /// Reads and follows what is asked for, until `stop`. Nothing is watched before somebody asks.
+    /// Reads and watches the requested places until `stop`. Opens no watch before the first request.
     pub async fn run(mut self, stop: CancellationToken) {
         let mut watches: SelectAll<BoxStream<'static, Seen>> = SelectAll::new();
         let mut watched: BTreeSet<ValuesKind> = BTreeSet::new();
         let mut due: BTreeSet<Object> = BTreeSet::new();
         let mut held = Readings::default();
-        // Those that home has not let us read.
+        // Objects that the home cluster doesn't allow the hub to read.
         let mut refused: BTreeSet<Object> = BTreeSet::new();
         let mut failures = 0;
         let (mut not_before, mut again) = (BootTime::default(), BootTime::default());
@@ -143,7 +143,7 @@ impl Follow {
                 }
                 self.publish(&held);
             }
-            // What is left of a batch is read at once.
+            // Read the rest of a batch immediately.
             let retry = match (due.is_empty(), refused.is_empty()) {
                 (false, _) => Some(not_before),
                 (true, false) => Some(again),
@@ -174,8 +174,8 @@ impl Follow {
         });
     }
 
-    /// Reads what is due; what could not be read counts as it did before. Who does not answer is not asked
-    /// for the rest.
+    /// Reads the due objects. A failed read keeps the previous value. If the API server doesn't respond,
+    /// the remaining objects stay due.
     async fn read(
         &self,
         wanted: &BTreeSet<Place>,
@@ -188,7 +188,7 @@ impl Follow {
             match self.salt().await {
                 Ok(salt) => held.salt = Some(salt),
                 Err(error) => {
-                    // Without it no Secret is of use.
+                    // Without the salt, Secrets are unusable.
                     for place in wanted.iter().filter(|it| it.kind == ValuesKind::Secret) {
                         held.unread(place, &error);
                     }
@@ -251,7 +251,7 @@ impl Follow {
         }
     }
 
-    /// The fleet's salt, made if there is none. Of two hubs that make one, one does.
+    /// Returns the fleet's salt and creates it if missing. If two hubs create one, one of them succeeds.
     async fn salt(&self) -> Result<Arc<str>, ReadError> {
         let api: Api<Secret> = self.api();
         let what = || format!("reading or making Secret {SALT_NAME}");
@@ -268,7 +268,7 @@ impl Follow {
         let data = Some(data.into());
         let params = PostParams::default();
         match found {
-            // One without a salt: the version that was read is the precondition.
+            // The Secret has no salt: the resourceVersion that was read is the precondition.
             Some(found) => {
                 let next = Secret { data, ..found };
                 let call = api.replace(SALT_NAME, &params, &next);
@@ -373,10 +373,10 @@ fn take(seen: Seen, wanted: &BTreeSet<Place>, due: &mut BTreeSet<Object>) {
     }
 }
 
-/// What an object holds, and whether it may be values at all.
+/// The content of an object, and whether it may be used as values.
 struct Content {
     data: BTreeMap<String, Vec<u8>>,
-    /// Why not.
+    /// Why it must not be used as values.
     refused: Option<String>,
 }
 
@@ -416,7 +416,8 @@ fn salt_in(secret: &Secret) -> Option<Arc<str>> {
     (salt.len() >= 32).then(|| salt.into())
 }
 
-/// What the place means. A kubeconfig of a member is no values: whoever may write EdgeClusters would get at it.
+/// Reads one place. A member's kubeconfig is never values: otherwise any user with write access to
+/// EdgeClusters could read it.
 fn reading(place: &Place, found: Option<&Content>) -> Reading {
     let (kind, name, key) = (word(place.kind), &place.name, &place.key);
     let Some(content) = found else {

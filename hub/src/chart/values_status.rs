@@ -1,5 +1,5 @@
-//! What is told of the fleet's own values when they cannot be had: in the log, in an event on the object, and
-//! by whoever asks whether the hub is ready. It stays ready: agents would lose their way to it.
+//! Reports unavailable fleet values: in the log, in an event on the object, and as a note of the readiness
+//! probe. The hub stays ready, because agents could not connect to it otherwise.
 
 use std::time::Duration;
 
@@ -16,14 +16,14 @@ use crate::leader::Leader;
 const DEADLINE: Duration = Duration::from_secs(10);
 const ABOUT: &str = "values of the chart";
 
-/// Tells of each change once.
+/// Reports each change once.
 pub struct Teller {
     recorder: Recorder,
-    /// The hub's, on home.
+    /// Namespace of the hub on the home cluster.
     namespace: String,
     readiness: Readiness,
     told: Option<Problem>,
-    /// Only a hub that leads writes events.
+    /// Only the leader writes events.
     lead: Leader,
 }
 
@@ -33,7 +33,7 @@ impl std::fmt::Debug for Teller {
     }
 }
 
-/// What becomes of the members while the fleet's values cannot be had.
+/// Describes the effect on members while the fleet's values are unavailable.
 pub fn meanwhile(has_good: bool) -> &'static str {
     if has_good {
         "the last good values stay in use"
@@ -63,7 +63,7 @@ impl Teller {
         }
     }
 
-    /// How the values stand now; `has_good` when there are some in use.
+    /// Reports the state of the values. `has_good` tells whether good values are in use.
     pub fn tell(&mut self, problem: Option<&Problem>, has_good: bool) {
         if self.told.as_ref() == problem {
             return;
@@ -89,7 +89,7 @@ impl Teller {
         }
     }
 
-    /// This hub leads from here on: what is wrong is told again.
+    /// Reports an existing problem again when this hub becomes leader.
     pub fn anew(&mut self, has_good: bool) {
         if let Some(problem) = self.told.take() {
             self.tell(Some(&problem), has_good);

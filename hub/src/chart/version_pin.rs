@@ -1,5 +1,5 @@
-//! Which version a range means, and which content a version has: found out once for all members, and kept on home
-//! over restarts.
+//! Resolves the chart version for all members: a range to a version, and a version to its content digest.
+//! The result is stored in a ConfigMap on the home cluster, so it survives restarts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,23 +30,25 @@ const CONTENT: &str = "content";
 const RESOLVED: &str = "resolved";
 const DEADLINE: Duration = Duration::from_secs(10);
 const RETRY_MAX: Duration = Duration::from_secs(5 * 60);
-/// A standby looks so often whether the record is another.
+/// How often a standby checks the record for changes.
 const RECORD_EVERY: Duration = Duration::from_secs(30);
-/// The record is asked for again so soon at the latest where members wait for it.
+/// Longest pause before the next read of the record while members wait for it.
 const UNREAD_MAX: Duration = Duration::from_secs(3);
 
-/// What is known of what was asked for.
+/// The resolved chart version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Meaning {
     pub version: String,
-    /// As [`krypton_types::desired::ChartState::pinned`] has it.
+    /// See [`krypton_types::desired::ChartState::pinned`].
     pub pinned: Option<String>,
-    /// When the tenure began under which the record was read: what an earlier lead has put there is in `version`.
+    /// Start of the leader term in which this hub read the record. `version` then includes the record of
+    /// any earlier leader.
     pub under: Option<BootTime>,
 }
 
 impl Meaning {
-    /// Before the first lookup. If the chart must prove itself, members get a range, with which they do nothing.
+    /// The value before the first lookup. If the chart needs verification, members get a range, which they
+    /// never install.
     pub fn unread(version: &str, proven: bool) -> Self {
         let (version, pinned) = match proven {
             true => (withheld(version), None),
@@ -60,7 +62,8 @@ impl Meaning {
         }
     }
 
-    /// The epoch that may be given with this version: that of the tenure, once the record was read under it.
+    /// Returns the epoch to send with this version: that of `tenure`, once this hub has read the record in
+    /// that term.
     pub fn epoch(&self, tenure: Option<&LeaderTerm>) -> Option<u64> {
         let tenure = tenure?;
         (self.under == Some(tenure.since)).then_some(tenure.epoch)
@@ -89,17 +92,17 @@ enum PinError {
     Content(#[source] Arc<ChartError>),
 }
 
-/// Which range, and where it is looked up.
+/// The version setting to resolve, and the repository to resolve it from.
 pub struct ChartPin {
     pub client: Client,
-    /// The hub's, on home.
+    /// Namespace of the hub on the home cluster.
     pub namespace: String,
     pub charts: Arc<ChartCache>,
-    /// With the version as it was asked for.
+    /// The chart with the configured version.
     pub chart: ChartRef,
-    /// How often it is looked up again; `None`: not for as long as repository, name and range are the same.
+    /// Interval between lookups. `None` keeps the result while repository, name and range are unchanged.
     pub every: Option<Duration>,
-    /// Members are given a version only with the digest of a chart that `charts` has taken.
+    /// Whether members get a version only with the digest of a chart that `charts` has accepted.
     pub proven: bool,
 }
 
@@ -109,28 +112,29 @@ impl std::fmt::Debug for ChartPin {
     }
 }
 
-/// A pin that is looked after from here on.
+/// A pin with the state of its refresh loop.
 #[derive(Debug)]
 pub struct Kept {
     pin: ChartPin,
     tx: watch::Sender<Meaning>,
-    /// When to look again; `None`: never.
+    /// Pause until the next lookup; `None` means never.
     next: Option<Duration>,
     failures: u32,
-    /// When it was last looked up, where nothing is on record.
+    /// Time of the last lookup without a record.
     looked_up: Option<BootTime>,
 }
 
-/// What home has on record of a range.
+/// The record of a range on the home cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Record {
     version: String,
-    /// The version with its digest, where it is known.
+    /// The version with its digest, if known.
     content: Option<String>,
     resolved: Timestamp,
 }
 
-/// The record, when it is of this chart and range; the repository's URL may hold a password, and is not in it.
+/// Returns the record if it belongs to this chart and range. The record omits the repository's URL, which
+/// may contain a password.
 fn record(found: Option<&ConfigMap>, of: &str) -> Option<Record> {
     let data = found?.data.as_ref()?;
     if data.get(OF)? != of {
@@ -139,7 +143,7 @@ fn record(found: Option<&ConfigMap>, of: &str) -> Option<Record> {
     Some(Record {
         version: data.get(VERSION).filter(|it| !it.is_empty())?.clone(),
         content: data.get(CONTENT).filter(|it| is_pinned(it)).cloned(),
-        // Without a time it counts, and is looked up again if that is wanted at all.
+        // A record without a time is valid, but due for the next lookup.
         resolved: data
             .get(RESOLVED)
             .and_then(|text| text.parse().ok())
@@ -147,8 +151,8 @@ fn record(found: Option<&ConfigMap>, of: &str) -> Option<Record> {
     })
 }
 
-/// How long the record is still good for; `None`: for ever. A clock that was wrong puts nothing off for longer
-/// than one interval.
+/// Returns how long the record stays valid, or `None` if it never expires. A wrong clock delays the next
+/// lookup by at most one interval.
 fn good_for(record: &Record, every: Option<Duration>, now: Timestamp) -> Option<Duration> {
     let every = every?;
     let age = now.duration_since(record.resolved);
@@ -158,8 +162,7 @@ fn good_for(record: &Record, every: Option<Duration>, now: Timestamp) -> Option<
     }
 }
 
-/// What stands in the place of a version whose chart has not proven itself: a range, with which members do
-/// nothing.
+/// Replaces a version whose chart is not verified with a range, which members never install.
 fn withheld(version: &str) -> String {
     match unpinned(version) {
         "" => "*".to_owned(),
@@ -176,12 +179,13 @@ fn unpinned(version: &str) -> &str {
     version.split('@').next().unwrap_or_default()
 }
 
-/// The version to go on with. An older one than before is most likely a repository that is not whole.
+/// Chooses between the previous and the found version. An older version most likely means an incomplete
+/// repository.
 fn chosen(before: Option<&str>, found: String) -> String {
     let parse = |text: &str| exact_version(unpinned(text));
     let pin = |text: &str| text.split_once('@').map(|(_, pin)| pin.to_owned());
     match before {
-        // Written otherwise, it would be another version to helm.
+        // Keep the previous spelling: Helm compares versions as text.
         Some(before) if parse(before) == parse(&found) && pin(before) == pin(&found) => {
             before.to_owned()
         }
@@ -194,8 +198,8 @@ fn chosen(before: Option<&str>, found: String) -> String {
 }
 
 impl ChartPin {
-    /// Finds version and content, or what went wrong, within a minute or so. Without a version, members are given the
-    /// range itself, with which they do nothing but say that it has no meaning yet.
+    /// Resolves version and content, or fails, within about a minute. Without a version, members get the
+    /// range itself. They install nothing and report that it is unresolved.
     pub async fn begin(self, tx: watch::Sender<Meaning>, stop: &CancellationToken) -> Kept {
         let mut kept = Kept {
             pin: self,
@@ -220,7 +224,8 @@ impl ChartPin {
         sha256_hex(format!("{repo}\n{name}\n{version}{proven}").as_bytes())
     }
 
-    /// The version that the setting means now, with its digest. `settled` is the version of a record without one.
+    /// Resolves the setting to a version with its digest. `settled` is the version of a record without a
+    /// digest.
     async fn meaning(&self, settled: Option<&str>) -> Result<String, PinError> {
         let asked = &self.chart.version;
         let version = match settled {
@@ -239,8 +244,9 @@ impl ChartPin {
         pinned.map_err(PinError::Content)
     }
 
-    /// The version for members, and what they fetch, if the setting means `content`, a version with its digest. If
-    /// the chart has proven itself, the digest is part of the release. Elsewhere it is for the fetch alone.
+    /// Returns the version for members and the version that they fetch, if the setting resolves to
+    /// `content`. `content` is a version with its digest. For a verified chart, the digest is part of the
+    /// release. Otherwise only the fetch uses it.
     fn given(&self, content: &str) -> (String, Option<String>) {
         let asked = &self.chart.version;
         match (self.proven, is_range(asked)) {
@@ -250,7 +256,7 @@ impl ChartPin {
         }
     }
 
-    /// The same for a record, which may have no digest yet.
+    /// Like `given`, for a record, which may lack a digest.
     fn recorded(&self, record: &Record) -> (String, Option<String>) {
         match &record.content {
             Some(content) => self.given(content),
@@ -263,8 +269,8 @@ impl ChartPin {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// The content that holds now, and how long for. `found` is the ConfigMap. The leader writes the record, and
-    /// other hubs use it.
+    /// Returns the current content and how long it stays valid. `found` is the ConfigMap. The leader writes
+    /// the record, and other hubs use it.
     async fn version(
         &self,
         found: Option<ConfigMap>,
@@ -311,7 +317,7 @@ impl ChartPin {
         let params = PostParams::default();
         let attempt = "writing";
         match found {
-            // The version that was read is the precondition: of two hubs one decides.
+            // The resourceVersion that was read is the precondition: if two hubs write, one succeeds.
             Some(found) => {
                 let object = ConfigMap { data, ..found };
                 let call = effect!(
@@ -358,8 +364,8 @@ impl ChartPin {
 }
 
 impl Kept {
-    /// Looks again when it is time, at least so often as a standby does while this hub is one, and whenever it
-    /// comes to lead, until `stop`.
+    /// Repeats the lookup until `stop`: when it is due, when this hub becomes leader, and at the standby
+    /// interval while it is a standby.
     pub async fn keep(mut self, mut lead: Leader, stop: CancellationToken) {
         let mut led = None;
         loop {
@@ -372,7 +378,7 @@ impl Kept {
                     if let Some(tenure) = lead.tenure().filter(|_| lead.writes(now))
                         && led != Some(tenure.since)
                     {
-                        // Another may have put another one on record.
+                        // Another leader may have changed the record.
                         led = Some(tenure.since);
                         return;
                     }
@@ -391,7 +397,7 @@ impl Kept {
             let look = async {
                 tokio::select! {
                     () = self.look(Some(&now_led)) => {}
-                    // Members wait for the record, and looking up a range may take long.
+                    // Members wait for the record, and resolving a range may take long.
                     () = another_tenure(&mut lead, now_led.tenure()) => {}
                 }
             };
@@ -402,14 +408,16 @@ impl Kept {
     }
 
     async fn look(&mut self, lead: Option<&Leader>) {
-        // Before the record is read: what is read under it is of nobody who led before.
+        // Take the term before the read. A record that is read in this term includes the writes of all
+        // earlier leaders.
         let under = lead.and_then(Leader::tenure).map(|tenure| tenure.since);
         let ended = match self.read(under).await {
             Ok(found) => self.look_up(found, lead).await,
             Err(error) => Err(error),
         };
         self.next = match ended {
-            // A fifth later at most, so that hubs do not ask at one moment; the first that does, does for all.
+            // Add at most a fifth to keep hubs from looking up at the same moment. The first lookup serves
+            // all hubs.
             Ok(left) => {
                 self.failures = 0;
                 left.map(a_little_later)
@@ -425,7 +433,7 @@ impl Kept {
         };
     }
 
-    /// Reads the record, and tells at once what it says: members do not wait for a repository.
+    /// Reads the record and publishes it immediately: members don't have to wait for a repository.
     async fn read(&mut self, under: Option<BootTime>) -> Result<Option<ConfigMap>, PinError> {
         let api = self.pin.api();
         let found = self
@@ -437,7 +445,7 @@ impl Kept {
         Ok(found)
     }
 
-    /// Says how long what is known is good for.
+    /// Resolves the version and returns how long it stays valid.
     async fn look_up(
         &mut self,
         found: Option<ConfigMap>,
@@ -446,7 +454,8 @@ impl Kept {
         let recorded = record(found.as_ref(), &self.pin.of());
         let recorded = recorded.is_some_and(|record| record.content.is_some());
         let leads = lead.is_some_and(|lead| lead.tenure().is_some());
-        // Without a record a standby looks it up itself, and not as often as it looks for a record.
+        // Without a record, a standby resolves the version itself, but less often than it checks for a
+        // record.
         let lately = |at: BootTime| BootTime::now().since(at) < RETRY_MAX;
         if !recorded && !leads && self.looked_up.is_some_and(lately) {
             return Ok(None);
@@ -459,7 +468,7 @@ impl Kept {
         Ok(left)
     }
 
-    /// What is not said stands.
+    /// Publishes the version. `None` keeps the current value.
     fn tell(&self, found: Option<(String, Option<String>)>, under: Option<BootTime>) {
         self.tx.send_if_modified(|meaning| {
             let before = meaning.clone();
@@ -476,7 +485,7 @@ fn a_little_later(pause: Duration) -> Duration {
     pause.mul_f64(1.0 + 0.2 * rand::random::<f64>())
 }
 
-/// Waits until this hub leads in another tenure than it did.
+/// Waits until this hub leads in a different term than `before`.
 async fn another_tenure(lead: &mut Leader, before: Option<LeaderTerm>) {
     let before = before.map(|tenure| tenure.since);
     loop {
@@ -550,7 +559,7 @@ mod tests {
         assert_eq!(left(1_500), Some(Duration::from_secs(100)));
         assert_eq!(left(1_600), Some(Duration::ZERO));
         assert_eq!(left(1_000_000), Some(Duration::ZERO));
-        // Written by a clock that was ahead.
+        // The record's time is in the future.
         assert_eq!(left(10), Some(every));
         assert_eq!(good_for(&record, None, at(1_000_000)), None);
     }
@@ -563,7 +572,7 @@ mod tests {
         assert_eq!(chosen(Some("1.10.0"), "1.9.0"), "1.10.0");
         assert_eq!(chosen(Some("1.2.0"), "v1.2.0"), "1.2.0");
         assert_eq!(chosen(Some("rubbish"), "1.2.0"), "1.2.0");
-        // Another content of the same version.
+        // Different content of the same version.
         assert_eq!(
             chosen(Some("1.2.0@sha256:a"), "v1.2.0@sha256:a"),
             "1.2.0@sha256:a"
@@ -620,16 +629,16 @@ mod tests {
         let version = |version: &str| Some((version.to_owned(), None));
         kept.tell(version("1.1.0"), None);
         assert_eq!((epoch(None), epoch(Some(&first))), (None, None));
-        // The lead is won, and the record is read: version and epoch come together.
+        // The hub becomes leader and reads the record: version and epoch change together.
         kept.tell(version("1.2.0"), Some(at(100)));
         assert_eq!(epoch(Some(&first)), Some(7));
         assert_eq!(rx.get().version, "1.2.0");
-        // What is looked up later changes nothing about that, nor does a later epoch of the tenure.
+        // Neither a later lookup nor a later epoch of the same term removes the epoch.
         kept.tell(version("1.3.0"), None);
         assert_eq!(epoch(Some(&tenure(8, 100))), Some(8));
-        // Lost, and won again: the record may be another's.
+        // After a lost and regained leadership, another hub may have written the record.
         assert_eq!((epoch(None), epoch(Some(&tenure(10, 200)))), (None, None));
-        // Nothing is on record: what is known counts.
+        // Without a record, the known version counts.
         kept.tell(None, Some(at(200)));
         assert_eq!(epoch(Some(&tenure(10, 200))), Some(10));
         assert_eq!(rx.get().version, "1.3.0");
@@ -658,7 +667,7 @@ mod tests {
                 resolved: at(1),
             };
             assert_eq!(pin.recorded(&record(Some(content))), expected, "{asked}");
-            // The version of a record without content stands, and members wait for the content.
+            // The version of a record without content stays, and members wait for the content.
             let older = pin.recorded(&record(None)).1;
             assert_eq!(older.as_deref(), (!proven).then_some(""), "{asked}");
         }
@@ -691,7 +700,7 @@ mod tests {
             assert_eq!(withheld(asked), shown);
             assert!(is_range(shown), "{shown}");
         }
-        // Members refuse it as it is.
+        // Members reject it unchanged.
         assert_eq!(withheld("rubbish"), "rubbish");
     }
 }

@@ -1,5 +1,5 @@
-//! What is read and written of KryptonDeployments on home: one request each, with a deadline and on top of
-//! what the decision was made on.
+//! Reads and writes KryptonDeployments on home. Each request has a deadline. Each write requires the
+//! version that the decision was based on.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,32 +18,32 @@ use crate::observe::metrics::Wrote;
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// What is to be written of one object.
+/// The fields of an object to write.
 #[derive(Debug)]
 pub(super) enum Write {
     Finalizers(Vec<String>),
     Status(KryptonDeploymentStatus),
 }
 
-/// A write that has ended.
+/// A completed write.
 pub(super) struct Written {
     pub(super) key: DeploymentKey,
-    /// The version that it was made on.
+    /// The version before the write.
     pub(super) before: Option<String>,
-    /// `None` when nothing was written.
+    /// `None` if nothing was written.
     pub(super) object: Option<KryptonDeployment>,
-    /// Home's CRD does not keep places, so nothing was written.
+    /// Whether the hub wrote nothing because home's CRD drops `status.places`.
     pub(super) forgets: bool,
-    /// To be told now.
+    /// Events to record now.
     pub(super) news: Vec<News>,
-    /// `None` when nothing was to be written after all.
+    /// `None` if no write was necessary after all.
     pub(super) came: Option<Wrote>,
 }
 
-/// What came of a write.
+/// The result of a write.
 enum Outcome {
     Written(KryptonDeployment),
-    /// It is not as the decision took it to be.
+    /// Nothing was written: the object differs from the one that the decision was based on.
     Read(KryptonDeployment),
     Forgets,
 }
@@ -63,7 +63,7 @@ pub(super) async fn write(
             came = matches!(outcome, Outcome::Written(_)).then_some(Wrote::Ok);
             Some(outcome)
         }
-        // Somebody was faster, or it is gone: the watch tells.
+        // Another client wrote first, or the object is gone. The watch delivers the change.
         Ok(Err(kube::Error::Api(status))) if status.code == 409 || status.code == 404 => {
             came = Some(Wrote::Conflict);
             None
@@ -81,7 +81,7 @@ pub(super) async fn write(
         tracing::Span::current().record("outcome", came.name());
     }
     let forgets = matches!(outcome, Some(Outcome::Forgets));
-    // Somebody has put another's there since the hub was started.
+    // Since the hub's start, another client has replaced the CRD.
     if forgets
         && let Err(error) = krypton_runtime::crd::follow(&client, &KryptonDeployment::crd()).await
     {
@@ -102,9 +102,9 @@ pub(super) async fn write(
     }
 }
 
-/// Under a CRD that does not know places, each write of an object takes its own away. So it is tried first, without
-/// anything being stored, and before the first record of an object that is read afresh: what was read under such a
-/// CRD has none, whatever is stored.
+/// Prevents the loss of recorded places. Under a CRD that lacks the field, every write of an object drops
+/// its stored places. A dry run detects this before the write. Before the first record, the object is
+/// reread: under such a CRD it is read without places even if some are stored.
 async fn write_now(
     client: &Client,
     key: &DeploymentKey,
@@ -156,7 +156,7 @@ async fn write_now(
     written.map(Outcome::Written)
 }
 
-/// A deletion that was read afresh; `None` when it could not be, or there is none.
+/// A reread deletion. `found` is `None` if the read failed or the object is not deleted.
 pub(super) struct Reading {
     pub(super) key: DeploymentKey,
     pub(super) uid: String,
@@ -227,7 +227,8 @@ mod tests {
         serde_json::from_value(json!({"places": places})).unwrap()
     }
 
-    /// A home with this object, which keeps what is sent or forgets its places; what it was asked.
+    /// A home cluster with this object, and the log of its requests. It keeps the sent places or drops
+    /// them.
     async fn home(stored: KryptonDeployment, keeps: bool) -> (Client, Asked) {
         let asked = Asked::default();
         let log = Arc::clone(&asked);
@@ -238,7 +239,7 @@ mod tests {
                 (_, true) => "try",
                 (_, false) => "write",
             };
-            // The CRD is not to be had.
+            // The CRD is not available.
             let of_crd = uri.path().contains("customresourcedefinitions");
             log.lock().unwrap().push(if of_crd { "crd" } else { what });
             let mut answer = serde_json::to_value(&stored).unwrap();
@@ -276,7 +277,8 @@ mod tests {
             Places<'a>,
         );
         let table: Vec<Case<'_>> = vec![
-            // Read as, stored as, whether it is kept, what is to be written; what is asked, and what is known then.
+            // Read object, stored object, whether the CRD keeps places, the write; then the requests and
+            // the known places.
             (
                 None,
                 None,

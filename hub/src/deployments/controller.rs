@@ -1,5 +1,5 @@
-//! Keeps KryptonDeployments: whenever something has changed, all of them are decided on anew, and what
-//! differs is ordered and written.
+//! Reconciles KryptonDeployments: after each change, decides on all of them, then publishes the orders and
+//! writes the objects that differ.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -39,20 +39,21 @@ use crate::notices::EventRecorder;
 use crate::observe::metrics::{HomeWrites, Wrote};
 use crate::tenants::Reports;
 
-/// Two writes of one object are at least so far apart.
+/// Minimum interval between two writes of one object.
 const PACE: Duration = Duration::from_secs(1);
-/// The pause after a read that failed, or a write that another was faster than, give or take half of it.
+/// Pause after a failed read or a write conflict, with 50 % jitter.
 const AFTER_FAILURE: Duration = Duration::from_secs(3);
-/// Whether home keeps places by now is tried so often.
+/// Retry interval for checking whether home's CRD retains `status.places`.
 const TRY_AGAIN: Duration = Duration::from_secs(20);
 const FORGETS: &str = "home's CRD of KryptonDeployments does not keep where one is deployed: it is older than this hub, and until it is brought up to date none is written or ordered anew";
-/// Two looks at all of them.
+/// Minimum interval between two decisions on all objects.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// Writes and reads in flight: beyond it they wait.
+/// Maximum number of writes and reads in flight. Others wait.
 const REQUESTS: usize = 8;
-/// Secrets that are looked at for those who may not name them unless they are open to all.
+/// Maximum number of untrusted Secrets to read. An object may name them only if the Secret itself permits
+/// it.
 const UNTRUSTED_MAX: usize = 1_000;
-/// How a failed list of KryptonDeployments is logged.
+/// How the hub logs a failed list of KryptonDeployments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Noted {
     Nothing,
@@ -61,7 +62,8 @@ enum Noted {
     Failed,
 }
 
-/// `refused` is a plain no of the API server; with `known` the hub has just believed it.
+/// Selects the log level. `refused` means that the API server returned 403 or 404. `known` means that the
+/// hub has just accepted the absence of KryptonDeployments.
 fn noted(status: u16, refused: bool, known: bool) -> Noted {
     match (status, refused, known) {
         (404, _, true) => Noted::Absent,
@@ -70,28 +72,28 @@ fn noted(status: u16, refused: bool, known: bool) -> Noted {
     }
 }
 
-/// So often in a row home has to say that it knows no KryptonDeployments.
+/// Consecutive 403 or 404 responses after which the hub assumes that home has no KryptonDeployments.
 const NOT_KNOWN: u32 = 2;
 
-/// What they are kept by.
+/// Inputs of the KryptonDeployment controller.
 pub struct Controller {
     pub client: Client,
     pub deployments: Arc<Deployments>,
     pub found: Arc<Clusters>,
     pub notices: EventRecorder,
-    /// Secrets that are named, for whoever looks for members by them.
+    /// Publishes the named Secrets to discovery.
     pub named: watch::Sender<Named>,
     pub findings: watch::Receiver<Findings>,
-    /// Of which namespaces KryptonDeployments are carried out; `None`: all.
+    /// Namespaces whose KryptonDeployments are reconciled. `None` means all.
     pub namespaces: Option<BTreeSet<String>>,
-    /// Of Secrets that are named without one.
+    /// Default namespace of a named Secret.
     pub discovery_namespace: String,
-    /// Where Secrets are open to whoever names them.
+    /// Namespaces whose Secrets any object may name.
     pub open_namespaces: BTreeSet<String>,
-    /// Between two looks at what was deployed.
+    /// Interval between two drift checks of a release.
     pub check_interval: Duration,
     pub writes: HomeWrites,
-    /// Knows the chart that the hub has given to each member.
+    /// Contains the charts that the hub sent to each member.
     pub reports: Arc<Reports>,
 }
 
@@ -106,14 +108,14 @@ struct Slot {
     object: Arc<KryptonDeployment>,
     deletion: Deletion,
     told: RecordedEvents,
-    /// Nothing is written or read before.
+    /// The earliest time of the next write or read.
     next: BootTime,
     busy: bool,
-    /// Writes that have failed in a row. A conflict is none.
+    /// Consecutive failed writes. A conflict does not count.
     failures: u32,
 }
 
-/// A list of one kind, as far as it is known.
+/// The state of the list of one kind.
 #[derive(Debug, Default)]
 struct Known {
     listed: BTreeSet<String>,
@@ -125,15 +127,15 @@ struct DeploymentStore {
     slots: BTreeMap<DeploymentKey, Slot>,
     listing: BTreeSet<DeploymentKey>,
     synced: bool,
-    /// How often home has said in a row that there is no such thing, or that we may not know.
+    /// Consecutive 403 or 404 responses of home.
     refused: u32,
     clusters: target::Clusters,
     of_clusters: Known,
-    /// Home's CRD does not keep places: nothing is decided until then.
+    /// Home's CRD drops `status.places`. The hub decides nothing until this time.
     forgets: Option<BootTime>,
 }
 
-/// Keeps them until `stop`. Orders are given by every hub, and only the one that leads writes.
+/// Reconciles KryptonDeployments until `stop`. Every hub publishes orders. Only the leader writes.
 pub async fn run(keep: Controller, mut lead: Leader, stop: CancellationToken) {
     let objects: Api<DeserializeGuard<KryptonDeployment>> = Api::all(keep.client.clone());
     let mut objects = Watched::new(move || {
@@ -157,18 +159,18 @@ pub async fn run(keep: Controller, mut lead: Leader, stop: CancellationToken) {
         let won = tenure.as_ref().map(|tenure| tenure.won);
         if objects.begins(tenure.as_ref()) {
             members.begins(tenure.as_ref());
-            // A standby may have seen what is old: nothing is ordered or written by that.
+            // A standby's view may be stale: the leader orders and writes nothing based on it.
             store.unlist();
             requests.readings = JoinSet::new();
         }
         if leading && led != tenure.as_ref().map(|tenure| tenure.since) {
-            // Another hub has told what was done until then.
+            // The previous leader recorded the earlier events.
             store.forget_told();
             led = tenure.map(|tenure| tenure.since);
             look = true;
         }
         if store.forgets.is_some_and(|until| until <= now) {
-            // What was read in between may lack what is stored.
+            // Objects read before this may lack their stored places.
             objects.anew();
             (store.forgets, store.synced, store.refused) = (None, false, 0);
         }
@@ -177,7 +179,7 @@ pub async fn run(keep: Controller, mut lead: Leader, stop: CancellationToken) {
             let decisions = store.decide(&keep, &found, objects.of());
             let wake = requests.start(&mut store, decisions, (&keep, &lead), (leading, won), now);
             look = wake.is_some();
-            // As in the fleet's loop: a long look leaves as much time for the rest, and other tasks run.
+            // As in the fleet's loop: pause for as long as the decisions took, so other tasks can run.
             let ended = BootTime::now();
             rested = BootTime(ended.0 + LOOK_EVERY.max(ended.since(now)));
             look_next = wake.map_or(rested, |wake| wake.max(rested));
@@ -218,7 +220,7 @@ struct Requests {
 }
 
 impl Requests {
-    /// Starts the steps that are due. Returns when the next one is that has to wait.
+    /// Starts the steps that are due. Returns the due time of the next waiting step.
     fn start(
         &mut self,
         store: &mut DeploymentStore,
@@ -242,7 +244,7 @@ impl Requests {
             };
             let status = slot.object.status.as_ref();
             let Some(epoch) = lead.mark(status.and_then(|status| status.hub_epoch)) else {
-                // A later leader wrote it: it is looked at again under a later epoch.
+                // A later leader wrote it. Check it again under a later epoch.
                 continue;
             };
             if let Step::Write(Write::Status(status), _) = &mut step {
@@ -273,10 +275,10 @@ impl Requests {
     }
 }
 
-/// With it, what members have done.
+/// An object's key, its decision, and the events that members reported.
 type Decided = (DeploymentKey, Decision, Vec<(String, Vec<ReportedEvent>)>);
 
-/// The one thing to do about an object.
+/// The next request for an object.
 enum Step {
     Read,
     Write(Write, Vec<News>),
@@ -284,7 +286,7 @@ enum Step {
 
 impl Step {
     pub(crate) fn of(decision: Decision, object: &KryptonDeployment) -> Option<Self> {
-        // Gone, as far as it goes by us.
+        // Krypton has nothing left to do for this object.
         if object.metadata.deletion_timestamp.is_some() && object.finalizers().is_empty() {
             return None;
         }
@@ -304,7 +306,7 @@ impl Step {
 }
 
 impl Slot {
-    /// Tells of what members have done; this hub leads since it has `won`.
+    /// Records the events that members reported. `won` is the start of this hub's leadership.
     fn tell(
         &mut self,
         deeds: Vec<(String, Vec<ReportedEvent>)>,
@@ -321,17 +323,17 @@ impl Slot {
 }
 
 impl DeploymentStore {
-    /// Home is listed anew, and deletions are read again.
+    /// Starts over with new lists of home's objects, and rereads deletions.
     fn unlist(&mut self) {
         (self.synced, self.refused, self.of_clusters.synced) = (false, 0, false);
         self.forgets = None;
         for slot in self.slots.values_mut() {
-            // A read that was under way is dropped; a write that is, ends and says so once more.
+            // Reads in flight are dropped. A write in flight completes and reports its result.
             (slot.deletion, slot.busy) = (Deletion::NotRead, false);
         }
     }
 
-    /// Decides on all, and gives the orders. Nothing follows before home's lists are complete.
+    /// Decides on all objects, and publishes the orders. Returns nothing until home's lists are complete.
     fn decide(
         &mut self,
         keep: &Controller,
@@ -344,9 +346,10 @@ impl DeploymentStore {
         {
             return Vec::new();
         }
-        // Of one that does not act nothing is on record; what is, a person changes.
+        // The hub records no UID for a member that does not act, so use the UID that it found. Only a user
+        // changes a recorded one.
         self.clusters.learn(|name| keep.found.get(name).flatten());
-        // The older first: of more than a member takes, those wait that came last.
+        // Oldest first: beyond the member's limit, the newest objects wait.
         let slots = self.by_age();
         keep.named.send_if_modified(|before| {
             let next = self.named(&slots, keep);
@@ -374,7 +377,7 @@ impl DeploymentStore {
             }
             decisions.push((key.clone(), decision, deeds));
         }
-        // They follow from what was read in this tenure.
+        // The orders are based on reads of this term.
         keep.deployments.read_in(of);
         keep.deployments.order(ordered);
         decisions
@@ -413,7 +416,7 @@ impl DeploymentStore {
                 Some(At {
                     said: keep.deployments.said(&name, key).map(|mut said| {
                         let chart = &mut said.report.applied_chart;
-                        // The text is the hub's own: a report only confirms it.
+                        // Show only a chart text that the hub sent: the report merely confirms it.
                         if !keep.reports.was_dealt(&name, chart) {
                             chart.clear();
                         }
@@ -445,7 +448,7 @@ impl DeploymentStore {
         }
     }
 
-    /// All Secrets that are named, and those of members that releases are still on.
+    /// Returns all named Secrets, and the Secrets of members that still have releases.
     fn named(
         &self,
         by_age: &[(&DeploymentKey, &Slot)],
@@ -459,14 +462,14 @@ impl DeploymentStore {
             }
             let naming = match all.entry(secret) {
                 Entry::Occupied(naming) => naming.into_mut(),
-                // Whoever may not name it may have it looked at no more than this.
+                // Limits how many Secrets an object outside their namespaces can make the hub read.
                 Entry::Vacant(_) if !trusted && untrusted >= UNTRUSTED_MAX => return,
                 Entry::Vacant(naming) => {
                     untrusted += usize::from(!trusted);
                     naming.insert(Naming::default())
                 }
             };
-            // The elder's word counts, and that of who may name it before any other.
+            // The oldest object determines the key. A trusted object precedes any untrusted one.
             if trusted && !naming.trusted {
                 *naming = Naming { key, trusted };
             } else if trusted == naming.trusted {
@@ -502,7 +505,7 @@ impl DeploymentStore {
         all
     }
 
-    /// Says whether anything may follow from it.
+    /// Applies a watch event. Returns whether a new decision is necessary.
     fn see(
         &mut self,
         event: watcher::Result<Event<DeserializeGuard<KryptonDeployment>>>,
@@ -561,8 +564,8 @@ impl DeploymentStore {
                     watcher::Error::InitialListFailed(kube::Error::Api(status)) => status.code,
                     _ => 0,
                 };
-                // Where there are none of the kind, or none for us, nobody waits for them. What was known
-                // stands.
+                // If the API is absent or forbidden, do not wait for its list. Earlier objects remain
+                // valid.
                 let refused = matches!(status, 403 | 404) && self.of_clusters.synced;
                 self.refused += u32::from(refused);
                 let unknown = refused && self.refused == NOT_KNOWN && !self.synced;
@@ -588,7 +591,7 @@ impl DeploymentStore {
     fn put(&mut self, key: DeploymentKey, object: KryptonDeployment) {
         let same = |slot: &&mut Slot| slot.object.metadata.uid == object.metadata.uid;
         if let Some(slot) = self.slots.get_mut(&key).filter(same) {
-            // Of a home that was restored it may not be deleted any more.
+            // If home was restored from a backup, the object may not be deleted there.
             if object.metadata.deletion_timestamp.is_none() {
                 slot.deletion = Deletion::NotRead;
             }
@@ -663,7 +666,7 @@ impl DeploymentStore {
         }
     }
 
-    /// What was written counts, unless the watch has brought something else since.
+    /// Stores the written object, unless the watch has delivered a newer one.
     fn take_written(&mut self, written: Written, notices: &EventRecorder) {
         if written.forgets
             && self.forgets.is_none()
@@ -678,7 +681,7 @@ impl DeploymentStore {
         if let Some(object) = &written.object {
             tell(object, written.news, notices);
         }
-        // The watch may have told of its end before.
+        // The watch may have delivered the object's deletion first.
         let Some(slot) = self.slots.get_mut(&written.key) else {
             return;
         };
@@ -714,7 +717,7 @@ impl DeploymentStore {
         }
     }
 
-    /// What was told in a tenure of before.
+    /// Discards the events recorded in an earlier term.
     fn forget_told(&mut self) {
         for slot in self.slots.values_mut() {
             slot.told = RecordedEvents::default();
@@ -735,8 +738,7 @@ fn tell(object: &KryptonDeployment, news: Vec<News>, notices: &EventRecorder) {
     }
 }
 
-/// The places on record.
-/// Each line of a read or write says of what, and where it is deployed, once it is.
+/// Returns the span of a read or write, with the cluster of the latest place.
 fn span(key: &DeploymentKey, object: &KryptonDeployment) -> Span {
     let member = recorded(object).last().map(|place| &*place.cluster);
     let generation = object.metadata.generation;
@@ -754,7 +756,7 @@ fn later() -> BootTime {
     BootTime(BootTime::now().0 + AFTER_FAILURE.mul_f64(0.5 + rand::random::<f64>()))
 }
 
-/// Nanoseconds since 1970.
+/// Returns the creation time in nanoseconds since 1970.
 fn created(object: &KryptonDeployment) -> Option<i128> {
     let created = object.metadata.creation_timestamp.as_ref();
     created.map(|time| time.0.as_nanosecond())

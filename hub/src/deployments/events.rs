@@ -1,4 +1,4 @@
-//! What members have done about deployments, told at home: each deed once, as far as this process knows.
+//! Records events for the actions that members report on deployments. Each process records an action once.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,16 +6,17 @@ use krypton_types::deployment::{ReportedEvent, TOLD_AT_HOME};
 
 use crate::deployments::plan::News;
 
-/// Of one member. More than a few reports hold: of two who speak for it in turn each has deeds of its own.
+/// Number of remembered events of a member. It exceeds the events of several reports, because agent and
+/// proxy each report their own.
 const KEPT: usize = 16;
 
-/// What has been told of one object, by the member's name.
+/// The recorded events of one object, by the member's name.
 #[derive(Debug, Default)]
 pub(super) struct RecordedEvents(BTreeMap<String, BTreeSet<u64>>);
 
 impl RecordedEvents {
-    /// What is to be told of these deeds. While nothing is known, another hub has told those of an object that
-    /// was there before this one.
+    /// Returns the events to record. For a member without remembered events, another hub has recorded the
+    /// events of an object that is older than this hub's term.
     pub(super) fn news(
         &mut self,
         member: &str,
@@ -76,10 +77,10 @@ mod tests {
             reasons(new.news("paris", &both, false)),
             ["RepairTriggered"]
         );
-        // Another speaks for the member, and then the first one again.
+        // Another reporter takes over, and then the first one again.
         assert!(new.news("paris", &[], false).is_empty());
         assert!(new.news("paris", &both, false).is_empty());
-        // The hub is another one.
+        // A different hub leads.
         assert!(old.news("paris", &both, true).is_empty());
         let news = old.news("paris", &more, true);
         assert_eq!(news.len(), 1);

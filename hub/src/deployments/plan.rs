@@ -1,5 +1,5 @@
-//! What follows of one KryptonDeployment: what is ordered of members, what its object says, what is written
-//! on it. Pure.
+//! Decides on one KryptonDeployment: the orders for members, and the object's finalizers, status and
+//! events. Pure.
 
 use std::collections::BTreeMap;
 
@@ -17,10 +17,10 @@ use kube::ResourceExt as _;
 use crate::deployments::target::Cluster;
 use crate::members::deployment_orders::Said;
 
-/// Bytes of an annotation that is passed on, at most: orders are on record on the member.
+/// Maximum size in bytes of an annotation that is passed on. Members persist their orders.
 const ANNOTATION_MAX: usize = 4 * 1024;
 
-/// Reasons of the condition `Ready`, and those that it lacks.
+/// Reasons of the condition `Ready` that the shared reasons lack.
 pub(super) mod ready {
     pub(in crate::deployments) const DEPLOYED: &str = "Deployed";
     pub(in crate::deployments) const NOT_READY: &str = "NotReady";
@@ -30,46 +30,46 @@ pub(super) mod ready {
     pub(in crate::deployments) const DELETING: &str = "Deleting";
 }
 
-/// What was read afresh of a deletion, before anything follows from it.
+/// The result of rereading a deletion. The hub reads it before it acts on the deletion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Deletion {
     #[default]
     NotRead,
     OfTheObject,
-    /// All are being deleted, with their CRD.
+    /// The CRD is being deleted, and all objects with it.
     OfTheCrd,
 }
 
-/// What is known of a cluster that the release is, or is to be, ordered of.
+/// The hub's view of a cluster on which the release is or will be ordered.
 #[derive(Clone, Debug, Default)]
 pub(super) struct At {
-    /// The member that acts on it; `None`: there is no such member.
+    /// The acting member. `None` if the cluster has no member.
     pub(super) member: Option<(String, Cluster)>,
     pub(super) said: Option<Said>,
-    /// More is ordered of it than it takes.
+    /// Whether the orders exceed the member's limit.
     pub(super) full: bool,
 }
 
-/// A place, as it is on record, or to be put on record.
+/// A place that is recorded, or is about to be.
 #[derive(Clone, Debug)]
 pub(super) struct Site {
     pub(super) place: Place,
     pub(super) at: At,
 }
 
-/// All that a decision rests on.
+/// All inputs of a decision.
 pub(super) struct View<'a> {
     pub(super) object: &'a KryptonDeployment,
-    /// What it is for; else what `TargetClusterResolved` says.
+    /// The target cluster, or the state for `TargetClusterResolved` without one.
     pub(super) aim: Result<Site, State>,
-    /// The places on record.
+    /// The recorded places.
     pub(super) sites: Vec<Site>,
     pub(super) deletion: Deletion,
     pub(super) check_every: u32,
     pub(super) now: Timestamp,
 }
 
-/// Something to tell of on the object.
+/// An event to record on the object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct News {
     pub(super) warning: bool,
@@ -96,18 +96,18 @@ pub(super) fn warning(reason: &'static str, message: impl Into<String>) -> News 
 pub(super) struct Decision {
     /// By member.
     pub(super) orders: BTreeMap<String, DesiredDeployment>,
-    /// The object's finalizers, where they are others than it has.
+    /// The new finalizers. `None` if they do not change.
     pub(super) finalizers: Option<Vec<String>>,
-    /// Told once they are written.
+    /// Events to record after the finalizers are written.
     pub(super) with_finalizers: Vec<News>,
     pub(super) status: KryptonDeploymentStatus,
-    /// Told once it is written.
+    /// Events to record after the status is written.
     pub(super) with_status: Vec<News>,
-    /// The deletion is to be read afresh.
+    /// Whether the hub must reread the deletion.
     pub(super) read: bool,
 }
 
-/// Decides.
+/// Decides on the view's object.
 pub(super) fn decide(view: &View<'_>) -> Decision {
     if view.object.metadata.deletion_timestamp.is_some() {
         view.leave()
@@ -116,7 +116,7 @@ pub(super) fn decide(view: &View<'_>) -> Decision {
     }
 }
 
-/// What `Ready` is to say, and the phase and the line for people with it.
+/// The condition `Ready`, with the matching phase and human-readable line.
 struct Standing {
     phase: DeploymentPhase,
     ready: State,
@@ -124,7 +124,7 @@ struct Standing {
 }
 
 impl Standing {
-    /// Says this too.
+    /// Appends `more` to both messages.
     fn and(mut self, more: &str) -> Self {
         for line in [&mut self.ready.message, &mut self.last_message] {
             line.push_str("; ");
@@ -160,14 +160,15 @@ impl View<'_> {
         )
     }
 
-    /// What was said of the very object; another of the name was another's.
+    /// Returns the report on this very object. A report with another UID is about an earlier object of the
+    /// same name.
     fn said<'s>(&self, site: &'s Site) -> Option<&'s Said> {
         let said = site.at.said.as_ref()?;
         let uid = self.object.metadata.uid.as_deref().unwrap_or_default();
         (said.report.uid == uid).then_some(said)
     }
 
-    /// What members have done about it, by their names.
+    /// Returns the events that members reported for this object, by member.
     pub(super) fn deeds(&self) -> Vec<(String, Vec<ReportedEvent>)> {
         let sites = self.sites.iter().chain(self.aim.as_ref().ok());
         let of = |site: &Site| {
@@ -178,8 +179,8 @@ impl View<'_> {
         sites.filter_map(of).collect()
     }
 
-    /// The member has said that nothing is left to be done there, in answer to this order to remove, which is
-    /// on record: what it had said of an earlier one says nothing.
+    /// Returns whether the member reports that nothing is left. The report must answer this recorded
+    /// removal order: an earlier order's report proves nothing.
     fn gone(&self, site: &Site) -> bool {
         let generation = self.object.metadata.generation.unwrap_or_default();
         site.place.removing
@@ -194,7 +195,7 @@ impl View<'_> {
             let value = self
                 .annotated(name)
                 .filter(|value| value.len() <= ANNOTATION_MAX)?;
-            // Nothing but the removal matters then, and it is to have room.
+            // A removal needs no other annotations. Without them the order stays small and fits.
             (!remove).then(|| ((*name).to_owned(), value.to_owned()))
         };
         DesiredDeployment {
@@ -214,7 +215,7 @@ impl View<'_> {
                 .annotated(names::RECONCILE_REQUESTED_ANNOTATION)
                 .filter(|value| value.len() <= ANNOTATION_MAX)
                 .map(str::to_owned),
-            // As the original did, whatever the fleet does with Tenants.
+            // Deployments are always healed, regardless of the fleet's drift mode for Tenants.
             drift: Some(DriftPolicy {
                 mode: DriftMode::Heal,
                 interval_seconds: self.check_every,
@@ -223,7 +224,7 @@ impl View<'_> {
         }
     }
 
-    /// Those that it is to have, if it has others.
+    /// Returns the new finalizers, or `None` if they do not change.
     fn finalizers(&self, finalized: bool) -> Option<Vec<String>> {
         let mut finalizers = self.object.finalizers().to_vec();
         finalizers.retain(|name| name != names::DEPLOYMENT_FINALIZER);
@@ -233,12 +234,12 @@ impl View<'_> {
         (finalized != self.finalized()).then_some(finalizers)
     }
 
-    /// The places on record; `None` before there was any.
+    /// Returns the recorded places. `None` before the first one.
     fn recorded(&self) -> Option<&[Place]> {
         self.object.status.as_ref()?.places.as_deref()
     }
 
-    /// It is to be there.
+    /// Decides on an object that is not deleted.
     fn stay(&self) -> Decision {
         let account = !self.object.spec.account.name.is_empty();
         let target = self.aim.as_ref().ok().filter(|_| account);
@@ -257,13 +258,13 @@ impl View<'_> {
                 .sites
                 .iter()
                 .find(|site| site.place.cluster_uid == *uid);
-            // It runs there, by what was said of this very order.
+            // The release is ready there, according to a report on this very order.
             let there = standing.ready.truth == Truth::True
                 && here.is_some_and(|here| !here.place.removing)
                 && self.said(target).is_some_and(|said| said.fresh);
             for site in &self.sites {
                 if site.place.cluster_uid == *uid {
-                    // The same cluster may be another member by now, and may be wanted again.
+                    // The same cluster may have another member name now, and may be the target again.
                     places.push(target.place.clone());
                     if !site.place.removing && !target.at.full {
                         give(target, false);
@@ -271,7 +272,7 @@ impl View<'_> {
                 } else if self.orphaned() || self.gone(site) {
                     told.push(self.let_go(site));
                 } else {
-                    // It was somewhere else before: that goes when this one is well, and then for good.
+                    // An earlier location is removed once the release at the new one is ready. That is final.
                     let removing = site.place.removing || there;
                     places.push(Place {
                         removing,
@@ -281,15 +282,15 @@ impl View<'_> {
                 }
             }
             if here.is_none() {
-                // Put on record before it is ordered: whatever ends in between, it is found again.
+                // Record the place before ordering it. After a crash, the next leader finds it again.
                 places.push(target.place.clone());
                 let (cluster, region) = (&target.place.cluster, self.region());
                 let message = format!("routed to cluster {cluster} of region {region}");
                 told.push(news("Routing", message));
             }
         } else {
-            // Nothing that is known says that it should not be where it is. Who may not aim at a member any more
-            // gets nothing of it either.
+            // No information requires a move, so the release stays. A member that no longer allows this
+            // namespace receives no order.
             let from = self.object.namespace().unwrap_or_default();
             for site in &self.sites {
                 places.push(site.place.clone());
@@ -320,14 +321,14 @@ impl View<'_> {
         )
     }
 
-    /// It is to go.
+    /// Decides on a deleted object.
     fn leave(&self) -> Decision {
         let confirmed = self.deletion == Deletion::OfTheObject;
         let lets_go = self.orphaned() || self.deletion == Deletion::OfTheCrd;
         let held = self.finalized();
         let (mut told, mut places) = (Vec::new(), Vec::new());
         let mut orders = BTreeMap::new();
-        // An object of the original has its finalizer and nothing on record.
+        // An object created by krypton-operator has the finalizer but no recorded places.
         let unrecorded = held && self.recorded().is_none();
         if held && lets_go {
             let why = match self.deletion {
@@ -360,7 +361,7 @@ impl View<'_> {
                     removing,
                     ..site.place.clone()
                 });
-                // Until it is known that it is to go, it is left as it is.
+                // Until the deletion is confirmed, the order is paused and changes nothing.
                 if let Some((member, _)) = site.at.member.as_ref().filter(|_| !unrecorded) {
                     let order = self.order(site.place.removing);
                     let paused = order.paused || !site.place.removing;
@@ -464,7 +465,7 @@ impl View<'_> {
             return pending(State::new(Truth::False, ready::NOT_READY, message));
         };
         let standing = self.reported(&said.state, cluster);
-        // What runs may be ready, and is still not what is wanted.
+        // A ready release may still lag behind the desired state, such as when it is paused.
         let held = said.state.progress.as_ref();
         match held.filter(|it| it.reason == reason::PAUSED) {
             Some(paused) => standing.and(&paused.message),
@@ -472,7 +473,7 @@ impl View<'_> {
         }
     }
 
-    /// By what the member says of the newest order.
+    /// Returns the readiness from the member's report on the latest order.
     fn reported(&self, state: &ClusterState, cluster: &str) -> Standing {
         if let Some(wrong) = state.error.as_ref().filter(|it| it.truth == Truth::True) {
             return error(State::new(
@@ -502,7 +503,7 @@ impl View<'_> {
         }
     }
 
-    /// It runs where it was before too.
+    /// Adds the earlier locations of the release to the message.
     fn with_former(&self, standing: Standing, here: &str) -> Standing {
         let former = self.sites.iter().filter(|it| it.place.cluster_uid != here);
         let more: Vec<String> = former
@@ -568,7 +569,7 @@ impl View<'_> {
         pending(State::new(Truth::False, ready::DELETING, line))
     }
 
-    /// The status, and what is to be told with it: each time that the reason is another.
+    /// Returns the status and its events. A changed `Ready` reason emits an event.
     fn status(&self, standing: Standing) -> (KryptonDeploymentStatus, Vec<News>) {
         let before = self.object.status.as_ref();
         let mut conditions: Vec<Condition> =
@@ -650,7 +651,7 @@ fn transition(to: &State) -> News {
     }
 }
 
-/// What keeps a member from being heard of.
+/// Returns why the site's member sends no current report.
 fn unheard(site: &Site) -> Option<String> {
     let cluster = &site.place.cluster;
     let Some((name, found)) = &site.at.member else {
@@ -663,7 +664,7 @@ fn unheard(site: &Site) -> Option<String> {
     wrong.map(|state| format!("EdgeCluster {name}: {}: {}", state.reason, state.message))
 }
 
-/// The original had one word for all that helm or its chart can do wrong.
+/// Maps Helm and chart failures to the single reason `HelmFailed`.
 fn failed(said: &str) -> &str {
     match said {
         reason::INSTALL_FAILED

@@ -1,4 +1,4 @@
-//! Which member a KryptonDeployment is for. Pure.
+//! Selects the target member of a KryptonDeployment. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,14 +11,14 @@ use krypton_types::names;
 use crate::discovery::named_secrets::{Finding, SecretName};
 use crate::discovery::{Kind, Origin};
 
-/// What the spec names, by the original's precedence, and after that a member of
-/// the region's name that came by its agent: the original had none.
+/// The target that the spec names, in krypton-operator's order of precedence. If it names none, a member
+/// with an agent and the region's name is the last choice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Named {
     Secret {
         secret: SecretName,
         key: Option<String>,
-        /// Nothing was said of it but the region's name.
+        /// The spec contains only the region's name.
         by_default: bool,
     },
     Profile {
@@ -60,13 +60,13 @@ pub(super) fn named(spec: &KryptonDeploymentSpec, discovery_namespace: &str) -> 
     }
 }
 
-/// A member, as far as it concerns a KryptonDeployment.
+/// The fields of a member that matter to a KryptonDeployment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Cluster {
     pub(super) source: Option<SourceRef>,
     pub(super) allowed: Allowed,
     pub(super) cluster_uid: Option<String>,
-    /// Another member is the same cluster, and acts on it.
+    /// Whether the hub has found another member on the same cluster, and that one acts.
     pub(super) duplicate: bool,
     pub(super) resolved: Option<State>,
     pub(super) connected: Option<State>,
@@ -95,7 +95,7 @@ pub(super) struct Clusters {
     all: BTreeMap<String, Cluster>,
     by_source: BTreeMap<SourceKey, BTreeSet<String>>,
     by_uid: BTreeMap<String, BTreeSet<String>>,
-    /// Members of which no UID is known.
+    /// Members without a known UID.
     unreached: BTreeSet<String>,
 }
 
@@ -115,7 +115,7 @@ impl Clusters {
         self.all.get(name)
     }
 
-    /// Puts in a member; returns what was known of it before.
+    /// Stores a member. Returns its previous state.
     pub(super) fn insert(&mut self, name: String, cluster: Cluster) -> Option<Cluster> {
         let before = self.remove(&name);
         if let Some(source) = &cluster.source {
@@ -154,7 +154,7 @@ impl Clusters {
         }
     }
 
-    /// Members of which the UID is not known learn it, where it is `found`.
+    /// Adds the UID from `found` to members without one.
     pub(super) fn learn(&mut self, found: impl Fn(&str) -> Option<String>) {
         let unreached = self.unreached.iter();
         let news = unreached.filter_map(|name| Some((name.clone(), found(name)?)));
@@ -166,7 +166,7 @@ impl Clusters {
         }
     }
 
-    /// The first by name.
+    /// Returns the first member by name.
     fn of_source(&self, source: &SourceRef) -> Option<&String> {
         self.by_source.get(&source_key(source))?.first()
     }
@@ -186,16 +186,17 @@ fn take_out<K: Ord>(index: &mut BTreeMap<K, BTreeSet<String>>, key: &K, name: &s
     }
 }
 
-/// What the aim is taken by.
+/// Inputs of the selection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sight<'a> {
     pub(super) clusters: &'a Clusters,
     pub(super) findings: &'a BTreeMap<SecretName, Finding>,
-    /// Where Secrets are whoever names them: the hub's, and where it looks for kubeconfigs.
+    /// Namespaces whose Secrets any object may name: the hub's, and the ones that it searches for
+    /// kubeconfigs.
     pub(super) open_namespaces: &'a BTreeSet<String>,
 }
 
-/// Which member it is, and the UID of its cluster; else what `TargetClusterResolved` says.
+/// Returns the target member and the UID of its cluster, or the state for `TargetClusterResolved`.
 pub(super) fn aim(
     named: &Named,
     region: &str,
@@ -219,7 +220,7 @@ pub(super) fn aim(
         let message = format!("there is no EdgeCluster {member}");
         return Err(State::new(Truth::False, reason::SOURCE_GONE, message));
     };
-    // By its UID it is put on record: a name may be another cluster's one day.
+    // The UID is recorded with the target: the name may later belong to another cluster.
     let Some(uid) = cluster.cluster_uid.clone() else {
         let wrong = cluster.resolved.as_ref();
         let wrong = wrong.filter(|state| state.truth == Truth::False);
@@ -237,7 +238,7 @@ pub(super) fn aim(
     }
 }
 
-/// Whether somebody in the namespace may name the Secret, whatever is written on it.
+/// Returns whether objects in the namespace may name the Secret, regardless of its label.
 pub(super) fn trusted(secret: &SecretName, from: &str, open_namespaces: &BTreeSet<String>) -> bool {
     secret.namespace == from || open_namespaces.contains(&secret.namespace)
 }
@@ -248,7 +249,7 @@ fn of_secret(secret: &SecretName, from: &str, sight: Sight<'_>) -> Result<String
     }
     let finding = sight.findings.get(secret);
     let open = matches!(finding, Some(Finding::There { open: true, .. }));
-    // Nor is it told whether it is there.
+    // The error must not disclose whether the Secret exists.
     if finding.is_some() && !open && !trusted(secret, from, sight.open_namespaces) {
         let label = names::OPEN_TO_DEPLOYMENTS_LABEL;
         return Err(State::new(
@@ -261,7 +262,7 @@ fn of_secret(secret: &SecretName, from: &str, sight: Sight<'_>) -> Result<String
     }
     let member = member_of(&secret.origin().source_ref(), sight.clusters);
     match (finding, member) {
-        // What is known of it stands; its EdgeCluster tells how it is.
+        // The member stays the target. Its EdgeCluster reports problems.
         (Some(Finding::There { .. } | Finding::Unread(_)), Some(member)) => Ok(member),
         (None, _) => Err(State::new(
             Truth::Unknown,
@@ -284,7 +285,7 @@ fn of_secret(secret: &SecretName, from: &str, sight: Sight<'_>) -> Result<String
     }
 }
 
-/// The Secret is there, and is no member.
+/// Returns why the existing Secret is not a member.
 fn unbound(secret: &SecretName, wanted: &str, clusters: &Clusters) -> State {
     let annotation = names::MEMBER_NAME_ANNOTATION;
     if !names::is_dns_subdomain(wanted) {
@@ -330,7 +331,7 @@ fn member_of(source: &SourceRef, clusters: &Clusters) -> Option<String> {
     clusters.of_source(source).cloned()
 }
 
-/// Of members that are this cluster, the one that acts: the one of this name, if it does.
+/// Returns the acting member on this cluster, preferably the one with this name.
 pub(super) fn acting(uid: &str, name: &str, clusters: &Clusters) -> Option<String> {
     let acts =
         |cluster: &Cluster| !cluster.duplicate && cluster.cluster_uid.as_deref() == Some(uid);

@@ -1,5 +1,5 @@
-//! Clusters of Cluster API (`cluster.x-k8s.io`), each with the Secret `<cluster>-kubeconfig` that its
-//! contract promises.
+//! Clusters of Cluster API (`cluster.x-k8s.io`), each with the Secret `<cluster>-kubeconfig` that the
+//! contract of Cluster API requires.
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::ResourceExt as _;
@@ -14,7 +14,7 @@ const CLUSTER_NAME_LABEL: &str = "cluster.x-k8s.io/cluster-name";
 const SECRET_TYPE: &str = "cluster.x-k8s.io/secret";
 const PAUSED_ANNOTATION: &str = "cluster.x-k8s.io/paused";
 
-/// What is particular to Cluster API.
+/// The specifics of Cluster API.
 #[derive(Clone, Copy, Debug)]
 pub struct ClusterApi;
 
@@ -41,8 +41,8 @@ impl Pairing for ClusterApi {
             .fields(&format!("type={SECRET_TYPE}"))
     }
 
-    /// CAs and keys have the same type and label; and `<cluster>-user-kubeconfig`, which some providers
-    /// write, is the one of a person.
+    /// CAs and keys have the same type and label. Some providers also write `<cluster>-user-kubeconfig`,
+    /// which is for users.
     fn keeps(&self, secret: &Secret) -> bool {
         let of = secret.labels().get(CLUSTER_NAME_LABEL);
         secret.type_.as_deref() == Some(SECRET_TYPE)
@@ -51,8 +51,8 @@ impl Pairing for ClusterApi {
 
     fn read(&self, cluster: &DynamicObject) -> Subject {
         let told = |pointer: &str| cluster.data.pointer(pointer) == Some(&Value::Bool(true));
-        // Fields of the contract, which are never taken back by Cluster API: of v1beta2 and v1beta1. The
-        // v1beta1 condition ControlPlaneReady is about health, and is none.
+        // Contract fields of v1beta2 and v1beta1, which Cluster API never resets. The v1beta1 condition
+        // ControlPlaneReady reports health and is not part of the contract.
         let initialized = told("/status/initialization/controlPlaneInitialized")
             || told("/status/controlPlaneReady");
         let suspended = if cluster.metadata.deletion_timestamp.is_some() {

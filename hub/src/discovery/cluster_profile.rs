@@ -1,5 +1,6 @@
-//! ClusterProfiles of the Cluster Inventory API, in one namespace or in all. A program of the hub's own,
-//! named in the provider file, gives the credential for each; it is kept until it runs out.
+//! ClusterProfiles of the Cluster Inventory API, in one namespace or in all. A program in the hub's image,
+//! named in the provider file, issues the credential of each profile. The hub keeps a credential until it
+//! expires.
 
 mod access_plan;
 pub(crate) mod credential;
@@ -43,19 +44,19 @@ use provider_file::ProviderFile;
 use state::{Due, Good, Held, Life};
 use token_file::TokenFile;
 
-/// How the clusters of all profiles are reached: what the providers of several namespaces share.
+/// Access to the clusters of all profiles, shared by the providers of several namespaces.
 #[derive(Debug)]
 pub struct Access {
-    /// `None`: the hub was started without a file.
+    /// `None` if the hub was started without a file.
     file: watch::Receiver<Option<Arc<ProviderFile>>>,
     plugins: Plugins,
-    /// Tokens, and the folders of programs that run: ours alone.
+    /// Private directory for tokens and for the working directories of running programs.
     folder: PathBuf,
     policy: Policy,
 }
 
 impl Access {
-    /// Follows the file, which was read before as `first`. Must be called inside a tokio runtime.
+    /// Follows the file, whose first content is `first`. Must be called inside a tokio runtime.
     pub fn start(
         watchdog: &Watchdog,
         path: Option<&Path>,
@@ -78,7 +79,7 @@ impl Access {
         policy: Policy,
         limits: Limits,
     ) -> io::Result<Arc<Self>> {
-        // Clients and helm run elsewhere.
+        // Clients and Helm run in other working directories.
         let folder = std::path::absolute(scratch)?.join("cluster-profiles");
         std::fs::DirBuilder::new()
             .recursive(true)
@@ -92,7 +93,7 @@ impl Access {
         }))
     }
 
-    /// Runs the program of a plan; the answer is not used yet.
+    /// Runs the program of a plan and returns the credential without using it.
     async fn ask(&self, plan: &Plan) -> Result<Credential, String> {
         let ran = self.plugins.run(&plan.command).await;
         let answer = ran.map_err(|error| chain(&error))?;
@@ -100,8 +101,8 @@ impl Access {
             .map_err(|error| format!("{}: {}", plan.command.program, chain(&error)))
     }
 
-    /// Makes of a credential what clients use. A token that follows another of the same plan takes its
-    /// place in the file, so that the kubeconfig stays the same.
+    /// Builds the access for clients from a credential. If the previous access has the same plan, its token
+    /// file gets the new token, so the kubeconfig stays the same.
     fn put_to_use(
         &self,
         plan: &Arc<Plan>,
@@ -120,12 +121,13 @@ impl Access {
                 Some(file)
             }
             (Some(token), None) => {
-                // Of this plan alone: a token for one server is never read by a client of another.
+                // A token file belongs to one plan: a client for a different server must never read its
+                // token.
                 let file = TokenFile::write(&self.folder, token).map_err(keeping)?;
                 Some(Arc::new(file))
             }
         };
-        // The cluster has been through the sanitizer with the hub's policy. The user is our own.
+        // The cluster has passed the sanitizer with the hub's policy. The hub itself creates the user.
         let policy = Policy {
             allow_token_file: true,
             ..self.policy
@@ -161,10 +163,10 @@ fn user(credential: &Credential, token_file: Option<&Path>) -> Map<String, Value
     user
 }
 
-/// The ClusterProfiles of one namespace, or of all.
+/// Provider of the ClusterProfiles of one namespace, or of all.
 pub struct ClusterProfiles {
     pub client: Client,
-    /// `None`: all.
+    /// `None` means all namespaces.
     pub namespace: Option<String>,
     pub access: Arc<Access>,
 }
@@ -193,7 +195,7 @@ impl Provider for ClusterProfiles {
 type Events = BoxStream<'static, watcher::Result<Event<DynamicObject>>>;
 type Asked = (Key, Arc<Plan>, Result<Credential, String>);
 
-/// The profiles that are known, and the programs that run for them: one at most for each.
+/// The known profiles, and at most one running program for each.
 #[derive(Default)]
 struct Members {
     held: BTreeMap<Key, Held>,
@@ -207,7 +209,7 @@ impl ClusterProfiles {
         let mut file_follows = true;
         let mut listed = Listed::default();
         let mut members = Members::default();
-        // A watch that has failed is begun anew, as only a list shows that there is no trouble any more.
+        // Restart a failed watch: only a new list shows that the failure is over.
         let (mut events, mut again) = (Some(self.watch()), None);
         let mut pauses = WatchBackoff::default();
         let mut trouble: Option<String> = None;
@@ -232,7 +234,7 @@ impl ClusterProfiles {
                             changed |= members.follow(&listed, touched.as_ref(), file.as_deref(), &self.access.policy);
                         }
                         if listed.known().is_some() && touched.is_none() {
-                            // A whole list: whatever was the trouble is over.
+                            // A complete list ends any earlier failure.
                             (pauses, changed) = (WatchBackoff::default(), true);
                             if trouble.take().is_some() {
                                 tracing::info!(provider = self.describe(), "watching again");
@@ -263,7 +265,7 @@ impl ClusterProfiles {
                 }
                 origin = finds.doubted() => changed |= members.doubt(&origin, BootTime::now()),
                 Some(asked) = members.runs.join_next(), if !members.runs.is_empty() => {
-                    // Aborted with its profile, otherwise.
+                    // Otherwise the run was aborted together with its profile.
                     if let Ok((key, plan, answer)) = asked {
                         members.asked(&self.access, &key, &plan, answer);
                         changed = true;
@@ -284,7 +286,7 @@ impl ClusterProfiles {
     }
 }
 
-/// The next event, or why there is none; pending for ever without a watch.
+/// Returns the next event or the failure. Never resolves without a watch.
 async fn next(events: &mut Option<Events>) -> Result<Event<DynamicObject>, String> {
     match events {
         None => std::future::pending().await,
@@ -308,7 +310,7 @@ fn no_such_api(error: &watcher::Error) -> bool {
     code == 404
 }
 
-/// The one profile that an event is about; `None` when it may be all.
+/// Returns the one profile of an event, or `None` if the event may affect all.
 fn touched(event: &Event<DynamicObject>) -> Option<Key> {
     match event {
         Event::Init | Event::InitDone => None,
@@ -319,8 +321,8 @@ fn touched(event: &Event<DynamicObject>) -> Option<Key> {
 }
 
 impl Members {
-    /// Takes over what was listed, of one profile or of all; says whether anything that matters is
-    /// another. Without a change of the provider file, an event that changes nothing here is none.
+    /// Takes over listed profiles, one or all. Returns whether a relevant change occurred. Without a change
+    /// of the provider file, an event without relevant changes has no effect.
     fn follow(
         &mut self,
         listed: &Listed<Profile>,
@@ -362,7 +364,7 @@ impl Members {
     fn put(&mut self, key: &Key, profile: &Profile, file: Option<&ProviderFile>, policy: &Policy) {
         let wanted = access_plan::plan(profile, file, policy);
         match self.held.get_mut(key) {
-            // Made anew under its old name, it is another's.
+            // A recreated profile with the same name is a different profile.
             Some(held) if held.profile.uid == profile.uid => {
                 held.profile = profile.clone();
                 held.want(wanted);
@@ -375,7 +377,7 @@ impl Members {
         }
     }
 
-    /// What was asked for it is not waited for.
+    /// Removes a profile and aborts its running program.
     fn forget(&mut self, key: &Key) -> bool {
         if let Some(run) = self.running.remove(key) {
             run.abort();
@@ -392,7 +394,7 @@ impl Members {
         held.map(|held| held.doubt(now)).is_some()
     }
 
-    /// Does what is due, and says when to look again.
+    /// Starts all due work and returns when to check again.
     fn attend(&mut self, access: &Arc<Access>, now: BootTime) -> Option<BootTime> {
         let mut wake: Option<BootTime> = None;
         for (key, held) in &mut self.held {

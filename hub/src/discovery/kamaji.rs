@@ -12,17 +12,17 @@ use crate::discovery::object_and_secret::{Pairing, Subject};
 const COMPONENT_LABEL: &str = "kamaji.clastix.io/component";
 const COMPONENT: &str = "admin-kubeconfig";
 const KEY_ANNOTATION: &str = "kamaji.clastix.io/kubeconfig-secret-key";
-/// Its presence is enough.
+/// Any value pauses the control plane.
 const PAUSED_ANNOTATION: &str = "kamaji.clastix.io/paused";
 
-/// What is particular to Kamaji.
+/// The specifics of Kamaji.
 #[derive(Clone, Debug)]
 pub struct Kamaji {
     /// Key of the kubeconfig, unless Kamaji's own annotation names another.
     pub key: String,
 }
 
-/// What follows from the status of a control plane.
+/// The effect of a control plane's status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Gate {
     Usable,
@@ -30,9 +30,9 @@ enum Gate {
     Suspended,
 }
 
-/// A status of a later Kamaji is waited out like one that is unknown to Kamaji itself. NotReady says
-/// that no replica is ready: whether the cluster answers is found out by asking, and a rollout that is
-/// over sooner than it is told of costs nothing.
+/// Maps a status to its effect. An unknown status, such as one of a later Kamaji version, means waiting.
+/// NotReady means that no replica is ready. The cluster is still usable: a request shows whether it
+/// responds, and the status lags behind short rollouts.
 fn gate(status: &str) -> Gate {
     match status {
         "Ready" | "Upgrading" | "CertificateAuthorityRotating" | "NotReady" => Gate::Usable,

@@ -1,5 +1,5 @@
-//! Kubeconfigs in files of the hub: a file, or all of a directory, looked at every two seconds. A
-//! mounted ConfigMap or Secret changes by swapped links, which watches of a path miss.
+//! Kubeconfigs in files of the hub: a file, or all files of a directory, polled every two seconds. A
+//! mounted ConfigMap or Secret changes by swapped symlinks, which watches of a path miss.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -20,12 +20,12 @@ use tokio::time::MissedTickBehavior;
 use super::{Finds, Kind, Origin, Provider, Source, Unresolved};
 
 const EVERY: Duration = Duration::from_secs(2);
-/// A file system that does not answer for so long is trouble; it is waited for all the same.
+/// If the file system doesn't respond for this long, the provider reports trouble and keeps waiting.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Files of one directory: with 256 KiB each at most 250 MiB are read, one after the other, and far
-/// less of it is kept.
+/// Files per directory. At 256 KiB each, the hub reads at most 250 MiB, one file after the other, and keeps
+/// far less.
 const FILES_MAX: usize = 1_000;
-/// Names that are looked at to find them.
+/// Directory entries that are examined to find the files.
 const ENTRIES_MAX: usize = 20_000;
 const EXTENSIONS: [&str; 4] = ["kubeconfig", "yaml", "yml", "conf"];
 
@@ -40,7 +40,7 @@ pub struct Files {
 impl Files {
     pub fn new(path: &Path, policy: Policy) -> Self {
         Self {
-            // Fails for an empty path only, and where the hub's own directory is gone.
+            // Fails only for an empty path or if the working directory is gone.
             path: std::path::absolute(path).unwrap_or_else(|_| path.to_owned()),
             policy,
         }
@@ -63,7 +63,7 @@ impl Provider for Files {
     }
 }
 
-/// What tells one content of a file from the next without reading it.
+/// File metadata that changes with the content, to detect changes without a read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Stamp {
     place: (u64, u64),
@@ -83,27 +83,27 @@ impl Stamp {
     }
 }
 
-/// A file as it was read last.
+/// The last read of a file.
 #[derive(Clone, Debug)]
 struct File {
-    /// `None` when it is to be read whatever there is.
+    /// `None` forces a read.
     stamp: Option<Stamp>,
-    /// It was read again under the same stamp: clocks of file systems are coarse, and what was written
-    /// right after the first reading may have the same time.
+    /// Whether the file was read again under the same stamp. File system timestamps are coarse: a write
+    /// right after the first read may have the same time.
     settled: bool,
     source: Arc<Source>,
 }
 
-/// What was found at the last look.
+/// The result of the last poll.
 #[derive(Clone, Debug, Default)]
 struct Seen {
     files: BTreeMap<PathBuf, File>,
-    /// The path was a file, and not a directory.
+    /// Whether the path was a file and not a directory.
     file: bool,
     left_out: bool,
 }
 
-/// Why it cannot be seen what there is.
+/// Why the files cannot be listed.
 #[derive(Debug, thiserror::Error)]
 enum LookError {
     #[error("{path} is not there; mount it, or correct --kubeconfig-paths", path = path.display())]
@@ -127,7 +127,7 @@ impl Files {
         loop {
             tokio::select! {
                 _ = ticks.tick() => {}
-                // Read again, whatever its metadata says.
+                // Read the file again even if its metadata is unchanged.
                 origin = finds.doubted() => {
                     if let Some(file) = seen.files.get_mut(Path::new(&origin.name)) {
                         file.stamp = None;
@@ -146,7 +146,7 @@ impl Files {
                     look.await
                 }
             };
-            // It panics for nobody, and is cancelled only when the runtime ends.
+            // `look` never panics, and the task is cancelled only when the runtime shuts down.
             let Ok(looked) = looked else { return };
             match looked {
                 Ok(next) => {
@@ -172,7 +172,7 @@ impl Files {
     }
 }
 
-/// Looks at all files, and reads those that are not as they were.
+/// Polls all files and reads the changed ones.
 fn look(path: &Path, policy: &Policy, before: &Seen) -> Result<Seen, LookError> {
     let unreadable = |source| LookError::Unreadable {
         path: path.to_owned(),
@@ -181,7 +181,8 @@ fn look(path: &Path, policy: &Policy, before: &Seen) -> Result<Seen, LookError> 
     let mut next = Seen::default();
     let metadata = match fs::metadata(path) {
         Ok(metadata) => metadata,
-        // A file that was here has left; what never was may be a directory that is yet to be mounted.
+        // A file that existed before is gone. A path that never existed may be a directory that is not
+        // mounted yet.
         Err(error) if error.kind() == io::ErrorKind::NotFound && before.file => {
             next.file = true;
             return Ok(next);
@@ -209,7 +210,7 @@ fn look(path: &Path, policy: &Policy, before: &Seen) -> Result<Seen, LookError> 
             path: path.to_owned(),
         });
     }
-    // The same ones at each look.
+    // Sort the paths, so each poll selects the same files.
     paths.sort();
     for path in paths {
         let known = before.files.get(&path);
@@ -278,7 +279,7 @@ fn read(path: &Path, metadata: &Metadata, policy: &Policy) -> Result<Sanitized, 
     }
     let read = || {
         let mut bytes = Vec::new();
-        // One more than is allowed, so that it is refused for its size.
+        // Read one byte more than allowed to detect a file that is too large.
         let most = kubeconfig::SIZE_MAX as u64 + 1;
         fs::File::open(path)?.take(most).read_to_end(&mut bytes)?;
         Ok(bytes)

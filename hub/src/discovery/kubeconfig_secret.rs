@@ -1,4 +1,4 @@
-//! Secrets that hold the kubeconfig of a member, however it was found.
+//! Secrets that hold the kubeconfig of a member, for all providers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use super::{Origin, Unresolved};
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Those of one namespace; `None`: of all.
+/// The Secrets of one namespace, or of all for `None`.
 pub(crate) fn of(client: &Client, namespace: Option<&str>) -> Api<Secret> {
     match namespace {
         Some(namespace) => Api::namespaced(client.clone(), namespace),
@@ -22,7 +22,7 @@ pub(crate) fn of(client: &Client, namespace: Option<&str>) -> Api<Secret> {
     }
 }
 
-/// Reads the Secret of `origin` afresh, in the same namespace: the watch may lag.
+/// Reads the Secret of `origin` again, in the same namespace, because the watch may lag.
 pub(super) async fn again(client: &Client, origin: &Origin, name: &str) -> Option<Secret> {
     let api = of(client, Some(origin.namespace.as_deref()?));
     match tokio::time::timeout(DEADLINE, api.get(name)).await {
@@ -35,8 +35,8 @@ pub(super) async fn again(client: &Client, origin: &Origin, name: &str) -> Optio
     }
 }
 
-/// The kubeconfig under `key`. Errors name the Secret as `object` does, and the key; `missing` goes on
-/// after that there is none, with the remedy.
+/// Parses the kubeconfig under `key`. Errors name the key and the Secret, described by `object`. If the key
+/// is missing, `missing` completes the error message with the fix.
 pub(super) fn kubeconfig(
     secret: &Secret,
     object: &str,

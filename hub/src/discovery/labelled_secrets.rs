@@ -1,4 +1,4 @@
-//! Labelled Secrets with a kubeconfig, in one namespace or in all: the original's way.
+//! Labelled kubeconfig Secrets, in one namespace or in all.
 
 use std::sync::Arc;
 
@@ -15,10 +15,10 @@ use super::listed::{self, Listed, OBJECTS_MAX};
 use super::{Finds, Kind, Origin, Provider, Source};
 use crate::discovery::kubeconfig_secret;
 
-/// The labelled Secrets of one namespace, or of all.
+/// Provider of the labelled Secrets of one namespace, or of all.
 pub struct LabelledSecrets {
     pub client: Client,
-    /// `None`: all.
+    /// `None` means all namespaces.
     pub namespace: Option<String>,
     /// Label key; its value must be `true`.
     pub label: String,
@@ -92,7 +92,7 @@ impl LabelledSecrets {
     }
 }
 
-/// Reads one Secret; `None` when it is not, or not any more, one of a member.
+/// Reads one Secret. Returns `None` if it doesn't represent a member.
 pub fn read(
     secret: &Secret,
     (label, default_key): (&str, &str),

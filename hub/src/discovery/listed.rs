@@ -1,4 +1,4 @@
-//! What a watch has listed so far: the events of one list, made into a map.
+//! Collects the events of a watch into a map of listed objects.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -15,12 +15,12 @@ use serde::de::DeserializeOwned;
 /// Namespace and name.
 pub type Key = (String, String);
 
-/// More objects than the largest fleet has members. What comes after is left out, and said.
+/// Exceeds the number of members of the largest fleet. Further objects are left out and reported.
 pub const OBJECTS_MAX: usize = 20_000;
-/// Objects in one page of a list: a page is decoded at once, and a kubeconfig has some 10 KiB.
+/// Objects per page of a list. The client decodes a page as a whole, and a kubeconfig has about 10 KiB.
 const PAGE: u32 = 100;
 
-/// The objects of one list, each as what was read of it.
+/// The objects of one list. Each entry holds the parsed object.
 #[derive(Debug)]
 pub struct Listed<V> {
     known: BTreeMap<Key, V>,
@@ -47,7 +47,7 @@ impl<V> Listed<V> {
         self.complete.then_some(&self.known)
     }
 
-    /// Takes in one event; says whether `known` may be another now.
+    /// Applies one event. Returns whether `known` may have changed.
     pub fn take<K: Resource>(&mut self, event: Event<K>, read: impl Fn(K) -> Option<V>) -> bool {
         match event {
             Event::Init => {
@@ -82,7 +82,7 @@ impl<V> Listed<V> {
         }
     }
 
-    /// Whether there were more than are kept, since it was last asked.
+    /// Returns whether objects were left out since the last call.
     pub fn left_out(&mut self) -> bool {
         std::mem::take(&mut self.left_out)
     }
@@ -96,16 +96,16 @@ fn put<V>(map: &mut BTreeMap<Key, V>, key: Key, value: V) -> bool {
     fits
 }
 
-/// By what an object is known.
+/// The key of an object.
 pub fn key<K: Resource>(object: &K) -> Key {
     (object.namespace().unwrap_or_default(), object.name_any())
 }
 
 type Events<K> = BoxStream<'static, watcher::Result<Event<K>>>;
 
-/// A watch that is begun anew, with pauses, whatever happens. After a failure all is listed again: a
-/// watch that only goes on says nothing until something changes, and whoever was told of the failure
-/// would not know that it is over.
+/// A watch that restarts after every failure, with a pause. After a failure it lists all objects again.
+/// Without a new list, the watch would be silent until the next change, and callers could not detect the
+/// recovery.
 pub fn watch<K>(api: Api<K>, config: Config) -> Events<K>
 where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
@@ -116,7 +116,7 @@ where
     })
 }
 
-/// A watch that ends in a failure.
+/// A watch that ends at the first failure.
 pub fn once<K>(api: Api<K>, config: Config) -> Events<K>
 where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
@@ -124,7 +124,7 @@ where
     watcher::watcher(api, config.page_size(PAGE)).boxed()
 }
 
-/// What `open` gives, opened again after a pause when it fails or has failed.
+/// Runs the stream that `open` returns. After a failure, it pauses and calls `open` again.
 pub fn begun_anew<K, E, F>(
     open: impl Fn() -> F + Send + 'static,
 ) -> BoxStream<'static, Result<Event<K>, E>>
@@ -213,7 +213,7 @@ mod tests {
         assert!(take(&mut listed, Event::InitDone));
         assert!(take(&mut listed, Event::Apply(secret("b"))));
         assert_eq!(names(&listed).unwrap(), ["a", "b"]);
-        // Listing anew takes nothing away until it is complete.
+        // A new list removes nothing until it is complete.
         take(&mut listed, Event::Init);
         take(&mut listed, Event::InitApply(secret("b")));
         assert_eq!(names(&listed).unwrap(), ["a", "b"]);

@@ -1,5 +1,5 @@
-//! Which source is which member: a name belongs to the source that it was first given to, as its
-//! EdgeCluster says, and is never inherited by another. Pure.
+//! Binds sources to members. A name belongs to the source that first received it, as recorded in its
+//! EdgeCluster. No other source ever inherits it. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -12,21 +12,21 @@ use krypton_types::names;
 use super::register::Entry;
 use super::{Found, Kind, Origin, Source, Unresolved};
 
-/// Why a source is no member.
+/// Why a source is not a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// The name is another's.
+    /// The name belongs to another source.
     Taken { member: String, by: String },
-    /// It cannot be a name.
+    /// The name is invalid.
     NotAName(String),
-    /// The name is that of a member without a source, and only an operator gives it one.
+    /// The name belongs to a member without a source. Only an operator can bind a source to it.
     NotBound { member: String, origin: Origin },
-    /// Its EdgeCluster was deleted by a person.
+    /// A user deleted its EdgeCluster.
     Dismissed { member: String },
 }
 
 impl Refusal {
-    /// The member whose EdgeCluster is to tell of it.
+    /// The member whose EdgeCluster reports the refusal.
     pub fn member(&self) -> Option<&str> {
         match self {
             Self::Taken { member, .. } | Self::NotBound { member, .. } => Some(member),
@@ -69,33 +69,34 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// Who is a member by a source.
+/// The members with a source, and all other outcomes.
 #[derive(Clone, Debug, Default)]
 pub struct Membership {
     pub members: BTreeMap<String, Arc<Source>>,
     pub refused: BTreeMap<Origin, Refusal>,
-    /// Bound to a source that its provider has not been able to look for yet: neither here nor gone.
+    /// Bound to a source that its provider cannot list yet: neither present nor gone.
     pub unseen: BTreeMap<String, Unresolved>,
-    /// Bound to a source that is not there.
+    /// Bound to a source that doesn't exist.
     pub gone: BTreeMap<String, Unresolved>,
-    /// Members whose provider is in trouble: they are as they were when it last looked.
+    /// Members whose provider fails. They keep the state of its last list.
     pub troubled: BTreeMap<String, Unresolved>,
-    /// Names that wait for providers that have not listed yet, as one of them may know an older source.
+    /// Whether names wait for providers that have not listed yet, because one of them may know an older
+    /// source.
     pub waiting: bool,
 }
 
-/// What has been decided before.
+/// The earlier decisions.
 #[derive(Clone, Copy, Debug)]
 pub struct Before<'a> {
-    /// The EdgeClusters that there are, each with its source.
+    /// The existing EdgeClusters, each with its source.
     pub bound: &'a BTreeMap<String, Option<SourceRef>>,
-    /// Sources that are no members any more until they are labelled anew.
+    /// Dismissed sources, which become members only after a user labels them again.
     pub dismissed: &'a BTreeSet<Entry>,
-    /// Providers that have not listed yet are waited for.
+    /// Whether to wait for providers that have not listed yet.
     pub patient: bool,
 }
 
-/// Decides for all sources at once.
+/// Decides for all sources together.
 pub fn membership(found: &[&Found], before: Before<'_>) -> Membership {
     let mut membership = Membership::default();
     let all_listed = found.iter().all(|found| {
@@ -112,13 +113,14 @@ pub fn membership(found: &[&Found], before: Before<'_>) -> Membership {
     membership
 }
 
-/// The sources that ask for each name. Refuses those whose name is none.
+/// Groups the sources by requested name. Refuses sources with an invalid name.
 fn by_name<'a>(
     found: &[&'a Found],
     refused: &mut BTreeMap<Origin, Refusal>,
 ) -> BTreeMap<&'a str, Vec<&'a Arc<Source>>> {
     let mut by_name: BTreeMap<&str, Vec<&Arc<Source>>> = BTreeMap::new();
-    // A Secret may be found by its label and by an object that names it: the first provider takes precedence.
+    // Two providers can find one Secret, by its label and by a reference: the first provider takes
+    // precedence.
     let mut seen: BTreeSet<&Origin> = BTreeSet::new();
     let listed = found
         .iter()
@@ -138,7 +140,7 @@ fn by_name<'a>(
     by_name
 }
 
-/// Decides which of the sources that ask for one name gets it.
+/// Decides which source gets the name that all of `sources` request.
 fn bind(
     name: &str,
     mut sources: Vec<&Arc<Source>>,
@@ -146,7 +148,7 @@ fn bind(
     all_listed: bool,
     membership: &mut Membership,
 ) {
-    // Without a date, as of a file, it is the youngest.
+    // A source without a creation time, such as a file, counts as the youngest.
     sources.sort_by_key(|source| (source.since.is_none(), source.since, source.origin.clone()));
     let dismissed = |source: &Source| {
         let entry = (name.to_owned(), source.origin.clone());
@@ -158,7 +160,7 @@ fn bind(
             let of = |source: &&&Arc<Source>| source.origin.source_ref() == *bound;
             (sources.iter().find(of).copied(), described(bound))
         }
-        // Only an operator binds a source to a member: an attacker could have made the source.
+        // Only an operator binds a source to a member: an attacker could have created the source.
         Some(None) => {
             let refused = sources.into_iter().map(|source| {
                 let (member, origin) = (name.to_owned(), source.origin.clone());
@@ -195,13 +197,14 @@ fn bind(
     }
 }
 
-/// Notes why the source that a member is bound to cannot be looked at, is not seen yet, or is gone.
+/// Records why the source of a member cannot be read, is not listed yet, or is gone.
 fn note_trouble(name: &str, source: &SourceRef, found: &[&Found], membership: &mut Membership) {
     let origin = Origin::of(source);
     let here = membership.members.contains_key(name);
     let listing = origin.as_ref().and_then(|origin| {
         let covering = || found.iter().filter(|found| found.provider.covers(origin));
-        // It is gone when all providers that look for it have looked; the one that has found it decides.
+        // A source is gone once all providers that cover it have listed. If one lists it, that provider
+        // decides.
         let telling = |found: &&&Found| match &found.listing.sources {
             Some(sources) => here && sources.contains_key(origin),
             None => !here,
@@ -232,13 +235,13 @@ fn note_trouble(name: &str, source: &SourceRef, found: &[&Found], membership: &m
     }
 }
 
-/// It is there, and how it is reached is being found out: neither a member with a fault nor gone.
+/// Returns why a listed source has no access yet. Such a source is neither a member with an error nor gone.
 pub(super) fn pending(source: &Source) -> Option<&Unresolved> {
     let why = source.access.as_ref().err();
     why.filter(|why| why.reason == reason::STARTING)
 }
 
-/// `spec.sourceRef.kind` of home as a member.
+/// `spec.sourceRef.kind` of the home cluster as a member.
 pub const SELF_CLUSTER: &str = "SelfCluster";
 
 fn described(source: &SourceRef) -> String {
@@ -248,7 +251,7 @@ fn described(source: &SourceRef) -> String {
     )
 }
 
-/// Reasons are those of the Knative operator for a ClusterProfile.
+/// The reasons are the same as in the Knative operator for a ClusterProfile.
 fn trouble(origin: &Origin, trouble: Option<&str>, closed: bool) -> Option<Unresolved> {
     if closed {
         return Some(Unresolved {

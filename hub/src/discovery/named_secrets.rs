@@ -1,5 +1,5 @@
-//! Secrets with a kubeconfig that somebody names, one by one: those of KryptonDeployments. Each is watched
-//! by its name, so that nothing else is read.
+//! Kubeconfig Secrets that KryptonDeployments reference by name. Each has its own watch by name, so the hub
+//! reads no other Secret.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,7 +22,7 @@ use super::listed::{self, Listed};
 use super::{Finds, Kind, Origin, Provider, Source, Unresolved};
 use crate::discovery::kubeconfig_secret;
 
-/// A Secret of home.
+/// A Secret on the home cluster.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SecretName {
     pub namespace: String,
@@ -45,60 +45,61 @@ impl fmt::Display for SecretName {
     }
 }
 
-/// How a Secret is named.
+/// How a Secret is referenced.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Naming {
-    /// The key of the kubeconfig, in the place of the usual one.
+    /// The key of the kubeconfig, instead of the default key.
     pub key: Option<String>,
-    /// Somebody names it who may. If not, it is a member only where it is open to all.
+    /// Whether a user with the right to do so references it. Otherwise it is a member only if it is open to
+    /// all.
     pub trusted: bool,
 }
 
-/// All Secrets that are named; `None` until that is known.
+/// All referenced Secrets; `None` until they are known.
 pub type Named = Option<Arc<BTreeMap<SecretName, Naming>>>;
 
-/// What is known of a Secret that is named.
+/// The state of a referenced Secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finding {
     There {
-        /// The member's name that it asks for.
+        /// The requested member name.
         member: String,
-        /// Whoever may name a Secret at all may name this one.
+        /// Whether every user who may reference any Secret may reference this one.
         open: bool,
     },
     NotThere,
-    /// It could not be looked at yet: why.
+    /// Not read yet, with the cause.
     Unread(String),
 }
 
-/// Of all that are named, as far as they were looked at.
+/// The findings of all referenced Secrets that were read.
 pub type Findings = Arc<BTreeMap<SecretName, Finding>>;
 
-/// The Secrets that are named.
+/// Provider of the referenced Secrets.
 pub struct NamedSecrets {
     pub client: Client,
     pub named: watch::Receiver<Named>,
     pub findings: watch::Sender<Findings>,
-    /// Label of discovery: a member by it is open to all whom its EdgeCluster lets in.
+    /// Discovery label. A member with it is open to all namespaces that its EdgeCluster allows.
     pub label: String,
-    /// Key of the kubeconfig, unless an annotation or whoever names it says another.
+    /// Key of the kubeconfig, unless an annotation or the reference names another.
     pub key: String,
     pub policy: Policy,
 }
 
-/// A Secret as it was read last, and why it may be another by now.
+/// The last read Secret, and why it may be outdated.
 #[derive(Debug, Default)]
 struct Slot {
-    /// `None` until it was looked for.
+    /// `None` until the first read.
     secret: Option<Option<Secret>>,
     trouble: Option<String>,
-    /// How often the watch has told of it.
+    /// Number of watch events.
     told: u64,
-    /// How often it has changed in any way.
+    /// Number of changes of any kind.
     changes: u64,
 }
 
-/// The content of a Secret after this many changes, parsed once for each naming.
+/// The parsed content of a Secret after this many changes, once for each reference.
 #[derive(Debug)]
 struct Reading {
     naming: Naming,
@@ -185,7 +186,7 @@ impl NamedSecrets {
                     if following.contains_key(&name)
                         && let Some(secret) = kubeconfig_secret::again(&self.client, &origin, &name.name).await
                     {
-                        // What the watch has told meanwhile is newer.
+                        // A watch event that arrived since the read is newer.
                         put(&slots, &name, |slot| {
                             if slot.told == told {
                                 slot.secret = Some(Some(secret));
@@ -197,7 +198,7 @@ impl NamedSecrets {
         }
     }
 
-    /// Reads the changed Secrets; returns their number.
+    /// Reads the changed Secrets and returns their number.
     fn look(
         &self,
         named: &BTreeMap<SecretName, Naming>,
@@ -236,7 +237,7 @@ impl NamedSecrets {
             let source = reading.source.clone();
             sources.extend(source.map(|source| (name.origin(), source)));
         }
-        // Whoever is told that a Secret is there looks for the member next.
+        // Publish the member first: a reader of the finding looks up the member next.
         finds.found(sources);
         self.findings.send_if_modified(|before| {
             let news = **before != findings;
@@ -247,7 +248,7 @@ impl NamedSecrets {
         });
     }
 
-    /// What is told of a Secret, and the member that it is.
+    /// Returns the finding for a Secret, and its member.
     fn read(
         &self,
         name: &SecretName,
@@ -313,7 +314,7 @@ impl NamedSecrets {
     }
 }
 
-/// One that it is not known how to reach: whether it is there will be seen.
+/// A source without access yet. The next read shows whether it exists.
 fn pending(name: &SecretName, message: String) -> Source {
     Source {
         origin: name.origin(),
@@ -343,7 +344,7 @@ fn put(slots: &Slots, name: &SecretName, change: impl FnOnce(&mut Slot)) {
     slots.1.notify_one();
 }
 
-/// Follows one Secret.
+/// Watches one Secret.
 async fn follow(client: Client, name: SecretName, slots: Slots) {
     let api = kubeconfig_secret::of(&client, Some(&name.namespace));
     let config = Config::default().fields(&format!("metadata.name={}", name.name));

@@ -1,5 +1,5 @@
-//! Members found by an object that names a cluster, and a Secret beside it with the kubeconfig: the
-//! shape that Cluster API and Kamaji share. Two watches, and a pure reading of each pair.
+//! Discovers members from an object that represents a cluster and a Secret with its kubeconfig. Cluster API
+//! and Kamaji share this pattern. The hub runs two watches and reads each pair with a pure function.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,51 +24,51 @@ use super::{Finds, Kind, Origin, Provider, Source, Unresolved};
 use crate::discovery::kubeconfig_secret;
 
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Events of one kind taken in before what follows is told: a flood is read in portions.
+/// Most events of one kind taken in before the sources are published. It splits a flood into batches.
 const BATCH: usize = 512;
 
-/// What is particular to one kind of object. Pure.
+/// The specifics of one kind of object. Pure.
 pub trait Pairing: Send + Sync + 'static {
     fn kind(&self) -> Kind;
 
     /// API group of the objects.
     fn group(&self) -> &'static str;
 
-    /// The versions that are understood; the first that is served is used.
+    /// The supported versions. The first version that the API server serves is used.
     fn versions(&self) -> &'static [&'static str];
 
-    /// As in the API's paths.
+    /// The plural resource name, as in API paths.
     fn plural(&self) -> &'static str;
 
     /// The label and field selectors of the Secrets.
     fn secrets(&self) -> Config;
 
-    /// Whether a Secret that was selected can be one of a pair: the others are not kept.
+    /// Whether a selected Secret can be one of a pair. All other Secrets are dropped.
     fn keeps(&self, secret: &Secret) -> bool;
 
-    /// What the object says.
+    /// Reads the relevant fields of an object.
     fn read(&self, object: &DynamicObject) -> Subject;
 
-    /// Whether its Secret says that nothing is to be written.
+    /// Returns why the Secret suspends writes to the cluster, if it does.
     fn suspended_by(&self, _secret: &Secret) -> Option<String> {
         None
     }
 }
 
-/// What is kept of an object.
+/// The relevant fields of an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Subject {
-    /// Its Secret, in the same namespace; `None` when it does not name one yet.
+    /// Its Secret, in the same namespace; `None` if the object doesn't reference one yet.
     pub secret: Option<String>,
     /// The key of the kubeconfig in the Secret.
     pub key: String,
-    /// What is waited for before its cluster is used for the first time. A cluster that was in use
-    /// stays so, whatever its status goes back to.
+    /// The condition to wait for before the cluster is used for the first time. A cluster that was in use
+    /// stays so, even if its status changes back.
     pub waiting: Option<String>,
     pub suspended: Option<String>,
 }
 
-/// What is kept of an object, with what all objects have.
+/// The relevant fields of an object, with the common metadata.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Object {
     pub uid: String,
@@ -89,19 +89,19 @@ impl Object {
     }
 }
 
-/// A pair as it was read last.
+/// The last read pair.
 #[derive(Debug)]
 struct Pair {
     object: Object,
-    /// Of the Secret; `None` without one.
+    /// resourceVersion of the Secret; `None` without a Secret.
     version: Option<String>,
     source: Arc<Source>,
 }
 
-/// The objects of one namespace, or of all, each with its Secret.
+/// Provider of the objects of one namespace, or of all, each with its Secret.
 pub struct Paired<P> {
     pub client: Client,
-    /// `None`: all.
+    /// `None` means all namespaces.
     pub namespace: Option<String>,
     pub policy: Policy,
     pub pairing: P,
@@ -156,7 +156,7 @@ enum WatchError {
     Other(#[from] watcher::Error),
 }
 
-/// Both lists, and why one of them is not what there is now.
+/// Both lists, and why one of them may be outdated.
 struct Lists {
     objects: Listed<Object>,
     secrets: Listed<Secret>,
@@ -224,14 +224,14 @@ impl<P: Pairing> Paired<P> {
                     finds.found_amid(trouble, by_origin.collect());
                 }
                 (_, _, Some(trouble)) => finds.trouble(trouble),
-                // Half of it is nothing.
+                // Publish nothing until both lists are complete.
                 (_, _, None) => {}
             }
         }
     }
 
-    /// Follows the objects in the best version that is served; which it is, is looked up at the start
-    /// and after each failure.
+    /// Watches the objects in the best served version. It looks up the version at the start and after each
+    /// failure.
     fn objects(&self) -> BoxStream<'static, Result<Event<DynamicObject>, WatchError>> {
         let (client, namespace) = (self.client.clone(), self.namespace.clone());
         let (group, plural) = (self.pairing.group(), self.pairing.plural());
@@ -277,7 +277,7 @@ impl<P: Pairing> Paired<P> {
         lists.secrets.take(event, keep)
     }
 
-    /// Notes a failure and its end; the same one again is said quietly.
+    /// Records a failure and its end. Logs the same failure again at debug level only.
     fn event<K>(
         &self,
         event: Result<Event<K>, WatchError>,
@@ -303,7 +303,7 @@ impl<P: Pairing> Paired<P> {
         }
     }
 
-    /// Reads one Secret afresh: the watch may lag.
+    /// Reads one Secret again, because the watch may lag.
     async fn again(&self, pairs: &BTreeMap<Key, Pair>, origin: &Origin) -> Option<Secret> {
         let namespace = origin.namespace.clone()?;
         let pair = pairs.get(&(namespace, origin.name.clone()))?;
@@ -312,7 +312,7 @@ impl<P: Pairing> Paired<P> {
     }
 }
 
-/// The best version that is served.
+/// Returns the best served version.
 async fn served(
     client: &Client,
     group: &'static str,
@@ -340,7 +340,7 @@ async fn served(
     })
 }
 
-/// Reads all pairs; those of which neither half is another are as they were.
+/// Reads all pairs. Unchanged pairs keep their source.
 fn pair(
     pairing: &impl Pairing,
     policy: &Policy,
@@ -374,7 +374,6 @@ fn pair(
     pairs.collect()
 }
 
-/// Reads one pair.
 fn read(
     pairing: &impl Pairing,
     policy: &Policy,

@@ -1,6 +1,6 @@
-//! Which sources have been members, kept in a ConfigMap on home. One that has been, and has no
-//! EdgeCluster any more, was dismissed by a person: it is no member again until it has been away, which
-//! is seen while the hub runs. So no finalizer is needed, which would outlive the hub.
+//! Records in a ConfigMap on the home cluster which sources have been members. If a recorded source has no
+//! EdgeCluster, a user deleted the EdgeCluster and so dismissed the source. The source becomes a member
+//! again only after the running hub has seen it away. This needs no finalizer, which would outlive the hub.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -20,7 +20,8 @@ use super::membership::pending;
 use super::{Found, Origin};
 
 const KEY: &str = "members.json";
-/// A ConfigMap holds 1 MiB. What comes after may come back by itself once it is deleted.
+/// A ConfigMap holds 1 MiB. Sources beyond this size are not recorded and may return after a user deletes
+/// their EdgeCluster.
 const SIZE_MAX: usize = 900 * 1024;
 const DEADLINE: Duration = Duration::from_secs(10);
 
@@ -50,21 +51,21 @@ pub enum RegisterError {
     Deadline { namespace: String },
 }
 
-/// A source under the name that it asks for.
+/// A source and its requested member name.
 pub type Entry = (String, Origin);
 
-/// What is on record.
+/// The recorded sources.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Register {
-    /// UID of the CRD of EdgeClusters: when it was made anew, nobody was dismissed by a person.
+    /// UID of the CRD of EdgeClusters. If the CRD was recreated, users have not dismissed any source.
     pub crd: String,
-    /// Each with the UID of the object.
+    /// UID of the object for each source.
     pub entries: BTreeMap<Entry, String>,
 }
 
 impl Register {
-    /// The entries whose name no EdgeCluster binds to a source any more. One that was made for an agent
-    /// since then binds it to none.
+    /// Returns the entries whose member name has no EdgeCluster with a source. An EdgeCluster that was
+    /// created later for an agent has none.
     pub fn dismissed(&self, bound: &BTreeMap<String, Option<SourceRef>>) -> BTreeSet<Entry> {
         let entries = self.entries.keys();
         entries
@@ -73,9 +74,8 @@ impl Register {
             .collect()
     }
 
-    /// What is to be on record: every source that is a member, or that asks for the name of one. An
-    /// entry goes when its source is seen to be away, or is one of those that were, `departed`, or was
-    /// made anew.
+    /// Returns the next record: every source that is a member or requests a member's name. It drops an
+    /// entry if its source is away, is in `departed`, or was recreated.
     #[must_use]
     pub fn next(
         &self,
@@ -88,7 +88,8 @@ impl Register {
                 .iter()
                 .filter(|it| it.provider.covers(origin))
                 .peekable();
-            // Nobody looks for it, or one of them not yet: it is not known to be away.
+            // If no provider covers the source, or one has not listed yet, the source is not known to be
+            // away.
             covering.peek().is_none()
                 || covering.any(|found| {
                     found.listing.sources.as_ref().is_none_or(|sources| {
@@ -121,8 +122,8 @@ impl Register {
         }
     }
 
-    /// What was read beside what has been seen since: an entry too many keeps a member away until it is
-    /// wanted anew, one too few brings one back that nobody wants.
+    /// Merges the record that was read with the sources seen since. A superfluous entry keeps a member away
+    /// until a user requests it again. A missing entry brings back a dismissed member.
     #[must_use]
     pub fn with(&self, read: &Self) -> Self {
         let mut both = self.clone();
@@ -153,7 +154,7 @@ impl Register {
         serde_json::to_string(&kept).unwrap_or_default()
     }
 
-    /// Rubbish is nothing on record.
+    /// Invalid text counts as an empty record.
     fn read(text: &str) -> Self {
         let kept: Kept = serde_json::from_str(text).unwrap_or_default();
         let entries = kept.members.into_iter();
@@ -182,14 +183,14 @@ struct KeptEntry {
     uid: String,
 }
 
-/// The register, and the version of the ConfigMap that it was read from or written as.
+/// The register, and the resourceVersion of the ConfigMap that holds it.
 #[derive(Clone, Debug, Default)]
 pub struct OnRecord {
     pub register: Register,
     version: Option<String>,
 }
 
-/// Reads it. What was written for another CRD than the present one counts for nothing.
+/// Loads the register. A record for a different CRD counts as empty.
 pub async fn load(client: Client, namespace: &str) -> Result<OnRecord, RegisterError> {
     let api: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
     let found = in_time(namespace, api.get_opt(MEMBERS_CONFIG_MAP)).await?;
@@ -222,7 +223,7 @@ pub async fn load(client: Client, namespace: &str) -> Result<OnRecord, RegisterE
     })
 }
 
-/// Writes `next` in the place of what is on record.
+/// Replaces the record with `next`.
 pub async fn save(
     client: Client,
     namespace: &str,
@@ -263,7 +264,7 @@ pub async fn save(
     })
 }
 
-/// UID of the CRD of EdgeClusters; `None` while there is none that stays.
+/// UID of the CRD of EdgeClusters, or `None` if it is missing or being deleted.
 pub async fn crd(client: Client, namespace: &str) -> Result<Option<String>, RegisterError> {
     let api: Api<CustomResourceDefinition> = Api::all(client);
     let name = EdgeCluster::crd().metadata.name.unwrap_or_default();

@@ -5,17 +5,17 @@ use krypton_runtime::watchdog::Watchdog;
 
 use super::*;
 
-/// Above all that a test may take.
+/// Longer than any step of a test takes.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What a fake does once it has told of its own member.
+/// Behaviour of a fake after it has listed its member.
 #[derive(Clone, Copy, Debug)]
 enum Habit {
     Good,
     Panics,
     Ends,
     NeverLists,
-    /// Tells of another state of its member, so often.
+    /// Publishes this many different states of its member.
     Floods(u32),
 }
 
@@ -75,7 +75,7 @@ impl Provider for Fake {
                 }
                 Habit::Good | Habit::NeverLists => {}
             }
-            // Whoever is doubted is looked at again.
+            // Lists a source with a rejected credential again.
             loop {
                 let doubted = finds.doubted().await;
                 let namespace = doubted.namespace.unwrap_or_default();
@@ -90,7 +90,7 @@ fn fake(namespace: &'static str, habit: Habit) -> Arc<dyn Provider> {
     Arc::new(Fake { namespace, habit })
 }
 
-/// The UID that the member of a namespace is known by; `None` while it is not known.
+/// The UID of the member in a namespace, or `None` while it is unknown.
 fn uid(sources: &Sources, namespace: &str) -> Option<String> {
     let found = sources
         .iter()
@@ -143,7 +143,7 @@ async fn faulty_provider_keeps_sources_and_affects_no_other() {
         assert!(!closed(&now, namespace), "{namespace}");
     }
 
-    // The others go on.
+    // The other providers keep running.
     now.doubt(&origin("good"));
     now.doubt(&origin("panics"));
     until(&mut sources, |sources| {
@@ -154,7 +154,7 @@ async fn faulty_provider_keeps_sources_and_affects_no_other() {
     stop.cancel();
 }
 
-/// On one thread nothing is read between two changes: the slot holds the newest, and no queue grows.
+/// On one thread nothing reads between two changes: the slot holds the latest, and no queue grows.
 #[tokio::test]
 async fn of_a_flood_only_the_newest_is_kept() {
     let stop = CancellationToken::new();
@@ -205,7 +205,7 @@ async fn hub_shutdown_removes_no_source() {
     assert!(uid(&sources.get(), "good").is_some());
 }
 
-/// Finds by who names an object.
+/// Finds objects by a reference.
 struct ByName;
 
 impl Provider for ByName {
@@ -226,8 +226,8 @@ impl Provider for ByName {
     }
 }
 
-/// What both providers of one Secret list, by label and by name, one step after the other; and how often
-/// it was away.
+/// Counts the departures of one Secret after each step. Each step gives the listings of both providers, by
+/// label and by name.
 fn departures(steps: &[(Option<&str>, Option<&str>)]) -> Vec<usize> {
     let labelled: Arc<dyn Provider> = fake("a", Habit::Good);
     let providers = [labelled, Arc::new(ByName) as Arc<dyn Provider>];
@@ -260,16 +260,16 @@ fn departures(steps: &[(Option<&str>, Option<&str>)]) -> Vec<usize> {
 #[test]
 fn source_that_another_provider_lists_has_not_departed() {
     let (here, none, unread) = (Some("u"), None, Some(""));
-    // The KryptonDeployment that names it goes, and comes again.
+    // The KryptonDeployment that references the Secret is deleted and recreated.
     let steps = [(here, here), (here, none), (here, here)];
     assert_eq!(departures(&steps), [0, 0, 0]);
-    // It is yet to be read, as after a restart.
+    // The Secret is not read yet, as after a restart.
     let steps = [(none, unread), (none, here), (none, unread), (none, here)];
     assert_eq!(departures(&steps), [0, 0, 0, 0]);
-    // The label is taken off, and put on again.
+    // The label is removed and added again.
     let steps = [(here, here), (none, here), (none, here), (here, here)];
     assert_eq!(departures(&steps), [0, 0, 0, 1]);
-    // Nobody lists it any more, in whichever order.
+    // No provider lists the source, in either order.
     assert_eq!(departures(&[(here, here), (none, none)]), [0, 1]);
     assert_eq!(
         departures(&[(here, here), (none, here), (none, none)]),
@@ -279,6 +279,6 @@ fn source_that_another_provider_lists_has_not_departed() {
         departures(&[(here, here), (here, none), (none, none)]),
         [0, 0, 1]
     );
-    // It is deleted and made anew.
+    // The source is deleted and recreated.
     assert_eq!(departures(&[(here, here), (Some("v"), Some("v"))]), [0, 1]);
 }

@@ -11,9 +11,9 @@ use crate::observe::metrics::Wrote;
 pub(super) struct Agenda {
     names: BTreeSet<String>,
     not_before: BTreeMap<String, BootTime>,
-    /// Those in `names`, by their time.
+    /// The entries of `names` by due time.
     queue: BTreeSet<(BootTime, String)>,
-    /// Writes that have failed in a row. A conflict is none.
+    /// Consecutive failed writes. A conflict does not count.
     failures: BTreeMap<String, u32>,
 }
 
@@ -33,7 +33,7 @@ impl Agenda {
         }
     }
 
-    /// Nothing is done about the member before.
+    /// Skips the member until this time.
     pub(super) fn wait(&mut self, name: &str, until: BootTime) {
         let before = self.not_before.insert(name.to_owned(), until);
         if self.names.contains(name) {
@@ -51,7 +51,7 @@ impl Agenda {
         self.time(name) <= now
     }
 
-    /// A write has ended; returns how many have failed in a row.
+    /// Records a completed write. Returns the number of consecutive failures.
     pub(super) fn ended(&mut self, name: &str, came: Wrote) -> u32 {
         if came != Wrote::Failed {
             self.failures.remove(name);
@@ -62,13 +62,14 @@ impl Agenda {
         *failures
     }
 
-    /// When to look again at a member that has to wait: for its time, for its write, or for another's.
+    /// Returns when to check a waiting member again: at its due time, after its write, or when a writer may
+    /// be free.
     pub(super) fn look_again(&self, name: &str, writing: bool, now: BootTime) -> BootTime {
         let least = if writing { PACE } else { LOOK_EVERY };
         self.time(name).max(BootTime(now.0 + least))
     }
 
-    /// The next one whose time has come.
+    /// Takes the next member that is due.
     pub(super) fn next(&mut self, now: BootTime) -> Option<String> {
         self.queue.first().filter(|(at, _)| *at <= now)?;
         let (_, name) = self.queue.pop_first()?;

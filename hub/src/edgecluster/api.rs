@@ -1,4 +1,4 @@
-//! The EdgeClusters on home: what is known of them, and what is written.
+//! Caches and writes the EdgeClusters on home.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -22,21 +22,21 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// The EdgeClusters by name, each with its source.
 pub(super) type Bound = BTreeMap<String, Option<SourceRef>>;
 
-/// What a watch has told of them.
+/// The EdgeClusters that the watch delivered.
 #[derive(Debug, Default)]
 pub(super) struct EdgeClusters {
     pub(super) objects: BTreeMap<String, EdgeCluster>,
     listed: Option<BTreeSet<String>>,
-    /// All are known.
+    /// Whether the list is complete.
     pub(super) synced: bool,
-    /// Members whose EdgeCluster has gone or was made anew: what was known of them is of another.
+    /// Members whose EdgeCluster was deleted or recreated. Earlier observations belong to another object.
     pub(super) anew: BTreeSet<String>,
-    /// One has gone: deleted by a person, or with the CRD.
+    /// Whether an EdgeCluster was deleted, by a user or with the CRD.
     pub(super) vanished: bool,
 }
 
 impl EdgeClusters {
-    /// Each with the source that it is bound to.
+    /// Returns each EdgeCluster with the source that it is bound to.
     pub(super) fn bound(&self) -> Bound {
         let objects = self.objects.iter();
         objects
@@ -44,12 +44,12 @@ impl EdgeClusters {
             .collect()
     }
 
-    /// They are listed anew: what is known is not all, and may be old.
+    /// Starts over with a new list. The known objects may be incomplete or stale.
     pub(super) fn unlist(&mut self) {
         (self.listed, self.synced) = (None, false);
     }
 
-    /// Takes in one event; says whether anything follows from it but a status to be written.
+    /// Applies an event. Returns whether it requires more than a status write.
     pub(super) fn see(&mut self, event: Event<EdgeCluster>, dirty: &mut BTreeSet<String>) -> bool {
         let name = |object: &EdgeCluster| object.metadata.name.clone().unwrap_or_default();
         match event {
@@ -80,7 +80,7 @@ impl EdgeClusters {
             }
             Event::Apply(object) => {
                 let name = name(&object);
-                // Our own writes come back, and are no news.
+                // The hub's own status writes come back through the watch, and change nothing.
                 let before = self.objects.get(&name);
                 if before.is_none_or(|before| before.status != object.status) {
                     dirty.insert(name.clone());
@@ -96,15 +96,15 @@ impl EdgeClusters {
         }
     }
 
-    /// Puts in a newer object; says whether anything but its reported state is another.
+    /// Stores a newer object. Returns whether anything besides its reported state changed.
     fn put(&mut self, name: String, mut object: EdgeCluster) -> bool {
-        // Larger than all the rest, and read by nobody here.
+        // Managed fields are larger than the rest of the object, and unused here.
         object.metadata.managed_fields = None;
         let matters = |object: &EdgeCluster| {
             let status = object.status.as_ref();
             let uid = status.and_then(|status| status.cluster_uid.clone());
             let keys = status.and_then(|status| status.agent_keys.clone());
-            // What names the member says the same.
+            // Objects that name the member show this condition.
             let resolved = status.and_then(|status| find(&status.conditions, TARGET_RESOLVED));
             let meta = &object.metadata;
             (
@@ -127,33 +127,33 @@ impl EdgeClusters {
     }
 }
 
-/// An agent was enrolled for the member, and has been here.
+/// Returns whether an agent has enrolled for the member and connected.
 pub(super) fn enrolled(object: &EdgeCluster) -> bool {
     certificate_end(object).is_some()
 }
 
-/// When the certificate ends that its agent was seen with last.
+/// Returns the expiry of the agent's certificate, as of its last connection.
 pub(super) fn certificate_end(object: &EdgeCluster) -> Option<Timestamp> {
     let end = object.status.as_ref()?.certificate_expiry.as_ref()?;
     Some(end.0)
 }
 
-/// It is a member by its agent, with or without a source.
+/// Returns whether the member has an agent, or no source.
 pub(super) fn joined(object: &EdgeCluster) -> bool {
     enrolled(object) || object.spec.source_ref.is_none()
 }
 
-/// A write that has ended.
+/// A completed write.
 pub(super) struct Written {
     pub(super) name: String,
-    /// The object as it is now, and the version that it had before; `None` when nothing was written.
+    /// The written object, and its previous version. `None` if nothing was written.
     object: Option<(EdgeCluster, Option<String>)>,
     pub(super) came: Wrote,
 }
 
 impl EdgeClusters {
-    /// Takes in what our own write has come to, unless the watch has brought something since: then that
-    /// is newer, or the object is gone. Says whether anything but its reported state is another.
+    /// Stores the written object. If the watch has delivered an event since, that one is newer or the
+    /// object is gone. Returns whether anything besides the reported state changed.
     pub(super) fn take_written(&mut self, written: Written) -> bool {
         let Some((object, before)) = written.object else {
             return false;
@@ -165,13 +165,13 @@ impl EdgeClusters {
 }
 
 impl Written {
-    /// What was to be written is there.
+    /// Returns whether the write succeeded.
     pub(super) fn went_through(&self) -> bool {
         self.object.is_some()
     }
 
-    /// After which it is tried again once so many have failed in a row; `None` when it went through. Where somebody
-    /// was faster, the watch is about to bring what they wrote.
+    /// Returns the pause before the next attempt, after so many consecutive failures. `None` after a
+    /// success. After a conflict, the watch is about to deliver the other write.
     pub(super) fn again_after(&self, failures: u32, jitter: f64) -> Option<Duration> {
         match self.came {
             Wrote::Ok => None,
@@ -181,7 +181,7 @@ impl Written {
     }
 }
 
-/// Makes the EdgeCluster of a new source. `accepted` is written where it is given.
+/// Creates the EdgeCluster of a new source. Sets `accepted` if it is given.
 pub(super) async fn create(
     client: Client,
     name: String,
@@ -212,7 +212,8 @@ pub(super) async fn create(
 
 const CRD_OUTDATED: &str = "CrdOutdated";
 
-/// A CRD of before drops `spec.accepted`, and the member would count as accepted: this is tried first.
+/// A CRD with an earlier schema drops `spec.accepted`, and the member would count as accepted. A dry run
+/// detects this.
 async fn make(api: &Api<EdgeCluster>, object: &EdgeCluster) -> kube::Result<EdgeCluster> {
     if object.spec.accepted.is_some() {
         let trial = PostParams {
@@ -231,7 +232,7 @@ async fn make(api: &Api<EdgeCluster>, object: &EdgeCluster) -> kube::Result<Edge
     effect!("edge-cluster.create", api.create(&params, object)).await
 }
 
-/// Puts a finalizer on or takes it off, as they are all written.
+/// Adds or removes a finalizer by writing the complete list.
 pub(super) async fn write_finalizers(
     client: Client,
     name: String,
@@ -268,7 +269,7 @@ pub(super) async fn write_status(
     outcome(name, "writing the status of", version, result)
 }
 
-/// The merge patch that turns a recorded status into `next`.
+/// Returns the merge patch that turns the recorded status into `next`.
 pub(super) fn status_patch(
     recorded: Option<&EdgeClusterStatus>,
     next: &EdgeClusterStatus,
@@ -278,7 +279,7 @@ pub(super) fn status_patch(
     merge(&recorded, next)
 }
 
-/// A merge removes only what is null.
+/// A merge patch removes only fields that are null.
 fn merge(before: &Value, next: Value) -> Value {
     let (Value::Object(before), Value::Object(mut next)) = (before, next.clone()) else {
         return next;
@@ -302,7 +303,7 @@ fn outcome(
             let came = Wrote::Ok;
             return Written { name, object, came };
         }
-        // Somebody was faster; the watch brings what they wrote.
+        // Another client wrote first. The watch delivers its result.
         Ok(Err(kube::Error::Api(status))) if status.code == 409 || status.code == 404 => None,
         Ok(Err(error)) => Some(chain(&error)),
         Err(_) => Some("no answer in time".to_owned()),
@@ -391,13 +392,13 @@ mod tests {
             object: Some((object("2"), Some("1".to_owned()))),
             came: Wrote::Ok,
         };
-        // A person has banned it meanwhile.
+        // In the interim, a user banned the member.
         let mut banned = object("3");
         banned.spec.banned = true;
         known.see(Event::Apply(banned), &mut dirty);
         known.take_written(answer());
         assert!(known.objects["a"].spec.banned);
-        // Or deleted.
+        // A user deleted it.
         known.see(Event::Delete(object("3")), &mut dirty);
         known.take_written(answer());
         assert!(known.objects.is_empty());

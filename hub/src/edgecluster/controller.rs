@@ -69,31 +69,31 @@ pub(super) struct Controller {
     pub(super) retirements: Retirements,
     pub(super) overlays: Overlays,
     pub(super) publisher: DesiredStatePublisher,
-    /// The first epoch of this hub's term, and the last one that members were given.
+    /// The first epoch of this hub's term, and the last one that it sent to members.
     pub(super) first_epoch: u64,
     pub(super) dealt_epoch: u64,
-    /// Rejected sources as reported last, and whether an EdgeCluster has an event about them.
+    /// The last reported rejections of sources, and whether an EdgeCluster has an event about each.
     refused: BTreeMap<Origin, (Refusal, bool)>,
     wrote: desired_status::Wrote,
     reminders: Reminders,
     begun: BootTime,
-    /// Start of the term that the reports above belong to.
+    /// Start of the term to which the reports above belong.
     led: Option<BootTime>,
-    /// Whether a decision is due. Observations change often, and a decision does not follow from them.
+    /// Whether a decision is due. Observations change often, and require none.
     look: bool,
     look_next: BootTime,
     /// When a decision is due without a change.
     look_at: Option<BootTime>,
 }
 
-/// Members, each with the way to its cluster and its source.
+/// Members, each with the access to its cluster and its source.
 type Wanted = BTreeMap<String, (Access, SourceRef)>;
 
 /// The input of one pass.
 pub(super) struct View {
     pub(super) membership: Membership,
     pub(super) wanted: Wanted,
-    /// Wait for an operator.
+    /// Members that wait for an operator's acceptance.
     pub(super) waiting: Wanted,
     pub(super) verdicts: BTreeMap<String, Verdict>,
     pub(super) given: FleetChart,
@@ -158,12 +158,12 @@ impl Controller {
         self.look_at = Some(self.look_at.map_or(at, |due| due.min(at)));
     }
 
-    /// Forgets what another hub may have changed.
+    /// Discards the state that another hub may have changed.
     pub(super) fn begin(&mut self, listed_again: bool, pass: &Pass) {
         self.look |= self.look_at.take_if(|at| *at <= pass.now).is_some();
         let tenure = pass.stand.tenure();
         if listed_again {
-            // The objects that a standby has seen may be old. They decide nothing.
+            // A standby's view may be stale. It decides nothing.
             self.known.unlist();
             self.fleet.reports.aim_anew();
             self.retirements.read_again();
@@ -172,7 +172,7 @@ impl Controller {
         }
         let since = tenure.map(|tenure| tenure.since);
         if pass.leading && self.led != since {
-            // Another hub may have reported, and written which sources are members.
+            // Another hub may have recorded events, and which sources are members.
             self.reminders = Reminders::default();
             self.wrote = desired_status::Wrote::default();
             self.book.read_again();
@@ -190,7 +190,7 @@ impl Controller {
     /// Decides on all members.
     pub(super) fn reconcile(&mut self, listed_in: Option<BootTime>, pass: &Pass) {
         self.look = false;
-        // Lent out, as each member changes the rest.
+        // Moved out during the pass, because each member changes the rest of the controller.
         let mut known = std::mem::take(&mut self.known);
         let marks = known.objects.values().filter_map(mark);
         self.fleet.lead.sees(marks);
@@ -206,7 +206,7 @@ impl Controller {
         self.note_certificates(&known, pass);
         for (name, member) in wanted.iter().chain(&waiting) {
             if !known.objects.contains_key(name) {
-                // The EdgeCluster comes first: its age decides between two that are one cluster.
+                // The EdgeCluster comes first: its age decides between two members on one cluster.
                 let accepted = waiting.contains_key(name).then_some(false);
                 self.create(name, member.1.clone(), accepted, pass);
             } else if !waiting.contains_key(name) {
@@ -227,7 +227,7 @@ impl Controller {
         }
         self.forget_departed(&known, &view, listed_in);
         self.known = known;
-        // With many members this takes long. Calls that wait for this loop get as much time.
+        // With many members this takes long. Other work of this loop gets as much time.
         let ended = BootTime::now();
         self.look_next = BootTime(ended.0 + LOOK_EVERY.max(ended.since(pass.now)));
     }
@@ -245,7 +245,7 @@ impl Controller {
         membership
     }
 
-    /// Takes the certificates of agents from the record, until the agents report them in this term.
+    /// Uses the recorded expiry of agents' certificates until the agents report it in this term.
     fn note_certificates(&self, known: &EdgeClusters, pass: &Pass) {
         let shared = &self.fleet.shared;
         for (name, object) in &known.objects {
@@ -264,7 +264,7 @@ impl Controller {
     }
 
     fn create(&mut self, name: &str, source: SourceRef, accepted: Option<bool>, pass: &Pass) {
-        // A dismissed source is not created again: first the hub reads which ones are.
+        // A dismissed source gets no new EdgeCluster, so the hub must read the register first.
         let may = pass.leading && self.book.is_read() && !self.writing.contains(name);
         let due = self.agenda.time(name);
         if may && due > pass.now {
@@ -276,7 +276,7 @@ impl Controller {
             let write = create(client, name.to_owned(), source, accepted);
             self.writes.spawn(self.fleet.lead.tracked(write));
         } else {
-            // It waits for a writer; otherwise for a change.
+            // Only a missing writer makes it due again. Otherwise it waits for a change.
             self.look |= may;
         }
     }
@@ -350,10 +350,10 @@ impl Controller {
         let now = pass.now;
         let book_due = self.book.work(&mut self.known, &self.fleet.lead, now);
         for name in self.fleet.shared.facts.take_changed() {
-            // A departing member goes once it has reported that it is done.
+            // A decommissioned member's EdgeCluster is released once the member reports completion.
             let object = self.known.objects.get(&name);
             self.look |= object.is_some_and(decommission::leaving);
-            // A change of the chart changes all observations: first it goes to the members.
+            // A change of the chart changes all observations. Its delivery to the members takes precedence.
             if self.agenda.add(&name) {
                 let at = self.agenda.time(&name).max(BootTime(now.0 + PACE));
                 self.agenda.wait(&name, at);
@@ -392,7 +392,7 @@ impl Controller {
             return;
         };
         let Some(epoch) = self.fleet.lead.mark(mark(object)) else {
-            // A later leader wrote it: look again under a later epoch.
+            // A later leader wrote it. Check it again under a later epoch.
             self.agenda
                 .wait(&name, BootTime(pass.now.0 + AFTER_FAILURE));
             self.agenda.add(&name);

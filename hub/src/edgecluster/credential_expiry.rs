@@ -1,4 +1,5 @@
-//! When credentials end: what is said of it on EdgeClusters, and when it is told of. Pure.
+//! Reports the expiry of credentials: the conditions of EdgeClusters, and the schedule of warning events.
+//! Pure.
 
 use std::collections::BTreeMap;
 
@@ -9,20 +10,20 @@ use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use crate::ca::{AGENT_CERTIFICATE_LIFE, BACK_DATED};
 
-/// Reasons of the conditions, and of the events that tell of them.
+/// Reasons of the conditions and of their events.
 pub mod reason {
     pub const CURRENT: &str = "Current";
     pub const SOON: &str = "CertificateExpiresSoon";
     pub const EXPIRED: &str = "CertificateExpired";
 }
 
-/// Part of its life that is left of a certificate when it is told of. By then it should have been
-/// renewed, which begins when 30 % are left.
+/// Remaining share of a certificate's lifetime at which the hub warns. Renewal starts at 30 %, so it is
+/// overdue by then.
 const LEFT_PERCENT: i128 = 20;
-/// It is told of again.
+/// Interval between repeated warnings.
 const AGAIN: SignedDuration = SignedDuration::from_hours(24);
 
-/// From when until when a credential is good.
+/// The validity period of a credential.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Validity {
     pub not_before: Timestamp,
@@ -30,7 +31,7 @@ pub struct Validity {
 }
 
 impl Validity {
-    /// Of an agent's certificate of which only the end is on record.
+    /// Returns the validity of an agent's certificate, if only its expiry is recorded.
     pub fn until(not_after: Timestamp) -> Self {
         let not_before = not_after.saturating_sub(AGENT_CERTIFICATE_LIFE + BACK_DATED);
         Self {
@@ -39,7 +40,7 @@ impl Validity {
         }
     }
 
-    /// How it stands.
+    /// Returns the expiry state at `now`.
     pub fn at(self, now: Timestamp) -> Standing {
         let life = self.not_after.duration_since(self.not_before);
         let left = self.not_after.duration_since(now);
@@ -72,7 +73,7 @@ pub enum Credential {
 impl Credential {
     const ALL: [Self; 2] = [Self::Agent, Self::Access];
 
-    /// The type of its condition.
+    /// Returns the type of its condition.
     pub fn condition(self) -> &'static str {
         match self {
             Self::Agent => "CertificateCurrent",
@@ -80,7 +81,7 @@ impl Credential {
         }
     }
 
-    /// What is said of it, with what to do.
+    /// Returns the state of its condition, with the remedy in the message.
     pub fn state(self, member: &str, validity: Validity, now: Timestamp) -> State {
         let end = Timestamp::from_second(validity.not_after.as_second());
         let end = end.unwrap_or(validity.not_after);
@@ -118,7 +119,7 @@ impl Credential {
     }
 }
 
-/// Puts on record what is to be said of each credential that there is.
+/// Sets the condition of each existing credential, and removes the others.
 pub fn put(
     record: &mut Vec<Condition>,
     member: &str,
@@ -138,23 +139,23 @@ pub fn put(
     }
 }
 
-/// Something to be told of a member: a reason, and the message.
+/// A warning event for a member: its reason and message.
 pub type Warning = (&'static str, String);
 
-/// What has been told: once when a credential is about to end, once when it has, and again every day.
-/// What stands on record was told by whoever put it there, so a restart tells nothing until the next day
-/// begins.
+/// The warnings already recorded: one shortly before expiry, one at expiry, and a repetition each day. A
+/// hub that starts assumes that its predecessor recorded the current condition's warning. It therefore
+/// warns again no earlier than the next day.
 #[derive(Debug, Default)]
 pub struct Reminders {
     told: BTreeMap<(String, Credential), Stage>,
 }
 
-/// The reason and how many days it has been there; `None` when all is well.
+/// The reason, and how many days it has lasted. `None` if the credential is current.
 type Stage = Option<(&'static str, i64)>;
 
 impl Reminders {
-    /// Tells what is to be told of a member of which this is on record, and that is about to be put there.
-    /// What `tell` does not take in is due still.
+    /// Passes due warnings for a member to `tell`. `record` holds the recorded conditions, and `next` the
+    /// ones about to be written. If `tell` returns false, the warning remains due.
     pub fn look(
         &mut self,
         member: &str,
@@ -167,7 +168,7 @@ impl Reminders {
             let (is, message) = stage(next, credential, now).unzip();
             let key = (member.to_owned(), credential);
             let before = self.told.remove(&key);
-            // By the next look the record is what is about to be put there.
+            // `next` will be recorded before the following call, so compare with it then.
             let before = before.unwrap_or_else(|| stage(record, credential, now).unzip().0);
             let told = match (is, message) {
                 (Some((why, _)), Some(message)) if before != is => tell((why, message.to_owned())),
@@ -177,13 +178,13 @@ impl Reminders {
         }
     }
 
-    /// Forgets members that are no more.
+    /// Forgets members that left the fleet.
     pub fn keep(&mut self, is_member: impl Fn(&str) -> bool) {
         self.told.retain(|(member, _), _| is_member(member));
     }
 }
 
-/// How far a credential has come that is not as it should be, and what is said of it.
+/// Returns the stage and the message of a credential that is not current.
 fn stage(
     conditions: &[Condition],
     credential: Credential,
@@ -201,7 +202,7 @@ fn stage(
     Some(((why, since.as_secs() / AGAIN.as_secs()), &condition.message))
 }
 
-/// When a certificate ends.
+/// Returns the expiry of a DER certificate.
 pub fn end_of(der: &[u8]) -> Option<Timestamp> {
     let (_, certificate) = X509Certificate::from_der(der).ok()?;
     Timestamp::from_second(certificate.validity().not_after.timestamp()).ok()
@@ -240,7 +241,7 @@ mod tests {
             assert_eq!(validity.at(at(now)), expected, "{now}");
         }
         assert_eq!(life(1000, 1000).at(at(999)), Standing::Current);
-        // Of one that is only on record, the usual life is taken.
+        // If only the expiry is recorded, the usual lifetime applies.
         let known = Validity::until(at(100 * DAY));
         assert_eq!(known.at(at(98 * DAY)), Standing::Current);
         assert_eq!(known.at(at(99 * DAY)), Standing::Soon);
@@ -258,11 +259,11 @@ mod tests {
         }
     }
 
-    /// The record of a member with such a certificate, kept up as the hub does.
+    /// A member's conditions and reminders, maintained as the hub does.
     struct Record {
         conditions: Vec<Condition>,
         reminders: Reminders,
-        /// There is room for what is told.
+        /// Whether the event recorder has room.
         listens: bool,
     }
 
@@ -325,7 +326,7 @@ mod tests {
         record.listens = true;
         assert_eq!(record.at(certificate, 80 * DAY + 60), [reason::SOON]);
         assert_eq!(record.at(certificate, 80 * DAY + 80), [""; 0]);
-        // What has mended itself meanwhile is nothing to be told.
+        // A credential renewed before its warning was recorded needs none.
         record.listens = false;
         assert_eq!(record.at(certificate, 100 * DAY), [""; 0]);
         record.listens = true;
@@ -341,7 +342,7 @@ mod tests {
         let mut record = Record::new();
         let mut told = record.at(validity, 79 * DAY).len();
         for hour in 0..24 * 10 {
-            // A new hub each hour, which looks a few times.
+            // A new hub each hour, with three checks.
             record.reminders = Reminders::default();
             for look in 0..3 {
                 told += record

@@ -1,5 +1,5 @@
-//! A deleted EdgeCluster whose `deletionPolicy` is `Uninstall`: kept by a finalizer until the member has
-//! uninstalled its releases.
+//! Decommissions a deleted EdgeCluster whose `deletionPolicy` is `Uninstall`: a finalizer keeps it until
+//! the member has uninstalled its releases.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -18,42 +18,42 @@ use crate::tenants::Retired;
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// What the decision rests on, beside the EdgeCluster itself.
+/// Inputs of the decision, in addition to the EdgeCluster.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Standing {
-    /// What was read afresh of the deletion.
+    /// The result of rereading the deletion.
     pub(super) read: Option<Deletion>,
-    /// Why nobody is to act on the member now.
+    /// Why Krypton must not act on the member now.
     pub(super) held_back: Option<String>,
     pub(super) connected: bool,
-    /// The order is on record on the member.
+    /// Whether the member has persisted the order.
     pub(super) taken: bool,
-    /// What the member says of its Tenants, when it has said all.
+    /// Counts from the member's complete report.
     pub(super) retired: Option<Retired>,
 }
 
-/// A deletion, as the apiserver tells of it when it is asked.
+/// The cause of a deletion, reread from the API server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Deletion {
-    /// Somebody has deleted this EdgeCluster.
+    /// A user deleted this EdgeCluster.
     OfTheMember,
-    /// All are being deleted, with their CRD.
+    /// The CRD is being deleted, and all EdgeClusters with it.
     OfTheCrd,
 }
 
-/// The one next thing to do about an EdgeCluster's finalizer.
+/// The next step for an EdgeCluster's finalizer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     Nothing,
-    /// A deletion is to wait for the member.
+    /// Add the finalizer: a deletion must wait for the member.
     PutOn,
-    /// A deletion is to wait no more: why.
+    /// Remove the finalizer, for this cause.
     TakeOff(LetGo),
-    /// The deletion is to be read afresh before anything follows from it.
+    /// Reread the deletion before acting on it.
     Read,
-    /// The member is not to be given anything now: why.
+    /// Send the member no new order, for this reason.
     Wait(String),
-    /// The member is to uninstall: how far it is.
+    /// Order the member to uninstall. The text is its progress.
     Uninstall(String),
 }
 
@@ -66,8 +66,8 @@ pub(super) enum LetGo {
     CrdDeleted,
 }
 
-/// What deleting this EdgeCluster means. Home leaves no fleet of its own: `self-cluster` would be found
-/// anew at once.
+/// Returns whether deleting this EdgeCluster uninstalls releases. Never for home: discovery would recreate
+/// `self-cluster` immediately.
 fn uninstalls(object: &EdgeCluster) -> bool {
     object.spec.deletion_policy == DeletionPolicy::Uninstall
         && object.name_any() != names::SELF_CLUSTER
@@ -78,7 +78,7 @@ fn held(object: &EdgeCluster) -> bool {
     finalizers.any(|finalizer| finalizer == names::UNINSTALL_FINALIZER)
 }
 
-/// It is on its way out, and its releases may be.
+/// Returns whether the EdgeCluster is being deleted, and possibly its releases too.
 pub(super) fn leaving(object: &EdgeCluster) -> bool {
     object.metadata.deletion_timestamp.is_some() && held(object)
 }
@@ -125,19 +125,20 @@ pub(super) fn step(object: &EdgeCluster, standing: &Standing) -> Step {
 }
 
 impl Step {
-    /// What the member is to be given; `None`: nothing but what it has. `paused`: were it to stay.
+    /// Returns the order for the member, or `None` to keep the last one. `paused` applies if the member
+    /// stays.
     pub(super) fn order(&self, paused: bool) -> Option<Order> {
         let (paused, retire) = match self {
             Self::Nothing | Self::PutOn | Self::TakeOff(LetGo::NotWanted) => (paused, false),
             Self::Uninstall(_) => (false, true),
-            // Who has been told to uninstall before is to stop.
+            // A member that was ordered to uninstall must stop.
             Self::Wait(_) | Self::TakeOff(LetGo::Orphaned | LetGo::CrdDeleted) => (true, false),
             Self::Read | Self::TakeOff(LetGo::Uninstalled) => return None,
         };
         Some(Order { paused, retire })
     }
 
-    /// The finalizers as they are to be, where they are to be others.
+    /// Returns the new finalizers, or `None` if they do not change.
     pub(super) fn finalizers(&self, object: &EdgeCluster) -> Option<Vec<String>> {
         match self {
             Self::PutOn => Some(finalizers(object, true)),
@@ -146,7 +147,7 @@ impl Step {
         }
     }
 
-    /// The condition `Uninstalled` of the EdgeCluster, while it is kept.
+    /// Returns the EdgeCluster's condition `Uninstalled` while the finalizer keeps it.
     pub(super) fn condition(&self) -> Option<State> {
         let remedy = format!(
             "annotate it with {}=true to let it go and leave the releases",
@@ -166,7 +167,7 @@ impl Step {
 }
 
 impl LetGo {
-    /// Reason and message of the event, where there is one.
+    /// Returns the reason and message of the event, if the cause has one.
     pub(super) fn told(self) -> Option<(&'static str, &'static str)> {
         match self {
             Self::NotWanted => None,
@@ -186,8 +187,9 @@ impl LetGo {
     }
 }
 
-/// Whoever is held back is given nothing new; but that it is to uninstall, as `retires` says it was told
-/// last, is taken back: the order may be of an EdgeCluster that is no more.
+/// Returns the order to publish. A held-back member receives no new order, but an uninstall order is
+/// withdrawn. `retires` is whether its last order was to uninstall: that order may belong to an earlier
+/// EdgeCluster.
 pub(super) fn given(order: Option<Order>, held_back: bool, retires: bool) -> Option<Order> {
     let stop = Order {
         paused: true,
@@ -199,7 +201,7 @@ pub(super) fn given(order: Option<Order>, held_back: bool, retires: bool) -> Opt
     }
 }
 
-/// The finalizers with ours, or without.
+/// Returns the finalizers with or without Krypton's.
 fn finalizers(object: &EdgeCluster, on: bool) -> Vec<String> {
     let others = object.finalizers().iter();
     let others = others.filter(|finalizer| *finalizer != names::UNINSTALL_FINALIZER);
@@ -207,21 +209,21 @@ fn finalizers(object: &EdgeCluster, on: bool) -> Vec<String> {
     others.cloned().chain(ours).collect()
 }
 
-/// What is remembered of deletions, by the EdgeCluster's UID.
+/// The state of deletions, by the EdgeCluster's UID.
 #[derive(Debug, Default)]
 pub(super) struct Retirements {
-    /// What was read stays true while this hub leads.
+    /// Confirmed deletions. They remain valid while this hub leads.
     read: BTreeMap<String, Deletion>,
-    /// What was told of them, once each.
+    /// Recorded events, one for each UID and reason.
     told: BTreeSet<(String, &'static str)>,
     pub(super) reading: BTreeSet<String>,
 }
 
-/// What came of reading one.
+/// The result of rereading a deletion.
 pub(super) struct Reading {
     pub(super) name: String,
     uid: String,
-    /// `None`: it is not deleted, or could not be read.
+    /// `None` if the object is not deleted, or the read failed.
     pub(super) found: Option<Deletion>,
 }
 
@@ -237,13 +239,13 @@ impl Retirements {
         }
     }
 
-    /// Another may have led: what was read is read again.
+    /// Discards confirmed deletions, because another hub may have led.
     pub(super) fn read_again(&mut self) {
         self.read.clear();
         self.reading.clear();
     }
 
-    /// The event for this step, when it [was not told](Self::was_told) of before.
+    /// Returns the event for this step, unless it [was recorded](Self::was_told) before.
     pub(super) fn news(&self, object: &EdgeCluster, step: &Step) -> Option<MemberEvent> {
         let (reason, message) = match step {
             Step::Uninstall(_) => (
@@ -263,19 +265,19 @@ impl Retirements {
         })
     }
 
-    /// There was room for the event.
+    /// Marks the event as recorded.
     pub(super) fn was_told(&mut self, uid: String, reason: &'static str) {
         self.told.insert((uid, reason));
     }
 
-    /// Forgets all but these.
+    /// Forgets all other EdgeClusters.
     pub(super) fn keep(&mut self, here: impl Fn(&str) -> bool) {
         self.read.retain(|uid, _| here(uid));
         self.told.retain(|(uid, _)| here(uid));
     }
 }
 
-/// Reads afresh who is being deleted: the CRD first, as its deletion comes before that of its objects.
+/// Rereads the cause of a deletion. Deleting the CRD precedes deleting its objects, so the CRD decides.
 pub(super) async fn read(client: Client, name: String, uid: String) -> Reading {
     let reading = async {
         let objects: Api<EdgeCluster> = Api::all(client.clone());
@@ -329,7 +331,7 @@ mod tests {
         object
     }
 
-    /// A member that has done all that it was told.
+    /// A member that has carried out its order.
     fn done() -> Standing {
         Standing {
             read: Some(Deletion::OfTheMember),
@@ -468,7 +470,7 @@ mod tests {
         assert_eq!(given(uninstall, true, true), stop);
         assert_eq!(given(uninstall, true, false), None);
         assert_eq!(given(stop, false, true), stop);
-        // Read afresh first: what it was told last stands meanwhile.
+        // Before the deletion is reread, the last order remains valid.
         assert_eq!(given(None, false, true), None);
     }
 

@@ -1,4 +1,4 @@
-//! What is on record of the desired state that members are given, so that it can be seen who is behind.
+//! Records the desired state of each member in its status. It shows which members lag behind.
 
 use std::collections::BTreeMap;
 
@@ -9,12 +9,12 @@ use krypton_runtime::clock::BootTime;
 
 use crate::members::Slot;
 
-/// What was last written of it, by member: a CRD of an earlier schema does not keep it.
+/// The last written desired state, by member. A CRD with an earlier schema drops it.
 #[derive(Debug, Default)]
 pub(super) struct Wrote(BTreeMap<String, Option<Desired>>);
 
 impl Wrote {
-    /// Whether all of `next` is on record, or was not kept.
+    /// Returns whether the recorded status equals `next`, apart from a `desired` that the CRD dropped.
     pub(super) fn is_so(
         &self,
         name: &str,
@@ -33,7 +33,7 @@ impl Wrote {
         recorded.is_some_and(|recorded| recorded == next || but_for_desired(recorded))
     }
 
-    /// What it was written as.
+    /// Returns the last written desired state.
     pub(crate) fn of(&self, name: &str) -> Option<&Desired> {
         self.0.get(name)?.as_ref()
     }
@@ -47,8 +47,8 @@ impl Wrote {
     }
 }
 
-/// What the member is given, as it is put on record; while it is given nothing, what is there stands. The same state
-/// keeps the time that it has.
+/// Returns the desired state to record. If the hub sends the member none, the recorded one stays. An
+/// unchanged state keeps its time.
 pub(super) fn desired(
     recorded: Option<&Desired>,
     wrote: Option<&Desired>,

@@ -1,4 +1,5 @@
-//! The labels and annotations of one member's workspaces: the fleet's, and the member's own over them.
+//! Merges the labels and annotations of one member's workspaces: the fleet's, overridden by the member's
+//! own.
 
 use krypton_crds::edge_cluster::EdgeClusterSpec;
 use krypton_types::conditions::{State, Truth, reason};
@@ -6,18 +7,18 @@ use krypton_types::desired::namespaces::{ConfigurationError, NamespaceConfigurat
 
 use crate::members::observation::Values;
 
-/// What one member is to get.
+/// The labels and annotations for one member.
 #[derive(Debug)]
 pub(super) struct Namespaces {
     pub configuration: NamespaceConfiguration,
-    /// Whether it is that of this member alone.
+    /// Whether they differ from the fleet's.
     pub own: bool,
-    /// Why it is not what it should be.
+    /// Why the member's own settings are not used as written.
     pub problem: Option<Values>,
 }
 
-/// `had` is what the member was given last: it keeps that while what it is to have cannot be used. A hub that has given
-/// it nothing yet gives it what can be.
+/// Returns the labels and annotations for a member. If its settings are invalid, it keeps the ones that
+/// `had` returns, the last that the hub sent. A hub that has sent none uses the valid part.
 pub(super) fn of_member(
     fleet: &NamespaceConfiguration,
     spec: &EdgeClusterSpec,
@@ -44,7 +45,7 @@ pub(super) fn of_member(
     }
 }
 
-/// The fleet's, with those of the member over it that can be set.
+/// Returns the fleet's settings, overridden by the valid ones of the member.
 fn usable(fleet: &NamespaceConfiguration, spec: &EdgeClusterSpec) -> NamespaceConfiguration {
     let Some(own) = &spec.namespace_configuration else {
         return fleet.clone();
@@ -130,7 +131,7 @@ mod tests {
             assert_eq!(state.truth, Truth::False);
             assert_eq!(state.reason, reason::NAMESPACES_INVALID);
         }
-        // A hub that has just been started: it must be given all else.
+        // A hub that has just started: the member still needs the valid part.
         let partly = spec(json!({"labels": {"a b": "", "zone": "1"}}));
         let found = of_member(&fleet, &partly, || None);
         let expected = configuration(json!({"labels": {"team": "a", "zone": "1"}}));

@@ -19,8 +19,8 @@ use crate::members::found::Found as Clusters;
 use crate::proxy::Access;
 use crate::tenants::{Target, Targets};
 
-/// When new names are given away though a provider has not listed yet; `None` where nothing waits for that
-/// alone. A source that is yet to be read is a change when it has been.
+/// Returns when to assign new names even if a provider has not listed yet. `None` if no source waits for
+/// that alone. A source that becomes readable is itself a change.
 pub(crate) fn patience_ends(waiting: bool, begun: BootTime, now: BootTime) -> Option<BootTime> {
     let ends = BootTime(begun.0 + PATIENCE);
     (waiting && now < ends).then_some(ends)
@@ -77,7 +77,7 @@ pub(super) fn claims(
     membership: &Membership,
     found: &Clusters,
 ) -> BTreeMap<String, Claim> {
-    // Members that are yet to get their EdgeCluster count too: one of them may go first.
+    // Members without an EdgeCluster count too: one of them may take precedence.
     let names: BTreeSet<&String> = known.objects.keys().chain(wanted.keys()).collect();
     names
         .into_iter()
@@ -94,9 +94,9 @@ pub(super) fn claims(
                 created: object
                     .and_then(|object| object.metadata.creation_timestamp.as_ref())
                     .map(|time| time.0),
-                // The hub does not wait for a member that it has no access to.
+                // The hub does not wait for a member that it cannot access.
                 attempted: uid.is_some() || !wanted.contains_key(name),
-                // Until an agent reconnects, it counts as the cluster on record.
+                // Until an agent reconnects, it counts as the recorded cluster.
                 found: uid.flatten().or_else(|| recorded.clone().filter(|_| agent)),
                 recorded,
             };
@@ -105,7 +105,7 @@ pub(super) fn claims(
         .collect()
 }
 
-/// The epoch of the hub that wrote the object last.
+/// Returns the epoch of the hub that wrote the object last.
 pub(super) fn mark(object: &EdgeCluster) -> Option<u64> {
     object.status.as_ref()?.hub_epoch
 }
@@ -135,12 +135,12 @@ pub(super) fn wishes(object: &EdgeCluster) -> Wishes {
     }
 }
 
-/// The namespaces on home whose Tenants may name the member.
+/// Returns the namespaces on home whose Tenants may name the member.
 pub(super) fn allowed(object: &EdgeCluster) -> Allowed {
     Allowed::new(object.spec.allowed_namespaces.as_deref())
 }
 
-/// The members that Tenants on home may name.
+/// Returns the members that Tenants on home may name.
 pub(crate) fn targets(known: &EdgeClusters) -> Targets {
     let objects = known.objects.iter();
     objects

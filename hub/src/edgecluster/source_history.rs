@@ -1,5 +1,5 @@
-//! The register of members at work: read before anybody is made a member, kept current, and void when
-//! the CRD of EdgeClusters was made anew.
+//! Maintains the register of members: reads it before any EdgeCluster is created, keeps it current, and
+//! resets it when the CRD of EdgeClusters was recreated.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -19,31 +19,31 @@ use crate::discovery::{Found, Origin, Sources};
 use crate::edgecluster::api::{Bound, EdgeClusters};
 use crate::leader::Leader;
 
-/// The register, as it is on record and as it is to be. Every hub follows it; the leading one writes.
+/// The recorded register, and its target. Every hub computes it. Only the leader writes it.
 pub(super) struct SourceHistory {
     client: Client,
-    /// The hub's.
+    /// The hub's namespace.
     namespace: String,
     sources: watch::Receiver<Sources>,
-    /// As it is to be; `None` until it is read.
+    /// The target. `None` until the register is read.
     register: Option<Register>,
     on_record: OnRecord,
-    /// The two differ: compared when one of them has changed, and not at each turn.
+    /// Whether the two differ. Compared only after a change, and not in each iteration.
     differs: bool,
-    /// It is to be read, also again: another hub may have written it.
+    /// Whether to read the register, possibly again: another hub may have written it.
     unread: bool,
-    /// Sources that were away since the register was last brought up to date.
+    /// Sources that have been absent since the last update of the register.
     departed: BTreeSet<Origin>,
-    /// One call at a time.
+    /// At most one request at a time.
     call: JoinSet<Said>,
     not_before: BootTime,
 }
 
-/// What came of a call.
+/// The result of a request.
 enum Said {
     Read(OnRecord),
     Written(OnRecord),
-    /// UID of the CRD of EdgeClusters, if it is there to stay.
+    /// UID of the CRD of EdgeClusters. `None` if it is missing or being deleted.
     Crd(Option<String>),
     Failed,
 }
@@ -68,24 +68,24 @@ impl SourceHistory {
         }
     }
 
-    /// Who has been a member is known: one that was dismissed is not made one again.
+    /// Returns whether earlier members are known. A dismissed one does not become a member again.
     pub(super) fn is_read(&self) -> bool {
         self.register.is_some()
     }
 
-    /// Another hub may have written it meanwhile.
+    /// Requests another read, because another hub may have written the register.
     pub(super) fn read_again(&mut self) {
         self.unread = true;
     }
 
-    /// Sources that are to be no members.
+    /// Returns the sources that must not become members.
     pub(super) fn dismissed(&self, bound: &Bound) -> BTreeSet<Entry> {
         let register = self.register.as_ref();
         let dismissed = register.map(|register| register.dismissed(bound));
         dismissed.unwrap_or_default()
     }
 
-    /// Brings the register up to date, when sources or EdgeClusters may have changed.
+    /// Updates the register after a change of sources or EdgeClusters.
     pub(super) fn follow(&mut self, bound: &Bound) {
         let sources = self.sources.get();
         self.departed.extend(sources.take_departed());
@@ -104,7 +104,7 @@ impl SourceHistory {
         self.differs = next.is_some_and(|next| *next != self.on_record.register);
     }
 
-    /// Makes the next call, if one is due; says when to come again.
+    /// Starts the next request, if one is due. Returns when to call this again.
     pub(super) fn work(
         &mut self,
         edge_clusters: &mut EdgeClusters,
@@ -128,7 +128,7 @@ impl SourceHistory {
         if edge_clusters.vanished {
             self.call.spawn(lead.tracked(async move {
                 let found = register::crd(client.clone(), &namespace).await;
-                // Where no member is left that is wanted, nobody else makes it again.
+                // If no member needs the CRD, only this creates it again.
                 if leading
                     && matches!(found, Ok(None))
                     && let Err(error) = crd::ensure(&client, &EdgeCluster::crd()).await
@@ -140,7 +140,7 @@ impl SourceHistory {
             return None;
         }
         let next = self.register.as_ref()?;
-        // What it follows from may be old until they are listed.
+        // Until the EdgeClusters are listed, the register may be computed from stale ones.
         if !leading || !edge_clusters.synced || !self.differs {
             return None;
         }
@@ -156,7 +156,7 @@ impl SourceHistory {
         Some(self.not_before)
     }
 
-    /// Waits for the end of a call; for ever when there is none.
+    /// Waits until a request completes. Without one, waits forever.
     pub(super) async fn answered(&mut self, edge_clusters: &mut EdgeClusters) {
         let Some(said) = self.call.join_next().await else {
             return std::future::pending().await;
@@ -169,7 +169,7 @@ impl SourceHistory {
         }
     }
 
-    /// `Break` when it is to be tried again after a while.
+    /// Applies a result. Returns `Break` if the request must be retried after a pause.
     fn take(&mut self, said: Said, edge_clusters: &mut EdgeClusters) -> ControlFlow<()> {
         match said {
             Said::Read(on_record) => {

@@ -1,4 +1,4 @@
-//! The values that members have of their own: which chart state each is to get, and what is said of it.
+//! Merges the values of individual members: selects the chart state for each member, and reports problems.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,20 +14,20 @@ use crate::chart::values::{self, Place, Problem, Readings, Source};
 use crate::chart::values_status;
 use crate::members::observation::Values;
 
-/// Where the values of members are asked for and found.
+/// Exchanges values with their reader: the requested locations, and the values read there.
 #[derive(Debug)]
 pub struct Overlaying {
-    /// What the fleet itself asks for.
+    /// Sources of the fleet's own values.
     pub fixed: Vec<Source>,
     pub wanted: watch::Sender<BTreeSet<Place>>,
     pub readings: watch::Receiver<Arc<Readings>>,
 }
 
-/// The members with values of their own, by name.
+/// Members with their own values, by name.
 #[derive(Debug, Default)]
 pub(super) struct Overlays(BTreeMap<String, Overlay>);
 
-/// What was made of one member's values last, and out of what.
+/// The last chart state for one member, and its inputs.
 #[derive(Debug)]
 struct Overlay {
     fleet: Arc<ChartState>,
@@ -35,22 +35,22 @@ struct Overlay {
     inline: Option<Map<String, Value>>,
     from: Vec<ValuesReference>,
     made: Result<Arc<ChartState>, Problem>,
-    /// What the member goes on with while its values cannot be had.
+    /// The last good chart state. The member keeps it while its values are unavailable.
     good: Option<Arc<ChartState>>,
 }
 
-/// What one member is to get.
+/// The chart state for one member.
 #[derive(Debug)]
 pub(super) struct Chart {
-    /// None: it stays with what it has.
+    /// `None` if the member keeps its current one.
     pub chart: Option<Arc<ChartState>>,
-    /// Whether it is that of this member alone.
+    /// Whether it differs from the fleet's.
     pub own: bool,
     pub values: Values,
 }
 
 impl Overlays {
-    /// What the member is to get; `had` is what it was given last.
+    /// Returns the chart state for a member. `had` returns the last one that the hub sent.
     pub(crate) fn of(
         &mut self,
         (name, object): (&str, &EdgeCluster),
@@ -146,14 +146,14 @@ impl Overlays {
         self.0.entry(name.to_owned()).or_insert(overlay)
     }
 
-    /// Members that are no more leave nothing behind.
+    /// Forgets members that left the fleet.
     pub(super) fn keep(&mut self, here: impl Fn(&str) -> bool) {
         self.0.retain(|name, _| here(name));
     }
 }
 
 impl Overlaying {
-    /// Asks for all places that the fleet or a member names.
+    /// Requests all locations that the fleet or a member names.
     pub fn ask<'a>(&self, objects: impl Iterator<Item = &'a EdgeCluster>) {
         let fixed = self.fixed.iter().map(|source| source.place.clone());
         let of_members = objects
@@ -170,10 +170,9 @@ impl Overlaying {
     }
 }
 
-/// Said of a desired state that does not go into the Secret in which it is on record on the member, which
-/// stays as it is then.
+/// Reports a desired state that exceeds the size of the member's Secret. The member keeps its last one.
 pub(super) fn too_large(desired: &DesiredState) -> Option<Values> {
-    // What all have alike was looked at before.
+    // The parts common to all members were checked before.
     let alike = desired.deployments.is_empty() && desired.placed.is_empty();
     if alike && desired.namespaces.is_empty() {
         return None;
@@ -273,7 +272,7 @@ mod tests {
         let object = member(json!({"valuesFrom": [{"kind": "ConfigMap", "name": "own"}]}));
         let at = ("edge-1", &object);
         let first = given(Some(chart("1")), None);
-        // Nothing is known yet, and nothing was ever given.
+        // The hub knows no values yet, and has sent none.
         let found = overlays.of(at, &first, &readings(None), || None);
         assert!(found.chart.is_none() && found.values == Values::NotKnown);
         let found = overlays.of(at, &first, &readings(Some(values(json!({"a": 1})))), || {
@@ -285,7 +284,7 @@ mod tests {
         let missing = readings(Some(Reading::Missing(
             "there is no ConfigMap own".to_owned(),
         )));
-        // Whatever the fleet is given meanwhile.
+        // Regardless of the fleet's chart.
         for fleet in [first, given(Some(chart("2")), None)] {
             let found = overlays.of(at, &fleet, &missing, || None);
             assert_eq!(found.chart.as_ref(), Some(&good));

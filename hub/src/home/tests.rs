@@ -1,4 +1,4 @@
-//! The choice of home with real files and a small HTTP server in the place of an apiserver.
+//! Tests the selection of the home cluster with real files and a small HTTP server as API server.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -81,7 +81,7 @@ async fn choose_local(local: LocalSource, context: Option<&str>) -> Result<Home,
     choose(source(HomeChoice::Local, context, local)).await
 }
 
-/// The message and those of its sources, as a log shows them.
+/// The message with all its sources, as logged.
 fn whole_text(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
@@ -330,7 +330,7 @@ async fn a_secret_is_read_through_the_sanitizer() {
             Some("green"),
             Ok(("https://green:6443/", "green")),
         ),
-        // Whoever starts the hub says where home is.
+        // The user who starts the hub may select a loopback address.
         (
             "kubeconfig",
             kubeconfig("https://127.0.0.1:1").to_string(),
@@ -386,7 +386,7 @@ async fn the_policy_admits_exec_in_the_watch_secret() {
     assert!(home.config.auth_info.exec.is_some());
 }
 
-/// Answers every request with `answer`, and keeps what was asked.
+/// Responds to every request with `answer` and records the requests.
 struct Server {
     url: String,
     asked: Arc<Mutex<Vec<(String, String)>>>,

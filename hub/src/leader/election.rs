@@ -1,4 +1,4 @@
-//! Who leads, as a function of what is seen of the Lease: no clocks and no calls.
+//! Decides leadership from observations of the Lease. Reads no clock and makes no calls.
 
 use std::time::Duration;
 
@@ -6,39 +6,39 @@ use jiff::Timestamp;
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::lease::{LeaseState, LeaseTerm, Times};
 
-/// Two epochs of one tenure are at least so far apart: each is a new desired state for every member.
+/// Minimum time between two epochs of one leader term. Each epoch is a new desired state for every member.
 pub(super) const EPOCH_EVERY: Duration = Duration::from_secs(10);
-/// After an epoch that was wanted by members could not be taken.
+/// Delay after an epoch that members required could not be taken.
 const EPOCH_AGAIN: Duration = Duration::from_secs(5);
 
-/// A time in which this hub leads.
+/// A period in which this hub leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaderTerm {
-    /// Taken after the Lease was won, so that it is above those of all who led before.
+    /// Taken after the hub acquired the Lease, and therefore greater than the epochs of all earlier leaders.
     pub epoch: u64,
-    /// Of the Lease, for as long as it is this tenure.
+    /// Term of the Lease. The leader term ends when it changes.
     pub term: LeaseTerm,
     pub since: BootTime,
-    /// By the wall clock.
+    /// Wall-clock time at which the hub acquired the Lease.
     pub won: Timestamp,
-    /// The holder's name of the hub that led before, as far as it was seen.
+    /// Holder name of the previous leader, if the hub has seen one.
     pub former: Option<String>,
 }
 
-/// How this hub stands.
+/// Leadership state of this hub.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LeaderState {
-    /// Another leads, or nobody yet.
+    /// Another hub leads, or none yet.
     Standby {
         leader: Option<String>,
     },
-    /// It holds the Lease and takes an epoch.
+    /// This hub holds the Lease and takes an epoch.
     TakingEpoch,
     Leading(LeaderTerm),
-    /// The last renewal is too old to write by, and nobody else is known to lead. Without an apiserver nobody
-    /// can: what is served goes on being served for a while.
+    /// The last renewal is too old to write by, and no other leader is known. If the API server is down, no hub
+    /// can lead. This hub keeps serving agents for a while.
     Unconfirmed(LeaderTerm),
-    /// The process ends.
+    /// The process shuts down.
     Leaving,
 }
 
@@ -50,9 +50,10 @@ impl LeaderState {
         }
     }
 
-    /// Whether the hub acts on members by kubeconfig, after it did (`before`) or did not. A lead that was lost to
-    /// nobody known ends nothing there: with one hub nobody else can lead, and of two the member's own Lease
-    /// decides. Who does not act yet begins only with the lead.
+    /// Whether the hub acts on members as a proxy. `before` is the previous result.
+    ///
+    /// A hub that lost leadership without a known successor keeps acting. A single hub has none, and of two hubs
+    /// the member's own Lease selects one. A hub that does not act yet starts only when it becomes leader.
     pub fn acts(&self, before: bool) -> bool {
         match self {
             Self::Leading(_) | Self::Unconfirmed(_) => true,
@@ -61,9 +62,11 @@ impl LeaderState {
         }
     }
 
-    /// Whether members may be given something new, where `given` is the epoch that is given: not in doubt, as
-    /// another may lead then; not before the epoch of this tenure is given; and not while what was given by a
-    /// lead that was lost is still acted by (`acts`). What was given stands.
+    /// Whether the hub may publish new desired states. `given` is the epoch of the published ones.
+    ///
+    /// An unconfirmed leader may not publish, because another hub may lead. A leader must first publish the
+    /// epoch of its term. A hub that lost leadership may not publish while it still `acts`. Published desired
+    /// states stay.
     pub fn deals(&self, given: u64, acts: bool) -> bool {
         match self {
             Self::Leading(tenure) => given >= tenure.epoch,
@@ -73,36 +76,36 @@ impl LeaderState {
     }
 }
 
-/// What is seen at one moment.
+/// Observations at one moment.
 #[derive(Debug)]
 pub(super) struct Sight<'a> {
     pub hold: &'a LeaseState,
-    /// The greatest epoch that a member or an object of home is known to have from elsewhere.
+    /// The greatest epoch that a member or an object of the home cluster has from another hub.
     pub ahead: u64,
-    /// What the taking of an epoch has come to, if it has ended.
+    /// Result of taking an epoch, if the call has ended.
     pub taken: Option<Result<u64, ()>>,
     pub leaving: bool,
     pub now: BootTime,
     pub wall: Timestamp,
 }
 
-/// What follows beside the new stand.
+/// Actions that accompany the new state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Next {
-    /// An epoch is to be taken now.
+    /// Take an epoch now.
     pub take_epoch: bool,
-    /// When to look again though nothing has happened.
+    /// Time of the next evaluation without an event.
     pub wake: Option<BootTime>,
 }
 
-/// How a hub stands, and what it does about its epoch.
+/// State machine of a hub's leadership and epoch.
 #[derive(Debug)]
 pub(super) struct ElectionState {
     pub stand: LeaderState,
     times: Times,
-    /// The tenure of the Lease under which an epoch is being taken.
+    /// Term of the Lease for which an epoch is being taken.
     taking: Option<LeaseTerm>,
-    /// None is taken before.
+    /// Earliest time to take the next epoch.
     epoch_due: BootTime,
     former: Option<String>,
 }
@@ -137,7 +140,7 @@ impl ElectionState {
                 LeaderState::Leading(tenure)
             }
             (LeaderState::TakingEpoch, Some(_)) => LeaderState::TakingEpoch,
-            // Won, or lost and won again: another may have led in between.
+            // The Lease is new, or was lost and acquired again. Another hub may have led since.
             (_, Some(_)) => {
                 self.epoch_due = now;
                 LeaderState::TakingEpoch
@@ -164,7 +167,7 @@ impl ElectionState {
         next
     }
 
-    /// Whether what was held may be held still, for all that is known.
+    /// Whether this hub may still hold the Lease.
     fn may_still(&self, hold: &LeaseState, now: BootTime) -> bool {
         hold.renewed
             .is_some_and(|renewed| now.since(renewed) < self.times.keep)
@@ -180,7 +183,7 @@ impl ElectionState {
             };
             return;
         };
-        // One that was asked for under another tenure may be below that of who led in between.
+        // An epoch from another term may be lower than that of a later leader.
         let same = under.is_some() && under == hold.term;
         match &mut self.stand {
             LeaderState::TakingEpoch if same => {
@@ -278,7 +281,7 @@ mod tests {
             })
         }
 
-        /// Leads since 100 s with epoch 7, in tenure 1.
+        /// Leads since 100 s with epoch 7, in term 1.
         fn leading() -> Self {
             let mut table = Self::new();
             table.look(&others(), 90.0, None);
@@ -313,10 +316,10 @@ mod tests {
         assert_eq!(table.word(), "standby of hub/b");
         let next = table.look(&ours(10.0, 1), 10.0, None);
         assert_eq!((next.take_epoch, table.word()), (true, "enters".to_owned()));
-        // Once.
+        // The epoch is requested only once.
         let next = table.look(&ours(10.0, 1), 10.1, None);
         assert_eq!((next.take_epoch, next.wake), (false, Some(at(13.5))));
-        // It failed, and is tried again half a second later.
+        // The failed request is retried after half a second.
         let next = table.look(&ours(11.0, 1), 11.0, Some(Err(())));
         assert_eq!((next.take_epoch, next.wake), (false, Some(at(11.5))));
         assert!(table.look(&ours(11.0, 1), 11.5, None).take_epoch);
@@ -330,7 +333,7 @@ mod tests {
     fn an_epoch_of_another_tenure_is_lost() {
         let mut table = Table::new();
         assert!(table.look(&ours(10.0, 1), 10.0, None).take_epoch);
-        // Another has led in between, with an epoch above the one that comes now.
+        // Another hub has led since, with an epoch above the late one.
         table.look(&others(), 16.0, None);
         assert_eq!(table.word(), "standby of hub/b");
         table.look(&ours(30.0, 3), 30.0, None);
@@ -338,7 +341,7 @@ mod tests {
         assert_eq!((next.take_epoch, table.word()), (true, "enters".to_owned()));
         table.look(&ours(30.0, 3), 30.2, Some(Ok(9)));
         assert_eq!(table.word(), "leads 9");
-        // One that comes when the renewal has run out is of no use either.
+        // An epoch that arrives after the renewal has become stale is unused, too.
         let mut table = Table::new();
         table.look(&ours(10.0, 1), 10.0, None);
         table.look(&ours(10.0, 1), 14.0, Some(Ok(7)));
@@ -375,7 +378,7 @@ mod tests {
         table.look(&ours(100.0, 1), 110.0, None);
         table.look(&ours(100.0, 1), 130.0, None);
         assert_eq!(table.word(), "standby of nobody");
-        // A process that was frozen for long does not even doubt.
+        // A process that was frozen for long does not become unconfirmed first.
         let mut table = Table::leading();
         table.look(&ours(100.0, 1), 500.0, None);
         assert_eq!(table.word(), "standby of nobody");
@@ -391,7 +394,7 @@ mod tests {
             let next = table.look(&ours(112.0, 3), 112.0, None);
             assert_eq!((next.take_epoch, table.word()), (true, "enters".to_owned()));
         }
-        // And one that nobody else has had meanwhile, where it was thought to be lost.
+        // The same applies to a Lease that no other hub has held since it seemed lost.
         let mut table = Table::leading();
         table.look(&ours(100.0, 1), 131.0, None);
         assert!(table.look(&ours(140.0, 1), 140.0, None).take_epoch);
@@ -424,7 +427,7 @@ mod tests {
             leader: leader.map(str::to_owned),
         };
         let (nobody, other) = (standby(None), standby(Some("hub/b")));
-        // (before, stand, with the epoch that is given: acts, deals)
+        // Columns: before, state, published epoch, acts, deals.
         let rows = [
             (false, nobody.clone(), 0, false, true),
             (false, other.clone(), 0, false, true),
@@ -433,10 +436,10 @@ mod tests {
             (false, leads(), 7, true, true),
             (true, leads(), 7, true, true),
             (true, doubts(), 7, true, false),
-            // For longer than agents are served.
+            // The proxy acts for longer than the hub serves agents.
             (true, nobody, 7, true, false),
             (true, LeaderState::TakingEpoch, 7, true, false),
-            // It leads again, and what is to be given has not been read yet.
+            // The hub leads again and has not read the sources yet.
             (true, leads(), 6, true, false),
             (true, other, 7, false, true),
             (true, LeaderState::Leaving, 7, false, true),
@@ -456,14 +459,14 @@ mod tests {
             (ours(100.0, 1), 131.0, "standby of nobody", true),
             (ours(100.0, 1), 500.0, "standby of nobody", true),
             (others(), 501.0, "standby of hub/b", false),
-            // It has not answered since.
+            // The API server has not responded since.
             (LeaseState::default(), 502.0, "standby of nobody", false),
         ] {
             table.look(&hold, now, None);
             acts = table.office.stand.acts(acts);
             assert_eq!((table.word().as_str(), acts), (word, expected), "{now}");
         }
-        // Back, and nobody else was here.
+        // The Lease is renewed again, and no other hub has held it.
         let mut table = Table::leading();
         table.look(&ours(100.0, 1), 131.0, None);
         table.look(&ours(140.0, 1), 140.0, None);

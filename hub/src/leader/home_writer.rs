@@ -1,19 +1,19 @@
-//! Which lead has written an object: one that finds a later one's mark does not write over it.
+//! Prevents an earlier leader from overwriting objects that a later leader has written.
 //!
-//! With the resourceVersion that a write rests on, the look and the write are one step.
+//! Together with the write's resourceVersion, the check and the write are atomic.
 
-/// No hub comes this far: a greater number was not written by one, and says nothing.
+/// Upper bound for epochs. A hub never writes a greater number, so such a number is ignored.
 const LATEST: u64 = 1 << 53;
 
-/// What is to be done about an object.
+/// Whether this hub may write an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Write,
-    /// Whoever led in this epoch did so after us.
+    /// A later leader, with this epoch, has written the object.
     Overtaken(u64),
 }
 
-/// `recorded` is the epoch on the object; a CRD that is older than this hub keeps none.
+/// Judges the epoch `recorded` on the object. An older CRD stores none.
 pub(super) fn verdict(ours: u64, recorded: Option<u64>) -> Verdict {
     match recorded {
         Some(theirs) if theirs > ours && theirs < LATEST => Verdict::Overtaken(theirs),

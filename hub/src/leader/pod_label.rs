@@ -1,7 +1,7 @@
-//! Label [`LEADER_LABEL`] on the pod of the hub that leads: the Service of agents chooses by it.
+//! Sets the label [`LEADER_LABEL`] on the leader's pod. The Service for agents selects by it.
 //!
-//! It says where agents are led and nothing else. Who writes is decided by the Lease, and a hub that does not
-//! lead sends agents on whoever has the label: one that comes late or cannot be had costs time, no safety.
+//! The label only routes agents. The Lease decides which hub writes, and a standby redirects agents regardless
+//! of the label. A late or missing label costs time, not safety.
 
 use std::time::Duration;
 
@@ -22,9 +22,10 @@ use crate::args::{LocalSource, OwnPod};
 use crate::home;
 
 const CALL: Duration = Duration::from_secs(2);
-/// After a call that failed and may soon go well.
+/// Delay after a transient failure.
 const RETRY: Duration = Duration::from_secs(1);
-/// A person may take it off, another hub may have done so late; and what is refused may be allowed by now.
+/// Interval for a check. A user or another hub may have removed the label, and a rejected request may be
+/// allowed by now.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 const ABOUT: &str = "leader label";
 
@@ -55,35 +56,35 @@ impl LabelError {
                 pod,
                 reason: reason_of(&source),
             },
-            // Of another UID it is a conflict, or invalid.
+            // A different UID causes a conflict or an invalid request.
             KubeError::Api(status) if matches!(status.code, 404 | 409 | 422) => Self::Gone { pod },
             _ => Self::Call { pod, source },
         }
     }
 }
 
-/// What is to be done to a pod.
+/// A change of a pod's label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum LabelChange {
-    /// Ours is to have the label, or not.
+    /// Sets or removes the label on the hub's own pod.
     Own(bool),
-    /// That of the hub that led before is not to.
+    /// Removes the label from the previous leader's pod.
     Former(String),
 }
 
-/// What is due when. Pure.
+/// Schedules the label changes. Performs no I/O.
 #[derive(Debug)]
 struct Course {
-    /// Since when we lead.
+    /// Start of the current leader term.
     led_since: Option<BootTime>,
-    /// When ours is to be seen to.
+    /// Time of the next change of the own pod.
     own: Option<BootTime>,
-    /// The pod that is to lose it, and when.
+    /// The pod that must lose the label, and the time of that change.
     former: Option<(String, BootTime)>,
 }
 
 impl Course {
-    /// Of a hub that begins, where a container of this pod may have led until a moment ago.
+    /// Creates the schedule at startup. An earlier container of this pod may have led until a moment ago.
     fn new(now: BootTime) -> Self {
         Self {
             led_since: None,
@@ -92,7 +93,8 @@ impl Course {
         }
     }
 
-    /// `lead`: since when we lead, if we do, and the pod that did before. Without a deed, when to look again.
+    /// Returns the next change, or the time to check again. `lead` is the start of the term, if this hub leads,
+    /// and the previous leader's pod.
     fn next(
         &mut self,
         lead: Option<(BootTime, Option<&str>)>,
@@ -126,11 +128,11 @@ impl Course {
     }
 }
 
-/// How a deed went.
+/// Result of a label change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Went {
     Well,
-    /// There is no such pod.
+    /// The pod does not exist.
     Nowhere,
     Refused,
     Badly,
@@ -146,7 +148,7 @@ impl Went {
         }
     }
 
-    /// After which time it is done again, if at all.
+    /// Returns the delay before the change is repeated; `None` if it is not.
     fn again(self, deed: &LabelChange) -> Option<Duration> {
         match (self, deed) {
             (Self::Badly, _) => Some(RETRY),
@@ -158,7 +160,7 @@ impl Went {
     }
 }
 
-/// Keeps the label where the lead is.
+/// Keeps the label on the leader's pod.
 #[derive(Debug)]
 pub struct Label {
     pods: Api<Pod>,
@@ -169,16 +171,17 @@ pub struct Label {
 }
 
 impl Label {
-    /// Takes off what a container of this pod that led until a moment ago has left, before anything else; without
-    /// end where the hub's own cluster does not answer. None where the hub runs in no pod that it knows of, or
-    /// that cluster is not known: it leads without.
+    /// Removes the label that an earlier container of this pod may have left, before anything else. Retries
+    /// until the hub's own cluster responds.
+    ///
+    /// Returns `None` if the hub's pod or its cluster is unknown. The hub then leads without the label.
     pub async fn cleared(
         own: Option<OwnPod>,
         local: LocalSource,
         readiness: Readiness,
     ) -> Option<Self> {
         let own = own?;
-        // A pod that is not ready is in no Service, whatever it is labelled with.
+        // A Service has no endpoint for a pod that is not ready, regardless of its labels.
         let starting = readiness.guard("label of the leader");
         let client = match own_cluster(&local).await {
             Ok(client) => client,
@@ -208,7 +211,7 @@ impl Label {
         Some(label)
     }
 
-    /// Follows the lead until this hub leaves, or there is none to follow.
+    /// Updates the label with the leadership, until this hub shuts down or the election ends.
     pub async fn keep(mut self, mut lead: Leader) {
         loop {
             let stand = lead.stand();
@@ -217,7 +220,7 @@ impl Label {
             let former = former.and_then(pod_of).filter(|pod| *pod != self.own.name);
             let leads = tenure.map(|tenure| (tenure.since, former));
             match self.course.next(leads, BootTime::now()) {
-                // Another may lead by now, and have taken it off ours.
+                // Another hub may lead by now and may have removed the label from this pod.
                 Ok(deed)
                     if matches!(stand, LeaderState::Unconfirmed(_))
                         || (deed == LabelChange::Own(true) && !lead.writes(BootTime::now())) =>
@@ -228,7 +231,7 @@ impl Label {
                     let went = self.carry_out(&deed).await;
                     self.course.did(&deed, went, BootTime::now());
                 }
-                // The pod goes with us.
+                // The pod is deleted together with this process.
                 Err(_) if stand == LeaderState::Leaving => return,
                 Err(wake) => tokio::select! {
                     changed = lead.changed() => if !changed { return },
@@ -256,9 +259,9 @@ impl Label {
         };
         let went = Went::of(&done);
         match deed {
-            // A hub that stands by does not need it, and need not be told of.
+            // A standby does not need the label, so its errors are not reported.
             LabelChange::Own(on) => self.tell(done.as_ref().err().filter(|_| *on)),
-            // It has gone with its node, or was no pod.
+            // The pod was deleted with its node, or never existed.
             LabelChange::Former(pod) => match &done {
                 Ok(()) => tracing::debug!(%pod, "the hub that led before has the label no more"),
                 Err(error) => {
@@ -288,18 +291,18 @@ async fn own_cluster(local: &LocalSource) -> Result<Client, String> {
     home::client(found.config).map_err(|error| chain(&error))
 }
 
-/// That pod and no other of its name.
+/// Matches the pod by its UID, because its name may be in use again.
 fn own_patch(uid: &str, on: bool) -> Value {
     let label = if on { json!("true") } else { Value::Null };
     json!({"metadata": {"uid": uid, "labels": {LEADER_LABEL: label}}})
 }
 
-/// Of a pod of which only the name is known, which none has twice: taken off or not there is the same.
+/// Patches a pod that is known only by its unique name. Removing an absent label has no effect.
 fn former_patch() -> Value {
     json!({"metadata": {"labels": {LEADER_LABEL: null}}})
 }
 
-/// The pod of a hub, by its name in the Lease: `hub/<pod>/<random>`.
+/// Returns the pod in a hub's name in the Lease, `hub/<pod>/<random>`.
 fn pod_of(holder: &str) -> Option<&str> {
     let (pod, _) = holder.strip_prefix("hub/")?.rsplit_once('/')?;
     (!pod.is_empty() && !pod.contains('/')).then_some(pod)
@@ -313,7 +316,7 @@ mod tests {
         BootTime(Duration::from_secs(100 + seconds))
     }
 
-    /// All that is done now, each with this outcome, and when it goes on.
+    /// Runs all changes that are due, each with this result. Returns them and the next wake-up time.
     fn done(
         course: &mut Course,
         lead: Option<(BootTime, Option<&str>)>,
@@ -363,7 +366,7 @@ mod tests {
             done(&mut course, lead, well, at(11)).0,
             [LabelChange::Own(true)]
         );
-        // It is off at once when the lead is lost, and on when it is won again.
+        // The label is removed immediately when leadership is lost, and set when it is regained.
         let lost = done(&mut course, None, well, at(12));
         assert_eq!(lost, (vec![LabelChange::Own(false)], None));
         let (deeds, _) = done(&mut course, Some((at(13), None)), well, at(13));
@@ -389,7 +392,7 @@ mod tests {
             assert_eq!(wake, Some(BootTime(at(1).0 + pause)));
             let later = BootTime(at(1).0 + pause);
             assert_eq!(done(&mut course, lead, went, later).0, again);
-            // What is left of it is the next one's.
+            // The next leader removes a leftover label.
             let lost = done(&mut course, None, Went::Well, at(30));
             assert_eq!(lost, (vec![LabelChange::Own(false)], None));
         }

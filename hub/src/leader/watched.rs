@@ -1,5 +1,5 @@
-//! A watch of home that begins with a list in each tenure: what a standby has seen may be old, where it was
-//! cut off from home, or its watch was dead without an end.
+//! A watch on the home cluster that starts with a new list in each leader term. The data of a standby may be
+//! stale, because it was disconnected or its watch hung without an error.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use tokio::time::{Instant, sleep_until};
 
 use super::LeaderTerm;
 
-/// The list of a tenure is asked for again after so long without a word; twice as long each time. Beside the
-/// Lease's duration it leaves time for a second one within ten seconds of a takeover.
+/// Time without an event after which the list of a term is requested again. Doubles each time. Together with
+/// the Lease's duration, it allows a second request within ten seconds of a takeover.
 const SILENCE: Duration = Duration::from_secs(2);
-/// After a failure, as the watch pauses by itself for that long at most.
+/// Delay after a failure: the longest back-off of the watch itself.
 const AFTER_FAILURE: Duration = Duration::from_secs(10);
 const LONGEST: Duration = Duration::from_secs(60);
 
@@ -24,9 +24,9 @@ type Events<K> = BoxStream<'static, watcher::Result<Event<K>>>;
 pub(crate) struct Watched<K> {
     open: Box<dyn Fn() -> Events<K> + Send>,
     events: Events<K>,
-    /// The tenure that it was last opened for, by its beginning.
+    /// Start of the term for which the watch was last opened.
     of: Option<BootTime>,
-    /// A list is waited for: until then for the next word of it, and how long for each.
+    /// Set while a list is outstanding: the deadline for its next event, and the timeout for each event.
     awaited: Option<(Instant, Duration)>,
 }
 
@@ -48,8 +48,8 @@ impl<K> Watched<K> {
         }
     }
 
-    /// True when this is another tenure than the last: then it is opened anew, and what was known counts as
-    /// not known until the list is whole. In doubt it is the same tenure, and a standby has none.
+    /// Opens the watch again if this is a new term, and returns whether it did. The caller must then ignore its
+    /// data until the list is complete. An unconfirmed leader keeps its term, and a standby has none.
     pub(crate) fn begins(&mut self, tenure: Option<&LeaderTerm>) -> bool {
         let since = tenure.map(|tenure| tenure.since);
         if since.is_none() || since == self.of {
@@ -60,12 +60,12 @@ impl<K> Watched<K> {
         true
     }
 
-    /// The tenure that it was last opened for, by its beginning.
+    /// Returns the start of the term for which the watch was last opened.
     pub(crate) fn of(&self) -> Option<BootTime> {
         self.of
     }
 
-    /// Begins with a list again; the former watch is dropped, whatever it waits for.
+    /// Drops the current watch and starts with a new list.
     pub(crate) fn anew(&mut self) {
         self.open_for(SILENCE);
     }
@@ -75,7 +75,7 @@ impl<K> Watched<K> {
         self.awaited = Some((Instant::now() + patience, patience));
     }
 
-    /// Can be dropped and called again.
+    /// Returns the next event. Cancel-safe.
     pub(crate) async fn next(&mut self) -> Option<watcher::Result<Event<K>>> {
         loop {
             let due = self.awaited.map(|(due, _)| due);
@@ -127,7 +127,7 @@ mod tests {
         }
     }
 
-    /// The first so many watches say nothing; each later one lists nothing and stays.
+    /// The first `hang` watches never complete their list. Each later one lists nothing and stays open.
     fn watched(hang: usize) -> (Arc<AtomicUsize>, Watched<()>) {
         let opened = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&opened);
@@ -147,7 +147,7 @@ mod tests {
         for (tenure, anew) in [
             (None, false),
             (Some(&first), true),
-            // Doubt, and the lead that was kept.
+            // The leader was unconfirmed and kept its Lease.
             (Some(&first), false),
             (None, false),
             (Some(&first), false),

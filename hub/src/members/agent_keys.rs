@@ -1,4 +1,5 @@
-//! The keys that the agent of a member may use: the current one, and the next once it has asked for it. Pure.
+//! Manages the keys that the agent of a member may use: the current one, and the next one after a renewal.
+//! Performs no I/O.
 //!
 //! The replicas of an agent share a key. One of them uses the next key first. The others follow when the hub
 //! cuts their streams.
@@ -11,30 +12,30 @@ use serde_json::{Value, json};
 
 use crate::ca::AgentCertificate;
 
-/// How long the current key is good for once the next has been used.
+/// How long the current key stays valid after the first use of the next one.
 const OVERLAP: SignedDuration = SignedDuration::from_mins(10);
 /// How long an unused next key blocks another one. An agent waits as long for its certificate.
 const ON_ITS_WAY: SignedDuration = SignedDuration::from_secs(20);
-/// After this time, a replaced key is in use by a second party. Before, it may belong to a replica that has
-/// not followed yet.
+/// After this time, a replaced key is in use by a second party. Before, it may belong to a replica that has not
+/// followed yet.
 const LATE: SignedDuration = SignedDuration::from_mins(20);
 
 /// Condition of an EdgeCluster: whether only one key of its agent is in use.
 pub const ONE_KEY: &str = "AgentKeyUnique";
 
-/// Reasons of the condition, the second one that of the event too.
+/// Reasons of the condition. The event uses the second one, too.
 pub mod reason {
     pub const ONE: &str = "OneKeyInUse";
     pub const TWO: &str = "TwoKeysInUse";
 }
 
-/// How the hub treats an agent that shows a key.
+/// How the hub treats an agent that uses a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     Good,
     /// It was replaced a short time ago.
     Replaced,
-    /// The hub issued it after all recorded keys: home was restored from a backup.
+    /// The hub issued it after all recorded keys, because the home cluster was restored from a backup.
     Newer,
     /// The record lacks it, or it was replaced long ago: two keys are in use.
     Foreign,
@@ -43,9 +44,9 @@ pub enum Verdict {
 /// Why the hub doesn't renew a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotRenewed {
-    /// It has to wait: the hub renewed the same key a short time ago.
+    /// The agent must wait: the hub renewed the same key a short time ago.
     Renewing,
-    /// It is not on record: a later enrolment has voided it.
+    /// The key is not recorded, because a later enrollment has voided it.
     Replaced,
 }
 
@@ -56,7 +57,7 @@ pub fn refusal(member: &str) -> String {
     )
 }
 
-/// The key of a certificate, as the hub records it.
+/// Returns the key of a certificate in its recorded form.
 pub fn key_of(certificate: &AgentCertificate) -> AgentKey {
     AgentKey {
         key_sha256: certificate.key.clone(),
@@ -66,7 +67,7 @@ pub fn key_of(certificate: &AgentCertificate) -> AgentKey {
     }
 }
 
-/// A new enrolment voids all older keys. The same key changes nothing.
+/// Returns the record after an enrollment. A new key voids all older ones, and a recorded key changes nothing.
 pub fn enrolled(keys: Option<&AgentKeys>, key: AgentKey) -> AgentKeys {
     let is_on_record = |keys: &&AgentKeys| has(keys, &key.key_sha256);
     match keys.filter(is_on_record) {
@@ -86,8 +87,8 @@ fn has(keys: &AgentKeys, key: &str) -> bool {
             .is_some_and(|next| next.key_sha256 == key)
 }
 
-/// Whether the hub issued `key` after all recorded keys. The hub records a key before it sends the
-/// certificate, so such a record comes from a backup.
+/// Whether the hub issued `key` after all recorded keys. The hub records a key before it sends the certificate,
+/// so such a record comes from a backup.
 fn is_newer(keys: &AgentKeys, key: &AgentKey) -> bool {
     let since = |key: &AgentKey| key.since.as_ref().map(|since| since.0);
     let newest = since(&keys.current).max(keys.next.as_ref().and_then(since));
@@ -96,7 +97,7 @@ fn is_newer(keys: &AgentKeys, key: &AgentKey) -> bool {
     after.is_some_and(|after| since(key) > Some(after)) && !has(keys, &key.key_sha256)
 }
 
-/// Whether the agent may use this key. Without a record it may use any.
+/// Judges whether the agent may use this key. Without a record it may use any.
 pub fn judge(keys: Option<&AgentKeys>, key: &AgentKey, now: Timestamp) -> Verdict {
     let Some(keys) = keys else {
         return Verdict::Good;
@@ -118,11 +119,10 @@ pub fn judge(keys: Option<&AgentKeys>, key: &AgentKey, now: Timestamp) -> Verdic
     }
 }
 
-/// The record once `by` has been given a certificate for the key `next`.
+/// Returns the record after `by` has received a certificate for the key `next`.
 ///
-/// # Errors
-/// If `by` is not on record, or if another certificate was issued a short time ago and may be on its way to
-/// the other replicas.
+/// # Errors Fails if `by` is not recorded, or if another certificate was issued a short time ago. The other
+/// replicas may not have received that one yet.
 pub fn renewed(
     keys: Option<&AgentKeys>,
     by: AgentKey,
@@ -172,13 +172,13 @@ pub fn seen(keys: &mut Option<AgentKeys>, key: &AgentKey, now: Timestamp) {
     }
 }
 
-/// All of it as a merge patch, which removes only what is null.
+/// Returns all keys as a merge patch, which removes only fields that are null.
 pub fn patch(keys: &AgentKeys) -> Value {
     let whole = |key: &AgentKey| json!({"keySHA256": key.key_sha256, "serial": key.serial, "since": key.since, "used": key.used});
     json!({"current": whole(&keys.current), "next": keys.next.as_ref().map(whole)})
 }
 
-/// Puts the condition: `refused` is when a foreign key was shown last. A later enrolment ends it.
+/// Sets the condition. `refused` is the time of the last use of a foreign key. A later enrollment ends it.
 pub fn put(
     conditions: &mut Vec<Condition>,
     refused: Option<Timestamp>,
@@ -229,7 +229,7 @@ mod tests {
         }
     }
 
-    /// The verdict over a key of which nothing else is known.
+    /// Judges a key without other known properties.
     fn judge(keys: Option<&AgentKeys>, name: &str, now: Timestamp) -> Verdict {
         super::judge(keys, &key(name, 0), now)
     }
@@ -239,7 +239,7 @@ mod tests {
         let mut keys = Some(enrolled(None, key("a", 0)));
         assert_eq!(judge(keys.as_ref(), "a", at(100)), Verdict::Good);
         keys = Some(renewed(keys.as_ref(), key("a", 0), key("b", 100), at(100)).unwrap());
-        // Its answer may have been lost.
+        // The response to the renewal may have been lost.
         for good in ["a", "b"] {
             assert_eq!(judge(keys.as_ref(), good, at(900)), Verdict::Good);
         }
@@ -266,7 +266,7 @@ mod tests {
         let again = |next, minute| renewed(Some(&keys), key("a", 0), key(next, minute), at(minute));
         assert_eq!(again("c", 100), Err(NotRenewed::Renewing));
         again("b", 100).unwrap();
-        // It was never used: the answer was lost.
+        // It was never used, because the response was lost.
         let replaced = again("c", 101).unwrap();
         assert_eq!(judge(Some(&replaced), "b", at(101)), Verdict::Foreign);
         // Another replica uses it, so this one must follow.
@@ -286,7 +286,7 @@ mod tests {
             assert_eq!(judge(Some(&anew), void, at(80)), Verdict::Foreign);
         }
         assert_eq!(judge(Some(&anew), "b", at(80)), Verdict::Good);
-        // A second enrolment with the same key, after a lost answer, voids nothing.
+        // A second enrollment with the same key, after a lost response, voids nothing.
         assert_eq!(enrolled(Some(&keys), key("a", 60)), keys);
     }
 
@@ -296,7 +296,7 @@ mod tests {
         let anew = enrolled(Some(&keys), key("b", 60));
         let by = |name, minute| renewed(Some(&anew), key(name, minute), key("c", 61), at(61));
         assert_eq!(by("stolen", 0), Err(NotRenewed::Replaced));
-        // Home was restored from a backup: the hub issued this key after the record.
+        // The home cluster was restored from a backup, so the hub issued this key after the record.
         let restored = by("later", 90).unwrap();
         assert_eq!(restored.current.key_sha256, "later");
     }
@@ -320,7 +320,7 @@ mod tests {
         seen(&mut keys, &key("b", 8000), at(9000));
         assert_eq!(verdict(&keys, key("b", 8000)), Verdict::Good);
         assert_eq!(verdict(&keys, key("a", 0)), Verdict::Foreign);
-        // One that a later enrolment has voided does not come back.
+        // A key that a later enrollment has voided stays void.
         seen(&mut keys, &key("a", 0), at(9000));
         assert_eq!(verdict(&keys, key("a", 0)), Verdict::Foreign);
     }
@@ -334,7 +334,7 @@ mod tests {
         assert_eq!(status(&shown), None);
         put(&mut shown, Some(at(2)), Some(&keys), 1, at(2));
         assert_eq!(status(&shown).as_deref(), Some("False"));
-        // A restarted hub reads it from the record.
+        // A restarted hub reads it from the recorded status.
         put(&mut shown, None, Some(&keys), 1, at(3));
         assert_eq!(status(&shown).as_deref(), Some("False"));
         let anew = enrolled(Some(&keys), key("b", 4));

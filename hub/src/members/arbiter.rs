@@ -1,7 +1,7 @@
-//! Who speaks for a member: of its agents' sessions and its proxy, one is listened to at a time.
+//! Selects the reporter of each member: one of its agents' sessions or its proxy.
 //!
-//! Whoever holds the Lease is heard before who only observes, an agent before the proxy. When the
-//! speaker changes, the new one is asked for its whole account.
+//! The arbiter prefers the Lease holder to observers, and agents to the proxy. It requests a full report from a
+//! new reporter.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,28 +32,28 @@ const UNCONFIRMED: &str = "the member reports a later desired state, and no othe
 /// Prefix of an agent's name in the Lease; a hub's is `hub/`.
 pub const AGENT_HOLDER: &str = "agent/";
 
-/// A reporter is not asked for its whole account more often over a digest.
+/// Minimum time between two full reports that the hub requests from a reporter because of a digest mismatch.
 const ASK_EVERY: Duration = Duration::from_secs(10);
-/// How long a response beyond the limits shows: longer than any pause before a retry.
+/// Time for which an oversized response stays in the condition. Longer than any retry back-off.
 const OFFENCE_STANDS: Duration = Duration::from_secs(5 * 60);
-/// One that speaks for a member.
+/// Identifies a reporter of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ReporterId {
     Proxy,
-    /// A session, by its number: a later one is newer.
+    /// The number of an agent's session. Newer sessions have greater numbers.
     Session(u64),
 }
 
 #[derive(Debug)]
 struct Reporter {
     said: Option<MemberReport>,
-    /// An agent's: when it was last able to act, as far as it was heard.
+    /// For an agent: the last time at which it could act, as far as the hub knows.
     able: Option<BootTime>,
-    /// It has said something of Tenants while nobody listened.
+    /// The reporter sent changes while it was not selected.
     missed: bool,
-    /// The account that is waited for, until it is whole.
+    /// Number of the outstanding full report; `None` once it is complete.
     awaited: Option<u64>,
-    /// When it was last asked for one.
+    /// Time of the last request for a full report.
     asked: Option<BootTime>,
     asks: watch::Sender<u64>,
 }
@@ -83,16 +83,16 @@ struct Member {
     arbiter: BTreeMap<ReporterId, Reporter>,
     speaker: Option<ReporterId>,
     presence: watch::Sender<Presence>,
-    /// When an agent was last heard, or the hub began to wait for one.
+    /// Time of the last report from an agent, or of the start of the wait for one.
     heard: BootTime,
-    /// When an agent whose session has ended was last able to act.
+    /// The last time at which an agent whose session has ended could act.
     able: Option<BootTime>,
-    /// How the hub's own way to the cluster stands; `None` without one.
+    /// State of the hub's own connection to the cluster; `None` without one.
     link: Option<State>,
-    /// Why nobody is to act, said in the place of all else.
+    /// Reason and message why neither hub nor agent may act. Overrides any other health state.
     held_back: Option<(&'static str, String)>,
     claims: Claims,
-    /// The response of its API server that the hub cut off, and the time of the last one.
+    /// Message about an oversized response that the hub cut off, and the time of the last one.
     offence: Option<(String, BootTime)>,
 }
 
@@ -112,26 +112,27 @@ impl Default for Member {
     }
 }
 
-/// The arbiter of all members, and the boards that they are heard on.
+/// Arbiter of all members, with the stores that it writes the selected reports to.
 #[derive(Debug)]
 pub struct ReportArbiter {
     members: Mutex<BTreeMap<String, Member>>,
-    /// Members that are to be looked at again though nothing is said of them.
+    /// Members to evaluate again at a certain time, even without a report.
     due: Mutex<BTreeSet<(BootTime, String)>>,
     due_changed: Notify,
     reports: Arc<Reports>,
     deployments: Arc<Deployments>,
     placements: Arc<Placements>,
     facts: Arc<ObservationBoard>,
-    /// The latest epoch that a member has seen and we have not given: home was restored.
+    /// The latest epoch that a member has and this hub has not issued. It means that the home cluster was
+    /// restored.
     ahead: watch::Sender<u64>,
-    /// The epoch that we give.
+    /// The epoch that this hub issues.
     epoch: AtomicU64,
-    /// Locked after `members`, for a moment.
+    /// Locked briefly, while `members` is locked.
     witnesses: Mutex<Witnesses>,
 }
 
-/// What is known of an agent when its session begins.
+/// Properties of an agent at the start of its session.
 #[derive(Clone, Debug)]
 pub struct AgentDetails {
     pub cluster_uid: String,
@@ -140,7 +141,7 @@ pub struct AgentDetails {
     pub certificate: Validity,
     /// The key of that certificate.
     pub key: AgentKey,
-    /// What is on record on the member.
+    /// Version and digest of the desired state that the member has recorded.
     pub applied: Option<(Version, String)>,
 }
 
@@ -164,14 +165,16 @@ impl ReportArbiter {
         }
     }
 
-    /// The epoch that is given from here on.
+    /// Sets the epoch that the hub issues.
     pub fn set_epoch(&self, epoch: u64) {
         self.epoch.store(epoch, Ordering::Relaxed);
     }
 
-    /// This hub leads from here on. Who has no session had one with the hub before, for all that is known, and
-    /// has just lost it: nobody is away before its time. What was heard in an earlier tenure, another hub may have
-    /// heard more of: what is on record of it stands.
+    /// Starts a leader term of this hub.
+    ///
+    /// A member without a session may have had one with the previous leader. Its agent therefore counts as away
+    /// from `now`. The arbiter drops reports of earlier terms, because another hub may have newer ones. The
+    /// recorded status stays.
     pub fn anew(&self, now: BootTime) {
         self.deployments.anew(now);
         self.placements.anew(now);
@@ -201,14 +204,14 @@ impl ReportArbiter {
         }
     }
 
-    /// Forgets what no reporter of now has said of the member, which has no session.
+    /// Drops all data of a member without a session that no current reporter has sent.
     fn forget_heard(&self, name: &str, member: &mut Member, now: BootTime) {
         self.facts.set(name, |facts| {
             (facts.agent_version, facts.roots) = (None, None);
             (facts.certificate, facts.certificate_said) = (None, false);
         });
         let proxy = member.arbiter.get_mut(&ReporterId::Proxy);
-        // It has gone on seeing the cluster, and has said all.
+        // The proxy has kept watching the cluster, and its full report is complete.
         let says_all = |reporter: &Reporter| {
             let said = reporter.said.as_ref();
             reporter.awaited.is_none() && said.is_some_and(|said| said.connected && said.synced)
@@ -226,23 +229,22 @@ impl ReportArbiter {
         }
     }
 
-    /// What the members do of KryptonDeployments.
+    /// Reports of the members on KryptonDeployments.
     pub fn deployments(&self) -> &Arc<Deployments> {
         &self.deployments
     }
 
-    /// What the members do of placed Tenants.
+    /// Reports of the members on placed Tenants.
     pub fn placements(&self) -> &Arc<Placements> {
         &self.placements
     }
 
-    /// Whether the member has an agent, to follow.
+    /// Subscribes to the presence of the member's agent.
     pub fn presence(&self, member: &str) -> watch::Receiver<Presence> {
         self.with(member, |_, found| found.presence.subscribe())
     }
 
-    /// An agent was enrolled for the member at some time. Until it is heard, it counts as away since
-    /// `now`.
+    /// Records that an agent was enrolled for the member. Until it connects, it counts as away since `now`.
     pub fn agent_known(&self, member: &str, now: BootTime) {
         self.with(member, |this, found| {
             let session = found.arbiter.keys().any(|id| *id != ReporterId::Proxy);
@@ -255,7 +257,7 @@ impl ReportArbiter {
         });
     }
 
-    /// What is known of the member's agent is of an EdgeCluster that is no more.
+    /// Drops the data of the member's agent, because its EdgeCluster was deleted.
     pub fn forget_agent(&self, member: &str, now: BootTime) {
         self.with(member, |this, found| {
             found.presence.send_replace(Presence::Never);
@@ -270,7 +272,7 @@ impl ReportArbiter {
         });
     }
 
-    /// The member is no more. One that is still followed is kept.
+    /// Removes a deleted member, unless a reporter or subscriber still uses it.
     pub fn forget(&self, member: &str) {
         let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
         let idle = members
@@ -289,7 +291,7 @@ impl ReportArbiter {
         }
     }
 
-    /// A reporter begins. It is asked for its whole account by the number that `asks` holds.
+    /// Registers a reporter. The returned channel holds the number of the full report that the hub requests.
     pub fn open(&self, member: &str, id: ReporterId, now: BootTime) -> watch::Receiver<u64> {
         self.with(member, |this, found| {
             let (asks, asked) = watch::channel(0);
@@ -310,7 +312,7 @@ impl ReportArbiter {
         })
     }
 
-    /// An agent's session begins.
+    /// Records the agent's details at the start of a session.
     pub fn agent(&self, member: &str, agent: &AgentDetails) {
         self.facts.set(member, |facts| {
             facts.uid = Some(agent.cluster_uid.clone());
@@ -324,19 +326,19 @@ impl ReportArbiter {
         });
     }
 
-    /// An agent of the member showed a key that the hub has not recorded.
+    /// Records that an agent of the member used a key that the hub has not recorded.
     pub fn agent_key_refused(&self, member: &str, now: jiff::Timestamp) {
         self.facts
             .set(member, |facts| facts.key_refused = Some(now));
     }
 
-    /// Which roots of the CA the member's agent trusts, and which one its certificate is of.
+    /// Records which CA roots the member's agent trusts, and which one issued its certificate.
     pub fn agent_roots(&self, member: &str, roots: AgentRoots) {
         self.facts.set(member, |facts| facts.roots = Some(roots));
     }
 
-    /// What a reporter says. `complete` is the number of the account that ends with this. False when it is
-    /// more than is kept of one member.
+    /// Applies the changes that a reporter sent. `complete` is the number of the full report that ends with
+    /// them. Returns false if the member exceeds a storage limit.
     pub fn say(
         &self,
         member: &str,
@@ -354,7 +356,7 @@ impl ReportArbiter {
             if id != ReporterId::Proxy {
                 found.heard = now;
             }
-            // A reconciler that has not begun says nothing.
+            // A reconciler that has not started reports the default.
             if let Some(report) = changes
                 .member
                 .filter(|said| *said != MemberReport::default())
@@ -362,7 +364,7 @@ impl ReportArbiter {
                 reporter.learn(report, now);
             }
             if found.speaker != Some(id) {
-                // What makes it the speaker is heard; what came before is asked for.
+                // This report may make it the selected reporter. The hub requests its earlier changes again.
                 this.settle(member, found, now);
                 if found.speaker != Some(id) {
                     if let Some(reporter) = found.arbiter.get_mut(&id) {
@@ -386,7 +388,7 @@ impl ReportArbiter {
                 this.facts.touch(member);
             }
             kept &= this.deployments.report(member, deployments);
-            // Whether a Tenant is placed is part of its status.
+            // The status of a Tenant contains its placement.
             let keys = placed.keys().cloned().collect();
             kept &= this.placements.report(member, placed);
             this.reports.touch(keys);
@@ -395,8 +397,8 @@ impl ReportArbiter {
         })
     }
 
-    /// The agent has reported so many Tenants, and this is the digest. Asks for all of it again when
-    /// something else is held.
+    /// Compares the number of reports and their digest with the stored ones, and requests a full report if they
+    /// differ.
     pub fn compare(&self, member: &str, id: ReporterId, theirs: (u64, u128), now: BootTime) {
         self.with(member, |this, found| {
             let Some(reporter) = found.arbiter.get_mut(&id) else {
@@ -427,12 +429,12 @@ impl ReportArbiter {
         });
     }
 
-    /// A reporter ends.
+    /// Unregisters a reporter.
     pub fn close(&self, member: &str, id: ReporterId, now: BootTime) {
         self.with(member, |this, found| {
             let able = found.arbiter.remove(&id).and_then(|reporter| reporter.able);
             found.able = found.able.max(able);
-            // An agent that was never ready has not kept anybody from acting.
+            // An agent that was never ready has not prevented the proxy from acting.
             if id != ReporterId::Proxy && found.presence.get() == Presence::Never {
                 found
                     .presence
@@ -442,7 +444,7 @@ impl ReportArbiter {
         });
     }
 
-    /// How the hub's own way to the cluster stands.
+    /// Sets the state of the hub's own connection to the cluster.
     pub fn link(&self, member: &str, link: Option<State>, now: BootTime) {
         self.with(member, |this, found| {
             found.link = link;
@@ -450,13 +452,13 @@ impl ReportArbiter {
         });
     }
 
-    /// Nobody is to act on the member, or again somebody is.
+    /// Sets or clears the reason why neither hub nor agent may act on the member.
     pub fn hold_back(&self, member: &str, why: Option<(&'static str, String)>, now: BootTime) {
         self.with(member, |this, found| {
             if found.held_back == why {
                 return;
             }
-            // While it is only being found out who goes first, its last word stands.
+            // While the hub is still checking for duplicates, the last status stays.
             if let Some((why, message)) = why.as_ref().filter(|why| why.0 != reason::CONNECTING) {
                 tracing::warn!(member, reason = why, problem = %message, "the member is left alone");
             }
@@ -465,8 +467,8 @@ impl ReportArbiter {
         });
     }
 
-    /// Records that the hub cut off a response of the member's API server. The first one shows for a while, so
-    /// that the condition does not change with each.
+    /// Records that the hub cut off a response of the member's API server. The first message stays for a while,
+    /// because the condition must not change with each response.
     pub fn offend(&self, member: &str, message: String, now: BootTime) {
         self.with(member, |this, found| {
             match &mut found.offence {
@@ -480,7 +482,7 @@ impl ReportArbiter {
         });
     }
 
-    /// Looks again at members whose time has come, until `stop`.
+    /// Evaluates members again when their time has come, until `stop`.
     pub async fn keep(&self, stop: CancellationToken) {
         loop {
             let now = BootTime::now();
@@ -506,7 +508,7 @@ impl ReportArbiter {
         self.due.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Chooses the speaker, and puts on the boards what follows.
+    /// Selects the reporter, and updates the stores from its reports.
     fn settle(&self, name: &str, member: &mut Member, now: BootTime) {
         let speaker = speaker(&member.arbiter, member.speaker);
         if speaker != member.speaker {
@@ -568,7 +570,7 @@ impl ReportArbiter {
         if let Some(hearing) = standing.hearing {
             self.reports.hearing(name, hearing);
         }
-        // Of orders all may be said where there is no Tenant to list.
+        // A full report of orders may be complete although the Tenants cannot be listed.
         let whole = reporter.is_some_and(|(_, reporter)| {
             let said = reporter.said.as_ref();
             reporter.awaited.is_none() && said.is_some_and(|said| said.connected && said.ready)
@@ -579,7 +581,7 @@ impl ReportArbiter {
         }
     }
 
-    /// Follows a member's claim of an epoch that this hub has not given, once it is believed.
+    /// Follows a member's claim of an epoch that this hub has not issued, once the claim is credible.
     fn weigh(
         &self,
         name: &str,
@@ -624,13 +626,13 @@ impl ReportArbiter {
     }
 
     fn with<T>(&self, member: &str, act: impl FnOnce(&Self, &mut Member) -> T) -> T {
-        // Plain values: a panic elsewhere cannot leave them half written.
+        // A panic cannot leave these plain values half written, so a poisoned lock is safe to use.
         let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
         act(self, members.entry(member.to_owned()).or_default())
     }
 }
 
-/// Asks a reporter for its whole account.
+/// Requests a full report from a reporter.
 fn ask(reporter: &mut Reporter, now: BootTime) {
     reporter.asked = Some(now);
     let mut number = 0;
@@ -642,8 +644,8 @@ fn ask(reporter: &mut Reporter, now: BootTime) {
     reporter.missed = false;
 }
 
-/// The one to listen to: who holds the Lease, else who sees the cluster, else who is there at all; of
-/// equals an agent, the present speaker, the newest.
+/// Selects the reporter: the Lease holder, otherwise one that can reach the cluster, otherwise any. Among
+/// equals it prefers an agent, then the current reporter, then the newest session.
 fn speaker(
     arbiter: &BTreeMap<ReporterId, Reporter>,
     present: Option<ReporterId>,
@@ -664,7 +666,7 @@ fn speaker(
         .map(|(id, _)| *id)
 }
 
-/// What holds for a member, out of what is said.
+/// State of a member, derived from its reports.
 #[derive(Debug)]
 struct Standing {
     mode: Mode,
@@ -721,7 +723,7 @@ fn standing(
     };
     if let Some((why, message)) = held_back {
         standing.mode = Mode::None;
-        // Asleep is not ill.
+        // A suspended member is not unhealthy.
         let truth = match *why {
             reason::SUSPENDED => Truth::Unknown,
             _ => Truth::False,
@@ -776,7 +778,7 @@ fn spoken(id: ReporterId, said: &MemberReport, whole: bool) -> Standing {
         .holder
         .as_ref()
         .map(|holder| holder.starts_with(AGENT_HOLDER));
-    // Until all is listed and said, absence from the reports means nothing.
+    // Until the full report is complete, a missing Tenant means nothing.
     let hearing = match (said.connected, said.synced && whole) {
         (true, true) => Some(Hearing::Full),
         (true, false) => None,
@@ -795,7 +797,7 @@ fn spoken(id: ReporterId, said: &MemberReport, whole: bool) -> Standing {
         healthy: Some(healthy),
         holder: Some(said.holder.clone()),
         applied: said.applied.clone(),
-        // Only who writes on the member has a record there to go by.
+        // Only the Lease holder has a record on the member to compare with.
         ahead: said
             .ahead
             .filter(|_| said.writing)
@@ -804,7 +806,7 @@ fn spoken(id: ReporterId, said: &MemberReport, whole: bool) -> Standing {
     }
 }
 
-/// Nobody speaks: the hub's own way is all there is, or nothing.
+/// Derives the state of a member without a reporter from the hub's own connection, if there is one.
 fn unspoken(link: Option<&State>, presence: Presence, silent: bool) -> Standing {
     let away = |message: &str| Standing {
         mode: Mode::Agent,
@@ -816,7 +818,7 @@ fn unspoken(link: Option<&State>, presence: Presence, silent: bool) -> Standing 
         hearing: Some(Hearing::Silent(message.to_owned())),
     };
     match (link, presence) {
-        // It may be back at once: its last word stands for a while.
+        // The agent may reconnect soon, so its last status stays for a while.
         (_, Presence::Away(_) | Presence::Ready) if !silent => Standing {
             mode: Mode::Agent,
             connected: None,

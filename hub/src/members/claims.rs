@@ -1,5 +1,5 @@
-//! Claims of later desired states. A member that has seen one proves nothing by saying so, and each followed claim
-//! causes a new desired state for the whole fleet. After a restore of home, other members have seen it as well.
+//! Judges claims of later desired states. A claim alone proves nothing, and following it causes a new desired
+//! state for the whole fleet. After a restore of the home cluster, several members make the same claim.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -7,56 +7,57 @@ use std::time::Duration;
 use krypton_runtime::clock::BootTime;
 use krypton_types::names::SELF_CLUSTER;
 
-/// Epochs that a restored home may lie behind: its hub was started so often since the backup.
+/// Maximum number of epochs that a restored home cluster may lag behind: the number of hub starts since the
+/// backup.
 const EPOCHS_BEHIND: u64 = 10_000;
-/// After a member's claim of a later epoch was followed, the next one is followed no sooner than this; twice as
-/// long after each.
+/// Delay after a followed claim before the member's next claim is followed. Doubles each time.
 const CLAIM_AGAIN: Duration = Duration::from_secs(20);
 const CLAIM_AGAIN_MAX: Duration = Duration::from_secs(6 * 60 * 60);
-/// After so long without a claim, the pauses start from the first one.
+/// Time without a claim after which the delay starts from its first value.
 const CLAIMS_FORGOTTEN: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// What the members that write say of later epochs.
+/// Latest reports of the Lease holders about later epochs.
 #[derive(Debug, Default)]
 pub(super) struct Witnesses {
     claims: BTreeMap<String, u64>,
-    /// They act on what this hub has given.
+    /// Members that run an epoch issued by this hub.
     content: BTreeSet<String>,
 }
 
-/// Why a claim is not followed yet.
+/// Why the hub does not follow a claim yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Waits {
-    /// This member has claimed before.
+    /// This member has claimed before and must wait.
     Again(BootTime),
-    /// No other member confirms it.
+    /// No other member confirms the claim.
     Alone(BootTime),
 }
 
-/// A member's claims of epochs that this hub has not given.
+/// A member's claims of epochs that this hub has not issued.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Claims {
     followed: u32,
     not_before: BootTime,
-    /// Since when it has made a claim that no other member confirms.
+    /// Start of the current claim that no other member confirms.
     alone: Option<BootTime>,
 }
 
 impl Witnesses {
-    /// Takes in what a member says: `None` if it does not write or is not heard, and else its claim, if it has one.
+    /// Records a member's report: `None` from an observer or a silent member, otherwise its claim, if it has
+    /// one.
     pub(super) fn hear(&mut self, member: &str, said: Option<Option<u64>>) {
         self.claims.remove(member);
         self.content.remove(member);
         match said {
             Some(Some(epoch)) => drop(self.claims.insert(member.to_owned(), epoch)),
-            // Home's own record was restored with home.
+            // The home cluster's own record was restored with it.
             Some(None) if member != SELF_CLUSTER => drop(self.content.insert(member.to_owned())),
             _ => {}
         }
     }
 
-    /// The latest epoch that members claim beyond `given` and `known`, if this member claims one, and whether it is
-    /// confirmed: by a second member, or as no other one contradicts.
+    /// Returns the latest epoch that members claim beyond `given` and `known`, if this member claims one. Also
+    /// returns whether a second member confirms it or no other member contradicts it.
     pub(super) fn later(&self, member: &str, given: u64, known: u64) -> Option<(u64, bool)> {
         let counts = |epoch: &u64| {
             *epoch > known && *epoch >= given && epoch.saturating_sub(given) <= EPOCHS_BEHIND
@@ -70,7 +71,7 @@ impl Witnesses {
 }
 
 impl Claims {
-    /// Whether a claim is followed now.
+    /// Decides whether the hub follows a claim now.
     pub(super) fn follow(&mut self, now: BootTime, confirmed: bool) -> Result<(), Waits> {
         if self.followed > 0 && now < self.not_before {
             return Err(Waits::Again(self.not_before));
@@ -93,7 +94,7 @@ impl Claims {
         Ok(())
     }
 
-    /// The member makes no claim any more.
+    /// Records that the member makes no claim.
     pub(super) fn end(&mut self) {
         self.alone = None;
     }
@@ -125,7 +126,7 @@ mod tests {
         assert_eq!(heard.later("b", 7, 0), None);
         heard.hear("c", Some(Some(8)));
         assert_eq!(heard.later("c", 7, 0), Some((9, true)));
-        // One that is behind confirms nothing.
+        // An earlier epoch confirms nothing.
         heard.hear("c", Some(Some(6)));
         assert_eq!(heard.later("a", 7, 0), Some((9, false)));
         heard.hear("c", Some(Some(7 + EPOCHS_BEHIND + 1)));
@@ -142,7 +143,7 @@ mod tests {
         let due = Err(Waits::Alone(at(100 + 6 * HOUR)));
         assert_eq!(claims.follow(at(100), false), due);
         assert_eq!(claims.follow(at(100 + 5 * HOUR), false), due);
-        // One that comes and goes starts again.
+        // An interrupted claim starts again.
         claims.end();
         let due = at(100 + 12 * HOUR);
         assert_eq!(

@@ -1,14 +1,14 @@
-//! KryptonDeployments, as far as members carry them out.
+//! Orders of KryptonDeployments to members.
 
 use krypton_types::conditions::reason;
 use krypton_types::deployment::{DeploymentKey, DeploymentReport, DesiredDeployment};
 
 use crate::members::remote_orders::{self, Order, RemoteOrders};
 
-/// Deployments of one member, at most.
+/// Maximum number of deployments on one member.
 pub const DEPLOYMENTS_MAX: usize = 2_000;
-/// Bytes of their orders as JSON, at most: they are on record on the member, in a Secret of 1 MiB, with the
-/// chart's values and what is placed. One has some 350.
+/// Maximum size of their orders as JSON, in bytes; one takes about 350. The member records them in a Secret of
+/// 1 MiB, together with the chart's values and the placed Tenants.
 pub const ORDERS_MAX: usize = 448 * 1024;
 
 pub type Deployments = RemoteOrders<DesiredDeployment>;
@@ -26,8 +26,7 @@ impl Order for DesiredDeployment {
 }
 
 impl Deployments {
-    /// Of a member that leaves with its releases: how many deployments it has, and how many of them say
-    /// that they have gone with it.
+    /// Returns how many deployments a decommissioned member has, and how many of them are uninstalled.
     pub(crate) fn retired(&self, member: &str) -> (usize, usize) {
         let members = self.lock();
         let Some(found) = members.get(member) else {
@@ -131,7 +130,7 @@ mod tests {
         assert!(orders.see().is_some());
         deployments.anew(second.unwrap());
         assert!(orders.see().is_none());
-        // By who has not noticed yet, and by who has read in a tenure of before.
+        // From a task that has not noticed the new term, and from one that has read in an earlier term.
         for of in [None, first] {
             deployments.read_in(of);
             give(&deployments);

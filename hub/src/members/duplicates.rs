@@ -1,4 +1,5 @@
-//! Which member acts on which cluster: members are compared by the UID of their cluster. Pure.
+//! Decides which member may act on which cluster. Compares members by the UID of their cluster. Performs no
+//! I/O.
 
 use std::collections::BTreeMap;
 
@@ -6,20 +7,20 @@ use jiff::Timestamp;
 use krypton_types::conditions::reason;
 use krypton_types::names;
 
-/// What is known of a member's identity.
+/// Known facts about a member's identity.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claim {
-    /// Its source is there, or an agent was enrolled for it.
+    /// The member has a source, or an agent was enrolled for it.
     pub present: bool,
-    /// An agent was enrolled for it.
+    /// An agent was enrolled for the member.
     pub agent: bool,
-    /// When its EdgeCluster was made.
+    /// Creation time of its EdgeCluster.
     pub created: Option<Timestamp>,
-    /// The UID that its EdgeCluster has on record.
+    /// The UID that its EdgeCluster has recorded.
     pub recorded: Option<String>,
-    /// The UID that the cluster behind it has now.
+    /// The current UID of its cluster.
     pub found: Option<String>,
-    /// It has been tried to reach it at least once.
+    /// The hub or an agent has tried to reach the cluster at least once.
     pub attempted: bool,
 }
 
@@ -29,26 +30,26 @@ impl Claim {
     }
 }
 
-/// What a member may do.
+/// Decision on a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     Act,
-    /// Not yet reached, or an older member that may be the same cluster has not been.
+    /// The member was not reached yet. Or an older member, possibly of the same cluster, was not.
     Wait,
-    /// The named member is the same cluster and goes first.
+    /// The named member has the same cluster and takes precedence.
     Duplicate(String),
-    /// The cluster is known under the named member, whose source is gone.
+    /// The cluster is recorded under the named member, whose source is gone.
     Renamed(String),
-    /// Another cluster answers than the one on record.
+    /// The cluster that responds is not the recorded one.
     Changed {
         recorded: String,
         found: String,
     },
 }
 
-/// Decides for all members at once.
+/// Decides for all members together.
 pub fn verdicts(claims: &BTreeMap<String, Claim>) -> BTreeMap<String, Verdict> {
-    // Only members of one UID meet, and those whose UID is not known yet.
+    // Only members with equal or unknown UIDs can conflict.
     let mut by_uid: BTreeMap<Option<&str>, Vec<(&String, &Claim)>> = BTreeMap::new();
     for (name, claim) in claims {
         by_uid.entry(claim.uid()).or_default().push((name, claim));
@@ -90,7 +91,7 @@ fn verdict<'a>(
         }
         if other.uid() == Some(found) {
             if !other.present {
-                // Releases carry the member's name: a new name would install all of them again.
+                // Releases carry the member's name, so a new name would install all of them again.
                 if claim.recorded.is_none() {
                     return Verdict::Renamed((*other_name).clone());
                 }
@@ -108,7 +109,7 @@ fn verdict<'a>(
     if wait { Verdict::Wait } else { Verdict::Act }
 }
 
-/// Why nobody is to act on a member, for people; `None` when somebody may.
+/// Returns reason and message why the hub must not act on a member, or `None` if it may.
 pub fn held_back(name: &str, verdict: &Verdict, banned: bool) -> Option<(&'static str, String)> {
     if banned {
         return Some((
@@ -143,14 +144,14 @@ pub fn held_back(name: &str, verdict: &Verdict, banned: bool) -> Option<(&'stati
     }
 }
 
-/// `self-cluster` goes first, then one that is on record for the cluster, whatever a newcomer says of
-/// itself, then the one with an agent, then the older EdgeCluster, then the name.
+/// Whether member `a` takes precedence over `b`. The order is: `self-cluster`, a member with a recorded UID, a
+/// member with an agent, the older EdgeCluster, the name. A recorded UID outranks any report of a new member.
 fn goes_first(a_name: &str, a: &Claim, b_name: &str, b: &Claim) -> bool {
     fn rank<'a>(
         name: &'a str,
         claim: &Claim,
     ) -> (bool, bool, bool, bool, Option<Timestamp>, &'a str) {
-        // One that has no EdgeCluster yet is the youngest.
+        // A member without an EdgeCluster counts as the youngest.
         (
             name != names::SELF_CLUSTER,
             claim.recorded.is_none(),
@@ -217,7 +218,7 @@ mod tests {
         let found = of(vec![("a", claim(1, None, Some("u"))), ("b", agent.clone())]);
         assert_eq!(found["a"], Verdict::Duplicate("b".to_owned()));
         assert_eq!(found["b"], Verdict::Act);
-        // An agent may say what it likes: who is on record for the cluster stays.
+        // An agent's report cannot displace the recorded member.
         let found = of(vec![("a", claim(1, Some("u"), Some("u"))), ("b", agent)]);
         assert_eq!(found["a"], Verdict::Act);
         assert_eq!(found["b"], Verdict::Duplicate("a".to_owned()));
@@ -254,7 +255,7 @@ mod tests {
             ("new", claim(2, None, Some("u"))),
         ]);
         assert_eq!(found["new"], Verdict::Renamed("old".to_owned()));
-        // A member that was there before under this name goes on.
+        // A member already recorded under this name continues.
         let found = of(vec![("old", gone), ("new", claim(2, Some("u"), Some("u")))]);
         assert_eq!(found["new"], Verdict::Act);
     }

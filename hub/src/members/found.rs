@@ -1,62 +1,62 @@
-//! Which clusters the members have turned out to be, by UID: filled by proxies and sessions, read by the
-//! fleet.
+//! Stores the UIDs of the members' clusters. Proxies and sessions write them, and the fleet reads them.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use tokio::sync::Notify;
 
-/// What each way to a member has found.
+/// UID of a member's cluster, by source.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct ClusterUids {
-    /// The hub's own; the outer `None` before its first attempt.
+    /// From the hub's own connection. The outer `None` means that it has not been tried yet.
     hub: Option<Option<String>>,
-    /// What the agent has said.
+    /// From the agent's session.
     agent: Option<String>,
 }
 
-/// Which clusters the members have turned out to be.
+/// UIDs of the members' clusters.
 #[derive(Debug, Default)]
 pub struct Found {
     members: Mutex<BTreeMap<String, ClusterUids>>,
-    /// Told of every change.
+    /// Notified of every change.
     pub changed: Notify,
 }
 
 impl Found {
-    /// `None` when the member was tried and did not say.
+    /// Sets the UID from the hub's own connection; `None` if the cluster did not respond.
     pub fn set(&self, member: &str, uid: Option<String>) {
         self.change(member, |ways| {
             let slot = ways.hub.get_or_insert(None);
-            // A cluster that does not answer any more is still the one it was.
+            // A cluster that stops responding keeps its identity.
             if uid.is_some() {
                 *slot = uid;
             }
         });
     }
 
-    /// What the member's agent says.
+    /// Sets the UID that the member's agent reports.
     pub fn set_by_agent(&self, member: &str, uid: String) {
         self.change(member, |ways| ways.agent = Some(uid));
     }
 
-    /// The hub has no way of its own any more.
+    /// Forgets the result of the hub's own connection, because it has none now.
     pub fn forget(&self, member: &str) {
         self.change(member, |ways| ways.hub = None);
     }
 
-    /// What an agent said is of another EdgeCluster.
+    /// Forgets the agent's report, because it belongs to another EdgeCluster.
     pub fn forget_agent(&self, member: &str) {
         self.change(member, |ways| ways.agent = None);
     }
 
-    /// The member is no more.
+    /// Removes a deleted member.
     pub fn remove(&self, member: &str) {
         let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
         members.remove(member);
     }
 
-    /// `None` before the first attempt. The agent is on the cluster, so its word goes first.
+    /// Returns `None` before the first attempt. The agent's report takes precedence, because it runs on the
+    /// cluster.
     pub fn get(&self, member: &str) -> Option<Option<String>> {
         let members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
         let ways = members.get(member)?;

@@ -1,4 +1,4 @@
-//! What the hub knows of each member: one slot a member, the latest wins, and its EdgeCluster status.
+//! Stores the latest observation of each member and derives its EdgeCluster status.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
@@ -16,49 +16,49 @@ use crate::edgecluster::credential_expiry::{self, Credential, Validity};
 use crate::members::agent_keys;
 use crate::tenants::Counts;
 
-/// One member, as the hub sees it now.
+/// Current state of one member as the hub observes it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MemberObservation {
     pub mode: Mode,
     pub resolved: State,
-    /// What is known of the member's source instead, while it cannot be looked at.
+    /// State of the member's source, which replaces `resolved` while the hub cannot read the source.
     pub source: Option<State>,
     pub connected: State,
     pub healthy: State,
     pub kubernetes_version: Option<String>,
     pub uid: Option<String>,
-    /// Who holds the member's Lease.
+    /// Holder of the member's Lease.
     pub holder: Option<String>,
     pub applied: Option<(Version, String)>,
     pub agent_version: Option<String>,
-    /// Of the agent that connected last.
+    /// Validity of the certificate of the agent that connected last.
     pub certificate: Option<Validity>,
-    /// A session of this tenure has said it; if not, it is from the record.
+    /// Whether a session of this term reported the certificate. Otherwise it comes from the recorded status.
     pub certificate_said: bool,
     /// The key of that certificate.
     pub agent_key: Option<AgentKey>,
-    /// When an agent of the member last showed an unknown key.
+    /// Last time at which an agent of the member used an unknown key.
     pub key_refused: Option<Timestamp>,
-    /// Which roots of the CA that agent trusts, and which one its certificate is of.
+    /// The CA roots that the agent trusts, and the one that issued its certificate.
     pub roots: Option<AgentRoots>,
-    /// Of the credential in the kubeconfig that the hub uses, where that says.
+    /// Validity of the credential in the hub's kubeconfig, if the credential contains it.
     pub access: Option<Validity>,
-    /// How the member's leaving stands, where its releases are to go with it.
+    /// Progress of decommissioning, if the member leaves together with its releases.
     pub uninstalled: Option<State>,
-    /// How the values stand that the member is given.
+    /// State of the member's values.
     pub values: Values,
-    /// Whoever leads has led for so long that what an earlier lead has put on record of the member counts no more,
-    /// where nothing was heard of it since.
+    /// The member has sent no report in this leader term for so long that the status recorded in an earlier
+    /// term no longer counts.
     pub unheard: bool,
 }
 
-/// What there is to be said of a member's values.
+/// State of a member's values.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Values {
-    /// Nothing new: what was said before stands.
+    /// Unknown; the recorded condition stays.
     #[default]
     NotKnown,
-    /// Nothing: it has the fleet's, and those are well.
+    /// The member has only the fleet's values, and these are valid. The condition is removed.
     Plain,
     Said(State),
 }
@@ -90,7 +90,7 @@ impl Default for MemberObservation {
     }
 }
 
-/// The slots.
+/// Observations of all members, one slot each, and the set of changed members.
 #[derive(Debug, Default)]
 pub struct ObservationBoard {
     slots: Mutex<(BTreeMap<String, MemberObservation>, BTreeSet<String>)>,
@@ -98,7 +98,7 @@ pub struct ObservationBoard {
 }
 
 impl ObservationBoard {
-    /// Changes a member's facts.
+    /// Changes a member's observation.
     pub fn set(&self, member: &str, change: impl FnOnce(&mut MemberObservation)) {
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         let facts = slots.0.entry(member.to_owned()).or_default();
@@ -128,7 +128,7 @@ impl ObservationBoard {
             .cloned()
     }
 
-    /// Drops all members but those to `keep`; says which.
+    /// Drops all members except those to `keep`, and returns the names of the dropped ones.
     pub fn forget(&self, keep: impl Fn(&str) -> bool) -> Vec<String> {
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         let gone: Vec<String> = slots.0.keys().filter(|name| !keep(name)).cloned().collect();
@@ -139,19 +139,19 @@ impl ObservationBoard {
         gone
     }
 
-    /// The members that changed since the last call.
+    /// Returns the members that changed since the last call.
     pub fn take_changed(&self) -> BTreeSet<String> {
         std::mem::take(&mut self.slots.lock().unwrap_or_else(PoisonError::into_inner).1)
     }
 
-    /// What `look` sees of each member, by name.
+    /// Maps each member's observation with `look`.
     pub fn each<T>(&self, look: impl Fn(&str, &MemberObservation) -> T) -> Vec<T> {
         let slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         let facts = slots.0.iter();
         facts.map(|(name, facts)| look(name, facts)).collect()
     }
 
-    /// How many members are connected, and how many there are.
+    /// Returns the number of connected members, and of all members.
     pub fn connected(&self) -> (usize, usize) {
         let slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         let connected = slots
@@ -162,11 +162,11 @@ impl ObservationBoard {
     }
 }
 
-/// How often `lastSeen` is written.
+/// Minimum interval between writes of `lastSeen`, in seconds.
 const LAST_SEEN_EVERY: i64 = 60;
 
-/// The EdgeCluster's status out of the facts. Nothing changes when nothing has. Without `summarised`, what
-/// was said of that stands.
+/// Derives the EdgeCluster's status from the observation. The result equals `before` if nothing has changed.
+/// Without `summarised`, the recorded summary stays.
 pub fn status(
     member: &str,
     before: Option<&EdgeClusterStatus>,
@@ -177,7 +177,7 @@ pub fn status(
     now: Timestamp,
 ) -> EdgeClusterStatus {
     let mut next = before.cloned().unwrap_or_default();
-    // Of whom nothing is known yet, what another hub or an earlier life of this one has said stands for a while.
+    // While a member is unknown, the status that another hub or an earlier process recorded stays for a while.
     let starting = |state: &State| state.reason == reason::STARTING;
     let nothing = starting(&facts.connected) && starting(&facts.healthy);
     let stands = nothing && !facts.unheard && next.mode.is_some();
@@ -221,7 +221,7 @@ pub fn status(
         next.kubernetes_version
             .clone_from(&facts.kubernetes_version);
     }
-    // The first cluster that answered under this name stays on record.
+    // The UID of the first cluster under this name is never overwritten.
     if next.cluster_uid.is_none() && facts.mode != Mode::None {
         next.cluster_uid.clone_from(&facts.uid);
     }
@@ -274,8 +274,8 @@ pub fn status(
     next
 }
 
-/// What holds of the agent's certificate: what its session says, else the later of what is known and what is on
-/// record, as another hub may have heard of a renewal.
+/// Returns the validity of the agent's certificate. A session's report takes precedence. Otherwise the later of
+/// the known and the recorded one counts, because another hub may have recorded a renewal.
 fn certificate(recorded: Option<&Time>, facts: &MemberObservation) -> Option<Validity> {
     let recorded = recorded.map(|until| Validity::until(until.0));
     let Some(known) = facts.certificate else {
@@ -287,7 +287,7 @@ fn certificate(recorded: Option<&Time>, facts: &MemberObservation) -> Option<Val
     Some(recorded.filter(later).unwrap_or(known))
 }
 
-/// What is read back must equal what was written.
+/// The API stores whole seconds. A value read back must equal the written one.
 fn whole_seconds(time: Timestamp) -> Time {
     Time(Timestamp::from_second(time.as_second()).unwrap_or(time))
 }
@@ -413,7 +413,7 @@ mod tests {
                 "False Unreachable",
                 "Unknown Starting",
             ),
-            // What is heard counts at any time.
+            // A report counts at any time.
             (
                 MemberObservation {
                     unheard: true,
@@ -434,7 +434,7 @@ mod tests {
             assert_eq!(word(&next, "Connected").as_deref(), Some(connected));
             assert_eq!(word(&next, "Healthy").as_deref(), Some(healthy));
         }
-        // Where nothing is on record there is nothing that could stand.
+        // Without a recorded status, nothing can stay.
         let new = of(None, &silent(false));
         assert_eq!(word(&new, "Connected").as_deref(), Some("Unknown Starting"));
     }

@@ -1,4 +1,4 @@
-//! Tenants of home that are placed on members, as far as members carry that out.
+//! Orders to place Tenants of the home cluster on members.
 
 use std::collections::BTreeSet;
 
@@ -7,10 +7,10 @@ use krypton_types::tenant::TenantKey;
 
 use crate::members::remote_orders::{Order, RemoteOrders};
 
-/// Placed Tenants of one member, at most.
+/// Maximum number of placed Tenants on one member.
 pub const PLACED_MAX: usize = 2_000;
-/// And all of them together, in bytes as JSON. Beside them on record, in a Secret of 1 MiB, are the chart's
-/// values and the orders of deployments.
+/// Maximum size of all placed Tenants of a member as JSON, in bytes. The member records them in a Secret of 1
+/// MiB, together with the chart's values and the deployments' orders.
 const PLACED_BYTES: usize = 384 * 1024;
 
 pub type Placements = RemoteOrders<PlacedTenant>;
@@ -25,14 +25,14 @@ impl Order for PlacedTenant {
     }
 }
 
-/// As many as one member takes: those that are to go first, then by their age at home, in seconds since
-/// 1970. And those that have no room, of which nothing is ordered: what there is of them stays.
+/// Selects the orders that fit one member: removals first, then Tenants by age on the home cluster, in seconds
+/// since 1970. Also returns the keys of the others. The member leaves these Tenants as they are.
 pub(crate) fn fit(orders: Vec<(i64, PlacedTenant)>) -> (Vec<PlacedTenant>, BTreeSet<TenantKey>) {
     let mut orders = orders;
     orders.sort_by_key(|(created, order)| (!order.remove, *created, order.key()));
     let (mut room, mut taken, mut left) = (PLACED_BYTES, Vec::new(), BTreeSet::new());
     for (_, order) in orders {
-        // What serde writes into memory it can write.
+        // Serialization to memory does not fail for these types.
         let size = serde_json::to_vec(&order).map_or(usize::MAX, |written| written.len() + 1);
         if taken.len() < PLACED_MAX && size <= room {
             room -= size;

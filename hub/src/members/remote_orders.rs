@@ -1,5 +1,5 @@
-//! What members carry out for home: the orders of each member in, its newest reports out. Of which member an
-//! order is, whoever gives it decides.
+//! Stores the home cluster's orders to each member and the members' latest reports. The caller assigns an order
+//! to a member.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,24 +10,24 @@ use krypton_types::report_digest::AccountDigest;
 use serde::Serialize;
 use tokio::sync::watch;
 
-/// An order of home to a member.
+/// An order of the home cluster to a member.
 pub trait Order: Clone + PartialEq {
     type Key: Ord + Clone + fmt::Debug + Serialize;
     type Report: Clone + fmt::Debug + Serialize;
-    /// Of one member, at most: what is ordered of it is on record on it, in a Secret of 1 MiB.
+    /// Maximum number of orders to one member. The member records its orders in a Secret of at most 1 MiB.
     const MOST: usize;
     fn key(&self) -> Self::Key;
 }
 
-/// The orders of all members, by the member's name; each list by its keys.
+/// The orders of all members, by the member's name. Each list is sorted by key.
 pub type Orders<O> = BTreeMap<String, Arc<[O]>>;
 
-/// The newest word of one member on one order.
+/// Latest report of one member on one order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Said<R> {
     pub report: R,
-    /// Whoever speaks for the member has said it. If not, it is from before, and stands until all is said
-    /// again.
+    /// The current reporter has sent it. Otherwise it comes from an earlier one and stays until the full report
+    /// is complete.
     pub fresh: bool,
 }
 
@@ -51,13 +51,13 @@ impl<O: Order> Default for OfMember<O> {
 /// Orders and reports of all members.
 #[derive(Debug)]
 pub struct RemoteOrders<O: Order> {
-    /// `None` until it is known what there is to be ordered.
+    /// `None` until the orders are known.
     orders: watch::Sender<Option<Orders<O>>>,
-    /// Orders that are not of this tenure, by its beginning, are of what was read before it, and are not taken.
-    /// Changed while the orders are held.
+    /// Start of the leader term whose sources have not been read yet. Until then, orders are ignored because
+    /// they derive from older reads. Changed while the orders are locked.
     awaited: Mutex<Option<BootTime>>,
     members: Mutex<BTreeMap<String, OfMember<O>>>,
-    /// How often a report has changed, to be waited for.
+    /// Counts changes of reports. Callers wait on it for the next change.
     changed: watch::Sender<u64>,
 }
 
@@ -73,8 +73,7 @@ impl<O: Order> Default for RemoteOrders<O> {
 }
 
 impl<O: Order> RemoteOrders<O> {
-    /// A tenure begins: what was ordered by what was read before is not known any more, until
-    /// [`Self::read_in`] this one.
+    /// Starts a leader term. Clears the orders until the sources are [read in it](Self::read_in).
     pub fn anew(&self, since: BootTime) {
         self.orders.send_modify(|all| {
             *self.awaited() = Some(since);
@@ -82,7 +81,7 @@ impl<O: Order> RemoteOrders<O> {
         });
     }
 
-    /// What is ordered from here on follows from what was read in this tenure.
+    /// Records that orders now derive from sources read in this term.
     pub fn read_in(&self, since: Option<BootTime>) {
         let mut awaited = self.awaited();
         if *awaited == since {
@@ -94,8 +93,8 @@ impl<O: Order> RemoteOrders<O> {
         self.awaited.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets all that members are to do. What is missing is left as it is on the member: only an order to
-    /// remove removes. A list must not have more than [`Order::MOST`].
+    /// Sets the orders of all members. A missing order changes nothing on its member: only an order to remove
+    /// removes. A list must not have more than [`Order::MOST`] entries.
     pub fn order(&self, next: BTreeMap<String, Vec<O>>) {
         let ready = next.into_iter().map(|(name, orders)| (name, ready(orders)));
         let next: BTreeMap<String, Vec<O>> =
@@ -116,7 +115,7 @@ impl<O: Order> RemoteOrders<O> {
         });
     }
 
-    /// The same of one member, once it is known what there is to be ordered of all.
+    /// Sets the orders of one member. Has no effect until the orders of all members are known.
     pub fn order_of(&self, member: &str, orders: Vec<O>) {
         let orders = ready(orders);
         self.orders.send_if_modified(|all| {
@@ -132,28 +131,27 @@ impl<O: Order> RemoteOrders<O> {
         });
     }
 
-    /// The orders, to follow.
+    /// Subscribes to the orders.
     pub fn orders(&self) -> watch::Receiver<Option<Orders<O>>> {
         self.orders.subscribe()
     }
 
-    /// Wakes whoever follows when a report has changed.
+    /// Subscribes to changes of reports.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changed.subscribe()
     }
 
-    /// Wakes all followers although no report has changed.
+    /// Wakes all subscribers although no report has changed.
     pub(crate) fn look_again(&self) {
         self.changed.send_modify(|changes| *changes += 1);
     }
 
-    /// What the member has last said of an order; `None` where it has said nothing, which says nothing of
-    /// what was ordered.
+    /// Returns the member's latest report on an order. `None` does not mean that the order was not carried out.
     pub fn said(&self, member: &str, key: &O::Key) -> Option<Said<O::Report>> {
         self.lock().get(member)?.said.get(key).cloned()
     }
 
-    /// All that the member has last said.
+    /// Returns the member's latest reports on all orders.
     pub fn all(&self, member: &str) -> BTreeMap<O::Key, Said<O::Report>> {
         let members = self.lock();
         members
@@ -162,7 +160,7 @@ impl<O: Order> RemoteOrders<O> {
             .unwrap_or_default()
     }
 
-    /// Takes in one member's changes. False when there are more than are kept of one.
+    /// Applies one member's changes. Returns false if the member has more reports than [`Order::MOST`].
     pub(crate) fn report(
         &self,
         member: &str,
@@ -183,7 +181,7 @@ impl<O: Order> RemoteOrders<O> {
                 None => found.said.remove(&key),
             };
         }
-        // What was said by a speaker before stands until all is said again, and may be of others.
+        // Reports of an earlier reporter stay until the full report is complete, and may be on other orders.
         let kept = found.said.len() <= O::MOST
             || found.said.values().filter(|said| said.fresh).count() <= O::MOST;
         drop(members);
@@ -191,7 +189,7 @@ impl<O: Order> RemoteOrders<O> {
         kept
     }
 
-    /// Another speaks for the member, or says all again: what was said stands until then.
+    /// Starts a new full report. Earlier reports stay until it is complete.
     pub(crate) fn begin(&self, member: &str) {
         if let Some(found) = self.lock().get_mut(member) {
             found.whole = false;
@@ -199,7 +197,7 @@ impl<O: Order> RemoteOrders<O> {
         }
     }
 
-    /// The member has said all it has.
+    /// Records that the full report is complete, and drops reports that it does not contain.
     pub(crate) fn whole(&self, member: &str) {
         let mut members = self.lock();
         let found = members.entry(member.to_owned()).or_default();
@@ -218,25 +216,25 @@ impl<O: Order> RemoteOrders<O> {
         }
     }
 
-    /// How many the member has said something of, and the digest of it.
+    /// Returns the number of orders that the member has reported on, and the digest of these reports.
     pub(crate) fn digest(&self, member: &str) -> (u64, u128) {
         let members = self.lock();
         let found = members.get(member);
         found.map(|found| found.digest.value()).unwrap_or_default()
     }
 
-    /// The member is no more. Its orders are for whoever gave them to take back.
+    /// Forgets a deleted member. The caller withdraws its orders.
     pub(crate) fn forget(&self, member: &str) {
         self.lock().remove(member);
     }
 
     pub(crate) fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, OfMember<O>>> {
-        // Plain values: a panic elsewhere cannot leave them half written.
+        // A panic cannot leave these plain values half written, so a poisoned lock is safe to use.
         self.members.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// In the order of their keys, each once.
+/// Sorts the orders by key and removes duplicates.
 fn ready<O: Order>(mut orders: Vec<O>) -> Vec<O> {
     orders.sort_by_key(Order::key);
     orders.dedup_by_key(|order| order.key());

@@ -1,4 +1,4 @@
-//! The newest reports of all members: a slot for each Tenant of each, the latest wins.
+//! Stores the latest reports of all members: one slot for each member and Tenant.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,83 +16,84 @@ use tokio::sync::Notify;
 use crate::members::tenant_summary;
 use crate::observe::metrics::HomeWrites;
 
-/// A member that has not been heard for this long after its beginning is unheard.
+/// Grace period after a member's start, before a member without a full report counts as silent.
 pub(crate) const START_GRACE: Duration = Duration::from_secs(45);
 
-/// Tenants that are kept of one member: ten times what one cluster is meant for.
+/// Limit for the Tenants of one member: ten times the intended size of a cluster.
 pub const TENANTS_MAX: usize = 10_000;
 
-/// Limit for the texts of one member's reports, in bytes: twice the most that 1,000 Tenants need. Beyond it a report
-/// keeps its reasons and loses its messages.
+/// Limit for the texts of one member's reports, in bytes: twice the most that 1,000 Tenants need. Beyond it, a
+/// report keeps its reasons and loses its messages.
 pub(crate) const TEXTS_MAX: usize = 16 * 1024 * 1024;
 /// Longest reason of a report without messages, in bytes.
 pub(crate) const REASON_MAX: usize = 128;
 
-/// How a member stands, as far as its reports go.
+/// Whether the hub has complete reports of a member.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Hearing {
-    /// On its way, since the hub or the member's proxy was started.
+    /// The hub waits for a full report, since it or the member's proxy started.
     #[default]
     NotYet,
-    /// It reports all it has.
+    /// The member has reported everything.
     Full,
-    /// It has fallen silent: why.
+    /// The member is silent, for this reason.
     Silent(String),
 }
 
-/// A member's name.
+/// Name of a member.
 type Name = Arc<str>;
 
 #[derive(Debug, Default)]
 struct MemberReports {
     hearing: Hearing,
-    /// When it was last begun with.
+    /// Time of the last (re)start of its reports.
     begun: BootTime,
     tenants: BTreeMap<Arc<TenantKey>, Arc<TenantReport>>,
-    /// What was reported since: the rest goes once the member has said all it has.
+    /// Tenants reported since then. The hub drops the others when the full report is complete.
     fresh: BTreeSet<Arc<TenantKey>>,
-    /// It has said all it has since it was begun with.
+    /// The member has sent a full report since then.
     whole: bool,
     digest: AccountDigest,
     /// Size of all texts in `tenants`, in bytes.
     texts: usize,
-    /// The chart of the desired state that the hub has given it last, as a Tenant's status names it.
+    /// Chart of the latest desired state for this member, in the format of a Tenant's status.
     dealt: Option<Arc<str>>,
 }
 
 #[derive(Debug, Default)]
 struct Board {
     members: BTreeMap<Name, MemberReports>,
-    /// The same reports by Tenant: a decision looks at the members of its Tenant alone.
+    /// The same reports by Tenant. A decision reads only the members of its Tenant.
     reporters: BTreeMap<Arc<TenantKey>, BTreeMap<Name, Arc<TenantReport>>>,
-    /// Members that are waited for, and until when.
+    /// Members whose full report is outstanding, by the end of their grace period.
     awaited: BTreeSet<(BootTime, Name)>,
-    /// What Tenants may name; `None` until the EdgeClusters are known.
+    /// Members that Tenants may reference; `None` until the EdgeClusters are known.
     targets: Option<Arc<Targets>>,
     dirty: Dirty,
-    /// Tenants of home whose own status is a summary; `None` until home's Tenants are known.
+    /// Tenants on the home cluster whose status is a summary; `None` until the home cluster's Tenants are
+    /// known.
     summarised: Option<BTreeSet<TenantKey>>,
 }
 
 /// All members, by name.
 pub type Targets = BTreeMap<String, Target>;
 
-/// A member, as far as it concerns a Tenant that names it.
+/// Properties of a member that matter to a Tenant that references it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Target {
-    /// Of the object that it was found by, which a `clusterRef` may name too.
+    /// Namespace of the object that the member was discovered by. A `clusterRef` may name it too.
     pub source_namespace: Option<String>,
     pub allowed: Allowed,
-    /// The cluster that it is, once it has been reached.
+    /// UID of the cluster, once the hub or an agent has reached it.
     pub cluster_uid: Option<String>,
-    /// Another member is the same cluster, and acts on it.
+    /// Another member represents the same cluster and acts on it.
     pub duplicate: bool,
     /// `TargetClusterResolved` of its EdgeCluster.
     pub resolved: Option<State>,
 }
 
 impl Board {
-    /// The member's entry, with the name that all share.
+    /// Returns the member's entry, and its name as the shared allocation.
     fn member(&mut self, member: &str) -> (Name, &mut MemberReports) {
         let known = self.members.get_key_value(member);
         let name = known.map_or_else(|| Name::from(member), |(name, _)| Arc::clone(name));
@@ -136,7 +137,7 @@ impl Board {
         self.dirty.keys.insert(key.clone());
     }
 
-    /// Marks a member as changed; its Tenants are due.
+    /// Marks a member as changed; its Tenants are then reconciled.
     fn moves(&mut self, name: Name) {
         self.dirty.members.insert(name);
     }
@@ -180,7 +181,7 @@ fn without_messages(report: TenantReport) -> TenantReport {
     }
 }
 
-/// Changes, with what each adds to the digest: made before any lock is taken.
+/// Changes, each with its part of the digest. Computed before the caller takes a lock.
 #[derive(Debug)]
 pub struct Changed(BTreeMap<TenantKey, Option<(TenantReport, u128)>>);
 
@@ -201,17 +202,17 @@ impl Changed {
     }
 }
 
-/// The newest reports of all members, a slot for each Tenant of each.
+/// The latest reports of all members: one slot for each member and Tenant.
 #[derive(Debug, Default)]
 pub struct Reports {
     state: Mutex<Board>,
     pub(crate) changed: Notify,
-    /// What is made of them on home, counted.
+    /// Metrics of the writes on the home cluster.
     pub writes: HomeWrites,
 }
 
 impl Reports {
-    /// Takes in one member's changes. False when there are more Tenants than are kept of one.
+    /// Applies one member's changes. Returns false if the member has more than [`TENANTS_MAX`] Tenants.
     pub fn report(&self, member: &str, changes: Changed) -> bool {
         let mut state = self.lock();
         let report_store = &mut *state;
@@ -254,14 +255,14 @@ impl Reports {
                 state.take_out(member, &key);
             }
         }
-        // It is not waited for any longer.
+        // The grace period no longer applies.
         state.awaited.remove(&(until, Arc::clone(&name)));
         state.moves(name);
         drop(state);
         self.changed.notify_one();
     }
 
-    /// Of these Tenants there is something new.
+    /// Marks these Tenants as changed.
     pub fn touch(&self, keys: BTreeSet<TenantKey>) {
         if !keys.is_empty() {
             self.lock().dirty.keys.extend(keys);
@@ -269,7 +270,7 @@ impl Reports {
         }
     }
 
-    /// What Tenants may name, by what all EdgeClusters say.
+    /// Sets the members that Tenants may reference, derived from all EdgeClusters.
     pub fn aim(&self, targets: Targets) {
         let mut state = self.lock();
         let Some(before) = state.targets.replace(Arc::default()) else {
@@ -287,7 +288,7 @@ impl Reports {
                 continue;
             }
             news = true;
-            // A Tenant that is placed on a cluster follows it to whichever member it is.
+            // A Tenant that is placed on a cluster follows it to another member of the same UID.
             let uids = [was, is].into_iter().flatten();
             let uids = uids.filter_map(|target| target.cluster_uid.clone());
             state.dirty.clusters.extend(uids);
@@ -308,7 +309,7 @@ impl Reports {
         let another = reports.dealt.as_deref() != Some(chart);
         if another {
             reports.dealt = Some(chart.into());
-            // Its reporter is on its way: until it comes, what is on record of the member stands.
+            // Until the member's reporter connects, the recorded status stays.
             match new {
                 true => state.begins(name, BootTime::now()),
                 false => state.moves(name),
@@ -326,17 +327,17 @@ impl Reports {
         reports.is_some_and(|reports| reports.dealt.as_deref() == Some(chart))
     }
 
-    /// The EdgeClusters are read anew: what Tenants may name is not known until then.
+    /// Clears the members that Tenants may reference, until the hub has read the EdgeClusters again.
     pub fn aim_anew(&self) {
         self.lock().targets = None;
     }
 
-    /// What they may name now.
+    /// Returns the members that Tenants may reference.
     pub(crate) fn targets(&self) -> Option<Arc<Targets>> {
         self.lock().targets.clone()
     }
 
-    /// A member begins anew: what it has said stands until it has said all again.
+    /// Starts a new full report of a member. Its earlier reports stay until the full report is complete.
     pub fn begin(&self, member: &str, now: BootTime) {
         let mut state = self.lock();
         let (name, reports) = state.member(member);
@@ -348,7 +349,7 @@ impl Reports {
         self.changed.notify_one();
     }
 
-    /// As [`Self::begin`], of a member that is known; what it has said does not stand.
+    /// Like [`Self::begin`], but drops the earlier reports. Ignores unknown members.
     pub fn forget_said(&self, member: &str, now: BootTime) {
         let mut state = self.lock();
         if !state.members.contains_key(member) {
@@ -370,16 +371,16 @@ impl Reports {
         self.changed.notify_one();
     }
 
-    /// How many Tenants the member has reported, and the digest of all that it has said of them; `None`
-    /// until it has said all.
+    /// Returns the number of Tenants that the member has reported and the digest of their reports. Returns
+    /// `None` until the full report is complete.
     pub fn digest(&self, member: &str) -> Option<(u64, u128)> {
         let state = self.lock();
         let reports = state.members.get(member)?;
         reports.whole.then(|| reports.digest.value())
     }
 
-    /// How many of a member's Tenants say that their release has gone with the member; `None` until it has
-    /// said all.
+    /// Counts a member's Tenants whose release was uninstalled with the member. Returns `None` until the full
+    /// report is complete.
     pub fn retired(&self, member: &str) -> Option<Retired> {
         let state = self.lock();
         let reports = state.members.get(member)?;
@@ -394,7 +395,7 @@ impl Reports {
         })
     }
 
-    /// Tenants of a member by phase: all, ready, pending, error.
+    /// Counts the Tenants of a member by phase: all, ready, pending, error.
     pub fn counts(&self, member: &str, allow_chart_skip: bool) -> Counts {
         let state = self.lock();
         let mut counts = Counts::default();
@@ -418,8 +419,8 @@ impl Reports {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The reports on one Tenant, and the members in `asked` without a report. For a Tenant of one member, `sole`,
-    /// that member only.
+    /// The reports on one Tenant, and the members in `asked` without a report. For a Tenant of one member,
+    /// `sole`, that member only.
     pub(crate) fn of<'a>(
         &self,
         key: &TenantKey,
@@ -487,10 +488,10 @@ impl Reports {
             .collect()
     }
 
-    /// What has changed since the last call.
+    /// Returns and clears the changes since the last call.
     pub(crate) fn take_dirty(&self, now: BootTime) -> Dirty {
         let mut state = self.lock();
-        // Patience runs out without any event.
+        // A grace period ends without an event.
         while state.awaited.first().is_some_and(|(at, _)| *at <= now) {
             if let Some((_, name)) = state.awaited.pop_first() {
                 state.moves(name);
@@ -499,12 +500,12 @@ impl Reports {
         std::mem::take(&mut state.dirty)
     }
 
-    /// Home's Tenants are known: these have a summary for their status.
+    /// Sets the Tenants on the home cluster whose status is a summary.
     pub(crate) fn summarise_only(&self, tenants: BTreeSet<TenantKey>) {
         self.lock().summarised = Some(tenants);
     }
 
-    /// The status of this Tenant is a summary, or again not.
+    /// Sets whether the status of this Tenant is a summary.
     pub(crate) fn summarised(&self, key: &TenantKey, is: bool) {
         if let Some(summarised) = &mut self.lock().summarised {
             if is {
@@ -515,8 +516,8 @@ impl Reports {
         }
     }
 
-    /// The part of a member in the Tenants whose own status does not list all; `None` while that is not
-    /// known.
+    /// Lists the member's state in Tenants whose status is a summary. Returns `None` until these Tenants and
+    /// the member's full report are known.
     pub fn listing(&self, member: &str, allow_chart_skip: bool) -> Option<SummarisedTenants> {
         let state = self.lock();
         let summarised = state.summarised.as_ref()?;
@@ -528,7 +529,7 @@ impl Reports {
         Some(tenant_summary::listing(reported, allow_chart_skip))
     }
 
-    /// The member is no more, and nobody speaks for it.
+    /// Forgets a deleted member that has no reporter.
     pub fn forget(&self, member: &str) {
         let mut state = self.lock();
         let (name, reports) = state.member(member);
@@ -541,48 +542,48 @@ impl Reports {
         state.members.remove(member);
     }
 
-    /// When the patience with the next member that is on its way ends.
+    /// Returns when the next grace period ends.
     pub(crate) fn patience_ends(&self) -> Option<BootTime> {
         self.lock().awaited.first().map(|(at, _)| *at)
     }
 }
 
-/// Tenants of a member that leaves with its releases, and how many of them are done with.
+/// Tenants of a member that is being decommissioned, and how many of them are uninstalled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Retired {
     pub tenants: usize,
     pub gone: usize,
 }
 
-/// What one member says of one Tenant.
+/// Report of one member on one Tenant.
 #[derive(Clone, Debug)]
 pub(crate) struct Saying {
     pub(crate) hearing: Hearing,
     pub(crate) report: Option<Arc<TenantReport>>,
-    /// It is on its way, and not yet late.
+    /// The member is within its grace period.
     pub(crate) patient: bool,
-    /// The chart that the hub has given it.
+    /// The chart that the hub has given to the member.
     pub(crate) dealt: Option<Arc<str>>,
 }
 
-/// What is heard of one Tenant.
+/// All reports on one Tenant.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Heard {
-    /// Of all members that have something to say of it, or may have.
+    /// Reports of all members that have this Tenant or may have it.
     pub(crate) said: BTreeMap<Arc<str>, Saying>,
-    /// How many more there are, which say all they have and nothing of it.
+    /// Number of other members with a full report that does not contain this Tenant.
     pub(crate) strangers: usize,
     pub(crate) targets: Option<Arc<Targets>>,
 }
 
-/// What is to be looked at again.
+/// Changes that require a reconcile.
 #[derive(Debug, Default)]
 pub(crate) struct Dirty {
     pub(crate) all: bool,
     pub(crate) keys: BTreeSet<TenantKey>,
-    /// Members of which something else is known.
+    /// Members whose state has changed.
     pub(crate) members: BTreeSet<Arc<str>>,
-    /// UIDs of clusters that have come to another member, or to another standing.
+    /// UIDs of clusters that now belong to another member, or whose member's state has changed.
     pub(crate) clusters: BTreeSet<String>,
 }
 

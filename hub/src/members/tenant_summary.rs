@@ -1,18 +1,18 @@
-//! How one member stands with Tenants that are on too many members to list them all in their own status.
-//! Pure, and bounded.
+//! Summarizes the state of one member's Tenants that are on too many members for a list in their own status.
+//! Performs no I/O and bounds the size.
 
 use krypton_crds::edge_cluster::{SummarisedTenant, SummarisedTenants};
 use krypton_types::conditions::{ClusterState, Standing};
 use krypton_types::tenant::TenantKey;
 
-/// Of one EdgeCluster, in bytes: with it an object is far below what etcd takes.
+/// Maximum size of the list in one EdgeCluster, in bytes. Keeps the object far below the limit of etcd.
 const ROOM: usize = 128 * 1024;
-/// What an entry takes besides its texts: names of fields, quotes, a standing.
+/// Size of an entry without its texts: field names, quotes and the state.
 const ENTRY: usize = 72;
-/// Longest reason that is passed on, in bytes.
+/// Longest reason in an entry, in bytes.
 pub(crate) const REASON_MAX: usize = 128;
 
-/// The worst first, by name among equals, as many as there is room for.
+/// Lists as many Tenants as fit, sorted by severity and then by name.
 pub(super) fn listing<'a>(
     reported: impl Iterator<Item = (&'a TenantKey, &'a ClusterState)>,
     allow_chart_skip: bool,

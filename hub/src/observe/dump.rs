@@ -1,8 +1,8 @@
-//! `/debug/fleet.json`: how this hub sees its fleet now, for whoever looks for what is wrong.
+//! `/debug/fleet.json`: this hub's current view of its fleet, for troubleshooting.
 //!
-//! Each type here is for this alone, and says in so many words what is told: no values, no messages of
-//! conditions (they are in the objects), no kubeconfigs, tokens or keys, no arguments of helm. What is new
-//! elsewhere is not told before somebody writes it down here.
+//! The dump has its own types, which list each exported field. It contains no values, kubeconfigs, tokens,
+//! keys or Helm arguments. It omits the messages of conditions, which are in the objects. A new field
+//! elsewhere appears in the dump only after a change here.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ use crate::members::observation::{MemberObservation, Values};
 use crate::observe::member_metrics::{FleetView, mode_name};
 use crate::tenants::Counts;
 
-/// The dump. Times are of the wall clock, ages in whole seconds.
+/// The dump. Timestamps use the wall clock, ages are whole seconds.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Dump {
@@ -40,15 +40,15 @@ pub struct Dump {
     replica: Option<String>,
     started: Timestamp,
     now: Timestamp,
-    /// `None` until home has answered.
+    /// `None` until the home cluster has responded.
     lead: Option<LeadNow>,
     chart: Option<ChartNow>,
-    /// The CA by which agents know this hub; `None` where it serves none.
+    /// The CA that agents verify this hub with; `None` if the hub serves no agents.
     ca: Option<CaNow>,
     helm: HelmNow,
-    /// That this hub has fetched, for members that it reaches itself and for agents that ask.
+    /// Charts that this hub has fetched, for its proxies and for agents.
     charts: Vec<CachedChart>,
-    /// Tenants and deployments of members that it reaches itself, that wait to be looked at, by what they wait for.
+    /// Tenants and deployments that wait in this hub's proxies, by reason.
     waiting: BTreeMap<&'static str, i64>,
     members: BTreeMap<String, MemberNow>,
 }
@@ -58,7 +58,7 @@ pub struct Dump {
 struct LeadNow {
     /// standby, entering, leads, doubt or leaving.
     stand: &'static str,
-    /// Who leads, as a standby sees it.
+    /// The leader, as a standby sees it.
     leader: Option<String>,
     epoch: Option<u64>,
     won: Option<Timestamp>,
@@ -72,15 +72,15 @@ struct ChartNow {
     repo: Option<String>,
     name: Option<String>,
     version: Option<String>,
-    /// The reason why it is not what it should be.
+    /// The reason why the chart is not the configured one.
     problem: Option<&'static str>,
 }
 
 #[derive(Debug, Serialize)]
 struct CaNow {
-    /// Of a rotation: Steady, Announced or Switched.
+    /// Phase of a rotation: Steady, Announced or Switched.
     phase: String,
-    /// sha256 of the certificates, in hex; the one that signs first.
+    /// SHA-256 digests of the certificates, in hex. The signing root comes first.
     roots: Vec<String>,
 }
 
@@ -97,7 +97,8 @@ struct MemberNow {
     access_ends: Option<Timestamp>,
     applied: Option<DesiredNow>,
     tenants: TenantsNow,
-    /// What the hub keeps for it beside what it has heard; `None` before home has shown its EdgeCluster.
+    /// The hub's state for the member apart from its reports; `None` before the home cluster has shown its
+    /// EdgeCluster.
     snapshot: Option<MemberDump>,
 }
 
@@ -110,7 +111,7 @@ struct ConditionNow {
 #[derive(Debug, Serialize)]
 struct DesiredNow {
     version: String,
-    /// sha256 of what it says, in hex.
+    /// SHA-256 digest of the content, in hex.
     digest: String,
 }
 
@@ -132,13 +133,13 @@ struct MemberDump {
     retire: bool,
     deployments: usize,
     placed: usize,
-    /// Its agents are not let in.
+    /// Whether the hub rejects its agents.
     refused: bool,
-    /// Sessions by replica of its agent, with their number.
+    /// Number of sessions of each agent replica.
     sessions: BTreeMap<String, u64>,
 }
 
-/// What the dump looks at.
+/// The inputs of the dump.
 #[derive(Debug)]
 pub struct Dumper {
     pub replica: Option<String>,
@@ -150,7 +151,7 @@ pub struct Dumper {
 }
 
 impl Dumper {
-    /// All members, or one. Each lock is held as briefly as for a scrape of the metrics.
+    /// Dumps all members, or one. Holds each lock only as long as a metrics scrape does.
     pub fn dump(&self, only: Option<&str>) -> Dump {
         let dump = Dump {
             version: env!("CARGO_PKG_VERSION"),
@@ -169,7 +170,7 @@ impl Dumper {
     }
 }
 
-/// `GET /debug/fleet.json`, with `?member=NAME` for one alone.
+/// Serves `GET /debug/fleet.json`. `?member=NAME` selects one member.
 pub fn router(dumper: Arc<Dumper>) -> Router {
     let answer = move |RawQuery(query): RawQuery| async move {
         let query = query.unwrap_or_default();

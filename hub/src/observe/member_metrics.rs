@@ -1,7 +1,7 @@
-//! The members in the metrics, and who leads: read at the time of the scrape, nothing is kept twice.
+//! Metrics of the members and of leadership, collected at scrape time without a second copy of the state.
 //!
-//! What is told of each member is told by the hub that leads alone: of several, the others know less of them, and
-//! whoever adds up would count twice.
+//! Only the leader exports metrics of each member. Standbys know less about members, and a sum over all
+//! hubs would count twice.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,7 +28,7 @@ use crate::members::Members;
 use crate::members::observation::{MemberObservation, ObservationBoard};
 use crate::tenants::Reports;
 
-/// What the metrics look at.
+/// The state that the metrics read.
 #[derive(Debug, Default)]
 pub struct FleetView {
     pub facts: Arc<ObservationBoard>,
@@ -38,7 +38,7 @@ pub struct FleetView {
     behind: Mutex<BTreeMap<String, Behind>>,
 }
 
-/// What there is only once home has answered.
+/// The state that exists only once the home cluster has responded.
 #[derive(Debug)]
 pub struct Acting {
     pub lead: Leader,
@@ -47,16 +47,17 @@ pub struct Acting {
     pub allow_chart_skip: bool,
 }
 
-/// Since when a member has not taken up what it was to take up.
+/// Since when a member lags behind its desired state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Behind {
-    /// The first that it has not taken up.
+    /// The oldest desired state that the member has not applied.
     wanted: Version,
     since: BootTime,
 }
 
-/// How it stands after another look: `wanted` is what it is to take up, since when, and `applied` what it has. Newer
-/// desired states do not make a member less late that has not taken up an older one.
+/// Computes the lag of a member. `wanted` is its desired state and the time it was published; `applied` is
+/// the version it has. A newer desired state doesn't reset the lag of a member that has not applied an
+/// older one.
 fn behind(
     before: Option<Behind>,
     wanted: (Version, BootTime),
@@ -70,10 +71,10 @@ fn behind(
     Some(still.unwrap_or(Behind { wanted, since }))
 }
 
-/// What is told of a member.
+/// The metrics of one member.
 struct Row {
     name: String,
-    /// `None` where nobody is to act there: nothing is wrong.
+    /// `None` if no process may act there. This is not an error.
     connected: Option<bool>,
     mode: Mode,
     applied: Option<Version>,
@@ -110,15 +111,15 @@ impl FleetView {
         }
     }
 
-    /// Home has answered.
+    /// Records that the home cluster has responded.
     pub fn acts(&self, acting: Acting) {
-        // Said once a process.
+        // Called once per process.
         drop(self.acting.set(acting));
     }
 
-    /// Agents are served by this CA.
+    /// Records the CA of the agents' port.
     pub(crate) fn serves_by(&self, authority: Arc<Live>) {
-        // Said once a process.
+        // Called once per process.
         drop(self.authority.set(authority));
     }
 
@@ -126,12 +127,12 @@ impl FleetView {
         self.authority.get().map(Arc::as_ref)
     }
 
-    /// What there is once home has answered.
+    /// The state that exists once the home cluster has responded.
     pub(crate) fn acting(&self) -> Option<&Acting> {
         self.acting.get()
     }
 
-    /// How long each member has not taken up what it was to take up; zero when it has.
+    /// Returns how long each member has lagged behind its desired state, or zero if it doesn't lag.
     fn behind(&self, acting: &Acting, rows: &[Row], now: BootTime) -> Vec<(String, Duration)> {
         let slots = acting.members.wanted();
         let mut known = self.behind.lock().unwrap_or_else(PoisonError::into_inner);
@@ -273,7 +274,7 @@ impl Collector for FleetView {
         let mut encoder = Encoder(encoder);
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         let (connected, all) = self.facts.connected();
-        // A member that has left leaves none behind.
+        // Export no series for members that have left.
         let runtime = tokio::runtime::Handle::try_current();
         let tasks = runtime.map_or(0, |runtime| runtime.metrics().num_alive_tasks());
         let acting = self.acting.get();
@@ -309,7 +310,8 @@ impl Collector for FleetView {
             encoder.gauge(name, help, value)?;
         }
         match acting {
-            // While home is silent agents are served, and what they say is told.
+            // While the home cluster doesn't respond, the hub still serves agents and exports their
+            // reports.
             Some(acting) => self.rows(&mut encoder, acting, acting.lead.serves()),
             None => Ok(()),
         }
@@ -347,11 +349,11 @@ mod tests {
             (None, (1, 10), None, late(1, 10)),
             (None, (1, 10), Some(1), None),
             (late(1, 10), (1, 10), Some(1), None),
-            // The fleet goes on, it does not.
+            // The desired state changes, but the member doesn't follow.
             (late(2, 10), (3, 50), Some(1), late(2, 10)),
-            // It follows, if a step behind.
+            // The member follows one version behind.
             (late(2, 10), (3, 50), Some(2), late(3, 50)),
-            // It knows one of before home was restored.
+            // The member has a version from before a restore of the home cluster.
             (None, (3, 50), Some(9), late(3, 50)),
         ] {
             let (wanted, since) = wanted;

@@ -18,27 +18,27 @@ use prometheus_client::registry::{Registry, Unit};
 use crate::agent_server::listener;
 use crate::observe::member_metrics::FleetView;
 
-/// The prefix of all of them but those of the process.
+/// Prefix of all metrics except the process metrics.
 pub const PREFIX: &str = "krypton_hub";
 
-/// A kind of message.
+/// Labels of a message.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct Message {
     pub of: &'static str,
     pub kind: &'static str,
 }
 
-/// Why a connection was refused.
+/// Label of a rejected connection.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Why {
     why: &'static str,
 }
 
-/// What came of a write on home.
+/// The outcome of a write on the home cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wrote {
     Ok,
-    /// Somebody was faster, or it is gone.
+    /// Another writer was faster, or the object is gone.
     Conflict,
     Failed,
 }
@@ -55,7 +55,8 @@ impl Wrote {
     }
 }
 
-/// What the hub writes of objects on home, their status and all else. Clones count together.
+/// Counts the hub's writes to objects on the home cluster, including their status. Clones share the
+/// counters.
 #[derive(Clone, Debug)]
 pub struct HomeWrites(Family<[(&'static str, &'static str); 2], Counter>);
 
@@ -64,7 +65,7 @@ impl HomeWrites {
     pub(crate) const TENANT: &str = "tenant";
     pub(crate) const DEPLOYMENT: &str = "kryptondeployment";
 
-    /// A write of an object of this kind, one of those above, has ended.
+    /// Counts a completed write. `of` is one of the kinds above.
     pub(crate) fn count(&self, of: &'static str, wrote: Wrote) {
         let labels = [("of", of), ("outcome", wrote.name())];
         self.0.get_or_create(&labels).inc();
@@ -84,12 +85,12 @@ impl Default for HomeWrites {
     }
 }
 
-/// What the agents' port counts before anybody has a session.
+/// Metrics of the agents' port before a session exists.
 #[derive(Clone, Debug)]
 pub struct DoorMetrics {
-    /// Handshakes that go on.
+    /// Handshakes in progress.
     pub handshakes: Gauge,
-    /// The most of them at a time since the start.
+    /// Maximum number of concurrent handshakes since the start.
     pub handshakes_most: Gauge,
     refused: Family<Why, Counter>,
 }
@@ -109,7 +110,7 @@ impl Default for DoorMetrics {
 }
 
 impl DoorMetrics {
-    /// Counts a handshake until what is returned is dropped.
+    /// Counts a handshake in progress until the returned guard is dropped.
     pub(crate) fn handshake(&self) -> Handshake<'_> {
         let now = self.handshakes.inc() + 1;
         let most = self.handshakes_most.inner();
@@ -121,13 +122,13 @@ impl DoorMetrics {
         self.refused.get_or_create(&Why { why }).inc();
     }
 
-    /// How many were refused for this reason.
+    /// Number of connections rejected for this reason.
     pub fn refusals(&self, why: &'static str) -> u64 {
         self.refused.get_or_create(&Why { why }).get()
     }
 }
 
-/// A handshake that goes on.
+/// A handshake in progress.
 #[derive(Debug)]
 pub(crate) struct Handshake<'a>(&'a DoorMetrics);
 
@@ -137,33 +138,33 @@ impl Drop for Handshake<'_> {
     }
 }
 
-/// What sessions count.
+/// Metrics of sessions.
 #[derive(Debug)]
 pub struct SessionMetrics {
     pub door: DoorMetrics,
     pub sessions: Gauge,
-    /// How often a session was made to wait with its next message.
+    /// How often the hub throttled a session.
     pub slowed: Counter,
-    /// Messages of sessions, by who says them and what they are.
+    /// Messages of sessions, by sender and kind.
     pub messages: Family<Message, Counter>,
-    /// Reports on Tenants that sessions have brought.
+    /// Reports on Tenants received from sessions.
     pub reports: Counter,
-    /// Seconds from a new desired state to an agent's word that it is in its slot.
+    /// Seconds from a new desired state until an agent confirms it.
     pub propagation: Histogram,
-    /// When the hub's own certificates end.
+    /// Expiry times of the hub's own certificates.
     certificates: Family<[(&'static str, &'static str); 1], Gauge>,
-    /// By outcome.
+    /// Enrollments by outcome.
     enrolments: Family<[(&'static str, &'static str); 1], Counter>,
 }
 
-/// What came of an attempt to enrol.
+/// The outcome of an enrollment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Admitted,
     Refused,
-    /// For a reason of ours: it is to be tried again.
+    /// The hub failed; the agent should retry.
     Failed,
-    /// Not looked at, after too many that were refused.
+    /// Not processed because too many earlier attempts were rejected.
     Slowed,
 }
 
@@ -181,7 +182,7 @@ impl Outcome {
 }
 
 impl SessionMetrics {
-    /// When one of the hub's own certificates ends: `hub` or `ca`.
+    /// Sets the expiry time of one of the hub's own certificates: `hub` or `ca`.
     pub fn certificate(&self, which: &'static str, end: Timestamp) {
         self.certificates
             .get_or_create(&[("certificate", which)])
@@ -195,7 +196,7 @@ impl SessionMetrics {
     }
 }
 
-/// Messages by who says them.
+/// Messages by sender.
 const MESSAGES: [(&str, &[&str]); 2] = [
     (
         "agent",
@@ -235,7 +236,7 @@ impl Default for SessionMetrics {
     }
 }
 
-/// All metrics, under [`PREFIX`], and those of a process that starts now.
+/// Registers all metrics under [`PREFIX`], and the process metrics with the current time as start time.
 pub fn registry(
     fleet: Arc<FleetView>,
     sessions: &SessionMetrics,

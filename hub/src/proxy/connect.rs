@@ -1,4 +1,4 @@
-//! How a member is reached: a client, the kubeconfig that helm reads, and who answers.
+//! Connects to a member: builds a client and the kubeconfig for Helm, and identifies the cluster.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,9 +28,9 @@ use crate::home;
 
 const IDENTIFY_DEADLINE: Duration = Duration::from_secs(10);
 const RETRY_MAX: Duration = Duration::from_secs(30);
-/// What lives shorter is replaced by a program, and its last hours are nobody's business.
+/// Credentials with a shorter lifetime are renewed by programs, so their expiry is not reported.
 const LONG_LIVED: SignedDuration = SignedDuration::from_hours(24);
-/// A source is not looked at again more often because its credential is refused.
+/// Minimum time between two reads of a source that a rejected credential triggers.
 const DOUBT_EVERY: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Error)]
@@ -45,30 +45,30 @@ enum ReachError {
     Write(PathBuf, #[source] std::io::Error),
 }
 
-/// A member that can be talked to. All of it is freed when it is dropped.
+/// A connection to a member. Dropping it frees all its resources.
 pub(super) struct Reached {
     pub(super) client: Client,
-    /// With the rights that helm has there.
+    /// Client with the rights that Helm has on the member.
     pub(super) helm_client: Client,
     /// Replace the access that the two clients use.
     swaps: [Swap; 2],
     kubeconfig: TempPath,
     used: Mutex<Arc<Used>>,
-    /// Of the cluster that has answered; empty before.
+    /// UID of the cluster that responded; empty before.
     pub(super) uid: String,
 }
 
-/// By which source a member is reached.
+/// The source through which a member is reached.
 pub(super) struct Used {
-    /// What the client was made from; `None`: home itself.
+    /// Source of the kubeconfig; `None` for the home cluster itself.
     pub(super) origin: Option<Origin>,
-    /// Where it leads; `None`: home itself, which was chosen by whoever started the hub.
+    /// Host that the client connects to; `None` for the home cluster, which the operator of the hub configured.
     first_hop: Option<Authority>,
-    /// Of the credential, where it says, and is not replaced every few hours anyway.
+    /// Validity of the credential, if it is known and longer than [`LONG_LIVED`].
     pub(super) validity: Option<Validity>,
-    /// As [`Access::digest`].
+    /// Same as [`Access::digest`].
     pub(super) digest: String,
-    /// Tells the source when the credential is refused.
+    /// Task that notifies the source when the cluster rejects the credential.
     _doubting: AbortOnDropHandle<()>,
 }
 
@@ -85,7 +85,7 @@ impl Reached {
         }
     }
 
-    /// What helm reads.
+    /// Path of the kubeconfig for Helm.
     pub(super) fn kubeconfig(&self) -> &Path {
         &self.kubeconfig
     }
@@ -95,8 +95,8 @@ impl Reached {
         Arc::clone(&used)
     }
 
-    /// Uses the newer access of the same cluster for new calls and Helm runs. Calls and runs in progress keep the
-    /// old one. Returns `newer` if it leads to another cluster, has another namespace, or cannot be used.
+    /// Uses the newer access of the same cluster for new calls and Helm runs. Calls and runs in progress keep
+    /// the old one. Returns `newer` if it reaches another cluster, has another namespace, or cannot be used.
     pub(super) fn take_over(&self, newer: Self) -> Option<Self> {
         let namespace = |of: &Self| of.used().origin.as_ref().map(|it| it.namespace.clone());
         if self.uid != newer.uid || namespace(self) != namespace(&newer) {
@@ -115,7 +115,7 @@ impl Reached {
     }
 }
 
-/// Makes a client and the file that helm reads.
+/// Builds a client and the kubeconfig file for Helm.
 pub(super) async fn reach(
     name: &str,
     shared: &Arc<Shared>,
@@ -135,7 +135,7 @@ pub(super) async fn reach(
             validity = validity_of(&sanitized, clock::wall());
             let config = home::member_config(&sanitized.yaml).await;
             let for_helm = match &sanitized.proxy {
-                // The operator of the hub has allowed it, and it resolves the server's name.
+                // The operator of the hub has allowed this proxy, and it resolves the server's name.
                 Some(_) => sanitized.yaml.clone(),
                 None => sanitized.yaml_through(&shared.tunnels.url(&sanitized.authority)),
             };
@@ -152,13 +152,13 @@ pub(super) async fn reach(
     };
     let reached = made.and_then(|(config, yaml)| {
         let refused = Arc::new(Notify::new());
-        // Helm has an account of its own on home only.
+        // Helm has a separate service account on the home cluster only.
         let account = shared.helm_account.as_ref().filter(|_| origin.is_none());
         let as_helm = access::acting_as(&config, account);
         let told = Arc::clone(&refused);
         let client = match &origin {
             None => home::client_watched(config, told),
-            // Its server is not trusted.
+            // The hub does not trust a member's API server.
             Some(_) => home::client_limited(config, told, report_to(name, shared)),
         };
         let client = client.map_err(ReachError::Client)?;
@@ -185,7 +185,7 @@ pub(super) async fn reach(
     })
 }
 
-/// Shows each response beyond the limits in the member's conditions.
+/// Returns a callback that shows oversized responses in the member's conditions.
 pub(super) fn report_to(name: &str, shared: &Arc<Shared>) -> access::Report {
     let (name, arbiter) = (name.to_owned(), Arc::clone(&shared.arbiter));
     Arc::new(move |cut_off| arbiter.offend(&name, cut_off.to_string(), BootTime::now()))
@@ -200,7 +200,7 @@ fn validity_of(sanitized: &Sanitized, now: Timestamp) -> Option<Validity> {
     (life >= LONG_LIVED).then_some(validity)
 }
 
-/// Has the source looked at again whenever its credential is refused: there may be a newer one.
+/// Makes the source read again when the cluster rejects its credential, because a newer one may exist.
 async fn doubt(shared: Arc<Shared>, origin: Option<Origin>, refused: Arc<Notify>) {
     let Some(origin) = origin else { return };
     loop {
@@ -211,13 +211,13 @@ async fn doubt(shared: Arc<Shared>, origin: Option<Origin>, refused: Arc<Notify>
     }
 }
 
-/// Who answers, and its version.
+/// UID and version of the cluster that responded.
 pub(super) struct Answer {
     pub(super) uid: String,
     pub(super) version: String,
 }
 
-/// Asks the cluster who it is until it answers. `failed` hears of each failure.
+/// Queries the cluster's identity until it responds. Calls `failed` after each failure.
 pub(super) async fn identify(
     shared: &Shared,
     reached: &Reached,
@@ -226,7 +226,7 @@ pub(super) async fn identify(
     let mut attempts = 0;
     loop {
         let asked = {
-            // A fleet that is met for the first time is not dialled all at once.
+            // Limits concurrent dialing when the hub connects to a whole fleet for the first time.
             let _turn = shared.connecting.acquire().await;
             match leads_astray(shared, reached.used().first_hop.as_ref()).await {
                 Some(problem) => Err(problem),
@@ -243,15 +243,15 @@ pub(super) async fn identify(
     }
 }
 
-/// A name is judged by what it stands for, before a credential goes there. What it stands for later, to
-/// another resolver, is not known: TLS must still hold there.
+/// Checks the addresses of a host name before the hub sends a credential there. Another resolver may return
+/// other addresses later, and TLS protects that connection.
 async fn leads_astray(shared: &Shared, first_hop: Option<&Authority>) -> Option<String> {
     let hop = first_hop?;
     let judged = judged_addresses(&hop.host, hop.port, &shared.kubeconfig_policy).await;
     judged.err().map(|refusal| chain(&refusal))
 }
 
-/// What a call comes to within its time, with what went wrong as a person reads it.
+/// Awaits a call with a deadline. Returns errors as human-readable text.
 pub(super) async fn in_time<T>(
     deadline: Duration,
     call: impl Future<Output = kube::Result<T>>,

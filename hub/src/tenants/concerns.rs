@@ -7,8 +7,8 @@ use krypton_types::conditions::parse_condition_type;
 use krypton_types::placed_tenant::{place, placed_on};
 use krypton_types::tenant::TenantKey;
 
-/// Tenants by the members in their spec, placement and conditions, and by the UIDs of the clusters that they are
-/// placed on.
+/// Indexes Tenants by the members in their spec, placement and conditions, and by the UIDs of the clusters
+/// on which they are placed.
 #[derive(Debug, Default)]
 pub(super) struct Concerns {
     members: BTreeMap<String, BTreeSet<TenantKey>>,
@@ -16,7 +16,7 @@ pub(super) struct Concerns {
 }
 
 impl Concerns {
-    /// Replaces a Tenant in the index; `None` if it does not exist.
+    /// Replaces a Tenant in the index. `None` means that it does not exist.
     pub(super) fn follow(
         &mut self,
         key: &TenantKey,
@@ -72,7 +72,7 @@ fn concerned(tenant: &Tenant) -> BTreeSet<String> {
         .collect()
 }
 
-/// Members with conditions of their own.
+/// Returns the members with their own conditions.
 pub(super) fn recorded_with(tenant: &Tenant) -> BTreeSet<&str> {
     let status = tenant.status.as_ref();
     let conditions = status.map(|status| status.conditions.iter());

@@ -1,4 +1,5 @@
-//! Keeps the status of home's Tenants: what has changed is looked at, and written when it differs.
+//! Reconciles the status of home's Tenants: reexamines a Tenant after each change, and writes its status if
+//! it differs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -37,18 +38,19 @@ use crate::tenants::placement_orders::{CrdSeen, Doubted, Placing};
 use crate::tenants::status::{Memory, Now, Rules, decide, misses};
 
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Two writes of one Tenant's status are at least so far apart.
+/// Minimum interval between two writes of one Tenant's status.
 const PACE: Duration = Duration::from_secs(1);
-/// And two looks that find nothing to write: members may say much that changes nothing here.
+/// Minimum interval between two checks that write nothing. Many reports change nothing here.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// One Tenant's looks scan a member so often: one of 5,000 members known by number only is looked at every 5 s.
+/// Throttle for each scanned member. In a fleet of 5,000, a Tenant with unnamed members is checked every 5
+/// s.
 const SCAN_EACH: Duration = Duration::from_micros(500);
-/// Status writes in flight: beyond it they wait, and a later report replaces an earlier one.
+/// Maximum number of status writes in flight. Others wait, and a later report replaces an earlier one.
 const WRITERS: usize = 8;
-/// Tenants and reports that one turn of the loop examines before it yields.
+/// Tenants and reports that one iteration of the loop examines before it yields.
 const STEPS: usize = 4_096;
 
-/// So long after home's CRD did not keep where a Tenant is placed, that is not tried again.
+/// Retry interval after home's CRD dropped `status.place`.
 const RECORD_AGAIN: Duration = Duration::from_secs(600);
 
 /// One of home's Tenants.
@@ -56,13 +58,13 @@ const RECORD_AGAIN: Duration = Duration::from_secs(600);
 struct Slot {
     tenant: Arc<Tenant>,
     memory: Memory,
-    /// It is not looked at before.
+    /// The earliest time of the next check.
     next: BootTime,
-    /// A write is in flight, and after it, it is looked at again.
+    /// Whether a write is in flight. The Tenant is checked again after it.
     writing: bool,
-    /// Writes that have failed in a row. A conflict is none.
+    /// Consecutive failed writes. A conflict does not count.
     failures: u32,
-    /// What was last written of what comes next: a CRD of an earlier schema does not keep it.
+    /// The last written `status.next`. A CRD with an earlier schema drops it.
     wrote_next: Option<Vec<NextStep>>,
 }
 
@@ -78,7 +80,7 @@ impl Slot {
         }
     }
 
-    /// Whether all of it is on record, or was not kept.
+    /// Returns whether the recorded status equals `status`, apart from a `next` that the CRD dropped.
     fn says(&self, status: &TenantStatus) -> bool {
         let recorded = self.tenant.status.as_ref();
         let wrote = self.wrote_next.as_ref() == Some(&status.next);
@@ -99,65 +101,66 @@ impl Slot {
     }
 }
 
-/// What is written of a Tenant.
+/// A write to a Tenant.
 #[derive(Debug)]
 pub(super) enum Change {
     Status(Box<TenantStatus>),
-    /// It is placed on this member: finalizer and annotation.
+    /// Place the Tenant on this member: add the finalizer and the annotation.
     Begin(String),
-    /// It is let go; `orphaned` is what is told then.
+    /// Remove the finalizer and the annotation. `orphaned` is the message of the event.
     End {
         orphaned: Option<String>,
     },
 }
 
-/// The result of one turn.
+/// The result of one call of `next`.
 #[derive(Debug)]
 pub(super) enum Turn {
     Write(TenantKey, Arc<Tenant>, Change),
-    /// More Tenants are due after the other tasks' turn.
+    /// More Tenants are due after other tasks ran.
     Yield,
     Rest,
 }
 
-/// Home's Tenants, and which of them are to be looked at.
+/// Home's Tenants, and the set of Tenants to check.
 #[derive(Debug, Default)]
 pub(super) struct TenantStore {
-    /// Where the hub places Tenants.
+    /// `Some` if the hub places Tenants.
     placing: Option<Placing>,
-    /// Until then home's CRD counts as one that does not keep where a Tenant is placed.
+    /// Until this time, the hub assumes that home's CRD drops `status.place`.
     no_records: Option<BootTime>,
     slots: BTreeMap<TenantKey, Slot>,
     listed: BTreeSet<TenantKey>,
-    /// The first list is complete.
+    /// Whether the list is complete.
     synced: bool,
     dirty: BTreeSet<TenantKey>,
-    /// To be looked at then.
+    /// Tenants to check later, by time.
     later: BTreeSet<(BootTime, TenantKey)>,
-    /// Which of them concern which member, or the cluster of which UID.
+    /// The Tenants that concern a member name or a cluster UID.
     index: Concerns,
-    /// Tenants with members that are known by number only: any member may be one of them.
+    /// Tenants with unnamed members, known only as a count. Any member may be one of them.
     missing: BTreeSet<TenantKey>,
-    /// Decisions so far.
+    /// Number of decisions so far.
     decided: u64,
 }
 
-/// A write that has ended.
+/// A completed write.
 struct Written {
     key: TenantKey,
     before: Option<String>,
     object: Option<Tenant>,
-    /// Where the Tenant is placed was to be put on record.
+    /// Whether the write was to record the placement.
     recording: bool,
-    /// It was let go, and this stays.
+    /// The finalizer was removed, and these objects remain.
     orphaned: Option<String>,
-    /// The phase, where it is another than before.
+    /// The new phase, if it changed.
     phase: Option<String>,
     came: Wrote,
 }
 
-/// Keeps the status of home's Tenants until `stop`, while `lead` says that this hub is the one; with
-/// `placements` it also has them placed on the members that they name. Events are told as `instance`.
+/// Reconciles the status of home's Tenants until `stop`, while `lead` confirms that this hub leads. With
+/// `placements`, it also places Tenants on the members that they name. Events carry the reporting instance
+/// `instance`.
 pub async fn run(
     client: Client,
     reports: Arc<Reports>,
@@ -181,20 +184,20 @@ pub async fn run(
     let mut looks: JoinSet<(Doubted, Option<CrdSeen>)> = JoinSet::new();
     let mut look_next = BootTime::default();
     let mut led = None;
-    // Until then members may still be on their way.
+    // Until then, members may still be connecting.
     let mut patient_until = Some(BootTime(BootTime::now().0 + START_GRACE));
     loop {
         let now = BootTime::now();
         let leading = lead.writes(now);
         let tenure = lead.tenure();
         if events.begins(tenure.as_ref()) {
-            // A standby may have seen what is old: nothing is ordered or written by that.
+            // A standby's view may be stale: the leader orders and writes nothing based on it.
             store.unlist();
             looks = JoinSet::new();
         }
         let tenure = tenure.map(|tenure| tenure.since);
         if leading && led != tenure {
-            // Another hub may have written meanwhile: what is on record is as good as after a start.
+            // Another hub may have written in the interim. Treat the recorded status as after a restart.
             patient_until = Some(BootTime(now.0 + START_GRACE));
             store.forget();
             led = tenure;
@@ -203,7 +206,7 @@ pub async fn run(
         if patient_until.take_if(|until| *until <= now).is_some() {
             store.touch_all();
         }
-        // By every hub, as each has members of its own to tell: what they rest on is written by one.
+        // Every hub gives orders, because each serves its own members. Only the leader writes their basis.
         store.give_orders(&reports, events.of());
         if looks.is_empty()
             && now >= look_next
@@ -259,7 +262,7 @@ pub async fn run(
             Some(written) = writes.join_next(), if !writes.is_empty() => match written {
                 Ok(written) => {
                     reports.writes.count(HomeWrites::TENANT, written.came);
-                    // Told once it is so: a write that was refused is made again.
+                    // Record events only after the write succeeds: a rejected write is retried.
                     if let Some(tenant) = &written.object {
                         let orphaned = written.orphaned.as_deref().map(orphaned);
                         let phase = written.phase.as_deref().map(phase_set);
@@ -280,7 +283,7 @@ pub async fn run(
 }
 
 impl TenantStore {
-    /// Home is listed anew.
+    /// Starts over with a new list of home's Tenants.
     fn unlist(&mut self) {
         self.synced = false;
         if let Some(placing) = &mut self.placing {
@@ -288,8 +291,8 @@ impl TenantStore {
         }
     }
 
-    /// Gives members the orders that follow from what has changed, once all of home is known, as it is in the
-    /// tenure `of`.
+    /// Publishes the orders that follow from changes. Does nothing until the list of home's Tenants from
+    /// term `of` is complete.
     fn give_orders(&mut self, reports: &Reports, of: Option<BootTime>) {
         let Some(placing) = self.placing.as_mut().filter(|_| self.synced) else {
             return;
@@ -304,7 +307,7 @@ impl TenantStore {
         self.touch(news);
     }
 
-    /// What is done about a Tenant's place, and said of it.
+    /// Returns the placement step for a Tenant, and its condition `Placed`.
     fn placement(&self, key: &TenantKey, tenant: &Tenant, heard: &Heard, now: BootTime) -> Verdict {
         let targets = heard.targets.as_deref();
         let member = placement::member(tenant, targets).unwrap_or_default();
@@ -322,7 +325,7 @@ impl TenantStore {
         placement::decide(tenant, &view)
     }
 
-    /// Looks at what is due, up to the first of which something is to be written.
+    /// Checks due Tenants, and returns the first write.
     pub(super) fn next(
         &mut self,
         reports: &Reports,
@@ -353,7 +356,7 @@ impl TenantStore {
             let tenant = Arc::clone(&slot.tenant);
             let recorded = tenant.status.as_ref();
             let Some(epoch) = lead.mark(recorded.and_then(|status| status.hub_epoch)) else {
-                // It is of a later lead: looked at again under a later epoch.
+                // A later leader wrote it. Check it again under a later epoch.
                 self.later.insert((BootTime(now.boot.0 + PACE), key));
                 continue;
             };
@@ -401,7 +404,7 @@ impl TenantStore {
         Turn::Rest
     }
 
-    /// Takes in what has changed of members: their Tenants are looked at again, and no others.
+    /// Marks the Tenants that the changed members affect, and no others.
     pub(super) fn take_in(&mut self, changed: Dirty, reports: &Reports, rules: &Rules) {
         if changed.all {
             self.touch_all();
@@ -443,12 +446,12 @@ impl TenantStore {
         self.touch(concerned);
     }
 
-    /// Decisions so far.
+    /// Returns the number of decisions so far.
     pub(super) fn decided(&self) -> u64 {
         self.decided
     }
 
-    /// A write has come back before anything else, and nothing is in flight.
+    /// Simulates a write that completes before any other event.
     pub(super) fn was_written(&mut self, key: &TenantKey, object: Tenant, reports: &Reports) {
         self.put(key.clone(), object, reports);
         self.dirty.remove(key);
@@ -470,7 +473,7 @@ impl TenantStore {
         self.dirty.extend(self.slots.keys().cloned());
     }
 
-    /// What was remembered of earlier decisions counts no more.
+    /// Discards the memory of earlier decisions.
     fn forget(&mut self) {
         for slot in self.slots.values_mut() {
             slot.memory = Memory::default();
@@ -487,10 +490,10 @@ impl TenantStore {
     }
 
     fn see(&mut self, event: Event<DeserializeGuard<Tenant>>, rules: &Rules, reports: &Reports) {
-        // One that does not decode is told of by the reconciler of the home cluster.
+        // The reconciler of the home cluster reports a Tenant that does not decode.
         let read = |guard: DeserializeGuard<Tenant>| {
             let mut tenant = guard.0.ok()?;
-            // Larger than all the rest, and read by nobody here.
+            // Managed fields are larger than the rest of the object, and unused here.
             tenant.metadata.managed_fields = None;
             let key = tenant_key(&tenant.metadata)?;
             let ours = rules
@@ -548,7 +551,7 @@ impl TenantStore {
             placing.touch([key.clone()]);
         }
         match self.slots.get_mut(&key) {
-            // Made anew: nothing that is remembered is of this one.
+            // The Tenant was recreated: the memory belongs to its predecessor.
             Some(slot) if slot.tenant.metadata.uid != tenant.metadata.uid => {
                 *slot = Slot {
                     writing: slot.writing,
@@ -569,7 +572,7 @@ impl TenantStore {
         }
     }
 
-    /// What was written counts, unless the watch has brought something else since.
+    /// Stores the written object, unless the watch has delivered a newer one.
     fn take_written(&mut self, written: Written, reports: &Reports, now: BootTime) {
         let Some(slot) = self.slots.get_mut(&written.key) else {
             return;
@@ -588,7 +591,7 @@ impl TenantStore {
         }
         if let Some(object) = written.object.as_ref().filter(|_| written.recording) {
             match place(object) {
-                // What follows is no write of the status, and somebody waits for it.
+                // The next step writes no status, so the throttle does not apply. A user waits for it.
                 Some(_) if !is_held(object) => slot.next = BootTime::default(),
                 Some(_) => {}
                 None => self.no_records = Some(BootTime(now.0 + RECORD_AGAIN)),
@@ -598,13 +601,15 @@ impl TenantStore {
         if let Some(object) = written.object.filter(|_| newest) {
             self.put(written.key, object, reports);
         } else {
-            // Refused or lost, or seen already: look again when the pace allows.
+            // The write was rejected or lost, or the watch delivered a newer object. Check again after the
+            // throttle.
             self.dirty.insert(written.key);
         }
     }
 }
 
-/// The reports that decide a Tenant's status, and the number of other members that the decision looks up.
+/// Returns the reports that decide a Tenant's status, and the number of other members that the decision
+/// looks up.
 fn heard(
     reports: &Reports,
     key: &TenantKey,
@@ -619,7 +624,7 @@ fn heard(
     let mut heard = reports.of(key, sole, recorded.iter().copied(), now);
     if sole.is_none() && misses(tenant, memory) {
         heard.strangers = reports.strangers(key, |name| recorded.contains(name));
-        // Here, and when it is decided how many are silent.
+        // The decision scans the targets twice: here, and to count silent members.
         let scanned = 2 * heard.targets.as_ref().map_or(0, |targets| targets.len());
         return (heard, scanned);
     }
@@ -631,8 +636,8 @@ fn is_summary(tenant: &Tenant) -> bool {
     status.is_some_and(|status| status.summary.is_some())
 }
 
-/// How Tenants that were deleted before this come to be so: with a CRD that is whole it is their own
-/// deletion.
+/// Reads why the Tenants in `of` were deleted. If the CRD is not being deleted, the users deleted the
+/// Tenants.
 async fn look_at_crd(
     client: Client,
     of: Doubted,
@@ -677,14 +682,14 @@ fn orphaned(message: &str) -> ObjectEvent {
     }
 }
 
-/// Each line of a write says of what. The member is the one that the Tenant names, else home itself.
+/// Returns the span of a write. The member is the one that the Tenant names, or home.
 fn span(key: &TenantKey, tenant: &Tenant) -> Span {
     let member = tenant.names_member().unwrap_or(names::SELF_CLUSTER);
     let generation = tenant.metadata.generation;
     tracing::error_span!("home", tenant = %key, member, generation, outcome = Empty)
 }
 
-/// One write, on top of the version that the decision was made on.
+/// Sends one write. It fails with a conflict if the object changed after the decision.
 async fn write(client: Client, key: TenantKey, tenant: Arc<Tenant>, change: Change) -> Written {
     let api: Api<Tenant> = Api::namespaced(client, &key.namespace);
     let before = tenant.metadata.resource_version.clone();
@@ -707,7 +712,7 @@ async fn write(client: Client, key: TenantKey, tenant: Arc<Tenant>, change: Chan
                     "metadata": { "resourceVersion": before },
                     "status": status,
                 });
-                // A merge removes only what is null.
+                // A merge patch removes only fields that are null.
                 patch["status"]["summary"] = json!(status.summary);
                 if status.next.is_empty() {
                     patch["status"]["next"] = json!(null);
@@ -767,7 +772,7 @@ async fn write(client: Client, key: TenantKey, tenant: Arc<Tenant>, change: Chan
     }
 }
 
-/// The phase over all members, if it differs from the recorded one. A new Tenant is Pending.
+/// Returns the phase over all members, if it differs from the recorded one. A new Tenant is Pending.
 fn new_phase(recorded: Option<&TenantStatus>, status: &TenantStatus) -> Option<String> {
     let pending = Phase::Pending.as_str();
     let before = recorded.and_then(|recorded| recorded.phase.as_deref());

@@ -1,5 +1,5 @@
-//! Tenants of home that name another member: what is ordered of that member, what is done to the Tenant at
-//! home, and the condition `Placed`. Pure.
+//! Places home's Tenants on the member that they name. Decides the order for the member, the change to the
+//! Tenant at home, and the condition `Placed`. Pure.
 
 use jiff::Timestamp;
 use krypton_crds::tenant::{Tenant, TenantPlace, TenantStatus};
@@ -16,46 +16,47 @@ use kube::ResourceExt;
 
 use crate::members::tenant_reports::{Heard, Hearing, Target, Targets};
 
-/// What a decision rests on, beside the Tenant.
+/// Inputs of a decision, in addition to the Tenant.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct View<'a> {
-    /// The hub places Tenants.
+    /// Whether the hub places Tenants.
     pub(super) place: bool,
-    /// Home's CRD keeps what the status says of the place.
+    /// Whether home's CRD retains `status.place`.
     pub(super) records: bool,
     /// `None` until the EdgeClusters are known.
     pub(super) targets: Option<&'a Targets>,
-    /// Why the member is not heard.
+    /// Why the member is silent. `None` if it reports, or is not late yet.
     pub(super) silent: Option<&'a str>,
-    /// Its newest word on the order.
+    /// The member's latest report on the order.
     pub(super) said: Option<&'a PlacedReport>,
-    /// It has no room for the order.
+    /// Whether the member has no room for the order.
     pub(super) left_out: bool,
-    /// Of one that is deleted: what a fresh look at the CRD has shown since.
+    /// For a deleted Tenant: the result of the latest read of the CRD.
     pub(super) deletion: Deletion,
 }
 
-/// Why a Tenant of home goes. With its CRD go all, and nobody has wanted that of any of them.
+/// Why home deletes a Tenant. Deleting the CRD deletes all Tenants, which does not request the removal of
+/// any of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Deletion {
     #[default]
     NotKnown,
-    /// It was deleted while the CRD was whole.
+    /// A user deleted this Tenant. The CRD was not being deleted.
     Its,
-    /// The CRD is being deleted, and whoever looks after home as a member keeps its Tenants and puts them
-    /// back.
+    /// The CRD is being deleted. Home is a member, and its reconciler backs up the Tenants and recreates
+    /// them.
     OfTheCrd,
-    /// The same, and nobody does.
+    /// The CRD is being deleted. Home is not a member, so the Tenants are not recreated.
     OfTheCrdForGood,
 }
 
-/// What is done to the Tenant at home.
+/// The change to the Tenant at home.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     Nothing,
-    /// It gets the finalizer, and the name of this member beside it: only then an order is given.
+    /// Add the finalizer and the annotation with this member. The hub orders nothing before this.
     Begin(String),
-    /// It is let go; `orphaned` says what stays where.
+    /// Remove the finalizer. `orphaned` describes the objects that remain, and where.
     End {
         orphaned: Option<String>,
     },
@@ -64,25 +65,25 @@ pub(super) enum Step {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Verdict {
     pub(super) step: Step,
-    /// The condition; `None` takes it away.
+    /// The condition. `None` removes it.
     pub(super) placed: Option<State>,
-    /// To be put on record. It stays there as long as the Tenant does.
+    /// The placement to record in the status. It stays there for the lifetime of the Tenant.
     pub(super) place: Option<TenantPlace>,
 }
 
-/// Why what is placed cannot be asked for.
+/// Why the hub cannot send an order for a placed Tenant.
 #[derive(Debug)]
 enum Away<'a> {
-    /// No member has that name, and none is that cluster.
+    /// No EdgeCluster has the name, and no member is the recorded cluster.
     Left,
-    /// The member of that name has not been reached yet.
+    /// The hub has not reached the member of that name yet.
     Unreached,
-    /// The member of that name is this other cluster.
+    /// The member of that name is a different cluster, with this UID.
     Another(&'a str),
 }
 
-/// What is ordered, and of which member. Computed from a Tenant that was read with its finalizer: whoever
-/// deletes it from then on waits for the member.
+/// Returns the order for a Tenant, and its member. The Tenant must have been read with its finalizer, so a
+/// later deletion waits for the member.
 pub(super) fn order(
     tenant: &Tenant,
     targets: &Targets,
@@ -91,11 +92,11 @@ pub(super) fn order(
     let on = placed_on(tenant).filter(|_| is_held(tenant))?;
     let member = acting(tenant, on, targets).ok()?;
     let remove = tenant.metadata.deletion_timestamp.is_some();
-    // Its place is given up by the annotation alone.
+    // The member keeps an orphaned Tenant. It also keeps the Tenant unless a user deleted this very Tenant.
     if remove && (orphaned(tenant) || deletion != Deletion::Its) {
         return None;
     }
-    // What was placed while it was allowed is removed all the same.
+    // The hub removes a placed Tenant even if the member no longer allows it.
     if !remove && refused(tenant, member, targets).is_some() {
         return None;
     }
@@ -121,7 +122,7 @@ pub(super) fn order(
     Some((member.to_owned(), order))
 }
 
-/// The member that the Tenant is placed on, by the name that it has now, or is to be.
+/// Returns the member on which the Tenant is or will be placed, by its current name.
 pub(super) fn member<'a>(tenant: &'a Tenant, targets: Option<&'a Targets>) -> Option<&'a str> {
     let Some(on) = placed_on(tenant) else {
         return tenant.names_member().filter(|name| *name != SELF_CLUSTER);
@@ -130,9 +131,9 @@ pub(super) fn member<'a>(tenant: &'a Tenant, targets: Option<&'a Targets>) -> Op
     Some(acting.unwrap_or(on))
 }
 
-/// Who is asked for what is placed `on` that member: the cluster on record, by whatever name it has now.
-/// Where none is on record, because an older hub has placed it or home's CRD does not keep it, the name is
-/// all that there is.
+/// Returns the member that receives orders for a Tenant placed `on` a member. This is the recorded cluster
+/// under its current name. Without a record, only the name identifies it: an older hub placed the Tenant,
+/// or home's CRD drops `status.place`.
 fn acting<'a>(tenant: &'a Tenant, on: &'a str, targets: &'a Targets) -> Result<&'a str, Away<'a>> {
     let here = targets.get(on);
     let Some(place) = place(tenant) else {
@@ -143,7 +144,7 @@ fn acting<'a>(tenant: &'a Tenant, on: &'a str, targets: &'a Targets) -> Result<&
     if here_is.is_some_and(|target| !target.duplicate) {
         return Ok(on);
     }
-    // On home itself the Tenant is the one of home. Of two members that are the cluster, one acts.
+    // Home itself reconciles its own Tenant. If two members are the same cluster, only one acts.
     let mut others = targets.iter().filter(|(name, _)| *name != SELF_CLUSTER);
     let acts = |target: &Target| is(&target) && (here_is.is_none() || !target.duplicate);
     if let Some((name, _)) = others.find(|(_, target)| acts(target)) {
@@ -164,11 +165,11 @@ fn acting<'a>(tenant: &'a Tenant, on: &'a str, targets: &'a Targets) -> Result<&
 pub(super) struct Sole<'a> {
     /// Empty if the Tenant names no member.
     pub(super) name: &'a str,
-    /// Why the member that has this name is another.
+    /// Why the member of this name is not the intended one.
     pub(super) another: Option<&'static str>,
 }
 
-/// `None` for a Tenant that may be on all members.
+/// Returns the only member that counts, or `None` for a Tenant that may be on all members.
 pub(super) fn sole<'a>(tenant: &'a Tenant, targets: Option<&'a Targets>) -> Option<Sole<'a>> {
     let is = |name| Sole {
         name,
@@ -197,7 +198,7 @@ pub(super) fn sole<'a>(tenant: &'a Tenant, targets: Option<&'a Targets>) -> Opti
     })
 }
 
-/// Why the member is not heard, as long as it is to be heard by now.
+/// Returns why the member is silent, once a report is overdue.
 pub(super) fn silent<'a>(heard: &'a Heard, member: &str) -> Option<&'a str> {
     let saying = heard.said.get(member)?;
     match &saying.hearing {
@@ -207,7 +208,7 @@ pub(super) fn silent<'a>(heard: &'a Heard, member: &str) -> Option<&'a str> {
     }
 }
 
-/// Puts the condition into the status that was made of what members say.
+/// Sets or removes the condition `Placed` in the status aggregated from the members' reports.
 pub(super) fn put(
     status: &mut TenantStatus,
     placed: Option<&State>,
@@ -220,7 +221,7 @@ pub(super) fn put(
         return;
     };
     conditions::set(all, conditions::PLACED, placed, generation, now);
-    // Where no member says anything of it, this is why.
+    // If no member reports the Tenant, this explains why.
     if let Some(ready) = conditions::find(all, conditions::READY)
         && ready.reason == reason::NO_CLUSTERS
     {
@@ -234,11 +235,11 @@ pub(super) fn decide(tenant: &Tenant, view: &View<'_>) -> Verdict {
     let Some(on) = placed_on(tenant) else {
         return match member(tenant, view.targets).filter(|_| view.place) {
             Some(member) => to_be_placed(tenant, member, view),
-            // As ever: somebody makes it on the member, or nobody does.
+            // The hub does not place this Tenant. A user may create it on the member.
             None => said(None),
         };
     };
-    // It is about to be placed, or somebody has written it anew without what home had put there.
+    // The Tenant is about to be placed, or another client overwrote home's finalizer.
     if view.place && !is_held(tenant) {
         return Verdict {
             step: Step::Begin(on.to_owned()),
@@ -251,7 +252,7 @@ pub(super) fn decide(tenant: &Tenant, view: &View<'_>) -> Verdict {
     }
 }
 
-/// What an older hub has placed, and could not put on record.
+/// Returns the placement of a Tenant that an older hub placed without recording the cluster.
 fn unrecorded(tenant: &Tenant, on: &str, view: &View<'_>) -> Option<TenantPlace> {
     let target = view.targets?.get(on)?;
     (view.records && place(tenant).is_none()).then_some(())?;
@@ -275,7 +276,7 @@ fn to_be_placed(tenant: &Tenant, member: &str, view: &View<'_>) -> Verdict {
     if let Some(refused) = refused(tenant, member, targets) {
         return said(Some(refused));
     }
-    // Which cluster it is, is on record before anything is ordered of it: the name may be another's one day.
+    // Record the cluster before the first order: the name may later belong to another cluster.
     let target = targets.get(member);
     let Some(place) = target.and_then(|target| on_record(member, target)) else {
         let why = view.silent.unwrap_or("it is reached for the first time");
@@ -360,7 +361,7 @@ fn placed(tenant: &Tenant, on: &str, view: &View<'_>) -> Verdict {
     said(Some(reported(tenant, member, mine)))
 }
 
-/// Why a deleted Tenant leaves on its member what was placed there.
+/// Returns why a deleted Tenant's placed objects remain on the member.
 fn left_there(tenant: &Tenant, on: &str, view: &View<'_>) -> Option<String> {
     tenant.metadata.deletion_timestamp.as_ref()?;
     if orphaned(tenant) {
@@ -380,7 +381,7 @@ fn unknown(tenant: &Tenant, why: &str, mut message: String) -> Verdict {
     said(Some(State::new(Truth::Unknown, why, message)))
 }
 
-/// The member that the Tenant is placed on cannot be ordered anything.
+/// Returns the verdict if the hub cannot send orders to the Tenant's member.
 fn not_there(tenant: &Tenant, on: &str, away: Away<'_>) -> Verdict {
     let (why, message) = match away {
         Away::Left => (
@@ -411,7 +412,7 @@ fn not_there(tenant: &Tenant, on: &str, away: Away<'_>) -> Verdict {
     unknown(tenant, why, message)
 }
 
-/// What the member reports of the Tenant, or what is waited for.
+/// Returns the state that the member reports for the Tenant, or the pending operation.
 fn reported(tenant: &Tenant, member: &str, mine: Option<&PlacedReport>) -> State {
     let deleted = tenant.metadata.deletion_timestamp.is_some();
     match mine {
@@ -429,7 +430,7 @@ fn reported(tenant: &Tenant, member: &str, mine: Option<&PlacedReport>) -> State
             let message = format!("waiting until {member} has removed its Tenant");
             State::new(Truth::False, reason::DELETING, message)
         }
-        // After a start, the member's last report stands until the next one.
+        // After a hub restart, the member's last report remains valid until the next one.
         None => {
             let last = recorded(tenant).filter(|last| !is_homes_word(&last.reason));
             last.unwrap_or_else(|| waits(member))
@@ -437,7 +438,7 @@ fn reported(tenant: &Tenant, member: &str, mine: Option<&PlacedReport>) -> State
     }
 }
 
-/// Why the member is not to have the Tenant.
+/// Returns why the member must not receive the Tenant.
 fn refused(tenant: &Tenant, member: &str, targets: &Targets) -> Option<State> {
     let refused = |why: &str, message: String| Some(State::new(Truth::False, why, message));
     let Some(target) = targets.get(member) else {
@@ -466,7 +467,7 @@ fn recorded(tenant: &Tenant) -> Option<State> {
     conditions::find(&tenant.status.as_ref()?.conditions, conditions::PLACED)
 }
 
-/// Said at home, and no word of a member.
+/// Returns whether the hub sets this reason itself, and not from a member's report.
 fn is_homes_word(why: &str) -> bool {
     [
         reason::CLUSTER_NOT_FOUND,

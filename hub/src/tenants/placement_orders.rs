@@ -1,5 +1,5 @@
-//! The orders of all members to place Tenants, as home's Tenants ask for them: kept while they change, and
-//! given when home has been read.
+//! Maintains the orders that place home's Tenants on members. Publishes them once all of home has been
+//! read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,30 +13,30 @@ use super::placement::{self, Deletion};
 use crate::members::placement_orders::{Placements, fit};
 use crate::members::tenant_reports::Targets;
 
-/// The orders, and those of them that have no room.
+/// The orders, and the Tenants that exceed a member's limit.
 #[derive(Debug)]
 pub(super) struct Placing {
     pub(super) placements: Arc<Placements>,
-    /// By member; each with its age.
+    /// By member, each with its creation time.
     orders: BTreeMap<String, BTreeMap<TenantKey, (i64, PlacedTenant)>>,
     of: BTreeMap<TenantKey, String>,
     left_out: BTreeMap<String, BTreeSet<TenantKey>>,
-    /// Tenants to be looked at.
+    /// Tenants to check.
     dirty: BTreeSet<TenantKey>,
     /// Members whose orders have changed.
     changed: BTreeSet<String>,
-    /// All has been given once.
+    /// Whether all orders have been published once.
     given: bool,
-    /// What is known of the deletion of Tenants, each of this UID.
+    /// The known causes of deletion, each for the Tenant of this UID.
     deletions: BTreeMap<TenantKey, (String, Deletion)>,
-    /// Those of whom it is to be found out.
+    /// Deleted Tenants whose cause of deletion must be read.
     doubted: Doubted,
 }
 
-/// Tenants that are deleted, with their UIDs, and since when.
+/// Deleted Tenants, each with its UID and deletion time.
 pub(super) type Doubted = BTreeMap<TenantKey, (String, Option<Timestamp>)>;
 
-/// What a look at the CRD has shown.
+/// The result of reading the CRD.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CrdSeen {
     pub(super) deletion: Deletion,
@@ -44,8 +44,8 @@ pub(super) struct CrdSeen {
 }
 
 impl CrdSeen {
-    /// One that was deleted before the CRD was made went with a former one, whose finalizer somebody has taken
-    /// off: etcd keeps the objects of a CRD that goes so.
+    /// Returns the cause of a deletion. If the Tenant was deleted before the CRD was created, it went with
+    /// an earlier CRD. A client then removed that CRD's finalizer, and etcd kept the objects.
     pub(crate) fn of(&self, deleted: Option<Timestamp>) -> Deletion {
         let before = deleted.zip(self.made).is_some_and(|(at, made)| at < made);
         match self.deletion {
@@ -70,8 +70,8 @@ impl Placing {
         }
     }
 
-    /// Home is read anew: all orders are given again after that, and what was found out of deletions is found out
-    /// again.
+    /// Starts over with a new list of home. All orders are published again after it, and all causes of
+    /// deletion are read again.
     pub(super) fn anew(&mut self) {
         self.given = false;
         self.changed.extend(self.orders.keys().cloned());
@@ -87,7 +87,7 @@ impl Placing {
         known.map_or(Deletion::NotKnown, |(_, deletion)| *deletion)
     }
 
-    /// Of these a look at the CRD, from now on, tells how they come to be deleted.
+    /// Takes the Tenants whose cause of deletion a read of the CRD must determine.
     pub(super) fn doubted(&mut self) -> Option<Doubted> {
         (!self.doubted.is_empty()).then(|| std::mem::take(&mut self.doubted))
     }
@@ -96,7 +96,7 @@ impl Placing {
         !self.doubted.is_empty()
     }
 
-    /// What a look at the CRD has told of them; `None` when it has told nothing.
+    /// Stores the result of reading the CRD. `None` if the read failed.
     pub(super) fn told(&mut self, of: Doubted, seen: Option<CrdSeen>) {
         match seen {
             None => self.doubted.extend(of),
@@ -118,8 +118,8 @@ impl Placing {
         left_out.is_some_and(|left_out| left_out.contains(key))
     }
 
-    /// Gives the orders that have changed. Home's Tenants and EdgeClusters are known, all of them. Returns
-    /// Tenants of which something else is to be said now.
+    /// Publishes the orders that have changed. The caller must know all of home's Tenants and EdgeClusters.
+    /// Returns the Tenants whose status changes with it.
     pub(super) fn give<'a>(
         &mut self,
         tenant: impl Fn(&TenantKey) -> Option<&'a Tenant>,
@@ -154,7 +154,7 @@ impl Placing {
             );
             changed.insert(member, taken);
         }
-        // At first all of them have changed.
+        // The first time, all of them have changed.
         if std::mem::replace(&mut self.given, true) {
             for (member, orders) in changed {
                 self.placements.order_of(&member, orders);
@@ -165,11 +165,11 @@ impl Placing {
         news
     }
 
-    /// What is known of its deletion; where that is not certain, it is to be found out.
+    /// Returns the known cause of a deletion. If it is uncertain, schedules a read of the CRD.
     fn doubt(&mut self, key: &TenantKey, tenant: &Tenant) -> Deletion {
         let deletion = self.deletion(key, tenant);
         let placed = tenant.metadata.deletion_timestamp.is_some() && placed_on(tenant).is_some();
-        // A CRD that goes may be there again the next time.
+        // A CRD that is being deleted may exist again at the next read.
         if placed
             && deletion != Deletion::Its
             && let Some(uid) = &tenant.metadata.uid
@@ -277,7 +277,7 @@ mod tests {
         };
         assert_eq!(names(&orders.see(), "edge-1"), ["a"]);
         assert_eq!(names(&orders.get(), "edge-2"), ["b"]);
-        // The same again is no news.
+        // Repeating the orders publishes nothing.
         placing.touch(tenants.keys().cloned());
         given(&mut placing, &tenants);
         assert!(!orders.has_changed().unwrap());
@@ -317,7 +317,7 @@ mod tests {
         placements.read_in(Some(since));
         placing.give(|_| Some(&deleted), &targets);
         assert!(placements.orders().get().is_some() && !removes());
-        // It was let go meanwhile.
+        // In the interim, the finalizer was removed.
         placing.touch([key("a")]);
         placing.give(|_| None, &targets);
         assert!(!removes() && !placing.is_in_doubt());

@@ -1,4 +1,4 @@
-//! The status of one of home's Tenants, out of what its members say. Pure.
+//! Computes the status of one of home's Tenants from its members' reports. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -14,10 +14,10 @@ use super::placement;
 use crate::members::tenant_reports::{Heard, Hearing, Saying, Targets};
 use crate::tenants::summary::{self, Members};
 
-/// For so long the condition of a member stays that has left the fleet, or has this Tenant no more.
+/// How long the status keeps the condition of a member that left the fleet or has lost its Tenant.
 pub(super) const DEPARTURE_GRACE: Duration = Duration::from_secs(60);
 
-/// What holds for all of home's Tenants.
+/// Settings for all of home's Tenants.
 #[derive(Clone, Debug)]
 pub struct Rules {
     pub self_cluster: bool,
@@ -26,31 +26,31 @@ pub struct Rules {
     pub namespaces: Option<BTreeSet<String>>,
 }
 
-/// What is remembered of a Tenant from one decision to the next, and not over a restart: graces begin
-/// anew then, so that a condition stays longer and never shorter.
+/// State of a Tenant between decisions. It does not survive a restart: grace periods then start over, so a
+/// condition stays longer and never shorter.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Memory {
-    /// Members that depart, since when.
+    /// Departing members, each with the time of its departure.
     departing: BTreeMap<String, BootTime>,
     unheard: Option<Unheard>,
 }
 
-/// Members of which a summary has told the number alone, and which have not been heard since.
+/// Members that a summary only counts, and that have not reported since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Unheard {
-    /// All members, when this hub began.
+    /// The recorded number of members when this hub started.
     expected: usize,
     left: usize,
 }
 
 impl Memory {
-    /// Whether some members of the Tenant are still known by number only.
+    /// Returns whether some members of the Tenant are still known only as a count.
     pub(super) fn misses_some(&self) -> bool {
         self.unheard.is_some_and(|unheard| unheard.left > 0)
     }
 }
 
-/// Whether there may be members of the Tenant of which the number alone is known.
+/// Returns whether the Tenant may have members that are known only as a count.
 pub(super) fn misses(tenant: &Tenant, memory: &Memory) -> bool {
     let summarised = || {
         let status = tenant.status.as_ref();
@@ -61,12 +61,12 @@ pub(super) fn misses(tenant: &Tenant, memory: &Memory) -> bool {
         .map_or_else(summarised, |unheard| unheard.left > 0)
 }
 
-/// When a decision is made.
+/// The time of a decision.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Now {
     pub(super) boot: BootTime,
     pub(super) wall: Timestamp,
-    /// Members may still be on their way after the hub's start.
+    /// Whether members may still be connecting after the hub's start.
     pub(super) patient: bool,
 }
 
@@ -74,11 +74,11 @@ pub(super) struct Now {
 pub(super) struct Decision {
     pub(super) status: TenantStatus,
     pub(super) memory: Memory,
-    /// It is to be made again then, though nothing is heard.
+    /// When to decide again if no report arrives before.
     pub(super) due: Option<BootTime>,
 }
 
-/// The status, out of what the members say.
+/// Computes the status from the members' reports.
 pub(super) fn decide(
     tenant: &Tenant,
     heard: &Heard,
@@ -97,10 +97,10 @@ pub(super) fn decide(
         .map(anothers_word);
     let refusal = refusal(tenant, targets);
     let refused = refusal.as_ref().filter(|(refused, _)| counts(refused));
-    // Its members are those that have last reported it: the conditions themselves remember.
+    // The conditions record which members last reported the Tenant.
     let mut before = conditions::clusters(&recorded.conditions);
     if targets.is_some() {
-        // It was our word, not the member's.
+        // The hub set this reason itself. It is not a report.
         before.retain(|_, state| state.ready.reason != reason::NAMESPACE_NOT_ALLOWED);
     }
     let mut parts = Parts::default();
@@ -109,7 +109,7 @@ pub(super) fn decide(
     let all: BTreeSet<&str> = recorded_with.chain(heard_of).collect();
     let is_refused = |name: &str| refused.is_some_and(|(refused, _)| *refused == name);
     for name in all {
-        // A refused member is not asked.
+        // The hub ignores reports of a refused member.
         if !counts(name) || (name == names::SELF_CLUSTER && !own) || is_refused(name) {
             continue;
         }
@@ -152,7 +152,7 @@ pub(super) fn decide(
     next.unheard = Some(unheard);
     members.unheard = unheard.left;
     if unheard.left > 0 && now.patient {
-        // What is on record stands until those are late whose names it does not hold.
+        // Keep the recorded status until the unnamed members are overdue.
         let memory = next;
         return Decision {
             status: recorded,
@@ -174,14 +174,14 @@ pub(super) fn decide(
     }
 }
 
-/// What each member is to the Tenant.
+/// The role of each member for the Tenant.
 #[derive(Default)]
 struct Parts<'a> {
     members: Members,
     departing: BTreeMap<String, BootTime>,
-    /// When the first grace ends.
+    /// The end of the first grace period.
     due: Option<BootTime>,
-    /// Charts that members report and the hub has given them.
+    /// Charts that a member reports, and that the hub sent to it.
     charts: BTreeSet<&'a str>,
 }
 
@@ -197,14 +197,14 @@ impl<'a> Parts<'a> {
         match part {
             Part::Member(state) => {
                 let report = said.and_then(|saying| saying.report.as_ref());
-                // Before the first report, what is on record stands as its state does.
+                // Before the first report, the recorded next step and state stay valid.
                 let on_record = || Next::from_status(recorded, name);
                 let coming = report.map_or_else(on_record, |report| report.next);
                 if let Some(coming) = coming {
                     self.members.next.insert(name.to_owned(), coming);
                 }
                 if let Some(report) = report.filter(|report| report.state == state) {
-                    // The text is the hub's own: a report only confirms it.
+                    // Use the hub's own text of the chart: a report merely confirms it.
                     let dealt = said.and_then(|said| said.dealt.as_deref());
                     let confirmed = dealt.filter(|dealt| *dealt == report.applied_chart);
                     self.charts.extend(confirmed);
@@ -216,7 +216,7 @@ impl<'a> Parts<'a> {
             }
             Part::Departs(why, message) => {
                 let since = memory.departing.get(name).copied().unwrap_or(now.boot);
-                // Until it is read back that the condition has gone.
+                // Kept until the hub has read the status back without the condition.
                 self.departing.insert(name.to_owned(), since);
                 if now.boot.since(since) < DEPARTURE_GRACE {
                     let end = BootTime(since.0 + DEPARTURE_GRACE);
@@ -230,7 +230,8 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// The status over these members. `resolved` is the condition of the target: outer `None` leaves it as it is.
+/// Returns the status over these members. `resolved` is the condition of the target: outer `None` leaves it
+/// as it is.
 fn aggregated(
     tenant: &Tenant,
     mut status: TenantStatus,
@@ -272,7 +273,7 @@ fn aggregated(
     status
 }
 
-/// Replaces the reports of a member that has this name and does not count.
+/// Replaces the reports of a member that has this name but is not the intended one.
 fn anothers_word(why: &'static str) -> Saying {
     Saying {
         hearing: Hearing::Silent(why.to_owned()),
@@ -282,12 +283,12 @@ fn anothers_word(why: &'static str) -> Saying {
     }
 }
 
-/// What a member is to the Tenant.
+/// The role of a member for the Tenant.
 enum Part {
     Member(ClusterState),
-    /// It has none of it any more, as is known for certain: why, and in words.
+    /// The member has certainly lost the Tenant or left the fleet. The fields are reason and message.
     Departs(&'static str, &'static str),
-    /// It had none of it any more when it was last heard: that stands.
+    /// The member had departed at the last decision. That remains valid.
     Departed(ClusterState),
     Stranger,
 }
@@ -315,7 +316,7 @@ fn part(
     let why = match (&hearing, report) {
         (Hearing::Full, Some(report)) => return Part::Member(report.state.clone()),
         (Hearing::NotYet, Some(report)) if patient => return Part::Member(report.state.clone()),
-        // It says all it has, and this is not among it.
+        // The report is complete and does not contain this Tenant.
         (Hearing::Full, None) if was.is_none() || here => return Part::Stranger,
         (Hearing::Full, None) => {
             return Part::Departs(
@@ -332,7 +333,7 @@ fn part(
     };
     match last.ready.reason.as_str() {
         reason::TENANT_GONE => Part::Departed(last.clone()),
-        // It is back, unless that is not known yet.
+        // The member is back, unless the EdgeClusters are not known yet.
         reason::MEMBER_LEFT if member.is_none() => Part::Departed(last.clone()),
         reason::MEMBER_LEFT => Part::Member(unheard(last, "back in the fleet, and not heard yet")),
         _ if hearing == Hearing::NotYet && patient => Part::Member(last.clone()),
@@ -340,7 +341,7 @@ fn part(
     }
 }
 
-/// How many members of the fleet may have the Tenant, and have neither said so nor that they have not.
+/// Counts the fleet's members that may have the Tenant but have not reported on it.
 fn silent(members: &Members, refusal: Option<&(&str, State)>, heard: &Heard) -> usize {
     let Some(targets) = heard.targets.as_deref() else {
         return usize::MAX;
@@ -356,8 +357,8 @@ fn silent(members: &Members, refusal: Option<&(&str, State)>, heard: &Heard) -> 
     count.saturating_sub(heard.strangers)
 }
 
-/// How many members are missed, of those whose number alone is on record: no more than are silent, and
-/// never more again than before.
+/// Counts the unnamed members that are still missing. The count never exceeds the silent members, and never
+/// rises.
 fn unheard_of(before: Option<Unheard>, recorded: usize, known: usize, silent: usize) -> Unheard {
     let expected = before.map_or(recorded, |before| before.expected);
     let most = before.map_or(usize::MAX, |before| before.left);
@@ -375,7 +376,8 @@ fn ready_alone(truth: Truth, why: &str, message: &str) -> ClusterState {
     }
 }
 
-/// The member that the Tenant names, and what is said of it, where that does not take its namespace.
+/// Returns the member that the Tenant names and the refusal, if the member does not allow the Tenant's
+/// namespace.
 fn refusal<'a>(tenant: &'a Tenant, targets: Option<&Targets>) -> Option<(&'a str, State)> {
     let member = tenant.names_member()?;
     let namespace = tenant.metadata.namespace.as_deref().unwrap_or_default();
@@ -383,7 +385,8 @@ fn refusal<'a>(tenant: &'a Tenant, targets: Option<&Targets>) -> Option<(&'a str
     Some((member, state))
 }
 
-/// Whether the member that the Tenant names can be had: what its EdgeCluster says, to whom it may concern.
+/// Returns whether the named member is reachable, as its EdgeCluster shows. If the member refuses the
+/// namespace, returns only the refusal.
 fn resolved(
     tenant: &Tenant,
     refusal: Option<&(&str, State)>,
@@ -403,7 +406,7 @@ fn resolved(
     Some(target.resolved.clone().unwrap_or_else(unknown))
 }
 
-/// The last known state of a member that is silent: whether it is ready is no longer known.
+/// Returns the last known state of a silent member, with unknown readiness.
 fn unheard(last: &ClusterState, why: &str) -> ClusterState {
     ClusterState {
         ready: State::new(Truth::Unknown, reason::CLUSTER_UNREACHABLE, why),

@@ -1,5 +1,5 @@
-//! What the status of a Tenant holds of its members: the conditions of all, or a summary with those of the
-//! worst. Pure, and bounded: an object that is too large could not be written at all.
+//! Stores members in the status of a Tenant: the conditions of all, or a summary with the worst. Pure and
+//! bounded, because the API server rejects an object that is too large.
 
 use std::collections::BTreeMap;
 
@@ -12,31 +12,31 @@ use krypton_types::tenant::Next;
 
 use crate::members::tenant_summary::REASON_MAX;
 
-/// More members than this have a summary; it goes when there are as few as `LISTED_AGAIN`, so that a member
-/// that comes and goes at the border does not rewrite everything.
+/// Beyond this number of members, the status has a summary. It is removed at `LISTED_AGAIN` members, so a
+/// member that comes and goes does not rewrite the status each time.
 const LISTED_ALL: usize = 50;
 const LISTED_AGAIN: usize = 40;
-/// Members that have conditions of their own beside a summary.
+/// Members with their own conditions in addition to a summary.
 const LISTED_WORST: usize = 20;
-/// From so many members on, messages have half their length.
+/// From this number of members on, messages have half their length.
 const MANY: usize = 25;
-/// Longest message of a member beside a summary, in bytes.
+/// Longest message in bytes of a member in addition to a summary.
 const MESSAGE_OF_WORST: usize = 256;
 
 /// The members of a Tenant.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Members {
     pub(super) counted: BTreeMap<String, ClusterState>,
-    /// They have departed: shown for a while, and not counted.
+    /// Departed members: shown for a while, and not counted.
     pub(super) departed: BTreeMap<String, ClusterState>,
-    /// What members do next by themselves.
+    /// The next step that each member takes without an order.
     pub(super) next: BTreeMap<String, Next>,
-    /// Members of which only the number is known.
+    /// Number of members without a known name.
     pub(super) unheard: usize,
 }
 
 impl Members {
-    /// None that counts.
+    /// Returns whether no member counts.
     pub(super) fn is_empty(&self) -> bool {
         self.counted.is_empty() && self.unheard == 0
     }
@@ -46,7 +46,7 @@ impl Members {
     }
 }
 
-/// Puts the members into the status, and takes out those that are no more; the summary over all.
+/// Stores the members in the status and removes departed ones. Returns the summary over all.
 pub(super) fn put(
     status: &mut TenantStatus,
     members: &Members,
@@ -77,13 +77,13 @@ pub(super) fn put(
     summary
 }
 
-/// Whose names are not known cannot be listed.
+/// Members without a known name cannot be listed.
 fn is_summarised(before: bool, members: &Members) -> bool {
     let total = members.total();
     total > LISTED_ALL || (before && (total > LISTED_AGAIN || members.unheard > 0))
 }
 
-/// All members, and of those that have departed as many as there is room for.
+/// Returns all members, and as many departed ones as fit.
 fn all(members: &Members) -> BTreeMap<&str, ClusterState> {
     let message = if members.total() > MANY {
         MESSAGE_MAX / 2
@@ -96,8 +96,8 @@ fn all(members: &Members) -> BTreeMap<&str, ClusterState> {
         .collect()
 }
 
-/// Those that are not ready, the worst first, then those that have departed: whether they are ready and,
-/// where there is one, the error.
+/// Returns the members that are not ready, the worst first, followed by departed ones. Each has its
+/// readiness, and its error if there is one.
 fn worst(members: &Members, allow_chart_skip: bool) -> BTreeMap<&str, ClusterState> {
     let mut wrong: Vec<_> = members
         .counted

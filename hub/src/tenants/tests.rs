@@ -1,4 +1,4 @@
-//! Decisions on a Tenant of home, and what the slots keep.
+//! Tests decisions on a Tenant of home, and the state kept for it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ mod coming;
 mod departure;
 mod many;
 
-/// Of one decision without a past.
+/// Returns the status of one decision without earlier state.
 fn aggregated(
     tenant: &Tenant,
     said: &BTreeMap<Arc<str>, Saying>,
@@ -246,7 +246,7 @@ fn member_report_texts_are_bounded_but_reasons_kept() {
     let last = heard(TENANTS_MAX - 1);
     assert_eq!(last.state.ready.reason, reason::INSTALL_FAILED);
     assert_eq!(last.state.ready.message, "");
-    // Both sides hold the same account all the same.
+    // Both sides still compute the same digest.
     let digest = reports.digest("edge-1");
     let other = Reports::default();
     let said = (0..TENANTS_MAX).map(|number| (key(number), Some(long("a"))));
@@ -300,7 +300,7 @@ fn tenant_shows_whether_target_member_is_resolved() {
     let (status, said) = resolved(&acme, Some(&here));
     let is_stale = Some((Truth::False, "RemoteClusterStale".to_owned()));
     assert_eq!(said, is_stale);
-    // While the EdgeClusters are not known, what was said stands.
+    // While the EdgeClusters are not known, the recorded condition stays.
     acme.status = Some(status);
     assert_eq!(resolved(&acme, None).1, is_stale);
     let nowhere = Some((Truth::False, reason::CLUSTER_NOT_FOUND.to_owned()));
@@ -343,7 +343,7 @@ fn member_report_skips_tenant_from_disallowed_namespace() {
             &None,
         ),
         ("team-a", Some(names::SELF_CLUSTER), &all[..], &well, &None),
-        // Who names nobody is where it is to be, and counts who else has such a Tenant.
+        // A Tenant without `clusterRef` stays, and counts all members that report such a Tenant.
         ("team-b", None, &all[..], &well, &well),
     ] {
         let case = format!("{namespace} {named:?} {limited:?}");
@@ -352,7 +352,7 @@ fn member_report_skips_tenant_from_disallowed_namespace() {
         let status = |acme: &Tenant, targets: Option<&Targets>| {
             aggregated(acme, &said, targets, &rules(), false, now)
         };
-        // As it was without the limit, with it, and without again.
+        // Without the limit, with it, and without it again.
         acme.status = Some(status(&acme, Some(&limit(&[]))));
         let free = acme.status.clone();
         let limits = limit(limited);
@@ -388,7 +388,7 @@ fn member_report_skips_tenant_from_disallowed_namespace() {
     }
 }
 
-/// Placed on this member, which is the cluster of this UID.
+/// Records the placement on this member, with its cluster's UID.
 fn placed_on(mut tenant: Tenant, member: &str, cluster_uid: &str) -> Tenant {
     let status = tenant.status.get_or_insert_default();
     status.place = Some(TenantPlace {

@@ -1,12 +1,12 @@
-//! What agents of other versions say at the start, as it was recorded, and what the hub answers for ever.
-//! The recordings are those of the crate `krypton-proto`, which says how they are kept.
+//! Replays recorded first messages of agents of other versions, and checks the hub's responses to them. The
+//! crate `krypton-proto` contains the recordings and describes how they are maintained.
 
 use krypton_hub::tenants::Counts;
 use prost::Message as _;
 
 use super::*;
 
-/// The hub's version: the recorded ones lie around it.
+/// The hub's version, between the recorded versions.
 const HUB: &str = "1.6.0";
 
 fn recorded(name: &str) -> Vec<Said> {

@@ -1,4 +1,4 @@
-//! A port whose hub does not lead, or leads no more.
+//! Tests the listener of a hub that does not lead or loses leadership.
 
 use krypton_hub::leader::{Leader, LeaderState, LeaderTerm};
 use krypton_runtime::lease::LeaseTerm;
@@ -30,7 +30,7 @@ fn home_of(stand: LeaderState) -> (watch::Sender<LeaderState>, Home) {
     (stand, home.with_members(&names(1)))
 }
 
-/// What it is told, and in how long it is to come back.
+/// Returns the reason of the drain and the time until the agent may reconnect.
 async fn drained(stream: &mut Stream) -> (String, u32) {
     loop {
         if let Say::Drain(drain) = stream.hear().await.unwrap() {
@@ -74,7 +74,7 @@ async fn session_survives_unconfirmed_lead_but_not_loss() {
     let dialer = home.dialer(port.address, "edge-0");
     let mut stream = Stream::open(&dialer, first()).await.unwrap();
     stand.send_replace(LeaderState::Unconfirmed(tenure(1)));
-    // One that begins now is served as well, and so is what is said in the one that is there.
+    // The hub serves new and existing sessions while it is unconfirmed.
     let mut other = Hello {
         replica: "other".to_owned(),
         ..hello(1, env!("CARGO_PKG_VERSION"))
@@ -92,7 +92,7 @@ async fn session_survives_unconfirmed_lead_but_not_loss() {
     stand.send_replace(LeaderState::Leading(tenure(3)));
     let mut again = Stream::open(&dialer, first()).await.unwrap();
     assert!(matches!(again.hear().await.unwrap(), Say::Welcome(_)));
-    // A stop is told by whoever stops, once another can lead.
+    // On a shutdown, the stop token drains the session, not the leader state.
     stand.send_replace(LeaderState::Leaving);
     let late = Stream::open(&dialer, first()).await.err().unwrap();
     assert_eq!(late.code(), Code::Unavailable);

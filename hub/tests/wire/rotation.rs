@@ -1,5 +1,5 @@
-//! The hub's CA is rotated under agents that are connected, away, too old, or not waited for. The agents'
-//! own code keeps their identities, in Secrets of a small HTTP server in the place of their apiservers.
+//! Rotates the hub's CA under agents that are connected, away, too old or locked out. The agents' own code
+//! stores their identities in Secrets. A small HTTP server replaces their API servers.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -24,7 +24,7 @@ use kube::Client;
 
 use super::*;
 
-/// Home with the CA's Secret and the EdgeClusters, which outlive the hub.
+/// The home cluster with the CA's Secret and the EdgeClusters, which survive the hub.
 struct Rig {
     home: Home,
     port: Option<Port>,
@@ -54,7 +54,7 @@ impl Rig {
         }
     }
 
-    /// Another process of the hub, with what is kept on home.
+    /// Starts another process of the hub with the state of the home cluster.
     async fn restart(&mut self) {
         self.edge_clusters();
         if let Some(port) = self.port.take() {
@@ -65,7 +65,7 @@ impl Rig {
         self.port = Some(self.home.listen(Some(self.address)).await);
     }
 
-    /// As the fleet writes them.
+    /// Returns the EdgeClusters as the fleet writes them.
     fn edge_clusters(&mut self) -> Vec<EdgeCluster> {
         let home = &self.home;
         let objects = self.members.iter_mut().map(|(name, status)| {
@@ -81,7 +81,7 @@ impl Rig {
         objects.collect()
     }
 
-    /// One look of the hub that leads.
+    /// Runs one step of the leader's rotation.
     fn look(&mut self) -> Step {
         let members = self.edge_clusters();
         let stands = stage(&self.secret).unwrap();
@@ -98,7 +98,7 @@ impl Rig {
         step
     }
 
-    /// Looks whenever something is heard, until the step that is wanted was made, or the wait is as wanted.
+    /// Runs a step whenever a report arrives, until `wanted` accepts one.
     async fn until(&mut self, wanted: impl Fn(&Step) -> bool) -> Step {
         let report_store = Arc::clone(&self.home.facts);
         let mut last = Step::Rest;
@@ -146,7 +146,7 @@ impl Rig {
         }
     }
 
-    /// One that a person has named.
+    /// Locks out a member like an administrator.
     fn lock_out(&mut self, name: &str, phase: Phase) {
         let names = [name.to_owned()].into();
         let root = stage(&self.secret).unwrap().root.to_string();
@@ -158,7 +158,7 @@ impl Rig {
         }
     }
 
-    /// One that has enrolled, with all of an agent that sees to its identity.
+    /// Starts an enrolled agent together with the task that manages its identity.
     async fn agent(&self, name: &str) -> Rotating {
         let store = self.edges.store(name);
         let kept = store.load().await.unwrap();
@@ -223,11 +223,11 @@ fn home_of(secret: &Data, names: &[String]) -> Home {
     Home::of(Authority::from_data(secret, clock::wall()).unwrap()).with_members(names)
 }
 
-/// An agent with a session and what keeps its identity.
+/// An agent with a session and its identity store.
 struct Rotating {
     agent: Agent,
     store: Store,
-    /// How often it was without a session after it had one.
+    /// Number of disconnects after the first session.
     drops: Arc<AtomicUsize>,
     keeping: JoinHandle<()>,
 }
@@ -238,10 +238,10 @@ impl Rotating {
         kept.identity.enrolled.unwrap()
     }
 
-    /// Until what is kept trusts these and no others.
+    /// Waits until the stored identity trusts exactly these roots.
     async fn trusts(&self, roots: &[RootDigest]) {
         let all = async {
-            // Each try is a request: the pace is that of the loopback.
+            // Each attempt is a request, so the loopback limits the rate.
             while RootDigest::of_all(&self.kept().await.roots) != roots {
                 tokio::task::yield_now().await;
             }
@@ -255,7 +255,7 @@ impl Rotating {
     }
 }
 
-/// The Secrets of all edges, by path, each with its version.
+/// The Secrets of all edge clusters by path, each with its version.
 #[derive(Clone, Default)]
 struct Edges {
     secrets: Arc<Mutex<BTreeMap<String, (u64, serde_json::Value)>>>,
@@ -342,7 +342,7 @@ async fn rotation_drops_no_stream_and_rejects_former_root() {
         assert_ne!(now.signing(), former.signing());
     }
 
-    // The streams that are there are still spoken on, and none was ever missed.
+    // The existing streams keep working and have never dropped.
     rig.home.give(&names(20), "1.0.1");
     for rotating in &mut agents {
         rotating.agent.has("1.0.1").await;
@@ -350,7 +350,7 @@ async fn rotation_drops_no_stream_and_rejects_former_root() {
     }
     assert_eq!(rig.home.metrics.sessions.get(), 20);
 
-    // What is of the former root lets nobody in, and who trusts only that believes no more.
+    // Certificates of the old root are rejected. An agent that trusts only that root rejects the hub.
     let key = KeyPair::generate().unwrap();
     let request = rcgen::CertificateParams::default();
     let request = request.serialize_request(&key).unwrap();
@@ -383,7 +383,7 @@ async fn rotation_drops_no_stream_and_rejects_former_root() {
     }
 }
 
-/// A rotation has begun with edge-0 there, and edge-1 away.
+/// Starts a rotation while edge-0 is connected and edge-1 is away.
 async fn begun_with_one_away() -> (Rig, Rotating) {
     let mut rig = Rig::start(2).await;
     let mut stays = rig.agent("edge-0").await;
@@ -403,7 +403,7 @@ async fn rotation_waits_for_absent_agent_in_each_phase() {
     let mut leaves = rig.agent("edge-1").await;
     leaves.agent.has("1.0.0").await;
     assert!(rig.switches().await.is_empty());
-    // Gone before it has renewed: both roots are trusted, so it is let in again.
+    // The agent disconnects before it renews. Both roots are trusted, so it can reconnect.
     leaves.stop().await;
     rig.waits_for(&[("edge-1", Why::NotRenewed)]).await;
     let mut leaves = rig.agent("edge-1").await;
@@ -431,7 +431,7 @@ async fn restarted_hub_resumes_rotation_in_any_phase() {
     rig.request();
     rig.restart().await;
     rig.switches().await;
-    // Before anybody has renewed: they do when they are back.
+    // The hub restarts before any agent has renewed. The agents renew after they reconnect.
     rig.restart().await;
     rig.finishes().await;
     rig.restart().await;
@@ -442,7 +442,7 @@ async fn restarted_hub_resumes_rotation_in_any_phase() {
         let own = rotating.kept().await.certificates.remove(0);
         assert_eq!(now.issuer_of(&own), now.signing());
     }
-    // And another one after it.
+    // A second rotation follows.
     rig.request();
     rig.switches().await;
     rig.finishes().await;
@@ -466,7 +466,7 @@ async fn locked_out_agent_is_refused_and_can_rejoin() {
     assert_eq!(stays.drops.load(Ordering::Relaxed), 0);
     late.stop().await;
 
-    // It joins again, as a new one does.
+    // It joins again like a new member.
     rig.edges.secrets.lock().unwrap().remove("edge-1");
     let mut back = rig.agent("edge-1").await;
     back.agent.has("1.0.0").await;
@@ -491,7 +491,7 @@ async fn rotation_waits_for_lagging_agents_until_locked_out() {
         .await
         .unwrap();
     let mut lazy = Stream::open(&lazy, Said::Hello(hears)).await.unwrap();
-    // It trusts all there are and has a certificate of the one that signs: there is nothing to tell it.
+    // It trusts all roots and has a certificate of the signing one, so the hub sends it no roots.
     assert!(matches!(lazy.hear_any().await.unwrap(), Say::Welcome(_)));
     assert!(matches!(lazy.hear_any().await.unwrap(), Say::Desired(_)));
     rig.request();
@@ -516,7 +516,7 @@ async fn rotation_waits_for_lagging_agents_until_locked_out() {
     rig.waits_for(&[("edge-1", Why::NotRenewed)]).await;
     rig.lock_out("edge-1", Phase::Switched);
     assert_eq!(rig.finishes().await, ["edge-0", "edge-1"]);
-    // Their streams are not let live on what is trusted no more.
+    // The hub ends streams whose certificate is no longer trusted.
     for stream in [&mut old, &mut lazy] {
         let status = stream.end().await;
         assert_eq!(status.code(), Code::Unauthenticated);
@@ -524,7 +524,7 @@ async fn rotation_waits_for_lagging_agents_until_locked_out() {
             status.message().contains("kubectl krypton join edge-"),
             "{status:?}"
         );
-        // The connection is there still: what it was let in with gets it nothing new.
+        // The connection still exists, but its certificate gives it no access.
         let key = rcgen::KeyPair::generate().unwrap();
         let request = rcgen::CertificateParams::default();
         let request = request.serialize_request(&key).unwrap();

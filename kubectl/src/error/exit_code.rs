@@ -1,10 +1,10 @@
-//! What the program ends with, so that scripts can tell what happened.
+//! Exit codes, which scripts can evaluate.
 
 use std::error::Error;
 
 use super::{JoinError, KubectlError, ReplaceError, RotateCaError};
 
-/// How a call has ended.
+/// Result of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ExitCode {
@@ -18,7 +18,7 @@ pub enum ExitCode {
     Refused = 7,
 }
 
-/// Each with what it means, as the documentation has it.
+/// Each exit code with its meaning, as in `docs/kubectl.md`.
 pub const MEANINGS: [(ExitCode, &str); 8] = [
     (ExitCode::Done, "done"),
     (
@@ -65,7 +65,7 @@ impl KubectlError {
             }
             Self::Refused { .. } => ExitCode::Refused,
             Self::Partly { error, .. } => match error.exit_code() {
-                // Some of it is done: that it was not permitted is not all.
+                // Part of the work is done, so a specific code such as `NotPermitted` would be misleading.
                 ExitCode::Done => ExitCode::Done,
                 _ => ExitCode::Failed,
             },
@@ -95,7 +95,7 @@ impl KubectlError {
     }
 }
 
-/// By what the apiserver has said, if it was asked.
+/// Derives the exit code from the API server's response, if any.
 fn by_cause(error: &(dyn Error + 'static)) -> ExitCode {
     let mut next = Some(error);
     while let Some(error) = next {

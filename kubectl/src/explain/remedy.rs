@@ -1,8 +1,8 @@
-//! What a person can do about what a condition says.
+//! Maps the reason of a condition to an action that the user can take.
 
 use krypton_types::conditions::reason;
 
-/// About a Tenant's conditions on one member. None where nothing has to be done, or the message says it.
+/// For a Tenant's conditions on one member. `None` if no action is needed or the message contains it.
 pub(super) fn of_tenant(reason: &str) -> Option<&'static str> {
     Some(match reason {
         reason::CHART_NOT_LOADED => {
@@ -64,7 +64,7 @@ pub(super) fn of_tenant(reason: &str) -> Option<&'static str> {
     })
 }
 
-/// About an EdgeCluster's conditions.
+/// For the conditions of an EdgeCluster.
 pub(super) fn of_member(reason: &str) -> Option<&'static str> {
     Some(match reason {
         reason::AGENT_AWAY => {

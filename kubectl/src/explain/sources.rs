@@ -1,4 +1,4 @@
-//! What a story is made of: each asked by itself, within a deadline, and where it cannot be seen, why not.
+//! Collects the sources of an explanation: each request has its own deadline and records why it failed.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -22,45 +22,45 @@ use crate::home::{Connection, Place};
 use crate::render::one_line;
 
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Members that are told of one by one.
+/// Maximum number of members with separate lines.
 pub(super) const MOST_MEMBERS: usize = 10;
 const MOST_EVENTS: u32 = 500;
 
-/// What came of asking for something.
+/// Result of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Asking<T> {
     Found(T),
-    /// There is none, or no such kind.
+    /// The object or its kind does not exist.
     None,
-    /// The verb and what it is on.
+    /// The missing verb and its resource.
     NotPermitted(String),
     NoAnswer(String),
 }
 
-/// What is asked for beside the Tenant.
+/// Options of the command in addition to the Tenant.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asked<'a> {
     pub(super) on: Option<&'a str>,
     pub(super) hub_namespace: Option<&'a str>,
 }
 
-/// All of them.
+/// All sources of an explanation.
 #[derive(Clone, Debug)]
 pub(super) struct Sources {
     pub(super) tenant: Asking<Tenant>,
-    /// The hubs' Lease.
+    /// Leader election Lease of the hubs.
     pub(super) lead: Asking<Lease>,
-    /// The Lease of this cluster, where it is an edge.
+    /// Lease of this cluster if it is an edge cluster.
     pub(super) acts: Asking<Lease>,
-    /// Where the hubs' was looked for.
+    /// Namespaces searched for the hubs' Lease.
     pub(super) hub_namespaces: Vec<String>,
-    /// Of the members that are told of.
+    /// Members to explain.
     pub(super) members: BTreeMap<String, Asking<EdgeCluster>>,
-    /// What happened to the Tenant, the newest last.
+    /// Events of the Tenant, newest last.
     pub(super) events: Asking<Vec<Happened>>,
 }
 
-/// An event, or several of the same.
+/// One event, or a series of equal ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Happened {
     pub(super) at: Timestamp,
@@ -69,10 +69,11 @@ pub(super) struct Happened {
     pub(super) message: String,
 }
 
-/// Asks for all.
+/// Collects all sources.
 ///
 /// # Errors
-/// When there is no such Tenant and no member is named, the cluster does not answer, or not to these credentials.
+/// Fails if the Tenant does not exist and no member is named, the cluster does not respond, or it rejects the
+/// credentials.
 pub(super) async fn gather(
     key: &TenantKey,
     asked: Asked<'_>,
@@ -111,7 +112,7 @@ pub(super) async fn gather(
     })
 }
 
-/// The members that the Tenant is on or names; of many those that are worst.
+/// Returns the members that the Tenant is on or names, limited to those in the worst state.
 pub(super) fn members_to_tell(tenant: &Asking<Tenant>, on: Option<&str>) -> Vec<String> {
     if let Some(member) = on {
         return vec![member.to_owned()];
@@ -150,7 +151,7 @@ async fn tenant(key: &TenantKey, home: &Connection) -> Result<Asking<Tenant>, Ku
     }
 }
 
-/// The first that is there, and else what is worth telling.
+/// Returns the first Lease found, otherwise the most relevant failure.
 async fn lead(named: Option<&str>, home: &Connection) -> (Asking<Lease>, Vec<String>) {
     let places = join::places(named, &home.namespace);
     let mut answer = Asking::None;

@@ -1,4 +1,4 @@
-//! What is told of a Tenant, out of what was seen. Pure: the same sources tell the same story.
+//! Builds the explanation of a Tenant from its sources. Pure: equal sources produce equal output.
 
 mod member;
 
@@ -15,31 +15,31 @@ use super::remedy;
 use super::sources::{Asking, Sources};
 use crate::render::{age, reason_and_message};
 
-/// A Lease that was not renewed for so long, in seconds, is held by nobody who lives: twelve times what the hub lets
-/// pass by default, as clocks differ.
+/// Age in seconds after which a Lease that was not renewed counts as expired. Twelve times the hub's default, as clocks
+/// differ.
 const LEASE_IS_OLD: i64 = 60;
-/// The same of the Lease on a member, which stands for a minute.
+/// The same limit for the Lease on a member, which is valid for one minute.
 const HOLD_IS_OLD: i64 = 120;
 const EVENTS: usize = 8;
-/// From more members on, those that are well have one line together.
+/// With more members than this, healthy members share one line.
 const FEW: usize = 3;
 
-/// What is told.
+/// The complete explanation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Story {
     pub(super) lines: Vec<Line>,
-    /// The Tenant is Ready, and whoever has said so is still there to say otherwise.
+    /// The Tenant is Ready, and the reporters of its status are still active.
     pub(super) ready: bool,
 }
 
-/// One thing that is so.
+/// One statement of the explanation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Line {
     pub(super) mark: Mark,
-    /// That it is about; else the Tenant or home.
+    /// Member that the line is about. `None` for the Tenant or the home cluster.
     pub(super) member: Option<String>,
     pub(super) text: String,
-    /// What a person can do about it.
+    /// Action that the user can take.
     pub(super) remedy: Option<String>,
 }
 
@@ -58,7 +58,7 @@ struct Teller<'a> {
     lines: Vec<Line>,
 }
 
-/// Tells it, of the member `on` alone where one is named.
+/// Builds the explanation, limited to the member `on` if it is set.
 pub(super) fn story(key: &TenantKey, on: Option<&str>, sources: &Sources, now: Timestamp) -> Story {
     let mut teller = Teller {
         key,
@@ -114,7 +114,7 @@ fn is_ready(tenant: &Tenant, status: &TenantStatus, on: Option<&str>) -> bool {
     truth == Some(Truth::True) && !is_behind(tenant, status)
 }
 
-/// The status is about an earlier generation.
+/// Returns whether the status describes an earlier generation.
 fn is_behind(tenant: &Tenant, status: &TenantStatus) -> bool {
     let now = tenant.metadata.generation.unwrap_or_default();
     status.observed_generation.is_none_or(|seen| seen < now)
@@ -134,7 +134,7 @@ impl Teller<'_> {
         self.push(mark, text, None);
     }
 
-    /// A line for what was not found out; false where it was.
+    /// Adds a line if the request failed. Returns false if it succeeded.
     fn not_known<T>(&mut self, what: &str, asking: &Asking<T>) -> bool {
         match asking {
             Asking::NotPermitted(verb) => {
@@ -151,7 +151,7 @@ impl Teller<'_> {
         true
     }
 
-    /// A time of day, and how far off it is.
+    /// Formats a timestamp with its distance from now.
     fn when(&self, at: Timestamp) -> String {
         let at = Timestamp::from_second(at.as_second()).unwrap_or(at);
         match at > self.now {
@@ -160,7 +160,7 @@ impl Teller<'_> {
         }
     }
 
-    /// The command, with what is needed to run it where the Tenant was made.
+    /// Formats the command, with the context that it needs if the Tenant was created on the member.
     fn command(&self, verb: &str, tenant: Option<&Tenant>) -> String {
         let TenantKey { namespace, name } = self.key;
         let command = format!("kubectl krypton {verb} tenant {name} -n {namespace}");
@@ -218,7 +218,7 @@ impl Teller<'_> {
         self.say(mark(ready.truth), text);
     }
 
-    /// Where it comes from and goes to.
+    /// Describes the origin and the target of the Tenant.
     fn whose(&mut self, tenant: &Tenant, status: &TenantStatus) {
         let key = self.key;
         let clusters = conditions::clusters(&status.conditions);
@@ -250,7 +250,7 @@ impl Teller<'_> {
         }
     }
 
-    /// Whether a hub leads, where that is known.
+    /// Returns whether a hub leads, or `None` if unknown.
     fn lead(&mut self, asked: &Asking<Lease>, looked: &[String]) -> Option<bool> {
         if self.not_known("who leads of the hubs", asked) {
             return None;
@@ -274,7 +274,7 @@ impl Teller<'_> {
         Some(false)
     }
 
-    /// Whether somebody acts on this edge, where that is known.
+    /// Returns whether an agent or a hub acts on this edge cluster, or `None` if unknown.
     fn acts(&mut self, asked: &Asking<Lease>) -> Option<bool> {
         if self.not_known("who acts on this cluster", asked) {
             return None;
@@ -303,8 +303,8 @@ impl Teller<'_> {
         Some(false)
     }
 
-    /// Who holds it, where it is not `old` in seconds, and when it was renewed; none, and a line, where that tells of
-    /// clocks and of nothing else.
+    /// Returns the holder (`None` if the Lease is older than `old` seconds) and the last renewal. If the clocks differ
+    /// too much, adds a line and returns `None`.
     fn held<'l>(
         &mut self,
         lease: &'l Lease,
@@ -326,7 +326,7 @@ impl Teller<'_> {
         Some((holder, renewed))
     }
 
-    /// Those that are not told of one by one.
+    /// Mentions the members that have no separate lines.
     fn rest(&mut self, status: &TenantStatus, told: usize) {
         let all = match &status.summary {
             Some(summary) => summary.clusters as usize,

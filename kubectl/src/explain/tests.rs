@@ -27,7 +27,7 @@ fn condition(type_: &str, status: &str, reason: &str, message: &str) -> Value {
     })
 }
 
-/// Of a Tenant on edge-1 that is as given.
+/// A Tenant on edge-1 with these conditions.
 fn tenant(ready: (&str, &str, &str), progress: &str, error: Option<(&str, &str)>) -> Value {
     let all = if ready.0 == "True" {
         "AllClustersReady"
@@ -100,7 +100,7 @@ fn with(mut object: Value, pointer: &str, value: Value) -> Value {
     object
 }
 
-/// With another condition in the place of the one of its type.
+/// Replaces the condition of the same type.
 fn saying(object: Value, said: Value) -> Value {
     let conditions = object.pointer("/status/conditions").unwrap().as_array();
     let mut conditions = conditions.unwrap().clone();
@@ -191,7 +191,7 @@ fn failure_shows_cause_and_next_step() {
         let cause = "  ✗ InstallFailed: helm said no\n      → correct the chart";
         tells(&on_edge(failed(next), edge()), false, &[cause, line]);
     }
-    // Of a later version: nothing is made of it.
+    // The command ignores the unknown step of a later version.
     let ponder = json!({"cluster": "edge-1", "what": "Ponder", "attempts": 0});
     tells(
         &on_edge(failed(ponder), edge()),
@@ -473,7 +473,7 @@ fn without_a_hub_nothing_counts_as_ready() {
     };
     let line = "? who holds the Lease is not known: it was renewed at 2026-11-23T00:45:00Z (in 5m)";
     tells(&ahead, false, &[line, "→ compare the clock"]);
-    // Its hub is gone, whatever was said of it last.
+    // The hub is gone, regardless of the last status.
     let seen = with(edge(), "/status/lastSeen", json!("2026-11-23T00:34:00Z"));
     let line =
         "? home says that it is connected, and has not seen it since 2026-11-23T00:34:00Z (6m ago)";

@@ -1,4 +1,4 @@
-//! What is asked of debug ports: by streams that a small apiserver forwards, and where there is none.
+//! Requests to debug ports: through streams that a fake API server forwards, and without a listener.
 
 use std::net::SocketAddr;
 
@@ -18,7 +18,7 @@ use super::*;
 const PORT: u16 = 8082;
 const REFUSED: &str = "failed to connect to localhost:8082 inside namespace: connection refused";
 
-/// A debug port, and what it was asked.
+/// Starts a debug port and returns its address and the recorded requests.
 async fn debug_port() -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
     let asked = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&asked);
@@ -45,8 +45,8 @@ async fn debug_port() -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
     (address, asked)
 }
 
-/// What an apiserver makes of a port-forward: a WebSocket with a channel of data and one of errors, each beginning
-/// with the port. Without `to`, nothing listens in the pod.
+/// Forwards a port like an API server: a WebSocket with a data and an error channel, each starting with the port.
+/// Without `to`, nothing listens in the pod.
 fn forwarded(mut request: Request, to: Option<SocketAddr>) -> Response {
     let key = request.headers()[header::SEC_WEBSOCKET_KEY].as_bytes();
     let accept = derive_accept_key(key);
@@ -104,7 +104,7 @@ fn pod(name: &str, container: &str, leads: bool, args: &[&str]) -> Value {
     })
 }
 
-/// A cluster with these pods in the namespace krypton, of which `listens` has a debug port at `to`.
+/// A cluster with these pods in the namespace krypton. The pod `listens` has a debug port at `to`.
 async fn cluster(pods: Vec<Value>, listens: &'static str, to: Option<SocketAddr>) -> Server {
     let router = Router::new().fallback(move |request: Request| {
         let of = |(code, body): (u16, Value)| answer(code, &body);
@@ -169,7 +169,7 @@ async fn port_forward_reaches_leading_hub_and_acting_agent() {
             "PUT /debug/log?for=0 of localhost: info,a::b=trace",
         ]
     );
-    // Of several pods, what is done of one is said though another may not be asked.
+    // With several pods, the output contains the changed pod although the request to another one fails.
     let words = ["log-level", "hub", "debug", "--pod", "krypton-hub-b"];
     assert!(home.run(&words).await.is_ok());
     for backwards in [false, true] {
@@ -193,7 +193,7 @@ async fn debug_port_failure_sets_exit_code_and_message() {
     let one = |args: &[&str]| vec![pod("krypton-hub-a", "krypton-hub", true, args)];
     let get = ["log-level", "hub"];
     for (pods, listens, words, code, said) in [
-        // Nothing listens in the pod; the flag says that nothing does.
+        // First no listener in the pod, then a port that the flag disables.
         (
             one(&[]),
             "krypton-hub-a",
@@ -215,7 +215,7 @@ async fn debug_port_failure_sets_exit_code_and_message() {
             ExitCode::NotPermitted,
             "may not get and create pods/portforward in the namespace krypton",
         ),
-        // It has gone since it was listed.
+        // The pod was deleted after the list request.
         (
             vec![pod("krypton-hub-gone", "krypton-hub", true, &[])],
             "",
@@ -223,7 +223,7 @@ async fn debug_port_failure_sets_exit_code_and_message() {
             ExitCode::NotFound,
             "no pod of the name \"krypton-hub-gone\"",
         ),
-        // Its node does not answer.
+        // The pod's node does not respond.
         (
             vec![pod("krypton-hub-away", "krypton-hub", true, &[])],
             "",
@@ -273,7 +273,7 @@ async fn loopback_debug_address_is_asked_without_pod() {
     let error = error.unwrap_err();
     assert_eq!(error.exit_code(), ExitCode::Refused);
     assert!(error.to_string().contains("no level is loud"), "{error}");
-    // Bound without a listener: no other test gets the port.
+    // Bound without a listener, which keeps the port away from other tests.
     let silent = TcpSocket::new_v4().unwrap();
     silent.bind(([127, 0, 0, 1], 0).into()).unwrap();
     let nowhere = format!("--debug-address={}", silent.local_addr().unwrap());
@@ -298,7 +298,7 @@ async fn support_bundle_contains_debug_reports_or_failure_reasons() {
     let (to, _) = debug_port().await;
     let mut pods = hubs();
     pods.push(pod("krypton-hub-c", "krypton-hub", false, &[]));
-    // One that has ended is not asked.
+    // The command does not query a failed pod.
     pods[3]["status"]["phase"] = "Failed".into();
     let home = cluster(pods, "krypton-hub-b", Some(to)).await;
     let folder = tempfile::tempdir().unwrap();

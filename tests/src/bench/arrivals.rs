@@ -1,4 +1,4 @@
-//! When each of many objects became as wanted, seen by a watch.
+//! Measures with a watch when each of many objects reached its desired state.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,12 +17,12 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 
-/// A watch that is up before the first object is made.
+/// A watch that is established before the benchmark creates its first object.
 pub(crate) struct Arrivals<K> {
     events: BoxStream<'static, watcher::Result<Event<K>>>,
 }
 
-/// First and last arrival, since the clock was started.
+/// First and last arrival, measured from the start of the clock.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Span {
     pub(crate) first: Duration,
@@ -33,7 +33,7 @@ impl<K> Arrivals<K>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
 {
-    /// Returns when the list is complete; the watch is then asked for with the first `all`.
+    /// Returns when the initial list is complete. The first call of `all` starts the watch request.
     pub(crate) async fn watch(api: Api<K>) -> Result<Self> {
         let mut events = watcher(api, watcher::Config::default())
             .default_backoff()
@@ -46,10 +46,10 @@ where
         bail!("the watch ended")
     }
 
-    /// Waits until `count` objects are as `wanted` says, which tells of the others what they lack.
+    /// Waits until `wanted` accepts `count` objects. For any other object, `wanted` returns the missing part.
     ///
     /// # Errors
-    /// When they are not by `deadline`, naming some that lack something.
+    /// Returns an error that names some of the incomplete objects if `deadline` expires.
     pub(crate) async fn all(
         &mut self,
         count: u32,
@@ -62,7 +62,7 @@ where
         let mut lacking = BTreeMap::new();
         let arriving = async {
             while let Some(event) = self.events.next().await {
-                // An error is a watch that is begun anew.
+                // After an error, the watcher starts a new watch.
                 let Ok(Event::Apply(object) | Event::InitApply(object)) = event else {
                     continue;
                 };

@@ -1,5 +1,5 @@
-//! What it costs to look for drift: the same Tenants at rest, without looks and with them, more often than
-//! anybody would, and out of the difference what one look takes.
+//! Measures the cost of drift detection. Compares an idle fleet without drift checks to one with frequent checks, and
+//! derives the cost of one check from the difference.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::{
 const HEADS: [&str; 4] = ["drift", "one look", "an hour", ""];
 const NOTES: &str = "an hour: of one release that is looked at every 10 minutes, the default. The release is the chart \
 `small`, three objects\nthat nobody changes: each is read, and none is asked about again.";
-/// Of the default interval.
+/// At the default interval of 10 minutes.
 const LOOKS_AN_HOUR: f64 = 6.0;
 
 #[derive(Debug, clap::Args)]
@@ -43,7 +43,8 @@ struct Resting {
 }
 
 impl Resting {
-    /// Each look reads the release's Secret once, and nothing else at rest does.
+    /// Counts reads of Secrets. Each drift check reads the release's Secret once, and an idle reconciler reads no
+    /// other.
     fn reads(&self) -> f64 {
         let key = ("GET".to_owned(), "secrets".to_owned());
         self.rest.edge.all.get(&key).copied().unwrap_or_default() as f64
@@ -73,7 +74,7 @@ async fn at_rest(options: &Options, drift: &str, repository: &ChartRepository) -
     let setup = Setup::start(Mode::Agent, repository, &flags).await?;
     let resting = async {
         setup.install(0..size).await?;
-        // By then each object has been asked about for the first time.
+        // After two intervals, the first drift check of each object is over.
         let first = Duration::from_secs(2 * options.interval);
         tokio::time::sleep(first).await;
         say(&format!("at rest for {} s", options.seconds));

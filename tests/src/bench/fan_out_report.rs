@@ -1,4 +1,4 @@
-//! The table of the fan-out: figures beside their targets.
+//! Renders the results of the fan-out benchmark as a table of figures and targets.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::{
     table::{MIB, at_most, fixed, table},
 };
 
-/// Others' work beyond this makes times of little worth.
+/// CPU cores used by other processes. Above this limit, the measured times are unreliable.
 const QUIET_CORES: f64 = 0.15;
 const HEADS: [&str; 3] = ["figure", "is", "target"];
 const NOTES: &str = "\
@@ -19,7 +19,7 @@ buckets that grow by half. Home is written by whoever holds the hub's Lease, whi
 after 60 s: so long home shows what it was.
 ";
 
-/// Label, figure, target.
+/// Label, figure and target.
 type Row = [String; 3];
 
 pub(crate) fn render(measured: &FanOut) -> String {

@@ -1,4 +1,4 @@
-//! The floor of a design that runs helm: the same releases by plain helm, four at a time.
+//! Measures the lower bound for any design that runs Helm: plain Helm installs the same releases, four at a time.
 
 use std::{
     ffi::OsString,
@@ -32,27 +32,26 @@ use crate::{
 
 const HTTP_TIMEOUT: Duration = Duration::from_secs(10);
 const NAMESPACES_AT_ONCE: usize = 16;
-/// What each namespace gets from the controllers, last of all.
+/// The last object that the controllers create in each namespace.
 const LAST_IN_NAMESPACE: &str = "kube-root-ca.crt";
 
-/// What helm is given.
+/// The flags of the Helm command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Flags {
-    /// `upgrade --install --wait=hookOnly`, and nothing in its environment.
+    /// `upgrade --install --wait=hookOnly`, with an empty environment.
     Plain,
-    /// What the hub gives it, but for labels, description and values: so the difference that
-    /// remains is the hub's own.
+    /// The hub's flags, except labels, description and values. The remaining difference is the hub's own cost.
     Hubs,
 }
 
 #[derive(Debug, Clone)]
 pub(crate) struct Floor {
     pub(crate) many: Work,
-    /// One more release, alone, with all caches warm.
+    /// One additional release, installed alone with warm caches.
     pub(crate) single: Work,
 }
 
-/// A control plane of its own, of the edge's kind, with its namespaces made beforehand.
+/// A separate control plane of the same kind as the edge cluster, with its namespaces created beforehand.
 struct Setup {
     cluster: Cluster,
     flags: Flags,
@@ -103,7 +102,8 @@ impl Setup {
         })
     }
 
-    /// As `xargs -P4` does it; its CPU time is that of the helm runs, which it waits for.
+    /// Installs the releases with `xargs -P4`. The CPU time is that of the Helm processes, because `xargs` waits for
+    /// them.
     async fn install(&self, numbers: &[u32]) -> Result<Work> {
         let count = u32::try_from(numbers.len()).context("counting releases")?;
         let list = self.folder.path().join("names");
@@ -197,7 +197,7 @@ impl Setup {
     }
 }
 
-/// The same package that the hub gets.
+/// Fetches the chart package that the hub also uses.
 async fn package(repository: &ChartRepository) -> Result<Vec<u8>> {
     let url = format!("{}/{CHART}-{CHART_VERSION}.tgz", repository.url());
     let client = reqwest::Client::builder()
@@ -212,7 +212,7 @@ async fn package(repository: &ChartRepository) -> Result<Vec<u8>> {
         .into())
 }
 
-/// Returns when the controllers have put into each what they put into every namespace.
+/// Creates the namespaces and waits until the controllers have added the default objects to each.
 async fn make_namespaces(cluster: &Cluster, count: u32) -> Result<()> {
     let client = cluster.client();
     let namespaces: Api<Namespace> = Api::all(client.clone());
@@ -251,7 +251,7 @@ async fn make_namespaces(cluster: &Cluster, count: u32) -> Result<()> {
     .await
 }
 
-/// What the Deployment lacks to be available. Those of other releases do not count.
+/// Returns the reason why the Deployment is not available. Rejects Deployments of other releases.
 fn available(deployment: &Deployment, names: &[String]) -> Result<(), String> {
     if !deployment
         .namespace()

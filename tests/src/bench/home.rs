@@ -8,7 +8,7 @@ use krypton_hub::tenants::Rehearsal;
 use crate::{load::Times, say, table::fixed};
 
 const TARGET: Duration = Duration::from_millis(50);
-/// Members that change, one after the other.
+/// Number of members that change, one after the other.
 const CHANGES: usize = 50;
 
 #[derive(Debug, Clone, clap::Args)]
@@ -24,9 +24,9 @@ pub(crate) struct Options {
 #[derive(Debug)]
 pub(crate) struct Measured {
     options: Options,
-    /// Time to decide all Tenants, as when a hub starts.
+    /// Time to decide all Tenants, as at the start of a hub.
     start: Duration,
-    /// CPU time of one member's change, in seconds, and how many decisions it led to.
+    /// CPU time in seconds for one member's change, and the number of resulting decisions.
     rows: Vec<(&'static str, f64, u64)>,
 }
 

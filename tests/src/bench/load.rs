@@ -1,4 +1,4 @@
-//! CPU time and memory out of /proc.
+//! Reads CPU time and memory from /proc.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use anyhow::{Context, Result};
 use crate::machine::read;
 
 pub(crate) const COMMAND_DEADLINE: Duration = Duration::from_secs(60);
-/// USER_HZ, the unit of times in /proc, which is 100 for every architecture's user space.
+/// USER_HZ, the unit of times in /proc. It is 100 in the user space of every architecture.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// CPU time of the children that this process has waited for, and of theirs.
+/// CPU time of the children that this process has waited for, including their descendants.
 pub(crate) fn children_seconds() -> Result<f64> {
     let [_, children] = times(&read("/proc/self/stat")?)?;
     Ok(children)
@@ -22,7 +22,7 @@ pub(crate) fn own_seconds(pid: u32) -> Result<f64> {
     Ok(own)
 }
 
-/// CPU time of these processes and of this one, with the children each has waited for.
+/// CPU time of these processes and of this process, including the children that each has waited for.
 pub(crate) fn known_seconds(pids: &[u32]) -> Result<f64> {
     let own = ["/proc/self/stat".to_owned()].into_iter();
     let all = own.chain(pids.iter().map(|pid| format!("/proc/{pid}/stat")));
@@ -30,7 +30,7 @@ pub(crate) fn known_seconds(pids: &[u32]) -> Result<f64> {
         .sum()
 }
 
-/// CPU time of the whole machine since its start, in which something ran.
+/// Time since boot during which any CPU of the machine was busy.
 pub(crate) fn busy_seconds() -> Result<f64> {
     busy(&read("/proc/stat")?)
 }
@@ -39,9 +39,9 @@ pub(crate) fn busy_seconds() -> Result<f64> {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Memory {
     pub(crate) resident: u64,
-    /// Without its program and other files, which the kernel can drop.
+    /// Excludes the program and other file mappings, which the kernel can drop.
     pub(crate) anonymous: u64,
-    /// The most that was resident at a time.
+    /// Peak of `resident`.
     pub(crate) peak: u64,
 }
 
@@ -90,15 +90,15 @@ impl Times {
     }
 }
 
-/// Of a process and of its children, in seconds.
+/// CPU time of a process and of its children, in seconds.
 fn times(stat: &str) -> Result<[f64; 2]> {
     let [user, kernel, children_user, children_kernel] = ticks(stat)?;
     Ok([user + kernel, children_user + children_kernel])
 }
 
-/// User and kernel time of a process, then of its children, out of proc(5)'s stat, in seconds.
+/// User and kernel time of a process, then of its children, from proc(5)'s stat, in seconds.
 fn ticks(stat: &str) -> Result<[f64; 4]> {
-    // The second field is the name in parentheses, which may hold anything; the rest are numbers.
+    // The second field is the name in parentheses, which can contain any character. All other fields are numbers.
     let (_, fields) = stat
         .rsplit_once(')')
         .context("no name in /proc/<pid>/stat")?;
@@ -110,8 +110,8 @@ fn ticks(stat: &str) -> Result<[f64; 4]> {
     Ok(ticks.map(|ticks| ticks / TICKS_PER_SECOND))
 }
 
-/// user, nice, system, irq, softirq and steal of proc(5)'s stat; not idle, iowait or the guests',
-/// which are in user already.
+/// Sums user, nice, system, irq, softirq and steal from proc(5)'s stat. Omits idle and iowait. Omits the guest times,
+/// because user includes them.
 fn busy(stat: &str) -> Result<f64> {
     let line = stat
         .lines()

@@ -1,5 +1,5 @@
-//! Sessions by hand, for what the agent's own never says: probes, which ask the hub for a sign that it has
-//! heard them, and floods.
+//! Implements agent sessions for messages that the real agent never sends: probes and floods. A probe makes the hub
+//! confirm that it has processed a report.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -23,14 +23,14 @@ use tonic::Streaming;
 
 use crate::simulated::{Enrolled, KUBERNETES_VERSION, REPLICA, installed};
 
-/// Longer than what the hub waits between two questions to one agent.
+/// Longer than the hub's minimum interval between two resync requests to one agent.
 const PROBE_EVERY: Duration = Duration::from_millis(10_200);
-/// Messages that wait for their way. What is beyond the stream's window waits with whoever says it.
+/// Capacity of the queue of outgoing messages. When the stream's window is full too, the sender waits.
 const OUTGOING: usize = 4;
-/// Tenants that a flood is about: it changes them, and makes no more of them.
+/// Number of Tenants in a flood. The flood changes these and creates no others.
 const FLOODED: u64 = 200;
 
-/// When each was asked, and how long the answer took.
+/// Time of each request, and the latency of the response.
 pub(crate) type Samples = Arc<Mutex<Vec<(Instant, Duration)>>>;
 
 struct Session {
@@ -40,7 +40,7 @@ struct Session {
 }
 
 impl Session {
-    /// Up to the end of an account without Tenants.
+    /// Opens a session and completes a full report without Tenants.
     async fn open(enrolled: &Enrolled) -> Result<Self> {
         let connection = enrolled.dialer.connect().await?;
         let (say, said) = mpsc::channel(OUTGOING);
@@ -53,7 +53,7 @@ impl Session {
             kubernetes_version: KUBERNETES_VERSION.to_owned(),
             applied: None,
             now: clock::wall().as_second(),
-            // As one that is too old for rotations of the CA.
+            // Simulates an agent that is too old for CA rotation.
             trusts: None,
         };
         let mut session = {
@@ -131,11 +131,11 @@ fn report(number: u64, generation: i64) -> Said {
     })
 }
 
-/// Reports a Tenant's change with a digest that is wrong, and measures until the hub asks what is right:
-/// then it has taken in the report. `offset` is of the first one.
+/// Reports a Tenant's change with a wrong digest, and measures the time until the hub requests a resync. By then, the
+/// hub has processed the report. `offset` delays the first report, as a fraction of the interval.
 ///
 /// # Errors
-/// When the session ends.
+/// Returns an error if the session ends.
 pub(crate) async fn probe(enrolled: Enrolled, offset: f64, samples: Samples) -> Result<()> {
     let mut session = Session::open(&enrolled).await?;
     let mut asked = None;
@@ -169,10 +169,10 @@ pub(crate) async fn probe(enrolled: Enrolled, offset: f64, samples: Samples) -> 
     }
 }
 
-/// Reports as fast as it can, one Tenant's change after the other.
+/// Reports changes of one Tenant after the other, as fast as possible.
 ///
 /// # Errors
-/// When the session ends.
+/// Returns an error if the session ends.
 pub(crate) async fn flood(enrolled: Enrolled) -> Result<()> {
     let mut session = Session::open(&enrolled).await?;
     let say = session.say.clone();

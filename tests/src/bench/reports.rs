@@ -1,5 +1,5 @@
-//! Agents that report changes of all their Tenants over and over: how many reports one hub takes in, what that
-//! costs, and how much of it is written on home, which has all of these Tenants too.
+//! Measures how many reports one hub processes, at which cost, and how many Tenant writes on the home cluster follow.
+//! Agents continuously report changes of all their Tenants, and the home cluster has all of these Tenants too.
 
 use std::{
     collections::BTreeMap,
@@ -31,10 +31,9 @@ use crate::{
 const REPORTS: &str = "krypton_hub_tenant_reports_total";
 const SLOWED: &str = "krypton_hub_sessions_slowed_total";
 const TARGET: f64 = 20_000.0;
-/// Each agent changes all its Tenants so often: what it may say in the long run is far more than is asked of
-/// the hub in all.
+/// Interval at which each agent changes all its Tenants. The resulting rate far exceeds the hub's target rate.
 const CHANGE_EVERY: Duration = Duration::from_millis(250);
-/// In the first row.
+/// Duration of the measurement in the first row.
 const ALONE: Duration = Duration::from_secs(3);
 const NOTES: &str = "\
 The first row is the board of reports without sessions: one thread, in messages of as many Tenants, with the
@@ -58,14 +57,14 @@ pub(crate) struct Options {
 #[derive(Debug)]
 pub(crate) struct Measured {
     options: Options,
-    /// A second, of the report_store alone.
+    /// Reports per second that the report store alone processes.
     alone: f64,
     seconds: f64,
     taken_in: u64,
     slowed: u64,
-    /// Of home's Tenants.
+    /// Status writes of the Tenants on the home cluster.
     writes: u64,
-    /// Until home shows what was said last.
+    /// Time until the home cluster shows the last reports.
     shown: Duration,
     hub: f64,
     neighbours: f64,
@@ -78,8 +77,8 @@ fn key(number: u32) -> TenantKey {
     }
 }
 
-/// Another one each time; of those of odd Tenants every third one is not ready. Agents say the latest alone,
-/// so that with every second one they might always be seen in the same state.
+/// Returns a report that differs in each round. For odd Tenants, every third report is not ready. Agents send only the
+/// latest report. If it were every second one, the hub could always observe the same state.
 fn report(round: u64, number: u32) -> TenantReport {
     let mut report = installed();
     report.observed_generation = i64::try_from(round).unwrap_or(i64::MAX);
@@ -178,7 +177,7 @@ async fn all_ready(tenants: &Api<Tenant>, options: &Options) -> Result<()> {
     .context("home")
 }
 
-/// Reports a second that the report_store takes from one thread.
+/// Reports per second that the report store processes in one thread.
 fn alone(options: &Options) -> f64 {
     let reports = Reports::default();
     let names: Vec<String> = (0..options.agents)

@@ -1,5 +1,5 @@
-//! Agents without clusters: the agent's own dialler, session and report_store of reports over mutual TLS. What
-//! is simulated is the cluster behind them, so of the reconciler only what an idle one says.
+//! Agents without clusters, built from the agent's own dialer, session and report store over mutual TLS. Only the
+//! cluster is simulated, and the reconciler sends the reports of an idle one.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -31,25 +31,25 @@ pub(crate) const REPLICA: &str = "one";
 pub(crate) const KUBERNETES_VERSION: &str = "v1.36.0-simulated";
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// A member's name and the UID of its EdgeCluster, which its certificate is bound to.
+/// A member's name and the UID of its EdgeCluster, to which its certificate is bound.
 #[derive(Debug, Clone)]
 pub(crate) struct Member {
     pub(crate) name: String,
     pub(crate) uid: String,
 }
 
-/// An agent that is not running yet.
+/// An enrolled agent that is not running yet.
 #[derive(Debug)]
 pub(crate) struct Enrolled {
     pub(crate) name: String,
     pub(crate) dialer: Arc<Dialer>,
 }
 
-/// Running agents; dropping them ends them.
+/// Running agents. Dropping this value stops them.
 #[derive(Debug)]
 pub(crate) struct Agents {
     agents: Vec<Arc<Agent>>,
-    // Each is two tasks, which end with this.
+    // Each agent has two tasks, which stop when this is dropped.
     _tasks: JoinSet<()>,
     _stop: DropGuard,
 }
@@ -60,22 +60,22 @@ struct Agent {
     seen: Mutex<Seen>,
 }
 
-/// What an agent has seen of its hub.
+/// Observations of an agent about its hub.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Seen {
-    /// Since when there is a session; `None` while there is none.
+    /// Start of the current session. `None` while disconnected.
     pub(crate) up: Option<Instant>,
-    /// When the latest session ended; `None` before the first one has.
+    /// End of the latest session. `None` until the first session ends.
     pub(crate) ended: Option<Instant>,
-    /// The newest desired state, and when it came.
+    /// The latest desired state and the time of its arrival.
     pub(crate) desired: Option<(Version, Instant)>,
 }
 
 impl Enrolled {
-    /// With a key and a certificate of its own, as if it had enrolled.
+    /// Creates an agent with its own key and certificate, as after enrollment.
     ///
     /// # Errors
-    /// When the certificate cannot be made.
+    /// Returns an error if the certificate can't be created.
     pub(crate) fn new(authority: &Authority, member: &Member, hub: &str) -> Result<Self> {
         let Member { name, uid } = member;
         let key = KeyPair::generate().context("making a key")?;
@@ -95,7 +95,7 @@ impl Enrolled {
 }
 
 impl Agents {
-    /// All at once.
+    /// Starts all agents concurrently.
     pub(crate) fn start(enrolled: Vec<Enrolled>) -> Self {
         let stop = CancellationToken::new();
         let mut tasks = JoinSet::new();
@@ -131,7 +131,7 @@ impl Agents {
         }
     }
 
-    /// Gives each so many Tenants, all Ready.
+    /// Reports `each` Ready Tenants from every agent.
     pub(crate) fn report_tenants(&self, each: u32) {
         let report = installed();
         for agent in &self.agents {
@@ -145,18 +145,18 @@ impl Agents {
         }
     }
 
-    /// What one of them says of a Tenant from now on.
+    /// Sets the report of one agent about one Tenant.
     ///
     /// # Panics
-    /// When there is no such agent.
+    /// Panics if the agent doesn't exist.
     pub(crate) fn report(&self, index: usize, key: &TenantKey, report: Option<TenantReport>) {
         self.agents[index].report_store.tenant(key, report);
     }
 
-    /// Waits until each has seen what is wanted, and returns when each did, in order.
+    /// Waits until `wanted` returns a time for every agent. Returns the times in ascending order.
     ///
     /// # Errors
-    /// When some have not by `deadline`, with how many.
+    /// Returns an error with the number of remaining agents if `deadline` expires.
     pub(crate) async fn all(
         &self,
         what: &str,
@@ -179,10 +179,10 @@ impl Agents {
         }
     }
 
-    /// Waits until the session of this one has ended, and returns when it did.
+    /// Waits until the session of this agent ends, and returns the time.
     ///
     /// # Errors
-    /// When it has not within `deadline`.
+    /// Returns an error if the session doesn't end within `deadline`.
     pub(crate) async fn ended(&self, index: usize, deadline: Duration) -> Result<Instant> {
         let agent = self.agents.get(index).context("no such agent")?;
         let end = Instant::now() + deadline;
@@ -201,7 +201,7 @@ impl Agents {
         self.agents.len()
     }
 
-    /// The latest desired state that any has.
+    /// Returns the latest version of the desired state across all agents.
     pub(crate) fn version(&self) -> Option<Version> {
         let versions = self.agents.iter().map(|agent| agent.lock().desired);
         versions.flatten().map(|(version, _)| version).max()
@@ -214,7 +214,7 @@ impl Agent {
     }
 }
 
-/// In the place of a reconciler: it holds the Lease, and acts on what it is given as soon as it is there.
+/// Stands in for a reconciler: holds the Lease and applies each desired state immediately.
 async fn reconcile(
     agent: Arc<Agent>,
     mut link: watch::Receiver<Link>,

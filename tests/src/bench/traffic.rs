@@ -1,6 +1,6 @@
-//! Requests that reach an apiserver, by verb and resource, and of them those of one user.
+//! Counts requests to an API server by verb and resource, and separately the requests of one user.
 //!
-//! The user is a service account that a FlowSchema singles out: the apiserver counts by those.
+//! The user is a service account with its own FlowSchema, because the API server keeps counters for each FlowSchema.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -19,23 +19,23 @@ use kube::{
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-/// Of the service account, its binding and the FlowSchema.
+/// Name of the service account, its binding and the FlowSchema.
 const SUBJECT: &str = "bench";
 const NAMESPACE: &str = "kube-system";
 const SERIES: &str = "apiserver_flowcontrol_dispatched_requests_total{";
 const DEADLINE: Duration = Duration::from_secs(60);
-/// Longer than any run.
+/// Exceeds the duration of any run.
 const TOKEN_SECONDS: i64 = 24 * 3600;
 
-/// By (verb, resource).
+/// Requests by (verb, resource).
 pub(crate) type Counts = BTreeMap<(String, String), u64>;
 
-/// Requests since a control plane's start, or between two readings.
+/// Requests since the start of a control plane, or between two readings.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Traffic {
-    /// Of everybody: controllers, nodes, the apiserver itself.
+    /// Requests of all clients: controllers, nodes and the API server itself.
     pub(crate) all: Counts,
-    /// Of the subject alone; its watches count when they begin.
+    /// Requests of the service account. Its watches count when they start.
     pub(crate) of_subject: u64,
 }
 
@@ -46,7 +46,7 @@ impl Traffic {
         Ok(Self { all, of_subject })
     }
 
-    /// What has come since `earlier`. The apiserver does not count the readings, nor `/version`.
+    /// Returns the requests since `earlier`. The API server counts neither these readings nor `/version`.
     pub(crate) fn since(&self, earlier: &Self) -> Self {
         let mut all = Counts::new();
         for (key, now) in &self.all {
@@ -67,11 +67,11 @@ impl Traffic {
     }
 }
 
-/// Gives the subject all rights on the cluster and returns its kubeconfig (YAML), once the
-/// apiserver counts its requests.
+/// Grants the service account all rights on the cluster. Returns its kubeconfig (YAML) when the API server counts its
+/// requests.
 ///
 /// # Errors
-/// When the apiserver refuses, or does not count.
+/// Returns an error if the API server rejects an object or doesn't count the requests.
 pub(crate) async fn single_out(cluster: &Cluster) -> Result<String> {
     let client = cluster.client();
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), NAMESPACE);
@@ -95,7 +95,7 @@ pub(crate) async fn single_out(cluster: &Cluster) -> Result<String> {
     let schema = json!({
         "metadata": {"name": SUBJECT},
         "spec": {
-            // Never queued, as an administrator's.
+            // Requests are never queued, like an administrator's.
             "priorityLevelConfiguration": {"name": "exempt"},
             "matchingPrecedence": 2,
             "rules": [{
@@ -133,7 +133,7 @@ where
     K: Clone + DeserializeOwned + serde::Serialize + std::fmt::Debug,
 {
     let object: K = serde_json::from_value(object)?;
-    // The roles that the apiserver makes at its start may come a moment later.
+    // The API server creates its default roles shortly after startup.
     let what = format!("{} to be created", std::any::type_name::<K>());
     eventually(&what, DEADLINE, async || {
         match api.create(&PostParams::default(), &object).await {
@@ -145,7 +145,7 @@ where
     .await
 }
 
-/// JSON is YAML.
+/// Returns JSON, which is valid YAML.
 fn with_token(kubeconfig: &str, token: &str) -> Result<String> {
     let mut kubeconfig: Value = serde_saphyr::from_str(kubeconfig)?;
     kubeconfig["users"][0]["user"] = json!({"token": token});

@@ -1,6 +1,5 @@
-//! `make demo`: a fleet of three real control planes on this machine, from nothing to an upgraded
-//! chart, a deleted Tenant, and an agent that is lost and comes back. Every step is verified at the
-//! apiservers before the next.
+//! Runs `make demo`: a fleet of three real control planes on this machine. Shows an installation, a chart upgrade, the
+//! deletion of a Tenant, and the loss and return of an agent. Verifies every step on the API servers before the next.
 
 #[path = "../demo/folder.rs"]
 mod folder;
@@ -40,7 +39,7 @@ struct Args {
 #[tokio::main]
 async fn main() -> ExitCode {
     let args = Args::parse();
-    // When it has returned, everything that was started is gone: its owners are dropped.
+    // When this returns, all owners are dropped, so no started process is left.
     match demonstrate(&args, &Screen::new()).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -52,7 +51,7 @@ async fn main() -> ExitCode {
 
 async fn demonstrate(args: &Args, screen: &Screen) -> Result<()> {
     let mut stop = Stop::listen()?;
-    // Dropped last, when nothing writes into it any more.
+    // Dropped last, when no process writes to it any longer.
     let folder = Folder::take()?;
     screen.step("Starting three control planes and a chart repository");
     let mut stage = tokio::select! {
@@ -81,7 +80,7 @@ async fn demonstrate(args: &Args, screen: &Screen) -> Result<()> {
     Ok(())
 }
 
-/// How a person, or who speaks for one, says that the demo is to end.
+/// Signals that request the end of the demo.
 struct Stop {
     interrupt: Signal,
     terminate: Signal,

@@ -1,4 +1,4 @@
-//! The command lines of a control plane's components and the files they read.
+//! Builds the command lines of a control plane's components and writes the files they read.
 
 use std::{
     fs,
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::{audit, credentials::Credentials, path_with};
 use crate::{process::Invocation, tools::Tools};
 
-/// Two Services for each of hundreds of Tenants do not fit a /24.
+/// A /24 is too small for two Services for each of hundreds of Tenants.
 const SERVICE_RANGE: &str = "10.96.0.0/16";
 const POD_RANGE: &str = "10.244.0.0/16";
 
@@ -25,11 +25,11 @@ pub(crate) enum Component {
 }
 
 impl Component {
-    /// What a control plane can do without.
+    /// Optional components of a control plane.
     pub(crate) const CONTROLLERS: [Self; 3] =
         [Self::ControllerManager, Self::Scheduler, Self::Kwok];
 
-    /// Of the binary, and of the log.
+    /// Name of the binary and of the log.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Etcd => "etcd",
@@ -48,7 +48,7 @@ pub(super) enum Audit {
     On,
 }
 
-/// Where the components of one cluster find each other and their files.
+/// Ports and file paths that the components of one cluster share.
 #[derive(Debug)]
 pub(super) struct Components {
     tools: Tools,
@@ -89,7 +89,7 @@ impl Components {
         self.folder.join("audit.log")
     }
 
-    /// The HOME of all that runs for this cluster.
+    /// HOME of all processes that run for this cluster.
     pub(super) fn home(&self) -> PathBuf {
         self.folder.join("home")
     }
@@ -117,7 +117,7 @@ impl Components {
         Ok(())
     }
 
-    /// Writes the kubeconfig, which holds the cluster's name, into an empty home.
+    /// Recreates the home folder and writes the kubeconfig, which contains the cluster's name.
     pub(super) fn write_home(&self, credentials: &Credentials, name: &str) -> Result<()> {
         let home = self.home();
         if home.exists() {
@@ -149,7 +149,7 @@ impl Components {
             .args(args)
             .env("PATH", path_with(&self.tools))
             .env("HOME", self.home())
-            // A third less CPU for some 50 MB more each.
+            // Reduces CPU time by a third, for about 50 MB more memory in each component.
             .env("GOGC", "400")
     }
 
@@ -160,7 +160,7 @@ impl Components {
             format!("--data-dir={}", self.path("etcd")),
             format!("--listen-client-urls={clients}"),
             format!("--advertise-client-urls={clients}"),
-            // A cluster of one has no peers; any port will do.
+            // A single-member etcd cluster has no peers, so any port works.
             "--listen-peer-urls=http://127.0.0.1:0".to_owned(),
             "--log-level=warn".to_owned(),
         ]
@@ -171,7 +171,7 @@ impl Components {
             format!("--etcd-servers=http://127.0.0.1:{}", self.etcd_port),
             "--bind-address=127.0.0.1".to_owned(),
             format!("--secure-port={}", self.port),
-            // The address of a cluster's Endpoints may not be a loopback one, so there are none.
+            // Endpoints can't contain loopback addresses, so the reconciler is disabled.
             "--endpoint-reconciler-type=none".to_owned(),
             format!("--service-cluster-ip-range={SERVICE_RANGE}"),
             format!("--tls-cert-file={}", self.path("apiserver.crt")),
@@ -195,7 +195,7 @@ impl Components {
             args.extend([
                 format!("--audit-policy-file={}", self.path("audit-policy.yaml")),
                 format!("--audit-log-path={}", self.audit_log().display()),
-                // MB, far more than any test writes: it stays one file.
+                // In MB. Exceeds the output of any test, so the log stays one file.
                 "--audit-log-maxsize=2000".to_owned(),
             ]);
         }
@@ -210,7 +210,7 @@ impl Components {
                 "--service-account-private-key-file={}",
                 self.path("service-account.key")
             ),
-            // kwok plays no kubelet that would make pods ready again when its node was NotReady for a while.
+            // kwok doesn't play a kubelet that makes pods ready again after their node was NotReady.
             "--node-monitor-grace-period=1h".to_owned(),
         ]);
         args
@@ -220,7 +220,7 @@ impl Components {
         self.client_of_apiserver()
     }
 
-    /// Serves nothing, leads at once, and is not what a measurement waits for.
+    /// Flags for a client that serves no port, needs no leader election and doesn't throttle measurements.
     fn client_of_apiserver(&self) -> Vec<String> {
         vec![
             format!("--kubeconfig={}", self.kubeconfig.display()),
@@ -236,7 +236,7 @@ impl Components {
             format!("--kubeconfig={}", self.kubeconfig.display()),
             format!("--config={}", self.tools.stages().display()),
             "--manage-all-nodes=true".to_owned(),
-            // Without leases the node is NotReady after 40 s, and with it every Deployment.
+            // Without leases, the node becomes NotReady after 40 s, and all Deployments become unavailable.
             "--node-lease-duration-seconds=40".to_owned(),
             format!("--cidr={POD_RANGE}"),
             "--node-ip=10.0.0.1".to_owned(),

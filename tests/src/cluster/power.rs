@@ -1,4 +1,4 @@
-//! A control plane that loses its power, and one whose data is that of an earlier time.
+//! Simulates a power loss of a control plane, and the restore of etcd data from a snapshot.
 
 use std::{fs, path::Path};
 
@@ -8,36 +8,36 @@ use tempfile::TempDir;
 use super::{Cluster, Component, Parts, START_DEADLINE, lease::Ask, lock};
 use crate::{port::Port, process::kill_all, wait::eventually};
 
-/// All that was in etcd at one time.
+/// A copy of all etcd data.
 #[derive(Debug)]
 pub struct Snapshot {
     data: TempDir,
 }
 
 impl Cluster {
-    /// SIGKILLs etcd and the apiserver at once, and waits until their ports refuse connections.
+    /// Kills etcd and the API server together with SIGKILL, and waits until their ports refuse connections.
     ///
     /// # Errors
-    /// When a port does not become free.
+    /// Returns an error if a port doesn't become free.
     pub async fn power_off(&self) -> Result<()> {
         self.kill(&[Component::Etcd, Component::Apiserver])?;
         free(&self.port).await?;
         free(&self.etcd_port).await
     }
 
-    /// Starts both again, on the same ports and data, and waits until the apiserver is ready.
+    /// Starts both again on the same ports and data, and waits until the API server is ready.
     ///
     /// # Errors
-    /// When one runs already, ends or does not become ready.
+    /// Returns an error if one of them already runs, ends or doesn't become ready.
     pub async fn power_on(&self) -> Result<()> {
         self.spawn(Component::Etcd)?;
         self.start_apiserver().await
     }
 
-    /// Copies the data of etcd, which is away for a moment.
+    /// Copies the data of etcd. Stops etcd during the copy.
     ///
     /// # Errors
-    /// When it cannot be copied, or etcd does not come back.
+    /// Returns an error if the copy fails or etcd doesn't become ready again.
     pub async fn snapshot(&self) -> Result<Snapshot> {
         self.kill(&[Component::Etcd])?;
         free(&self.etcd_port).await?;
@@ -48,11 +48,11 @@ impl Cluster {
         Ok(Snapshot { data })
     }
 
-    /// Puts the data of `snapshot` in the place of what there is, as after a disaster: all of the control
-    /// plane is started again, and its resourceVersions go back.
+    /// Replaces the current data by `snapshot`, as in disaster recovery. Restarts the whole control plane, and its
+    /// resourceVersions decrease.
     ///
     /// # Errors
-    /// When the data cannot be put in place, or what ran does not come back.
+    /// Returns an error if the data can't be replaced or a component doesn't become ready again.
     pub async fn restore(&self, snapshot: &Snapshot) -> Result<()> {
         ensure!(
             self.parts != Parts::WithPods,

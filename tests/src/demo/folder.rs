@@ -1,4 +1,4 @@
-//! `.demo` in the checkout: everything the demo writes is in it, and it goes with the demo.
+//! The folder `.demo` in the checkout. It contains all files of the demo and is removed with it.
 
 use std::{
     fs::{self, DirBuilder, File, TryLockError},
@@ -11,7 +11,7 @@ use anyhow::{Context, Result, anyhow, bail};
 
 const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../.demo");
 const LOCK: &str = "lock";
-/// What a demo that has failed leaves is one of `LOGS`.
+/// Logs that stay after a failed demo.
 pub(crate) const HUB_LOG: &str = "hub.log";
 pub(crate) const AGENT_LOG: &str = "agent.log";
 const LOGS: [&str; 2] = [HUB_LOG, AGENT_LOG];
@@ -19,15 +19,14 @@ const LOGS: [&str; 2] = [HUB_LOG, AGENT_LOG];
 #[derive(Debug)]
 pub(crate) struct Folder {
     path: PathBuf,
-    /// The kernel lets go of it however the process ends.
+    /// The kernel releases the lock when the process ends, even after a crash.
     _lock: File,
 }
 
 impl Folder {
-    /// Takes the folder for this process, clears what an earlier one left, and makes it the place
-    /// of all temporary files.
+    /// Locks the folder for this process, removes the files of an earlier run, and uses it for all temporary files.
     pub(crate) fn take() -> Result<Self> {
-        // The clusters' keys are in it.
+        // The folder contains the clusters' keys.
         let made = DirBuilder::new().recursive(true).mode(0o700).create(PATH);
         made.with_context(|| format!("making {PATH}"))?;
         let path = fs::canonicalize(PATH).with_context(|| format!("looking for {PATH}"))?;
@@ -53,7 +52,7 @@ impl Folder {
         &self.path
     }
 
-    /// Adds to that log, which outlives a failed demo, and returns where it is.
+    /// Appends to a log that outlives a failed demo, and returns its path.
     pub(crate) fn keep_log(&self, name: &str, log: &Path) -> Result<PathBuf> {
         let kept = self.path.join(name);
         let copy = || -> std::io::Result<()> {

@@ -1,4 +1,4 @@
-//! One kubeconfig with a context for each cluster, named as the cluster.
+//! Writes one kubeconfig with a context for each cluster. The contexts have the names of the clusters.
 
 use std::{fs, io::Write, os::unix::fs::OpenOptionsExt, path::Path};
 
@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use krypton_tests::Cluster;
 use serde_json::{Value, json};
 
-/// Writes it for its owner alone; the first cluster's context is the current one.
+/// Writes the kubeconfig, readable only by its owner. The first cluster's context is the current one.
 pub(crate) fn write(path: &Path, clusters: &[&Cluster]) -> Result<()> {
     let singles: Vec<(&str, Value)> = clusters
         .iter()
@@ -30,7 +30,7 @@ fn read(path: &Path) -> Result<Value> {
     serde_saphyr::from_str(&text).with_context(|| format!("reading {}", path.display()))
 }
 
-/// The harness names every user `admin`: here each gets a name of its own.
+/// The harness names every user `admin`, so each gets a unique name here.
 fn merged(singles: &[(&str, Value)]) -> Value {
     let each = |part: &dyn Fn(&str, &Value) -> Value| -> Vec<Value> {
         singles.iter().map(|(name, one)| part(name, one)).collect()

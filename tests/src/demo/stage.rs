@@ -1,4 +1,4 @@
-//! The clusters, the chart repository, the hub and the agent of the demo, and the commands run at them.
+//! Starts the clusters, the chart repository, the hub and the agent of the demo, and runs commands against them.
 
 use std::{ffi::OsString, fs, path::PathBuf, time::Duration};
 
@@ -22,11 +22,11 @@ use crate::{
 pub(crate) const CHART: &str = "external-dns";
 pub(crate) const VERSIONS: [&str; 2] = ["1.19.0", "1.20.0"];
 const HUB_NAMESPACE: &str = "krypton";
-/// How long an agent may be away before the hub takes over; 60 s by default.
+/// How long an agent must be disconnected before the hub takes over its cluster. The default is 60 s.
 pub(crate) const PROXY_GRACE: &str = "5s";
-/// Above all that a step may take on a slow machine.
+/// Exceeds the duration of any step on a slow machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
-/// Long enough for a demo that somebody has left running.
+/// Long enough for a demo that a user leaves running.
 const FOR_GOOD: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// A cluster and its name as a member of the fleet.
@@ -52,11 +52,11 @@ impl Site {
     }
 }
 
-/// Everything that runs. The hub and the agent go first.
+/// All running components. The hub and the agent are dropped first.
 pub(crate) struct Stage {
     hub: Option<Hub>,
     agent: Option<Agent>,
-    /// Those that were ended, until others are in their places.
+    /// The stopped hub and agent, kept until their successors start.
     former: (Option<Hub>, Option<Agent>),
     pub(crate) home: Site,
     pub(crate) edge_1: Site,
@@ -68,7 +68,7 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    /// Starts all but the hub and the agent, at once.
+    /// Starts everything except the hub and the agent, concurrently.
     pub(crate) async fn set(screen: &Screen, folder: &Folder) -> Result<Self> {
         let charts = VERSIONS.map(ChartSource::external_dns);
         let charts = charts.into_iter().collect::<Result<Vec<_>>>()?;
@@ -104,12 +104,12 @@ impl Stage {
         [&self.edge_1, &self.edge_2]
     }
 
-    /// What `status.lastAppliedChart` says of this version.
+    /// Returns the value of `status.lastAppliedChart` for this version.
     pub(crate) fn applied(&self, version: &str) -> String {
         format!("{}/{CHART}:{version}", self.repository.url())
     }
 
-    /// The namespace of the hub, which does not make it.
+    /// Creates the hub's namespace, because the hub doesn't create it.
     pub(crate) async fn make_namespace(&self) -> Result<()> {
         let namespace = json!({
             "apiVersion": "v1", "kind": "Namespace", "metadata": {"name": HUB_NAMESPACE},
@@ -121,8 +121,8 @@ impl Stage {
             .map(drop)
     }
 
-    /// Puts an edge's kubeconfig into a labelled Secret on home: that makes it a member, or a member
-    /// that the hub can reach by itself.
+    /// Stores an edge cluster's kubeconfig in a labelled Secret on the home cluster. This makes the cluster a member,
+    /// or lets the hub reach an existing member without its agent.
     pub(crate) async fn add_kubeconfig(&self, screen: &Screen, edge: &Site) -> Result<()> {
         let secret = json!({
             "apiVersion": "v1",
@@ -153,7 +153,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Names the Secret as the source of a member that has an agent: the hub never does that by itself.
+    /// Sets the Secret as the source of a member that has an agent. The hub never does this automatically.
     async fn bind(&self, screen: &Screen, edge: &Site) -> Result<()> {
         let source = json!({"kind": "Secret", "namespace": HUB_NAMESPACE, "name": edge.member});
         let patch = json!({"spec": {"sourceRef": source}}).to_string();
@@ -171,18 +171,18 @@ impl Stage {
         contains(&shown, &["patched"])
     }
 
-    /// Has `kubectl krypton join` print what the agent of edge-1 needs, once, into a file.
+    /// Runs `kubectl krypton join` once, and writes the join bundle for the agent of edge-1 to a file.
     pub(crate) async fn make_bundle(&self, screen: &Screen) -> Result<()> {
         let name = self.edge_1.member.as_str();
         let command = ["kubectl", "krypton", "join", name, "-n", HUB_NAMESPACE];
         let file = self.bundle.file_name().unwrap_or_default().display();
         screen.plain(&format!("$ {} >{file}", command.join(" ")));
-        // The hub is ready before it has told everybody where it is.
+        // The hub becomes ready before it publishes its addresses.
         let printed = eventually("a join bundle", PATIENCE, async || {
             Ok(Some(self.command(&command)?.output(PATIENCE).await?))
         })
         .await?;
-        // The folder is its owner's alone, and the token in it is good for one agent.
+        // Only its owner can read the folder, and the token works for one agent only.
         fs::write(&self.bundle, &printed)
             .with_context(|| format!("writing {}", self.bundle.display()))?;
         contains(&printed, &[name, "BEGIN CERTIFICATE"])?;
@@ -190,8 +190,8 @@ impl Stage {
         Ok(())
     }
 
-    /// Starts the agent of edge-1 and waits until it says that it is ready. The first enrols with
-    /// the bundle; another needs nothing but what the first has left on edge-1.
+    /// Starts the agent of edge-1 and waits until it is ready. The first agent enrolls with the bundle. A later one
+    /// uses only the state that the first has left on edge-1.
     pub(crate) async fn start_agent(&mut self, screen: &Screen) -> Result<()> {
         let edge = self.edge_1.cluster.kubeconfig();
         let (options, join) = match self.former.1 {
@@ -209,7 +209,7 @@ impl Stage {
         Ok(())
     }
 
-    /// SIGKILL: nothing is given up or said.
+    /// Kills the agent with SIGKILL, so it releases no Lease and sends no final report.
     pub(crate) async fn kill_agent(&mut self, screen: &Screen) -> Result<()> {
         let agent = self.agent.as_mut().context("no agent runs")?;
         screen.plain(&format!("$ kill -KILL {}", agent.pid()));
@@ -219,7 +219,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Starts the hub with this version of the chart, and waits until it says that it is ready.
+    /// Starts the hub with this version of the chart, and waits until it is ready.
     pub(crate) async fn start_hub(&mut self, screen: &Screen, version: &str) -> Result<()> {
         let flags = [
             format!("--namespace={HUB_NAMESPACE}"),
@@ -241,7 +241,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Asks the hub to end, as a Deployment does before it starts another.
+    /// Stops the hub gracefully, as a Deployment does before it starts a new pod.
     pub(crate) async fn stop_hub(&mut self, screen: &Screen) -> Result<()> {
         let hub = self.hub.as_mut().context("no hub runs")?;
         let status = hub.stop().await?;
@@ -253,7 +253,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Fails when the hub or the agent has ended though nobody asked it to.
+    /// Returns an error if the hub or the agent has ended unexpectedly.
     pub(crate) fn all_run(&self) -> Result<()> {
         let hub = self.hub.as_ref().context("no hub runs")?;
         hub.rss_bytes().context("the hub has ended by itself")?;
@@ -263,14 +263,14 @@ impl Stage {
         Ok(())
     }
 
-    /// Returns, with an error, when the hub ends though nobody asked it to.
+    /// Returns an error when the hub ends unexpectedly.
     pub(crate) async fn hub_ends(&mut self) -> Result<()> {
         let hub = self.hub.as_mut().context("no hub runs")?;
         let status = hub.wait(FOR_GOOD).await?;
         bail!("the hub has ended by itself, with {status}")
     }
 
-    /// Runs a command, shows it with what it prints, and returns that.
+    /// Runs a command, shows it with its output, and returns the output.
     pub(crate) async fn show(&self, screen: &Screen, command: &[&str]) -> Result<String> {
         screen.plain(&format!("$ {}", command.join(" ")));
         let printed = self.command(command)?.output(PATIENCE).await?;
@@ -281,7 +281,7 @@ impl Stage {
         Ok(printed)
     }
 
-    /// With a context for each cluster, home's being the current one.
+    /// Builds a command with a context for each cluster. The home cluster's context is the current one.
     fn command(&self, command: &[&str]) -> Result<Invocation> {
         let (tool, args) = command.split_first().context("an empty command")?;
         let invocation = self.home.cluster.command(tool).args(args.iter().copied());
@@ -290,8 +290,7 @@ impl Stage {
             .env("PATH", &self.path))
     }
 
-    /// Keeps the logs of hub and agent beyond the end of the demo, and returns words that lead to
-    /// them.
+    /// Saves the logs of hub and agent beyond the end of the demo. Returns a text with their paths and last lines.
     pub(crate) fn keep_logs(&self, folder: &Folder) -> String {
         let (former_hub, former_agent) = &self.former;
         let hubs = [former_hub, &self.hub].into_iter().flatten();
@@ -308,7 +307,7 @@ impl Stage {
         words + "the demo failed"
     }
 
-    /// How to look at all this from another terminal.
+    /// Returns instructions for inspecting the clusters from another terminal.
     pub(crate) fn directions(&self) -> String {
         let hub = self.hub.as_ref().map(|hub| hub.log_path());
         let agent = self.agent.as_ref().map(|agent| agent.log_path());
@@ -354,7 +353,7 @@ async fn start(screen: &Screen, name: &str) -> Result<Cluster> {
     Ok(cluster)
 }
 
-/// Fails when a command has not printed what it is shown for.
+/// Returns an error if the output lacks one of the expected texts.
 pub(crate) fn contains(printed: &str, words: &[&str]) -> Result<()> {
     for word in words {
         if !printed.contains(word) {
@@ -364,7 +363,7 @@ pub(crate) fn contains(printed: &str, words: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Where kubectl finds its plug-in, which cargo has put beside this program, and where the tools are.
+/// Returns a PATH with the kubectl plugin, which cargo builds next to this program, and with the tools.
 fn path() -> Result<OsString> {
     let own = std::env::current_exe().context("finding our own program")?;
     let own = own.parent().context("our own program is in no folder")?;
@@ -381,7 +380,7 @@ fn path() -> Result<OsString> {
     std::env::join_paths(folders).context("making a PATH")
 }
 
-/// Without the system's folders, which everybody has.
+/// Returns the PATH without the system's folders, which every shell has.
 fn own_path(path: &OsString) -> String {
     let folders: Vec<_> = std::env::split_paths(path).take(2).collect();
     let folders = folders.iter().map(|folder| folder.display().to_string());

@@ -1,32 +1,32 @@
-//! What may go wrong, how long it lasts, and how long Krypton may wait after it.
+//! Defines the faults of the soak test, their durations, and the time that Krypton can take afterwards.
 
 use std::time::Duration;
 
 use super::whom::{Edge, Object, Seat, Tenant, Workspace};
 
-/// After an apiserver, a way or an answer is good again: the hub's and the agent's pauses end at 30 s, and
-/// are never longer than what they have waited for so far.
+/// Maximum wait after an API server, a connection or a response recovers. The back-off of hub and agent ends at 30 s
+/// and never exceeds the time waited so far.
 const PAUSES: Duration = Duration::from_secs(30);
-/// Who was killed gave up no Lease: its successor waits until it has stood still for 60 s.
+/// A killed process doesn't release its Lease. Its successor waits until the Lease is unchanged for 60 s.
 const LEASE: Duration = Duration::from_secs(66);
-/// A new chart state for everybody: it is time for helm, not a pause.
+/// Time for Helm, not a back-off, because every Tenant gets a new chart state.
 const ROLLED_OUT: Duration = Duration::from_secs(15);
-/// A hub that is told to end waits for helm.
+/// A stopping hub waits for Helm.
 const STOPPING: Duration = Duration::from_secs(10);
-/// One after the other.
+/// Time to stop all hubs, one after the other.
 const ALL_STOPPING: Duration = Duration::from_secs(20);
 
-/// What becomes of what passes a line.
+/// Treatment of the traffic on a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way {
     Cut,
     Slow(Duration),
-    /// Half-open.
+    /// Half-open: data is lost.
     Swallowed,
     Frozen,
 }
 
-/// What is said in the place of an apiserver.
+/// A false response in place of the API server's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Answered {
     /// To all requests.
@@ -34,7 +34,7 @@ pub(crate) enum Answered {
     Page(u16),
     /// Lists are empty.
     Nothing,
-    /// Watches end at once.
+    /// Watches end immediately.
     Closed,
 }
 
@@ -52,7 +52,7 @@ impl Answered {
     ];
 }
 
-/// How the chart repository is away.
+/// Failure of the chart repository.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Away {
     Gone,
@@ -60,7 +60,7 @@ pub(crate) enum Away {
     Rubbish,
 }
 
-/// What somebody marks the newest revision of a release as.
+/// Status that another client writes to the newest revision of a release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Mark(pub(crate) &'static str);
 
@@ -73,32 +73,32 @@ impl Mark {
     ];
 }
 
-/// One thing that goes wrong, or that a person does, with all that chance has settled.
+/// A fault or a user action, with all its random parameters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Fault {
     HubKilled {
         hub: Seat,
         away: Duration,
     },
-    /// SIGTERM, and away so long after its end.
+    /// SIGTERM, then a pause of this length after the process has ended.
     HubStopped {
         hub: Seat,
         away: Duration,
     },
-    /// Whether it leads or not.
+    /// Any hub, leader or not.
     HubFrozen {
         hub: Seat,
         away: Duration,
     },
-    /// Whichever leads then: longer than its Lease, so that another leads when it goes on.
+    /// The current leader, for longer than its Lease, so another hub becomes leader before it resumes.
     LeadFrozen {
         away: Duration,
     },
-    /// All at once.
+    /// All hubs together.
     HubsKilled {
         away: Duration,
     },
-    /// Between one hub and home, whose apiserver all others reach.
+    /// Between one hub and the home cluster. The API server stays reachable for all other processes.
     HomeWay {
         hub: Seat,
         way: Way,
@@ -107,7 +107,7 @@ pub(crate) enum Fault {
     AgentKilled {
         away: Duration,
     },
-    /// All that run at the moment, of hub and agent.
+    /// All Helm processes of hub and agent.
     HelmKilled,
     AgentFrozen {
         away: Duration,
@@ -116,19 +116,19 @@ pub(crate) enum Fault {
         edge: Edge,
         away: Duration,
     },
-    /// etcd and apiserver at once.
+    /// etcd and API server together.
     PowerLost {
         edge: Edge,
         away: Duration,
     },
     /// Between agent and hub.
     Link {
-        /// None: all hubs.
+        /// `None` stands for all hubs.
         hub: Option<Seat>,
         way: Way,
         away: Duration,
     },
-    /// Between the actor and its apiserver.
+    /// Between the actor and its API server.
     Way {
         edge: Edge,
         way: Way,
@@ -139,15 +139,15 @@ pub(crate) enum Fault {
         answer: Answered,
         away: Duration,
     },
-    /// The Secret of edge-2 holds rubbish.
+    /// The Secret of edge-2 contains an invalid kubeconfig.
     Kubeconfig {
         away: Duration,
     },
-    /// A value of the chart, in the hub's values file.
+    /// Changes a chart value in the hub's values file.
     Message {
         number: u32,
     },
-    /// Another version of the chart: each hub is stopped and started with it, one after the other.
+    /// Another version of the chart. Each hub is stopped and restarted with it, one after the other.
     Version {
         number: u32,
     },
@@ -169,7 +169,7 @@ pub(crate) enum Fault {
         tenant: Tenant,
         workspace: Workspace,
     },
-    /// To what it is anyway: it may be set where it was not.
+    /// Sets the workspace to its current value, if it was unset.
     WorkspaceSet {
         tenant: Tenant,
     },
@@ -206,7 +206,7 @@ pub(crate) enum Fault {
     },
 }
 
-/// Faults without what chance settles.
+/// The types of faults, without parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     HubKilled,
@@ -243,7 +243,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// With how often, of all.
+    /// Each kind with its relative frequency.
     const ALL: [(Self, u32); 31] = [
         (Self::HubKilled, 3),
         (Self::HubStopped, 2),
@@ -278,7 +278,7 @@ impl Kind {
         (Self::Drift, 8),
     ];
 
-    /// Those that happen to so many hubs, with how often.
+    /// Returns the kinds that apply to this number of hubs, with their frequencies.
     pub(crate) fn of(hubs: usize) -> impl Iterator<Item = (Self, u32)> {
         let of_several = [Self::LeadFrozen, Self::HubsKilled, Self::HomeWay];
         Self::ALL
@@ -286,7 +286,7 @@ impl Kind {
             .filter(move |(kind, _)| hubs > 1 || !of_several.contains(kind))
     }
 
-    /// In words.
+    /// Returns a description.
     pub(crate) fn told(self) -> &'static str {
         match self {
             Self::HubKilled => "hub killed (-9)",
@@ -324,17 +324,17 @@ impl Kind {
     }
 }
 
-/// What a fault is about while it lasts.
+/// The target that a fault occupies while it lasts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Hold {
     kind: Kind,
     edge: Option<Edge>,
-    /// None: any, or all.
+    /// `None` stands for any hub, or all.
     hub: Option<Seat>,
 }
 
 impl Hold {
-    /// Whether both are about the same.
+    /// Returns true if both have the same target.
     pub(crate) fn meets(&self, other: &Self) -> bool {
         let same_hub = match (self.hub, other.hub) {
             (Some(one), Some(another)) => one == another,
@@ -381,7 +381,7 @@ impl Fault {
         }
     }
 
-    /// What is in its hands while it lasts: two at once would undo each other.
+    /// Returns the target that the fault occupies. Two concurrent faults with the same target would undo each other.
     pub(crate) fn holds(&self) -> Hold {
         let kind = match self.kind() {
             Kind::HubStopped
@@ -440,7 +440,7 @@ impl Fault {
         }
     }
 
-    /// From its beginning until it is put right.
+    /// Time from the start of the fault until it is repaired.
     pub(crate) fn away(&self) -> Duration {
         match self {
             Self::HubKilled { away, .. }
@@ -463,7 +463,7 @@ impl Fault {
         }
     }
 
-    /// From its beginning until nothing of it is in hand any more.
+    /// Time from the start of the fault until its target is free again.
     pub(crate) fn handled(&self) -> Duration {
         let asked_to_end = match self.kind() {
             Kind::HubStopped => STOPPING,
@@ -473,14 +473,15 @@ impl Fault {
         self.away() + asked_to_end
     }
 
-    /// From its beginning until Krypton has nothing to wait for any more: a pause after a failure, or a
-    /// dead process' Lease. The time for the work itself is not in it.
+    /// Time from the start of the fault until Krypton has no back-off or Lease of a dead process to wait for. Excludes
+    /// the time for the actual work.
     pub(crate) fn lasting(&self) -> Duration {
         let after = match self.kind() {
             Kind::HubKilled | Kind::HubsKilled | Kind::AgentKilled => LEASE,
-            // What it was at on a member is another's when its Lease has stood still, or it gives it up.
+            // Another process takes over a member when the frozen hub's Lease expires, or when the hub releases it.
             Kind::HubFrozen | Kind::LeadFrozen => PAUSES.max(LEASE.saturating_sub(self.away())),
-            // It gives its own up, but watches another's, of one that was killed, anew from its start.
+            // The hub releases its own Lease. After a restart, it observes a killed process's Lease for the full
+            // period.
             Kind::HubStopped => STOPPING + LEASE,
             Kind::Version => ALL_STOPPING + LEASE,
             Kind::AgentFrozen
@@ -492,7 +493,7 @@ impl Fault {
             | Kind::Answers
             | Kind::Kubeconfig
             | Kind::Crd => PAUSES,
-            // A pause is at most as long as what went before it.
+            // A back-off is at most as long as the preceding outage.
             Kind::Repository => self.away(),
             Kind::Message => ROLLED_OUT,
             _ => Duration::ZERO,

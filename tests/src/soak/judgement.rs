@@ -1,4 +1,4 @@
-//! Whether what is there is what should be: a pure function of both.
+//! Compares the observed state with the expected state, as a pure function of both.
 
 use std::collections::BTreeMap;
 
@@ -13,24 +13,24 @@ use super::{
 pub(crate) const CHART: &str = "small";
 pub(crate) const FOREIGN_FINALIZER: &str = "soak.example.org/hold";
 
-/// A promise that was not kept.
+/// A violated guarantee.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Violation {
-    /// Which promise.
+    /// Name of the guarantee.
     pub(crate) promise: &'static str,
-    /// Of what, and what was there instead.
+    /// The object and its observed state.
     pub(crate) story: String,
 }
 
-/// What is wanted of one Tenant.
+/// Expected state of one Tenant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Wanted {
     pub(crate) workspace: Workspace,
-    /// It has somebody else's finalizer beside ours.
+    /// The Tenant also has a foreign finalizer.
     pub(crate) held: bool,
 }
 
-/// All that is wanted at one time.
+/// The expected state at one time.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Expected {
     pub(crate) repository: String,
@@ -39,7 +39,7 @@ pub(crate) struct Expected {
     pub(crate) replicas: u32,
     pub(crate) hubs: usize,
     pub(crate) tenants: BTreeMap<Tenant, Wanted>,
-    /// What the foreign objects of an edge were when they were made.
+    /// Content of an edge cluster's foreign objects when they were created.
     pub(crate) foreign: BTreeMap<(Edge, String), String>,
 }
 
@@ -60,7 +60,7 @@ impl Expected {
         }
     }
 
-    /// What each object of the chart holds, as the chart's templates have it.
+    /// Returns the content of each object of the chart, as its templates define it.
     fn content(&self, object: Object) -> BTreeMap<String, String> {
         let pairs: &[(&str, String)] = match object {
             Object::ConfigMap => &[
@@ -78,7 +78,7 @@ impl Expected {
     }
 }
 
-/// All that is not as it should be.
+/// Returns all differences between the observed and the expected state.
 pub(crate) fn judge(expected: &Expected, seen: &Snapshot) -> Vec<Violation> {
     let mut judge = Judge {
         expected,
@@ -243,7 +243,7 @@ impl Judge<'_> {
         }
     }
 
-    /// What belongs to no live Tenant.
+    /// Reports objects that belong to no live Tenant.
     fn leftovers(&mut self, edge: Edge, here: &EdgeSeen) {
         let promise = "what is deleted goes";
         let live: BTreeMap<Place, Tenant> = self
@@ -265,7 +265,7 @@ impl Judge<'_> {
             let story = format!("Tenant {name} on {edge}: {}", said.unwrap_or_default());
             self.say(promise, story);
         }
-        // That of a live Tenant in another place is told of there.
+        // A live Tenant's release in a wrong namespace is reported elsewhere.
         let nobodys = |release: &str| {
             release.starts_with("tenant-")
                 && !live.values().any(|tenant| tenant.release() == release)

@@ -1,4 +1,4 @@
-//! What people do to Tenants and beside them, at the apiservers themselves, however often it takes.
+//! Performs user actions on Tenants and other objects directly on the API servers, with retries.
 
 use std::{collections::BTreeMap, io::Write, time::Duration};
 
@@ -34,9 +34,9 @@ use super::{
 };
 
 const NAMESPACE: &str = "default";
-/// Apiservers come back, CRDs too, and what is deleted goes.
+/// Time until API servers and CRDs return, and deleted objects are gone.
 const PATIENCE: Duration = Duration::from_secs(150);
-/// What needs a release to be there, and may find none.
+/// Timeout for actions that need a release, which may not exist.
 const SHORT: Duration = Duration::from_secs(20);
 const SMALL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/small");
 
@@ -55,7 +55,7 @@ impl Person<'_> {
         Api::namespaced(self.home.clone(), NAMESPACE)
     }
 
-    /// On the edge, and on home, which tells of it.
+    /// Creates the Tenant on the edge cluster, and on the home cluster, which aggregates its status.
     pub(crate) async fn create(&self, tenant: Tenant, workspace: Workspace) -> Result<()> {
         let spec = match workspace {
             Workspace::Unset => json!({}),
@@ -68,7 +68,8 @@ impl Person<'_> {
         admitted(&self.at_home(), &plain, async || Ok(())).await
     }
 
-    /// While Tenants are still to be put back with their CRD, another of the same name would be in the way.
+    /// Returns an error while Tenants still need to be restored with their CRD. A new Tenant of the same name would
+    /// conflict.
     async fn crd_is_whole(&self) -> Result<()> {
         let client = &self.site.client;
         let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
@@ -124,7 +125,7 @@ impl Person<'_> {
         .await
     }
 
-    /// Puts somebody else's finalizer beside ours, or takes it away.
+    /// Adds a foreign finalizer, or removes it.
     pub(crate) async fn finalizer(&self, tenant: Tenant, held: bool) -> Result<()> {
         let (api, name) = (self.tenants(), tenant.name());
         let what = format!("the finalizers of {name} to be changed");
@@ -152,7 +153,8 @@ impl Person<'_> {
         Ok(())
     }
 
-    /// The CRD of Tenants, under all of them. A finalizer of others would keep it, and with it all Tenants.
+    /// Deletes the Tenant CRD together with all Tenants. Removes foreign finalizers first, because they would block the
+    /// deletion.
     pub(crate) async fn delete_crd(&self) -> Result<()> {
         let expected = self.ledger.expected();
         let here = expected
@@ -173,7 +175,7 @@ impl Person<'_> {
         .await
     }
 
-    /// Secrets of the newest revision, or of all.
+    /// Deletes the Secret of the newest revision, or the Secrets of all revisions.
     pub(crate) async fn delete_release(&self, tenant: Tenant, all: bool) -> Result<()> {
         self.with_revisions(tenant, async |secrets, api| {
             let params = DeleteParams::default();
@@ -192,7 +194,7 @@ impl Person<'_> {
     pub(crate) async fn damage_release(&self, tenant: Tenant) -> Result<()> {
         self.with_revisions(tenant, async |secrets, api| {
             let newest = secrets.last().context("no revision")?;
-            // Base64 of nothing that was ever compressed.
+            // Valid base64, but not valid gzip.
             let data = ByteString(b"H4sIAAAAAAAA/2RhbWFnZWQ=".to_vec());
             let patch = Patch::Merge(json!({"data": {"release": data}}));
             api.patch(&newest.name_any(), &PatchParams::default(), &patch)
@@ -202,7 +204,7 @@ impl Person<'_> {
         .await
     }
 
-    /// In its payload and in its label.
+    /// Sets the status in the payload and in the label.
     pub(crate) async fn mark_release(&self, tenant: Tenant, mark: Mark) -> Result<()> {
         self.with_revisions(tenant, async |secrets, api| {
             let mut newest = secrets.last().context("no revision")?.clone();
@@ -246,7 +248,7 @@ impl Person<'_> {
         .await
     }
 
-    /// Somebody else's ConfigMap, in the workspace.
+    /// Creates a foreign ConfigMap in the workspace.
     pub(crate) async fn put_object(&self, tenant: Tenant, number: u32) -> Result<()> {
         let wanted = self.ledger.wanted(tenant).context("not a Tenant")?;
         let namespace = wanted.workspace.namespace(tenant);
@@ -268,7 +270,7 @@ impl Person<'_> {
         Ok(())
     }
 
-    /// Somebody else's release, in the workspace.
+    /// Installs a foreign release in the workspace.
     pub(crate) async fn put_release(&self, tenant: Tenant, number: u32) -> Result<()> {
         let wanted = self.ledger.wanted(tenant).context("not a Tenant")?;
         let namespace = wanted.workspace.namespace(tenant);
@@ -325,7 +327,7 @@ impl Person<'_> {
             }
             Object::Service => {
                 let api: Api<Service> = Api::namespaced(client, &namespace);
-                // Another port beside the chart's, of the same name, is what no helm can put right.
+                // Helm can't correct an additional port of the same name.
                 let port = json!({"name": "http", "port": 80, "targetPort": 81});
                 let edit = json!({"spec": {"ports": [port]}});
                 self.change(&api, &tenant.release(), edit, gone).await
@@ -363,9 +365,8 @@ impl Person<'_> {
         .await
     }
 
-    /// What a person does who looks again, and finds that something has undone what was asked for: a CRD
-    /// that was deleted at that moment brings its Tenants back as they were, and takes with it for good those
-    /// that Krypton had not seen yet. How often that was so.
+    /// Repeats user actions that a concurrent deletion of the CRD has undone, and returns their number. Krypton
+    /// restores Tenants as it last saw them, and Tenants that it hadn't seen yet are lost.
     pub(crate) async fn insist(&self) -> Result<usize> {
         let (edge, api) = (self.site.edge, self.tenants());
         let mut missing = self.ledger.expected().tenants;
@@ -399,7 +400,7 @@ impl Person<'_> {
     }
 }
 
-/// Creates it, once no other of its name is on its way out.
+/// Creates the Tenant when no earlier one of its name is terminating.
 async fn admitted(
     api: &Api<TenantObject>,
     object: &TenantObject,
@@ -410,7 +411,7 @@ async fn admitted(
         may().await?;
         match api.create(&PostParams::default(), object).await {
             Ok(_) => Ok(Some(())),
-            // An answer that was lost: it is ours if it is not on its way out.
+            // A lost response: the object is ours unless it is terminating.
             Err(kube::Error::Api(status)) if status.code == 409 => {
                 let found = api.get(&name).await?;
                 ensure!(
@@ -418,7 +419,7 @@ async fn admitted(
                     "the one before is there"
                 );
                 if found.spec != object.spec {
-                    // Put back with its CRD, which was deleted when this was.
+                    // Krypton restored the earlier Tenant, because its CRD was deleted at the same time.
                     api.delete(&name, &DeleteParams::default()).await?;
                     bail!("the one before is there again");
                 }
@@ -430,13 +431,13 @@ async fn admitted(
     .await
 }
 
-/// Deletes it; that it goes is not waited for.
+/// Deletes the Tenant without waiting until it is gone.
 async fn stamped(api: &Api<TenantObject>, name: &str) -> Result<()> {
     eventually(&format!("{name} to be deleted"), PATIENCE, async || {
         match api.delete(name, &DeleteParams::default()).await {
             Ok(_) => Ok(Some(())),
             Err(kube::Error::Api(status)) if status.code == 404 => {
-                // Of a CRD that is away too; then it comes back, and is asked for again.
+                // A missing CRD also returns 404. When the CRD returns, `insist` repeats the deletion.
                 Ok(Some(()))
             }
             Err(error) => Err(error.into()),
@@ -445,7 +446,7 @@ async fn stamped(api: &Api<TenantObject>, name: &str) -> Result<()> {
     .await
 }
 
-/// All edges' people look again.
+/// Repeats lost user actions on all edge clusters.
 pub(crate) async fn insist(people: [Person<'_>; 2]) -> Result<usize> {
     let mut undone = 0;
     for person in people {

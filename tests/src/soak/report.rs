@@ -1,10 +1,10 @@
-//! What a run has come to, for people and for docs/soak.md.
+//! Summarizes a soak run for the terminal and for docs/soak.md.
 
 use std::{collections::BTreeMap, fmt::Write as _, fs, time::Duration};
 
 use super::{fault::Kind, judgement::Violation};
 
-/// What has been counted.
+/// Counters and times of a run.
 #[derive(Debug, Default)]
 pub(crate) struct Summary {
     pub(crate) seed: u64,
@@ -14,14 +14,14 @@ pub(crate) struct Summary {
     pub(crate) lasted: Duration,
     pub(crate) bursts: usize,
     pub(crate) faults: BTreeMap<Kind, usize>,
-    /// Of them, those that found nothing to be done to.
+    /// Faults that found no target.
     pub(crate) skipped: usize,
-    /// Readings of all clusters.
+    /// Number of reads of all clusters.
     pub(crate) checks: usize,
     pub(crate) helm_runs: usize,
-    /// How often a hub has begun to lead.
+    /// Number of leader changes.
     pub(crate) epoch: u64,
-    /// From the beginning of the quiet until everything was as it should be, of each burst.
+    /// For each burst, the time from the end of the faults until the state was as expected.
     pub(crate) truths: Vec<Duration>,
     /// The highest load average at the end of a burst.
     pub(crate) load: f64,
@@ -37,7 +37,7 @@ impl Summary {
         self.faults.values().sum()
     }
 
-    /// A section for docs/soak.md.
+    /// Renders a section for docs/soak.md.
     pub(crate) fn markdown(&self) -> String {
         let mut text = format!(
             "## Seed {}, {} minutes, {} Tenants, {}\n\n| | |\n| --- | --- |\n",
@@ -50,7 +50,7 @@ impl Summary {
             }
         );
         let mut row = |what: &str, value: String| {
-            // Writing to a String cannot fail.
+            // Writing to a String can't fail.
             writeln!(text, "| {what} | {value} |").ok();
         };
         row("violations", self.violations.len().to_string());
@@ -100,7 +100,7 @@ fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Of the last minute.
+/// Returns the load average of the last minute.
 pub(crate) fn load_average() -> f64 {
     let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let first = text.split(' ').next();

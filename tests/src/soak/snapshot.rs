@@ -1,5 +1,4 @@
-//! What is on all clusters at one time, as their apiservers tell it: not by the ways that are faulty, and
-//! not by anybody of Krypton.
+//! Reads the state of all clusters directly from their API servers, without the faulty connections and without Krypton.
 
 use std::{collections::BTreeMap, io::Read};
 
@@ -21,7 +20,8 @@ use super::whom::{Edge, Object, Seat};
 
 pub(crate) const FINGERPRINT_LABEL: &str = "mesh.openkcm.io/fingerprint";
 pub(crate) const CREATOR_LABEL: &str = "mesh.openkcm.io/created-for";
-/// On what the soak itself puts beside Krypton's, or its name is so in a workspace.
+/// Label of namespaces that the soak test creates itself. In a workspace, the name of a foreign object marks it
+/// instead.
 pub(crate) const FOREIGN_LABEL: &str = "soak.example.org/foreign";
 const RELEASE_ANNOTATION: &str = "meta.helm.sh/release-name";
 const RELEASE_LARGEST: u64 = 16 << 20;
@@ -29,7 +29,7 @@ const RELEASE_LARGEST: u64 = 16 << 20;
 /// (namespace, name)
 pub(crate) type Place = (String, String);
 
-/// A Tenant, as far as it is judged.
+/// The fields of a Tenant that the soak test checks.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct TenantSeen {
     pub(crate) uid: String,
@@ -60,7 +60,7 @@ impl TenantSeen {
         }
     }
 
-    /// All conditions, for a person.
+    /// Formats all conditions for a reader.
     pub(crate) fn said(&self) -> String {
         let lines = self
             .conditions
@@ -89,21 +89,21 @@ fn conditions(all: &[Condition]) -> BTreeMap<String, (String, String, String)> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RevisionSeen {
     pub(crate) number: u32,
-    /// By its label.
+    /// From the label.
     pub(crate) status: String,
     pub(crate) fingerprint: String,
-    /// (status, version of the chart) by its payload; what is wrong with that otherwise.
+    /// Status and chart version from the payload, or the reason why the payload is invalid.
     pub(crate) content: Result<(String, String), String>,
 }
 
-/// An object that helm has made.
+/// An object that Helm created.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct ObjectSeen {
     pub(crate) uid: String,
-    /// By its annotation.
+    /// From the annotation.
     pub(crate) release: String,
-    /// What the chart has put into it: the data of a ConfigMap, what scales a Deployment, the ports of a
-    /// Service.
+    /// The content that comes from the chart: the data of a ConfigMap, the replicas and version of a Deployment, the
+    /// ports of a Service.
     pub(crate) content: BTreeMap<String, String>,
 }
 
@@ -111,39 +111,41 @@ pub(crate) struct ObjectSeen {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct NamespaceSeen {
     pub(crate) terminating: bool,
-    /// Whether Krypton has made it.
+    /// Whether Krypton created the namespace.
     pub(crate) made: bool,
 }
 
-/// One edge.
+/// State of one edge cluster.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct EdgeSeen {
     pub(crate) tenants: BTreeMap<String, TenantSeen>,
-    /// The oldest revision first, by namespace and release.
+    /// Revisions by namespace and release, oldest first.
     pub(crate) releases: BTreeMap<Place, Vec<RevisionSeen>>,
     pub(crate) objects: BTreeMap<(Object, Place), ObjectSeen>,
     pub(crate) namespaces: BTreeMap<String, NamespaceSeen>,
-    /// All that is of what nobody of Krypton's may touch, in JSON, by what and where it is.
+    /// Foreign objects, which Krypton must not change, as JSON by kind and name.
     pub(crate) foreign: BTreeMap<String, String>,
 }
 
-/// Everything.
+/// State of all clusters.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Snapshot {
     pub(crate) edges: BTreeMap<Edge, EdgeSeen>,
-    /// Tenants of home.
+    /// Tenants on the home cluster.
     pub(crate) home: BTreeMap<String, TenantSeen>,
     /// Conditions of EdgeClusters.
     pub(crate) members: BTreeMap<String, BTreeMap<String, (String, String, String)>>,
-    /// Whether it says that it leads, of each hub that says anything.
+    /// For each hub that responds, whether it reports itself as the leader.
     pub(crate) hubs: BTreeMap<Seat, bool>,
-    /// Who holds the Lease of the lead.
+    /// Holder of the leader election Lease.
     pub(crate) holder: String,
 }
 
 impl EdgeSeen {
+    /// Reads the state of one edge cluster.
+    ///
     /// # Errors
-    /// When the apiserver does not answer one of the questions.
+    /// Returns an error if the API server doesn't respond to one of the requests.
     pub(crate) async fn read(client: &Client) -> Result<Self> {
         let all = ListParams::default();
         let of_helm = ListParams::default().labels("owner=helm");
@@ -202,7 +204,7 @@ impl EdgeSeen {
                 terminating: namespace.metadata.deletion_timestamp.is_some(),
                 made: namespace.labels().contains_key(CREATOR_LABEL),
             };
-            // Its status changes, of itself, when it is made.
+            // The status of a new namespace changes on its own.
             let foreign = namespace.labels().contains_key(FOREIGN_LABEL);
             if foreign {
                 seen.put_foreign("Namespace", &namespace.metadata, &namespace);
@@ -238,7 +240,7 @@ impl EdgeSeen {
         self.objects.insert((kind, place(metadata)), seen);
     }
 
-    /// What was put there by the soak, or by a release of its own.
+    /// Stores an object of the soak test, or of a foreign release.
     fn foreign_of(&mut self, kind: &str, metadata: &ObjectMeta, object: &impl serde::Serialize) {
         if is_foreign(metadata) {
             self.put_foreign(kind, metadata, object);
@@ -252,7 +254,7 @@ impl EdgeSeen {
             .insert(format!("{kind} {namespace}/{name}"), json);
     }
 
-    /// Its status and revision are the controllers'.
+    /// Omits the status and the revision, which belong to controllers.
     fn foreign_deployment(&mut self, deployment: &Deployment) {
         if is_foreign(&deployment.metadata) {
             let spec = (&deployment.metadata.uid, &deployment.spec);
@@ -261,7 +263,8 @@ impl EdgeSeen {
     }
 }
 
-/// Names of foreign things begin with `foreign-`; so do releases, and the Secrets of those.
+/// The names of foreign objects and releases start with `foreign-`. The Secrets of foreign releases have Helm's prefix
+/// before it.
 fn is_foreign(metadata: &ObjectMeta) -> bool {
     let name = metadata.name.clone().unwrap_or_default();
     name.starts_with("foreign-") || name.starts_with("sh.helm.release.v1.foreign-")
@@ -272,7 +275,7 @@ fn place(metadata: &ObjectMeta) -> Place {
     (namespace.unwrap_or_default(), name.unwrap_or_default())
 }
 
-/// base64 of gzip of JSON.
+/// Decodes base64, then gzip, then JSON.
 fn content(secret: &Secret) -> Result<(String, String)> {
     let release = unpacked(secret)?;
     let word = |pointer: &str| {
@@ -282,10 +285,10 @@ fn content(secret: &Secret) -> Result<(String, String)> {
     Ok((word("/info/status"), word("/chart/metadata/version")))
 }
 
-/// The payload of a release Secret.
+/// Returns the payload of a release Secret.
 ///
 /// # Errors
-/// When it cannot be read.
+/// Returns an error if the payload can't be decoded.
 pub(crate) fn unpacked(secret: &Secret) -> Result<Value> {
     let data = secret.data.as_ref().and_then(|data| data.get("release"));
     let packed = BASE64_STANDARD.decode(&data.context("no payload")?.0)?;
@@ -296,10 +299,10 @@ pub(crate) fn unpacked(secret: &Secret) -> Result<Value> {
     Ok(serde_json::from_slice(&json)?)
 }
 
-/// Tenants of home, and what it says of its members.
+/// Reads the Tenants and members of the home cluster.
 ///
 /// # Errors
-/// When the apiserver does not answer.
+/// Returns an error if the API server doesn't respond.
 pub(crate) async fn home(client: &Client, into: &mut Snapshot) -> Result<()> {
     let all = ListParams::default();
     let (tenants, members) = tokio::try_join!(

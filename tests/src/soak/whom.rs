@@ -1,20 +1,20 @@
-//! Whom a fault is about: members, hubs, Tenants with their workspaces, objects of the chart.
+//! Defines the targets of faults: members, hubs, Tenants with their workspaces, and objects of the chart.
 
 use krypton_types::names;
 
 /// A member of the fleet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Edge {
-    /// With an agent.
+    /// Managed by an agent.
     One,
-    /// By the hub, with a kubeconfig.
+    /// Managed by the hub through a kubeconfig.
     Two,
 }
 
 impl Edge {
     pub(crate) const ALL: [Self; 2] = [Self::One, Self::Two];
 
-    /// The member's name.
+    /// Returns the member's name.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::One => "edge-1",
@@ -23,7 +23,7 @@ impl Edge {
     }
 }
 
-/// One of the hubs of home.
+/// One of the hubs on the home cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Seat {
     A,
@@ -33,12 +33,12 @@ pub(crate) enum Seat {
 impl Seat {
     const ALL: [Self; 2] = [Self::A, Self::B];
 
-    /// The first so many; all, when there are fewer.
+    /// Returns the first `count` hubs, or all if there are fewer.
     pub(crate) fn first(count: usize) -> &'static [Self] {
         Self::ALL.get(..count).unwrap_or(&Self::ALL)
     }
 
-    /// Its name as a pod's, which the Lease tells.
+    /// Returns the hub's pod name, which its Leases contain.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::A => "hub-a",
@@ -46,14 +46,14 @@ impl Seat {
         }
     }
 
-    /// Whose that is of the holders of a Lease.
+    /// Returns the hub with this holder identity.
     pub(crate) fn holding(holder: &str) -> Option<Self> {
         let name = holder.split('/').nth(1)?;
         Self::ALL.into_iter().find(|seat| seat.name() == name)
     }
 }
 
-/// A slot for a Tenant, live or not.
+/// A slot for a Tenant, which may or may not exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Tenant(pub(crate) usize);
 
@@ -74,16 +74,16 @@ impl Tenant {
     }
 }
 
-/// What a Tenant says of its workspace.
+/// Value of a Tenant's `spec.workspace`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Workspace {
-    /// Nothing: it is the Tenant's name.
+    /// Unset: the namespace has the Tenant's name.
     Unset,
-    /// The Tenant's name, and it says so.
+    /// Set to the Tenant's name.
     Named,
-    /// A namespace of another name, for itself.
+    /// A separate namespace with another name.
     Own,
-    /// One that was there before, with others in it.
+    /// An existing namespace, shared with other Tenants.
     Shared(u8),
 }
 

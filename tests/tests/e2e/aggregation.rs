@@ -1,4 +1,4 @@
-//! What home says of a Tenant over all its members: members that depart, and members in great numbers.
+//! Shows how the home cluster aggregates a Tenant's status: after a member leaves, and across 200 members.
 
 #[path = "../../src/bench/simulated.rs"]
 #[expect(
@@ -29,18 +29,18 @@ use serde_json::json;
 use simulated::{Agents, Enrolled, Member, installed};
 
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
-/// As the simulated agents name it.
+/// Name of the chart in the simulated agents' reports.
 const CHART: &str = "small";
 const CHART_VERSION: &str = "1.0.0";
 
 by_agent!(departed_member_condition_expires_after_grace_despite_restart);
 
-/// As the simulated agents name their Tenants.
+/// Name of a Tenant in the simulated agents' reports.
 fn name(number: u32) -> String {
     format!("tenant-{number}")
 }
 
-/// Waits until the member's condition has gone, and until then it says nothing but this.
+/// Waits until the member's condition is gone. Until then, it must be Unknown with this reason.
 async fn goes(desk: &FleetClient, type_: &str, why: &str) -> Tenant {
     let tenants = desk.tenants("default");
     eventually("the condition to go", PATIENCE, async || {
@@ -94,14 +94,14 @@ async fn departed_member_condition_expires_after_grace_despite_restart(mode: Mod
     let left = [(type_.as_str(), "Unknown", "MemberLeft")];
     home.shows("default", "acme", &left).await.unwrap();
     goes(&home, &type_, "MemberLeft").await;
-    // What is installed there is nobody's to take away.
+    // The release of a member that left stays installed.
     let release = pair.release("acme");
     edge.newest_is("acme", &release, 1, "deployed")
         .await
         .unwrap();
 }
 
-/// A home with a hub and members whose clusters are simulated.
+/// A home cluster with a hub and simulated members.
 struct Many {
     agents: Agents,
     hub: Hub,
@@ -112,7 +112,7 @@ impl Many {
     fn options(home: &Cluster) -> HubOptions<'_> {
         HubOptions::new(home.kubeconfig()).args([
             "--namespace=default",
-            // Nobody fetches it: there is nothing behind the agents to install it on.
+            // Never fetched, because there is no cluster to install the chart on.
             "--chart-repo=https://charts.example.org",
             "--chart-name=small",
             "--chart-version=1.0.0",
@@ -166,7 +166,7 @@ impl Many {
         Self { agents, hub, home }
     }
 
-    /// What a member says of a Tenant; `Some(false)` for one that is not ready.
+    /// Reports a Tenant from a member. `Some(false)` is a Tenant that is not ready, and `None` a deleted one.
     fn says(&self, member: u32, tenant: &str, ready: Option<bool>, generation: i64) {
         let key = TenantKey {
             namespace: "default".to_owned(),
@@ -208,7 +208,7 @@ impl Many {
         .unwrap()
     }
 
-    /// Writes of the status of a Tenant, as the apiserver has seen them.
+    /// Counts the status writes of a Tenant in the API server's audit log.
     async fn writes(&self, tenant: &str) -> usize {
         let requests = self.home.audited().await.unwrap();
         let of = |request: &&krypton_tests::Audited| {
@@ -227,7 +227,7 @@ fn size(tenant: &Tenant) -> usize {
     serde_json::to_vec(tenant).unwrap().len()
 }
 
-/// With agents that speak the real protocol: only the clusters behind them are simulated.
+/// The agents use the real protocol. Only their clusters are simulated.
 #[tokio::test]
 async fn large_fleet_summary_is_throttled_and_survives_restart() {
     const ALL: u32 = 200;
@@ -250,7 +250,7 @@ async fn large_fleet_summary_is_throttled_and_survives_restart() {
     };
     assert_eq!(status.summary, Some(whole));
 
-    // News that is none for home is not written, while the other Tenant's is.
+    // Reports that don't change the summary aren't written, while the other Tenant's are.
     let (before, written) = (acme.metadata.resource_version, many.writes("acme").await);
     for (round, ready) in [(2, false), (3, true), (4, false), (5, true)] {
         for number in 0..ALL {
@@ -266,7 +266,7 @@ async fn large_fleet_summary_is_throttled_and_survives_restart() {
     assert_eq!(acme.metadata.resource_version, before);
     assert_eq!(many.writes("acme").await, written);
 
-    // All of them change their minds all the time.
+    // All members change their reports continuously.
     let begun = Instant::now();
     for round in 6..46 {
         for number in 0..ALL {
@@ -296,7 +296,7 @@ async fn large_fleet_summary_is_throttled_and_survives_restart() {
 
     is_shown_whole_by_its_name(&many).await;
 
-    // A restart loses nobody, though their names are on no record.
+    // A restart loses no member, although the status doesn't contain their names.
     many.hub.kill9().await.unwrap();
     let options = Many::options(&many.home).in_place_of(&many.hub);
     many.hub = Hub::start(&options).unwrap();
@@ -314,7 +314,7 @@ async fn large_fleet_summary_is_throttled_and_survives_restart() {
     .await
     .unwrap();
 
-    // With few left, all are listed again.
+    // With few members, the status lists all of them again.
     for number in 40..ALL {
         many.says(number, "acme", None, 0);
     }

@@ -1,4 +1,4 @@
-//! The CRDs on a real apiserver: what they admit, what they refuse and with which words.
+//! Shows which objects the CRDs admit and reject on a real API server, and with which messages.
 
 use std::{
     fs,
@@ -57,7 +57,7 @@ async fn wait_established(cluster: &Cluster) -> Result<()> {
     cluster.kubectl(args).await.map(drop)
 }
 
-/// A control plane that serves our APIs, installed as a person would.
+/// Starts a control plane and installs the CRDs with kubectl, as a user does.
 async fn with_apis(name: &str) -> Result<Cluster> {
     let cluster = Cluster::start(name, Parts::ControlPlane).await?;
     apply_file(&cluster, &crds("crds"), &[]).await?;
@@ -65,7 +65,7 @@ async fn with_apis(name: &str) -> Result<Cluster> {
     Ok(cluster)
 }
 
-/// The words in quotes in the first line of a refused sample.
+/// Returns the quoted text in the first line of a rejected sample.
 fn expected_words(file: &Path) -> Result<String> {
     let text = fs::read_to_string(file)?;
     let line = text.lines().next().unwrap_or_default();
@@ -103,7 +103,7 @@ async fn original_samples_are_admitted_and_invalid_ones_rejected() {
     let cluster = with_apis("samples").await.unwrap();
 
     for file in samples("testdata/original").unwrap() {
-        // Only a chart in a Tenant is foreign to the schema, as it was to the original's.
+        // Only a chart in a Tenant is outside the schema, as in the original's CRD.
         let lenient = file.ends_with("tenant-with-chart.yaml");
         let args: &[&str] = if lenient { &["--validate=warn"] } else { &[] };
         apply_file(&cluster, &file, args).await.unwrap();
@@ -323,7 +323,7 @@ async fn kubectl_get_shows_expected_columns() {
     }
 }
 
-/// The Tenant CRD in the manner of the original's hand-written one: next to nothing is checked.
+/// A Tenant CRD like the original's hand-written one, with almost no validation.
 fn permissive_crd() -> Result<CustomResourceDefinition> {
     let condition = json!({
         "type": "object",
@@ -358,7 +358,7 @@ fn permissive_crd() -> Result<CustomResourceDefinition> {
     Ok(crd)
 }
 
-/// Puts our CRD in the place of an older one, and waits until it is what the apiserver goes by.
+/// Replaces an older CRD with ours, and waits until the API server enforces it.
 async fn replace_crd(cluster: &Cluster) -> Result<()> {
     let api: Api<CustomResourceDefinition> = Api::all(cluster.client());
     let mut ours = Tenant::crd();
@@ -400,7 +400,7 @@ async fn older_schema_objects_can_be_updated_and_deleted() {
         ("unset", json!({"spec": {"workspace": ""}})),
         ("specless", json!({})),
     ];
-    // Admitted then, and no more: a status that is none of three, and an empty reason.
+    // The old CRD admits an invalid condition status and an empty reason, and ours rejects them.
     let old_condition = json!({
         "type": "ClusterReady/edge-1", "status": "yes", "reason": "", "message": "",
         "lastTransitionTime": "2025-12-08T00:00:00Z",

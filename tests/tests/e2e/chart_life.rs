@@ -1,5 +1,4 @@
-//! The life of Krypton's own charts: installed, upgraded, rolled back, uninstalled and installed again,
-//! with nothing lost that a person would miss.
+//! Shows that Krypton's charts can be installed, upgraded, rolled back, uninstalled and reinstalled without data loss.
 
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
@@ -49,8 +48,8 @@ async fn secret(cluster: &Cluster, namespace: &str, name: &str) -> Option<Secret
     secrets.get_opt(name).await.unwrap()
 }
 
-/// What must be the same afterwards: the UIDs of CRDs, of members and of Tenants, a Secret's UID and
-/// content, and the release Secrets of the fleet's chart.
+/// Returns the state that must not change: the UIDs of CRDs, members and Tenants, and the release Secrets of the
+/// fleet's chart. Also includes a Secret's UID and content.
 async fn lasting(
     cluster: &Cluster,
     (namespace, name): (&str, &str),
@@ -96,7 +95,7 @@ async fn reinstalled_charts_adopt_state_left_by_uninstall() {
     let identity = (system, "krypton-agent-identity");
     let first = hub_values(&repository, &["--set=chart.version=1.0.0"]);
 
-    // A CRD that somebody has put there is left alone, the others come with the release.
+    // The release leaves an existing CRD unchanged and creates the others.
     let tenants = Path::new(CRDS).join(format!("{}.yaml", Tenant::crd_name()));
     let apply = ["apply".into(), "-f".into(), tenants.into_os_string()];
     home.kubectl(apply).await.unwrap();
@@ -107,7 +106,7 @@ async fn reinstalled_charts_adopt_state_left_by_uninstall() {
 
     let mut hub = HubPod::start(&home, None).await.unwrap();
     hub.hub.ready(PATIENCE).await.unwrap();
-    // The command that the hub's side prints is all that is done on the edge.
+    // The edge cluster needs only the command that the plugin prints on the home cluster.
     let command = join_command(&home, namespace, EDGE, &OwnChart::Agent.folder())
         .await
         .unwrap();
@@ -122,10 +121,10 @@ async fn reinstalled_charts_adopt_state_left_by_uninstall() {
         .shows("default", "acme", &[ALL_READY])
         .await
         .unwrap();
-    // The last write of an install is the annotation; from then on nothing is under way.
+    // The annotation is the last write of an installation, so no action is pending afterwards.
     at_edge.lease_renewed().await.unwrap();
 
-    // The hub's chart, while the agent lives on.
+    // Upgrade the hub's chart while the agent keeps running.
     hub.hub.stop().await.unwrap();
     let at_home = lasting(&home, authority).await.unwrap();
     let on_edge = lasting(&edge, identity).await.unwrap();
@@ -144,7 +143,7 @@ async fn reinstalled_charts_adopt_state_left_by_uninstall() {
     assert_eq!(lasting(&home, authority).await.unwrap(), at_home);
     assert_eq!(lasting(&edge, identity).await.unwrap(), on_edge);
 
-    // The agent finds it by the CA it has known since it joined, and hears of the other version.
+    // The agent verifies the new hub with the CA from its join bundle, and receives the new chart version.
     hub = HubPod::start(&home, Some(&hub)).await.unwrap();
     hub.hub.ready(PATIENCE).await.unwrap();
     let release = names::tenant_release("acme", EDGE);
@@ -158,7 +157,7 @@ async fn reinstalled_charts_adopt_state_left_by_uninstall() {
         .unwrap();
     at_edge.lease_renewed().await.unwrap();
 
-    // The agent's chart: without the bundle, with it again, and away.
+    // Upgrade the agent's chart without the bundle, roll back to the release with the bundle, and uninstall the chart.
     agent.agent.stop().await.unwrap();
     let on_edge = lasting(&edge, identity).await.unwrap();
     let bundle = async || secret(&edge, system, "krypton-join").await;
@@ -173,7 +172,7 @@ async fn reinstalled_charts_adopt_state_left_by_uninstall() {
     assert!(bundle().await.is_none());
     assert_eq!(lasting(&edge, identity).await.unwrap(), on_edge);
 
-    // Installed again with nothing, it goes on as the same member.
+    // A reinstallation without values resumes as the same member.
     OwnChart::Agent.install(&edge, none).await.unwrap();
     agent = AgentPod::start(&edge).await.unwrap();
     agent.agent.ready(PATIENCE).await.unwrap();

@@ -1,4 +1,5 @@
-//! Charts in a real OCI registry: by tag, by range and by digest, with and without a login; and the fleet's.
+//! Shows that Krypton fetches charts from a real OCI registry by tag, range and digest, with and without a login, and
+//! for a fleet.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use tempfile::TempDir;
 use tokio::sync::watch;
 
 fn cache() -> (TempDir, ChartCache) {
-    // Another test may have been first.
+    // Fails if another test has already installed the provider.
     drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
     let dir = tempfile::tempdir().unwrap();
     let cache = ChartCache::new(dir.path().join("charts")).unwrap();
@@ -51,7 +52,7 @@ fn login(username: &str, password: &str) -> watch::Receiver<CredentialsNow> {
 #[tokio::test]
 async fn registry_chart_resolves_by_tag_range_or_digest() {
     let registry = Registry::start(Login::Open).await.unwrap();
-    // More than fit on one page of tags.
+    // More tags than one page contains.
     for version in ["1.0.0", "1.1.0", "1.2.0-rc.1", "1.2.0+build.7", "2.0.0"] {
         registry.push(&ChartSource::small(version)).await.unwrap();
     }
@@ -71,7 +72,7 @@ async fn registry_chart_resolves_by_tag_range_or_digest() {
             ("small", expected),
             "{version}"
         );
-        // The digest of the archive is as good as that of the manifest.
+        // A version can be pinned by the archive's digest or by the manifest's.
         let again = format!("{expected}@sha256:{}", fetched.sha256);
         let again = cache.fetch(&chart(&registry, &again)).await.unwrap();
         assert_eq!(again.sha256, fetched.sha256);
@@ -119,7 +120,7 @@ async fn chart_changed_in_registry_is_rejected() {
     let registry = Registry::start(Login::Open).await.unwrap();
     let first = registry.push(&ChartSource::small("1.0.0")).await.unwrap();
     let (_dir, cache) = cache();
-    // The tag is moved to another content.
+    // The tag moves to other content.
     let source = ChartSource::small("1.0.0").name("other");
     let other = registry.push(&source).await.unwrap();
     assert_ne!(first, other);
@@ -127,7 +128,7 @@ async fn chart_changed_in_registry_is_rejected() {
     let error = cache.fetch(&moved).await.unwrap_err();
     assert!(matches!(*error, ChartError::Digest { .. }), "{error}");
 
-    // The content is not what its digest says.
+    // The content doesn't match its digest.
     let fetched = cache.fetch(&chart(&registry, "1.0.0")).await.unwrap();
     registry.damage(&fetched.sha256).unwrap();
     let (_dir, fresh) = self::cache();
@@ -174,13 +175,13 @@ async fn registry_login_works_by_password_and_token() {
         };
         assert_eq!(asked, expected, "{kind:?}");
 
-        // What is here needs no registry.
+        // A cached chart needs no registry.
         registry.stop();
         assert_eq!(known.fetch(&wanted).await.unwrap().version, "1.0.0");
     }
 }
 
-/// Takes charts that are signed by [`Signer::Signer`] only.
+/// A cache that accepts only charts signed by [`Signer::Signer`].
 async fn strict_cache() -> (TempDir, ChartCache) {
     let (dir, cache) = cache();
     let helm = Helm::new(HelmConfig {
@@ -240,7 +241,7 @@ async fn keyring_accepts_only_charts_signed_by_its_keys() {
             assert!(error.to_string().contains(why), "{error}");
         }
     }
-    // A good signature of another content.
+    // A valid signature of other content.
     let [from, to] =
         ["1.0.0", "1.2.0"].map(|version| folder.path().join(format!("small-{version}.tgz.prov")));
     std::fs::copy(from, to).unwrap();
@@ -291,10 +292,10 @@ async fn signed_private_chart_range_stays_pinned_across_restart(mode: Mode) {
     at_edge.create("default", "acme", json!({})).await.unwrap();
     let tenant = at_edge.shows("default", "acme", &[READY]).await.unwrap();
     let applied = tenant.status.unwrap().last_applied_chart.unwrap();
-    // Every member takes the content that has proven itself at the hub, wherever it gets it.
+    // Every member uses the content that the hub has verified, from any source.
     let pinned = format!("{url}/small:1.1.0@sha256:");
     assert!(applied.starts_with(&pinned), "{applied}");
-    // The agent was refused by the registry, whose password it does not know, and the hub was not.
+    // The registry rejected the agent, which has no password, and accepted the hub.
     let asked = registry.asked().split_off(before);
     assert_eq!(
         asked.contains(&String::new()),
@@ -303,7 +304,7 @@ async fn signed_private_chart_range_stays_pinned_across_restart(mode: Mode) {
     );
     assert!(asked.contains(&USERNAME.to_owned()), "{asked:?}");
 
-    // A newer version is there, and the hub is restarted: nobody has asked for another version.
+    // After a restart, the hub keeps its version, although a newer one exists.
     let newer = ChartSource::small("1.2.0").signed(Signer::Signer);
     registry.push(&newer).await.unwrap();
     hub.stop().await.unwrap();

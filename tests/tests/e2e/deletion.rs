@@ -1,4 +1,4 @@
-//! What goes with a Tenant, what stays, and what is none: ownership and the deletion of the CRD.
+//! Shows which objects Krypton deletes with a Tenant, which it keeps, and that a CRD deletion uninstalls nothing.
 
 use anyhow::bail;
 use k8s_openapi::api::admissionregistration::v1::{
@@ -104,7 +104,7 @@ async fn tenant_deletion_removes_release_and_only_own_namespace(mode: Mode) {
         desk.told("default", name, reason).await.unwrap();
     }
 
-    // What was deleted is forgotten: another one of its name is as any.
+    // A new Tenant with the name of a deleted one is an ordinary Tenant.
     desk.create("default", "made", json!({"workspace": "made-ws"}))
         .await
         .unwrap();
@@ -146,7 +146,7 @@ async fn older_tenant_keeps_release_when_younger_is_deleted(mode: Mode) {
     assert_eq!(shared.metadata.deletion_timestamp, None);
 }
 
-/// On home the hub follows the same Tenants a second time, to aggregate them.
+/// On the home cluster, the hub has a second watch on the same Tenants for aggregation.
 #[tokio::test]
 async fn tenants_and_releases_survive_crd_deletion_on_home() {
     Box::pin(tenants_and_releases_survive_crd_deletion(Mode::SelfCluster)).await;
@@ -158,7 +158,7 @@ async fn crd_stripped_of_finalizer_and_recreated_uninstalls_nothing(mode: Mode) 
     let spec = json!({"workspace": "acme-ws"});
     desk.create("default", "acme", spec).await.unwrap();
     desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
-    // Nobody is there to keep the Tenants, and they keep the CRD.
+    // With hub and agent stopped, no process saves the Tenants, and their finalizers block the deletion of the CRD.
     pair.stop().await.unwrap();
     let releases = desk.releases().await.unwrap();
     let name = Tenant::crd_name();
@@ -174,7 +174,7 @@ async fn crd_stripped_of_finalizer_and_recreated_uninstalls_nothing(mode: Mode) 
     let none = r#"{"metadata":{"finalizers":[]}}"#;
     let strip = ["patch", "crd", name, "--type=merge", "--patch", none];
     cluster.kubectl(strip).await.unwrap();
-    // Times of the API have whole seconds.
+    // Times in the API have a resolution of one second.
     eventually("another second", PATIENCE, async || {
         let now = krypton_runtime::clock::wall().as_second();
         Ok((now > deleted.0.as_second() + 1).then_some(()))
@@ -204,7 +204,7 @@ async fn tenants_and_releases_survive_crd_deletion(mode: Mode) {
         .kubectl(["create", "namespace", "team"])
         .await
         .unwrap();
-    // Half of them live in a namespace of their own; on home two are enough.
+    // Half of the Tenants are in a second namespace. On the home cluster, two Tenants are enough.
     let each = if mode == Mode::SelfCluster { 1 } else { 10 };
     let mut names = Vec::new();
     for number in 0..each {
@@ -219,7 +219,7 @@ async fn tenants_and_releases_survive_crd_deletion(mode: Mode) {
     for (namespace, name) in &names {
         before.push(desk.shows(namespace, name, &[ALL_READY]).await.unwrap());
     }
-    // The last write of an install is the annotation; from then on nothing is under way.
+    // The annotation is the last write of an installation, so no action is pending afterwards.
     desk.lease_renewed().await.unwrap();
     let releases = desk.releases().await.unwrap();
     let crds: Api<CustomResourceDefinition> = Api::all(desk.client.clone());
@@ -251,7 +251,7 @@ async fn tenants_and_releases_survive_crd_deletion(mode: Mode) {
         .unwrap();
         let back = desk.shows(namespace, name, &[ALL_READY]).await.unwrap();
         assert_eq!(back.spec, old.spec);
-        // On home what the member said before is written to the Tenant at once.
+        // On the home cluster, the member's earlier report is written to the restored Tenant immediately.
         eventually(&format!("the finalizer of {name}"), PATIENCE, async || {
             let tenant = desk.tenants(namespace).get(name).await?;
             Ok((tenant.finalizers() == [names::TENANT_FINALIZER]).then_some(()))
@@ -269,7 +269,7 @@ async fn tenants_and_releases_survive_crd_deletion(mode: Mode) {
     assert!(!log.contains("running helm uninstall"), "{log}");
     assert_eq!(log.matches("running helm").count(), 2 * each, "{log}");
 
-    // They are still whole: those go whose namespace a person deletes, and no others.
+    // The restored Tenants are complete. Deleting a namespace removes its Tenants and no others.
     pair.cluster()
         .kubectl(["delete", "namespace", "team", "--wait=false"])
         .await
@@ -310,7 +310,7 @@ async fn only_certain_deletions_resume_after_crd_recreation(mode: Mode) {
     let crd = crds.get(Tenant::crd_name()).await.unwrap();
     let old = desk.tenants("default").get("staying").await.unwrap();
     let going = Held::delete(&desk, "going").await.unwrap();
-    // Nobody has seen to this one yet.
+    // Krypton hasn't processed this deletion yet.
     desk.annotate("default", "paused", names::PAUSED_ANNOTATION, "true")
         .await
         .unwrap();
@@ -338,7 +338,7 @@ async fn only_certain_deletions_resume_after_crd_recreation(mode: Mode) {
     assert_ne!(back("staying").await.metadata.uid, old.metadata.uid);
     let staying = desk.shows("default", "staying", &[ALL_READY]);
     staying.await.unwrap();
-    // Doubt removes nothing.
+    // When in doubt, Krypton uninstalls nothing.
     assert_eq!(back("paused").await.metadata.deletion_timestamp, None);
     going.is_deleted_again().await.unwrap();
     desk.told("default", "going", "TenantRestored")
@@ -351,7 +351,7 @@ async fn only_certain_deletions_resume_after_crd_recreation(mode: Mode) {
         .unwrap();
 }
 
-/// Has the apiserver refuse every new Tenant of this name.
+/// Makes the API server reject every new Tenant of this name.
 async fn refuse(desk: &FleetClient, name: &str) {
     let tenants = json!({"apiGroups": ["mesh.openkcm.io"], "apiVersions": ["*"],
         "operations": ["CREATE"], "resources": ["tenants"]});
@@ -414,7 +414,7 @@ async fn refused_tenant_keeps_no_other_from_its_restore(mode: Mode) {
         "{said}"
     );
 
-    // The others are reconciled. One is deleted, and stays deleted after a restart.
+    // The other Tenants are reconciled. One is deleted, and stays deleted after a restart.
     desk.delete("default", "good").await.unwrap();
     desk.gone("default", "good").await.unwrap();
     pair.stop().await.unwrap();

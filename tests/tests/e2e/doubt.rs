@@ -1,5 +1,5 @@
-//! Nothing is uninstalled on doubt: whatever an apiserver answers that is not so, and whatever is gone and comes
-//! back, each release is there before, meanwhile and after. And what is really deleted goes, once it is sure.
+//! Shows that missing or false information uninstalls nothing. Each release stays installed while an API server returns
+//! false responses, and while state disappears and returns. A real deletion proceeds once it is confirmed.
 
 use std::{collections::BTreeMap, fs};
 
@@ -25,9 +25,9 @@ use serde_json::json;
 const EDGE: &str = "edge-1";
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
-/// Tenants that nobody deletes; each has a namespace of its name.
+/// Tenants that the test never deletes. Each has a namespace of its name.
 const KEPT: [&str; 3] = ["one", "two", "three"];
-/// Where those are installed that go one after the other, so that no namespace goes with them.
+/// Workspace of the Tenants that the test deletes, so the namespace outlives them.
 const SHARED: &str = "theirs";
 
 by_agent!(lying_apiserver_uninstalls_nothing);
@@ -36,7 +36,7 @@ in_both_modes!(outage_or_restore_keeps_releases_and_delays_deletion);
 const GET: &[Verb] = &[Verb::Get];
 const FOLLOWED: &[Verb] = &[Verb::List, Verb::Watch];
 
-/// What it is about, whether an upgrade is asked for in it, and whether no deletion can be carried out in it.
+/// The lie, whether an upgrade is requested during it, and whether it blocks all deletions.
 type Case = (Lie, bool, bool);
 
 fn cases() -> Vec<Case> {
@@ -64,7 +64,7 @@ fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for answer in answers {
         cases.push((lie(ALL, &[], answer), false, true));
-        // The deletion is seen, and can be made sure of by nobody.
+        // The deletion is visible, but can't be confirmed.
         cases.push((lie(GET, &[], answer), false, true));
     }
     for resources in chosen {
@@ -78,8 +78,8 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// Whether a later revision of the same release is there: of upgrades helm keeps a few, and what was
-/// uninstalled would begin at 1 again.
+/// Returns true if a later revision of the same release exists. Helm keeps several revisions after upgrades. After an
+/// uninstall, the numbers would restart at 1.
 fn upgraded(name: &str, now: &BTreeMap<String, String>) -> bool {
     let revision = |name: &str| {
         let (release, number) = name.rsplit_once(".v")?;
@@ -91,7 +91,7 @@ fn upgraded(name: &str, now: &BTreeMap<String, String>) -> bool {
     })
 }
 
-/// A fleet of one member, which is reached through a proxy by those who work on it.
+/// A fleet of one member. The actor reaches it through a proxy.
 struct Scene {
     membership: Membership,
     hub: Hub,
@@ -161,7 +161,7 @@ impl Scene {
         scene
     }
 
-    /// Asks for an upgrade of all that there is.
+    /// Changes the values, so all Tenants need an upgrade.
     fn change_values(&mut self) -> Result<u32> {
         self.written += 1;
         let yaml = format!("{{replicaCount: 0, message: v{}}}", self.written);
@@ -173,7 +173,7 @@ impl Scene {
         names::tenant_release(name, EDGE)
     }
 
-    /// The UIDs of the Secrets of what is deployed and of the Deployments.
+    /// Returns the UIDs of the deployed release Secrets and of the Deployments.
     async fn standing(&self) -> Result<BTreeMap<String, String>> {
         self.found("owner=helm,status=deployed").await
     }
@@ -196,7 +196,8 @@ impl Scene {
         Ok(found)
     }
 
-    /// All of `before` that is not about `gone` is still there, and each release is deployed once.
+    /// Verifies that all objects in `before` still exist, except the objects of `gone`. Each release must be deployed
+    /// once.
     async fn stands(&self, before: &BTreeMap<String, String>, gone: &[&str]) -> Result<()> {
         let now = self.found("owner=helm").await?;
         let gone: Vec<String> = gone.iter().map(|name| Self::release(name)).collect();
@@ -230,7 +231,7 @@ impl Scene {
         }
     }
 
-    /// Helm may still be running.
+    /// Waits, because Helm can still be running.
     async fn values_reach(&self, name: &str, namespace: &str, number: u32) {
         let wanted = format!("v{number}");
         let what = format!("the values {wanted} to reach {name}");
@@ -275,14 +276,14 @@ async fn lying_apiserver_uninstalls_nothing(mode: Mode) {
             desk.annotate("default", name, asked, goes).await.unwrap();
         }
         let values = upgrade.then(|| scene.change_values().unwrap());
-        // Whoever is shown no release for as long as it lasts has none to uninstall, and lets go: such a one is
-        // deleted when the truth is told again, and the list that is remembered is not.
+        // An actor without a view of the releases finds nothing to uninstall and removes the finalizer. Such a Tenant
+        // is deleted when the lie ends. The remembered list is not deleted.
         let blind = lie.answer == Answer::Nothing
             && (lie.resources.is_empty() || lie.resources.contains(&"secrets"));
         if !blind {
             desk.delete("default", goes).await.unwrap();
         }
-        // A step of the deletion, or watches more than once.
+        // A step of the deletion, or more than one watch request.
         let at_least = match lie.resources {
             _ if lie.verbs == GET => 1,
             [] => 8,
@@ -317,7 +318,7 @@ async fn outage_or_restore_keeps_releases_and_delays_deletion(mode: Mode) {
     a_namespace_that_tenants_live_in_is_not_deleted_though_no_watch_has_shown_them(&mut scene)
         .await;
 
-    // A new one, which is told of nothing that is there at first.
+    // Start a new actor that observes none of the existing objects at first.
     let before = scene.standing().await.unwrap();
     if mode == Mode::Agent {
         let agent = scene.membership.agent().unwrap();
@@ -342,7 +343,7 @@ async fn outage_or_restore_keeps_releases_and_delays_deletion(mode: Mode) {
     scene.stands(&before, &[]).await.unwrap();
 }
 
-/// Of the member, in its Secret on home: emptied, deleted, and there again.
+/// The member's kubeconfig in its Secret on the home cluster is emptied, deleted and recreated.
 async fn the_kubeconfig_is_gone_and_back(scene: &mut Scene) {
     let before = scene.standing().await.unwrap();
     let home = scene.at_home.clone();
@@ -352,7 +353,7 @@ async fn the_kubeconfig_is_gone_and_back(scene: &mut Scene) {
     home.add_member(EDGE, "").await.unwrap();
     let refused = ("TargetClusterResolved", "False", "KubeconfigInvalid");
     home.member_shows(EDGE, &[refused]).await.unwrap();
-    // The last good one is in use.
+    // The hub keeps using the last valid kubeconfig.
     let values = scene.change_values().unwrap();
     scene.kept_are_ready(Some(values)).await;
     scene.stands(&before, &[]).await.unwrap();
@@ -371,12 +372,12 @@ async fn the_kubeconfig_is_gone_and_back(scene: &mut Scene) {
     scene.stands(&before, &[]).await.unwrap();
 }
 
-/// To a time before some Tenants were made, and others deleted: resourceVersions go back.
+/// Restores etcd to a state before some Tenants were created and others deleted. The resourceVersions decrease.
 async fn an_etcd_is_restored(scene: &mut Scene) {
     let desk = scene.desk.clone();
     let before = scene.standing().await.unwrap();
     let release = Scene::release("before");
-    // A snapshot of a running upgrade would be repaired by another one.
+    // If the snapshot contained a running upgrade, the repair would add a revision.
     scene.values_reach("before", SHARED, scene.written).await;
     let number = eventually("no upgrade to run", PATIENCE, async || {
         let revisions = desk.revisions(SHARED, &release).await?;
@@ -413,7 +414,7 @@ async fn an_etcd_is_restored(scene: &mut Scene) {
     assert!(version().await < latest, "the resourceVersion went back");
     let log = |scene: &mut Scene| scene.membership.actor(&mut scene.hub).log().unwrap();
     let uninstalled = log(scene).matches("running helm uninstall").count();
-    // Who comes from the past is live again, and who was made since is not there.
+    // A Tenant deleted after the snapshot is live again, and a Tenant created after it is absent.
     let values = scene.change_values().unwrap();
     scene.kept_are_ready(Some(values)).await;
     desk.shows("default", "before", &[ALL_READY]).await.unwrap();
@@ -435,7 +436,8 @@ async fn an_etcd_is_restored(scene: &mut Scene) {
     scene.stands(&before, &["late", "before"]).await.unwrap();
 }
 
-/// For a cluster that is away, and for a person; and is let go by the annotation, which says what stays.
+/// A deletion waits for an unreachable cluster and for a user's decision. The orphan annotation ends the wait and keeps
+/// the release.
 async fn a_deletion_waits(scene: &mut Scene) {
     let (desk, home) = (scene.desk.clone(), scene.at_home.clone());
     home.create("default", "waits", json!({})).await.unwrap();
@@ -492,7 +494,7 @@ async fn a_deletion_waits(scene: &mut Scene) {
     scene.stands(&before, &["waits"]).await.unwrap();
 }
 
-/// One was made for a Tenant that goes, and another Tenant has come to live in it.
+/// Krypton created the namespace for a Tenant that is now deleted, and another Tenant has moved into it.
 async fn a_namespace_that_tenants_live_in_is_not_deleted_though_no_watch_has_shown_them(
     scene: &mut Scene,
 ) {

@@ -1,5 +1,5 @@
-//! The hub's CA, join tokens and enrolment against a real apiserver: what is written once, who wins a
-//! race, who is let in, and who stays in while the CA is rotated.
+//! Shows the hub's CA, join tokens and enrollment on a real API server: single use of tokens, races, admission, and
+//! sessions during a CA rotation.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -74,7 +74,7 @@ async fn token(client: &Client, cluster: &str) -> Result<String> {
     Ok(made.token)
 }
 
-/// A hub's enrolment, which tells of what it does.
+/// Returns a hub's enrollment service, which records events.
 async fn hub(client: &Client) -> Result<(Enrolment, Arc<Authority>)> {
     let authority = Authority::load_or_make(client.clone(), NAMESPACE, "a.krypton").await;
     let live = Arc::new(Live::new(authority?));
@@ -94,7 +94,7 @@ async fn hub(client: &Client) -> Result<(Enrolment, Arc<Authority>)> {
     Ok((hub, authority))
 }
 
-/// What was told of a member, as (type, reason, action, words).
+/// Returns the events of a member, as (type, reason, action, note).
 async fn told(client: &Client, member: &str) -> Result<Vec<[String; 4]>> {
     let events: Api<Event> = Api::namespaced(client.clone(), "default");
     let all = events.list(&ListParams::default()).await?.items;
@@ -181,7 +181,7 @@ async fn only_one_key_redeems_contested_token() {
             Err(refusal) => assert!(matches!(refusal, Refusal::Used { .. }), "{refusal}"),
         }
     }
-    // Both that have the winning key.
+    // Only the two requests with the winning key succeed.
     assert_eq!(winners.len(), 2, "{winners:?}");
     assert_eq!(winners[0], winners[1]);
 }
@@ -359,7 +359,7 @@ async fn token_enrols_one_agent_and_explains_refusals() {
     let (hub, authority) = hub(&client).await.unwrap();
     let members: Api<EdgeCluster> = Api::all(client.clone());
 
-    // A new member gets its EdgeCluster, and its certificate is bound to it.
+    // The hub creates the EdgeCluster of a new member, and binds the certificate to it.
     let (token_1, mine) = (token(&client, "edge-1").await.unwrap(), request().unwrap());
     let answer = enrol(&hub, &token_1, &mine, HERE).await.unwrap();
     let member = members.get("edge-1").await.unwrap();
@@ -368,7 +368,7 @@ async fn token_enrols_one_agent_and_explains_refusals() {
     assert_eq!(Some(own.uid.clone()), member.metadata.uid);
     assert_eq!(answer.roots[0][..], authority.roots()[0][..]);
 
-    // The same key again; not another one.
+    // The same key can enroll again, and another key can't.
     enrol(&hub, &token_1, &mine, HERE).await.unwrap();
     let refused = |status: Result<EnrollResponse, Status>, code: Code, word: &str| {
         let status = status.unwrap_err();
@@ -382,7 +382,7 @@ async fn token_enrols_one_agent_and_explains_refusals() {
         "used already by another key",
     );
 
-    // The same key on another cluster: the bundle and the key were copied.
+    // The same key on another cluster means that the bundle and the key were copied.
     let copied = enrol(&hub, &token_1, &mine, "another-cluster").await;
     refused(
         copied,
@@ -390,7 +390,7 @@ async fn token_enrols_one_agent_and_explains_refusals() {
         "used already on another cluster",
     );
 
-    // Deleting the EdgeCluster voids its token and the unused ones.
+    // Deleting the EdgeCluster revokes its token and the unused ones.
     let (token_9, their_own) = (token(&client, "edge-9").await.unwrap(), request().unwrap());
     let made_before = token(&client, "edge-9").await.unwrap();
     enrol(&hub, &token_9, &their_own, HERE).await.unwrap();
@@ -405,7 +405,7 @@ async fn token_enrols_one_agent_and_explains_refusals() {
     }
     assert!(members.get_opt("edge-9").await.unwrap().is_none());
 
-    // A wrong secret is answered as an unknown token is.
+    // The response to a wrong secret is the same as to an unknown token.
     let (name, _) = token_1.split_once('.').unwrap();
     let guess = format!("{name}.{}", "0".repeat(64));
     let unknown = format!("{}.{}", "0".repeat(16), "0".repeat(64));
@@ -423,7 +423,7 @@ async fn token_enrols_one_agent_and_explains_refusals() {
     let late = enrol(&hub, &expired.unwrap().token, &mine, HERE).await;
     refused(late, Code::PermissionDenied, "expired at");
 
-    // Input that is none.
+    // Invalid input.
     let token_2 = token(&client, "edge-2").await.unwrap();
     let garbled = enrol(&hub, &token_2, b"x", HERE).await;
     refused(garbled, Code::InvalidArgument, "PKCS#10");
@@ -433,7 +433,7 @@ async fn token_enrols_one_agent_and_explains_refusals() {
     let home_itself = enrol(&hub, &home_itself, &mine, HERE).await;
     refused(home_itself, Code::FailedPrecondition, "self-cluster");
 
-    // Another cluster under a known name; its token is not used up by that.
+    // Another cluster under a known name is rejected, which doesn't use up its token.
     let known = Patch::Merge(json!({"status": {"clusterUID": "there"}}));
     members
         .patch_status("edge-1", &PatchParams::default(), &known)
@@ -449,7 +449,7 @@ async fn token_enrols_one_agent_and_explains_refusals() {
     let known = request().unwrap();
     enrol(&hub, &token_3, &known, "there").await.unwrap();
 
-    // A banned one, even with the key that has used the token.
+    // A banned member is rejected, even with the key that has used the token.
     let ban = Patch::Merge(json!({"spec": {"banned": true}}));
     members
         .patch("edge-1", &PatchParams::default(), &ban)
@@ -499,7 +499,7 @@ async fn ca_rotation_waits_for_enrolled_agent_never_connected() {
     let status = members.get("edge-1").await.unwrap().status.unwrap();
     assert_eq!(status.enrolled_until.unwrap().0, own.not_after);
 
-    // As when it has come, and trusts the next root.
+    // Simulates an agent that has connected and trusts the next root.
     let come = json!({
         "certificateExpiry": own.not_after,
         "roots": {"trusted": [RootDigest::of(b"next").to_string()]},
@@ -512,7 +512,7 @@ async fn ca_rotation_waits_for_enrolled_agent_never_connected() {
     assert_eq!(awaited().await, []);
 }
 
-/// What a Secret of the namespace holds under a key, as text.
+/// Returns the text under a key of a Secret.
 async fn text(client: &Client, namespace: &str, secret: &str, key: &str) -> Result<String> {
     let api: Api<Secret> = Api::namespaced(client.clone(), namespace);
     let data = api.get(secret).await?.data.unwrap_or_default();
@@ -565,7 +565,7 @@ async fn agent_keeps_session_through_ca_rotation() {
     is_at("Announced").await;
     let second = rotate(&[]).await.unwrap_err().to_string();
     assert!(second.contains("under way (Announced)"), "{second}");
-    // Who joins from here on trusts both.
+    // An agent that joins from now on trusts both roots.
     eventually("both roots to be published", PATIENCE, async || {
         let info = join_info::read(home.client(), NAMESPACE).await?;
         let roots = info.unwrap().ca_pem.matches("BEGIN").count();
@@ -596,7 +596,7 @@ async fn agent_keeps_session_through_ca_rotation() {
     )
     .await
     .unwrap();
-    // From its first session on it was never without one, and its certificate was renewed once.
+    // The agent kept its session throughout, and renewed its certificate once.
     let log = member.agent().unwrap().log().unwrap();
     let (_, log) = log.split_once("in session").unwrap();
     assert!(
@@ -616,7 +616,7 @@ async fn agent_keeps_session_through_ca_rotation() {
     let ready = [("Ready", "True", "AllClustersReady")];
     edge_desk.shows("default", "acme", &ready).await.unwrap();
 
-    // Both find each other again with what they have kept.
+    // After restarts, both reconnect with their stored state.
     hub.stop().await.unwrap();
     let _hub = Hub::start(&options().in_place_of(&hub)).unwrap();
     member.agent().unwrap().stop().await.unwrap();

@@ -1,4 +1,4 @@
-//! `kubectl krypton explain`: the cause, what comes next and when, and who has fallen silent.
+//! Shows that `kubectl krypton explain` reports the cause, the next step with its time, and silent members.
 
 use anyhow::{Context, Result, bail};
 use jiff::Timestamp;
@@ -19,7 +19,7 @@ async fn explain_names_cause_retry_and_silent_reporter(mode: Mode) {
     values
         .write("replicaCount: 0\nfailWith: because it must")
         .unwrap();
-    // Home tells of the one on the member by the one of that name.
+    // The Tenant on the home cluster shows the state of its namesake on the member.
     for desk in [FleetClient::at(pair.home()), pair.desk()] {
         desk.create("default", "acme", json!({})).await.unwrap();
     }
@@ -46,7 +46,7 @@ async fn explain_names_cause_retry_and_silent_reporter(mode: Mode) {
     tells(&pair, ExitCode::NotReady, since).await.unwrap();
 }
 
-/// What is told once it says so, and ends with that.
+/// Waits until the output contains this text and the command exits with this code. Returns the output.
 async fn tells(pair: &Pair, code: ExitCode, text: &str) -> Result<String> {
     let tenant = ["explain", "tenant", "acme", "-n", "default"];
     let hub = ["--hub-namespace", HUB_NAMESPACE];

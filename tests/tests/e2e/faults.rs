@@ -1,4 +1,4 @@
-//! Faults of hub, agent and members: restarts, a crash in the middle of an install, a lost apiserver.
+//! Shows recovery from faults of hub, agent and members: restarts, a crash during an install, and a lost API server.
 
 use std::collections::BTreeMap;
 
@@ -23,8 +23,7 @@ in_both_modes!(
     unreachable_member_is_reported_alone_and_recovers,
 );
 
-/// All that who has nothing to do leaves as it is: the Tenant and its version, the events about
-/// it, and all releases.
+/// State that an idle actor must not change: the Tenant and its resourceVersion, its events, and all releases.
 async fn everything(desk: &FleetClient) -> Result<impl PartialEq + std::fmt::Debug> {
     let tenant = desk.tenants("default").get("acme").await?;
     let told = desk.events("default", "acme").await?;
@@ -51,7 +50,7 @@ async fn everything(desk: &FleetClient) -> Result<impl PartialEq + std::fmt::Deb
     ))
 }
 
-/// Of the hub, and of the agent where there is one: that ends after the hub and starts before it.
+/// Restarts the hub, and the agent if there is one. The agent stops after the hub and starts before it.
 async fn a_restart_finds_everything_as_it_was_left(mode: Mode) {
     let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
         .await
@@ -107,7 +106,7 @@ async fn a_restart_finds_everything_as_it_was_left(mode: Mode) {
                 let member = desk.member_shows(name, &[CONNECTED, HEALTHY]).await?;
                 let named = member.status.unwrap_or_default().holder;
                 let named = named.unwrap_or_default();
-                // Of an agent the hub knows the replica, which its name in the Lease begins with.
+                // The hub knows an agent's replica, which is a prefix of its holder identity.
                 let same = match (mode, name) {
                     (Mode::Agent, "edge-1") => !named.is_empty() && now.starts_with(&named),
                     _ => named == now,
@@ -120,7 +119,7 @@ async fn a_restart_finds_everything_as_it_was_left(mode: Mode) {
         )
         .await
         .unwrap();
-        // A Lease period with the Lease held: everything has been looked at.
+        // After the Lease was held for a full period, every object has been reconciled.
         place.lease_renewed().await.unwrap();
     }
     for ((desk, name), before) in places.into_iter().zip(before) {
@@ -165,7 +164,7 @@ async fn install_killed_midway_is_repaired_after_restart(mode: Mode) {
         .await
         .unwrap();
     pair.start_actor_again().unwrap();
-    // Seen while the dead one's Lease still runs: what is found then is told of later.
+    // Observed while the dead actor's Lease is still valid. The Tenant's status follows later.
     desk.create("default", "refused", json!({"workspace": "kube-system"}))
         .await
         .unwrap();
@@ -205,7 +204,7 @@ async fn install_killed_midway_is_repaired_after_restart(mode: Mode) {
     assert_eq!(listed.trim(), release, "{log}");
 }
 
-/// As a pod that is deleted: SIGTERM, and SIGKILL only after the grace period of the charts.
+/// Behaves like the deletion of a pod: SIGTERM, and SIGKILL only after the charts' grace period.
 #[tokio::test]
 async fn stopped_install_ends_in_time_and_is_repaired() {
     let gate = Gate::new().unwrap();

@@ -1,4 +1,4 @@
-//! How releases are handled: what is waited for and said meanwhile, and how many revisions are kept.
+//! Shows release handling: readiness, status messages during Helm runs, and the number of kept revisions.
 
 use std::fs;
 
@@ -16,7 +16,7 @@ use tempfile::TempDir;
 const CERTIFICATES: &str = "certificates.cert-manager.io";
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 
-/// Waits until a condition of Tenant acme has this status, and a message with these words.
+/// Waits until a condition of Tenant acme has this status and a message that contains this text.
 async fn says(desk: &FleetClient, kind: &str, status: &str, words: &str) -> String {
     let what = format!("{kind} to be {status} and to say {words:?}");
     eventually(&what, PATIENCE, async || {
@@ -33,7 +33,7 @@ async fn says(desk: &FleetClient, kind: &str, status: &str, words: &str) -> Stri
     .unwrap()
 }
 
-/// Waits until the newest revision is `at_least` and `status`; at no time may there be more than `most`.
+/// Waits until the newest revision is at least `at_least`. There must never be more than `most` revisions.
 async fn piles_up(desk: &FleetClient, workspace: &str, release: &str, at_least: u32, most: usize) {
     let what = format!("revision {at_least} of {release}");
     let enough = eventually(&what, PATIENCE, async || {
@@ -94,7 +94,7 @@ async fn wait_mode_decides_readiness_and_history_is_limited() {
     let (release, ready) = (pair.release("acme"), pair.condition("ClusterReady"));
     let progress = pair.condition("ClusterProgress");
 
-    // Nobody makes a pod available here: it is never ready, and it is said what for.
+    // No controller makes pods ready here, so the release never becomes ready. The message names the cause.
     open(&mut pair, flags("gates"), &[]).await.unwrap();
     desk.create("default", "acme", json!({})).await.unwrap();
     let hook = gate::at(&desk, "acme", "pre-install", None).await.unwrap();
@@ -141,12 +141,12 @@ async fn wait_mode_decides_readiness_and_history_is_limited() {
         piles_up(&desk, "alpha", &alpha, number, 2).await;
     }
 
-    // What fails again and again piles up no more, whether something runs already (the selector of its
-    // Deployment cannot be changed) or nothing does.
+    // Repeated failures don't accumulate revisions. This applies to a running release with an immutable Deployment
+    // selector, and to a release without a successful revision.
     values.write("{replicaCount: 0, broken: true}").unwrap();
     desk.create("default", "beta", json!({})).await.unwrap();
     piles_up(&desk, "beta", &pair.release("beta"), 4, 2).await;
-    // Four other attempts came before, of which each may have left something that only it declares.
+    // Four other attempts precede. Each of them can have left objects that only its manifest declares.
     piles_up(&desk, "acme", &release, 9, 7).await;
     let revisions = desk.revisions("acme", &release).await.unwrap();
     let deployed = (1, "deployed".to_owned());
@@ -154,7 +154,7 @@ async fn wait_mode_decides_readiness_and_history_is_limited() {
     pair.stop().await.unwrap();
 }
 
-/// A chart that makes a CRD of cert-manager with the release of Tenant acme, and keeps it.
+/// A chart whose release for Tenant acme creates and keeps a CRD of cert-manager.
 fn with_crd() -> Result<TempDir> {
     let folder = TempDir::with_prefix("krypton-crd-chart-")?;
     let crd = "{{- if contains \"acme\" .Release.Name }}\n\

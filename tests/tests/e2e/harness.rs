@@ -1,4 +1,4 @@
-//! The harness itself: what the other suites take for granted.
+//! Verifies the guarantees of the harness that other test suites depend on.
 
 use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 
@@ -41,7 +41,7 @@ async fn create_config_map(client: Client, name: &str) -> Result<ConfigMap> {
     Ok(maps.create(&PostParams::default(), &map).await?)
 }
 
-/// Whether the kubeconfig is let in.
+/// Returns true if the API server accepts the kubeconfig's credentials.
 async fn may_read(kubeconfig: &str) -> Result<bool> {
     let kubeconfig = Kubeconfig::from_yaml(kubeconfig)?;
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
@@ -53,7 +53,7 @@ async fn may_read(kubeconfig: &str) -> Result<bool> {
     }
 }
 
-/// Processes whose command line holds `text`, without the dead that nobody has reaped.
+/// Returns processes whose command line contains `text`. Zombies have an empty command line, so they don't match.
 fn processes_with(text: &str) -> Vec<String> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let lines = entries.filter_map(|entry| fs::read(entry.path().join("cmdline")).ok());
@@ -110,7 +110,7 @@ async fn rotated_token_is_rejected_and_next_one_accepted() {
     );
 }
 
-/// The status that a list of Secrets is answered with to whom the kubeconfig names.
+/// Returns the HTTP status of a request that lists Secrets with this kubeconfig.
 async fn answer_to(kubeconfig: &str) -> Result<u16> {
     let kubeconfig = Kubeconfig::from_yaml(kubeconfig)?;
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
@@ -158,7 +158,7 @@ async fn denied_requests_are_recorded_and_revoked_token_rejected() {
     .unwrap();
     assert_eq!(answer_to(&by_file).await.unwrap(), 403);
 
-    // What is refused in somebody's name, and what is allowed.
+    // Requests that are denied to an impersonated user, and requests that are allowed.
     let role = ["--verb=list", "--resource=pods"];
     let role = ["create", "clusterrole", "pods"].into_iter().chain(role);
     cluster.kubectl(role).await.unwrap();
@@ -181,7 +181,7 @@ async fn denied_requests_are_recorded_and_revoked_token_rejected() {
     assert_eq!(last.user.username, "admin", "{last}");
 }
 
-/// To read of something in its cluster through a proxy, in the three ways in which it is read.
+/// Reads ConfigMaps through a proxy in three ways. Returns the number of objects from each.
 async fn read_by(kubeconfig: &Path) -> Result<[usize; 3]> {
     let config = Kubeconfig::read_from(kubeconfig)?;
     let mut config = Config::from_custom_kubeconfig(config, &KubeConfigOptions::default()).await?;
@@ -481,8 +481,8 @@ async fn chart_can_be_added_while_repository_serves() {
     );
 }
 
-/// The child of the test below, which is this executable once more: only another process can be
-/// killed and its children be looked for.
+/// The child process of the test below, which runs this executable again. The test must kill a separate process to
+/// check its children.
 #[tokio::test]
 #[ignore = "started by children_end_when_their_owner_is_killed"]
 async fn owner_of_a_child() -> Result<()> {

@@ -1,5 +1,4 @@
-//! What a process in a pod has to live with: an apiserver that is not up yet, and a service account's
-//! token that is replaced under it.
+//! Shows that a process in a pod tolerates an API server that is down at startup and a rotated service account token.
 
 use anyhow::{Result, bail};
 use krypton_tests::{
@@ -14,10 +13,10 @@ use tempfile::TempDir;
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const NAMESPACE: &str = "krypton-system";
 const ACCOUNT: &str = "krypton";
-/// Helm acts as this one, which nobody has a token of.
+/// Helm impersonates this account, which has no token.
 const HELM_ACCOUNT: &str = "krypton-helm";
 
-/// A cluster with the accounts that our process there, and its helm, run under.
+/// Starts a cluster with the accounts for the process and for Helm.
 async fn cluster(name: &str) -> Result<(Cluster, ServiceAccountAccess)> {
     let cluster = Cluster::start_audited(name, Parts::WithControllers).await?;
     cluster.kubectl(["create", "namespace", NAMESPACE]).await?;
@@ -46,7 +45,7 @@ async fn says(process: &Daemon, words: &str) {
     .unwrap();
 }
 
-/// Waits until the process itself, not its helm, has been let in with the token that is in the file.
+/// Waits until the API server accepts the process, not its Helm, with the token in the file.
 async fn uses_new_token(cluster: &Cluster, access: &ServiceAccountAccess) {
     let (user, credential) = (access.username(), access.credential().unwrap());
     eventually("a request with the new token", PATIENCE, async || {
@@ -77,7 +76,7 @@ async fn hub_and_agent_await_apiserver_and_reload_tokens() {
     let (home_config, edge_config) = (at_home.kubeconfig(), at_edge.kubeconfig());
     let account = format!("--helm-service-account={HELM_ACCOUNT}");
 
-    // All are started before their apiserver; the first has home's kubeconfig in a Secret there.
+    // All processes start before their API server. The first reads home's kubeconfig from a Secret there.
     let secret = json!({
         "apiVersion": "v1",
         "kind": "Secret",
@@ -130,7 +129,7 @@ async fn hub_and_agent_await_apiserver_and_reload_tokens() {
     };
     let before = holders().await;
 
-    // As the kubelet does it: the former token is good until the new one is in use.
+    // Like the kubelet: the old token stays valid until the new one is in use.
     let old = tokio::try_join!(at_home.renew(&home), at_edge.renew(&edge)).unwrap();
     tokio::join!(
         uses_new_token(&home, &at_home),
@@ -140,7 +139,7 @@ async fn hub_and_agent_await_apiserver_and_reload_tokens() {
     tokio::join!(installs(&desk, "second"), installs(&edge_desk, "two"));
     assert_eq!(holders().await, before);
 
-    // Worse than the kubelet does it: there is nothing but refusals until the file is read again.
+    // Worse than the kubelet: all requests are rejected until the process reads the file again.
     let old = tokio::try_join!(at_home.renew(&home), at_edge.renew(&edge)).unwrap();
     tokio::try_join!(at_home.revoke(&home, old.0), at_edge.revoke(&edge, old.1)).unwrap();
     tokio::join!(installs(&desk, "third"), installs(&edge_desk, "three"));
@@ -149,7 +148,7 @@ async fn hub_and_agent_await_apiserver_and_reload_tokens() {
         uses_new_token(&edge, &at_edge)
     );
 
-    // Helm acted as its own account in all of this, with the process' token.
+    // Throughout the test, Helm acted as its account, with the process's token.
     let helm = krypton_tests::service_account::username(NAMESPACE, HELM_ACCOUNT);
     for (cluster, access) in [(&home, &at_home), (&edge, &at_edge)] {
         let requests = cluster.audited().await.unwrap();

@@ -1,4 +1,4 @@
-//! Installing: a real chart, what a pass with nothing to do costs, and adoption.
+//! Shows the installation of a real chart, the cost of a no-op reconcile, and the adoption of releases.
 
 use std::collections::BTreeMap;
 
@@ -16,8 +16,10 @@ const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 in_both_modes!(real_chart_installs_once_and_stays_unchanged);
 by_agent!(original_release_is_adopted_foreign_only_with_annotation);
 
-/// Requests that a pass with something to do cannot go without. Two of them say nothing: the hub gets a namespace once a
-/// minute to see whether a member is the cluster it was, and the apiserver lists its services every three minutes.
+/// Counts the requests that only a pass with actions sends.
+///
+/// Excludes two kinds of background requests. The hub gets a namespace once a minute to verify the cluster's identity.
+/// The API server lists its services every three minutes.
 fn telling(requests: &BTreeMap<(String, String), u64>) -> BTreeMap<(String, String), u64> {
     let watched = [
         "secrets",
@@ -41,7 +43,7 @@ fn telling(requests: &BTreeMap<(String, String), u64>) -> BTreeMap<(String, Stri
         .collect()
 }
 
-/// On home it is the aggregator that writes the status.
+/// On the home cluster, the aggregator writes the status.
 #[tokio::test]
 async fn home_chart_installs_once_and_stays_unchanged() {
     Box::pin(real_chart_installs_once_and_stays_unchanged(
@@ -58,7 +60,7 @@ async fn real_chart_installs_once_and_stays_unchanged(mode: Mode) {
     let desk = pair.desk();
     let mut flags = chart_flags(&repository, "external-dns", "1.19.0");
     if mode == Mode::SelfCluster {
-        // A hub that agents can connect to looks at its CA every few seconds, here on the same cluster.
+        // With an agent port, the hub reads its CA every few seconds, here on the same cluster.
         flags.push("--listen=0".to_owned());
     }
     pair.open(flags).await.unwrap();
@@ -99,7 +101,7 @@ async fn real_chart_installs_once_and_stays_unchanged(mode: Mode) {
         .await
         .unwrap();
 
-    // The annotation of the original is the last thing that is written.
+    // The original's annotation is the last write of an installation.
     let annotation = names::fingerprint_annotation(pair.name());
     let wanted = fingerprint::original(&repository.url(), "external-dns", "1.19.0");
     eventually("the fingerprint annotation", PATIENCE, async || {
@@ -123,7 +125,7 @@ async fn real_chart_installs_once_and_stays_unchanged(mode: Mode) {
     ];
     assert_eq!(told, once.map(|reason| (reason.to_owned(), 1)).into());
 
-    // A pass with nothing to do: the Tenant is looked at again, and a Lease period goes by.
+    // A no-op pass: the Tenant is reconciled again, and a Lease period passes.
     let log = pair.actor().unwrap().log().unwrap();
     let runs = log.matches("running helm").count();
     assert_eq!(runs, 1, "{log}");
@@ -158,7 +160,7 @@ async fn install_by_hand(
         format!("--namespace={name}"),
         format!("--repo={}", repository.url()),
     );
-    // No pods run here, and none are asked for.
+    // No pods run here, and the chart requests none.
     let args = [
         "install",
         release,

@@ -1,5 +1,5 @@
-//! KryptonDeployments on home: routed to their member, carried out there, told of at home, and gone only when
-//! they are gone there.
+//! Shows that a KryptonDeployment on the home cluster is installed on its member, reported at home, and removed only
+//! after the uninstall on the member.
 
 mod regions;
 
@@ -37,7 +37,7 @@ by_agent!(
 const READY: (&str, &str, &str) = ("Ready", "True", "Deployed");
 
 async fn deployment_is_routed_installed_repaired_and_removed(mode: Mode) {
-    // Nothing is tried again within the time of a test, unless a person asks.
+    // With this interval, retries happen during the test only on a user's request.
     let unusual = Unusual {
         as_kamajis: true,
         flags: &["--retry-max=15m"],
@@ -80,7 +80,7 @@ async fn deployment_is_routed_installed_repaired_and_removed(mode: Mode) {
     what_the_owner_of_the_edge_does_is_put_right(&regions, key).await;
     the_chart_and_a_persons_wishes_reach_it(&regions, key).await;
 
-    // A hub that starts has nothing but what is on home. What failed before is still being swept meanwhile.
+    // A new hub has only the state on the home cluster. The cleanup of the earlier failure is still running.
     regions.another_hub().await;
     let account = json!({"spec": {"account": {"displayName": "Acme"}}});
     regions.patch(key.0, key.1, account).await;
@@ -119,7 +119,7 @@ async fn what_the_owner_of_the_edge_does_is_put_right(regions: &Regions, key: (&
             .await
             .unwrap();
     };
-    // Without a revision.
+    // Helm adds no revision.
     let before = desk.releases().await.unwrap();
     let params = DeleteParams::default();
     maps.delete("ced-acme", &params).await.unwrap();
@@ -162,7 +162,7 @@ async fn the_chart_and_a_persons_wishes_reach_it(regions: &Regions, key: (&str, 
             .unwrap();
     };
     let phase_of = |object: KryptonDeployment| object.status.unwrap().phase;
-    // The other field shows when the order has got there.
+    // The annotation and the owner are changed together. The owner shows when the order has arrived.
     let pause = json!({
         "metadata": {"annotations": {names::PAUSED_ANNOTATION: "true"}},
         "spec": {"account": {"owner": "somebody"}},
@@ -180,7 +180,7 @@ async fn the_chart_and_a_persons_wishes_reach_it(regions: &Regions, key: (&str, 
     regions.patch(key.0, key.1, go_on).await;
     newest(2, "deployed").await;
 
-    // No pod runs there.
+    // No pods run on the member.
     let waits = |_: &KryptonDeployment, status: &KryptonDeploymentStatus| {
         let ready = condition(&status.conditions, "Ready");
         ready.is_some_and(|ready| {
@@ -224,7 +224,7 @@ async fn deployment_moves_region_by_installing_before_uninstalling(mode: Mode) {
     regions.create(key.0, key.1, json!({"name": "paris"})).await;
     regions.shows(key, READY).await;
     let (paris, rome) = (regions.edge("paris"), regions.edge("rome"));
-    // A region that there is not: nothing goes.
+    // In an unknown region, nothing is removed.
     let nowhere = json!({"spec": {"region": {"name": "nowhere"}}});
     regions.patch(key.0, key.1, nowhere).await;
     regions
@@ -239,7 +239,7 @@ async fn deployment_moves_region_by_installing_before_uninstalling(mode: Mode) {
         revisions
     );
 
-    // One that is away: nor then.
+    // With an unreachable region, nothing is removed either.
     let edge = &regions.edges["rome"];
     edge.stop_apiserver().await.unwrap();
     regions
@@ -330,7 +330,7 @@ async fn deletion_on_unreachable_edge_waits_until_orphaned(mode: Mode) {
     desk.newest_is("acme", "ced-acme", 1, "deployed")
         .await
         .unwrap();
-    // Made again, it is the one that it was.
+    // Recreated, the KryptonDeployment adopts its release.
     regions
         .create("default", "acme", json!({"name": "paris"}))
         .await;
@@ -339,7 +339,7 @@ async fn deletion_on_unreachable_edge_waits_until_orphaned(mode: Mode) {
         .await
         .unwrap();
 
-    // What it is reached by is gone, and will not be back.
+    // The access to the member is permanently gone.
     let before = desk.releases().await.unwrap();
     let params = DeleteParams::default();
     if mode == Mode::Agent {
@@ -382,7 +382,7 @@ async fn namesake_is_rejected_and_crd_deletion_uninstalls_nothing(mode: Mode) {
     let desk = regions.edge("paris");
     let long = "a".repeat(63);
     let paris = json!({"name": "paris"});
-    // Not ours to carry out.
+    // This namespace is outside Krypton's scope.
     let outside = ("kube-node-lease", "outside");
     regions.create(outside.0, outside.1, paris.clone()).await;
     regions.create("default", "acme", paris.clone()).await;
@@ -420,7 +420,7 @@ async fn namesake_is_rejected_and_crd_deletion_uninstalls_nothing(mode: Mode) {
     regions.gone("default", "too.many.dots").await;
     assert_eq!(desk.releases().await.unwrap(), before);
 
-    // The older goes, with its release, and the younger has one.
+    // Deleting the older one removes its release, and the younger one is installed.
     regions.delete("default", "acme").await;
     regions.gone("default", "acme").await;
     regions.shows(("kube-public", "acme"), READY).await;
@@ -428,7 +428,7 @@ async fn namesake_is_rejected_and_crd_deletion_uninstalls_nothing(mode: Mode) {
         .await
         .unwrap();
     let before = desk.releases().await.unwrap();
-    // Whoever comes now is the younger, and takes nothing along.
+    // A new KryptonDeployment is the younger one, and its deletion removes nothing.
     regions.create("default", "acme", paris.clone()).await;
     regions.shows(("default", "acme"), in_use).await;
     regions.delete("default", "acme").await;
@@ -443,7 +443,7 @@ async fn namesake_is_rejected_and_crd_deletion_uninstalls_nothing(mode: Mode) {
     });
     asked.await.unwrap();
     assert_eq!(desk.releases().await.unwrap(), before);
-    // Made again they are the ones that they were.
+    // Recreated, the KryptonDeployments adopt their releases.
     let params = PostParams::default();
     crds.create(&params, &KryptonDeployment::crd())
         .await
@@ -452,7 +452,7 @@ async fn namesake_is_rejected_and_crd_deletion_uninstalls_nothing(mode: Mode) {
     regions.shows(("kube-public", "acme"), READY).await;
     assert_eq!(desk.releases().await.unwrap(), before);
 
-    // What was made for the first of that name goes with the last.
+    // The namespace that was created for the first KryptonDeployment is deleted with the last.
     regions.delete("kube-public", "acme").await;
     regions.gone("kube-public", "acme").await;
     namespace_goes(&desk, "acme").await;
@@ -466,7 +466,7 @@ async fn deployment_uses_only_kubeconfig_secrets_open_to_it() {
     let made = regions.secret("team-a", "rome-admin", rome, &keys);
     made.await.unwrap();
     let of = |namespace: &str, name: &str, key: &str| json!({"name": "somewhere", "kubeconfig": {"secret": {"namespace": namespace, "name": name, "key": key}}});
-    // Another's, and none at all: both are told in one way.
+    // A Secret in a foreign namespace and a missing Secret produce the same message.
     regions
         .create(
             "default",
@@ -491,13 +491,13 @@ async fn deployment_uses_only_kubeconfig_secrets_open_to_it() {
     regions
         .create("team-a", "own", of("team-a", "rome-admin", "admin.conf"))
         .await;
-    // It lies in another namespace than the hub.
+    // The Secret is not in the hub's namespace.
     let waits = ("TargetClusterResolved", "False", "NotAccepted");
     regions.shows(("team-a", "own"), waits).await;
     let desk = FleetClient::at(&regions.home);
     desk.accept_member("rome-admin").await.unwrap();
     regions.shows(("team-a", "own"), READY).await;
-    // Named in the namespace that it is in, it is a member, and still not everybody's.
+    // Referenced from its own namespace, the Secret becomes a member, but stays closed to other namespaces.
     regions
         .shows(
             ("default", "theirs"),
@@ -515,7 +515,7 @@ async fn deployment_uses_only_kubeconfig_secrets_open_to_it() {
     regions.home.kubectl(words).await.unwrap();
     regions.shows(("default", "theirs"), READY).await;
 
-    // By the deprecated field, by a key that is not there, and without an account.
+    // With the deprecated field, with a missing key, and without an account.
     let deprecated = json!({"name": "x", "kubeconfigSecretName": "paris-kubeconfig"});
     regions.create("default", "deprecated", deprecated).await;
     regions.shows(("default", "deprecated"), READY).await;
@@ -540,7 +540,7 @@ async fn deployment_uses_only_kubeconfig_secrets_open_to_it() {
     regions
         .told("default", "deprecated", &["AccountMissing"])
         .await;
-    // Which keeps nobody from taking it away.
+    // A missing account doesn't block the deletion.
     regions.delete("default", "deprecated").await;
     regions.gone("default", "deprecated").await;
     assert!(

@@ -1,4 +1,4 @@
-//! `kubectl krypton` as people use it: what it changes, what it shows as it changes, and what it ends with.
+//! Shows the changes, output and exit codes of the `kubectl krypton` commands.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -41,7 +41,7 @@ async fn paused_tenant_stands_still_and_leaving_uninstalls(mode: Mode) {
     let one = desk.revisions("acme", &release).await.unwrap();
     assert_eq!(one.len(), 1, "{one:?}");
 
-    // The Tenant was made on the member: a person goes there.
+    // The Tenant was created on the member, so the user runs the command there.
     let tenant = ["tenant", "acme", "-n", "default"];
     let at_member = async |verb: &str| {
         let words: Vec<&str> = [verb].into_iter().chain(tenant).collect();
@@ -104,7 +104,7 @@ async fn paused_tenant_stands_still_and_leaving_uninstalls(mode: Mode) {
     pair.stop().await.unwrap();
 }
 
-/// What is there by then.
+/// Waits until the log contains this text.
 async fn reads(log: &Process, text: &str) -> Result<()> {
     eventually(text, PATIENCE, async || {
         let log = std::fs::read_to_string(log.log())?;
@@ -131,7 +131,7 @@ async fn kubectl_plugin_reports_exit_codes_changes_and_completions() {
         assert_eq!(code, expected as i32, "{words:?}: {text}");
         assert!(text.contains(said), "{words:?}: {text}");
     };
-    // No CRD yet.
+    // The CRD is not installed yet.
     ends(
         &["get", "clusters"],
         ExitCode::NotFound,
@@ -171,7 +171,7 @@ async fn kubectl_plugin_reports_exit_codes_changes_and_completions() {
     let itself = ["leave", "self-cluster", "--orphan"];
     ends(&itself, ExitCode::Refused, "--self-cluster=false").await;
     ends(&["join", "edge-1"], ExitCode::NotFound, "krypton-hub-join").await;
-    // Without a hub nobody would uninstall anything: it is not deleted.
+    // Without a running hub, no process would uninstall the releases, so the EdgeCluster is not deleted.
     ends(
         &["leave", "edge-1", "--orphan"],
         ExitCode::Done,
@@ -199,7 +199,7 @@ async fn kubectl_plugin_reports_exit_codes_changes_and_completions() {
     assert_eq!(shown.matches("NAME").count(), 1, "{shown}");
     assert_eq!(shown.matches("edge-2").count(), 2, "{shown}");
 
-    // As kubectl itself asks for it.
+    // kubectl requests completions in this way.
     for name in ["kubectl-krypton", "kubectl_complete-krypton"] {
         symlink(krypton_program().unwrap(), folder.path().join(name)).unwrap();
     }
@@ -230,7 +230,7 @@ async fn kubectl_plugin_reports_exit_codes_changes_and_completions() {
     .await;
 }
 
-/// The folder before all others in which programs are looked for.
+/// Puts this folder at the front of PATH.
 fn with_path(invocation: Invocation, folder: &Path) -> Invocation {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::iter::once(folder.to_owned()).chain(std::env::split_paths(&path));
@@ -324,7 +324,7 @@ async fn each_role_permits_only_its_own_commands() {
         (&["get", "clusters"], [Done, Done, No]),
         (&["get", "tenants", "-A"], [Done, Done, No]),
         (&["get", "deployments", "-A"], [Done, Done, No]),
-        // Nothing was said of it yet; who may not look is told what is not known.
+        // The Tenant has no report yet. A user without read access gets a message about the missing information.
         (
             &["explain", "tenant", "acme", "-n", "default"],
             [NotReady, NotReady, NotReady],
@@ -349,12 +349,12 @@ async fn each_role_permits_only_its_own_commands() {
         (&["join", "edge-3", "-n", HUB_NAMESPACE], [No, Done, No]),
         (&["migrate", "--dry-run"], [No, Done, No]),
         (&["support-bundle", "--file", "FILE"], [Done, Done, No]),
-        // Nothing listens in the pod: who may forward its port is told that.
+        // No process listens in the pod. A user with the right to forward its port gets that error.
         (
             &["log-level", "hub", "-n", HUB_NAMESPACE],
             [No, Refused, No],
         ),
-        // There is no CA; who may look is told.
+        // There is no CA. A user with read access gets that error.
         (
             &["rotate-ca", "--status", "-n", HUB_NAMESPACE],
             [No, No, NotFound],
@@ -365,7 +365,7 @@ async fn each_role_permits_only_its_own_commands() {
         ),
     ];
     for (words, expected) in rows {
-        // The one who may do least comes first.
+        // The user with the fewest rights comes first.
         for (number, (person, expected)) in people.iter().zip(expected).enumerate() {
             let kubeconfig = person.kubeconfig();
             let who = ["--kubeconfig", kubeconfig.to_str().unwrap()];
@@ -384,7 +384,7 @@ async fn each_role_permits_only_its_own_commands() {
     }
 }
 
-/// A pod that the process is in, and one in which nothing listens.
+/// One pod that forwards to the process, and one without a listener.
 fn pods_of(
     (namespace, container): (&'static str, &'static str),
     names: [&'static str; 2],
@@ -443,7 +443,7 @@ async fn kubectl_reaches_debug_ports_through_apiserver() {
     let set = said(&["log-level", "hub", "debug", "--for=1h"]).await;
     assert!(set.starts_with("krypton-hub-0: debug until "), "{set}");
     assert!(hub.debug("log").await.unwrap().starts_with("debug until "));
-    // The one that acts is known by its Lease, once it has it.
+    // The command identifies the active pod by its Lease.
     eventually("the agent that acts", PATIENCE, async || {
         let shown = kubectl_krypton(&home, &["log-level", "agent"]).await?;
         Ok((shown == "krypton-agent-0: info\n").then_some(()))

@@ -1,5 +1,5 @@
-//! Several hubs as the chart runs them: the Service of agents leads to the one that leads, by the label that it
-//! puts on its own pod, and the hub's account can do no more to pods than that.
+//! Shows that the agents' Service routes to the leader of several hubs by a label on its pod. Each hub sets the label
+//! on its own pod, and its account can't change anything else on pods.
 
 use std::{path::Path, time::Instant};
 
@@ -24,7 +24,7 @@ const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
 const EDGE: &str = "edge-1";
 const OF_HUB: &str = "app.kubernetes.io/name=krypton-hub";
 
-/// Home with the chart, and a process for each of its pods.
+/// A home cluster with the hub's chart, and a process for each of its pods.
 struct Stage {
     home: Cluster,
     port: ServicePort,
@@ -74,19 +74,19 @@ impl Stage {
             .await
             .unwrap();
         self.port.route(&name.name, hub.hub.agents_address());
-        // Those that stand by are ready, too.
+        // Standby hubs are ready, too.
         hub.hub.ready(PATIENCE).await.unwrap();
         hub
     }
 
-    /// The process of this pod, which has ended, is started again.
+    /// Restarts the stopped process of this pod.
     async fn start_again(&mut self, place: usize) {
         let (name, before) = &self.hubs[place];
         let hub = self.start(name, Some(before)).await;
         self.hubs[place].1 = hub;
     }
 
-    /// Which of the hubs holds the Lease.
+    /// Returns the index of the Lease holder.
     async fn leader(&self) -> Result<usize> {
         let leases: Api<Lease> = Api::namespaced(self.home.client(), OwnChart::Hub.namespace());
         let lease = leases.get(HUB_LEASE).await?;
@@ -97,7 +97,7 @@ impl Stage {
         leader.with_context(|| format!("held by {holder:?}"))
     }
 
-    /// Waits until the Service leads to this hub's pod alone, and no other has the label.
+    /// Waits until the Service routes only to this hub's pod, and no other pod has the label.
     async fn leads_to(&self, place: usize) {
         let wanted = &self.hubs[place].0.name;
         eventually("the Service to lead to one", PATIENCE, async || {
@@ -111,7 +111,7 @@ impl Stage {
         .unwrap();
     }
 
-    /// Waits until another than this hub leads, by Lease and by Service.
+    /// Waits until another hub is the leader, both by Lease and by Service.
     async fn followed(&self, place: usize) -> usize {
         let next = eventually("another to lead", PATIENCE, async || {
             let leader = self.leader().await?;
@@ -167,7 +167,7 @@ async fn client_of(kubeconfig: &Path) -> Client {
     Client::try_from(config.unwrap()).unwrap()
 }
 
-/// How many sessions the agent has had.
+/// Returns the number of sessions that the agent has established.
 fn sessions(agent: &Agent) -> usize {
     let log = agent.log().unwrap();
     log.matches("in session with the hub").count()
@@ -187,7 +187,7 @@ async fn agent_service_follows_leader_through_every_failover() {
     desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
     let before = sessions(&agent);
 
-    // Killed: its label goes by the next one's hand, and the agent follows by itself.
+    // Kill the leader: its successor removes the label, and the agent reconnects automatically.
     let killed = Instant::now();
     stage.hubs[first].1.hub.kill9().await.unwrap();
     let second = stage.followed(first).await;
@@ -203,7 +203,7 @@ async fn agent_service_follows_leader_through_every_failover() {
         killed.elapsed().as_secs_f64()
     );
 
-    // Its container is started again in the same pod, with the label of a life that led.
+    // Restart its container in the same pod, which still has the label from its time as leader.
     let name = stage.hubs[first].0.name.clone();
     let label = format!("{LEADER_LABEL}=true");
     let namespace = OwnChart::Hub.namespace();
@@ -214,7 +214,7 @@ async fn agent_service_follows_leader_through_every_failover() {
     assert_eq!(now, [stage.hubs[second].0.name.clone()], "when it is ready");
     stage.leads_to(second).await;
 
-    // Frozen: it cannot take the label off itself, and does not want it back when it wakes.
+    // Freeze the leader: it can't remove its label, and doesn't restore the label when it resumes.
     stage.hubs[second].1.hub.freeze().unwrap();
     let third = stage.followed(second).await;
     assert_eq!(third, first);
@@ -229,11 +229,11 @@ async fn agent_service_follows_leader_through_every_failover() {
     stage.leads_to(third).await;
     desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
 
-    // Stopped: it takes the label off itself.
+    // Stop the leader: it removes its label.
     assert!(stage.hubs[third].1.hub.stop().await.unwrap().success());
     assert_eq!(stage.followed(third).await, second);
 
-    // Somebody takes it off: it is put back.
+    // Remove the label: the leader restores it.
     let name = stage.hubs[second].0.name.clone();
     let off = format!("{LEADER_LABEL}-");
     let pod = ["label", "pod", &name, &off, "-n", namespace];
@@ -248,7 +248,7 @@ async fn leader_label_right_is_minimal_and_not_required() {
     let leader = stage.leader().await.unwrap();
     stage.leads_to(leader).await;
 
-    // What the account may not do with the right to patch pods.
+    // Operations that the account can't perform, despite its right to patch pods.
     let stranger = "apiVersion: v1
 kind: Pod
 metadata: {name: stranger, namespace: krypton}
@@ -261,7 +261,7 @@ spec: {containers: [{name: one, image: one}]}
     let labels = |labels: Value| json!({"metadata": {"labels": labels}});
     let nothing_else = "nothing of a pod but its label";
     let this_label = "mesh.openkcm.io/leader only";
-    // An apiserver reads its policies once a second.
+    // An API server reloads its policies every second.
     let probe = json!({"metadata": {"annotations": {"probe": "policy"}}});
     eventually("the policy to count", PATIENCE, async || {
         let dry = PatchParams {
@@ -301,7 +301,7 @@ spec: {containers: [{name: one, image: one}]}
     }
     assert!(as_the_hub.get(&own).await.is_err());
 
-    // Without the right, the next one leads, and says what is missing.
+    // Without the right, the next hub becomes leader and reports the missing right.
     let role = [
         "delete",
         "role",

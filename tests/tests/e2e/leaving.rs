@@ -1,4 +1,4 @@
-//! A member that leaves the fleet with its releases, because its EdgeCluster says so.
+//! Shows a member that leaves the fleet together with its releases, as its EdgeCluster requests.
 
 use anyhow::bail;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -32,7 +32,7 @@ async fn patched(pair: &Pair, patch: Value) {
     patched.unwrap();
 }
 
-/// Sets the policy, and waits until a deletion would wait.
+/// Sets the deletion policy, and waits until the EdgeCluster has the finalizer.
 async fn is_to_uninstall(pair: &Pair) -> EdgeCluster {
     patched(pair, json!({"spec": {"deletionPolicy": "Uninstall"}})).await;
     eventually("the EdgeCluster to be held", PATIENCE, async || {
@@ -95,7 +95,7 @@ async fn leaving_member_uninstalls_releases_and_drops_tenant_finalizers(mode: Mo
         let tenant = desk.shows("default", name, &left).await.unwrap();
         assert_eq!(tenant.finalizers(), [] as [&str; 0]);
         assert_eq!(tenant.metadata.deletion_timestamp, None);
-        // By it a release that somebody makes there later would be taken for the Tenant's.
+        // With this annotation, Krypton would adopt a later user's release as the Tenant's.
         let fingerprint = names::fingerprint_annotation(pair.name());
         let kept = tenant.annotations().contains_key(&fingerprint);
         assert_eq!(kept, name == "stays", "{name}");
@@ -107,13 +107,13 @@ async fn leaving_member_uninstalls_releases_and_drops_tenant_finalizers(mode: Mo
     for workspace in ["one-ws", "two-ws"] {
         assert_eq!(desk.namespace(workspace).await.unwrap(), None);
     }
-    // Its Secret is still there and still labelled: that alone does not bring it back.
+    // The labelled Secret still exists, but it doesn't bring the member back.
     desk.delete("default", "one").await.unwrap();
     desk.gone("default", "one").await.unwrap();
     assert_eq!(members(&pair).get_opt(pair.name()).await.unwrap(), None);
     assert_eq!(desk.releases().await.unwrap(), releases);
 
-    // Whoever wants it back gets it back, with all that is on it.
+    // Relabelling the Secret restores the member with everything on it.
     if mode == Mode::Proxy {
         let at_home = FleetClient::at(pair.home());
         at_home.label_member(pair.name(), false).await.unwrap();
@@ -136,7 +136,7 @@ async fn member_deletion_waits_while_paused_until_orphaned(mode: Mode) {
     let conditions = waiting.status.unwrap_or_default().conditions;
     let said = &condition(&conditions, "Uninstalled").unwrap().message;
     assert!(said.contains("paused") && said.contains("orphan"), "{said}");
-    // A hub that is started meanwhile knows no more of it, and does no more.
+    // A new hub knows only this state, and takes no action either.
     pair.hub().unwrap().kill9().await.unwrap();
     pair.start_hub_again().unwrap();
     let connected = [("Connected", "True", "Connected")];

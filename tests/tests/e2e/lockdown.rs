@@ -1,4 +1,4 @@
-//! Tenants that do not trust each other: a namespace and an account for each, and nothing beyond.
+//! Shows that mutually untrusted Tenants are confined to a namespace and a service account each.
 
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Mode, Pair, Parts,
@@ -14,7 +14,7 @@ const TEAMS: [&str; 2] = ["team-a", "team-b"];
 
 in_both_modes!(tenant_reaches_nothing_beyond_its_namespace_and_account);
 
-/// A namespace with an account that may edit it.
+/// Creates a namespace with an account that can edit it.
 async fn team(cluster: &Cluster, name: &str) {
     let account = format!("--serviceaccount={name}:installer");
     for args in [
@@ -34,7 +34,7 @@ async fn team(cluster: &Cluster, name: &str) {
     }
 }
 
-/// The Tenant of the first team fails for this reason; gives the message.
+/// Creates a Tenant of the first team that fails for this reason, and returns the message.
 async fn fails(desk: &FleetClient, member: &str, name: &str, spec: Value, reason: &str) -> String {
     desk.create(TEAMS[0], name, spec).await.unwrap();
     let error = format!("ClusterError/{member}");
@@ -96,7 +96,7 @@ async fn tenant_reaches_nothing_beyond_its_namespace_and_account(mode: Mode) {
         let found = pair.cluster().kubectl(get.iter().chain(object).copied());
         assert_eq!(found.await.unwrap(), "");
     }
-    // The author's own word hands nothing over.
+    // The Tenant author's annotation alone doesn't transfer a release.
     let adopt = [
         "annotate",
         "tenant",
@@ -106,7 +106,7 @@ async fn tenant_reaches_nothing_beyond_its_namespace_and_account(mode: Mode) {
         "mesh.openkcm.io/adopt=true",
     ];
     pair.cluster().kubectl(adopt).await.unwrap();
-    // A user who may edit the namespace changes the stored release.
+    // A user who can edit the namespace changes the stored release.
     let editor = Editor::of(&pair, TEAMS[0], "acme").await;
     let error = format!("ClusterError/{member}");
     let tampered = (error.as_str(), "True", "ReleaseTampered");
@@ -124,7 +124,7 @@ async fn tenant_reaches_nothing_beyond_its_namespace_and_account(mode: Mode) {
     let raid = pair.release("raid");
     assert_eq!(desk.revisions(TEAMS[1], &raid).await.unwrap(), []);
 
-    // It goes as it came.
+    // The deletion works with the same rights as the installation.
     desk.delete(TEAMS[0], "acme").await.unwrap();
     desk.gone(TEAMS[0], "acme").await.unwrap();
     let release = format!("tenant-acme-{member}");

@@ -1,5 +1,7 @@
-//! What users see, against real control planes. One program: linked once, and its tests share the machine to the end,
-//! where a program for each file would leave the cores idle at each file's last test.
+//! End-to-end tests of user-visible behavior on real control planes.
+//!
+//! All files form one program. It is linked once, and all tests share the machine until the end. With one program for
+//! each file, cores would be idle during the last test of each file.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! How the hub holds on to its members: their clients, and what is left of those who have left.
+//! Shows how the hub keeps clients for its members, and releases resources when members leave.
 
 use anyhow::{Context as _, Result};
 use krypton_tests::{
@@ -13,7 +13,7 @@ const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const RESOLVED: (&str, &str, &str) = ("TargetClusterResolved", "True", "Resolved");
 const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
 
-/// Twenty members come and go ten times.
+/// Number of members that join and leave in each round.
 const MEMBERS: usize = 20;
 const ROUNDS: usize = 10;
 
@@ -46,7 +46,7 @@ async fn newer_kubeconfig_takes_over_only_once_it_works() {
     .await
     .unwrap();
 
-    // Nobody answers there.
+    // No server listens at this address.
     let nowhere = Port::reserve().unwrap();
     let server = edge.server();
     let elsewhere = format!("https://{}", nowhere.address());
@@ -66,15 +66,15 @@ async fn newer_kubeconfig_takes_over_only_once_it_works() {
         .await
         .unwrap();
 
-    // What was good is good again, and nothing was begun anew.
+    // The first kubeconfig is valid again, and the proxy didn't restart.
     desk.add_member("edge-1", &good).await.unwrap();
     desk.member_shows("edge-1", &[RESOLVED, CONNECTED])
         .await
         .unwrap();
     assert_eq!(at_edge.holder().await.unwrap(), holder);
 
-    // The token is replaced at the apiserver first: the last good client is refused, and the newer one
-    // is taken up all the same.
+    // The API server replaces the token first. It rejects the last good client, and the hub still switches to the newer
+    // one.
     edge.rotate_token().await.unwrap();
     desk.add_member("edge-1", &edge.kubeconfig_with_token())
         .await
@@ -143,7 +143,7 @@ async fn joins_and_leaves_leak_no_task_or_socket() {
             desk.label_member(name, true).await.unwrap();
         }
         for name in &names {
-            // All are one cluster: one acts, and the hub has a client for each.
+            // All members are the same cluster. The hub acts on one, and has a client for each.
             desk.member_shows(name, &[RESOLVED, CONNECTED])
                 .await
                 .unwrap();
@@ -167,14 +167,14 @@ async fn joins_and_leaves_leak_no_task_or_socket() {
         })
         .await
         .unwrap();
-        // What the first round has warmed up stays.
+        // The first round warms up resources that stay.
         if round == 0 {
             empty = left;
         }
     }
 }
 
-/// Tasks and open sockets of the hub.
+/// Returns the numbers of tasks and open sockets of the hub.
 async fn load(hub: &Hub) -> Result<(usize, usize)> {
     let metrics = hub.metrics().await?;
     let tasks = metrics

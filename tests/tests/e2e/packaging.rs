@@ -1,5 +1,5 @@
-//! The charts as they are: linted, rendered as is written down, refused where they are misspelt, and
-//! accepted by a real apiserver.
+//! Verifies the charts: they pass lint, match the golden files, reject misspelled values, and are accepted by a real
+//! API server.
 
 use std::{
     collections::BTreeSet,
@@ -15,10 +15,10 @@ use tempfile::TempDir;
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/golden");
 const CRDS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../crds/crds");
 const HELM_DEADLINE: Duration = Duration::from_secs(60);
-/// Goldens are the same with every helm.
+/// Makes the golden files independent of the Helm version.
 const KUBE_VERSION: &str = "1.30.0";
 
-/// helm without a cluster.
+/// Helm without a cluster.
 struct Helm(TempDir);
 
 impl Helm {
@@ -47,7 +47,7 @@ impl Helm {
     }
 }
 
-/// The schemas of CRDs are long, and another test has them byte for byte.
+/// Removes the schemas of CRDs. They are long, and another test compares them byte for byte.
 fn without_schemas(rendered: &str) -> String {
     let documents =
         rendered
@@ -180,7 +180,7 @@ async fn access_provider_without_program_is_rejected_by_name() {
         let said = helm.template(OwnChart::Hub, &args).await.unwrap_err();
         assert!(format!("{said:#}").contains(words), "{set}: {said:#}");
     }
-    // Where only rights are installed, there is no file.
+    // The installation of rights alone contains no file.
     let rights = [
         "-f",
         values,
@@ -215,7 +215,7 @@ async fn disabled_alert_is_omitted_and_unknown_one_rejected() {
             let name = text(rule, "/alert");
             let anchor = format!("docs/runbook.md#{}", name.to_lowercase());
             assert_eq!(text(rule, "/annotations/runbook_url"), anchor);
-            // What Prometheus fills in is not helm's.
+            // Helm must not expand Prometheus templates.
             for of in ["/expr", "/annotations/description", "/labels/severity"] {
                 assert_eq!(text(rule, of), text(written, of), "{name}");
             }
@@ -256,7 +256,7 @@ fn charts_carry_identical_crds_and_shared_templates() {
     );
 }
 
-/// A cluster on which all exists that the cases take to be there, with Pod Security at its strictest.
+/// Starts a cluster with all prerequisites of the cases, and with the restricted Pod Security standard.
 async fn strict_cluster(objects: &[Value]) -> Cluster {
     let cluster = Cluster::start("packaging", Parts::ControlPlane)
         .await
@@ -284,7 +284,7 @@ async fn strict_cluster(objects: &[Value]) -> Cluster {
     cluster
 }
 
-/// The pod that a Deployment would make.
+/// Returns the pod that a Deployment would create.
 fn pod(deployment: &Value) -> Value {
     let template = deployment.pointer("/spec/template").unwrap();
     let mut metadata = template["metadata"].clone();
@@ -341,7 +341,7 @@ async fn apiserver_accepts_rendered_objects_and_restricted_pods() {
             if let Err(error) = dry_run(&pod.to_string()).await {
                 panic!("the pod of {case}: {error:#}");
             }
-            // It is the namespace that is strict, and not nobody.
+            // Verify that the namespace really enforces the standard.
             let mut lax = pod.clone();
             lax["spec"]["securityContext"] = json!({});
             lax["spec"]["containers"][0]["securityContext"] = json!({});

@@ -1,5 +1,5 @@
-//! Power that is lost, and processes that are killed, in the middle of an installation, an upgrade, a rollback and
-//! an uninstall: the next pass repairs by itself, and what has once served goes on.
+//! Shows recovery from power losses and killed processes during an install, upgrade, rollback or uninstall. The next
+//! pass repairs the release, and running workloads stay available.
 
 use anyhow::{Result, bail, ensure};
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod};
@@ -16,7 +16,7 @@ const EVENTS: [&str; 4] = ["pre-install", "pre-upgrade", "pre-rollback", "pre-de
 
 by_agent!(killed_helm_run_is_repaired_after_restart);
 
-/// A member with Deployments of one pod, on which each of helm's runs waits before it does anything.
+/// A member with single-pod Deployments. Each Helm run waits at a gate before its first action.
 struct Scene {
     pair: Pair,
     desk: FleetClient,
@@ -65,7 +65,7 @@ impl Scene {
         gate::pass(&self.desk, name, event, known).await.unwrap();
     }
 
-    /// The Tenant is, with one deployed revision, the newest, and no lock.
+    /// Waits until the Tenant is ready. Its only deployed revision is the newest, and no revision is pending.
     async fn ready(&self, name: &str) -> Deployment {
         self.desk
             .shows("default", name, &[ALL_READY])
@@ -88,7 +88,7 @@ impl Scene {
         self.serves(name).await.unwrap()
     }
 
-    /// The release's one Deployment, which has a pod.
+    /// Returns the release's only Deployment, which must have an available pod.
     async fn serves(&self, name: &str) -> Result<Deployment> {
         let api: Api<Deployment> = Api::namespaced(self.desk.client.clone(), name);
         let found = api.list(&ListParams::default()).await?.items;
@@ -100,7 +100,7 @@ impl Scene {
         Ok(deployment.clone())
     }
 
-    /// Lets each run go on from `event`, whichever it is by now, until the Tenant is ready, or is gone.
+    /// Opens the gate at `event` for every run, until the Tenant is ready or gone.
     async fn pass_all(&self, name: &str, event: &str) {
         let pods: Api<Pod> = Api::namespaced(self.desk.client.clone(), name);
         let what = format!("{name} to get past {event}");
@@ -131,7 +131,7 @@ impl Scene {
         assert_eq!(left.unwrap(), []);
     }
 
-    /// etcd and apiserver at once, and back.
+    /// Stops etcd and the API server together, and starts them again.
     async fn lose_power(&self) {
         self.pair.cluster().power_off().await.unwrap();
         self.pair.cluster().power_on().await.unwrap();
@@ -148,7 +148,7 @@ async fn member_power_loss_during_helm_run_is_repaired() {
         .unwrap();
     scene.at("acme", "pre-install", None).await;
     scene.lose_power().await;
-    // By the run that has outlived it, or by the next.
+    // Either the run that survived the power loss or the next one finishes the installation.
     scene.pass_all("acme", "pre-install").await;
     let before = scene.ready("acme").await;
 
@@ -172,7 +172,7 @@ async fn member_power_loss_during_helm_run_is_repaired() {
 }
 
 async fn killed_helm_run_is_repaired_after_restart(mode: Mode) {
-    // How a failure is remedied, an agent is told by flags of its own.
+    // An agent has its own remediation flags, so only the proxy rolls back here.
     let rolls_back = mode == Mode::Proxy;
     let more = ["--remediation=rollback", "--helm-timeout=20s"];
     let mut scene = Scene::set("killed", mode, &more).await;
@@ -201,7 +201,7 @@ async fn killed_helm_run_is_repaired_after_restart(mode: Mode) {
     scene.pass("upgraded", "pre-upgrade", Some(&upgraded)).await;
     scene.gone("going").await;
     assert_eq!(scene.ready("upgraded").await.uid(), before[0].uid());
-    // A rollback is nobody's lock until a grace is over; what ran before it runs meanwhile.
+    // The pending rollback blocks other runs until its grace period ends. The earlier workload stays available.
     assert_eq!(scene.serves("rolled").await.unwrap().uid(), before[1].uid());
     scene.pass("rolled", "pre-upgrade", Some(&rolled)).await;
     assert_eq!(scene.ready("rolled").await.uid(), before[1].uid());

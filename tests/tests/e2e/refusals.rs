@@ -40,7 +40,7 @@ spec:
     - {name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object}}}
 ";
 
-/// Waits until a condition of Tenant acme has these words.
+/// Waits until a condition of Tenant acme has this reason and a message that contains this text.
 async fn says(desk: &FleetClient, kind: &str, reason: &str, words: &str) -> Result<()> {
     let what = format!("{kind} to be {reason} with {words:?}");
     eventually(&what, PATIENCE, async || {
@@ -106,7 +106,7 @@ async fn refused_request_sets_condition_and_retries_on_demand() {
     desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
 }
 
-/// A chart with an object of a foreign kind.
+/// Creates a chart with an object of a custom kind.
 fn with_widget() -> Result<TempDir> {
     let folder = TempDir::with_prefix("krypton-widget-chart-")?;
     let objects = "apiVersion: krypton.test/v1\nkind: Widget\nmetadata: {name: '{{ .Release.Name }}'}\n\
@@ -142,7 +142,7 @@ async fn upgrade_past_deleted_kind_names_workaround() {
     pair.open(flags.clone()).await.unwrap();
     desk.create("default", "acme", json!({})).await.unwrap();
     desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
-    // Helm remembers for a while which kinds there are; another process does not.
+    // Helm caches the known kinds for a while, so a new process is necessary.
     pair.stop().await.unwrap();
     let delete = ["delete", "crd", "widgets.krypton.test"];
     pair.cluster().kubectl(delete).await.unwrap();

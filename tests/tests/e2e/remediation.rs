@@ -1,4 +1,4 @@
-//! An upgrade that cannot succeed is given up, and the last good revision put back where that is wished.
+//! Shows that Krypton stops retrying a failing upgrade, and rolls back to the last good revision if configured.
 
 use anyhow::Context;
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -58,12 +58,12 @@ async fn failed_upgrade_rolls_back_once_without_automatic_retry() {
         "{said}"
     );
 
-    // No more of it, however long it stands: a Lease period is many pauses here.
+    // No more attempts follow, even after a Lease period, which spans many back-offs here.
     desk.lease_renewed().await.unwrap();
     desk.newest_is("acme", &release, 3, "deployed")
         .await
         .unwrap();
-    // But once more when somebody asks.
+    // A user's request causes one more attempt.
     let asked = names::RECONCILE_REQUESTED_ANNOTATION;
     desk.annotate("default", "acme", asked, "now")
         .await

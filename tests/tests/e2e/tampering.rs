@@ -1,4 +1,4 @@
-//! A user who can write Secrets in a workspace changes the stored release: nothing of it is acted on.
+//! Shows that Krypton doesn't act on a stored release that a user with write access to Secrets has changed.
 
 use std::io::{Read as _, Write as _};
 
@@ -179,7 +179,7 @@ async fn tampered_release_is_not_healed_from(mode: Mode) {
     let attack = Attack::on("tamper-heal", mode, &flags).await;
     attack.tamper(1, |release| append(release, BINDING)).await;
     attack.shows_tampered().await;
-    // Another Tenant is healed meanwhile, and so would this one have been.
+    // Drift of the other Tenant is corrected in the same time, so this one's would be, too.
     let desk = &attack.desk;
     desk.create("default", "beta", json!({})).await.unwrap();
     desk.shows("default", "beta", &[ALL_READY]).await.unwrap();
@@ -196,7 +196,7 @@ async fn tampered_release_is_not_healed_from(mode: Mode) {
     }
     attack.no_takeover().await;
 
-    // Rendered from the chart again, the release is as it should be.
+    // After the release is rendered from the chart again, it is correct.
     attack.delete_secret(1).await;
     desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
     desk.newest_is("acme", &attack.release, 1, "deployed")

@@ -1,4 +1,4 @@
-//! What changes in the chart reaches every member, and what cannot be done leaves alone what runs.
+//! Shows that chart changes reach every member, and that an impossible change leaves running releases in place.
 
 use anyhow::{Result, bail, ensure};
 use krypton_tests::{
@@ -159,7 +159,7 @@ async fn unavailable_chart_is_reported_without_touching_releases(mode: Mode) {
         .unwrap();
     let desk = pair.desk();
     let values = ValuesFile::new("replicaCount: 0").unwrap();
-    // An agent is started anew with its hub: one that goes on has the chart in its cache.
+    // Restart the agent together with its hub, because a running agent has the chart in its cache.
     let flags = |version: &str| {
         let mut flags = chart_flags(&repository, "small", version);
         flags.push(values_flag(&values));
@@ -180,7 +180,7 @@ async fn unavailable_chart_is_reported_without_touching_releases(mode: Mode) {
         pair.open(flags(version)).await.unwrap();
         let refused = (error.as_str(), "True", reason);
         let still = (ready.as_str(), "True", "Installed");
-        // An agent goes on with the chart that it has until the hub tells it of the other.
+        // An agent keeps its current chart until the hub sends another one.
         desk.shows("default", "old", &[refused, still])
             .await
             .unwrap();
@@ -205,7 +205,7 @@ async fn unavailable_chart_is_reported_without_touching_releases(mode: Mode) {
         .await
         .unwrap();
 
-    // Where that is no error, it is said all the same.
+    // With chart skipping allowed, the phase isn't an error, but the condition still reports the cause.
     pair.variables(&[("ALLOW_CHART_SKIP", "true")]);
     pair.open(flags("9.9.9")).await.unwrap();
     eventually("phases that leave it out", PATIENCE, async || {
@@ -222,7 +222,7 @@ async fn unavailable_chart_is_reported_without_touching_releases(mode: Mode) {
     pair.stop().await.unwrap();
     pair.variables(&[]);
 
-    // One fault after the other, each in the way of the same Tenant: a hub forgets none.
+    // Several faults in sequence block the same Tenant, and the hub recovers from each.
     repository.set_fault(Fault::Down(503));
     pair.open(flags("1.0.0")).await.unwrap();
     let not_loaded = (error.as_str(), "True", "ChartNotLoaded");
@@ -251,7 +251,7 @@ async fn unavailable_chart_is_reported_without_touching_releases(mode: Mode) {
         assert!(rss < 400 << 20, "{fault:?}: {rss} bytes");
         assert_eq!(desk.releases().await.unwrap(), running, "{fault:?}");
     }
-    // What is installed needs no repository.
+    // An installed release needs no repository.
     let settled = [ALL_READY, (error.as_str(), "False", "NoError")];
     desk.shows("default", "old", &settled).await.unwrap();
     repository.set_fault(Fault::None);

@@ -1,4 +1,4 @@
-//! What only a restart helps against: work that stands still, and work that has ended by a bug.
+//! Shows that the watchdog restarts a hub whose work hangs or has ended because of a bug.
 
 use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
@@ -7,10 +7,11 @@ use krypton_runtime::failpoint::{PLAN, STRUCK};
 use krypton_tests::{Cluster, Hub, HubOptions, Parts, fleet::PATIENCE};
 use rustix::process::Signal;
 
-/// The watchdog waits for a minute.
+/// Exceeds the watchdog's timeout of one minute.
 const MINUTES: Duration = Duration::from_secs(180);
 
-/// A hub with this plan, until it has ended; then another, without, is Ready. Returns the status and the log.
+/// Runs a hub with this fault plan until it ends, then verifies that a hub without the plan becomes ready. Returns the
+/// first hub's exit status and log.
 async fn ends(name: &str, plan: &str) -> (std::process::ExitStatus, String) {
     let home = Cluster::start(name, Parts::ControlPlane).await.unwrap();
     let struck = tempfile::NamedTempFile::new().unwrap();

@@ -1,4 +1,4 @@
-//! The Secret's content, and the store with a small HTTP server in the place of an apiserver.
+//! Tests of the Secret's content, and of the store against a small HTTP server.
 
 use std::sync::Mutex;
 
@@ -97,7 +97,7 @@ fn each_part_that_cannot_be_used_is_named() {
     assert!(said.contains("another key"), "{said}");
 }
 
-/// One Secret and one namespace, with the answers an apiserver gives.
+/// One Secret and one namespace, with the responses of an API server.
 #[derive(Default)]
 struct Cluster {
     namespace: bool,
@@ -105,7 +105,7 @@ struct Cluster {
     version: u64,
     forbidden: bool,
     log: Vec<String>,
-    /// Put there by another replica just before the next write.
+    /// Secret that another replica writes just before the next write.
     overtaken_by: Option<Secret>,
 }
 
@@ -173,7 +173,7 @@ async fn store(cluster: Cluster) -> (Store, World) {
     (Store::new(client, "krypton-system".to_owned()), world)
 }
 
-/// A store that holds `identity`.
+/// A store that contains `identity`.
 pub(crate) async fn store_with(identity: &Identity) -> Store {
     let (store, _world) = store(Cluster {
         namespace: true,
@@ -184,7 +184,7 @@ pub(crate) async fn store_with(identity: &Identity) -> Store {
     store
 }
 
-/// A store that holds `identity` until the first write: another replica's comes just before.
+/// A store that contains `identity`. Another replica writes `theirs` just before the first write.
 pub(crate) async fn store_overtaken_by(identity: &Identity, theirs: &Identity) -> Store {
     let (store, _world) = store(Cluster {
         namespace: true,
@@ -292,7 +292,7 @@ async fn no_key_is_shown() {
     let pem = kept.identity.key.to_pem();
     let body: String = pem.lines().filter(|line| !line.contains("--")).collect();
     let der = kept.identity.key.serialize_der();
-    // As text, as a list of numbers and in hex.
+    // As text, as a list of numbers, and in hexadecimal.
     let numbers = format!("{:?}", pem.as_bytes());
     let numbers = numbers.trim_matches(['[', ']']);
     let ders = format!("{der:?}");

@@ -1,4 +1,4 @@
-//! From a TLS stream to tonic's channel, with an eye on how TLS ends.
+//! Wraps a TLS stream in a tonic channel and records the TLS alert that ends it.
 
 use std::io;
 use std::pin::Pin;
@@ -14,17 +14,17 @@ use tokio_rustls::client::TlsStream;
 use tonic::transport::{Channel, Endpoint, Error};
 use tower::service_fn;
 
-/// HTTP/2 PING, answered within as long: a peer that has vanished is noticed within 20 s.
+/// Interval and timeout of HTTP/2 PINGs, which detect a vanished peer within 20 s.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
-/// Requests that wait for the connection: a session has a stream, a renewal and a few charts.
+/// Capacity for requests that wait for the connection. A session uses one stream, a renewal and a few charts.
 const REQUESTS: usize = 16;
-/// Of tonic's own making; where it leads was decided before.
+/// Placeholder that tonic requires; the stream already determines the destination.
 const ANY: &str = "http://hub";
 
-/// The alert that ended the connection, once there was one.
+/// The TLS alert that ended the connection, if any.
 pub(super) type Refusal = Arc<OnceLock<AlertDescription>>;
 
-/// A channel over this stream alone: it is not mended.
+/// Creates a channel over this one stream. It does not reconnect.
 pub(super) async fn channel(stream: TlsStream<TcpStream>) -> Result<(Channel, Refusal), Error> {
     let refusal = Refusal::default();
     let watched = Watched {
@@ -46,7 +46,7 @@ pub(super) async fn channel(stream: TlsStream<TcpStream>) -> Result<(Channel, Re
     Ok((channel, refusal))
 }
 
-/// Notes the alert that reading ends with: tonic tells only that it ended.
+/// Records the alert of a failed read, because tonic reports only that the stream ended.
 struct Watched {
     stream: TlsStream<TcpStream>,
     refusal: Refusal,

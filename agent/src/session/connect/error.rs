@@ -1,4 +1,4 @@
-//! What stands between us and the hub, in words for people.
+//! Errors of the connection to the hub, as messages for users.
 
 use std::io;
 
@@ -6,7 +6,7 @@ use krypton_types::error_chain::chain;
 use rustls::{AlertDescription, CertificateError};
 use thiserror::Error;
 
-/// Each names the address and says what can be done.
+/// Reason why the connection failed. Each message names the address and a fix.
 #[derive(Debug, Error)]
 pub enum DialError {
     #[error("the hub's address {0:?} is not HOST:PORT; correct it in the bundle or give --hub")]
@@ -143,7 +143,7 @@ impl DialError {
         let address = address.to_owned();
         match alert {
             AlertDescription::CertificateExpired => Self::OursExpired(address),
-            // The latter is of a CA that has the name of the hub's and another key.
+            // `DecryptError` means that the CA has the same name as the hub's and a different key.
             AlertDescription::UnknownCA | AlertDescription::DecryptError => {
                 Self::OursUnknown(address)
             }
@@ -152,7 +152,7 @@ impl DialError {
         }
     }
 
-    /// Whether it may go by itself. What remains is for a person.
+    /// Returns whether a retry can succeed without a change by the user.
     pub fn may_pass(&self) -> bool {
         match self {
             Self::Resolve { .. }

@@ -1,4 +1,4 @@
-//! Over real sockets and real TLS on loopback.
+//! Tests over real sockets and real TLS on loopback.
 
 use arc_swap::ArcSwap;
 use krypton_proto::v1::RenewRequest;
@@ -18,7 +18,7 @@ async fn refused(authority: &FakeAuthority, address: String) -> DialError {
         .unwrap_err()
 }
 
-/// Answers the first bytes with `answer`, and closes.
+/// Starts a server that answers the first bytes with `answer` and closes the connection.
 async fn server(answer: &'static [u8]) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -52,7 +52,7 @@ async fn cut_off_or_refused_connection_is_transient() {
     assert!(matches!(error, DialError::CutOff { .. }), "{error:?}");
     assert!(error.may_pass());
 
-    // Bound without a listener: no other test gets the port.
+    // Bound without a listener, which keeps the port away from other tests.
     let silent = TcpSocket::new_v4().unwrap();
     silent.bind(([127, 0, 0, 1], 0).into()).unwrap();
     let address = silent.local_addr().unwrap().to_string();
@@ -133,7 +133,7 @@ async fn last_working_address_is_tried_first() {
         addresses.iter().all(|address| said.contains(address)),
         "{said}"
     );
-    // One of them may be back.
+    // One of the hubs may become available.
     assert!(error.may_pass());
 }
 
@@ -149,18 +149,18 @@ async fn skipped_hub_is_tried_after_others() {
     let [one_address, other_address] = &both;
     let reached = async || dialer.connect().await.unwrap().address().to_owned();
     assert_eq!(&reached().await, one_address);
-    // Two calls that the same hub has turned away do not lead back to it.
+    // Two calls that one hub rejected do not select it again.
     dialer.pass_on(one_address);
     dialer.pass_on(one_address);
     assert_eq!(&reached().await, other_address);
     assert_eq!(&reached().await, other_address);
-    // What is heard late of one that was left already changes nothing.
+    // A late rejection by an abandoned hub changes nothing.
     dialer.pass_on(one_address);
     dialer.pass_on("elsewhere:7443");
     assert_eq!(&reached().await, other_address);
     dialer.pass_on(other_address);
     assert_eq!(&reached().await, one_address);
-    // It is still tried when no other answers.
+    // The dialer still tries it if no other hub responds.
     dialer.pass_on(one_address);
     other.kill();
     drop(other);

@@ -1,4 +1,4 @@
-//! Checks a packaged chart by reading through it; nothing is unpacked to disk.
+//! Checks a packaged chart in memory, without unpacking it to disk.
 
 use std::collections::HashSet;
 use std::io::{self, Read};
@@ -8,13 +8,13 @@ use serde::Deserialize;
 use tar::{Archive, EntryType};
 use thiserror::Error;
 
-/// Unpacked size of the whole, in bytes (Helm's own limit).
+/// Maximum unpacked size of an archive in bytes (Helm's own limit).
 const TOTAL_LIMIT: u64 = 100 << 20;
-/// Unpacked size of one file, in bytes (Helm's own limit).
+/// Maximum unpacked size of one file in bytes (Helm's own limit).
 const FILE_LIMIT: u64 = 5 << 20;
 const ENTRY_LIMIT: usize = 10_000;
 
-/// Why an archive is refused.
+/// Why an archive is rejected.
 #[derive(Debug, Error)]
 pub enum ArchiveError {
     #[error("it is not a gzip-compressed tar archive, or is damaged")]
@@ -41,22 +41,22 @@ pub enum ArchiveError {
     Identity { what: String },
 }
 
-/// What Chart.yaml says.
+/// Content of `Chart.yaml`.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
 pub(super) struct Inside {
     pub name: String,
     pub version: String,
 }
 
-/// Reads through the archive. Slow for large ones: not for async threads.
+/// Reads the whole archive. Slow for large archives, so call it outside async threads.
 pub(super) fn inspect(tgz: &[u8]) -> Result<Inside, ArchiveError> {
-    // Go reads all members of a gzip stream, so what helm sees is read here.
+    // Read all members of the gzip stream, as Go and therefore Helm do.
     let mut tar = Archive::new(Counted {
         inner: MultiGzDecoder::new(tgz),
         read: 0,
     });
     let result = read_through(&mut tar);
-    // However the limit was hit, on a file or in between, it is the reason.
+    // Report the limit as the reason, even if reading failed first.
     if tar.into_inner().read > TOTAL_LIMIT {
         Err(ArchiveError::Total)
     } else {
@@ -74,7 +74,7 @@ fn read_through(tar: &mut Archive<impl Read>) -> Result<Inside, ArchiveError> {
         }
         let mut entry = entry.map_err(ArchiveError::Damaged)?;
         let kind = entry.header().entry_type();
-        // `git archive` puts the commit into one; it holds no file.
+        // `git archive` stores the commit in such a header. It holds no file.
         if kind == EntryType::XGlobalHeader {
             continue;
         }
@@ -112,13 +112,13 @@ fn read_through(tar: &mut Archive<impl Read>) -> Result<Inside, ArchiveError> {
     identity(&chart_yaml.ok_or(ArchiveError::NoChartYaml)?)
 }
 
-/// A relative path of ordinary names, which every reader understands the same way.
+/// Returns the path if it is relative and all readers interpret it the same way.
 fn plain(bytes: &[u8]) -> Result<String, ArchiveError> {
     let refused = || ArchiveError::Path { path: shown(bytes) };
     let path = std::str::from_utf8(bytes).map_err(|_| refused())?;
     let path = path.strip_suffix('/').unwrap_or(path);
     let odd = |part: &str| part.is_empty() || part == "." || part == "..";
-    // To helm, a backslash separates and a colon may name a drive.
+    // Helm treats a backslash as a separator and a colon as part of a drive name.
     let drive = path
         .split_once('/')
         .is_some_and(|(top, _)| top.ends_with(':'));
@@ -128,7 +128,7 @@ fn plain(bytes: &[u8]) -> Result<String, ArchiveError> {
     Ok(path.to_owned())
 }
 
-/// The part of the path below the one folder at the top; `None` for the folder itself.
+/// Returns the path below the single top-level folder, or `None` for the folder itself.
 fn same_folder<'a>(
     folder: &mut Option<String>,
     path: &'a str,
@@ -163,7 +163,7 @@ fn identity(chart_yaml: &[u8]) -> Result<Inside, ArchiveError> {
     Ok(inside)
 }
 
-/// For messages: short, and without control characters.
+/// Shortens a path and escapes its control characters for messages.
 fn shown(bytes: &[u8]) -> String {
     format!(
         "{:?}",
@@ -201,7 +201,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// Writes the path as it is: `tar`'s own builder refuses what is to be refused here.
+    /// Writes the path unchanged, because `tar`'s own builder rejects the paths that this module must reject.
     pub(crate) fn entry(path: &str, kind: EntryType, content: &[u8]) -> Vec<u8> {
         let mut header = Header::new_gnu();
         header.as_gnu_mut().unwrap().name[..path.len()].copy_from_slice(path.as_bytes());
@@ -363,7 +363,7 @@ pub(super) mod tests {
         }
     }
 
-    /// What the fuzzer starts from: the name says what becomes of it. `WRITE_CORPUS=1` writes it anew.
+    /// Seeds of the fuzzer, named after the expected result. `WRITE_CORPUS=1` writes them again.
     fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         let chart = || chart_yaml("small", "1.2.3");
         let whole = |more: Vec<u8>| [chart(), more, vec![0; 1024]].concat();

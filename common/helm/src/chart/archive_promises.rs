@@ -1,4 +1,4 @@
-//! Promises about every archive, checked by tests and by the fuzzer.
+//! Properties of every archive, checked by tests and by the fuzzer.
 
 use std::io::{Read, Write};
 
@@ -11,7 +11,7 @@ use super::archive::{Inside, inspect};
 
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
-/// What is no gzip stream is taken for a tar archive and packed: a fuzzer finds no checksums.
+/// Compresses the input unless it is a gzip stream, because a fuzzer cannot produce valid checksums.
 pub(crate) fn packed(bytes: &[u8]) -> Option<Vec<u8>> {
     if bytes.starts_with(&GZIP) {
         return Some(bytes.to_vec());
@@ -21,13 +21,14 @@ pub(crate) fn packed(bytes: &[u8]) -> Option<Vec<u8>> {
     gzip.finish().ok()
 }
 
-/// The promise that is broken by the archive `bytes`, if any; that it ends and does not panic, too.
+/// Returns the property that the archive `bytes` violates, if any. Also shows that the check terminates
+/// without a panic.
 pub(crate) fn broken_promise(bytes: &[u8]) -> Option<String> {
     let tgz = packed(bytes)?;
     let inside = match inspect(&tgz) {
         Ok(inside) => inside,
         Err(error) => {
-            // 100 characters of a path, each of which may be written as an escape.
+            // A path is cut to 100 characters, and each may be escaped.
             let long = error.to_string().len() > 2_000;
             return long.then(|| "the message is long".to_owned());
         }
@@ -42,7 +43,7 @@ pub(crate) fn broken_promise(bytes: &[u8]) -> Option<String> {
     misplaced(&tgz)
 }
 
-/// An entry that unpacking would put anywhere but into the chart's one folder, or as anything but a file.
+/// Returns an entry that would be unpacked outside the chart's single folder, or as anything except a file.
 fn misplaced(tgz: &[u8]) -> Option<String> {
     let mut tar = Archive::new(MultiGzDecoder::new(tgz));
     let entries = match tar.entries() {

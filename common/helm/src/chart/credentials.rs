@@ -1,4 +1,4 @@
-//! What a repository asks of whoever fetches from it: a login, a client certificate, an authority of its own.
+//! Credentials for a chart repository: a login, a client certificate and a custom certificate authority.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ use super::download;
 
 const DOCKER_CONFIG: &str = ".dockerconfigjson";
 
-/// Why a Secret cannot be used. Never holds its content.
+/// Why a Secret is not usable. Never contains its content.
 #[derive(Debug, Error)]
 pub enum CredentialsError {
     #[error(
@@ -40,7 +40,7 @@ pub enum CredentialsError {
     Client(#[source] reqwest::Error),
 }
 
-/// How to say who one is.
+/// A login to a repository.
 #[derive(Clone)]
 pub(super) enum Login {
     Basic {
@@ -51,7 +51,7 @@ pub(super) enum Login {
 }
 
 impl Login {
-    /// The header, kept out of every log.
+    /// Returns the header, marked as sensitive so that logs omit it.
     pub(super) fn header(&self) -> Option<HeaderValue> {
         match self {
             Self::Basic { username, password } => basic(username, password),
@@ -76,16 +76,17 @@ fn sensitive(text: &str) -> Option<HeaderValue> {
     Some(value)
 }
 
-/// What one Secret holds, ready to be used. It is sent to the chart's own repository only.
+/// Content of one Secret, ready for use. Only the chart's own repository receives it.
 #[derive(Clone)]
 pub struct Credentials {
-    /// For the repository, whatever its host is.
+    /// Login for the repository, regardless of its host.
     login: Option<Login>,
-    /// Of a Docker configuration: `host[:port][/path]`, and who one is there.
+    /// Logins of a Docker configuration, by `host[:port][/path]`.
     by_place: Vec<(String, Login)>,
-    /// With the authority and the client certificate.
+    /// HTTP client with the custom authority and the client certificate.
     pub(super) own: Client,
-    /// With the authority, without the certificate: for other hosts that the repository names.
+    /// HTTP client with the custom authority and without the client certificate, for other hosts that the
+    /// repository names.
     pub(super) open: Client,
 }
 
@@ -96,7 +97,7 @@ impl fmt::Debug for Credentials {
 }
 
 impl Credentials {
-    /// None: what everybody may fetch.
+    /// Returns empty credentials, for public charts.
     pub(super) fn none() -> reqwest::Result<Self> {
         let client = download::client().build()?;
         Ok(Self {
@@ -107,11 +108,11 @@ impl Credentials {
         })
     }
 
-    /// Of a Secret of any type, by its keys: `username` and `password`, or `token`; `tls.crt` and
-    /// `tls.key`; `ca.crt`; `.dockerconfigjson`. A line's end at the end counts for nothing.
+    /// Reads a Secret of any type by its keys: `username` and `password`, or `token`; `tls.crt` and
+    /// `tls.key`; `ca.crt`; `.dockerconfigjson`. Ignores a trailing newline.
     ///
     /// # Errors
-    /// When there is nothing in it, or something that cannot be used.
+    /// Returns an error if the Secret has none of these keys or an invalid value.
     pub fn from_secret(secret: &Secret) -> Result<Self, CredentialsError> {
         let bytes = |key: &str| {
             let data = secret.data.as_ref()?;
@@ -160,7 +161,7 @@ impl Credentials {
             if read.is_empty() {
                 return Err(CredentialsError::NoAuthority);
             }
-            // Beside those of the machine: charts may be kept elsewhere than their index.
+            // Add to the system's authorities, because charts may be stored on another host than their index.
             open = open.tls_certs_merge(read.clone());
             own = own.tls_certs_merge(read);
         }
@@ -183,7 +184,7 @@ impl Credentials {
         })
     }
 
-    /// What is left of them for another host.
+    /// Returns the subset for another host.
     pub(super) fn for_others(&self) -> Self {
         Self {
             login: None,
@@ -193,7 +194,7 @@ impl Credentials {
         }
     }
 
-    /// Who one is at that repository; `path` is the chart's there.
+    /// Returns the login for a repository. `path` is the chart's path in it.
     pub(super) fn login(&self, repository: &Url, path: &str) -> Option<&Login> {
         let host = repository.host_str().unwrap_or_default();
         let with_port = match repository.port() {
@@ -205,7 +206,7 @@ impl Credentials {
             .by_place
             .iter()
             .filter(|(place, _)| whole.starts_with(&format!("{place}/")))
-            // The one that says most.
+            // Prefer the longest matching prefix.
             .max_by_key(|(place, _)| place.len());
         placed.map(|(_, login)| login).or(self.login.as_ref())
     }
@@ -242,7 +243,8 @@ fn docker(bytes: &[u8]) -> Option<Vec<(String, Login)>> {
         .collect()
 }
 
-/// Docker's own registry goes by an address of its first version, others by their host.
+/// Normalizes a key of a Docker configuration. Docker Hub has the URL of its v1 API as key, others have their
+/// host.
 fn docker_place(place: &str) -> String {
     let place = place
         .trim_start_matches("https://")
@@ -295,7 +297,7 @@ mod tests {
     }
 
     fn read(data: &[(&str, &str)]) -> Result<Credentials, CredentialsError> {
-        // Another test may have been first.
+        // Another test may have installed the provider already.
         drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
         Credentials::from_secret(&secret(data))
     }

@@ -1,4 +1,5 @@
-//! Gets an index or a chart over HTTP, within limits. What is for the repository's own origin goes nowhere else.
+//! Downloads an index or a chart over HTTP, with size limits. Sends credentials only to the repository's own
+//! origin.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,26 +12,26 @@ use super::astray::leads_astray;
 use super::credentials::Credentials;
 use super::{ChartError, ChartRef, index, provenance};
 
-/// A packaged chart's size limit, in bytes (as Flux has it).
+/// Maximum size of a packaged chart in bytes, as in Flux.
 pub const CHART_LIMIT: u64 = 10 << 20;
 const CONNECT: Duration = Duration::from_secs(10);
-/// Nothing comes for this long: the connection is dead.
+/// Maximum time without data before a connection counts as dead.
 const SILENCE: Duration = Duration::from_secs(20);
 const REDIRECTS: usize = 5;
 const DOWNLOADING: &str = "downloading the chart";
 
-/// What every client has in common. The process-wide rustls provider must be installed.
+/// Returns the common settings of all clients. The process-wide rustls provider must be installed.
 pub(super) fn client() -> ClientBuilder {
     Client::builder()
         .user_agent(concat!("krypton/", env!("CARGO_PKG_VERSION")))
         .connect_timeout(CONNECT)
         .read_timeout(SILENCE)
-        // `Way::send` follows, and looks where to.
+        // `Way::send` follows redirects itself and checks their targets.
         .redirect(Policy::none())
         .referer(false)
 }
 
-/// Whether it leads to the machine itself.
+/// Returns whether the URL leads to this machine.
 pub(super) fn is_loopback(url: &Url) -> bool {
     let host = url.host_str().unwrap_or_default();
     let address = host.trim_start_matches('[').trim_end_matches(']');
@@ -38,32 +39,32 @@ pub(super) fn is_loopback(url: &Url) -> bool {
     host == "localhost" || address.is_ok_and(|address| address.is_loopback())
 }
 
-/// How one fetch reaches the repository of `chart`.
+/// Settings for the requests of one fetch of `chart`.
 pub(super) struct Way<'a> {
     pub chart: &'a Arc<ChartRef>,
     pub credentials: &'a Credentials,
-    /// Whether credentials may be sent, and registries be spoken to, over plain HTTP.
+    /// Whether to allow plain HTTP for credentials and registries.
     pub plain_http: bool,
 }
 
-/// One request.
+/// A request.
 pub(super) struct Ask {
-    /// Completes "… failed".
+    /// Completes the sentence "… failed".
     pub attempt: &'static str,
     pub url: Url,
-    /// Sent wherever redirects lead.
+    /// Sent to all hosts, also after redirects.
     pub headers: HeaderMap,
-    /// Sent to the first URL's origin only.
+    /// Sent only to the origin of the first URL.
     pub authorization: Option<HeaderValue>,
 }
 
 impl Way<'_> {
-    /// Whether something secret may go there.
+    /// Returns whether secrets may be sent to this URL.
     pub(super) fn is_private(&self, url: &Url) -> bool {
         url.scheme() == "https" || self.plain_http || is_loopback(url)
     }
 
-    /// The answer after redirects, whatever it says, and the URL that it came from.
+    /// Sends a request and follows redirects. Returns the response with any status, and its URL.
     pub(super) async fn send(&self, ask: &Ask) -> Result<(Response, Url), ChartError> {
         let attempt = ask.attempt;
         let redirect = |problem| ChartError::Redirect {
@@ -111,14 +112,14 @@ impl Way<'_> {
             if let Some(problem) = leads_astray(&ask.url, &next).await {
                 return Err(redirect(problem));
             }
-            // Whoever was elsewhere in between may have chosen the way back.
+            // After a redirect to another origin, a redirect back is not trustworthy either.
             at_home &= next.origin() == ask.url.origin();
             url = next;
         }
         Err(redirect("more than 5 redirects"))
     }
 
-    /// The body of a good answer, up to `limit` bytes; `what` it is completes "… is larger than".
+    /// Returns the body of a successful response, up to `limit` bytes. `what` completes "… is larger than".
     pub(super) async fn body(
         &self,
         response: Response,
@@ -163,7 +164,7 @@ impl Way<'_> {
     }
 
     fn unreachable(&self, attempt: &'static str, source: reqwest::Error) -> ChartError {
-        // The URL may carry a password, and the message names the repository anyway.
+        // The URL may contain a password, and the message names the repository anyway.
         let source = source.without_url();
         ChartError::Unreachable {
             chart: Arc::clone(self.chart),
@@ -172,13 +173,13 @@ impl Way<'_> {
         }
     }
 
-    /// Who one is at an HTTP repository, said without being asked, as helm does.
+    /// Returns the header for an HTTP repository. Like Helm, sends it without a challenge.
     pub(super) fn authorization(&self, repo: &Url) -> Option<HeaderValue> {
         let path = repo.path().trim_matches('/');
         self.credentials.login(repo, path)?.header()
     }
 
-    /// The archive of an entry of the index.
+    /// Downloads the archive of an entry of the index.
     pub(super) async fn archive(
         &self,
         repo: &Url,
@@ -190,7 +191,7 @@ impl Way<'_> {
             .await
     }
 
-    /// The provenance file beside the archive of an entry of the index.
+    /// Downloads the provenance file of an entry of the index.
     pub(super) async fn provenance(
         &self,
         repo: &Url,
@@ -211,7 +212,7 @@ impl Way<'_> {
         })
     }
 
-    /// The answer of what the index names.
+    /// Downloads a file that the index names.
     async fn listed(
         &self,
         repo: &Url,
@@ -231,7 +232,7 @@ impl Way<'_> {
         let way = if own {
             self
         } else {
-            // The certificate is not for others either.
+            // Another host must not receive the client certificate either.
             credentials = self.credentials.for_others();
             &Way {
                 credentials: &credentials,
@@ -248,7 +249,7 @@ impl Way<'_> {
     }
 }
 
-/// The repository's path with `name` added; its query stays, as in Helm.
+/// Appends `name` to the repository's path and keeps the query, as Helm does.
 pub(super) fn below(repo: &Url, name: &str) -> Url {
     let mut url = repo.clone();
     url.set_fragment(None);
@@ -258,7 +259,7 @@ pub(super) fn below(repo: &Url, name: &str) -> Url {
     url
 }
 
-/// An entry's address. Plain http from an https repository needs a digest to be trusted.
+/// Returns an entry's URL. Plain HTTP from an HTTPS repository requires a digest.
 fn resolve(repo: &Url, entry: &index::Entry) -> Option<Url> {
     let base = below(repo, "");
     let mut url = base.join(&entry.url).ok()?;

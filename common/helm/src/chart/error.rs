@@ -1,4 +1,4 @@
-//! Why a chart is not there. Every message names repository, chart, version and the remedy.
+//! Errors of a chart fetch. Every message names the repository, the chart, the version and the fix.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use thiserror::Error;
 use super::archive::ArchiveError;
 use super::{ChartRef, DEADLINE};
 
-/// What a failed fetch means for a Tenant: each is a condition reason of the original operator.
+/// Effect of a failed fetch on a Tenant: each variant is a condition reason of krypton-operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChartFault {
     NotLoaded,
@@ -16,7 +16,7 @@ pub enum ChartFault {
     VersionInvalid,
 }
 
-/// Why a chart is not there.
+/// Why a chart is not available.
 #[derive(Debug, Error)]
 pub enum ChartError {
     #[error(
@@ -188,7 +188,7 @@ fn advice(status: u16) -> &'static str {
 }
 
 impl ChartError {
-    /// Whether another way to the chart is worth a try. A registry says 404 to whom it does not know.
+    /// Returns whether the fallback may succeed. A registry returns 404 to unknown clients.
     pub(super) fn is_no_way(&self) -> bool {
         match self {
             Self::Unreachable { .. }
@@ -200,7 +200,7 @@ impl ChartError {
         }
     }
 
-    /// Which condition it is.
+    /// Returns the condition reason.
     pub fn fault(&self) -> ChartFault {
         match self {
             Self::VersionInvalid { .. } => ChartFault::VersionInvalid,

@@ -1,4 +1,4 @@
-//! Reads one chart's entries from a repository's index.yaml, and passes the rest over.
+//! Reads the entries of one chart from a repository's `index.yaml` and skips the rest.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -10,16 +10,16 @@ use serde::{Deserialize, Deserializer};
 use super::version::{self, Wanted};
 use super::{ChartError, ChartRef};
 
-/// The index's size limit, in bytes (as Flux has it).
+/// Maximum size of an index in bytes, as in Flux.
 pub(super) const LIMIT: u64 = 50 << 20;
 
-/// A version that the repository offers.
+/// A version in the repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub version: String,
-    /// The first address: absolute, or relative to the repository.
+    /// The first URL: absolute, or relative to the repository.
     pub url: String,
-    /// Lower-case hex of sha256.
+    /// SHA-256 in lower-case hex.
     pub digest: Option<String>,
 }
 
@@ -30,7 +30,7 @@ struct Raw {
     digest: Option<String>,
 }
 
-/// Finds the entry that is meant. Slow for large indexes: not for async threads.
+/// Finds the requested entry. Slow for large indexes, so call it outside async threads.
 pub(crate) fn find(
     chart: &Arc<ChartRef>,
     wanted: &Wanted,
@@ -78,9 +78,9 @@ pub(crate) fn find(
     })
 }
 
-/// The entries of the chart `name`; `None` when the index does not list it.
+/// Returns the entries of the chart `name`, or `None` if the index does not list it.
 fn parse(index: &[u8], name: &str) -> Result<Option<Vec<Raw>>, serde_saphyr::Error> {
-    // The input is limited already; what counts here is that it is allowed to be that large.
+    // The download already limits the size. This allows the parser to read an index of that size.
     let most = usize::try_from(LIMIT).unwrap_or(usize::MAX);
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! {
@@ -107,7 +107,7 @@ fn parse(index: &[u8], name: &str) -> Result<Option<Vec<Raw>>, serde_saphyr::Err
     })
 }
 
-/// The value at one key of a mapping, read by `then`; all others are passed over.
+/// Reads the value at one key of a mapping with `then` and skips all other keys.
 #[derive(Clone, Copy)]
 struct At<'a, S> {
     key: &'a str,

@@ -1,4 +1,4 @@
-//! The indexes that were read last, so that one that has not changed is not sent again.
+//! Cache of the last indexes, which avoids downloading an unchanged index again.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -15,9 +15,9 @@ use reqwest::{StatusCode, Url};
 use super::download::{Ask, Way, below};
 use super::{ChartError, index, off_thread, write_file};
 
-/// A fleet has one repository; each index has 50 MiB at most, on disk.
+/// Maximum number of cached indexes. A fleet has one repository, and each index takes at most 50 MiB on disk.
 const REMEMBERED: usize = 4;
-/// Longer tags are not sent back.
+/// Maximum length of an `ETag` to send back.
 const TAG_MAX: usize = 1024;
 const ATTEMPT: &str = "reading index.yaml";
 
@@ -42,7 +42,7 @@ impl IndexStore {
         Self { dir, known }
     }
 
-    /// The index of `repo`, as it is now.
+    /// Returns the current index of `repo`.
     pub(super) async fn read(&self, way: &Way<'_>, repo: &Url) -> Result<Vec<u8>, ChartError> {
         let url = below(repo, "index.yaml");
         let before = match self.known(&url) {
@@ -86,7 +86,7 @@ impl IndexStore {
         known.iter().find(|known| known.url == *url).cloned()
     }
 
-    /// A failure costs nothing but the next download.
+    /// Stores an index. An error only causes another download.
     async fn keep(
         &self,
         url: Url,
@@ -129,7 +129,7 @@ impl IndexStore {
     }
 }
 
-/// What was kept, when it is still that.
+/// Returns the stored index if its file is unchanged.
 async fn load(known: Known) -> Option<Vec<u8>> {
     off_thread(move || {
         let bytes = std::fs::read(&known.path).ok()?;

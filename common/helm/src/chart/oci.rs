@@ -1,6 +1,7 @@
-//! Charts in OCI registries: tags, manifests and blobs, and the way to be let in.
+//! Client for charts in OCI registries: tags, manifests, blobs and authentication.
 //!
-//! No library of the kind bounds what it reads and lets us say where a password may go.
+//! No existing library limits the size of responses and lets the caller restrict the hosts that receive a
+//! password.
 
 use std::sync::Arc;
 
@@ -26,17 +27,17 @@ use super::{ChartError, ChartRef, provenance};
 
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.cncf.helm.config.v1+json";
-/// The second one is of Helm before 3.7.
+/// Helm versions before 3.7 used the second media type.
 pub(crate) const CONTENT: [&str; 2] = [
     "application/vnd.cncf.helm.chart.content.v1.tar+gzip",
     "application/tar+gzip",
 ];
 pub(crate) const PROVENANCE: &str = "application/vnd.cncf.helm.chart.provenance.v1.prov";
-/// What registries take at most (distribution-spec).
+/// Maximum size that registries accept for a manifest (distribution-spec).
 const MANIFEST_LIMIT: u64 = 4 << 20;
 const TAGS_LIMIT: u64 = 4 << 20;
 const TOKEN_LIMIT: u64 = 256 << 10;
-/// Tags of one answer, and answers: 100,000 versions are no chart's.
+/// Tags per page, and maximum number of pages. No real chart has 100,000 versions.
 const PAGE: usize = 1_000;
 const PAGES: usize = 100;
 
@@ -46,17 +47,17 @@ const READING: &str = "reading the manifest";
 const DOWNLOADING: &str = "downloading the chart";
 const PROVING: &str = "downloading the provenance file";
 
-/// A chart that has come from a registry.
+/// A chart pulled from a registry.
 pub(super) struct Pulled {
     pub bytes: Vec<u8>,
     pub name: String,
-    /// Of its tag.
+    /// The version from the chart's tag.
     pub version: String,
-    /// Of the archive, as the manifest says and as it was found.
+    /// Digest of the archive, which matches the manifest.
     pub sha256: String,
-    /// Of the manifest, by which Helm names a chart in a registry.
+    /// Digest of the manifest, by which Helm names a chart in a registry.
     pub manifest_sha256: String,
-    /// Where it was asked for and is there.
+    /// The provenance file, if one was requested and exists.
     pub provenance: Option<Vec<u8>>,
 }
 
@@ -67,7 +68,7 @@ struct Manifest {
     layers: Vec<Descriptor>,
 }
 
-/// What a manifest says of a chart.
+/// Layers of a chart's manifest.
 pub(crate) struct Layers {
     pub(crate) chart: Descriptor,
     pub(crate) provenance: Option<Descriptor>,
@@ -94,7 +95,7 @@ struct Token {
     access_token: Option<Zeroizing<String>>,
 }
 
-/// The chart that is wanted, pulled and checked against the digests on the way.
+/// Pulls the requested chart and verifies the digests of the manifest and the archive.
 pub(super) async fn pull(way: &Way<'_>, asked: &Asked, proven: bool) -> Result<Pulled, ChartError> {
     let mut registry = Registry::open(way)?;
     let version = match &asked.wanted {
@@ -126,18 +127,18 @@ pub(super) async fn pull(way: &Way<'_>, asked: &Asked, proven: bool) -> Result<P
     })
 }
 
-/// The version that is meant by `wanted` now.
+/// Returns the version that `wanted` currently resolves to.
 pub(super) async fn resolve(way: &Way<'_>, wanted: &Wanted) -> Result<String, ChartError> {
     Registry::open(way)?.picked(wanted).await
 }
 
-/// One conversation with a registry.
+/// A connection to a registry, with its protocol and authorization.
 struct Registry<'a> {
     way: &'a Way<'a>,
     place: Place,
-    /// By which protocol it has answered.
+    /// URL of the registry, with the protocol that it answers.
     registry: Url,
-    /// Whether the other protocol is still to be tried.
+    /// Whether the other protocol has not been tried yet.
     may_be_plain: bool,
     authorization: Option<HeaderValue>,
 }
@@ -153,7 +154,7 @@ impl<'a> Registry<'a> {
         if way.plain_http && !loopback {
             registry = plain(&registry);
         }
-        // A token is sent at once, a password only to whom asks for one.
+        // Send a token with the first request, but a password only after a challenge.
         let authorization = match way.credentials.login(&place.registry, &place.repository) {
             Some(login @ Login::Bearer(_)) => login.header(),
             Some(Login::Basic { .. }) | None => None,
@@ -176,11 +177,12 @@ impl<'a> Registry<'a> {
         }
     }
 
-    /// An answer, whatever it says, but that it is not "who are you?" where that can be answered.
+    /// Sends a request and authenticates if the registry requires it and credentials are available. Returns
+    /// the response with any status.
     async fn get(&mut self, mut ask: Ask) -> Result<Response, ChartError> {
         ask.authorization.clone_from(&self.authorization);
         let mut sent = self.way.send(&ask).await;
-        // On one's own machine a registry without TLS is nobody's business.
+        // A registry on the loopback interface may omit TLS.
         if let Err(ChartError::Unreachable { source, .. }) = &sent
             && self.may_be_plain
             && source.is_connect()
@@ -189,14 +191,14 @@ impl<'a> Registry<'a> {
             self.registry = plain(&self.registry);
             ask.url = plain(&ask.url);
             sent = match self.way.send(&ask).await {
-                // What was wrong is said of the protocol that was meant.
+                // Report the error of the configured protocol.
                 Err(ChartError::Unreachable { source, .. }) if source.is_connect() => first,
                 sent => sent,
             };
         }
         self.may_be_plain = false;
         let (response, url) = sent?;
-        // Whoever a blob is kept by is not asked who we are.
+        // Another host that stores blobs receives no credentials.
         let at_home = url.origin() == ask.url.origin();
         if response.status() != 401 || !at_home {
             return Ok(response);
@@ -211,7 +213,7 @@ impl<'a> Registry<'a> {
         Ok(self.way.send(&ask).await?.0)
     }
 
-    /// What to say to be let in; `None` when there is nothing more to say.
+    /// Returns the header that answers the challenge, or `None` if no other credentials are left.
     async fn let_in(
         &self,
         challenge: Option<Challenge>,
@@ -224,7 +226,7 @@ impl<'a> Registry<'a> {
             (Some(Challenge::Basic), Some(login @ Login::Basic { .. })) => {
                 return Ok(login.header());
             }
-            // A token that was given was refused: nobody else would give a better one.
+            // The registry rejected a configured token, and no token service could issue a better one.
             (Some(Challenge::Bearer { .. }), Some(Login::Bearer(_)))
             | (Some(Challenge::Basic) | None, _) => return Ok(None),
             (
@@ -259,7 +261,8 @@ impl<'a> Registry<'a> {
             query.append_pair("scope", scope.as_deref().unwrap_or(&pull));
         }
         let authorization = login.and_then(Login::header);
-        // Its own client, and no redirects: the password is for this address.
+        // Use the client for the token service's host and follow no redirects, because the password is only
+        // for this host.
         let client = match url.origin() == self.registry.origin() {
             true => &self.way.credentials.own,
             false => &self.way.credentials.open,
@@ -286,9 +289,9 @@ impl<'a> Registry<'a> {
             .ok_or_else(|| problem("there is no token in the answer"))
     }
 
-    /// The manifest of a version, and the version as its tag writes it.
+    /// Returns the manifest of a version, and the version as its tag spells it.
     async fn manifest(&mut self, version: &str) -> Result<(String, Vec<u8>), ChartError> {
-        // A leading `v` makes no difference, here as elsewhere.
+        // Treat versions with and without a leading `v` as equal, as everywhere else.
         let other = match version.strip_prefix('v') {
             Some(without) => without.to_owned(),
             None => format!("v{version}"),
@@ -322,7 +325,8 @@ impl<'a> Registry<'a> {
                 None => Ok((version, bytes)),
             };
         }
-        // Is it the version that is not there, or the chart? A chart of others is not there either.
+        // Find out whether the version or the whole chart is missing. Registries also return 404 for a chart
+        // without access.
         let offered = match self.versions().await {
             Ok(offered) => offered,
             Err(ChartError::Refused { .. }) => return Err(self.way.refused(READING, refused)),
@@ -339,7 +343,7 @@ impl<'a> Registry<'a> {
         }
     }
 
-    /// A layer's content, and its digest, which is that of the manifest.
+    /// Downloads a layer and verifies its digest against the manifest.
     async fn blob(
         &mut self,
         layer: &Descriptor,
@@ -372,7 +376,7 @@ impl<'a> Registry<'a> {
         }
     }
 
-    /// All tags that are versions, page by page.
+    /// Returns all tags that are versions, page by page.
     async fn versions(&mut self) -> Result<Vec<String>, ChartError> {
         let mut versions = Vec::new();
         let mut ask = self.ask(TAGS, &["tags", "list"]);
@@ -382,7 +386,7 @@ impl<'a> Registry<'a> {
         for _ in 0..PAGES {
             let asked = ask.url.clone();
             let response = self.get(ask).await?;
-            // By the protocol that has answered.
+            // Use the protocol that the registry answers.
             let base = match self.registry.scheme() {
                 "http" => plain(&asked),
                 _ => asked,
@@ -401,7 +405,7 @@ impl<'a> Registry<'a> {
                 problem: "the answer is not a list of tags",
             })?;
             versions.extend(read);
-            // 25 MB at most, of the longest there are.
+            // At most 25 MB, if every tag has the maximum length.
             if versions.len() > PAGE * PAGES {
                 break;
             }
@@ -423,7 +427,7 @@ impl<'a> Registry<'a> {
     }
 }
 
-/// The layers that hold the chart and, perhaps, what proves it.
+/// Returns the layers with the chart and, if present, its provenance.
 pub(crate) fn layers(chart_ref: &Arc<ChartRef>, manifest: &[u8]) -> Result<Layers, ChartError> {
     let problem = |problem| ChartError::Answer {
         chart: Arc::clone(chart_ref),
@@ -468,29 +472,29 @@ pub(crate) fn layers(chart_ref: &Arc<ChartRef>, manifest: &[u8]) -> Result<Layer
     Ok(Layers { chart, provenance })
 }
 
-/// The address that a challenge names, if it is one.
+/// Returns the URL of a challenge, if it is valid.
 pub(crate) fn address_of(realm: &str) -> Option<Url> {
     let url = Url::parse(realm).ok()?;
     (url.has_host() && matches!(url.scheme(), "https" | "http")).then_some(url)
 }
 
-/// The header with the token of an answer.
+/// Returns the header for the token in a response.
 pub(crate) fn authorization_in(answer: &[u8]) -> Option<HeaderValue> {
     let read: Token = serde_json::from_slice(answer).ok()?;
     let mut tokens = [read.token, read.access_token].into_iter().flatten();
     credentials::bearer(&tokens.find(|token| !token.is_empty())?)
 }
 
-/// The tags of an answer that are versions; `None` if it is not a list of tags.
+/// Returns the tags of a response that are versions, or `None` if the response is not a list of tags.
 pub(crate) fn versions_in(answer: &[u8]) -> Option<Vec<String>> {
     let read: Tags = serde_json::from_slice(answer).ok()?;
     let tags = read.tags.unwrap_or_default();
-    // "+" may not be in a tag, and is "_" there.
+    // Tags cannot contain `+`. Helm replaces it with `_`.
     let named = tags.iter().map(|tag| tag.replace('_', "+"));
     Some(named.filter(|tag| version::parse(tag).is_some()).collect())
 }
 
-/// The address of the next page, if it is at the same registry.
+/// Returns the address of the next page, if it is on the same registry.
 pub(crate) fn next_address(base: &Url, link: &str) -> Option<Url> {
     let url = base.join(next_page(link)?).ok()?;
     (url.origin() == base.origin()).then_some(url)
@@ -500,18 +504,18 @@ pub(crate) fn tag(version: &str) -> String {
     version.replace('+', "_")
 }
 
-/// The same address by plain HTTP.
+/// Returns the same URL with plain HTTP.
 fn plain(url: &Url) -> Url {
     let text = url.as_str().replacen("https://", "http://", 1);
-    // The port of https goes along when it was said, and is another one when it was not.
+    // An explicit port stays the same. An implicit one becomes the default port of HTTP.
     Url::parse(&text).unwrap_or_else(|_| url.clone())
 }
 
-/// The target of `<…>; rel="next"`.
+/// Returns the target of `<…>; rel="next"`.
 pub(crate) fn next_page(link: &str) -> Option<&str> {
     let mut links = link;
     loop {
-        // The target may hold commas.
+        // The target may contain commas.
         let (target, after) = links.split_once('<')?.1.split_once('>')?;
         let (mut parameters, others) = cut(after, ',');
         while !parameters.is_empty() {
@@ -525,7 +529,7 @@ pub(crate) fn next_page(link: &str) -> Option<&str> {
     }
 }
 
-/// The text before the first separator that is not in quotes, and the text after it.
+/// Splits the text at the first separator outside quotes.
 fn cut(text: &str, separator: char) -> (&str, &str) {
     let mut quoted = false;
     let parts = text.split_once(|c| {

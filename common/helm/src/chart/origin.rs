@@ -1,4 +1,4 @@
-//! Where an archive comes from, and whether it is what it must be therefore.
+//! Origin of an archive, and the checks that the origin requires.
 
 use std::sync::Arc;
 
@@ -7,25 +7,25 @@ use krypton_types::fingerprint::sha256_hex;
 use super::version::{self, Asked, Wanted};
 use super::{ChartError, ChartRef, archive, oci};
 
-/// Where an archive comes from, and what it must hold therefore.
+/// Origin of an archive, with the properties that the archive must have.
 pub(super) enum Origin {
     Listed(Listed),
-    /// The name is a path.
+    /// A local file whose path is the chart's name.
     File,
     Fallback,
 }
 
-/// What an index or a registry says of an archive.
+/// Properties of an archive in an index or a registry.
 pub(super) struct Listed {
     pub name: String,
     pub version: String,
     pub sha256: Option<String>,
-    /// By which a registry knows it, too.
+    /// Digest of the manifest, which also identifies the archive in a registry.
     pub manifest_sha256: Option<String>,
 }
 
 impl Origin {
-    /// The archive's digest and what is inside, when it is the chart that was asked for. Slow for large ones.
+    /// Returns the archive's digest and content if it is the requested chart. Slow for large archives.
     pub(super) fn checked(
         &self,
         chart: &Arc<ChartRef>,
@@ -77,7 +77,7 @@ impl Origin {
     }
 }
 
-/// The digest that was to be expected, when it is another.
+/// Returns the expected digest if it differs from the actual one.
 fn other_digest(chart: &ChartRef, asked: &Asked, origin: &Origin, sha256: &str) -> Option<String> {
     let listed = match origin {
         Origin::Listed(listed) => listed.sha256.as_ref(),
@@ -90,13 +90,13 @@ fn other_digest(chart: &ChartRef, asked: &Asked, origin: &Origin, sha256: &str) 
     let by_manifest = match origin {
         Origin::Listed(listed) => listed.manifest_sha256.as_ref() == Some(pin),
         Origin::File => false,
-        // The hub has seen the manifest, and the archive alone does not say which it was.
+        // The hub has verified the manifest. This process cannot derive its digest from the archive.
         Origin::Fallback => oci::is_meant(chart),
     };
     (!by_manifest).then(|| pin.clone())
 }
 
-/// Whether the archive is of another chart than was asked for; a path says nothing of it.
+/// Returns whether the chart in the archive has a different name. A path implies no name.
 fn other_name(chart: &ChartRef, inside: &str) -> bool {
     if oci::is_meant(chart) {
         chart.name.rsplit('/').next() != Some(inside)

@@ -1,4 +1,4 @@
-//! Repositories that ask who one is, pack their index, and say when it has not changed.
+//! Tests of repositories that require authentication, compress their index, or use `ETag`.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -15,13 +15,13 @@ use tokio::net::TcpListener;
 use super::archive::tests::{chart_yaml, packed};
 use super::*;
 
-/// One more of it than is there is not found.
+/// A test server that returns 404 for unknown files.
 #[derive(Clone, Default)]
 struct Site {
     files: Arc<Mutex<BTreeMap<String, Bytes>>>,
-    /// Status and header `location`, in the place of a file.
+    /// Values of the `location` header, by path. They replace the file.
     redirects: Arc<Mutex<BTreeMap<String, String>>>,
-    /// `authorization` of each request, empty when there was none.
+    /// The `authorization` header of each request, or an empty text.
     said: Arc<Mutex<Vec<(String, String)>>>,
     asks: bool,
     tag: Option<&'static str>,
@@ -118,7 +118,7 @@ fn credentials(data: &[(&str, &str)]) -> CredentialsNow {
 }
 
 fn cache() -> (tempfile::TempDir, ChartCache) {
-    // Another test may have been first.
+    // Another test may have installed the provider already.
     drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
     let dir = tempfile::tempdir().unwrap();
     let cache = ChartCache::new(dir.path().join("charts")).unwrap();
@@ -139,12 +139,12 @@ async fn unchanged_index_is_not_downloaded_again() {
     let url = site.clone().start().await;
     let (_dir, cache) = cache();
     assert_eq!(cache.resolve(&chart(&url, "^1")).await.unwrap(), "1.0.0");
-    // The tag has not changed, so what was kept counts.
+    // The tag has not changed, so the cached index is still used.
     let site = site.with("/index.yaml", index("1.1.0", "a.tgz"));
     assert_eq!(cache.resolve(&chart(&url, "^1")).await.unwrap(), "1.0.0");
     assert!(cache.fetch(&chart(&url, "1.0.0")).await.is_ok());
 
-    // What was kept is damaged: it is read anew.
+    // A damaged cached index is downloaded again.
     let kept = std::fs::read_dir(&cache.dir).unwrap();
     let kept = kept.map(|entry| entry.unwrap().path());
     let kept = kept.filter(|path| path.extension().is_some_and(|it| it == "yaml"));
@@ -214,7 +214,7 @@ async fn credentials_are_sent_only_to_chart_repository() {
     assert!(site.said().is_empty());
     drop(now_tx.send_replace(credentials(&LOGIN)));
 
-    // The index names another host; a redirect leads to one; the own host keeps it.
+    // The chart is on another host, behind a redirect to another host, or on the own host.
     for (number, (url_of_chart, to)) in [
         (format!("{other}/a.tgz"), None),
         ("/b.tgz".to_owned(), Some(format!("{other}/a.tgz"))),
@@ -240,7 +240,7 @@ async fn credentials_are_sent_only_to_chart_repository() {
         assert!(others.iter().all(|(_, said)| said.is_empty()), "{others:?}");
     }
 
-    // Somebody else leads back to where credentials would be good: they are not sent again.
+    // Another host redirects back to the own host: the credentials are not sent again.
     elsewhere
         .redirects
         .lock()
@@ -274,7 +274,7 @@ async fn new_credentials_are_tried_at_once() {
     let chart = chart(&url, "1.0.0");
     assert!(cache.fetch(&chart).await.is_err());
     drop(now_tx.send_replace(credentials(&[("token", "t0ken")])));
-    // The failure is remembered for a second at least.
+    // The back-off lasts at least one second.
     assert!(cache.fetch(&chart).await.is_err());
     cache.forget_failures();
     assert_eq!(cache.fetch(&chart).await.unwrap().version, "1.0.0");
@@ -284,7 +284,7 @@ async fn new_credentials_are_tried_at_once() {
 async fn credentials_are_not_sent_over_plain_http() {
     let (_dir, cache) = cache();
     let cache = cache.with_credentials(watch::channel(credentials(&LOGIN)).1);
-    // Reserved for documentation: nobody is asked, for nothing is sent.
+    // An address reserved for documentation. The fetch fails before it sends a request.
     let there = chart("http://192.0.2.1", "1.0.0");
     let error = cache.fetch(&there).await.unwrap_err();
     assert!(matches!(*error, ChartError::PlainHttp { .. }), "{error}");
@@ -309,7 +309,7 @@ async fn pinned_digest_is_checked_against_chart_archive() {
     assert!(matches!(*error, ChartError::Digest { .. }), "{error}");
 }
 
-/// A server of TLS with an authority of its own, which wants to see a certificate of it, too.
+/// A TLS server with a custom authority that requires a client certificate of the same authority.
 struct Private {
     url: String,
     ca: String,
@@ -385,7 +385,7 @@ async fn private_repository_needs_ca_and_client_certificate() {
     let (_dir, cache) = cache();
     let private = Private::start("entries: {small: [{version: 1.0.0, urls: [a.tgz]}]}").await;
     let wanted = chart(&private.url, "^1");
-    // Neither without the authority, nor without the certificate.
+    // Fails without the authority, and with the authority but without the certificate.
     assert!(cache.resolve(&wanted).await.is_err());
     let (now_tx, now) = watch::channel(credentials(&[("ca.crt", &private.ca)]));
     let cache = cache.with_credentials(now);

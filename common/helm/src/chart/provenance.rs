@@ -1,4 +1,4 @@
-//! Helm's provenance files: whether a chart was signed by somebody whose key is trusted.
+//! Verifies charts with Helm's provenance files: a chart needs a signature of a trusted key.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,18 +8,19 @@ use futures::future::BoxFuture;
 use super::archive::Inside;
 use super::{ChartError, ChartRef, PARTIAL, off_thread};
 
-/// Added to the archive's name.
+/// Suffix of the archive's name.
 pub(super) const SUFFIX: &str = ".prov";
-/// The file holds a Chart.yaml, a digest and a signature.
+/// Size limit. The file holds a `Chart.yaml`, a digest and a signature.
 pub(crate) const LIMIT: u64 = 1 << 20;
 
-/// Who can tell whether a chart was signed by whom it is to be signed by.
+/// Verifies the signature of a chart.
 pub trait Prover: Send + Sync {
-    /// Of an archive with its provenance file beside it. The error completes a sentence.
+    /// Verifies an archive with the provenance file next to it. The error text completes a sentence.
     fn prove<'a>(&'a self, archive: &'a Path) -> BoxFuture<'a, Result<(), String>>;
 }
 
-/// Gets the file only where charts must be `proven`. One that is not there is none, and no other failure.
+/// Gets the file only if charts must be `proven`. Returns `None` if it does not exist, and every other
+/// failure as an error.
 pub(super) async fn where_asked(
     proven: bool,
     get: impl Future<Output = Result<Vec<u8>, ChartError>>,
@@ -37,9 +38,9 @@ pub(super) async fn where_asked(
     }
 }
 
-/// A chart that has to prove itself.
+/// A chart whose signature must be verified.
 pub(super) struct Signed<'a> {
-    /// The cache's.
+    /// Folder of the cache.
     pub dir: PathBuf,
     pub inside: &'a Inside,
     pub archive: Arc<Vec<u8>>,
@@ -60,13 +61,14 @@ impl Signed<'_> {
             let problem = format!("there is no provenance file ({SUFFIX}) beside it");
             return Err(unproven(problem));
         };
-        // The name under which `helm package` has signed it, wherever it lies now.
+        // The name that `helm package` signed, regardless of the current name.
         let name = format!("{}-{}.tgz", self.inside.name, self.inside.version);
         let (dir, archive) = (self.dir.clone(), self.archive);
         let laid_out = off_thread(move || {
             let folder = tempfile::Builder::new().prefix(PARTIAL).tempdir_in(&dir)?;
             let path = folder.path().join(&name);
-            // Names are checked with the archive; this one would lead elsewhere.
+            // The check of the archive validates names, but a name with a separator would lead to another
+            // folder.
             if path.parent() != Some(folder.path()) {
                 return Err(std::io::Error::other("its name is no file's"));
             }

@@ -1,12 +1,13 @@
-//! Ranges of versions, read as Helm reads them: `^1.2`, `~1.2.3`, `>=1.0 <2.0`, `1.x`, `1.2 - 1.4`, `a || b`.
+//! Version ranges with Helm's syntax: `^1.2`, `~1.2.3`, `>=1.0 <2.0`, `1.x`, `1.2 - 1.4`, `a || b`.
 
 use semver::Version;
 
-/// Alternatives, each of which is a list of bounds that all must hold.
+/// Alternatives. Each is a list of bounds that must all hold.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Range(Vec<Vec<Bound>>);
 
-/// More than anybody writes; it keeps a text of 256 bytes from being many comparisons.
+/// Maximum number of bounds. No real range needs more. Limits the comparisons that a text of 256 bytes can
+/// cause.
 const MOST: usize = 32;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -19,11 +20,11 @@ enum Relation {
     AtMost,
     /// `~`: the same minor version.
     Near,
-    /// `^`: nothing that may break.
+    /// `^`: no breaking change.
     Compatible,
 }
 
-/// How much of a bound's version is written.
+/// The written parts of a bound's version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Said {
     Nothing,
@@ -35,13 +36,13 @@ enum Said {
 #[derive(Clone, Debug, PartialEq)]
 struct Bound {
     relation: Relation,
-    /// What is not written is 0.
+    /// The version, with 0 for the parts that are not written.
     version: Version,
     said: Said,
 }
 
 impl Relation {
-    /// Whether `*` may follow.
+    /// Returns whether `*` may follow the operator.
     fn may_be_of_any(self) -> bool {
         !matches!(
             self,
@@ -51,13 +52,13 @@ impl Relation {
 }
 
 impl Range {
-    /// `None` when it is not one.
+    /// Parses a range. Returns `None` if the text is not a range.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let groups: Vec<Vec<Bound>> = text.split("||").map(group).collect::<Option<_>>()?;
         (groups.iter().map(Vec::len).sum::<usize>() <= MOST).then_some(Self(groups))
     }
 
-    /// A pre-release fits only where the range names one.
+    /// Returns whether the version matches. A pre-release matches only if the range contains a pre-release.
     pub(crate) fn fits(&self, version: &Version) -> bool {
         self.0.iter().any(|bounds| {
             let named = bounds.iter().any(|bound| !bound.version.pre.is_empty());
@@ -65,7 +66,7 @@ impl Range {
         })
     }
 
-    /// The range in the form that [`Range::parse`] reads.
+    /// Formats the range so that [`Range::parse`] can read it.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn written(&self) -> String {
         let bounds = |bounds: &Vec<Bound>| bounds.iter().map(Bound::written).collect::<Vec<_>>();
@@ -100,7 +101,7 @@ fn group(text: &str) -> Option<Vec<Bound>> {
             None => (after, ""),
         };
         let (version, said) = partial(word)?;
-        // To Helm `^*` means 0.0.0, `<=*` means 0.0.x, and `>*` and `!=*` mean any version but 0.0.0.
+        // In Helm, `^*` means 0.0.0, `<=*` means 0.0.x, and `>*` and `!=*` mean any version except 0.0.0.
         if said == Said::Nothing && !relation.may_be_of_any() {
             return None;
         }
@@ -119,7 +120,7 @@ fn group(text: &str) -> Option<Vec<Bound>> {
     (!bounds.is_empty()).then_some(bounds)
 }
 
-/// Longer ones first.
+/// The operators, longest first.
 const SIGNS: [(&str, Relation); 11] = [
     (">=", Relation::AtLeast),
     ("=>", Relation::AtLeast),
@@ -134,7 +135,7 @@ const SIGNS: [(&str, Relation); 11] = [
     ("^", Relation::Compatible),
 ];
 
-/// The operator at the beginning, and what follows it.
+/// Splits the text into the operator and the rest.
 fn relation(text: &str) -> (Relation, &str) {
     let signed = SIGNS
         .iter()
@@ -142,7 +143,7 @@ fn relation(text: &str) -> (Relation, &str) {
     signed.unwrap_or((Relation::Equal, text))
 }
 
-/// `1`, `1.2`, `1.2.3-rc.1`, `1.x`, `*`, with or without a leading `v`.
+/// Parses `1`, `1.2`, `1.2.3-rc.1`, `1.x` or `*`, with an optional leading `v`.
 fn partial(text: &str) -> Option<(Version, Said)> {
     let text = text.strip_prefix('v').unwrap_or(text);
     if let Ok(version) = Version::parse(text) {
@@ -158,7 +159,7 @@ fn partial(text: &str) -> Option<(Version, Said)> {
     {
         match parts.next() {
             Some("x" | "X" | "*") => open = true,
-            // What follows a wildcard says nothing, and is most likely a mistake.
+            // Parts after a wildcard have no effect. They are most likely a mistake.
             Some(part) if !open => {
                 let plain = part.bytes().all(|byte| byte.is_ascii_digit())
                     && (part.len() == 1 || !part.starts_with('0'));
@@ -183,11 +184,11 @@ impl Bound {
         match self.relation {
             Relation::Equal => self.matches(version),
             Relation::Other => !self.matches(version),
-            // `>1` begins with 2, and `>1.2` with 1.3.
+            // The lowest match of `>1` is 2, and of `>1.2` it is 1.3.
             Relation::Above => order.is_gt() && (self.said == Said::All || !self.matches(version)),
             Relation::Below => order.is_lt(),
             Relation::AtLeast => order.is_ge(),
-            // `<=1` ends before 2, and `<=1.2` before 1.3.
+            // `<=1` excludes 2, and `<=1.2` excludes 1.3.
             Relation::AtMost => order.is_le() || (self.said != Said::All && self.matches(version)),
             Relation::Near => {
                 order.is_ge() && agree(version, &self.version, self.said.min(Said::Minor))
@@ -211,13 +212,13 @@ impl Bound {
         format!("{}{version}", sign.map_or("", |(sign, _)| sign))
     }
 
-    /// Whether what is written is the same there.
+    /// Returns whether the version agrees with the written parts.
     fn matches(&self, version: &Version) -> bool {
         agree(version, &self.version, self.said)
             && (self.said != Said::All || version.cmp_precedence(&self.version).is_eq())
     }
 
-    /// Up to the first number that is not 0.
+    /// Returns the parts up to the first number that is not 0.
     fn leading(&self) -> Said {
         let Version { major, minor, .. } = self.version;
         match (major, minor) {
@@ -243,10 +244,11 @@ mod tests {
 
     use super::*;
 
-    /// A range, a tab, and the versions that fit by Helm's library. hack/semver prints it.
+    /// One range per line, then a tab, then the versions that match in Helm's library. hack/semver generates
+    /// this file.
     const TABLE: &str = include_str!("range/masterminds.tsv");
 
-    /// Helm accepts these ranges, most likely by accident; Krypton refuses them.
+    /// Returns whether Helm accepts the range, most likely by accident, while Krypton rejects it.
     fn is_a_mistake(range: &str) -> bool {
         let operand = range.trim_start_matches(['^', '>', '<', '=', '~', '!']);
         let wild = operand.len() < range.len() && ["*", "x", "X"].contains(&operand);

@@ -1,4 +1,4 @@
-//! How each chart of the cache stands, for who looks for what is wrong.
+//! State of each chart in the cache, for dumps.
 
 use std::sync::PoisonError;
 
@@ -6,34 +6,34 @@ use krypton_runtime::clock::BootTime;
 
 use super::{ChartCache, ChartFault, ChartRef, Memory};
 
-/// How a chart that was asked for stands.
+/// State of a requested chart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Standing {
     Here {
         since: BootTime,
-        /// As in its Chart.yaml.
+        /// The version in the chart's `Chart.yaml`.
         version: String,
         sha256: String,
     },
     Failed {
         fault: ChartFault,
-        /// How often in a row.
+        /// Number of consecutive failures.
         times: u32,
-        /// The last time.
+        /// Time of the last failure.
         since: BootTime,
-        /// Before that it is not tried again.
+        /// Time of the next retry.
         until: BootTime,
     },
-    /// On its way just now.
+    /// A fetch is in progress.
     Fetching,
 }
 
 impl ChartCache {
-    /// All that are remembered, in no order. Nobody is kept waiting.
+    /// Returns the state of all cached charts in no particular order. Does not wait for fetches.
     pub fn standing(&self) -> Vec<(ChartRef, Standing)> {
         let slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         let standing = slots.iter().filter_map(|(chart, slot)| {
-            // Whoever holds one fetches just now.
+            // A locked entry has a fetch in progress.
             let standing = match slot.try_lock().as_deref() {
                 Err(_) => Standing::Fetching,
                 Ok(Memory::Nothing) => return None,

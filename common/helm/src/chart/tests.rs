@@ -11,19 +11,19 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use super::archive::tests::{chart_yaml, entry, file, packed};
 use super::*;
 
-/// What the server says to one path.
+/// Response of the server for one path.
 #[derive(Clone)]
 enum Answer {
     Body(Vec<u8>),
     Status(u16),
     Redirect(String),
-    /// Bytes without end, whose length is not told.
+    /// An infinite body without a `Content-Length`.
     Endless,
-    /// Claims a length, and sends nothing.
+    /// Declares a length and sends no body.
     Claims(u64),
 }
 
-/// A chart repository on loopback.
+/// A chart repository on the loopback interface.
 struct Repository {
     address: SocketAddr,
     answers: Arc<Mutex<BTreeMap<String, Answer>>>,
@@ -54,7 +54,7 @@ impl Repository {
         repository
     }
 
-    /// With an index that offers `chart` once for each version, and the charts themselves.
+    /// Starts a repository with an index that lists `chart` once for each version, and with the archives.
     async fn of(versions: &[&str]) -> Self {
         let repository = Self::start().await;
         let mut index = String::from("apiVersion: v1\nentries:\n  small:\n");
@@ -155,7 +155,7 @@ fn small(version: &str) -> Vec<u8> {
 }
 
 fn cache() -> (TempDir, ChartCache) {
-    // Another test may have been first.
+    // Another test may have installed the provider already.
     drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
     let dir = tempfile::tempdir().unwrap();
     let cache = ChartCache::new(dir.path().join("charts")).unwrap();
@@ -233,7 +233,7 @@ async fn pinned_chart_is_fetched_once() {
     let fetched = cache.fetch(&repository.chart(&version)).await.unwrap();
     assert_eq!(version, format!("1.0.0@sha256:{}", fetched.sha256));
     assert_eq!(repository.hits("/small-1.0.0.tgz"), 1);
-    // Other content under the same version.
+    // Replace the content under the same version.
     let other = packed(&[chart_yaml("small", "1.0.0"), file("small/a", "b")]);
     repository.answer("/small-1.0.0.tgz", Answer::Body(other));
     repository.answer(
@@ -254,12 +254,12 @@ async fn invalid_version_is_rejected_and_range_not_fetched() {
         assert_eq!(error.fault(), ChartFault::VersionInvalid, "{version}");
     }
     assert_eq!(repository.all_hits(), 0);
-    // What a version means is for the hub to find out, once for all.
+    // Only the hub resolves ranges, once for the whole fleet.
     for range in ["^1", "1.0", "*", "=1.0.0"] {
         let error = cache.fetch(&repository.chart(range)).await.unwrap_err();
         assert!(matches!(*error, ChartError::Unresolved { .. }), "{error}");
     }
-    // What hinders it is told.
+    // The error reports the cause.
     let error = cache.fetch(&repository.chart("=9.9.9")).await.unwrap_err();
     assert_eq!(error.fault(), ChartFault::VersionNotFound);
     assert_eq!(repository.all_hits(), repository.hits("/index.yaml"));
@@ -276,7 +276,7 @@ async fn broken_repository_answer_is_rejected_with_reason() {
         chart_yaml("small", "1.0.0"),
         entry("small/values.yaml", tar::EntryType::Symlink, b""),
     ]);
-    // Without a digest, so that it is the archive that is looked at.
+    // The entry has no digest, so the check of the archive reports the error.
     let index = b"entries: {small: [{version: 1.0.0, urls: [small-1.0.0.tgz]}]}".to_vec();
     let cases: Vec<(&str, Answer, &str)> = vec![
         ("/index.yaml", html(), "not the index"),
@@ -423,7 +423,7 @@ async fn one_dead_repository_does_not_hold_up_another() {
 
 #[tokio::test]
 async fn unreachable_repository_error_hides_password() {
-    // Bound without a listener: no other test gets the port.
+    // A bound socket without a listener reserves the port, so no other test can use it.
     let silent = TcpSocket::new_v4().unwrap();
     silent.bind(([127, 0, 0, 1], 0).into()).unwrap();
     let address = silent.local_addr().unwrap();
@@ -509,7 +509,7 @@ async fn a_local_chart_is_checked_like_any_other() {
     assert!(matches!(*error, ChartError::Local { .. }), "{error}");
 }
 
-/// Counts how often it is asked, and gives a chart of that name and version, or nothing.
+/// A fallback that counts its calls and returns a chart of that name and version, or an error.
 #[derive(Default)]
 struct Other {
     gives: Option<(&'static str, &'static str)>,

@@ -1,25 +1,25 @@
-//! Chart versions: exact SemVer 2, for which a leading `v` makes no difference, or a range of them.
+//! Chart versions: exact SemVer 2 with an optional leading `v`, or a range.
 
 use semver::Version;
 
 use super::range::Range;
 
-/// Longer ones are nobody's version, and would only fill messages.
+/// Maximum length. Longer texts are never versions and would only fill messages.
 const LONGEST: usize = 256;
-/// Between an exact version and the digest that it is pinned to.
+/// Separator between an exact version and its digest.
 const PIN: &str = "@sha256:";
 
-/// Which version a text asks for.
+/// Kind of a requested version.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Wanted {
-    /// The newest that is not a pre-release.
+    /// The newest version that is not a pre-release.
     Newest,
-    /// As it is written.
+    /// An exact version, as written.
     Exact(String),
     Range(Range),
 }
 
-/// What a text asks for, and the digest that it must have (lower-case hex).
+/// A requested version with its required digest (lower-case hex).
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Asked {
     pub wanted: Wanted,
@@ -27,7 +27,7 @@ pub(crate) struct Asked {
 }
 
 impl Asked {
-    /// Empty, `1.2.3`, `1.2.3@sha256:…`, or a range; `None` when it is nothing of these.
+    /// Parses an empty text, `1.2.3`, `1.2.3@sha256:…` or a range. Returns `None` for any other text.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         if text.is_empty() {
             return Some(Self {
@@ -51,18 +51,18 @@ impl Asked {
     }
 }
 
-/// 64 digits of lower-case hex.
+/// Returns whether the text consists of 64 lower-case hex digits.
 pub(crate) fn is_sha256(text: &str) -> bool {
     let hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
     text.len() == 64 && text.bytes().all(hex)
 }
 
-/// Whether `text` is a range, whose meaning changes with what the repository offers.
+/// Returns whether `text` is a range, whose result depends on the versions in the repository.
 pub fn is_range(text: &str) -> bool {
     Asked::parse(text).is_some_and(|asked| matches!(asked.wanted, Wanted::Range(_)))
 }
 
-/// The version that a text writes exactly, a leading `v` left out.
+/// Returns the exact version in a text, without a leading `v`.
 pub fn exact_version(text: &str) -> Option<Version> {
     parse(text)
 }
@@ -74,13 +74,13 @@ pub(crate) fn parse(text: &str) -> Option<Version> {
     Version::parse(text.strip_prefix('v').unwrap_or(text)).ok()
 }
 
-/// Whether two texts are the same version, build metadata included.
+/// Returns whether two texts are the same version, build metadata included.
 pub(crate) fn same(a: &str, b: &str) -> bool {
     a == b || parse(a).is_some_and(|version| parse(b) == Some(version))
 }
 
-/// Picks from `offered`: an exact version as it is written, else the same one written otherwise; the
-/// newest of those that fit a range; when none is wanted, the newest that is not a pre-release.
+/// Selects one of `offered`. For an exact version, prefers the same spelling over an equal version. For a
+/// range, selects the newest match. Otherwise, selects the newest version that is not a pre-release.
 pub(crate) fn pick<'a, T>(
     wanted: &Wanted,
     offered: &'a [T],
@@ -91,7 +91,7 @@ pub(crate) fn pick<'a, T>(
             .iter()
             .filter_map(|one| parse(text(one)).map(|version| (version, one)))
             .filter(|(version, _)| fits(version))
-            // Of equals the first counts, as it does in Helm.
+            // Take the first of several equal versions, as Helm does.
             .reduce(|best, next| {
                 let newer = next.0.cmp_precedence(&best.0).is_gt();
                 if newer { next } else { best }

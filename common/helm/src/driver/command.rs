@@ -1,4 +1,4 @@
-//! The command lines and the environment that helm gets.
+//! Command lines and environment of Helm.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -7,18 +7,18 @@ use std::time::Duration;
 use super::scratch::{Run, Scratch};
 use super::{HelmError, Look, Rollback, Uninstall, Upgrade};
 
-/// client-go's own 5 requests per second would take most of a run's time.
+/// client-go's default of 5 requests per second would dominate the duration of a run.
 const QPS: &str = "50";
 const BURST: &str = "300";
-/// A soft limit to Go's collector, for one helm.
+/// Soft memory limit of Go's garbage collector for one Helm process.
 const MEMORY: &str = "128MiB";
-/// Helm lives for some 0.1 s: with Go's default of 100, collecting takes a tenth of its CPU.
+/// Helm runs for about 0.1 s. With Go's default of 100, garbage collection takes a tenth of its CPU time.
 const GARBAGE: &str = "400";
-/// Variables of this process that reach helm; all others do not. Proxies are meant for chart
-/// repositories, which helm never sees; it would go by them to the cluster.
+/// Variables of this process that Helm inherits. It gets no proxy variables: they apply to chart
+/// repositories, which Helm never contacts, and would redirect its connection to the cluster.
 const PASSED_ON: [&str; 3] = ["PATH", "SSL_CERT_FILE", "SSL_CERT_DIR"];
 
-/// What is taken over from this process's environment.
+/// Variables inherited from this process's environment.
 #[derive(Clone, Debug)]
 pub(super) struct Host(Vec<(OsString, OsString)>);
 
@@ -30,7 +30,7 @@ impl Host {
         Self(pairs.collect())
     }
 
-    /// Where a program is: itself, or the first of that name in PATH.
+    /// Returns the path of a program: the path itself, or the first match for a bare name in `PATH`.
     pub(super) fn found(&self, program: &Path) -> PathBuf {
         let bare = program.components().count() == 1 && !program.is_absolute();
         let path = self.0.iter().find(|(name, _)| name == "PATH");
@@ -43,7 +43,7 @@ impl Host {
     }
 }
 
-/// The whole of helm's environment. Without a run it is that of `helm version`.
+/// Returns Helm's complete environment. Without a run, it is the environment of `helm version`.
 pub(super) fn environment(
     host: &Host,
     scratch: &Scratch,
@@ -55,7 +55,7 @@ pub(super) fn environment(
     set("HELM_CACHE_HOME", scratch.helm("cache").as_os_str());
     set("HELM_CONFIG_HOME", scratch.helm("config").as_os_str());
     set("HELM_DATA_HOME", scratch.helm("data").as_os_str());
-    // The folder is empty; HELM_NO_PLUGINS alone would still load getter plugins.
+    // The folder is empty. HELM_NO_PLUGINS alone would still load getter plugins.
     set("HELM_PLUGINS", scratch.helm("plugins").as_os_str());
     set("HELM_NO_PLUGINS", OsStr::new("1"));
     set("HELM_DRIVER", OsStr::new("secret"));
@@ -73,7 +73,7 @@ pub(super) fn environment(
 pub(super) fn upgrade(upgrade: &Upgrade, values: &Path) -> Result<Vec<OsString>, HelmError> {
     let mut line = Line::default();
     if upgrade.again {
-        // Which takes a failed release for a name that is free, and what carries it for its own.
+        // `--replace` reuses the name of a failed release and adopts the objects that carry its metadata.
         line.add(["install", "--replace"]);
     } else {
         line.add(["upgrade", "--install", "--reset-values"]);
@@ -98,7 +98,7 @@ pub(super) fn upgrade(upgrade: &Upgrade, values: &Path) -> Result<Vec<OsString>,
 }
 
 pub(super) fn uninstall(uninstall: &Uninstall) -> Vec<OsString> {
-    // Never --ignore-not-found: it takes every failure to look for "not found".
+    // Never use --ignore-not-found: it treats every failed lookup as "not found".
     let mut line = Line::default();
     line.add(["uninstall", "--wait=hookOnly"]);
     if !uninstall.hooks {
@@ -183,7 +183,7 @@ impl Line {
     fn common(&mut self, namespace: &str, kubeconfig: &Path, timeout: Duration) {
         self.flag("--namespace", OsStr::new(namespace));
         self.flag("--kubeconfig", kubeconfig.as_os_str());
-        // Helm takes 0 for "no time at all".
+        // Helm treats 0 as an immediate timeout.
         let seconds = timeout.as_secs() + u64::from(timeout.subsec_nanos() > 0);
         self.flag("--timeout", OsStr::new(&format!("{}s", seconds.max(1))));
         self.add(["--qps", QPS, "--burst-limit", BURST]);

@@ -1,4 +1,4 @@
-//! Charts that prove themselves to helm by a key that is trusted.
+//! Verifies chart signatures with Helm and a keyring of trusted keys.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,27 +11,27 @@ use krypton_types::error_chain::chain;
 use super::{Helm, HelmError, StopHandle, command};
 use crate::chart::Prover;
 
-/// Checking a signature takes helm a moment.
+/// Timeout of a verification.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// It reads no cluster, so there is nothing of anybody's in its cache.
+/// `helm verify` reads no cluster, so its cache contains no member's data.
 const CACHE_KEY: &str = "verify";
 
-/// The keys by which charts are to be signed. The file is read again each time.
+/// The keys that may sign charts. Each verification reads the file again.
 #[derive(Debug)]
 pub struct Keyring {
     pub helm: Arc<Helm>,
-    /// As `gpg --export` writes it.
+    /// The keyring in the format of `gpg --export`.
     pub file: PathBuf,
 }
 
 impl Keyring {
-    /// `helm verify`. It takes no slot: it is short, and each chart is proven once.
+    /// Runs `helm verify`. It takes no slot, because it is short and runs once per chart.
     async fn verify(&self, archive: &Path) -> Result<(), HelmError> {
         let helm = &self.helm;
         helm.check().await?;
         let run = helm.scratch.run(CACHE_KEY)?;
         let arguments = command::verify(archive, &self.file);
-        // Nobody else would stop it; when this is dropped, it ends.
+        // No other code stops this run. Dropping the handle ends it.
         let (_stop, signal) = StopHandle::new();
         let name = archive.file_name().unwrap_or_default();
         let name = name.to_string_lossy();

@@ -1,4 +1,4 @@
-//! One helm process from start to end: its deadline, its stopping, its last words.
+//! Runs one Helm process: deadline, stop requests and standard error.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -20,18 +20,19 @@ use super::DriverTimeouts;
 use super::stop::{Order, StopSignal};
 use super::supervisor::{NOT_STARTED, OUTPUT_FLAG, SIGNALLED, TERMINATE, UNTIL, millis};
 
-/// What is kept of standard error, in bytes.
+/// Number of bytes to keep of standard error.
 const TAIL: usize = 64 << 10;
-/// `helm version` asks nobody, so it has no reason to take long.
+/// `helm version` sends no requests, so it needs little time.
 const VERSION_DEADLINE: Duration = Duration::from_secs(30);
-/// `helm version` prints a few characters.
+/// `helm version` prints only a few characters.
 const VERSION_LENGTH: u64 = 256;
-/// Killed processes close their standard error at once; one that fled its group may not.
+/// Time to read the rest of standard error. A killed process closes it immediately, but one outside its
+/// process group may not.
 const LAST_WORDS: Duration = Duration::from_secs(5);
-/// SIGKILL works at once, but for a process that waits for a dead disk.
+/// Time for SIGKILL to take effect, which is long only for a process that waits for a failed disk.
 const DYING: Duration = Duration::from_secs(30);
 
-/// How a run came to its end.
+/// How a run ended.
 #[derive(Debug)]
 pub(super) enum Ending {
     Well,
@@ -42,7 +43,7 @@ pub(super) enum Ending {
     Stopped,
 }
 
-/// A helm process to be run.
+/// A Helm process to run.
 pub(super) struct Job<'a> {
     pub supervisor: &'a [OsString],
     pub binary: &'a Path,
@@ -50,13 +51,13 @@ pub(super) struct Job<'a> {
     pub environment: Vec<(OsString, OsString)>,
     pub deadline: Duration,
     pub patience: DriverTimeouts,
-    /// Whether SIGTERM makes it end in order. If not, a soft stop only waits.
+    /// Whether Helm shuts down cleanly on SIGTERM. If not, a soft stop waits for the end of the run.
     pub asks_to_stop: bool,
-    /// Where Helm's standard output goes; nowhere if `None`.
+    /// File for Helm's standard output. `None` discards the output.
     pub output: Option<&'a Path>,
 }
 
-/// Why a run is being ended.
+/// Why the driver ends a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cause {
     None,
@@ -67,13 +68,14 @@ enum Cause {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Running,
-    /// To end by itself, within some time.
+    /// The driver requested a clean shutdown within a limited time.
     Asked,
     Killed,
 }
 
 impl Job<'_> {
-    /// Runs it. When the future is dropped, the supervisor's pipe closes and the group dies.
+    /// Runs Helm. If the future is dropped, the supervisor's pipe closes and the supervisor kills the process
+    /// group.
     pub(super) async fn run(self, stop: &StopSignal) -> io::Result<Ending> {
         let mut orders = stop.orders();
         if orders.at(BootTime::now()) != Order::Go {
@@ -131,9 +133,9 @@ impl Job<'_> {
         }
         let (status, stderr) = process.end().await?;
         Ok(match cause {
-            // Helm that was asked to stop and ended well has done its work.
+            // Helm received a stop request but completed successfully.
             _ if status.success() => Ending::Well,
-            // Its time was over before anybody said so: we have slept.
+            // This process was suspended beyond the time limit, so it saw no order before the run ended.
             Cause::None if orders.at(BootTime::now()) == Order::Kill => Ending::Stopped,
             Cause::None => ending(status, stderr),
             Cause::Stopped => Ending::Stopped,
@@ -197,15 +199,16 @@ fn ending(status: ExitStatus, stderr: Vec<u8>) -> Ending {
     }
 }
 
-/// The supervisor, helm, and whatever they started.
+/// The supervisor, Helm and their child processes.
 struct Process {
     child: Child,
-    /// The supervisor's number, which is the group's.
+    /// Process ID of the supervisor, which is also the ID of the process group.
     group: Pid,
-    /// The supervisor's standard output, which helm does not get: it closes when the supervisor ends.
-    /// Unlike waiting, this does not reap: the group's number stays nobody else's until it is killed.
+    /// Standard output of the supervisor, which Helm does not inherit. It closes when the supervisor exits.
+    /// Unlike `wait`, this does not reap the process, so the kernel cannot reuse the group's ID before the
+    /// kill.
     life: ChildStdout,
-    /// Its end kills the group.
+    /// The supervisor kills the process group when this pipe closes.
     pipe: Option<ChildStdin>,
     ears: Ears,
 }
@@ -219,7 +222,7 @@ impl Process {
         if let Some(pipe) = &mut self.pipe
             && let Err(error) = pipe.write_all(&[TERMINATE]).await
         {
-            // It has ended, or its limit will end it.
+            // Helm has exited, or reaches its time limit soon.
             tracing::debug!(%error, "asking helm to stop");
         }
     }
@@ -231,7 +234,7 @@ impl Process {
         if let Some(pipe) = &mut self.pipe
             && let Err(error) = pipe.write_all(&word).await
         {
-            // It has ended, or ends when it was to.
+            // Helm has exited, or exits at its previous time limit.
             tracing::debug!(%error, "telling helm's supervisor of more time");
         }
     }
@@ -240,10 +243,10 @@ impl Process {
         process_group::kill(self.group);
     }
 
-    /// Ends what helm left running, hears the rest, reaps.
+    /// Kills remaining processes, reads the rest of standard error and reaps the supervisor.
     async fn end(mut self) -> io::Result<(ExitStatus, Vec<u8>)> {
         self.kill();
-        // The end of standard error shows that nobody who could hold it is left.
+        // Standard error closes when the last process that could hold it has exited.
         let rest = async {
             while self.ears.stderr.is_some() {
                 self.ears.listen().await;
@@ -261,14 +264,14 @@ impl Process {
     }
 }
 
-/// Hears standard error until it is closed.
+/// Reads standard error until it closes.
 struct Ears {
     stderr: Option<ChildStderr>,
     tail: Tail,
 }
 
 impl Ears {
-    /// Takes in what is said; pending for ever once the stream is closed. Safe to cancel.
+    /// Reads the next bytes. Stays pending forever after the stream has closed. Cancel-safe.
     async fn listen(&mut self) {
         match &mut self.stderr {
             Some(stderr) => {
@@ -288,7 +291,7 @@ struct Tail {
 }
 
 impl Tail {
-    /// Reads once; false at the end. Safe to cancel.
+    /// Reads once. Returns false at the end of the stream. Cancel-safe.
     async fn read(&mut self, from: &mut (impl AsyncRead + Unpin)) -> bool {
         let mut buffer = [0; 4096];
         match from.read(&mut buffer).await {
@@ -303,7 +306,7 @@ impl Tail {
     }
 }
 
-/// What `helm version` says.
+/// Returns the output of `helm version`.
 #[allow(
     clippy::disallowed_methods,
     reason = "asking for the version needs no supervisor"

@@ -1,4 +1,4 @@
-//! Helm's private folders, and one folder per run that goes with it.
+//! Helm's private folders, and a temporary folder for each run.
 
 use std::fs::{self, DirBuilder, OpenOptions, Permissions};
 use std::io::{self, BufWriter, Write};
@@ -12,19 +12,19 @@ use tempfile::TempDir;
 
 use super::HelmError;
 
-/// Where helm's files are.
+/// Folders of Helm's files.
 #[derive(Debug)]
 pub(super) struct Scratch {
     root: PathBuf,
-    /// Holds values, and Helm's temporary files.
+    /// Folder for values and Helm's temporary files.
     private: PathBuf,
 }
 
-/// The folder of one run, removed when it is dropped.
+/// Folder of one run. Dropping it removes the folder.
 #[derive(Debug)]
 pub(super) struct Run {
     dir: TempDir,
-    /// The member's discovery cache, shared by its runs.
+    /// The member's discovery cache, which all its runs share.
     pub cache: PathBuf,
 }
 
@@ -38,7 +38,7 @@ impl Scratch {
             root: std::path::absolute(root).map_err(failed)?,
             private: std::path::absolute(private).map_err(failed)?,
         };
-        // Values that a killed process left behind.
+        // Remove the values that a killed process left behind.
         match fs::remove_dir_all(scratch.runs()) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
             _ => {}
@@ -47,7 +47,7 @@ impl Scratch {
         Ok(scratch)
     }
 
-    /// All folders; those that are there stay as they are.
+    /// Creates all folders that do not exist yet.
     fn make(&self) -> io::Result<()> {
         let folders = [
             self.runs(),
@@ -73,7 +73,7 @@ impl Scratch {
     }
 
     pub(super) fn run(&self, cache_key: &str) -> Result<Run, HelmError> {
-        // A member's name is a legal folder; anything else gets one that is.
+        // A member's name is a valid folder name. Hash any other key.
         let cache = self
             .root
             .join("discovery")
@@ -82,7 +82,7 @@ impl Scratch {
             } else {
                 fingerprint::sha256_hex(cache_key.as_bytes())
             });
-        // Whoever tidies up temporary folders may have taken them.
+        // Create the folders again, because a cleanup of temporary files may have removed them.
         let make = || {
             self.make()?;
             private(&cache)?;
@@ -104,7 +104,7 @@ impl Run {
         self.dir.path()
     }
 
-    /// Writes the values for this run alone to read. JSON is YAML.
+    /// Writes the values so that only this run can read them. JSON is valid YAML.
     pub(super) fn write_values(&self, values: &Map<String, Value>) -> Result<PathBuf, HelmError> {
         let path = self.path().join("values.json");
         let write = || {

@@ -1,4 +1,4 @@
-//! What helm said went wrong: cut short for people, without secrets, and whether trying again helps.
+//! Parses Helm's standard error: a short, redacted message, and whether a retry can succeed.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -6,15 +6,16 @@ use krypton_types::redact::{HIDDEN, is_secret_name, redact};
 use krypton_types::values;
 use serde_json::{Map, Value};
 
-/// The longest text shown, in bytes.
+/// Maximum length of the displayed text in bytes.
 pub(crate) const LONGEST: usize = 1024;
-/// Shorter ones are no secrets, and would tear holes into words.
+/// Minimum length of a redacted text. Shorter ones are not secrets, and redacting them would make words
+/// unreadable.
 pub(crate) const SHORTEST_SECRET: usize = 4;
-/// A part of a secret that is shorter is no clue.
+/// Minimum length of a redacted part of a secret. Shorter parts reveal nothing.
 const SHORTEST_WITHIN: usize = 6;
 
-/// Texts of failures that the same input brings about again. The seed is Fleet's list, sharpened by
-/// what helm 4 and the apiserver write.
+/// Messages of errors that the same input causes again. Based on Fleet's list and refined with the messages
+/// of Helm 4 and the API server.
 const PERMANENT: [&str; 13] = [
     "values don't meet the specifications of the schema",
     "field is immutable",
@@ -30,31 +31,31 @@ const PERMANENT: [&str; 13] = [
     "error calling include",
     "chart requires kubeversion",
 ];
-/// What takes that back: it is the cluster's state, which changes without us.
+/// Messages that override the above. They depend on the cluster's state, which can change without Krypton.
 const PASSING: [&str; 3] = [
     "exceeded quota",
     "is being terminated",
     "because it is being deleted",
 ];
-/// Helm builds the objects of the last revision first, and the cluster no longer has one of their kinds.
+/// Message when the cluster no longer serves a kind of the last revision, whose objects Helm builds first.
 const KIND_GONE: &str = "current release manifest";
-/// The remedies. Helm has changed nothing so far.
+/// Fixes for the above. Helm has changed nothing at this point.
 pub(crate) const WAY_OUT: &str = "; install the CRD of that kind again, or delete the release's Secrets (label owner=helm and its name):      Krypton then installs the chart again and adopts the existing objects";
-/// The longest error before that, in bytes.
+/// Maximum length of the error before `WAY_OUT` in bytes.
 const LONGEST_BEFORE: usize = 512;
 const NOT_FOUND: &str = "release: not found";
-/// How a control plane of Kamaji refuses all writes while it is put away or moved.
+/// Messages of a Kamaji control plane that rejects all writes while it sleeps or migrates.
 const SUSPENDED: [&str; 2] = [
     "has limited write permissions, current changes are blocked",
     "is in freezing mode due to a maintenance mode",
 ];
 
-/// Whether a cluster takes no writes for now, as its owner wishes it.
+/// Returns whether the cluster's owner suspended writes.
 pub(super) fn is_suspended(text: &str) -> bool {
     SUSPENDED.iter().any(|words| text.contains(words))
 }
 
-/// Whether Go's runtime ended the program because it got no more memory.
+/// Returns whether Go's runtime aborted the program because it could not allocate memory.
 pub(super) fn is_out_of_memory(stderr: &[u8]) -> bool {
     let said = String::from_utf8_lossy(stderr);
     let fatal = said
@@ -64,7 +65,7 @@ pub(super) fn is_out_of_memory(stderr: &[u8]) -> bool {
     fatal.any(|why| why.contains("out of memory") || why.contains("cannot allocate memory"))
 }
 
-/// A reading of helm's standard error.
+/// Parsed standard error of Helm.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Complaint {
     pub text: String,
@@ -74,17 +75,17 @@ pub(crate) struct Complaint {
 }
 
 impl Complaint {
-    /// `secrets` are values that must not be shown.
+    /// Parses `stderr`. `secrets` are the texts to redact.
     pub(crate) fn of(stderr: &[u8], secrets: &[String]) -> Self {
         let said = String::from_utf8_lossy(stderr);
         let error = last_error(&said);
         let lower = error.unwrap_or(&said).to_lowercase();
         let says = |texts: &[&str]| texts.iter().any(|text| lower.contains(text));
         let text = redacted(error.unwrap_or(&said), secrets);
-        // A terminal obeys control characters.
+        // Terminals interpret control characters.
         let words = text.split(|c: char| c.is_whitespace() || c.is_control());
         let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
-        // A secret of several words may stand on several lines.
+        // A secret of several words may span several lines.
         let line = without(&words.join(" "), secrets);
         let text = match error {
             Some(_) if says(&[KIND_GONE]) => format!("{}{WAY_OUT}", head(&line, LONGEST_BEFORE)),
@@ -100,7 +101,7 @@ impl Complaint {
     }
 }
 
-/// From helm's last line that starts with `Error:` on; the warnings before it are left out.
+/// Returns the text from the last line that starts with `Error:`. Omits the warnings before it.
 fn last_error(said: &str) -> Option<&str> {
     let start = match said.rfind("\nError: ") {
         Some(at) => at + "\nError: ".len(),
@@ -126,8 +127,8 @@ fn tail(line: &str) -> String {
     format!("…{}", line.get(start..).unwrap_or_default())
 }
 
-/// The texts among the values that must not be shown, by the names they have there or by these JSON
-/// pointers; longest first.
+/// Returns the secret texts in the values, found by their key names and by these JSON pointers. Longest
+/// first.
 pub(crate) fn secrets(values: &Map<String, Value>, pointers: &[String]) -> Vec<String> {
     let mut found = Vec::new();
     for (name, value) in values {
@@ -147,7 +148,7 @@ pub(crate) fn secrets(values: &Map<String, Value>, pointers: &[String]) -> Vec<S
 fn collect(value: &Value, secret: bool, found: &mut Vec<String>) {
     match value {
         Value::String(text) if secret => {
-            // A Secret's manifest has it encoded; a text of many lines may be quoted in part.
+            // A Secret's manifest contains the text in base64, and a message may quote a single line of it.
             let mut forms = vec![text.clone(), STANDARD.encode(text)];
             forms.extend(text.lines().map(|line| line.trim().to_owned()));
             forms.extend(quoted(text));
@@ -168,16 +169,17 @@ fn collect(value: &Value, secret: bool, found: &mut Vec<String>) {
     }
 }
 
-/// As it stands in quotes, where that is different.
+/// Returns the text with JSON escapes if it differs from the original.
 fn quoted(text: &str) -> Option<String> {
     let quoted = Value::from(text).to_string();
     let inner = quoted.strip_prefix('"')?.strip_suffix('"')?;
     (inner != text).then(|| inner.to_owned())
 }
 
-/// What a text looks like somewhere within a longer one in base64, as the `user:password` of a registry.
+/// Returns the possible forms of a text inside a longer base64 text, such as the `user:password` of a
+/// registry.
 fn within_base64(text: &[u8]) -> impl Iterator<Item = String> + '_ {
-    // The ends depend on the neighbours.
+    // The neighbouring bytes change the first and the last characters.
     (0..3).filter_map(move |skip| {
         let rest = text.get(skip..)?;
         let whole = rest.get(..rest.len() / 3 * 3)?;

@@ -1,4 +1,4 @@
-//! How a running helm is told to stop.
+//! Stop requests for running Helm processes.
 
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::newest::Newest as _;
@@ -9,40 +9,41 @@ struct State {
     closed: bool,
     soft: bool,
     killed: bool,
-    /// How often `kill` was said: a run that was under way then is over, though a permit came since.
+    /// Number of calls of `kill`. A run that started before the last one must end, even after a later
+    /// `permit`.
     kills: u64,
-    /// What runs dies then by itself, should we sleep; no end without one.
+    /// Time limit of all runs, in case this process hangs. `None` means no limit.
     until: Option<BootTime>,
 }
 
-/// Tells runs to stop. When it is dropped, that is a `kill`: nobody watches over them any more.
+/// Sends stop requests to runs. Dropping it kills all runs, because their supervision has ended.
 #[derive(Debug)]
 pub struct StopHandle(watch::Sender<State>);
 
-/// What runs look at. Cheap to clone.
+/// Receives stop requests. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct StopSignal(watch::Receiver<State>);
 
 impl StopHandle {
-    /// Nothing is to stop yet.
+    /// Creates a handle without any stop request.
     pub fn new() -> (Self, StopSignal) {
         let (sender, receiver) = watch::channel(State::default());
         (Self(sender), StopSignal(receiver))
     }
 
-    /// No new run is to be begun; those under way go on. Not to be taken back.
+    /// Prevents new runs and lets current ones finish. Irreversible.
     pub fn close(&self) {
         self.0
             .send_if_modified(|state| !std::mem::replace(&mut state.closed, true));
     }
 
-    /// No new run starts, and those under way are asked to end. Not to be taken back.
+    /// Prevents new runs and requests that current ones shut down. Irreversible.
     pub fn soft(&self) {
         self.0
             .send_if_modified(|state| !std::mem::replace(&mut state.soft, true));
     }
 
-    /// Those under way are killed at once, and no new run starts until [`Self::permit`].
+    /// Kills current runs immediately and prevents new ones until [`Self::permit`].
     pub fn kill(&self) {
         self.0.send_if_modified(|state| {
             let news = !std::mem::replace(&mut state.killed, true);
@@ -51,7 +52,7 @@ impl StopHandle {
         });
     }
 
-    /// Runs may live until then, whatever becomes of us; new ones may start again after a [`Self::kill`].
+    /// Extends the time limit of runs to `until` and allows new runs after a [`Self::kill`].
     pub fn permit(&self, until: BootTime) {
         self.0.send_if_modified(|state| {
             let killed = std::mem::replace(&mut state.killed, false);
@@ -61,7 +62,7 @@ impl StopHandle {
     }
 }
 
-/// What a run is to do.
+/// Instruction for a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     Go,
@@ -69,7 +70,7 @@ pub enum Order {
     Kill,
 }
 
-/// One run's view: a kill stays a kill.
+/// Stop requests from the view of one run. Once killed, it stays killed.
 #[derive(Clone, Debug)]
 pub struct Orders {
     state: watch::Receiver<State>,
@@ -77,13 +78,13 @@ pub struct Orders {
 }
 
 impl StopSignal {
-    /// Whether a new run may be begun, which is for who would begin it to ask.
+    /// Returns whether new runs may start. The caller that starts runs must check this.
     pub fn is_open(&self) -> bool {
         let state = self.0.get();
         !state.closed && !state.soft
     }
 
-    /// To be called before the run starts.
+    /// Returns the view of a new run. Call this before the run starts.
     pub fn orders(&self) -> Orders {
         let state = self.0.clone();
         let kills = state.get().kills;
@@ -92,7 +93,7 @@ impl StopSignal {
 }
 
 impl Orders {
-    /// Until when a run may live at all.
+    /// Returns the time limit of the run.
     pub fn until(&self) -> Option<BootTime> {
         self.state.get().until
     }
@@ -113,7 +114,7 @@ impl Orders {
         }
     }
 
-    /// Waits until the order, or the time until which the run may live, is another than `known`.
+    /// Waits until the order or the time limit differs from `known`.
     pub(super) async fn other_than(
         &mut self,
         known: (Order, Option<BootTime>),
@@ -125,7 +126,7 @@ impl Orders {
             }
             let (known, _) = known;
             if self.state.changed().await.is_err() && known == Order::Kill {
-                // There will be no other order.
+                // No other order can follow.
                 return std::future::pending().await;
             }
         }

@@ -1,5 +1,5 @@
-//! The small process between the driver and helm: helm's whole group dies with the driver, and when its
-//! time is over.
+//! Process between the driver and Helm. It kills Helm's process group when the driver exits or the time limit
+//! passes.
 
 use std::ffi::OsString;
 use std::fs::OpenOptions;
@@ -18,38 +18,44 @@ use rustix::process::{
     kill_current_process_group, kill_process, setpgid, setrlimit, waitid,
 };
 
-/// The driver's word for "send SIGTERM to helm".
+/// Command of the driver: send SIGTERM to Helm.
 pub(super) const TERMINATE: u8 = b't';
-/// Before the name of the file for Helm's standard output.
+/// Flag with the file for Helm's standard output.
 pub(super) const OUTPUT_FLAG: &str = "--output-file";
-/// The driver's word for "live until then", before eight bytes: see [`millis`], the lowest first.
+/// Command of the driver: set the time limit. Eight bytes follow: see [`millis`], in little-endian order.
 pub(super) const UNTIL: u8 = b'u';
-/// Between two looks at the clock: a sleep does not go on while the machine is suspended, the clock does.
+/// Interval between two looks at the clock. Unlike the clock, a sleep pauses while the machine is suspended.
 const TICK: Duration = Duration::from_millis(500);
-/// The exit code when helm was never started; helm itself ends with 0 or 1.
+/// Exit code if Helm did not start. Helm itself exits with 0 or 1.
 pub(super) const NOT_STARTED: u8 = 126;
-/// Added to the number of the signal that killed helm, as shells do.
+/// Added to the number of the signal that killed Helm, as shells do.
 pub(super) const SIGNALLED: u8 = 128;
 
-/// The most memory that a helm may map to write to: what it reads of a cluster or a chart may be without end, and
-/// is not to take the memory of the others in the container. Go maps 90 MiB before it does anything, and its
-/// collector keeps below the 128 MiB of GOMEMLIMIT what it can. Not RLIMIT_AS: Go reserves far more than it uses.
+/// Limit of writable memory that Helm may map. Data from a cluster or a chart has no size limit and must not
+/// use up the container's memory. Go maps 90 MiB at startup, and its garbage collector tries to stay below
+/// the 128 MiB of GOMEMLIMIT. RLIMIT_AS is not suitable, because Go reserves far more address space than it
+/// uses.
 pub(super) const MEMORY_MAX: u64 = 384 << 20;
 
-/// How a time is told to the supervisor: both have the same clock.
+/// Encodes a time for the supervisor, which reads the same clock.
 pub(super) fn millis(until: BootTime) -> u64 {
     u64::try_from(until.0.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Runs `helm args...`, given as `[UNTIL] [OUTPUT_FLAG FILE] [--] helm args...`, and returns its exit code.
 ///
-/// Standard input is the driver's pipe: a byte `t` sends SIGTERM to helm, its end kills the whole
-/// process group at once. That is why the process makes itself the leader of a group of its own.
-/// `UNTIL`, in milliseconds of CLOCK_BOOTTIME, is when the group dies though the driver says nothing, which
-/// may be stopped or starved; the driver moves it on through the pipe.
-/// Helm's standard output goes to FILE, which must not exist yet, or nowhere.
-/// The supervisor's own standard output, which helm does not get, shows the driver by its end that this process is gone.
-/// Helm that a signal killed gives 128 and the signal's number; one that could not be started, 126.
+/// Standard input is the driver's pipe. A byte `t` sends SIGTERM to Helm. When the pipe closes, the
+/// supervisor kills the whole process group immediately. For this, it becomes the leader of a new process
+/// group.
+///
+/// `UNTIL` is the time limit of the group in milliseconds of CLOCK_BOOTTIME. It also applies while the driver
+/// is stopped or starved. The driver extends it through the pipe.
+///
+/// Helm's standard output goes to FILE, which must not exist yet. Without FILE, it is discarded. Helm does
+/// not inherit the supervisor's own standard output, so the driver sees from its end that this process has
+/// exited.
+///
+/// Returns 128 plus the signal's number if a signal killed Helm, and 126 if Helm did not start.
 pub fn supervise(args: impl Iterator<Item = OsString>) -> ExitCode {
     let mut line = args.peekable();
     let until = line.next_if(|word| {
@@ -80,7 +86,7 @@ pub fn supervise(args: impl Iterator<Item = OsString>) -> ExitCode {
         Err(error) => return refuse(&format!("{}: {error}", binary.display())),
     };
     let pid = Pid::from_child(&helm);
-    // Emptied before helm is reaped, after which its number may be another process's.
+    // Cleared before Helm is reaped, because the kernel can reuse the process ID afterwards.
     let target = Arc::new(Mutex::new(Some(pid)));
     let thread = || std::thread::Builder::new().stack_size(64 << 10);
     let listener = {
@@ -94,7 +100,7 @@ pub fn supervise(args: impl Iterator<Item = OsString>) -> ExitCode {
         kill_group();
     });
     if let Err(error) = listener.and(clock) {
-        // Unwatched, helm would outlive the driver.
+        // Without these threads, Helm would outlive the driver.
         end(&mut helm);
         return refuse(&format!("no thread: {error}"));
     }
@@ -120,7 +126,7 @@ pub fn supervise(args: impl Iterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// Of this process, which needs next to nothing, and of all that it starts.
+/// Limits the memory of this process, which needs very little, and of its child processes.
 fn limit_memory() -> rustix::io::Result<()> {
     let most = getrlimit(Resource::Data).maximum.unwrap_or(u64::MAX);
     let limit = Some(MEMORY_MAX.min(most));
@@ -150,7 +156,7 @@ fn listen(target: &Mutex<Option<Pid>>, until: &AtomicU64) {
         match pipe.read(&mut byte) {
             Ok(1..) if byte == [UNTIL] => {
                 let mut time = [0; 8];
-                // A word that is cut short is the pipe's end, which is read next.
+                // An incomplete command means that the pipe has closed. The next read reports this.
                 if pipe.read_exact(&mut time).is_ok() {
                     until.store(u64::from_le_bytes(time), Ordering::Relaxed);
                 }
@@ -209,6 +215,6 @@ fn refuse(why: &str) -> ExitCode {
 }
 
 fn complain(what: &str) {
-    // Standard error is the driver's pipe, and no log.
+    // Standard error is the driver's pipe, not a log.
     eprintln!("helm-run: {what}");
 }

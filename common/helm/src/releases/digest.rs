@@ -1,4 +1,4 @@
-//! The digest of what a release makes Helm do: its manifest and its hooks.
+//! Digest of a release's effect: its manifest and its hooks.
 
 use std::io::Read;
 
@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{ReleaseError, full_name, payload};
 
-/// The fields that Helm acts on. Status, times and the last run of a hook change with every operation, so they are
-/// left out.
+/// The fields that Helm acts on. Omits the status, times and the last run of a hook, because they change with
+/// every operation.
 #[derive(Deserialize, Serialize)]
 struct Content {
     #[serde(default)]
@@ -40,7 +40,7 @@ struct Hook {
 /// Returns the digest of a release Secret: SHA-256 in hexadecimal.
 ///
 /// # Errors
-/// As [`super::decode`], except for the name.
+/// See [`super::decode`]. Does not check the name.
 pub fn digest(secret: &Secret) -> Result<String, ReleaseError> {
     let unreadable = |source| ReleaseError::Unreadable {
         secret: full_name(secret),
@@ -52,10 +52,10 @@ pub fn digest(secret: &Secret) -> Result<String, ReleaseError> {
 /// Returns the digest of a release as `helm upgrade --output json` prints it.
 ///
 /// # Errors
-/// If it is not a release in JSON.
+/// Returns an error if the text is not a release in JSON.
 pub fn digest_of(release: impl Read) -> serde_json::Result<String> {
     let mut content: Content = serde_json::from_reader(release)?;
-    // Helm omits what is empty in one place and writes null in another.
+    // Helm omits empty fields in one place and writes null in another.
     content.manifest.get_or_insert_default();
     content.hooks.get_or_insert_default();
     Ok(sha256_hex(&serde_json::to_vec(&content)?))

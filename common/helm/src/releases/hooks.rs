@@ -1,4 +1,5 @@
-//! The hook that helm waits for: it puts each on record before it runs it.
+//! Hooks of a release: the hook that Helm currently runs, and hooks for deletion. Helm stores each hook's
+//! state before it runs the hook.
 
 use k8s_openapi::api::core::v1::Secret;
 use serde::Deserialize;
@@ -27,10 +28,10 @@ struct LastRun {
     phase: Option<String>,
 }
 
-/// Whether an uninstallation runs any of the release's hooks.
+/// Returns whether an uninstallation runs any hook of the release.
 ///
 /// # Errors
-/// As [`super::decode`], except for the name.
+/// See [`super::decode`]. Does not check the name.
 pub fn has_delete_hooks(secret: &Secret) -> Result<bool, ReleaseError> {
     let hooks = stored(secret)?.hooks.unwrap_or_default();
     let deletes = |event: &String| ["pre-delete", "post-delete"].contains(&event.as_str());
@@ -46,10 +47,10 @@ fn stored(secret: &Secret) -> Result<Stored, ReleaseError> {
     })
 }
 
-/// The hook that is running as this revision has it, in words: "hook Job acme/migrate (pre-install)".
+/// Returns a description of the hook that Helm runs for this revision: "hook Job acme/migrate (pre-install)".
 ///
 /// # Errors
-/// As [`super::decode`], but for the name.
+/// See [`super::decode`]. Does not check the name.
 pub fn running_hook(secret: &Secret) -> Result<Option<String>, ReleaseError> {
     let stored = stored(secret)?;
     let namespace = &stored.namespace;

@@ -1,4 +1,4 @@
-//! The objects of a release: what its manifest declares, hooks left out.
+//! Objects in a release's manifest, without hooks.
 
 use k8s_openapi::api::core::v1::Secret;
 use serde::Deserialize;
@@ -11,11 +11,11 @@ struct Stored {
     manifest: Option<String>,
 }
 
-/// Reads the manifest of a release Secret, and takes its lists apart. The second is how many documents and
-/// items cannot be read.
+/// Reads the manifest of a release Secret and flattens its lists. Returns the objects, and the number of
+/// unreadable documents and items.
 ///
 /// # Errors
-/// As [`super::decode`], but for the name.
+/// See [`super::decode`]. Does not check the name.
 pub fn objects(secret: &Secret) -> Result<(Vec<Value>, usize), ReleaseError> {
     let stored: Stored =
         serde_json::from_reader(payload(secret)?).map_err(|source| ReleaseError::Unreadable {
@@ -25,7 +25,7 @@ pub fn objects(secret: &Secret) -> Result<(Vec<Value>, usize), ReleaseError> {
     Ok(read(&stored.manifest.unwrap_or_default()))
 }
 
-/// The objects of a text of several documents.
+/// Returns the objects of a multi-document text, and the number of unreadable ones.
 pub fn read(text: &str) -> (Vec<Value>, usize) {
     let (mut objects, mut unread) = (Vec::new(), 0);
     for document in documents(text) {
@@ -34,9 +34,9 @@ pub fn read(text: &str) -> (Vec<Value>, usize) {
     (objects, unread)
 }
 
-/// Adds the objects of one document to `found`. False when not all of it can be read.
+/// Adds the objects of one document to `found`. Returns false if a part of it is unreadable.
 pub(crate) fn read_document(document: &str, found: &mut Vec<Value>) -> bool {
-    // As helm's parser has it: of two equal keys the last, and numbers with a 0 before them in octal.
+    // As in Helm's parser, the last of several equal keys wins, and numbers with a leading 0 are octal.
     let options = serde_saphyr::options! {
         duplicate_keys: serde_saphyr::DuplicateKeyPolicy::LastWins,
         legacy_octal_numbers: true,
@@ -44,12 +44,12 @@ pub(crate) fn read_document(document: &str, found: &mut Vec<Value>) -> bool {
     };
     match serde_saphyr::from_str_with_options::<Value>(document, options) {
         Ok(object) => collect(object, found),
-        // Nothing but comments.
+        // A document with only comments has no object.
         Err(_) => blank(document),
     }
 }
 
-/// Takes lists apart. Like Helm, it reads any object with an array `items` as a list.
+/// Flattens lists. Like Helm, treats any object with an array `items` as a list.
 fn collect(mut object: Value, found: &mut Vec<Value>) -> bool {
     if let Some(Value::Array(items)) = object.get_mut("items") {
         let mut whole = true;

@@ -1,4 +1,4 @@
-//! What a revision's manifest declares, and what of it another does not.
+//! Objects in a revision's manifest, and the difference between two manifests.
 
 use std::collections::BTreeSet;
 
@@ -7,21 +7,21 @@ use serde_json::Value;
 
 use super::{ReleaseError, manifest};
 
-/// An object that a release's manifest declares.
+/// An object in a release's manifest.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Declared {
     pub api_version: String,
     pub kind: String,
-    /// As the manifest has it; helm puts those without one into the release's, where they can be in one.
+    /// Namespace in the manifest. If it is empty, Helm uses the release's namespace for a namespaced object.
     pub namespace: Option<String>,
     pub name: String,
 }
 
-/// The objects that a manifest declares.
+/// The objects in a manifest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Declarations {
     pub objects: BTreeSet<Declared>,
-    /// How many documents cannot be read: they may declare anything.
+    /// Number of unreadable documents. They may declare any object.
     pub unread: usize,
 }
 
@@ -56,17 +56,18 @@ impl Declared {
     }
 }
 
-/// All objects of a revision but its hooks, which helm keeps apart.
+/// Returns all objects of a revision except its hooks, which Helm stores separately.
 ///
 /// # Errors
-/// As [`super::decode`].
+/// See [`super::decode`].
 pub fn objects(secret: &Secret) -> Result<Declarations, ReleaseError> {
     manifest::objects(secret).map(Declarations::of)
 }
 
-/// What `former` declares and `kept` does not, in whatever version of its API. The two are of one release,
-/// whose `namespace` is meant where none is written. Of what is in no namespace, whatever is written, see
-/// [`declares_anywhere`]. `None` when not all of `kept` can be read: then nothing is known to be left over.
+/// Returns the objects of `former` that `kept` lacks, regardless of their API version. Both belong to one
+/// release, and `namespace` applies to objects without one. For cluster-scoped objects, see
+/// [`declares_anywhere`]. Returns `None` if a document of `kept` is unreadable, because then no object is
+/// certainly left over.
 pub fn left_over(
     former: &Declarations,
     kept: &Declarations,
@@ -89,12 +90,12 @@ pub fn left_over(
     (kept.unread == 0).then(|| former.objects.iter().filter(gone).cloned().collect())
 }
 
-/// Where the original has created what a manifest gives no namespace: its kubeconfig pointed nowhere else.
+/// Namespace in which krypton-operator created objects without a namespace: the default of its kubeconfig.
 pub const ORIGINALS_NAMESPACE: &str = "default";
 
-/// Where the original has put what `adopted`, a revision that it wrote, gives no namespace: in `default`. What
-/// `kept` places there itself is left out, and so is all of a release whose own `namespace` that is. `None` as
-/// of [`left_over`].
+/// Returns the objects in `default` for which `adopted`, a revision of krypton-operator, gives no namespace.
+/// Omits the objects that `kept` declares there. Returns none if `default` is the release's `namespace`.
+/// Returns `None` in the same case as [`left_over`].
 pub fn in_default(
     adopted: &Declarations,
     kept: &Declarations,
@@ -116,8 +117,8 @@ pub fn in_default(
     left_over(&without, kept, namespace)
 }
 
-/// Whether `kept` declares one of that kind and name in whatever namespace: of a kind that is in none, it
-/// is the same object, since the apiserver ignores a namespace that a manifest has for it.
+/// Returns whether `kept` declares an object of that kind and name in any namespace. For a cluster-scoped
+/// kind, this is the same object, because the API server ignores the namespace of the manifest.
 pub fn declares_anywhere(kept: &Declarations, object: &Declared) -> bool {
     let group = |object: &Declared| {
         let group = object.api_version.rsplit_once('/');

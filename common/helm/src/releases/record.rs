@@ -1,5 +1,5 @@
-//! The record of what Krypton deployed: a Secret per release in `krypton-system`, where the users of a workspace
-//! cannot write. A release Secret that does not match its record is not trusted.
+//! Record of the revisions that Krypton deployed: a Secret per release in `krypton-system`, where the users
+//! of a workspace cannot write. Krypton does not trust a release Secret that does not match its record.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::labels::ReleaseKey;
 
-/// Key of the Secret.
+/// Key of the record in the Secret.
 pub const KEY: &str = "record.json";
 /// Label of all records.
 pub const RECORD_LABEL: (&str, &str) = ("mesh.openkcm.io/release-record", "true");
@@ -19,9 +19,9 @@ pub const RECORD_LABEL: (&str, &str) = ("mesh.openkcm.io/release-record", "true"
 /// The digests of one release's revisions.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ReleaseRecord {
-    /// By revision, as [`digest`](super::digest) returns them.
+    /// Digests by revision, as [`digest`](super::digest) returns them.
     pub digests: BTreeMap<u32, String>,
-    /// The Secret that it was read from; `None` for a new record.
+    /// The Secret of the record. `None` for a new record.
     secret: Option<Secret>,
 }
 
@@ -32,19 +32,20 @@ struct Stored {
     digests: BTreeMap<u32, String>,
 }
 
-/// Whether a stored revision is what Krypton deployed.
+/// Result of comparing a stored revision with the record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     Recorded,
-    /// Krypton has no digest of this revision: another program wrote it, or Krypton stopped before it could record it.
+    /// Krypton has no digest of this revision: another program wrote it, or Krypton stopped before it could
+    /// record it.
     Unrecorded,
     /// The revision has changed since Krypton deployed it.
     Tampered,
 }
 
 impl ReleaseRecord {
-    /// Of the Secret with [`name`], if there is one. A record that cannot be decoded counts as empty: it vouches for
-    /// nothing.
+    /// Reads the record from the Secret with [`name`], if it exists. A record that cannot be decoded counts
+    /// as empty, so it confirms no revision.
     pub fn of(secret: Option<Secret>, release: &ReleaseKey) -> Self {
         let digests = secret.as_ref().and_then(|secret| stored(secret, release));
         Self {
@@ -62,20 +63,20 @@ impl ReleaseRecord {
         }
     }
 
-    /// Whether it was read from a Secret.
+    /// Returns whether the record's Secret exists.
     pub fn exists(&self) -> bool {
         self.secret.is_some()
     }
 
-    /// The Secret that it was read from.
+    /// Returns the Secret that the record was read from.
     pub fn secret(&self) -> Option<&Secret> {
         self.secret.as_ref()
     }
 
-    /// The Secret as it is to be written, with the resourceVersion of the one that was read.
+    /// Returns the Secret to write, with the `resourceVersion` of the previous one.
     ///
     /// # Errors
-    /// If the digests cannot be encoded.
+    /// Returns an error if the digests cannot be encoded.
     pub fn to_secret(&self, release: &ReleaseKey) -> serde_json::Result<Secret> {
         let content = serde_json::to_vec(&Stored {
             namespace: release.namespace.clone(),
@@ -96,14 +97,15 @@ impl ReleaseRecord {
     }
 }
 
-/// The name of the record's Secret. A release's namespace and name together can exceed the limit of a name.
+/// Returns the name of the record's Secret. It is a digest, because namespace and name together can be too
+/// long for a name.
 pub fn name(release: &ReleaseKey) -> String {
     let of = format!("{}/{}", release.namespace, release.name);
     let digest = sha256_hex(of.as_bytes());
     format!("krypton-release-{}", digest.get(..40).unwrap_or(&digest))
 }
 
-/// The digests that a Secret holds; `None` where it is the record of another release, or none.
+/// Returns the digests in a Secret, or `None` if it is not the record of this release.
 pub fn stored(secret: &Secret, release: &ReleaseKey) -> Option<BTreeMap<u32, String>> {
     let content = secret.data.as_ref()?.get(KEY)?;
     let stored: Stored = serde_json::from_slice(&content.0).ok()?;

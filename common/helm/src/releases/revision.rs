@@ -1,4 +1,4 @@
-//! One revision of a release, as the metadata of its Secret shows it.
+//! A revision of a release, as read from its Secret's metadata.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -9,7 +9,7 @@ use super::labels::{
 };
 use super::{Status, secret_name};
 
-/// One revision of a release, as its Secret's metadata shows it.
+/// A revision of a release, as read from its Secret's metadata.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Revision {
     pub revision: u32,
@@ -25,7 +25,7 @@ pub struct Revision {
 }
 
 impl Revision {
-    /// Reads Helm's labels and ours; `None` when this is no release Secret.
+    /// Reads the labels of Helm and Krypton. Returns `None` if this is not a release Secret.
     pub fn of(meta: &ObjectMeta) -> Option<(ReleaseKey, Self)> {
         let labels = meta.labels.as_ref()?;
         let label = |name: &str| labels.get(name).cloned();
@@ -54,7 +54,7 @@ impl Revision {
         ))
     }
 
-    /// Whether Krypton has never written to it: the original has made it, or a person.
+    /// Returns whether Krypton has never written the revision: krypton-operator or a user created it.
     pub fn is_foreign(&self) -> bool {
         self.run.is_none() && self.fingerprint.is_none() && self.owner_uid.is_none()
     }

@@ -1,23 +1,23 @@
-//! Reads the objects of a manifest that is not trusted: anything that Helm might read differently is an error.
+//! Strict parser for an untrusted manifest: any text that Helm might interpret differently is an error.
 
 use k8s_openapi::api::core::v1::Secret;
 
 use super::{Declared, ReleaseError, manifest, stored};
 
-/// What keeps a manifest from being understood in full.
+/// Description of a manifest that the parser cannot fully read.
 pub const UNCLEAR: &str = "an object that cannot be read";
 
-/// The objects of a revision, without its hooks; `None` if any part of the manifest is unclear.
+/// Returns the objects of a revision without its hooks, or `None` if any part of the manifest is unclear.
 ///
 /// # Errors
-/// As [`super::decode`].
+/// See [`super::decode`].
 pub fn strict_objects(secret: &Secret) -> Result<Option<Vec<Declared>>, ReleaseError> {
     let manifest = stored(secret)?.manifest.unwrap_or_default();
     Ok(read(&manifest))
 }
 
 fn read(manifest: &str) -> Option<Vec<Declared>> {
-    // Helm ends a document at every line that starts with dashes, whatever follows them.
+    // Helm ends a document at every line that starts with `---`, regardless of the rest of the line.
     let separates = |line: &str| {
         let rest = line.strip_prefix("---");
         rest.is_none_or(|rest| rest.is_empty() || rest.starts_with(char::is_whitespace))

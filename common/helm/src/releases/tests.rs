@@ -42,7 +42,7 @@ data:
   text: "kind: Deployment"
 "#;
 
-/// As helm 4 writes it; numbers are larger than what `f64` and `u64` hold.
+/// A release as Helm 4 stores it. Its numbers exceed the range of `f64` and `u64`.
 fn stored(status: &str) -> String {
     let manifest = Value::from(MANIFEST);
     format!(

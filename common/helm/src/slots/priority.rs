@@ -1,25 +1,26 @@
-//! Who has the next turn of those who wait for helm. Pure.
+//! Selects the next one of the runs waiting for Helm. Pure functions.
 
 use std::cmp::Ordering;
 use std::time::Duration;
 
 use krypton_runtime::clock::BootTime;
 
-/// Who has waited longer than this goes before whoever came later, and an upgrade no longer gives way to
-/// every installation and deletion.
+/// After this wait, a run goes before later ones, and an upgrade no longer yields to every installation and
+/// deletion.
 pub(crate) const OVERDUE: Duration = Duration::from_secs(60);
 
-/// How much somebody waits for it.
+/// Urgency of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Priority {
-    /// A first installation, or a removal: without it nothing serves, or somebody waits for an end.
+    /// A first installation, because its workload is not available yet, or a removal, because a deletion
+    /// waits for it.
     High,
-    /// What runs, goes on.
+    /// Any other run. Workloads keep running until it starts.
     Low,
 }
 
 impl Priority {
-    /// The name in metrics and dumps.
+    /// Returns the name for metrics and dumps.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::High => "high",
@@ -28,19 +29,19 @@ impl Priority {
     }
 }
 
-/// One of those who wait.
+/// A run that waits for a slot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Waiter {
-    /// The order in which they came; each its own.
+    /// Unique number in order of arrival.
     pub(crate) number: u64,
     pub(crate) urgency: Priority,
     pub(crate) since: BootTime,
-    /// How many turns those it shares them with have now.
+    /// Number of slots that its member uses now.
     pub(crate) load: usize,
 }
 
-/// The number of who is next. `last` is the urgency of who had the turn before: where an upgrade is overdue
-/// and something urgent waits too, they take turns, so neither starves the other.
+/// Returns the number of the next run. `last` is the priority of the previous one. If upgrades are overdue
+/// while high-priority runs wait, both kinds alternate, so neither starves.
 pub(crate) fn next(
     waiting: impl IntoIterator<Item = Waiter>,
     last: Option<Priority>,
@@ -113,7 +114,7 @@ mod tests {
         assert_eq!(next(waiting, Some(Low), at(60)), Some(2));
     }
 
-    /// What one step of the world does: somebody comes, or a turn is given and nobody else comes.
+    /// One step of the model: a run arrives, or the next slot is granted.
     #[derive(Clone, Debug)]
     struct Step {
         comes: Option<(bool, usize)>,
@@ -142,7 +143,7 @@ mod tests {
         ) {
             let (mut now, mut number, mut last) = (0, 0, None);
             let mut waiting: Vec<Waiter> = Vec::new();
-            // Of each that is overdue: how many turns others had since.
+            // For each overdue run: the number of slots granted to others since.
             let mut passed: std::collections::BTreeMap<u64, (usize, usize)> = Default::default();
             for step in steps {
                 now += step.seconds;

@@ -1,4 +1,4 @@
-//! A folder with a helm made of a shell script, and the pipe on which it is heard.
+//! Test folder with a shell script that replaces Helm, and a pipe for its output.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
@@ -11,13 +11,13 @@ use serde_json::json;
 use tempfile::TempDir;
 use tokio::sync::{Mutex, MutexGuard};
 
-/// Guards against a test that hangs; no test waits for it.
+/// Timeout of a hanging test. No successful test waits this long.
 pub(super) const LONG: Duration = Duration::from_secs(60);
-/// A script that is written while another test forks is "busy" to the kernel for a moment.
+/// The kernel may report a script as "busy" if another test forks while the script is written.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
 
-/// A folder with a helm made of a shell script, which writes to a pipe that the test reads. The pipe's
-/// end shows that every process which held it is gone.
+/// A folder with a shell script that replaces Helm and writes to a pipe. The test reads the pipe, which
+/// closes when every process that held it has exited.
 pub(super) struct Stage {
     dir: TempDir,
     _turn: MutexGuard<'static, ()>,
@@ -104,7 +104,7 @@ impl Stage {
         }
     }
 
-    /// Opens the pipe, which waits for the script to do so too, and reads its first line.
+    /// Opens the pipe, waits until the script opens it too, and reads its first line.
     pub(super) async fn first_word(&self) -> Ears {
         let path = self.path("pipe");
         let opened = tokio::task::spawn_blocking(move || {
@@ -124,7 +124,7 @@ impl Stage {
 pub(super) struct Ears(BufReader<std::fs::File>);
 
 impl Ears {
-    /// What is said until the last process that holds the pipe is gone.
+    /// Returns the output until the last process that holds the pipe has exited.
     pub(super) async fn rest(mut self) -> String {
         let read = tokio::task::spawn_blocking(move || {
             let mut said = String::new();

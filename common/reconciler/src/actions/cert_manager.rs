@@ -1,6 +1,7 @@
-//! The six CRDs of cert-manager, which charts keep when they are uninstalled. Only behind a flag of the hub:
-//! with the last release of the member, when that release has made them, and when nothing of their kinds is
-//! left on the whole cluster. All of them or none.
+//! Deletes cert-manager's six CRDs, which charts keep on uninstallation. A flag of the hub must enable it.
+//!
+//! Krypton deletes them with the member's last release, if that release created them. The cluster must have no
+//! objects of their kinds. Krypton deletes all of them or none.
 
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -25,9 +26,9 @@ const NAMES: [&str; 6] = [
     "orders.acme.cert-manager.io",
 ];
 
-/// Why none of them is deleted.
+/// Why Krypton deletes none of them.
 enum Stop {
-    /// They stay, and a person is told.
+    /// The CRDs stay, and an event gives the reason.
     Stay(String),
     Fault(Fault),
 }
@@ -39,7 +40,7 @@ impl From<Fault> for Stop {
 }
 
 impl ActionRunner {
-    /// What is not deleted here stays for good: the Tenant goes.
+    /// Deletes the CRDs if the flag is set. CRDs that stay now stay for good, because the Tenant is then gone.
     pub(super) async fn delete_cert_manager_crds(&self, job: &Job) -> Result<(), Fault> {
         let wanted = job.desired.handling.delete_cert_manager_crds;
         if !wanted || !job.last || job.newest.is_some() {
@@ -68,7 +69,7 @@ impl ActionRunner {
 
     async fn delete_crds(&self, job: &Job) -> Result<Vec<&'static str>, Stop> {
         let client = &self.fleet_client;
-        // Afresh: that of another Tenant may have been made a moment ago.
+        // List again, because another Tenant's release may have appeared a moment ago.
         let releases: Api<Secret> = Api::all(self.member.client.clone());
         let ours = ListParams::default()
             .labels(&format!("owner=helm,{OWNER_UID_LABEL}"))
@@ -124,7 +125,7 @@ impl ActionRunner {
     }
 }
 
-/// By which version its objects are found: all of them by any.
+/// Returns a served version of the CRD. Each version shows all objects.
 fn served(crd: &CustomResourceDefinition) -> Option<ApiResource> {
     let version = crd.spec.versions.iter().find(|version| version.served)?;
     let kind = GroupVersionKind::gvk(&crd.spec.group, &version.name, &crd.spec.names.kind);
@@ -142,8 +143,8 @@ fn shown(kind: &ApiResource, object: &ObjectMeta) -> String {
     }
 }
 
-/// What the apiserver refuses, it will refuse again: then they stay. When it is not well, or gives no answer, it
-/// is asked again.
+/// Returns the answer. The API server would refuse a refused request again, so the CRDs stay. After a server error or
+/// a timeout, Krypton retries.
 async fn answered<T>(what: &str, call: impl Future<Output = kube::Result<T>>) -> Result<T, Stop> {
     match tokio::time::timeout(DEADLINE, Box::pin(call)).await {
         Ok(Ok(answer)) => Ok(answer),

@@ -1,5 +1,5 @@
-//! The CRDs in a chart's folder `crds`, brought up to date before an upgrade: helm itself makes them with
-//! the first installation and never looks at them again. None is ever deleted.
+//! Updates the CRDs in a chart's folder `crds` before an upgrade. Helm creates them with the first installation and
+//! never updates them. Krypton never deletes them.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -19,12 +19,12 @@ use thiserror::Error;
 
 use crate::drift::HELM;
 
-/// Of all that is read of an archive, unpacked: what was let into the cache is no larger.
+/// Limit for all data that is read from an archive, unpacked. The chart cache accepts no larger chart.
 const LARGEST: u64 = 100 << 20;
 const DEADLINE: Duration = Duration::from_secs(10);
 const SERVED_WITHIN: Duration = Duration::from_secs(20);
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// Where somebody else writes at the same time.
+/// Number of attempts if another client writes at the same time.
 const TRIES: u32 = 3;
 
 #[derive(Debug, Error)]
@@ -61,8 +61,8 @@ pub(crate) enum ChartCrdError {
     NotPermitted,
 }
 
-/// The CRDs of a packaged chart, those of its subcharts left out: whether one is used is helm's to know.
-/// Slow for large ones: not for async threads.
+/// Returns the CRDs of a packaged chart, without its subcharts: only Helm knows whether a subchart is in use. Slow
+/// for large charts, so don't call it on async threads.
 pub(crate) fn of_chart(path: &Path) -> Result<Vec<Value>, ChartCrdError> {
     let archive = |source| ChartCrdError::Archive {
         path: path.to_owned(),
@@ -98,7 +98,7 @@ pub(crate) fn of_chart(path: &Path) -> Result<Vec<Value>, ChartCrdError> {
     Ok(found)
 }
 
-/// Applies each, and waits until it is served.
+/// Applies each CRD, and waits until the API server serves it.
 pub(crate) async fn replace(
     client: &Client,
     crds: &[Value],
@@ -120,7 +120,7 @@ pub(crate) async fn replace(
     Ok(())
 }
 
-/// `false` when somebody else wrote at the same time.
+/// Applies a CRD. Returns `false` if another client wrote it at the same time.
 async fn applied(
     api: &Api<CustomResourceDefinition>,
     name: &str,
@@ -145,7 +145,7 @@ async fn applied(
         return Err(ChartCrdError::NotPermitted);
     }
     let params = PatchParams {
-        // What is made at this moment by somebody else is not taken over.
+        // Don't take over a CRD that another client has just created.
         force: found.is_some(),
         ..PatchParams::apply(HELM)
     };
@@ -161,7 +161,7 @@ async fn applied(
     }
 }
 
-/// Who else has the say over it: Krypton itself, or a release that has it among its templates.
+/// Returns the CRD's owner: Krypton, or a release that has the CRD in its templates.
 fn owner(name: &str, found: Option<&CustomResourceDefinition>) -> Option<String> {
     if name.ends_with(&format!(".{}", names::GROUP)) {
         return Some("Krypton".to_owned());

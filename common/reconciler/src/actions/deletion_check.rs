@@ -1,4 +1,4 @@
-//! Reads a deletion again before anything is uninstalled. A deletion that comes with the CRD's is none.
+//! Confirms a deletion before an uninstallation. A Tenant that is deleted together with its CRD keeps its release.
 
 use krypton_crds::tenant::Tenant;
 use krypton_runtime::newest::Newest as _;
@@ -14,7 +14,7 @@ use kube::api::Api;
 use kube::{CustomResourceExt, ResourceExt};
 
 impl ActionRunner {
-    /// Reads a deletion a second time. One that comes with the CRD's is none.
+    /// Reads the deletion a second time. Fails if it is no longer valid, or if the CRD's deletion caused it.
     pub(super) async fn confirm_deletion(&self, job: &Job) -> Result<(), Fault> {
         match &job.owner {
             ReleaseOwner::Tenant(tenant) => self.confirm_tenants_deletion(tenant).await,
@@ -50,8 +50,8 @@ impl ActionRunner {
         let same = fresh.metadata.uid == tenant.metadata.uid
             && fresh.metadata.deletion_timestamp.is_some()
                 == tenant.metadata.deletion_timestamp.is_some();
-        // Of one that is not deleted nothing says that it is to go but the order: it may have been taken
-        // back while this waited for its turn.
+        // Only an order removes a Tenant that is not deleted. The hub may have withdrawn the order while the job
+        // waited for its turn.
         let annotated =
             |name: &str| fresh.annotations().get(name) == tenant.annotations().get(name);
         let ordered = fresh.metadata.deletion_timestamp.is_some() || {
@@ -66,8 +66,8 @@ impl ActionRunner {
     }
 }
 
-/// Of a CRD whose finalizer somebody has taken off, etcd keeps the objects; made anew, it shows them again, all
-/// deleted.
+/// Returns the message for a Tenant of a CRD whose finalizer a user removed. etcd keeps the Tenants of such a CRD.
+/// After the CRD is recreated, they appear again with their deletion timestamps.
 fn with_a_former_crd() -> String {
     format!(
         "this Tenant was deleted before its CRD was made, so it went with a former one, and nothing is uninstalled: to let go of it and keep the release, annotate it with {}=true",
@@ -75,8 +75,8 @@ fn with_a_former_crd() -> String {
     )
 }
 
-/// Whether the newest that home wants is that the deployment goes, in the way that was planned: it may have
-/// been taken back while this waited for its turn.
+/// Whether the latest desired state still orders the removal of the deployment as planned. The hub may have withdrawn
+/// the order while the job waited for its turn.
 fn still_ordered(order: &DesiredDeployment, retire: bool, now: &DesiredState) -> bool {
     let newest = now
         .deployments
@@ -150,7 +150,7 @@ mod tests {
         now.paused = true;
         assert!(!still_ordered(&order, false, &now));
 
-        // With the whole member, until that is taken back.
+        // With the whole member, until the hub withdraws the order.
         let stays = DesiredDeployment {
             remove: false,
             ..order

@@ -39,7 +39,7 @@ impl ActionRunner {
         orphaned: bool,
         done: &mut JobResult,
     ) -> Result<(), Fault> {
-        // Once it is off, nobody uninstalls what a list that was not whole has left out.
+        // Without the finalizer, no process would uninstall a release that an incomplete list omitted.
         if !orphaned && job.newest.is_none() {
             self.relist(job, done).await?;
             if matches!(&done.release, Some(ReleaseNews::All { metas, .. }) if !metas.is_empty()) {
@@ -52,7 +52,7 @@ impl ActionRunner {
         }
         let tenant = match &job.owner {
             ReleaseOwner::Tenant(tenant) => tenant,
-            // The next report says that it is gone, and home's finalizer goes by that.
+            // The next report states that the deployment is gone, and the hub then removes its finalizer.
             ReleaseOwner::Deployment(order) => {
                 done.let_go = Some(order.uid.clone());
                 return Ok(());
@@ -72,7 +72,7 @@ impl ActionRunner {
             );
         }
         let mut metadata = json!({ "finalizers": finalizers });
-        // It would hand a release that others make there to a Tenant that stays.
+        // With the annotation, the remaining Tenant would adopt a release that another client installs there.
         if job.desired.retire && !orphaned {
             let annotation = names::fingerprint_annotation(&self.member.name);
             metadata["annotations"] = json!({ annotation: null });

@@ -1,5 +1,5 @@
-//! Objects that helm forgets: what a failed attempt has made and no other revision declares, and what the
-//! original has created in `default`. They are removed here, in helm's name and with helm's rights.
+//! Removes objects that Helm forgets, in Helm's name and with Helm's rights. These are a failed attempt's objects
+//! that no other revision declares, and the Go operator's objects in `default`.
 
 use k8s_openapi::api::core::v1::Secret;
 use krypton_helm::releases::labels::{
@@ -19,18 +19,18 @@ use serde_json::{Value, json};
 use super::{ActionRunner, Fault, Job, JobResult, in_time};
 use crate::plan::repair;
 
-/// Kinds with which goes what no chart can make again: that is for a person to decide.
+/// Kinds whose deletion can destroy data that no chart can recreate. Only a user may delete them.
 const HOLDS_DATA: [&str; 4] = [
     "CustomResourceDefinition",
     "Namespace",
     "PersistentVolume",
     "PersistentVolumeClaim",
 ];
-/// Names in an event.
+/// Maximum number of object names in an event.
 const SHOWN: usize = 5;
 
 impl ActionRunner {
-    /// Removes what the failed revision left, and takes its mark off: it has been seen to.
+    /// Removes the failed revision's leftovers. Then removes its run mark, which records that it was swept.
     pub(super) async fn sweep(
         &self,
         job: &Job,
@@ -42,8 +42,8 @@ impl ActionRunner {
             .await
     }
 
-    /// Removes what the original has put into `default` of an adopted revision, now that ours has all of it in
-    /// the workspace; and signs the revision as its owner's, which says that it has been seen to.
+    /// Removes the Go operator's objects of an adopted revision from `default`. By now, a Krypton run has created all
+    /// of them in the workspace. Then labels the revision with its owner, which records that it was swept.
     pub(super) async fn sweep_default(
         &self,
         job: &Job,
@@ -58,7 +58,7 @@ impl ActionRunner {
             .await
     }
 
-    /// Removes what a former revision left, and marks it with these labels.
+    /// Removes an older revision's leftovers, and sets these labels on its Secret.
     async fn see_to(
         &self,
         job: &Job,
@@ -66,7 +66,7 @@ impl ActionRunner {
         labels: Value,
         done: &mut JobResult,
     ) -> Result<(), Fault> {
-        // The release is as desired, whatever becomes of this.
+        // The release is as desired, even if the sweep fails.
         self.say(job, done).await?;
         let Some(newest) = &job.newest else {
             return Err(Fault::Stale);
@@ -101,7 +101,7 @@ impl ActionRunner {
         Ok(())
     }
 
-    /// Before a release goes: helm removes what its newest revision declares, and nothing else.
+    /// Sweeps before an uninstallation, because Helm removes only the objects that its newest revision declares.
     pub(super) async fn sweep_before_uninstall(&self, job: &Job) -> Result<(), Fault> {
         let Some(newest) = &job.newest else {
             return Ok(());
@@ -134,7 +134,7 @@ impl ActionRunner {
         Ok(())
     }
 
-    /// Removes what a failed attempt made and the revision below it does not declare.
+    /// Removes objects that a failed attempt created and the revision below it does not declare.
     pub(super) async fn sweep_attempt(
         &self,
         job: &Job,
@@ -145,7 +145,7 @@ impl ActionRunner {
             .await
     }
 
-    /// `anyhow`: what refuses to go keeps nothing else from going.
+    /// Removes the leftovers. With `anyhow`, a transient failure to remove one object does not stop the others.
     async fn remove_left_over(
         &self,
         job: &Job,
@@ -153,7 +153,7 @@ impl ActionRunner {
         left: Left,
         anyhow: bool,
     ) -> Result<(), Fault> {
-        // What cannot be read names nothing; helm passes over it as well.
+        // A revision that cannot be decoded lists no objects. Helm skips it, too.
         let (Ok(former), Ok(kept)) = (releases::objects(former), releases::objects(kept)) else {
             return Ok(());
         };
@@ -184,7 +184,7 @@ impl ActionRunner {
                 stays.push(shown);
                 continue;
             }
-            // Another may act by now, and what is found may be what it has made.
+            // Another process may act by now, and may have created the object.
             self.still_permitted()?;
             let elsewhere = releases::declares_anywhere(&kept, &object);
             match remove(client, &job.release, &object, left, elsewhere).await {
@@ -218,17 +218,17 @@ impl ActionRunner {
     }
 }
 
-/// Whose leftovers they are.
+/// The source of the leftovers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Left {
-    /// Of a failed attempt of ours: what no other revision declares.
+    /// Created by a failed Krypton attempt, and declared by no other revision.
     ByAttempt,
-    /// Of the original: what it has created in `default` and helm looks for in the workspace.
+    /// Created in `default` by the Go operator. Helm expects them in the workspace.
     InDefault,
 }
 
 impl Left {
-    /// What is told of those that go, and of those that stay.
+    /// Returns the event texts for removed and for remaining objects.
     fn words(self) -> [&'static str; 2] {
         match self {
             Self::ByAttempt => [
@@ -265,17 +265,17 @@ impl From<Fault> for Refused {
     }
 }
 
-/// What became of an object.
+/// Result of a removal.
 enum Fate {
     Removed,
-    /// It is not there, or not this release's.
+    /// The object does not exist, or does not belong to this release.
     NotThere,
-    /// It is to be kept.
+    /// The object must be kept.
     Stays,
 }
 
-/// Removes the object if it is there, is this release's, and is not to be kept. One of its name is declared
-/// `elsewhere`, in another namespace: it is the same where its kind has none.
+/// Removes the object if it exists, belongs to this release and need not be kept. `elsewhere` means that the kept
+/// revision declares an object of this name in another namespace. For a cluster-scoped kind, that is the same object.
 async fn remove(
     client: &Client,
     of: &ReleaseKey,
@@ -291,7 +291,7 @@ async fn remove(
     let known = tokio::time::timeout(super::DEADLINE, Box::pin(pinned_kind(client, &kind))).await;
     let (resource, about): (ApiResource, ApiCapabilities) = match known {
         Ok(Ok(known)) => known,
-        // The kind is gone, and its objects with it.
+        // The cluster no longer has the kind, and so no objects of it.
         Ok(Err(kube::Error::Api(status))) if status.code == 404 => return Ok(Fate::NotThere),
         Ok(Err(kube::Error::Discovery(_))) => return Ok(Fate::NotThere),
         Ok(Err(error)) => return Err(Fault::Passing(chain(&error)).into()),
@@ -302,7 +302,7 @@ async fn remove(
             let namespace = object.namespace.as_deref().unwrap_or(&of.namespace);
             Api::namespaced_with(client.clone(), namespace, &resource)
         }
-        // It is in no namespace, so it is where it is to be.
+        // A cluster-scoped object has no namespace, so it is already in the right place.
         Scope::Cluster if elsewhere || left == Left::InDefault => return Ok(Fate::NotThere),
         Scope::Cluster => Api::all_with(client.clone(), &resource),
     };
@@ -332,7 +332,7 @@ async fn remove(
             uid: found.metadata.uid.clone(),
             resource_version: match left {
                 Left::ByAttempt => None,
-                // It may have been given to somebody else since it was read.
+                // Another release may have adopted the object since the read.
                 Left::InDefault => found.metadata.resource_version.clone(),
             },
         }),
@@ -353,7 +353,7 @@ async fn remove(
     }
 }
 
-/// By helm's own marks, and not one that the chart keeps.
+/// Whether Helm's marks assign the object to the release, and the chart does not keep it.
 fn is_of(object: &ObjectMeta, release: &ReleaseKey) -> bool {
     let policy = object.annotations.as_ref();
     let policy = policy.and_then(|annotations| annotations.get("helm.sh/resource-policy"));
@@ -362,7 +362,7 @@ fn is_of(object: &ObjectMeta, release: &ReleaseKey) -> bool {
         && object.deletion_timestamp.is_none()
 }
 
-/// By helm's own marks.
+/// Whether Helm's marks assign the object to the release.
 pub(super) fn bears_marks(object: &ObjectMeta, release: &ReleaseKey) -> bool {
     let text = |map: &Option<std::collections::BTreeMap<String, String>>, key: &str| {
         map.as_ref().and_then(|map| map.get(key)).cloned()

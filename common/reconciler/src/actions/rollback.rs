@@ -1,4 +1,4 @@
-//! The last good revision is put back, after an upgrade that is given up.
+//! Rolls back to the last good revision after Krypton gave up an upgrade.
 
 use k8s_openapi::api::core::v1::Secret;
 use krypton_helm::driver::{HelmError, Rollback};
@@ -20,7 +20,7 @@ use crate::helm_queue::Ready;
 use crate::plan::repair;
 
 impl ActionRunner {
-    /// Puts on record that it is we who roll back, before it is done: what dies in it is then ours.
+    /// Marks the current revision before the rollback, so Krypton recognizes the lock if the rollback dies.
     async fn sign(&self, job: &Job, current: &Secret, by: u32) -> Result<(), Fault> {
         self.still_permitted()?;
         let patch = Patch::Merge(json!({ "metadata": {

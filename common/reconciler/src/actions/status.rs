@@ -1,5 +1,5 @@
-//! What is said of a Tenant or deployment: reported, and written to a Tenant; and while helm runs, which hook it waits for, as
-//! helm itself has it on record.
+//! Reports the state of a Tenant or KryptonDeployment, and writes it to a Tenant. While Helm runs, the state names
+//! the hook that Helm waits for, as recorded by Helm.
 
 use std::pin::pin;
 
@@ -20,7 +20,7 @@ use crate::status;
 use crate::status::throttle::{PAUSE, QUIET, with_detail};
 
 impl ActionRunner {
-    /// Reports the state, writes it to the Tenant where that is ours to do, and tells what changed.
+    /// Reports the state, writes it to the Tenant if this process does that here, and emits events for changes.
     pub(super) async fn say(&self, job: &Job, done: &mut JobResult) -> Result<(), Fault> {
         self.say_state(job, &job.plan.state, done).await
     }
@@ -40,7 +40,7 @@ impl ActionRunner {
             self.report_store.forget(&job.key);
         }
         done.said = Some(state.clone());
-        // Without the Lease this is observation: only its holder writes and tells.
+        // Without the Lease, this process only observes: only the holder writes and emits events.
         if !self.hold.get().may_start(BootTime::now()) {
             return Ok(());
         }
@@ -61,7 +61,7 @@ impl ActionRunner {
                     "metadata": { "resourceVersion": newest.metadata.resource_version },
                     "status": next,
                 });
-                // A merge removes only what is null.
+                // A merge patch removes only fields that are null.
                 if next.next.is_empty() {
                     patch["status"]["next"] = Value::Null;
                 }
@@ -94,7 +94,7 @@ impl ActionRunner {
         for told in status::told(before, state) {
             self.tell(&job.owner, told);
         }
-        // On home the hub emits this event, with the phase over all members.
+        // On the home cluster, the hub emits this event, with the phase across all members.
         if self.member.status == StatusMode::Write {
             let skip = job.desired.handling.allow_chart_skip;
             if let Some(told) = status::phase_told(before, state, skip) {
@@ -105,7 +105,7 @@ impl ActionRunner {
         Ok(())
     }
 
-    /// Waits for a run of helm that writes `revision`, and says meanwhile which hook it waits for.
+    /// Waits for a Helm run that writes `revision`, and reports the hook that Helm waits for.
     pub(super) async fn telling<T>(
         &self,
         job: &Job,
@@ -124,7 +124,7 @@ impl ActionRunner {
                 biased;
                 ended = &mut run => return ended,
                 told = Box::pin(self.tell_hook(job, done, revision)) => {
-                    // It is said the next time, or by the next look when helm has ended.
+                    // The next call reports it, or the next plan after Helm has ended.
                     if let Err(fault) = told {
                         tracing::debug!(problem = fault.text(), "progress not told");
                     }
@@ -148,7 +148,7 @@ impl ActionRunner {
             return Ok(());
         };
         if let (Fault::Stale, ReleaseOwner::Tenant(tenant)) = (&fault, &job.owner) {
-            // Somebody has written to the Tenant. Of another generation nothing was looked at yet.
+            // Another client has written to the Tenant. A new generation has not been reconciled yet.
             let api = self.tenants(job.key.namespace());
             let fresh = in_time("reading the Tenant", api.get(job.key.name())).await?;
             if fresh.uid() == tenant.uid()

@@ -25,7 +25,7 @@ const PAGE: u32 = 10;
 /// The Go operator kept all revisions.
 const MOST_REVISIONS: usize = 2000;
 
-/// Reading and checking all of them. A revision may unpack to 64 MiB.
+/// Limit for reading and checking all revisions. A revision may unpack to 64 MiB.
 const READ_ALL: Duration = Duration::from_secs(60);
 const METADATA_PAGE: u32 = 500;
 /// Helm reads the Secret some 0.2 s after the check.
@@ -40,11 +40,11 @@ pub(super) struct Stored {
     pub(super) record: ReleaseRecord,
 }
 
-/// A revision that has to be set aside first.
+/// A revision that must be set aside first.
 pub(super) type Unreadable = Box<(Secret, ReleaseError)>;
 
-/// The handling of a revision without a record that lists an object of another owner. Helm must not use it where it
-/// skips the checked revision.
+/// How to handle a revision that has no record and lists another owner's object. Helm must not use it when it skips
+/// the checked revision.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Foreign {
     Keep,
@@ -137,7 +137,7 @@ impl ActionRunner {
         }
     }
 
-    /// Fails if any revision has changed since it was checked. Called last before Helm starts.
+    /// Fails if any revision has changed since it was checked. This is the last call before Helm starts.
     pub(super) async fn check_again(&self, job: &Job, stored: &Stored) -> Result<(), Fault> {
         if stored.seen.is_empty() {
             return Ok(());
@@ -169,7 +169,8 @@ impl ActionRunner {
         }
     }
 
-    /// Helm applies what is stored. A user of the workspace who sees the run coming must not know when Helm reads it.
+    /// Waits for a random time. Helm applies the stored content, and a user of the workspace who sees the run coming
+    /// must not know when Helm reads it.
     pub(super) async fn wait_unannounced(&self) {
         let wait = LONGEST_WAIT.mul_f64(rand::random());
         tokio::time::sleep(wait).await;
@@ -184,8 +185,9 @@ impl ActionRunner {
         in_time("reading the release's revisions", api.list(params)).await
     }
 
-    /// Deletes every revision but this one, and returns whether there were any. Helm skips a revision that it cannot
-    /// decode, and Krypton's decoder is not Helm's: an uninstallation must not use one that was not checked.
+    /// Deletes every revision except this one, and returns whether there were any. Helm skips a revision that it
+    /// cannot decode, and its decoder differs from Krypton's. An uninstallation must not use a revision that was not
+    /// checked.
     pub(super) async fn leave_only(
         &self,
         job: &Job,
@@ -203,7 +205,8 @@ impl ActionRunner {
         Ok(others)
     }
 
-    /// Returns whether the revision was removed. It keeps no copy of a failed attempt, as each retry makes another.
+    /// Returns whether the revision was removed. Keeps no copy of a failed attempt, because each retry creates
+    /// another one.
     async fn remove_foreign(
         &self,
         job: &Job,
@@ -245,7 +248,7 @@ enum Checked {
     Revision(Revision),
 }
 
-/// Decoding takes long, so it happens outside the runtime's threads.
+/// Checks a revision outside the runtime's threads, because decoding takes long.
 async fn examined(
     release: &ReleaseKey,
     record: &mut ReleaseRecord,
@@ -294,7 +297,7 @@ fn check(release: &ReleaseKey, record: &ReleaseRecord, secret: &Secret) -> Resul
     Ok(Checked::Revision(revision))
 }
 
-/// Permanent: a loop that waits for the right moment gets one attempt for each of the longest pauses.
+/// Returns a permanent failure. A user who writes in a loop then gets only one attempt in each longest pause.
 fn moving(job: &Job, meta: &ObjectMeta) -> Fault {
     let name = meta.name.as_deref().unwrap_or_default();
     Fault::Shown {
@@ -400,7 +403,7 @@ mod tests {
             }
         };
         assert_eq!(judged(&first, SECRET_TYPE, &good), "revision 1");
-        // Helm skips these two, and would not skip the same with a payload.
+        // Helm skips these two, but would not skip the same Secret with a payload.
         assert_eq!(judged("copy", SECRET_TYPE, ""), "none");
         assert_eq!(judged(&first, "Opaque", ""), "none");
         assert!(judged("copy", SECRET_TYPE, &good).contains("name or type"));

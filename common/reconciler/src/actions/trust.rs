@@ -1,8 +1,8 @@
-//! Whether a stored release may be acted on. The users of a workspace can write to its Secrets, so a revision counts
-//! only if its digest is on record in `krypton-system`.
+//! Decides whether Krypton may act on a stored release. The users of a workspace can write to its Secrets, so a
+//! revision counts only if `krypton-system` has a record of its digest.
 //!
 //! Helm reads the Secret again after the check. The last request before Helm starts lists the metadata of all
-//! revisions. A write after it takes effect.
+//! revisions. A write after that request takes effect.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -26,7 +26,7 @@ use crate::release_record;
 
 const RECORD_TRIES: u32 = 3;
 const BETWEEN_TRIES: Duration = Duration::from_millis(500);
-/// Objects of a revision outside the workspace that are checked one by one.
+/// Limit for the objects outside the workspace that Krypton checks for one revision, one request each.
 const CHECKED_MOST: usize = 200;
 
 /// Results of checking the revisions of one release. Each object and kind is read once.
@@ -45,8 +45,8 @@ impl ActionRunner {
         in_time("reading the record of the release", reading).await
     }
 
-    /// Puts the digest of a revision that Helm has just deployed on record. If that fails, the revision counts as
-    /// unrecorded: it keeps running, and is not healed from.
+    /// Records the digest of a revision that Helm has just deployed. If that fails, the revision counts as
+    /// unrecorded: it keeps running, but Krypton does not heal from it.
     pub(super) async fn put_on_record(
         &self,
         job: &Job,
@@ -84,8 +84,8 @@ impl ActionRunner {
         in_time("deleting the record of the release", deleting).await
     }
 
-    /// Returns an error unless Helm may compare with this revision: an upgrade and a rollback delete the objects of
-    /// its manifest that the next revision does not have.
+    /// Returns an error unless Helm may compare with this revision. Upgrades and rollbacks delete the objects of its
+    /// manifest that the next revision does not have.
     pub(super) async fn check_compared(
         &self,
         job: &Job,
@@ -102,8 +102,8 @@ impl ActionRunner {
         }
     }
 
-    /// Whether `helm uninstall` runs the stored hooks. Without delete hooks it must not, as a user of the workspace
-    /// could add one after the check.
+    /// Whether `helm uninstall` runs the stored hooks. Without delete hooks it must not, because a user of the
+    /// workspace could add one after the check.
     pub(super) async fn check_uninstall(
         &self,
         job: &Job,
@@ -143,8 +143,8 @@ impl ActionRunner {
         Ok(false)
     }
 
-    /// Failed attempts on top of a recorded revision go first, with what they left: Helm then uninstalls by the
-    /// recorded one, and runs its hooks.
+    /// Removes failed attempts on top of a recorded revision, together with their leftovers. Helm then uninstalls the
+    /// recorded revision and runs its hooks.
     async fn fall_back(
         &self,
         job: &Job,
@@ -177,7 +177,7 @@ impl ActionRunner {
     }
 
     /// Returns an error if the stored manifest lists an object outside the workspace that does not belong to this
-    /// release. In the workspace its users can delete everything anyway.
+    /// release. Objects in the workspace need no check, because its users can delete them anyway.
     pub(super) async fn check_objects(
         &self,
         job: &Job,
@@ -240,7 +240,7 @@ impl ActionRunner {
         Ok(())
     }
 
-    /// Where objects of this kind are; `None` if the cluster has no such kind.
+    /// Returns the kind and its scope; `None` if the cluster has no such kind.
     async fn kind(&self, object: &Declared) -> Result<Option<(ApiResource, Scope)>, Fault> {
         let (group, version) = object
             .api_version
@@ -258,7 +258,7 @@ impl ActionRunner {
     }
 }
 
-/// The revision that an upgrade compares with, as Helm chooses it.
+/// Returns the revision that Helm compares with in an upgrade.
 pub(super) fn compared(job: &Job) -> Option<u32> {
     let deployed = |it: &&Revision| it.status == Status::Deployed;
     let compared = job.revisions.iter().rfind(deployed);
@@ -267,13 +267,13 @@ pub(super) fn compared(job: &Job) -> Option<u32> {
 
 pub(super) fn verdict(record: &ReleaseRecord, secret: &Secret) -> Result<(u32, Verdict), Fault> {
     let (_, revision) = Revision::of(&secret.metadata).ok_or(Fault::Stale)?;
-    // A Secret that cannot be decoded is handled where it is decoded.
+    // The function that decodes the Secret handles a failure to decode it.
     let digest = releases::digest(secret).map_err(|_| Fault::Stale)?;
     let verdict = record.verdict(revision.revision, &digest);
     Ok((revision.revision, verdict))
 }
 
-/// Returns whether the Secret is on record, and an error if it is not as Krypton deployed it.
+/// Returns whether the Secret has a record. Fails if the Secret is not as Krypton deployed it.
 pub(super) fn check_unchanged(
     release: &ReleaseKey,
     record: &ReleaseRecord,
@@ -286,7 +286,7 @@ pub(super) fn check_unchanged(
     }
 }
 
-/// Returns the digest on record if this revision may be rolled back to.
+/// Returns the recorded digest if Helm may roll back to this revision.
 pub(super) fn check_rollback(
     release: &ReleaseKey,
     record: &ReleaseRecord,

@@ -32,7 +32,7 @@ impl ActionRunner {
         let newest = job.newest.as_ref().map_or(0, |newest| newest.revision);
         let stored = match self.stored(job, &[newest], Foreign::Keep, done).await? {
             Ok(stored) => stored,
-            // Helm passes over what it cannot decode, and would go by the revision before without a word.
+            // Helm skips a revision that it cannot decode, and would silently use the previous one.
             Err(unreadable) => {
                 let (secret, error) = *unreadable;
                 let ready = Some(ready);

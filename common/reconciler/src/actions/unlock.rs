@@ -26,7 +26,7 @@ impl ActionRunner {
             Ok(unlocked) => unlocked,
             Err(error) => return self.set_aside(job, &secret, &error, ready, done).await,
         };
-        // What once was installed is not to pass for an installation that failed.
+        // A revision that was once deployed must not count as a failed installation.
         if was != Status::PendingInstall.as_str()
             && let Some(labels) = &mut unlocked.metadata.labels
         {

@@ -1,5 +1,5 @@
-//! Revisions that are in the way: a Secret that nobody can decode is set aside, and what is left of former
-//! attempts to install is forgotten. What they say they made is on the cluster still, and stays.
+//! Removes revisions that block a release: sets aside a Secret that cannot be decoded, and forgets earlier failed
+//! attempts to install. Objects that these revisions list stay on the cluster.
 
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -18,12 +18,12 @@ use super::{ActionRunner, Fault, Job, JobResult, ReleaseNews, in_time, unavailab
 use crate::helm_queue::Ready;
 use crate::plan::repair;
 
-/// The type of a Secret that has been set aside; helm looks for its own only.
+/// The type of a Secret that was set aside. Helm looks only for its own type.
 const SET_ASIDE_TYPE: &str = "mesh.openkcm.io/unreadable-release";
 
 impl ActionRunner {
-    /// Keeps a copy of the Secret under another name, and takes the Secret out of helm's way. Only when
-    /// helm cannot decode it either; and not when a Tenant is to go and nothing else says what to remove.
+    /// Keeps a copy of the Secret under another name and deletes the Secret. It does so only if Helm cannot decode
+    /// the Secret either. If no other revision lists the objects of a removed Tenant, the Secret stays.
     pub(super) async fn set_aside(
         &self,
         job: &Job,
@@ -61,7 +61,7 @@ impl ActionRunner {
         let looked = Box::pin(self.tools.helm.can_decode(slot, &look, &self.stop));
         match effect!("helm.look", looked).await {
             Ok(false) => {}
-            // It is another helm's, or larger than what we read: not ours to judge.
+            // A newer Helm wrote it, or it exceeds Krypton's size limit. Krypton must not judge it.
             Ok(true) => return Err(failed(format!("{why}; helm can read it"))),
             Err(HelmError::Stopped) => return Err(Fault::Stale),
             Err(error) if error.is_local() => return Err(unavailable(&error)),
@@ -113,7 +113,7 @@ impl ActionRunner {
         let uid = secret.uid().unwrap_or_default();
         let copy = Secret {
             metadata: ObjectMeta {
-                // The same after a crash, and another for another Secret of that name.
+                // The name stays the same after a crash, and differs for another Secret with the same name.
                 name: Some(format!(
                     "unreadable.{}.v{revision}.{}",
                     release.name,
@@ -133,13 +133,13 @@ impl ActionRunner {
         )
         .await
         {
-            // It is there from before.
+            // The copy already exists.
             Ok(_) | Err(Fault::Stale) => Ok(()),
             Err(fault) => Err(fault),
         }
     }
 
-    /// Deletes a Secret of helm's, if it is still this very one.
+    /// Deletes the Secret of a revision if it has not changed.
     async fn remove(&self, release: &ReleaseKey, of: &ObjectMeta) -> kube::Result<()> {
         let params = DeleteParams {
             preconditions: Some(Preconditions {
@@ -148,14 +148,14 @@ impl ActionRunner {
             }),
             ..DeleteParams::default()
         };
-        // Helm has made it; our own rights are to update it at most.
+        // Helm created the Secret. Krypton's own rights include at most an update.
         let api: Api<Secret> = Api::namespaced(self.member.helm_client.clone(), &release.namespace);
         let name = of.name.clone().unwrap_or_default();
         api.delete(&name, &params).await.map(drop)
     }
 
-    /// Before another upgrade: helm would drop the oldest attempt for the newest, and with it the only word of
-    /// what that has made.
+    /// Forgets repeated attempts before another upgrade. Helm would drop the oldest attempt for the newest one, and
+    /// with it the only list of that attempt's objects.
     pub(super) async fn forget_repeated_attempts(
         &self,
         job: &Job,
@@ -181,14 +181,14 @@ impl ActionRunner {
         Ok(())
     }
 
-    /// Before another attempt to install: helm's own limit to history is for upgrades only.
+    /// Forgets older attempts before another installation, because Helm limits the history only for upgrades.
     pub(super) async fn forget_older_attempts(
         &self,
         job: &Job,
         done: &mut JobResult,
     ) -> Result<(), Fault> {
         self.relist(job, done).await?;
-        // It is no news for long.
+        // The list becomes outdated below, so don't return it.
         let Some(ReleaseNews::All { metas, .. }) = done.release.take() else {
             return Ok(());
         };
@@ -202,7 +202,8 @@ impl ActionRunner {
             .await
     }
 
-    /// Forgets failed attempts, newest first, except those that declare an object which `kept` does not.
+    /// Forgets failed attempts, newest first. It keeps an attempt that declares an object which `kept` does not
+    /// declare.
     async fn forget_all_but(
         &self,
         release: &ReleaseKey,

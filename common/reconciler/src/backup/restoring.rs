@@ -16,7 +16,7 @@ use kube::{Client, CustomResourceExt, Resource};
 use crate::actions::ActionRunner;
 use crate::backup::{self, Deleted, Deletions, Record, Restored};
 
-/// The longest pause between two attempts to restore a Tenant.
+/// Longest pause between two attempts to restore a Tenant.
 const RETRY_MAX: Duration = Duration::from_secs(60);
 
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -36,7 +36,7 @@ pub(crate) type Known = BTreeMap<TenantKey, Waiting>;
 /// The result of one round of work on the CRD.
 #[derive(Debug, Default)]
 pub(crate) struct CrdRound {
-    /// Tenants that still wait; `None` while that is unknown.
+    /// Tenants that still wait. `None` means unknown.
     pub waiting: Option<Known>,
     pub problem: Option<String>,
 }
@@ -90,7 +90,7 @@ pub(crate) async fn put_back_tenants(performer: &ActionRunner, before: Known) ->
     }
 }
 
-/// Tries all that are due, each with its own back-off, and returns the waiting ones.
+/// Tries all due records, each with its own back-off, and returns the waiting Tenants.
 async fn put_back_due(
     client: &Client,
     events: &Events,
@@ -117,7 +117,7 @@ async fn put_back_due(
     waiting
 }
 
-/// Returns `None` if the record is settled.
+/// Restores one record. Returns `None` if the record is settled.
 async fn put_back(
     client: &Client,
     events: &Events,
@@ -188,7 +188,7 @@ mod tests {
         tenant
     }
 
-    /// An apiserver that keeps records, and refuses the Tenant `bad`.
+    /// Returns an API server with these records that rejects the Tenant `bad`.
     fn server(records: &[&str]) -> (Client, Arc<Mutex<Vec<String>>>) {
         let kept = records.iter().map(|name| backup::record_of(&tenant(name)));
         let kept: Arc<Mutex<Vec<_>>> = Arc::new(Mutex::new(kept.collect()));
@@ -240,7 +240,7 @@ mod tests {
         asked.iter().filter(|what| **what == wanted).count()
     }
 
-    /// A round of a process that knows this already.
+    /// Runs one round of a process with this state.
     async fn round(client: &Client, may: bool, before: Known) -> Known {
         let events = Events::start(client.clone(), "test".to_owned());
         let records = backup::records(client).await.unwrap();
@@ -256,7 +256,7 @@ mod tests {
         let bad = waiting.values().next().unwrap();
         assert!(bad.problem.contains("exceeded quota"), "{}", bad.problem);
         assert_eq!((created(&asked, "good"), bad.failures), (1, 1));
-        // It backs off.
+        // The failed Tenant backs off.
         let waiting = round(&client, true, waiting).await;
         assert_eq!((created(&asked, "bad"), waiting.len()), (1, 1));
     }
@@ -265,7 +265,7 @@ mod tests {
     async fn restored_tenant_is_not_created_again_after_restart() {
         let (client, asked) = server(&["bad", "good"]);
         round(&client, true, Known::new()).await;
-        // Another process knows nothing, and reads what is kept.
+        // A new process has no state and reads the records.
         let waiting = round(&client, true, Known::new()).await;
         assert_eq!((created(&asked, "good"), created(&asked, "bad")), (1, 2));
         assert_eq!(waiting.len(), 1);

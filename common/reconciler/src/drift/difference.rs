@@ -1,15 +1,15 @@
-//! Where two forms of one object differ.
+//! Compares two forms of one object.
 
 use serde_json::Value;
 
 use crate::drift::json_pointer::escaped;
 
-/// Of one object so many fields are named; that more differ is said by one more.
+/// Maximum number of fields to name in one object. One further field stands for the rest.
 pub(super) const MOST: usize = 16;
 const METADATA: [&str; 2] = ["labels", "annotations"];
 
-/// The fields of `live` that are others in `wanted`, as JSON pointers. The status is its controller's, and
-/// of the metadata labels and annotations alone are a chart's to set.
+/// Returns the fields of `live` that differ in `wanted`, as JSON pointers. Ignores the status, which belongs to the
+/// object's controller, and all metadata except labels and annotations.
 pub(crate) fn differences(live: &Value, wanted: &Value) -> Vec<String> {
     let mut found = Vec::new();
     for (key, one, other) in pairs(live, wanted) {
@@ -36,7 +36,7 @@ pub(crate) fn differences(live: &Value, wanted: &Value) -> Vec<String> {
 
 type Pair<'a> = (String, Option<&'a Value>, Option<&'a Value>);
 
-/// What two objects have under each key of either.
+/// Returns the values of both objects for each key of either.
 fn pairs<'a>(one: &'a Value, other: &'a Value) -> Vec<Pair<'a>> {
     let keys = |value: &'a Value| value.as_object().into_iter().flat_map(|map| map.keys());
     let mut all: Vec<&String> = keys(one).chain(keys(other)).collect();
@@ -47,7 +47,7 @@ fn pairs<'a>(one: &'a Value, other: &'a Value) -> Vec<Pair<'a>> {
 }
 
 fn compare(at: &str, one: Option<&Value>, other: Option<&Value>, found: &mut Vec<String>) {
-    // As deep as the apiserver lets an object be; no recursion without end.
+    // The API server limits the depth of an object, and thus this recursion.
     match (one, other) {
         _ if found.len() > MOST => {}
         (one, other) if one == other => {}
@@ -61,7 +61,7 @@ fn compare(at: &str, one: Option<&Value>, other: Option<&Value>, found: &mut Vec
                 compare(&format!("{at}/{index}"), Some(one), Some(other), found);
             }
         }
-        // Nothing and an empty map are one thing to whoever reads it.
+        // A missing value and an empty map have the same meaning.
         (one, other) if empty(one) && empty(other) => {}
         _ => found.push(at.to_owned()),
     }

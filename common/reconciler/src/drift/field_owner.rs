@@ -1,11 +1,11 @@
-//! Who has written a field, as the apiserver keeps account of it.
+//! Finds the writer of a field in the API server's managed fields.
 
 use serde_json::Value;
 
 use super::HELM;
 use crate::drift::json_pointer::{Step, steps};
 
-/// Who writes `spec.replicas` by the subresource that scalers use.
+/// Returns the managers that write `spec.replicas` through the scale subresource.
 pub(super) fn scales(live: &Value) -> impl Iterator<Item = &str> {
     entries(live)
         .filter(|entry| entry.get("subresource").and_then(Value::as_str) == Some("scale"))
@@ -13,14 +13,14 @@ pub(super) fn scales(live: &Value) -> impl Iterator<Item = &str> {
         .filter_map(manager)
 }
 
-/// Who else than helm has written one of these fields, the last one first; where nobody owns them, since
-/// they were taken away, whoever wrote last.
+/// Returns the latest manager other than Helm that wrote one of these fields. Fields that were removed have no owner,
+/// so the fallback is the latest writer of the object.
 pub(super) fn writer(live: &Value, pointers: &[String]) -> Option<String> {
     let mut others: Vec<&Value> = entries(live)
         .filter(|entry| manager(entry).is_some_and(|manager| manager != HELM))
         .filter(|entry| entry.get("subresource").and_then(Value::as_str) != Some("status"))
         .collect();
-    // RFC 3339 in UTC: the order of the texts is that of the times.
+    // The times are RFC 3339 in UTC, so they sort as text.
     others.sort_by_key(|entry| std::cmp::Reverse(entry.get("time").and_then(Value::as_str)));
     let owns = |entry: &&&Value| {
         let fields = entry.get("fieldsV1");
@@ -43,8 +43,8 @@ fn manager(entry: &Value) -> Option<&str> {
     entry.get("manager")?.as_str()
 }
 
-/// Whether a set of fields (`f:` for a key, `k:` for an item by its keys, `v:` for an item by its value)
-/// has this field, or something below or above it that is owned as a whole.
+/// Returns true if a field set contains the field, or a parent or child that is owned as a whole. In a set, `f:` is a
+/// key, `k:` an item by its keys, and `v:` an item by its value.
 fn owned(fields: &Value, live: &Value, steps: &[Step]) -> bool {
     let Some((Step::Of(step), rest)) = steps.split_first() else {
         return fields.is_object();
@@ -52,7 +52,7 @@ fn owned(fields: &Value, live: &Value, steps: &[Step]) -> bool {
     let Some(map) = fields.as_object() else {
         return false;
     };
-    // A leaf: all below is owned with it.
+    // A leaf also owns everything below it.
     if map.is_empty() {
         return true;
     }

@@ -1,4 +1,4 @@
-//! How often one object is put right while somebody else changes it again.
+//! Limits the corrections of an object that another client keeps changing.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,12 +7,12 @@ use krypton_runtime::clock::BootTime;
 
 use super::object::ObjectId;
 
-/// So often at each look, then ever more seldom.
+/// Number of corrections without a pause. After that, the pause doubles with each correction.
 const FREE: u32 = 3;
 const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
-/// Found as it should be so often in a row, the past is forgotten.
+/// Number of good checks in a row after which the history is dropped.
 const FORGIVEN: u32 = 6;
-/// Objects of one release that are kept in mind; of more, the rest is put right at each look.
+/// Maximum number of objects with a history in one release. Further objects are corrected at each check.
 const MOST: usize = 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,12 +22,12 @@ struct Past {
     good: u32,
 }
 
-/// What is remembered of the objects of one release that were put right.
+/// Correction history of the objects of one release.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Guard(BTreeMap<ObjectId, Past>);
 
 impl Guard {
-    /// Whether an object that has been found to differ may be put right now.
+    /// Returns true if an object that differs may be corrected now.
     pub(super) fn may_heal(
         &mut self,
         object: &ObjectId,
@@ -45,7 +45,7 @@ impl Guard {
         now.since(past.last) >= pause
     }
 
-    /// It was put right, or the attempt failed.
+    /// Records a correction or a failed attempt.
     pub(super) fn healed(&mut self, object: &ObjectId, now: BootTime) {
         let known = self.0.contains_key(object);
         if !known && self.0.len() >= MOST {
@@ -63,7 +63,7 @@ impl Guard {
         };
     }
 
-    /// It was found as it should be.
+    /// Records a good check.
     pub(super) fn good(&mut self, object: &ObjectId) {
         if let Some(past) = self.0.get_mut(object) {
             past.good += 1;
@@ -97,7 +97,7 @@ mod tests {
         BootTime(INTERVAL * looks)
     }
 
-    /// At which looks it is put right, when it differs at each of these.
+    /// Returns the checks that correct the object, if it differs at the checks that `differs` selects.
     fn heals(differs: impl Fn(u32) -> bool, looks: u32) -> Vec<u32> {
         let (mut guard, mut heals) = (Guard::default(), Vec::new());
         for look in 0..looks {

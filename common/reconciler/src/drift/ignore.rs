@@ -1,4 +1,4 @@
-//! What may differ: rules of people, and the ones that everybody would write.
+//! Rules for fields that may differ: rules of users, and built-in rules.
 
 use serde_json::Value;
 
@@ -6,24 +6,23 @@ use super::object::ObjectId;
 use crate::drift::field_owner;
 use crate::drift::json_pointer::{Step, steps};
 
-/// Rules of one annotation; it may hold 256 KiB, and each costs a walk through each object.
+/// Maximum number of rules in one annotation. An annotation may hold 256 KiB, and each rule walks through each object.
 pub(crate) const MOST: usize = 64;
-/// What cert-manager fills in is asked for by annotations that begin so.
+/// Prefix of the annotations that request an injection from cert-manager.
 const INJECTED: &str = "cert-manager.io/inject-";
 
-/// A field that may differ, with all below it.
+/// A field that may differ, with all fields below it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// Of objects of this kind, all kinds without one.
+    /// Kind of the objects. `None` matches all kinds.
     kind: Option<String>,
-    /// Of the object of this name.
+    /// Name of the object. `None` matches all names.
     name: Option<String>,
     steps: Vec<Step>,
 }
 
-/// Rules as an annotation has them, between commas or blanks: `/spec/replicas`,
-/// `Deployment:/spec/replicas`, `Deployment/web:/spec/template/spec/containers/*/image`. The second is
-/// what is no rule, in words.
+/// Parses the rules of an annotation, separated by commas or whitespace: `/spec/replicas`, `Deployment:/spec/replicas`,
+/// `Deployment/web:/spec/template/spec/containers/*/image`. The second result is an error message for invalid rules.
 pub(crate) fn read(text: &str) -> (Vec<Rule>, Option<String>) {
     let words = text.split(|c: char| c == ',' || c.is_whitespace());
     let mut words = words.filter(|word| !word.is_empty());
@@ -79,7 +78,7 @@ impl Rule {
             && self.name.as_ref().is_none_or(|name| *name == object.name)
     }
 
-    /// Whether the field may differ: it is what the rule points to, or below it.
+    /// Returns true if the rule points to the field or to a parent of it.
     pub(crate) fn covers(&self, pointer: &str) -> bool {
         let Some(field) = steps(pointer) else {
             return false;
@@ -89,10 +88,10 @@ impl Rule {
     }
 }
 
-/// The rules that hold without anybody's saying so.
+/// Returns the built-in rules for an object.
 pub(super) fn well_known(object: &ObjectId, live: &Value) -> Vec<Rule> {
     let mut rules = Vec::new();
-    // Whoever scales by itself says so by the way it writes; a person at kubectl wants to be told.
+    // An autoscaler writes the scale subresource. A user who scales with kubectl wants a report.
     let scaled = field_owner::scales(live).any(|manager| !manager.starts_with("kubectl"));
     if scaled {
         rules.extend(Rule::anywhere("/spec/replicas"));
@@ -115,7 +114,7 @@ pub(super) fn well_known(object: &ObjectId, live: &Value) -> Vec<Rule> {
     rules
 }
 
-/// Takes what may differ from what is there. Left out, it would be taken away: helm owns it.
+/// Copies a field that may differ from the live object. Without it, the apply would remove the field, as Helm owns it.
 pub(crate) fn keep(applied: &mut Value, live: &Value, rule: &Rule) {
     keep_from(applied, live, &rule.steps);
 }
@@ -165,7 +164,7 @@ fn keep_from(applied: &mut Value, live: &Value, steps: &[Step]) {
     }
 }
 
-/// The same item of a list that is there: by its name, where items have names.
+/// Returns the matching item of the live list: by name if the items have names, otherwise by index.
 fn partner<'a>(item: &Value, index: usize, live: &'a Value) -> Option<&'a Value> {
     let items = live.as_array()?;
     match item.get("name") {

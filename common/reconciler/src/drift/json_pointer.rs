@@ -1,13 +1,13 @@
-//! JSON pointers (RFC 6901), with `*` for any one step.
+//! JSON pointers (RFC 6901), with `*` as a wildcard for one step.
 
-/// One step of a pointer, with its escapes undone.
+/// One step of a pointer, unescaped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     Any,
     Of(String),
 }
 
-/// The steps of a pointer; `None` when it is none. The pointer to the whole is empty.
+/// Parses a pointer. Returns `None` if it is invalid. The empty pointer names the whole document.
 pub(crate) fn steps(pointer: &str) -> Option<Vec<Step>> {
     if pointer.is_empty() {
         return Some(Vec::new());
@@ -19,7 +19,7 @@ pub(crate) fn steps(pointer: &str) -> Option<Vec<Step>> {
     Some(pointer.strip_prefix('/')?.split('/').map(read).collect())
 }
 
-/// One step as it is written.
+/// Escapes one step.
 pub(crate) fn escaped(step: &str) -> String {
     step.replace('~', "~0").replace('/', "~1")
 }

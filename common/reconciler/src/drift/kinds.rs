@@ -1,4 +1,4 @@
-//! Which kinds a cluster serves, and where their objects are.
+//! Cache of the kinds that a cluster serves, and of their API paths.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,18 +7,18 @@ use krypton_runtime::clock::BootTime;
 
 use super::object::ObjectId;
 
-/// Asked again after so long.
+/// Time after which the kinds are queried again.
 const FRESH_FOR: Duration = Duration::from_secs(30 * 60);
 
-/// Where the objects of a kind are.
+/// API path of a kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Place {
-    /// As paths have it.
+    /// Plural name, as in API paths.
     pub(super) plural: String,
     pub(super) namespaced: bool,
 }
 
-/// By group and version; a kind that is not among those of a known one is not served.
+/// Served kinds by group and version. A kind that is missing in a cached group is not served.
 #[derive(Debug, Default)]
 pub(super) struct Kinds(BTreeMap<String, Served>);
 

@@ -1,5 +1,7 @@
-//! A look at one release: each object is read, and where it is not as it was when it was last found good,
-//! the apiserver is asked what an apply of the manifest would make of it.
+//! Drift check of one release.
+//!
+//! It reads each object. If the object has changed since its last good check, a dry-run apply of the manifest shows the
+//! difference.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
@@ -25,16 +27,16 @@ use super::{Difference, DriftMetrics, Finding, HELM, Outcome, Seen, Wanted, igno
 use crate::drift::field_owner;
 use crate::drift::heal_limit::Guard;
 
-/// Between two requests: ten in a second, of what an apiserver serves by the hundred.
+/// Pause between two requests: ten requests a second, a small share of an API server's capacity.
 const PACE: Duration = Duration::from_millis(100);
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Objects of one release that are looked at; the largest charts have some hundreds.
+/// Maximum number of objects to check in one release. The largest charts have some hundreds.
 const MOST: usize = 4096;
 
-/// A look that came to nothing. The next one may.
+/// A check that failed. The next one may succeed.
 #[derive(Debug, Error)]
 pub(crate) enum LookError {
-    /// Something else is to be done for the Tenant first.
+    /// The reconciler has another action for the Tenant.
     #[error("it was called off")]
     CalledOff,
     #[error("{what}")]
@@ -47,7 +49,7 @@ pub(crate) enum LookError {
     Deadline { what: String },
 }
 
-/// What is kept of a member from look to look. Losing it costs requests.
+/// Cache of a member between checks. Losing it costs only requests.
 #[derive(Debug, Default)]
 pub(crate) struct Notes {
     kinds: Kinds,
@@ -55,44 +57,45 @@ pub(crate) struct Notes {
 }
 
 impl Notes {
-    /// Forgets the releases that are not among these.
+    /// Drops the releases for which `there` returns false.
     pub(crate) fn keep(&mut self, there: impl Fn(&ReleaseKey) -> bool) {
         self.releases.retain(|release, _| there(release));
     }
 }
 
-/// What is kept of a release.
+/// Cached state of a release.
 #[derive(Debug, Default)]
 struct Past {
-    /// What the marks rest on beside the objects.
+    /// Revision and rules that the marks depend on.
     of: (u32, Vec<super::Rule>),
-    /// Objects that were found good, each as it was: eight bytes and an entry.
+    /// Marks of the objects that passed the last check: eight bytes each.
     good: HashMap<ObjectKey, u64>,
     guard: Guard,
 }
 
-/// The place of an object in its manifest, which is that of one revision.
+/// Index of an object in the manifest of one revision.
 type ObjectKey = u16;
 
-/// One release and what is wanted of it.
+/// Input of a drift check.
 pub(crate) struct Task<'a> {
-    /// With the rights that helm has.
+    /// Client with Helm's rights.
     pub(crate) client: &'a Client,
     pub(crate) release: &'a ReleaseKey,
     pub(crate) revision: u32,
     pub(crate) wanted: &'a Wanted,
     pub(crate) metrics: &'a DriftMetrics,
     pub(crate) cancel: &'a CancellationToken,
-    /// The revision is the original's, which has created in `default` what a manifest gives no namespace.
+    /// krypton-operator installed the revision. It created the objects that have no namespace in the manifest in
+    /// `default`.
     pub(crate) adopted: bool,
-    /// Whether Krypton has recorded this manifest. The users of the workspace can write any other, and its objects are
-    /// read with Helm's rights: of such a manifest only the objects of the workspace are compared, and none is healed.
+    /// Krypton has recorded this manifest. The users of the workspace can write any other manifest, and its objects are
+    /// read with Helm's rights. Without a record, the check covers only objects of the workspace and corrects none.
     pub(crate) recorded: bool,
-    /// Whether the member may be written to, now.
+    /// Returns true while the member may be written to.
     pub(crate) may_write: &'a (dyn Fn() -> bool + Send + Sync),
 }
 
-/// Looks at the objects of a manifest, and puts right what differs where that is wanted.
+/// Checks the objects of a manifest and corrects differences if `wanted` requests it.
 pub(crate) async fn look(
     task: &Task<'_>,
     notes: &mut Notes,
@@ -137,17 +140,17 @@ struct Looker<'a> {
     task: &'a Task<'a>,
     pace: Interval,
     kinds: &'a mut Kinds,
-    /// Groups that were asked for in this look: a kind that is not served is not asked for again.
+    /// Groups that were queried in this check. An unserved kind is not queried again.
     asked: BTreeSet<String>,
 }
 
-/// What came of a call, where it is about the one object only.
+/// Response about one object.
 enum Answer<T> {
     Is(T),
     NotFound,
-    /// Something else was written meanwhile.
+    /// Another client has written the object in the meantime.
     Conflict,
-    /// The apiserver will not have it.
+    /// The API server rejects the request.
     Refused(String),
 }
 
@@ -173,7 +176,7 @@ impl Looker<'_> {
         if !self.task.recorded && id.namespace.as_ref() != Some(workspace) {
             return Ok(());
         }
-        // Once more, where somebody else writes at the same time.
+        // Try a second time if another client writes at the same time.
         for last in [false, true] {
             let live = match self.get(&resource, &id).await? {
                 Answer::Is(live) => Some(live),
@@ -185,7 +188,7 @@ impl Looker<'_> {
                 }
             };
             let Some(live) = live else {
-                // Done, and tidied away: to make it again would be to run it again.
+                // A completed Job was cleaned up. Creating it again would run it again.
                 if id.kind == "Job" && id.api_version.starts_with("batch/") {
                     return Ok(());
                 }
@@ -221,7 +224,7 @@ impl Looker<'_> {
         Ok(())
     }
 
-    /// Whether an object that is missing in the workspace is where the original has put it.
+    /// Returns true if krypton-operator created the missing object in `default`.
     async fn is_in_default(&mut self, id: &ObjectId, manifest: &Value) -> Result<bool, LookError> {
         let release = self.task.release;
         let placed = ObjectId::of(manifest).is_some_and(|id| id.namespace.is_some());
@@ -241,7 +244,7 @@ impl Looker<'_> {
         };
         Ok(match self.get(&resource, &there).await? {
             Answer::Is(live) => object::is_of(&live, release),
-            // Nobody is helped by a second one beside the first.
+            // The object may exist there, and a duplicate would help no user.
             Answer::Refused(_) => true,
             Answer::NotFound | Answer::Conflict => false,
         })
@@ -308,7 +311,7 @@ impl Looker<'_> {
         applied: Value,
         past: &mut Past,
     ) -> Result<Finding, LookError> {
-        // Without force: what somebody makes at this moment is not taken over.
+        // Apply without force, to not take over an object that another client creates now.
         let healed = self.heal(resource, id, &applied, false, past).await?;
         Ok(Finding {
             object: id.clone(),
@@ -318,7 +321,7 @@ impl Looker<'_> {
         })
     }
 
-    /// Puts an object right where that is wanted; `None` when it has changed meanwhile.
+    /// Corrects an object if `wanted` requests it. Returns `None` if the object has changed in the meantime.
     async fn heal(
         &mut self,
         resource: &Request,
@@ -369,7 +372,7 @@ impl Looker<'_> {
         }))
     }
 
-    /// Where objects of this kind are; or why that cannot be known.
+    /// Returns the API path for objects of this kind, or the reason why it is unknown.
     async fn resource(&mut self, id: &mut ObjectId) -> Result<Result<Request, String>, LookError> {
         let now = BootTime::now();
         if self.kinds.of(id, now).is_none() && self.asked.insert(id.api_version.clone()) {
@@ -449,7 +452,7 @@ impl Looker<'_> {
             false => in_time(what, effect!("drift.heal", call)).await?,
         };
         Ok(match answer {
-            // What the apiserver complains of may be in the message, and so may a secret.
+            // The API server's message may quote a secret value.
             Answer::Refused(_) if id.kind == "Secret" => {
                 Answer::Refused("the apiserver refuses what the chart has".to_owned())
             }
@@ -457,8 +460,8 @@ impl Looker<'_> {
         })
     }
 
-    /// Waits for the next request's turn; none comes when the look is called off. A request that is under
-    /// way is waited for: what was written is known.
+    /// Waits for the next request's slot, or fails if the check is cancelled. A request in flight always completes, so
+    /// its result is known.
     async fn turn(&mut self) -> Result<(), LookError> {
         let cancel = self.task.cancel;
         tokio::select! {
@@ -476,7 +479,7 @@ enum Compared {
     Good,
     Differs(Finding),
     Unseen(String),
-    /// It is another by now.
+    /// The object has changed in the meantime.
     Changed,
 }
 
@@ -486,7 +489,7 @@ struct Apply {
     force: bool,
 }
 
-/// Being deleted, or set aside by a person.
+/// Returns true if the object is being deleted or a user disabled drift detection for it.
 fn left_alone(live: &Value) -> bool {
     let meta = live.pointer("/metadata");
     let at = |key: &str| meta.and_then(|meta| meta.get(key));
@@ -494,7 +497,7 @@ fn left_alone(live: &Value) -> bool {
     at("deletionTimestamp").is_some() || set_aside.and_then(Value::as_str) == Some("off")
 }
 
-/// An answer about the object is one; that the apiserver cannot answer ends the look.
+/// Returns a response about the object. A failure of the API server ends the check.
 async fn in_time<T>(
     what: String,
     call: impl Future<Output = kube::Result<T>>,
@@ -505,8 +508,8 @@ async fn in_time<T>(
         Ok(Err(kube::Error::Api(status))) => match status.code {
             404 => Ok(Answer::NotFound),
             409 => Ok(Answer::Conflict),
-            // It does not know us, has no time, or is not there. A 500 is what a webhook that fails comes
-            // to, and a manifest that cannot be applied.
+            // Authentication failed, or the API server is overloaded or unavailable. A 500 can come from a failed
+            // webhook or from an invalid manifest.
             401 | 429 | 501.. => {
                 let source = kube::Error::Api(status);
                 Err(LookError::Call { what, source })
@@ -518,7 +521,7 @@ async fn in_time<T>(
 }
 
 impl LookError {
-    /// For the log; nothing of it is the Tenant's fault.
+    /// Returns the text for the log. The Tenant is not at fault.
     pub(crate) fn text(&self) -> String {
         chain(self)
     }

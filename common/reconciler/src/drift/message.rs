@@ -1,29 +1,29 @@
-//! The words for what a look has shown: a part of the message of `ClusterReady`, and events.
+//! Messages about drift: a part of the `ClusterReady` message, and events.
 
 use krypton_runtime::events::ObjectEvent;
 
 use super::{Difference, Finding, Outcome, Seen};
 
-/// Between what else is said and this.
+/// Separates the drift from the rest of the message.
 const MARK: &str = "; drift: ";
-/// Objects that are named.
+/// Maximum number of objects to name.
 const NAMED: usize = 3;
-/// Fields of an object that are named.
+/// Maximum number of fields to name for each object.
 const FIELDS: usize = 3;
-/// Of what the apiserver says. With the names it stays well below the 1,024 of a whole message.
+/// Maximum bytes of the API server's message. Together with the names, it stays well below the limit of 1,024.
 const REASON: usize = 160;
 
-/// The message without what it says of drift.
+/// Returns the message without the part about drift.
 fn without_findings(message: &str) -> &str {
     message.split_once(MARK).map_or(message, |(rest, _)| rest)
 }
 
-/// What the message says of drift, if anything.
+/// Returns the part of the message about drift, if any.
 pub(crate) fn findings_in(message: &str) -> Option<&str> {
     message.split_once(MARK).map(|(_, findings)| findings)
 }
 
-/// The message, with this in the place of what it said of drift.
+/// Replaces the part of the message about drift.
 pub(crate) fn with_findings(message: &str, findings: Option<&str>) -> String {
     let rest = without_findings(message);
     match findings {
@@ -32,9 +32,9 @@ pub(crate) fn with_findings(message: &str, findings: Option<&str>) -> String {
     }
 }
 
-/// What is to be said as long as it is so; `None` when all is as it should be.
+/// Describes the remaining drift, or returns `None` without drift.
 ///
-/// The same findings make the same words: each other word is a write of a status.
+/// Equal findings produce equal text, as each change of the text causes a status write.
 pub(crate) fn described(seen: &Seen) -> Option<String> {
     let mut parts = Vec::new();
     let standing = |finding: &&Finding| finding.outcome != Outcome::Healed;
@@ -89,7 +89,7 @@ fn cut(text: &str) -> &str {
     text.get(..end).unwrap_or_default()
 }
 
-/// The events of a look: what was done. What stands is told when the message changes.
+/// Returns the events for corrections. `found` returns the event for remaining drift when the message changes.
 pub(crate) fn told(seen: &Seen) -> Vec<ObjectEvent> {
     let healed = |finding: &&Finding| finding.outcome == Outcome::Healed;
     let healed: Vec<&Finding> = seen.findings.iter().filter(healed).collect();
@@ -111,7 +111,7 @@ pub(crate) fn told(seen: &Seen) -> Vec<ObjectEvent> {
     }]
 }
 
-/// The event of a message that says something else of drift than the one before.
+/// Returns an event if the new message describes other drift than the previous one.
 pub(crate) fn found(before: Option<&str>, after: &str) -> Option<ObjectEvent> {
     let after = findings_in(after)?;
     (before.and_then(findings_in) != Some(after)).then(|| ObjectEvent {

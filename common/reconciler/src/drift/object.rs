@@ -1,4 +1,4 @@
-//! One object of a manifest: its name, and what helm applies of it.
+//! Object of a manifest: its identity, and the form that Helm applies.
 
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "Helm");
 const RELEASE_NAME: &str = "meta.helm.sh/release-name";
 const RELEASE_NAMESPACE: &str = "meta.helm.sh/release-namespace";
-/// What the apiserver fills in.
+/// Metadata that the API server sets.
 const SERVERS: [&str; 7] = [
     "creationTimestamp",
     "deletionTimestamp",
@@ -20,12 +20,12 @@ const SERVERS: [&str; 7] = [
     "uid",
 ];
 
-/// Names an object of a cluster.
+/// Identity of an object in a cluster.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectId {
     pub api_version: String,
     pub kind: String,
-    /// `None` for what has none, and as long as it is not known where the kind lives.
+    /// `None` for a cluster-scoped object, or if it is unknown whether the kind is namespaced.
     pub namespace: Option<String>,
     pub name: String,
 }
@@ -40,7 +40,7 @@ impl fmt::Display for ObjectId {
 }
 
 impl ObjectId {
-    /// As the manifest has it; `None` for what has no kind or no name.
+    /// Returns the identity from the manifest. `None` if it has no kind or no name.
     pub(super) fn of(manifest: &Value) -> Option<Self> {
         let text = |pointer: &str| {
             let text = manifest.pointer(pointer).and_then(Value::as_str);
@@ -55,7 +55,7 @@ impl ObjectId {
     }
 }
 
-/// What helm applies: the manifest's object with the marks of its release.
+/// Returns the object that Helm applies: the manifest's object with the marks of its release.
 pub(super) fn applied(manifest: &Value, release: &ReleaseKey) -> Value {
     let mut object = manifest.clone();
     let Some(meta) = entry(&mut object, "metadata") else {
@@ -83,7 +83,7 @@ fn entry<'a>(object: &'a mut Value, key: &str) -> Option<&'a mut Map<String, Val
     object.as_object_mut()?.get_mut(key)?.as_object_mut()
 }
 
-/// The same, to be written only onto the object that was looked at, as it was.
+/// Restricts the apply to the live object at its current version.
 pub(super) fn onto(mut applied: Value, live: &Value) -> Value {
     if let Some(meta) = entry(&mut applied, "metadata") {
         for key in ["uid", "resourceVersion"] {
@@ -95,7 +95,7 @@ pub(super) fn onto(mut applied: Value, live: &Value) -> Value {
     applied
 }
 
-/// Of which other release the object says that it is.
+/// Returns the release that the object's annotations name, if it is another one.
 pub(super) fn other_release(live: &Value, release: &ReleaseKey) -> Option<String> {
     let annotation = |key: &str| {
         let annotations = live.pointer("/metadata/annotations")?;
@@ -106,15 +106,14 @@ pub(super) fn other_release(live: &Value, release: &ReleaseKey) -> Option<String
     (!ours).then(|| format!("{namespace}/{name}"))
 }
 
-/// Whether it says that it is of this release.
+/// Returns true if the object's annotations name this release.
 pub(super) fn is_of(live: &Value, release: &ReleaseKey) -> bool {
     let marked = live.pointer("/metadata/annotations");
     let marked = marked.is_some_and(|annotations| annotations.get(RELEASE_NAME).is_some());
     marked && other_release(live, release).is_none()
 }
 
-/// What must stay the same for a comparison to come out the same: all of the object, but for the status
-/// of what has a generation.
+/// Hashes all inputs of a comparison: the whole object, or everything except its status if it has a generation.
 pub(super) fn mark(live: &Value) -> u64 {
     let at = |key: &str| live.pointer(key).map(Value::to_string);
     let mut hasher = DefaultHasher::new();

@@ -1,4 +1,4 @@
-//! Looks for drift: one release of the member at a time, none while anything else is done for it.
+//! Schedules drift checks: one release of the member at a time, and only while no action runs for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -29,17 +29,17 @@ use crate::run_loop::Reconciler;
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// When each release is looked at. After a start the first looks are spread over a whole interval.
+/// Due times of the releases. After a start, the first checks are spread over a whole interval.
 #[derive(Debug, Default)]
 struct Schedule {
     due: BTreeSet<(BootTime, OwnerKey)>,
     times: BTreeMap<OwnerKey, BootTime>,
-    /// Whose turn it is.
+    /// The release that is checked next.
     next: Option<OwnerKey>,
 }
 
 impl Schedule {
-    /// It is to be looked at within an interval, if it is not so already.
+    /// Schedules a check within an interval, unless one is already scheduled.
     fn enter(&mut self, key: &OwnerKey, interval: Duration, now: BootTime, chance: f64) {
         let soon = |at: &BootTime| *at <= BootTime(now.0 + interval.mul_f64(1.2));
         if self.next.as_ref() != Some(key) && !self.times.get(key).is_some_and(soon) {
@@ -47,7 +47,7 @@ impl Schedule {
         }
     }
 
-    /// A look begins: the next one comes after an interval, give or take a fifth.
+    /// A check starts. The next one follows after an interval, plus or minus a fifth.
     fn begun(&mut self, key: &OwnerKey, interval: Duration, now: BootTime, chance: f64) {
         self.next.take_if(|next| next == key);
         self.at(key, BootTime(now.0 + interval.mul_f64(0.8 + 0.4 * chance)));
@@ -66,7 +66,7 @@ impl Schedule {
         }
     }
 
-    /// Whose turn it is now.
+    /// Returns the release whose check is due.
     fn turn(&mut self, now: BootTime) -> Option<&OwnerKey> {
         if self.next.is_none()
             && let Some((at, key)) = self.due.first().cloned()
@@ -84,7 +84,7 @@ impl Schedule {
     }
 }
 
-/// The one look that goes on.
+/// The running check.
 #[derive(Debug)]
 struct Running {
     key: OwnerKey,
@@ -94,23 +94,23 @@ struct Running {
 }
 
 impl Running {
-    /// Whether what it looks for is what is wanted now.
+    /// Returns true if the check still has the requested revision and settings.
     fn seeks(&self, revision: Option<u32>, wanted: Option<&Wanted>) -> bool {
         Some(self.revision) == revision && Some(&self.wanted) == wanted
     }
 }
 
-/// The member's looks.
+/// The drift checks of a member.
 #[derive(Default)]
 pub(crate) struct DriftSchedule {
     schedule: Schedule,
     running: Option<Running>,
-    /// With the look while one goes on.
+    /// `None` while a check runs, which then holds them.
     notes: Option<Box<Notes>>,
     pub jobs: JoinSet<Box<Looked>>,
 }
 
-/// What one look is for.
+/// Input of a check.
 pub(super) struct Look {
     key: OwnerKey,
     owner: ReleaseOwner,
@@ -122,23 +122,23 @@ pub(super) struct Look {
     notes: Box<Notes>,
 }
 
-/// What came of it.
+/// Result of a check.
 pub(crate) struct Looked {
     key: OwnerKey,
     notes: Box<Notes>,
     drifted: Option<Drifted>,
-    /// This revision has to be read again: it cannot be decoded, or has changed since it was deployed.
+    /// Revision to read again: it cannot be decoded, or has changed since it was deployed.
     unreadable: Option<u32>,
 }
 
-/// Why there was nothing to look at.
+/// Reason why a check was impossible.
 enum Blind {
     Unreadable(String),
     Otherwise(String),
 }
 
 impl DriftSchedule {
-    /// When a release is due; a look that goes on says itself when it has ended.
+    /// Returns the next due time. A running check reports its own end.
     pub(crate) fn wake(&self) -> Option<BootTime> {
         self.schedule.wake().filter(|_| self.running.is_none())
     }
@@ -153,7 +153,7 @@ impl DriftSchedule {
         running.inspect(|running| running.cancel.cancel()).is_some()
     }
 
-    /// Calls off the look that goes on, and waits for its last request.
+    /// Cancels the running check, and waits for its last request.
     pub(crate) async fn end(&mut self) {
         if let Some(running) = &self.running {
             running.cancel.cancel();
@@ -163,7 +163,7 @@ impl DriftSchedule {
 }
 
 impl Reconciler {
-    /// Whoever is due is looked at next.
+    /// Queues the release whose check is due.
     pub(crate) fn check_drift(&mut self, now: BootTime) {
         if self.drift_schedule.running.is_none()
             && let Some(key) = self.drift_schedule.schedule.turn(now)
@@ -172,8 +172,8 @@ impl Reconciler {
         }
     }
 
-    /// Enters it for looks, or takes it out. Whether a look at it has to end first, since there is
-    /// something else to do.
+    /// Schedules or unschedules the owner. Returns true if a running check must end first, as the plan has another
+    /// action.
     pub(crate) fn drift_first(
         &mut self,
         key: &OwnerKey,
@@ -197,14 +197,14 @@ impl Reconciler {
         if idle && goes_on {
             return false;
         }
-        // What it would say or do is not what is wanted any more; that is looked for next.
+        // Cancel an outdated check and start one with the current settings next.
         if plan.drift.is_some() && !goes_on {
             drift_schedule.schedule.at(key, now);
         }
         drift_schedule.call_off(key) && !idle
     }
 
-    /// Begins a look where it is its turn.
+    /// Starts a check if it is the owner's turn.
     pub(crate) fn begin_drift(
         &mut self,
         key: &OwnerKey,
@@ -304,7 +304,7 @@ impl ActionRunner {
                     words,
                 })
             }
-            // It is another release by now.
+            // The release has changed in the meantime.
             Ok(None) => None,
             Err(blind) => {
                 let problem = match blind {
@@ -327,7 +327,7 @@ impl ActionRunner {
         })
     }
 
-    /// The differences, and whether the revision has a record.
+    /// Returns the differences, and whether the revision has a record.
     async fn look_at(&self, look: &mut Look) -> Result<Option<(Seen, bool)>, Blind> {
         let Some((manifest, unread, digest)) = self.manifest(look).await? else {
             return Ok(None);
@@ -360,7 +360,7 @@ impl ActionRunner {
         }
     }
 
-    /// The manifest of the revision, if that is still what is deployed.
+    /// Returns the manifest of the revision, if it is still deployed.
     async fn manifest(&self, look: &Look) -> Result<Option<(Vec<Value>, usize, String)>, Blind> {
         let api: Api<Secret> = Api::namespaced(self.member.client.clone(), &look.release.namespace);
         let name = secret_name(&look.release.name, look.revision);
@@ -384,7 +384,7 @@ impl ActionRunner {
         if !deployed {
             return Ok(None);
         }
-        // A megabyte of YAML takes tens of milliseconds, which nobody else is to wait for.
+        // A megabyte of YAML takes tens of milliseconds, which must not block other tasks.
         let read = tokio::task::spawn_blocking(move || {
             let (objects, unread) = manifest::objects(&secret)?;
             Ok::<_, ReleaseError>((objects, unread, releases::digest(&secret)?))
@@ -395,8 +395,8 @@ impl ActionRunner {
             .map_err(|error| Blind::Unreadable(chain(&error)))
     }
 
-    /// Whether the manifest that was read is what Krypton deployed. The users of the workspace can write to it, and
-    /// its objects are read and applied with Helm's rights.
+    /// Returns true if Krypton deployed this manifest. The users of the workspace can change it, and its objects are
+    /// read and applied with Helm's rights.
     async fn is_recorded(&self, look: &Look, digest: &str) -> Result<bool, Blind> {
         self.tools.drift.requests.inc();
         let record = self.release_record(&look.release).await;

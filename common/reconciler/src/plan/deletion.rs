@@ -1,4 +1,4 @@
-//! The plan for a release that is to go: with its Tenant, by home's order, or with the whole member.
+//! Plans the removal of a release: with its Tenant, on an order of the hub, or with the whole member.
 
 use krypton_types::conditions::{ClusterState, Truth, reason};
 use krypton_types::names;
@@ -6,7 +6,7 @@ use krypton_types::names;
 use super::{Action, Coming, Ownership, Permit, Plan, View, state};
 use crate::owner::ReleaseOwner;
 
-/// The Tenant has been deleted, or home orders the deployment to go.
+/// Plans for a deleted Tenant, or for a deployment whose removal the hub orders.
 pub(super) fn plan(view: &View<'_>) -> Plan {
     if let ReleaseOwner::Deployment(order) = view.owner {
         let ours = matches!(view.ownership(), Ownership::Mine | Ownership::Unread);
@@ -24,11 +24,11 @@ pub(super) fn plan(view: &View<'_>) -> Plan {
     removal(view)
 }
 
-/// The member leaves the fleet with its releases: the Tenant stays, and is nobody's any more.
+/// Plans for a member that leaves the fleet with its releases. The Tenant stays, but Krypton no longer manages it.
 pub(super) fn retire(view: &View<'_>) -> Plan {
     let plan = removal(view);
     match plan.action {
-        // A workspace that was kept when the finalizer went is not looked at again.
+        // Krypton does not check a kept workspace again after it has removed the finalizer.
         Action::RemoveFinalizer { .. } | Action::DeleteWorkspace if !view.has_finalizer() => {
             let orphaned = plan.action == Action::RemoveFinalizer { orphaned: true };
             let why = "the cluster was taken out of the fleet with deletionPolicy Uninstall";
@@ -103,7 +103,7 @@ fn removal(view: &View<'_>) -> Plan {
     }
 }
 
-/// Nothing of ours is left; or it is left on purpose, or is not ours.
+/// Returns the final state: the release is removed, left on purpose, or belongs to another owner.
 fn over(view: &View<'_>, orphaned: bool, why: &str) -> ClusterState {
     let what = match (orphaned, view.ownership()) {
         (true, _) => format!(

@@ -1,4 +1,4 @@
-//! What drift adds to a plan: whether the release may be looked at, and what is said of the last look.
+//! Adds drift to a plan: whether to check the release, and the result of the last check.
 
 use krypton_types::conditions::reason;
 use krypton_types::desired::drift::DriftMode;
@@ -6,7 +6,7 @@ use krypton_types::desired::drift::DriftMode;
 use super::{Action, Permit, Plan, View};
 use crate::drift::{Wanted, with_findings};
 
-/// A release that is as desired may be looked at, unless it is still being rolled out, or nobody may write.
+/// Permits a drift check if the release is as desired, its rollout is complete, and Krypton may write.
 pub(super) fn over(view: &View<'_>, mut plan: Plan) -> Plan {
     if !plan.settled {
         return plan;
@@ -20,7 +20,7 @@ pub(super) fn over(view: &View<'_>, mut plan: Plan) -> Plan {
             .is_some_and(|newest| newest.revision == last.revision)
     });
     let ready = &mut plan.state.ready;
-    // Until a look of ours, what an earlier process has said of it stands.
+    // The findings of an earlier process stay until this process has checked the release.
     if off || wanted.mistaken.is_some() || last.is_some() {
         let words = last.filter(|_| !off).and_then(|last| last.words.clone());
         let said: Vec<String> = wanted.mistaken.clone().into_iter().chain(words).collect();

@@ -1,4 +1,4 @@
-//! The plan for a Tenant or a deployment that is to be there.
+//! Plans the next action for a Tenant or KryptonDeployment that is not deleted.
 
 use krypton_helm::releases::revision::Revision;
 use krypton_helm::releases::{ORIGINALS_NAMESPACE, Status};
@@ -43,14 +43,14 @@ pub(super) fn plan(view: &View<'_>) -> Plan {
         (Permit::Granted, None) => None,
     };
     match held {
-        // What is left over can wait, and says nothing of the release.
+        // The sweep can wait, and does not affect the state of the release.
         Some(_) if matches!(next.action, Action::Sweep(_)) => Plan {
             action: Action::Nothing,
             ..next
         },
-        // Nothing to do is the same with and without a permit, and to read changes nothing.
+        // These actions change nothing on the member, so they need no permit.
         Some((why, message)) if !changes_nothing(&next.action) => held_back(view, why, message),
-        // What would come does not, as long as that is so.
+        // The next step does not happen while the permit is missing or a pause lasts.
         Some(_) => Plan { next: None, ..next },
         None => next,
     }
@@ -60,7 +60,8 @@ fn changes_nothing(action: &Action) -> bool {
     matches!(action, Action::Nothing | Action::ReadRelease(_))
 }
 
-/// An action waits for a permit or for the end of a pause. The readiness of the deployed revision is still followed.
+/// Reports that the action waits for a permit or for the end of a pause. The readiness of the deployed revision is
+/// still updated.
 fn held_back(view: &View<'_>, why: &str, message: String) -> Plan {
     let said = view.said().unwrap_or_else(|| ClusterState {
         ready: state(Truth::Unknown, why, "not looked after yet"),
@@ -77,7 +78,7 @@ fn held_back(view: &View<'_>, why: &str, message: String) -> Plan {
     Plan::new(action, state)
 }
 
-/// The readiness of the deployed revision. A revision that is unread is read first.
+/// Returns the readiness of the deployed revision, and the action that reads the revision if it is unread.
 fn followed(view: &View<'_>, said: State) -> (Action, State) {
     let deployed = view
         .newest()
@@ -89,7 +90,8 @@ fn followed(view: &View<'_>, said: State) -> (Action, State) {
     }
 }
 
-/// The readiness of what runs while an attempt fails before Helm begins; `None` if nothing runs that was ready.
+/// Returns the readiness of the running release while an attempt fails before Helm starts; `None` if it was not
+/// ready.
 pub(super) fn kept(view: &View<'_>) -> Option<(Action, State)> {
     let said = view.said()?.ready;
     let deployed = |newest: &Revision| newest.status == Status::Deployed;
@@ -100,7 +102,7 @@ pub(super) fn kept(view: &View<'_>) -> Option<(Action, State)> {
     (said.truth == Truth::True).then_some((Action::Nothing, said))
 }
 
-/// Judges the workloads of a deployed revision although another action is due. The condition of a failed attempt
+/// Evaluates the workloads of a deployed revision although another action is due. The condition of a failed attempt
 /// stays.
 fn readiness(view: &View<'_>, said: State) -> State {
     let wait = view.desired.handling.wait;
@@ -124,7 +126,7 @@ fn readiness(view: &View<'_>, said: State) -> State {
     }
 }
 
-/// What no helm run could put right.
+/// Returns the error state if the release must not use its workspace. A Helm run cannot fix that.
 fn refused(view: &View<'_>) -> Option<ClusterState> {
     let workspace = &view.release_key.namespace;
     if !names::is_dns_label(workspace) {
@@ -160,7 +162,7 @@ fn refused(view: &View<'_>) -> Option<ClusterState> {
     ))
 }
 
-/// The fleet keeps objects to namespaces of their own, and this one is not. What runs there stays as it is.
+/// Returns the error state if lockdown forbids the workspace to the owner. An existing release stays unchanged.
 fn not_own(view: &View<'_>) -> Option<ClusterState> {
     if view.may_use_workspace(view.owner) {
         return None;
@@ -177,7 +179,7 @@ fn not_own(view: &View<'_>) -> Option<ClusterState> {
     Some(after_failure(view, reason::NAMESPACE_NOT_OWNED, &message).state)
 }
 
-/// What a person can do about the workspace: a deployment's is its name.
+/// Returns the fix for an unusable workspace. A KryptonDeployment's name determines its workspace.
 fn elsewhere(view: &View<'_>, of_tenant: &'static str) -> &'static str {
     match view.owner {
         ReleaseOwner::Tenant(_) => of_tenant,
@@ -185,8 +187,8 @@ fn elsewhere(view: &View<'_>, of_tenant: &'static str) -> &'static str {
     }
 }
 
-/// Values of the Tenant's own that cannot count. To leave them out would be another release than was asked
-/// for, so what there is stays as it is.
+/// Rejects values of the Tenant that the fleet does not allow or that are too large. Without them, Krypton would
+/// install another release than the user requested, so an existing release stays unchanged.
 fn values_refused(view: &View<'_>) -> Option<Plan> {
     let own = view.owner.values();
     let own = own.filter(|own| !own.is_empty())?;
@@ -212,7 +214,7 @@ fn values_refused(view: &View<'_>) -> Option<Plan> {
 fn next(view: &View<'_>) -> Plan {
     let newest = view.newest();
     let current = newest.map(|newest| currency(view, newest));
-    // Until a revision has once been deployed, it is still the installation.
+    // Until a revision has been deployed, the run is an installation.
     let deployed =
         |revision: &&Revision| matches!(revision.status, Status::Deployed | Status::Superseded);
     let run = if view.revisions.iter().any(deployed) {
@@ -228,7 +230,7 @@ fn next(view: &View<'_>) -> Plan {
         None if newest.is_none() => {
             return attempt(view, Action::CreateWorkspace, run);
         }
-        // A release in a namespace that the watch has not shown yet: wait for the watch.
+        // The watch has not shown the namespace of the release yet: wait for the watch.
         None => return Plan::wait(announced(view, current, run)),
         Some(workspace) if workspace.terminating => {
             let message = format!(
@@ -262,7 +264,7 @@ fn next(view: &View<'_>) -> Plan {
         Remedy::InstallAgain => attempt(view, Action::InstallAgain, Run::Install),
         Remedy::Unlock => attempt(view, unlock(newest), run),
         Remedy::BreakLock => locked(view, newest, run),
-        // Of these none is for a Tenant that is to be there, or comes up before it is tried.
+        // Only `Ask` gets here. `Uninstall` and `LetGo` are for deleted Tenants, and a read handles `SetAside`.
         Remedy::Uninstall | Remedy::LetGo | Remedy::SetAside | Remedy::Ask => {
             let message = format!(
                 "revision {} of release {} is in a state that helm does not name; look at it with helm history",
@@ -273,13 +275,14 @@ fn next(view: &View<'_>) -> Plan {
     }
 }
 
-/// Without its manifest it is not known which workloads must be ready, as after a start of this process.
+/// Whether to read the newest revision first. Its manifest lists the workloads that must be ready, and a new process
+/// has not read it yet.
 fn must_read(view: &View<'_>, newest: &Revision) -> bool {
     view.read(newest).is_none() || view.memory.doubted == Some(newest.revision)
 }
 
-/// Whether the newest revision, if it has no record, was read with the permit. It is rendered again: nothing is healed
-/// from it, and an uninstallation would leave its hooks out.
+/// Returns whether the newest revision was read with the permit, if it has no record. Helm must render such a
+/// revision again: Krypton does not heal from it, and an uninstallation would skip its hooks.
 fn unrecorded(view: &View<'_>, newest: &Revision) -> Option<bool> {
     let (revision, with_permit) = view.memory.unrecorded?;
     let signed = newest.run.is_some() && !inherited(view.revisions, newest);
@@ -291,12 +294,12 @@ fn unrecorded(view: &View<'_>, newest: &Revision) -> Option<bool> {
 enum Currency {
     Current,
     Outdated,
-    /// The labels do not settle it.
+    /// The labels are not sufficient: Krypton must read the revision.
     Unread,
 }
 
-/// Whether the newest revision is what is desired. Our label wins; without it, the original's
-/// annotation counts when chart name and version agree.
+/// Whether the newest revision is as desired. Krypton's label takes precedence. Without it, the Go operator's
+/// annotation counts if chart name and version agree.
 fn currency(view: &View<'_>, newest: &Revision) -> Currency {
     if let Some(label) = &newest.fingerprint {
         let same = label == view.fingerprint && !inherited(view.revisions, newest);
@@ -311,7 +314,7 @@ fn currency(view: &View<'_>, newest: &Revision) -> Currency {
         ReleaseOwner::Tenant(_) => view
             .original_fingerprint()
             .is_some_and(|value| chart.is_original_fingerprint(value)),
-        // The original left no mark, and gave these values to every chart.
+        // The Go operator left no mark, and set these values for every chart.
         ReleaseOwner::Deployment(_) => {
             let values = &chart.values;
             values.is_empty()
@@ -344,8 +347,8 @@ fn unlock(newest: &Revision) -> Action {
     }
 }
 
-/// A lock: our own dead run's is broken at once, since the permit says that no other of ours lives;
-/// anybody else's only after a grace. Who uninstalls does not sign.
+/// Plans for a locked release. Krypton immediately breaks a lock that its dead run left, because the permit excludes
+/// another live run. It breaks any other lock only after a grace period. An uninstallation leaves no run mark.
 fn locked(view: &View<'_>, newest: &Revision, run: Run) -> Plan {
     let signed = newest.run.is_some() && !inherited(view.revisions, newest);
     let rolled_back = |former: &&Revision| {
@@ -383,9 +386,9 @@ fn locked(view: &View<'_>, newest: &Revision, run: Run) -> Plan {
     }
 }
 
-/// Something is to be done: now, or when the back-off after the last failure is over.
+/// Plans the action now, or after the back-off of the last failure.
 fn attempt(view: &View<'_>, action: Action, run: Run) -> Plan {
-    // A lock is no attempt: nothing goes on before it is broken.
+    // Giving up does not stop an unlock, because all other actions depend on it.
     let unlocks = matches!(action, Action::Unlock { .. });
     let currency = match action {
         Action::ReadRelease(_) => Currency::Unread,
@@ -402,7 +405,8 @@ fn attempt(view: &View<'_>, action: Action, run: Run) -> Plan {
     }
 }
 
-/// Whether only a change can bring another attempt: of the chart, the values, the Tenant, or a person's wish.
+/// Whether Krypton has given up. Only a change of the chart, the values or the Tenant, or a user's request, starts
+/// another attempt.
 fn is_given_up(view: &View<'_>, failure: &Failure) -> bool {
     let over = view
         .policy
@@ -451,8 +455,8 @@ fn given_up(view: &View<'_>, failure: &Failure) -> Plan {
     }
 }
 
-/// Waits after a failed attempt. A chart that could not be fetched leaves what runs as it is, and so does a helm that
-/// could not begin.
+/// Waits after a failed attempt. If Krypton could not fetch the chart or start Helm, the running release keeps its
+/// readiness.
 fn after_failure(view: &View<'_>, why: &str, message: &str) -> Plan {
     if why == reason::SUSPENDED {
         return Plan::wait(ClusterState {
@@ -486,7 +490,7 @@ fn after_failure(view: &View<'_>, why: &str, message: &str) -> Plan {
     {
         after.state.ready = ready;
         let waits = |failure: &Failure| failure.reason != why && view.now < failure.retry_at;
-        // The reading fails, perhaps.
+        // The read itself may fail.
         if why != reason::HELM_UNAVAILABLE && !view.failure().is_some_and(waits) {
             after.action = action;
         }
@@ -494,10 +498,10 @@ fn after_failure(view: &View<'_>, why: &str, message: &str) -> Plan {
     after
 }
 
-/// What is said before an action of ours.
+/// Returns the state to report before an action.
 fn announced(view: &View<'_>, current: Option<Currency>, run: Run) -> ClusterState {
     if matches!(current, Some(Currency::Current | Currency::Unread)) {
-        // Nothing is going to change: what is said stays, or nothing is said yet.
+        // Nothing changes, so the last reported state stays.
         return view.said().unwrap_or_else(|| ClusterState {
             ready: state(Truth::Unknown, reason::NO_CHANGE, "looking at the release"),
             progress: None,
@@ -508,7 +512,7 @@ fn announced(view: &View<'_>, current: Option<Currency>, run: Run) -> ClusterSta
         Run::Install => (reason::INSTALLING, INSTALLING),
         Run::Upgrade => (reason::UPGRADING, UPGRADING),
     };
-    // An error stays until an attempt has succeeded.
+    // An error stays until an attempt succeeds.
     let error = view
         .said()
         .and_then(|said| said.error)
@@ -533,7 +537,7 @@ fn is_helm_or_chart(why: &str) -> bool {
     .contains(&why)
 }
 
-/// The release is as desired: what remains is its readiness, and the original's annotation.
+/// Plans for a release that is as desired: its readiness, the Go operator's annotation, and leftovers.
 fn settled(view: &View<'_>, newest: &Revision) -> Plan {
     let said = view.said();
     let wait = view.desired.handling.wait;
@@ -558,7 +562,7 @@ fn settled(view: &View<'_>, newest: &Revision) -> Plan {
     } else {
         leaves_default(view, wait).unwrap_or(Action::Nothing)
     };
-    // While the words are still those of the announcement, there is nothing to write.
+    // The state still has the message from before the action, so there is nothing to write.
     let quiet = settled.progress.as_ref().is_some_and(|progress| {
         progress.truth == Truth::True
             && [INSTALLING, UPGRADING].contains(&progress.message.as_str())
@@ -572,8 +576,8 @@ fn settled(view: &View<'_>, newest: &Revision) -> Plan {
     }
 }
 
-/// What is done about what the original has put into `default`: once all of the release is in the workspace and
-/// ready there, it goes.
+/// Returns the sweep of the Go operator's objects in `default`, once the release is complete and ready in its
+/// workspace.
 fn leaves_default(view: &View<'_>, wait: WaitPolicy) -> Option<Action> {
     let may = view.permit == Permit::Granted && view.paused().is_none();
     if !may || view.release_key.namespace == ORIGINALS_NAMESPACE {
@@ -593,7 +597,7 @@ fn ready(view: &View<'_>, said: Option<&ClusterState>) -> ClusterState {
     };
     let finished = match view.memory.applied.as_ref().map(|applied| applied.run) {
         Some(run) => Some(run),
-        // An earlier process was in the middle of it.
+        // An earlier process started this run.
         None => match said_reason(Truth::True) {
             Some(reason::INSTALLING) => Some(Run::Install),
             Some(reason::UPGRADING) => Some(Run::Upgrade),
@@ -653,7 +657,7 @@ fn unready(
         None if newest.revision == 1 => Run::Install,
         None => Run::Upgrade,
     };
-    // After a restart the clock starts anew: longer is the safe side.
+    // After a restart, the time starts again. A longer wait is the safe choice.
     let begun = view
         .memory
         .applied
@@ -679,8 +683,8 @@ fn unready(
         let error = said.and_then(|said| said.error.clone());
         let error =
             error.filter(|error| error.truth == Truth::True && is_helm_or_chart(&error.reason));
-        // The words of the announcement, for a while: most releases are ready before anybody reads
-        // more, and a status write each is what that would cost.
+        // Keep the first message for a while. Most releases become ready before a user reads another one, and each
+        // message costs a status write.
         let told = krypton_runtime::clock::BootTime(begun.unwrap_or(view.now).0 + QUIET);
         let message = if view.now < told {
             match run {
@@ -690,7 +694,7 @@ fn unready(
         } else {
             format!("{verb} applied, waiting: {detail}")
         };
-        // Beside the words alone: else it would be a write of its own.
+        // Report the next step only with the second message, because it would otherwise cause a separate write.
         let next = (view.now >= told).then_some(Coming {
             step: Step::Wait,
             at: Some(deadline),

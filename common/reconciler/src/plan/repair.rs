@@ -1,11 +1,10 @@
-//! The table of repair: what a release is found as, and what is then done. `docs/repair.md` shows it.
+//! The repair table: the states of a release, and Krypton's action in each. `docs/repair.md` shows it.
 
 use krypton_helm::releases::Status;
 use krypton_helm::releases::labels::INSTALL_RUN;
 use krypton_helm::releases::revision::Revision;
 
-/// What a release is found as: by its newest revision, as helm itself sees it. A revision that is missing
-/// further down changes nothing.
+/// State of a release by its newest revision, as Helm itself sees it. A missing older revision changes nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
     Absent,
@@ -14,37 +13,39 @@ pub enum Found {
     PendingUpgrade,
     PendingRollback,
     Uninstalling,
-    /// The newest failed, and was an installation: nothing has ever been deployed.
+    /// The newest revision failed, and it was an installation: no revision was ever deployed.
     FailedInstall,
     Failed,
     Superseded,
     Uninstalled,
     Unknown,
-    /// Its newest Secret cannot be decoded, by helm neither. No label shows that: it comes up when the
-    /// Secret is needed.
+    /// Neither Krypton nor Helm can decode the newest Secret. Labels don't show that, so Krypton detects it on a
+    /// read.
     Unreadable,
 }
 
-/// What is done about it.
+/// Krypton's action for a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Remedy {
-    /// Nothing, if it is as desired; else as `Apply`.
+    /// Nothing if the release is as desired, otherwise [`Self::Apply`].
     Compare,
     /// `helm upgrade --install`.
     Apply,
-    /// `helm install --replace`: the hooks of an installation run again, and what is there is taken over.
+    /// `helm install --replace`: runs the installation's hooks again and adopts the existing objects.
     InstallAgain,
-    /// The revision is marked failed, which takes nothing from what runs; then as for that.
+    /// Mark the revision as failed, which changes no workload, and continue as for a failed revision.
     Unlock,
-    /// As `Unlock`, once no helm can be at it any more: at once where the dead one was ours.
+    /// Like `Unlock`, but only when no Helm process can be running. That is immediately if the dead one was
+    /// Krypton's.
     BreakLock,
-    /// `helm uninstall`, hooks included.
+    /// `helm uninstall`, including hooks.
     Uninstall,
-    /// The workspace and the finalizer go.
+    /// Delete the workspace and remove the finalizer.
     LetGo,
-    /// The Secret is kept under another name and goes out of helm's way; then as for the revision before.
+    /// Keep a copy of the Secret under another name and delete the Secret. Then continue as for the previous
+    /// revision.
     SetAside,
-    /// It is left alone, and a condition says what to look at.
+    /// Leave the release unchanged, and report in a condition how to inspect it.
     Ask,
 }
 
@@ -68,19 +69,19 @@ impl Remedy {
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
     pub found: Found,
-    /// As the label `status` of the newest revision has it, or in words where that is not all.
+    /// The newest revision's label `status`, or a description if the label is not sufficient.
     pub name: &'static str,
-    /// How it comes about.
+    /// Cause of the state.
     pub cause: &'static str,
-    /// For a Tenant that is to be there.
+    /// Remedy for a Tenant that is not deleted.
     pub present: Remedy,
-    /// For a Tenant that is to go.
+    /// Remedy for a deleted Tenant.
     pub deleted: Remedy,
-    /// What holds meanwhile.
+    /// Guarantee that holds until the remedy is complete.
     pub promise: &'static str,
 }
 
-/// The table.
+/// The repair table, with one row for each state.
 pub const TABLE: [Row; 12] = [
     Row {
         found: Found::Absent,
@@ -181,13 +182,13 @@ pub const TABLE: [Row; 12] = [
     },
 ];
 
-/// The row of what was found.
+/// Returns the row of a state.
 pub fn row(found: Found) -> &'static Row {
     let fits = |row: &&Row| row.found == found;
     TABLE.iter().find(fits).unwrap_or(&TABLE[0])
 }
 
-/// The table as `docs/repair.md` has it.
+/// Renders the table as Markdown, as in `docs/repair.md`.
 pub fn markdown() -> String {
     let mut text = String::from(
         "| newest revision | how it comes about | Tenant is to be there | Tenant is to go | promised |\n\
@@ -206,7 +207,7 @@ pub fn markdown() -> String {
     text
 }
 
-/// What `revisions`, oldest first, are found as.
+/// Returns the state of a release with these `revisions`, oldest first.
 pub fn found(revisions: &[&Revision]) -> Found {
     let Some(newest) = revisions.last() else {
         return Found::Absent;
@@ -225,7 +226,7 @@ pub fn found(revisions: &[&Revision]) -> Found {
     }
 }
 
-/// A failed attempt of ours whose leftovers nobody has seen to yet.
+/// Returns a failed attempt of Krypton whose leftovers have not been swept yet.
 pub(super) fn unswept(revisions: &[&Revision]) -> Option<u32> {
     let (newest, older) = revisions.split_last()?;
     let failed = older.iter().find(|revision| {
@@ -237,19 +238,19 @@ pub(super) fn unswept(revisions: &[&Revision]) -> Option<u32> {
     failed.map(|revision| revision.revision)
 }
 
-/// Revisions of the original, or of a person, that a release of ours was made of and that nobody has seen to
-/// yet: the one that was taken over, and failed attempts on top of it. The newest first.
+/// Returns the Go operator's or a user's revisions that Krypton adopted and has not swept yet, newest first. These
+/// are the adopted revision and failed attempts on top of it.
 pub fn adopted(revisions: &[&Revision]) -> Vec<u32> {
     let mut found = Vec::new();
     for revision in revisions.iter().rev() {
-        // Ours, from after it was taken over.
+        // Krypton created this revision after the adoption.
         if revision.run.is_some() || found.len() >= UNSWEPT_MOST {
             continue;
         }
         if revision.is_foreign() {
             found.push(revision.revision);
         }
-        // What was there before is what this one was made of.
+        // This revision already replaced all older ones.
         if revision.status != Status::Failed {
             break;
         }
@@ -257,7 +258,7 @@ pub fn adopted(revisions: &[&Revision]) -> Vec<u32> {
     found
 }
 
-/// What of [`adopted`] has been upgraded since, by a run of ours.
+/// Returns the newest revision of [`adopted`] if a Krypton run has upgraded it since.
 pub(super) fn overtaken(revisions: &[&Revision]) -> Option<u32> {
     let newest = revisions.last()?;
     let ours = newest.run.is_some() && !inherited(revisions, newest);
@@ -265,12 +266,14 @@ pub(super) fn overtaken(revisions: &[&Revision]) -> Option<u32> {
     adopted(revisions).first().copied().filter(|_| upgraded)
 }
 
-/// Failed attempts that are kept beyond the limit to a release's history.
+/// Maximum number of failed attempts that Krypton keeps beyond the history limit.
 const UNSWEPT_MOST: usize = 16;
 
-/// The failed attempts to forget, of installations beyond the history limit and of repeated upgrades, newest first,
-/// each with whether it alone declares an object. Such an object may be what serves, so a bounded number of them is kept. One that cannot be
-/// read (`None`) stays.
+/// Returns the failed attempts to forget, newest first, each with whether it alone declares an object. The candidates
+/// are installations beyond the history limit and repeated upgrades.
+///
+/// Workloads may depend on such an object, so a bounded number of these attempts is kept. An attempt that cannot be
+/// read (`None`) is kept too.
 pub fn forgettable<T>(beyond: impl IntoIterator<Item = (T, Option<bool>)>) -> Vec<(T, bool)> {
     let mut kept = 0;
     let mut forgotten = Vec::new();
@@ -284,9 +287,11 @@ pub fn forgettable<T>(beyond: impl IntoIterator<Item = (T, Option<bool>)>) -> Ve
     forgotten
 }
 
-/// How many revisions helm is to keep while it runs what has the fingerprint `current`: beyond the limit
-/// those failed attempts that declare something else or that another repeats, and what was adopted, until what they left is seen to,
-/// and the last good one. Helm drops the oldest first, and spares none but one that is deployed.
+/// Returns the number of revisions for Helm to keep while it applies the fingerprint `current`.
+///
+/// Beyond the limit, Helm keeps unswept failed attempts that have another fingerprint or were repeated. It also keeps
+/// unswept adopted revisions and the last good revision. Helm drops the oldest revisions first, and spares only a
+/// deployed one.
 pub fn history(limit: u8, revisions: &[Revision], current: &str) -> u8 {
     let failed = failed_attempts(revisions);
     let repeated = repeated(revisions);
@@ -307,15 +312,15 @@ pub fn history(limit: u8, revisions: &[Revision], current: &str) -> u8 {
     };
     let oldest = adopted(&all).last().copied();
     let back_to = oldest.and_then(|oldest| all.iter().position(|found| found.revision == oldest));
-    // And the one that is about to be made.
+    // Count the revision that Helm is about to create, too.
     let adopted = back_to.map_or(0, |at| all.len() - at + 1);
     let adopted = adopted.min(usize::from(limit) + UNSWEPT_MOST);
     let kept = usize::from(limit) + more;
     u8::try_from(kept.max(since_good).max(adopted)).unwrap_or(u8::MAX)
 }
 
-/// The revision to go back to. Of a rollback that died at its end helm has left none deployed; one that it
-/// was to lead away from is signed.
+/// Returns the revision to roll back to. If a rollback died at its end, Helm left no deployed revision. The revision
+/// from which it rolled back carries a mark, and is skipped.
 pub(super) fn last_good<'a>(revisions: &[&'a Revision]) -> Option<&'a Revision> {
     let left = |it: &Revision| it.rolled_back_by.is_some_and(|by| by > it.revision);
     let newest = |is: &dyn Fn(&Revision) -> bool| {
@@ -326,7 +331,8 @@ pub(super) fn last_good<'a>(revisions: &[&'a Revision]) -> Option<&'a Revision> 
         .or_else(|| newest(&|it| it.status == Status::Superseded && !left(it)))
 }
 
-/// Failed attempts that a newer one repeats. Where they declare an object that it does not, they are kept.
+/// Returns the failed attempts that a newer one repeats. [`forgettable`] keeps an attempt that alone declares an
+/// object.
 pub fn repeated(revisions: &[Revision]) -> Vec<u32> {
     let failed = failed_attempts(revisions);
     let repeats = |(at, revision): (usize, &&Revision)| {
@@ -337,7 +343,7 @@ pub fn repeated(revisions: &[Revision]) -> Vec<u32> {
     failed.iter().enumerate().filter_map(repeats).collect()
 }
 
-/// Those that were not seen to yet, oldest first.
+/// Returns the failed attempts that have not been swept yet, oldest first.
 fn failed_attempts(revisions: &[Revision]) -> Vec<&Revision> {
     let all: Vec<&Revision> = revisions.iter().collect();
     let unswept = |revision: &&&Revision| {
@@ -346,8 +352,8 @@ fn failed_attempts(revisions: &[Revision]) -> Vec<&Revision> {
     all.iter().filter(unswept).copied().collect()
 }
 
-/// Whether the run that wrote this revision began where nothing was deployed, and none has been since. In
-/// doubt it did not: the hooks of an installation may not be fit for what has once run.
+/// Whether the run that wrote this revision was an installation, and no revision has been deployed since. If that is
+/// uncertain, the answer is no: the hooks of an installation may not suit a release that once ran.
 fn was_installing(revisions: &[&Revision], revision: &Revision) -> bool {
     is_installations(revision)
         && !inherited(revisions, revision)
@@ -361,8 +367,8 @@ fn is_installations(revision: &Revision) -> bool {
     revision.run.as_ref().is_some_and(install)
 }
 
-/// Whether a run that follows these revisions begins where nothing was ever deployed, and may be called an
-/// installation. What was marked failed by us says no more what it was.
+/// Whether a run after these revisions is an installation, because no revision was ever deployed. A revision that
+/// Krypton unlocked may lack its run label, and then counts as deployed.
 pub fn begins_anew<'a>(revisions: impl IntoIterator<Item = &'a Revision>) -> bool {
     let mut revisions = revisions.into_iter();
     revisions.all(|revision| match revision.status {
@@ -372,8 +378,8 @@ pub fn begins_anew<'a>(revisions: impl IntoIterator<Item = &'a Revision>) -> boo
     })
 }
 
-/// Helm copies labels from one revision to the next: one that carries the mark of an earlier run was
-/// written by hand.
+/// Whether the revision's run mark is a copy. Helm copies labels from one revision to the next, so a repeated mark
+/// shows that a user ran Helm.
 pub(super) fn inherited(revisions: &[&Revision], revision: &Revision) -> bool {
     revision.run.is_some()
         && revisions
@@ -406,7 +412,7 @@ mod tests {
 
     #[test]
     fn failed_installations_stay_bounded_over_500_failures() {
-        // Each declares an object of a random name.
+        // Each attempt declares an object with a random name.
         let mut failed: Vec<u32> = Vec::new();
         for number in 1..=500 {
             failed.insert(0, number);
@@ -436,14 +442,14 @@ mod tests {
             (vec![], "a", 3, vec![]),
             (vec![deployed.clone()], "a", 3, vec![]),
             (vec![deployed.clone(), failed(2, "a")], "a", 3, vec![]),
-            // The same again may have made other objects: it is not for helm to drop.
+            // A repeated attempt may have created other objects, so Helm must not drop it.
             (
                 vec![deployed.clone(), failed(2, "a"), failed(3, "a")],
                 "a",
                 5,
                 vec![2],
             ),
-            // Another is not to be dropped for it.
+            // A run with another fingerprint must not drop the attempt.
             (vec![deployed.clone(), failed(2, "a")], "b", 4, vec![]),
             (
                 vec![deployed.clone(), failed(2, "a"), failed(3, "b")],
@@ -467,7 +473,7 @@ mod tests {
             assert_eq!(history(3, &revisions, current), kept, "{revisions:?}");
             assert_eq!(repeated(&revisions), repeats, "{revisions:?}");
         }
-        // Without one that is deployed nothing is spared: a rollback died when it had taken that from it.
+        // Helm spares no revision here, because a rollback died after it had removed the deployed status.
         let left = Revision {
             rolled_back_by: Some(3),
             ..revision(2, Status::Superseded, Some("u2"))
@@ -523,7 +529,7 @@ mod tests {
             found_in(&[failed(1, first), failed(2, second)]),
             Found::FailedInstall
         );
-        // Whose it was is not known; it was an upgrade; it was a rollback by hand; another is deployed.
+        // Not failed installations: an unknown run, an upgrade, a manual rollback, and a run on a deployed release.
         assert_eq!(found_in(&[failed(1, None)]), Found::Failed);
         assert_eq!(found_in(&[failed(2, Some("upgrade-1"))]), Found::Failed);
         let by_hand = [revision(1, Status::Superseded, first), failed(2, first)];
@@ -572,7 +578,7 @@ mod tests {
         for (revisions, found, sees_to, kept) in [
             (vec![], vec![], None, 3),
             (vec![ours(1, deployed)], vec![], None, 3),
-            // Taken over, and nothing else.
+            // Adopted, without a Krypton run since.
             (
                 vec![theirs(1, superseded), theirs(2, deployed)],
                 vec![2],
@@ -595,7 +601,7 @@ mod tests {
                 None,
                 3,
             ),
-            // Interrupted on the way.
+            // A failed attempt is on top of the adopted revision.
             (
                 vec![
                     theirs(1, superseded),
@@ -623,7 +629,7 @@ mod tests {
                 Some(1),
                 5,
             ),
-            // Rolled back to it by hand: it is theirs that runs.
+            // A user rolled back to the adopted revision, which now runs.
             (
                 vec![
                     theirs(1, superseded),

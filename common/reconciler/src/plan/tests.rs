@@ -26,7 +26,7 @@ use crate::owner::ReleaseOwner;
 const CLUSTER: &str = "edge-1";
 const ORIGINAL: &str = "dd782c04db309dcc54c116da69b3f09bdae53e49d4d4e087fb6bce3a92e80a8d";
 
-/// A world with one Tenant in it, all well until a test breaks it.
+/// One Tenant on one member, without any fault until a test adds one.
 struct World {
     tenant: Tenant,
     others: Vec<Tenant>,
@@ -35,7 +35,7 @@ struct World {
     elsewhere: Option<String>,
     shared: bool,
     facts: Option<Release>,
-    /// Whether this process has read what Krypton deployed, where `facts` are not given.
+    /// Whether this process has read the deployed revision, if the test sets no `facts`.
     read: bool,
     unready: Option<String>,
     allowed: Allowed,
@@ -118,7 +118,7 @@ impl World {
         self.plan_of(&tenant, others.collect())
     }
 
-    /// The same world, of `owner` and others that want its release.
+    /// Plans for `owner` in the same world, in which the `others` request the same release.
     fn plan_of(&self, owner: &ReleaseOwner, others: Vec<ReleaseOwner>) -> Plan {
         let release_key = owner.release(CLUSTER);
         let revisions: Vec<&Revision> = self.revisions.iter().collect();
@@ -167,7 +167,7 @@ impl World {
         }
     }
 
-    /// A revision that knows nothing of Krypton's labels.
+    /// A revision without Krypton's labels.
     fn foreign(&self, revision: u32, status: Status) -> Revision {
         Revision {
             fingerprint: None,
@@ -288,7 +288,7 @@ fn tenant_values_change_release_where_allowed() {
     w.desired.tenant_values = true;
     let mut w = w.deployed();
     assert_eq!(w.plan().action, Action::Nothing);
-    // None, and such as change nothing.
+    // No values, and values that change nothing.
     for same in [
         serde_json::json!({}),
         serde_json::json!({"installCRDs": true}),
@@ -325,7 +325,7 @@ fn disallowed_or_oversized_values_block_release_changes() {
         assert_eq!(plan.action, Action::Nothing);
         assert_eq!(ready(&plan), (Truth::False, why));
         assert!(plan.state.ready.message.contains("spec.values"));
-        // Neither another version nor a failed revision is a reason to run helm, and what runs is ready.
+        // Neither another version nor a failed revision starts Helm, and the running release stays ready.
         let mut w = w.deployed();
         w.memory.said = Some(ClusterState {
             ready: state(Truth::True, reason::INSTALLED, ""),
@@ -340,10 +340,10 @@ fn disallowed_or_oversized_values_block_release_changes() {
         assert_eq!((error.truth, error.reason.as_str()), (Truth::True, why));
         w.revisions.push(w.ours(2, Status::Failed));
         assert_eq!(w.plan().action, Action::Nothing);
-        // It can be deleted all the same.
+        // The Tenant can still be deleted.
         let w = w.deleted();
         assert_eq!(w.plan().action, Action::Uninstall);
-        // Without them all is as ever.
+        // Empty values are allowed.
         let mut w = world().deployed();
         w.tenant.spec.values = own_values(serde_json::json!({}));
         assert_eq!(w.plan().action, Action::Nothing);
@@ -401,7 +401,7 @@ fn foreign_lock_is_respected_until_grace_expires() {
         w.ours(1, Status::Deployed),
         w.ours(2, Status::PendingUpgrade),
     ];
-    // A helm run by hand copies our labels to its revision.
+    // When a user runs Helm, Helm copies Krypton's labels to the new revision.
     w.revisions[1].run = w.revisions[0].run.clone();
     w.memory.locked = Some((2, w.now));
     let plan = w.plan();
@@ -425,7 +425,7 @@ fn own_interrupted_rollback_is_unlocked_without_grace() {
         w.ours(2, Status::Failed),
         w.ours(3, Status::PendingRollback),
     ];
-    // Of the revision that it goes back to.
+    // Helm copied the run label from the revision that it rolls back to.
     w.revisions[2].run = w.revisions[0].run.clone();
     w.memory.locked = Some((3, w.now));
     assert_eq!(w.plan().action, Action::Nothing);
@@ -434,7 +434,7 @@ fn own_interrupted_rollback_is_unlocked_without_grace() {
         w.plan().action,
         Action::Unlock { revision: 3, .. }
     ));
-    // A mark that helm has copied, or of a rollback that is over, says nothing.
+    // A mark that Helm copied, or a mark of a completed rollback, does not count.
     w.revisions[1].rolled_back_by = Some(2);
     w.revisions[2].rolled_back_by = Some(2);
     assert_eq!(w.plan().action, Action::Nothing);
@@ -444,7 +444,7 @@ fn own_interrupted_rollback_is_unlocked_without_grace() {
 fn interrupted_uninstall_is_repaired_for_present_tenant() {
     let mut w = world();
     w.revisions = vec![w.ours(1, Status::Uninstalling)];
-    // Somebody may be at it: helm's uninstall does not sign.
+    // Another client may run Helm, because an uninstallation leaves no run mark.
     w.memory.locked = Some((1, w.now));
     let plan = w.plan();
     assert_eq!(plan.action, Action::Nothing);
@@ -491,7 +491,7 @@ fn default_leftovers_are_swept_once_workspace_is_ready() {
         w.foreign(1, Status::Superseded),
         w.ours(2, Status::Deployed),
     ];
-    // Which workloads are whose is not known without the manifest.
+    // Without the manifest, the owner of a workload is unknown.
     assert_eq!(w.plan().action, Action::ReadRelease(2));
     if let Some(facts) = &mut w.facts {
         facts.revision = 2;
@@ -566,13 +566,13 @@ fn only_rewritten_deployed_revision_is_read_again() {
         }
         assert_eq!(memory.doubted, doubted, "{seen:?}");
     }
-    // Written to between our reading of it and the first look at what the watch shows.
+    // A user writes between Krypton's read and the first event of the watch.
     for (shown, doubted) in [(&one, None), (&written, Some(1)), (&next, None)] {
         let mut memory = Memory::default();
         memory.read(&one);
         memory.saw(Some(shown));
         assert_eq!(memory.doubted, doubted, "{shown:?}");
-        // Read again, and no other: it is not read for ever.
+        // The same version is read a second time, but not endlessly.
         (memory.doubted, memory.deployed) = (None, None);
         memory.read(&one);
         memory.saw(Some(shown));
@@ -637,7 +637,7 @@ fn older_tenant_wins_shared_release() {
         "{:?}",
         plan.state
     );
-    // Deleting the younger one touches nothing.
+    // Deleting the younger Tenant leaves the release unchanged.
     let plan = younger.deleted().plan();
     assert_eq!(plan.action, Action::RemoveFinalizer { orphaned: false });
 }
@@ -646,7 +646,7 @@ fn older_tenant_wins_shared_release() {
 fn release_of_tenant_in_other_namespace_is_refused() {
     let mut w = world().deployed();
     w.revisions[0].owner_uid = Some("dead".to_owned());
-    // The same namespace and name: restored from a backup.
+    // The same namespace and name: the Tenant was restored from a backup.
     assert_eq!(w.plan().action, Action::Nothing);
     assert_eq!(ready(&w.plan()).0, Truth::True);
     w.revisions[0].owner_namespace = Some("elsewhere".to_owned());
@@ -695,7 +695,7 @@ fn targeted_tenant_of_disallowed_namespace_is_ignored() {
         (true, list("other"), true),
         (true, list("team"), false),
         (true, Allowed::default(), false),
-        // It is where it is to be, and aims at nobody.
+        // The Tenant names no member, so the list does not apply.
         (false, list("other"), false),
     ] {
         for mut w in [world(), world().deployed()] {
@@ -713,7 +713,7 @@ fn targeted_tenant_of_disallowed_namespace_is_ignored() {
             assert_eq!(plan.action, Action::Nothing);
             assert!(!plan.ours);
             assert_eq!(ready(&plan), (Truth::False, reason::NAMESPACE_NOT_ALLOWED));
-            // Who is deleted goes as always.
+            // The deletion of a Tenant is not restricted.
             let mut w = w.deleted();
             let plan = w.plan();
             w.allowed = Allowed::default();
@@ -740,7 +740,7 @@ fn withheld_permit_or_pause_prevents_all_actions() {
     assert_eq!(plan.state.progress.unwrap().reason, reason::PAUSED);
 }
 
-/// The two ways in which a permit to act is missing: an observer, and a pause.
+/// The two ways in which an action is held back: another process has the Lease, or a pause.
 fn held_back(mut w: World) -> [World; 2] {
     let mut paused = World {
         tenant: w.tenant.clone(),
@@ -865,7 +865,7 @@ fn readiness_is_followed_while_work_is_held_back() {
     assert!(told.message.ends_with(MISSING), "{}", told.message);
 }
 
-/// An upgrade that fails before Helm starts: without its chart, by a refused request, for its values.
+/// Upgrades that fail before Helm starts: without a chart, by a refused request, or for their values.
 fn failing_upgrades() -> [World; 3] {
     let w = || {
         let mut w = world().deployed();
@@ -962,7 +962,7 @@ fn crd_policy_or_cluster_change_skips_back_off() {
     assert_eq!(w.plan().action, Action::Nothing);
     w.memory.cluster_changed();
     assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
-    // What was given up is begun anew, too.
+    // A given-up release starts again, too.
     let mut w = world_deployed_then_upgrading_fails();
     w.policy.retries = Some(0);
     w.now = BootTime(w.now.0 + Duration::from_secs(100_000));
@@ -1021,7 +1021,7 @@ fn abandoned_upgrade_rolls_back_once_to_deployed_revision() {
     assert_eq!(w.plan().action, Action::Nothing, "it may yet succeed");
     w.memory.failure.as_mut().unwrap().permanent = true;
     assert_eq!(w.plan().action, Action::Rollback(1));
-    // Helm that was killed has left a lock first.
+    // A killed Helm process leaves a lock first.
     w.revisions[1].status = Status::PendingUpgrade;
     w.now = BootTime(w.now.0 + Duration::from_secs(10_000));
     assert!(matches!(
@@ -1040,7 +1040,8 @@ fn abandoned_upgrade_rolls_back_once_to_deployed_revision() {
     );
     w.now = BootTime(w.now.0 + Duration::from_secs(5));
     assert_eq!(w.plan().action, Action::Rollback(1));
-    // Helm died of it when it had taken the good one's status, and another upgrade has failed since.
+    // Helm died in the rollback after it had marked the good revision as superseded. Another upgrade has failed
+    // since.
     let intact = w.revisions.clone();
     w.revisions[0].status = Status::Superseded;
     w.revisions[1].rolled_back_by = Some(3);
@@ -1049,7 +1050,7 @@ fn abandoned_upgrade_rolls_back_once_to_deployed_revision() {
     }
     assert_eq!(w.plan().action, Action::Rollback(1));
     w.revisions = intact;
-    // It is back: helm has copied the labels of the revision it went to.
+    // The rollback is complete. Helm copied the labels of the revision that it rolled back to.
     let mut back = w.revisions[0].clone();
     (back.revision, back.status) = (3, Status::Deployed);
     w.revisions[0].status = Status::Superseded;
@@ -1085,7 +1086,7 @@ fn a_cluster_that_is_suspended_has_not_failed() {
         (error.truth, error.reason.as_str()),
         (Truth::False, reason::NO_ERROR)
     );
-    // The removal is another attempt, and finds the same.
+    // The removal is another attempt, but fails for the same reason.
     let deleted = w.deleted();
     assert_eq!(deleted.plan().action, Action::Uninstall);
     let plan = deleted.failed(reason::SUSPENDED, 60).plan();
@@ -1093,7 +1094,7 @@ fn a_cluster_that_is_suspended_has_not_failed() {
     assert_eq!(plan.state.error.unwrap().truth, Truth::False);
 }
 
-/// An upgrade that could not be begun for this reason leaves what runs as it is, and says why.
+/// An upgrade that cannot start for this reason leaves the running release ready, and reports the reason.
 fn stays_ready_after(why: &'static str) {
     let mut w = world().deployed().failed(why, 60);
     w.revisions[0].fingerprint = Some("older".to_owned());
@@ -1179,10 +1180,10 @@ fn release_without_wait_is_ready_once_deployed() {
         assert_eq!((plan.wake, plan.action), (None, Action::Nothing));
         w.memory.said = Some(plan.state);
     }
-    // A release that helm has not deployed is ready with none of them.
+    // A release that Helm has not deployed is not ready under any policy.
     w.revisions = vec![w.ours(1, Status::Failed)];
     assert_eq!(ready(&w.plan()).0, Truth::False);
-    // Of a policy that was changed nothing stays but what is so.
+    // After a change of the policy, the note in the message goes away.
     w.revisions = vec![w.ours(1, Status::Deployed)];
     w.desired.handling.wait = WaitPolicy::Ready;
     w.unready = None;
@@ -1238,12 +1239,12 @@ fn leaving_member_uninstalls_and_releases_its_tenants() {
     let mut world = world().deployed();
     world.desired.retire = true;
     assert_eq!(world.plan().action, Action::Uninstall);
-    // What has kept it from being upgraded does not keep it from going.
+    // The failure of an upgrade does not delay the removal.
     let mut failed = world;
     failed = failed.failed(reason::UPGRADE_FAILED, 60);
     failed.memory.failure.as_mut().unwrap().attempt.removal = None;
     assert_eq!(failed.plan().action, Action::Uninstall);
-    // What keeps it from being uninstalled, too, is waited for and shown.
+    // A failure of the removal itself delays it, and is shown.
     for why in [reason::HELM_UNAVAILABLE, reason::SUSPENDED] {
         failed = failed.failed(why, 60);
         let plan = failed.plan();
@@ -1265,13 +1266,13 @@ fn leaving_member_uninstalls_and_releases_its_tenants() {
     let done = world.plan();
     assert_eq!(done.action, Action::Nothing);
     assert_eq!(ready(&done), (Truth::False, reason::UNINSTALLED));
-    // A workspace that was kept is not looked at again.
+    // Krypton does not check a kept workspace again.
     let mut kept = self::world().deployed();
     kept.desired.retire = true;
     kept.revisions.clear();
     kept.tenant.metadata.finalizers = None;
     assert_eq!(kept.plan().action, Action::Nothing);
-    // And if the cluster comes back, so do they.
+    // If the cluster returns to the fleet, Krypton manages its Tenants again.
     world.desired.retire = false;
     assert_eq!(world.plan().action, Action::AddFinalizer);
 }
@@ -1335,8 +1336,7 @@ fn statuses() -> impl Strategy<Value = Status> {
 }
 
 proptest! {
-    /// Whatever the world looks like: a Tenant that is not deleted never loses a deployed release,
-    /// and nothing is ever done without a permit.
+    /// In every world, a Tenant that is not deleted keeps its deployed release, and no action runs without a permit.
     #[test]
     fn doubt_removes_nothing(
         history in prop::collection::vec((statuses(), any::<bool>(), any::<bool>()), 0..4),
@@ -1385,7 +1385,7 @@ proptest! {
             prop_assert!(reads || plan.action == Action::Nothing, "{:?}", plan.action);
         }
         prop_assert!(!(reads && elsewhere));
-        // Ready is said only of a deployed release.
+        // Only a deployed release is ready.
         if plan.state.ready.truth == Truth::True {
             prop_assert_eq!(newest, Some(Status::Deployed));
         }
@@ -1460,7 +1460,7 @@ fn drift_message_survives_restart_within_its_revision() {
         plan.state.ready.message,
         format!("{plain}; drift: x is deleted")
     );
-    // What was said is what is said again.
+    // The same findings give the same message.
     w.memory.said = Some(plan.state.clone());
     assert_eq!(w.plan().state, plan.state);
     w.memory.drift = None;
@@ -1477,7 +1477,7 @@ fn drift_message_survives_restart_within_its_revision() {
     assert!(said(&w).contains("off, warn or heal"), "{}", said(&w));
 }
 
-/// The API server has refused the planned request.
+/// A world in which the API server has refused the planned request.
 fn refused_by_api_server(mut world: World) -> World {
     let tenant = ReleaseOwner::Tenant(Arc::new(world.tenant.clone()));
     let fingerprint = world.desired.chart_with(tenant.values()).fingerprint();
@@ -1555,7 +1555,7 @@ fn request_spec_change_and_deletion_bypass_refusal_wait() {
     }
     let deleted = refused().deleted().plan().action;
     assert_eq!(deleted, Action::Uninstall);
-    // A removal that was refused waits as well, until it is orphaned.
+    // A refused removal waits as well, until the Tenant is orphaned.
     let mut removal = refused_by_api_server(refused().deleted());
     let plan = removal.plan();
     assert_eq!(plan.action, Action::Nothing);

@@ -1,13 +1,13 @@
-//! What is said of workloads that a ready release was not waited for.
+//! The note in a ready release's message about workloads that Krypton does not wait for.
 
 use krypton_types::desired::handling::WaitPolicy;
 
 use crate::drift::{findings_in, with_findings};
 
-/// Between what else is said of the release and this.
+/// Separates the note from the rest of the message.
 const MARK: &str = "; not waited for";
 
-/// What `message` says in the place of what it said before: `unready` is what the workloads lack.
+/// Returns `message` with the current note instead of the previous one. `unready` describes the workloads' state.
 pub(super) fn told(message: &str, policy: WaitPolicy, unready: Option<&str>) -> String {
     let findings = findings_in(message);
     let rest = with_findings(message, None);

@@ -1,7 +1,7 @@
-//! The anchor: a ConfigMap on the member by which what Krypton keeps there of itself, and makes anew by itself, is
-//! found and goes. It owns that by owner references, so the cluster's garbage collector takes it away once the
-//! anchor is deleted; or once it is another one, as after a restore, which gives all objects new UIDs. So what is
-//! of value it never owns.
+//! The anchor: a ConfigMap on the member that owns the state that Krypton can recreate.
+//!
+//! The owner references let the garbage collector delete that state with the anchor. It does the same after a restore,
+//! which gives all objects new UIDs. The anchor therefore never owns irreplaceable state.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use kube::Client;
 use kube::api::{Api, PostParams};
 use thiserror::Error;
 
-/// The ConfigMap.
+/// Name of the anchor's ConfigMap.
 pub const ANCHOR_NAME: &str = "krypton-root-owner";
 const LABEL: (&str, &str) = ("app.kubernetes.io/managed-by", "krypton");
 const ANNOTATIONS: [(&str, &str); 2] = [
@@ -27,10 +27,10 @@ const ANNOTATIONS: [(&str, &str); 2] = [
          chart.",
     ),
 ];
-/// The record of the desired state waits for this.
+/// Deadline for the anchor. The write of the desired state waits for it.
 const DEADLINE: Duration = Duration::from_secs(3);
 
-/// What Krypton keeps on a member beside Tenants, workspaces and releases.
+/// Krypton's own objects on a member, apart from Tenants, workspaces and releases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bookkeeping {
     /// Secret `krypton-desired-state`.
@@ -45,9 +45,12 @@ pub enum Bookkeeping {
     SetAside,
 }
 
-/// Whether the anchor owns it: only what the next pass makes anew without anything being lost. Tenants that are yet
-/// to be put back are nowhere else; without its Lease a second writer could begin beside the one there is; an
-/// identity has to be asked for by a person; a copy that was set aside is all that is left of a release's record.
+/// Returns true if the anchor owns the object: only if the next reconcile can recreate it without loss.
+///
+/// - A Tenant that waits to be restored exists nowhere else.
+/// - Without its Lease, a second writer could start next to the first one.
+/// - You would have to request a new identity.
+/// - The copy of an unreadable Secret is all that is left of a release's record.
 pub fn owns(kept: Bookkeeping) -> bool {
     match kept {
         Bookkeeping::DesiredState => true,
@@ -58,7 +61,7 @@ pub fn owns(kept: Bookkeeping) -> bool {
     }
 }
 
-/// Why there is no anchor to own anything. Nothing depends on it.
+/// Reason why there is no anchor. No other operation depends on the anchor.
 #[derive(Debug, Error)]
 pub enum AnchorError {
     #[error("reading ConfigMap {SYSTEM_NAMESPACE}/{ANCHOR_NAME} failed")]
@@ -71,7 +74,7 @@ pub enum AnchorError {
     Deadline,
 }
 
-/// Makes sure of the anchor, and returns what its dependents are to say of it.
+/// Creates or updates the anchor, and returns the owner reference for its dependents.
 pub async fn ensure(client: &Client) -> Result<OwnerReference, AnchorError> {
     tokio::time::timeout(DEADLINE, ensure_now(client))
         .await
@@ -98,11 +101,11 @@ async fn ensure_now(client: &Client) -> Result<OwnerReference, AnchorError> {
             return Err(AnchorError::Terminating);
         }
         Some(found) => {
-            // With the resourceVersion that it was read with.
+            // The replacement carries the resourceVersion of the read.
             let next = mended(&found);
             if next != found {
                 let call = effect!("anchor.update", api.replace(ANCHOR_NAME, &params, &next));
-                // It owns as well without its words.
+                // The anchor works without its label and annotations.
                 if let Err(error) = call.await {
                     tracing::debug!(error = %chain(&error), "the anchor lacks a label or an annotation");
                 }
@@ -113,7 +116,7 @@ async fn ensure_now(client: &Client) -> Result<OwnerReference, AnchorError> {
     Ok(reference(&anchor))
 }
 
-/// With the label and the annotations that it lacks; what somebody else has written stays.
+/// Adds missing labels and annotations, and keeps existing values.
 fn mended(anchor: &ConfigMap) -> ConfigMap {
     let mut next = anchor.clone();
     let add = |map: &mut Option<BTreeMap<String, String>>, words: &[(&str, &str)]| {
@@ -138,7 +141,7 @@ fn reference(anchor: &ConfigMap) -> OwnerReference {
     }
 }
 
-/// The owners of what the anchor owns: this anchor in place of any before it, and whoever else there is.
+/// Returns the owner references with this anchor instead of any previous one. Other owners stay.
 pub fn owners(before: &[OwnerReference], anchor: &OwnerReference) -> Vec<OwnerReference> {
     let is_anchor = |owner: &&OwnerReference| {
         (&owner.api_version, &owner.kind, &owner.name)
@@ -196,7 +199,7 @@ mod tests {
             (vec![former.clone()], vec![now.clone()]),
             (vec![former.clone(), now.clone()], vec![now.clone()]),
             (vec![other()], vec![other(), now.clone()]),
-            // Nothing is written for the order of them.
+            // The order of the owners alone causes no write.
             (vec![now.clone(), other()], vec![now.clone(), other()]),
             (vec![former, other()], vec![other(), now.clone()]),
         ] {

@@ -1,17 +1,17 @@
-//! How often it is said what a release waits for: each word is a write of a status. Pure.
+//! Throttles status messages about a wait, as each new message is a status write. Pure functions.
 
 use std::time::Duration;
 
 use krypton_runtime::clock::BootTime;
 use krypton_types::conditions::{ClusterState, State, Truth};
 
-/// Between two statuses that differ in words only.
+/// Minimum time between two statuses that differ only in their messages.
 pub(crate) const PAUSE: Duration = Duration::from_secs(5);
-/// After so long, the status says what a release is waiting for.
+/// Time after which the status shows the cause of a wait.
 pub(crate) const QUIET: Duration = Duration::from_secs(10);
 
-/// Whether `next` may be said now, after `said` was at its time; else from when on. What is another state
-/// is not delayed, only other words for the same.
+/// Returns the time from which `next` may be written after `said`. `None` means now. Only changes of messages are
+/// delayed.
 pub(crate) fn not_before(
     said: Option<(&ClusterState, BootTime)>,
     next: &ClusterState,
@@ -31,7 +31,7 @@ fn same_but_for_words(a: &ClusterState, b: &ClusterState) -> bool {
         && a.error.as_ref().map(bare) == b.error.as_ref().map(bare)
 }
 
-/// A state that is announced, with what is waited for.
+/// Adds the cause of the wait to an announced state.
 pub(crate) fn with_detail(announced: &ClusterState, detail: &str) -> ClusterState {
     let mut state = announced.clone();
     let add = |state: &mut State| state.message = format!("{}: {detail}", state.message);
@@ -100,7 +100,7 @@ mod tests {
     }
 
     proptest! {
-        /// As the reconciler does it: what may not be said yet is looked at again when it may.
+        /// Like the reconciler, the test retries a delayed message when it is due.
         #[test]
         fn changing_messages_are_throttled_and_last_is_published(
             steps in proptest::collection::vec((0..3000_u64, 0..4_u8), 1..200)

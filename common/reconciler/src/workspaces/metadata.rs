@@ -1,9 +1,10 @@
-//! The labels and annotations that a workspace's namespace is given by configuration, beside what marks it as
-//! Krypton's: what is to be written so that it has these, and no longer those that it was given before.
+//! Configured labels and annotations of a workspace's namespace, in addition to Krypton's own marks.
 //!
-//! Which keys it was given is on record in an annotation, and not in the apiserver's record of field managers: that
-//! tells a create from an apply, so keys of the create would stay for ever; and there is no apply that creates and
-//! leaves alone what is there. Some policies ask for labels in the create.
+//! Computes the change that adds the configured keys and removes keys that were configured before. An annotation
+//! records the configured keys. The API server's field managers cannot serve for that:
+//!
+//! - They distinguish a create from an apply, so keys from the create would stay forever.
+//! - No apply creates an object but leaves an existing one unchanged. Some policies require the labels in the create.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,10 +13,10 @@ use kube::core::ObjectMeta;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-/// Annotation on a namespace: the keys that it was given.
+/// Annotation on a namespace that lists the configured keys.
 pub(crate) const GIVEN_ANNOTATION: &str = "mesh.openkcm.io/namespace-configuration";
 
-/// What is on record there.
+/// Content of the annotation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 struct Given {
@@ -31,7 +32,7 @@ impl Given {
         }
     }
 
-    /// Whoever may write the annotation is not led to take off what marks the namespace.
+    /// Reserved keys are dropped. A user who can write the annotation must not make Krypton remove its own marks.
     fn read(text: Option<&String>) -> Self {
         let mut given: Self = text
             .and_then(|text| serde_json::from_str(text).ok())
@@ -45,7 +46,7 @@ impl Given {
 
     fn written(&self) -> Option<String> {
         let nothing = *self == Self::default();
-        // What serde writes into memory it can write.
+        // Serialization to memory cannot fail.
         (!nothing).then(|| json!(self).to_string())
     }
 }
@@ -65,7 +66,7 @@ impl Words {
         }
     }
 
-    /// With these besides, as a namespace that is made has them from the first.
+    /// Adds the configured keys, for the create request of a namespace.
     #[must_use]
     pub fn given(mut self, wanted: &NamespaceConfiguration) -> Self {
         self.labels.extend(wanted.labels.clone());
@@ -76,7 +77,7 @@ impl Words {
         self
     }
 
-    /// The part of `metadata` that a merge patch is to have; `None` where all is as it should be.
+    /// Returns the `metadata` of the merge patch, or `None` if nothing differs.
     pub fn change(&self, wanted: &NamespaceConfiguration) -> Option<Value> {
         let record = self.annotations.get(GIVEN_ANNOTATION);
         let (before, after) = (Given::read(record), Given::of(wanted));
@@ -92,7 +93,7 @@ impl Words {
     }
 }
 
-/// Keys that are wanted and differ, and, as null, those that are there, were given and are wanted no more.
+/// Returns the wanted keys that differ, and null for each configured key that is present but no longer wanted.
 fn difference(
     there: &BTreeMap<String, String>,
     wanted: &BTreeMap<String, String>,
@@ -134,7 +135,7 @@ mod tests {
         }
     }
 
-    /// As the apiserver merges it.
+    /// Merges as the API server does.
     fn merged(words: &Words, patch: &Value) -> Words {
         let mut next = words.clone();
         for (map, part) in [
@@ -178,11 +179,11 @@ mod tests {
         assert_eq!(now.annotations["note"], "theirs");
         assert!(!now.labels.contains_key("zone") && !now.annotations.contains_key("owner"));
         assert_eq!(now.change(&next), None);
-        // And without any, it is as it was before.
+        // Without a configuration, the namespace is as before.
         let none = NamespaceConfiguration::default();
         let patch = now.change(&none).unwrap();
         assert_eq!(merged(&now, &patch), marked());
-        // One that was there before the configuration is given it.
+        // A namespace that existed before the configuration gets its keys.
         let patch = marked().change(&next).unwrap();
         assert_eq!(merged(&marked(), &patch), now);
     }
@@ -212,7 +213,7 @@ mod tests {
             .insert(GIVEN_ANNOTATION.to_owned(), record);
         let patch = words.change(&NamespaceConfiguration::default()).unwrap();
         assert_eq!(patch["labels"], json!({"theirs": null}));
-        // What cannot be read is as if it were not there.
+        // An unreadable annotation counts as missing.
         words
             .annotations
             .insert(GIVEN_ANNOTATION.to_owned(), "{".to_owned());

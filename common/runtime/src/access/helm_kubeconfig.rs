@@ -1,4 +1,4 @@
-//! A kubeconfig for helm from a client's configuration.
+//! Renders a kubeconfig for Helm from a client's configuration.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use super::service_account::impersonate;
 const NAME: &str = "self";
 const PEM_LINE: usize = 64;
 
-/// Why a configuration makes no kubeconfig.
+/// Why a configuration cannot be rendered as a kubeconfig.
 #[derive(Debug, thiserror::Error)]
 pub enum RenderError {
     #[error("reading the client certificate or key {path} for the kubeconfig of helm failed", path = path.display())]
@@ -30,12 +30,12 @@ pub enum RenderError {
     Encode(#[source] serde_json::Error),
 }
 
-/// A kubeconfig that reaches what `config` reaches, in JSON, which is YAML. It holds credentials.
+/// Returns a kubeconfig with the same access as `config`, in JSON, which is YAML. Contains credentials.
 ///
-/// Certificates and keys are inline. A token file stays a path, as its content is replaced every
-/// few minutes. TLS is verified unless `config` itself does not.
+/// Certificates and keys are inline. A token file stays a path, as its content changes every few minutes. TLS is
+/// verified unless `config` disables verification.
 ///
-/// Whoever reads it acts as `account`, if one is given.
+/// A client that uses the kubeconfig acts as `account`, if set.
 pub fn kubeconfig_yaml(
     config: &Config,
     account: Option<&ServiceAccount>,
@@ -47,7 +47,7 @@ pub fn kubeconfig_yaml(
     let cluster = Cluster {
         server: Some(config.cluster_url.to_string()),
         insecure_skip_tls_verify: config.accept_invalid_certs.then_some(true),
-        // helm refuses a CA together with insecure-skip-tls-verify.
+        // Helm rejects a CA together with insecure-skip-tls-verify.
         certificate_authority_data: config
             .root_cert
             .as_ref()
@@ -87,8 +87,8 @@ pub fn kubeconfig_yaml(
     serde_json::to_string(&kubeconfig).map_err(RenderError::Encode)
 }
 
-/// Writes a kubeconfig into the folder `scratch`: readable by us alone, as it holds credentials. It is
-/// removed when the path is dropped.
+/// Writes a kubeconfig into the folder `scratch`. Only this process's user can read the file, as it contains
+/// credentials. Dropping the path removes the file.
 pub fn write_kubeconfig(scratch: &Path, yaml: &str) -> std::io::Result<TempPath> {
     let write = || {
         let mut file = tempfile::Builder::new()
@@ -121,7 +121,7 @@ fn read(path: String) -> Result<Vec<u8>, RenderError> {
     })
 }
 
-/// Certificates in DER, as PEM.
+/// Encodes DER certificates as PEM.
 pub fn pem(certificates: &[impl AsRef<[u8]>]) -> String {
     let mut text = String::new();
     for certificate in certificates {
@@ -136,7 +136,7 @@ pub fn pem(certificates: &[impl AsRef<[u8]>]) -> String {
     text
 }
 
-/// Kubernetes' own byte strings are base64 in JSON.
+/// Encodes bytes with Kubernetes' own byte string, which is base64 in JSON.
 fn base64(bytes: Vec<u8>) -> String {
     match serde_json::to_value(ByteString(bytes)) {
         Ok(serde_json::Value::String(text)) => text,

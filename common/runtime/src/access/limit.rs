@@ -1,7 +1,7 @@
-//! Limits what an untrusted API server may answer: bytes, nesting, the length of a line, and time.
+//! Limits the responses of an untrusted API server: bytes, nesting, line length, and time.
 //!
-//! kube collects each body in memory, and reads each line of a watch to its end. One server that answers
-//! without end would take the memory of the whole process.
+//! kube collects each body in memory and reads each line of a watch to its end. Without limits, a server with
+//! an infinite response would use up the memory of the whole process.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -18,25 +18,26 @@ use tower::{BoxError, Layer, Service};
 
 use crate::bound::Beyond;
 
-/// Bounds on the answers of one API server.
+/// Limits for the responses of one API server.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Bytes of one answer. A page holds 50 objects.
+    /// Maximum bytes of a response. A page holds 50 objects.
     pub body: usize,
-    /// Bytes of an answer that reports an error.
+    /// Maximum bytes of an error response.
     pub error: usize,
-    /// Bytes of one event of a watch. An API server takes objects of up to 3 MiB.
+    /// Maximum bytes of a watch event. An API server accepts objects of up to 3 MiB.
     pub event: usize,
-    /// Objects and lists within one answer or event: decoded, an empty one takes 200 times its bytes.
+    /// Maximum number of objects and lists in a response or event. An empty one takes 200 times its bytes
+    /// when decoded.
     pub nested: usize,
-    /// Bytes of all answers of the server that are being read.
+    /// Maximum bytes of all responses of the server that are in progress.
     pub at_once: usize,
-    /// The longest pause within an answer that is no watch.
+    /// Longest pause within a response other than a watch.
     pub idle: Duration,
-    /// From the request to the end of an answer that is no watch, and to the beginning of a watch. An
-    /// API server gives up after 60 s.
+    /// Time limit from the request to the end of a response, or to the start of a watch. An API server gives
+    /// up after 60 s.
     pub whole: Duration,
-    /// The longest watch. Its client asks for 290 s.
+    /// Maximum duration of a watch. The client requests 290 s.
     pub watch: Duration,
 }
 
@@ -55,7 +56,7 @@ impl Default for Limits {
     }
 }
 
-/// Why an answer is not read to its end.
+/// Why a response was cut off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Excess {
     #[error("it has more than {0} bytes")]
@@ -77,13 +78,13 @@ pub enum Excess {
 }
 
 impl Excess {
-    /// Whether an API server that is merely slow or cut off does not do that.
+    /// Returns whether a server that is only slow or unreachable would not cause this.
     fn is_hostile(self) -> bool {
         !matches!(self, Self::Idle(_) | Self::Watch(_))
     }
 }
 
-/// An answer that was cut off.
+/// A response that was cut off.
 #[derive(Debug, Error)]
 #[error(
     "failed to read the API server's answer to {what}: {excess}; check that the kubeconfig leads to a Kubernetes API server"
@@ -94,7 +95,7 @@ pub struct CutOff {
 }
 
 impl CutOff {
-    /// All watches together show more than is kept of one server.
+    /// All watches together contain more data than the process keeps for one server.
     pub fn kept(beyond: Beyond) -> Self {
         Self {
             what: "all watches".to_owned(),
@@ -103,10 +104,10 @@ impl CutOff {
     }
 }
 
-/// Receives each answer that exceeds a limit.
+/// Callback for each response that exceeds a limit.
 pub type Report = Arc<dyn Fn(&CutOff) + Send + Sync>;
 
-/// What all requests to one server share.
+/// State that all requests to one server share.
 #[derive(Clone)]
 pub(super) struct LimitLayer {
     limits: Limits,
@@ -199,12 +200,12 @@ where
 
 #[derive(Clone, Copy, Debug)]
 enum Kind {
-    /// With its most bytes.
+    /// A response, with its maximum number of bytes.
     Answer(usize),
     Watch,
 }
 
-/// Counts one answer, or each event of a watch.
+/// Counts the bytes of a response, or of each event of a watch.
 #[derive(Debug)]
 struct Meter {
     kind: Kind,
@@ -260,7 +261,7 @@ impl Meter {
     }
 }
 
-/// Bytes that one body holds of what all may hold; given back when it is dropped.
+/// Bytes of one body in the shared total. Dropping it returns them.
 #[derive(Debug)]
 struct Held {
     at_once: Arc<AtomicUsize>,
@@ -286,7 +287,7 @@ impl Drop for Held {
     }
 }
 
-/// A body that fails when it exceeds a limit.
+/// A body that returns an error when it exceeds a limit.
 pub(super) struct Limited<B> {
     inner: B,
     what: String,
@@ -347,7 +348,7 @@ where
         if this.over {
             return Poll::Ready(None);
         }
-        // First: a body that is always ready must end too.
+        // Check the time first, because a body that is always ready must also end.
         let checked = this.check_time(cx);
         if let Err(excess) = checked {
             return Poll::Ready(Some(Err(this.cut_off(excess))));

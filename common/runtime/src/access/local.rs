@@ -1,4 +1,4 @@
-//! The cluster that a process is told of on its command line, or that it runs on.
+//! Finds the local cluster: from the command line, the environment, or the pod of this process.
 
 use std::path::{Path, PathBuf};
 
@@ -17,13 +17,13 @@ const IN_CLUSTER: &str = "in-cluster";
 const SERVICE_ACCOUNT_NAMESPACE_FILE: &str =
     "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
 
-/// The namespace of the pod's service account; `None` outside of a pod.
+/// Returns the namespace of the pod's service account, or `None` outside a pod.
 pub fn service_account_namespace() -> Option<String> {
     std::fs::read_to_string(SERVICE_ACCOUNT_NAMESPACE_FILE).ok()
 }
 
-/// Where the configuration of a process' own cluster is looked for, in this order; in-cluster comes
-/// between `kubeconfig_variable` and `user_file`.
+/// Sources of the local cluster's configuration, in order of priority. In-cluster configuration comes between
+/// `kubeconfig_variable` and `user_file`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LocalSource {
     pub flag: Option<PathBuf>,
@@ -31,7 +31,7 @@ pub struct LocalSource {
     pub user_file: Option<PathBuf>,
 }
 
-/// A cluster that was found.
+/// The configuration of a cluster.
 #[derive(Clone, Debug)]
 pub struct Found {
     pub config: Config,
@@ -39,7 +39,7 @@ pub struct Found {
     pub context_name: String,
 }
 
-/// Why there is none. The texts are the original operator's where it had one.
+/// Why no configuration was found. Texts of krypton-operator are unchanged.
 #[derive(Debug, Error)]
 pub enum LocalError {
     #[error(
@@ -57,19 +57,19 @@ pub enum LocalError {
     Nowhere(#[source] InClusterError),
 }
 
-/// Why a kubeconfig makes no configuration.
+/// Why a kubeconfig is not usable.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     #[error("reading it failed")]
     Read(#[source] std::io::Error),
-    /// With the place, without the text around it: that may be a credential.
+    /// Contains the line number without the text, which may be a credential.
     #[error("it is not a kubeconfig in YAML (line {line})")]
     Yaml { line: u64 },
     #[error("its context {0:?} does not exist; its contexts are: {1}")]
     NoContext(String, String),
     #[error("it has no current-context; set it, or name a context by flag")]
     NoCurrentContext,
-    /// Without the URL: it may hold a password.
+    /// Omits the URL, because it may contain a password.
     #[error(
         "its cluster has a proxy-url that is not supported; write it as http://HOST:PORT or socks5://HOST:PORT"
     )]
@@ -80,10 +80,10 @@ pub enum ConfigError {
     Unusable(#[source] KubeconfigError),
 }
 
-/// Reads the configuration that Kubernetes gives to pods.
+/// Reads the in-cluster configuration.
 pub type InCluster = fn() -> Result<Config, InClusterError>;
 
-/// The first of the places that has one; `in_cluster` is [`Config::incluster`].
+/// Returns the configuration from the first source that has one. `in_cluster` is [`Config::incluster`].
 pub async fn local(
     source: &LocalSource,
     context: Option<&str>,
@@ -117,7 +117,7 @@ pub async fn local(
     }
 }
 
-/// The files merged as kubectl merges them: of several, those that do not exist are passed over.
+/// Merges the files as kubectl does: skips missing files if there are several.
 async fn from_files(paths: &[PathBuf], context: Option<&str>) -> Result<Found, LocalError> {
     let mut merged: Option<(&Path, Kubeconfig)> = None;
     for path in paths {
@@ -156,7 +156,7 @@ async fn from_files(paths: &[PathBuf], context: Option<&str>) -> Result<Found, L
         })
 }
 
-/// From one file.
+/// Reads a kubeconfig from one file.
 pub fn read_kubeconfig(path: &Path) -> Result<Kubeconfig, ConfigError> {
     Kubeconfig::read_from(path).map_err(|error| match error {
         KubeconfigError::ReadConfig(source, _) => ConfigError::Read(source),
@@ -164,7 +164,7 @@ pub fn read_kubeconfig(path: &Path) -> Result<Kubeconfig, ConfigError> {
     })
 }
 
-/// kube's own text of a YAML error quotes the lines around it.
+/// Converts an error. kube's own text of a YAML error quotes the surrounding lines.
 pub fn without_content(error: KubeconfigError) -> ConfigError {
     match error {
         KubeconfigError::Parse(error) => ConfigError::Yaml {
@@ -174,7 +174,7 @@ pub fn without_content(error: KubeconfigError) -> ConfigError {
     }
 }
 
-/// The cluster of one context of a kubeconfig, its current one without `context`.
+/// Returns the cluster of a context of the kubeconfig, by default the current one.
 pub async fn from_kubeconfig(
     kubeconfig: Kubeconfig,
     context: Option<&str>,
@@ -213,8 +213,8 @@ pub async fn from_kubeconfig(
     })
 }
 
-/// As kube does it, but with nothing from the environment: kube takes HTTPS_PROXY for its own, which is
-/// meant for chart repositories, and fails on a NO_PROXY that it cannot read.
+/// Builds the configuration as kube does, but ignores the environment. The kube crate also applies
+/// HTTPS_PROXY, which is intended for chart repositories, and fails on an invalid NO_PROXY.
 fn assembled(
     kubeconfig: &Kubeconfig,
     context: &Context,
@@ -225,7 +225,7 @@ fn assembled(
     let url = server
         .parse()
         .map_err(|error| ConfigError::Unusable(KubeconfigError::ParseClusterUrl(error)))?;
-    // It reads the authority's file, where there is one.
+    // The conversion reads the file of the certificate authority, if any.
     let shown = ExecAuthCluster::try_from(cluster).map_err(ConfigError::Unusable)?;
     let mut config = Config::new(url);
     config.root_cert = match &shown.certificate_authority_data {
@@ -243,7 +243,7 @@ fn assembled(
         .auth_infos
         .iter()
         .find(|named| Some(&named.name) == context.user.as_ref());
-    // As kubectl: without a user it is anonymous.
+    // Like kubectl, use anonymous access without a user.
     config.auth_info = user
         .and_then(|named| named.auth_info.clone())
         .unwrap_or_default();
@@ -268,7 +268,8 @@ fn certificates(pem: &[u8]) -> Result<Vec<Vec<u8>>, ConfigError> {
     Ok(certificates)
 }
 
-/// Not by way of https: kube would check the proxy's certificate by the cluster's authority.
+/// Returns the proxy. Rejects HTTPS proxies: kube would verify their certificate against the cluster's
+/// authority.
 fn proxy(cluster: &Cluster) -> Result<Option<http::Uri>, ConfigError> {
     let Some(url) = cluster.proxy_url.as_deref().filter(|url| !url.is_empty()) else {
         return Ok(None);
@@ -302,7 +303,8 @@ mod tests {
         from_kubeconfig(kubeconfig, None).await.unwrap().config
     }
 
-    /// What a client sends first to the proxy of this scheme, with `answer` to its first `greeting` bytes.
+    /// Returns the first bytes that a client sends to a proxy of this scheme. The proxy answers the first
+    /// `greeting` bytes with `answer`.
     async fn sent_to(scheme: &str, greeting: usize, answer: &[u8], more: usize) -> Vec<u8> {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let proxy = format!("{scheme}://{}", listener.local_addr().unwrap());

@@ -1,4 +1,4 @@
-//! A service account that helm acts as, so that we ourselves need not have the rights that charts need.
+//! Service account that Helm impersonates. Because of it, Krypton itself does not need the rights that charts need.
 
 use std::path::Path;
 use std::{fmt, io};
@@ -12,7 +12,7 @@ use kube::{Client, Config};
 use serde_json::Value;
 use tempfile::TempPath;
 
-/// A service account of the cluster that is acted on.
+/// A service account of the target cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceAccount {
     namespace: String,
@@ -24,7 +24,7 @@ impl ServiceAccount {
         &self.namespace
     }
 
-    /// From `NAMESPACE/NAME`, or `NAME` in `own_namespace`.
+    /// Parses `NAMESPACE/NAME`, or `NAME` in `own_namespace`.
     pub fn parse(text: &str, own_namespace: &str) -> Option<Self> {
         let (namespace, name) = text.split_once('/').unwrap_or((own_namespace, text));
         (is_dns_label(namespace) && is_dns_subdomain(name)).then(|| Self {
@@ -34,21 +34,23 @@ impl ServiceAccount {
     }
 }
 
-/// The same cluster as `account`, with our credential; `None` without an account.
+/// Returns the configuration for the same cluster that acts as `account` with Krypton's credential. Returns `None`
+/// without an account.
 pub fn acting_as(config: &Config, account: Option<&ServiceAccount>) -> Option<Config> {
     let mut config = config.clone();
     impersonate(&mut config.auth_info, account?);
     Some(config)
 }
 
-/// With the groups that the apiserver knows it has
+/// Sets no groups: the API server adds the groups of the service account itself
 /// (<https://kubernetes.io/docs/reference/access-authn-authz/user-impersonation/>).
 pub(super) fn impersonate(user: &mut AuthInfo, account: &ServiceAccount) {
     user.impersonate = Some(account.to_string());
     user.impersonate_groups = None;
 }
 
-/// A client that sends what `client` sends, as another user. `client` itself must act as nobody else.
+/// Returns a client that sends its requests through `client` as another user. `client` itself must not impersonate a
+/// user.
 pub fn client_as(client: &Client, user: &str) -> Result<Client, InvalidHeaderValue> {
     let user = HeaderValue::from_str(user)?;
     let client = client.clone();
@@ -61,7 +63,8 @@ pub fn client_as(client: &Client, user: &str) -> Result<Client, InvalidHeaderVal
     Ok(Client::new(tower::service_fn(sending), "default"))
 }
 
-/// The kubeconfig at `file`, which [`super::kubeconfig_yaml`] has made, for another user. It is beside that one.
+/// Writes a copy of a kubeconfig from [`super::kubeconfig_yaml`] for another user. The copy is in the same folder as
+/// `file`.
 pub fn kubeconfig_as(file: &Path, user: &str) -> io::Result<TempPath> {
     let mut kubeconfig: Value = serde_json::from_slice(&std::fs::read(file)?)?;
     let own = kubeconfig.pointer_mut("/users/0/user");
@@ -75,7 +78,7 @@ pub fn kubeconfig_as(file: &Path, user: &str) -> io::Result<TempPath> {
     super::write_kubeconfig(folder, &kubeconfig.to_string())
 }
 
-/// As a user name of Kubernetes.
+/// Formats the user name of the service account in Kubernetes.
 impl fmt::Display for ServiceAccount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "system:serviceaccount:{}:{}", self.namespace, self.name)

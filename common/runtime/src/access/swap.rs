@@ -1,4 +1,4 @@
-//! A client whose access is replaced while it is in use: a rotated credential ends no work.
+//! A client whose access can be replaced while it is in use: a rotated credential interrupts no work.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tower::{BoxError, service_fn};
 
 use crate::access::watch_rate::is_watch;
 
-/// Replaces what a client sends its requests by. Clones are one.
+/// Replaces the access of a client. Clones share their state.
 #[derive(Clone)]
 pub struct Swap {
     current: Arc<ArcSwap<Access>>,
@@ -32,7 +32,7 @@ impl std::fmt::Debug for Swap {
 }
 
 impl Swap {
-    /// Uses the access of `client` at first.
+    /// Starts with the access of `client`.
     pub fn new(client: Client) -> Self {
         let access = Access {
             client,
@@ -43,7 +43,7 @@ impl Swap {
         }
     }
 
-    /// The client that sends each request by the access of its time.
+    /// Returns a client that sends each request with the current access.
     ///
     /// Must be called inside a tokio runtime.
     pub fn client(&self) -> Client {
@@ -56,8 +56,8 @@ impl Swap {
         Client::new(service, namespace)
     }
 
-    /// Sends new requests by the access of `newer`. Requests in progress keep the old one. Watches end, so that
-    /// their watchers open them again.
+    /// Sends new requests with the access of `newer`. Requests in progress keep the old access. Watches end, so their
+    /// watchers reopen them.
     pub fn replace(&self, newer: &Self) {
         let access = Access {
             client: newer.current.load().client.clone(),
@@ -76,7 +76,7 @@ async fn send(access: &Access, request: Request<Body>) -> kube::Result<Response<
     }))
 }
 
-/// A body that ends, as that of a watch whose time is over, when its access is replaced.
+/// A body that ends like a timed-out watch when its access is replaced.
 struct UntilReplaced {
     inner: Body,
     replaced: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
@@ -122,7 +122,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns empty lists and silent watches, and sends its name for each request.
+    /// Responds with empty lists and silent watches, and sends its name for each request.
     fn answering(name: &'static str, asked: mpsc::Sender<&'static str>) -> Client {
         let service = service_fn(move |request: Request<Body>| {
             asked.try_send(name).unwrap();

@@ -1,5 +1,7 @@
-//! Watches that are begun one after the other: a server that ends each as soon as it has begun is asked again a
-//! few times a second, and not as fast as it answers. kube takes such an end for the end of a watch's time.
+//! Limits how often watches start.
+//!
+//! If a server ends each watch immediately, the client retries a few times per second instead of in a tight
+//! loop. The kube crate treats such an end as the regular timeout of a watch.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,10 +13,10 @@ use http::{Request, Uri};
 use tokio::time::{Instant, sleep_until};
 use tower::{Layer, Service};
 
-/// Between the beginnings of two watches on the same.
+/// Minimum time between the starts of two watches on the same resource.
 const LEAST: Duration = Duration::from_millis(500);
 
-/// What is watched, and when the next watch on it may begin.
+/// Time of the next allowed start, by resource.
 type Next = Arc<Mutex<BTreeMap<String, Instant>>>;
 
 #[derive(Clone, Debug, Default)]
@@ -54,7 +56,7 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let at = watched(request.uri()).map(|what| self.turn(what));
-        // It does nothing before it is polled.
+        // The future does nothing before its first poll.
         let answer = self.inner.call(request);
         Box::pin(async move {
             if let Some(at) = at {
@@ -76,13 +78,13 @@ impl<S> Pace<S> {
     }
 }
 
-/// Whether the request begins a watch.
+/// Returns whether the request starts a watch.
 pub(super) fn is_watch(uri: &Uri) -> bool {
     let query = uri.query().unwrap_or_default();
     query.split('&').any(|part| part == "watch=true")
 }
 
-/// The kind and the selectors of a watch, whatever version it begins at.
+/// Returns the resource and the selectors of a watch, without its `resourceVersion`.
 fn watched(uri: &Uri) -> Option<String> {
     let query = uri.query()?;
     let mut parts: Vec<&str> = query.split('&').collect();
@@ -127,7 +129,7 @@ mod tests {
             let listed = paced.call(ask("/api/v1/secrets?limit=50")).await.unwrap();
             assert_eq!(listed, answered);
         }
-        // One that has lasted is followed at once.
+        // A long watch is followed immediately.
         tokio::time::advance(Duration::from_secs(290)).await;
         let again = Instant::now();
         let answered = paced.call(ask("/api/v1/secrets?watch=true")).await.unwrap();

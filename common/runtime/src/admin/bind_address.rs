@@ -1,9 +1,9 @@
-//! Listen addresses as Go writes them: `:8080`, `127.0.0.1:8080`, `[::1]:8080`.
+//! Listen addresses in Go's notation: `:8080`, `127.0.0.1:8080`, `[::1]:8080`.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Where to listen. Without a host: on all addresses, of both IP versions where there are two.
+/// A listen address. Without a host, it stands for all addresses of all available IP versions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BindAddress {
     /// Host name or IP address without brackets.
@@ -12,7 +12,7 @@ pub struct BindAddress {
     pub port: u16,
 }
 
-/// The text is no listen address.
+/// The text is not a listen address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a listen address like :8080 or 127.0.0.1:8080")]
 pub struct NotABindAddress;

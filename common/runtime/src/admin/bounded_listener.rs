@@ -1,5 +1,5 @@
 //! Limits the connections of a server in number and time. If there are too many, the server closes the oldest
-//! connection of the client address that has the most.
+//! connection of the client address with the most connections.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -16,25 +16,25 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
-/// What connections may take up.
+/// Limits of connections.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
-    /// A scraper and a kubelet need one or two each.
+    /// Maximum number of open connections. A scraper and a kubelet need one or two each.
     pub(super) connections: usize,
-    /// The longest pause in which nothing is read or written.
+    /// Maximum time without a read or a write.
     pub(super) quiet: Duration,
-    /// The longest life of a connection.
+    /// Maximum lifetime of a connection.
     pub(super) life: Duration,
 }
 
 impl Bounds {
-    /// For probes: a kubelet waits for a second by default, and connects for each.
+    /// Limits for probes: by default, a kubelet waits one second and opens a connection for each probe.
     pub(super) const PROBES: Self = Self {
         connections: 64,
         quiet: Duration::from_secs(3),
         life: Duration::from_secs(5),
     };
-    /// For scrapers and people. Those that wait for a minute between two requests connect again.
+    /// Limits for scrapers and users. A client that pauses for a minute between two requests reconnects.
     pub(super) const READERS: Self = Self {
         connections: 64,
         quiet: Duration::from_secs(30),
@@ -42,7 +42,7 @@ impl Bounds {
     };
 }
 
-/// Each open connection, the oldest first: whose it is, and what ends it.
+/// Open connections from oldest to newest: client address and cancellation token.
 type Connections = BTreeMap<u64, (IpAddr, CancellationToken)>;
 type Open = Arc<Mutex<Connections>>;
 
@@ -50,7 +50,7 @@ fn lock(open: &Open) -> MutexGuard<'_, Connections> {
     open.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The oldest connection of the address that has the most.
+/// Returns the oldest connection of the address with the most connections.
 fn one_too_many(open: &Connections) -> Option<u64> {
     let mut of_address: BTreeMap<IpAddr, (usize, u64)> = BTreeMap::new();
     for (number, (address, _)) in open {
@@ -125,7 +125,7 @@ impl Listener for BoundedListener {
     }
 }
 
-/// One open connection, until it is dropped.
+/// Entry of an open connection. Dropping it removes the entry.
 #[derive(Debug)]
 struct Place {
     number: u64,
@@ -138,7 +138,7 @@ impl Drop for Place {
     }
 }
 
-/// A connection that fails when it is quiet or old, or when its place is needed.
+/// A connection that fails when it is idle or too old, or when a new connection needs its place.
 pub(super) struct BoundedStream {
     stream: TcpStream,
     quiet: Pin<Box<Sleep>>,
@@ -153,7 +153,7 @@ impl BoundedStream {
         self.end.as_mut().poll(cx).is_ready() || self.cut.as_mut().poll(cx).is_ready()
     }
 
-    /// Passes progress on and puts the deadline off; without progress, asks the deadline.
+    /// Progress resets the idle deadline. Without progress, checks the deadline.
     fn judge<T>(
         &mut self,
         progress: Poll<io::Result<T>>,

@@ -1,5 +1,5 @@
-//! The server of `/debug/`: what is logged, and what else a process has to tell of itself to whoever may go
-//! into its pod. It has no password, so it is on loopback and nowhere else.
+//! Server for `/debug/`: the log filter and other information about the process, for users with access to its
+//! pod. It has no authentication, so it listens only on loopback.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -23,15 +23,15 @@ use crate::clock;
 
 /// The flag of the debug server, for messages.
 pub const DEBUG_FLAG: &str = "--debug-bind-address";
-/// Where it listens unless told otherwise.
+/// Default address.
 pub const DEBUG_DEFAULT: &str = "127.0.0.1:8082";
 
-/// How long a filter holds unless told otherwise: whoever forgets it does not fill the disk.
+/// Default duration of a filter. The limit prevents a forgotten filter from filling the disk.
 const LASTS: Duration = Duration::from_secs(15 * 60);
 const LASTS_MAX: Duration = Duration::from_secs(24 * 3600);
 
-/// Listens on `address`. Where that cannot be, the process goes on without, and says so: it is there to look
-/// at what is wrong, and must not be what is wrong.
+/// Listens on `address`. If that fails, logs an error and lets the process run without this server: a
+/// diagnostic tool must not cause an outage.
 pub async fn bind_debug(address: &BindAddress) -> Option<TcpListener> {
     let bound = match bind(DEBUG_FLAG, address).await {
         Ok(listener) => listener,
@@ -40,7 +40,7 @@ pub async fn bind_debug(address: &BindAddress) -> Option<TcpListener> {
             return None;
         }
     };
-    // A name may lead anywhere.
+    // A host name may resolve to any address.
     match bound.local_addr() {
         Ok(at) if at.ip().is_loopback() => {
             tracing::info!(address = %at, "serving /debug");
@@ -53,10 +53,10 @@ pub async fn bind_debug(address: &BindAddress) -> Option<TcpListener> {
     }
 }
 
-/// Serves `/debug/log`, and `more`, until `stop`.
+/// Serves `/debug/log` and `more` until `stop`.
 ///
 /// # Errors
-/// When serving fails.
+/// Returns an error if the server fails.
 pub async fn serve_debug(
     listener: TcpListener,
     level: LogLevel,
@@ -80,7 +80,8 @@ fn guarded(router: Router) -> Router {
     router.layer(from_fn(asked_here))
 }
 
-/// A page in the browser of whoever has forwarded the port may have its own name lead here, and is not answered.
+/// Rejects DNS rebinding: a web page in the browser of a user with a forwarded port may resolve its own name
+/// to this server.
 async fn asked_here(request: Request, next: Next) -> Response {
     let hosts = request.headers().get_all(header::HOST);
     let in_headers = hosts.iter().map(|host| host.to_str().unwrap_or_default());
@@ -96,7 +97,7 @@ async fn asked_here(request: Request, next: Next) -> Response {
     }
 }
 
-/// Whether a Host header names this machine itself.
+/// Returns whether a `Host` header names this machine.
 fn is_here(host: &str) -> bool {
     let name = match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|digit| digit.is_ascii_digit()) => name,
@@ -106,7 +107,7 @@ fn is_here(host: &str) -> bool {
     name.eq_ignore_ascii_case("localhost") || ip.is_ok_and(|ip| ip.is_loopback())
 }
 
-/// Sets the filter, and takes it back in time.
+/// Sets the filter, and restores the previous one when its duration ends.
 fn change(
     level: &LogLevel,
     query: Option<&str>,
@@ -121,7 +122,7 @@ fn change(
             tracing::warn!(%before, %now, "what is logged is changed by PUT /debug/log");
         })
         .map_err(|error| error.to_string())?;
-    // Again, for where the filter before has passed nothing.
+    // Log again, in case the previous filter suppressed the message.
     tracing::warn!(%before, now = %level.now(), "what is logged was changed by PUT /debug/log");
     if let Some(lasts) = lasts {
         let (level, stop) = (level.clone(), stop.clone());
@@ -135,7 +136,7 @@ fn change(
     Ok(())
 }
 
-/// For how long; `None` is until the restart.
+/// Returns the duration of a filter. `None` lasts until the restart.
 fn lasts(query: Option<&str>) -> Result<Option<Duration>, String> {
     let mut lasts = Some(LASTS);
     for part in query
@@ -151,10 +152,10 @@ fn lasts(query: Option<&str>) -> Result<Option<Duration>, String> {
     Ok(lasts)
 }
 
-/// How long a filter is to last; `None` is until the restart.
+/// Parses the duration of a filter. `None` lasts until the restart.
 ///
 /// # Errors
-/// What is wrong with `text`, as a sentence.
+/// Returns a sentence about the error in `text`.
 pub fn filter_lasts(text: &str) -> Result<Option<Duration>, String> {
     match parse_duration(text) {
         Some(Duration::ZERO) => Ok(None),
@@ -165,7 +166,7 @@ pub fn filter_lasts(text: &str) -> Result<Option<Duration>, String> {
     }
 }
 
-/// Whether it can only be reached from where the process is.
+/// Returns whether only processes on this machine can reach the address.
 pub fn is_loopback(address: &BindAddress) -> bool {
     let Some(host) = &address.host else {
         return false;

@@ -1,4 +1,4 @@
-//! The servers over real sockets on loopback.
+//! Tests the servers over real sockets on loopback.
 
 use std::time::Duration;
 
@@ -150,7 +150,7 @@ async fn without_a_host_the_loopback_address_answers() {
     server.await.unwrap().unwrap();
 }
 
-/// Of a kubelet that is patient with a slow machine, and of a test that hangs.
+/// Timeout for slow machines. It ends a test that hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
 const NEVER: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -166,7 +166,7 @@ async fn serve_within(bounds: Bounds) -> (SocketAddr, CancellationToken) {
     (address, stop)
 }
 
-/// All that comes until the server closes the connection.
+/// Reads until the server closes the connection.
 async fn until_closed(mut stream: TcpStream) -> Vec<u8> {
     let mut rest = Vec::new();
     let reading = stream.read_to_end(&mut rest);
@@ -226,11 +226,11 @@ async fn probes_are_answered_beside_held_connections() {
     let answer = tokio::time::timeout(PATIENCE, request(address, "/healthz")).await;
     let answer = answer.expect("a probe is answered beside held connections");
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-    // The oldest made room.
+    // The server has closed the oldest connection for a new one.
     assert_eq!(until_closed(held.remove(0)).await, b"");
 }
 
-/// Connects from another address than the probes do, and again whenever it is cut off.
+/// Connects from a different address than the probes, and reconnects after each disconnect.
 async fn reconnect(address: SocketAddr) {
     loop {
         let socket = TcpSocket::new_v4().unwrap();
@@ -256,7 +256,7 @@ async fn probes_are_answered_beside_reconnecting_clients() {
     }
     for _ in 0..50 {
         let mut probe = TcpStream::connect(address).await.unwrap();
-        // A kubelet that is slow to ask.
+        // A kubelet that sends its request late.
         for _ in 0..20 {
             tokio::task::yield_now().await;
         }

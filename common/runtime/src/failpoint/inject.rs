@@ -1,5 +1,5 @@
-//! A plan out of the environment, and what strikes by it. Each point strikes once, over restarts too: what has
-//! is written into a file first.
+//! Injects faults according to a plan in the environment. Each failpoint strikes once, even across restarts,
+//! because a file records it first.
 
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
@@ -11,18 +11,18 @@ use rustix::process::{Signal, getpid, kill_process};
 
 use super::MOMENTS;
 
-/// The variable with the plan: `lease.renew:before=error,*:after=kill`. The first rule that fits a point counts;
-/// a point that none fits passes.
+/// Variable with the plan: `lease.renew:before=error,*:after=kill`. The first matching rule applies. A point
+/// without a matching rule has no effect.
 pub const PLAN: &str = "KRYPTON_FAILPOINT_PLAN";
-/// The variable with the file of the points that have struck, a line for each.
+/// Variable with the file that records the points that have struck, one per line.
 pub const STRUCK: &str = "KRYPTON_FAILPOINT_STRUCK";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Strike {
-    /// As `kill -9`.
+    /// Same as `kill -9`.
     Kill,
     Error,
-    /// The thread never goes on.
+    /// Blocks the thread forever.
     Hang,
     Panic,
 }
@@ -64,7 +64,7 @@ struct Plan {
 }
 
 impl Plan {
-    /// Read once. A plan that cannot be followed ends a test at its beginning.
+    /// Returns the plan, which is read once. An invalid plan ends the test at startup.
     fn now() -> Option<&'static Self> {
         static PLAN_OF_THIS_PROCESS: OnceLock<Option<Plan>> = OnceLock::new();
         let plan = PLAN_OF_THIS_PROCESS.get_or_init(|| {
@@ -95,7 +95,7 @@ impl Plan {
     }
 }
 
-/// Whether the effect is to fail here; a process that is to die does not return.
+/// Returns the failpoint if the effect must fail here. Does not return if the process must exit.
 fn fails(effect: &str, moment: &str) -> Option<String> {
     let plan = Plan::now()?;
     let strike = plan.rules.of(effect, moment)?;
@@ -105,7 +105,7 @@ fn fails(effect: &str, moment: &str) -> Option<String> {
     }
     match strike {
         Strike::Kill => {
-            // Nothing of ours runs after it, no destructor either.
+            // No code of this process runs after this signal, not even a destructor.
             let killed = kill_process(getpid(), Signal::KILL);
             panic!("{point}: {killed:?}");
         }
@@ -120,11 +120,11 @@ fn fails(effect: &str, moment: &str) -> Option<String> {
     }
 }
 
-/// An error that an effect's call may come to.
+/// An error type that can represent an injected fault.
 pub trait Injected {
-    /// It was refused: nothing has been done.
+    /// The request was rejected, so nothing has changed.
     fn refused(point: String) -> Self;
-    /// It was done, and nobody heard of it.
+    /// The request succeeded, but its response was lost.
     fn lost(point: String) -> Self;
 }
 
@@ -159,7 +159,7 @@ impl Injected for tonic::Status {
     }
 }
 
-/// [`crate::effect!`] of a call whose error is [`Injected`].
+/// Implements [`crate::effect!`] for a call whose error implements [`Injected`].
 pub async fn around<T, E: Injected>(
     effect: &'static str,
     call: impl Future<Output = Result<T, E>>,
@@ -171,7 +171,7 @@ pub async fn around<T, E: Injected>(
     fails(effect, MOMENTS[1]).map_or(Ok(done), |point| Err(E::lost(point)))
 }
 
-/// [`crate::effect!`] with an error of the caller's.
+/// Implements [`crate::effect!`] with an error from the caller.
 pub async fn around_or<T, E>(
     effect: &'static str,
     call: impl Future<Output = Result<T, E>>,
@@ -184,7 +184,7 @@ pub async fn around_or<T, E>(
     fails(effect, MOMENTS[1]).map_or(Ok(done), |point| Err(failed(format!("failpoint {point}"))))
 }
 
-/// [`crate::effect_now!`].
+/// Implements [`crate::effect_now!`].
 pub fn around_now<T, E: Injected>(
     effect: &'static str,
     call: impl FnOnce() -> Result<T, E>,

@@ -1,19 +1,20 @@
-//! What a holder is called, and what its name says of other holders. Pure.
+//! Names of Lease holders, and the conclusions that a process can draw from them. Pure functions.
 
-/// A container of which there is one in its pod, as the first process of its PID namespace.
+/// The only container of its kind in its pod, as the first process of its PID namespace.
 ///
-/// The kubelet starts a container of a pod only when the one before it has ended, and it has ended when its
-/// first process has: the kernel lets that end only when all others of its PID namespace, so every helm of
-/// ours, are dead. A pod with one PID namespace for all its containers (`shareProcessNamespace`), or with its
-/// node's (`hostPID`), promises nothing of the kind; there we are not the first process. Whoever gives the UID
-/// to two containers of a pod breaks the promise: the chart gives it to one.
+/// The kubelet starts a container of a pod only after the previous one has ended. A container ends when its
+/// first process exits. The kernel completes that exit only after all other processes of the PID namespace,
+/// including every Helm process, have died. This does not hold for a pod with one PID namespace for all
+/// containers (`shareProcessNamespace`), or with the PID namespace of its node (`hostPID`). There, this
+/// process is not the first one. It also does not hold if two containers of a pod receive the UID. The chart
+/// passes it to one container only.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnPod {
     uid: String,
 }
 
 impl OwnPod {
-    /// `uid` is that of the pod, if we have been told; `process` our ID in our PID namespace.
+    /// `uid` is the UID of the pod, if configured. `process` is the process ID in this PID namespace.
     pub fn of(uid: Option<String>, process: u32) -> Option<Self> {
         let fits = |uid: &String| {
             let fit = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
@@ -25,7 +26,7 @@ impl OwnPod {
     }
 }
 
-/// One process, one name: an agent that was started again must not take itself for the one before.
+/// Returns a unique name for this process. It differs from the name of the previous process of this agent.
 pub fn agent_holder(replica: &str, pod: Option<&OwnPod>, random: u32) -> String {
     match pod {
         Some(pod) => format!("agent/{replica}/{random:08x}@{}", pod.uid),
@@ -33,7 +34,7 @@ pub fn agent_holder(replica: &str, pod: Option<&OwnPod>, random: u32) -> String 
     }
 }
 
-/// Whether `holder` was a container of our pod, and so is dead.
+/// Returns whether `holder` was an earlier container of this pod, which is dead.
 pub(super) fn is_former_life(holder: &str, me: &str) -> bool {
     let pod = |name: &str| name.rsplit_once('@').map(|(_, pod)| pod.to_owned());
     holder != me && pod(me).is_some() && pod(holder) == pod(me)
@@ -49,7 +50,7 @@ mod tests {
     fn own_pod_requires_first_process_and_valid_uid() {
         let of = |uid: &str, process| OwnPod::of(Some(uid.to_owned()), process);
         assert!(of(UID, 1).is_some());
-        // One namespace for all, or something that was started beside it, as by kubectl exec.
+        // A shared PID namespace, or a second process in the container, for example by `kubectl exec`.
         assert_eq!(of(UID, 7), None);
         assert_eq!(OwnPod::of(None, 1), None);
         for no_uid in ["", "a b", "a@b", "a/b"] {
@@ -65,12 +66,12 @@ mod tests {
         assert_eq!(me, format!("agent/krypton-agent-x/00000001@{UID}"));
         let rows = [
             (agent_holder("krypton-agent-x", pod.as_ref(), 2), true),
-            // A container that was told another name is in the same place.
+            // The replica's name does not matter if the pod is the same.
             (agent_holder("renamed", pod.as_ref(), 2), true),
             (me.clone(), false),
             (agent_holder("krypton-agent-x", other.as_ref(), 2), false),
             (agent_holder("krypton-agent-x", None, 2), false),
-            // A name that a person gives says nothing of pods.
+            // A user-defined name does not identify a pod.
             (agent_holder(&format!("x@{UID}"), None, 2), false),
             (String::new(), false),
         ];

@@ -1,7 +1,7 @@
-//! Several hubs at their Lease, in simulated time: never two whose renewal is fresh, soon one when all is
-//! well, and no other one because the apiserver was away.
+//! Model test of several hubs at one Lease in simulated time. Two hubs never hold a fresh renewal, one leads
+//! soon after all faults end, and an API server outage causes no failover.
 //!
-//! Played are the apiserver, the network and the clocks; real is the Lease's [`Actor`].
+//! The test simulates the API server, the network and the clocks. It runs the real [`Actor`] of the Lease.
 
 use std::time::Duration;
 
@@ -20,12 +20,13 @@ const STEP: Time = 50;
 const HUBS: usize = 3;
 const DURATION: Time = 5_000;
 const TIMES: Times = Times::of_lead(Duration::from_millis(DURATION));
-/// When all is well one leads within this time: a holder that has just lost it is waited for.
+/// Without faults, a hub leads within this time, which includes the expiry of a holder that has just lost the
+/// Lease.
 const SETTLES: Time = 3 * DURATION;
 
 #[derive(Clone, Copy, Debug)]
 enum Fault {
-    /// Nothing of this hub arrives, or its answers do not.
+    /// `Away` drops all requests of a hub, and `Deaf` drops all responses.
     Away(usize),
     Deaf(usize),
     Back(usize),
@@ -35,13 +36,13 @@ enum Fault {
     Kill(usize),
     Start(usize),
     Terminate(usize),
-    /// The apiserver answers nobody, for so long.
+    /// The API server answers no request for this time.
     Outage(Time),
-    /// Answers to writes are so late.
+    /// Responses to writes have this delay.
     SlowWrites(Time),
-    /// Requests arrive so late.
+    /// Requests have this delay.
     SlowWay(Time),
-    /// Somebody else's write to the Lease.
+    /// Another program writes to the Lease.
     Annotate,
 }
 
@@ -52,7 +53,7 @@ struct Asked {
 }
 
 struct Hub {
-    /// In millionths more or less than true.
+    /// Clock drift in parts per million.
     speed: i64,
     offset: Time,
     life: Option<(Actor, Option<Asked>, BootTime)>,
@@ -78,7 +79,7 @@ struct World {
     outage_until: Time,
     slow_writes: Time,
     slow_way: Time,
-    /// The transitions of the latest that led.
+    /// The number of transitions of the latest leader.
     reached: i32,
     log: Vec<String>,
 }
@@ -187,7 +188,7 @@ impl World {
         }
     }
 
-    /// The apiserver.
+    /// Simulates the API server.
     fn serve(&mut self, call: Call) -> Answer {
         let present = self.lease.as_ref();
         let mut lease = match call {
@@ -258,7 +259,7 @@ impl World {
         }
     }
 
-    /// As [`super::hold`] does it.
+    /// Behaves like [`super::hold`].
     fn act(&mut self, index: usize) {
         let (now, wall) = (self.boot(index), self.wall());
         let Some((mut actor, asked, next)) = self.hubs[index].life.take() else {
@@ -271,7 +272,7 @@ impl World {
                 let call = actor.begin(wish, now, wall);
                 (Some(self.send(index, call)), next)
             }
-            // An answer that came while the process slept is taken, as the timer is asked second.
+            // A response that arrived while the process was suspended comes before the timer.
             Some(Asked {
                 answer: Some(answer),
                 at,
@@ -289,7 +290,7 @@ impl World {
         self.hubs[index].life = Some((actor, asked, next));
     }
 
-    /// Whoever could write on home now, if it were its turn: one that is stopped as well, as it may wake.
+    /// Returns the hubs that could write to the home cluster. Includes a stopped hub, because it may resume.
     fn leads(&self) -> Vec<usize> {
         let fresh = |index: &usize| {
             let life = self.hubs[*index].life.as_ref();
@@ -395,8 +396,8 @@ proptest! {
         world.run(calm)?;
         let before = world.leads();
         world.fault(Fault::Kill(before[0]));
-        // The last renewal arrives 0.15 s after the kill and is seen by a look 0.85 s later. A clock may be 1 % slow, so
-        // it expires 5.1 s after that. Reading and writing take 0.3 s each.
+        // The last renewal arrives 0.15 s after the kill and is seen by a look 0.85 s later. A clock may be
+        // slow by 1 %, so the Lease expires 5.1 s after that. Reading and writing take 0.3 s each.
         world.run(6_800)?;
         let after = world.leads();
         prop_assert_eq!(after.len(), 1);

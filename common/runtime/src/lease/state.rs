@@ -1,7 +1,7 @@
-//! One who wants or watches a Lease, as a state machine: clocks and answers come in, calls go out.
+//! State machine of a process that holds or observes a Lease: clocks and responses come in, API calls go out.
 //!
-//! What we have done counts from before the call was made, what others have done from after the answer was
-//! there: a call that took long, or a process that slept in the middle of it, errs on the safe side.
+//! Renewals by this process count from before the call. Renewals by a different holder count from after the
+//! response. Slow calls and a suspended process therefore err on the safe side.
 
 use std::time::Duration;
 
@@ -12,55 +12,55 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use super::{LeaseGoal, LeaseState, LeaseTerm, Times, is_former_life};
 use crate::clock::BootTime;
 
-/// A record may ask for a longer life than our own times do, and pauses of the apiserver may excuse its
-/// holder, up to this.
+/// Upper limit of a holder's expiry. A record may request a longer duration than this process uses, and
+/// outages of the API server may extend it, up to this limit.
 const LONGEST: Duration = Duration::from_secs(120);
 
-/// What is asked of the apiserver.
+/// An API call.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Call {
     Read,
     Create(LeaseSpec),
-    /// On top of the version that it carries only.
+    /// Replaces the Lease with this `resourceVersion` as the precondition.
     Replace(Box<Lease>),
 }
 
-/// What the apiserver says.
+/// Response of the API server.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Answer {
     Found(Option<Box<Lease>>),
     Written(Box<Lease>),
-    /// What the write rested on is no more: 409, or 404.
+    /// The precondition failed: 409, or 404.
     Overtaken,
 }
 
-/// What is to be done about the Lease.
+/// Decision of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// Write ourselves as the holder, whoever was it.
+    /// Write this process as the holder, regardless of the previous one.
     Write,
-    /// Somebody else lives; look again later.
+    /// Another holder is alive. Check again later.
     Wait,
 }
 
-/// The Lease as last seen, and since when it has looked so.
+/// The last observed state of the Lease, and the time from which it counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Sighting {
-    /// One that is deleted is still its last holder's for as long as any: nobody has told that one.
+    /// False if the Lease was deleted. Its last holder may not know this, so it keeps its full duration.
     there: bool,
     uid: String,
     holder: String,
-    /// As long as its holder counts on.
+    /// Duration that its holder relies on.
     duration: Duration,
     renew_time: Option<Timestamp>,
     transitions: i32,
     since: BootTime,
-    /// When it was first seen so, which nothing moves.
+    /// Time of the first observation of this state. Unlike `since`, an outage does not move it.
     first: BootTime,
 }
 
 impl Sighting {
-    /// Two looks at the same renewal keep the time of the first: only our own clock counts.
+    /// Two reads of the same renewal keep the time of the first. Only the local clock counts.
     fn of(lease: &Lease, before: Option<&Self>, now: BootTime) -> Self {
         let spec = lease.spec.clone().unwrap_or_default();
         let seen = Self {
@@ -109,36 +109,37 @@ impl Sighting {
     }
 }
 
-/// `ours` says that we hold it and know so. One that we have lost is anybody's: else writes that are never
-/// answered in time would keep it from all others, and nobody would act.
+/// `ours` means that this process holds the Lease and knows it. A process that lost the Lease competes like
+/// any other. Otherwise, renewals with lost responses could block all processes.
 fn step(seen: Option<&Sighting>, me: &str, ours: bool, now: BootTime, times: &Times) -> Step {
     match seen {
         None => Step::Write,
         Some(seen) if ours || seen.holder.is_empty() => Step::Write,
-        // Nobody is left who could act under it.
+        // No process is left that could act as this holder.
         Some(seen) if is_former_life(&seen.holder, me) => Step::Write,
         Some(seen) if now.since(seen.since) >= dead_after(seen, times) => Step::Write,
         Some(_) => Step::Wait,
     }
 }
 
-/// A holder with longer times than ours, as one of another version, is not robbed by our shorter ones.
+/// Respects a holder with longer times, such as a process with a different version.
 fn dead_after(seen: &Sighting, times: &Times) -> Duration {
     times.duration.max(seen.duration)
 }
 
-/// One actor at one Lease.
+/// One process that uses one Lease.
 #[derive(Debug)]
 pub struct Actor {
     me: String,
     times: Times,
-    /// What a write rests on; none while one is under way.
+    /// The Lease that the next write replaces. `None` while a write is in progress.
     current: Option<Lease>,
     seen: Option<Sighting>,
     hold: LeaseState,
-    /// The last write: its renewTime, and when it was made. Its answer may be lost and it go through.
+    /// The `renewTime` and the local time of the last write. The write may succeed although its response is
+    /// lost.
     wrote: Option<(Timestamp, BootTime)>,
-    /// A write of this round was overtaken.
+    /// Whether a write of this round failed its precondition.
     overtaken: bool,
     failed: bool,
 }
@@ -161,10 +162,10 @@ impl Actor {
         &self.hold
     }
 
-    /// The first call of a round.
+    /// Starts a round and returns its first call.
     pub fn begin(&mut self, wish: LeaseGoal, now: BootTime, wall: Timestamp) -> Call {
         (self.overtaken, self.failed) = (false, false);
-        // Holding it, the version we wrote last is the precondition, and no read is needed.
+        // A holder knows the version it wrote last, so it needs no read.
         let held = self
             .seen
             .as_ref()
@@ -175,8 +176,8 @@ impl Actor {
         }
     }
 
-    /// What an answer leads to: another call, or the end of the round. The call was made at `asked`, and
-    /// answered by `now`.
+    /// Processes a response. Returns the next call, or `None` at the end of the round. `asked` is the time of
+    /// the call, and `now` the time of the response.
     pub fn answered(
         &mut self,
         wish: LeaseGoal,
@@ -185,7 +186,7 @@ impl Actor {
         wall: Timestamp,
     ) -> Option<Call> {
         let next = self.after(wish, answer, (asked, now), wall);
-        // Who can read and not write keeps nobody from acting.
+        // A process that can read but not write must not appear connected, or it would keep others from acting.
         if next.is_none() {
             self.hold.heard = Some(now);
             self.hold.problem = None;
@@ -233,7 +234,7 @@ impl Actor {
                 self.hold.other = None;
                 None
             }
-            // Whoever it was, it need not be another holder.
+            // The conflict need not be another holder.
             Answer::Overtaken if !self.overtaken => {
                 self.overtaken = true;
                 Some(Call::Read)
@@ -245,7 +246,7 @@ impl Actor {
         }
     }
 
-    /// The round has failed. That takes nothing away by itself: time does.
+    /// Ends a round after an error. The Lease stays valid until its time runs out.
     pub fn failed(&mut self, problem: String, now: BootTime) {
         self.failed = true;
         self.hold.problem = Some(problem);
@@ -255,7 +256,7 @@ impl Actor {
         }
     }
 
-    /// Until the next round.
+    /// Returns the time until the next round.
     pub fn pause(&self, wish: LeaseGoal, now: BootTime) -> Duration {
         let times = &self.times;
         if self.failed {
@@ -263,7 +264,7 @@ impl Actor {
         }
         match (self.hold.renewed, &self.seen) {
             (Some(renewed), _) => times.renew_every.saturating_sub(now.since(renewed)),
-            // Not later than it may be dead.
+            // Do not wait beyond the expiry of the other holder.
             (None, Some(seen)) if wish == LeaseGoal::Hold => {
                 let dead = dead_after(seen, times).saturating_sub(now.since(seen.since));
                 times.retry.min(dead)
@@ -272,7 +273,7 @@ impl Actor {
         }
     }
 
-    /// What gives the Lease up, when it is ours.
+    /// Returns the Lease to write when this process releases it. Returns `None` if it is not the holder.
     pub fn release(mut self, wall: Timestamp) -> Option<Lease> {
         self.hold.renewed?;
         let lease = self.current.take()?;
@@ -283,8 +284,8 @@ impl Actor {
         })
     }
 
-    /// Nobody's silence counts from before an apiserver that had not answered for long; one that is always
-    /// slow does not keep a dead holder for ever.
+    /// Restarts the holder's expiry after an outage of the API server, because no holder could renew. A limit
+    /// prevents a permanently slow API server from keeping a dead holder forever.
     fn excuse(&mut self, now: BootTime) {
         let (Some(gap), Some(heard)) = (self.times.gap, self.hold.heard) else {
             return;
@@ -305,23 +306,23 @@ impl Actor {
             .map(|seen| seen.holder.clone());
     }
 
-    /// A write whose answer was lost has gone through. Else one whose writes are slow would keep the Lease
-    /// from all others without knowing.
+    /// Recognizes a write by this process whose response was lost. Otherwise, a process with slow writes would
+    /// block the Lease without knowing that it holds it.
     fn recognise(&mut self, now: BootTime) {
         let Some((seen, (wrote, at))) = self.seen.as_ref().zip(self.wrote) else {
             return;
         };
-        // The apiserver keeps no more than that.
+        // The API server stores microseconds.
         let renewed = seen.renew_time.map(Timestamp::as_microsecond);
         let ours = seen.there && seen.holder == self.me && renewed == Some(wrote.as_microsecond());
-        // An older one would be renewed by one that does not act.
+        // Accepting an older write would let a process renew the Lease without acting.
         if ours && now.since(at) < self.times.fresh {
             self.hold.renewed = self.hold.renewed.max(Some(at));
             self.hold.term = Some(seen.term());
         }
     }
 
-    /// The spec that names us as the holder. `recognise` compares its time with the stored one.
+    /// Returns the spec with this process as the holder. `recognise` compares its time with the stored one.
     fn renewal(&mut self, lease: &Lease, now: BootTime, wall: Timestamp) -> LeaseSpec {
         let spec = self.spec_of(lease, &self.me, wall);
         self.wrote = spec.renew_time.as_ref().map(|time| (time.0, now));
@@ -340,7 +341,7 @@ impl Actor {
         let before = lease.spec.clone().unwrap_or_default();
         let same = before.holder_identity.as_deref() == Some(holder);
         let transitions = before.lease_transitions.unwrap_or_default();
-        // A clock that was set back must not repeat a time: others would see no renewal since that one.
+        // If the clock was set back, do not repeat a time: other processes would miss the renewal.
         let later = before.renew_time.filter(|_| same);
         let later = later.and_then(|time| time.0.checked_add(Duration::from_micros(1)).ok());
         let renewed = later.map_or(now, |later| later.max(now));
@@ -393,7 +394,7 @@ mod tests {
         BootTime(Duration::from_secs(seconds))
     }
 
-    /// One round whose read says this. Returns what would be written.
+    /// Runs a round whose read returns this response. Returns the resulting write.
     fn round(actor: &mut Actor, says: Answer, second: u64) -> Option<Call> {
         assert_eq!(actor.begin(HOLD, at(0), wall(0)), Call::Read);
         actor.answered(HOLD, says, (at(second), at(second)), wall(0))
@@ -418,7 +419,7 @@ mod tests {
     fn renewing_holder_keeps_lease_despite_wrong_clock() {
         let mut actor = Actor::new("me".to_owned(), Times::MEMBER);
         for second in 0..600_u64 {
-            // The other's clock is years behind, but it renews every 15 s.
+            // The other holder's clock is years behind, but it renews every 15 s.
             let renewed = 1_000 + i64::try_from(second / 15).unwrap();
             let next = round(&mut actor, found("other", renewed), second);
             assert_eq!(next, None, "second {second}");
@@ -427,7 +428,7 @@ mod tests {
 
     #[test]
     fn silent_holder_is_replaced_after_locally_measured_duration() {
-        // Its wall clock may be minutes ahead, or behind.
+        // The holder's clock may be minutes ahead or behind.
         for renewed in [-600, 0, 600] {
             let mut actor = Actor::new("me".to_owned(), Times::MEMBER);
             assert_eq!(round(&mut actor, found("other", renewed), 100), None);
@@ -442,7 +443,7 @@ mod tests {
     fn renewals_count_from_call_and_observations_from_answer() {
         let mut actor = Actor::new("me".to_owned(), Times::MEMBER);
         actor.begin(HOLD, at(0), wall(0));
-        // It was written a moment before the answer, for all we know.
+        // The other holder may have written it just before the response.
         actor.answered(HOLD, found("other", 5), (at(100), at(140)), wall(0));
         assert_eq!(round(&mut actor, found("other", 5), 199), None);
         let next = round(&mut actor, found("other", 5), 200);
@@ -469,7 +470,7 @@ mod tests {
         let mut actor = pod(me);
         let next = round(&mut actor, found(former, 5), 1);
         assert!(matches!(next, Some(Call::Replace(_))), "{next:?}");
-        // Also when somebody has deleted it meanwhile.
+        // The same applies after the Lease was deleted.
         let mut actor = pod(me);
         let look = |actor: &mut Actor, says| {
             actor.begin(LeaseGoal::Observe, at(0), wall(0));
@@ -478,7 +479,7 @@ mod tests {
         assert_eq!(look(&mut actor, found(former, 5)), None);
         let next = round(&mut actor, Answer::Found(None), 2);
         assert!(matches!(next, Some(Call::Create(_))), "{next:?}");
-        // A life that has lost the Lease knows no better about itself than about others.
+        // A process that lost the Lease treats its own record like any other record.
         for (me, holder) in [
             (me, other),
             (me, me),
@@ -521,7 +522,7 @@ mod tests {
         assert_eq!(actor.hold().renewed, Some(at(10)));
         let next = actor.answered(HOLD, found("me", 10), asked, wall(0));
         assert!(matches!(next, Some(Call::Replace(_))), "{next:?}");
-        // Who is overtaken again tries again soon, for as long as the last renewal is good.
+        // After a second conflict, the process retries soon while the last renewal is valid.
         let next = actor.answered(HOLD, Answer::Overtaken, asked, wall(0));
         assert_eq!(
             (next, actor.pause(HOLD, at(25))),
@@ -543,7 +544,7 @@ mod tests {
         let next = actor.answered(HOLD, found("me", 25), asked, wall(40));
         assert!(matches!(next, Some(Call::Replace(_))), "{next:?}");
         assert_eq!(actor.hold().renewed, Some(at(25)));
-        // This one has not gone through, or not yet.
+        // This write has not succeeded, or not yet.
         actor.failed("no answer".to_owned(), at(48));
         actor.begin(HOLD, at(51), wall(51));
         actor.answered(HOLD, found("me", 25), (at(51), at(52)), wall(52));
@@ -555,7 +556,7 @@ mod tests {
         let mut actor = holding(10);
         actor.begin(HOLD, at(25), wall(25));
         actor.failed("no answer".to_owned(), at(33));
-        // It went through, and is heard of when it is of no use: others are to have their turn.
+        // The write succeeded, but its holder learns this too late. Other processes get their chance.
         assert_eq!(round(&mut actor, found("me", 25), 55), None);
         let hold = actor.hold();
         assert_eq!((hold.renewed, hold.other.clone()), (None, None));
@@ -585,7 +586,7 @@ mod tests {
             }
             Answer::Found(Some(Box::new(lease)))
         };
-        // What it says, and for how long it is waited for; nobody is waited for without end.
+        // Duration in the record, and the effective expiry. The expiry has an upper limit.
         for (says, dead) in [(0, 5), (-7, 5), (5, 5), (60, 60), (i32::MAX, 120)] {
             let times = Times::of_lead(Duration::from_secs(5));
             let mut actor = Actor::new("me".to_owned(), times);
@@ -600,7 +601,7 @@ mod tests {
 
     #[test]
     fn outage_restarts_holder_expiry_for_lead_lease_only() {
-        // The duration, from when it was silent, and the looks that were answered.
+        // Returns the index of the round that takes over. `answered` are the times of successful rounds.
         let looks = |times, answered: &[u64]| {
             let mut actor = Actor::new("me".to_owned(), times);
             let mut looks = answered.iter();
@@ -610,7 +611,7 @@ mod tests {
         assert_eq!(looks(lead, &[100, 102, 104, 105]), Some(3));
         assert_eq!(looks(lead, &[100, 102, 105, 106, 108, 109, 110]), Some(6));
         assert_eq!(looks(Times::MEMBER, &[100, 150, 160]), Some(2));
-        // One that is slow all the time keeps a dead holder for two minutes, and no longer.
+        // A permanently slow API server keeps a dead holder for two minutes only.
         let slow: Vec<u64> = (100..300).step_by(3).collect();
         assert_eq!(looks(lead, &slow), Some(41));
     }

@@ -1,30 +1,30 @@
-//! How long each thing about a Lease takes.
+//! Times of a Lease.
 
 use std::time::Duration;
 
-/// The times of one Lease.
+/// Times of a Lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Times {
-    /// It is dead when it has not been renewed for this long, by the watcher's own clock.
+    /// Time without a renewal after which the Lease expires, measured with the observer's own clock.
     pub duration: Duration,
     pub renew_every: Duration,
-    /// Between two looks of whoever waits for it, and after a failure.
+    /// Interval between two checks of a waiting process, and the pause after a failure.
     pub retry: Duration,
-    /// The deadline of one call.
+    /// Timeout of an API call.
     pub call: Duration,
-    /// Nothing is begun under a renewal that is older.
+    /// Maximum age of the last renewal for starting work.
     pub fresh: Duration,
-    /// So long after the last renewal its holder may still take it to be its own, where nobody else has
-    /// taken it; then it is anybody's.
+    /// Maximum age of the last renewal for which the holder still treats the Lease as its own, if no other
+    /// process has acquired it.
     pub keep: Duration,
-    /// With one, a holder's silence counts only while the apiserver answers: after a longer pause without an
-    /// answer it begins anew. Nobody could have renewed, and whoever asked first would take the Lease from
-    /// one that lives.
+    /// Maximum pause between responses of the API server before a holder's expiry restarts. During an outage,
+    /// no holder can renew, so the first process to reconnect would take the Lease from a live holder. `None`
+    /// never restarts the expiry.
     pub gap: Option<Duration>,
 }
 
 impl Times {
-    /// Of a member's Lease: helm runs live under it, and must be able to end.
+    /// Times of a member's Lease. They leave Helm runs enough time to end.
     pub const MEMBER: Self = Self {
         duration: Duration::from_secs(60),
         renew_every: Duration::from_secs(15),
@@ -35,8 +35,8 @@ impl Times {
         gap: None,
     };
 
-    /// Of the hub's lead, under which single writes are made: with 5 s, one that is killed is followed
-    /// within 5.5 s.
+    /// Times of the hub's leader Lease, which guards single writes. With 5 s, a standby follows a killed
+    /// leader within 5.5 s.
     pub const fn of_lead(duration: Duration) -> Self {
         Self {
             duration,
@@ -58,7 +58,8 @@ const fn tenths(of: Duration, many: u32) -> Duration {
 mod tests {
     use super::*;
 
-    /// 1 % that the clocks of two machines may differ by, and then some.
+    /// Returns whether the times differ by more than the clock drift between two machines, 1 %, plus a
+    /// margin.
     fn apart(longer: Duration, shorter: Duration) -> bool {
         longer.mul_f64(0.98) > shorter
     }
@@ -67,7 +68,7 @@ mod tests {
     fn a_holder_stops_before_another_may_begin() {
         for times in [Times::MEMBER, Times::of_lead(Duration::from_secs(5))] {
             assert!(apart(times.duration, times.fresh), "{times:?}");
-            // One renewal may fail, and one more be made.
+            // One renewal may fail, and another may follow in time.
             let renewed = times.renew_every + times.call + times.retry + times.call;
             assert!(renewed <= times.fresh + times.call, "{times:?}");
         }

@@ -1,17 +1,17 @@
-//! What a process tells of itself from its start on: its log and, where they are wanted, traces and the console.
+//! Configuration of a process's telemetry: logs, optional traces and the optional tokio-console.
 
 use crate::telemetry::{self, Beside, Log, LogFormat, TelemetryError};
 
 use crate::telemetry::traces::{NoEndpoint, OtlpEndpoint, Traces, TracesError};
 
-/// What is wanted of it.
+/// Settings of the telemetry.
 #[derive(Clone, Debug)]
 pub struct TelemetryConfig<'a> {
     pub program: &'static str,
-    /// This one of several, where it is known.
+    /// Name of this replica, if known.
     pub replica: Option<&'a str>,
     pub format: LogFormat,
-    /// Unless `RUST_LOG` says otherwise.
+    /// Default log filter. `RUST_LOG` overrides it.
     pub filter: &'a str,
     pub otlp: Option<OtlpEndpoint>,
 }
@@ -27,10 +27,11 @@ pub enum TellingError {
 }
 
 impl TelemetryConfig<'_> {
-    /// Once per process, after its TLS provider was installed. The traces end when they are dropped.
+    /// Starts the telemetry. Call it once per process, after the TLS provider is installed. Dropping the traces stops
+    /// them.
     ///
     /// # Errors
-    /// When what is wanted is wrong.
+    /// If a setting is invalid.
     pub fn start(self) -> Result<(Log, Option<Traces>), TellingError> {
         let traced = self
             .otlp
@@ -48,7 +49,7 @@ impl TelemetryConfig<'_> {
     }
 }
 
-/// For tokio-console, on loopback (`TOKIO_CONSOLE_BIND`).
+/// Starts the layer for tokio-console, on loopback (`TOKIO_CONSOLE_BIND`).
 #[cfg(feature = "console")]
 fn console() -> Option<Beside> {
     use tracing_subscriber::Layer as _;

@@ -1,5 +1,7 @@
-//! A log line as one flat JSON object: when, how grave, whence and what, then the fields of the process, of
-//! all spans from the root in, and of the event. Of one name the innermost stands, once.
+//! Formats a log event as one flat JSON object.
+//!
+//! The keys are time, level, target and message, then the fields of the process, of all spans from the root
+//! inwards, and of the event. If a name occurs several times, only the innermost value is written.
 
 use std::fmt;
 
@@ -15,9 +17,9 @@ use tracing_subscriber::registry::LookupSpan;
 use super::AboutProcess;
 
 const MESSAGE: &str = "message";
-/// The line's own, which no field may take.
+/// Names of the event's own keys, which fields cannot use.
 const RESERVED: [&str; 3] = ["timestamp", "level", "target"];
-/// What the crate `log` says of where a record is from, and under which target all of its records come.
+/// Prefix of the fields with a record's origin in the crate `log`, and the target of all its records.
 const LOG: &str = "log";
 const LOG_TARGET: &str = "log.target";
 
@@ -74,7 +76,7 @@ struct Fields {
 impl Fields {
     fn put(&mut self, name: &str, value: Value) {
         let name = name.strip_prefix("r#").unwrap_or(name);
-        // The words themselves come first.
+        // The message comes first.
         if name == MESSAGE && self.message.is_none() {
             self.message = Some(value);
             return;
@@ -90,7 +92,8 @@ impl Fields {
         }
     }
 
-    /// Of a record of the crate `log`, its own target; what else that says of the place is left out.
+    /// Returns the original target of a record of the crate `log` and drops its other fields about the
+    /// origin.
     fn of_log_crate(&mut self, target: &str) -> Option<String> {
         if target != LOG {
             return None;
@@ -166,7 +169,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// What is written of it.
+    /// Returns the written text.
     fn written(process: &AboutProcess, says: impl FnOnce()) -> String {
         let written = Written::default();
         let to = written.clone();
@@ -180,12 +183,12 @@ pub(super) mod tests {
         written.text()
     }
 
-    /// The lines that come of it, each with the order of its keys.
+    /// Returns the resulting lines, each with its keys in order.
     fn lines(process: &AboutProcess, says: impl FnOnce()) -> Vec<(Value, Vec<String>)> {
         let text = written(process, says);
         let read = |line: &str| {
             let value: Value = serde_json::from_str(line).unwrap();
-            // Each key once: as many as there are of them in the object.
+            // Each key occurs once: the text has as many as the object.
             let mut at: Vec<_> = value.as_object().unwrap().keys().collect();
             at.sort_by_key(|key| line.find(&format!("\"{key}\":")));
             let keys = at.into_iter().cloned().collect();

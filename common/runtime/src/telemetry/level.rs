@@ -1,4 +1,4 @@
-//! What is logged, and how that is changed while the process runs.
+//! Log filter of the process, and its changes at runtime.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,14 +11,14 @@ use tracing_subscriber::filter::{LevelFilter, ParseError, Targets};
 use tracing_subscriber::layer::{Context, Filter};
 use tracing_subscriber::reload::Handle;
 
-/// kube logs each failed call at ERROR, and an answer that it cannot read whole, values and all; whoever made the call
-/// says so with its meaning.
+/// kube logs each failed call at ERROR, and an invalid response with its full content. The caller logs the
+/// error with its context.
 const KUBE_CALLS: &str = "kube_client::client";
 
-/// Longer ones are no filters that a person writes.
+/// Maximum length of a filter. Longer texts are not written by users.
 const FILTER_MAX: usize = 4096;
 
-/// Why a filter was not taken. What was logged before goes on to be.
+/// Why a filter was rejected. The previous filter stays.
 #[derive(Debug, thiserror::Error)]
 pub enum NotSet {
     #[error(
@@ -33,10 +33,10 @@ pub enum NotSet {
     Ended,
 }
 
-/// Reads a filter. kube's own lines stay off where it does not speak of them.
+/// Parses a filter. Keeps kube's own messages off unless the filter names them.
 ///
 /// # Errors
-/// When one of its parts is neither a level nor a target.
+/// Returns an error if a part is neither a level nor a target.
 pub(super) fn targets(text: &str) -> Result<Targets, ParseError> {
     let targets: Targets = text.parse()?;
     let named = text.split(',').any(|part| part.contains(KUBE_CALLS));
@@ -47,7 +47,7 @@ pub(super) fn targets(text: &str) -> Result<Targets, ParseError> {
     })
 }
 
-/// Which lines are wanted. Our spans are made whatever that is: their fields belong to lines of others, too.
+/// The log filter. It always enables Krypton's spans, because log events of other crates use their fields.
 #[derive(Debug)]
 pub(super) struct Wanted(pub(super) Targets);
 
@@ -71,12 +71,12 @@ impl<S: Subscriber> Filter<S> for Wanted {
     }
 
     fn max_level_hint(&self) -> Option<LevelFilter> {
-        // Our spans are of level ERROR.
+        // Krypton's spans have level ERROR.
         Filter::<S>::max_level_hint(&self.0).map(|level| level.max(LevelFilter::ERROR))
     }
 }
 
-/// Sets what is logged. Clones are one.
+/// Changes the log filter. Clones share their state.
 #[derive(Clone, Debug)]
 pub struct LogLevel {
     handle: Handle<Wanted, Registry>,
@@ -85,22 +85,22 @@ pub struct LogLevel {
 
 #[derive(Debug)]
 struct State {
-    /// What was wanted at the start.
+    /// The filter at startup.
     start: String,
     now: String,
     until: Option<Timestamp>,
     settings: u64,
 }
 
-/// One filter that was set. The next one ends it.
+/// Identity of a change. The next change ends it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setting(u64);
 
-/// What is logged now.
+/// The current filter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shown {
     pub filter: String,
-    /// Until when, and what comes after.
+    /// When the filter ends, and the filter that follows.
     pub until: Option<(Timestamp, String)>,
 }
 
@@ -135,12 +135,12 @@ impl LogLevel {
         }
     }
 
-    /// Logs by `filter` from now on. `until` is only told: whoever sets it calls [`Self::end`] then. What is there to
-    /// be said of it is said by `says` right before: the filter may be one that passes nothing.
+    /// Replaces the filter. `until` is only for display: the caller must call [`Self::end`] at that time.
+    /// Calls `says` right before the change, because the new filter may suppress all messages.
     ///
     /// # Errors
-    /// When it is no filter, or one for kube's calls. A bare word that is no level is none either: it would be a target,
-    /// of which everything is logged, and of all others nothing.
+    /// Returns an error if the filter is invalid or names kube's calls. Also rejects a bare word that is not
+    /// a level: as a target, it would enable all its messages and disable all other targets.
     pub fn set(
         &self,
         filter: &str,
@@ -148,7 +148,7 @@ impl LogLevel {
         says: impl FnOnce(&Shown),
     ) -> Result<Setting, NotSet> {
         let filter = filter.trim();
-        // An empty one would be read as error.
+        // The parser would read an empty part as `error`.
         let is_level = |part: &str| !part.is_empty() && part.parse::<LevelFilter>().is_ok();
         let good = |part: &str| is_level(part.trim()) || part.contains('=');
         if filter.len() > FILTER_MAX || !filter.split(',').all(good) {
@@ -170,13 +170,13 @@ impl LogLevel {
         Ok(Setting(state.settings))
     }
 
-    /// Logs as at the start again, unless another filter has been set since. Says whether it does.
+    /// Restores the startup filter unless another change has replaced `setting`. Returns whether it did.
     pub fn end(&self, setting: Setting) -> bool {
         let mut state = self.lock();
         if state.settings != setting.0 {
             return false;
         }
-        // It was read at the start.
+        // The startup filter was parsed successfully before.
         let back = targets(&state.start).map(|targets| self.reload(targets));
         state.now = state.start.clone();
         state.until = None;
@@ -189,7 +189,7 @@ impl LogLevel {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // No code panics between two changes of it.
+        // No code panics between two changes of the state.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

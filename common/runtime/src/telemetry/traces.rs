@@ -1,8 +1,9 @@
-//! Traces of what is done, sent by OTLP over gRPC to a collector, where one is named.
+//! Exports traces over OTLP/gRPC to a collector if an endpoint is configured.
 //!
-//! Of what OpenTelemetry's specification has beside the endpoint these count as it says there, and no others:
-//! `OTEL_SDK_DISABLED`, `OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_EXPORTER_OTLP_CERTIFICATE`, `OTEL_EXPORTER_OTLP_TIMEOUT`,
-//! `OTEL_TRACES_SAMPLER`, `OTEL_BSP_*` but for the timeout, `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`.
+//! Besides the endpoint, only these variables of the OpenTelemetry specification have an effect:
+//! `OTEL_SDK_DISABLED`, `OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_EXPORTER_OTLP_CERTIFICATE`,
+//! `OTEL_EXPORTER_OTLP_TIMEOUT`, `OTEL_TRACES_SAMPLER`, `OTEL_BSP_*` except the timeout, `OTEL_SERVICE_NAME`,
+//! `OTEL_RESOURCE_ATTRIBUTES`.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -29,25 +30,27 @@ use tracing::{Level, Metadata};
 use tracing_subscriber::Layer as _;
 use tracing_subscriber::filter::{LevelFilter, filter_fn};
 
-/// What is traced: work that ends. The other spans, of sessions and reconcilers, last as long as these.
+/// Exported spans: work that ends. The other spans belong to sessions and reconcilers and last as long as
+/// these.
 const TRACED: [&str; 5] = ["chart", "helm", "home", "placing", "work"];
 
-/// How a span tells what came of it, and what it says when that is good.
+/// Name of the outcome attribute, and its value on success.
 const OUTCOME: (&str, &str) = ("outcome", "ok");
 
-/// Of one export with what is tried again of it, unless a variable says otherwise, and of one try.
+/// Time limit of an export with its retries, unless a variable sets another, and of a single attempt.
 const EXPORT: Duration = Duration::from_secs(30);
 const TRY: Duration = Duration::from_secs(10);
 const CONNECT: Duration = Duration::from_secs(5);
-/// Between two tries: six of them, about, within the time of an export.
+/// Longest pause between two attempts, which allows about six attempts per export.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 const TRIES_AGAIN: usize = 10;
-/// HTTP/2 PING, answered within as long: a collector whose node has vanished is noticed within 20 s.
+/// Interval and timeout of HTTP/2 PING. Detects within 20 s that a collector's node has vanished.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
-/// When the process ends.
+/// Time limit of the last export at shutdown.
 const LAST: Duration = Duration::from_secs(3);
 
-/// A collector takes 4 MiB at once by default, which are 512 spans with a few of such words each.
+/// Maximum length of a text attribute. A collector accepts 4 MiB per request by default, which is 512 spans
+/// with a few such texts each.
 const WORDS_MAX: usize = 1024;
 
 const DISABLED: &str = "OTEL_SDK_DISABLED";
@@ -57,7 +60,7 @@ const SAMPLER: &str = "OTEL_TRACES_SAMPLER";
 const SAMPLER_ARG: &str = "OTEL_TRACES_SAMPLER_ARG";
 const SERVICE_NAME: &str = "OTEL_SERVICE_NAME";
 
-/// Where a collector takes OTLP over gRPC: `http://HOST:PORT` or `https://HOST:PORT`.
+/// URL of a collector with OTLP/gRPC: `http://HOST:PORT` or `https://HOST:PORT`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OtlpEndpoint(Uri);
 
@@ -67,7 +70,7 @@ impl fmt::Display for OtlpEndpoint {
     }
 }
 
-/// Without what was given: it may hold a password.
+/// Why an endpoint is invalid. Omits the input, because it may contain a password.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoEndpoint {
     #[error("no address of a collector: write http://HOST:4317, or https:// for TLS")]
@@ -125,19 +128,20 @@ pub enum TracesError {
     Thread(#[source] io::Error),
 }
 
-/// Sends traces until it is dropped, then what is left of them, for 3 s at most.
+/// Exports traces until it is dropped. The drop exports the remaining ones for at most 3 s.
 #[derive(Debug)]
 pub struct Traces {
     provider: SdkTracerProvider,
-    /// Of its own: it sends while the process's other threads do something else, or nothing any more.
+    /// A separate runtime, which keeps exporting while the process's other threads are busy or have stopped.
     runtime: Option<Runtime>,
 }
 
 impl Traces {
-    /// The collector need not be there: what waits for it is bounded. `None`: they are disabled, whatever the endpoint.
+    /// Starts the export. The collector need not be reachable, because the queue is bounded. Returns `None`
+    /// if a variable disables traces, regardless of the endpoint.
     ///
     /// # Errors
-    /// When a certificate cannot be read, a sampler is none, or the process is out of threads.
+    /// Returns an error if a certificate is not readable, a sampler is invalid, or no thread can be started.
     pub fn start(
         endpoint: &OtlpEndpoint,
         program: &'static str,
@@ -200,19 +204,19 @@ impl Drop for Traces {
         if let Err(error) = self.provider.shutdown_with_timeout(LAST) {
             tracing::debug!(%error, "the last traces were not sent");
         }
-        // It may look a name up for longer than anybody waits.
+        // A DNS lookup may take longer than the shutdown.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
     }
 }
 
-/// Unless it is empty, which is as good as unset by the specification.
+/// Returns a variable. The specification treats an empty one as unset.
 fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|text| !text.is_empty())
 }
 
-/// The library takes another one for all there is, and says nothing.
+/// Returns whether the sampler is valid. The library silently replaces an invalid one with its default.
 fn is_sampler(name: Option<&str>, argument: Option<&str>) -> bool {
     let Some(name) = name else {
         return true;
@@ -282,7 +286,7 @@ fn resource(program: &'static str, replica: Option<&str>) -> Resource {
 fn layer(provider: &SdkTracerProvider, program: &'static str) -> Beside {
     tracing_opentelemetry::layer()
         .with_tracer(provider.tracer(program))
-        // A span's parent is the nearest one around it that is traced.
+        // A span's parent is the nearest enclosing span that is exported.
         .with_context_activation(false)
         .with_location(false)
         .with_threads(false)
@@ -292,7 +296,7 @@ fn layer(provider: &SdkTracerProvider, program: &'static str) -> Beside {
         .boxed()
 }
 
-/// Of lines, those that the log has by default.
+/// Exports the log events of the default log level.
 fn is_traced(metadata: &Metadata<'_>) -> bool {
     metadata.target().starts_with("krypton")
         && if metadata.is_span() {
@@ -302,7 +306,7 @@ fn is_traced(metadata: &Metadata<'_>) -> bool {
         }
 }
 
-/// Says once that a collector is away, and once that it is back.
+/// Logs once when the collector becomes unavailable and once when it is back.
 #[derive(Debug)]
 struct Told<E> {
     to: OtlpEndpoint,
@@ -348,7 +352,7 @@ impl<E: SpanExporter> SpanExporter for Told<E> {
     }
 }
 
-/// With a status after its outcome, as whoever looks at traces asks for those with errors, and with words of a length.
+/// Sets the span's status from its outcome, because users search for spans with errors. Truncates long texts.
 fn judged(mut span: SpanData) -> SpanData {
     let (name, good) = OUTCOME;
     for one in &mut span.attributes {
@@ -453,7 +457,7 @@ mod tests {
         assert!(matches!(none, Err(TracesError::NoCertificate { .. })));
     }
 
-    /// Stands in for a collector.
+    /// Replaces a collector.
     #[derive(Clone, Debug, Default)]
     struct Kept {
         spans: Arc<Mutex<Vec<SpanData>>>,
@@ -470,7 +474,7 @@ mod tests {
         }
     }
 
-    /// What is sent of it, by name.
+    /// Returns the exported spans by name.
     fn sent(does: impl FnOnce()) -> BTreeMap<String, SpanData> {
         let kept = Kept::default();
         let runtime = Runtime::new().unwrap();
@@ -568,7 +572,7 @@ mod tests {
 
     type Levels = Arc<Mutex<Vec<Level>>>;
 
-    /// The levels of the lines that are said.
+    /// Returns a subscriber that counts the levels of log events.
     fn counted() -> (Levels, impl tracing::Subscriber + Send + Sync) {
         let lines = Levels::default();
         let to = Arc::clone(&lines);

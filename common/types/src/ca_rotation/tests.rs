@@ -1,4 +1,4 @@
-//! Each step from what is in the Secret and in the EdgeClusters.
+//! Tests each step for given contents of the Secret and the EdgeClusters.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use krypton_crds::edge_cluster::{AgentRoots, EdgeClusterSpec, EdgeClusterStatus, SourceRef};
@@ -102,9 +102,9 @@ fn excluded_or_agentless_member_is_not_awaited() {
         change(&|m| m.status.as_mut().unwrap().certificate_expiry = Some(Time(now()))),
         None
     );
-    // Enrolled, and not heard since: its EdgeCluster is all there is of it.
+    // The agent has enrolled and not connected since: only its EdgeCluster exists.
     assert_eq!(change(&|m| m.status = None), Some(Why::NotHeard));
-    // By a kubeconfig, and no agent was ever here.
+    // A member through a kubeconfig that never had an agent.
     assert_eq!(
         change(&|m| {
             m.status = None;
@@ -112,7 +112,7 @@ fn excluded_or_agentless_member_is_not_awaited() {
         }),
         None
     );
-    // By both.
+    // A member through both a kubeconfig and an agent.
     assert_eq!(
         change(&|m| m.spec.source_ref = Some(source())),
         Some(Why::NotHeard)
@@ -132,10 +132,10 @@ fn enrolled_unseen_agent_is_awaited_until_expiry() {
         // With a kubeconfig only.
         (None, None, None, [None; 2]),
         (Some(90), None, None, both(NotHeard)),
-        // What another agent has said before it is not its word.
+        // A report of a previous agent does not count.
         (Some(90), Some(60), Some(roots(new())), both(NotHeard)),
         (Some(90), Some(-5), Some(roots(new())), both(NotHeard)),
-        // It has come, and has renewed since.
+        // The agent has connected and renewed since.
         (
             Some(90),
             Some(90),
@@ -143,7 +143,7 @@ fn enrolled_unseen_agent_is_awaited_until_expiry() {
             [None, Some(NotRenewed)],
         ),
         (Some(60), Some(90), Some(roots(new())), [None; 2]),
-        // It would not be let in any more.
+        // The hub would no longer admit it.
         (Some(-5), None, None, [None; 2]),
         (Some(-5), Some(-9), Some(roots(old())), [None; 2]),
     ] {
@@ -161,7 +161,7 @@ fn enrolled_unseen_agent_is_awaited_until_expiry() {
         });
         let found = [Phase::Announced, Phase::Switched].map(|phase| why(phase, &member));
         assert_eq!(found, expected, "{enrolled:?} {seen:?}");
-        // Or a person names it.
+        // Alternatively, a user names the member.
         let named = LockOut {
             root: new(),
             announced: ["a".to_owned()].into(),
@@ -195,14 +195,14 @@ fn step_waits_for_all_members_and_pause() {
     let (ready, renewed) = ([ready("a"), renewed("b")], [renewed("a"), renewed("b")]);
     assert_eq!(step(Steady, &ready, &idle, true), Step::Rest);
     assert_eq!(step(Steady, &ready, &asked, false), Step::Announce);
-    // Asked for in between, it is the one that is under way.
+    // A second request during a rotation has no effect.
     for wishes in [&idle, &asked] {
         assert_eq!(step(Announced, &ready, wishes, false), Step::Rest);
         assert_eq!(step(Announced, &ready, wishes, true), Step::Switch(vec![]));
         assert_eq!(step(Switched, &renewed, wishes, false), Step::Rest);
         assert_eq!(step(Switched, &renewed, wishes, true), Step::Finish(vec![]));
     }
-    // Without a member too.
+    // A fleet without members rotates too.
     assert_eq!(step(Announced, &[], &idle, true), Step::Switch(vec![]));
 
     let Step::Wait(waiting) = step(
@@ -237,11 +237,11 @@ fn named_member_is_not_awaited_in_that_phase() {
         panic!("nobody else is waited for");
     };
     assert_eq!(names(&out), ["a"]);
-    // It cannot come back by itself: that is known.
+    // A locked-out agent cannot return on its own, so the rotation does not wait for it.
     assert!(
         matches!(step(Switched, &members, &before, true), Step::Finish(out) if names(&out) == ["a"])
     );
-    // It has come back in time, and is given the time to renew.
+    // The agent has returned in time, and gets time to renew.
     let back = [ready("a")];
     assert!(matches!(
         step(Switched, &back, &before, true),
@@ -251,7 +251,7 @@ fn named_member_is_not_awaited_in_that_phase() {
     assert!(
         matches!(step(Switched, &back, &later, true), Step::Finish(out) if names(&out) == ["a"])
     );
-    // Of another rotation, another member, another phase.
+    // For another rotation, another member, another phase.
     for wishes in [
         lock_out(old(), &["a"], &["a"]),
         lock_out(new(), &["b"], &["b"]),

@@ -1,7 +1,6 @@
-//! Reasons, as they stand in `conditions[].reason`.
+//! Reasons of conditions, as in `conditions[].reason`.
 
-// Of Tenants and KryptonDeployments.
-// Of the original.
+// Reasons for Tenants and KryptonDeployments that krypton-operator uses too.
 pub const INSTALLED: &str = "Installed";
 pub const UPGRADED: &str = "Upgraded";
 pub const NO_CHANGE: &str = "NoChange";
@@ -16,15 +15,15 @@ pub const DELETING: &str = "Deleting";
 pub const INSTALL_COMPLETE: &str = "InstallComplete";
 pub const UPGRADE_COMPLETE: &str = "UpgradeComplete";
 
-// Ours, of one member.
+// Reasons for one member that only Krypton uses.
 pub const NO_ERROR: &str = "NoError";
 pub const NOT_READY: &str = "NotReady";
 pub const NOT_THIS_CLUSTER: &str = "NotThisCluster";
-/// Nothing has the name by which a member is named.
+/// No EdgeCluster has the name by which the object names a member.
 pub const CLUSTER_NOT_FOUND: &str = "ClusterNotFound";
 pub const NAMESPACE_NOT_ALLOWED: &str = "NamespaceNotAllowed";
 pub const RELEASE_IN_USE: &str = "ReleaseInUse";
-/// The stored release is not what Krypton deployed.
+/// The stored release is not the one that Krypton deployed.
 pub const RELEASE_TAMPERED: &str = "ReleaseTampered";
 pub const NAMESPACE_NOT_OWNED: &str = "NamespaceNotOwned";
 pub const WORKSPACE_INVALID: &str = "WorkspaceInvalid";
@@ -33,53 +32,53 @@ pub const PAUSED: &str = "Paused";
 pub const CLUSTER_UNREACHABLE: &str = "ClusterUnreachable";
 pub const UNINSTALL_FAILED: &str = "UninstallFailed";
 pub const LOCKED: &str = "Locked";
-/// It was a member when this Tenant was last reported from there, and is none now.
+/// The cluster was a member when it last reported this Tenant, and is no longer one.
 pub const MEMBER_LEFT: &str = "MemberLeft";
-/// The member says all it has, and this Tenant is not among it any more.
+/// The member has sent a full report, and this Tenant is no longer part of it.
 pub const TENANT_GONE: &str = "TenantGone";
-/// The member leaves the fleet, and this release is gone.
+/// The member is being decommissioned, and this release is uninstalled.
 pub const UNINSTALLED: &str = "Uninstalled";
-/// An upgrade failed for good, and the last good revision could not be put back.
+/// An upgrade failed permanently, and the rollback to the last good revision failed.
 pub const ROLLBACK_FAILED: &str = "RollbackFailed";
-/// The cluster takes no writes for now, as its owner wishes it. No failure.
+/// The cluster's owner has suspended writes. This is not an error.
 pub const SUSPENDED: &str = "Suspended";
-/// Helm could not be begun: not there, of another version, no room for its files.
+/// Helm could not be started: it is missing, has another version, or has no space for its files.
 pub const HELM_UNAVAILABLE: &str = "HelmUnavailable";
-/// The API server of the member refuses a request of Krypton.
+/// The member's API server rejects a request from Krypton.
 pub const REQUEST_REFUSED: &str = "RequestRefused";
-/// The Tenant has values of its own, and the fleet does not take any.
+/// The Tenant has its own values, and the fleet does not allow them.
 pub const VALUES_NOT_ALLOWED: &str = "ValuesNotAllowed";
-/// With the Tenant's own, the values are more than a member holds.
+/// Together with the Tenant's own values, the values exceed the limit of a member.
 pub const VALUES_TOO_LARGE: &str = "ValuesTooLarge";
-// Of the condition `Placed`.
+// Reasons of the condition `Placed`.
 pub const PLACED: &str = "Placed";
-/// A Tenant of that name that is not home's is there; it is mirrored, and left alone.
+/// A Tenant of that name exists that the home cluster has not placed. It is mirrored and not changed.
 pub const ALREADY_THERE: &str = "AlreadyThere";
-/// A Tenant that was placed for another object of home.
+/// The Tenant was placed for another object of the home cluster.
 pub const BELONGS_TO_ANOTHER: &str = "BelongsToAnother";
 pub const NAMESPACE_TERMINATING: &str = "NamespaceTerminating";
 pub const FORBIDDEN: &str = "Forbidden";
 pub const NOT_ADMITTED: &str = "NotAdmitted";
-/// The write did not come through; it is tried again.
+/// The write failed and will be retried.
 pub const NOT_WRITTEN: &str = "NotWritten";
-/// It was placed elsewhere before.
+/// The Tenant is placed on another cluster.
 pub const CLUSTER_REF_CHANGED: &str = "ClusterRefChanged";
-/// The hub was told not to place Tenants any more.
+/// Placing Tenants is disabled on the hub.
 pub const NOT_PLACING: &str = "NotPlacing";
-/// The order is given, or will be.
+/// The hub has sent the order to the member, or will send it.
 pub const ORDERED: &str = "Ordered";
 pub const TOO_MANY: &str = "TooMany";
 
-/// Written in the place of a reason that the apiserver would refuse.
+/// Replaces a reason that the API server would reject.
 pub const UNSPECIFIED: &str = "Unspecified";
 
-// Of the condition `Ready`, over all members.
+// Reasons of the condition `Ready`, over all members.
 pub const ALL_CLUSTERS_READY: &str = "AllClustersReady";
 pub const CLUSTERS_NOT_READY: &str = "ClustersNotReady";
 pub const CLUSTERS_UNKNOWN: &str = "ClustersUnknown";
 pub const NO_CLUSTERS: &str = "NoClusters";
 
-/// Whether the chart could not be fetched: what `ALLOW_CHART_SKIP` forgives.
+/// Returns whether the chart could not be fetched, which `ALLOW_CHART_SKIP` tolerates.
 pub fn is_chart_fetch(reason: &str) -> bool {
     matches!(
         reason,
@@ -87,16 +86,16 @@ pub fn is_chart_fetch(reason: &str) -> bool {
     )
 }
 
-// Of EdgeClusters.
+// Reasons of EdgeClusters.
 pub const RESOLVED: &str = "Resolved";
 pub const KUBECONFIG_INVALID: &str = "KubeconfigInvalid";
-/// Its source waits for an operator.
+/// Its source awaits approval by an operator.
 pub const NOT_ACCEPTED: &str = "NotAccepted";
 pub const SOURCE_GONE: &str = "SourceGone";
 pub const SOURCE_UNAVAILABLE: &str = "SourceUnavailable";
-/// Its cluster is still being made.
+/// Its cluster is still being created.
 pub const SOURCE_NOT_READY: &str = "SourceNotReady";
-/// The next nine are the Knative operator's, for its users.
+/// The Knative operator uses the next nine reasons too.
 pub const PROFILE_NOT_FOUND: &str = "ClusterProfileNotFound";
 pub const PROFILE_NOT_READY: &str = "ClusterProfileNotReady";
 pub const PROFILE_UNAVAILABLE: &str = "ClusterProfileUnavailable";
@@ -109,7 +108,7 @@ pub const CLIENT_FAILED: &str = "RemoteClientCreationFailed";
 pub const CONNECTED: &str = "Connected";
 pub const CONNECTING: &str = "Connecting";
 pub const UNREACHABLE: &str = "Unreachable";
-/// Its API server answers more than the hub reads.
+/// A response of its API server exceeds the hub's size limit.
 pub const LIMIT_EXCEEDED: &str = "ResponseLimitExceeded";
 pub const BANNED: &str = "Banned";
 pub const DUPLICATE: &str = "DuplicateCluster";
@@ -119,15 +118,15 @@ pub const RECONCILING: &str = "Reconciling";
 pub const OBSERVING: &str = "Observing";
 pub const STARTING: &str = "Starting";
 pub const STALE: &str = "StaleDesiredState";
-/// Tenants wait to be put back after the deletion of their CRD.
+/// Tenants wait to be restored after the deletion of their CRD.
 pub const NOT_RESTORED: &str = "TenantsNotRestored";
 pub const BY_AGENT: &str = "ByAgent";
 pub const AGENT_AWAY: &str = "AgentAway";
 pub const UNINSTALLING: &str = "Uninstalling";
 pub const UNINSTALL_WAITS: &str = "UninstallWaits";
-/// ConfigMap, Secret or key are not there.
+/// A ConfigMap, a Secret or a key does not exist.
 pub const VALUES_MISSING: &str = "ValuesMissing";
 pub const VALUES_INVALID: &str = "ValuesInvalid";
 pub const NAMESPACES_INVALID: &str = "NamespaceConfigurationInvalid";
-/// They could not be read yet.
+/// The values could not be read yet.
 pub const VALUES_UNREAD: &str = "ValuesUnread";

@@ -1,4 +1,4 @@
-//! One Tenant over all its members: phase, the condition `Ready`, and the text for people.
+//! Summary of one Tenant over all its members: the phase, the condition `Ready`, and a human-readable message.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{ClusterState, State, Truth, cut, reason};
 
-/// Type of the condition that `kubectl wait --for=condition=Ready` looks at.
+/// Condition type that `kubectl wait --for=condition=Ready` checks.
 pub const READY: &str = "Ready";
 
 /// `status.phase`.
@@ -37,14 +37,14 @@ impl fmt::Display for Phase {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {
     pub phase: Phase,
-    /// `status.lastMessage`; the same text as `ready.message`.
+    /// `status.lastMessage`. The same text as `ready.message`.
     pub last_message: String,
     /// The condition [`READY`].
     pub ready: State,
     pub tally: Tally,
 }
 
-/// How many members stand where.
+/// Number of members in each state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     pub error: usize,
@@ -58,7 +58,7 @@ impl Tally {
         self.error + self.not_ready + self.unknown + self.ready
     }
 
-    /// `3 in error, 20 not ready`; empty when all are ready.
+    /// Returns a text like `3 in error, 20 not ready`. Empty if all members are ready.
     fn complaints(self) -> String {
         let parts = [
             (self.error, "in error"),
@@ -73,8 +73,8 @@ impl Tally {
     }
 }
 
-/// Where a member stands, the worst first: the order in which `lastMessage` looks for whom to name. Of
-/// equals it names the first by name.
+/// State of a Tenant on a member, the worst first. `lastMessage` names the member in the worst state, and the first
+/// by name among equals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Standing {
     Error,
@@ -84,7 +84,7 @@ pub enum Standing {
 }
 
 impl Standing {
-    /// With `allow_chart_skip` an error of fetching the chart alone is none.
+    /// Classifies a member's state. With `allow_chart_skip`, a failure to fetch the chart is not an error.
     pub fn of(state: &ClusterState, allow_chart_skip: bool) -> Self {
         match (counted_error(state, allow_chart_skip), state.ready.truth) {
             (true, _) => Self::Error,
@@ -95,15 +95,15 @@ impl Standing {
     }
 }
 
-/// The summary over all members. The phase is Ready as soon as one member is, as in
-/// the original; the condition is stricter: it is True only when there are members and all are
-/// ready. With `allow_chart_skip` an error of fetching the chart alone counts for neither.
+/// Returns the summary over all members. The phase is `Ready` if at least one member is ready and no member has an
+/// error. The condition is stricter: it is `True` only if at least one member exists and all are ready. With
+/// `allow_chart_skip`, a failure to fetch the chart alone affects neither.
 pub fn summarise(clusters: &BTreeMap<String, ClusterState>, allow_chart_skip: bool) -> Summary {
     overall(clusters, 0, allow_chart_skip, false)
 }
 
-/// As [`summarise`], of more members than are listed: `unheard` of them are not among `clusters`, as only
-/// their number is known. The text counts how many stand where.
+/// Like [`summarise`], with `unheard` more members that have not reported and are not in `clusters`. The message
+/// contains the number of members in each state.
 pub fn summarise_many(
     clusters: &BTreeMap<String, ClusterState>,
     unheard: usize,
@@ -131,7 +131,7 @@ fn overall(
             Standing::Unknown => &mut tally.unknown,
             Standing::Ready => &mut tally.ready,
         } += 1;
-        // They come by name: of equals the first stays.
+        // The iteration is in the order of names, so the first of equals stays.
         if worst.is_none_or(|(before, ..)| standing < before) {
             worst = Some((standing, name, state));
         }
@@ -172,7 +172,7 @@ fn overall(
     }
 }
 
-/// The phase of a Tenant that only one member reconciles.
+/// Returns the phase of a Tenant that only one member reconciles.
 pub fn phase(state: &ClusterState, allow_chart_skip: bool) -> Phase {
     match (counted_error(state, allow_chart_skip), state.ready.truth) {
         (true, _) => Phase::Error,
@@ -187,7 +187,8 @@ fn counted_error(state: &ClusterState, allow_chart_skip: bool) -> bool {
     })
 }
 
-/// An error that is not counted still says more than "not ready".
+/// Describes the member in the worst state. Prefers the error, even one that is not counted: it is more specific than
+/// "not ready".
 fn complaint(name: &str, state: &ClusterState) -> String {
     let said = match &state.error {
         Some(error) if error.truth == Truth::True => error,

@@ -1,38 +1,38 @@
-//! What becomes of the CRDs in a chart's folder `crds`.
+//! Policy for the CRDs in a chart's folder `crds`.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::keyword::by_word;
 
-/// Nothing ever deletes one.
+/// Policy for CRDs. No policy deletes a CRD.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CrdPolicy {
-    /// They are left out.
+    /// Ignore the CRDs.
     Skip,
-    /// Made with the first installation where they are missing, as helm does it.
+    /// Create missing CRDs with the first installation, as Helm does.
     #[default]
     Create,
-    /// And brought up to date before each upgrade.
+    /// Like `Create`, and update the CRDs before each upgrade.
     CreateReplace,
 }
 
 impl CrdPolicy {
-    /// All, each as it is written.
+    /// All policies with their text.
     pub const ALL: [(&'static str, Self); 3] = [
         ("skip", Self::Skip),
         ("create", Self::Create),
         ("create-replace", Self::CreateReplace),
     ];
 
-    /// Whether it is what members do that have been told nothing of it.
+    /// Returns whether this is the behaviour of members that receive no policy.
     pub fn is_default(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// A word that is none of the policies.
+/// The text is not a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("write skip, create or create-replace")]
 pub struct NotAPolicy;

@@ -1,25 +1,25 @@
-//! What is done about releases that are no longer as their chart has them.
+//! Policy for releases that differ from their chart.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::keyword::by_word;
 
-/// What is done about drift.
+/// Reaction to drift.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DriftMode {
-    /// It is not looked for.
+    /// Drift is not detected.
     #[default]
     Off,
-    /// It is told.
+    /// Drift is reported.
     Warn,
-    /// It is told and put right.
+    /// Drift is reported and corrected.
     Heal,
 }
 
 impl DriftMode {
-    /// All, each as it is written.
+    /// All modes with their text.
     pub const ALL: [(&'static str, Self); 3] = [
         ("off", Self::Off),
         ("warn", Self::Warn),
@@ -27,25 +27,25 @@ impl DriftMode {
     ];
 }
 
-/// A word that is none of the modes.
+/// The text is not a mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("write off, warn or heal")]
 pub struct NotAMode;
 
 by_word!(DriftMode, NotAMode);
 
-/// That of a fleet; a Tenant may have another mode by annotation.
+/// Drift policy of a fleet. A Tenant can override the mode through an annotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DriftPolicy {
     pub mode: DriftMode,
-    /// Between two looks at one release.
+    /// Interval between two checks of one release.
     pub interval_seconds: u32,
 }
 
 impl DriftPolicy {
     pub const INTERVAL_SECONDS: u32 = 600;
 
-    /// Whether it is what members do that have been told nothing of it.
+    /// Returns whether this is the behaviour of members that receive no policy.
     pub fn is_default(&self) -> bool {
         *self == Self::default()
     }

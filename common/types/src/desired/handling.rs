@@ -1,59 +1,59 @@
-//! How releases are handled on every member: what is waited for, and what goes with the last of them.
+//! Handling of releases on every member: readiness, and cleanup after the last release.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::keyword::by_word;
 
-/// What makes a release that helm has deployed ready. Helm itself waits for hooks, always.
+/// Condition under which a deployed release is ready. Helm itself always waits for hooks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WaitPolicy {
-    /// That helm has deployed it; its workloads are not looked at.
+    /// Ready once Helm has deployed it. Its workloads are not checked.
     None,
-    /// Its workloads are, by helm's own rule.
+    /// Ready once its workloads are ready by Helm's own rule.
     #[default]
     Ready,
-    /// That helm has deployed it, and its hooks have ended well; of workloads it is said what they lack.
+    /// Ready once Helm has deployed it and its hooks have succeeded. The message lists workloads that are not ready.
     Hooks,
 }
 
 impl WaitPolicy {
-    /// All, each as it is written.
+    /// All policies with their text.
     pub const ALL: [(&'static str, Self); 3] = [
         ("none", Self::None),
         ("ready", Self::Ready),
         ("hooks", Self::Hooks),
     ];
 
-    /// Whether it is what members do that have been told nothing of it.
+    /// Returns whether this is the behaviour of members that receive no policy.
     pub fn is_default(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// A word that is none of the policies.
+/// The text is not a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("write none, ready or hooks")]
 pub struct NotAWaitPolicy;
 
 by_word!(WaitPolicy, NotAWaitPolicy);
 
-/// The same for all members. What is as it was before there was such a field is neither on record nor in
-/// the digest of a desired state.
+/// Settings for all members. Fields with their default value are neither stored nor part of the digest of a desired
+/// state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Handling {
     #[serde(skip_serializing_if = "WaitPolicy::is_default")]
     pub wait: WaitPolicy,
-    /// The six CRDs of cert-manager go with the last release that has made them, where nothing of their
-    /// kinds is left.
+    /// Delete the six CRDs of cert-manager together with the last release that created them, if no objects of their
+    /// kinds exist.
     #[serde(
         rename = "deleteCertManagerCrds",
         skip_serializing_if = "std::ops::Not::not"
     )]
     pub delete_cert_manager_crds: bool,
-    /// A chart that cannot be had is no error of a Tenant's phase (`ALLOW_CHART_SKIP`).
+    /// A failure to fetch the chart does not set a Tenant's phase to `Error` (`ALLOW_CHART_SKIP`).
     #[serde(rename = "allowChartSkip", skip_serializing_if = "std::ops::Not::not")]
     pub allow_chart_skip: bool,
 }

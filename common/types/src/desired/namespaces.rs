@@ -1,4 +1,4 @@
-//! Labels and annotations that the namespaces which Krypton makes for workspaces are to have.
+//! Labels and annotations of the namespaces that Krypton creates for workspaces.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use crate::names;
 
-/// Of a fleet, or of one member.
+/// Configuration of a fleet or of one member.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NamespaceConfiguration {
@@ -17,7 +17,7 @@ pub struct NamespaceConfiguration {
     pub annotations: BTreeMap<String, String>,
 }
 
-/// Why a configuration cannot be used.
+/// Why a configuration is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ConfigurationError {
     #[error("{0:?} is no key of a label or an annotation")]
@@ -33,7 +33,7 @@ pub enum ConfigurationError {
 }
 
 impl ConfigurationError {
-    /// What a person is to do.
+    /// Returns the fix.
     pub fn remedy(&self) -> &'static str {
         match self {
             Self::Key(_) => {
@@ -52,16 +52,16 @@ impl ConfigurationError {
 }
 
 impl NamespaceConfiguration {
-    /// Labels, and annotations.
+    /// Limit for the number of labels, and for the number of annotations.
     pub const MOST: usize = 64;
-    /// Keys and values, in all.
+    /// Limit for the total size of keys and values.
     pub const MOST_BYTES: usize = 16 << 10;
 
     pub fn is_empty(&self) -> bool {
         self.labels.is_empty() && self.annotations.is_empty()
     }
 
-    /// With another one over it, key by key.
+    /// Returns this configuration with `over` merged into it, key by key.
     #[must_use]
     pub fn overlaid(&self, over: &Self) -> Self {
         let mut next = self.clone();
@@ -70,8 +70,10 @@ impl NamespaceConfiguration {
         next
     }
 
+    /// Checks the configuration against the API server's rules and the reserved keys.
+    ///
     /// # Errors
-    /// The first thing that an apiserver would not take, or that is not to be set.
+    /// The first violation.
     pub fn check(&self) -> Result<(), ConfigurationError> {
         if self.labels.len() > Self::MOST || self.annotations.len() > Self::MOST {
             return Err(ConfigurationError::TooMany);
@@ -97,8 +99,8 @@ impl NamespaceConfiguration {
     }
 }
 
-/// Whether a key is not to be set by a configuration: the apiserver's own, or what Krypton marks its namespaces
-/// with.
+/// Returns whether a configuration must not set this key: the API server sets it, or Krypton marks its namespaces
+/// with it.
 pub fn is_reserved(key: &str) -> bool {
     let prefix = key.split_once('/').map_or("", |(prefix, _)| prefix);
     let ours = prefix
@@ -111,7 +113,7 @@ pub fn is_reserved(key: &str) -> bool {
     .contains(&key)
 }
 
-/// The rule for keys of labels and annotations: a name of at most 63 bytes, and a DNS subdomain before it.
+/// Returns whether a label or annotation key is valid: a name of at most 63 bytes, optionally after a DNS subdomain.
 fn is_qualified_name(key: &str) -> bool {
     match key.split_once('/') {
         Some((prefix, name)) => names::is_dns_subdomain(prefix) && is_name_part(name),

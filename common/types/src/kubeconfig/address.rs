@@ -1,5 +1,5 @@
-//! Which addresses a kubeconfig may lead to: not to the hub's own machine, nor to what answers every
-//! machine of a network with credentials or at all.
+//! Restricts the addresses that a kubeconfig may lead to. Excluded are the hub's own machine, metadata services, and
+//! addresses that every machine of a network answers.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -10,7 +10,7 @@ const LOOPBACK: &str = "it leads to the hub's own machine; give an address that 
 const LINK_LOCAL: &str = "it leads to a link-local, metadata, multicast or broadcast address; give \
     the cluster's own address, or start the hub with --insecure-kubeconfig-link-local";
 
-/// Where metadata services answer outside of the link-local ranges: AWS, GCP, Alibaba, Oracle, Azure.
+/// Addresses of metadata services outside of the link-local ranges: AWS, GCP, Alibaba, Oracle, Azure.
 const METADATA: [IpAddr; 5] = [
     IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)),
     IpAddr::V6(Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254)),
@@ -24,7 +24,7 @@ const METADATA_NAMES: [&str; 4] = [
     "instance-data.ec2.internal",
     "metadata.azure.internal",
 ];
-/// What the hosts file of most systems has for 127.0.0.1 and ::1.
+/// Names of 127.0.0.1 and ::1 in the hosts file of most systems.
 const LOOPBACK_NAMES: [&str; 6] = [
     "localhost",
     "localhost.localdomain",
@@ -41,15 +41,15 @@ enum Zone {
     Elsewhere,
 }
 
-/// Why the policy does not let a kubeconfig lead to this address, with the remedy; `None` when it does.
+/// Returns why the policy rejects this address, with the remedy, or `None` if it allows the address.
 ///
-/// A name is judged by [`super::parse`] as it is written, and by this once it is resolved: by
-/// whoever resolves it, for each address.
+/// [`super::parse`] checks only the text of a host name. A caller that resolves the name must check each address with
+/// this function.
 pub fn refused_address(ip: IpAddr, policy: &Policy) -> Option<&'static str> {
     refused(zone_of(ip), policy)
 }
 
-/// The same for a host as a URL has it, without brackets.
+/// Like [`refused_address`], for a host as in a URL, without brackets.
 pub(super) fn refused_host(host: &str, policy: &Policy) -> Option<&'static str> {
     let zone = match host.parse() {
         Ok(ip) => zone_of(ip),
@@ -66,10 +66,10 @@ fn refused(zone: Zone, policy: &Policy) -> Option<&'static str> {
     }
 }
 
-/// Whether some programs read the host as an IPv4 address that is written in another way than
-/// `10.0.0.1`: as one number, in hexadecimal or octal, with parts left out, with a dot at its end.
+/// Returns whether some programs read the host as an IPv4 address in a notation other than `10.0.0.1`. Examples are a
+/// single number, hexadecimal or octal parts, omitted parts, and a trailing dot.
 pub(super) fn is_odd_number(host: &str) -> bool {
-    // The test of the URL standard: all depends on the last label.
+    // The URL standard's test: only the last label matters.
     let last = host
         .strip_suffix('.')
         .unwrap_or(host)
@@ -101,9 +101,9 @@ fn zone_of(ip: IpAddr) -> Zone {
     }
     match ip {
         IpAddr::V4(ip) => match ip.octets() {
-            // All of 0/8 is "this host".
+            // All of 0/8 means "this host".
             [127 | 0, ..] => Zone::Loopback,
-            // 224 to 239 are multicast; 240 to 255 are reserved, broadcast among them.
+            // 224 to 239 are multicast. 240 to 255 are reserved, including broadcast.
             [169, 254, ..] | [224..=255, ..] => Zone::LinkLocal,
             _ => Zone::Elsewhere,
         },
@@ -121,7 +121,7 @@ fn worst(embedded: [Option<Ipv4Addr>; 4]) -> Zone {
     })
 }
 
-/// The IPv4 addresses that an IPv6 one may stand for, by each mechanism of transition.
+/// Returns the IPv4 addresses that an IPv6 address can stand for, for each transition mechanism.
 fn embedded(ip: Ipv6Addr) -> [Option<Ipv4Addr>; 4] {
     let of =
         |high: u16, low: u16| Some(Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low)));
@@ -131,12 +131,12 @@ fn embedded(ip: Ipv6Addr) -> [Option<Ipv4Addr>; 4] {
         [0, 0, 0, 0, 0, 0 | 0xffff, high, low] | [0, 0, 0, 0, 0xffff, 0, high, low] => {
             one(high, low)
         }
-        // NAT64 (RFC 6052), by the prefix of all networks.
+        // NAT64 (RFC 6052), with the well-known prefix.
         [0x64, 0xff9b, 0, 0, 0, 0, high, low] => one(high, low),
         [0x64, 0xff9b, 1, rest @ ..] => of_own_prefix(rest),
         // 6to4 (RFC 3056).
         [0x2002, high, low, ..] => one(high, low),
-        // Teredo (RFC 4380): its server, and its client with all bits turned.
+        // Teredo (RFC 4380): the server's address, and the client's address with inverted bits.
         [0x2001, 0, high, low, _, _, client_high, client_low] => {
             [of(high, low), of(!client_high, !client_low), None, None]
         }
@@ -146,9 +146,9 @@ fn embedded(ip: Ipv6Addr) -> [Option<Ipv4Addr>; 4] {
     }
 }
 
-/// By a NAT64 prefix that a network chooses (RFC 8215), of 96, 64, 56 or 48 bits: which one is not known. With
-/// the shorter ones an octet of zeros lies within the address, and zeros follow it (RFC 6052). What would begin
-/// with a zero is no address, but another prefix' zeros.
+/// Returns the candidates for a network-specific NAT64 prefix (RFC 8215) of 96, 64, 56 or 48 bits, as the length is
+/// unknown. With the shorter prefixes, the address contains an octet of zeros, and zeros follow it (RFC 6052). A
+/// candidate that starts with a zero is the padding of a different prefix length.
 fn of_own_prefix(rest: [u16; 5]) -> [Option<Ipv4Addr>; 4] {
     let [
         _,
@@ -220,12 +220,12 @@ mod tests {
             "::ffff:0:0",
             "64:ff9b::7f00:1",
             "2002:7f00:1::",
-            // Of a network's own NAT64, with prefixes of 96, 64, 56 and 48 bits.
+            // Network-specific NAT64, with prefixes of 96, 64, 56 and 48 bits.
             "64:ff9b:1::7f00:1",
             "64:ff9b:1:fffe:7f:0:100::",
             "64:ff9b:1:ff7f:0:1::",
             "64:ff9b:1:7f00:0:100::",
-            // Translated.
+            // Translated (RFC 2765).
             "::ffff:0:7f00:1",
             // Teredo: the server, and the client.
             "2001:0:7f00:1::",

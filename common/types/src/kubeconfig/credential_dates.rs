@@ -1,5 +1,5 @@
-//! From when until when a credential is good, as it says itself: a certificate by its validity, a token
-//! that is a JWT by its claims. Nothing is verified here: it is a hint for people, the apiserver decides.
+//! Validity period of a credential: the validity of a certificate, or the claims of a JWT. Verifies no signature: the
+//! dates are a hint for users, and the API server decides.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -8,10 +8,10 @@ use serde_json::Value;
 
 use super::KubeconfigError;
 
-/// How far clocks may be apart: a credential that the apiserver may still, or already, take is tried.
+/// Tolerated clock skew. Within it, the hub still tries a credential, as the API server may accept it.
 pub(super) const LEEWAY: SignedDuration = SignedDuration::from_mins(10);
 
-/// The time in which one credential is good; without a bound where it names none.
+/// Validity period of one credential. `None` means no bound.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Validity {
     path: String,
@@ -29,7 +29,7 @@ impl Validity {
     }
 
     pub(super) fn of_certificate(path: String, validity: &x509_parser::prelude::Validity) -> Self {
-        // 9999-12-31, which stands for "never", is more than a Timestamp can hold.
+        // 9999-12-31, which stands for "never", exceeds the range of a Timestamp.
         let at = |seconds: i64| Timestamp::from_second(seconds).ok();
         Self {
             path,
@@ -38,7 +38,7 @@ impl Validity {
         }
     }
 
-    /// Without bounds when the token is no JWT.
+    /// Returns a period without bounds if the token is not a JWT.
     pub(super) fn of_token(path: String, token: &str) -> Self {
         let claims = claims(token);
         let date = |name: &str| date(claims.as_ref()?.get(name)?);
@@ -79,7 +79,7 @@ fn claims(token: &str) -> Option<Value> {
     serde_json::from_slice(&URL_SAFE_NO_PAD.decode(payload).ok()?).ok()
 }
 
-/// Seconds since 1970; a fraction is legal and of no interest.
+/// Parses seconds since 1970. Drops a fraction, which is legal.
 fn date(claim: &Value) -> Option<Timestamp> {
     let seconds = claim
         .as_i64()

@@ -1,11 +1,11 @@
-//! From bytes to one bounded YAML document. Messages give a place and a class, never content.
+//! Parses bytes into one bounded YAML document. Messages contain a position and a class, never content.
 
 use serde_json::Value;
 use serde_saphyr::Error;
 
 use super::{KubeconfigError, SIZE_MAX};
 
-/// Room for some hundred contexts; an alias may repeat little, as it multiplies what it repeats.
+/// Enough for some hundred contexts. Aliases are limited more strictly, as they multiply the nodes that they repeat.
 const NODES_MAX: usize = 20_000;
 const DEPTH_MAX: usize = 32;
 const ALIASES_MAX: usize = 16;
@@ -27,7 +27,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Value, KubeconfigError> {
             max_events: 4 * NODES_MAX,
             max_depth: DEPTH_MAX,
             flow_nesting_limit: DEPTH_MAX,
-            // The second is refused by a message of its own.
+            // A second document has its own error message.
             max_documents: 2,
             max_anchors: ALIASES_MAX,
             max_aliases: ALIASES_MAX,

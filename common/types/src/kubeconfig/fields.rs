@@ -1,5 +1,5 @@
-//! One map of a kubeconfig together with its path, so that every refusal can name its field.
-//! A field that is null or an empty string has no effect in any client and counts as not set.
+//! One map of a kubeconfig with its path: every error can name its field. A field that is null or an empty string has
+//! no effect in any client and counts as unset.
 
 use serde_json::{Map, Value};
 
@@ -73,7 +73,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// An absolute path: a relative one would depend on where the hub was started.
+    /// Requires an absolute path: a relative path would depend on the hub's working directory.
     pub(super) fn path(&self, key: &str) -> Result<Option<&'a str>, KubeconfigError> {
         match self.text(key)? {
             Some(path) if !path.starts_with('/') || path.chars().any(char::is_control) => {
@@ -111,7 +111,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The map under `inner` of the one item of `list` that has the name.
+    /// Returns the map under `inner` in the only item of `list` with this name.
     pub(super) fn entry(
         &self,
         list: &'static str,
@@ -172,7 +172,7 @@ impl<'a> Fields<'a> {
     }
 
     pub(super) fn path_to(&self, key: &str) -> String {
-        // A misplaced secret may have become a key; field names are short, letters and dashes.
+        // A key may be a misplaced secret. Real field names are short and consist of letters and dashes.
         let key = if key.len() <= KEY_SHOWN_MAX
             && key
                 .bytes()
@@ -190,7 +190,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Quoted, so that it cannot pass for something else in a log.
+/// Quotes the name so that it cannot imitate other text in a log.
 fn shown(name: &str) -> String {
     if name.chars().count() <= NAME_SHOWN_MAX {
         format!("{name:?}")

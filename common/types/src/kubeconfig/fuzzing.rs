@@ -1,14 +1,14 @@
-//! What holds of every input, good or bad: checked by the property tests on inputs made to be nearly
-//! right, and by the fuzzer on whatever it finds.
+//! Invariants of the sanitizer for every input, good or bad. The property tests check them on almost valid inputs,
+//! and the fuzzer checks them on arbitrary ones.
 
 use serde_json::Value;
 
 use super::{KubeconfigError, Policy, Sanitized, address, parse, refused_address};
 use crate::fingerprint;
 
-/// Fits a condition's message.
+/// Limit of a condition's message.
 const MESSAGE_MAX: usize = 1024;
-/// Of a rebuilt kubeconfig under the strict policy.
+/// Keys of a rebuilt kubeconfig under the strict policy.
 const ALLOWED: &[&str] = &[
     "apiVersion",
     "kind",
@@ -28,10 +28,10 @@ const ALLOWED: &[&str] = &[
     "client-certificate-data",
     "client-key-data",
 ];
-/// A shorter token may be a part of anything.
+/// A shorter token can occur in any text by chance.
 const SECRET_MIN: usize = 12;
 
-/// The policy of which each switch is one bit.
+/// Returns a policy with each switch set from one bit.
 pub fn policy_of(bits: u8) -> Policy {
     let bit = |position: u8| bits >> position & 1 == 1;
     Policy {
@@ -46,7 +46,7 @@ pub fn policy_of(bits: u8) -> Policy {
     }
 }
 
-/// The first promise that is broken for this input and policy.
+/// Returns the first invariant that this input and policy violate.
 pub fn broken_promise(bytes: &[u8], policy: &Policy) -> Option<String> {
     let broken = match parse(bytes, policy) {
         Ok(sanitized) => broken_of(&sanitized, policy),
@@ -89,7 +89,7 @@ fn broken_of(sanitized: &Sanitized, policy: &Policy) -> Option<String> {
         })
         .or_else(|| match parse(sanitized.yaml.as_bytes(), policy) {
             Ok(again) if again == *sanitized || again.digest == sanitized.digest => None,
-            // What a program is given grows where it is written with more escapes.
+            // The arguments of a program grow if the writer uses more escapes.
             Err(KubeconfigError::TooLarge { .. })
                 if policy.allow_exec || policy.allow_auth_provider =>
             {
@@ -99,7 +99,7 @@ fn broken_of(sanitized: &Sanitized, policy: &Policy) -> Option<String> {
         })
 }
 
-/// Every key is one that has been let through, and none is of a user's own making.
+/// Checks that every key is allowed and that none comes from the input's author.
 fn broken_keys(rebuilt: &Value, policy: &Policy) -> Option<String> {
     let mut left = vec![rebuilt];
     while let Some(value) = left.pop() {
@@ -120,7 +120,7 @@ fn broken_keys(rebuilt: &Value, policy: &Policy) -> Option<String> {
                     if !admitted {
                         return Some(format!("{key:?} is in what is rebuilt"));
                     }
-                    // These are taken over as they are.
+                    // These values are copied unchanged.
                     if !matches!(key.as_str(), "exec" | "auth-provider") {
                         left.push(value);
                     }
@@ -142,14 +142,14 @@ fn broken_addresses(sanitized: &Sanitized, policy: &Policy) -> Option<String> {
         let ip = authority.host.parse().ok();
         let refused = ip.is_some_and(|ip| refused_address(ip, policy).is_some())
             || address::refused_host(&authority.host, policy).is_some();
-        // The colons of an IPv6 address are no last label.
+        // The colons of an IPv6 address do not form a last label.
         let odd = ip.is_none() && address::is_odd_number(&authority.host);
         let wrong = refused || odd || authority.port == 0 || authority.host.is_empty();
         wrong.then(|| format!("it leads to {authority:?}"))
     })
 }
 
-/// What the strict policy takes, every other takes for the same.
+/// Checks that every policy gives the same result for input that the strict policy accepts.
 fn broken_by_more(bytes: &[u8], policy: &Policy) -> Option<String> {
     let strict = parse(bytes, &Policy::default()).ok()?;
     match parse(bytes, policy) {

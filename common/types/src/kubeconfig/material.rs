@@ -1,7 +1,6 @@
-//! Certificates and keys in `*-data` fields: base64 of PEM. What cannot work is refused here, with
-//! its field, instead of later as an opaque failure to connect. The checks are those of the TLS library
-//! itself, so that what is taken here works there; and what was read is written anew, so that neither it
-//! nor helm reads anything else out of the same text.
+//! Checks certificates and keys in `*-data` fields, which are base64 of PEM. Unusable material is rejected here, with
+//! its field, instead of later with an opaque connection failure. The TLS library itself performs the checks, so it
+//! accepts the material later too. The result is re-encoded, so the hub and Helm read the same content from it.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -31,7 +30,7 @@ const UNUSABLE_KEY: &str = "holds a private key that cannot be used: make an ECD
 const UNUSABLE_CERTIFICATE: &str =
     "holds a client certificate that cannot be used: it must be an X.509 certificate of version 3";
 
-/// A field as clean base64, and what it holds.
+/// A field as clean base64, and its content.
 pub(super) struct Certificates {
     pub(super) data: String,
     chain: Vec<CertificateDer<'static>>,
@@ -42,11 +41,11 @@ pub(super) struct PrivateKey {
     key: PrivateKeyDer<'static>,
 }
 
-/// What a server may be known by; `None` when the field is not set.
+/// Returns the authorities that may verify the server. `None` if the field is not set.
 ///
-/// A certificate that is no CA's is taken where it has signed itself, as small distributions have them:
-/// both TLS libraries, ours and helm's, take the server that shows it. One that another has signed can
-/// vouch for nobody, itself included.
+/// At least one certificate must belong to a CA or be self-signed. Small distributions use a self-signed server
+/// certificate, and the TLS libraries of Krypton and Helm accept a server that presents it. A certificate that is
+/// neither can verify no server, not even its own.
 pub(super) fn authorities(fields: &Fields<'_>) -> Result<Option<String>, KubeconfigError> {
     let Some(certificates) = certificates(fields, CA)? else {
         return Ok(None);
@@ -65,14 +64,14 @@ pub(super) fn authorities(fields: &Fields<'_>) -> Result<Option<String>, Kubecon
     Ok(Some(certificates.data))
 }
 
-/// The client certificate with its issuers; `None` when the field is not set.
+/// Returns the client certificate with its issuers. `None` if the field is not set.
 pub(super) fn client_certificate(
     fields: &Fields<'_>,
 ) -> Result<Option<Certificates>, KubeconfigError> {
     certificates(fields, CERTIFICATE)
 }
 
-/// `None` when the field is not set.
+/// Returns the client key. `None` if the field is not set.
 pub(super) fn client_key(fields: &Fields<'_>) -> Result<Option<PrivateKey>, KubeconfigError> {
     let Some(pem) = decoded(fields, KEY)? else {
         return Ok(None);
@@ -91,7 +90,7 @@ pub(super) fn client_key(fields: &Fields<'_>) -> Result<Option<PrivateKey>, Kube
     }
 }
 
-/// Whether key and certificate are of one another.
+/// Checks that key and certificate belong together.
 pub(super) fn paired(
     fields: &Fields<'_>,
     certificates: &Certificates,
@@ -109,7 +108,7 @@ pub(super) fn paired(
     }
 }
 
-/// When the client certificate is good: what its first certificate says, which is the client's own.
+/// Returns the validity of the client certificate, which is the first certificate in its field.
 pub(super) fn validity(fields: &Fields<'_>, certificates: &Certificates) -> Validity {
     let path = fields.path_to(CERTIFICATE);
     let own = certificates.chain.first().and_then(|der| parsed(der));
@@ -163,7 +162,7 @@ fn decoded(fields: &Fields<'_>, key: &str) -> Result<Option<Vec<u8>>, Kubeconfig
     let Some(text) = fields.text(key)? else {
         return Ok(None);
     };
-    // Line breaks are legal for kubectl, and usual where a file was pasted as a YAML block.
+    // kubectl accepts line breaks, and they are common in a file pasted as a YAML block.
     let text: String = text.chars().filter(|c| !matches!(c, '\r' | '\n')).collect();
     match STANDARD.decode(text) {
         Ok(bytes) => Ok(Some(bytes)),

@@ -5,7 +5,7 @@ use super::fuzzing::{broken_promise, policy_of};
 use super::tests::EVERYTHING;
 use super::*;
 
-/// In every value that must not get out; a rebuilt kubeconfig or a message that has it leaks.
+/// Part of every secret value. If a rebuilt kubeconfig or a message contains it, a secret has leaked.
 const CANARY: &str = "canary";
 
 fn any_value() -> impl Strategy<Value = Value> {
@@ -30,7 +30,7 @@ fn any_fields(keys: &'static [&'static str]) -> impl Strategy<Value = Map<String
         .prop_map(|fields| fields.into_iter().collect())
 }
 
-/// A kubeconfig of which each field may be good, bad, odd or absent.
+/// Generates a kubeconfig in which each field can be good, bad, odd or absent.
 fn any_kubeconfig() -> impl Strategy<Value = Value> {
     const CLUSTER: &[&str] = &[
         "certificate-authority",
@@ -93,7 +93,7 @@ fn any_kubeconfig() -> impl Strategy<Value = Value> {
         })
 }
 
-/// What an item may hold so that the strict policy can accept it: nothing that has an effect.
+/// Returns whether the strict policy can accept the item: it has no effect.
 fn is_harmless(key: &str, value: &Value) -> bool {
     value.is_null()
         || *value == json!("")
@@ -179,7 +179,7 @@ proptest! {
     }
 }
 
-/// What the fuzzer starts from, and what it has found: the name says what becomes of it.
+/// The corpus contains seeds and the fuzzer's findings. Each file's name gives its expected result.
 #[test]
 fn the_fuzzers_corpus_keeps_every_promise() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/kubeconfig");
@@ -198,7 +198,7 @@ fn the_fuzzers_corpus_keeps_every_promise() {
             let parsed = parse(&bytes, &policy);
             assert_eq!(parsed.is_ok(), good, "{name}: {parsed:?}");
         }
-        // Nothing, each alone, all.
+        // No switch, each switch alone, and all switches.
         let alone = (0..8).map(|position| 1 << position);
         for bits in alone.chain([0, u8::MAX]) {
             let broken = broken_promise(&bytes, &policy_of(bits));

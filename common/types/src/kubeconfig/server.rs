@@ -1,5 +1,5 @@
-//! The URL of an apiserver or a proxy. Narrower than a URL may be, so that no two clients can read two hosts
-//! out of one text.
+//! Parses the URL of an API server or a proxy. Accepts less than the URL standard: all clients must read the same
+//! host from one text.
 
 use std::net::Ipv6Addr;
 
@@ -7,34 +7,34 @@ use super::address;
 
 const LENGTH_MAX: usize = 2048;
 
-/// Where a URL leads to first.
+/// Host and port of a URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Authority {
-    /// In lower case, without the brackets of an IPv6 address.
+    /// In lower case. An IPv6 address has no brackets.
     pub host: String,
     pub port: u16,
 }
 
-/// A URL that was looked at.
+/// A checked URL.
 pub(super) struct Url {
-    /// With its scheme in lower case.
+    /// The URL with its scheme in lower case.
     pub(super) text: String,
     pub(super) authority: Authority,
     pub(super) names_its_port: bool,
     pub(super) has_path: bool,
 }
 
-/// The URL of an apiserver, or what is wrong with it.
+/// Checks the URL of an API server. The error is the problem.
 pub(super) fn checked(url: &str) -> Result<Url, &'static str> {
     url_of("https", 443, url).unwrap_or(Err(
         "must start with https://: credentials never travel in clear",
     ))
 }
 
-/// The URL of a proxy, or what is wrong with it.
+/// Checks the URL of a proxy. The error is the problem.
 pub(super) fn checked_proxy(url: &str) -> Result<Url, &'static str> {
-    // Of an https proxy the hub could not check the certificate: its client has one authority for both,
-    // the cluster's. What goes through is encrypted anyway.
+    // The hub could not verify an HTTPS proxy: its client has one CA for both, which is the cluster's CA. The
+    // tunneled traffic is encrypted anyway.
     let known = [("http", 80), ("socks5", 1080)];
     let proxy = known
         .into_iter()
@@ -49,7 +49,7 @@ pub(super) fn checked_proxy(url: &str) -> Result<Url, &'static str> {
     Ok(proxy)
 }
 
-/// `None` when it has another scheme.
+/// Returns `None` if the URL has another scheme.
 fn url_of(scheme: &str, default_port: u16, url: &str) -> Option<Result<Url, &'static str>> {
     let (given, rest) = url.split_once("://")?;
     given
@@ -134,7 +134,7 @@ fn is_host(host: &str) -> bool {
 }
 
 fn port_of(port: &str) -> Option<u16> {
-    // `parse` alone would take a plus sign.
+    // `parse` alone would accept a plus sign.
     let digits = port.bytes().all(|byte| byte.is_ascii_digit());
     port.parse().ok().filter(|port| digits && *port > 0)
 }

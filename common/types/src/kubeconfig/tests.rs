@@ -44,7 +44,7 @@ fn parsed(document: &Value) -> Result<Sanitized, KubeconfigError> {
     parse(document.to_string().as_bytes(), &Policy::default())
 }
 
-/// The good kubeconfig with `value` put at the JSON pointer, parsed.
+/// Parses the good kubeconfig with `value` at the JSON pointer.
 fn with(pointer: &str, value: Value, policy: Policy) -> Result<Sanitized, KubeconfigError> {
     let mut document = good();
     let (parent, key) = pointer.rsplit_once('/').unwrap();
@@ -684,7 +684,7 @@ fn authority_is_ca_or_self_signed() {
             .starts_with("clusters[0].cluster.certificate-authority-data holds no CA certificate"),
         "{error}"
     );
-    // The server's own beside its CA, as some bundles have it, among what is no certificate.
+    // Some bundles contain the server's own certificate next to its CA, mixed with other content.
     let [own, ca] = [&ISSUED.certificate, &ISSUED.ca].map(|text| decoded(text));
     let key = decoded(&ISSUED.key);
     let kept = strictly(

@@ -1,4 +1,4 @@
-//! Over real sockets and real TLS: who comes in, as whom, and who does not.
+//! Tests over real sockets and TLS which peers are admitted, and with which identity.
 
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -28,12 +28,12 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 const HERE: Ipv4Addr = Ipv4Addr::LOCALHOST;
 
-/// Far above what anything here takes.
+/// Far longer than any step here takes.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// What it never answers to.
+/// Request that the service never answers.
 const HANG: &str = "hang";
 
-/// A stand-in for the real services: answers who is asking, as a root.
+/// Replaces the real services: returns the caller's identity as a root.
 #[derive(Default)]
 struct WhoIsThere {
     hanging: Arc<Notify>,
@@ -110,7 +110,7 @@ async fn hub(limits: Limits) -> Hub {
 }
 
 impl Hub {
-    /// An agent's credential of `authority`, valid until `life` after now.
+    /// Issues a credential of `authority` to an agent, valid for `life` from now.
     fn agent(authority: &Authority, cluster: &str, life: Duration) -> Credential {
         let key = KeyPair::generate().unwrap();
         let request = CertificateParams::default()
@@ -125,7 +125,7 @@ impl Hub {
         }
     }
 
-    /// One TLS connection, its handshake done on this side.
+    /// Opens a TLS connection whose handshake is complete on the client's side.
     async fn connect(&self, own: Option<Credential>) -> io::Result<TlsStream<TcpStream>> {
         self.connect_from(HERE, own).await
     }
@@ -143,14 +143,14 @@ impl Hub {
             .await
     }
 
-    /// A connection without a handshake.
+    /// Opens a connection without a handshake.
     async fn plain(&self, from: Ipv4Addr) -> io::Result<TcpStream> {
         let socket = TcpSocket::new_v4()?;
         socket.bind((from, 0).into())?;
         socket.connect(self.address).await
     }
 
-    /// Asks over a connection who it is.
+    /// Calls the service over a new connection and returns the identity.
     async fn ask(&self, own: Option<Credential>) -> Result<String, Status> {
         let (mut client, _bridge) = self.client(own).await;
         who(&mut client).await
@@ -172,7 +172,7 @@ async fn who(client: &mut EnrollmentClient<Channel>) -> Result<String, Status> {
 
 type Bridge = AbortOnDropHandle<()>;
 
-/// tonic's client speaks to a socket without TLS, which is put through to `stream`.
+/// Bridges tonic's client, which uses a socket without TLS, to `stream`.
 async fn bridge(mut stream: TlsStream<TcpStream>) -> (Endpoint, Bridge) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -184,7 +184,7 @@ async fn bridge(mut stream: TlsStream<TcpStream>) -> (Endpoint, Bridge) {
     (endpoint, AbortOnDropHandle::new(task))
 }
 
-/// The server's verdict on a client certificate comes with the first read after the handshake.
+/// Whether the server closes the connection. Its verdict on the client certificate comes with the first read.
 async fn is_ended(stream: &mut TlsStream<TcpStream>) -> bool {
     let mut buffer = [0; 1024];
     loop {
@@ -217,7 +217,7 @@ async fn invalid_agent_certificates_are_rejected() {
         let mut stream = hub.connect(Some(own)).await.unwrap();
         assert!(is_ended(&mut stream).await);
     }
-    // And those after them are served.
+    // Later connections are served.
     assert_eq!(hub.ask(None).await.unwrap(), "no client certificate");
 }
 
@@ -230,7 +230,7 @@ async fn non_tls_connection_is_rejected_and_next_served() {
         .await
         .unwrap();
     let mut answer = Vec::new();
-    // An alert, or a reset when it came first.
+    // A TLS alert, or a reset if it arrived first.
     drop(plain.read_to_end(&mut answer).await);
     assert!(!answer.starts_with(b"HTTP"));
     assert_eq!(hub.ask(None).await.unwrap(), "no client certificate");
@@ -266,7 +266,7 @@ async fn strangers_do_not_take_the_places_of_agents() {
     let mut idle = hub.connect(None).await.unwrap();
     let (mut two, _second) = hub.client(None).await;
     who(&mut two).await.unwrap();
-    // The oldest without a request makes room.
+    // A new connection replaces the oldest one without a request.
     let (mut three, _third) = hub.client(None).await;
     who(&mut three).await.unwrap();
     assert!(is_ended(&mut idle).await);
@@ -327,7 +327,7 @@ async fn idle_stranger_times_out_and_frees_slot() {
 #[tokio::test]
 async fn connection_ends_when_its_certificate_expires() {
     let hub = hub(Limits::default()).await;
-    // Whole seconds, so it lasts for one at least.
+    // Certificates have whole seconds, so this one lasts at least one second.
     let own = Hub::agent(&hub.authority, "edge-1", Duration::from_secs(2));
     let mut stream = hub.connect(Some(own)).await.unwrap();
     assert!(is_ended(&mut stream).await);
@@ -350,7 +350,7 @@ async fn member_over_limit_leaves_other_members_served() {
     let other = Hub::agent(&hub.authority, "edge-2", DAY);
     assert_eq!(hub.ask(Some(other)).await.unwrap(), format!("edge-2 {UID}"));
     drop((one, first));
-    // Its place is free as soon as the hub has seen it go.
+    // The slot is free as soon as the hub has seen the close.
     while who_or_nothing(&hub, Some(own.clone())).await.is_none() {}
 }
 

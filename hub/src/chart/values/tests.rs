@@ -109,7 +109,7 @@ fn layers_lie_in_the_order_that_is_told() {
         "m": {"file": 0, "one": null, "two": 2}, "installCRDs": false,
     });
     assert_eq!(Value::Object(member.helm_values()), expected);
-    // What came out of Secrets is known, and nothing else.
+    // Only values from Secrets are confidential.
     let confidential = fleet.confidential.unwrap();
     assert_eq!(confidential.paths, ["/b", "/c", "/d", "/m/two"]);
     assert_eq!(confidential.salt, "salt");
@@ -126,7 +126,7 @@ fn without_sources_all_is_as_it_was() {
     assert_eq!(fleet(file.clone(), &[], &none).unwrap(), file);
     assert!(!has_own(&spec(json!({}))) && !has_own(&spec(json!({"values": {}}))));
     assert_eq!(member(&file, &spec(json!({})), &none).unwrap(), file);
-    // Of a ConfigMap no digest is salted.
+    // Values from a ConfigMap get no salted digest.
     let readings = readings(&[("configmap/a", json!({"a": {"c": 2}}))]);
     let laid = fleet(file, &[source("configmap/a")], &readings).unwrap();
     assert_eq!(laid.confidential, None);

@@ -171,7 +171,7 @@ async fn nothing_is_ordered_before_both_lists_are_complete() {
     world.sees(Event::InitDone);
     world.decide();
     assert_eq!(world.ordered().unwrap(), ["edge-1: acme"]);
-    // A list that is begun again takes nothing away until it is complete.
+    // A restarted list removes nothing until it is complete.
     world.sees(Event::Init);
     world.decide();
     assert_eq!(world.ordered().unwrap(), ["edge-1: acme"]);
@@ -183,7 +183,7 @@ async fn nothing_is_ordered_before_both_lists_are_complete() {
 #[tokio::test]
 async fn absent_kind_orders_nothing_but_keeps_known_orders() {
     let mut world = world();
-    // Before EdgeClusters are listed home may just not be up.
+    // Before the EdgeClusters are listed, home may just be unavailable.
     assert!(!world.refused(404));
     assert!(!world.refused(404));
     world.sees_members(&["edge-1"]);
@@ -225,7 +225,7 @@ async fn recorded_secret_stays_named_after_spec_change() {
     younger.metadata.creation_timestamp = created(2).creation_timestamp;
     let mut also = object("also", of("accounts", "admin.conf"));
     also.metadata.creation_timestamp = created(1).creation_timestamp;
-    // Who may not name it has no say in what is read of it.
+    // An object that may not name the Secret does not determine its key.
     let mut stranger = object("stranger", of("victims", "another"));
     stranger.metadata.creation_timestamp = created(0).creation_timestamp;
     let mut victim = object("victim", of("victims", ""));

@@ -7,10 +7,10 @@ use super::*;
 
 const UID: &str = "uid-of-acme";
 
-/// One object, and what members say of it.
+/// One object, and the members' reports on it.
 struct World {
     object: KryptonDeployment,
-    /// The member, or why there is none.
+    /// The target member, or the reason for the lack of one.
     aim: Result<&'static str, State>,
     members: BTreeMap<&'static str, At>,
     deletion: Deletion,
@@ -94,7 +94,7 @@ impl World {
         self
     }
 
-    /// A member that is not heard.
+    /// The member stops reporting.
     fn silent(mut self, member: &str) -> Self {
         let found = &mut self.members.get_mut(member).unwrap().member;
         found.as_mut().unwrap().1 = connected(Truth::False);
@@ -106,7 +106,7 @@ impl World {
         self
     }
 
-    /// The object has its finalizer, and these places on record.
+    /// Adds the finalizer and these recorded places to the object.
     fn placed(mut self, places: &[(&str, bool)]) -> Self {
         let places = places.iter().map(|(name, removing)| place(name, *removing));
         let status = self.object.status.get_or_insert_default();
@@ -157,7 +157,7 @@ fn ready(decision: &Decision) -> (Truth, String) {
     (ready.truth, ready.reason)
 }
 
-/// Where it is ordered to be, and where to go.
+/// Returns the members with an order, and whether it removes the release.
 fn orders(decision: &Decision) -> Vec<(&str, bool)> {
     let each = decision.orders.iter();
     each.map(|(cluster, order)| (cluster.as_str(), order.remove))
@@ -168,7 +168,7 @@ fn reasons(news: &[News]) -> Vec<&str> {
     news.iter().map(|news| news.reason).collect()
 }
 
-/// What is to be on record, and what is to go from there.
+/// Returns the places to record, and whether each is being removed.
 fn places(decision: &Decision) -> Vec<(&str, bool)> {
     let places = decision.status.places.iter().flatten();
     places
@@ -190,7 +190,7 @@ fn deployment_is_recorded_before_it_is_ordered() {
         ["AccountValidated", "FinalizerAdded"]
     );
     assert!(reasons(&decision.with_status).contains(&"Routing"));
-    // Nor by half a record.
+    // Half of the record is not enough.
     let mut without = world().placed(&HERE);
     without.object.metadata.finalizers = None;
     for half in [without, world().finalized()] {
@@ -240,13 +240,13 @@ fn deployment_status_follows_member_report() {
             (truth, "HelmFailed"),
             phase,
         ),
-        // What is nobody's failure of helm keeps its own word.
+        // A failure outside Helm keeps its own reason.
         (
             failed(reason::RELEASE_IN_USE),
             (truth, "ReleaseInUse"),
             phase,
         ),
-        // What runs is well, and what was wanted failed.
+        // The installed revision is ready, but the upgrade failed.
         (
             report(
                 (Truth::True, reason::INSTALLED),
@@ -306,7 +306,7 @@ fn silent_member_makes_ready_unknown_and_removes_nothing() {
         assert_eq!(decision.status.phase, Some(DeploymentPhase::Error));
         assert_eq!(orders(&decision), HERE);
         assert_eq!(places(&decision), HERE);
-        // Who may not aim at it any more gets nothing of it, and nothing is removed.
+        // A member that no longer allows the namespace gets no order, and nothing is removed.
         let member = world.members.get_mut("edge-1").unwrap().member.as_mut();
         member.unwrap().1.allowed = krypton_types::allowed_namespaces::Allowed::new(Some(&[]));
         let decision = world.decide();
@@ -327,13 +327,13 @@ fn old_place_stays_until_new_one_is_ready() {
         (orders(&decision), places(&decision)),
         (BOTH.to_vec(), BOTH.to_vec())
     );
-    // First it is put on record that it goes, for good.
+    // The removal is recorded before it is ordered, and it is final.
     let decision = moved().says("edge-1", well()).decide();
     assert_eq!(
         (orders(&decision), places(&decision)),
         (BOTH.to_vec(), LEAVES.to_vec())
     );
-    // What was said before the hub or the speaker was another is not enough.
+    // A report from before a change of hub or reporter is not enough.
     let mut stale = moved().says("edge-1", well());
     let said = &mut stale.members.get_mut("edge-1").unwrap().said;
     said.as_mut().unwrap().fresh = false;
@@ -354,14 +354,15 @@ fn old_place_stays_until_new_one_is_ready() {
     let decision = leaves().says("edge-0", gone()).decide();
     assert_eq!(places(&decision), HERE);
     assert!(reasons(&decision.with_status).contains(&"HelmUninstalled"));
-    // Gone by an order of an earlier generation, or by one that is not on record: perhaps there again.
+    // The removal answered an order of an earlier generation, or one that is not recorded. The release may
+    // exist again.
     let before = DeploymentReport {
         observed_generation: 2,
         ..gone()
     };
     assert_eq!(places(&leaves().says("edge-0", before).decide()), LEAVES);
     assert_eq!(places(&moved().says("edge-0", gone()).decide()), BOTH);
-    // Wanted there again: first on record, then ordered.
+    // If the object targets the cluster again, the hub records this before it orders the release.
     let mut back = leaves();
     back.aim = Ok("edge-0");
     let decision = back.decide();
@@ -403,7 +404,7 @@ fn renamed_cluster_is_same_place() {
     let decision = decide(&view);
     assert_eq!(places(&decision), [("kamaji", false)]);
     assert_eq!(orders(&decision), [("kamaji", false)]);
-    // And nothing is ever ordered to go for it.
+    // The hub never orders its removal.
     world.object.status = Some(decision.status);
     assert!(
         places(&world.decide())
@@ -435,7 +436,7 @@ fn deletion_is_confirmed_recorded_ordered_then_finished() {
         (orders(&decision), places(&decision)),
         (HERE.to_vec(), GOES.to_vec())
     );
-    // A hub that starts finds it on record.
+    // A hub that starts reads the removal from the record.
     for deletion in [Deletion::NotRead, Deletion::OfTheObject] {
         let decision = at(&GOES, deletion).decide();
         assert!(!decision.read);
@@ -478,7 +479,7 @@ fn unrecorded_deployment_is_assumed_at_its_target() {
         reasons(&let_go.with_finalizers),
         ["Orphaned", "FinalizerRemoved"]
     );
-    // Nothing is left on record.
+    // No place is recorded any longer.
     let done = world().placed(&[]).deleted(Deletion::NotRead).decide();
     assert_eq!(done.finalizers, Some(Vec::new()));
 }

@@ -1,5 +1,5 @@
-//! Which program is to be asked for a profile's credential, with what, and which cluster the credential
-//! is for. Pure: every plan is built anew, so that nothing of one profile is ever in another's.
+//! Plans the access to a profile's cluster: the program that issues the credential, its input, and the
+//! cluster. Pure. Each plan is built from scratch to keep data of different profiles apart.
 
 use std::collections::BTreeMap;
 
@@ -12,12 +12,12 @@ use super::super::Unresolved;
 use super::profile::Profile;
 use super::provider_file::{AccessProvider, ApiVersion, ArgsPolicy, EnvsPolicy, ProviderFile};
 
-/// Reserved by the client authentication API: goes to the program as `spec.cluster.config`.
+/// Reserved by the client authentication API. The program receives it as `spec.cluster.config`.
 const CONFIG: &str = "client.authentication.k8s.io/exec";
 const ARGS: &str = "clusterprofiles.multicluster.x-k8s.io/exec/additional-args";
 const ENVS: &str = "clusterprofiles.multicluster.x-k8s.io/exec/additional-envs";
 
-/// How a profile's cluster is reached.
+/// Access to a profile's cluster.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Plan {
     pub command: Command,
@@ -25,7 +25,7 @@ pub(super) struct Plan {
     pub cluster: Map<String, Value>,
 }
 
-/// What is run. Two that are equal give the same credential.
+/// The program to run. Equal commands return the same credential.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Command {
     /// Name of the access provider.
@@ -38,7 +38,7 @@ pub(super) struct Command {
     pub info: String,
 }
 
-/// Without arguments and variables, which may be secret.
+/// Omits arguments and variables, which may be secret.
 impl std::fmt::Debug for Command {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Command")
@@ -56,7 +56,7 @@ impl std::fmt::Debug for Plan {
     }
 }
 
-/// Without a `file`, the hub was started without one.
+/// Builds the plan of a profile. `file` is `None` if the hub was started without one.
 pub(super) fn plan(
     profile: &Profile,
     file: Option<&ProviderFile>,
@@ -112,8 +112,8 @@ fn command_and_cluster(
 ) -> Result<Plan, String> {
     let mut cluster = given.clone();
     let extensions = cluster.remove("extensions");
-    // One sanitizer decides about the cluster, before anything is run for it. No credential is known
-    // yet: the user is a stand-in, and nothing of the profile is in it.
+    // The sanitizer checks the cluster before a program runs for it. The credential is still unknown: the
+    // user is a placeholder without data of the profile.
     let user = json!({ "token": "t" });
     kubeconfig::parse(document(&cluster, &user).as_bytes(), policy)
         .map_err(|error| chain(&error).replace("clusters[0].", ""))?;
@@ -153,7 +153,7 @@ fn command_and_cluster(
     })
 }
 
-/// A kubeconfig document, to be put through the sanitizer.
+/// Builds a kubeconfig document as input of the sanitizer.
 pub(super) fn document(cluster: &Map<String, Value>, user: &Value) -> String {
     json!({
         "apiVersion": "v1",
@@ -172,7 +172,7 @@ fn exec_info(
     config: Option<&Value>,
 ) -> String {
     let mut spec = Map::new();
-    // Nobody is there to be asked.
+    // The hub cannot answer a prompt.
     spec.insert("interactive".to_owned(), false.into());
     if let Some(cluster) = cluster {
         let told = [
@@ -195,7 +195,7 @@ fn exec_info(
     json!({ "apiVersion": version.as_str(), "kind": "ExecCredential", "spec": spec }).to_string()
 }
 
-/// Null counts as not there.
+/// Null counts as missing.
 fn extension<'a>(extensions: Option<&'a Value>, name: &str) -> Result<Option<&'a Value>, String> {
     let items = match extensions {
         None | Some(Value::Null) => return Ok(None),
@@ -253,7 +253,7 @@ fn additional_envs(extension: Option<&Value>) -> Result<Vec<(String, String)>, S
     Ok(envs)
 }
 
-/// YAML's plain scalars are read as text, as the Inventory API does.
+/// Reads YAML's plain scalars as text, as the Inventory API does.
 fn text(value: &Value) -> Option<String> {
     match value {
         Value::String(text) if !text.contains('\0') => Some(text.clone()),
@@ -269,7 +269,8 @@ fn is_env_name(name: &str) -> bool {
         && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
 }
 
-/// A profile chooses values for a program of the hub's, not the program.
+/// Whether a variable selects the code that runs. A profile may set values for the hub's program, but must
+/// not choose the program.
 fn decides_what_runs(name: &str) -> bool {
     [
         "PATH",
@@ -462,7 +463,7 @@ mod tests {
             info(&plan)["apiVersion"],
             "client.authentication.k8s.io/v1beta1"
         );
-        // Of the kubeconfig it is a part all the same.
+        // The kubeconfig still contains the server name.
         assert_eq!(plan.cluster["tls-server-name"], "b");
         assert!(!plan.cluster.contains_key("extensions"));
     }

@@ -1,4 +1,4 @@
-//! What an access provider's program answers: a credential, and until when it is good. Pure.
+//! Parses the output of an access provider's program: a credential and its expiry time. Pure.
 
 use jiff::Timestamp;
 use serde_json::Value;
@@ -7,13 +7,13 @@ use x509_parser::pem::Pem;
 
 use super::provider_file::ApiVersion;
 
-/// A credential. One of the two is there at least.
+/// A credential. It has at least one of token and certificate.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Credential {
     pub token: Option<String>,
     /// Certificate and key, in PEM.
     pub certificate: Option<(String, String)>,
-    /// The earlier of what the program says and the certificate's own end.
+    /// The earlier of the program's expiry time and that of the certificate.
     pub expires: Option<Timestamp>,
 }
 
@@ -25,7 +25,7 @@ impl std::fmt::Debug for Credential {
     }
 }
 
-/// Why an answer is none. Never holds any of it.
+/// Why an answer contains no credential. Never includes the answer.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub(crate) enum CredentialError {
     #[error("the answer is no JSON (line {line}, column {column})")]
@@ -36,7 +36,7 @@ pub(crate) enum CredentialError {
     Wrong(&'static str),
 }
 
-/// Reads what was written to standard output.
+/// Parses the standard output of the program.
 pub(crate) fn read(answer: &[u8], version: ApiVersion) -> Result<Credential, CredentialError> {
     let answer: Value = serde_json::from_slice(answer).map_err(|error| CredentialError::Json {
         line: error.line(),
@@ -93,7 +93,8 @@ pub(crate) fn read(answer: &[u8], version: ApiVersion) -> Result<Credential, Cre
     })
 }
 
-/// Of the first certificate, the client's own. One that cannot be read is the sanitizer's to refuse.
+/// Expiry time of the first certificate, which is the client's own. The sanitizer rejects an unreadable
+/// certificate.
 fn not_after(pem: &str) -> Option<Timestamp> {
     let pem = Pem::iter_from_buffer(pem.as_bytes()).next()?.ok()?;
     let certificate = pem.parse_x509().ok()?;

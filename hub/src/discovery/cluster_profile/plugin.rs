@@ -1,4 +1,4 @@
-//! One run of an access provider's program: its own process group, which never outlives its deadline.
+//! One run of an access provider's program, in its own process group, which never outlives the deadline.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsString;
@@ -20,24 +20,24 @@ use tokio::time::timeout;
 
 use super::access_plan::Command;
 
-/// Runs at once, of all profiles: a program is some 50 MB of Go each.
+/// Concurrent runs of all profiles. Each program uses about 50 MB.
 const AT_ONCE: usize = 16;
-/// And of one access provider: where all of its runs hang, others have their turn.
+/// Concurrent runs of one access provider. If all its runs hang, other providers still get slots.
 const OF_A_PROVIDER: usize = 4;
-/// What is kept of standard error, in bytes; fewer are shown.
+/// Bytes kept of standard error. Messages show fewer.
 const TAIL: usize = 4096;
 const SHOWN: usize = 512;
-/// Killed processes close their files at once; one that fled its group may not.
+/// Killed processes close their files immediately, but a process that left the group may not.
 const LAST_WORDS: Duration = Duration::from_secs(2);
-/// By these a program in a pod finds the apiserver of its own cluster, with the service account that is
-/// mounted there; the rest of what a pod is told concerns the hub alone.
+/// With these variables, a program in a pod finds its own cluster's API server and uses the mounted service
+/// account. The other variables of a pod concern only the hub.
 const OF_A_POD: [&str; 2] = ["KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"];
 
-/// Bounds of one run.
+/// Limits of one run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub deadline: Duration,
-    /// Of standard output, in bytes. A credential has a few thousand.
+    /// Bytes of standard output. A credential has a few thousand.
     pub answer: usize,
 }
 
@@ -50,7 +50,7 @@ impl Default for Limits {
     }
 }
 
-/// Why a run has brought nothing. Standard output is never shown: it may be a credential.
+/// Why a run returned no credential. Never contains standard output, which may be a credential.
 #[derive(Debug, Error)]
 pub(super) enum PluginError {
     #[error("starting {program} failed; correct its execConfig in the hub's provider file")]
@@ -81,7 +81,7 @@ pub(super) enum PluginError {
     },
 }
 
-/// The end of what was written to standard error, made fit to be shown.
+/// The sanitized end of standard error.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Said(String);
 
@@ -103,16 +103,16 @@ impl std::fmt::Display for Said {
     }
 }
 
-/// Runs programs, a few at once.
+/// Runs programs with limited concurrency.
 #[derive(Debug)]
 pub(super) struct Plugins {
     turns: Semaphore,
-    /// By name, as the provider file has them.
+    /// Semaphores by provider name, as in the provider file.
     of_provider: Mutex<BTreeMap<String, Arc<Semaphore>>>,
     limits: Limits,
-    /// Each run gets a folder of its own there, which goes with it.
+    /// Each run gets its own directory here, which is deleted with the run.
     folder: PathBuf,
-    /// What is taken over from this process's environment.
+    /// The variables inherited from this process.
     host: Vec<(OsString, OsString)>,
 }
 
@@ -138,15 +138,15 @@ impl Plugins {
         Arc::clone(turns.or_insert_with(|| Arc::new(Semaphore::new(OF_A_PROVIDER))))
     }
 
-    /// Runs it, as soon as it is its turn, and gives what it has written to standard output. When the
-    /// future is dropped, its group is killed.
+    /// Runs the program once a slot is free, and returns its standard output. Dropping the future kills the
+    /// process group.
     pub(super) async fn run(&self, command: &Command) -> Result<Vec<u8>, PluginError> {
         let failed = |source| PluginError::Run {
             program: command.program.clone(),
             source,
         };
         let of_provider = self.turns_of(&command.provider);
-        // Neither is ever closed.
+        // The semaphores are never closed.
         let _of_provider = of_provider.acquire().await;
         let _turn = self.turns.acquire().await;
         let home = tempfile::Builder::new()
@@ -176,7 +176,7 @@ impl Plugins {
                 () = process.ears.listen(&mut process.answer, self.limits.answer + 1) => {}
             }
         };
-        // Whatever it has left running goes with it, also when it has ended well.
+        // Kill all processes that the program left running, even after a successful exit.
         process_group::kill(process.group.pid);
         let rest = async {
             while process.ears.open() {
@@ -277,25 +277,26 @@ fn how(status: ExitStatus) -> String {
 }
 
 struct Process {
-    // Before the child, which would reap: its number must still be ours when the group is killed.
+    // Dropped before the child, which would reap it: the PID must still be valid when the group is killed.
     group: Group,
     child: Child,
     ears: Ears,
     answer: Vec<u8>,
 }
 
-/// The program's process group, which dies with this.
+/// The program's process group, killed on drop.
 struct Group {
     pid: Pid,
     reaped: bool,
 }
 
 impl Group {
-    /// Waits for the leader's end without reaping it, so that the group's number stays nobody else's.
+    /// Waits for the leader's exit without reaping it. This keeps the kernel from reusing the group's ID.
     fn ended(&self) -> impl Future<Output = io::Result<()>> + use<> {
         let pid = self.pid;
         let exited = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
-        // A thread for each run, of which there are few. It ends with the process, which is killed.
+        // One thread per run is acceptable because runs are few. The thread ends with the process, which is
+        // always killed.
         let waiting = tokio::task::spawn_blocking(move || {
             loop {
                 match waitid(WaitId::Pid(pid), exited) {
@@ -317,7 +318,7 @@ impl Drop for Group {
     }
 }
 
-/// Hears both streams until they are closed.
+/// Reads both streams until they are closed.
 struct Ears {
     stdout: Option<ChildStdout>,
     stderr: Option<ChildStderr>,
@@ -329,8 +330,8 @@ impl Ears {
         self.stdout.is_some() || self.stderr.is_some()
     }
 
-    /// Takes in what is said next, of standard output no more than `most` bytes; pending for ever once
-    /// both are closed. Safe to cancel.
+    /// Reads the next output, at most `most` bytes of standard output. Never resolves once both streams are
+    /// closed. Safe to cancel.
     async fn listen(&mut self, answer: &mut Vec<u8>, most: usize) {
         let (mut out, mut err) = ([0; 4096], [0; 4096]);
         tokio::select! {
@@ -353,7 +354,7 @@ impl Ears {
     }
 }
 
-/// Zero at the end.
+/// Returns zero at the end of the stream.
 async fn next<R: AsyncRead + Unpin>(from: &mut Option<R>, buffer: &mut [u8]) -> usize {
     match from {
         Some(from) => from.read(buffer).await.unwrap_or(0),
@@ -403,7 +404,7 @@ mod tests {
         }
     }
 
-    /// Guards against a test that hangs.
+    /// Stops a hung test.
     const LONG: Duration = Duration::from_secs(60);
 
     fn short() -> Limits {
@@ -424,7 +425,7 @@ mod tests {
 
     async fn is_gone(pid: &str) {
         let stat = Path::new("/proc").join(pid.trim()).join("stat");
-        // A zombie that init has yet to reap is gone for us.
+        // A zombie that init has not reaped yet counts as gone.
         let there = || std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z "));
         until(|| !there()).await;
     }
@@ -451,7 +452,7 @@ mod tests {
             "KUBERNETES_EXEC_INFO",
             "KUBERNETES_SERVICE_HOST",
             "KUBERNETES_SERVICE_PORT",
-            // The shell's own.
+            // Set by the shell itself.
             "PWD",
             "OLDPWD",
             "SHLVL",

@@ -1,5 +1,5 @@
-//! What of a ClusterProfile matters here. Read leniently: a profile of an odd form is a fault of its own
-//! and of no other.
+//! The relevant fields of a ClusterProfile. The parser is lenient: a malformed profile affects no other
+//! profile.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::super::{Kind, Origin};
 
-/// The condition without which a profile is not to be used.
+/// A profile is usable only with this condition.
 const READY: &str = "ControlPlaneHealthy";
 
 pub(super) fn api_resource() -> ApiResource {
@@ -24,17 +24,17 @@ pub(super) fn api_resource() -> ApiResource {
 pub(super) struct Profile {
     pub origin: Origin,
     pub uid: String,
-    /// The name of the member.
+    /// The member name.
     pub member: String,
     pub since: Option<jiff::Timestamp>,
-    /// What the condition says when it does not say `True`.
+    /// Why the condition is missing or not `True`.
     pub unready: Option<String>,
-    /// Clusters by the name of the access provider; or what is wrong with all of them.
+    /// Clusters by name of the access provider, or an error that affects all of them.
     pub access: Result<BTreeMap<String, Map<String, Value>>, &'static str>,
 }
 
 impl Profile {
-    /// `None` when it is being deleted.
+    /// `None` if the object is being deleted.
     pub(super) fn read(object: &DynamicObject) -> Option<Self> {
         let meta = &object.metadata;
         let name = meta.name.clone()?;
@@ -81,7 +81,8 @@ fn unready(status: &Value) -> Option<String> {
     }
 }
 
-/// Of two with one name, that under the current field wins over that under the deprecated one.
+/// Reads the clusters of the access providers. If a name occurs twice, the current field wins over the
+/// deprecated one.
 fn access(status: &Value) -> Result<BTreeMap<String, Map<String, Value>>, &'static str> {
     let mut clusters = BTreeMap::new();
     let mut size = 0;
@@ -92,7 +93,7 @@ fn access(status: &Value) -> Result<BTreeMap<String, Map<String, Value>>, &'stat
             Some(_) => return Err("its access providers are no list"),
         };
         for item in items {
-            // A profile is kept in memory; what is used of it must fit into a kubeconfig anyway.
+            // Profiles are kept in memory. The used part must fit into a kubeconfig anyway.
             size += item.to_string().len();
             if size > SIZE_MAX {
                 return Err("its access providers are larger than 256 KiB; remove some");
@@ -108,7 +109,7 @@ fn access(status: &Value) -> Result<BTreeMap<String, Map<String, Value>>, &'stat
     Ok(clusters)
 }
 
-/// A profile as an apiserver gives it.
+/// A profile as an API server returns it.
 #[cfg(test)]
 pub(super) fn object(name: &str, status: Value) -> DynamicObject {
     serde_json::from_value(serde_json::json!({

@@ -1,5 +1,6 @@
-//! The file of access providers: which programs of the hub's own give credentials for ClusterProfiles.
-//! Its form is that of the Cluster Inventory API. Read whole, checked, and followed.
+//! The file of access providers: programs in the hub's image that issue credentials for ClusterProfiles. It
+//! has the format of the Cluster Inventory API. The hub validates the complete file and follows its
+//! changes.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -13,19 +14,18 @@ use tokio::time::MissedTickBehavior;
 
 use crate::chart::values_file::{DEADLINE, in_time, read_patiently};
 
-/// The largest file: what a ConfigMap can hold.
+/// Size limit of the file, equal to that of a ConfigMap.
 const MAX_BYTES: u64 = 1024 * 1024;
-/// How often the content is looked at: a mounted ConfigMap changes by swapped links, which watches of a
-/// path miss.
+/// Poll interval. A mounted ConfigMap changes by swapped symlinks, which watches of a path miss.
 pub const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
-/// All access providers, the preferred first.
+/// All access providers in order of preference.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProviderFile {
     pub providers: Vec<AccessProvider>,
 }
 
-/// One program, and what a profile may say to it.
+/// One program, and the policies for input from a profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AccessProvider {
     pub name: String,
@@ -34,7 +34,7 @@ pub struct AccessProvider {
     pub envs: EnvsPolicy,
 }
 
-/// How the program is run.
+/// Command line of the program.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Exec {
     pub api_version: ApiVersion,
@@ -45,7 +45,7 @@ pub struct Exec {
     pub provide_cluster_info: bool,
 }
 
-/// Without arguments and variables, which may be secret.
+/// Omits arguments and variables, which may be secret.
 impl std::fmt::Debug for Exec {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Exec")
@@ -54,7 +54,7 @@ impl std::fmt::Debug for Exec {
     }
 }
 
-/// Of the exec credential protocol.
+/// Version of the exec credential protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ApiVersion {
     V1,
@@ -70,7 +70,7 @@ impl ApiVersion {
     }
 }
 
-/// What becomes of the arguments that a profile brings.
+/// Policy for arguments from a profile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ArgsPolicy {
     Append,
@@ -78,18 +78,18 @@ pub enum ArgsPolicy {
     Ignore,
 }
 
-/// What becomes of the variables that a profile brings.
+/// Policy for variables from a profile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EnvsPolicy {
-    /// The file's own stay.
+    /// The variables of the file win.
     AppendIfNotExists,
-    /// The profile's win.
+    /// The variables of the profile win.
     Replace,
     #[default]
     Ignore,
 }
 
-/// Why a provider file cannot be used. Never holds its content, which may be secret.
+/// Why a provider file is unusable. Never contains the file's content, which may be secret.
 #[derive(Debug, thiserror::Error)]
 pub enum ProviderFileError {
     #[error("reading the provider file {path} failed; correct --clusterprofile-provider-file or the file's permissions", path = path.display())]
@@ -119,15 +119,16 @@ pub enum ProviderFileError {
 }
 
 impl ProviderFile {
-    /// What is in the file at `path`.
+    /// Loads the file at `path`.
     pub fn load(path: &Path) -> Result<Self, ProviderFileError> {
         parse(path, &read(path)?)
     }
 
-    /// The same where the mount may hang.
+    /// Like [`Self::load`], for a mount that may hang.
     ///
     /// # Errors
-    /// As [`Self::load`], and when there is no answer in time.
+    ///
+    /// As [`Self::load`], and if the mount doesn't respond in time.
     pub async fn load_in_time(path: &Path) -> Result<Self, ProviderFileError> {
         let at = path.to_owned();
         let loaded = in_time(DEADLINE, move || Self::load(&at)).await;
@@ -138,7 +139,7 @@ impl ProviderFile {
         })
     }
 
-    /// Its names, for messages.
+    /// Names of the providers, for messages.
     pub fn names(&self) -> String {
         let names: Vec<&str> = self.providers.iter().map(|p| p.name.as_str()).collect();
         if names.is_empty() {
@@ -149,8 +150,8 @@ impl ProviderFile {
     }
 }
 
-/// Sends what is in the file each time that it changes to something good; what is bad is logged once, and
-/// the last good one stays. Ends when every receiver is gone.
+/// Sends the file's content after each change to a valid file. Logs an invalid file once and keeps the last
+/// good one. Ends when all receivers are dropped.
 pub async fn watch(path: PathBuf, every: Duration, tx: watch::Sender<Option<Arc<ProviderFile>>>) {
     let mut last = None;
     let mut ticks = tokio::time::interval(every);
@@ -240,7 +241,7 @@ pub(crate) fn parse(path: &Path, bytes: &[u8]) -> Result<ProviderFile, ProviderF
     })
 }
 
-/// A place in the file, and what is wrong there.
+/// A path in the file, and the problem there.
 #[derive(Debug)]
 struct Wrong {
     at: String,
@@ -264,7 +265,7 @@ impl<'a> At<'a> {
         Wrong { at, problem }
     }
 
-    /// A misspelt field would otherwise be a policy that does not hold.
+    /// Rejects unknown fields: a misspelled policy would have no effect.
     fn map(&self, known: &[&str]) -> Result<&'a Map<String, Value>, Wrong> {
         let map = self
             .value
@@ -280,7 +281,7 @@ impl<'a> At<'a> {
         Ok(map)
     }
 
-    /// Null counts as not set.
+    /// Null counts as missing.
     fn get(&self, key: &str) -> Option<At<'a>> {
         let value = self.value.get(key).filter(|value| !value.is_null())?;
         let path = format!("{}.{key}", self.path);
@@ -374,7 +375,7 @@ fn exec(at: &At<'_>) -> Result<Exec, Wrong> {
         "args",
         "env",
         "provideClusterInfo",
-        // Told to people and to terminals, which the hub has neither of.
+        // Ignored: the hub has neither a user nor a terminal.
         "installHint",
         "interactiveMode",
     ])?;

@@ -1,5 +1,5 @@
-//! What is held of one profile: its plan, the access that is in use, and when its program is to be run.
-//! Pure: the shell runs what is due, and tells of the outcome.
+//! State of one profile: its plan, the access in use, and the next run of its program. Pure: the caller
+//! runs due programs and reports the outcome.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,14 +16,14 @@ use super::credential::Credential;
 use super::profile::Profile;
 use super::token_file::TokenFile;
 
-/// Two runs for one profile are at least so far apart, whatever happens.
+/// Minimum interval between two runs for one profile.
 pub(super) const APART: Duration = Duration::from_secs(10);
-/// The longest pause after failures.
+/// Longest pause after failures.
 const RETRY_MAX: Duration = Duration::from_secs(60);
-/// Clients read a token file again once a minute: until then they may be refused with the token before.
+/// Clients reread a token file once a minute. Until then, the cluster may reject the previous token.
 const READ_AGAIN: Duration = Duration::from_secs(70);
 
-/// Access that works, or has.
+/// Access that works or has worked.
 #[derive(Clone, Debug)]
 pub(super) struct Good {
     pub plan: Arc<Plan>,
@@ -33,7 +33,7 @@ pub(super) struct Good {
     pub life: Life,
 }
 
-/// How long a credential is good, by our own clock; for ever when it does not say.
+/// Lifetime of a credential by the local clock. `None` means that it doesn't expire.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Life {
     pub ends: Option<BootTime>,
@@ -41,8 +41,8 @@ pub(super) struct Life {
 }
 
 impl Life {
-    /// `None` when it is over already. It is renewed when four fifths of the rest are over, or up to a
-    /// twentieth earlier: what was got together is not renewed together.
+    /// Returns `None` if the credential has expired. The refresh is due after four fifths of the remaining
+    /// lifetime, or up to a twentieth earlier. The jitter separates credentials that were issued together.
     pub(crate) fn of(
         expires: Option<Timestamp>,
         wall: Timestamp,
@@ -61,42 +61,42 @@ impl Life {
     }
 }
 
-/// What is to be done.
+/// The next step for a profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Due {
     Nothing,
-    /// Later, if nothing happens.
+    /// Check again at this time, unless an event comes first.
     At(BootTime),
-    /// The program is to be run.
+    /// Run the program.
     Run,
-    /// The credential is there; only the cluster around it is another.
+    /// The credential is valid; only the cluster has changed.
     Rebuild,
 }
 
-/// One profile.
+/// State of one profile.
 #[derive(Debug)]
 pub(super) struct Held {
     pub profile: Profile,
     wanted: Result<Arc<Plan>, Unresolved>,
     running: bool,
     good: Option<Good>,
-    /// Of a client that may not have seen the access in use now: its token file stays as long.
+    /// The previous access. Its token file stays while a client may not have seen the access in `good`.
     before: Option<Good>,
-    /// Why the last attempt at what is wanted has failed.
+    /// Why the last attempt at the wanted plan failed.
     failure: Option<String>,
     attempts: u32,
     last_run: Option<BootTime>,
     not_before: BootTime,
-    /// Rebuilds that have failed, and when the next is tried: a run is not put off by them.
+    /// Failed rebuilds, and the time of the next. They don't delay a run.
     rebuilds: u32,
     rebuild_at: BootTime,
-    /// The cluster has refused the credential that is in use.
+    /// Whether the cluster has rejected the credential in use.
     doubted: bool,
-    /// Runs for a doubt that gave the same again.
+    /// Runs after a rejection that returned the same credential.
     fruitless: u32,
-    /// Until when a client may still be at the credential before.
+    /// Until when a client may still use the previous credential.
     settling: BootTime,
-    /// What was last said while there was no access.
+    /// The last message while there was no access.
     said: Unresolved,
 }
 
@@ -129,7 +129,7 @@ impl Held {
         }
     }
 
-    /// The profile or the provider file has changed. What is the same as before is no news.
+    /// Takes a changed profile or provider file. An unchanged plan has no effect.
     pub(super) fn want(&mut self, wanted: Result<Plan, Unresolved>) {
         let same = match (&self.wanted, &wanted) {
             (Ok(before), Ok(after)) => **before == *after,
@@ -152,7 +152,7 @@ impl Held {
         self.good.as_ref()
     }
 
-    /// The cluster does not take the credential that a client has shown.
+    /// Records that the cluster rejected a client's credential.
     pub(super) fn doubt(&mut self, now: BootTime) {
         self.doubted |= self.good.is_some() && now >= self.settling;
     }
@@ -193,12 +193,12 @@ impl Held {
         self.last_run = Some(now);
     }
 
-    /// The run that has ended was for what is not wanted any more.
+    /// Records the end of a run for an outdated plan.
     pub(super) fn dropped(&mut self) {
         self.running = false;
     }
 
-    /// What the run for what is wanted has brought.
+    /// Records the outcome of the run for the wanted plan.
     pub(super) fn ended(&mut self, outcome: Result<Good, String>, now: BootTime, jitter: f64) {
         self.running = false;
         match outcome {
@@ -212,7 +212,7 @@ impl Held {
         }
     }
 
-    /// What a rebuild has brought.
+    /// Records the outcome of a rebuild.
     pub(super) fn rebuilt(&mut self, outcome: Result<Good, String>, now: BootTime, jitter: f64) {
         match outcome {
             Ok(good) => self.put(good),
@@ -255,13 +255,13 @@ impl Held {
         }
     }
 
-    /// As if the pauses were over.
+    /// Ends all pauses.
     #[cfg(test)]
     pub(super) fn rested(&mut self) {
         (self.last_run, self.not_before) = (None, BootTime::default());
     }
 
-    /// What to tell of the profile: its access, and why that is not what is wanted.
+    /// Returns the access to publish, and why it differs from the wanted one.
     pub(super) fn say(
         &mut self,
         now: BootTime,
@@ -280,7 +280,7 @@ impl Held {
         };
         let said = match (why, &self.good) {
             (None, Some(good)) => return (Ok(Arc::clone(&good.access)), None),
-            // What was said before stands until there is an outcome.
+            // Keep the previous message until there is an outcome.
             (None, None) => self.said.clone(),
             (Some(why), Some(good))
                 if why.reason == reason::ACCESS_FAILED
@@ -302,7 +302,7 @@ impl Held {
         (Err(said), None)
     }
 
-    /// When what is said will be another though nothing has happened: old access has run out.
+    /// Returns when the published access changes without an event, because the old access expires.
     pub(super) fn turns(&self, now: BootTime) -> Option<BootTime> {
         let ends = self.good.as_ref()?.life.ends?;
         (ends > now && (self.failure.is_some() || self.wanted.is_err())).then_some(ends)
@@ -374,7 +374,7 @@ mod tests {
         Held::new(profile, Ok(plan("x", "a")))
     }
 
-    /// Has run at 100 s, with this outcome.
+    /// A profile that ran at 100 s, with this outcome.
     fn with(life: Life) -> Held {
         let mut held = held();
         held.started(at(100));
@@ -462,14 +462,14 @@ mod tests {
         for second in [115, 135, 175, 235, 295, 355, 415, 475] {
             fail(&mut held, second);
         }
-        // The credential is renewed in its time, and used with the cluster that is wanted.
+        // The credential is renewed on schedule and used with the wanted cluster.
         assert_eq!(held.due(at(475)), Due::At(at(500)));
         assert_eq!(held.due(at(500)), Due::Run);
         failed(&mut held, 500);
         assert_eq!(held.due(at(500)), Due::At(at(510)));
         fail(&mut held, 535);
         assert_eq!(held.due(at(535)), Due::Run);
-        // A person has changed something: that is tried at once, and anew.
+        // A user's change is tried immediately and resets the pauses.
         held.want(Ok(plan("x", "c")));
         fail(&mut held, 536);
         assert_eq!(held.rebuild_at, at(541));
@@ -496,7 +496,7 @@ mod tests {
             failed(&mut held, 200);
         }
         assert_eq!(held.due(at(200)), Due::At(at(260)));
-        // A person has changed something: that is tried at once.
+        // A user's change is tried immediately.
         held.want(Ok(plan("y", "a")));
         assert_eq!(held.due(at(210)), Due::Run);
     }
@@ -571,13 +571,14 @@ mod tests {
             held.ended(Ok(good), at(seconds), 1.0);
             held.doubt(at(seconds));
         };
-        // The same again: later and later.
+        // Runs that return the same credential back off.
         renewed(&mut held, "t", 110);
         assert_eq!(held.due(at(110)), Due::At(at(120)));
         renewed(&mut held, "t", 120);
         renewed(&mut held, "t", 130);
         assert_eq!(held.due(at(130)), Due::At(at(150)));
-        // Another: until clients have seen it, they are refused with the one before.
+        // After a new credential, the cluster rejects clients with the previous one until they have reread
+        // it.
         renewed(&mut held, "u", 150);
         held.doubt(at(219));
         assert_eq!(held.due(at(219)), Due::Nothing);

@@ -1,4 +1,5 @@
-//! The provider with real processes and files, and no apiserver: what is listed is put in by hand.
+//! Tests the provider with real processes and files, but without an API server. The tests set the listed
+//! objects.
 
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use super::provider_file::{AccessProvider, ApiVersion, ArgsPolicy, EnvsPolicy, E
 use super::*;
 use crate::discovery::{Found, Listing, membership};
 
-/// A fake that answers with what its second argument says, and counts its runs.
+/// A fake program that answers with the content of `$ANSWER` and counts its runs.
 const ANSWERS: &str = r#"
 echo x >> "$COUNT"
 printf '{"kind": "ExecCredential", "apiVersion": "client.authentication.k8s.io/v1", "status": %s}' "$(cat "$ANSWER")""#;
@@ -74,7 +75,7 @@ impl Stage {
         std::fs::write(self.folder.path().join("answer"), status.to_string()).unwrap();
     }
 
-    /// How often the fake has run.
+    /// Number of runs of the fake program.
     fn runs(&self) -> usize {
         std::fs::read(self.folder.path().join("count")).map_or(0, |count| count.len() / 2)
     }
@@ -93,7 +94,7 @@ impl Stage {
         self.follow(Some(&key))
     }
 
-    /// Lets all that is due be done.
+    /// Performs all due work.
     async fn settle(&mut self) {
         loop {
             self.members.attend(&self.access, BootTime::now());
@@ -120,7 +121,7 @@ impl Stage {
         }
     }
 
-    /// As if the time in which nothing is run again had passed.
+    /// Ends the pauses between runs.
     fn later(&mut self) {
         for held in self.members.held.values_mut() {
             held.rested();
@@ -180,7 +181,7 @@ async fn irrelevant_profile_event_runs_no_plugin() {
     assert!(!stage.apply("edge-1", status.clone()));
     stage.later();
     stage.settle().await;
-    // The provider file with another program in it, which this profile has no use for.
+    // The provider file gets a second program, which this profile doesn't use.
     stage.fakes(&[("a", ANSWERS), ("b", "exit 1")]);
     stage.settle().await;
     assert_eq!(stage.runs(), 1);
@@ -298,7 +299,7 @@ async fn deleted_profile_removes_token_and_recreated_one_restarts() {
     assert_eq!(stage.reason("edge-1"), reason::STARTING);
 }
 
-/// What the hub decides about a member that is bound to ClusterProfile fleet/edge-1.
+/// The hub's decision about a member that is bound to ClusterProfile fleet/edge-1.
 fn decided(listing: Listing, covered: bool) -> membership::Membership {
     struct Fake(bool);
     impl Provider for Fake {

@@ -1,22 +1,22 @@
-//! A token in a file of the hub's own, which clients read again by themselves: a new token is no new
-//! kubeconfig, and disturbs nobody.
+//! A token in a file of the hub, which clients reread periodically. A new token needs no new kubeconfig and
+//! interrupts no client.
 
 use std::io::Write as _;
 use std::path::Path;
 
 use tempfile::{NamedTempFile, TempPath};
 
-/// The file goes with this; whoever has read the token goes on with it.
+/// Deletes the file on drop. Clients that have read the token keep using it.
 #[derive(Debug)]
 pub(super) struct TokenFile(TempPath);
 
 impl TokenFile {
-    /// Readable by us alone, under a name that no other had.
+    /// Writes a file with a unique name that only the hub can read.
     pub(super) fn write(folder: &Path, token: &str) -> std::io::Result<Self> {
         Ok(Self(holding(folder, token)?.into_temp_path()))
     }
 
-    /// Puts another token in its place; it is never seen half written.
+    /// Replaces the token atomically.
     pub(super) fn replace(&self, token: &str) -> std::io::Result<()> {
         let folder = self.0.parent().unwrap_or(Path::new("/"));
         let persisted = holding(folder, token)?.persist(self.path());

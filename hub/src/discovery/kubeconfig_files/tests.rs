@@ -3,7 +3,7 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use super::*;
 use crate::discovery::object_and_secret::tests::kubeconfig;
 
-/// A directory, and what was seen in it.
+/// A directory, and the result of its last poll.
 struct Place {
     folder: tempfile::TempDir,
     seen: Seen,
@@ -83,7 +83,7 @@ fn change_within_clock_granularity_is_detected() {
     place.write("a.yaml", &kubeconfig("https://one:6443"));
     place.look();
     place.write("a.yaml", &kubeconfig("https://two:6443"));
-    // As if the clock had not moved.
+    // Simulate a clock that has not moved.
     let stamp = Stamp::of(&fs::metadata(place.path("a.yaml")).unwrap());
     let file = place.seen.files.values_mut().next().unwrap();
     file.stamp = Some(stamp);
@@ -177,7 +177,7 @@ fn unreadable_directory_error_names_directory() {
     let path = place.path("closed");
     fs::create_dir(&path).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o0)).unwrap();
-    // Whoever runs this as root may read all the same.
+    // The root user can read the directory anyway.
     if let Err(error) = look(&path, &Policy::default(), &Seen::default()) {
         assert!(error.to_string().contains("closed"), "{error}");
     }

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::discovery::{Finds, Listing, Provider};
 
-/// A provider of one namespace that finds nothing by itself.
+/// A provider of one namespace that finds nothing on its own.
 struct Of(&'static str);
 
 impl Provider for Of {
@@ -68,7 +68,7 @@ fn bound(name: &str, to: &Origin) -> Bound {
     [(name.to_owned(), Some(to.source_ref()))].into()
 }
 
-/// What is decided once everybody has had the time to list.
+/// Decides after all providers had time to list.
 fn decide(found: &[Found], bound: &Bound) -> Membership {
     decide_with(found, bound, &BTreeSet::new(), false)
 }
@@ -100,7 +100,7 @@ fn older_source_wins_name_conflict() {
     for (of_one, of_two, winner, loser) in [
         (Some(1), Some(2), &one, &two),
         (Some(2), Some(1), &two, &one),
-        // Without a date it is the youngest; of equals the first by name.
+        // A source without a date counts as the youngest. Equal dates are ordered by name.
         (None, Some(9), &two, &one),
         (Some(1), Some(1), &one, &two),
     ] {
@@ -158,7 +158,7 @@ fn a_source_never_binds_to_an_existing_member() {
         let remedy = r#"kubectl patch edgecluster edge --type merge -p '{"spec":{"sourceRef":{"kind":"Secret","name":"edge","namespace":"one"}}}'"#;
         assert!(refusal.to_string().contains(remedy), "{refusal}");
     }
-    // Once a person has set it.
+    // An operator sets the source.
     let decided = decide(&found, &bound("edge", &one));
     assert_eq!(member(&decided, "edge"), Some(one));
 }
@@ -196,7 +196,7 @@ fn source_of_deleted_edge_cluster_is_refused() {
     );
 }
 
-/// What becomes of a member that is bound to a source of `one`, by how the provider of `one` does.
+/// Outcomes for a member that is bound to a source of `one`, by the state of its provider.
 #[test]
 fn member_is_gone_only_without_source_or_provider() {
     let one = origin("one", "edge");
@@ -271,7 +271,7 @@ fn only_new_name_waits_for_unlisted_providers() {
     assert!(!decided.waiting && decided.members.contains_key("edge"));
     let decided = decide_with(&[of_one(), late()], &bound("edge", &one), &none, true);
     assert!(!decided.waiting && decided.members.contains_key("edge"));
-    // Whoever is in trouble is not waited for.
+    // A provider in trouble is not waited for.
     let troubled = Listing {
         trouble: Some("no CRD".to_owned()),
         ..Listing::default()
@@ -338,7 +338,7 @@ proptest! {
             .into_iter()
             .map(|(name, to)| (name.to_owned(), to.map(|to| of(to).source_ref())))
             .collect();
-        // Who has an EdgeCluster was not dismissed.
+        // A source with an EdgeCluster was not dismissed.
         let dismissed: BTreeSet<Entry> = dismissed
             .into_iter()
             .filter(|(name, _)| !bound.contains_key(*name))
@@ -374,7 +374,7 @@ proptest! {
                 decided.gone.contains_key(name),
             ];
             let count = places.iter().filter(|is| **is).count();
-            // Without a source it may be a member by its agent alone.
+            // Without a source, the member may have an agent only.
             prop_assert!(count == 1 || (to.is_none() && count == 0), "{} {:?}", name, places);
         }
     }
@@ -397,7 +397,7 @@ fn secret_listed_by_either_provider_stays_member() {
     ];
     let both = decide(&both, &bound);
     assert!(both.members.contains_key("admin") && both.refused.is_empty());
-    // One of them has not looked yet.
+    // One of the providers has not listed yet.
     let member = decide(&[labelled(), found("fleet", Listing::default())], &bound);
     assert!(member.unseen.contains_key("admin"), "{member:?}");
     let member = decide(&[labelled(), labelled()], &bound);

@@ -6,7 +6,7 @@ use futures::future::BoxFuture;
 use super::*;
 use crate::discovery::{Finds, Kind, Listing, Provider, Source, Unresolved};
 
-/// Looks for nothing: what it has found is given.
+/// A provider that never lists. The test sets its listing.
 struct Given;
 
 impl Provider for Given {
@@ -81,14 +81,14 @@ fn member_without_edge_cluster_is_dismissed_until_absent() {
     let dismissed = register.dismissed(&without_b);
     assert_eq!(dismissed, [("b".to_owned(), origin("krypton", "b"))].into());
 
-    // Label taken off and put on again, faster than it is looked at.
+    // The label is removed and added again, faster than the hub polls.
     let departed = [origin("krypton", "b")].into();
     let anew = register.next(&[&both], &departed, &without_b);
     assert!(anew.dismissed(&without_b).is_empty());
-    // Not looked at yet, after a restart: it may be there.
+    // Not listed yet after a restart: the source may exist.
     let register = register.next(&[&found(None)], &BTreeSet::new(), &without_b);
     assert_eq!(register.dismissed(&without_b).len(), 1);
-    // Label taken off, and put on again.
+    // The label is removed and added again.
     let register = register.next(
         &[&found(Some(&[("krypton", "a", "a")]))],
         &BTreeSet::new(),
@@ -108,7 +108,7 @@ fn rival_for_dismissed_name_is_dismissed_too() {
     let register = Register::default().next(&[&rivals], &BTreeSet::new(), &bound(&["a"]));
     let register = register.next(&[&rivals], &BTreeSet::new(), &bound(&[]));
     assert_eq!(register.dismissed(&bound(&[])).len(), 2);
-    // Under a name of its own it is somebody else.
+    // Under a different member name, it is a different entry.
     let renamed = found(Some(&[("krypton", "a", "a"), ("elsewhere", "a", "a-2")]));
     let register = register.next(&[&renamed], &BTreeSet::new(), &bound(&[]));
     assert_eq!(register.dismissed(&bound(&[])).len(), 1);
@@ -118,11 +118,11 @@ fn rival_for_dismissed_name_is_dismissed_too() {
 fn name_taken_by_agent_keeps_former_claimants_dismissed() {
     let rivals = found(Some(&[("krypton", "a", "a"), ("elsewhere", "a", "a")]));
     let register = Register::default().next(&[&rivals], &BTreeSet::new(), &bound(&["a"]));
-    // The EdgeCluster was deleted, and made again for an agent: without a source.
+    // The EdgeCluster was deleted and recreated for an agent, so it has no source.
     let by_agent = [("a".to_owned(), None)].into();
     let register = register.next(&[&rivals], &BTreeSet::new(), &by_agent);
     assert_eq!(register.dismissed(&by_agent).len(), 2);
-    // Who comes later was not dismissed.
+    // A later source was not dismissed.
     let later = found(Some(&[("third", "a", "a")]));
     let register = register.next(&[&later], &BTreeSet::new(), &by_agent);
     assert!(register.dismissed(&by_agent).is_empty());

@@ -96,7 +96,7 @@ fn lease_holder_is_reporter_among_agent_and_proxy() {
     let first = changes(Some(writing("hub/a")), &[("t", "OfTheProxy")]);
     fleet.arbiter.say(MEMBER, proxy, first, Some(0), at(1));
     assert_eq!(fleet.mode(), (Mode::Proxy, reason::RECONCILING.to_owned()));
-    // The agent comes, sees, and waits for the Lease: what it says does not count yet.
+    // The agent connects, observes and waits for the Lease. Its reports do not count yet.
     let asks = fleet.arbiter.open(MEMBER, agent, at(2));
     let seen = changes(
         Some(observing("hub/a")),
@@ -105,7 +105,7 @@ fn lease_holder_is_reporter_among_agent_and_proxy() {
     fleet.arbiter.say(MEMBER, agent, seen, Some(0), at(3));
     assert_eq!(fleet.reports.counts(MEMBER, false).total, 1);
     assert_eq!(fleet.arbiter.presence(MEMBER).get(), Presence::Ready);
-    // The proxy yields: the agent is asked for all it has, since nobody listened before.
+    // The proxy yields. The hub requests a full report from the agent, because the earlier one was dropped.
     fleet.arbiter.close(MEMBER, proxy, at(4));
     assert_eq!(asks.get(), 1);
     let holds = changes(Some(writing("agent/a")), &[("t", "Again"), ("u", "Again")]);
@@ -177,7 +177,7 @@ fn observing_proxy_reports_after_agent_is_lost() {
         Presence::Away(at(1)),
         "it may have died right after"
     );
-    // Its last word stands for half a minute after it was said.
+    // Its last status stays for half a minute after the last report.
     assert_eq!(fleet.mode(), (Mode::Agent, reason::RECONCILING.to_owned()));
     fleet.arbiter.link(MEMBER, None, at(31));
     assert_eq!(fleet.mode(), (Mode::Agent, reason::AGENT_AWAY.to_owned()));
@@ -221,7 +221,7 @@ fn deployment_reports_count_only_from_current_reporter() {
     let fleet = fleet();
     let (proxy, agent) = (ReporterId::Proxy, ReporterId::Session(1));
     let deployments = Arc::clone(fleet.arbiter.deployments());
-    // Of a Tenant of the same name nothing is said.
+    // A Tenant with the same name has no reports.
     let key = DeploymentKey {
         namespace: key("t").namespace,
         name: "t".to_owned(),
@@ -252,13 +252,13 @@ fn deployment_reports_count_only_from_current_reporter() {
     let seen = of(observing("hub/a"), "OfTheAgent");
     fleet.arbiter.say(MEMBER, agent, seen, Some(0), at(3));
     assert_eq!(held(), ("OfTheProxy".to_owned(), true));
-    // Its word stands until the agent, which is asked for it, has said all again.
+    // The proxy's report stays until the agent has sent its full report.
     fleet.arbiter.close(MEMBER, proxy, at(4));
     assert_eq!((held(), asks.get()), (("OfTheProxy".to_owned(), false), 1));
     let again = of(writing("agent/a"), "OfTheAgent");
     fleet.arbiter.say(MEMBER, agent, again, Some(1), at(5));
     assert_eq!(held(), ("OfTheAgent".to_owned(), true));
-    // What is held is what was said: nobody is asked again.
+    // The stored report matches the digest, so the hub requests nothing.
     let part = krypton_types::report_digest::part(&key, &said("OfTheAgent"));
     fleet.arbiter.compare(MEMBER, agent, (1, part), at(60));
     assert_eq!(asks.get(), 1);
@@ -288,7 +288,7 @@ fn agent_absence_counts_from_last_ready_contact() {
     }
     fleet.arbiter.compare(MEMBER, first, (0, 0), at(150));
     fleet.arbiter.compare(MEMBER, second, (0, 0), at(140));
-    // The machine is gone; its silence is noticed half a minute later.
+    // The machine is gone. The hub notices the silence after half a minute.
     fleet.arbiter.close(MEMBER, first, at(180));
     assert_eq!(presence.get(), Presence::Ready);
     let deaf = MemberReport {
@@ -296,7 +296,7 @@ fn agent_absence_counts_from_last_ready_contact() {
         connected: false,
         ..writing("agent/a")
     };
-    // It has waited for its apiserver for half a minute before it says so.
+    // The agent waits half a minute for its API server before it reports the failure.
     fleet
         .arbiter
         .say(MEMBER, second, changes(Some(deaf), &[]), None, at(190));
@@ -328,7 +328,7 @@ fn hold_back_overrides_reporter_until_lifted() {
 fn unready_agent_makes_no_proxy_yield() {
     let fleet = fleet();
     let _asks = fleet.arbiter.open(MEMBER, ReporterId::Session(1), at(100));
-    // Its certificate is on record by now.
+    // The agent's certificate is recorded by now.
     fleet.arbiter.agent_known(MEMBER, at(101));
     assert_eq!(
         fleet.arbiter.presence(MEMBER).get(),
@@ -423,7 +423,7 @@ fn claimed_epochs_are_followed_with_growing_pauses() {
         drop(arbiter.open(member, agent, at(0)));
     }
     assert!(!claims(MEMBER, observing("agent/a"), 1), "it has no record");
-    // A member that claims a later epoch all day.
+    // A member claims a later epoch all day.
     let day = 24 * 60 * 60;
     let mut times = Vec::new();
     for now in (2..day).step_by(10) {
@@ -435,9 +435,9 @@ fn claimed_epochs_are_followed_with_growing_pauses() {
     let pauses: Vec<u64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
     assert!(pauses.iter().all(|pause| *pause >= 20), "{pauses:?}");
     assert!(pauses.is_sorted(), "{pauses:?}");
-    // Another member's claim does not wait for that.
+    // Another member's claim is followed immediately.
     assert!(claims("edge-2", writing("agent/a"), day));
-    // Nor its own a day after the last.
+    // The delay starts from its first value a day after the last claim.
     assert!(claims(MEMBER, writing("agent/a"), 3 * day));
     assert!(claims(MEMBER, writing("agent/a"), 3 * day + 20));
 }
@@ -534,7 +534,7 @@ fn new_tenure_forgets_reports_of_closed_session() {
             applied: None,
         },
     );
-    // While its session lives, its word is of now.
+    // While its session lives, its reports stay current.
     fleet.arbiter.anew(at(2));
     assert_eq!(fleet.reports.counts(MEMBER, false).total, 1);
     assert!(fleet.facts.get(MEMBER).unwrap().certificate_said);
@@ -627,6 +627,6 @@ fn lone_epoch_claim_is_shown_as_unconfirmed() {
     let healthy = facts.get(MEMBER).unwrap().healthy;
     assert_eq!(healthy.reason, reason::STALE);
     assert!(healthy.message.contains("no other member confirms it"));
-    // The latest of two claims: one epoch later satisfies both.
+    // The hub takes the later of two claims, because one later epoch satisfies both.
     assert_eq!(says("edge-3", Some(9), 3), 12);
 }

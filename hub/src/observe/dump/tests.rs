@@ -1,4 +1,4 @@
-//! A made-up fleet, as it is told.
+//! Tests the dump with a made-up fleet.
 
 use std::time::Duration;
 

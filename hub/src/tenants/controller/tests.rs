@@ -47,7 +47,7 @@ fn says(reports: &Reports, why: &str) {
     reports.hearing(MEMBER, Hearing::Full);
 }
 
-/// What is told to the store as the loop does it.
+/// Passes changes to the store in the same order as the loop.
 fn next(store: &mut TenantStore, reports: &Reports, millis: u64) -> Option<TenantStatus> {
     store.take_in(reports.take_dirty(at(millis).boot), reports, &rules());
     match store.next(reports, &rules(), &Leader::alone(), at(millis)) {
@@ -152,7 +152,7 @@ fn late_write_response_does_not_undo_watch_updates() {
     store.put(key(), object("1", None), &reports);
     says(&reports, reason::INSTALLED);
     let status = next(&mut store, &reports, 0).unwrap();
-    // Our own write, then another's, and only then the answer.
+    // The hub's own write, then another client's, and only then the response.
     store.put(key(), object("2", Some(status.clone())), &reports);
     store.put(key(), object("3", Some(status.clone())), &reports);
     store.take_written(
@@ -161,7 +161,7 @@ fn late_write_response_does_not_undo_watch_updates() {
         BootTime::default(),
     );
     assert_eq!(store.slots[&key()].version().unwrap(), "3");
-    // Nor does it bring back what was deleted.
+    // Neither does the response restore a deleted Tenant.
     store.slots.clear();
     store.take_written(
         written("3", Some(object("4", None))),
@@ -244,7 +244,7 @@ fn field_unknown_to_old_crd_is_written_once() {
     failing(100);
     let mut status = next(&mut store, &reports, 0).unwrap();
     assert_eq!(status.next.len(), 1);
-    // The write came back without it.
+    // The CRD dropped the field from the write.
     status.next.clear();
     let kept = object("1", Some(status.clone()));
     store.take_written(written("0", Some(kept)), &reports, BootTime::default());
@@ -329,7 +329,7 @@ fn looking_at_many_tenants_yields_to_others() {
     assert!(turns >= 3, "{turns}");
 }
 
-/// A store with Tenants whose members are known by number only, before they are late.
+/// Returns a store with Tenants whose members are known only as a count, before they are late.
 pub(crate) fn summarised(members: usize, tenants: usize) -> (TenantStore, Reports) {
     let (mut store, reports) = (TenantStore::default(), Reports::default());
     reports.aim(targets(members));
@@ -436,7 +436,7 @@ fn phase_event_on_home_reports_all_members() {
     }
 }
 
-/// Prints what one change costs, for `--ignored --nocapture`: nothing is asserted of it.
+/// Prints the cost of one change, for `--ignored --nocapture`. Asserts nothing.
 #[test]
 #[ignore = "a measurement: 500,000 Tenants take a gigabyte"]
 fn cost_of_a_change_among_five_thousand_members() {

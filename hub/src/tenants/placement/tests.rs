@@ -7,10 +7,10 @@ use super::*;
 use crate::members::tenant_reports::Target;
 
 const UID: &str = "home-1";
-/// The cluster that edge-1 is.
+/// The UID of edge-1's cluster.
 const CLUSTER: &str = "cluster-1";
 
-/// Names edge-1.
+/// A Tenant that names edge-1.
 fn tenant() -> Tenant {
     with_spec(json!({
         "clusterRef": { "secretName": "edge-1" }, "workspace": "acme-ws", "values": { "a": 1 }
@@ -25,12 +25,12 @@ fn with_spec(spec: Value) -> Tenant {
     tenant
 }
 
-/// As it is once it is placed on edge-1.
+/// Places the Tenant on edge-1.
 fn placed(tenant: Tenant) -> Tenant {
     on_record_at(held(tenant), "edge-1", CLUSTER)
 }
 
-/// As an older hub has placed it there.
+/// Places the Tenant on edge-1 as an older hub did, without a record.
 fn held(mut tenant: Tenant) -> Tenant {
     tenant.finalizers_mut().push(PLACED_FINALIZER.to_owned());
     annotated(tenant, PLACED_ON_ANNOTATION, "edge-1")
@@ -44,7 +44,7 @@ fn on_record_at(mut tenant: Tenant, cluster: &str, uid: &str) -> Tenant {
     tenant
 }
 
-/// As it is after somebody has written it anew, without what home had put there.
+/// The Tenant after a client overwrote it without home's metadata.
 fn wiped(mut tenant: Tenant) -> Tenant {
     tenant.metadata.finalizers = None;
     tenant.metadata.annotations = None;
@@ -110,7 +110,7 @@ fn view(targets: &Targets) -> View<'_> {
     }
 }
 
-/// The step and the reason, in words.
+/// The step as a word, and the reason.
 fn words(verdict: &Verdict) -> (&str, &str) {
     let step = match &verdict.step {
         Step::Nothing if verdict.place.is_some() => "record",
@@ -158,9 +158,9 @@ fn tenant_is_placed_on_known_member_allowing_it() {
     ] {
         let found = at(&tenant, view(&targets));
         assert_eq!((found.0.as_str(), found.1.as_str()), expected, "{tenant:?}");
-        // No order without the finalizer, and nothing at all without the flag.
+        // Without the finalizer there is no order, and without the flag nothing happens.
         assert_eq!(order(&tenant, &targets, Deletion::Its), None);
-        // Where home cannot keep the record, there is none to wait for.
+        // If home's CRD drops the record, the hub does not wait for it.
         let unkept = View {
             records: false,
             ..view(&targets)
@@ -173,7 +173,7 @@ fn tenant_is_placed_on_known_member_allowing_it() {
             ..view(&targets)
         };
         assert_eq!(at(&tenant, off), (String::new(), String::new()));
-        // What is not known yet is not decided.
+        // Before the EdgeClusters are known, the hub does not decide.
         let early = View {
             targets: None,
             ..view(&targets)
@@ -307,12 +307,12 @@ fn order_mirrors_tenant_and_deletion_orders_only_removal() {
     .unwrap();
     assert!(hers.adopt && hers.paused);
 
-    // Named anew, it stays where it was placed.
+    // If it names another member later, it stays where it was placed.
     let moved = placed(with_spec(
         json!({ "clusterRef": { "secretName": "edge-2" } }),
     ));
     assert_eq!(order(&moved, &targets, Deletion::Its).unwrap().0, "edge-1");
-    // Not allowed any more: nothing is ordered of what stays, and what was placed can still go.
+    // If the member no longer allows the namespace, the hub sends no order, except for removal.
     let refused = on_record_at(placed(tenant()), "limited", "cluster-2");
     assert_eq!(order(&refused, &targets, Deletion::Its), None);
     assert!(
@@ -321,7 +321,7 @@ fn order_mirrors_tenant_and_deletion_orders_only_removal() {
             .1
             .remove
     );
-    // With its CRD nobody has wanted it to go.
+    // Deleting the CRD does not request the removal of any Tenant.
     for deletion in [
         Deletion::NotKnown,
         Deletion::OfTheCrd,
@@ -330,7 +330,7 @@ fn order_mirrors_tenant_and_deletion_orders_only_removal() {
         assert_eq!(order(&deleted(placed(tenant())), &targets, deletion), None);
         assert!(order(&placed(tenant()), &targets, deletion).is_some());
     }
-    // Let go.
+    // The user orphaned it.
     let orphan = annotated(deleted(placed(tenant())), ORPHAN_ANNOTATION, "true");
     assert_eq!(order(&orphan, &targets, Deletion::Its), None);
 }
@@ -357,7 +357,8 @@ fn placement_is_recorded_then_held_then_ordered() {
         Some("edge-1")
     );
 
-    // Written anew without all that, and with another clusterRef: it stays where it is, and is held again.
+    // After a client overwrote the metadata and `clusterRef`, the Tenant stays, and gets its finalizer
+    // back.
     let elsewhere = with_spec(json!({ "clusterRef": { "secretName": "limited" } }));
     let nowhere = with_spec(json!({}));
     for tenant in [elsewhere, nowhere] {
@@ -380,13 +381,13 @@ fn placement_is_recorded_then_held_then_ordered() {
             ("", "ClusterRefChanged")
         );
         assert_eq!(ordered(&again, &targets).as_deref(), Some("edge-1"));
-        // There is nothing to hold any more.
+        // A deleted Tenant does not get the finalizer back.
         let deleted = deleted(wiped);
         assert_eq!(decide(&deleted, &view(&targets)).step, Step::Nothing);
         assert_eq!(ordered(&deleted, &targets), None);
     }
 
-    // Which cluster it is, is not known yet.
+    // The cluster's UID is not known yet.
     targets.get_mut("edge-1").unwrap().cluster_uid = None;
     for silent in [None, Some("no agent")] {
         let base = view(&targets);
@@ -413,7 +414,8 @@ fn order_goes_to_recorded_cluster_under_any_name() {
     let away = |why| (None, ("", why), ("", why));
     let asked = |member| (Some(member), ("", "TenantGone"), ("end", "TenantGone"));
     let by_name = |step, member| (Some(member), (step, "TenantGone"), ("end", "TenantGone"));
-    // Who is asked; what becomes of it, and of one that is deleted, when who is asked has said that it is gone.
+    // The member with the order, the verdict, and the verdict on a deleted Tenant once the member reports
+    // it gone.
     let table = [
         (
             placed(tenant()),
@@ -446,7 +448,7 @@ fn order_goes_to_recorded_cluster_under_any_name() {
             at(&[("edge-7", Some(CLUSTER))]),
             asked("edge-7"),
         ),
-        // Of an older hub.
+        // Placed by an older hub.
         (held(tenant()), at(&[another]), by_name("record", "edge-1")),
         (
             held(tenant()),

@@ -1,4 +1,4 @@
-//! What members do next, as the Tenant's status has it.
+//! The members' next steps in the Tenant's status.
 
 use krypton_types::tenant::{Next, Step};
 
@@ -31,7 +31,7 @@ fn next_step_is_listed_until_cause_ends() {
     let status = acme.status.clone().unwrap();
     assert_eq!(status.next.len(), 1);
     assert_eq!(Next::from_status(&status, "edge-1"), retry(100));
-    // Before anything is heard after a start, it stands as the rest does.
+    // After a start, it stays until the first report, as the rest of the status does.
     assert_eq!(once(&acme, &BTreeMap::new(), true), status);
     let said = full(&[(names::SELF_CLUSTER, well.clone()), ("edge-1", well)]);
     assert!(once(&acme, &said, false).next.is_empty());

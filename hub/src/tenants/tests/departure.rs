@@ -1,4 +1,4 @@
-//! Members that leave the fleet, or have the Tenant no more.
+//! Members that leave the fleet, or lose their Tenant.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ struct Hub {
     memory: Memory,
     heard: Heard,
     at: Duration,
-    /// Since its start.
+    /// Time since its start.
     up: Duration,
     writes: usize,
 }
@@ -43,7 +43,7 @@ impl Hub {
         hub
     }
 
-    /// Another hub begins: what is left is what was written.
+    /// Starts another hub. Only the written status survives.
     fn restart(&mut self) {
         self.memory = Memory::default();
         self.up = Duration::ZERO;
@@ -127,7 +127,7 @@ fn departed_member_is_removed_after_grace() {
         assert_eq!(ready(&status, "Ready").unwrap().0, "True");
         assert!(shows(&hub.look(GRACE - 1), "edge-2").is_some());
         assert_eq!(shows(&hub.look(1), "edge-2"), None);
-        // What it still says is nobody's business.
+        // Further reports of a departed member are ignored.
         hub.says(
             "edge-2",
             Hearing::Full,
@@ -164,7 +164,7 @@ fn hub_restart_restarts_grace_without_status_writes() {
     let writes = hub.writes;
     hub.restart();
     hub.look(1);
-    // The EdgeClusters are known, the members not heard yet.
+    // The EdgeClusters are known, but the members have not reported yet.
     hub.heard.targets = targets(&["edge-1", "edge-2"]);
     hub.look(1);
     hub.heard = before;
@@ -190,7 +190,7 @@ fn doubt_removes_nothing_however_long_it_lasts() {
         for _ in 0..3 {
             assert_eq!(shows(&hub.look(10 * GRACE), "edge-1"), unknown);
         }
-        // Nor when the EdgeClusters are not known.
+        // Neither does an unknown list of EdgeClusters.
         hub.restart();
         for _ in 0..3 {
             assert_eq!(shows(&hub.look(10 * GRACE), "edge-1"), unknown);

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What managedFields take for one condition beside its type, in bytes.
+/// Bytes that managedFields use for one condition, in addition to its type.
 const MANAGED: usize = 200;
 const LIMIT: usize = 256 * 1024;
 
@@ -105,7 +105,7 @@ fn member_count_at_threshold_switches_form_once() {
     let (mut acme, mut memory) = (tenant(), Memory::default());
     let mut forms = Vec::new();
     for count in [49, 50, 51, 50, 51, 50, 49, 41, 51, 41, 40, 41, 50, 51] {
-        // None of them departs: the members of the next step are other ones, or the first of these.
+        // None of them departs: the members of the next step are different ones, or the first of these.
         if acme
             .status
             .as_ref()
@@ -131,7 +131,7 @@ fn unreported_members_stay_unknown_after_hub_restart() {
     let (mut acme, mut memory) = (tenant(), Memory::default());
     let all = well(200);
     let before = step(&mut acme, &of(&all), &mut memory, false);
-    // Of 250 members 50 never had it, and 10 that have it are not heard.
+    // 50 of 250 members never had the Tenant, and 10 others do not report.
     let (mut memory, fleet) = (Memory::default(), well(250));
     let heard = |to: usize, strangers: usize| Heard {
         said: of(&well(to)).said,
@@ -149,7 +149,7 @@ fn unreported_members_stay_unknown_after_hub_restart() {
     assert_eq!(status.last_message.as_deref(), Some(message));
     assert_eq!(ready(&status, "Ready").unwrap().0, "Unknown");
     assert_eq!(status.summary.unwrap().clusters, 200);
-    // One of them leaves the fleet, the others are heard.
+    // One of them leaves the fleet, and the rest report.
     let mut left = heard(199, 50);
     let mut targets = Targets::clone(left.targets.as_ref().unwrap());
     targets.remove(&name(199));
@@ -159,7 +159,7 @@ fn unreported_members_stay_unknown_after_hub_restart() {
         status.last_message.as_deref(),
         Some("199 of 199 clusters ready")
     );
-    // That a member is silent which never had it is not held against the Tenant once all were heard.
+    // A silent member that never had the Tenant does not affect it once all members have reported.
     let status = step(&mut acme, &heard(198, 49), &mut memory, false);
     assert_eq!(
         status.last_message.as_deref(),
@@ -190,7 +190,7 @@ fn summary_stays_while_unnamed_members_are_unknown() {
 
 fn any_report() -> impl Strategy<Value = TenantReport> {
     let truth = || prop_oneof![Just(Truth::True), Just(Truth::False), Just(Truth::Unknown)];
-    // The second takes two bytes for each in JSON.
+    // JSON escapes the second one with two bytes.
     let text = prop_oneof![Just("m"), Just("\""), Just("ü ")];
     let all = (truth(), truth(), truth(), any::<bool>(), text);
     all.prop_map(|(ready, progress, error, odd, text)| {
@@ -246,7 +246,7 @@ proptest! {
             } else {
                 prop_assert!(count <= 50 && members.keys().all(|name| listed.contains(name)));
             }
-            // The phase is that of the conditions that are shown.
+            // The phase matches the listed conditions.
             let shown = conditions::clusters(&status.conditions);
             let error = |state: &ClusterState| state.error.as_ref().is_some_and(|error| error.truth == Truth::True);
             prop_assert_eq!(status.phase.as_deref() == Some("Error"), shown.values().any(error));

@@ -1,4 +1,4 @@
-//! What is told of one member: who looks after it, what it has, how the Tenant stands there, and what comes next.
+//! Explains one member: its reporter, its desired state, the state of the Tenant there, and the next step.
 
 use jiff::Timestamp;
 use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterStatus, Mode};
@@ -14,11 +14,11 @@ use crate::render::{age, reason_and_message};
 
 const DRIFT: &str = "; drift: ";
 
-/// lastSeen is written once a minute; of longer, in seconds, whoever writes it is not there, or clocks differ.
+/// The hub writes `lastSeen` once a minute. If it is older, in seconds, the hub is down or the clocks differ.
 const SEEN_IS_OLD: i64 = 300;
 
 impl Teller<'_> {
-    /// Of each; false where one of them is silent.
+    /// Adds the lines of all members. Returns false if any member is silent.
     pub(super) fn members(
         &mut self,
         sources: &Sources,
@@ -57,7 +57,7 @@ impl Teller<'_> {
         heard
     }
 
-    /// False where it is silent.
+    /// Adds the lines of one member. Returns false if it is silent.
     fn member(&mut self, asked: &Asking<EdgeCluster>) -> bool {
         if self.not_known("how this member stands", asked) {
             return false;
@@ -155,7 +155,7 @@ impl Teller<'_> {
     fn lease(&mut self, status: &EdgeClusterStatus, heard: bool) {
         let healthy = conditions::find(&status.conditions, "Healthy");
         let wrong = healthy.filter(|healthy| healthy.truth != Truth::True);
-        // That it is silent was said.
+        // An earlier line already reports the connection problem.
         let connected = conditions::find(&status.conditions, "Connected");
         let same = |state: &State| {
             connected
@@ -226,7 +226,7 @@ impl Teller<'_> {
         }
     }
 
-    /// How the Tenant stands there.
+    /// Describes the state of the Tenant on the member.
     fn state(&mut self, state: &ClusterState, next: Option<Next>, tenant: Option<&Tenant>) {
         let is_true = |state: &&State| state.truth == Truth::True;
         let error = state.error.as_ref().filter(is_true);
@@ -261,7 +261,7 @@ impl Teller<'_> {
                 resume,
             );
         }
-        // Of one that is Ready, an older program has left it.
+        // A Ready Tenant can have an outdated entry from an older version of the hub or agent.
         match next.filter(|_| ready.truth != Truth::True) {
             Some(next) => self.next(next, tenant),
             None if error.is_some_and(|error| error.message.starts_with("not ready ")) => {
@@ -315,7 +315,7 @@ impl Teller<'_> {
     }
 }
 
-/// What a condition says, without what it says of drift.
+/// Splits the drift details off the condition's message.
 fn without_drift(state: &State) -> (State, Option<&str>) {
     let found = state.message.split_once(DRIFT);
     let bare = found.map_or(state.message.as_str(), |(bare, _)| bare);

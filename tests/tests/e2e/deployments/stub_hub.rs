@@ -1,6 +1,8 @@
-//! A member, and as much of a hub as gives it orders and hears what it says. Who acts on the member is the
-//! library of the agent: behind the hub's port and the agent's session over mutual TLS, or beside the hub,
-//! as the proxy does it. Of the hub nobody decides what is ordered: that is the test.
+//! Runs a member with a stub hub that sends desired state and receives reports. The test decides the content of the
+//! desired state.
+//!
+//! The actor on the member is the agent's library. It connects to the stub's port over mutual TLS, as an agent does, or
+//! runs next to the stub as the proxy.
 
 use std::{
     collections::BTreeMap,
@@ -72,7 +74,7 @@ const NAME: &str = "edge-1";
 const UID: &str = "uid-of-edge-1";
 const TRUST_DOMAIN: &str = "test.krypton";
 
-/// Dropping it ends all of it but helm, which ends by its supervisor.
+/// Dropping the stub stops everything. The supervisor stops Helm.
 pub(crate) struct StubHub {
     mode: Mode,
     members: Arc<Members>,
@@ -170,7 +172,7 @@ impl StubHub {
         Ok(stub)
     }
 
-    /// What helm works on is named in its arguments.
+    /// Helm's arguments contain this path.
     pub(crate) fn folder(&self) -> &Path {
         self.scratch.path()
     }
@@ -179,7 +181,7 @@ impl StubHub {
         self.chart.values.insert(name.to_owned(), value.into());
     }
 
-    /// Orders this and nothing else, as the fleet does it.
+    /// Replaces the member's orders with these, as the fleet does.
     pub(crate) fn order(&mut self, orders: &[&DesiredDeployment]) {
         let deployments = self.arbiter.deployments();
         let orders = orders.iter().copied().cloned().collect();
@@ -208,7 +210,7 @@ impl StubHub {
         said.map(|said| said.report)
     }
 
-    /// Waits until the hub holds a report of this very order that is so.
+    /// Waits until the hub has a report for exactly this order that satisfies the predicate.
     pub(crate) async fn says(
         &self,
         order: &DesiredDeployment,
@@ -250,7 +252,7 @@ impl StubHub {
         self.says(order, "gone", |said| said.gone).await
     }
 
-    /// Waits until nothing is said of it any more.
+    /// Waits until the member reports nothing about the order.
     pub(crate) async fn silent(&self, order: &DesiredDeployment) {
         let key = order.key();
         let words = format!("nothing to be said of {key}");
@@ -262,7 +264,7 @@ impl StubHub {
         .unwrap();
     }
 
-    /// Ends who acts, as a person does, and starts another.
+    /// Stops the actor gracefully, and starts another one.
     pub(crate) async fn act_again(&mut self) -> Result<()> {
         if let Some((stop, task)) = self.acting.take() {
             stop.cancel();
@@ -356,7 +358,7 @@ impl StubHub {
     }
 }
 
-/// What one who acts is made of.
+/// Components of an actor.
 struct Acting {
     name: &'static str,
     member: Member,
@@ -368,7 +370,7 @@ struct Acting {
 }
 
 impl Acting {
-    /// As the agent's process.
+    /// Runs as the agent's process.
     async fn by_agent(self, dialer: Arc<Dialer>) {
         let (desired_tx, desired) = watch::channel(None);
         let session = Session {
@@ -389,7 +391,7 @@ impl Acting {
         drop(session.await);
     }
 
-    /// As the hub's proxy.
+    /// Runs as the hub's proxy.
     async fn by_proxy(self) {
         let (desired_tx, desired) = watch::channel(None);
         let (mut slot, report_store, arbiter) = (
@@ -423,7 +425,7 @@ impl Acting {
         arbiter.close(NAME, ReporterId::Proxy, BootTime::now());
     }
 
-    /// From the first desired state on.
+    /// Waits for the first desired state, then reconciles.
     async fn reconcile(self, mut slot: watch::Receiver<Option<Arc<DesiredState>>>) {
         let first = tokio::select! {
             () = self.stop.cancelled() => return,

@@ -1,11 +1,11 @@
-//! The commands that the pages tell a person to type, found in their text.
+//! Extracts the commands for users from the text of the documentation pages.
 
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 
-/// What a command begins with.
+/// The first word of a command.
 const PROGRAMS: [&str; 14] = [
     "cargo",
     "cat",
@@ -22,18 +22,18 @@ const PROGRAMS: [&str; 14] = [
     "make",
     "openssl",
 ];
-/// The languages of blocks in which nothing is to be typed.
+/// Languages of code blocks without commands.
 const OTHER_LANGUAGES: [&str; 4] = ["yaml", "json", "promql", "text"];
 
-/// One command, as it stands, with what continues it on other lines.
+/// A command, including its continuation lines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Command {
     pub(crate) page: String,
-    /// On one line, without the remark after it.
+    /// On one line, without the trailing comment.
     pub(crate) text: String,
-    /// What follows `# `.
+    /// The text after `# `.
     pub(crate) remark: String,
-    /// Of the block that it is in: who runs it, if that is said there.
+    /// The runner of the block, if the page names one.
     pub(crate) run: Option<String>,
 }
 
@@ -41,7 +41,7 @@ pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// The pages for people who run Krypton, by their paths from the root.
+/// Returns the pages for operators of Krypton, as paths relative to the root.
 pub(crate) fn pages() -> Vec<String> {
     let mut pages = vec!["README.md".to_owned(), "examples/README.md".to_owned()];
     for folder in ["docs", "charts/krypton-hub", "charts/krypton-agent"] {
@@ -54,10 +54,10 @@ pub(crate) fn pages() -> Vec<String> {
     pages
 }
 
-/// All of a page.
+/// Returns all commands of a page.
 ///
 /// # Errors
-/// A block, or a stray mark, in which a command could hide.
+/// Returns an error if a block or a stray mark could hide a command.
 pub(crate) fn commands(page: &str) -> Result<Vec<Command>, String> {
     let text = fs::read_to_string(root().join(page)).map_err(|error| error.to_string())?;
     found(page, &text)
@@ -107,7 +107,7 @@ fn block(page: &str, info: &str, body: &str) -> Result<Vec<Command>, String> {
     }
 }
 
-/// The commands of lines, each of which may go on after a backslash.
+/// Returns the commands in these lines. A command can continue after a backslash.
 pub(crate) fn typed(page: &str, body: &str) -> Vec<Command> {
     let mut commands = Vec::new();
     let mut lines = body.lines();
@@ -131,14 +131,14 @@ pub(crate) fn typed(page: &str, body: &str) -> Vec<Command> {
     commands
 }
 
-/// A line's command, its blanks single, and the remark after it.
+/// Splits a line into the command, with single blanks, and the trailing comment.
 fn split(line: &str) -> (String, String) {
     let (text, remark) = line.split_once(" #").unwrap_or((line, ""));
     let text: Vec<&str> = text.split_whitespace().collect();
     (text.join(" "), remark.trim().to_owned())
 }
 
-/// Commands in the middle of a sentence: between backquotes, over the end of a line too.
+/// Returns the commands between backquotes in a paragraph, also across line breaks.
 fn inline(page: &str, paragraph: &str) -> Result<Vec<Command>, String> {
     let parts: Vec<&str> = paragraph.split('`').collect();
     if parts.len().is_multiple_of(2) {
@@ -161,8 +161,7 @@ fn is_command(text: &str) -> bool {
     known && (first == "make" || !more.is_empty())
 }
 
-/// Whether it only names a program's verb, as in "a person's `helm uninstall --keep-history`", and nothing that it is
-/// to be done to.
+/// Returns true if the text only mentions a verb without an object, as in "run `helm uninstall --keep-history`".
 pub(crate) fn is_mention(text: &str) -> bool {
     let mut words = text.split(' ');
     let named = matches!(words.next(), Some("kubectl" | "helm" | "docker" | "gpg"));
@@ -171,10 +170,10 @@ pub(crate) fn is_mention(text: &str) -> bool {
     named && words.skip(verbs).all(|word| word.starts_with('-'))
 }
 
-/// As a shell takes it apart, up to what is done with its output.
+/// Splits a command into words like a shell, up to the first redirection or pipe.
 ///
 /// # Errors
-/// An open quote.
+/// Returns an error if a quote is not closed.
 pub(crate) fn words(text: &str) -> Result<Vec<String>, String> {
     let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
     for letter in text.chars() {

@@ -1,4 +1,4 @@
-//! What a process serves, read as Prometheus would.
+//! Parses the metrics of a process as Prometheus does.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// What follows the name, for people; of a histogram several things do.
+    /// Suffix of the name in the documentation. A histogram has several, so it shows none.
     pub(super) fn suffix(self) -> &'static str {
         match self {
             Self::Counter => "_total",
@@ -28,7 +28,7 @@ impl Kind {
         }
     }
 
-    /// What follows the name in samples.
+    /// Suffixes of the name in samples.
     fn suffixes(self) -> &'static [&'static str] {
         match self {
             Self::Counter => &["_total"],
@@ -44,7 +44,7 @@ pub(super) struct Family {
     pub(super) kind: Kind,
     pub(super) unit: Option<String>,
     pub(super) help: String,
-    /// With all values that they have.
+    /// Labels with all their observed values.
     pub(super) labels: BTreeMap<String, BTreeSet<String>>,
 }
 
@@ -77,7 +77,7 @@ fn sample(line: &str) -> Sample {
 }
 
 impl Exposition {
-    /// Of these texts together.
+    /// Parses these texts as one exposition.
     pub(super) fn of(texts: &[String]) -> Self {
         let mut this = Self::default();
         for line in texts.iter().flat_map(|text| text.lines()) {
@@ -131,12 +131,12 @@ impl Exposition {
         })
     }
 
-    /// Whose samples are called so.
+    /// Returns the family of a sample with this name.
     pub(super) fn family_of(&self, sample: &str) -> Option<&Family> {
         self.families.get(&self.family_name(sample)?)
     }
 
-    /// The value of the series with these labels and no others.
+    /// Returns the value of the series with exactly these labels.
     pub(super) fn value(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
         let found = self.samples.iter().find(|sample| {
             let of = |(label, value): &(&str, &str)| {

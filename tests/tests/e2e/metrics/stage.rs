@@ -1,4 +1,4 @@
-//! Hubs and agents as far as their metrics go, in states that are told of.
+//! Builds the metrics of hubs and agents in healthy and failing states.
 
 use std::{sync::Arc, time::Duration};
 
@@ -63,7 +63,7 @@ fn report(ready: Truth, error: Option<Truth>) -> TenantReport {
     }
 }
 
-/// One that leads or follows; of its members, edge-1 has this version.
+/// Returns the metrics of a leader or follower. The member edge-1 has applied this version.
 fn hub_of(leads: bool, applied: Version, left: i64) -> String {
     let view = Arc::new(FleetView::default());
     let members = Arc::new(Members::default());
@@ -133,12 +133,12 @@ fn hub_of(leads: bool, applied: Version, left: i64) -> String {
     rendered(&registry(view, &sessions, &drift, &work))
 }
 
-/// A hub of which no series is missing.
+/// Returns the metrics of a hub with every series.
 pub(super) fn hub() -> String {
     hub_of(true, desired().version, 0)
 }
 
-/// A hub that leads a fleet with whatever can be wrong.
+/// Returns the metrics of a leader whose fleet has every problem.
 pub(super) fn ailing_hub() -> String {
     let before = Version {
         epoch: 3,
@@ -162,12 +162,12 @@ fn agent_of(left: i64) -> String {
     rendered(&metrics::registry(state, &drift, &work))
 }
 
-/// An agent of which no series is missing.
+/// Returns the metrics of an agent with every series.
 pub(super) fn agent() -> String {
     agent_of(30)
 }
 
-/// An agent that nobody hears, and whose certificate is about to end.
+/// Returns the metrics of a disconnected agent whose certificate is about to expire.
 pub(super) fn ailing_agent() -> String {
     agent_of(0)
 }

@@ -1,5 +1,5 @@
-//! What the original has created in `default`, since no template set a namespace: left there by an adoption,
-//! moved by the next upgrade, and only what is this release's own.
+//! Shows the migration of objects that the original created in `default`, because no template set a namespace. An
+//! adoption leaves them there. The next upgrade moves only the objects of this release.
 
 use anyhow::{Result, bail};
 use k8s_openapi::api::{
@@ -22,7 +22,7 @@ use super::{ALL_READY, BY_HAND, charts, flags, maps, no_helm_ran, original};
 
 by_agent!(next_upgrade_moves_only_original_objects_from_default);
 
-/// Kind and name of what of the release is in `default`.
+/// Returns kind and name of the release's objects in `default`.
 async fn in_default(desk: &FleetClient, release: &str) -> Result<Vec<String>> {
     let api = |_: &()| desk.client.clone();
     let maps: Api<ConfigMap> = Api::namespaced(api(&()), "default");
@@ -70,8 +70,8 @@ async fn is_left(desk: &FleetClient, release: &str, parts: &[&str]) {
     .unwrap();
 }
 
-/// Gives the ConfigMap `<release>-theirs` of `default` to another release, and makes one that is marked as this
-/// release's but that no manifest names.
+/// Assigns the ConfigMap `<release>-theirs` in `default` to another release. Creates a ConfigMap with this release's
+/// annotations, but outside its manifest.
 async fn bystanders(desk: &FleetClient, release: &str, workspace: &str) {
     let maps: Api<ConfigMap> = Api::namespaced(desk.client.clone(), "default");
     let theirs =
@@ -97,7 +97,7 @@ const ALL: [&str; 7] = [
     "Deployment {}",
     "Service {}",
 ];
-/// What is never removed.
+/// Objects that Krypton never removes.
 const LEFT: [&str; 4] = [
     "Claim {}-data",
     "ConfigMap {}-kept",
@@ -133,7 +133,7 @@ async fn next_upgrade_moves_only_original_objects_from_default(mode: Mode) {
     let roles: Api<ClusterRole> = Api::all(desk.client.clone());
     let role = roles.get(&acme).await.unwrap();
 
-    // Taken over: ready with what is in default, and nothing is run or made.
+    // Adopted: the Tenants are ready with the objects in `default`, and Helm doesn't run.
     let values = ValuesFile::new("{}").unwrap();
     pair.open(flags(&charts, &values)).await.unwrap();
     for name in ["acme", "going", "home"] {
@@ -146,13 +146,13 @@ async fn next_upgrade_moves_only_original_objects_from_default(mode: Mode) {
     }
     assert_eq!(maps(&desk, "default").await.unwrap(), in_default);
 
-    // Deleted before there was an upgrade: helm would look for its objects in the workspace.
+    // Deleted before an upgrade: Helm would search for the objects in the workspace.
     desk.delete("default", "going").await.unwrap();
     desk.gone("default", "going").await.unwrap();
     is_left(&desk, &going, &LEFT).await;
     is_left(&desk, &acme, &ALL).await;
 
-    // The next upgrade makes them in the workspace, and what is left in default goes.
+    // The next upgrade creates the objects in the workspace and removes those in `default`.
     values.write("message: second").unwrap();
     desk.newest_is("acme-ws", &acme, 2, "deployed")
         .await
@@ -181,7 +181,7 @@ async fn next_upgrade_moves_only_original_objects_from_default(mode: Mode) {
     let deployments: Api<Deployment> = Api::namespaced(desk.client.clone(), "acme-ws");
     deployments.get(&acme).await.unwrap();
 
-    // Where that is the workspace, everything is where it belongs.
+    // If `default` is the workspace, all objects stay in place.
     desk.newest_is("default", &home, 2, "deployed")
         .await
         .unwrap();
@@ -193,7 +193,7 @@ async fn next_upgrade_moves_only_original_objects_from_default(mode: Mode) {
         assert!(after.contains_key(&name), "{name}");
     }
 
-    // It was seen to once: what is put there later is not looked at again.
+    // The cleanup runs once. Krypton ignores objects that appear there later.
     let maps_of_default: Api<ConfigMap> = Api::namespaced(desk.client.clone(), "default");
     let again = json!({"metadata": {"name": acme, "labels": {"app.kubernetes.io/managed-by": "Helm"},
         "annotations": {"meta.helm.sh/release-name": acme, "meta.helm.sh/release-namespace": "acme-ws"}}});

@@ -1,4 +1,4 @@
-//! `kubectl krypton migrate` at a real apiserver, with the original's own CRDs.
+//! Shows `kubectl krypton migrate` on a real API server with the original's CRDs.
 
 use krypton_crds::krypton_deployment::KryptonDeployment;
 use krypton_tests::{
@@ -90,7 +90,7 @@ async fn old_deployments_are_migrated_and_left_unchanged() {
         "region": {"name": "eu", "kubeconfig":
             {"secret": {"name": "eu-access", "namespace": "krypton-operator"}}},
     });
-    // What is to be created is shown before its CRD is there, and not created.
+    // A dry run works without the CRD of the new objects, and creates nothing.
     let shown = migrate(&["--dry-run", "-o", "json"]).await.unwrap();
     let shown: Value = serde_json::from_str(&shown).unwrap();
     assert_eq!(shown["items"][0]["spec"], expected, "{shown}");
@@ -105,7 +105,7 @@ async fn old_deployments_are_migrated_and_left_unchanged() {
         "{table}"
     );
     assert_eq!(spec(&client, "default", "acme").await, None);
-    // What -o yaml prints is what kubectl takes.
+    // kubectl accepts the output of `-o yaml`.
     let yaml = migrate(&["--dry-run", "-o", "yaml"]).await.unwrap();
     home.apply(&yaml.replace("name: acme\n", "name: by-hand\n"))
         .await
@@ -130,7 +130,7 @@ async fn old_deployments_are_migrated_and_left_unchanged() {
         "the old one is as it was"
     );
 
-    // G4: within the object. One is there already, and one cannot be translated.
+    // G4: inline. One object already exists, and one can't be converted.
     apply_crd(&home, "cryptoedgedeployment-g4.yaml")
         .await
         .unwrap();

@@ -1,5 +1,5 @@
-//! Placed Tenants that are not to be written for a while: paused at home, of a namespace that the member does
-//! not take, or more than a member is given.
+//! Shows that the hub doesn't write a placed Tenant that is paused at home, outside the member's allowed namespaces, or
+//! beyond the member's size limit.
 
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_crds::tenant::Tenant;
@@ -88,7 +88,7 @@ async fn not_allowed(scene: &Scene) {
     assert_eq!(stays.metadata.uid, first.metadata.uid);
     assert_eq!(stays.metadata.generation, first.metadata.generation);
 
-    // An edit does not follow, and what is deleted goes all the same.
+    // Edits don't reach the member, but a deletion does.
     allow(json!(["others"])).await;
     let shown = scene.home.shows(TEAM, "second", &[NOT_ALLOWED]);
     shown.await.unwrap();
@@ -109,16 +109,17 @@ async fn not_allowed(scene: &Scene) {
     scene.is_placed(TEAM, "first").await;
 }
 
-/// Of as many bytes as there is room for two.
+/// Creates three Tenants of a size that leaves room for two.
 async fn too_many(scene: &Scene) {
-    // One after the other: of those that come at once it is not settled which is ordered first, and what is there stays.
+    // Create them one after the other. The order of concurrent Tenants is undefined, and existing ones keep their
+    // place.
     for (name, says) in [
         ("large-1", PLACED),
         ("large-2", PLACED),
         ("large-3", TOO_MANY),
     ] {
         let spec = json!({
-            // Nothing is installed there.
+            // Krypton installs nothing in this workspace.
             "workspace": "kube-system",
             "clusterRef": {"secretName": EDGE},
             "values": {"text": "x".repeat(150 * 1024)},

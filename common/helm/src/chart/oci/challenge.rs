@@ -1,10 +1,10 @@
-//! Reads what a registry asks for before it answers: the header `WWW-Authenticate`.
+//! Parses the header `WWW-Authenticate` of a registry.
 
-/// How a registry wants to be told who asks.
+/// Authentication scheme that a registry requires.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Challenge {
     Basic,
-    /// A token of that address, for that service and scope.
+    /// A token from the address `realm`, for the service and scope.
     Bearer {
         realm: String,
         service: Option<String>,
@@ -12,7 +12,7 @@ pub(crate) enum Challenge {
     },
 }
 
-/// The first challenge of the header that is understood; a token rather than a password.
+/// Returns the first supported challenge of the headers. Prefers a token over a password.
 pub(crate) fn parse<'a>(headers: impl Iterator<Item = &'a str>) -> Option<Challenge> {
     let mut basic = None;
     for header in headers {
@@ -39,7 +39,7 @@ pub(crate) fn parse<'a>(headers: impl Iterator<Item = &'a str>) -> Option<Challe
 
 type Parameters = Vec<(String, String)>;
 
-/// One header may hold several challenges, with commas between them and within them.
+/// Splits a header into its challenges. Commas separate both challenges and their parameters.
 fn challenges(header: &str) -> Vec<(String, Parameters)> {
     let mut found: Vec<(String, Parameters)> = Vec::new();
     let mut rest = header;
@@ -48,7 +48,7 @@ fn challenges(header: &str) -> Vec<(String, Parameters)> {
         let end = rest.find([' ', '\t', ',', '=']).unwrap_or(rest.len());
         let (word, after) = rest.split_at(end);
         if word.is_empty() {
-            // Either the end, or nothing that could be read on.
+            // The end of the header, or invalid text.
             return found;
         }
         let value = after.trim_start_matches([' ', '\t']).strip_prefix('=');
@@ -67,7 +67,7 @@ fn challenges(header: &str) -> Vec<(String, Parameters)> {
     }
 }
 
-/// A token, or a quoted text with backslashes; and what follows it.
+/// Reads a token or a quoted text with backslash escapes. Returns it and the rest.
 fn value_of(text: &str) -> (String, &str) {
     let Some(quoted) = text.strip_prefix('"') else {
         let end = text.find([' ', '\t', ',']).unwrap_or(text.len());

@@ -1,4 +1,4 @@
-//! Against an apiserver of one object, which says of each request what a test wants.
+//! Tests against an API server with one object, whose responses each test defines.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,18 +12,18 @@ use crate::drift::ignore;
 
 type Answers = dyn Fn(&Asked) -> (u16, Value) + Send + Sync;
 
-/// One request that has arrived.
+/// A received request.
 #[derive(Clone, Debug)]
 struct Asked {
     method: Method,
     path: String,
     query: String,
     body: Value,
-    /// Requests of this method before.
+    /// Number of earlier requests with this method.
     before: usize,
 }
 
-/// A server, and all that it was asked.
+/// A server with a log of its requests.
 #[derive(Clone)]
 struct Server {
     client: Client,
@@ -101,7 +101,7 @@ pub(super) fn release() -> ReleaseKey {
     }
 }
 
-/// A server with this object, or with none, where an apply makes of it what the manifest has.
+/// Returns a server with or without this object. An apply returns the object with the manifest's data.
 fn server(live: Option<Value>) -> Server {
     Server::start(Arc::new(move |seen| match (&seen.method, &live) {
         _ if seen.path == "/api/v1" => kinds(),
@@ -191,7 +191,7 @@ async fn matching_object_is_compared_again_only_after_change() {
         1 + 3,
         "the kinds once, the object at each look"
     );
-    // Other rules are another question.
+    // Changed rules invalidate the previous result.
     looks.wanted.rules = ignore::read("/data/x").0;
     looks.look(&manifest("hello")).await.unwrap();
     let asked = looks.server.asked();
@@ -332,7 +332,7 @@ async fn uncomparable_object_is_reported_unhealthy_apiserver_aborts_check() {
         let error = looks.look(&manifest("hello")).await.unwrap_err();
         assert!(matches!(error, LookError::Call { .. }), "{code}");
     }
-    // A kind that is gone is asked for once in a look.
+    // A check queries an unserved kind only once.
     let mut looks = Looks::at(server(None), DriftMode::Heal);
     let gone = json!({"apiVersion": "v1", "kind": "Widget", "metadata": {"name": "a"}});
     let seen = looks.look(&gone).await.unwrap();
@@ -346,7 +346,7 @@ async fn conflicting_write_is_retried_once_per_check() {
         Server::start(Arc::new(move |seen: &Asked| match seen.method {
             _ if seen.path == "/api/v1" => kinds(),
             Method::PATCH if seen.query.contains("dryRun") => (200, live("hello")),
-            // A dry run goes before each write.
+            // A dry run precedes each write.
             Method::PATCH if seen.before < 2 * conflicts => (409, json!("changed")),
             Method::PATCH => (200, live("hello")),
             _ => (200, live("edited")),
@@ -390,7 +390,7 @@ async fn adopted_object_in_default_namespace_is_not_recreated() {
     };
     for (adopted, release, manifest, writes) in [
         (true, "web", manifest("hello"), 0),
-        // Of a revision of ours, of another release, or placed by the chart, it is gone.
+        // The object counts as deleted: Krypton's revision, another release's object, or a namespace in the chart.
         (false, "web", manifest("hello"), 1),
         (true, "other", manifest("hello"), 1),
         (true, "web", placed, 1),

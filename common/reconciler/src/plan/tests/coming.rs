@@ -1,4 +1,4 @@
-//! What is told of what comes next.
+//! Tests of the next step in a report.
 
 use super::*;
 
@@ -73,7 +73,7 @@ fn unready_workloads_announce_wait_deadline_after_quiet_period() {
         run: Run::Install,
         ended: w.now,
     });
-    // Else it would be a write of its own.
+    // A report of the next step would cause a separate write.
     assert_eq!(w.plan().next, None);
     let ended = w.now;
     w.now = BootTime(w.now.0 + crate::status::throttle::QUIET);

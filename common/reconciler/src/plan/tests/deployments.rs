@@ -1,4 +1,4 @@
-//! What is planned for a deployment that home orders.
+//! Tests of plans for KryptonDeployments.
 
 use krypton_types::deployment::DesiredDeployment;
 
@@ -37,7 +37,7 @@ impl World {
         self.plan_of(&owner(order), vec![owner(other)])
     }
 
-    /// As the original has left it: without a label of ours.
+    /// A release as the Go operator left it, without Krypton's labels.
     fn of_the_original(mut self, chart: &str, version: &str) -> Self {
         self.revisions = vec![self.foreign(1, Status::Deployed)];
         self.facts(chart, version)
@@ -130,7 +130,7 @@ fn tampered_release_is_not_removed_over_and_over() {
 fn reappeared_release_is_not_reported_gone() {
     let plan = world().deployed().let_go().plan_order(&removal());
     assert_eq!((plan.action, plan.gone), (Action::Uninstall, false));
-    // Of another object of that name nothing was done yet.
+    // The cleanup of the previous object does not count for a new object with the same name.
     let anew = DesiredDeployment {
         uid: "uid-2".to_owned(),
         ..removal()
@@ -192,14 +192,14 @@ fn older_deployment_holds_release_and_younger_is_refused() {
     assert_eq!(ready(&plan), (Truth::False, reason::RELEASE_IN_USE));
     let message = &plan.state.ready.message;
     assert!(message.contains("KryptonDeployment team/acme"), "{message}");
-    // Whose label is on the release has it, however old the other is.
+    // The release belongs to the deployment on its label, even if the other one is older.
     let elder = DesiredDeployment {
         created: 1,
         ..younger
     };
     let plan = world().deployed().beside(&elder, &order());
     assert_eq!(ready(&plan), (Truth::False, reason::RELEASE_IN_USE));
-    // An order to remove the one that never had it removes nothing of the other's.
+    // An order to remove the other deployment does not remove this one's release.
     let refused = DesiredDeployment {
         remove: true,
         ..elder
@@ -235,7 +235,7 @@ fn original_release_of_same_chart_is_adopted() {
     assert_eq!(plan.action, Action::Nothing);
     assert_eq!(ready(&plan), (Truth::True, reason::NO_CHANGE));
 
-    // The original gave one value to every chart.
+    // The Go operator gave one value to every chart.
     let mut w = world().of_the_original("cert-manager", "v1.19.1");
     w.desired
         .chart
@@ -307,7 +307,7 @@ fn retired_member_uninstalls_deployments_without_acknowledging() {
     let plan = w.plan_order(&order());
     assert_eq!(ready(&plan), (Truth::False, reason::UNINSTALLED));
     assert!(!plan.gone);
-    // It was taken back.
+    // The hub withdrew the order.
     w.desired.retire = false;
     assert_eq!(w.plan_order(&order()).action, Action::CreateWorkspace);
 }

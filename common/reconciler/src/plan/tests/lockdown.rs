@@ -1,4 +1,4 @@
-//! What an object may use while the fleet keeps tenants apart.
+//! Tests of lockdown, which restricts the namespaces that an owner may use.
 
 use krypton_types::deployment::DesiredDeployment;
 
@@ -10,7 +10,7 @@ fn locked() -> World {
     w
 }
 
-/// In a namespace that was made for `creator`, and that its operator has opened to `open_to`.
+/// Adds a workspace that was created for `creator` and that an operator has opened to `open_to`.
 fn within(mut w: World, creator: Option<&str>, open_to: Option<&str>) -> World {
     w.workspace = Some(Workspace {
         terminating: false,
@@ -68,7 +68,7 @@ fn restored_tenant_keeps_its_workspace() {
     release.owner_uid = Some("uid-0".to_owned());
     w.revisions = vec![release.clone()];
     assert_ne!(ready(&w.plan()).1, reason::NAMESPACE_NOT_OWNED);
-    // Of another namespace's Tenant.
+    // The release belongs to a Tenant in another namespace.
     release.owner_namespace = Some("other".to_owned());
     w.revisions = vec![release];
     assert_eq!(ready(&w.plan()).1, reason::NAMESPACE_NOT_OWNED);
@@ -128,7 +128,7 @@ fn refused_tenant_deletes_no_namespace_of_others() {
     }
 }
 
-/// Of namespace `other`, older than the Tenant of the world, with the same name and workspace.
+/// A Tenant of namespace `other`, older than the world's Tenant, with the same name and workspace.
 fn squatter() -> Tenant {
     let mut other = world().tenant;
     other.metadata.namespace = Some("other".to_owned());
@@ -154,10 +154,10 @@ fn refused_tenant_keeps_no_release_from_others() {
     own.tenant.spec.workspace = Some("team".to_owned());
     assert_eq!(own.plan().action, install);
     assert!(in_use(of(within(world(), Some("uid-1"), None))));
-    // The operator has let both in.
+    // An operator has opened the workspace to both.
     let both = within(locked(), Some("uid-1"), Some("other/acme"));
     assert!(in_use(of(both)));
-    // The release is its own since before the lockdown.
+    // The release has belonged to the other Tenant since before the lockdown.
     let mut w = of(within(locked(), Some("uid-1"), None));
     let mut release = w.ours(1, Status::Deployed);
     release.owner_uid = Some("uid-2".to_owned());

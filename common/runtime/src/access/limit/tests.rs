@@ -1,4 +1,4 @@
-//! Against a server on loopback that answers without end.
+//! Tests against a loopback server that sends endless responses.
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{Api, ListParams};
@@ -18,7 +18,7 @@ const HEAD: &str =
     "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
 const ENDLESS: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Far below what a test sends, and without any time.
+/// Size limits far below the amount that a test sends, without time limits.
 fn limits() -> Limits {
     Limits {
         body: 1 << 20,
@@ -38,7 +38,7 @@ struct Server {
     _task: AbortOnDropHandle<()>,
 }
 
-/// Answers each request with `head`, and then with `chunk` until the client goes, with a pause after each.
+/// Responds to each request with `head`, and then repeats `chunk` and `pause` until the client disconnects.
 async fn server(limits: Limits, head: &'static str, chunk: Vec<u8>, pause: Duration) -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -154,7 +154,7 @@ async fn watch_that_never_ends_is_cut_off() {
     let watch = Box::pin(watch.unwrap());
     let failed = watch.filter_map(async |event| event.err());
     let error = Box::pin(failed).next().await;
-    // An empty line is no event and no error.
+    // An empty line is neither an event nor an error.
     if let Some(error) = error {
         let error = krypton_types::error_chain::chain(&error);
         assert!(error.contains("watch does not end"), "{error}");

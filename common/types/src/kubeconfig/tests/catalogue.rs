@@ -1,9 +1,9 @@
-//! The catalogue of bad kubeconfigs, a test per row: what an attacker or a slip of the hand would put
-//! into a Secret, and what it must come to.
+//! Catalogue of bad kubeconfigs, one test for each row: the input of an attacker or a mistake of a user, and the
+//! expected result.
 
 use super::*;
 
-/// What is said of the good kubeconfig with `value` put at the JSON pointer.
+/// Returns the error for the good kubeconfig with `value` at the JSON pointer.
 fn said(pointer: &str, value: Value) -> String {
     strictly(pointer, value).unwrap_err().to_string()
 }
@@ -14,7 +14,7 @@ fn forbidden(pointer: &str, value: Value) -> String {
     error.to_string()
 }
 
-/// The good kubeconfig as a person writes it.
+/// Returns the good kubeconfig as a user writes it.
 fn text() -> String {
     format!(
         "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
@@ -26,7 +26,7 @@ fn text() -> String {
     )
 }
 
-/// As [`text`], with one line of it written otherwise.
+/// Like [`text`], with one line replaced.
 fn with_line(from: &str, to: &str) -> Result<Sanitized, KubeconfigError> {
     let text = text();
     assert!(text.contains(from), "{from}");
@@ -267,7 +267,7 @@ fn list_root_and_duplicate_key_are_rejected() {
         twice.to_string(),
         "kubeconfig is not read at line 3, column 1: a key is there twice"
     );
-    // The second of two servers would win in some parsers, the first in others.
+    // Some parsers would use the second server, others the first.
     let server = "    server: https://edge-1.example.org:6443\n";
     let twice = with_line(
         server,
@@ -281,7 +281,7 @@ fn list_root_and_duplicate_key_are_rejected() {
     );
 }
 
-/// Bounded by size and count, which holds on any machine: nothing is expanded.
+/// The limits are a size and counts, so the test does not depend on the machine: nothing is expanded.
 #[test]
 fn bombs_are_refused_before_they_take_room() {
     let too_large = vec![b'x'; SIZE_MAX + 1];

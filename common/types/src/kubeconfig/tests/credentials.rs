@@ -1,4 +1,4 @@
-//! Certificates and keys for tests, as base64 of PEM: a cluster's CA and a client that it has signed.
+//! Certificates and keys for tests, as base64 of PEM: a cluster's CA and a client certificate from it.
 
 use std::sync::LazyLock;
 
@@ -6,18 +6,18 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, date_time_ymd};
 
-/// What a cluster issues.
+/// Credentials that a cluster issues.
 pub(crate) struct Issued {
     pub(crate) ca: String,
-    /// From 2026-01-01 until 2027-01-01.
+    /// Valid from 2026-01-01 until 2027-01-01.
     pub(crate) certificate: String,
     pub(crate) key: String,
-    /// By the name of the CA, and no CA.
+    /// A self-signed certificate with the CA's name that is not a CA certificate.
     pub(crate) self_signed: String,
 }
 
 pub(crate) static ISSUED: LazyLock<Issued> = LazyLock::new(issue);
-/// Of another cluster.
+/// Credentials of a second cluster.
 pub(crate) static OTHER: LazyLock<Issued> = LazyLock::new(issue);
 
 pub(crate) fn encoded(text: &str) -> String {

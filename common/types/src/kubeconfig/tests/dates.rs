@@ -1,4 +1,4 @@
-//! From when until when a kubeconfig is good.
+//! Tests for the validity period of a kubeconfig.
 
 use super::*;
 
@@ -71,7 +71,7 @@ fn a_token_is_good_until_its_claim_says() {
     assert_eq!(opaque.check_dates(at("2999-01-01T00:00:00Z")), Ok(()));
 }
 
-/// An apiserver takes whichever it can.
+/// An API server accepts any valid credential.
 #[test]
 fn expiry_follows_longest_valid_credential() {
     let mut user = certificate();

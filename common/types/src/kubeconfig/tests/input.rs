@@ -1,4 +1,4 @@
-//! What bytes are read as one document.
+//! Tests for parsing bytes into one document.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Many, slow, loud and odd peers, and agents that are served beside them.
+//! Overload tests: many, slow, flooding and malformed peers do not prevent service to agents.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tonic::Code;
@@ -6,7 +6,7 @@ use tonic::codegen::{Service as _, http};
 
 use super::*;
 
-/// Where those come from that mean no good.
+/// Source address of the attackers.
 const THERE: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);
 
@@ -19,7 +19,7 @@ const PING: u8 = 6;
 const CONTINUATION: u8 = 9;
 const END_HEADERS: u8 = 4;
 
-/// An HTTP/2 frame.
+/// Encodes an HTTP/2 frame.
 fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
     let mut frame = length[1..].to_vec();
@@ -29,16 +29,16 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// Preface and settings, as every connection begins.
+/// Returns preface and settings, with which every connection starts.
 fn beginning() -> Vec<u8> {
     [PREFACE, &frame(SETTINGS, 0, 0, &[])].concat()
 }
 
-/// The headers of a call, packed without compression.
+/// Returns the headers of a call, encoded without compression.
 fn call() -> Vec<u8> {
     let path = b"/krypton.fleet.v1.Enrollment/Enroll";
     let kind = b"application/grpc";
-    // POST and https by their places in the table; then name by place, length, text.
+    // POST and https by their index in the static table; then name index, length and text.
     let mut block = vec![0x83, 0x87, 0x01, 3, b'h', b'u', b'b'];
     block.extend([0x04, u8::try_from(path.len()).unwrap()]);
     block.extend(path);
@@ -54,20 +54,20 @@ fn resident_kib() -> u64 {
     number.parse().unwrap()
 }
 
-/// Whether the hub has closed it, as far as it has told by now.
+/// Whether the close by the hub has arrived.
 fn is_closed(stream: &TcpStream) -> bool {
     let mut buffer = [0; 1024];
     loop {
         match stream.try_read(&mut buffer) {
             Ok(0) => return true,
-            // An alert.
+            // A TLS alert.
             Ok(_) => {}
             Err(error) => return error.kind() != io::ErrorKind::WouldBlock,
         }
     }
 }
 
-/// Serves an honest agent that comes anew, however busy the machine is.
+/// Waits until a new honest agent is served, regardless of the load.
 async fn is_served(hub: &Hub, own: &Credential) {
     let served = async { while who_or_nothing(hub, Some(own.clone())).await.is_none() {} };
     tokio::time::timeout(PATIENCE, served)
@@ -96,11 +96,11 @@ async fn address_at_its_limit_leaves_room_for_others() {
     let own = Hub::agent(&hub.authority, "edge-1", DAY);
     assert_eq!(hub.ask(Some(own)).await.unwrap(), format!("edge-1 {UID}"));
     assert_eq!(hub.ask(None).await.unwrap(), "no client certificate");
-    // Those that came before the two were looked at before them.
+    // The hub has processed the earlier connections before these two.
     let closed = silent.iter().filter(|stream| is_closed(stream)).count();
     assert_eq!((closed, hub.metrics.refusals("address")), (5, 5));
     assert_eq!(hub.metrics.handshakes.get(), 2);
-    // Without a certificate there is one of an address: the newest.
+    // Without a certificate, an address may have only one connection: the newest.
     let mut first = hub.connect_from(ELSEWHERE, None).await.unwrap();
     first.write_all(&beginning()).await.unwrap();
     let mut byte = [0; 1];
@@ -110,7 +110,7 @@ async fn address_at_its_limit_leaves_room_for_others() {
     second.read_exact(&mut byte).await.unwrap();
     assert!(is_ended(&mut first).await);
     assert_eq!(hub.ask(None).await.unwrap(), "no client certificate");
-    // Who goes leaves its place.
+    // A closed connection frees its slot.
     drop((silent, second));
     while hub.metrics.handshakes.get() > 0 {
         who_or_nothing(&hub, None).await;
@@ -180,7 +180,7 @@ async fn unauthenticated_traffic_is_limited_above_enrollment_size() {
     let mut stream = hub.connect(None).await.unwrap();
     let pings = frame(PING, 0, 0, &[0; 8]).repeat(100_000);
     let flood = [beginning(), pings].concat();
-    // Either the hub has told already or it does now.
+    // The hub has closed the connection already, or does so now.
     assert!(stream.write_all(&flood).await.is_err() || is_ended(&mut stream).await);
     is_served(&hub, &Hub::agent(&hub.authority, "edge-1", DAY)).await;
 }
@@ -198,7 +198,7 @@ async fn silent_connection_is_closed() {
     assert!(is_ended(&mut stream).await);
 }
 
-/// A ClientHello, in the bytes of its record.
+/// Returns the bytes of a TLS ClientHello.
 fn client_hello(hub: &Hub) -> Vec<u8> {
     let config = client_config(&hub.authority.roots(), None).unwrap();
     let name = ServerName::try_from("hub").unwrap();
@@ -222,7 +222,7 @@ async fn hundred_slow_handshakes_do_not_block_service() {
     for _ in 0..100 {
         slow.push(hub.plain(THERE).await.unwrap());
     }
-    // A byte of each for each call that is answered, and never the last one.
+    // Send one byte on each connection per served call, and never the last byte.
     let mut bytes = hello[..hello.len() - 1].iter();
     while !slow.is_empty() {
         if let Some(byte) = bytes.next() {
@@ -255,7 +255,7 @@ async fn stalled_connections_after_handshake_do_not_block_service() {
         stream.write_all(&beginning()).await.unwrap();
         spelling.push(stream);
     }
-    // With a certificate of its own: a preface, and nothing more.
+    // Valid certificate, but only a preface.
     for _ in 0..32 {
         let mut stream = hub.connect_from(THERE, Some(lazy.clone())).await.unwrap();
         stream.write_all(&beginning()).await.unwrap();
@@ -278,7 +278,7 @@ async fn stalled_connections_after_handshake_do_not_block_service() {
     }
 }
 
-/// Both ends of every connection are this process's.
+/// Raises the limit of open files, because both ends of every connection are in this process.
 fn allow_files(needed: u64) {
     let limit = getrlimit(Resource::Nofile);
     assert!(
@@ -326,7 +326,7 @@ async fn connection_flood_uses_bounded_resources_and_frees_them() {
         for (client, _) in &mut settled {
             who(client).await.unwrap();
         }
-        // It stands in the queue behind all of them.
+        // The agent waits in the queue behind all of them.
         is_served(&hub, &agent(AGENTS)).await;
         peak = peak.max(resident_kib());
         most_tasks = most_tasks.max(tasks());
@@ -358,7 +358,7 @@ async fn connection_flood_uses_bounded_resources_and_frees_them() {
     assert!(address + slow >= sent_away as u64);
 }
 
-/// What is sent, and whether the connection is to end by it.
+/// Returns the floods, and whether each must end its connection.
 fn floods() -> Vec<(&'static str, bool, Vec<u8>)> {
     const MANY: u32 = 100_000;
     let open = frame(HEADERS, END_HEADERS, 1, &call());
@@ -368,7 +368,7 @@ fn floods() -> Vec<(&'static str, bool, Vec<u8>)> {
         [frame(HEADERS, END_HEADERS, stream, &call()), cancel].concat()
     });
     let resets = resets.collect::<Vec<_>>().concat();
-    // A header without an index, of 100 bytes.
+    // A header of 100 bytes without an index.
     let header = [&[0x00, 1, b'x', 100][..], &[b'y'; 100]].concat();
     let mut continued = frame(HEADERS, 0, 1, &call());
     continued.extend(frame(CONTINUATION, 0, 1, &header).repeat(MANY as usize / 10));
@@ -428,7 +428,7 @@ async fn frame_flood_affects_only_its_own_connection() {
 #[tokio::test]
 async fn only_member_over_byte_limit_is_throttled() {
     let limits = Limits {
-        // As good as nothing more after the first.
+        // Allows practically nothing after the burst.
         member_bytes: Rate {
             burst: 64 * 1024,
             each: Duration::from_secs(3600),
@@ -441,14 +441,14 @@ async fn only_member_over_byte_limit_is_throttled() {
     let loud = Hub::agent(&hub.authority, "edge-2", DAY);
     let mut stream = hub.connect_from(THERE, Some(loud)).await.unwrap();
     stream.write_all(&beginning()).await.unwrap();
-    // More than all buffers between the two hold.
+    // More than all buffers on the way can hold.
     let flood = frame(PING, 0, 0, &[0; 8]).repeat(2_000_000);
     let flooding = async move { stream.write_all(&flood).await };
     let flooding = AbortOnDropHandle::new(tokio::spawn(flooding));
     for _ in 0..5 {
         is_served(&hub, &own).await;
     }
-    // It fills its way, and ends as one that is not heard.
+    // The flood fills all buffers, and the connection times out as silent.
     let ended = tokio::time::timeout(PATIENCE, flooding).await.unwrap();
     assert!(ended.unwrap().is_err());
     is_served(&hub, &own).await;
@@ -505,7 +505,7 @@ async fn invalid_call_gets_status_code_and_connection_survives() {
         (enroll, Some("gzip"), gzip.clone(), Code::Unimplemented),
         (enroll, None, gzip, Code::Internal),
         (enroll, None, message(7, 0, ""), Code::Internal),
-        // More than may be, whether it comes or is only announced.
+        // Larger than the limit, both sent and only announced.
         (enroll, None, message(0, 0x7f00_0000, "x"), Code::OutOfRange),
         (
             enroll,
@@ -513,7 +513,7 @@ async fn invalid_call_gets_status_code_and_connection_survives() {
             message(0, 5 << 20, &"x".repeat(5 << 20)),
             Code::OutOfRange,
         ),
-        // Half a message, and no message.
+        // A truncated message, and bytes that are not a message.
         (enroll, None, message(0, 9, "x"), Code::Internal),
         (enroll, None, message(0, 2, "\u{7f}\u{7f}"), Code::Internal),
     ];
