@@ -685,12 +685,15 @@ impl Reconciler {
 
 /// Whether a Tenant was installed before, names no workspace, and has no release in its default workspace.
 fn is_lost(owner: &ReleaseOwner, cluster: &str, has_none: bool) -> bool {
-    let annotation = names::fingerprint_annotation(cluster);
     let unnamed = owner.tenant().is_some_and(|tenant| {
         let workspace = tenant.spec.workspace.as_deref();
         workspace.unwrap_or_default().is_empty()
     });
-    has_none && unnamed && owner.annotation(&annotation).is_some()
+    has_none
+        && unnamed
+        && owner
+            .annotation(&names::fingerprint_annotation(cluster))
+            .is_some()
 }
 
 /// Returns the needs of an action that requires a Helm slot; `None` for other actions.

@@ -12,6 +12,7 @@ use krypton_helm::releases::revision::Revision;
 use krypton_helm::releases::{self, Status};
 use krypton_runtime::effect;
 use krypton_types::conditions::reason;
+use krypton_types::desired::ChartState;
 use krypton_types::desired::crd_policy::CrdPolicy;
 use krypton_types::error_chain::chain;
 
@@ -62,14 +63,18 @@ impl ActionRunner {
         if run == Run::Upgrade {
             self.forget_repeated_attempts(job, done).await?;
         }
-        let values = job.chart().helm_values();
-        let begins = self.tools.helm.ready(&self.member.name, &values).await;
+        let chart = job.chart();
+        let upgrade = self.upgrade_of(job, &chart, run, path, server_side, again);
+        let begins = self
+            .tools
+            .helm
+            .ready(&self.member.name, &upgrade.values)
+            .await;
         begins.map_err(|error| unavailable(&error))?;
         self.say(job, done).await?;
         if run == Run::Upgrade && job.desired.chart_crds == CrdPolicy::CreateReplace {
-            self.replace_crds(&path, failed(run)).await?;
+            self.replace_crds(&upgrade.chart, failed(run)).await?;
         }
-        let upgrade = self.upgrade_of(job, run, path, server_side, again);
         // Another attempt to install compares with nothing that is stored.
         let compared = compared(job).filter(|_| !again);
         let foreign = match compared {
@@ -89,7 +94,7 @@ impl ActionRunner {
             self.check_compared(job, &stored.record, secret).await?;
         }
         self.check_again(job, &stored).await?;
-        tracing::info!(member = %self.member.name, chart = %job.chart().applied_name(), ?run, "running helm");
+        tracing::info!(member = %self.member.name, chart = %chart.applied_name(), ?run, "running helm");
         let expected = job.newest.as_ref().map_or(0, |newest| newest.revision) + 1;
         let running = Box::pin(self.tools.helm.upgrade(ready.slot, &upgrade, &self.stop));
         let ended = match run {
@@ -118,12 +123,15 @@ impl ActionRunner {
     fn upgrade_of(
         &self,
         job: &Job,
+        chart: &ChartState,
         run: Run,
         chart_path: PathBuf,
         server_side: bool,
         again: bool,
     ) -> Upgrade {
-        let (chart, policy) = (job.chart(), &self.member.policy);
+        let policy = &self.member.policy;
+        let fingerprint = chart.fingerprint();
+        let history_max = repair::history(policy.history_max, &job.revisions, &fingerprint);
         let kind = match run == Run::Install && repair::begins_anew(&job.revisions) {
             true => INSTALL_RUN,
             false => UPGRADE_RUN,
@@ -138,7 +146,7 @@ impl ActionRunner {
             values: chart.helm_values(),
             secret_paths: chart.secret_paths().to_vec(),
             labels: [
-                (FINGERPRINT_LABEL.to_owned(), chart.fingerprint()),
+                (FINGERPRINT_LABEL.to_owned(), fingerprint),
                 (OWNER_UID_LABEL.to_owned(), owner.0.to_owned()),
                 (OWNER_NAMESPACE_LABEL.to_owned(), owner.1.to_owned()),
                 (RUN_LABEL.to_owned(), id),
@@ -147,7 +155,7 @@ impl ActionRunner {
             timeout: policy.helm_timeout,
             server_side,
             skip_crds: job.desired.chart_crds == CrdPolicy::Skip,
-            history_max: repair::history(policy.history_max, &job.revisions, &chart.fingerprint()),
+            history_max,
             description: format!("Krypton, desired state {}", job.desired.version),
             again,
             cache_key: self.member.name.clone(),

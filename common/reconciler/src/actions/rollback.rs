@@ -70,6 +70,7 @@ impl ActionRunner {
         self.wait_unannounced().await;
         self.check_again(job, &stored).await?;
         self.still_permitted()?;
+        let chart = job.chart();
         let rollback = Rollback {
             kubeconfig: self.member.kubeconfig.clone(),
             release: job.release.name.clone(),
@@ -80,10 +81,10 @@ impl ActionRunner {
             history_max: repair::history(
                 self.member.policy.history_max,
                 &job.revisions,
-                &job.chart().fingerprint(),
+                &chart.fingerprint(),
             ),
-            values: job.chart().helm_values(),
-            secret_paths: job.desired.chart.secret_paths().to_vec(),
+            values: chart.helm_values(),
+            secret_paths: chart.secret_paths().to_vec(),
             cache_key: self.member.name.clone(),
         };
         tracing::info!(member = %self.member.name, to, "running helm rollback");
