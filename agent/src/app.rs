@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-use anyhow::{Context as _, anyhow};
+use anyhow::Context as _;
 use arc_swap::ArcSwap;
 use jiff::Timestamp;
 use krypton_helm::chart::ChartCache;
@@ -23,6 +23,7 @@ use krypton_runtime::cluster::{self, Cluster, ClusterError};
 use krypton_runtime::lease::{LeaseGoal, OwnPod, agent_holder};
 use krypton_runtime::newest::NewestSeen as _;
 use krypton_runtime::retry::{StartupGrace, retry_until_ready};
+use krypton_runtime::tasks::Tasks;
 use krypton_runtime::telemetry::Log;
 use krypton_runtime::watchdog::Watchdog;
 use krypton_runtime::{clock, scratch, signals};
@@ -31,7 +32,7 @@ use krypton_types::desired::DesiredState;
 use kube::{Client, Config};
 use tempfile::{TempDir, TempPath};
 use tokio::sync::{mpsc, watch};
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::args::Flags;
@@ -46,6 +47,8 @@ use crate::session::{self, Contact, Link, Session};
 
 /// User agent of API requests.
 const USER_AGENT: &str = concat!("krypton-agent/", env!("CARGO_PKG_VERSION"));
+
+const RECONCILER: &str = "the reconciler";
 
 /// The UID of the agent's pod. Set it for one container of the pod only.
 const POD_UID: &str = "POD_UID";
@@ -119,7 +122,9 @@ impl Process {
         log.process.put("member", &cluster);
         let (link, desired) = (channels.link.subscribe(), channels.desired.subscribe());
         let report_store = Arc::clone(&channels.report_store);
-        let mut tasks = self.start_session(fleet, channels)?;
+        let mut tasks = Tasks::new(self.watchdog.clone());
+        let session_stop = CancellationToken::new();
+        self.start_session(fleet, channels, &mut tasks, &session_stop)?;
         let hub = Arc::new(HubChart::new(link, desired.clone()));
         let charts = ChartCache::new(engine.scratch.path().join("charts"))?
             .with_metrics(&engine.work.charts)
@@ -145,8 +150,8 @@ impl Process {
             questions,
             self.stop.clone(),
         );
-        let reconciling = self.watchdog.watch("the reconciler", reconciling);
-        tasks.run(tokio::spawn(reconciling), &self.stop).await?;
+        tasks.spawn(RECONCILER, reconciling);
+        self.until_stop(tasks, &session_stop).await?;
         endpoints.abort_all();
         tracing::info!("stopped");
         Ok(())
@@ -186,8 +191,14 @@ impl Process {
         }))
     }
 
-    /// Starts the session with the hub, and the renewal of the certificate.
-    fn start_session(&self, fleet: JoinedFleet, channels: Channels) -> anyhow::Result<Tasks> {
+    /// Starts the session with the hub, and the renewal of the certificate. `stop` ends both.
+    fn start_session(
+        &self,
+        fleet: JoinedFleet,
+        channels: Channels,
+        tasks: &mut Tasks,
+        stop: &CancellationToken,
+    ) -> anyhow::Result<()> {
         let enrolled = &fleet.enrolled;
         channels.expiry.send_replace(enrolled.not_after);
         let config = enrolled.client_config(&fleet.kept.identity.key)?;
@@ -200,7 +211,6 @@ impl Process {
         let recorded = record.map(|record| (record.version, record.digest()));
         channels.desired.send_replace(fleet.record.map(Arc::new));
         let link = channels.link.subscribe();
-        let stop = CancellationToken::new();
         let session = Session {
             dialer: Arc::clone(&dialer),
             replica: self.replica.clone(),
@@ -220,12 +230,36 @@ impl Process {
         let renewing = async move {
             tokio::join!(renewing, until.cancelled());
         };
-        let watchdog = &self.watchdog;
-        Ok(Tasks {
-            session: tokio::spawn(watchdog.watch("the session with the hub", talking)),
-            renewal: tokio::spawn(watchdog.watch("the renewal of the certificate", renewing)),
-            session_stop: stop,
-        })
+        tasks.spawn("the session with the hub", talking);
+        tasks.spawn("the renewal of the certificate", renewing);
+        Ok(())
+    }
+
+    /// Waits for the stop signal, then ends all tasks.
+    ///
+    /// # Errors
+    /// Fails if a task ended earlier: the process must restart.
+    async fn until_stop(
+        &self,
+        mut tasks: Tasks,
+        session_stop: &CancellationToken,
+    ) -> anyhow::Result<()> {
+        let early = tokio::select! {
+            // A stop also ends the tasks without an error, so check it first.
+            biased;
+            () = self.stop.cancelled() => None,
+            ended = tasks.one_ends() => Some(ended),
+        };
+        tracing::info!("stopping: running helm processes are waited for");
+        self.stop.cancel();
+        let reconciler = tasks.end_of(RECONCILER).await;
+        if let Some(error) = early {
+            return Err(error.into());
+        }
+        // The session must report the work in progress up to this point.
+        session_stop.cancel();
+        tasks.end().await?;
+        Ok(reconciler?)
     }
 
     fn member(&self, here: &LocalCluster, name: String) -> Member {
@@ -377,55 +411,6 @@ struct JoinedFleet {
     enrolled: Enrolled,
     /// Desired state that was stored on the cluster.
     record: Option<DesiredState>,
-}
-
-/// The tasks other than the reconciler.
-struct Tasks {
-    session: JoinHandle<()>,
-    renewal: JoinHandle<()>,
-    session_stop: CancellationToken,
-}
-
-impl Tasks {
-    /// Waits for the stop signal, then ends all tasks.
-    ///
-    /// # Errors
-    /// Fails if a task ended earlier.
-    async fn run(
-        &mut self,
-        mut reconciling: JoinHandle<()>,
-        stop: &CancellationToken,
-    ) -> anyhow::Result<()> {
-        let by_itself = tokio::select! {
-            // A stop also ends the other tasks without an error, so check it first.
-            biased;
-            () = stop.cancelled() => None,
-            ended = &mut reconciling => return Err(by_itself("the reconciler", ended)),
-            ended = &mut self.session => Some(by_itself("the session with the hub", ended)),
-            ended = &mut self.renewal => Some(by_itself("the renewal of the certificate", ended)),
-        };
-        tracing::info!("stopping: running helm processes are waited for");
-        stop.cancel();
-        let ended = reconciling.await;
-        if let Some(error) = by_itself {
-            return Err(error);
-        }
-        // The session must report the work in progress up to this point.
-        self.session_stop.cancel();
-        let session = (&mut self.session).await;
-        session.context("the session ended badly")?;
-        let renewal = (&mut self.renewal).await;
-        renewal.context("the renewal ended badly")?;
-        ended.context("the reconciler ended badly")
-    }
-}
-
-/// Returns the error for a permanent task that has ended. The process must restart.
-fn by_itself(what: &str, ended: Result<(), tokio::task::JoinError>) -> anyhow::Error {
-    match ended {
-        Ok(()) => anyhow!("{what} has ended by itself"),
-        Err(error) => anyhow!(error).context(format!("{what} ended badly")),
-    }
 }
 
 /// Runs the reconciler from the first desired state on.
