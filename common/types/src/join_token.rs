@@ -77,22 +77,22 @@ impl Record {
     }
 }
 
-/// The user of a token, and its EdgeCluster.
+/// The caller that presents a token.
 #[derive(Clone, Copy, Debug)]
-pub struct User<'a> {
-    /// Digest of their public key.
+pub struct Caller<'a> {
+    /// Digest of the caller's public key.
     pub key: &'a str,
+    /// UID of the cluster that the caller reports.
     pub cluster_uid: &'a str,
-    pub edge_cluster_uid: &'a str,
 }
 
-impl User<'_> {
-    /// Records the use in the token's Secret.
-    pub fn mark(self, token: &mut Secret, now: Timestamp) {
+impl Caller<'_> {
+    /// Records in the token's Secret that this caller used it for an EdgeCluster.
+    pub fn mark(self, token: &mut Secret, edge_cluster_uid: &str, now: Timestamp) {
         token.data.get_or_insert_default().extend([
             entry(USED_BY_KEY, self.key),
             entry(USED_AT_KEY, &now.to_string()),
-            entry(EDGE_CLUSTER_KEY, self.edge_cluster_uid),
+            entry(EDGE_CLUSTER_KEY, edge_cluster_uid),
             entry(CLUSTER_UID_KEY, self.cluster_uid),
         ]);
     }
@@ -188,12 +188,11 @@ mod tests {
         let (mut object, _) = new("edge-1", Some("uid"), life, at(100), (&[1; 8], &[2; 32]));
         object.metadata.creation_timestamp = Some(Time(at(100)));
         if used {
-            let user = User {
+            let caller = Caller {
                 key: "a",
                 cluster_uid: "here",
-                edge_cluster_uid: "uid-2",
             };
-            user.mark(&mut object, at(500));
+            caller.mark(&mut object, "uid-2", at(500));
         }
         object
     }

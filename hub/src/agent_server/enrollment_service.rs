@@ -12,7 +12,7 @@ use krypton_proto::v1::enrollment_server::{Enrollment, EnrollmentServer};
 use krypton_proto::{Bytes, v1};
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::effect;
-use krypton_types::join_token::Record;
+use krypton_types::join_token::{Caller, Record};
 use krypton_types::names::SELF_CLUSTER;
 use krypton_types::spiffe::is_member_name;
 use kube::api::{Api, Patch, PatchParams, PostParams};
@@ -24,7 +24,7 @@ use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status};
 use zeroize::Zeroize as _;
 
-use crate::agent_server::join_token::{self, By, Refusal, TokenError, Verdict};
+use crate::agent_server::join_token::{self, Refusal, TokenError, Verdict};
 use crate::agent_server::listener::Peer;
 use crate::ca::{
     AGENT_CERTIFICATE_LIFE, AgentCertificate, AuthorityError, Live, REQUEST_MAX_BYTES,
@@ -234,7 +234,7 @@ impl Enrolment {
         if !is_uid(&request.cluster_uid) {
             return Err(EnrolmentError::ClusterUid);
         }
-        let by = By {
+        let by = Caller {
             key: &key,
             cluster_uid: &request.cluster_uid,
         };

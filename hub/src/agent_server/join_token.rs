@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Secret;
 use krypton_runtime::effect;
 use krypton_types::fingerprint::sha256_hex;
 use krypton_types::join_bundle::is_token;
-use krypton_types::join_token::{LABEL, MEMBER_LABEL, NAME_PREFIX, Record, User};
+use krypton_types::join_token::{Caller, LABEL, MEMBER_LABEL, NAME_PREFIX, Record};
 use kube::api::{Api, DeleteParams, ListParams, PostParams, Preconditions};
 use kube::{Client, Error as KubeError};
 use thiserror::Error;
@@ -67,15 +67,6 @@ pub enum TokenError {
     Deadline { namespace: String },
 }
 
-/// Identity of the caller that presents a token.
-#[derive(Clone, Copy, Debug)]
-pub struct By<'a> {
-    /// Digest of the caller's public key.
-    pub key: &'a str,
-    /// UID of the cluster that the caller reports.
-    pub cluster_uid: &'a str,
-}
-
 /// Decision on a presented token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
@@ -126,7 +117,7 @@ impl Refusal {
 
 /// Judges `secret`, presented by `by`, in constant time: the duration depends neither on the wrong part of a
 /// secret nor on whether the token exists.
-pub fn verdict(record: Option<&Record>, secret: &str, now: Timestamp, by: By<'_>) -> Verdict {
+pub fn verdict(record: Option<&Record>, secret: &str, now: Timestamp, by: Caller<'_>) -> Verdict {
     let expected = record.map_or(NO_DIGEST, |record| &record.secret_sha256);
     let shown = sha256_hex(secret.as_bytes());
     let right =
@@ -171,7 +162,7 @@ impl Shown {
         self.object.as_ref().map(|(_, record)| record)
     }
 
-    pub fn verdict(&self, now: Timestamp, by: By<'_>) -> Verdict {
+    pub fn verdict(&self, now: Timestamp, by: Caller<'_>) -> Verdict {
         verdict(self.record(), &self.secret, now, by)
     }
 }
@@ -196,7 +187,7 @@ pub async fn redeem(
     client: Client,
     namespace: &str,
     shown: Shown,
-    by: By<'_>,
+    by: Caller<'_>,
     edge_cluster_uid: &str,
     now: Timestamp,
 ) -> Result<Result<Record, Refusal>, TokenError> {
@@ -214,12 +205,7 @@ pub async fn redeem(
         let Some((mut used, mut record)) = object else {
             return Ok(Err(Refusal::Unknown));
         };
-        let user = User {
-            key: by.key,
-            cluster_uid: by.cluster_uid,
-            edge_cluster_uid,
-        };
-        user.mark(&mut used, now);
+        by.mark(&mut used, edge_cluster_uid, now);
         let name = used.metadata.name.clone().unwrap_or_default();
         // The object carries the resourceVersion of the read.
         let params = PostParams::default();
@@ -400,9 +386,9 @@ mod tests {
         }
     }
 
-    fn by(key: &str) -> By<'_> {
+    fn by(key: &str) -> Caller<'_> {
         let cluster_uid = "here";
-        By { key, cluster_uid }
+        Caller { key, cluster_uid }
     }
 
     fn object(life: Duration) -> Secret {
@@ -430,7 +416,7 @@ mod tests {
     #[test]
     fn used_token_is_valid_on_same_cluster_only() {
         let judge = |record: &Record, cluster_uid| {
-            let by = By {
+            let by = Caller {
                 key: "a",
                 cluster_uid,
             };

@@ -13,7 +13,7 @@ use k8s_openapi::api::events::v1::Event;
 use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec, SourceRef};
 use krypton_hub::agent_server::enrollment_service::{Audit, Enrolment, reason};
 use krypton_hub::agent_server::join_info::publish as publish_join_info;
-use krypton_hub::agent_server::join_token::{self, By, Refusal};
+use krypton_hub::agent_server::join_token::{self, Refusal};
 use krypton_hub::agent_server::listener::Peer;
 use krypton_hub::ca::{Authority, AuthorityError, Live, read_agent_certificate};
 use krypton_hub::leader::Leader;
@@ -33,7 +33,7 @@ use krypton_tests::{
 };
 use krypton_types::ca_rotation::{self, Phase, Stage, Why};
 use krypton_types::join_info::{JoinInfo, NAME as JOIN_INFO};
-use krypton_types::join_token::LABEL as TOKEN_LABEL;
+use krypton_types::join_token::{Caller, LABEL as TOKEN_LABEL};
 use krypton_types::names;
 use krypton_types::root_digest::RootDigest;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
@@ -163,7 +163,7 @@ async fn only_one_key_redeems_contested_token() {
                 .await
                 .unwrap();
             let key = format!("key-{}", index / 2);
-            let by = By {
+            let by = Caller {
                 key: &key,
                 cluster_uid: HERE,
             };
