@@ -12,7 +12,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use krypton_helm::driver::{
-    DriverTimeouts, Helm, HelmConfig, HelmError, Look, StopHandle, StopSignal, Upgrade,
+    DriverTimeouts, Helm, HelmConfig, HelmError, Look, StopHandle, StopSignal, Uninstall, Upgrade,
 };
 use krypton_helm::slots::priority::Priority;
 use krypton_runtime::clock::BootTime;
@@ -44,6 +44,26 @@ fn quick() -> DriverTimeouts {
     }
 }
 
+/// Runs `helm upgrade` with the next slot for edge-1.
+async fn run_upgrade(
+    helm: &Helm,
+    upgrade: &Upgrade,
+    stop: &StopSignal,
+) -> Result<Option<String>, HelmError> {
+    let slot = helm.slot("edge-1", Priority::Low).await;
+    helm.upgrade(slot, upgrade, stop).await
+}
+
+/// Runs `helm uninstall` with the next slot for edge-1.
+async fn run_uninstall(
+    helm: &Helm,
+    uninstall: &Uninstall,
+    stop: &StopSignal,
+) -> Result<(), HelmError> {
+    let slot = helm.slot("edge-1", Priority::Low).await;
+    helm.uninstall(slot, uninstall, stop).await
+}
+
 fn never() -> (StopHandle, StopSignal) {
     StopHandle::new()
 }
@@ -71,13 +91,7 @@ readlink /proc/self/fd/0 >stdin
     );
     let (_handle, stop) = never();
     let helm = stage.helm().await;
-    helm.upgrade(
-        helm.slot("edge-1", Priority::Low).await,
-        &stage.upgrade(),
-        &stop,
-    )
-    .await
-    .unwrap();
+    run_upgrade(&helm, &stage.upgrade(), &stop).await.unwrap();
 
     let environment: BTreeMap<String, String> = stage
         .read("environment")
@@ -163,12 +177,7 @@ async fn failure_keeps_stderr_tail_and_redacts_secrets() {
     let stage = Stage::set(script).await;
     let (_handle, stop) = never();
     let helm = stage.helm().await;
-    let error = helm
-        .upgrade(
-            helm.slot("edge-1", Priority::Low).await,
-            &stage.upgrade(),
-            &stop,
-        )
+    let error = run_upgrade(&helm, &stage.upgrade(), &stop)
         .await
         .unwrap_err();
     assert_eq!(
@@ -205,12 +214,7 @@ async fn missing_release_is_distinguished_from_other_failures() {
     let gone = "echo 'Error: uninstall: Release not loaded: a: release: not found' >&2; exit 1";
     let stage = Stage::set(gone).await;
     let helm = stage.helm().await;
-    let error = helm
-        .uninstall(
-            helm.slot("edge-1", Priority::Low).await,
-            &stage.uninstall(),
-            &stop,
-        )
+    let error = run_uninstall(&helm, &stage.uninstall(), &stop)
         .await
         .unwrap_err();
     assert!(
@@ -221,12 +225,7 @@ async fn missing_release_is_distinguished_from_other_failures() {
 
     let stage = Stage::set("echo 'Error: Kubernetes cluster unreachable' >&2; exit 1").await;
     let helm = stage.helm().await;
-    let error = helm
-        .uninstall(
-            helm.slot("edge-1", Priority::Low).await,
-            &stage.uninstall(),
-            &stop,
-        )
+    let error = run_uninstall(&helm, &stage.uninstall(), &stop)
         .await
         .unwrap_err();
     assert!(matches!(error, HelmError::Failed { .. }), "{error}");
@@ -241,10 +240,7 @@ async fn run_past_deadline_is_killed_with_descendants() {
         timeout: Duration::ZERO,
         ..stage.upgrade()
     };
-    let run = async {
-        helm.upgrade(helm.slot("edge-1", Priority::Low).await, &upgrade, &stop)
-            .await
-    };
+    let run = run_upgrade(&helm, &upgrade, &stop);
     // The deadline may pass before the script has started, so keep the pipe open.
     let pipe = std::fs::OpenOptions::new()
         .read(true)
@@ -286,10 +282,7 @@ async fn helm_may_exit_gracefully_on_sigterm_at_deadline() {
         timeout: Duration::ZERO,
         ..stage.upgrade()
     };
-    let run = async {
-        helm.upgrade(helm.slot("edge-1", Priority::Low).await, &upgrade, &stop)
-            .await
-    };
+    let run = run_upgrade(&helm, &upgrade, &stop);
     let heard = async { stage.first_word().await.rest().await };
     let (error, said) = tokio::join!(run, heard);
     let error = error.unwrap_err();
@@ -306,10 +299,7 @@ async fn kill_ends_process_group_and_blocks_new_runs() {
     let helm = stage.helm().await;
     let (handle, stop) = never();
     let upgrade = stage.upgrade();
-    let run = async {
-        helm.upgrade(helm.slot("edge-1", Priority::Low).await, &upgrade, &stop)
-            .await
-    };
+    let run = run_upgrade(&helm, &upgrade, &stop);
     let stopped = async {
         let ears = stage.first_word().await;
         handle.kill();
@@ -322,9 +312,7 @@ async fn kill_ends_process_group_and_blocks_new_runs() {
 
     handle.kill();
     // A run would hang, because the test does not read the pipe.
-    let barred = helm
-        .upgrade(helm.slot("edge-1", Priority::Low).await, &upgrade, &stop)
-        .await;
+    let barred = run_upgrade(&helm, &upgrade, &stop).await;
     assert!(matches!(barred, Err(HelmError::Stopped)), "{barred:?}");
 }
 
@@ -337,10 +325,7 @@ async fn soft_stop_sends_sigterm_and_then_kills() {
     let helm = stage.helm().await.with_timeouts(quick());
     let (handle, stop) = never();
     let upgrade = stage.upgrade();
-    let run = async {
-        helm.upgrade(helm.slot("edge-1", Priority::Low).await, &upgrade, &stop)
-            .await
-    };
+    let run = run_upgrade(&helm, &upgrade, &stop);
     let stopped = async {
         let ears = stage.first_word().await;
         handle.soft();
@@ -371,10 +356,7 @@ async fn a_soft_stop_lets_an_uninstall_end() {
     let helm = stage.helm().await.with_timeouts(patience);
     let (handle, stop) = never();
     let uninstall = stage.uninstall();
-    let run = async {
-        helm.uninstall(helm.slot("edge-1", Priority::Low).await, &uninstall, &stop)
-            .await
-    };
+    let run = run_uninstall(&helm, &uninstall, &stop);
     let stopped = async {
         let ears = stage.first_word().await;
         handle.soft();
@@ -395,10 +377,7 @@ async fn dropped_run_future_kills_helm() {
     let helm = stage.helm().await;
     let (_handle, stop) = never();
     let upgrade = stage.upgrade();
-    let run = async {
-        helm.upgrade(helm.slot("edge-1", Priority::Low).await, &upgrade, &stop)
-            .await
-    };
+    let run = run_upgrade(&helm, &upgrade, &stop);
     let ears = tokio::select! {
         ended = run => panic!("it ended by itself: {ended:?}"),
         ears = stage.first_word() => ears,
@@ -451,10 +430,7 @@ async fn run_continues_when_its_permit_is_extended() {
     let (handle, stop) = never();
     handle.permit(BootTime(BootTime::now().0 + Duration::from_secs(5)));
     let upgrade = stage.upgrade();
-    let run = async {
-        helm.upgrade(helm.slot("edge-1", Priority::Low).await, &upgrade, &stop)
-            .await
-    };
+    let run = run_upgrade(&helm, &upgrade, &stop);
     let more = async {
         let ears = stage.first_word().await;
         handle.permit(BootTime(BootTime::now().0 + LONG));
@@ -471,13 +447,7 @@ async fn run_with_expired_permit_is_not_started() {
     let helm = stage.helm().await;
     let (handle, stop) = never();
     handle.permit(BootTime::default());
-    let ended = helm
-        .upgrade(
-            helm.slot("edge-1", Priority::Low).await,
-            &stage.upgrade(),
-            &stop,
-        )
-        .await;
+    let ended = run_upgrade(&helm, &stage.upgrade(), &stop).await;
     assert!(matches!(ended, Err(HelmError::Stopped)), "{ended:?}");
 }
 
@@ -491,10 +461,7 @@ async fn leftover_helm_children_are_killed_on_exit() {
     let helm = stage.helm().await;
     let (_handle, stop) = never();
     let uninstall = stage.uninstall();
-    let run = async {
-        helm.uninstall(helm.slot("edge-1", Priority::Low).await, &uninstall, &stop)
-            .await
-    };
+    let run = run_uninstall(&helm, &uninstall, &stop);
     let heard = async { stage.first_word().await.rest().await };
     let (ended, said) = tokio::join!(run, heard);
     ended.unwrap();
@@ -512,10 +479,7 @@ async fn killed_run_leaves_no_zombies_to_init() {
     let helm = stage.helm().await;
     let (handle, stop) = never();
     let upgrade = stage.upgrade();
-    let run = async {
-        helm.upgrade(helm.slot("edge-1", Priority::Low).await, &upgrade, &stop)
-            .await
-    };
+    let run = run_upgrade(&helm, &upgrade, &stop);
     let stopped = async {
         let ears = stage.first_word().await;
         handle.kill();
@@ -559,12 +523,7 @@ async fn killed_and_unstartable_helm_are_distinguished() {
     let (_handle, stop) = never();
     let stage = Stage::set("kill -9 $$").await;
     let helm = stage.helm().await;
-    let error = helm
-        .uninstall(
-            helm.slot("edge-1", Priority::Low).await,
-            &stage.uninstall(),
-            &stop,
-        )
+    let error = run_uninstall(&helm, &stage.uninstall(), &stop)
         .await
         .unwrap_err();
     assert!(
@@ -573,12 +532,7 @@ async fn killed_and_unstartable_helm_are_distinguished() {
     );
 
     std::fs::remove_file(stage.path("helm")).unwrap();
-    let error = helm
-        .uninstall(
-            helm.slot("edge-1", Priority::Low).await,
-            &stage.uninstall(),
-            &stop,
-        )
+    let error = run_uninstall(&helm, &stage.uninstall(), &stop)
         .await
         .unwrap_err();
     assert!(matches!(error, HelmError::Missing { .. }), "{error}");
@@ -598,12 +552,7 @@ async fn killed_and_unstartable_helm_are_distinguished() {
     })
     .await
     .unwrap();
-    let error = helm
-        .uninstall(
-            helm.slot("edge-1", Priority::Low).await,
-            &stage.uninstall(),
-            &stop,
-        )
+    let error = run_uninstall(&helm, &stage.uninstall(), &stop)
         .await
         .unwrap_err();
     assert!(matches!(error, HelmError::Spawn { .. }), "{error}");
