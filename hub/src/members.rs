@@ -503,10 +503,7 @@ mod tests {
             repo: "https://example.org".to_owned(),
             name: "small".to_owned(),
             version: format!("1.0.{version}"),
-            install_crds: false,
-            values: serde_json::Map::new(),
-            confidential: None,
-            pinned: None,
+            ..ChartState::default()
         })
     }
 

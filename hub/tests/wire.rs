@@ -82,10 +82,7 @@ fn chart(version: &str) -> Arc<ChartState> {
         repo: "https://charts.example.org".to_owned(),
         name: "small".to_owned(),
         version: version.to_owned(),
-        install_crds: false,
-        values: serde_json::Map::new(),
-        confidential: None,
-        pinned: None,
+        ..ChartState::default()
     })
 }
 

@@ -170,7 +170,7 @@ fn continued(head: &ChartHead, part: &mut Part) -> Result<usize, &'static str> {
 #[cfg(test)]
 mod tests {
     use krypton_proto::v1::ChartPart;
-    use krypton_types::desired::{ChartState, Version};
+    use krypton_types::desired::ChartState;
 
     use super::*;
     use crate::fake_hub::{FakeAuthority, FakeHub, Valid};
@@ -190,26 +190,13 @@ mod tests {
             version,
         } = chart();
         DesiredState {
-            version: Version::default(),
             chart: ChartState {
                 repo,
                 name,
                 version,
-                install_crds: false,
-                values: serde_json::Map::new(),
-                confidential: None,
-                pinned: None,
+                ..ChartState::default()
             },
-            paused: false,
-            retire: false,
-            drift: krypton_types::desired::drift::DriftPolicy::default(),
-            chart_crds: krypton_types::desired::crd_policy::CrdPolicy::default(),
-            tenant_values: false,
-            handling: krypton_types::desired::handling::Handling::default(),
-            lockdown: krypton_types::desired::lockdown::Lockdown::default(),
-            namespaces: krypton_types::desired::namespaces::NamespaceConfiguration::default(),
-            deployments: Vec::new(),
-            placed: Vec::new(),
+            ..DesiredState::default()
         }
     }
 

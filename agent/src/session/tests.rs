@@ -94,24 +94,11 @@ fn desired(generation: u64) -> DesiredState {
     DesiredState {
         version: version(generation),
         chart: ChartState {
-            repo: String::new(),
             name: "small".to_owned(),
             version: "1.0.0".to_owned(),
-            install_crds: false,
-            values: serde_json::Map::new(),
-            confidential: None,
-            pinned: None,
+            ..ChartState::default()
         },
-        paused: false,
-        retire: false,
-        drift: krypton_types::desired::drift::DriftPolicy::default(),
-        chart_crds: krypton_types::desired::crd_policy::CrdPolicy::default(),
-        tenant_values: false,
-        handling: krypton_types::desired::handling::Handling::default(),
-        lockdown: krypton_types::desired::lockdown::Lockdown::default(),
-        namespaces: krypton_types::desired::namespaces::NamespaceConfiguration::default(),
-        deployments: Vec::new(),
-        placed: Vec::new(),
+        ..DesiredState::default()
     }
 }
 

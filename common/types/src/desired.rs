@@ -27,7 +27,7 @@ use crate::values::lay_over;
 const INSTALL_CRDS: &str = "installCRDs";
 
 /// The chart, its version and its values. One for each fleet.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ChartState {
     /// Repository URL. Empty if `name` is the path of a local `.tgz` file.
     pub repo: String,
@@ -159,7 +159,7 @@ impl fmt::Display for Version {
 }
 
 /// Complete desired state of one member.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DesiredState {
     pub version: Version,
     pub chart: ChartState,

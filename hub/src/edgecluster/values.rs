@@ -200,10 +200,7 @@ mod tests {
             repo: "https://example.org".to_owned(),
             name: "small".to_owned(),
             version: version.to_owned(),
-            install_crds: false,
-            values: Map::new(),
-            confidential: None,
-            pinned: None,
+            ..ChartState::default()
         })
     }
 

@@ -53,10 +53,8 @@ impl Expected {
             repo: self.repository.clone(),
             name: CHART.to_owned(),
             version: self.version.clone(),
-            install_crds: false,
             values: Map::from_iter(values),
-            confidential: None,
-            pinned: None,
+            ..ChartState::default()
         }
     }
 

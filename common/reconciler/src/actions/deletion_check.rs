@@ -93,33 +93,18 @@ fn still_ordered(order: &DesiredDeployment, retire: bool, now: &DesiredState) ->
 
 #[cfg(test)]
 mod tests {
-    use krypton_types::desired::crd_policy::CrdPolicy;
-    use krypton_types::desired::{ChartState, Version};
+    use krypton_types::desired::ChartState;
 
     use super::*;
 
     fn desired(deployments: Vec<DesiredDeployment>) -> DesiredState {
         DesiredState {
-            version: Version::default(),
             chart: ChartState {
-                repo: String::new(),
                 name: "small".to_owned(),
-                version: String::new(),
-                install_crds: false,
-                values: serde_json::Map::new(),
-                confidential: None,
-                pinned: None,
+                ..ChartState::default()
             },
-            paused: false,
-            retire: false,
-            drift: krypton_types::desired::drift::DriftPolicy::default(),
-            chart_crds: CrdPolicy::default(),
-            tenant_values: false,
-            handling: krypton_types::desired::handling::Handling::default(),
-            lockdown: krypton_types::desired::lockdown::Lockdown::default(),
-            namespaces: krypton_types::desired::namespaces::NamespaceConfiguration::default(),
             deployments,
-            placed: Vec::new(),
+            ..DesiredState::default()
         }
     }
 

@@ -83,20 +83,9 @@ fn world() -> World {
                 name: "cert-manager".to_owned(),
                 version: "1.19.1".to_owned(),
                 install_crds: true,
-                values: serde_json::Map::new(),
-                confidential: None,
-                pinned: None,
+                ..ChartState::default()
             },
-            paused: false,
-            retire: false,
-            drift: krypton_types::desired::drift::DriftPolicy::default(),
-            chart_crds: krypton_types::desired::crd_policy::CrdPolicy::default(),
-            tenant_values: false,
-            handling: krypton_types::desired::handling::Handling::default(),
-            lockdown: krypton_types::desired::lockdown::Lockdown::default(),
-            namespaces: krypton_types::desired::namespaces::NamespaceConfiguration::default(),
-            deployments: Vec::new(),
-            placed: Vec::new(),
+            ..DesiredState::default()
         },
         now: BootTime(Duration::from_secs(10_000)),
         policy: Policy {

@@ -33,8 +33,7 @@ fn chart(values: Value) -> ChartState {
         version: "1.0.0".to_owned(),
         install_crds: true,
         values: map(values),
-        confidential: None,
-        pinned: None,
+        ..ChartState::default()
     }
 }
 

@@ -6,10 +6,6 @@ use krypton_crds::edge_cluster::Mode;
 use krypton_helm::chart::{ChartFault, ChartRef, Standing};
 use krypton_helm::driver::Load;
 use krypton_helm::slots::priority::Priority;
-use krypton_types::desired::crd_policy::CrdPolicy;
-use krypton_types::desired::drift::DriftPolicy;
-use krypton_types::desired::handling::Handling;
-use krypton_types::desired::namespaces::NamespaceConfiguration;
 use krypton_types::desired::{ChartState, DesiredState, Version};
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -79,12 +75,10 @@ fn chart() -> ChartState {
         repo: format!("https://user:{HIDDEN}@charts.example.org/stable"),
         name: "small".to_owned(),
         version: "1.0.0".to_owned(),
-        install_crds: false,
         values: [("password".to_owned(), Value::from(HIDDEN))]
             .into_iter()
             .collect(),
-        confidential: None,
-        pinned: None,
+        ..ChartState::default()
     }
 }
 
@@ -124,15 +118,7 @@ fn fleet() -> FleetView {
         },
         chart: chart(),
         paused: true,
-        retire: false,
-        drift: DriftPolicy::default(),
-        chart_crds: CrdPolicy::default(),
-        tenant_values: false,
-        handling: Handling::default(),
-        lockdown: krypton_types::desired::lockdown::Lockdown::default(),
-        namespaces: NamespaceConfiguration::default(),
-        deployments: Vec::new(),
-        placed: Vec::new(),
+        ..DesiredState::default()
     };
     let message = krypton_proto::v1::Desired {
         digest: "newer".to_owned(),

@@ -61,7 +61,7 @@ use krypton_types::{
 };
 use rcgen::{CertificateParams, KeyPair};
 use rustls::pki_types::PrivateKeyDer;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use tempfile::TempDir;
 use tokio::{
     net::TcpListener,
@@ -154,10 +154,7 @@ impl StubHub {
                 repo: repository.url(),
                 name: chart.to_owned(),
                 version: "1.0.0".to_owned(),
-                install_crds: false,
-                values: Map::new(),
-                confidential: None,
-                pinned: None,
+                ..ChartState::default()
             },
             authority,
             port,
