@@ -8,6 +8,7 @@ pub mod access;
 pub mod admin;
 pub mod args;
 pub mod bound;
+pub mod call;
 pub mod clock;
 pub mod cluster;
 pub mod crd;

@@ -1,0 +1,98 @@
+//! A call of an API server, with a deadline and one error type.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use kube::core::Status;
+
+/// Deadline of an ordinary call.
+pub const CALL: Duration = Duration::from_secs(10);
+
+/// A failed call. `attempt` says what was tried for which object, as in "reading the Secret krypton/ca".
+#[derive(Debug, thiserror::Error)]
+pub enum ApiError {
+    #[error("{attempt}: no answer within {} s", .deadline.as_secs())]
+    Timeout {
+        attempt: Cow<'static, str>,
+        deadline: Duration,
+    },
+    #[error("{attempt} failed")]
+    Failed {
+        attempt: Cow<'static, str>,
+        source: Box<kube::Error>,
+    },
+}
+
+impl ApiError {
+    /// The answer of the API server. `None` if there was none, or if it could not be read.
+    pub fn status(&self) -> Option<&Status> {
+        match self {
+            Self::Failed { source, .. } => match &**source {
+                kube::Error::Api(status) => Some(status),
+                _ => None,
+            },
+            Self::Timeout { .. } => None,
+        }
+    }
+
+    /// The HTTP status code of the answer.
+    pub fn code(&self) -> Option<u16> {
+        self.status().map(|status| status.code)
+    }
+}
+
+/// Runs a call with the deadline [`CALL`].
+pub async fn call<T>(
+    attempt: impl Into<Cow<'static, str>>,
+    request: impl Future<Output = kube::Result<T>>,
+) -> Result<T, ApiError> {
+    call_within(CALL, attempt, request).await
+}
+
+/// Runs a call with another deadline. The request is boxed, because it is large and its caller often waits in a
+/// long-lived task.
+pub async fn call_within<T>(
+    deadline: Duration,
+    attempt: impl Into<Cow<'static, str>>,
+    request: impl Future<Output = kube::Result<T>>,
+) -> Result<T, ApiError> {
+    let attempt = attempt.into();
+    match tokio::time::timeout(deadline, Box::pin(request)).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(source)) => Err(ApiError::Failed {
+            attempt,
+            source: Box::new(source),
+        }),
+        Err(_) => Err(ApiError::Timeout { attempt, deadline }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use krypton_types::error_chain::chain;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn call_ends_at_its_deadline() {
+        let hanging = std::future::pending::<kube::Result<()>>();
+        let error = call("reading the Secret a/b", hanging).await.unwrap_err();
+        assert_eq!(
+            chain(&error),
+            "reading the Secret a/b: no answer within 10 s"
+        );
+        assert_eq!(error.code(), None);
+    }
+
+    #[tokio::test]
+    async fn failed_call_keeps_the_answer() {
+        let status = Status::failure("no such Secret", "NotFound").with_code(404);
+        let answer = std::future::ready(kube::Result::<()>::Err(kube::Error::Api(status.boxed())));
+        let error = call("reading the Secret a/b", answer).await.unwrap_err();
+        assert_eq!(error.code(), Some(404));
+        assert!(
+            chain(&error).starts_with("reading the Secret a/b failed: "),
+            "{error}"
+        );
+    }
+}
