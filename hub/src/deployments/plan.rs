@@ -166,7 +166,7 @@ impl View<'_> {
         let of = |site: &Site| {
             let said = self.said(site).filter(|said| said.fresh)?;
             let (member, _) = site.at.member.as_ref()?;
-            Some((member.clone(), said.report.deeds.clone()))
+            Some((member.clone(), said.report.events.clone()))
         };
         sites.filter_map(of).collect()
     }

@@ -154,7 +154,7 @@ const MESSAGES: [(&str, &[&str]); 2] = [
             "report",
             "heartbeat",
             "applied",
-            "trusts",
+            "trusted_roots",
             "unknown",
         ],
     ),

@@ -63,7 +63,7 @@ fn report(ready: (Truth, &str), error: Option<&str>) -> DeploymentReport {
             progress: None,
             error: error.map(|why| State::new(Truth::True, why, "what failed")),
         },
-        deeds: Vec::new(),
+        events: Vec::new(),
     }
 }
 

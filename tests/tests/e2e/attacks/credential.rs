@@ -18,6 +18,7 @@ use krypton_tests::{
     kubectl_krypton,
 };
 use krypton_types::conditions::{ClusterState, State, Truth};
+use krypton_types::desired::DesiredState;
 use krypton_types::member::MemberReport;
 use krypton_types::spiffe::SpiffeId;
 use krypton_types::tenant::{TenantKey, TenantReport};
@@ -53,7 +54,7 @@ impl Session {
             kubernetes_version: "v1.36.3".to_owned(),
             applied: None,
             now: now().as_second(),
-            trusts: None,
+            trusted_roots: None,
         };
         let kind = Some(Said::Hello(hello));
         say.send(AgentMessage { kind }).await.unwrap();
@@ -117,7 +118,7 @@ impl Session {
             uid: deployment_uid.to_owned(),
             gone: true,
             state: state.clone(),
-            deeds: Vec::new(),
+            events: Vec::new(),
         };
         let lifted = PlacedState {
             uid: deployment_uid.to_owned(),
@@ -282,11 +283,11 @@ async fn stolen_agent_credential_reaches_no_other_member() {
     let mut session = Session::open(&hub, &first).await.unwrap();
     session.claim(&uid).await;
     let desired = session.desired.last().unwrap();
-    let values = desired.chart.as_ref().unwrap().values.clone();
-    let values = String::from_utf8(values.to_vec()).unwrap();
+    let state = DesiredState::try_from(desired.clone()).unwrap();
+    let values = json!(state.chart.values).to_string();
     assert!(!values.contains(SECRET_VALUE), "{values}");
-    assert_eq!(desired.deployments, []);
-    assert_eq!(desired.placed, []);
+    assert_eq!(state.deployments, []);
+    assert_eq!(state.placed, []);
     let member = fleet.all().get("edge-2").await.unwrap().status.unwrap();
     let digest = member.applied.unwrap().digest;
     assert_ne!(digest, desired.digest);
