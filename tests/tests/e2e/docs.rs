@@ -91,7 +91,7 @@ fn tests_in_pages_exist() {
     let text = all_sources(&root);
     let tests = tests_of(&text);
     for (page, at_least) in [("faults.md", 60), ("original-bugs.md", 50)] {
-        let page = fs::read_to_string(root.join("docs").join(page)).unwrap();
+        let page = fs::read_to_string(root.join("docs/contributing").join(page)).unwrap();
         let named = named(&page);
         assert!(named.len() > at_least, "{named:?}");
         let missing: Vec<&str> = named
@@ -117,7 +117,7 @@ fn reasons(text: &str) -> Vec<&str> {
 #[test]
 fn every_reason_is_documented_with_remedy() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let page = fs::read_to_string(root.join("docs/troubleshooting.md")).unwrap();
+    let page = fs::read_to_string(root.join("docs/how-to/troubleshoot.md")).unwrap();
     // Of each row the first cell, where there is one with what to do.
     let rows = page.lines().filter_map(|line| {
         let cells: Vec<&str> = line.split(" | ").collect();
@@ -147,7 +147,7 @@ fn every_reason_is_documented_with_remedy() {
 
 #[test]
 fn every_original_bug_has_row_with_test() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/original-bugs.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/contributing/original-bugs.md");
     let page = fs::read_to_string(path).unwrap();
     for number in 1..=36 {
         let row = page

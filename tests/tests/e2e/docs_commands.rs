@@ -313,7 +313,7 @@ async fn documented_steps_work_from_install_to_uninstall() {
     story.play(&entries, "verbs").await;
     story.play(&entries, "runbook").await;
     story.play(&entries, "people").await;
-    story.follow("docs/moving-over.md", "migrate").await;
+    story.follow("docs/how-to/migrate.md", "migrate").await;
     story.follow("examples/README.md", "examples").await;
     story.play(&entries, "hub").await;
     story.play(&entries, "leave").await;
