@@ -1,16 +1,20 @@
-//! Writes one kubeconfig with a context for each cluster. The contexts have the names of the clusters.
+//! Writes one kubeconfig with a context for each cluster. The contexts have the given names.
 
 use std::{fs, io::Write, os::unix::fs::OpenOptionsExt, path::Path};
 
 use anyhow::{Context, Result};
-use krypton_tests::Cluster;
 use serde_json::{Value, json};
 
+use crate::Cluster;
+
 /// Writes the kubeconfig, readable only by its owner. The first cluster's context is the current one.
-pub(crate) fn write(path: &Path, clusters: &[&Cluster]) -> Result<()> {
+///
+/// # Errors
+/// Returns an error if a cluster's kubeconfig can't be read, or if the file exists.
+pub fn write(path: &Path, clusters: &[(&str, &Cluster)]) -> Result<()> {
     let singles: Vec<(&str, Value)> = clusters
         .iter()
-        .map(|cluster| Ok((cluster.name(), read(cluster.kubeconfig())?)))
+        .map(|(name, cluster)| Ok((*name, read(cluster.kubeconfig())?)))
         .collect::<Result<_>>()?;
     let text = merged(&singles).to_string();
     let put = || {
