@@ -400,10 +400,10 @@ fn runbook_sections_match_alerts_and_give_steps() {
     for (title, text) in sections {
         let mut rest = text;
         for part in [
-            "**What it means.**",
-            "**Look.**",
-            "**Do.**",
-            "**When it does not help.**",
+            "**Meaning.**",
+            "**Diagnosis.**",
+            "**Fix.**",
+            "**If it persists.**",
         ] {
             let found = rest.split_once(part);
             let (_, after) = found.unwrap_or_else(|| panic!("{title} has no {part} in its place"));

@@ -41,9 +41,11 @@ pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Returns the pages for operators of Krypton, as paths relative to the root.
+/// Returns all pages for users and contributors, as paths relative to the root.
 pub(crate) fn pages() -> Vec<String> {
-    let mut pages = vec!["README.md".to_owned()];
+    let mut pages = ["README.md", "CONTRIBUTING.md", "SECURITY.md"]
+        .map(str::to_owned)
+        .to_vec();
     let mut folders: Vec<String> = ["charts", "docs", "examples"].map(str::to_owned).into();
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(root().join(&folder)).unwrap() {
