@@ -190,6 +190,7 @@ async fn reconcile(
     let events = Events::start(member.client.clone(), member.instance.clone())
         .counting(tools.work.events_dropped.clone());
     let depths = tools.work.part();
+    let retry_max = member.retry_max;
     let performer = Arc::new(ActionRunner {
         member: Arc::clone(&member),
         fleet_client: member.helm_client.clone(),
@@ -236,8 +237,8 @@ async fn reconcile(
         helm: HelmQueue::default(),
         wakes: BTreeSet::new(),
         drift_schedule: DriftSchedule::default(),
-        placed_tenants: PlacedTenants::default(),
-        workspaces: Workspaces::default(),
+        placed_tenants: PlacedTenants::new(retry_max),
+        workspaces: Workspaces::new(retry_max),
         version: ClusterVersion::default(),
         permitted: false,
         held: None,
@@ -456,12 +457,8 @@ impl Reconciler {
                 Some(ended) = self.helm.tasks.join_next_with_id(), if !self.helm.tasks.is_empty() => {
                     self.finish_waiting(ended);
                 }
-                Some(done) = self.placed_tenants.jobs.join_next_with_id(), if !self.placed_tenants.jobs.is_empty() => {
-                    self.finish_placed(done);
-                }
-                Some(done) = self.workspaces.jobs.join_next(), if !self.workspaces.jobs.is_empty() => {
-                    self.finish_workspace(done);
-                }
+                done = self.placed_tenants.jobs.next() => self.finish_placed(done),
+                done = self.workspaces.jobs.next() => self.finish_workspace(done),
                 Some(done) = self.drift_schedule.jobs.join_next(), if !self.drift_schedule.jobs.is_empty() => {
                     self.finish_drift(done);
                 }
@@ -641,7 +638,7 @@ impl Reconciler {
             .chain(expiry)
             .chain(crd.filter(|at| *at > now))
             .chain(self.drift_schedule.wake())
-            .chain(self.placed_tenants.wake())
+            .chain(self.placed_tenants.wake(now))
             .chain(self.workspaces.wake(now))
             .chain(self.version_wake().filter(|at| *at > now))
             .chain(self.bounds.wake())
