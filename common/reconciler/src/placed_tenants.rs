@@ -258,7 +258,7 @@ impl Reconciler {
         let report = match done.result {
             Ok(Step::Written(tenant)) => {
                 let dirty = tenant.map(|tenant| self.index.tenant_written(*tenant));
-                self.dirty.extend(dirty.unwrap_or_default());
+                self.owners_changed(dirty.unwrap_or_default());
                 None
             }
             Ok(Step::Gone) => {

@@ -126,9 +126,7 @@ impl Reconciler {
         let of = name.clone();
         let writing = async move { performer.configure(&of, &uid, version, change).await };
         self.workspaces.queue.start(name.clone());
-        self.workspaces
-            .jobs
-            .spawn(name, writing.in_current_span());
+        self.workspaces.jobs.spawn(name, writing.in_current_span());
     }
 
     pub(super) fn finish_workspace(
@@ -139,7 +137,7 @@ impl Reconciler {
         let outcome = match written {
             Ok(Ok(Some(meta))) => {
                 let (_, users) = self.index.workspace_written(&meta);
-                self.dirty.extend(users);
+                self.owners_changed(users);
                 Outcome::Wrote
             }
             Ok(Ok(None)) => Outcome::Conflict,

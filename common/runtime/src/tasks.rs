@@ -100,11 +100,7 @@ impl<K, T> Default for KeyedTasks<K, T> {
 }
 
 impl<K, T: Send + 'static> KeyedTasks<K, T> {
-    pub fn spawn(
-        &mut self,
-        key: K,
-        task: impl Future<Output = T> + Send + 'static,
-    ) -> AbortHandle {
+    pub fn spawn(&mut self, key: K, task: impl Future<Output = T> + Send + 'static) -> AbortHandle {
         let task = self.tasks.spawn(task);
         self.keys.insert(task.id(), key);
         task
@@ -121,6 +117,12 @@ impl<K, T: Send + 'static> KeyedTasks<K, T> {
                 return (key, ended.map(|(_, result)| result));
             }
         }
+    }
+
+    /// Waits until all tasks have ended, and drops their results.
+    pub async fn end(&mut self) {
+        while self.tasks.join_next().await.is_some() {}
+        self.keys.clear();
     }
 
     pub fn len(&self) -> usize {

@@ -192,6 +192,10 @@ impl<K: Ord + Clone> WorkQueue<K> {
         if outcome != Outcome::Done {
             self.add(key.clone());
         }
+        let is_spent = |entry: &Entry| entry.due.is_none() && entry.is_spent(now);
+        if self.entries.get(key).is_some_and(is_spent) {
+            self.entries.remove(key);
+        }
     }
 
     /// Keeps a key from leaving the queue before this time.
@@ -227,6 +231,17 @@ impl<K: Ord + Clone> WorkQueue<K> {
                 ..Entry::default()
             };
             self.entries.insert(key.clone(), busy);
+        }
+    }
+
+    /// Forgets all keys. Running jobs still count.
+    pub fn clear(&mut self) {
+        self.ready.clear();
+        self.delayed.clear();
+        self.parked.clear();
+        self.entries.retain(|_, entry| entry.busy);
+        for entry in self.entries.values_mut() {
+            entry.due = None;
         }
     }
 
@@ -363,6 +378,7 @@ mod tests {
         queue.start(1);
         queue.done(&1, Outcome::Done, at(0), 0.0);
         assert_eq!(all(&mut queue, at(0)), []);
+        assert!(queue.entries.is_empty());
     }
 
     #[test]
@@ -442,6 +458,20 @@ mod tests {
         queue.start(3);
         queue.forget(&3);
         assert!(queue.is_busy(&3));
+    }
+
+    #[test]
+    fn cleared_queue_keeps_only_running_jobs() {
+        let mut queue = queue(2);
+        queue.start(1);
+        queue.extend([1, 2]);
+        queue.add_at(3, at(0));
+        queue.park(4);
+        queue.clear();
+        assert_eq!((all(&mut queue, at(0)), queue.ready()), (vec![], 0));
+        assert!(queue.is_busy(&1));
+        queue.done(&1, Outcome::Done, at(0), 0.0);
+        assert_eq!(all(&mut queue, at(0)), []);
     }
 
     proptest! {

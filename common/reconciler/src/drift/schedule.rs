@@ -167,7 +167,7 @@ impl Reconciler {
         if self.drift_schedule.running.is_none()
             && let Some(key) = self.drift_schedule.schedule.turn(now)
         {
-            self.dirty.insert(key.clone());
+            self.queue.add(key.clone());
         }
     }
 
@@ -263,11 +263,11 @@ impl Reconciler {
                         slot.memory.doubted = looked.unreadable;
                     }
                 }
-                self.dirty.insert(looked.key);
+                self.queue.add(looked.key);
             }
             Err(error) => {
                 tracing::error!(%error, member = %self.member.name, "a look for drift ended badly");
-                self.dirty.extend(running.map(|running| running.key));
+                self.queue.extend(running.map(|running| running.key));
             }
         }
     }
