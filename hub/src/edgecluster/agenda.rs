@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use krypton_runtime::clock::BootTime;
 
 use super::{LOOK_EVERY, PACE};
-use crate::observe::metrics::Wrote;
+use crate::leader::home_writer::Wrote;
 
 #[derive(Debug, Default)]
 pub(super) struct Agenda {

@@ -28,12 +28,12 @@ use super::{
 use crate::chart::values::Readings;
 use crate::discovery::Origin;
 use crate::discovery::membership::{Membership, Refusal};
+use crate::leader::home_writer::HomeWrites;
 use crate::leader::{Leader, LeaderState, Watched};
 use crate::members::duplicates::{self, Verdict};
 use crate::members::remote_orders::Orders;
 use crate::members::{self, DesiredStatePublisher, Members, observation};
 use crate::notices::MemberEvent;
-use crate::observe::metrics::HomeWrites;
 use crate::proxy::{Access, Permit};
 
 /// The time of a pass, and whether this hub leads.

@@ -7,10 +7,11 @@ use krypton_types::conditions::{Truth, reason};
 
 use super::api::{EdgeClusters, write_finalizers};
 use super::controller::{Controller, Pass, View, banned, enter};
-use super::decommission::{self, Deletion, Standing, Step};
+use super::decommission::{self, Standing, Step};
 use super::plan::{self, Wishes, mark};
 use super::values::too_large;
 use super::{PACE, WRITERS, acceptance, messages, namespaces};
+use crate::leader::home_writer::Deletion;
 use crate::members::{Admission, Member, MemberInputs, Order, duplicates};
 use crate::proxy::Permit;
 use crate::tenants::Retired;
