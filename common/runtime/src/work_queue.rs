@@ -3,6 +3,7 @@
 //! A key waits at most once, at its earliest time. It never leaves the queue before its back-off ends or while its job
 //! runs. Due keys leave in the order in which they became due.
 
+use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -253,7 +254,10 @@ impl<K: Ord + Clone> WorkQueue<K> {
     }
 
     /// Returns the time at which a waiting key becomes due. The time is zero for a due key.
-    pub fn due_at(&self, key: &K) -> Option<BootTime> {
+    pub fn due_at<Q: Ord + ?Sized>(&self, key: &Q) -> Option<BootTime>
+    where
+        K: Borrow<Q>,
+    {
         self.due(key).map(|due| match due {
             Due::Now(_) => BootTime::default(),
             Due::At(at) => at,
@@ -261,17 +265,26 @@ impl<K: Ord + Clone> WorkQueue<K> {
     }
 
     /// Returns the end of a key's back-off.
-    pub fn not_before(&self, key: &K) -> BootTime {
+    pub fn not_before<Q: Ord + ?Sized>(&self, key: &Q) -> BootTime
+    where
+        K: Borrow<Q>,
+    {
         let entry = self.entries.get(key);
         entry.map_or_else(BootTime::default, |entry| entry.not_before)
     }
 
-    pub fn is_busy(&self, key: &K) -> bool {
+    pub fn is_busy<Q: Ord + ?Sized>(&self, key: &Q) -> bool
+    where
+        K: Borrow<Q>,
+    {
         self.entries.get(key).is_some_and(|entry| entry.busy)
     }
 
     /// Returns the number of consecutive conflicts and failures.
-    pub fn failures(&self, key: &K) -> u32 {
+    pub fn failures<Q: Ord + ?Sized>(&self, key: &Q) -> u32
+    where
+        K: Borrow<Q>,
+    {
         self.entries.get(key).map_or(0, |entry| entry.failures)
     }
 
@@ -280,7 +293,10 @@ impl<K: Ord + Clone> WorkQueue<K> {
         self.ready.len() + self.parked.len()
     }
 
-    fn due(&self, key: &K) -> Option<Due> {
+    fn due<Q: Ord + ?Sized>(&self, key: &Q) -> Option<Due>
+    where
+        K: Borrow<Q>,
+    {
         self.entries.get(key)?.due
     }
 
