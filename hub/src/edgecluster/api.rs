@@ -1,13 +1,14 @@
 //! Caches and writes the EdgeClusters on home.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec, EdgeClusterStatus, SourceRef};
 use krypton_runtime::call::{ApiError, call};
+use krypton_runtime::clock::BootTime;
 use krypton_runtime::effect;
+use krypton_runtime::work_queue::Outcome;
 use krypton_types::conditions::{TARGET_RESOLVED, find};
 use krypton_types::error_chain::chain;
 use kube::Client;
@@ -15,8 +16,7 @@ use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::runtime::watcher::Event;
 use serde_json::Value;
 
-use super::PACE;
-use crate::leader::home_writer::{self, Wrote};
+use crate::leader::home_writer::{self, PACE, Wrote};
 
 /// The EdgeClusters by name, each with its source.
 pub(super) type Bound = BTreeMap<String, Option<SourceRef>>;
@@ -178,13 +178,12 @@ impl Written {
         self.object.is_some()
     }
 
-    /// Returns the pause before the next attempt, after so many consecutive failures. `None` after a
-    /// success. After a conflict, the watch is about to deliver the other write.
-    pub(super) fn again_after(&self, failures: u32, jitter: f64) -> Option<Duration> {
+    /// Returns when to write again. After a conflict, the watch is about to deliver the other write.
+    pub(super) fn outcome(&self, now: BootTime, jitter: f64) -> Outcome {
         match self.came {
-            Wrote::Ok => None,
-            Wrote::Conflict => Some(PACE.mul_f64(0.5 + jitter)),
-            Wrote::Failed => Some(crate::home::write_backoff(failures, jitter)),
+            Wrote::Ok => Outcome::Again(now),
+            Wrote::Conflict => Outcome::Again(BootTime(now.0 + PACE.mul_f64(0.5 + jitter))),
+            Wrote::Failed => Outcome::Failed,
         }
     }
 }
@@ -313,19 +312,17 @@ mod tests {
 
     #[test]
     fn conflicting_write_retries_soon_rejected_one_backs_off() {
-        let after = |came, failures| {
+        let now = BootTime::default();
+        let after = |came| {
             let written = Written::of("a".to_owned(), None, (None, came));
             assert!(!written.went_through());
-            written.again_after(failures, 0.5)
+            written.outcome(now, 0.5)
         };
-        assert_eq!(after(Wrote::Conflict, 0), Some(PACE));
-        for (failures, full) in [(1, 1), (2, 2), (3, 4), (4, 8), (99, 30)] {
-            let pause = Duration::from_secs(full).mul_f64(0.75);
-            assert_eq!(after(Wrote::Failed, failures), Some(pause));
-        }
+        assert_eq!(after(Wrote::Conflict), Outcome::Again(BootTime(PACE)));
+        assert_eq!(after(Wrote::Failed), Outcome::Failed);
         let object = EdgeCluster::new("a", EdgeClusterSpec::default());
         let well = Written::of("a".to_owned(), None, (Some(object), Wrote::Ok));
-        assert_eq!(well.again_after(0, 0.5), None);
+        assert_eq!(well.outcome(now, 0.5), Outcome::Again(now));
     }
 
     #[test]

@@ -1,8 +1,13 @@
 //! The leader's writes to objects on home: sends and counts them, and prevents an earlier leader from
 //! overwriting objects that a later leader has written. Rereads deletions before the hub acts on them.
 
+use std::time::Duration;
+
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_runtime::call::{ApiError, call};
+use krypton_runtime::clock::BootTime;
+use krypton_runtime::retry::Backoff;
+use krypton_runtime::work_queue::WorkQueue;
 use krypton_types::error_chain::chain;
 use kube::api::Api;
 use kube::{Client, CustomResourceExt, Resource};
@@ -59,6 +64,25 @@ impl Default for HomeWrites {
         }
         Self(writes)
     }
+}
+
+/// Minimum interval between two writes of one object.
+pub(crate) const PACE: Duration = Duration::from_secs(1);
+/// Back-off of failed writes. A conflict makes the object due again, and has none.
+const BACKOFF: Backoff = Backoff {
+    first: Duration::from_secs(1),
+    max: Duration::from_secs(30),
+};
+
+/// Creates a queue of objects to write, with at most so many writes in flight.
+pub(crate) fn queue<K: Ord + Clone>(writers: usize) -> WorkQueue<K> {
+    WorkQueue::new(writers, BACKOFF, BACKOFF)
+}
+
+/// Starts a request for an object. The next one follows after [`PACE`] at the earliest.
+pub(crate) fn start<K: Ord + Clone>(queue: &mut WorkQueue<K>, key: K, now: BootTime) {
+    queue.delay(key.clone(), BootTime(now.0 + PACE));
+    queue.start(key);
 }
 
 /// Sends a write that carries its precondition. The caller reconciles the object again after a failure.
@@ -141,7 +165,29 @@ pub(super) fn verdict(ours: u64, recorded: Option<u64>) -> Verdict {
 
 #[cfg(test)]
 mod tests {
+    use krypton_runtime::work_queue::Outcome;
+
     use super::*;
+
+    #[test]
+    fn object_is_written_once_per_second() {
+        let (mut queue, now) = (queue(1), BootTime::default());
+        start(&mut queue, "a", now);
+        queue.done(&"a", Outcome::Again(now), now, 0.0);
+        assert_eq!(queue.pop(now), None);
+        assert_eq!(queue.wake(), Some(BootTime(PACE)));
+    }
+
+    #[test]
+    fn failed_writes_back_off() {
+        let (mut queue, now) = (queue(1), BootTime::default());
+        for seconds in [1, 2, 4, 8, 16, 30, 30] {
+            start(&mut queue, "a", now);
+            queue.done(&"a", Outcome::Failed, now, 0.5);
+            let pause = Duration::from_secs(seconds).mul_f64(0.75);
+            assert_eq!(queue.not_before(&"a"), BootTime(pause));
+        }
+    }
 
     #[test]
     fn missing_or_newer_object_is_a_conflict() {
