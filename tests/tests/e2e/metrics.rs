@@ -315,7 +315,7 @@ Hub and agent serve them in the OpenMetrics format on `--metrics-bind-address` (
 bring a Service, and for the Prometheus operator a ServiceMonitor (`serviceMonitor.enabled`) and alerts
 (`prometheusRule.enabled`): what each alert means and what to do is in [runbook.md](runbook.md). The hub's chart has a
 Grafana dashboard (`dashboard.enabled`, or import
-[dashboard.json](../charts/krypton-hub/files/dashboard.json)).
+[dashboard.json](../../charts/krypton-hub/files/dashboard.json)).
 
 Series are there at zero from the start, but for those of members. No label names a Tenant. The label `member` is on
 the hub's metrics alone, and those are told by the hub that leads, so sums are right however many hubs run: some 9
