@@ -4,7 +4,7 @@ use krypton_types::conditions::reason;
 use serde_json::{Value, json};
 
 use super::remedy;
-use super::sources::{Asking, Happened, Sources, members_to_tell};
+use super::sources::{Answer, PastEvent, Sources, members_to_tell};
 use super::*;
 
 const NOW: &str = "2026-11-23T00:40:00Z";
@@ -109,21 +109,21 @@ fn saying(object: Value, said: Value) -> Value {
     with(object, "/status/conditions", json!(conditions))
 }
 
-fn found<T: serde::de::DeserializeOwned>(object: Value) -> Asking<T> {
-    Asking::Found(serde_json::from_value(object).unwrap())
+fn found<T: serde::de::DeserializeOwned>(object: Value) -> Answer<T> {
+    Answer::Found(serde_json::from_value(object).unwrap())
 }
 
 fn seen(tenant: Value, members: &[(&str, Value)]) -> Sources {
     Sources {
         tenant: found(tenant),
         lead: found(lease("hub-0", "2026-11-23T00:39:58.000000Z")),
-        acts: Asking::None,
+        acts: Answer::None,
         hub_namespaces: vec!["krypton".to_owned()],
         members: members
             .iter()
             .map(|(name, object)| ((*name).to_owned(), found(object.clone())))
             .collect(),
-        events: Asking::Found(Vec::new()),
+        events: Answer::Found(Vec::new()),
     }
 }
 
@@ -438,7 +438,7 @@ fn each_state_of_a_member_has_its_words() {
         tells(&on_edge(well(), member), ready, &[line]);
     }
     let mut none = on_edge(well(), edge());
-    none.members.insert("edge-1".to_owned(), Asking::None);
+    none.members.insert("edge-1".to_owned(), Answer::None);
     tells(&none, false, &["✗ there is no EdgeCluster of this name"]);
 }
 
@@ -461,7 +461,7 @@ fn without_a_hub_nothing_counts_as_ready() {
         tells(&sources, false, &[line, "→ look at the hub's pods"]);
     }
     let elsewhere = Sources {
-        lead: Asking::None,
+        lead: Answer::None,
         ..on_edge(well(), edge())
     };
     let line =
@@ -483,12 +483,12 @@ fn without_a_hub_nothing_counts_as_ready() {
 #[test]
 fn unreadable_source_is_shown_as_unknown() {
     let blind = Sources {
-        tenant: Asking::NotPermitted("get tenants".to_owned()),
-        lead: Asking::NoAnswer("no answer within 10 s".to_owned()),
-        acts: Asking::None,
+        tenant: Answer::NotPermitted("get tenants".to_owned()),
+        lead: Answer::NoAnswer("no answer within 10 s".to_owned()),
+        acts: Answer::None,
         hub_namespaces: Vec::new(),
         members: BTreeMap::new(),
-        events: Asking::NotPermitted("list events".to_owned()),
+        events: Answer::NotPermitted("list events".to_owned()),
     };
     tells(
         &blind,
@@ -500,7 +500,7 @@ fn unreadable_source_is_shown_as_unknown() {
         ],
     );
     let mut member = on_edge(well(), edge());
-    let refused = Asking::NotPermitted("get edgeclusters".to_owned());
+    let refused = Answer::NotPermitted("get edgeclusters".to_owned());
     member.members.insert("edge-1".to_owned(), refused);
     tells(
         &member,
@@ -512,7 +512,7 @@ fn unreadable_source_is_shown_as_unknown() {
 #[test]
 fn explain_works_without_home_tenant_and_on_edge() {
     let mut alone = on_edge(well(), edge());
-    alone.tenant = Asking::None;
+    alone.tenant = Answer::None;
     tells(
         &alone,
         false,
@@ -523,8 +523,8 @@ fn explain_works_without_home_tenant_and_on_edge() {
         ],
     );
     let mut edge = on_edge(with(well(), "/status/hubEpoch", Value::Null), edge());
-    edge.members.insert("edge-1".to_owned(), Asking::None);
-    edge.lead = Asking::None;
+    edge.members.insert("edge-1".to_owned(), Answer::None);
+    edge.lead = Answer::None;
     for (acts, ready, line) in [
         (
             found(lease("agent/a", "2026-11-23T00:39:30.000000Z")),
@@ -536,9 +536,9 @@ fn explain_works_without_home_tenant_and_on_edge() {
             false,
             "✗ nobody has acted here since 2026-11-23T00:30:00Z (10m ago)",
         ),
-        (Asking::None, false, "✗ nobody has acted here yet"),
+        (Answer::None, false, "✗ nobody has acted here yet"),
         (
-            Asking::NotPermitted("get leases".to_owned()),
+            Answer::NotPermitted("get leases".to_owned()),
             false,
             "? who acts on this cluster is not known: you may not get leases",
         ),
@@ -586,14 +586,14 @@ fn worst_members_are_listed_and_healthy_ones_grouped() {
 
 #[test]
 fn the_last_events_are_told_the_newest_last() {
-    let happened = |minute: i64| Happened {
+    let happened = |minute: i64| PastEvent {
         at: now() - jiff::SignedDuration::from_mins(minute),
         warning: minute == 1,
         reason: "HelmInstallFailed".to_owned(),
         message: format!("number {minute}"),
     };
     let mut sources = on_edge(well(), edge());
-    sources.events = Asking::Found((1..=12).rev().map(happened).collect());
+    sources.events = Answer::Found((1..=12).rev().map(happened).collect());
     let told = text(&story::story(&key(), None, &sources, now()));
     assert_eq!(told.matches("event, ").count(), 8, "{told}");
     let last = "! event, 60s ago: HelmInstallFailed: number 1\n";
