@@ -74,7 +74,6 @@ pub(super) async fn answer(words: &[String], env: Env<'_>) -> String {
 /// Parses an incomplete command line. Returns the innermost subcommand and its arguments so far.
 fn typed(before: &[String]) -> (Command, ArgMatches) {
     let mut command = Cli::command().ignore_errors(true).no_binary_name(true);
-    command.build();
     let parsed = command.clone().try_get_matches_from(before);
     let mut matches = parsed.unwrap_or_default();
     while let Some((name, deeper)) = matches.remove_subcommand() {
@@ -86,7 +85,7 @@ fn typed(before: &[String]) -> (Command, ArgMatches) {
     (command, matches)
 }
 
-/// Returns the candidates for the incomplete word `last` after the words `before`.
+/// Returns the candidates for the incomplete argument `last`, which follows `before`.
 fn next(command: &Command, matches: &ArgMatches, before: &[String], last: &str) -> Next {
     if let Some(option) = before.last().and_then(|word| option(command, word)) {
         return value_of(option);

@@ -105,16 +105,24 @@ impl Connection {
         namespaces
     }
 
-    /// The error for a hub whose object exists in none of the namespaces.
-    pub(crate) fn no_hub(&self, object: &str, namespaces: &[String]) -> KubectlError {
+    /// Like [`search`] for an object of the hub. A missing object is an error.
+    pub(crate) async fn search_hub<T>(
+        &self,
+        object: &str,
+        namespaces: &[String],
+        look: impl AsyncFn(&str) -> Result<Option<T>, KubectlError>,
+    ) -> Result<(String, T), KubectlError> {
+        if let Some(found) = search(namespaces, look).await? {
+            return Ok(found);
+        }
         let searched = match namespaces {
             [one] => format!("the namespace {one}"),
             all => format!("the namespaces {}", all.join(" and ")),
         };
-        KubectlError::NotFound(format!(
+        Err(KubectlError::NotFound(format!(
             "the cluster {:?} has no {object} in {searched}, so it has no hub of Krypton that agents can join; name the hub's namespace with -n, choose its home cluster with --context or --kubeconfig, or start the hub with --listen",
             self.context
-        ))
+        )))
     }
 }
 

@@ -15,7 +15,7 @@ use crate::home::Connection;
 
 const DEADLINE: Duration = Duration::from_secs(30);
 const PAGE_SIZE: u32 = 500;
-/// Attempts of a write that conflicts with the writes of others.
+/// Attempts of a write that conflicts with another writer.
 const ATTEMPTS: usize = 3;
 
 /// Scope of a request.

@@ -669,7 +669,8 @@ async fn published_join_info_is_validated_before_token_creation() {
         let server = Server::start(vec![info]).await;
         let text = whole_text(&server.run(&["join", "edge-1"]).await.unwrap_err());
         assert!(
-            text.contains(word) && text.contains("ConfigMap krypton-system/krypton-hub-join"),
+            text.contains(word)
+                && text.contains("ConfigMap krypton-hub-join in the namespace krypton-system"),
             "{text}"
         );
     }

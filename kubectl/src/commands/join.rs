@@ -15,7 +15,7 @@ use krypton_types::spiffe::is_member_name;
 
 use crate::commands::replace::Old;
 use crate::error::KubectlError;
-use crate::home::{Env, HomeArgs, connect, search};
+use crate::home::{Env, HomeArgs, connect};
 use crate::render::Printed;
 use crate::{join_info, join_token};
 
@@ -72,9 +72,8 @@ pub(crate) async fn run(join: Join, env: Env<'_>, now: Timestamp) -> Result<Prin
     }
     let namespaces = home.hub_namespaces(join.namespace.as_deref());
     let read = async |namespace: &str| join_info::read(&home, namespace).await;
-    let found = search(&namespaces, read).await?;
-    let (namespace, info) =
-        found.ok_or_else(|| home.no_hub(&format!("ConfigMap {NAME}"), &namespaces))?;
+    let object = format!("ConfigMap {NAME}");
+    let (namespace, info) = home.search_hub(&object, &namespaces, read).await?;
     let addresses = match join.addresses.is_empty() {
         true => info.addresses,
         false => join.addresses,
@@ -94,7 +93,7 @@ pub(crate) async fn run(join: Join, env: Env<'_>, now: Timestamp) -> Result<Prin
     // Before the command creates a token, which would be useless in an invalid bundle.
     check(&bundle).map_err(|error| {
         KubectlError::Failed(format!(
-            "ConfigMap {namespace}/{NAME} is invalid; delete it, and the hub writes it again within 10 minutes or after a restart: {}",
+            "{object} in the namespace {namespace} is invalid; delete it, and the hub writes it again within 10 minutes or after a restart: {}",
             chain(&error)
         ))
     })?;

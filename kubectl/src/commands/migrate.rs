@@ -43,11 +43,11 @@ pub(crate) struct Migrate {
     /// Only show what the command would create
     #[arg(long)]
     dry_run: bool,
-    /// Only the objects of this namespace; by default those of all
+    /// Namespace of the objects; by default all namespaces
     #[arg(short, long, value_name = "NAMESPACE", value_parser = namespace_name)]
     namespace: Option<String>,
-    /// Namespace in which krypton-operator looked for Regions and kubeconfig Secrets; by default the namespace of the
-    /// Region, or, if the Region does not exist, the one in which the hub looks for kubeconfigs
+    /// Namespace in which krypton-operator looked for Regions and kubeconfig Secrets. Default: the namespace of the
+    /// Region. If the Region does not exist, the namespace in which the hub looks for kubeconfigs
     #[arg(long, value_name = "NAMESPACE", value_parser = namespace_name)]
     operator_namespace: Option<String>,
     /// Format: a table by default, or the KryptonDeployments themselves
@@ -63,26 +63,28 @@ pub(crate) async fn run(migrate: Migrate, env: Env<'_>) -> Result<Printed, Kubec
         .namespace
         .clone()
         .map_or(Scope::All, Scope::Namespace);
-    let read = async |kind: &str, plural: &str, scope: &Scope| {
-        optional(
-            home.untyped(old_resource(kind, plural), scope)
-                .values(None)
-                .await,
-        )
+    let deployments = old_objects(&home, "CryptoEdgeDeployment", &scope).await?;
+    let why = match deployments.as_deref() {
+        None => "has no CRD of CryptoEdgeDeployments".to_owned(),
+        Some([]) => format!("has no CryptoEdgeDeployments {scope}"),
+        Some(deployments) => return translated(&migrate, deployments, &scope, &home).await,
     };
-    let deployments = read("CryptoEdgeDeployment", "cryptoedgedeployments", &scope).await?;
-    let Some(deployments) = deployments else {
-        return Ok(nothing(&home, "has no CRD of CryptoEdgeDeployments"));
-    };
-    if deployments.is_empty() {
-        return Ok(nothing(
-            &home,
-            &format!("has no CryptoEdgeDeployments {scope}"),
-        ));
-    }
-    let accounts = read("Account", "accounts", &scope).await?;
-    let regions = read("Region", "regions", &Scope::All).await?;
-    let new = home.untyped(Kind::Deployment.resource(), &scope);
+    let context = &home.context;
+    Ok(Printed {
+        stderr: format!("The cluster {context:?} {why}: there is nothing to migrate.\n"),
+        ..Printed::default()
+    })
+}
+
+async fn translated(
+    migrate: &Migrate,
+    deployments: &[Value],
+    scope: &Scope,
+    home: &Connection,
+) -> Result<Printed, KubectlError> {
+    let accounts = old_objects(home, "Account", scope).await?;
+    let regions = old_objects(home, "Region", &Scope::All).await?;
+    let new = home.untyped(Kind::Deployment.resource(), scope);
     let listed = new.values(None).await;
     let existing = match migrate.dry_run {
         true => optional(listed)?.unwrap_or_default(),
@@ -99,21 +101,16 @@ pub(crate) async fn run(migrate: Migrate, env: Env<'_>) -> Result<Printed, Kubec
     let old = Old {
         accounts: accounts.unwrap_or_default(),
         regions: regions.unwrap_or_default(),
-        operator_namespace: migrate.operator_namespace,
+        operator_namespace: migrate.operator_namespace.clone(),
     };
-    let mut rows = translate(&deployments, &old, &existing);
-    if !migrate.dry_run {
-        for row in &mut rows {
-            create(&home, row).await;
+    let mut rows = translate(deployments, &old, &existing);
+    for row in &mut rows {
+        if !migrate.dry_run {
+            create(home, row).await;
         }
-    }
-    for row in &rows {
         for note in &row.notes {
             stderr += &format!("{}/{}: {note}\n", row.namespace, row.name);
         }
-    }
-    if !migrate.dry_run {
-        stderr += AFTER;
     }
     let left = rows.iter().filter(|row| row.verdict.is_left()).count();
     let stdout = match migrate.output {
@@ -123,8 +120,12 @@ pub(crate) async fn run(migrate: Migrate, env: Env<'_>) -> Result<Printed, Kubec
         }
         _ => table(&rows),
     };
+    if migrate.dry_run {
+        return Ok(Printed { stdout, stderr });
+    }
+    stderr += AFTER;
     let printed = Printed { stdout, stderr };
-    if migrate.dry_run || left == 0 {
+    if left == 0 {
         return Ok(printed);
     }
     let error = Box::new(KubectlError::Failed(format!(
@@ -174,15 +175,20 @@ async fn create(home: &Connection, row: &mut Translated) {
     };
 }
 
-/// An API of krypton-operator, which has no type here.
-fn old_resource(kind: &str, plural: &str) -> ApiResource {
-    ApiResource {
+/// Lists objects of krypton-operator, whose APIs have no types here. Returns `None` if the CRD does not exist.
+async fn old_objects(
+    home: &Connection,
+    kind: &str,
+    scope: &Scope,
+) -> Result<Option<Vec<Value>>, KubectlError> {
+    let resource = ApiResource {
         group: names::GROUP.to_owned(),
         version: VERSION.to_owned(),
         api_version: format!("{}/{VERSION}", names::GROUP),
         kind: kind.to_owned(),
-        plural: plural.to_owned(),
-    }
+        plural: format!("{}s", kind.to_lowercase()),
+    };
+    optional(home.untyped(resource, scope).values(None).await)
 }
 
 /// Returns `None` if the CRD does not exist.
@@ -190,13 +196,5 @@ fn optional(listed: Result<Vec<Value>, KubectlError>) -> Result<Option<Vec<Value
     match listed {
         Err(error) if error.code() == Some(404) => Ok(None),
         listed => listed.map(Some),
-    }
-}
-
-fn nothing(home: &Connection, why: &str) -> Printed {
-    let context = &home.context;
-    Printed {
-        stderr: format!("The cluster {context:?} {why}: there is nothing to migrate.\n"),
-        ..Printed::default()
     }
 }

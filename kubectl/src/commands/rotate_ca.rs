@@ -18,7 +18,7 @@ use kube::core::PartialObjectMeta;
 use serde_json::json;
 
 use crate::error::KubectlError;
-use crate::home::{Env, HomeArgs, connect, search};
+use crate::home::{Env, HomeArgs, connect};
 use crate::objects::retry_conflicts;
 use crate::render::{Printed, Table, age, one_line, or_dash};
 
@@ -61,10 +61,9 @@ pub(crate) async fn run(
         let reading = secrets.api.get_metadata_opt(CA_SECRET);
         secrets.call("get", CA_SECRET, reading).await
     };
-    retry_conflicts(&format!("Secret {CA_SECRET}"), async || {
-        let found = search(&namespaces, read).await?;
-        let (namespace, found) =
-            found.ok_or_else(|| home.no_hub(&format!("Secret {CA_SECRET}"), &namespaces))?;
+    let object = format!("Secret {CA_SECRET}");
+    retry_conflicts(&object, async || {
+        let (namespace, found) = home.search_hub(&object, &namespaces, read).await?;
         let record = Record::of(&found);
         let members = match record.standing {
             Some(_) => {

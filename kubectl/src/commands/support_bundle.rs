@@ -1,5 +1,5 @@
 //! `kubectl krypton support-bundle`: writes one file for support, without secrets. It reads with the user's permissions.
-//! The file names the parts that it cannot read; they are no failure.
+//! If parts cannot be read, the command succeeds, and the file names them.
 
 mod contents;
 mod reading;
@@ -29,7 +29,7 @@ pub(crate) struct SupportBundle {
     /// Namespace of the hub or agent; by default krypton-system, krypton, and that of the context
     #[arg(short, long, value_name = "NAMESPACE", value_parser = namespace_name)]
     namespace: Option<String>,
-    /// Debug ports in addition to those of pods
+    /// Additional debug ports
     #[arg(long, hide = true, value_name = "HOST:PORT", value_parser = loopback)]
     debug_address: Vec<SocketAddr>,
     #[command(flatten)]

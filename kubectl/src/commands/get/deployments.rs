@@ -50,7 +50,7 @@ fn status(deployment: &KryptonDeployment) -> Option<&KryptonDeploymentStatus> {
     deployment.status.as_ref()
 }
 
-/// The clusters that are to have the release. Marks clusters that are to lose it.
+/// The clusters of the release. Marks clusters that will lose it.
 fn clusters(status: &KryptonDeploymentStatus) -> String {
     let named = status.places.iter().flatten().map(|place| {
         let mark = if place.removing { "(leaving)" } else { "" };

@@ -28,7 +28,7 @@ impl Contents {
         }
     }
 
-    /// Adds a file, or notes that there is no room for it.
+    /// Adds a file, or notes it as missing if the bundle is full.
     pub(super) fn add(&mut self, name: &str, text: String) {
         match self.room.checked_sub(text.len()) {
             Some(room) => {
