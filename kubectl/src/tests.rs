@@ -819,7 +819,7 @@ async fn there_is_one_rotation_at_a_time() {
             "under way (Announced)",
         ),
         (vec![stands("Switched"), rotating()], "under way (Switched)"),
-        (vec![asked()], "asked for already"),
+        (vec![asked()], "requested already"),
     ] {
         let server = Server::start(found).await;
         let text = whole_text(&server.run(&["rotate-ca"]).await.unwrap_err());
@@ -864,16 +864,20 @@ edge-3        True        2m          0.1.0   its agent is too old to say which 
     );
     let server = Server::start(vec![stands("Announced"), list_of(vec![], "")]).await;
     let printed = server.run(&["rotate-ca", "--status"]).await.unwrap();
-    assert!(printed.stdout.ends_with("Nobody is waited for.\n"));
+    assert!(
+        printed
+            .stdout
+            .ends_with("No cluster blocks the rotation.\n")
+    );
     let server = Server::start(vec![authority(json!({}))]).await;
     let printed = server.run(&["rotate-ca", "--status"]).await.unwrap();
     assert!(printed.stdout.contains("there was none yet"));
     let asked = authority(json!({"mesh.openkcm.io/rotate-ca": "2026-01-02T03:02:05Z"}));
     let server = Server::start(vec![asked]).await;
     let printed = server.run(&["rotate-ca", "--status"]).await.unwrap();
-    assert!(printed.stdout.contains("asked for 2m ago"), "{printed:?}");
+    assert!(printed.stdout.contains("requested 2m ago"), "{printed:?}");
     assert!(
-        printed.stderr.contains("No hub has taken it up"),
+        printed.stderr.contains("No hub has accepted it"),
         "{printed:?}"
     );
 }
@@ -919,7 +923,7 @@ async fn only_named_clusters_are_locked_out() {
         (vec![authority(json!({}))], "no rotation is under way"),
         (
             vec![stands("Announced"), list_of(vec![], "")],
-            "nobody is waited for",
+            "no cluster blocks the rotation",
         ),
     ];
     for (answers, word) in cases {

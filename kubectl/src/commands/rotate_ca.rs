@@ -107,7 +107,7 @@ fn start(record: &Record, now: Timestamp) -> Result<Change, KubectlError> {
             "another rotation is under way ({phase}); '{SHOW_STATUS}' shows its progress"
         )),
         _ if record.requested.is_some() => refused(format!(
-            "a rotation was asked for already, and the hub has not started it; '{SHOW_STATUS}' shows when it does"
+            "a rotation was requested already, and the hub has not started it; '{SHOW_STATUS}' shows when it does"
         )),
         _ => {
             let result = format!(
@@ -134,7 +134,7 @@ fn force(
     };
     let waiting = awaited(stage, members, now);
     if waiting.is_empty() {
-        return refused("nobody is waited for: the rotation continues without --force");
+        return refused("no cluster blocks the rotation; it continues without --force");
     }
     let named: BTreeSet<String> = named.iter().cloned().collect();
     if waiting.iter().any(|member| !named.contains(&member.name)) {
@@ -203,16 +203,16 @@ fn status(record: &Record, members: &[EdgeCluster], now: Timestamp) -> Printed {
     let mut stderr = String::new();
     if let Some(requested) = record.requested {
         let ago = age(requested, now);
-        stdout += &format!("A rotation was asked for {ago} ago and is about to start.\n");
+        stdout += &format!("A rotation was requested {ago} ago and is about to start.\n");
         let waited = Duration::try_from(now.duration_since(requested)).unwrap_or_default();
         if waited > ACCEPTED_WITHIN {
-            stderr = "No hub has taken it up: check that a hub runs, and that its version can rotate its CA.\n".to_owned();
+            stderr = "No hub has accepted it: check that a hub runs, and that its version can rotate its CA.\n".to_owned();
         }
     }
     let waiting = record.stage().map(|stage| awaited(stage, members, now));
     match waiting.as_deref() {
         None => {}
-        Some([]) => stdout += "Nobody is waited for.\n",
+        Some([]) => stdout += "No cluster blocks the rotation.\n",
         Some(waiting) => {
             let mut table = Table::new(["WAITING-FOR", "CONNECTED", "LAST-SEEN", "AGENT", "WHY"]);
             for member in waiting {

@@ -83,7 +83,7 @@ pub(super) fn story(key: &TenantKey, on: Option<&str>, sources: &Sources, now: T
     let is_led = if is_home {
         explainer.lead(&sources.lead, &sources.hub_namespaces)
     } else {
-        let text = "this cluster is not home: what follows is what it says itself";
+        let text = "this is not the home cluster: the next lines show its own records";
         explainer.add(Mark::Note, text);
         explainer.acts(&sources.acts)
     };
@@ -171,7 +171,7 @@ impl Explainer<'_> {
         let placed = tenant.and_then(placed_on);
         match self.member.as_deref() {
             Some(member) if member != SELF_CLUSTER && placed != Some(member) => {
-                format!("{command}, with the --context of {member}: it was made there")
+                format!("{command}, with the --context of {member}: it was created there")
             }
             _ => command,
         }
@@ -183,7 +183,7 @@ impl Explainer<'_> {
             return;
         }
         let Answer::Found(tenant) = answer else {
-            let remedy = "one that was made on a member alone is told of there: give that cluster's --context";
+            let remedy = "if it exists only on a member, pass that cluster's --context";
             let text = format!("there is no Tenant {key} at home");
             return self.advise(Mark::NotKnown, text, remedy);
         };
@@ -207,11 +207,11 @@ impl Explainer<'_> {
             self.add(Mark::Note, text);
         }
         let Some(ready) = conditions::find(&status.conditions, READY) else {
-            let remedy = "see its events: one that does not fit the schema is told of there";
-            return self.advise(Mark::NotKnown, "nothing was said of it yet", remedy);
+            let remedy = "see its events: they report a Tenant that does not match the schema";
+            return self.advise(Mark::NotKnown, "it has no status yet", remedy);
         };
         if is_behind(tenant, status) {
-            let text = "it was changed, and nobody has looked at the change yet";
+            let text = "it was changed, and its status does not reflect the change yet";
             self.add(Mark::Note, text);
         }
         self.condition(mark(ready.truth), &ready, None);
@@ -228,7 +228,7 @@ impl Explainer<'_> {
             (Some(member), _) => format!("Tenant {key} is placed on {member}, from home"),
             (None, Some(member)) => format!("Tenant {key} names {member}"),
             (None, None) => match (count, clusters.keys().next()) {
-                (0, _) => format!("Tenant {key} is on no cluster that has said so"),
+                (0, _) => format!("Tenant {key} has no report from a cluster"),
                 (1, Some(only)) => format!("Tenant {key} is on {only}"),
                 _ => format!("Tenant {key} is on {count} clusters"),
             },
@@ -246,7 +246,7 @@ impl Explainer<'_> {
 
     /// Returns whether a hub leads.
     fn lead(&mut self, answer: &Answer<Lease>, namespaces: &[String]) -> bool {
-        if self.not_known("who leads of the hubs", answer) {
+        if self.not_known("the leader of the hubs", answer) {
             return false;
         }
         let Answer::Found(lease) = answer else {
@@ -263,8 +263,10 @@ impl Explainer<'_> {
             Some(holder) => self.add(Mark::Well, format!("the hub {holder} leads")),
             None => {
                 let since = renewed.map_or_else(|| "ever".to_owned(), |at| self.when(at));
-                let text = format!("no hub has led since {since}: what is told below is of then");
-                let remedy = "look at the hub's pods and their log; what is installed runs on";
+                let text =
+                    format!("no hub has led since {since}: the lines below are from that time");
+                let remedy =
+                    "look at the hub's pods and their log; installed workloads keep running";
                 self.advise(Mark::Wrong, text, remedy);
             }
         }
@@ -273,7 +275,7 @@ impl Explainer<'_> {
 
     /// Returns whether an agent or a hub acts on this edge cluster.
     fn acts(&mut self, answer: &Answer<Lease>) -> bool {
-        if self.not_known("who acts on this cluster", answer) {
+        if self.not_known("the Lease holder of this cluster", answer) {
             return false;
         }
         let (holder, renewed) = match answer {
@@ -291,12 +293,13 @@ impl Explainer<'_> {
         let text = match renewed {
             Some(at) => {
                 let since = self.when(at);
-                format!("nobody has acted here since {since}: what is told below is of then")
+                format!(
+                    "no agent or hub has acted here since {since}: the lines below are from that time"
+                )
             }
-            None => "nobody has acted here yet".to_owned(),
+            None => "no agent or hub has acted here yet".to_owned(),
         };
-        let remedy =
-            "look at the agent's pods and their log, or at the hub's; what is installed runs on";
+        let remedy = "look at the agent's pods and their log, or at the hub's; installed workloads keep running";
         self.advise(Mark::Wrong, text, remedy);
         false
     }
@@ -313,8 +316,8 @@ impl Explainer<'_> {
         let ago = renewed.map(|at| self.now.as_second() - at.as_second());
         if let Some(at) = renewed.filter(|_| ago < Some(-LEASE_IS_OLD)) {
             let at = self.when(at);
-            let text = format!("who holds the Lease is not known: it was renewed at {at}");
-            let remedy = "compare the clock of this machine with theirs";
+            let text = format!("the Lease holder is not known: the Lease was renewed at {at}");
+            let remedy = "compare the clocks of this machine and of the cluster";
             self.advise(Mark::NotKnown, text, remedy);
             return None;
         }
@@ -333,14 +336,14 @@ impl Explainer<'_> {
         if all > shown {
             let TenantKey { namespace, name } = self.key;
             let text = format!(
-                "of {all} clusters the {shown} worst are told of: kubectl krypton get tenant {name} -n {namespace} has a line for each"
+                "only the {shown} worst of {all} clusters are shown: kubectl krypton get tenant {name} -n {namespace} has a line for each"
             );
             self.add(Mark::Note, text);
         }
     }
 
     fn events(&mut self, answer: &Answer<Vec<PastEvent>>) {
-        if self.not_known("what happened to it of late", answer) {
+        if self.not_known("the list of recent events", answer) {
             return;
         }
         let Answer::Found(events) = answer else {

@@ -168,11 +168,11 @@ fn failure_shows_cause_and_next_step() {
     let cases = [
         (
             retry("2026-11-23T00:42:05Z"),
-            "! next: it is tried again at 2026-11-23T00:42:05Z (in 2m5s), after 3 failed attempts\n      → at once: kubectl krypton resync tenant acme -n default, with the --context of edge-1",
+            "! next: it is retried at 2026-11-23T00:42:05Z (in 2m5s), after 3 failed attempts\n      → now: kubectl krypton resync tenant acme -n default, with the --context of edge-1",
         ),
         (
             retry("2026-11-23T00:39:00Z"),
-            "! next: another attempt, due 2026-11-23T00:39:00Z (60s ago), after 3 failed attempts; of that nothing was said yet",
+            "! next: another attempt, due 2026-11-23T00:39:00Z (60s ago), after 3 failed attempts; no result yet",
         ),
         (
             json!({"cluster": "edge-1", "what": "GivenUp", "attempts": 1}),
@@ -180,7 +180,7 @@ fn failure_shows_cause_and_next_step() {
         ),
         (
             json!({"cluster": "edge-1", "what": "Unlock", "at": "2026-11-23T00:50:00Z", "attempts": 0}),
-            "! next: the release is taken over from whoever holds it at 2026-11-23T00:50:00Z (in 10m)",
+            "! next: the lock of the release is taken over at 2026-11-23T00:50:00Z (in 10m)",
         ),
         (
             json!({"cluster": "edge-1", "what": "Wait", "at": "2026-11-23T00:45:00Z", "attempts": 0}),
@@ -240,12 +240,12 @@ fn each_state_of_a_tenant_has_its_words() {
         (
             with(well(), "/metadata/generation", json!(2)),
             false,
-            "! it was changed, and nobody has looked at the change yet",
+            "! it was changed, and its status does not reflect the change yet",
         ),
         (
             with(well(), "/status", json!({})),
             false,
-            "? nothing was said of it yet\n    → see its events",
+            "? it has no status yet\n    → see its events",
         ),
         (
             error(reason::CHART_NOT_LOADED),
@@ -306,7 +306,7 @@ fn each_state_of_a_tenant_has_its_words() {
                 Some(("InstallFailed", "not ready 300 s after the install: x")),
             ),
             false,
-            "! nothing is tried again: it is Ready as soon as its workloads are",
+            "! no retry is needed: it is Ready as soon as its workloads are",
         ),
         (
             saying(
@@ -353,27 +353,27 @@ fn each_state_of_a_member_has_its_words() {
         (
             silent.clone(),
             false,
-            "✗ nothing was heard of it since 2026-11-23T00:39:30Z (30s ago): AgentAway: the agent is away\n      → look at the agent's log",
+            "✗ no contact since 2026-11-23T00:39:30Z (30s ago): AgentAway: the agent is away\n      → look at the agent's log",
         ),
         (
             silent.clone(),
             false,
-            "? agent/a held its Lease when it was last heard",
+            "? agent/a held its Lease at the last contact",
         ),
         (
             silent.clone(),
             false,
-            "? it had, when it was last heard, what is wanted: r/c:1 (desired state 3.14)",
+            "? at the last contact, it had what is wanted: r/c:1 (desired state 3.14)",
         ),
         (
             with(silent, "/status/lastSeen", Value::Null),
             false,
-            "✗ nothing was heard of it since 2026-11-23T00:30:00Z (10m ago)",
+            "✗ no contact since 2026-11-23T00:30:00Z (10m ago)",
         ),
         (
             with(edge(), "/status/mode", json!("proxy")),
             true,
-            "✓ the hub reaches it by its kubeconfig",
+            "✓ the hub reaches it through its kubeconfig",
         ),
         (
             with(edge(), "/spec/paused", json!(true)),
@@ -383,7 +383,7 @@ fn each_state_of_a_member_has_its_words() {
         (
             with(edge(), "/spec/banned", json!(true)),
             true,
-            "✗ banned: nobody goes there\n      → kubectl krypton unban edge-1",
+            "✗ banned: the hub rejects its agent and does not connect to it\n      → kubectl krypton unban edge-1",
         ),
         (
             saying(
@@ -422,7 +422,7 @@ fn each_state_of_a_member_has_its_words() {
         (
             with(edge(), "/status", json!({})),
             false,
-            "? nobody has looked at it yet",
+            "? the hub has not observed it yet",
         ),
         (
             with(
@@ -471,12 +471,13 @@ fn without_a_hub_nothing_counts_as_ready() {
         lead: found(lease("hub-0", "2026-11-23T00:45:00.000000Z")),
         ..on_edge(well(), edge())
     };
-    let line = "? who holds the Lease is not known: it was renewed at 2026-11-23T00:45:00Z (in 5m)";
+    let line =
+        "? the Lease holder is not known: the Lease was renewed at 2026-11-23T00:45:00Z (in 5m)";
     tells(&ahead, false, &[line, "→ compare the clock"]);
     // The hub is gone, regardless of the last status.
     let seen = with(edge(), "/status/lastSeen", json!("2026-11-23T00:34:00Z"));
     let line =
-        "? home says that it is connected, and has not seen it since 2026-11-23T00:34:00Z (6m ago)";
+        "? home shows it as connected, but has not seen it since 2026-11-23T00:34:00Z (6m ago)";
     tells(&on_edge(well(), seen), false, &[line]);
 }
 
@@ -495,8 +496,8 @@ fn unreadable_source_is_shown_as_unknown() {
         false,
         &[
             "? Tenant default/acme is not known: you may not get tenants\n",
-            "? who leads of the hubs is not known: no answer within 10 s\n",
-            "? what happened to it of late is not known: you may not list events\n",
+            "? the leader of the hubs is not known: no answer within 10 s\n",
+            "? the list of recent events is not known: you may not list events\n",
         ],
     );
     let mut member = on_edge(well(), edge());
@@ -505,7 +506,7 @@ fn unreadable_source_is_shown_as_unknown() {
     tells(
         &member,
         false,
-        &["? how this member stands is not known: you may not get edgeclusters"],
+        &["? the state of this member is not known: you may not get edgeclusters"],
     );
 }
 
@@ -519,7 +520,7 @@ fn explain_works_without_home_tenant_and_on_edge() {
         &[
             "? there is no Tenant default/acme at home\n    → one that was made on a member alone",
             "✓ its agent (0.1.0) is connected",
-            "? home knows of no such Tenant there",
+            "? home has no report of this Tenant there",
         ],
     );
     let mut edge = on_edge(with(well(), "/status/hubEpoch", Value::Null), edge());
@@ -534,13 +535,13 @@ fn explain_works_without_home_tenant_and_on_edge() {
         (
             found(lease("agent/a", "2026-11-23T00:30:00.000000Z")),
             false,
-            "✗ nobody has acted here since 2026-11-23T00:30:00Z (10m ago)",
+            "✗ no agent or hub has acted here since 2026-11-23T00:30:00Z (10m ago)",
         ),
-        (Answer::None, false, "✗ nobody has acted here yet"),
+        (Answer::None, false, "✗ no agent or hub has acted here yet"),
         (
             Answer::NotPermitted("get leases".to_owned()),
             false,
-            "? who acts on this cluster is not known: you may not get leases",
+            "? the Lease holder of this cluster is not known: you may not get leases",
         ),
     ] {
         edge.acts = acts;
@@ -579,7 +580,7 @@ fn worst_members_are_listed_and_healthy_ones_grouped() {
             "✓ Tenant default/acme is on 12 clusters\n",
             "edge-7\n  ✓ its agent",
             "✓ well on 9 members: edge-1, edge-10",
-            "! of 12 clusters the 10 worst are told of: kubectl krypton get tenant acme -n default",
+            "! only the 10 worst of 12 clusters are shown: kubectl krypton get tenant acme -n default",
         ],
     );
 }

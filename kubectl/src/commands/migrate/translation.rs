@@ -19,7 +19,7 @@ pub(super) struct Old {
 pub(super) enum Verdict {
     WouldBeCreated,
     Created,
-    /// A KryptonDeployment of that name exists, whatever its content.
+    /// A KryptonDeployment of that name exists. Its content may differ.
     Exists,
     /// The translation is impossible, with the reason.
     Cannot(String),
@@ -63,7 +63,7 @@ pub(super) struct Translated {
 /// Namespace, if it is named, and name of a kubeconfig Secret.
 type SecretRef = (Option<String>, String);
 
-/// The spec of a KryptonDeployment, and the Secret that it leads to.
+/// The spec of a KryptonDeployment, and its kubeconfig Secret.
 struct Spec {
     account: Map<String, Value>,
     region: Map<String, Value>,

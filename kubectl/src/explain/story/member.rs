@@ -38,7 +38,7 @@ impl Explainer<'_> {
             let next = Next::from_status(status, name);
             match clusters.get(name) {
                 Some(state) => self.state(state, next, tenant),
-                None => self.add(Mark::NotKnown, "home knows of no such Tenant there"),
+                None => self.add(Mark::NotKnown, "home has no report of this Tenant there"),
             }
             let is_well = |line: &Line| line.mark == Mark::Well;
             if sources.members.len() > FEW && self.lines.iter().skip(first).all(is_well) {
@@ -57,7 +57,7 @@ impl Explainer<'_> {
 
     /// Adds the lines of one member. Returns false if it is silent.
     fn member(&mut self, name: &str, answer: &Answer<EdgeCluster>) -> bool {
-        if self.not_known("how this member stands", answer) {
+        if self.not_known("the state of this member", answer) {
             return false;
         }
         let Answer::Found(cluster) = answer else {
@@ -70,7 +70,11 @@ impl Explainer<'_> {
         }
         if cluster.spec.banned {
             let remedy = format!("kubectl krypton unban {name}");
-            self.advise(Mark::Wrong, "banned: nobody goes there", remedy.as_str());
+            self.advise(
+                Mark::Wrong,
+                "banned: the hub rejects its agent and does not connect to it",
+                remedy.as_str(),
+            );
         }
         if cluster.spec.paused {
             let text = "paused on the EdgeCluster: nothing is written there but status";
@@ -94,7 +98,7 @@ impl Explainer<'_> {
     /// Describes the member's connection. Returns false if the member is silent.
     fn session(&mut self, status: &EdgeClusterStatus, connected: Option<&State>) -> bool {
         let Some(connected) = connected else {
-            self.add(Mark::NotKnown, "nobody has looked at it yet");
+            self.add(Mark::NotKnown, "the hub has not observed it yet");
             return false;
         };
         let seen = status.last_seen.as_ref().map(|time| time.0);
@@ -107,7 +111,7 @@ impl Explainer<'_> {
                 None => "yet".to_owned(),
             };
             let why = reason_and_message(&connected.reason, &connected.message);
-            let text = format!("nothing was heard of it {since}: {why}");
+            let text = format!("no contact {since}: {why}");
             let remedy = remedy::of_member(&connected.reason);
             self.advise(mark(connected.truth), text, remedy);
             return false;
@@ -115,17 +119,19 @@ impl Explainer<'_> {
         let is_old = |seen: &Timestamp| self.now.as_second() - seen.as_second() > SEEN_IS_OLD;
         if let Some(seen) = seen.filter(is_old) {
             let since = self.when(seen);
-            let text = format!("home says that it is connected, and has not seen it since {since}");
+            let text = format!("home shows it as connected, but has not seen it since {since}");
             let remedy =
-                "look at the hub's pods and their log: who is connected is looked at each minute";
+                "look at the hub's pods and their log: the hub checks connections every minute";
             self.advise(Mark::NotKnown, text, remedy);
             return false;
         }
         let who = match (status.mode, &status.agent_version) {
             (Some(Mode::Agent), Some(version)) => format!("its agent ({version}) is connected"),
             (Some(Mode::Agent), None) => "its agent is connected".to_owned(),
-            (Some(Mode::Proxy), _) => "the hub reaches it by its kubeconfig".to_owned(),
-            (Some(Mode::None) | None, _) => "it is connected, and nobody acts on it".to_owned(),
+            (Some(Mode::Proxy), _) => "the hub reaches it through its kubeconfig".to_owned(),
+            (Some(Mode::None) | None, _) => {
+                "it is connected, but no agent or hub acts on it".to_owned()
+            }
         };
         let seen = seen.map(|seen| format!(", last seen {} ago", age(seen, self.now)));
         self.add(Mark::Well, who + &seen.unwrap_or_default());
@@ -146,7 +152,7 @@ impl Explainer<'_> {
                 self.add(Mark::Well, text);
             }
             Some(holder) => {
-                let text = format!("{holder} held its Lease when it was last heard");
+                let text = format!("{holder} held its Lease at the last contact");
                 self.add(Mark::NotKnown, text);
             }
         }
@@ -167,14 +173,14 @@ impl Explainer<'_> {
                 match reports {
                     true => (Mark::Well, format!("it has {what}")),
                     false => {
-                        let text = format!("it had, when it was last heard, {what}");
+                        let text = format!("at the last contact, it had {what}");
                         (Mark::NotKnown, text)
                     }
                 }
             }
             (Some(has), None) => {
                 let text =
-                    format!("it acts on desired state {has}, later than home tells to be wanted");
+                    format!("it acts on desired state {has}, which is later than the one of home");
                 (Mark::Note, text)
             }
             (Some(has), _) => {
@@ -228,7 +234,7 @@ impl Explainer<'_> {
         match next.filter(|_| ready.truth != Truth::True) {
             Some(next) => self.next(next, tenant),
             None if error.is_some_and(|error| error.message.starts_with("not ready ")) => {
-                let text = "nothing is tried again: it is Ready as soon as its workloads are";
+                let text = "no retry is needed: it is Ready as soon as its workloads are";
                 self.add(Mark::Note, text);
             }
             None => {}
@@ -237,21 +243,19 @@ impl Explainer<'_> {
 
     fn next(&mut self, next: Next, tenant: Option<&Tenant>) {
         let at = next.at.map(|at| self.when(at));
-        let at = at.unwrap_or_else(|| "a time that is not told".to_owned());
+        let at = at.unwrap_or_else(|| "an unknown time".to_owned());
         let is_due = next.at.is_some_and(|at| at <= self.now);
         let s = if next.attempts == 1 { "" } else { "s" };
         let attempts = format!("{} failed attempt{s}", next.attempts);
         let resync = self.command("resync", tenant);
         let (text, remedy) = match next.step {
             Step::Retry if is_due => (
-                format!(
-                    "another attempt, due {at}, after {attempts}; of that nothing was said yet"
-                ),
+                format!("another attempt, due {at}, after {attempts}; no result yet"),
                 None,
             ),
             Step::Retry => (
-                format!("it is tried again at {at}, after {attempts}"),
-                Some(format!("at once: {resync}")),
+                format!("it is retried at {at}, after {attempts}"),
+                Some(format!("now: {resync}")),
             ),
             Step::GivenUp => (
                 format!(
@@ -260,7 +264,7 @@ impl Explainer<'_> {
                 Some(format!("one more: {resync}")),
             ),
             Step::Unlock => (
-                format!("the release is taken over from whoever holds it at {at}"),
+                format!("the lock of the release is taken over at {at}"),
                 None,
             ),
             Step::Wait => (
