@@ -82,8 +82,8 @@ pub async fn run(
     let running: LocalBoxFuture<'_, Result<Printed, KubectlError>> = match cli.command {
         Command::Get(args) => Box::pin(get::run(args, env, now, out)),
         Command::Explain(args) => Box::pin(explain::run(args, env, now)),
-        Command::Pause(args) => Box::pin(change::run(Verb::Pause, args.into(), env, now)),
-        Command::Resume(args) => Box::pin(change::run(Verb::Resume, args.into(), env, now)),
+        Command::Pause(args) => Box::pin(change::run(Verb::Pause, args, env, now)),
+        Command::Resume(args) => Box::pin(change::run(Verb::Resume, args, env, now)),
         Command::Resync(args) => Box::pin(change::run(Verb::Resync, args.into(), env, now)),
         Command::AcceptRelease(args) => Box::pin(accept_release::run(args, env)),
         Command::Accept(args) => Box::pin(change::run(Verb::Accept, args.into(), env, now)),

@@ -60,6 +60,17 @@ impl KubectlError {
         }
     }
 
+    /// Adds the output of the part that succeeded before this error.
+    pub(crate) fn after(self, printed: Printed) -> Self {
+        match printed.stdout.is_empty() {
+            true => self,
+            false => Self::Partly {
+                printed,
+                error: Box::new(self),
+            },
+        }
+    }
+
     pub(crate) fn is_timeout(&self) -> bool {
         matches!(self, Self::Call(failed) if matches!(failed.error, ApiError::Timeout { .. }))
     }

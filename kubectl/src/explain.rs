@@ -58,7 +58,8 @@ pub(super) async fn run(
         name: args.name,
     };
     let on = args.on.as_deref();
-    let sources = sources::gather(&key, on, args.hub_namespace.as_deref(), &home).await?;
+    let gathering = sources::gather(&key, on, args.hub_namespace.as_deref(), &home);
+    let sources = Box::pin(gathering).await?;
     let story = story::story(&key, on, &sources, now);
     let printed = Printed::stdout(match args.output {
         Some(Format::Json) => encode(Output::Json, &as_json(&key, &story))?,

@@ -13,7 +13,8 @@ use serde_json::{Value, json};
 use crate::error::{CallError, KubectlError};
 use crate::home::Connection;
 
-const DEADLINE: Duration = Duration::from_secs(30);
+/// Deadline of a request.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 const PAGE_SIZE: u32 = 500;
 /// Attempts of a write that conflicts with another writer.
 const ATTEMPTS: usize = 3;

@@ -112,11 +112,7 @@ pub(crate) async fn run(
         });
         let step = match changing.await {
             Ok((_, step)) => step,
-            Err(error) if printed.stdout.is_empty() => return Err(error),
-            Err(error) => {
-                let error = Box::new(error);
-                return Err(KubectlError::Partly { printed, error });
-            }
+            Err(error) => return Err(error.after(printed)),
         };
         printed.stdout += &format!("{singular}.{group}/{name} {}\n", step.result);
         if let Some(note) = step.note {

@@ -68,8 +68,7 @@ pub(crate) async fn run(leave: Leave, env: Env<'_>) -> Result<Printed, KubectlEr
                 "{name} still exists after {} s; 'kubectl describe edgecluster {name}' shows the reason, and 'kubectl krypton leave {name} --orphan' removes it and keeps its releases",
                 deadline.as_secs()
             ));
-            let error = Box::new(error);
-            Err(KubectlError::Partly { printed, error })
+            Err(error.after(printed))
         }
         Some(_) => {
             printed.stdout += &format!("edgecluster.{group}/{name} is gone\n");

@@ -98,11 +98,7 @@ pub(crate) async fn run(args: LogLevel, env: Env<'_>) -> Result<Printed, Kubectl
     }
     match failed {
         None => Ok(printed),
-        Some(error) if printed.stdout.is_empty() => Err(error),
-        Some(error) => {
-            let error = Box::new(error);
-            Err(KubectlError::Partly { printed, error })
-        }
+        Some(error) => Err(error.after(printed)),
     }
 }
 

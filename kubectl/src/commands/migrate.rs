@@ -128,10 +128,10 @@ async fn translated(
     if left == 0 {
         return Ok(printed);
     }
-    let error = Box::new(KubectlError::Failed(format!(
+    let error = KubectlError::Failed(format!(
         "{left} of the objects were not moved over; fix the reasons in the table and run the command again (it skips existing objects)"
-    )));
-    Err(KubectlError::Partly { printed, error })
+    ));
+    Err(error.after(printed))
 }
 
 fn table(rows: &[Translated]) -> String {

@@ -31,7 +31,7 @@ pub(super) enum Answer<T> {
     None,
     /// The missing verb and its resource.
     NotPermitted(String),
-    NoAnswer(String),
+    Failed(String),
 }
 
 /// All sources of an explanation.
@@ -193,9 +193,9 @@ async fn ask<T>(right: &str, request: impl Future<Output = kube::Result<T>>) -> 
         Err(error) => match (error.code(), error) {
             (Some(404), _) => Answer::None,
             (Some(401 | 403), _) => Answer::NotPermitted(right.to_owned()),
-            (_, ApiError::Failed { source, .. }) => Answer::NoAnswer(one_line(&reason_of(&source))),
+            (_, ApiError::Failed { source, .. }) => Answer::Failed(one_line(&reason_of(&source))),
             (_, ApiError::Timeout { deadline, .. }) => {
-                Answer::NoAnswer(format!("no answer within {} s", deadline.as_secs()))
+                Answer::Failed(format!("no answer within {} s", deadline.as_secs()))
             }
         },
     }

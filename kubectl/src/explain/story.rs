@@ -148,7 +148,7 @@ impl Explainer<'_> {
     fn not_known<T>(&mut self, what: &str, answer: &Answer<T>) -> bool {
         let why = match answer {
             Answer::NotPermitted(right) => format!("you may not {right}"),
-            Answer::NoAnswer(why) => why.clone(),
+            Answer::Failed(why) => why.clone(),
             Answer::Found(_) | Answer::None => return false,
         };
         self.add(Mark::NotKnown, format!("{what} is not known: {why}"));

@@ -250,7 +250,7 @@ fn each_state_of_a_tenant_has_its_words() {
         (
             error(reason::CHART_NOT_LOADED),
             false,
-            "✗ ChartNotLoaded: so it is\n      → see that the repository answers",
+            "✗ ChartNotLoaded: so it is\n      → check that the hub can reach the repository",
         ),
         (
             error(reason::VERSION_NOT_FOUND),
@@ -391,7 +391,7 @@ fn each_state_of_a_member_has_its_words() {
                 condition("Healthy", "False", "Observing", "x holds the Lease"),
             ),
             true,
-            "! Observing: x holds the Lease\n      → somebody else",
+            "! Observing: x holds the Lease\n      → another process",
         ),
         (
             saying(
@@ -485,7 +485,7 @@ fn without_a_hub_nothing_counts_as_ready() {
 fn unreadable_source_is_shown_as_unknown() {
     let blind = Sources {
         tenant: Answer::NotPermitted("get tenants".to_owned()),
-        lead: Answer::NoAnswer("no answer within 10 s".to_owned()),
+        lead: Answer::Failed("no answer within 10 s".to_owned()),
         acts: Answer::None,
         hub_namespaces: Vec::new(),
         members: BTreeMap::new(),
@@ -518,7 +518,7 @@ fn explain_works_without_home_tenant_and_on_edge() {
         &alone,
         false,
         &[
-            "? there is no Tenant default/acme at home\n    → one that was made on a member alone",
+            "? there is no Tenant default/acme at home\n    → if it exists only on a member",
             "✓ its agent (0.1.0) is connected",
             "? home has no report of this Tenant there",
         ],

@@ -8,6 +8,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use krypton_runtime::call::call_within;
 use krypton_runtime::lease::LEASE_NAME;
 use krypton_types::join_info;
 use krypton_types::names::{CHART_CONFIG_MAP, EPOCH_CONFIG_MAP, HUB_LEASE, MEMBERS_CONFIG_MAP};
@@ -23,7 +24,7 @@ use crate::debug_port::{DebugPort, Program, Question, is_running, port_of, progr
 use crate::error::KubectlError;
 use crate::home::Connection;
 use crate::kind::Kind;
-use crate::objects::{Objects, Scope};
+use crate::objects::{DEADLINE, Objects, Scope};
 use crate::render::{Output, encode_list, text_at};
 
 /// Objects of one kind: enough for a diagnosis, also in a large fleet.
@@ -35,7 +36,7 @@ const LOG_BYTES: i64 = 8 << 20;
 /// Release Secrets, of which a bundle lists one page.
 const RELEASES_MOST: u32 = 500;
 /// For all requests.
-const DEADLINE: Duration = Duration::from_secs(300);
+const BUNDLE_DEADLINE: Duration = Duration::from_secs(300);
 /// For all debug ports, which come last because the other parts matter more.
 const DUMPS: Duration = Duration::from_secs(60);
 /// ConfigMaps of the hub. They contain nothing secret.
@@ -86,8 +87,11 @@ impl<'a> Reading<'a> {
         addresses: &[SocketAddr],
     ) -> Result<Contents, KubectlError> {
         let reading = self.read(namespaces, addresses);
-        if tokio::time::timeout(DEADLINE, reading).await.is_err() {
-            let why = format!("reading took longer than {} s", DEADLINE.as_secs());
+        if tokio::time::timeout(BUNDLE_DEADLINE, reading)
+            .await
+            .is_err()
+        {
+            let why = format!("reading took longer than {} s", BUNDLE_DEADLINE.as_secs());
             self.contents.missing("all later parts", &why);
         }
         match self.failed {
@@ -153,7 +157,7 @@ impl<'a> Reading<'a> {
 
     async fn versions(&mut self) {
         let reading = self.cluster.client.apiserver_version();
-        let apiserver = krypton_runtime::call::call("reading the version", reading).await;
+        let apiserver = call_within(DEADLINE, "reading the version", reading).await;
         let apiserver = apiserver.ok().map(|info| info.git_version);
         let versions =
             json!({"kubectl-krypton": env!("CARGO_PKG_VERSION"), "apiserver": apiserver});
@@ -191,17 +195,16 @@ impl<'a> Reading<'a> {
         let file = format!("{namespace}/leases.yaml");
         let leases = self.objects::<Lease>(&scope);
         let leases = self.named(&leases, &[HUB_LEASE, LEASE_NAME], &file).await;
-        let mut found = !matches!(leases.as_deref(), Ok([]));
-        if found {
-            let shown = leases.map(|leases| leases.iter().map(redacted).collect());
-            self.yaml(&file, shown);
+        let leases = self.noted(&file, leases);
+        let mut found = leases.as_ref().is_none_or(|leases| !leases.is_empty());
+        if let Some(leases) = leases.filter(|leases| !leases.is_empty()) {
+            self.yaml(&file, Ok(leases.iter().map(redacted).collect()));
         }
         let file = format!("{namespace}/configmaps.yaml");
         let maps = self.objects::<ConfigMap>(&scope);
         let maps = self.named(&maps, &CONFIG_MAPS, &file).await;
-        if !matches!(maps.as_deref(), Ok([])) {
-            let shown = maps.map(|maps| maps.iter().map(config_map).collect());
-            self.yaml(&file, shown);
+        if let Some(maps) = self.noted(&file, maps).filter(|maps| !maps.is_empty()) {
+            self.yaml(&file, Ok(maps.iter().map(config_map).collect()));
         }
         let file = format!("{namespace}/pods.yaml");
         let pods = self.objects::<Pod>(&scope);
