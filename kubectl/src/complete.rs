@@ -6,17 +6,16 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::time::Duration;
 
-use clap::{Arg, ArgAction, Command, CommandFactory as _};
+use clap::builder::{PossibleValue, StyledStr};
+use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory as _, FromArgMatches as _};
 use k8s_openapi::api::core::v1::Namespace;
-use krypton_crds::edge_cluster::EdgeCluster;
-use krypton_crds::krypton_deployment::KryptonDeployment;
-use krypton_crds::tenant::Tenant;
-use kube::Api;
-use kube::api::{DynamicObject, ListParams};
+use kube::api::ListParams;
 use kube::core::ApiResource;
 
 use crate::cli::Cli;
-use crate::home::{HomeArgs, connect};
+use crate::home::{Env, HomeArgs, connect, contexts};
+use crate::kind::Kind;
+use crate::objects::Scope;
 
 /// Program name that selects completion.
 const NAME: &str = "kubectl_complete-krypton";
@@ -35,52 +34,35 @@ const LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];
 enum Next {
     /// Words, each with a description.
     Words(Vec<(String, String)>),
-    /// Names of objects.
-    Names(Objects),
+    Names(Kind),
+    Namespaces,
     Contexts,
     Files,
     Nothing,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Objects {
-    Clusters,
-    Tenants,
-    Deployments,
-    Namespaces,
-}
-
 /// Returns whether the shell started this program for completion.
-pub(super) fn is_asked(program: Option<&OsStr>) -> bool {
+pub(super) fn is_requested(program: Option<&OsStr>) -> bool {
     program.and_then(|program| Path::new(program).file_name()) == Some(OsStr::new(NAME))
 }
 
 /// Returns the completions of the arguments `words`. Omits candidates that it cannot fetch, without an error.
-pub(super) async fn answer(words: &[String], env: &dyn Fn(&str) -> Option<String>) -> String {
-    let (before, last) = match words.split_last() {
-        Some((last, before)) => (before, last.as_str()),
-        None => (words, ""),
+pub(super) async fn answer(words: &[String], env: Env<'_>) -> String {
+    let (last, before) = match words.split_last() {
+        Some((last, before)) => (last.as_str(), before),
+        None => ("", words),
     };
-    let found = match next(&Cli::command(), before, last) {
+    let (command, matches) = typed(before);
+    let (next, names) = match next(&command, &matches, before, last) {
         Next::Files => return FILES.to_owned(),
-        Next::Nothing => Vec::new(),
-        Next::Words(words) => words,
-        Next::Contexts => crate::home::contexts(env)
-            .into_iter()
-            .map(|name| (name, String::new()))
-            .collect(),
-        Next::Names(objects) => {
-            let asking = Box::pin(names(objects, before, env));
-            let names = tokio::time::timeout(DEADLINE, asking).await;
-            let names = names.ok().flatten().unwrap_or_default();
-            names
-                .into_iter()
-                .map(|name| (name, String::new()))
-                .collect()
-        }
+        Next::Words(words) => (words, Vec::new()),
+        Next::Contexts => (Vec::new(), contexts(env)),
+        Next::Names(kind) => (Vec::new(), names(Some(kind), &matches, env).await),
+        Next::Namespaces => (Vec::new(), names(None, &matches, env).await),
+        Next::Nothing => Default::default(),
     };
     let mut text = String::new();
-    for (word, help) in found {
+    for (word, help) in next.into_iter().chain(names.into_iter().map(without_help)) {
         if word.starts_with(last) && !before.contains(&word) {
             let tab = if help.is_empty() { "" } else { "\t" };
             text += &format!("{word}{tab}{help}\n");
@@ -89,175 +71,127 @@ pub(super) async fn answer(words: &[String], env: &dyn Fn(&str) -> Option<String
     text + NO_FILES
 }
 
-/// Returns the candidates after the arguments `before`, where `last` is incomplete.
-fn next(root: &Command, before: &[String], last: &str) -> Next {
-    let mut command = root;
-    let mut taken: Vec<&str> = Vec::new();
-    let mut words = before.iter().map(String::as_str);
-    while let Some(word) = words.next() {
-        if let Some(option) = option(command, word) {
-            if option.get_action().takes_values()
-                && !word.contains('=')
-                && option
-                    .get_num_args()
-                    .is_none_or(|args| args.min_values() > 0)
-                && words.next().is_none()
-            {
-                return value_of(option);
-            }
-        } else if let Some(deeper) = command.find_subcommand(word) {
-            (command, taken) = (deeper, Vec::new());
-        } else {
-            taken.push(word);
+/// Parses an incomplete command line. Returns the innermost subcommand and its arguments so far.
+fn typed(before: &[String]) -> (Command, ArgMatches) {
+    let mut command = Cli::command().ignore_errors(true).no_binary_name(true);
+    let parsed = command.clone().try_get_matches_from(before);
+    let mut matches = parsed.unwrap_or_default();
+    while let Some((name, deeper)) = matches.remove_subcommand() {
+        if let Some(found) = command.find_subcommand(&name) {
+            command = found.clone();
         }
+        matches = deeper;
+    }
+    (command, matches)
+}
+
+/// Returns the candidates for the incomplete argument `last`, which follows `before`.
+fn next(command: &Command, matches: &ArgMatches, before: &[String], last: &str) -> Next {
+    if let Some(option) = before.last().and_then(|word| option(command, word)) {
+        return value_of(option);
     }
     if last.starts_with('-') {
-        let options = command.get_arguments();
-        let options = options.filter(|arg| !arg.is_positional() && !arg.is_hide_set());
-        let long = options
-            .filter_map(|arg| Some((format!("--{}", arg.get_long()?), help(arg.get_help()))));
+        let shown = |arg: &&Arg| !arg.is_positional() && !arg.is_hide_set();
+        let options = command.get_arguments().filter(shown);
+        let long =
+            options.filter_map(|it| Some((format!("--{}", it.get_long()?), help(it.get_help()))));
         return Next::Words(long.collect());
     }
-    let deeper = command
-        .get_subcommands()
-        .filter(|deeper| !deeper.is_hide_set());
-    let deeper: Vec<_> = deeper
-        .map(|deeper| (deeper.get_name().to_owned(), help(deeper.get_about())))
-        .collect();
-    if !deeper.is_empty() {
-        return Next::Words(deeper);
-    }
-    let positionals: Vec<&Arg> = command.get_positionals().collect();
-    let at = taken.len().min(positionals.len().saturating_sub(1));
-    let Some(positional) = positionals.get(at) else {
-        return Next::Nothing;
-    };
-    if taken.len() > at && !matches!(positional.get_action(), ArgAction::Append) {
-        return Next::Nothing;
-    }
-    let values = positional.get_possible_values();
-    if !values.is_empty() {
-        let words = values.iter().filter(|value| !value.is_hide_set());
-        let words = words.map(|value| (value.get_name().to_owned(), help(value.get_help())));
+    if command.has_subcommands() {
+        let shown = command.get_subcommands().filter(|it| !it.is_hide_set());
+        let words = shown.map(|it| (it.get_name().to_owned(), help(it.get_about())));
         return Next::Words(words.collect());
     }
-    match (command.get_name(), taken.first()) {
-        ("log-level", _) => Next::Words(LEVELS.map(|it| (it.to_owned(), String::new())).to_vec()),
-        ("version" | "completion", _) => Next::Nothing,
-        ("join" | "leave" | "accept" | "ban" | "unban", _) => Next::Names(Objects::Clusters),
-        (_, Some(kind)) => named(kind).map_or(Next::Nothing, Next::Names),
-        _ => Next::Nothing,
+    let is_open = |arg: &&Arg| {
+        let repeats = matches!(arg.get_action(), ArgAction::Append);
+        repeats || matches.value_source(arg.get_id().as_str()).is_none()
+    };
+    let Some(positional) = command.get_positionals().find(is_open) else {
+        return Next::Nothing;
+    };
+    match (command.get_name(), positional.get_id().as_str()) {
+        (_, "kind" | "of") => value_of(positional),
+        ("log-level", _) => Next::Words(LEVELS.map(str::to_owned).map(without_help).to_vec()),
+        ("join" | "leave" | "accept" | "ban" | "unban", _) => Next::Names(Kind::Cluster),
+        _ => match matches.try_get_one::<Kind>("kind") {
+            Ok(Some(kind)) => Next::Names(*kind),
+            _ => Next::Nothing,
+        },
     }
 }
 
-fn named(kind: &str) -> Option<Objects> {
-    match kind {
-        "clusters" | "cluster" | "edgecluster" | "edgeclusters" | "ec" => Some(Objects::Clusters),
-        "tenants" | "tenant" | "tn" => Some(Objects::Tenants),
-        "deployments" | "deployment" | "kryptondeployment" | "kryptondeployments" | "kd" => {
-            Some(Objects::Deployments)
-        }
-        _ => None,
-    }
-}
-
-/// Returns the option that a word names, if any.
+/// Returns the option that a word names, if its value must follow.
 fn option<'a>(command: &'a Command, word: &str) -> Option<&'a Arg> {
-    let name = word.split('=').next().unwrap_or(word);
     command.get_arguments().find(|arg| {
         let long = arg.get_long().map(|long| format!("--{long}"));
         let short = arg.get_short().map(|short| format!("-{short}"));
-        long.as_deref() == Some(name) || short.as_deref() == Some(name)
+        let needs_value = arg.get_num_args().is_none_or(|args| args.min_values() > 0);
+        arg.get_action().takes_values()
+            && needs_value
+            && [long, short].contains(&Some(word.to_owned()))
     })
 }
 
-fn value_of(option: &Arg) -> Next {
-    let values = option.get_possible_values();
+fn value_of(arg: &Arg) -> Next {
+    let values = arg.get_possible_values();
     if !values.is_empty() {
-        let words = values
-            .iter()
-            .map(|value| (value.get_name().to_owned(), help(value.get_help())));
-        return Next::Words(words.collect());
+        let shown = values.iter().filter(|value| !value.is_hide_set());
+        let word = |value: &PossibleValue| (value.get_name().to_owned(), help(value.get_help()));
+        return Next::Words(shown.map(word).collect());
     }
-    match option.get_long() {
-        Some("namespace" | "hub-namespace") => Next::Names(Objects::Namespaces),
-        Some("on") => Next::Names(Objects::Clusters),
+    match arg.get_long() {
+        Some("namespace" | "hub-namespace") => Next::Namespaces,
+        Some("on") => Next::Names(Kind::Cluster),
         Some("context") => Next::Contexts,
         Some("kubeconfig" | "output-file" | "chart") => Next::Files,
         _ => Next::Nothing,
     }
 }
 
+fn without_help(word: String) -> (String, String) {
+    (word, String::new())
+}
+
 /// Returns the first sentence of the first line, without its full stop.
-fn help(text: Option<&clap::builder::StyledStr>) -> String {
+fn help(text: Option<&StyledStr>) -> String {
     let text = text.map(ToString::to_string).unwrap_or_default();
     let line = text.lines().next().unwrap_or_default();
-    line.split(". ")
-        .next()
-        .unwrap_or(line)
-        .trim_end_matches('.')
-        .to_owned()
+    let sentence = line.split(". ").next().unwrap_or(line);
+    sentence.trim_end_matches('.').to_owned()
 }
 
-/// Returns the value of an option among the arguments typed so far.
-fn typed<'a>(before: &'a [String], names: &[&str]) -> Option<&'a str> {
-    let mut words = before.iter().map(String::as_str);
-    while let Some(word) = words.next() {
-        for name in names {
-            match word.strip_prefix(name) {
-                Some("") => return words.next(),
-                Some(rest) if rest.starts_with('=') => return rest.get(1..),
-                _ => {}
+/// Returns the names of the objects of a kind, or of the namespaces, on the cluster that the arguments select.
+async fn names(kind: Option<Kind>, matches: &ArgMatches, env: Env<'_>) -> Vec<String> {
+    let listing = async {
+        let args = HomeArgs::from_arg_matches(matches).ok()?;
+        let home = connect(&args, env).await.ok()?;
+        let namespace = matches.try_get_one::<String>("namespace").ok().flatten();
+        let objects = match kind {
+            Some(kind) => {
+                let scope = kind.scope(namespace.map(String::as_str), &home);
+                home.untyped(kind.resource(), &scope)
             }
-        }
-    }
-    None
-}
-
-async fn names(
-    objects: Objects,
-    before: &[String],
-    env: &dyn Fn(&str) -> Option<String>,
-) -> Option<Vec<String>> {
-    let args = HomeArgs {
-        kubeconfig: typed(before, &["--kubeconfig"]).map(Into::into),
-        context: typed(before, &["--context"]).map(str::to_owned),
+            None => home.untyped(ApiResource::erase::<Namespace>(&()), &Scope::All),
+        };
+        let params = ListParams::default().limit(MOST);
+        let found = objects.api.list_metadata(&params).await.ok()?;
+        let names = found.items.into_iter().filter_map(|it| it.metadata.name);
+        Some(names.collect())
     };
-    let home = connect(&args, env).await.ok()?;
-    let kind = match objects {
-        Objects::Clusters => ApiResource::erase::<EdgeCluster>(&()),
-        Objects::Tenants => ApiResource::erase::<Tenant>(&()),
-        Objects::Deployments => ApiResource::erase::<KryptonDeployment>(&()),
-        Objects::Namespaces => ApiResource::erase::<Namespace>(&()),
-    };
-    let namespace = typed(before, &["--namespace", "-n"]).unwrap_or(&home.namespace);
-    let api: Api<DynamicObject> = match objects {
-        Objects::Clusters | Objects::Namespaces => Api::all_with(home.client, &kind),
-        Objects::Tenants | Objects::Deployments => {
-            Api::namespaced_with(home.client, namespace, &kind)
-        }
-    };
-    let found = api
-        .list_metadata(&ListParams::default().limit(MOST))
-        .await
-        .ok()?;
-    Some(
-        found
-            .items
-            .into_iter()
-            .filter_map(|object| object.metadata.name)
-            .collect(),
-    )
+    let listed = tokio::time::timeout(DEADLINE, Box::pin(listing)).await;
+    listed.ok().flatten().unwrap_or_default()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::render::Output;
 
     fn next_of(line: &str) -> Next {
         let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
         let (last, before) = words.split_last().unwrap();
-        next(&Cli::command(), before, last)
+        let (command, matches) = typed(before);
+        next(&command, &matches, before, last)
     }
 
     fn words(line: &str) -> Vec<String> {
@@ -281,13 +215,13 @@ mod tests {
         assert!(options.contains(&"--for".to_owned()), "{options:?}");
         assert!(!options.contains(&"--debug-address".to_owned()));
         for (line, next) in [
-            ("get tenants ", Next::Names(Objects::Tenants)),
-            ("get -o wide ec ", Next::Names(Objects::Clusters)),
+            ("get tenants ", Next::Names(Kind::Tenant)),
+            ("get -o wide ec ", Next::Names(Kind::Cluster)),
             ("get tenants acme ", Next::Nothing),
-            ("pause deployment a ", Next::Names(Objects::Deployments)),
-            ("pause tenant -n ", Next::Names(Objects::Namespaces)),
-            ("join ", Next::Names(Objects::Clusters)),
-            ("ban edge-1 ", Next::Names(Objects::Clusters)),
+            ("pause deployment a ", Next::Names(Kind::Deployment)),
+            ("pause tenant -n ", Next::Namespaces),
+            ("join ", Next::Names(Kind::Cluster)),
+            ("ban edge-1 ", Next::Names(Kind::Cluster)),
             ("get clusters --context ", Next::Contexts),
             ("get clusters --kubeconfig ", Next::Files),
             ("version ", Next::Nothing),
@@ -300,12 +234,13 @@ mod tests {
 
     #[test]
     fn typed_options_determine_name_lookup() {
-        let line: Vec<String> = ["get", "-n", "team", "--context=edge", "--kubeconfig", "f"]
-            .map(str::to_owned)
-            .to_vec();
-        assert_eq!(typed(&line, &["--namespace", "-n"]), Some("team"));
-        assert_eq!(typed(&line, &["--context"]), Some("edge"));
-        assert_eq!(typed(&line, &["--kubeconfig"]), Some("f"));
-        assert_eq!(typed(&line, &["--output"]), None);
+        let line = "get tenants -n team --context=edge --kubeconfig f";
+        let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+        let (_, matches) = typed(&words);
+        assert_eq!(matches.get_one::<String>("namespace").unwrap(), "team");
+        let home = HomeArgs::from_arg_matches(&matches).unwrap();
+        assert_eq!(home.context.as_deref(), Some("edge"));
+        assert_eq!(home.kubeconfig.as_deref(), Some(Path::new("f")));
+        assert_eq!(matches.get_one::<Output>("output"), None);
     }
 }

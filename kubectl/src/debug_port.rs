@@ -12,15 +12,14 @@ use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::Pod;
 use krypton_runtime::admin::{BindAddress, DEBUG_DEFAULT, DEBUG_FLAG};
 use krypton_types::error_chain::chain;
-use kube::api::Api;
-use kube::core::ApiResource;
+use kube::api::Portforwarder;
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::error::{KubectlError, call_failed};
-use crate::home::{Connection, Place};
+use crate::error::KubectlError;
+use crate::home::Connection;
 use crate::render::one_line;
 
 /// Time from opening the stream to the end of the response.
@@ -32,12 +31,12 @@ const SHOWN: usize = 8 << 10;
 /// Environment variable that can replace the flag.
 const VARIABLE: &str = "KRYPTON_DEBUG_BIND_ADDRESS";
 
-/// Whose debug port.
+/// A program with a debug port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Program {
-    /// The hub that leads, on its cluster.
+    /// The hub that is the leader, on its cluster
     Hub,
-    /// The agent that acts, on the cluster of the context.
+    /// The acting agent, on the cluster of the context
     Agent,
 }
 
@@ -57,13 +56,6 @@ impl Program {
             Self::Hub => "krypton-hub",
             Self::Agent => "krypton-agent",
         }
-    }
-
-    /// Returns the program that runs in a container.
-    pub(super) fn of(container: &str) -> Option<Self> {
-        Self::ALL
-            .into_iter()
-            .find(|program| program.container() == container)
     }
 
     /// File name of its state dump below `/debug/`.
@@ -133,28 +125,31 @@ impl DebugPort<'_> {
         let answering = tokio::time::timeout(DEADLINE, self.answer(question));
         let (status, text) = answering.await.unwrap_or_else(|_| {
             let seconds = DEADLINE.as_secs();
-            Err(self.silent(match question.method {
-                Method::GET => format!("nothing came within {seconds} s"),
-                _ => format!("nothing came within {seconds} s; ask whether it has changed"),
+            Err(self.silent(&match question.method {
+                Method::GET => format!("no response within {seconds} s"),
+                _ => {
+                    format!("no response within {seconds} s; check whether the filter has changed")
+                }
             }))
         })?;
-        let text_shown = shown(&text);
         match status {
             StatusCode::OK => Ok(text),
             StatusCode::NOT_FOUND => Err(self.refused(&format!(
-                "has no {}: it is of another version than this program",
+                "has no {}: its version differs from the version of this program",
                 question.path
             ))),
-            StatusCode::BAD_REQUEST => Err(self.refused(&format!("says: {text_shown}"))),
-            status => Err(self.silent(format!("{status}: {text_shown}"))),
+            StatusCode::BAD_REQUEST => {
+                Err(self.refused(&format!("rejected the request: {}", shown(&text))))
+            }
+            status => Err(self.silent(&format!("{status}: {}", shown(&text)))),
         }
     }
 
     async fn answer(&self, question: &Question) -> Result<(StatusCode, String), KubectlError> {
         match self {
             Self::Here(address) => match TcpStream::connect(address).await {
-                Ok(stream) => self.over(stream, question).await,
-                Err(error) => Err(self.silent(error.to_string())),
+                Ok(stream) => self.exchange(stream, question).await,
+                Err(error) => Err(self.silent(&error.to_string())),
             },
             Self::Pod { port: None, .. } => Err(self.refused(&format!(
                 "is switched off: set {DEBUG_FLAG} to a loopback address, which takes a restart"
@@ -165,31 +160,11 @@ impl DebugPort<'_> {
                 name,
                 port: Some(port),
             } => {
-                let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), namespace);
-                let opened = pods.portforward(name, &[*port]).await;
-                let mut forwarder = opened.map_err(|error| {
-                    let place = Place::Namespace((*namespace).to_owned());
-                    if let kube::Error::Api(status) = &error
-                        && status.code == 404
-                    {
-                        return cluster.not_found("pod", name, &place);
-                    }
-                    if let kube::Error::Api(status) = &error
-                        && status.code >= 500
-                    {
-                        return self.silent(shown(&status.message));
-                    }
-                    let kind = ApiResource {
-                        plural: "pods/portforward".to_owned(),
-                        ..ApiResource::erase::<Pod>(&())
-                    };
-                    // A WebSocket upgrade is a GET request; newer API servers also require the verb create.
-                    call_failed(error, "get and create", &kind, &place, &cluster.context)
-                })?;
+                let mut forwarder = self.forward(cluster, namespace, name, *port).await?;
                 let stream = forwarder.take_stream(*port);
                 let failed = forwarder.take_error(*port);
                 let (Some(stream), Some(failed)) = (stream, failed) else {
-                    return Err(self.silent("no stream was opened".to_owned()));
+                    return Err(self.silent("no stream was opened"));
                 };
                 let failed = async {
                     match failed.await {
@@ -203,23 +178,46 @@ impl DebugPort<'_> {
                     biased;
                     why = failed => Err(match why.contains("refused") {
                         true => self.refused(&format!(
-                            "is not served at {port}: its log says why ({})",
+                            "is not served at {port}: its log shows why ({})",
                             shown(&why)
                         )),
-                        false => self.silent(shown(&why)),
+                        false => self.silent(&shown(&why)),
                     }),
-                    answer = self.over(stream, question) => answer,
+                    answer = self.exchange(stream, question) => answer,
                 }
             }
         }
     }
 
-    async fn over(
+    async fn forward(
+        &self,
+        cluster: &Connection,
+        namespace: &str,
+        name: &str,
+        port: u16,
+    ) -> Result<Portforwarder, KubectlError> {
+        let pods = cluster.namespaced::<Pod>(namespace);
+        let forwards = cluster
+            .namespaced::<Pod>(namespace)
+            .subresource("portforward");
+        // A WebSocket upgrade is a GET request; newer API servers also require the verb create.
+        let ports = [port];
+        let opening = pods.api.portforward(name, &ports);
+        let opened = forwards.call("get and create", "", opening).await;
+        opened.map_err(|error| match (error.code(), error) {
+            (Some(404), _) => pods.not_found("pod", name),
+            (Some(500..), KubectlError::Call(failed)) => self.silent(&shown(&failed.reason())),
+            (_, error) => error,
+        })
+    }
+
+    /// Sends one HTTP request and reads the response.
+    async fn exchange(
         &self,
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         question: &Question,
     ) -> Result<(StatusCode, String), KubectlError> {
-        let broken = |error: &dyn std::error::Error| self.silent(one_line(&chain(error)));
+        let broken = |error: &dyn std::error::Error| self.silent(&one_line(&chain(error)));
         let request = question.request().map_err(|error| broken(&error))?;
         let greeted = http1::handshake(TokioIo::new(stream)).await;
         let (mut sender, connection) = greeted.map_err(|error| broken(&error))?;
@@ -232,21 +230,22 @@ impl DebugPort<'_> {
     }
 
     /// Name of the pod, or the address, for messages.
-    pub(super) fn whose(&self) -> String {
+    pub(super) fn name(&self) -> String {
         match self {
             Self::Pod { name, .. } => (*name).to_owned(),
             Self::Here(address) => address.to_string(),
         }
     }
 
-    fn silent(&self, reason: String) -> KubectlError {
-        let whose = self.whose();
-        KubectlError::DebugPort { whose, reason }
+    pub(super) fn silent(&self, why: &str) -> KubectlError {
+        KubectlError::NoAnswer(format!(
+            "the debug port of {} does not respond: {why}",
+            self.name()
+        ))
     }
 
     fn refused(&self, why: &str) -> KubectlError {
-        let why = format!("the debug port of {} {why}", self.whose());
-        KubectlError::Refused { why }
+        KubectlError::Refused(format!("the debug port of {} {why}", self.name()))
     }
 }
 
@@ -256,11 +255,22 @@ pub(super) fn shown(answer: &str) -> String {
     one_line(&short)
 }
 
-/// Returns the port of `/debug` from the pod's spec, or `None` if it is disabled.
-pub(super) fn port_of(pod: &Value, container: &str) -> Option<u16> {
+fn containers(pod: &Value) -> impl Iterator<Item = &Value> {
     let containers = pod.pointer("/spec/containers").and_then(Value::as_array);
-    let named = |it: &&Value| it.get("name").and_then(Value::as_str) == Some(container);
-    let spec = containers.and_then(|all| all.iter().find(named));
+    containers.into_iter().flatten()
+}
+
+/// Returns the hub or agent in the pod's containers.
+pub(super) fn programs(pod: &Value) -> impl Iterator<Item = Program> {
+    containers(pod).filter_map(|container| {
+        let name = container.get("name")?.as_str()?;
+        Program::ALL.into_iter().find(|it| it.container() == name)
+    })
+}
+
+/// Returns the port of `/debug` from the pod's spec, or `None` if it is disabled.
+pub(super) fn port_of(pod: &Value, program: Program) -> Option<u16> {
+    let spec = containers(pod).find(|it| it["name"] == program.container());
     let list = |key: &str| spec.and_then(|spec| spec.get(key)?.as_array());
     let words = ["command", "args"].into_iter().filter_map(list).flatten();
     let mut words = words.filter_map(Value::as_str);
@@ -274,9 +284,7 @@ pub(super) fn port_of(pod: &Value, container: &str) -> Option<u16> {
     }
     let of_variable = || {
         let variables = list("env")?;
-        let found = variables
-            .iter()
-            .find(|it| it.get("name").and_then(Value::as_str) == Some(VARIABLE));
+        let found = variables.iter().find(|it| it["name"] == VARIABLE);
         found?.get("value")?.as_str()
     };
     match address.or_else(of_variable).unwrap_or(DEBUG_DEFAULT) {
@@ -332,7 +340,7 @@ mod tests {
                 {"name": "beside", "args": ["--debug-bind-address=0"]},
                 {"name": "krypton-hub", "args": args, "env": env},
             ]}});
-            assert_eq!(port_of(&pod, "krypton-hub"), port, "{pod}");
+            assert_eq!(port_of(&pod, Program::Hub), port, "{pod}");
         }
     }
 

@@ -5,8 +5,6 @@ mod remedy;
 mod sources;
 mod story;
 
-use std::fmt::Write as _;
-
 use clap::{Args, ValueEnum};
 use jiff::Timestamp;
 use krypton_types::names::namespace_name;
@@ -14,37 +12,32 @@ use krypton_types::tenant::TenantKey;
 use serde_json::{Value, json};
 
 use crate::error::KubectlError;
-use crate::home::{Connection, HomeArgs};
-use crate::render::{Output, Printed, encoded, one_line};
+use crate::home::{Env, HomeArgs, connect};
+use crate::kind::Kind;
+use crate::render::{Output, Printed, encode, one_line};
 
 use story::{Line, Mark, Story};
 
 #[derive(Clone, Debug, Args)]
 pub(super) struct Explain {
-    #[arg(value_name = "KIND")]
-    kind: Explained,
-    /// Name of the Tenant.
+    #[arg(id = "kind", value_name = "KIND", value_parser = Kind::singular(&[Kind::Tenant]))]
+    _kind: Kind,
+    /// Name of the Tenant
     name: String,
-    /// Namespace of the Tenant; by default that of the context.
+    /// Namespace of the Tenant; by default that of the context
     #[arg(short, long, value_name = "NAMESPACE", value_parser = namespace_name)]
     namespace: Option<String>,
-    /// Tell of this member of the fleet alone.
+    /// Explain only this member of the fleet
     #[arg(long, value_name = "MEMBER")]
     on: Option<String>,
-    /// Namespace of the hub; by default krypton-system, else krypton, else that of the context.
+    /// Namespace of the hub; by default krypton-system, else krypton, else that of the context
     #[arg(long, value_name = "NAMESPACE", value_parser = namespace_name)]
     hub_namespace: Option<String>,
-    /// For programs.
+    /// Output for programs
     #[arg(short, long, value_name = "FORMAT")]
     output: Option<Format>,
     #[command(flatten)]
-    pub(super) home: HomeArgs,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Explained {
-    #[value(aliases = ["tenants", "tn"])]
-    Tenant,
+    home: HomeArgs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -55,29 +48,23 @@ enum Format {
 /// Missing information becomes a line of the output instead of an error.
 pub(super) async fn run(
     args: Explain,
-    home: &Connection,
+    env: Env<'_>,
     now: Timestamp,
 ) -> Result<Printed, KubectlError> {
-    let Explained::Tenant = args.kind;
+    let home = connect(&args.home, env).await?;
     let namespace = args.namespace.unwrap_or_else(|| home.namespace.clone());
     let key = TenantKey {
         namespace,
         name: args.name,
     };
-    let asked = sources::Asked {
-        on: args.on.as_deref(),
-        hub_namespace: args.hub_namespace.as_deref(),
-    };
-    let sources = Box::pin(sources::gather(&key, asked, home)).await?;
-    let story = story::story(&key, args.on.as_deref(), &sources, now);
-    let stdout = match args.output {
-        Some(Format::Json) => encoded(Output::Json, &as_json(&key, &story))?,
+    let on = args.on.as_deref();
+    let gathering = sources::gather(&key, on, args.hub_namespace.as_deref(), &home);
+    let sources = Box::pin(gathering).await?;
+    let story = story::story(&key, on, &sources, now);
+    let printed = Printed::stdout(match args.output {
+        Some(Format::Json) => encode(Output::Json, &as_json(&key, &story))?,
         None => text(&story),
-    };
-    let printed = Printed {
-        stdout,
-        stderr: String::new(),
-    };
+    });
     match story.ready {
         true => Ok(printed),
         false => Err(KubectlError::NotReady { printed }),
@@ -92,15 +79,13 @@ fn text(story: &Story) -> String {
         if line.member != member {
             member.clone_from(&line.member);
             if let Some(member) = &member {
-                writeln!(text, "{}", one_line(member)).expect("a String takes every write");
+                text += &format!("{}\n", one_line(member));
             }
         }
         let indent = if member.is_some() { "  " } else { "" };
-        let (mark, said) = (sign(line.mark), one_line(&line.text));
-        writeln!(text, "{indent}{mark} {said}").expect("a String takes every write");
+        text += &format!("{indent}{} {}\n", sign(line.mark), one_line(&line.text));
         if let Some(remedy) = &line.remedy {
-            writeln!(text, "{indent}    → {}", one_line(remedy))
-                .expect("a String takes every write");
+            text += &format!("{indent}    → {}\n", one_line(remedy));
         }
     }
     text
@@ -118,12 +103,7 @@ fn sign(mark: Mark) -> char {
 fn as_json(key: &TenantKey, story: &Story) -> Value {
     let line = |line: &Line| {
         json!({
-            "mark": match line.mark {
-                Mark::Well => "Well",
-                Mark::Note => "Note",
-                Mark::Wrong => "Wrong",
-                Mark::NotKnown => "NotKnown",
-            },
+            "mark": format!("{:?}", line.mark),
             "member": line.member,
             "text": one_line(&line.text),
             "remedy": line.remedy.as_deref().map(one_line),

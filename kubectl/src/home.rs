@@ -1,182 +1,180 @@
-//! Connects to the home cluster and lists its objects.
+//! Connects to the cluster of the user's kubeconfig, usually the home cluster.
 
+use std::fmt;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::Args;
 use krypton_crds::edge_cluster::EdgeCluster;
-use krypton_runtime::access::{Found, LocalSource, client_named, local};
+use krypton_runtime::access::{LocalSource, client_named, local};
+use krypton_runtime::lease::SYSTEM_NAMESPACE;
 use kube::api::{DynamicObject, ListParams};
 use kube::config::Kubeconfig;
-use kube::core::ApiResource;
-use kube::{Api, Client, Config};
-use serde_json::{Value, json};
+use kube::core::{ApiResource, NamespaceResourceScope};
+use kube::{Api, Client, Config, Resource};
 
-use crate::error::{KubectlError, call_failed};
+use crate::error::KubectlError;
+use crate::objects::{Objects, Scope};
 
 const USER_AGENT: &str = concat!("kubectl-krypton/", env!("CARGO_PKG_VERSION"));
-pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
-pub(crate) const PAGE_SIZE: u32 = 500;
+/// Namespace of the hub in the documentation.
+const USUAL_NAMESPACE: &str = "krypton";
 
-/// Which cluster is home.
+/// Reads an environment variable.
+pub(crate) type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+/// Selects the cluster.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct HomeArgs {
-    /// Kubeconfig file of the home cluster; by default KUBECONFIG, then .kube/config in HOME.
+    /// Kubeconfig file of the home cluster; by default KUBECONFIG, then .kube/config in HOME
     #[arg(long, value_name = "FILE")]
     pub(crate) kubeconfig: Option<PathBuf>,
-    /// Context of the kubeconfig; by default its current-context.
+    /// Context of the kubeconfig; by default its current-context
     #[arg(long, value_name = "CONTEXT")]
     pub(crate) context: Option<String>,
 }
 
-/// Connection to the selected home cluster.
-pub(crate) struct Connection {
+/// Connection to the selected cluster.
+pub struct Connection {
     pub(crate) client: Client,
     pub(crate) context: String,
     /// Namespace of the context.
     pub(crate) namespace: String,
 }
 
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Connection").field(&self.context).finish()
+    }
+}
+
 impl Connection {
-    pub(crate) async fn in_time<T>(
-        &self,
-        call: impl Future<Output = T>,
-    ) -> Result<T, KubectlError> {
-        let answered = tokio::time::timeout(REQUEST_TIMEOUT, call).await;
-        answered.map_err(|_| KubectlError::TimedOut {
-            context: self.context.clone(),
-        })
+    /// `context` names the cluster in messages.
+    pub fn new(client: Client, context: impl Into<String>) -> Self {
+        let namespace = client.default_namespace().to_owned();
+        let context = context.into();
+        Self {
+            client,
+            context,
+            namespace,
+        }
     }
 
-    pub(crate) fn not_found(&self, what: &str, name: &str, place: &Place) -> KubectlError {
-        KubectlError::NotFound {
-            context: self.context.clone(),
-            what: what.to_owned(),
-            name: name.to_owned(),
-            place: place.in_words(),
-        }
+    /// All objects of a kind.
+    pub(crate) fn all<K: Resource<DynamicType = ()>>(&self) -> Objects<K> {
+        let kind = ApiResource::erase::<K>(&());
+        Objects::new(Api::all(self.client.clone()), kind, Scope::All, self)
+    }
+
+    /// The objects of a kind in one namespace.
+    pub(crate) fn namespaced<K>(&self, namespace: &str) -> Objects<K>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+    {
+        let api = Api::namespaced(self.client.clone(), namespace);
+        let scope = Scope::Namespace(namespace.to_owned());
+        Objects::new(api, ApiResource::erase::<K>(&()), scope, self)
+    }
+
+    /// Objects of a kind as JSON. An object that does not decode then hides neither the others nor its own fields.
+    pub(crate) fn untyped(&self, kind: ApiResource, scope: &Scope) -> Objects<DynamicObject> {
+        let client = self.client.clone();
+        let api = match scope {
+            Scope::All => Api::all_with(client, &kind),
+            Scope::Namespace(namespace) => Api::namespaced_with(client, namespace, &kind),
+        };
+        Objects::new(api, kind, scope.clone(), self)
     }
 
     /// Returns whether the cluster has visible members, as a home cluster does.
     pub(crate) async fn has_members(&self) -> bool {
-        let api: Api<EdgeCluster> = Api::all(self.client.clone());
+        let members = self.all::<EdgeCluster>();
         let one = ListParams::default().limit(1);
-        let found = self.in_time(api.list_metadata(&one)).await;
-        matches!(found, Ok(Ok(found)) if !found.items.is_empty())
+        let found = members.call("list", "", members.api.list_metadata(&one));
+        found.await.is_ok_and(|found| !found.items.is_empty())
+    }
+
+    /// Namespaces that may contain the hub: the one that the user named, or the usual ones.
+    pub(crate) fn hub_namespaces(&self, named: Option<&str>) -> Vec<String> {
+        if let Some(named) = named {
+            return vec![named.to_owned()];
+        }
+        let mut namespaces = vec![SYSTEM_NAMESPACE.to_owned(), USUAL_NAMESPACE.to_owned()];
+        if !namespaces.contains(&self.namespace) {
+            namespaces.push(self.namespace.clone());
+        }
+        namespaces
+    }
+
+    /// Like [`search`] for an object of the hub. A missing object is an error.
+    pub(crate) async fn search_hub<T>(
+        &self,
+        object: &str,
+        namespaces: &[String],
+        look: impl AsyncFn(&str) -> Result<Option<T>, KubectlError>,
+    ) -> Result<(String, T), KubectlError> {
+        if let Some(found) = search(namespaces, look).await? {
+            return Ok(found);
+        }
+        let searched = match namespaces {
+            [one] => format!("the namespace {one}"),
+            all => format!("the namespaces {}", all.join(" and ")),
+        };
+        Err(KubectlError::NotFound(format!(
+            "the cluster {:?} has no {object} in {searched}, so it has no hub of Krypton that agents can join; name the hub's namespace with -n, choose its home cluster with --context or --kubeconfig, or start the hub with --listen",
+            self.context
+        )))
     }
 }
 
-pub(crate) async fn connect(
-    args: &HomeArgs,
-    env: &dyn Fn(&str) -> Option<String>,
-) -> Result<Connection, KubectlError> {
-    let home = Box::pin(home(args, env)).await?;
-    Ok(Connection {
-        context: home.context_name,
-        namespace: home.config.default_namespace.clone(),
-        client: client_named(home.config, USER_AGENT).map_err(KubectlError::Client)?,
-    })
+/// Returns the first result of `look` in these namespaces, with its namespace. A namespace that the user may not read
+/// does not end the search.
+pub(crate) async fn search<T>(
+    namespaces: &[String],
+    look: impl AsyncFn(&str) -> Result<Option<T>, KubectlError>,
+) -> Result<Option<(String, T)>, KubectlError> {
+    let mut forbidden = None;
+    for namespace in namespaces {
+        match look(namespace).await {
+            Ok(Some(found)) => return Ok(Some((namespace.clone(), found))),
+            Ok(None) => {}
+            Err(error) if error.code() == Some(403) => {
+                forbidden.get_or_insert(error);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    forbidden.map_or(Ok(None), Err)
+}
+
+pub(crate) async fn connect(args: &HomeArgs, env: Env<'_>) -> Result<Connection, KubectlError> {
+    let source = LocalSource {
+        flag: args.kubeconfig.clone(),
+        kubeconfig_variable: kubeconfig_variable(env),
+        user_file: user_file(env),
+    };
+    let finding = Box::pin(local(&source, args.context.as_deref(), Config::incluster));
+    let home = finding.await.map_err(KubectlError::Home)?;
+    let client = client_named(home.config, USER_AGENT).map_err(KubectlError::Client)?;
+    Ok(Connection::new(client, home.context_name))
 }
 
 /// The contexts of the user's kubeconfigs.
-pub(crate) fn contexts(env: &dyn Fn(&str) -> Option<String>) -> Vec<String> {
-    let list = env("KUBECONFIG").unwrap_or_default();
-    let own = env("HOME").map(|home| PathBuf::from(home).join(".kube/config"));
-    let named = std::env::split_paths(&list).filter(|path| !path.as_os_str().is_empty());
-    let mut files: Vec<PathBuf> = named.collect();
+pub(crate) fn contexts(env: Env<'_>) -> Vec<String> {
+    let mut files = kubeconfig_variable(env);
     if files.is_empty() {
-        files.extend(own);
+        files.extend(user_file(env));
     }
-    let read = files
-        .iter()
-        .filter_map(|file| Kubeconfig::read_from(file).ok());
-    read.flat_map(|config| config.contexts)
-        .map(|context| context.name)
-        .collect()
+    let configs = files.iter().filter_map(|it| Kubeconfig::read_from(it).ok());
+    let contexts = configs.flat_map(|config| config.contexts);
+    contexts.map(|context| context.name).collect()
 }
 
-async fn home(
-    args: &HomeArgs,
-    env: &dyn Fn(&str) -> Option<String>,
-) -> Result<Found, KubectlError> {
+fn kubeconfig_variable(env: Env<'_>) -> Vec<PathBuf> {
     let list = env("KUBECONFIG").unwrap_or_default();
-    let source = LocalSource {
-        flag: args.kubeconfig.clone(),
-        kubeconfig_variable: std::env::split_paths(&list)
-            .filter(|path| !path.as_os_str().is_empty())
-            .collect(),
-        user_file: env("HOME").map(|home| PathBuf::from(home).join(".kube/config")),
-    };
-    local(&source, args.context.as_deref(), Config::incluster)
-        .await
-        .map_err(KubectlError::Home)
+    let paths = std::env::split_paths(&list);
+    paths.filter(|path| !path.as_os_str().is_empty()).collect()
 }
 
-/// Scope of a list request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
-    Cluster,
-    Namespace(String),
-}
-
-impl Place {
-    pub(crate) fn in_words(&self) -> String {
-        match self {
-            Self::Cluster => "in all namespaces".to_owned(),
-            Self::Namespace(namespace) => format!("in the namespace {namespace}"),
-        }
-    }
-}
-
-/// Lists untyped objects. An object that does not decode then hides neither the others nor its own fields.
-pub(crate) async fn list(
-    client: Client,
-    kind: &ApiResource,
-    place: &Place,
-    name: Option<&str>,
-    context: &str,
-) -> Result<Vec<Value>, KubectlError> {
-    let api: Api<DynamicObject> = match place {
-        Place::Cluster => Api::all_with(client, kind),
-        Place::Namespace(namespace) => Api::namespaced_with(client, namespace, kind),
-    };
-    let mut params = ListParams::default().limit(PAGE_SIZE);
-    if let Some(name) = name {
-        params = params.fields(&format!("metadata.name={name}"));
-    }
-    let mut objects = Vec::new();
-    loop {
-        let page = tokio::time::timeout(REQUEST_TIMEOUT, api.list(&params))
-            .await
-            .map_err(|_| KubectlError::TimedOut {
-                context: context.to_owned(),
-            })?
-            .map_err(|error| call_failed(error, "list", kind, place, context))?;
-        for object in page.items {
-            objects.push(as_value(object, kind)?);
-        }
-        match page.metadata.continue_.filter(|token| !token.is_empty()) {
-            Some(token) => params = params.continue_token(&token),
-            None => return Ok(objects),
-        }
-    }
-}
-
-/// Formats an object like kubectl: with apiVersion and kind, which lists omit, and without managedFields.
-pub(crate) fn as_value(
-    mut object: DynamicObject,
-    kind: &ApiResource,
-) -> Result<Value, KubectlError> {
-    object.metadata.managed_fields = None;
-    object.types = None;
-    let encoded = serde_json::to_value(&object);
-    let fields = encoded.map_err(|error| KubectlError::Encode {
-        format: "object",
-        reason: error.to_string(),
-    })?;
-    let mut value = json!({ "apiVersion": kind.api_version, "kind": kind.kind });
-    if let (Some(value), Value::Object(fields)) = (value.as_object_mut(), fields) {
-        value.extend(fields);
-    }
-    Ok(value)
+fn user_file(env: Env<'_>) -> Option<PathBuf> {
+    env("HOME").map(|home| PathBuf::from(home).join(".kube/config"))
 }

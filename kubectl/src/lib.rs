@@ -13,13 +13,13 @@ mod explain;
 mod home;
 pub mod join_info;
 pub mod join_token;
+mod kind;
+mod objects;
 mod render;
 
 pub use cli::{Cli, run};
-pub use commands::join::JoinError;
-pub use commands::replace::ReplaceError;
-pub use commands::rotate_ca::RotateCaError;
-pub use error::{ExitCode, KubectlError, MEANINGS};
+pub use error::{CallError, ExitCode, KubectlError, MEANINGS};
+pub use home::Connection;
 pub use render::Printed;
 
 #[cfg(test)]

@@ -12,31 +12,25 @@ async fn main() -> ExitCode {
     let (args, now) = (std::env::args_os(), jiff::Timestamp::now());
     // Not locked, because `--watch` would hold the lock until it ends.
     match krypton_kubectl::run(args, &env, now, &mut io::stdout()).await {
-        Ok(printed) => print(&printed),
+        Ok(printed) => print(&printed, ExitCode::SUCCESS),
         Err(KubectlError::Usage(error)) => error.exit(),
-        Err(error @ KubectlError::NotReady { .. }) => {
-            let code = ExitCode::from(error.exit_code() as u8);
-            let KubectlError::NotReady { printed } = error else {
-                return code;
-            };
-            match print(&printed) == ExitCode::SUCCESS {
-                true => code,
-                false => ExitCode::FAILURE,
-            }
-        }
         Err(error) => {
-            if let KubectlError::Incomplete { printed, .. } | KubectlError::Partly { printed, .. } =
-                &error
-            {
-                print(printed);
+            let code = ExitCode::from(error.exit_code() as u8);
+            match &error {
+                KubectlError::NotReady { printed } => return print(printed, code),
+                KubectlError::Partly { printed, .. } => {
+                    print(printed, code);
+                }
+                _ => {}
             }
             eprintln!("error: {}", one_line(&error));
-            ExitCode::from(error.exit_code() as u8)
+            code
         }
     }
 }
 
-fn print(printed: &Printed) -> ExitCode {
+/// Prints the output of a command. Returns `code`, or a failure if the output cannot be written.
+fn print(printed: &Printed, code: ExitCode) -> ExitCode {
     eprint!("{}", printed.stderr);
     match io::stdout().write_all(printed.stdout.as_bytes()) {
         // A reader such as `head` may close the pipe early. Ignore that.
@@ -44,7 +38,7 @@ fn print(printed: &Printed) -> ExitCode {
             eprintln!("error: writing the output failed: {error}");
             ExitCode::FAILURE
         }
-        _ => ExitCode::SUCCESS,
+        _ => code,
     }
 }
 

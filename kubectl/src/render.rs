@@ -4,13 +4,26 @@ use std::fmt::Write as _;
 
 use clap::ValueEnum;
 use jiff::Timestamp;
-use kube::Resource;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::error::KubectlError;
 
 const GAP: usize = 3;
 const ABSENT: &str = "-";
+const MESSAGE_CHARS: usize = 60;
+
+/// How a table shows objects.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct View {
+    /// `-o wide`: more columns or complete texts.
+    pub(crate) wide: bool,
+    pub(crate) now: Timestamp,
+}
+
+/// A column of a table of `K`: its header, and the cell of an object.
+pub(crate) type Column<K> = (&'static str, fn(&K, View) -> String);
 
 /// Rows of cells under a header.
 #[derive(Clone, Debug)]
@@ -19,10 +32,49 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    pub(crate) fn new(header: &[&str]) -> Self {
+    pub(crate) fn new<'a>(header: impl IntoIterator<Item = &'a str>) -> Self {
+        let header = header.into_iter().map(str::to_owned);
         Self {
-            rows: vec![header.iter().map(|cell| (*cell).to_owned()).collect()],
+            rows: vec![header.collect()],
         }
+    }
+
+    pub(crate) fn of<K>(columns: &[Column<K>]) -> Self {
+        Self::new(columns.iter().map(|(header, _)| *header))
+    }
+
+    /// Adds the row of an object. Returns `None` if the object does not decode.
+    pub(crate) fn object<K: DeserializeOwned>(
+        &mut self,
+        columns: &[Column<K>],
+        object: &Value,
+        view: View,
+    ) -> Option<K> {
+        let decoded = decoded::<K>(object);
+        self.push(match &decoded {
+            Some(decoded) => columns
+                .iter()
+                .map(|(_, cell)| cell(decoded, view))
+                .collect(),
+            None => {
+                let names = ["/metadata/namespace", "/metadata/name"];
+                let names = names.into_iter().filter_map(|at| text_at(object, at));
+                names.chain(["<not readable>".to_owned()]).collect()
+            }
+        });
+        decoded
+    }
+
+    pub(crate) fn objects<K: DeserializeOwned>(
+        columns: &[Column<K>],
+        objects: &[Value],
+        view: View,
+    ) -> Self {
+        let mut table = Self::of(columns);
+        for object in objects {
+            table.object(columns, object, view);
+        }
+        table
     }
 
     pub(crate) fn push(&mut self, cells: Vec<String>) {
@@ -36,7 +88,7 @@ impl Table {
 
     /// Renders below earlier output: prints the header only once and never narrows a column.
     pub(crate) fn render_on(self, before: &mut Widths) -> String {
-        let begun = !before.0.is_empty();
+        let has_header = !before.0.is_empty();
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
         before.0.resize(before.0.len().max(columns), 0);
         for row in &self.rows {
@@ -45,7 +97,7 @@ impl Table {
             }
         }
         let mut text = String::new();
-        for row in self.rows.iter().skip(usize::from(begun)) {
+        for row in self.rows.iter().skip(usize::from(has_header)) {
             let mut line = String::new();
             for (cell, width) in row.iter().zip(&before.0) {
                 write!(line, "{cell:<width$}", width = width + GAP)
@@ -62,9 +114,10 @@ impl Table {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Widths(Vec<usize>);
 
-/// Returns the text, or a dash if it is missing or empty.
-pub(crate) fn or_dash(text: Option<String>) -> String {
-    text.filter(|text| !text.is_empty())
+/// Returns the text on one line, or a dash if it is missing or empty.
+pub(crate) fn or_dash(text: Option<impl AsRef<str>>) -> String {
+    let line = text.map(|text| one_line(text.as_ref()));
+    line.filter(|line| !line.is_empty())
         .unwrap_or_else(|| ABSENT.to_owned())
 }
 
@@ -90,7 +143,7 @@ pub(crate) fn reason_and_message(reason: &str, message: &str) -> String {
 }
 
 /// Shortens a text to at most `most` characters; an ellipsis marks the cut.
-pub(crate) fn shortened(text: &str, most: usize) -> String {
+fn shortened(text: &str, most: usize) -> String {
     if text.chars().count() <= most {
         return text.to_owned();
     }
@@ -98,9 +151,21 @@ pub(crate) fn shortened(text: &str, most: usize) -> String {
     format!("{}…", kept.trim_end())
 }
 
-/// Returns `cert-manager:1.19.1` for `https://charts.jetstack.io/cert-manager:1.19.1`.
-pub(crate) fn last_segment(chart: &str) -> String {
-    chart.rsplit('/').next().unwrap_or(chart).to_owned()
+/// A chart's cell: `cert-manager:1.19.1` for `https://charts.jetstack.io/cert-manager:1.19.1`, complete if wide.
+pub(crate) fn chart_cell(chart: Option<&str>, view: View) -> String {
+    or_dash(match view.wide {
+        true => chart,
+        false => chart.and_then(|chart| chart.rsplit('/').next()),
+    })
+}
+
+/// A message's cell: shortened, complete if wide.
+pub(crate) fn message_cell(message: Option<&str>, view: View) -> String {
+    let message = or_dash(message);
+    match view.wide {
+        true => message,
+        false => shortened(&message, MESSAGE_CHARS),
+    }
 }
 
 /// A text field of an untyped object, by path.
@@ -111,16 +176,10 @@ pub(crate) fn text_at(object: &Value, pointer: &str) -> Option<String> {
         .map(one_line)
 }
 
-/// Age of an untyped object.
-pub(crate) fn age_of(object: &Value, now: Timestamp) -> String {
-    let created = object
-        .pointer("/metadata/creationTimestamp")
-        .and_then(Value::as_str);
-    or_dash(
-        created
-            .and_then(|text| text.parse().ok())
-            .map(|created| age(created, now)),
-    )
+/// Age of an object.
+pub(crate) fn age_of(metadata: &ObjectMeta, now: Timestamp) -> String {
+    let created = metadata.creation_timestamp.as_ref();
+    or_dash(created.map(|created| age(created.0, now)))
 }
 
 /// Formats an age like apimachinery's `duration.HumanDuration`: at most two units, the second only for small values.
@@ -161,38 +220,37 @@ pub struct Printed {
     pub stderr: String,
 }
 
-pub(crate) fn encode(format: Output, items: Vec<Value>) -> Result<String, KubectlError> {
-    let list = json!({ "apiVersion": "v1", "kind": "List", "metadata": {}, "items": items });
-    encoded(format, &list)
-}
-
-/// Encodes one document of a stream, with a separator in YAML.
-pub(crate) fn encode_one(format: Output, object: &Value) -> Result<String, KubectlError> {
-    let mark = if format == Output::Yaml { "---\n" } else { "" };
-    Ok(mark.to_owned() + &encoded(format, object)?)
-}
-
-pub(crate) fn encoded(format: Output, value: &Value) -> Result<String, KubectlError> {
-    if format == Output::Json {
-        let text = serde_json::to_string_pretty(value);
-        return text
-            .map(|text| text + "\n")
-            .map_err(|error| KubectlError::Encode {
-                format: "JSON",
-                reason: error.to_string(),
-            });
+impl Printed {
+    pub(crate) fn stdout(text: impl Into<String>) -> Self {
+        Self {
+            stdout: text.into(),
+            ..Self::default()
+        }
     }
-    serde_saphyr::to_string(value).map_err(|error| KubectlError::Encode {
-        format: "YAML",
-        reason: error.to_string(),
-    })
+}
+
+/// Encodes objects as one list.
+pub(crate) fn encode_list(format: Output, items: Vec<Value>) -> Result<String, KubectlError> {
+    let list = json!({ "apiVersion": "v1", "kind": "List", "metadata": {}, "items": items });
+    encode(format, &list)
+}
+
+pub(crate) fn encode(format: Output, value: &Value) -> Result<String, KubectlError> {
+    let failed = |format, error: &dyn std::error::Error| {
+        KubectlError::Failed(format!("writing the {format} failed: {error}"))
+    };
+    match format {
+        Output::Json => match serde_json::to_string_pretty(value) {
+            Ok(text) => Ok(text + "\n"),
+            Err(error) => Err(failed("JSON", &error)),
+        },
+        _ => serde_saphyr::to_string(value).map_err(|error| failed("YAML", &error)),
+    }
 }
 
 /// Returns the typed form of `object`, or `None` if it does not decode.
-pub(crate) fn decoded<K: Resource<DynamicType = ()> + serde::de::DeserializeOwned>(
-    object: &Value,
-) -> Option<K> {
-    <K as serde::Deserialize>::deserialize(object).ok()
+pub(crate) fn decoded<K: DeserializeOwned>(object: &Value) -> Option<K> {
+    K::deserialize(object).ok()
 }
 
 #[cfg(test)]
@@ -233,7 +291,7 @@ mod tests {
 
     #[test]
     fn columns_fit_widest_cell_without_trailing_blanks() {
-        let mut table = Table::new(&["NAME", "AGE"]);
+        let mut table = Table::new(["NAME", "AGE"]);
         table.push(vec!["größer-x".to_owned(), "1s".to_owned()]);
         table.push(vec!["a".to_owned(), String::new()]);
         assert_eq!(table.render(), "NAME       AGE\ngrößer-x   1s\na\n");
@@ -243,7 +301,7 @@ mod tests {
     fn later_output_keeps_columns_without_repeating_header() {
         let mut widths = Widths::default();
         let table = |name: &str| {
-            let mut table = Table::new(&["NAME", "AGE"]);
+            let mut table = Table::new(["NAME", "AGE"]);
             table.push(vec![name.to_owned(), "1s".to_owned()]);
             table
         };

@@ -16,9 +16,14 @@ use serde_json::{Value, json};
 use super::*;
 use crate::commands::get::{clusters_table, deployments_table, tenants_table};
 use crate::commands::support_bundle;
+use crate::render::View;
 
 fn now() -> Timestamp {
     "2026-01-02T03:04:05Z".parse().unwrap()
+}
+
+fn view(wide: bool) -> View {
+    View { wide, now: now() }
 }
 
 fn condition(kind: &str, status: &str, reason: &str, message: &str) -> Value {
@@ -87,7 +92,7 @@ edge-22   none,paused,banned   False       -       -         -         2m5s
 new       -                    Unknown     -       -         -         2m5s
 odd       <not readable>
 ";
-    assert_eq!(clusters_table(&fleet(), false, now()).render(), expected);
+    assert_eq!(clusters_table(&fleet(), view(false)).render(), expected);
 }
 
 #[test]
@@ -97,10 +102,7 @@ NAME      MODE                 CONNECTED   READY   VERSION   APPLIED   AGE    WA
 edge-1    proxy                True        3/4     v1.36.3   1.7       2m5s   1.8      10s         hub-0    u-1           -
 edge-22   none,paused,banned   False       -       -         -         2m5s   -        -           -        -             Unreachable: no answer for 30 s [31m
 ";
-    assert_eq!(
-        clusters_table(&fleet()[..2], true, now()).render(),
-        expected
-    );
+    assert_eq!(clusters_table(&fleet()[..2], view(true)).render(), expected);
 }
 
 fn tenants() -> Vec<Value> {
@@ -138,7 +140,7 @@ default     acme   Error            1/4     cert-manager:1.19.1   1 of 4 cluster
 default     new    -                0/0     -                     -                                                              24h
 default     odd    <not readable>
 ";
-    assert_eq!(tenants_table(&tenants(), false, now()).render(), expected);
+    assert_eq!(tenants_table(&tenants(), view(false)).render(), expected);
 }
 
 #[test]
@@ -171,8 +173,8 @@ default     acme   rome             paris(leaving),rome   Ready   True      smal
 default     new    rome             -                     -       Unknown   -             -                                      2m5s
 default     odd    <not readable>
 ";
-    assert_eq!(deployments_table(&objects, false, now()).render(), expected);
-    let wide = deployments_table(&objects, true, now()).render();
+    assert_eq!(deployments_table(&objects, view(false)).render(), expected);
+    let wide = deployments_table(&objects, view(true)).render();
     assert!(
         wide.contains("https://charts.example.org/small:1.0.0"),
         "{wide}"
@@ -190,7 +192,7 @@ default     acme             Error     1/4       https://charts.jetstack.io/cert
             └ self-cluster   Pending   False                                                      Installing: helm runs
 ";
     assert_eq!(
-        tenants_table(&tenants()[..1], true, now()).render(),
+        tenants_table(&tenants()[..1], view(true)).render(),
         expected
     );
 }
@@ -240,7 +242,7 @@ team        acme       Error     58/60     -       58 of 60 clusters ready   24h
     assert!(
         printed
             .stderr
-            .starts_with("3 of 60 clusters are told of; 1 EdgeClusters"),
+            .starts_with("3 of 60 clusters are shown; 1 EdgeClusters"),
         "{printed:?}"
     );
     let asked = server.asked();
@@ -416,7 +418,7 @@ async fn all_pages_are_read_despite_unreadable_object() {
     let printed = server.run(&["get", "tenants"]).await.unwrap();
     assert_eq!(
         printed.stdout,
-        tenants_table(&tenants(), false, now()).render()
+        tenants_table(&tenants(), view(false)).render()
     );
     assert!(
         server.asked()[1].contains("continue=more"),
@@ -628,7 +630,8 @@ async fn join_searches_candidate_namespaces_for_hub() {
     let server = Server::start(vec![forbidden(), nothing(), nothing()]).await;
     let text = whole_text(&server.run(&["join", "edge-1"]).await.unwrap_err());
     assert!(
-        text.contains("verb get on configmaps") && text.contains("krypton-system/krypton-hub-join"),
+        text.contains("verb get on configmaps")
+            && text.contains("krypton-hub-join in the namespace krypton-system"),
         "{text}"
     );
 }
@@ -666,7 +669,8 @@ async fn published_join_info_is_validated_before_token_creation() {
         let server = Server::start(vec![info]).await;
         let text = whole_text(&server.run(&["join", "edge-1"]).await.unwrap_err());
         assert!(
-            text.contains(word) && text.contains("ConfigMap krypton-system/krypton-hub-join"),
+            text.contains(word)
+                && text.contains("ConfigMap krypton-hub-join in the namespace krypton-system"),
             "{text}"
         );
     }
@@ -678,7 +682,7 @@ async fn join_names_missing_secret_create_permission() {
     let server = Server::start(vec![join_info("hub:1"), no_member(), forbidden]).await;
     let text = whole_text(&server.run(&["join", "edge-1"]).await.unwrap_err());
     assert!(
-        text.contains("you may create Secrets") && text.contains("\"home\""),
+        text.contains("verb create on secrets") && text.contains("\"home\""),
         "{text}"
     );
 }
@@ -706,6 +710,36 @@ async fn invalid_join_arguments_are_rejected_without_any_request() {
         assert!(error.to_string().contains(word), "{error}");
     }
     assert!(server.asked().is_empty());
+}
+
+#[tokio::test]
+async fn change_is_conditional_and_retried_after_conflict() {
+    let found = |version: &str| {
+        let mut member = cluster("edge-1", json!({}), json!({}));
+        member["metadata"]["uid"] = json!("u");
+        member["metadata"]["resourceVersion"] = json!(version);
+        (200, member)
+    };
+    let conflict = || failure(409, "Conflict", "the object has been modified");
+    for words in [&["ban", "edge-1"][..], &["leave", "edge-1", "--uninstall"]] {
+        let forbidden = failure(403, "Forbidden", "no");
+        let answers = vec![found("7"), conflict(), found("8"), forbidden];
+        let server = Server::start(answers).await;
+        let error = server.run(words).await.unwrap_err();
+        assert_eq!(error.exit_code(), ExitCode::NotPermitted);
+        let patches = server.sent().into_iter().filter(|sent| sent.0 == "PATCH");
+        let metadata = patches.map(|(_, patch, _)| {
+            let metadata = &patch["metadata"];
+            assert_eq!(metadata["uid"], "u");
+            metadata["resourceVersion"].clone()
+        });
+        assert_eq!(metadata.collect::<Vec<_>>(), ["7", "8"]);
+    }
+    let attempt = || vec![found("7"), conflict()];
+    let answers = [attempt(), attempt(), attempt()].concat();
+    let server = Server::start(answers).await;
+    let error = server.run(&["ban", "edge-1"]).await.unwrap_err();
+    assert_eq!(error.exit_code(), ExitCode::Refused);
 }
 
 /// The Secret's metadata with these annotations.
@@ -785,7 +819,7 @@ async fn there_is_one_rotation_at_a_time() {
             "under way (Announced)",
         ),
         (vec![stands("Switched"), rotating()], "under way (Switched)"),
-        (vec![asked()], "asked for already"),
+        (vec![asked()], "requested already"),
     ] {
         let server = Server::start(found).await;
         let text = whole_text(&server.run(&["rotate-ca"]).await.unwrap_err());
@@ -813,7 +847,7 @@ async fn rotation_status_shows_phase_and_pending_clusters() {
     let printed = server.run(&["rotate-ca", "--status"]).await.unwrap();
     let expected = format!(
         "\
-Announced 4m ago: agents are told of the new root; when all trust it, it signs. It is {}.
+Announced 4m ago: agents receive the new root; when all trust it, it signs. It is {}.
 WAITING-FOR   CONNECTED   LAST-SEEN   AGENT   WHY
 edge-2        False       2m          0.1.0   its agent does not trust the new root yet: bring its agent back, or delete EdgeCluster edge-2 if the cluster is gone
 edge-3        True        2m          0.1.0   its agent is too old to say which roots it trusts: upgrade its agent
@@ -830,16 +864,20 @@ edge-3        True        2m          0.1.0   its agent is too old to say which 
     );
     let server = Server::start(vec![stands("Announced"), list_of(vec![], "")]).await;
     let printed = server.run(&["rotate-ca", "--status"]).await.unwrap();
-    assert!(printed.stdout.ends_with("Nobody is waited for.\n"));
+    assert!(
+        printed
+            .stdout
+            .ends_with("No cluster blocks the rotation.\n")
+    );
     let server = Server::start(vec![authority(json!({}))]).await;
     let printed = server.run(&["rotate-ca", "--status"]).await.unwrap();
     assert!(printed.stdout.contains("there was none yet"));
     let asked = authority(json!({"mesh.openkcm.io/rotate-ca": "2026-01-02T03:02:05Z"}));
     let server = Server::start(vec![asked]).await;
     let printed = server.run(&["rotate-ca", "--status"]).await.unwrap();
-    assert!(printed.stdout.contains("asked for 2m ago"), "{printed:?}");
+    assert!(printed.stdout.contains("requested 2m ago"), "{printed:?}");
     assert!(
-        printed.stderr.contains("No hub has taken it up"),
+        printed.stderr.contains("No hub has accepted it"),
         "{printed:?}"
     );
 }
@@ -885,7 +923,7 @@ async fn only_named_clusters_are_locked_out() {
         (vec![authority(json!({}))], "no rotation is under way"),
         (
             vec![stands("Announced"), list_of(vec![], "")],
-            "nobody is waited for",
+            "no cluster blocks the rotation",
         ),
     ];
     for (answers, word) in cases {

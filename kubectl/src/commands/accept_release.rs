@@ -1,4 +1,4 @@
-//! `kubectl krypton accept-release`: vouches for a stored release that Krypton refuses to act on.
+//! `kubectl krypton accept-release`: accepts a stored release that Krypton does not trust.
 
 use clap::Args;
 use k8s_openapi::api::core::v1::Secret;
@@ -9,42 +9,34 @@ use krypton_helm::releases::{self, Status};
 use krypton_runtime::lease::SYSTEM_NAMESPACE;
 use krypton_types::error_chain::chain;
 use krypton_types::names::namespace_name;
-use kube::api::{Api, ListParams, PostParams};
-use kube::core::ApiResource;
+use kube::api::{ListParams, PostParams};
 
-use crate::error::{KubectlError, call_failed};
-use crate::home::{Connection, HomeArgs, Place};
+use crate::error::KubectlError;
+use crate::home::{Env, HomeArgs, connect};
 use crate::render::Printed;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct AcceptRelease {
-    /// Name of the Helm release, as the condition ReleaseTampered shows it.
+    /// Name of the Helm release, as the condition ReleaseTampered shows it
     #[arg(value_name = "RELEASE")]
     name: String,
-    /// Workspace of the release; by default the namespace of the context.
+    /// Workspace of the release; by default the namespace of the context
     #[arg(short, long, value_name = "NAMESPACE", value_parser = namespace_name)]
     namespace: Option<String>,
     #[command(flatten)]
-    pub(crate) home: HomeArgs,
+    home: HomeArgs,
 }
 
-pub(crate) async fn run(
-    args: AcceptRelease,
-    cluster: &Connection,
-) -> Result<Printed, KubectlError> {
+pub(crate) async fn run(args: AcceptRelease, env: Env<'_>) -> Result<Printed, KubectlError> {
+    let cluster = connect(&args.home, env).await?;
     let key = ReleaseKey {
         namespace: args.namespace.unwrap_or_else(|| cluster.namespace.clone()),
         name: args.name,
     };
-    let kind = ApiResource::erase::<Secret>(&());
-    let place = Place::Namespace(key.namespace.clone());
-    let failed = |verb, error| call_failed(error, verb, &kind, &place, &cluster.context);
-    let secrets: Api<Secret> = Api::namespaced(cluster.client.clone(), &key.namespace);
+    let secrets = cluster.namespaced::<Secret>(&key.namespace);
     let revisions = ListParams::default().labels(&format!("owner=helm,name={}", key.name));
-    let listed = cluster.in_time(secrets.list(&revisions)).await?;
-    let listed = listed.map_err(|error| failed("list", error))?.items;
+    let listed = secrets.list(revisions).await?.into_iter();
     let mut revisions: Vec<(Revision, Secret)> = listed
-        .into_iter()
         .filter_map(|secret| Some((Revision::of(&secret.metadata)?.1, secret)))
         .collect();
     revisions.sort_by_key(|(revision, _)| revision.revision);
@@ -52,31 +44,24 @@ pub(crate) async fn run(
         .iter()
         .rfind(|(revision, _)| revision.status == Status::Deployed);
     let Some((revision, secret)) = deployed.or(revisions.last()) else {
-        return Err(cluster.not_found("Helm release", &key.name, &place));
+        return Err(secrets.not_found("Helm release", &key.name));
     };
-    let digest = releases::digest(secret).map_err(|error| KubectlError::Release {
-        reason: chain(&error),
-    })?;
-    let records: Api<Secret> = Api::namespaced(cluster.client.clone(), SYSTEM_NAMESPACE);
-    let found = cluster.in_time(records.get_opt(&name(&key))).await?;
-    let mut record = ReleaseRecord::of(found.map_err(|error| failed("get", error))?, &key);
+    let failed = |error: &dyn std::error::Error| KubectlError::Failed(chain(error));
+    let digest = releases::digest(secret).map_err(|error| failed(&error))?;
+    let records = cluster.namespaced::<Secret>(SYSTEM_NAMESPACE);
+    let record_name = name(&key);
+    let mut record = ReleaseRecord::of(records.find(&record_name).await?, &key);
     record.digests.insert(revision.revision, digest);
-    let secret = record
-        .to_secret(&key)
-        .map_err(|error| KubectlError::Release {
-            reason: error.to_string(),
-        })?;
-    let params = PostParams::default();
-    // What was read carries its resourceVersion.
-    let written = match record.exists() {
-        true => {
-            cluster
-                .in_time(records.replace(&name(&key), &params, &secret))
-                .await?
-        }
-        false => cluster.in_time(records.create(&params, &secret)).await?,
-    };
-    written.map_err(|error| failed("update", error))?;
+    let secret = record.to_secret(&key).map_err(|error| failed(&error))?;
+    let (api, params) = (&records.api, PostParams::default());
+    // An existing record carries the resourceVersion that was read.
+    if record.exists() {
+        let replacing = api.replace(&record_name, &params, &secret);
+        records.call("update", &record_name, replacing).await?;
+    } else {
+        let creating = api.create(&params, &secret);
+        records.call("create", &record_name, creating).await?;
+    }
     Ok(Printed {
         stdout: format!(
             "revision {} of release {} in namespace {} accepted\n",

@@ -1,74 +1,73 @@
-//! `kubectl krypton pause|resume|resync|accept|ban|unban`: one field or annotation of an object, changed as it was seen.
+//! `kubectl krypton pause|resume|resync|accept|ban|unban`: changes one field or annotation of each object.
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use jiff::Timestamp;
-use krypton_crds::edge_cluster::EdgeCluster;
-use krypton_crds::krypton_deployment::KryptonDeployment;
-use krypton_crds::tenant::Tenant;
 use krypton_types::conditions;
 use krypton_types::names::{
     PAUSED_ANNOTATION, RECONCILE_REQUESTED_ANNOTATION, SELF_CLUSTER, namespace_name,
 };
-use kube::api::{Api, DynamicObject, Patch, PatchParams};
-use kube::core::ApiResource;
 use serde_json::{Value, json};
 
-use crate::error::{KubectlError, call_failed};
-use crate::home::{Connection, HomeArgs, Place};
+use crate::error::KubectlError;
+use crate::home::{Env, HomeArgs, connect};
+use crate::kind::Kind;
 use crate::render::{Printed, text_at};
-
-/// Another write may come between reading and writing; somebody who writes all the time is not waited for.
-const TRIES: usize = 3;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Change {
+    #[arg(value_parser = Kind::singular(&Kind::ALL))]
     kind: Kind,
     #[arg(required = true, value_name = "NAME")]
     names: Vec<String>,
-    /// Namespace of Tenants and KryptonDeployments; by default that of the context.
+    /// Namespace of Tenants and KryptonDeployments; by default that of the context
     #[arg(short, long, value_name = "NAMESPACE", value_parser = namespace_name)]
     namespace: Option<String>,
     #[command(flatten)]
-    pub(crate) home: HomeArgs,
+    home: HomeArgs,
 }
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Resync {
-    kind: Reconciled,
+    #[arg(value_parser = Kind::singular(&[Kind::Tenant, Kind::Deployment]))]
+    kind: Kind,
     #[arg(required = true, value_name = "NAME")]
     names: Vec<String>,
-    /// Namespace of the objects; by default that of the context.
+    /// Namespace of the objects; by default that of the context
     #[arg(short, long, value_name = "NAMESPACE", value_parser = namespace_name)]
     namespace: Option<String>,
     #[command(flatten)]
-    pub(crate) home: HomeArgs,
+    home: HomeArgs,
+}
+
+impl From<Resync> for Change {
+    fn from(resync: Resync) -> Self {
+        Self {
+            kind: resync.kind,
+            names: resync.names,
+            namespace: resync.namespace,
+            home: resync.home,
+        }
+    }
 }
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Members {
-    /// Name of a cluster of the fleet.
+    /// Name of a cluster of the fleet
     #[arg(required = true, value_name = "NAME")]
     names: Vec<String>,
     #[command(flatten)]
-    pub(crate) home: HomeArgs,
+    home: HomeArgs,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Kind {
-    #[value(aliases = ["clusters", "edgecluster", "edgeclusters", "ec"])]
-    Cluster,
-    #[value(aliases = ["tenants", "tn"])]
-    Tenant,
-    #[value(aliases = ["deployments", "kryptondeployment", "kryptondeployments", "kd"])]
-    Deployment,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Reconciled {
-    #[value(aliases = ["tenants", "tn"])]
-    Tenant,
-    #[value(aliases = ["deployments", "kryptondeployment", "kryptondeployments", "kd"])]
-    Deployment,
+impl From<Members> for Change {
+    fn from(members: Members) -> Self {
+        Self {
+            kind: Kind::Cluster,
+            names: members.names,
+            namespace: None,
+            home: members.home,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,168 +80,55 @@ pub(crate) enum Verb {
     Unban,
 }
 
-/// What is to be written, if anything.
+/// A change of one object.
 #[derive(Clone, Debug, PartialEq)]
 struct Step {
-    /// A merge patch; none where it is so already.
+    /// A merge patch. `None` if the object needs no change.
     patch: Option<Value>,
-    /// What is said of the object then, after its name.
-    said: &'static str,
-    /// What a person should know beside it.
+    /// The result for the user, after the object's name.
+    result: &'static str,
     note: Option<&'static str>,
-    /// The same of clusters that it does not reach, where the object is one of home.
+    /// A note about clusters that the change does not reach. Only relevant on the home cluster.
     elsewhere: Option<String>,
 }
 
-/// The objects that are meant.
-#[derive(Debug)]
-pub(crate) struct ChangeTarget {
-    kind: Kind,
-    names: Vec<String>,
-    namespace: Option<String>,
-}
-
-impl From<Change> for ChangeTarget {
-    fn from(change: Change) -> Self {
-        Self {
-            kind: change.kind,
-            names: change.names,
-            namespace: change.namespace,
-        }
-    }
-}
-
-impl From<Resync> for ChangeTarget {
-    fn from(resync: Resync) -> Self {
-        Self {
-            kind: match resync.kind {
-                Reconciled::Tenant => Kind::Tenant,
-                Reconciled::Deployment => Kind::Deployment,
-            },
-            names: resync.names,
-            namespace: resync.namespace,
-        }
-    }
-}
-
-impl From<Members> for ChangeTarget {
-    fn from(members: Members) -> Self {
-        Self {
-            kind: Kind::Cluster,
-            names: members.names,
-            namespace: None,
-        }
-    }
-}
-
-/// Changes one after the other. What was done before one failed is said.
+/// Changes the objects one after the other. An error lists the objects that were changed before it.
 pub(crate) async fn run(
     verb: Verb,
-    aim: ChangeTarget,
-    home: &Connection,
+    change: Change,
+    env: Env<'_>,
     now: Timestamp,
 ) -> Result<Printed, KubectlError> {
-    let kind = match aim.kind {
-        Kind::Cluster => ApiResource::erase::<EdgeCluster>(&()),
-        Kind::Tenant => ApiResource::erase::<Tenant>(&()),
-        Kind::Deployment => ApiResource::erase::<KryptonDeployment>(&()),
-    };
-    let place = match aim.kind {
-        Kind::Cluster => Place::Cluster,
-        Kind::Tenant | Kind::Deployment => {
-            Place::Namespace(aim.namespace.unwrap_or_else(|| home.namespace.clone()))
-        }
-    };
+    let home = connect(&change.home, env).await?;
+    let kind = change.kind.resource();
+    let scope = change.kind.scope(change.namespace.as_deref(), &home);
+    let objects = home.untyped(kind.clone(), &scope);
+    let (singular, group) = (kind.kind.to_lowercase(), kind.group);
     let mut printed = Printed::default();
-    for name in &aim.names {
-        match change((verb, aim.kind), (&kind, &place), name, home, now).await {
-            Ok(mut step) => {
-                // On an edge its own cluster is all that its Tenants tell of.
-                if step.elsewhere.is_some() && !home.has_members().await {
-                    step.elsewhere = None;
-                }
-                printed.stdout += &format!(
-                    "{}.{}/{name} {}\n",
-                    singular(aim.kind),
-                    kind.group,
-                    step.said
-                );
-                for note in step
-                    .note
-                    .map(str::to_owned)
-                    .into_iter()
-                    .chain(step.elsewhere)
-                {
-                    printed.stderr += &format!("{note}\n");
-                }
-            }
-            Err(error) if printed.stdout.is_empty() => return Err(error),
-            Err(error) => {
-                let error = Box::new(error);
-                return Err(KubectlError::Partly { printed, error });
-            }
+    for name in &change.names {
+        let changing = objects.change(name, |found| {
+            let mut step = step(verb, change.kind, &objects.value(found.clone()), now);
+            (step.patch.take(), step)
+        });
+        let step = match changing.await {
+            Ok((_, step)) => step,
+            Err(error) => return Err(error.after(printed)),
+        };
+        printed.stdout += &format!("{singular}.{group}/{name} {}\n", step.result);
+        if let Some(note) = step.note {
+            printed.stderr += &format!("{note}\n");
+        }
+        // On an edge cluster, its Tenants name no other cluster.
+        if let Some(elsewhere) = step.elsewhere
+            && home.has_members().await
+        {
+            printed.stderr += &format!("{elsewhere}\n");
         }
     }
     Ok(printed)
 }
 
-fn singular(kind: Kind) -> &'static str {
-    match kind {
-        Kind::Cluster => "edgecluster",
-        Kind::Tenant => "tenant",
-        Kind::Deployment => "kryptondeployment",
-    }
-}
-
-async fn change(
-    (verb, of): (Verb, Kind),
-    (kind, place): (&ApiResource, &Place),
-    name: &str,
-    home: &Connection,
-    now: Timestamp,
-) -> Result<Step, KubectlError> {
-    let client = home.client.clone();
-    let api: Api<DynamicObject> = match place {
-        Place::Cluster => Api::all_with(client, kind),
-        Place::Namespace(namespace) => Api::namespaced_with(client, namespace, kind),
-    };
-    let explained = |verb, error| call_failed(error, verb, kind, place, &home.context);
-    for _ in 0..TRIES {
-        let found = home.in_time(api.get_opt(name)).await?;
-        let found = found.map_err(|error| explained("get", error))?;
-        let Some(found) = found else {
-            return Err(home.not_found(&kind.kind, name, place));
-        };
-        let object = serde_json::to_value(&found).unwrap_or_default();
-        let mut step = step(verb, of, &object, now);
-        let Some(patch) = &mut step.patch else {
-            return Ok(step);
-        };
-        // What was not looked at is not changed.
-        patch["metadata"]["uid"] = json!(found.metadata.uid);
-        patch["metadata"]["resourceVersion"] = json!(found.metadata.resource_version);
-        let params = PatchParams {
-            field_manager: Some("kubectl-krypton".to_owned()),
-            ..PatchParams::default()
-        };
-        match home
-            .in_time(api.patch(name, &params, &Patch::Merge(&*patch)))
-            .await?
-        {
-            Ok(_) => return Ok(step),
-            Err(kube::Error::Api(status)) if status.code == 409 => {}
-            Err(error) => return Err(explained("patch", error)),
-        }
-    }
-    Err(KubectlError::Refused {
-        why: format!(
-            "{} {name} is written by others all the time; find out by whom, and run this again",
-            kind.kind
-        ),
-    })
-}
-
-/// What is to be written into this object.
+/// Returns the change of this object.
 fn step(verb: Verb, kind: Kind, object: &Value, now: Timestamp) -> Step {
     let annotation = |name: &str| {
         let annotations = object.pointer("/metadata/annotations")?;
@@ -250,13 +136,13 @@ fn step(verb: Verb, kind: Kind, object: &Value, now: Timestamp) -> Step {
     };
     let set = |field: &str| object.pointer(field).and_then(Value::as_bool) == Some(true);
     let annotated = annotation(PAUSED_ANNOTATION).is_some_and(|value| value != "false");
-    let (changes, patch, said) = match (verb, kind) {
+    let (changes, patch, (done, already)) = match (verb, kind) {
         (Verb::Pause, Kind::Cluster) => (
             !set("/spec/paused"),
             json!({"spec": {"paused": true}}),
             ("paused", "is paused already"),
         ),
-        // Both ways of pausing it.
+        // Ends both kinds of pause.
         (Verb::Resume, Kind::Cluster) => (
             set("/spec/paused") || annotated,
             json!({"spec": {"paused": null}, "metadata": {"annotations": {PAUSED_ANNOTATION: null}}}),
@@ -293,32 +179,30 @@ fn step(verb: Verb, kind: Kind, object: &Value, now: Timestamp) -> Step {
             ("unbanned", "is not banned"),
         ),
     };
-    let (done, already) = said;
     Step {
         note: (verb == Verb::Ban).then_some(
-            "what is installed there stays, and its agent goes on with what it was told last; to stop that too, pause the cluster first",
+            "its releases stay installed, and its agent keeps its last desired state; to stop the agent's writes too, pause the cluster first",
         ),
         elsewhere: elsewhere(object).filter(|_| kind == Kind::Tenant),
         patch: changes.then_some(patch),
-        said: if changes { done } else { already },
+        result: if changes { done } else { already },
     }
 }
 
-/// The clusters of which home only tells: the Tenant was made there, and what is written on home's does not
-/// reach it.
+/// Returns a note about clusters on which the Tenant was created. A change on the home cluster does not reach them.
 fn elsewhere(object: &Value) -> Option<String> {
     let listed = object.pointer("/status/conditions")?.clone();
     let conditions: Vec<_> = serde_json::from_value(listed).ok()?;
     let placed =
         ["/spec/clusterRef/secretName", "/status/place/cluster"].map(|at| text_at(object, at));
-    let made_there: Vec<String> = conditions::clusters(&conditions)
+    let created_there: Vec<String> = conditions::clusters(&conditions)
         .into_keys()
         .filter(|cluster| cluster != SELF_CLUSTER && !placed.contains(&Some(cluster.clone())))
         .collect();
-    (!made_there.is_empty()).then(|| {
+    (!created_there.is_empty()).then(|| {
         format!(
-            "this does not reach {}: the Tenant was made there; run the same with --context or --kubeconfig of that cluster",
-            made_there.join(", ")
+            "this does not reach {}: the Tenant was created there; run the command with --context or --kubeconfig of that cluster",
+            created_there.join(", ")
         )
     })
 }
@@ -383,7 +267,7 @@ mod tests {
         for (verb, kind, object, changes, said) in rows {
             let step = step(verb, kind, object, now());
             assert_eq!(
-                (step.patch.is_some(), step.said),
+                (step.patch.is_some(), step.result),
                 (changes, said),
                 "{verb:?} {kind:?}"
             );

@@ -7,17 +7,15 @@ mod watch;
 
 use std::io::Write;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use jiff::Timestamp;
-use krypton_crds::edge_cluster::EdgeCluster;
-use krypton_crds::krypton_deployment::KryptonDeployment;
-use krypton_crds::tenant::Tenant;
-use kube::core::ApiResource;
 use serde_json::Value;
 
 use crate::error::KubectlError;
-use crate::home::{Connection, HomeArgs, Place, connect, list};
-use crate::render::{Output, Printed, Table, encode};
+use crate::home::{Env, HomeArgs, connect};
+use crate::kind::Kind;
+use crate::objects::Scope;
+use crate::render::{Output, Printed, Table, View, encode_list};
 
 pub(crate) use clusters::clusters_table;
 pub(crate) use deployments::deployments_table;
@@ -25,121 +23,84 @@ pub(crate) use tenants::tenants_table;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Get {
-    pub(crate) kind: Kind,
-    /// The one of this name; a Tenant with a line for each cluster that it is on.
+    #[arg(value_parser = Kind::plural(&Kind::ALL))]
+    kind: Kind,
+    /// Only the object of this name; for a Tenant, with one line for each of its clusters
     #[arg(conflicts_with = "all_namespaces")]
-    pub(crate) name: Option<String>,
-    /// Namespace of Tenants and KryptonDeployments; by default that of the context.
+    name: Option<String>,
+    /// Namespace of Tenants and KryptonDeployments; by default that of the context
     #[arg(
         short,
         long,
         value_name = "NAMESPACE",
         conflicts_with = "all_namespaces"
     )]
-    pub(crate) namespace: Option<String>,
-    /// Those of all namespaces.
+    namespace: Option<String>,
+    /// Objects of all namespaces
     #[arg(short = 'A', long)]
-    pub(crate) all_namespaces: bool,
-    /// Format: a table with more columns and a line per cluster, or the objects themselves.
+    all_namespaces: bool,
+    /// Format: a table with more details and one line per cluster, or the objects themselves
     #[arg(short, long, value_name = "FORMAT")]
-    pub(crate) output: Option<Output>,
-    /// Go on with each change, until Ctrl-C.
+    output: Option<Output>,
+    /// Print each change, until Ctrl-C
     #[arg(short, long)]
-    pub(crate) watch: bool,
+    watch: bool,
     #[command(flatten)]
-    pub(crate) home: HomeArgs,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Kind {
-    #[value(aliases = ["cluster", "edgecluster", "edgeclusters", "ec"])]
-    Clusters,
-    #[value(aliases = ["tenant", "tn"])]
-    Tenants,
-    #[value(aliases = ["deployment", "kryptondeployment", "kryptondeployments", "kd"])]
-    Deployments,
+    home: HomeArgs,
 }
 
 pub(crate) async fn run(
     get: Get,
-    env: &dyn Fn(&str) -> Option<String>,
+    env: Env<'_>,
     now: Timestamp,
     out: &mut dyn Write,
 ) -> Result<Printed, KubectlError> {
     let home = connect(&get.home, env).await?;
-    let place = place(&get, &home);
-    let clusters = ApiResource::erase::<EdgeCluster>(&());
-    let kind = match get.kind {
-        Kind::Clusters => &clusters,
-        Kind::Tenants => &ApiResource::erase::<Tenant>(&()),
-        Kind::Deployments => &ApiResource::erase::<KryptonDeployment>(&()),
+    let scope = match get.all_namespaces {
+        true => Scope::All,
+        false => get.kind.scope(get.namespace.as_deref(), &home),
     };
+    let objects = home.untyped(get.kind.resource(), &scope);
     if get.watch {
-        watch::run(&get, kind, &place, &home, out).await?;
+        watch::run(&get, objects, out).await?;
         return Ok(Printed::default());
     }
     let name = get.name.as_deref();
-    let (client, context) = (home.client.clone(), home.context.as_str());
-    let objects = list(client.clone(), kind, &place, name, context).await?;
-    if let (Some(name), true) = (name, objects.is_empty()) {
-        return Err(home.not_found(&kind.kind, name, &place));
+    let found = objects.values(name).await?;
+    if let (Some(name), []) = (name, found.as_slice()) {
+        return Err(objects.not_found(&objects.kind.kind, name));
     }
-    let one = name
-        .and_then(|_| objects.first())
-        .filter(|_| get.kind == Kind::Tenants);
-    if let (Some(tenant), None | Some(Output::Wide)) = (one, get.output) {
-        let members = if tenants::is_summary(tenant) {
-            list(client, &clusters, &Place::Cluster, None, context).await?
-        } else {
-            Vec::new()
-        };
-        return Ok(tenants::one_tenant(tenant, &members, now));
-    }
-    printed(&get, &place, objects, now)
-}
-
-fn place(get: &Get, home: &Connection) -> Place {
-    match (&get.namespace, get.kind) {
-        (_, Kind::Clusters) => Place::Cluster,
-        _ if get.all_namespaces => Place::Cluster,
-        (Some(namespace), _) => Place::Namespace(namespace.clone()),
-        (None, _) => Place::Namespace(home.namespace.clone()),
-    }
-}
-
-fn printed(
-    get: &Get,
-    place: &Place,
-    objects: Vec<Value>,
-    now: Timestamp,
-) -> Result<Printed, KubectlError> {
-    let stdout = match get.output {
-        Some(format @ (Output::Json | Output::Yaml)) => encode(format, objects)?,
-        _ if objects.is_empty() => {
-            let stderr = match place {
-                Place::Cluster => "No resources found\n".to_owned(),
-                Place::Namespace(namespace) => {
-                    format!("No resources found in {namespace} namespace.\n")
-                }
-            };
-            return Ok(Printed {
-                stdout: String::new(),
-                stderr,
-            });
+    match (get.output, found.as_slice()) {
+        (Some(format @ (Output::Json | Output::Yaml)), _) => {
+            encode_list(format, found).map(Printed::stdout)
         }
-        _ => table_of(get, &objects, now).render(),
-    };
-    Ok(Printed {
-        stdout,
-        stderr: String::new(),
-    })
+        (_, []) => Ok(Printed {
+            stderr: match scope {
+                Scope::All => "No resources found\n".to_owned(),
+                Scope::Namespace(name) => format!("No resources found in {name} namespace.\n"),
+            },
+            ..Printed::default()
+        }),
+        (_, [tenant, ..]) if get.kind == Kind::Tenant && name.is_some() => {
+            let members = match tenants::is_summary(tenant) {
+                true => {
+                    let members = home.untyped(Kind::Cluster.resource(), &Scope::All);
+                    members.values(None).await?
+                }
+                false => Vec::new(),
+            };
+            Ok(tenants::one_tenant(tenant, &members, now))
+        }
+        _ => Ok(Printed::stdout(table(&get, &found, now).render())),
+    }
 }
 
-fn table_of(get: &Get, objects: &[Value], now: Timestamp) -> Table {
+fn table(get: &Get, objects: &[Value], now: Timestamp) -> Table {
     let wide = get.output == Some(Output::Wide);
+    let view = View { wide, now };
     match get.kind {
-        Kind::Clusters => clusters_table(objects, wide, now),
-        Kind::Tenants => tenants_table(objects, wide, now),
-        Kind::Deployments => deployments_table(objects, wide, now),
+        Kind::Cluster => clusters_table(objects, view),
+        Kind::Tenant => tenants_table(objects, view),
+        Kind::Deployment => deployments_table(objects, view),
     }
 }

@@ -1,4 +1,4 @@
-//! `kubectl krypton join NAME`: a join bundle for a cluster, made with the rights of who runs it.
+//! `kubectl krypton join NAME`: creates a join bundle for a cluster, with the user's permissions.
 
 use std::time::Duration;
 
@@ -6,54 +6,49 @@ use clap::{Args, ValueEnum};
 use jiff::Timestamp;
 use krypton_runtime::args::go_values::parse_duration;
 use krypton_runtime::lease::SYSTEM_NAMESPACE;
+use krypton_types::error_chain::chain;
 use krypton_types::join_bundle::{BundleError, JoinBundle, split_address};
-use krypton_types::join_info::{JoinInfo, NAME};
+use krypton_types::join_info::NAME;
 use krypton_types::join_token::{LONGEST_LIFE, SHORTEST_LIFE};
 use krypton_types::names::{SELF_CLUSTER, namespace_name};
 use krypton_types::spiffe::is_member_name;
-use kube::Client;
 
 use crate::commands::replace::Old;
-pub(crate) use crate::commands::replace::ReplaceError;
-
-use crate::home::HomeArgs;
-use crate::join_info::{self, JoinInfoError};
-use crate::join_token::{self, TokenError};
+use crate::error::KubectlError;
+use crate::home::{Env, HomeArgs, connect};
 use crate::render::Printed;
-
-/// Where our pages install the hub.
-const USUAL_NAMESPACE: &str = "krypton";
+use crate::{join_info, join_token};
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Join {
-    /// Name of the cluster in the fleet.
+    /// Name of the cluster in the fleet
     #[arg(value_parser = member_name)]
     name: String,
-    /// The cluster was rebuilt: its EdgeCluster is deleted and made anew with the same spec, so that the
-    /// new cluster can take the name. What is installed on the former one stays there. A member that the
-    /// hub reaches by a kubeconfig, without an agent, needs no bundle, and none is made.
+    /// Let a rebuilt cluster take the name: delete the EdgeCluster and create it again with the same spec. Releases on
+    /// the previous cluster stay installed. A member that the hub reaches through a kubeconfig, without an agent, gets
+    /// no bundle and needs none
     #[arg(long)]
     replace: bool,
-    /// How long the bundle can be used, 1m to 24h; it can be used by one agent's key only.
+    /// Lifetime of the bundle, 1m to 24h. Only one agent's key can use the bundle
     #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = life)]
     ttl: Duration,
-    /// Namespace of the hub; by default krypton-system, else krypton, else that of the context.
+    /// Namespace of the hub; by default krypton-system, else krypton, else that of the context
     #[arg(short, long, value_name = "NAMESPACE", value_parser = namespace_name)]
     namespace: Option<String>,
-    /// HOST:PORT by which the cluster reaches the hub, instead of what the hub advertises; may be repeated.
+    /// HOST:PORT at which the cluster reaches the hub, instead of the addresses that the hub advertises; repeatable
     #[arg(long = "address", value_name = "HOST:PORT", value_parser = address)]
     addresses: Vec<String>,
-    /// What is printed: the bundle, or a helm command with the bundle in it, ready to be pasted.
+    /// Output: the bundle, or a helm command that contains the bundle
     #[arg(short, long, value_name = "FORMAT", default_value = "bundle")]
     output: Format,
-    /// The agent's Helm chart in that command: a folder, an archive, or a reference that helm knows.
+    /// The agent's Helm chart in that command: a folder, an archive, or a reference that Helm accepts
     #[arg(long, value_name = "CHART", default_value = "charts/krypton-agent")]
     chart: String,
-    /// A value for that chart, as helm's --set; may be repeated.
+    /// A value for that chart, as in Helm's --set; repeatable
     #[arg(long = "set", value_name = "KEY=VALUE")]
     values: Vec<String>,
     #[command(flatten)]
-    pub(crate) home: HomeArgs,
+    home: HomeArgs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -62,73 +57,31 @@ enum Format {
     Helm,
 }
 
-/// Why there is no bundle.
-#[derive(Debug, thiserror::Error)]
-pub enum JoinError {
-    #[error(
-        "the cluster {context:?} has no ConfigMap {name} in {looked}, so no hub of Krypton that agents can join is there; name the hub's namespace with -n, choose its home cluster with --context or --kubeconfig, or start the hub with --listen",
-        name = NAME
-    )]
-    NoHub { context: String, looked: String },
-    #[error(
-        "looking for the hub on the cluster {context:?} failed; you need the verb get on configmaps in its namespace"
-    )]
-    Look {
-        context: String,
-        #[source]
-        source: JoinInfoError,
-    },
-    #[error(
-        "the hub in the namespace {namespace} advertises no address; start it with --advertise=HOST:PORT, or name one with --address HOST:PORT"
-    )]
-    NoAddress { namespace: String },
-    #[error(
-        "ConfigMap {namespace}/{name} cannot be used; delete it and the hub writes it again, which takes up to 10 minutes or a restart of the hub",
-        name = NAME
-    )]
-    Info {
-        namespace: String,
-        #[source]
-        source: BundleError,
-    },
-    #[error("making the join token on the cluster {context:?} failed")]
-    Token {
-        context: String,
-        #[source]
-        source: TokenError,
-    },
-    #[error(transparent)]
-    Replace(#[from] ReplaceError),
-    #[error("writing the bundle failed")]
-    Encode(#[source] serde_saphyr::ser::Error),
-}
-
-pub(crate) async fn run(
-    join: Join,
-    client: Client,
-    context: &str,
-    context_namespace: &str,
-    now: Timestamp,
-) -> Result<Printed, JoinError> {
+pub(crate) async fn run(join: Join, env: Env<'_>, now: Timestamp) -> Result<Printed, KubectlError> {
+    let home = connect(&join.home, env).await?;
     let old = match join.replace {
-        true => Some(Old::read(&client, &join.name).await?),
+        true => Some(Old::read(&home, &join.name).await?),
         false => None,
     };
     if let Some(old) = old.as_ref().filter(|old| !old.needs_bundle()) {
-        old.replace(&client).await?;
+        old.replace(&home).await?;
         return Ok(Printed {
             stdout: format!("edgecluster.mesh.openkcm.io/{} replaced\n", join.name),
-            stderr: old.said(now),
+            stderr: old.effects(now),
         });
     }
-    let places = places(join.namespace.as_deref(), context_namespace);
-    let (namespace, info) = find(&client, &places, context).await?;
+    let namespaces = home.hub_namespaces(join.namespace.as_deref());
+    let read = async |namespace: &str| join_info::read(&home, namespace).await;
+    let object = format!("ConfigMap {NAME}");
+    let (namespace, info) = home.search_hub(&object, &namespaces, read).await?;
     let addresses = match join.addresses.is_empty() {
         true => info.addresses,
         false => join.addresses,
     };
     if addresses.is_empty() {
-        return Err(JoinError::NoAddress { namespace });
+        return Err(KubectlError::Refused(format!(
+            "the hub in the namespace {namespace} advertises no address; start it with --advertise=HOST:PORT, or name one with --address HOST:PORT"
+        )));
     }
     let mut bundle = JoinBundle {
         cluster: join.name,
@@ -137,30 +90,30 @@ pub(crate) async fn run(
         token: String::new(),
         expires: now,
     };
-    // Before the token is made, which would be of no use in a bundle that cannot be read.
-    if let Err(source) = check(&bundle) {
-        return Err(JoinError::Info { namespace, source });
-    }
+    // Before the command creates a token, which would be useless in an invalid bundle.
+    check(&bundle).map_err(|error| {
+        KubectlError::Failed(format!(
+            "{object} in the namespace {namespace} is invalid; delete it, and the hub writes it again within 10 minutes or after a restart: {}",
+            chain(&error)
+        ))
+    })?;
     if let Some(old) = &old {
-        old.replace(&client).await?;
+        old.replace(&home).await?;
     }
-    let made = join_token::make(client, &namespace, &bundle.cluster, join.ttl, now)
-        .await
-        .map_err(|source| JoinError::Token {
-            context: context.to_owned(),
-            source,
-        })?;
+    let made = join_token::make(&home, &namespace, &bundle.cluster, join.ttl, now).await?;
     bundle.token = made.token;
     bundle.expires = made.expires;
-    let yaml = bundle.to_yaml().map_err(JoinError::Encode)?;
+    let yaml = bundle.to_yaml().map_err(|error| {
+        KubectlError::Failed(format!("writing the bundle failed: {}", chain(&error)))
+    })?;
     let mut printed = printed(&bundle, yaml, join.output, &join.chart, &join.values);
     if let Some(old) = &old {
-        printed.stderr.insert_str(0, &old.said(now));
+        printed.stderr.insert_str(0, &old.effects(now));
     }
     Ok(printed)
 }
 
-/// The bundle on standard output, in either form; what to do with it on the other.
+/// Puts the bundle, in either form, on standard output, and the next step on standard error.
 fn printed(
     bundle: &JoinBundle,
     yaml: String,
@@ -177,89 +130,36 @@ fn printed(
         quoted(chart)
     );
     for value in values {
-        install.push_str(" --set ");
-        install.push_str(&quoted(value));
+        install += &format!(" --set {}", quoted(value));
     }
     match format {
         Format::Bundle => Printed {
             stdout: yaml,
             stderr: format!(
                 "{once} Write it to {cluster}.yaml and run, with the kubeconfig of that cluster:\n  \
-                 {install} --set-file join.bundle={cluster}.yaml\nor beside it, without a pod:\n  \
+                 {install} --set-file join.bundle={cluster}.yaml\nor, without a pod:\n  \
                  krypton-agent --join-file {cluster}.yaml\n"
             ),
         },
         Format::Helm => {
-            let mut stdout =
-                format!("{install} --values - <<'END-OF-BUNDLE'\njoin:\n  bundle: |\n");
-            for line in yaml.lines() {
-                stdout.push_str("    ");
-                stdout.push_str(line);
-                stdout.push('\n');
-            }
-            stdout.push_str("END-OF-BUNDLE\n");
+            let lines: String = yaml.lines().map(|line| format!("    {line}\n")).collect();
             Printed {
-                stdout,
+                stdout: format!(
+                    "{install} --values - <<'END-OF-BUNDLE'\njoin:\n  bundle: |\n{lines}END-OF-BUNDLE\n"
+                ),
                 stderr: format!("{once} Run it with the kubeconfig of that cluster.\n"),
             }
         }
     }
 }
 
-/// For a shell, where it is more than a plain word.
+/// Quotes an argument for a shell if needed.
 fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-:@+=,".contains(c);
     match !word.is_empty() && word.chars().all(plain) {
         true => word.to_owned(),
         false => format!("'{}'", word.replace('\'', r"'\''")),
     }
-}
-
-/// Where the hub is looked for.
-pub(crate) fn places(named: Option<&str>, of_context: &str) -> Vec<String> {
-    match named {
-        Some(namespace) => vec![namespace.to_owned()],
-        None => {
-            let mut places = vec![SYSTEM_NAMESPACE.to_owned(), USUAL_NAMESPACE.to_owned()];
-            if !places.iter().any(|place| place == of_context) {
-                places.push(of_context.to_owned());
-            }
-            places
-        }
-    }
-}
-
-async fn find(
-    client: &Client,
-    places: &[String],
-    context: &str,
-) -> Result<(String, JoinInfo), JoinError> {
-    let mut forbidden = None;
-    for namespace in places {
-        match join_info::read(client.clone(), namespace).await {
-            Ok(Some(info)) => return Ok((namespace.clone(), info)),
-            Ok(None) => {}
-            // It may be in the next one.
-            Err(error) if error.is_forbidden() => forbidden = forbidden.or(Some(error)),
-            Err(source) => {
-                return Err(JoinError::Look {
-                    context: context.to_owned(),
-                    source,
-                });
-            }
-        }
-    }
-    let context = context.to_owned();
-    Err(match forbidden {
-        Some(source) => JoinError::Look { context, source },
-        None => JoinError::NoHub {
-            context,
-            looked: match places {
-                [one] => format!("the namespace {one}"),
-                all => format!("the namespaces {}", all.join(" and ")),
-            },
-        },
-    })
 }
 
 fn check(bundle: &JoinBundle) -> Result<(), BundleError> {
@@ -276,7 +176,7 @@ fn check(bundle: &JoinBundle) -> Result<(), BundleError> {
 
 fn member_name(text: &str) -> Result<String, &'static str> {
     match text {
-        SELF_CLUSTER => Err("that is the hub's own home cluster, which needs no agent"),
+        SELF_CLUSTER => Err("this is the hub's own home cluster, which needs no agent"),
         _ if is_member_name(text) => Ok(text.to_owned()),
         _ => Err(
             "write lower-case letters, digits, '-' and '.', at most 63 characters, with a letter or digit at both ends",

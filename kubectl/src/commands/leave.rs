@@ -1,154 +1,125 @@
-//! `kubectl krypton leave NAME`: the EdgeCluster is deleted, after it was said what becomes of what is installed.
+//! `kubectl krypton leave NAME`: deletes the EdgeCluster and reports what happens to its releases.
 
 use std::time::Duration;
 
 use clap::Args;
-use krypton_crds::edge_cluster::{DeletionPolicy, EdgeCluster, EdgeClusterSpec};
+use krypton_crds::edge_cluster::{DeletionPolicy, EdgeClusterSpec};
 use krypton_runtime::args::go_values::parse_duration;
 use krypton_types::names::{ORPHAN_ANNOTATION, SELF_CLUSTER, UNINSTALL_FINALIZER};
-use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, Preconditions};
-use kube::core::ApiResource;
-use kube::{Error as KubeError, ResourceExt as _};
+use kube::ResourceExt as _;
+use kube::api::DynamicObject;
 use serde_json::{Value, json};
 
-use crate::error::{KubectlError, call_failed};
-use crate::home::{Connection, HomeArgs, Place};
-use crate::render::Printed;
+use crate::error::KubectlError;
+use crate::home::{Env, HomeArgs, connect};
+use crate::kind::Kind;
+use crate::objects::{Objects, Scope};
+use crate::render::{Printed, one_line};
 
-const LOOK_EVERY: Duration = Duration::from_secs(2);
-const TRIES: usize = 3;
-/// The hub writes on an EdgeCluster within a second or two of its change.
-const HOLD_DEADLINE: Duration = Duration::from_secs(30);
+const INTERVAL: Duration = Duration::from_secs(2);
+/// The hub adds its finalizer within a second or two.
+const FINALIZER_DEADLINE: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Leave {
-    /// Name of the cluster in the fleet.
+    /// Name of the cluster in the fleet
     name: String,
-    /// What is installed there stays, and goes on running.
+    /// Keep all releases on the cluster
     #[arg(long, required_unless_present = "uninstall")]
     orphan: bool,
-    /// Uninstall all releases there first. A cluster that is away is waited for.
+    /// First uninstall all releases on the cluster. The hub waits for a cluster that is unreachable
     #[arg(long, conflicts_with = "orphan")]
     uninstall: bool,
-    /// Wait until it is gone, for so long at most.
-    #[arg(long, value_name = "DURATION", num_args = 0..=1, default_missing_value = "10m", value_parser = patience)]
+    /// Wait until the EdgeCluster is deleted, at most for this time
+    #[arg(long, value_name = "DURATION", num_args = 0..=1, default_missing_value = "10m", value_parser = wait)]
     wait: Option<Duration>,
     #[command(flatten)]
-    pub(crate) home: HomeArgs,
+    home: HomeArgs,
 }
 
-fn patience(text: &str) -> Result<Duration, String> {
-    parse_duration(text).ok_or_else(|| "a duration such as 90s or 10m is wanted".to_owned())
+fn wait(text: &str) -> Result<Duration, &'static str> {
+    parse_duration(text).ok_or("write a duration, as 90s or 10m")
 }
 
-pub(crate) async fn run(leave: Leave, home: &Connection) -> Result<Printed, KubectlError> {
+pub(crate) async fn run(leave: Leave, env: Env<'_>) -> Result<Printed, KubectlError> {
+    let home = connect(&leave.home, env).await?;
     let name = leave.name.as_str();
     if name == SELF_CLUSTER {
-        return Err(KubectlError::Refused {
-            why: "the home cluster itself does not leave; start the hub with --self-cluster=false to leave its Tenants alone".to_owned(),
-        });
+        let why = "the home cluster itself cannot leave; start the hub with --self-cluster=false to ignore its Tenants";
+        return Err(KubectlError::Refused(why.to_owned()));
     }
-    let kind = ApiResource::erase::<EdgeCluster>(&());
-    let api: Api<DynamicObject> = Api::all_with(home.client.clone(), &kind);
-    let explained = |verb, error| call_failed(error, verb, &kind, &Place::Cluster, &home.context);
-    let mut tries = 0;
-    let found = loop {
-        let found = home.in_time(api.get_opt(name)).await?;
-        let found = found.map_err(|error| explained("get", error))?;
-        let found = found.ok_or_else(|| home.not_found(&kind.kind, name, &Place::Cluster))?;
-        let Some(patch) = patch(&found, leave.orphan) else {
-            break found;
-        };
-        let params = PatchParams::default();
-        let patch = Patch::Merge(patch);
-        match home.in_time(api.patch(name, &params, &patch)).await? {
-            Ok(patched) => break patched,
-            Err(KubeError::Api(status)) if status.code == 409 && tries < TRIES => tries += 1,
-            Err(error) => return Err(explained("patch", error)),
-        }
-    };
+    let members = home.untyped(Kind::Cluster.resource(), &Scope::All);
+    let changing = members.change(name, |found| (patch(found, leave.orphan), ()));
+    let (found, ()) = changing.await?;
     if leave.uninstall {
-        // One that is deleted before the hub holds it is gone at once, and nothing is uninstalled.
-        let held = async {
-            let mut now = found.clone();
-            while !now
-                .finalizers()
-                .iter()
-                .any(|held| held == UNINSTALL_FINALIZER)
-            {
-                tokio::time::sleep(LOOK_EVERY).await;
-                let read = home.in_time(api.get_opt(name)).await?;
-                let read = read.map_err(|error| explained("get", error))?;
-                now = read
-                    .filter(|now| now.uid() == found.uid())
-                    .ok_or_else(|| home.not_found(&kind.kind, name, &Place::Cluster))?;
-            }
-            Ok(())
-        };
-        tokio::time::timeout(HOLD_DEADLINE, held)
-            .await
-            .map_err(|_| KubectlError::Refused {
-                why: format!(
-                    "the hub has not put its finalizer on EdgeCluster {name} within {} s, without which nothing would be uninstalled; it was not deleted: check that the hub runs, and run this again",
-                    HOLD_DEADLINE.as_secs()
-                ),
-            })??;
+        wait_for_finalizer(&members, &found).await?;
     }
+    if found.metadata.deletion_timestamp.is_none() {
+        members.delete(name, found.uid()).await?;
+    }
+    let group = &members.kind.group;
     let mut printed = Printed {
-        stdout: format!("{}.{}/{name} is to leave\n", "edgecluster", kind.group),
+        stdout: format!("edgecluster.{group}/{name} is to leave\n"),
         stderr: advice(&found, leave.orphan),
     };
-    if found.metadata.deletion_timestamp.is_none() {
-        // What was not looked at is not deleted.
-        let params = DeleteParams {
-            preconditions: Some(Preconditions {
-                uid: found.uid(),
-                resource_version: None,
-            }),
-            ..DeleteParams::default()
-        };
-        let deleted = home.in_time(api.delete(name, &params)).await?;
-        deleted.map_err(|error| explained("delete", error))?;
-    }
-    let Some(patience) = leave.wait else {
-        return Ok(printed);
-    };
-    let gone = async {
-        let mut told = None;
-        loop {
-            let now = home.in_time(api.get_opt(name)).await?;
-            let now = now.map_err(|error| explained("get", error))?;
-            match now.filter(|now| now.uid() == found.uid()) {
-                None => return Ok(()),
-                Some(now) => {
-                    let waits = waits_for(&now);
-                    if told != waits {
-                        eprintln!(
-                            "{name}: {}",
-                            waits.as_deref().unwrap_or("waits for the hub")
-                        );
-                    }
-                    told = waits;
-                }
-            }
-            tokio::time::sleep(LOOK_EVERY).await;
+    match leave.wait {
+        Some(deadline) if !is_gone(&members, &found, deadline).await? => {
+            let error = KubectlError::Refused(format!(
+                "{name} still exists after {} s; 'kubectl describe edgecluster {name}' shows the reason, and 'kubectl krypton leave {name} --orphan' removes it and keeps its releases",
+                deadline.as_secs()
+            ));
+            Err(error.after(printed))
         }
-    };
-    match tokio::time::timeout(patience, gone).await {
-        Ok(gone) => gone.map(|()| {
-            printed.stdout += &format!("edgecluster.{}/{name} is gone\n", kind.group);
-            printed
-        }),
-        Err(_) => Err(KubectlError::Partly {
-            printed,
-            error: Box::new(KubectlError::Refused {
-                why: format!(
-                    "{name} is not gone after {} s; 'kubectl describe edgecluster {name}' says what is waited for, and 'kubectl krypton leave {name} --orphan' lets it go with what is installed left there",
-                    patience.as_secs()
-                ),
-            }),
-        }),
+        Some(_) => {
+            printed.stdout += &format!("edgecluster.{group}/{name} is gone\n");
+            Ok(printed)
+        }
+        None => Ok(printed),
     }
+}
+
+/// Waits for the hub's finalizer, without which a deletion takes effect immediately and uninstalls nothing.
+async fn wait_for_finalizer(
+    members: &Objects<DynamicObject>,
+    member: &DynamicObject,
+) -> Result<(), KubectlError> {
+    let name = member.name_any();
+    let is_ours = |finalizer: &String| finalizer == UNINSTALL_FINALIZER;
+    let look = |found: Option<DynamicObject>| {
+        let found = found.filter(|found| found.uid() == member.uid());
+        let found = found.ok_or_else(|| members.not_found(&members.kind.kind, &name))?;
+        Ok(found.finalizers().iter().any(is_ours).then_some(()))
+    };
+    let times = (INTERVAL, FINALIZER_DEADLINE);
+    members.wait(&name, times, look).await?.ok_or_else(|| {
+        KubectlError::Refused(format!(
+            "the hub has not added its finalizer to EdgeCluster {name} within {} s, so it would uninstall nothing; the EdgeCluster was not deleted: check that the hub runs, and retry",
+            FINALIZER_DEADLINE.as_secs()
+        ))
+    })
+}
+
+/// Waits until the EdgeCluster is deleted, and prints the reason whenever it changes.
+async fn is_gone(
+    members: &Objects<DynamicObject>,
+    member: &DynamicObject,
+    deadline: Duration,
+) -> Result<bool, KubectlError> {
+    let name = member.name_any();
+    let mut shown = None;
+    let look = |found: Option<DynamicObject>| {
+        let Some(found) = found.filter(|found| found.uid() == member.uid()) else {
+            return Ok(Some(()));
+        };
+        let reason = reason(&found).unwrap_or_else(|| "waits for the hub".to_owned());
+        if shown.as_ref() != Some(&reason) {
+            eprintln!("{name}: {reason}");
+            shown = Some(reason);
+        }
+        Ok(None)
+    };
+    let gone = members.wait(&name, (INTERVAL, deadline), look).await?;
+    Ok(gone.is_some())
 }
 
 fn spec(object: &DynamicObject) -> EdgeClusterSpec {
@@ -156,7 +127,7 @@ fn spec(object: &DynamicObject) -> EdgeClusterSpec {
     serde_json::from_value(spec).unwrap_or_default()
 }
 
-/// What is written before the deletion; none where it is so already.
+/// Returns the patch before the deletion. `None` if the object needs none.
 fn patch(object: &DynamicObject, orphan: bool) -> Option<Value> {
     let uninstalls = spec(object).deletion_policy != DeletionPolicy::Retain;
     let annotated = object
@@ -164,8 +135,8 @@ fn patch(object: &DynamicObject, orphan: bool) -> Option<Value> {
         .get(ORPHAN_ANNOTATION)
         .map(String::as_str)
         == Some("true");
-    let mut patch = match (orphan, uninstalls, annotated) {
-        // The annotation lets one go that is being deleted already.
+    Some(match (orphan, uninstalls, annotated) {
+        // The annotation also releases an EdgeCluster that is already being deleted.
         (true, true, _) => json!({
             "spec": {"deletionPolicy": null},
             "metadata": {"annotations": {ORPHAN_ANNOTATION: "true"}},
@@ -175,41 +146,34 @@ fn patch(object: &DynamicObject, orphan: bool) -> Option<Value> {
             "spec": {"deletionPolicy": DeletionPolicy::Uninstall},
             "metadata": {"annotations": {ORPHAN_ANNOTATION: null}},
         }),
-    };
-    // What was not looked at is not changed.
-    patch["metadata"]["uid"] = json!(object.metadata.uid);
-    patch["metadata"]["resourceVersion"] = json!(object.metadata.resource_version);
-    Some(patch)
+    })
 }
 
-/// What it says of its deletion.
-fn waits_for(object: &DynamicObject) -> Option<String> {
+/// The hub's message about the deletion.
+fn reason(object: &DynamicObject) -> Option<String> {
     let conditions = object.data.pointer("/status/conditions")?.as_array()?;
-    let told = conditions
-        .iter()
-        .find(|condition| condition.get("type").and_then(Value::as_str) == Some("Uninstalled"))?;
-    let message = told.get("message")?.as_str()?;
-    Some(crate::render::one_line(message))
+    let is_it = |condition: &&Value| condition["type"] == "Uninstalled";
+    let message = conditions.iter().find(is_it)?.get("message")?;
+    message.as_str().map(one_line)
 }
 
-/// What is left to do for a person.
+/// Describes the effects, and the remaining work for the user.
 fn advice(object: &DynamicObject, orphan: bool) -> String {
-    let mut lines = Vec::new();
-    lines.push(match orphan {
-        true => "what is installed there stays; an agent there goes on with what it was told last until its chart is uninstalled".to_owned(),
-        false => "its releases are uninstalled first, and its namespaces that Krypton made; a cluster that is away is waited for".to_owned(),
-    });
-    let source = spec(object).source_ref;
-    if let Some(source) = source {
-        let place = source.namespace.map(|namespace| format!("{namespace}/"));
-        lines.push(format!(
-            "it was found by {} {}{}, and stays away until that is taken away and comes back",
-            source.kind,
-            place.unwrap_or_default(),
-            source.name.unwrap_or_default()
-        ));
+    let mut text = match orphan {
+        true => "its releases stay installed; its agent keeps its last desired state until you uninstall the agent's chart\n",
+        false => "the hub first uninstalls its releases and deletes the namespaces that Krypton created; it waits for a cluster that is unreachable\n",
     }
-    lines.into_iter().map(|line| line + "\n").collect()
+    .to_owned();
+    if let Some(source) = spec(object).source_ref {
+        let namespace = source.namespace.map(|namespace| format!("{namespace}/"));
+        text += &format!(
+            "its source is {} {}{}; the cluster joins again only if you remove and recreate that\n",
+            source.kind,
+            namespace.unwrap_or_default(),
+            source.name.unwrap_or_default()
+        );
+    }
+    text
 }
 
 #[cfg(test)]
@@ -249,7 +213,6 @@ mod tests {
         for (spec, annotations, orphan, expected) in rows {
             let patch = patch(&object(spec.clone(), annotations.clone()), orphan);
             let written = patch.map(|patch| {
-                assert_eq!(patch["metadata"]["resourceVersion"], "7");
                 (
                     patch["spec"]["deletionPolicy"].clone(),
                     patch["metadata"]["annotations"][ORPHAN_ANNOTATION].clone(),

@@ -1,74 +1,64 @@
-//! `kubectl krypton version`: of this program, and of hub and agents as far as home tells.
+//! `kubectl krypton version`: versions of this program, and of hub and agents as the home cluster records them.
 
 use std::collections::BTreeMap;
 
 use clap::Args;
-use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_types::names::namespace_name;
-use kube::core::ApiResource;
 use serde_json::Value;
 
-use super::join;
 use crate::error::KubectlError;
-use crate::home::{Connection, HomeArgs, Place, connect, list};
+use crate::home::{Connection, Env, HomeArgs, connect};
 use crate::join_info;
+use crate::kind::Kind;
+use crate::objects::Scope;
 use crate::render::{Printed, text_at};
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Versions {
-    /// Of this program alone; no cluster is asked.
+    /// Only the version of this program; contacts no cluster
     #[arg(long)]
     client: bool,
-    /// Namespace of the hub; by default krypton-system, else krypton, else that of the context.
+    /// Namespace of the hub; by default krypton-system, else krypton, else that of the context
     #[arg(short, long, value_name = "NAMESPACE", value_parser = namespace_name)]
     namespace: Option<String>,
     #[command(flatten)]
     home: HomeArgs,
 }
 
-/// What home cannot tell is a remark, and no failure.
-pub(crate) async fn run(args: Versions, env: &dyn Fn(&str) -> Option<String>) -> Printed {
-    let mut printed = Printed {
-        stdout: format!("kubectl-krypton {}\n", env!("CARGO_PKG_VERSION")),
-        stderr: String::new(),
-    };
+/// If the home cluster cannot be read, prints a remark and succeeds.
+pub(crate) async fn run(args: Versions, env: Env<'_>) -> Result<Printed, KubectlError> {
+    let mut printed = Printed::stdout(format!("kubectl-krypton {}\n", env!("CARGO_PKG_VERSION")));
     if args.client {
-        return printed;
+        return Ok(printed);
     }
-    match Box::pin(of_home(&args, env)).await {
-        Ok((hub, agents)) => {
-            printed.stdout += &hub;
-            printed.stdout += &agents;
+    match of_fleet(&args, env).await {
+        Ok(versions) => printed.stdout += &versions,
+        Err(error) => {
+            printed.stderr = format!("the versions of hub and agents are unknown: {error}\n");
         }
-        Err(error) => printed.stderr = format!("of hub and agents nothing is known: {error}\n"),
     }
-    printed
+    Ok(printed)
 }
 
-async fn of_home(
-    args: &Versions,
-    env: &dyn Fn(&str) -> Option<String>,
-) -> Result<(String, String), KubectlError> {
+async fn of_fleet(args: &Versions, env: Env<'_>) -> Result<String, KubectlError> {
     let home = connect(&args.home, env).await?;
-    let kind = ApiResource::erase::<EdgeCluster>(&());
-    let client = home.client.clone();
-    let members = list(client, &kind, &Place::Cluster, None, &home.context).await?;
-    Ok((hub(args, &home).await, agents(&members)))
+    let members = home.untyped(Kind::Cluster.resource(), &Scope::All);
+    let members = members.values(None).await?;
+    Ok(hub(args, &home).await + &agents(&members))
 }
 
 async fn hub(args: &Versions, home: &Connection) -> String {
-    for namespace in join::places(args.namespace.as_deref(), &home.namespace) {
-        let found = join_info::read(home.client.clone(), &namespace).await;
-        if let Ok(Some(info)) = found
+    for namespace in home.hub_namespaces(args.namespace.as_deref()) {
+        if let Ok(Some(info)) = join_info::read(home, &namespace).await
             && !info.version.is_empty()
         {
             return format!("hub {} (namespace {namespace})\n", info.version);
         }
     }
-    "hub: not known; name its namespace with -n, where you may read its ConfigMap\n".to_owned()
+    "hub: unknown; name a namespace with -n in which you may read its ConfigMap\n".to_owned()
 }
 
-/// A line for each version, with how many members have it.
+/// Formats one line for each version, with its number of members.
 fn agents(members: &[Value]) -> String {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     for member in members {

@@ -1,8 +1,8 @@
 //! Exit codes, which scripts can evaluate.
 
-use std::error::Error;
+use krypton_runtime::call::ApiError;
 
-use super::{JoinError, KubectlError, ReplaceError, RotateCaError};
+use super::{CallError, KubectlError};
 
 /// Result of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,31 +20,34 @@ pub enum ExitCode {
 
 /// Each exit code with its meaning, as in `docs/reference/kubectl.md`.
 pub const MEANINGS: [(ExitCode, &str); 8] = [
-    (ExitCode::Done, "done"),
+    (ExitCode::Done, "the command succeeded"),
     (
         ExitCode::Failed,
-        "failed, or done in part: what was done is said",
+        "the command failed, or changed only some objects, which its output lists",
     ),
     (
         ExitCode::Usage,
-        "wrong usage: nothing was asked of any cluster",
+        "wrong usage; the command contacted no cluster",
     ),
-    (ExitCode::NotFound, "there is no such object, kind, or hub"),
+    (
+        ExitCode::NotFound,
+        "the object, its kind, or the hub does not exist",
+    ),
     (
         ExitCode::NotPermitted,
-        "you may not, or your credentials are not accepted: the message names verb and resource",
+        "the cluster rejects your credentials, or you lack a permission, which the message names",
     ),
     (
         ExitCode::NoAnswer,
-        "the cluster cannot be reached, or did not answer in time",
+        "the cluster is unreachable, or did not respond in time",
     ),
     (
         ExitCode::NotReady,
-        "told, and the Tenant is not Ready, or that is not known",
+        "the Tenant is not Ready, or its readiness is unknown",
     ),
     (
         ExitCode::Refused,
-        "refused, and nothing was changed: the state of things does not allow it now",
+        "the current state does not allow the operation; the command changed nothing",
     ),
 ];
 
@@ -53,67 +56,30 @@ impl KubectlError {
         match self {
             Self::Usage(error) if error.exit_code() == 0 => ExitCode::Done,
             Self::Usage(_) => ExitCode::Usage,
-            Self::NoSuchKind { .. }
-            | Self::NotFound { .. }
-            | Self::NoTenant { .. }
-            | Self::NoPod { .. } => ExitCode::NotFound,
-            Self::Release { .. } => ExitCode::Failed,
+            Self::Call(error) => error.exit_code(),
+            Self::NotFound(_) => ExitCode::NotFound,
+            Self::NoAnswer(_) => ExitCode::NoAnswer,
             Self::NotReady { .. } => ExitCode::NotReady,
-            Self::Forbidden { .. } | Self::Unauthorized { .. } => ExitCode::NotPermitted,
-            Self::TimedOut { .. } | Self::Unreachable { .. } | Self::DebugPort { .. } => {
-                ExitCode::NoAnswer
+            Self::Refused(_) => ExitCode::Refused,
+            Self::Interrupted { source, .. } => source.exit_code(),
+            // Part of the work may be done, so a specific code such as `NotPermitted` would be misleading.
+            Self::Partly { .. } | Self::Home(_) | Self::Client(_) | Self::Failed(_) => {
+                ExitCode::Failed
             }
-            Self::Refused { .. } => ExitCode::Refused,
-            Self::Partly { error, .. } => match error.exit_code() {
-                // Part of the work is done, so a specific code such as `NotPermitted` would be misleading.
-                ExitCode::Done => ExitCode::Done,
-                _ => ExitCode::Failed,
-            },
-            Self::Join(error) => match error.as_ref() {
-                JoinError::NoHub { .. } => ExitCode::NotFound,
-                JoinError::NoAddress { .. } => ExitCode::Refused,
-                JoinError::Replace(ReplaceError::None(_)) => ExitCode::NotFound,
-                JoinError::Replace(ReplaceError::Changed(_) | ReplaceError::Held { .. }) => {
-                    ExitCode::Refused
-                }
-                JoinError::Replace(ReplaceError::Deadline { .. }) => ExitCode::NoAnswer,
-                error => by_cause(error),
-            },
-            Self::RotateCa(error) => match error.as_ref() {
-                RotateCaError::NoHub { .. } => ExitCode::NotFound,
-                RotateCaError::TimedOut { .. } => ExitCode::NoAnswer,
-                RotateCaError::UnderWay { .. }
-                | RotateCaError::Asked
-                | RotateCaError::NothingToForce
-                | RotateCaError::NobodyAwaited
-                | RotateCaError::NotNamed(_)
-                | RotateCaError::NotAwaited(_) => ExitCode::Refused,
-                error => by_cause(error),
-            },
-            error => by_cause(error),
         }
     }
 }
 
-/// Derives the exit code from the API server's response, if any.
-fn by_cause(error: &(dyn Error + 'static)) -> ExitCode {
-    let mut next = Some(error);
-    while let Some(error) = next {
-        match error.downcast_ref::<kube::Error>() {
-            Some(kube::Error::Api(status)) => {
-                return match status.code {
-                    401 | 403 => ExitCode::NotPermitted,
-                    404 => ExitCode::NotFound,
-                    _ => ExitCode::Failed,
-                };
-            }
-            Some(kube::Error::HyperError(_) | kube::Error::Service(_)) => {
-                return ExitCode::NoAnswer;
-            }
-            _ => next = error.source(),
+impl CallError {
+    fn exit_code(&self) -> ExitCode {
+        match self.error.code() {
+            Some(401 | 403) => ExitCode::NotPermitted,
+            Some(404) => ExitCode::NotFound,
+            None if self.is_unreachable() => ExitCode::NoAnswer,
+            None if matches!(self.error, ApiError::Timeout { .. }) => ExitCode::NoAnswer,
+            _ => ExitCode::Failed,
         }
     }
-    ExitCode::Failed
 }
 
 #[cfg(test)]

@@ -6,60 +6,58 @@ use krypton_types::conditions::reason;
 pub(super) fn of_tenant(reason: &str) -> Option<&'static str> {
     Some(match reason {
         reason::CHART_NOT_LOADED => {
-            "see that the repository answers from where the hub runs, with the credentials it has; what is installed runs on"
+            "check that the hub can reach the repository with its credentials; installed workloads keep running"
         }
         reason::VERSION_NOT_FOUND | reason::VERSION_INVALID => {
-            "correct --chart-version, and start the hub again"
+            "correct --chart-version, and restart the hub"
         }
         reason::INSTALL_FAILED | reason::UPGRADE_FAILED => {
-            "correct the chart or its values; the workload or Helm's words above tell which"
+            "correct the chart or its values; the workload or Helm's message above shows which"
         }
-        reason::ROLLBACK_FAILED => "look at the release there with helm history",
+        reason::ROLLBACK_FAILED => "check the release there with helm history",
         reason::UNINSTALL_FAILED => {
-            "see what Helm says; the annotation mesh.openkcm.io/orphan=true lets go and leaves the release"
+            "see Helm's message; the annotation mesh.openkcm.io/orphan=true deletes the Tenant and keeps the release"
         }
-        reason::HELM_UNAVAILABLE => "it goes on within half a minute when helm can be begun there",
+        reason::HELM_UNAVAILABLE => "it continues within 30 seconds after helm can start there",
         reason::REQUEST_REFUSED => {
             "correct the right, admission policy or schema that the message names on that cluster; kubectl krypton resync skips the back-off"
         }
-        reason::SUSPENDED => "nothing: it goes on when the cluster takes writes again",
-        reason::NOT_READY => "look at the workload that is named, on that cluster",
+        reason::SUSPENDED => "nothing: it continues when the cluster accepts writes again",
+        reason::NOT_READY => "look at the workload that the message names, on that cluster",
         reason::RELEASE_IN_USE => {
-            "annotate with mesh.openkcm.io/adopt=true where the message offers it; else delete the Tenant, which leaves the release that is not its own, and create it anew with another spec.workspace"
+            "annotate with mesh.openkcm.io/adopt=true if the message offers it; otherwise delete the Tenant, which keeps the other release, and recreate it with another spec.workspace"
         }
         reason::RELEASE_TAMPERED => {
             "compare the Secret with the chart; delete it to render the chart again, or run kubectl krypton accept-release"
         }
         reason::NAMESPACE_NOT_OWNED => {
-            "delete the Tenant, and create it anew with another spec.workspace"
+            "delete the Tenant, and recreate it with another spec.workspace"
         }
-        reason::WORKSPACE_INVALID => "set spec.workspace to a legal name of a namespace",
+        reason::WORKSPACE_INVALID => "set spec.workspace to a valid name of a namespace",
         reason::WORKSPACE_TERMINATING => {
-            "it goes on when the namespace is gone; look for finalizers in it"
+            "it continues when the namespace is gone; look for finalizers in it"
         }
-        reason::VALUES_NOT_ALLOWED => {
-            "remove spec.values, or have the hub run with --tenant-values"
-        }
+        reason::VALUES_NOT_ALLOWED => "remove spec.values, or start the hub with --tenant-values",
         reason::VALUES_TOO_LARGE => "shorten spec.values",
         reason::NOT_THIS_CLUSTER => {
-            "create it on the member that spec.clusterRef names, remove clusterRef, or have home place it (--place-tenants)"
+            "create it on the member that spec.clusterRef names, remove clusterRef, or let the hub place it (--place-tenants)"
         }
         reason::NAMESPACE_NOT_ALLOWED => {
-            "have the namespace listed in spec.allowedNamespaces of the EdgeCluster, or name another member"
+            "add the namespace to spec.allowedNamespaces of the EdgeCluster, or name another member"
         }
         reason::CLUSTER_NOT_FOUND => {
             "correct spec.clusterRef, or add the cluster; kubectl krypton get clusters lists them"
         }
         reason::CLUSTER_REF_CHANGED => {
-            "put spec.clusterRef back; to move it, delete the Tenant, which uninstalls it unless it has the annotation mesh.openkcm.io/orphan=true, and create it anew"
+            "restore spec.clusterRef; to move the Tenant, delete it, which uninstalls it unless it has the annotation mesh.openkcm.io/orphan=true, and recreate it"
         }
         reason::ALREADY_THERE => {
-            "it is shown, and left alone; deleting the one on the member has home place it, and uninstalls the release first unless that Tenant has the annotation mesh.openkcm.io/orphan=true"
+            "it is shown and not changed; if you delete the Tenant on the member, the hub places this one; the deletion uninstalls the release unless that Tenant has the annotation mesh.openkcm.io/orphan=true"
         }
         reason::BELONGS_TO_ANOTHER => {
-            "annotate the Tenant at home with mesh.openkcm.io/adopt=true to take it over"
+            "annotate the Tenant on the home cluster with mesh.openkcm.io/adopt=true to take it over"
         }
-        reason::NOT_PLACING => "have the hub run with --place-tenants",
+        reason::NOT_PLACING => "start the hub with --place-tenants",
         _ => return None,
     })
 }
@@ -68,33 +66,35 @@ pub(super) fn of_tenant(reason: &str) -> Option<&'static str> {
 pub(super) fn of_member(reason: &str) -> Option<&'static str> {
     Some(match reason {
         reason::AGENT_AWAY => {
-            "look at the agent's log there, and at the way from there to the hub; it goes on meanwhile with what it has"
+            "look at the agent's log, and at its network connection to the hub; it keeps its last desired state"
         }
         reason::UNREACHABLE => {
-            "see that its apiserver answers, and to these credentials; the hub tries again by itself"
+            "check that its API server responds and accepts these credentials; the hub retries automatically"
         }
         reason::KUBECONFIG_INVALID | reason::CLIENT_FAILED => {
             "correct the kubeconfig in its Secret"
         }
         reason::SOURCE_GONE => {
-            "label its Secret again, or kubectl krypton leave NAME --orphan, which leaves what is installed"
+            "label its Secret again, or run kubectl krypton leave NAME --orphan, which keeps its releases"
         }
-        reason::DUPLICATE => "take one of the two members out of the fleet",
+        reason::DUPLICATE => "remove one of the two members from the fleet",
         reason::RENAMED => {
-            "put the Secret back under the old name, or kubectl krypton leave NAME --orphan for the old one: what is installed stays under its name, and all is installed anew"
+            "rename the Secret back, or run kubectl krypton leave NAME --orphan for the old name: its releases keep their names, and the new name installs all of them again"
         }
         reason::IDENTITY_CHANGED => {
             "correct the kubeconfig; if the cluster was rebuilt: kubectl krypton join NAME --replace"
         }
-        reason::BANNED => "kubectl krypton unban lifts it",
+        reason::BANNED => "kubectl krypton unban reverts this",
         reason::OBSERVING => {
-            "somebody else holds its Lease and does the work: when that is its agent, look at its way to the hub"
+            "another process holds its Lease and reconciles it: if that is its agent, check its network connection to the hub"
         }
-        reason::SUSPENDED => "nothing: it goes on when that is over",
+        reason::SUSPENDED => "nothing: it continues when that is over",
         reason::VALUES_MISSING
         | reason::VALUES_INVALID
         | reason::VALUES_TOO_LARGE
-        | reason::NAMESPACES_INVALID => "correct what the message names; the last good stays",
+        | reason::NAMESPACES_INVALID => {
+            "correct the field that the message names; the last valid state stays"
+        }
         _ => return None,
     })
 }

@@ -5,14 +5,14 @@ mod member;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use krypton_crds::tenant::{Tenant, TenantStatus};
-use krypton_types::conditions::{self, PLACED, READY, TARGET_RESOLVED, Truth};
+use krypton_types::conditions::{self, PLACED, READY, State, TARGET_RESOLVED, Truth};
 use krypton_types::names::{ORPHAN_ANNOTATION, PAUSED_ANNOTATION, SELF_CLUSTER};
 use krypton_types::placed_tenant::placed_on;
 use krypton_types::tenant::TenantKey;
 use kube::ResourceExt;
 
 use super::remedy;
-use super::sources::{Asking, Sources};
+use super::sources::{Answer, PastEvent, Sources};
 use crate::render::{age, reason_and_message};
 
 /// Age in seconds after which a Lease that was not renewed counts as expired. Twelve times the hub's default, as clocks
@@ -51,53 +51,51 @@ pub(super) enum Mark {
     NotKnown,
 }
 
-struct Teller<'a> {
+/// Collects the lines of an explanation.
+struct Explainer<'a> {
     key: &'a TenantKey,
     now: Timestamp,
+    /// Member that the next lines are about.
     member: Option<String>,
     lines: Vec<Line>,
 }
 
 /// Builds the explanation, limited to the member `on` if it is set.
 pub(super) fn story(key: &TenantKey, on: Option<&str>, sources: &Sources, now: Timestamp) -> Story {
-    let mut teller = Teller {
+    let mut explainer = Explainer {
         key,
         now,
         member: None,
         lines: Vec::new(),
     };
     let found = match &sources.tenant {
-        Asking::Found(tenant) => Some(tenant),
+        Answer::Found(tenant) => Some(tenant),
         _ => None,
     };
     let status = found.and_then(|tenant| tenant.status.clone());
     let status = status.unwrap_or_default();
-    teller.tenant(&sources.tenant, &status);
-    let of_home = |found: &Asking<_>| matches!(found, Asking::Found(_));
+    explainer.tenant(&sources.tenant, &status);
+    let is_found = |member: &Answer<_>| matches!(member, Answer::Found(_));
     let is_home = found.is_none()
         || status.hub_epoch.is_some()
-        || sources.members.values().any(of_home)
-        || matches!(sources.lead, Asking::Found(_));
-    let led = if is_home {
-        teller.lead(&sources.lead, &sources.hub_namespaces)
+        || sources.members.values().any(is_found)
+        || matches!(sources.lead, Answer::Found(_));
+    let is_led = if is_home {
+        explainer.lead(&sources.lead, &sources.hub_namespaces)
     } else {
-        teller.say(
-            Mark::Note,
-            "this cluster is not home: what follows is what it says itself",
-        );
-        teller.acts(&sources.acts)
+        let text = "this is not the home cluster: the next lines show its own records";
+        explainer.add(Mark::Note, text);
+        explainer.acts(&sources.acts)
     };
-    let heard = teller.members(sources, found, &status, is_home);
-    teller.member = None;
+    let all_report = explainer.members(sources, found, &status, is_home);
     if on.is_none() {
-        teller.rest(&status, sources.members.len());
+        explainer.rest(&status, sources.members.len());
     }
-    teller.events(&sources.events);
+    explainer.events(&sources.events);
+    let is_ready = found.is_some_and(|tenant| is_ready(tenant, &status, on));
     Story {
-        ready: led == Some(true)
-            && heard
-            && found.is_some_and(|tenant| is_ready(tenant, &status, on)),
-        lines: teller.lines,
+        ready: is_led && all_report && is_ready,
+        lines: explainer.lines,
     }
 }
 
@@ -120,34 +118,40 @@ fn is_behind(tenant: &Tenant, status: &TenantStatus) -> bool {
     status.observed_generation.is_none_or(|seen| seen < now)
 }
 
-impl Teller<'_> {
-    fn push(&mut self, mark: Mark, text: impl Into<String>, remedy: Option<String>) {
+impl Explainer<'_> {
+    /// Adds a line with the action that the user can take, if any.
+    fn advise<'r>(
+        &mut self,
+        mark: Mark,
+        text: impl Into<String>,
+        remedy: impl Into<Option<&'r str>>,
+    ) {
         self.lines.push(Line {
             mark,
             member: self.member.clone(),
             text: text.into(),
-            remedy,
+            remedy: remedy.into().map(str::to_owned),
         });
     }
 
-    fn say(&mut self, mark: Mark, text: impl Into<String>) {
-        self.push(mark, text, None);
+    fn add(&mut self, mark: Mark, text: impl Into<String>) {
+        self.advise(mark, text, None);
+    }
+
+    /// Adds the reason and message of a condition.
+    fn condition(&mut self, mark: Mark, state: &State, remedy: Option<&str>) {
+        let text = reason_and_message(&state.reason, &state.message);
+        self.advise(mark, text, remedy);
     }
 
     /// Adds a line if the request failed. Returns false if it succeeded.
-    fn not_known<T>(&mut self, what: &str, asking: &Asking<T>) -> bool {
-        match asking {
-            Asking::NotPermitted(verb) => {
-                self.say(
-                    Mark::NotKnown,
-                    format!("{what} is not known: you may not {verb}"),
-                );
-            }
-            Asking::NoAnswer(why) => {
-                self.say(Mark::NotKnown, format!("{what} is not known: {why}"));
-            }
-            Asking::Found(_) | Asking::None => return false,
-        }
+    fn not_known<T>(&mut self, what: &str, answer: &Answer<T>) -> bool {
+        let why = match answer {
+            Answer::NotPermitted(right) => format!("you may not {right}"),
+            Answer::Failed(why) => why.clone(),
+            Answer::Found(_) | Answer::None => return false,
+        };
+        self.add(Mark::NotKnown, format!("{what} is not known: {why}"));
         true
     }
 
@@ -167,59 +171,54 @@ impl Teller<'_> {
         let placed = tenant.and_then(placed_on);
         match self.member.as_deref() {
             Some(member) if member != SELF_CLUSTER && placed != Some(member) => {
-                format!("{command}, with the --context of {member}: it was made there")
+                format!("{command}, with the --context of {member}: it was created there")
             }
             _ => command,
         }
     }
 
-    fn tenant(&mut self, asked: &Asking<Tenant>, status: &TenantStatus) {
+    fn tenant(&mut self, answer: &Answer<Tenant>, status: &TenantStatus) {
         let key = self.key;
-        if self.not_known(&format!("Tenant {key}"), asked) {
+        if self.not_known(&format!("Tenant {key}"), answer) {
             return;
         }
-        let Asking::Found(tenant) = asked else {
-            let remedy = "one that was made on a member alone is told of there: give that cluster's --context";
+        let Answer::Found(tenant) = answer else {
+            let remedy = "if it exists only on a member, pass that cluster's --context";
             let text = format!("there is no Tenant {key} at home");
-            self.push(Mark::NotKnown, text, Some(remedy.to_owned()));
-            return;
+            return self.advise(Mark::NotKnown, text, remedy);
         };
-        self.whose(tenant, status);
+        self.target(tenant, status);
         if let Some(deleted) = &tenant.metadata.deletion_timestamp {
             let since = self.when(deleted.0);
-            let held = tenant.finalizers().join(", ");
-            let held = match held.is_empty() {
-                true => String::new(),
-                false => format!(", held by the finalizers {held}"),
+            let held = match tenant.finalizers() {
+                [] => String::new(),
+                held => format!(", held by the finalizers {}", held.join(", ")),
             };
-            self.say(Mark::Note, format!("being deleted since {since}{held}"));
+            self.add(Mark::Note, format!("being deleted since {since}{held}"));
         }
         let annotation = |name: &str| tenant.annotations().get(name).map(String::as_str);
         if annotation(PAUSED_ANNOTATION).is_some_and(|value| value != "false") {
             let text = "paused by an annotation: nothing is written for it but its status";
             let remedy = self.command("resume", None);
-            self.push(Mark::Note, text, Some(remedy));
+            self.advise(Mark::Note, text, remedy.as_str());
         }
         if annotation(ORPHAN_ANNOTATION) == Some("true") {
             let text = "annotated as an orphan: its release stays when it is deleted";
-            self.say(Mark::Note, text);
+            self.add(Mark::Note, text);
         }
         let Some(ready) = conditions::find(&status.conditions, READY) else {
-            let remedy = "see its events: one that does not fit the schema is told of there";
-            let text = "nothing was said of it yet";
-            self.push(Mark::NotKnown, text, Some(remedy.to_owned()));
-            return;
+            let remedy = "see its events: they report a Tenant that does not match the schema";
+            return self.advise(Mark::NotKnown, "it has no status yet", remedy);
         };
         if is_behind(tenant, status) {
-            let text = "it was changed, and nobody has looked at the change yet";
-            self.say(Mark::Note, text);
+            let text = "it was changed, and its status does not reflect the change yet";
+            self.add(Mark::Note, text);
         }
-        let text = reason_and_message(&ready.reason, &ready.message);
-        self.say(mark(ready.truth), text);
+        self.condition(mark(ready.truth), &ready, None);
     }
 
     /// Describes the origin and the target of the Tenant.
-    fn whose(&mut self, tenant: &Tenant, status: &TenantStatus) {
+    fn target(&mut self, tenant: &Tenant, status: &TenantStatus) {
         let key = self.key;
         let clusters = conditions::clusters(&status.conditions);
         let count = status
@@ -229,83 +228,85 @@ impl Teller<'_> {
             (Some(member), _) => format!("Tenant {key} is placed on {member}, from home"),
             (None, Some(member)) => format!("Tenant {key} names {member}"),
             (None, None) => match (count, clusters.keys().next()) {
-                (0, _) => format!("Tenant {key} is on no cluster that has said so"),
+                (0, _) => format!("Tenant {key} has no report from a cluster"),
                 (1, Some(only)) => format!("Tenant {key} is on {only}"),
                 _ => format!("Tenant {key} is on {count} clusters"),
             },
         };
-        self.say(Mark::Well, text);
-        let said = |type_| conditions::find(&status.conditions, type_);
-        let resolved = said(TARGET_RESOLVED).filter(|state| state.truth == Truth::False);
-        let placed = said(PLACED).filter(|state| state.truth != Truth::True);
-        let placed = placed.filter(|placed| {
-            resolved
-                .as_ref()
-                .is_none_or(|resolved| resolved.reason != placed.reason)
-        });
-        for state in [resolved, placed].into_iter().flatten() {
-            let remedy = remedy::of_tenant(&state.reason).map(str::to_owned);
-            let text = reason_and_message(&state.reason, &state.message);
-            self.push(mark(state.truth), text, remedy);
+        self.add(Mark::Well, text);
+        let find = |type_| conditions::find(&status.conditions, type_);
+        let resolved = find(TARGET_RESOLVED).filter(|state| state.truth == Truth::False);
+        let placed = find(PLACED).filter(|state| state.truth != Truth::True);
+        let same = |a: &State| resolved.as_ref().is_some_and(|b| a.reason == b.reason);
+        let placed = placed.filter(|placed| !same(placed));
+        for state in [&resolved, &placed].into_iter().flatten() {
+            self.condition(mark(state.truth), state, remedy::of_tenant(&state.reason));
         }
     }
 
-    /// Returns whether a hub leads, or `None` if unknown.
-    fn lead(&mut self, asked: &Asking<Lease>, looked: &[String]) -> Option<bool> {
-        if self.not_known("who leads of the hubs", asked) {
-            return None;
+    /// Returns whether a hub leads.
+    fn lead(&mut self, answer: &Answer<Lease>, namespaces: &[String]) -> bool {
+        if self.not_known("the leader of the hubs", answer) {
+            return false;
         }
-        let Asking::Found(lease) = asked else {
-            let places = looked.join(" or ");
-            let text = format!("there is no Lease of a hub in the namespace {places}");
+        let Answer::Found(lease) = answer else {
+            let namespaces = namespaces.join(" or ");
+            let text = format!("there is no Lease of a hub in the namespace {namespaces}");
             let remedy = "name the hub's namespace with --hub-namespace";
-            self.push(Mark::NotKnown, text, Some(remedy.to_owned()));
-            return None;
+            self.advise(Mark::NotKnown, text, remedy);
+            return false;
         };
-        let (holder, renewed) = self.held(lease, LEASE_IS_OLD)?;
-        if let Some(holder) = holder {
-            self.say(Mark::Well, format!("the hub {holder} leads"));
-            return Some(true);
+        let Some((holder, renewed)) = self.holder(lease, LEASE_IS_OLD) else {
+            return false;
+        };
+        match holder {
+            Some(holder) => self.add(Mark::Well, format!("the hub {holder} leads")),
+            None => {
+                let since = renewed.map_or_else(|| "ever".to_owned(), |at| self.when(at));
+                let text =
+                    format!("no hub has led since {since}: the lines below are from that time");
+                let remedy =
+                    "look at the hub's pods and their log; installed workloads keep running";
+                self.advise(Mark::Wrong, text, remedy);
+            }
         }
-        let since = renewed.map_or_else(|| "ever".to_owned(), |at| self.when(at));
-        let text = format!("no hub has led since {since}: what is told below is of then");
-        let remedy = "look at the hub's pods and their log; what is installed runs on";
-        self.push(Mark::Wrong, text, Some(remedy.to_owned()));
-        Some(false)
+        holder.is_some()
     }
 
-    /// Returns whether an agent or a hub acts on this edge cluster, or `None` if unknown.
-    fn acts(&mut self, asked: &Asking<Lease>) -> Option<bool> {
-        if self.not_known("who acts on this cluster", asked) {
-            return None;
+    /// Returns whether an agent or a hub acts on this edge cluster.
+    fn acts(&mut self, answer: &Answer<Lease>) -> bool {
+        if self.not_known("the Lease holder of this cluster", answer) {
+            return false;
         }
-        let (holder, renewed) = match asked {
-            Asking::Found(lease) => self.held(lease, HOLD_IS_OLD)?,
+        let (holder, renewed) = match answer {
+            Answer::Found(lease) => match self.holder(lease, HOLD_IS_OLD) {
+                Some(held) => held,
+                None => return false,
+            },
             _ => (None, None),
         };
         if let Some(holder) = holder {
-            self.say(
-                Mark::Well,
-                format!("{holder} holds its Lease, and acts here"),
-            );
-            return Some(true);
+            let text = format!("{holder} holds its Lease, and acts here");
+            self.add(Mark::Well, text);
+            return true;
         }
         let text = match renewed {
             Some(at) => {
                 let since = self.when(at);
-                format!("nobody has acted here since {since}: what is told below is of then")
+                format!(
+                    "no agent or hub has acted here since {since}: the lines below are from that time"
+                )
             }
-            None => "nobody has acted here yet".to_owned(),
+            None => "no agent or hub has acted here yet".to_owned(),
         };
-        let remedy =
-            "look at the agent's pods and their log, or at the hub's; what is installed runs on";
-        self.push(Mark::Wrong, text, Some(remedy.to_owned()));
-        Some(false)
+        let remedy = "look at the agent's pods and their log, or at the hub's; installed workloads keep running";
+        self.advise(Mark::Wrong, text, remedy);
+        false
     }
 
     /// Returns the holder (`None` if the Lease is older than `old` seconds) and the last renewal. If the clocks differ
     /// too much, adds a line and returns `None`.
-    fn held<'l>(
+    fn holder<'l>(
         &mut self,
         lease: &'l Lease,
         old: i64,
@@ -315,9 +316,9 @@ impl Teller<'_> {
         let ago = renewed.map(|at| self.now.as_second() - at.as_second());
         if let Some(at) = renewed.filter(|_| ago < Some(-LEASE_IS_OLD)) {
             let at = self.when(at);
-            let text = format!("who holds the Lease is not known: it was renewed at {at}");
-            let remedy = "compare the clock of this machine with theirs";
-            self.push(Mark::NotKnown, text, Some(remedy.to_owned()));
+            let text = format!("the Lease holder is not known: the Lease was renewed at {at}");
+            let remedy = "compare the clocks of this machine and of the cluster";
+            self.advise(Mark::NotKnown, text, remedy);
             return None;
         }
         let holder = spec.and_then(|spec| spec.holder_identity.as_deref());
@@ -327,36 +328,35 @@ impl Teller<'_> {
     }
 
     /// Mentions the members that have no separate lines.
-    fn rest(&mut self, status: &TenantStatus, told: usize) {
+    fn rest(&mut self, status: &TenantStatus, shown: usize) {
         let all = match &status.summary {
             Some(summary) => summary.clusters as usize,
             None => conditions::clusters(&status.conditions).len(),
         };
-        if all > told {
+        if all > shown {
+            let TenantKey { namespace, name } = self.key;
             let text = format!(
-                "of {all} clusters the {told} worst are told of: kubectl krypton get tenant {} -n {} has a line for each",
-                self.key.name, self.key.namespace
+                "only the {shown} worst of {all} clusters are shown: kubectl krypton get tenant {name} -n {namespace} has a line for each"
             );
-            self.say(Mark::Note, text);
+            self.add(Mark::Note, text);
         }
     }
 
-    fn events(&mut self, asked: &Asking<Vec<super::sources::Happened>>) {
-        if self.not_known("what happened to it of late", asked) {
+    fn events(&mut self, answer: &Answer<Vec<PastEvent>>) {
+        if self.not_known("the list of recent events", answer) {
             return;
         }
-        let Asking::Found(events) = asked else {
+        let Answer::Found(events) = answer else {
             return;
         };
         for event in events.iter().skip(events.len().saturating_sub(EVENTS)) {
-            let mark = if event.warning {
-                Mark::Note
-            } else {
-                Mark::Well
+            let mark = match event.warning {
+                true => Mark::Note,
+                false => Mark::Well,
             };
-            let said = reason_and_message(&event.reason, &event.message);
+            let message = reason_and_message(&event.reason, &event.message);
             let ago = age(event.at, self.now);
-            self.say(mark, format!("event, {ago} ago: {said}"));
+            self.add(mark, format!("event, {ago} ago: {message}"));
         }
     }
 }

@@ -4,7 +4,7 @@ use krypton_types::conditions::reason;
 use serde_json::{Value, json};
 
 use super::remedy;
-use super::sources::{Asking, Happened, Sources, members_to_tell};
+use super::sources::{Answer, PastEvent, Sources, members_to_tell};
 use super::*;
 
 const NOW: &str = "2026-11-23T00:40:00Z";
@@ -109,21 +109,21 @@ fn saying(object: Value, said: Value) -> Value {
     with(object, "/status/conditions", json!(conditions))
 }
 
-fn found<T: serde::de::DeserializeOwned>(object: Value) -> Asking<T> {
-    Asking::Found(serde_json::from_value(object).unwrap())
+fn found<T: serde::de::DeserializeOwned>(object: Value) -> Answer<T> {
+    Answer::Found(serde_json::from_value(object).unwrap())
 }
 
 fn seen(tenant: Value, members: &[(&str, Value)]) -> Sources {
     Sources {
         tenant: found(tenant),
         lead: found(lease("hub-0", "2026-11-23T00:39:58.000000Z")),
-        acts: Asking::None,
+        acts: Answer::None,
         hub_namespaces: vec!["krypton".to_owned()],
         members: members
             .iter()
             .map(|(name, object)| ((*name).to_owned(), found(object.clone())))
             .collect(),
-        events: Asking::Found(Vec::new()),
+        events: Answer::Found(Vec::new()),
     }
 }
 
@@ -168,11 +168,11 @@ fn failure_shows_cause_and_next_step() {
     let cases = [
         (
             retry("2026-11-23T00:42:05Z"),
-            "! next: it is tried again at 2026-11-23T00:42:05Z (in 2m5s), after 3 failed attempts\n      → at once: kubectl krypton resync tenant acme -n default, with the --context of edge-1",
+            "! next: it is retried at 2026-11-23T00:42:05Z (in 2m5s), after 3 failed attempts\n      → now: kubectl krypton resync tenant acme -n default, with the --context of edge-1",
         ),
         (
             retry("2026-11-23T00:39:00Z"),
-            "! next: another attempt, due 2026-11-23T00:39:00Z (60s ago), after 3 failed attempts; of that nothing was said yet",
+            "! next: another attempt, due 2026-11-23T00:39:00Z (60s ago), after 3 failed attempts; no result yet",
         ),
         (
             json!({"cluster": "edge-1", "what": "GivenUp", "attempts": 1}),
@@ -180,7 +180,7 @@ fn failure_shows_cause_and_next_step() {
         ),
         (
             json!({"cluster": "edge-1", "what": "Unlock", "at": "2026-11-23T00:50:00Z", "attempts": 0}),
-            "! next: the release is taken over from whoever holds it at 2026-11-23T00:50:00Z (in 10m)",
+            "! next: the lock of the release is taken over at 2026-11-23T00:50:00Z (in 10m)",
         ),
         (
             json!({"cluster": "edge-1", "what": "Wait", "at": "2026-11-23T00:45:00Z", "attempts": 0}),
@@ -240,17 +240,17 @@ fn each_state_of_a_tenant_has_its_words() {
         (
             with(well(), "/metadata/generation", json!(2)),
             false,
-            "! it was changed, and nobody has looked at the change yet",
+            "! it was changed, and its status does not reflect the change yet",
         ),
         (
             with(well(), "/status", json!({})),
             false,
-            "? nothing was said of it yet\n    → see its events",
+            "? it has no status yet\n    → see its events",
         ),
         (
             error(reason::CHART_NOT_LOADED),
             false,
-            "✗ ChartNotLoaded: so it is\n      → see that the repository answers",
+            "✗ ChartNotLoaded: so it is\n      → check that the hub can reach the repository",
         ),
         (
             error(reason::VERSION_NOT_FOUND),
@@ -306,7 +306,7 @@ fn each_state_of_a_tenant_has_its_words() {
                 Some(("InstallFailed", "not ready 300 s after the install: x")),
             ),
             false,
-            "! nothing is tried again: it is Ready as soon as its workloads are",
+            "! no retry is needed: it is Ready as soon as its workloads are",
         ),
         (
             saying(
@@ -353,27 +353,27 @@ fn each_state_of_a_member_has_its_words() {
         (
             silent.clone(),
             false,
-            "✗ nothing was heard of it since 2026-11-23T00:39:30Z (30s ago): AgentAway: the agent is away\n      → look at the agent's log",
+            "✗ no contact since 2026-11-23T00:39:30Z (30s ago): AgentAway: the agent is away\n      → look at the agent's log",
         ),
         (
             silent.clone(),
             false,
-            "? agent/a held its Lease when it was last heard",
+            "? agent/a held its Lease at the last contact",
         ),
         (
             silent.clone(),
             false,
-            "? it had, when it was last heard, what is wanted: r/c:1 (desired state 3.14)",
+            "? at the last contact, it had what is wanted: r/c:1 (desired state 3.14)",
         ),
         (
             with(silent, "/status/lastSeen", Value::Null),
             false,
-            "✗ nothing was heard of it since 2026-11-23T00:30:00Z (10m ago)",
+            "✗ no contact since 2026-11-23T00:30:00Z (10m ago)",
         ),
         (
             with(edge(), "/status/mode", json!("proxy")),
             true,
-            "✓ the hub reaches it by its kubeconfig",
+            "✓ the hub reaches it through its kubeconfig",
         ),
         (
             with(edge(), "/spec/paused", json!(true)),
@@ -383,7 +383,7 @@ fn each_state_of_a_member_has_its_words() {
         (
             with(edge(), "/spec/banned", json!(true)),
             true,
-            "✗ banned: nobody goes there\n      → kubectl krypton unban edge-1",
+            "✗ banned: the hub rejects its agent and does not connect to it\n      → kubectl krypton unban edge-1",
         ),
         (
             saying(
@@ -391,7 +391,7 @@ fn each_state_of_a_member_has_its_words() {
                 condition("Healthy", "False", "Observing", "x holds the Lease"),
             ),
             true,
-            "! Observing: x holds the Lease\n      → somebody else",
+            "! Observing: x holds the Lease\n      → another process",
         ),
         (
             saying(
@@ -422,7 +422,7 @@ fn each_state_of_a_member_has_its_words() {
         (
             with(edge(), "/status", json!({})),
             false,
-            "? nobody has looked at it yet",
+            "? the hub has not observed it yet",
         ),
         (
             with(
@@ -438,7 +438,7 @@ fn each_state_of_a_member_has_its_words() {
         tells(&on_edge(well(), member), ready, &[line]);
     }
     let mut none = on_edge(well(), edge());
-    none.members.insert("edge-1".to_owned(), Asking::None);
+    none.members.insert("edge-1".to_owned(), Answer::None);
     tells(&none, false, &["✗ there is no EdgeCluster of this name"]);
 }
 
@@ -461,7 +461,7 @@ fn without_a_hub_nothing_counts_as_ready() {
         tells(&sources, false, &[line, "→ look at the hub's pods"]);
     }
     let elsewhere = Sources {
-        lead: Asking::None,
+        lead: Answer::None,
         ..on_edge(well(), edge())
     };
     let line =
@@ -471,60 +471,61 @@ fn without_a_hub_nothing_counts_as_ready() {
         lead: found(lease("hub-0", "2026-11-23T00:45:00.000000Z")),
         ..on_edge(well(), edge())
     };
-    let line = "? who holds the Lease is not known: it was renewed at 2026-11-23T00:45:00Z (in 5m)";
+    let line =
+        "? the Lease holder is not known: the Lease was renewed at 2026-11-23T00:45:00Z (in 5m)";
     tells(&ahead, false, &[line, "→ compare the clock"]);
     // The hub is gone, regardless of the last status.
     let seen = with(edge(), "/status/lastSeen", json!("2026-11-23T00:34:00Z"));
     let line =
-        "? home says that it is connected, and has not seen it since 2026-11-23T00:34:00Z (6m ago)";
+        "? home shows it as connected, but has not seen it since 2026-11-23T00:34:00Z (6m ago)";
     tells(&on_edge(well(), seen), false, &[line]);
 }
 
 #[test]
 fn unreadable_source_is_shown_as_unknown() {
     let blind = Sources {
-        tenant: Asking::NotPermitted("get tenants".to_owned()),
-        lead: Asking::NoAnswer("no answer within 10 s".to_owned()),
-        acts: Asking::None,
+        tenant: Answer::NotPermitted("get tenants".to_owned()),
+        lead: Answer::Failed("no answer within 10 s".to_owned()),
+        acts: Answer::None,
         hub_namespaces: Vec::new(),
         members: BTreeMap::new(),
-        events: Asking::NotPermitted("list events".to_owned()),
+        events: Answer::NotPermitted("list events".to_owned()),
     };
     tells(
         &blind,
         false,
         &[
             "? Tenant default/acme is not known: you may not get tenants\n",
-            "? who leads of the hubs is not known: no answer within 10 s\n",
-            "? what happened to it of late is not known: you may not list events\n",
+            "? the leader of the hubs is not known: no answer within 10 s\n",
+            "? the list of recent events is not known: you may not list events\n",
         ],
     );
     let mut member = on_edge(well(), edge());
-    let refused = Asking::NotPermitted("get edgeclusters".to_owned());
+    let refused = Answer::NotPermitted("get edgeclusters".to_owned());
     member.members.insert("edge-1".to_owned(), refused);
     tells(
         &member,
         false,
-        &["? how this member stands is not known: you may not get edgeclusters"],
+        &["? the state of this member is not known: you may not get edgeclusters"],
     );
 }
 
 #[test]
 fn explain_works_without_home_tenant_and_on_edge() {
     let mut alone = on_edge(well(), edge());
-    alone.tenant = Asking::None;
+    alone.tenant = Answer::None;
     tells(
         &alone,
         false,
         &[
-            "? there is no Tenant default/acme at home\n    → one that was made on a member alone",
+            "? there is no Tenant default/acme at home\n    → if it exists only on a member",
             "✓ its agent (0.1.0) is connected",
-            "? home knows of no such Tenant there",
+            "? home has no report of this Tenant there",
         ],
     );
     let mut edge = on_edge(with(well(), "/status/hubEpoch", Value::Null), edge());
-    edge.members.insert("edge-1".to_owned(), Asking::None);
-    edge.lead = Asking::None;
+    edge.members.insert("edge-1".to_owned(), Answer::None);
+    edge.lead = Answer::None;
     for (acts, ready, line) in [
         (
             found(lease("agent/a", "2026-11-23T00:39:30.000000Z")),
@@ -534,13 +535,13 @@ fn explain_works_without_home_tenant_and_on_edge() {
         (
             found(lease("agent/a", "2026-11-23T00:30:00.000000Z")),
             false,
-            "✗ nobody has acted here since 2026-11-23T00:30:00Z (10m ago)",
+            "✗ no agent or hub has acted here since 2026-11-23T00:30:00Z (10m ago)",
         ),
-        (Asking::None, false, "✗ nobody has acted here yet"),
+        (Answer::None, false, "✗ no agent or hub has acted here yet"),
         (
-            Asking::NotPermitted("get leases".to_owned()),
+            Answer::NotPermitted("get leases".to_owned()),
             false,
-            "? who acts on this cluster is not known: you may not get leases",
+            "? the Lease holder of this cluster is not known: you may not get leases",
         ),
     ] {
         edge.acts = acts;
@@ -579,21 +580,21 @@ fn worst_members_are_listed_and_healthy_ones_grouped() {
             "✓ Tenant default/acme is on 12 clusters\n",
             "edge-7\n  ✓ its agent",
             "✓ well on 9 members: edge-1, edge-10",
-            "! of 12 clusters the 10 worst are told of: kubectl krypton get tenant acme -n default",
+            "! only the 10 worst of 12 clusters are shown: kubectl krypton get tenant acme -n default",
         ],
     );
 }
 
 #[test]
 fn the_last_events_are_told_the_newest_last() {
-    let happened = |minute: i64| Happened {
+    let happened = |minute: i64| PastEvent {
         at: now() - jiff::SignedDuration::from_mins(minute),
         warning: minute == 1,
         reason: "HelmInstallFailed".to_owned(),
         message: format!("number {minute}"),
     };
     let mut sources = on_edge(well(), edge());
-    sources.events = Asking::Found((1..=12).rev().map(happened).collect());
+    sources.events = Answer::Found((1..=12).rev().map(happened).collect());
     let told = text(&story::story(&key(), None, &sources, now()));
     assert_eq!(told.matches("event, ").count(), 8, "{told}");
     let last = "! event, 60s ago: HelmInstallFailed: number 1\n";

@@ -10,7 +10,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use krypton_crds::{
     edge_cluster::EdgeCluster, krypton_deployment::KryptonDeployment, tenant::Tenant,
 };
-use krypton_kubectl::join_token;
+use krypton_kubectl::{Connection, join_token};
 use krypton_runtime::clock::wall;
 use krypton_tests::{
     Agent, AgentOptions, AgentPod, Audited, ChartRepository, ChartSource, Cluster, HubPod,
@@ -312,7 +312,8 @@ async fn stale_token(home: &Cluster) -> String {
     };
     let before: BTreeSet<String> = names().await;
     let long_ago = Timestamp::from_second(wall().as_second() - 48 * 3600).unwrap();
-    join_token::make(home.client(), namespace, "edge-9", hour, long_ago)
+    let connection = Connection::new(home.client(), "home");
+    join_token::make(&connection, namespace, "edge-9", hour, long_ago)
         .await
         .unwrap();
     let now: BTreeSet<String> = names().await;

@@ -20,6 +20,7 @@ use krypton_hub::leader::Leader;
 use krypton_hub::members::Members;
 use krypton_hub::notices::EventRecorder;
 use krypton_hub::observe::metrics::SessionMetrics;
+use krypton_kubectl::Connection;
 use krypton_kubectl::join_info;
 use krypton_kubectl::join_token::make as make_token;
 use krypton_proto::v1::enrollment_server::Enrollment as _;
@@ -70,7 +71,8 @@ fn request() -> Result<Vec<u8>> {
 }
 
 async fn token(client: &Client, cluster: &str) -> Result<String> {
-    let made = make_token(client.clone(), NAMESPACE, cluster, HOUR, now()).await?;
+    let home = Connection::new(client.clone(), "home");
+    let made = make_token(&home, NAMESPACE, cluster, HOUR, now()).await?;
     Ok(made.token)
 }
 
@@ -301,8 +303,9 @@ async fn only_tokens_long_expired_are_swept() {
     let client = cluster.client();
     let api: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
     let past = |hours: i64| Timestamp::from_second(now().as_second() - hours * 3600).unwrap();
+    let connection = Connection::new(client.clone(), "home");
     for hours in [48, 26, 24, 2, 0] {
-        make_token(client.clone(), NAMESPACE, "edge-1", HOUR, past(hours))
+        make_token(&connection, NAMESPACE, "edge-1", HOUR, past(hours))
             .await
             .unwrap();
     }
@@ -333,7 +336,8 @@ async fn how_to_join_is_published_and_repaired() {
         let client = client.clone();
         async move { publish_join_info(client, NAMESPACE, &info).await.unwrap() }
     };
-    let read = || join_info::read(client.clone(), NAMESPACE);
+    let connection = Connection::new(client.clone(), "home");
+    let read = || join_info::read(&connection, NAMESPACE);
     assert_eq!(read().await.unwrap(), None);
     publish(info("a:1")).await;
     assert_eq!(read().await.unwrap(), Some(info("a:1")));
@@ -419,7 +423,8 @@ async fn token_enrols_one_agent_and_explains_refusals() {
     assert_eq!(said.len(), 1, "{said:?}");
 
     let past = Timestamp::from_second(now().as_second() - 7200).unwrap();
-    let expired = make_token(client.clone(), NAMESPACE, "edge-1", HOUR, past).await;
+    let connection = Connection::new(client.clone(), "home");
+    let expired = make_token(&connection, NAMESPACE, "edge-1", HOUR, past).await;
     let late = enrol(&hub, &expired.unwrap().token, &mine, HERE).await;
     refused(late, Code::PermissionDenied, "expired at");
 
@@ -567,7 +572,8 @@ async fn agent_keeps_session_through_ca_rotation() {
     assert!(second.contains("under way (Announced)"), "{second}");
     // An agent that joins from now on trusts both roots.
     eventually("both roots to be published", PATIENCE, async || {
-        let info = join_info::read(home.client(), NAMESPACE).await?;
+        let connection = Connection::new(home.client(), "home");
+        let info = join_info::read(&connection, NAMESPACE).await?;
         let roots = info.unwrap().ca_pem.matches("BEGIN").count();
         Ok((roots == 2).then_some(()))
     })

@@ -23,12 +23,12 @@ async fn explain_names_cause_retry_and_silent_reporter(mode: Mode) {
     for desk in [FleetClient::at(pair.home()), pair.desk()] {
         desk.create("default", "acme", json!({})).await.unwrap();
     }
-    let failed = tells(&pair, ExitCode::NotReady, "next: it is tried again at ")
+    let failed = tells(&pair, ExitCode::NotReady, "next: it is retried at ")
         .await
         .unwrap();
     assert!(failed.contains("✗ InstallFailed: "), "{failed}");
     assert!(failed.contains("because it must"), "{failed}");
-    let at = failed.split("tried again at ").nth(1).unwrap();
+    let at = failed.split("retried at ").nth(1).unwrap();
     let (at, rest) = at.split_once(' ').unwrap();
     assert!(rest.starts_with("(in "), "{failed}");
     assert!(at.parse::<Timestamp>().unwrap() > before, "{failed}");
@@ -40,7 +40,7 @@ async fn explain_names_cause_retry_and_silent_reporter(mode: Mode) {
 
     pair.actor().unwrap().kill9().await.unwrap();
     let since = match mode {
-        Mode::Agent => "nothing was heard of it since 20",
+        Mode::Agent => "no contact since 20",
         Mode::Proxy | Mode::SelfCluster => "no hub has led since 20",
     };
     tells(&pair, ExitCode::NotReady, since).await.unwrap();

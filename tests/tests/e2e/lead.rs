@@ -11,7 +11,7 @@ use anyhow::{Result, bail};
 use futures::StreamExt;
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::ConfigMap};
 use krypton_crds::edge_cluster::EdgeCluster;
-use krypton_kubectl::join_info;
+use krypton_kubectl::{Connection, join_info};
 use krypton_tests::{
     Answer, AnsweringProxy, ChartRepository, ChartSource, Cluster, FaultProxy, Gate, Hub,
     HubOptions, Lie, Membership, Mode, Parts, Traffic,
@@ -566,7 +566,8 @@ async fn current_leader_settings_apply_when_hubs_differ() {
     let release = format!("tenant-acme-{EDGE}");
     let edge = FleetClient::at(&stage.edge);
     let one = edge.revisions("acme", &release).await.unwrap();
-    let published = join_info::read(stage.home.client(), HUB_NAMESPACE);
+    let home = Connection::new(stage.home.client(), "home");
+    let published = join_info::read(&home, HUB_NAMESPACE);
     let before = published.await.unwrap().unwrap();
 
     // As in a rollout: another that is told other values, and of one more address.
@@ -578,7 +579,7 @@ async fn current_leader_settings_apply_when_hubs_differ() {
     stage.start("b").await;
     stage.tenant("later").await;
     assert_eq!(edge.revisions("acme", &release).await.unwrap(), one);
-    let published = join_info::read(stage.home.client(), HUB_NAMESPACE);
+    let published = join_info::read(&home, HUB_NAMESPACE);
     assert_eq!(published.await.unwrap().unwrap(), before);
 
     let mut former = stage.hubs.remove("a").unwrap();
@@ -587,7 +588,7 @@ async fn current_leader_settings_apply_when_hubs_differ() {
         .await
         .unwrap();
     eventually("its address to be published", PATIENCE, async || {
-        let found = join_info::read(stage.home.client(), HUB_NAMESPACE).await?;
+        let found = join_info::read(&home, HUB_NAMESPACE).await?;
         let addresses = found.map(|info| info.addresses).unwrap_or_default();
         match addresses.contains(&address) {
             true => Ok(Some(())),

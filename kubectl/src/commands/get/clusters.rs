@@ -1,91 +1,66 @@
 //! The table of EdgeClusters.
 
-use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterStatus, Mode};
 use krypton_types::desired::Version;
 use serde_json::Value;
 
-use crate::render::{Table, age, age_of, decoded, one_line, or_dash, reason_and_message, text_at};
+use crate::render::{Column, Table, View, age, age_of, or_dash, reason_and_message};
 
-const CONNECTED: &str = "Connected";
-const HEADER: [&str; 7] = [
-    "NAME",
-    "MODE",
-    "CONNECTED",
-    "READY",
-    "VERSION",
-    "APPLIED",
-    "AGE",
+const COLUMNS: [Column<EdgeCluster>; 7] = [
+    ("NAME", |it, _| or_dash(it.metadata.name.as_deref())),
+    ("MODE", |it, _| mode(it)),
+    ("CONNECTED", |it, _| connected(it)),
+    ("READY", |it, _| {
+        let counts = status(it).and_then(|status| status.tenants);
+        or_dash(counts.map(|counts| format!("{}/{}", counts.ready, counts.total)))
+    }),
+    ("VERSION", |it, _| {
+        or_dash(status(it).and_then(|status| status.kubernetes_version.as_deref()))
+    }),
+    ("APPLIED", |it, _| {
+        let applied = status(it).and_then(|status| status.applied.as_ref());
+        or_dash(applied.map(|applied| version(applied.epoch, applied.generation)))
+    }),
+    ("AGE", |it, view| age_of(&it.metadata, view.now)),
 ];
-const WIDE_HEADER: [&str; 5] = ["WANTED", "LAST-SEEN", "HOLDER", "CLUSTER-UID", "MESSAGE"];
 
-/// One row for each EdgeCluster; `wide` adds columns.
-pub(crate) fn clusters_table(objects: &[Value], wide: bool, now: Timestamp) -> Table {
-    let mut header = HEADER.to_vec();
-    if wide {
-        header.extend(WIDE_HEADER);
+const WIDE_COLUMNS: [Column<EdgeCluster>; 5] = [
+    ("WANTED", |it, _| {
+        let desired = status(it).and_then(|status| status.desired.as_ref());
+        or_dash(desired.map(|desired| version(desired.epoch, desired.generation)))
+    }),
+    ("LAST-SEEN", |it, view| {
+        let seen = status(it).and_then(|status| status.last_seen.as_ref());
+        or_dash(seen.map(|seen| age(seen.0, view.now)))
+    }),
+    ("HOLDER", |it, _| {
+        or_dash(status(it).and_then(|status| status.holder.as_deref()))
+    }),
+    ("CLUSTER-UID", |it, _| {
+        or_dash(status(it).and_then(|status| status.cluster_uid.as_deref()))
+    }),
+    ("MESSAGE", |it, _| or_dash(message(it))),
+];
+
+/// One row for each EdgeCluster; more columns if wide.
+pub(crate) fn clusters_table(objects: &[Value], view: View) -> Table {
+    match view.wide {
+        true => Table::objects(&[&COLUMNS[..], &WIDE_COLUMNS].concat(), objects, view),
+        false => Table::objects(&COLUMNS, objects, view),
     }
-    let mut table = Table::new(&header);
-    for object in objects {
-        table.push(row(object, wide, now));
-    }
-    table
 }
 
-fn row(object: &Value, wide: bool, now: Timestamp) -> Vec<String> {
-    let name = or_dash(text_at(object, "/metadata/name"));
-    let Some(cluster) = decoded::<EdgeCluster>(object) else {
-        return vec![name, "<not readable>".to_owned()];
-    };
-    let status = cluster.status.clone().unwrap_or_default();
-    let connected = status
-        .conditions
-        .iter()
-        .find(|condition| condition.type_ == CONNECTED);
-    let mut cells = vec![
-        name,
-        mode(&cluster, &status),
-        connected.map_or("Unknown".to_owned(), |condition| {
-            one_line(&condition.status)
-        }),
-        or_dash(
-            status
-                .tenants
-                .map(|counts| format!("{}/{}", counts.ready, counts.total)),
-        ),
-        or_dash(status.kubernetes_version.as_deref().map(one_line)),
-        or_dash(status.applied.as_ref().map(|applied| {
-            Version {
-                epoch: applied.epoch,
-                generation: applied.generation,
-            }
-            .to_string()
-        })),
-        age_of(object, now),
-    ];
-    if wide {
-        let wanted = status.desired.as_ref().map(|desired| {
-            Version {
-                epoch: desired.epoch,
-                generation: desired.generation,
-            }
-            .to_string()
-        });
-        cells.extend([
-            or_dash(wanted),
-            or_dash(status.last_seen.as_ref().map(|time| age(time.0, now))),
-            or_dash(status.holder.as_deref().map(one_line)),
-            or_dash(status.cluster_uid.as_deref().map(one_line)),
-            or_dash(message(&status.conditions)),
-        ]);
-    }
-    cells
+fn status(cluster: &EdgeCluster) -> Option<&EdgeClusterStatus> {
+    cluster.status.as_ref()
 }
 
-/// Who reconciles, and what keeps it from doing so, as in kubectl's `Ready,SchedulingDisabled`.
-fn mode(cluster: &EdgeCluster, status: &EdgeClusterStatus) -> String {
-    let mut words = vec![match status.mode {
+fn version(epoch: u64, generation: u64) -> String {
+    Version { epoch, generation }.to_string()
+}
+
+/// Returns the process that reconciles, and obstacles to that, as in kubectl's `Ready,SchedulingDisabled`.
+fn mode(cluster: &EdgeCluster) -> String {
+    let mut words = vec![match status(cluster).and_then(|status| status.mode) {
         Some(Mode::Agent) => "agent",
         Some(Mode::Proxy) => "proxy",
         Some(Mode::None) => "none",
@@ -103,10 +78,15 @@ fn mode(cluster: &EdgeCluster, status: &EdgeClusterStatus) -> String {
     words.join(",")
 }
 
+fn connected(cluster: &EdgeCluster) -> String {
+    let mut conditions = status(cluster).into_iter().flat_map(|it| &it.conditions);
+    let connected = conditions.find(|condition| condition.type_ == "Connected");
+    connected.map_or("Unknown".to_owned(), |it| or_dash(Some(&it.status)))
+}
+
 /// The first condition that is not True.
-fn message(conditions: &[Condition]) -> Option<String> {
-    let wrong = conditions
-        .iter()
-        .find(|condition| condition.status != "True")?;
+fn message(cluster: &EdgeCluster) -> Option<String> {
+    let mut conditions = status(cluster)?.conditions.iter();
+    let wrong = conditions.find(|condition| condition.status != "True")?;
     Some(reason_and_message(&wrong.reason, &wrong.message))
 }

@@ -1,73 +1,58 @@
 //! The table of KryptonDeployments.
 
-use jiff::Timestamp;
-use krypton_crds::krypton_deployment::{DeploymentPhase, KryptonDeployment, Place};
+use krypton_crds::krypton_deployment::{
+    DeploymentPhase, KryptonDeployment, KryptonDeploymentStatus,
+};
 use krypton_types::conditions;
 use serde_json::Value;
 
-use crate::render::{Table, age_of, decoded, last_segment, one_line, or_dash, shortened, text_at};
+use crate::render::{Column, Table, View, age_of, chart_cell, message_cell, one_line, or_dash};
 
-const HEADER: [&str; 9] = [
-    "NAMESPACE",
-    "NAME",
-    "REGION",
-    "CLUSTER",
-    "PHASE",
-    "READY",
-    "CHART",
-    "MESSAGE",
-    "AGE",
-];
-const MESSAGE_CHARS: usize = 60;
-
-/// One row for each KryptonDeployment; `wide` shows charts and messages whole.
-pub(crate) fn deployments_table(objects: &[Value], wide: bool, now: Timestamp) -> Table {
-    let mut table = Table::new(&HEADER);
-    for object in objects {
-        table.push(row(object, wide, now));
-    }
-    table
-}
-
-fn row(object: &Value, wide: bool, now: Timestamp) -> Vec<String> {
-    let namespace = or_dash(text_at(object, "/metadata/namespace"));
-    let name = or_dash(text_at(object, "/metadata/name"));
-    let Some(found) = decoded::<KryptonDeployment>(object) else {
-        return vec![namespace, name, "<not readable>".to_owned()];
-    };
-    let status = found.status.unwrap_or_default();
-    let ready = conditions::find(&status.conditions, conditions::READY);
-    let phase = status.phase.map(|phase| match phase {
-        DeploymentPhase::Pending => "Pending",
-        DeploymentPhase::Ready => "Ready",
-        DeploymentPhase::Error => "Error",
-    });
-    let chart = status.last_applied_chart.as_deref().map(one_line);
-    let message = status.last_message.as_deref().map(one_line);
-    vec![
-        namespace,
-        name,
-        one_line(&found.spec.region.name),
-        or_dash(Some(clusters(status.places.as_deref().unwrap_or_default()))),
-        or_dash(phase.map(str::to_owned)),
+const COLUMNS: [Column<KryptonDeployment>; 9] = [
+    ("NAMESPACE", |it, _| {
+        or_dash(it.metadata.namespace.as_deref())
+    }),
+    ("NAME", |it, _| or_dash(it.metadata.name.as_deref())),
+    ("REGION", |it, _| one_line(&it.spec.region.name)),
+    ("CLUSTER", |it, _| or_dash(status(it).map(clusters))),
+    ("PHASE", |it, _| {
+        let phase = status(it).and_then(|status| status.phase);
+        or_dash(phase.map(|phase| match phase {
+            DeploymentPhase::Pending => "Pending",
+            DeploymentPhase::Ready => "Ready",
+            DeploymentPhase::Error => "Error",
+        }))
+    }),
+    ("READY", |it, _| {
+        let ready = status(it).and_then(|it| conditions::find(&it.conditions, conditions::READY));
         ready
-            .map_or("Unknown", |state| state.truth.as_str())
-            .to_owned(),
-        or_dash(match wide {
-            true => chart,
-            false => chart.map(|chart| last_segment(&chart)),
-        }),
-        or_dash(match wide {
-            true => message,
-            false => message.map(|text| shortened(&text, MESSAGE_CHARS)),
-        }),
-        age_of(object, now),
-    ]
+            .map_or("Unknown", |ready| ready.truth.as_str())
+            .to_owned()
+    }),
+    ("CHART", |it, view| {
+        chart_cell(
+            status(it).and_then(|it| it.last_applied_chart.as_deref()),
+            view,
+        )
+    }),
+    ("MESSAGE", |it, view| {
+        message_cell(status(it).and_then(|it| it.last_message.as_deref()), view)
+    }),
+    ("AGE", |it, view| age_of(&it.metadata, view.now)),
+];
+
+/// One row for each KryptonDeployment; complete charts and messages if wide.
+pub(crate) fn deployments_table(objects: &[Value], view: View) -> Table {
+    Table::objects(&COLUMNS, objects, view)
 }
 
-/// Where it is ordered to be; those that it is to go from are marked.
-fn clusters(places: &[Place]) -> String {
-    let named = places.iter().map(|place| {
+fn status(deployment: &KryptonDeployment) -> Option<&KryptonDeploymentStatus> {
+    deployment.status.as_ref()
+}
+
+/// The clusters of the release. Marks clusters that will lose it.
+fn clusters(status: &KryptonDeploymentStatus) -> String {
+    let named = status.places.iter().flatten().map(|place| {
         let mark = if place.removing { "(leaving)" } else { "" };
         format!("{}{mark}", one_line(&place.cluster))
     });

@@ -1,34 +1,34 @@
-//! What a CryptoEdgeDeployment is as a KryptonDeployment. No I/O.
+//! Translates CryptoEdgeDeployments to KryptonDeployments. Performs no I/O.
 
 use std::collections::BTreeMap;
 
 use krypton_types::names::{self, RELEASE_NAME_MAX};
 use serde_json::{Map, Value, json};
 
-/// What the old objects refer to.
+/// The objects that CryptoEdgeDeployments refer to.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Old {
     pub(super) accounts: Vec<Value>,
     pub(super) regions: Vec<Value>,
-    /// Where the former operator looked for Regions and kubeconfig Secrets, if that was said.
+    /// Namespace in which krypton-operator looked for Regions and kubeconfig Secrets, if the user named it.
     pub(super) operator_namespace: Option<String>,
 }
 
-/// What becomes of one old object.
+/// Result for one CryptoEdgeDeployment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     WouldBeCreated,
     Created,
-    /// There is a KryptonDeployment of that name; nobody asked whether it is the same.
+    /// A KryptonDeployment of that name exists. Its content may differ.
     Exists,
-    /// Why there will be none.
+    /// The translation is impossible, with the reason.
     Cannot(String),
-    /// Why there is none.
+    /// The creation failed, with the reason.
     Failed(String),
 }
 
 impl Verdict {
-    pub(super) fn words(&self) -> String {
+    pub(super) fn message(&self) -> String {
         match self {
             Self::WouldBeCreated => "would be created".to_owned(),
             Self::Created => "created".to_owned(),
@@ -43,48 +43,47 @@ impl Verdict {
     }
 }
 
-/// One old object, and what it is now.
+/// A CryptoEdgeDeployment and its translation.
 #[derive(Clone, Debug)]
 pub(super) struct Translated {
     pub(super) namespace: String,
     pub(super) name: String,
     pub(super) region: Option<String>,
-    /// The Secret that it is reached by, for people.
+    /// The Secret with the kubeconfig, for users.
     pub(super) secret: Option<String>,
-    /// Namespace and name of the release on the region's cluster: those of the old object.
+    /// Namespace and name of the release on the region's cluster, which stay the same.
     pub(super) release: Option<String>,
     /// The KryptonDeployment.
     pub(super) object: Option<Value>,
     pub(super) verdict: Verdict,
-    /// What a person should know of it.
+    /// Remarks for the user.
     pub(super) notes: Vec<String>,
 }
 
-/// A KryptonDeployment's spec, and where it leads.
+/// Namespace, if it is named, and name of a kubeconfig Secret.
+type SecretRef = (Option<String>, String);
+
+/// The spec of a KryptonDeployment, and its kubeconfig Secret.
 struct Spec {
-    account: Value,
+    account: Map<String, Value>,
     region: Map<String, Value>,
-    /// Namespace, if it is named, and name of the Secret.
-    secret: (Option<String>, String),
+    secret: SecretRef,
     notes: Vec<String>,
 }
 
-/// Translates all of them, the oldest first: of two that share a release, that one has it.
+/// Translates all objects, the oldest first: it keeps a release that several objects share.
 pub(super) fn translate(deployments: &[Value], old: &Old, existing: &[Value]) -> Vec<Translated> {
     let mut sorted: Vec<&Value> = deployments.iter().collect();
-    let at = |object: &Value, field: &str| text(object, &format!("/metadata/{field}"));
     sorted.sort_by_cached_key(|object| {
-        let place = (at(object, "namespace"), at(object, "name"));
-        (at(object, "creationTimestamp"), place)
+        let created = text(object, "/metadata/creationTimestamp");
+        (created, key(object))
     });
-    let mut owners: BTreeMap<(String, (Option<String>, String)), String> = BTreeMap::new();
-    let mut rows = Vec::new();
-    for object in sorted {
-        let namespace = at(object, "namespace").unwrap_or_default();
-        let name = at(object, "name").unwrap_or_default();
+    let mut owners = BTreeMap::new();
+    let rows = sorted.into_iter().map(|object| {
+        let (namespace, name) = key(object);
         let mut row = Translated {
-            namespace: namespace.clone(),
-            name: name.clone(),
+            namespace,
+            name,
             region: None,
             secret: None,
             release: None,
@@ -92,126 +91,126 @@ pub(super) fn translate(deployments: &[Value], old: &Old, existing: &[Value]) ->
             verdict: Verdict::WouldBeCreated,
             notes: Vec::new(),
         };
-        let spec = match spec_of(object, &namespace, &name, old) {
-            Ok(spec) => spec,
-            Err(why) => {
-                row.verdict = Verdict::Cannot(why);
-                rows.push(row);
-                continue;
-            }
-        };
-        let release = names::deployment_release(&name);
-        row.region = spec
-            .region
-            .get("name")
-            .and_then(Value::as_str)
-            .map(str::to_owned);
-        row.secret = Some(match &spec.secret {
-            (Some(namespace), secret) => format!("{namespace}/{secret}"),
-            (None, secret) => secret.clone(),
-        });
-        row.notes = spec.notes;
-        if format!("ced-{name}").len() > RELEASE_NAME_MAX {
-            row.notes.push(format!(
-                "its name was too long for the former operator, which never installed it; the release will be {release}"
-            ));
+        match spec(object, &row, old) {
+            Ok(spec) => complete(&mut row, spec, &mut owners, existing),
+            Err(why) => row.verdict = Verdict::Cannot(why),
         }
-        row.release = Some(format!("{name}/{release}"));
-        let same = |other: &&Value| {
-            at(other, "namespace").as_deref() == Some(&namespace)
-                && at(other, "name").as_deref() == Some(&name)
-        };
-        let place = format!("{namespace}/{name}");
-        let owner = owners
-            .entry((name.clone(), spec.secret))
-            .or_insert(place.clone());
-        if *owner != place {
-            row.verdict = Verdict::Cannot(format!(
-                "release {release} in namespace {name} of that cluster is also that of {owner}, which is older"
-            ));
-        } else if existing.iter().any(|other| same(&other)) {
-            row.verdict = Verdict::Exists;
-        } else {
-            row.object = Some(json!({
-                "apiVersion": "mesh.openkcm.io/v1alpha1",
-                "kind": "KryptonDeployment",
-                "metadata": {"name": name, "namespace": namespace},
-                "spec": {"account": spec.account, "region": spec.region},
-            }));
-        }
-        rows.push(row);
-    }
-    rows
+        row
+    });
+    rows.collect()
 }
 
-fn spec_of(object: &Value, namespace: &str, name: &str, old: &Old) -> Result<Spec, String> {
+/// Adds the KryptonDeployment with this spec, unless it exists or its release belongs to an older object.
+fn complete(
+    row: &mut Translated,
+    spec: Spec,
+    owners: &mut BTreeMap<(String, SecretRef), String>,
+    existing: &[Value],
+) {
+    let (namespace, name) = (&row.namespace, &row.name);
+    let release = names::deployment_release(name);
+    row.region = spec
+        .region
+        .get("name")
+        .and_then(Value::as_str)
+        .map(str::to_owned);
+    row.secret = Some(match &spec.secret {
+        (Some(namespace), secret) => format!("{namespace}/{secret}"),
+        (None, secret) => secret.clone(),
+    });
+    row.release = Some(format!("{name}/{release}"));
+    row.notes = spec.notes;
+    if format!("ced-{name}").len() > RELEASE_NAME_MAX {
+        row.notes.push(format!(
+            "its name was too long for krypton-operator, which never installed it; the release will be {release}"
+        ));
+    }
+    let this = format!("{namespace}/{name}");
+    let owner = owners
+        .entry((name.clone(), spec.secret))
+        .or_insert_with(|| this.clone());
+    if *owner != this {
+        row.verdict = Verdict::Cannot(format!(
+            "release {release} in namespace {name} of that cluster is also that of {owner}, which is older"
+        ));
+    } else if existing
+        .iter()
+        .any(|other| key(other) == (namespace.clone(), name.clone()))
+    {
+        row.verdict = Verdict::Exists;
+    } else {
+        row.object = Some(json!({
+            "apiVersion": "mesh.openkcm.io/v1alpha1",
+            "kind": "KryptonDeployment",
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": {"account": spec.account, "region": spec.region},
+        }));
+    }
+}
+
+fn spec(object: &Value, row: &Translated, old: &Old) -> Result<Spec, String> {
     if object.pointer("/metadata/deletionTimestamp").is_some() {
         return Err("it is being deleted".to_owned());
     }
-    if !names::is_dns_label(name) {
-        return Err("its name cannot be that of a namespace, to which its chart goes".to_owned());
+    if !names::is_dns_label(&row.name) {
+        let why = "its name cannot be that of a namespace, which its chart needs";
+        return Err(why.to_owned());
     }
     let spec = match object.pointer("/spec/account").is_some() {
         true => with_account(object)?,
-        false => by_reference(object, namespace, old)?,
+        false => by_reference(object, &row.namespace, old)?,
     };
-    match spec.account["name"].as_str() {
-        None | Some("") => Err("it names no account".to_owned()),
-        Some(_) => Ok(spec),
+    match spec.account.contains_key("name") {
+        true => Ok(spec),
+        false => Err("it names no account".to_owned()),
     }
 }
 
 /// G4 to G6: account and region are in it, as in a KryptonDeployment.
 fn with_account(object: &Value) -> Result<Spec, String> {
     let mut notes = Vec::new();
-    let account = picked(
-        &object["spec"]["account"],
-        &["name", "displayName", "owner"],
-    );
+    let account = &object["spec"]["account"];
+    let account = picked(account, &["name", "displayName", "owner"]);
     let old = &object["spec"]["region"];
-    let Some(name) = text(old, "/name") else {
-        return Err("it names no region".to_owned());
-    };
+    let at = |field: &str| text(old, field);
+    let name = at("/name").ok_or("it names no region")?;
     let mut region = picked(old, &["name", "kubeconfigSecretName"]);
-    let secret = picked(&old["kubeconfig"]["secret"], &["name", "namespace"]);
-    if text(old, "/kubeconfig/secret/key").is_some_and(|key| key != names::KUBECONFIG_KEY) {
+    if at("/kubeconfig/secret/key").is_some_and(|key| key != names::KUBECONFIG_KEY) {
         notes.push(format!(
-            "the former operator ignored spec.region.kubeconfig.secret.key and read {:?}; it is left out",
+            "krypton-operator ignored spec.region.kubeconfig.secret.key and read {:?}; the field is left out",
             names::KUBECONFIG_KEY
         ));
     }
-    let at = |field: &str| text(old, field);
-    let named = at("/kubeconfig/secret/name");
-    let leads_to = match (&named, at("/kubeconfigSecretName")) {
-        (Some(name), _) => (at("/kubeconfig/secret/namespace"), name.clone()),
-        (None, Some(name)) => (None, name),
-        (None, None) => (None, format!("{name}-kubeconfig")),
+    let secret = match at("/kubeconfig/secret/name") {
+        Some(secret) => {
+            let reference = picked(&old["kubeconfig"]["secret"], &["name", "namespace"]);
+            region.insert("kubeconfig".to_owned(), json!({"secret": reference}));
+            (at("/kubeconfig/secret/namespace"), secret)
+        }
+        None => {
+            let secret = at("/kubeconfigSecretName");
+            (None, secret.unwrap_or_else(|| format!("{name}-kubeconfig")))
+        }
     };
-    // Without a name it led nowhere.
-    if named.is_some() {
-        region.insert("kubeconfig".to_owned(), json!({ "secret": secret }));
-    }
     Ok(Spec {
-        account: Value::Object(account),
+        account,
         region,
-        secret: leads_to,
+        secret,
         notes,
     })
 }
 
-/// G3: account and region are objects of their own.
+/// G3: account and region are separate objects.
 fn by_reference(object: &Value, namespace: &str, old: &Old) -> Result<Spec, String> {
     let mut notes = Vec::new();
-    let Some(account_name) = text(object, "/spec/accountRef/name") else {
-        return Err("it names no account".to_owned());
-    };
+    let account_name = text(object, "/spec/accountRef/name").ok_or("it names no account")?;
     let target = text(object, "/spec/targetRegion");
     let referred = text(object, "/spec/regionRef/name");
-    let (Some(name), Some(region_name)) =
-        (target.clone().or(referred.clone()), referred.or(target))
-    else {
-        return Err("it names no region".to_owned());
-    };
+    let name = target
+        .clone()
+        .or(referred.clone())
+        .ok_or("it names no region")?;
+    let region_name = referred.or(target).unwrap_or_default();
     let mut account = Map::from_iter([("name".to_owned(), json!(account_name))]);
     match find(&old.accounts, &account_name, Some(namespace)).first() {
         Some(found) => account.extend(picked(&found["spec"], &["displayName", "owner"])),
@@ -219,61 +218,67 @@ fn by_reference(object: &Value, namespace: &str, old: &Old) -> Result<Spec, Stri
             "there is no Account {account_name} in namespace {namespace}; its display name and owner are left out"
         )),
     }
-    let looked_in = old.operator_namespace.as_deref();
-    let regions = find(&old.regions, &region_name, looked_in);
-    let by_default = format!("{region_name}-kubeconfig");
-    let (place, secret) = match regions.as_slice() {
-        [] => {
-            let place = match looked_in {
-                Some(place) => format!("in namespace {place}"),
+    let (secret_namespace, secret) = match region_secret(&region_name, old)? {
+        Some(secret) => secret,
+        None => {
+            let secret = format!("{region_name}-kubeconfig");
+            let place = match &old.operator_namespace {
+                Some(namespace) => format!("in namespace {namespace}"),
                 None => "where the hub looks for kubeconfigs".to_owned(),
             };
             notes.push(format!(
-                "there is no Region {region_name}; its Secret is taken to be {by_default}, {place}"
+                "Region {region_name} does not exist; the translation assumes Secret {secret}, {place}"
             ));
-            (old.operator_namespace.clone(), by_default)
-        }
-        [region] => {
-            let secret = text(region, "/spec/kubeconfigSecretName");
-            (
-                text(region, "/metadata/namespace"),
-                secret.unwrap_or(by_default),
-            )
-        }
-        several => {
-            let places: Vec<String> = several
-                .iter()
-                .filter_map(|region| text(region, "/metadata/namespace"))
-                .collect();
-            return Err(format!(
-                "there are Regions {region_name} in the namespaces {}: name that of the former operator with --operator-namespace",
-                places.join(", ")
-            ));
+            (old.operator_namespace.clone(), secret)
         }
     };
     let mut reference = Map::from_iter([("name".to_owned(), json!(secret))]);
-    reference.extend(
-        place
-            .iter()
-            .map(|place| ("namespace".to_owned(), json!(place))),
-    );
-    let region = json!({"name": name, "kubeconfig": {"secret": reference}});
+    if let Some(namespace) = &secret_namespace {
+        reference.insert("namespace".to_owned(), json!(namespace));
+    }
+    let region = [
+        ("name".to_owned(), json!(name)),
+        ("kubeconfig".to_owned(), json!({"secret": reference})),
+    ];
     Ok(Spec {
-        account: Value::Object(account),
-        region: region.as_object().cloned().unwrap_or_default(),
-        secret: (place, secret),
+        account,
+        region: Map::from_iter(region),
+        secret: (secret_namespace, secret),
         notes,
     })
 }
 
+/// Returns the kubeconfig Secret of a Region, or `None` if the Region does not exist.
+fn region_secret(name: &str, old: &Old) -> Result<Option<SecretRef>, String> {
+    match find(&old.regions, name, old.operator_namespace.as_deref()).as_slice() {
+        [] => Ok(None),
+        [region] => {
+            let secret = text(region, "/spec/kubeconfigSecretName");
+            let secret = secret.unwrap_or_else(|| format!("{name}-kubeconfig"));
+            Ok(Some((text(region, "/metadata/namespace"), secret)))
+        }
+        several => {
+            let namespaces: Vec<String> = several.iter().map(|region| key(region).0).collect();
+            Err(format!(
+                "there are Regions {name} in the namespaces {}: name the namespace of krypton-operator with --operator-namespace",
+                namespaces.join(", ")
+            ))
+        }
+    }
+}
+
 fn find<'a>(objects: &'a [Value], name: &str, namespace: Option<&str>) -> Vec<&'a Value> {
     let is_it = |object: &&Value| {
-        text(object, "/metadata/name").as_deref() == Some(name)
-            && namespace.is_none_or(|namespace| {
-                text(object, "/metadata/namespace").as_deref() == Some(namespace)
-            })
+        let (found_namespace, found_name) = key(object);
+        found_name == name && namespace.is_none_or(|namespace| found_namespace == namespace)
     };
     objects.iter().filter(is_it).collect()
+}
+
+/// Namespace and name.
+fn key(object: &Value) -> (String, String) {
+    let at = |pointer| text(object, pointer).unwrap_or_default();
+    (at("/metadata/namespace"), at("/metadata/name"))
 }
 
 fn text(object: &Value, pointer: &str) -> Option<String> {
@@ -281,7 +286,7 @@ fn text(object: &Value, pointer: &str) -> Option<String> {
     text.filter(|text| !text.is_empty()).map(str::to_owned)
 }
 
-/// Of an object the fields that are texts and not empty.
+/// Returns the fields that are texts and not empty.
 fn picked(object: &Value, fields: &[&str]) -> Map<String, Value> {
     let field = |name: &&str| {
         let text = text(object, &format!("/{name}"))?;
@@ -464,7 +469,7 @@ mod tests {
             let row = one(spec.clone(), &old());
             assert!(row.verdict.is_left() && row.object.is_none(), "{spec}");
             assert!(
-                row.verdict.words().contains(why),
+                row.verdict.message().contains(why),
                 "{spec}: {:?}",
                 row.verdict
             );
@@ -474,7 +479,7 @@ mod tests {
         going["metadata"]["deletionTimestamp"] = json!("2026-02-01T00:00:00Z");
         let dotted = deployment("team", "a.b", "2026-01-20T00:00:00Z", spec);
         let rows = translate(&[going, dotted], &Old::default(), &[]);
-        let said: Vec<String> = rows.iter().map(|row| row.verdict.words()).collect();
+        let said: Vec<String> = rows.iter().map(|row| row.verdict.message()).collect();
         assert!(
             said[0].contains("cannot be that of a namespace"),
             "{said:?}"
@@ -495,7 +500,7 @@ mod tests {
         let rows = translate(&all, &Old::default(), &[named("d", "there", json!({}))]);
         let said: Vec<(&str, String)> = rows
             .iter()
-            .map(|row| (row.namespace.as_str(), row.verdict.words()))
+            .map(|row| (row.namespace.as_str(), row.verdict.message()))
             .collect();
         assert_eq!(said[0], ("b", "would be created".to_owned()));
         assert!(

@@ -1,4 +1,4 @@
-//! The files of a support bundle, bounded in size, and what is not among them.
+//! The files of a support bundle, limited in size, and a list of missing ones.
 
 use std::io;
 
@@ -6,7 +6,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use jiff::Timestamp;
 
-/// All files together, unpacked: what can still be sent to somebody.
+/// Maximum size of all files, unpacked.
 const MOST: usize = 64 << 20;
 
 pub(super) struct Contents {
@@ -28,7 +28,7 @@ impl Contents {
         }
     }
 
-    /// Takes a file in, or notes that there is no room for it.
+    /// Adds a file, or notes it as missing if the bundle is full.
     pub(super) fn add(&mut self, name: &str, text: String) {
         match self.room.checked_sub(text.len()) {
             Some(room) => {
@@ -39,7 +39,7 @@ impl Contents {
         }
     }
 
-    /// Notes what is not there.
+    /// Notes a missing file or part.
     pub(super) fn missing(&mut self, name: &str, why: &str) {
         self.missing.push((name.to_owned(), why.to_owned()));
     }
@@ -50,9 +50,9 @@ impl Contents {
 
     fn readme(&self) -> String {
         let mut text = format!(
-            "Of the cluster {}, made on {} by kubectl-krypton {}.\n\n\
-             Chart values, the content of Secrets and what looks like a password or token were left out or hidden; \
-             names of clusters, namespaces, Tenants and machines were not. Read it before you pass it on.\n\nFiles:\n",
+            "Support bundle of the cluster {}, created on {} by kubectl-krypton {}.\n\n\
+             Chart values, the content of Secrets, and text that resembles a password or token are left out or hidden. \
+             Names of clusters, namespaces, Tenants and machines are not. Read the bundle before you pass it on.\n\nFiles:\n",
             self.of,
             self.made,
             env!("CARGO_PKG_VERSION"),
@@ -61,7 +61,7 @@ impl Contents {
             text += &format!("  {name}\n");
         }
         if !self.missing.is_empty() {
-            text += "\nNot in it:\n";
+            text += "\nMissing:\n";
         }
         for (name, why) in &self.missing {
             text += &format!("  {name}: {why}\n");

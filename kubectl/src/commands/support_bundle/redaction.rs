@@ -1,26 +1,26 @@
-//! What of an object may leave the cluster: its shape, and no value that could be a secret.
+//! Removes values that may be secret from an object, and keeps its shape.
 
 use krypton_types::redact::{HIDDEN, is_secret_name, redact};
 use serde_json::{Map, Value};
 
-/// What `kubectl apply` keeps of an object, values and all.
+/// Contains the object with all values, as `kubectl apply` stores it.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
-/// Variables of containers that are shown, since Krypton gives them no secrets.
+/// Prefixes of container variables that are shown, because Krypton puts no secrets into them.
 const SHOWN_VARIABLES: [&str; 2] = ["RUST_LOG", "KRYPTON_"];
-/// Fields of which only the keys are shown: chart values, and what Secrets hold.
+/// Fields of which only the keys are shown: chart values and the data of Secrets.
 const OF_VALUES: [&str; 3] = ["values", "data", "stringData"];
 
-/// The object as it may be shown. Of chart values the keys stay; of running text what looks like a secret goes.
-pub(super) fn shown(object: &Value) -> Value {
+/// Returns the object with the keys of chart values only, and texts without parts that resemble a secret.
+pub(super) fn redacted(object: &Value) -> Value {
     match object {
-        Value::Object(fields) => Value::Object(shown_fields(fields)),
-        Value::Array(items) => shown_items(items),
+        Value::Object(fields) => Value::Object(redacted_fields(fields)),
+        Value::Array(items) => redacted_items(items),
         Value::String(text) => redact(text).into(),
         other => other.clone(),
     }
 }
 
-fn shown_fields(fields: &Map<String, Value>) -> Map<String, Value> {
+fn redacted_fields(fields: &Map<String, Value>) -> Map<String, Value> {
     let variable = fields.get("name").and_then(Value::as_str);
     let mut next = Map::new();
     for (name, value) in fields {
@@ -33,15 +33,15 @@ fn shown_fields(fields: &Map<String, Value>) -> Map<String, Value> {
             }
             name if OF_VALUES.contains(&name) => keys_of(value),
             name if is_secret_name(name) => hidden(value),
-            _ => shown(value),
+            _ => redacted(value),
         };
         next.insert(name.clone(), value);
     }
     next
 }
 
-/// As arguments of a program: what follows `--token` is one.
-fn shown_items(items: &[Value]) -> Value {
+/// Also hides the item after a flag such as `--token`.
+fn redacted_items(items: &[Value]) -> Value {
     let mut announced = false;
     let shown = items.iter().map(|item| {
         let text = item.as_str();
@@ -49,17 +49,17 @@ fn shown_items(items: &[Value]) -> Value {
         announced = text.is_some_and(|text| {
             text.starts_with("--") && !text.contains('=') && is_secret_name(text)
         });
-        if hide { HIDDEN.into() } else { shown(item) }
+        if hide { HIDDEN.into() } else { redacted(item) }
     });
     shown.collect()
 }
 
-/// What a secret's name stands for. Of objects each field has a name of its own.
+/// Hides a value with a secret's name. Fields of an object have their own names.
 fn hidden(value: &Value) -> Value {
     match value {
         Value::String(_) | Value::Number(_) => HIDDEN.into(),
         Value::Array(items) => items.iter().map(hidden).collect(),
-        other => shown(other),
+        other => redacted(other),
     }
 }
 
@@ -67,7 +67,7 @@ fn is_shown_variable(name: &str) -> bool {
     SHOWN_VARIABLES.iter().any(|shown| name.starts_with(shown)) && !is_secret_name(name)
 }
 
-/// The keys, at each depth, without what they stand for.
+/// Returns the keys at each depth, without their values.
 fn keys_of(value: &Value) -> Value {
     match value {
         Value::Object(fields) => {
@@ -125,17 +125,17 @@ mod tests {
             },
             "status": {"conditions": [{"message": "Bearer [redacted]", "type": "ClusterReady/edge-eu-central-1-of-many-of-them"}]},
         });
-        assert_eq!(shown(&object), expected);
+        assert_eq!(redacted(&object), expected);
     }
 
     #[test]
     fn only_known_harmless_variables_are_shown() {
         let container = |name: &str| json!({"env": [{"name": name, "value": "info"}]});
         for name in ["RUST_LOG", "KRYPTON_HUB_ADDRESSES"] {
-            assert_eq!(shown(&container(name)), container(name));
+            assert_eq!(redacted(&container(name)), container(name));
         }
         for name in ["HTTPS_PROXY", "KRYPTON_JOIN_TOKEN", "PASSWORD"] {
-            let hidden = shown(&container(name));
+            let hidden = redacted(&container(name));
             assert_eq!(
                 hidden.pointer("/env/0/value"),
                 Some(&HIDDEN.into()),

@@ -2,7 +2,7 @@
 
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_hub::ca::Authority;
-use krypton_kubectl::join_token;
+use krypton_kubectl::{Connection, join_token};
 use krypton_proto::v1::{EnrollRequest, EnrollResponse};
 use krypton_runtime::clock::wall as now;
 use krypton_runtime::tls;
@@ -56,9 +56,9 @@ async fn old_bundle_grants_no_certificate() {
     // An unknown token, a wrong secret and the token of a second hub get the same answer.
     let (name, _) = token.split_once('.').unwrap();
     let unknown = format!("{}.{}", "0".repeat(16), "0".repeat(64));
-    let (client, life) = (home.client(), LONGEST_LIFE);
+    let (connection, life) = (Connection::new(home.client(), "home"), LONGEST_LIFE);
     let made = async |namespace, at| {
-        let made = join_token::make(client.clone(), namespace, "edge-1", life, at);
+        let made = join_token::make(&connection, namespace, "edge-1", life, at);
         made.await.unwrap().token
     };
     let of_another_hub = made("kube-public", now()).await;

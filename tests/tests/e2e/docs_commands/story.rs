@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod};
-use krypton_kubectl::join_info;
+use krypton_kubectl::{Connection, join_info};
 use krypton_tests::{
     AgentPod, ChartRepository, ChartSource, Cluster, HubPod, OwnChart, Parts, PodName, Tools,
     eventually, fleet::PATIENCE, kubeconfig, membership::krypton_program,
@@ -186,7 +186,8 @@ impl Story {
                     hub.hub.ready(PATIENCE).await?;
                     // The lead publishes it a moment after it is ready, and `join` reads it.
                     eventually("the hub to admit agents", PATIENCE, async || {
-                        Ok(join_info::read(cluster.client(), chart.namespace()).await?)
+                        let home = Connection::new(cluster.client(), "home");
+                        Ok(join_info::read(&home, chart.namespace()).await?)
                     })
                     .await?;
                     self.hub = Some((name, hub));

@@ -1,0 +1,253 @@
+//! Reads and changes objects of a cluster. Each request has a deadline, and a failure becomes an error for the user.
+
+use std::fmt;
+use std::time::Duration;
+
+use krypton_runtime::call::{ApiError, call_within};
+use kube::Api;
+use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, Preconditions};
+use kube::core::{ApiResource, TypeMeta};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use crate::error::{CallError, KubectlError};
+use crate::home::Connection;
+
+/// Deadline of a request.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
+const PAGE_SIZE: u32 = 500;
+/// Attempts of a write that conflicts with another writer.
+const ATTEMPTS: usize = 3;
+
+/// Scope of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Scope {
+    All,
+    Namespace(String),
+}
+
+impl fmt::Display for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::All => f.write_str("in all namespaces"),
+            Self::Namespace(namespace) => write!(f, "in the namespace {namespace}"),
+        }
+    }
+}
+
+/// The objects of one kind in one scope.
+pub(crate) struct Objects<K> {
+    pub(crate) api: Api<K>,
+    pub(crate) kind: ApiResource,
+    scope: Scope,
+    context: String,
+}
+
+impl<K> Objects<K> {
+    pub(crate) fn new(api: Api<K>, kind: ApiResource, scope: Scope, home: &Connection) -> Self {
+        let context = home.context.clone();
+        Self {
+            api,
+            kind,
+            scope,
+            context,
+        }
+    }
+
+    /// Names a subresource in errors.
+    pub(crate) fn subresource(mut self, name: &str) -> Self {
+        self.kind.plural = format!("{}/{name}", self.kind.plural);
+        self
+    }
+
+    /// Runs a request. An empty `name` stands for all objects of the scope.
+    pub(crate) async fn call<T>(
+        &self,
+        verb: &'static str,
+        name: &str,
+        request: impl Future<Output = kube::Result<T>>,
+    ) -> Result<T, KubectlError> {
+        let answer = call_within(DEADLINE, self.attempt(verb, name), request).await;
+        answer.map_err(|error| self.failed(verb, name, error))
+    }
+
+    pub(crate) fn attempt(&self, verb: &'static str, name: &str) -> String {
+        let doing = match verb {
+            "list" | "watch" => "listing",
+            "get" => "reading",
+            "create" => "creating",
+            "delete" => "deleting",
+            _ => "writing",
+        };
+        let space = if name.is_empty() { "" } else { " " };
+        let (plural, context) = (&self.kind.plural, &self.context);
+        format!("{doing} {plural}{space}{name} on the cluster {context:?}")
+    }
+
+    pub(crate) fn failed(&self, verb: &'static str, name: &str, error: ApiError) -> KubectlError {
+        let (plural, scope) = (&self.kind.plural, &self.scope);
+        KubectlError::Call(Box::new(CallError {
+            context: self.context.clone(),
+            verb,
+            objects: match (name, scope) {
+                ("", _) => format!("{plural} {scope}"),
+                (_, Scope::All) => format!("{plural} {name}"),
+                (_, Scope::Namespace(_)) => format!("{plural} {name} {scope}"),
+            },
+            resource: match self.kind.group.as_str() {
+                "" => plural.clone(),
+                group => format!("{plural}.{group}"),
+            },
+            plural: plural.clone(),
+            error,
+        }))
+    }
+
+    /// The error for a missing object, which `what` describes.
+    pub(crate) fn not_found(&self, what: &str, name: &str) -> KubectlError {
+        let (scope, context) = (&self.scope, &self.context);
+        KubectlError::NotFound(format!(
+            "there is no {what} of the name {name:?} {scope} on the cluster {context:?}"
+        ))
+    }
+}
+
+impl<K: Clone + fmt::Debug + DeserializeOwned> Objects<K> {
+    pub(crate) async fn find(&self, name: &str) -> Result<Option<K>, KubectlError> {
+        self.call("get", name, self.api.get_opt(name)).await
+    }
+
+    /// Like [`Self::find`]. A missing object is an error.
+    pub(crate) async fn get(&self, name: &str) -> Result<K, KubectlError> {
+        let found = self.find(name).await?;
+        found.ok_or_else(|| self.not_found(&self.kind.kind, name))
+    }
+
+    /// Reads page by page until `take` returns false. Returns whether it has read all pages.
+    pub(crate) async fn pages(
+        &self,
+        params: ListParams,
+        mut take: impl FnMut(Vec<K>) -> bool,
+    ) -> Result<bool, KubectlError> {
+        let mut params = params.limit(PAGE_SIZE);
+        loop {
+            let page = self.call("list", "", self.api.list(&params)).await?;
+            let wants_more = take(page.items);
+            match page.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) if wants_more => params = params.continue_token(&token),
+                more => return Ok(more.is_none()),
+            }
+        }
+    }
+
+    pub(crate) async fn list(&self, params: ListParams) -> Result<Vec<K>, KubectlError> {
+        let mut objects = Vec::new();
+        let take = |mut page: Vec<K>| {
+            objects.append(&mut page);
+            true
+        };
+        self.pages(params, take).await?;
+        Ok(objects)
+    }
+
+    /// Reads the object every `interval` until `look` returns a result. Returns `None` after the deadline.
+    pub(crate) async fn wait<T>(
+        &self,
+        name: &str,
+        (interval, deadline): (Duration, Duration),
+        mut look: impl FnMut(Option<K>) -> Result<Option<T>, KubectlError>,
+    ) -> Result<Option<T>, KubectlError> {
+        let waiting = async {
+            loop {
+                if let Some(result) = look(self.find(name).await?)? {
+                    return Ok(Some(result));
+                }
+                tokio::time::sleep(interval).await;
+            }
+        };
+        let waited = tokio::time::timeout(deadline, waiting).await;
+        waited.unwrap_or(Ok(None))
+    }
+
+    /// Deletes the object if it still has this UID.
+    pub(crate) async fn delete(&self, name: &str, uid: Option<String>) -> Result<(), KubectlError> {
+        let resource_version = None;
+        let params = DeleteParams {
+            preconditions: Some(Preconditions {
+                uid,
+                resource_version,
+            }),
+            ..DeleteParams::default()
+        };
+        let deleting = self.call("delete", name, self.api.delete(name, &params));
+        deleting.await.map(drop)
+    }
+}
+
+impl Objects<DynamicObject> {
+    /// Lists the objects as kubectl shows them.
+    pub(crate) async fn values(&self, name: Option<&str>) -> Result<Vec<Value>, KubectlError> {
+        let params = match name {
+            Some(name) => ListParams::default().fields(&format!("metadata.name={name}")),
+            None => ListParams::default(),
+        };
+        let objects = self.list(params).await?;
+        Ok(objects.into_iter().map(|it| self.value(it)).collect())
+    }
+
+    /// Formats an object like kubectl: with apiVersion and kind, which lists omit, and without managedFields.
+    pub(crate) fn value(&self, mut object: DynamicObject) -> Value {
+        object.metadata.managed_fields = None;
+        object.types = Some(TypeMeta {
+            api_version: self.kind.api_version.clone(),
+            kind: self.kind.kind.clone(),
+        });
+        serde_json::to_value(object).unwrap_or_default()
+    }
+
+    pub(crate) async fn patch(
+        &self,
+        name: &str,
+        patch: &Patch<Value>,
+    ) -> Result<DynamicObject, KubectlError> {
+        let params = PatchParams::default();
+        let patching = self.api.patch(name, &params, patch);
+        self.call("patch", name, patching).await
+    }
+
+    /// Applies the merge patch that `decide` returns for the object, unless the object has changed since it was read.
+    /// After a conflict, reads and decides again. Returns the object and the second result of `decide`.
+    pub(crate) async fn change<T>(
+        &self,
+        name: &str,
+        decide: impl Fn(&DynamicObject) -> (Option<Value>, T),
+    ) -> Result<(DynamicObject, T), KubectlError> {
+        retry_conflicts(&format!("{} {name}", self.kind.kind), async || {
+            let found = self.get(name).await?;
+            let (patch, result) = decide(&found);
+            let Some(mut patch) = patch else {
+                return Ok((found, result));
+            };
+            patch["metadata"]["uid"] = json!(found.metadata.uid);
+            patch["metadata"]["resourceVersion"] = json!(found.metadata.resource_version);
+            Ok((self.patch(name, &Patch::Merge(patch)).await?, result))
+        })
+        .await
+    }
+}
+
+/// Repeats an attempt to change an object that another writer has changed in the meantime.
+pub(crate) async fn retry_conflicts<T>(
+    object: &str,
+    attempt: impl AsyncFn() -> Result<T, KubectlError>,
+) -> Result<T, KubectlError> {
+    for _ in 0..ATTEMPTS {
+        match attempt().await {
+            Err(error) if error.code() == Some(409) => {}
+            result => return result,
+        }
+    }
+    Err(KubectlError::Refused(format!(
+        "{object} changed during every attempt; stop the other writer and retry"
+    )))
+}
