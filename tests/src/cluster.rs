@@ -62,8 +62,8 @@ pub enum Parts {
 
 /// A running control plane. Dropping it kills its processes and removes its files.
 ///
-/// If the thread is panicking or `KRYPTON_KEEP` is set, the files stay and their path is printed. A test that returns
-/// an error doesn't panic, so tests unwrap.
+/// If the thread is panicking or `KRYPTON_KEEP` is set, the files stay and their path is printed. The `?` of a
+/// `TestResult` panics.
 #[derive(Debug)]
 pub struct Cluster {
     name: String,

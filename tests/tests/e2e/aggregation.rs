@@ -17,7 +17,7 @@ use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec};
 use krypton_crds::tenant::{ClusterSummary, Tenant};
 use krypton_hub::ca::Authority;
 use krypton_tests::{
-    Cluster, Hub, HubOptions, Mode, Pair, Parts, by_agent, eventually,
+    Cluster, Hub, HubOptions, Mode, Pair, Parts, TestResult, by_agent, eventually,
     fleet::{FleetClient, HUB_NAMESPACE, PATIENCE, condition},
     kubectl_krypton,
 };
@@ -59,25 +59,25 @@ async fn goes(desk: &FleetClient, type_: &str, why: &str) -> Tenant {
     .unwrap()
 }
 
-async fn departed_member_condition_expires_after_grace_despite_restart(mode: Mode) {
-    let (mut pair, _repository, _values) = Pair::with_small_chart("departs", mode).await.unwrap();
+async fn departed_member_condition_expires_after_grace_despite_restart(mode: Mode) -> TestResult {
+    let (mut pair, _repository, _values) = Pair::with_small_chart("departs", mode).await?;
     let (home, edge) = (FleetClient::at(pair.home()), pair.desk());
     let type_ = pair.condition("ClusterReady");
     for desk in [&edge, &home] {
-        desk.create("default", "acme", json!({})).await.unwrap();
+        desk.create("default", "acme", json!({})).await?;
     }
     let well = [ALL_READY, (type_.as_str(), "True", "Installed")];
-    home.shows("default", "acme", &well).await.unwrap();
+    home.shows("default", "acme", &well).await?;
 
-    edge.delete("default", "acme").await.unwrap();
-    edge.gone("default", "acme").await.unwrap();
+    edge.delete("default", "acme").await?;
+    edge.gone("default", "acme").await?;
     let departs = [
         (type_.as_str(), "Unknown", "TenantGone"),
         ("Ready", "False", "NoClusters"),
     ];
-    home.shows("default", "acme", &departs).await.unwrap();
-    pair.hub().unwrap().stop().await.unwrap();
-    pair.start_hub_again().unwrap();
+    home.shows("default", "acme", &departs).await?;
+    pair.hub()?.stop().await?;
+    pair.start_hub_again()?;
     let gone = goes(&home, &type_, "TenantGone").await;
     let status = gone.status.unwrap();
     assert_eq!(clusters(&status.conditions), [].into());
@@ -86,19 +86,18 @@ async fn departed_member_condition_expires_after_grace_despite_restart(mode: Mod
         Some("0 of 0 clusters ready")
     );
 
-    edge.create("default", "acme", json!({})).await.unwrap();
-    home.shows("default", "acme", &well).await.unwrap();
+    edge.create("default", "acme", json!({})).await?;
+    home.shows("default", "acme", &well).await?;
     let members: Api<EdgeCluster> = Api::all(pair.home().client());
     let params = DeleteParams::default();
-    members.delete(pair.name(), &params).await.unwrap();
+    members.delete(pair.name(), &params).await?;
     let left = [(type_.as_str(), "Unknown", "MemberLeft")];
-    home.shows("default", "acme", &left).await.unwrap();
+    home.shows("default", "acme", &left).await?;
     goes(&home, &type_, "MemberLeft").await;
     // The release of a member that left stays installed.
     let release = pair.release("acme");
-    edge.newest_is("acme", &release, 1, "deployed")
-        .await
-        .unwrap();
+    edge.newest_is("acme", &release, 1, "deployed").await?;
+    Ok(())
 }
 
 /// A home cluster with a hub and simulated members.
@@ -120,12 +119,10 @@ impl Many {
         ])
     }
 
-    async fn start(count: u32) -> Self {
-        let home = Cluster::start_audited("many", Parts::ControlPlane)
-            .await
-            .unwrap();
-        let mut hub = Hub::start(&Self::options(&home)).unwrap();
-        hub.ready(PATIENCE).await.unwrap();
+    async fn start(count: u32) -> TestResult<Self> {
+        let home = Cluster::start_audited("many", Parts::ControlPlane).await?;
+        let mut hub = Hub::start(&Self::options(&home))?;
+        hub.ready(PATIENCE).await?;
         let members: Api<EdgeCluster> = Api::all(home.client());
         let making = (0..count).map(|number| {
             let members = members.clone();
@@ -139,19 +136,15 @@ impl Many {
         let mut made: Vec<Member> = stream::iter(making)
             .buffer_unordered(16)
             .try_collect()
-            .await
-            .unwrap();
+            .await?;
         made.sort_by(|one, other| one.name.cmp(&other.name));
         let secrets: Api<Secret> = Api::namespaced(home.client(), HUB_NAMESPACE);
         eventually("the hub's CA", PATIENCE, async || {
             Ok(secrets.get_opt(names::CA_SECRET).await?.map(drop))
         })
-        .await
-        .unwrap();
+        .await?;
         let client = home.client();
-        let authority = Authority::load_or_make(client, HUB_NAMESPACE, "bench.krypton")
-            .await
-            .unwrap();
+        let authority = Authority::load_or_make(client, HUB_NAMESPACE, "bench.krypton").await?;
         let address = hub.agents_address().to_string();
         let enrolled = made
             .iter()
@@ -161,9 +154,8 @@ impl Many {
             .all("have a desired state", PATIENCE, |seen| {
                 seen.desired.map(|(_, at)| at)
             })
-            .await
-            .unwrap();
-        Self { agents, hub, home }
+            .await?;
+        Ok(Self { agents, hub, home })
     }
 
     /// Reports a Tenant from a member. `Some(false)` is a Tenant that is not ready, and `None` a deleted one.
@@ -229,15 +221,15 @@ fn size(tenant: &Tenant) -> usize {
 
 /// The agents use the real protocol. Only their clusters are simulated.
 #[tokio::test]
-async fn large_fleet_summary_is_throttled_and_survives_restart() {
+async fn large_fleet_summary_is_throttled_and_survives_restart() -> TestResult {
     const ALL: u32 = 200;
-    let mut many = Many::start(ALL).await;
+    let mut many = Many::start(ALL).await?;
     let desk = FleetClient::at(&many.home);
     for tenant in ["acme", "other"] {
         for number in 0..ALL {
             many.says(number, tenant, Some(true), 1);
         }
-        desk.create("default", tenant, json!({})).await.unwrap();
+        desk.create("default", tenant, json!({})).await?;
     }
     many.shows("other", "200 of 200 clusters ready").await;
     let acme = many.shows("acme", "200 of 200 clusters ready").await;
@@ -262,7 +254,7 @@ async fn large_fleet_summary_is_throttled_and_survives_restart() {
             .await;
     }
     let tenants: Api<Tenant> = desk.tenants("default");
-    let acme = tenants.get("acme").await.unwrap();
+    let acme = tenants.get("acme").await?;
     assert_eq!(acme.metadata.resource_version, before);
     assert_eq!(many.writes("acme").await, written);
 
@@ -297,9 +289,9 @@ async fn large_fleet_summary_is_throttled_and_survives_restart() {
     is_shown_whole_by_its_name(&many).await;
 
     // A restart loses no member, although the status doesn't contain their names.
-    many.hub.kill9().await.unwrap();
+    many.hub.kill9().await?;
     let options = Many::options(&many.home).in_place_of(&many.hub);
-    many.hub = Hub::start(&options).unwrap();
+    many.hub = Hub::start(&options)?;
     let tenants = desk.tenants("default");
     many.says(0, "acme", Some(true), 47);
     eventually("news after the restart", PATIENCE, async || {
@@ -311,8 +303,7 @@ async fn large_fleet_summary_is_throttled_and_survives_restart() {
         }
         Ok(Some(()))
     })
-    .await
-    .unwrap();
+    .await?;
 
     // With few members, the status lists all of them again.
     for number in 40..ALL {
@@ -331,8 +322,9 @@ async fn large_fleet_summary_is_throttled_and_survives_restart() {
             .count(),
         40
     );
-    let log = many.hub.log().unwrap();
+    let log = many.hub.log()?;
     assert!(!log.contains("panicked"), "{log}");
+    Ok(())
 }
 
 async fn is_shown_whole_by_its_name(many: &Many) {

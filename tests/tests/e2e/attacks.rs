@@ -18,7 +18,7 @@ use arc_swap::ArcSwap;
 use k8s_openapi::api::coordination::v1::Lease;
 use krypton_agent::session::connect::Dialer;
 use krypton_tests::{
-    Cluster, Hub, HubOptions, eventually,
+    Cluster, Hub, HubOptions, TestResult, eventually,
     fleet::{HUB_NAMESPACE, PATIENCE},
 };
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -60,19 +60,19 @@ async fn hub_lives_on(home: &Cluster) {
 }
 
 /// A client of an account that may edit this namespace, and nothing beyond.
-async fn intruder(cluster: &Cluster, namespace: &str) -> Client {
+async fn intruder(cluster: &Cluster, namespace: &str) -> TestResult<Client> {
     let account = format!("--serviceaccount={namespace}:mallory");
     let make = ["create", "serviceaccount", "mallory", "-n", namespace];
-    cluster.kubectl(make).await.unwrap();
+    cluster.kubectl(make).await?;
     let bind = ["create", "rolebinding", "mallory", "--clusterrole=edit"];
     let bind = bind.into_iter().chain([account.as_str(), "-n", namespace]);
-    cluster.kubectl(bind).await.unwrap();
+    cluster.kubectl(bind).await?;
     let token = ["create", "token", "mallory", "-n", namespace];
-    let token = cluster.kubectl(token).await.unwrap();
-    let kubeconfig = Kubeconfig::from_yaml(&cluster.kubeconfig_with(token.trim())).unwrap();
+    let token = cluster.kubectl(token).await?;
+    let kubeconfig = Kubeconfig::from_yaml(&cluster.kubeconfig_with(token.trim()))?;
     let options = KubeConfigOptions::default();
     let config = Config::from_custom_kubeconfig(kubeconfig, &options);
-    Client::try_from(config.await.unwrap()).unwrap()
+    Ok(Client::try_from(config.await?)?)
 }
 
 fn is_forbidden<T>(answer: &kube::Result<T>) -> bool {

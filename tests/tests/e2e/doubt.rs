@@ -9,7 +9,7 @@ use k8s_openapi::api::{apps::v1::Deployment, core::v1::Secret};
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
     Agent, AgentOptions, Answer, AnsweringProxy, ChartRepository, ChartSource, Cluster, Hub,
-    HubOptions, Lie, Membership, Mode, Parts,
+    HubOptions, Lie, Membership, Mode, Parts, TestResult,
     answering_proxy::{ALL, Verb},
     by_agent, eventually,
     fleet::{FleetClient, HUB_NAMESPACE, PATIENCE, ValuesFile, chart_flags, values_flag},
@@ -106,28 +106,23 @@ struct Scene {
 }
 
 impl Scene {
-    async fn set(name: &str, mode: Mode, going: &[String]) -> Self {
-        let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
-            .await
-            .unwrap();
+    async fn set(name: &str, mode: Mode, going: &[String]) -> TestResult<Self> {
+        let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
         let names = ["home", "edge"].map(|role| format!("{name}-{role}"));
         let (home, edge) = tokio::try_join!(
             Cluster::start(&names[0], Parts::ControlPlane),
             Cluster::start(&names[1], Parts::WithControllers),
-        )
-        .unwrap();
-        let proxy = AnsweringProxy::before(&edge).await.unwrap();
-        let values = ValuesFile::new("{replicaCount: 0, message: v0}").unwrap();
+        )?;
+        let proxy = AnsweringProxy::before(&edge).await?;
+        let values = ValuesFile::new("{replicaCount: 0, message: v0}")?;
         let options = HubOptions::new(home.kubeconfig())
             .args(chart_flags(&repository, "small", "1.0.0"))
             .args([values_flag(&values), "--self-cluster=false".to_owned()]);
-        let mut hub = Hub::start(&options).unwrap();
+        let mut hub = Hub::start(&options)?;
         let file = proxy.kubeconfig();
-        let through = fs::read_to_string(&file).unwrap();
+        let through = fs::read_to_string(&file)?;
         let by = (through.as_str(), file.as_path());
-        let membership = Membership::join_by(mode, &mut hub, &home, by, EDGE)
-            .await
-            .unwrap();
+        let membership = Membership::join_by(mode, &mut hub, &home, by, EDGE).await?;
         let scene = Self {
             membership,
             hub,
@@ -141,24 +136,18 @@ impl Scene {
             edge,
         };
         let desk = &scene.desk;
-        scene
-            .edge
-            .kubectl(["create", "namespace", SHARED])
-            .await
-            .unwrap();
-        try_join_all(KEPT.map(|name| desk.create("default", name, json!({}))))
-            .await
-            .unwrap();
+        scene.edge.kubectl(["create", "namespace", SHARED]).await?;
+        try_join_all(KEPT.map(|name| desk.create("default", name, json!({})))).await?;
         let shared = json!({"workspace": SHARED});
         let made = going
             .iter()
             .map(|name| desk.create("default", name, shared.clone()));
-        try_join_all(made).await.unwrap();
+        try_join_all(made).await?;
         let all = KEPT.into_iter().chain(going.iter().map(String::as_str));
         for name in all {
-            desk.shows("default", name, &[ALL_READY]).await.unwrap();
+            desk.shows("default", name, &[ALL_READY]).await?;
         }
-        scene
+        Ok(scene)
     }
 
     /// Changes the values, so all Tenants need an upgrade.
@@ -263,17 +252,17 @@ impl Scene {
     }
 }
 
-async fn lying_apiserver_uninstalls_nothing(mode: Mode) {
+async fn lying_apiserver_uninstalls_nothing(mode: Mode) -> TestResult {
     let cases = cases();
     let going: Vec<String> = (0..cases.len()).map(|n| format!("goes-{n}")).collect();
-    let mut scene = Box::pin(Scene::set("lies", mode, &going)).await;
+    let mut scene = Box::pin(Scene::set("lies", mode, &going)).await?;
     let desk = scene.desk.clone();
     for ((lie, upgrade, waits), goes) in cases.into_iter().zip(&going) {
-        let before = scene.standing().await.unwrap();
+        let before = scene.standing().await?;
         scene.proxy.lie(lie);
         for name in KEPT {
             let asked = names::RECONCILE_REQUESTED_ANNOTATION;
-            desk.annotate("default", name, asked, goes).await.unwrap();
+            desk.annotate("default", name, asked, goes).await?;
         }
         let values = upgrade.then(|| scene.change_values().unwrap());
         // An actor without a view of the releases finds nothing to uninstall and removes the finalizer. Such a Tenant
@@ -281,7 +270,7 @@ async fn lying_apiserver_uninstalls_nothing(mode: Mode) {
         let blind = lie.answer == Answer::Nothing
             && (lie.resources.is_empty() || lie.resources.contains(&"secrets"));
         if !blind {
-            desk.delete("default", goes).await.unwrap();
+            desk.delete("default", goes).await?;
         }
         // A step of the deletion, or more than one watch request.
         let at_least = match lie.resources {
@@ -291,91 +280,91 @@ async fn lying_apiserver_uninstalls_nothing(mode: Mode) {
         };
         scene.told_often(at_least).await;
         if waits {
-            scene.stands(&before, &[]).await.unwrap();
-            let tenant = desk.tenants("default").get(goes).await.unwrap();
+            scene.stands(&before, &[]).await?;
+            let tenant = desk.tenants("default").get(goes).await?;
             assert_eq!(tenant.finalizers(), [names::TENANT_FINALIZER], "{lie:?}");
         }
         scene.proxy.tell_the_truth();
         if blind {
-            desk.delete("default", goes).await.unwrap();
+            desk.delete("default", goes).await?;
         }
-        desk.gone("default", goes).await.unwrap();
+        desk.gone("default", goes).await?;
         scene.kept_are_ready(values).await;
         let stands = scene.stands(&before, &[goes]).await;
         stands.unwrap_or_else(|error| panic!("{lie:?}: {error:#}"));
     }
+    Ok(())
 }
 
-async fn outage_or_restore_keeps_releases_and_delays_deletion(mode: Mode) {
+async fn outage_or_restore_keeps_releases_and_delays_deletion(mode: Mode) -> TestResult {
     let going = ["before", "waits", "left", "paused"].map(str::to_owned);
-    let mut scene = Box::pin(Scene::set("away", mode, &going)).await;
+    let mut scene = Box::pin(Scene::set("away", mode, &going)).await?;
     let desk = scene.desk.clone();
     if mode == Mode::Proxy {
-        the_kubeconfig_is_gone_and_back(&mut scene).await;
+        the_kubeconfig_is_gone_and_back(&mut scene).await?;
     }
-    an_etcd_is_restored(&mut scene).await;
-    a_deletion_waits(&mut scene).await;
+    an_etcd_is_restored(&mut scene).await?;
+    a_deletion_waits(&mut scene).await?;
     a_namespace_that_tenants_live_in_is_not_deleted_though_no_watch_has_shown_them(&mut scene)
-        .await;
+        .await?;
 
     // Start a new actor that observes none of the existing objects at first.
-    let before = scene.standing().await.unwrap();
+    let before = scene.standing().await?;
     if mode == Mode::Agent {
         let agent = scene.membership.agent().unwrap();
-        agent.stop().await.unwrap();
+        agent.stop().await?;
         scene.proxy.lie(Lie {
             verbs: ALL,
             resources: &["secrets", "tenants", "namespaces"],
             answer: Answer::Nothing,
         });
-        *agent = Agent::start(&AgentOptions::new(&scene.proxy.kubeconfig())).unwrap();
-        desk.held_by_another("").await.unwrap();
+        *agent = Agent::start(&AgentOptions::new(&scene.proxy.kubeconfig()))?;
+        desk.held_by_another("").await?;
         scene.told_often(3).await;
-        let values = scene.change_values().unwrap();
+        let values = scene.change_values()?;
         for name in KEPT {
             let asked = names::RECONCILE_REQUESTED_ANNOTATION;
-            desk.annotate("default", name, asked, "now").await.unwrap();
+            desk.annotate("default", name, asked, "now").await?;
         }
         scene.told_often(6).await;
         scene.proxy.tell_the_truth();
         scene.kept_are_ready(Some(values)).await;
     }
-    scene.stands(&before, &[]).await.unwrap();
+    scene.stands(&before, &[]).await?;
+    Ok(())
 }
 
 /// The member's kubeconfig in its Secret on the home cluster is emptied, deleted and recreated.
-async fn the_kubeconfig_is_gone_and_back(scene: &mut Scene) {
-    let before = scene.standing().await.unwrap();
+async fn the_kubeconfig_is_gone_and_back(scene: &mut Scene) -> TestResult {
+    let before = scene.standing().await?;
     let home = scene.at_home.clone();
     let secrets: Api<Secret> = Api::namespaced(home.client.clone(), HUB_NAMESPACE);
-    let through = fs::read_to_string(scene.proxy.kubeconfig()).unwrap();
+    let through = fs::read_to_string(scene.proxy.kubeconfig())?;
 
-    home.add_member(EDGE, "").await.unwrap();
+    home.add_member(EDGE, "").await?;
     let refused = ("TargetClusterResolved", "False", "KubeconfigInvalid");
-    home.member_shows(EDGE, &[refused]).await.unwrap();
+    home.member_shows(EDGE, &[refused]).await?;
     // The hub keeps using the last valid kubeconfig.
-    let values = scene.change_values().unwrap();
+    let values = scene.change_values()?;
     scene.kept_are_ready(Some(values)).await;
-    scene.stands(&before, &[]).await.unwrap();
+    scene.stands(&before, &[]).await?;
 
-    secrets
-        .delete(EDGE, &DeleteParams::default())
-        .await
-        .unwrap();
+    secrets.delete(EDGE, &DeleteParams::default()).await?;
     let gone = ("TargetClusterResolved", "False", "SourceGone");
-    home.member_shows(EDGE, &[gone]).await.unwrap();
-    let values = scene.change_values().unwrap();
-    scene.stands(&before, &[]).await.unwrap();
-    home.add_member(EDGE, &through).await.unwrap();
-    home.member_shows(EDGE, &[CONNECTED]).await.unwrap();
+    home.member_shows(EDGE, &[gone]).await?;
+    let values = scene.change_values()?;
+    scene.stands(&before, &[]).await?;
+    home.add_member(EDGE, &through).await?;
+    home.member_shows(EDGE, &[CONNECTED]).await?;
     scene.kept_are_ready(Some(values)).await;
-    scene.stands(&before, &[]).await.unwrap();
+    scene.stands(&before, &[]).await?;
+    Ok(())
 }
 
 /// Restores etcd to a state before some Tenants were created and others deleted. The resourceVersions decrease.
-async fn an_etcd_is_restored(scene: &mut Scene) {
+async fn an_etcd_is_restored(scene: &mut Scene) -> TestResult {
     let desk = scene.desk.clone();
-    let before = scene.standing().await.unwrap();
+    let before = scene.standing().await?;
     let release = Scene::release("before");
     // If the snapshot contained a running upgrade, the repair would add a revision.
     scene.values_reach("before", SHARED, scene.written).await;
@@ -386,17 +375,14 @@ async fn an_etcd_is_restored(scene: &mut Scene) {
             _ => bail!("{revisions:?}"),
         }
     })
-    .await
-    .unwrap();
-    let snapshot = scene.edge.snapshot().await.unwrap();
+    .await?;
+    let snapshot = scene.edge.snapshot().await?;
     let shared = json!({"workspace": SHARED});
-    desk.create("default", "late", shared.clone())
-        .await
-        .unwrap();
-    desk.shows("default", "late", &[ALL_READY]).await.unwrap();
-    desk.delete("default", "before").await.unwrap();
-    desk.gone("default", "before").await.unwrap();
-    scene.stands(&before, &["before"]).await.unwrap();
+    desk.create("default", "late", shared.clone()).await?;
+    desk.shows("default", "late", &[ALL_READY]).await?;
+    desk.delete("default", "before").await?;
+    desk.gone("default", "before").await?;
+    scene.stands(&before, &["before"]).await?;
     // A restored API server answers 429 until the storage of the CRD is ready again.
     let version = async || {
         eventually("no list of Tenants", PATIENCE, async || {
@@ -409,95 +395,90 @@ async fn an_etcd_is_restored(scene: &mut Scene) {
     };
     let latest = version().await;
 
-    scene.edge.restore(&snapshot).await.unwrap();
+    scene.edge.restore(&snapshot).await?;
 
     assert!(version().await < latest, "the resourceVersion went back");
     let log = |scene: &mut Scene| scene.membership.actor(&mut scene.hub).log().unwrap();
     let uninstalled = log(scene).matches("running helm uninstall").count();
     // A Tenant deleted after the snapshot is live again, and a Tenant created after it is absent.
-    let values = scene.change_values().unwrap();
+    let values = scene.change_values()?;
     scene.kept_are_ready(Some(values)).await;
-    desk.shows("default", "before", &[ALL_READY]).await.unwrap();
+    desk.shows("default", "before", &[ALL_READY]).await?;
     desk.newest_is(SHARED, &release, number + 1, "deployed")
-        .await
-        .unwrap();
-    scene.stands(&before, &["late"]).await.unwrap();
-    assert_eq!(desk.tenants("default").get_opt("late").await.unwrap(), None);
+        .await?;
+    scene.stands(&before, &["late"]).await?;
+    assert_eq!(desk.tenants("default").get_opt("late").await?, None);
     assert_eq!(
         log(scene).matches("running helm uninstall").count(),
         uninstalled
     );
-    desk.create("default", "late", shared).await.unwrap();
-    desk.shows("default", "late", &[ALL_READY]).await.unwrap();
+    desk.create("default", "late", shared).await?;
+    desk.shows("default", "late", &[ALL_READY]).await?;
     for name in ["late", "before"] {
-        desk.delete("default", name).await.unwrap();
-        desk.gone("default", name).await.unwrap();
+        desk.delete("default", name).await?;
+        desk.gone("default", name).await?;
     }
-    scene.stands(&before, &["late", "before"]).await.unwrap();
+    scene.stands(&before, &["late", "before"]).await?;
+    Ok(())
 }
 
 /// A deletion waits for an unreachable cluster and for a user's decision. The orphan annotation ends the wait and keeps
 /// the release.
-async fn a_deletion_waits(scene: &mut Scene) {
+async fn a_deletion_waits(scene: &mut Scene) -> TestResult {
     let (desk, home) = (scene.desk.clone(), scene.at_home.clone());
-    home.create("default", "waits", json!({})).await.unwrap();
+    home.create("default", "waits", json!({})).await?;
     let here = (format!("ClusterReady/{EDGE}"), "ClusterUnreachable");
-    home.shows("default", "waits", &[ALL_READY]).await.unwrap();
-    let before = scene.standing().await.unwrap();
+    home.shows("default", "waits", &[ALL_READY]).await?;
+    let before = scene.standing().await?;
     scene.proxy.lie(Lie {
         verbs: ALL,
         resources: &[],
         answer: Answer::Page(502),
     });
     desk.annotate("default", "left", names::ORPHAN_ANNOTATION, "true")
-        .await
-        .unwrap();
+        .await?;
     for name in ["waits", "left"] {
-        desk.delete("default", name).await.unwrap();
+        desk.delete("default", name).await?;
     }
     home.member_shows(EDGE, &[("Connected", "False", "Unreachable")])
-        .await
-        .unwrap();
+        .await?;
     home.shows("default", "waits", &[(&here.0, "Unknown", here.1)])
-        .await
-        .unwrap();
-    scene.stands(&before, &[]).await.unwrap();
+        .await?;
+    scene.stands(&before, &[]).await?;
     scene.proxy.tell_the_truth();
     for name in ["waits", "left"] {
-        desk.gone("default", name).await.unwrap();
+        desk.gone("default", name).await?;
     }
-    scene.stands(&before, &["waits"]).await.unwrap();
-    let said = desk.told("default", "left", "Orphaned").await.unwrap();
+    scene.stands(&before, &["waits"]).await?;
+    let said = desk.told("default", "left", "Orphaned").await?;
     let [release, namespace] = [Scene::release("left"), format!("namespace {SHARED}")];
     assert!(
         said.contains(&release) && said.contains(&namespace),
         "{said}"
     );
-    home.member_shows(EDGE, &[CONNECTED]).await.unwrap();
+    home.member_shows(EDGE, &[CONNECTED]).await?;
 
     desk.annotate("default", "paused", names::PAUSED_ANNOTATION, "true")
-        .await
-        .unwrap();
-    desk.delete("default", "paused").await.unwrap();
+        .await?;
+    desk.delete("default", "paused").await?;
     let ready = format!("ClusterReady/{EDGE}");
     let waiting = desk
         .shows("default", "paused", &[(&ready, "False", "Deleting")])
-        .await
-        .unwrap();
+        .await?;
     let said = waiting.status.unwrap().last_message.unwrap_or_default();
     assert!(said.contains("deletion waits: paused"), "{said}");
     desk.annotate("default", "paused", names::ORPHAN_ANNOTATION, "true")
-        .await
-        .unwrap();
-    desk.gone("default", "paused").await.unwrap();
-    desk.told("default", "paused", "Orphaned").await.unwrap();
-    scene.stands(&before, &["waits"]).await.unwrap();
+        .await?;
+    desk.gone("default", "paused").await?;
+    desk.told("default", "paused", "Orphaned").await?;
+    scene.stands(&before, &["waits"]).await?;
+    Ok(())
 }
 
 /// Krypton created the namespace for a Tenant that is now deleted, and another Tenant has moved into it.
 async fn a_namespace_that_tenants_live_in_is_not_deleted_though_no_watch_has_shown_them(
     scene: &mut Scene,
-) {
+) -> TestResult {
     let desk = scene.desk.clone();
     let members: Api<EdgeCluster> = Api::all(scene.at_home.client.clone());
     let pause = async |paused: bool| {
@@ -505,13 +486,13 @@ async fn a_namespace_that_tenants_live_in_is_not_deleted_though_no_watch_has_sho
         let params = PatchParams::default();
         members.patch(EDGE, &params, &patch).await.unwrap();
     };
-    desk.create("default", "host", json!({})).await.unwrap();
-    desk.shows("default", "host", &[ALL_READY]).await.unwrap();
+    desk.create("default", "host", json!({})).await?;
+    desk.shows("default", "host", &[ALL_READY]).await?;
     pause(true).await;
-    desk.delete("default", "host").await.unwrap();
+    desk.delete("default", "host").await?;
     let ready = format!("ClusterReady/{EDGE}");
     let waits = (ready.as_str(), "False", "Deleting");
-    desk.shows("default", "host", &[waits]).await.unwrap();
+    desk.shows("default", "host", &[waits]).await?;
     scene.proxy.lie(Lie {
         verbs: FOLLOWED,
         resources: &["tenants"],
@@ -519,7 +500,7 @@ async fn a_namespace_that_tenants_live_in_is_not_deleted_though_no_watch_has_sho
     });
     scene.told_often(1).await;
     let guest = json!({"workspace": SHARED});
-    desk.create("host", "guest", guest).await.unwrap();
+    desk.create("host", "guest", guest).await?;
     pause(false).await;
     eventually(
         "the release to be uninstalled",
@@ -529,13 +510,13 @@ async fn a_namespace_that_tenants_live_in_is_not_deleted_though_no_watch_has_sho
             left => bail!("{left:?}"),
         },
     )
-    .await
-    .unwrap();
+    .await?;
     let lied = scene.proxy.lied();
     scene.told_often(lied + 3).await;
     scene.proxy.tell_the_truth();
-    desk.gone("default", "host").await.unwrap();
-    desk.shows("host", "guest", &[ALL_READY]).await.unwrap();
-    let namespace = desk.namespace("host").await.unwrap().unwrap();
+    desk.gone("default", "host").await?;
+    desk.shows("host", "guest", &[ALL_READY]).await?;
+    let namespace = desk.namespace("host").await?.unwrap();
     assert_eq!(namespace.metadata.deletion_timestamp, None);
+    Ok(())
 }

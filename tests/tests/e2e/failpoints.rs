@@ -33,7 +33,7 @@ use krypton_hub::{chart::values_reader::SALT_NAME, effects::EFFECTS as EFFECTS_O
 use krypton_reconciler::record::anchor::ANCHOR_NAME;
 use krypton_runtime::failpoint::{EFFECTS, MOMENTS};
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Mode, Walk, eventually,
+    ChartRepository, ChartSource, Cluster, Mode, TestResult, Walk, eventually,
     fleet::{
         FleetClient, HUB_NAMESPACE, PATIENCE, SYSTEM_NAMESPACE, ValuesFile, chart_flags,
         values_flag,
@@ -144,7 +144,7 @@ type Kind = fn(&str) -> &'static str;
 in_both_modes!(error_or_kill_at_any_failpoint_still_converges);
 
 /// By proxy all effects; with an agent, unless all is asked for, those of an agent's process.
-async fn error_or_kill_at_any_failpoint_still_converges(mode: Mode) {
+async fn error_or_kill_at_any_failpoint_still_converges(mode: Mode) -> TestResult {
     let which = std::env::var("KRYPTON_FAILPOINTS");
     let (kill, error) = (|_: &str| "kill", |_: &str| "error");
     let each = |moment: &str| if moment == "before" { "error" } else { "kill" };
@@ -166,15 +166,16 @@ async fn error_or_kill_at_any_failpoint_still_converges(mode: Mode) {
             false => points(mode, every),
         };
         let plan = first.iter().map(rule).collect::<Vec<_>>().join(",");
-        let missed = Box::pin(walk(mode, every, &plan)).await.unwrap();
+        let missed = Box::pin(walk(mode, every, &plan)).await?;
         // What is done once for all may have been the last before somebody died of something else at that
         // moment: once more, where they die of nothing else.
         if !missed.is_empty() {
             let plan = missed.iter().map(rule).collect::<Vec<_>>().join(",");
-            let missed = Box::pin(walk(mode, every, &plan)).await.unwrap();
+            let missed = Box::pin(walk(mode, every, &plan)).await?;
             assert!(missed.is_empty(), "never reached, {mode:?}: {missed:#?}");
         }
     }
+    Ok(())
 }
 
 /// All that are to be reached.

@@ -5,7 +5,7 @@ use std::fs;
 use anyhow::{Result, bail};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_tests::{
-    ChartRepository, ChartSource, Gate, Mode, Pair, Parts, eventually,
+    ChartRepository, ChartSource, Gate, Mode, Pair, Parts, TestResult, eventually,
     fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
     gate,
 };
@@ -47,45 +47,40 @@ async fn piles_up(desk: &FleetClient, workspace: &str, release: &str, at_least: 
 
 async fn open(pair: &mut Pair, flags: Vec<String>, more: &[&str]) -> Result<()> {
     let more = more.iter().map(|flag| (*flag).to_owned());
-    pair.open(flags.into_iter().chain(more)).await.map(drop)
+    pair.open(flags.into_iter().chain(more)).await
 }
 
 #[tokio::test]
-async fn failed_rollout_is_not_ready_despite_old_pods() {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
-        .await
-        .unwrap();
-    let mut pair = Pair::start("rollout", Mode::SelfCluster, Parts::WithPods)
-        .await
-        .unwrap();
+async fn failed_rollout_is_not_ready_despite_old_pods() -> TestResult {
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
+    let mut pair = Pair::start("rollout", Mode::SelfCluster, Parts::WithPods).await?;
     let desk = pair.desk();
-    let values = ValuesFile::new("{replicaCount: 1}").unwrap();
+    let values = ValuesFile::new("{replicaCount: 1}")?;
     let flags = chart_flags(&repository, "small", "1.0.0");
     let flags = flags.into_iter().chain([values_flag(&values)]);
-    open(&mut pair, flags.collect(), &[]).await.unwrap();
-    desk.create("default", "acme", json!({})).await.unwrap();
-    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    open(&mut pair, flags.collect(), &[]).await?;
+    desk.create("default", "acme", json!({})).await?;
+    desk.shows("default", "acme", &[ALL_READY]).await?;
 
-    values.write("{replicaCount: 1, unready: true}").unwrap();
+    values.write("{replicaCount: 1, unready: true}")?;
     let release = pair.release("acme");
     let lacks = format!("Deployment acme/{release}: 0 of 1 new ones available, 1 old ones left");
     says(&desk, &pair.condition("ClusterProgress"), "True", &lacks).await;
     says(&desk, &pair.condition("ClusterReady"), "False", "").await;
 
-    values.write("{replicaCount: 1}").unwrap();
-    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    values.write("{replicaCount: 1}")?;
+    desk.shows("default", "acme", &[ALL_READY]).await?;
+    Ok(())
 }
 
 #[tokio::test]
-async fn wait_mode_decides_readiness_and_history_is_limited() {
-    let gate = Gate::everywhere().unwrap();
+async fn wait_mode_decides_readiness_and_history_is_limited() -> TestResult {
+    let gate = Gate::everywhere()?;
     let charts = [gate.chart(), ChartSource::small("1.0.0")];
-    let repository = ChartRepository::start(&charts).await.unwrap();
-    let mut pair = Pair::start("handling", Mode::SelfCluster, Parts::WithControllers)
-        .await
-        .unwrap();
+    let repository = ChartRepository::start(&charts).await?;
+    let mut pair = Pair::start("handling", Mode::SelfCluster, Parts::WithControllers).await?;
     let desk = pair.desk();
-    let values = ValuesFile::new(&json!({"gates": ["pre-install"]}).to_string()).unwrap();
+    let values = ValuesFile::new(&json!({"gates": ["pre-install"]}).to_string())?;
     let flags = |chart: &str| {
         let mut flags = chart_flags(&repository, chart, "1.0.0");
         flags.push(values_flag(&values));
@@ -95,63 +90,58 @@ async fn wait_mode_decides_readiness_and_history_is_limited() {
     let progress = pair.condition("ClusterProgress");
 
     // No controller makes pods ready here, so the release never becomes ready. The message names the cause.
-    open(&mut pair, flags("gates"), &[]).await.unwrap();
-    desk.create("default", "acme", json!({})).await.unwrap();
-    let hook = gate::at(&desk, "acme", "pre-install", None).await.unwrap();
+    open(&mut pair, flags("gates"), &[]).await?;
+    desk.create("default", "acme", json!({})).await?;
+    let hook = gate::at(&desk, "acme", "pre-install", None).await?;
     let waits = format!("installing release: waiting for hook Pod acme/{release}-pre-install");
     says(&desk, &progress, "True", &waits).await;
     says(&desk, &ready, "False", &waits).await;
-    gate::open(&desk, "acme", &hook).await.unwrap();
+    gate::open(&desk, "acme", &hook).await?;
     let lacks = format!("Deployment acme/{release}: 0 of 1 available");
     says(&desk, &progress, "True", &lacks).await;
-    let starts = desk.events("default", "acme").await.unwrap();
+    let starts = desk.events("default", "acme").await?;
     assert_eq!(starts.get("HelmInstallStart"), Some(&1), "{starts:?}");
-    pair.stop().await.unwrap();
+    pair.stop().await?;
 
-    open(&mut pair, flags("gates"), &["--wait=hooks"])
-        .await
-        .unwrap();
-    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    open(&mut pair, flags("gates"), &["--wait=hooks"]).await?;
+    desk.shows("default", "acme", &[ALL_READY]).await?;
     says(&desk, &ready, "True", &format!("; not waited for: {lacks}")).await;
-    pair.stop().await.unwrap();
+    pair.stop().await?;
 
-    open(&mut pair, flags("gates"), &["--wait=none"])
-        .await
-        .unwrap();
+    open(&mut pair, flags("gates"), &["--wait=none"]).await?;
     let said = eventually("no word of workloads", PATIENCE, async || {
         let said = says(&desk, &ready, "True", "; not waited for").await;
         Ok((!said.contains("Deployment")).then_some(said))
     });
-    assert!(said.await.unwrap().ends_with("; not waited for"));
-    desk.newest_is("acme", &release, 1, "deployed")
-        .await
-        .unwrap();
-    pair.stop().await.unwrap();
+    assert!(said.await?.ends_with("; not waited for"));
+    desk.newest_is("acme", &release, 1, "deployed").await?;
+    pair.stop().await?;
 
     let kept = ["--wait=none", "--history-max=2"];
-    values.write("{replicaCount: 0, message: m1}").unwrap();
-    open(&mut pair, flags("small"), &kept).await.unwrap();
-    desk.create("default", "alpha", json!({})).await.unwrap();
+    values.write("{replicaCount: 0, message: m1}")?;
+    open(&mut pair, flags("small"), &kept).await?;
+    desk.create("default", "alpha", json!({})).await?;
     let alpha = pair.release("alpha");
     for number in 1..=4 {
         let message = format!("{{replicaCount: 0, message: m{number}}}");
-        values.write(&message).unwrap();
+        values.write(&message)?;
         let deployed = desk.newest_is("alpha", &alpha, number, "deployed").await;
-        deployed.unwrap();
+        deployed?;
         piles_up(&desk, "alpha", &alpha, number, 2).await;
     }
 
     // Repeated failures don't accumulate revisions. This applies to a running release with an immutable Deployment
     // selector, and to a release without a successful revision.
-    values.write("{replicaCount: 0, broken: true}").unwrap();
-    desk.create("default", "beta", json!({})).await.unwrap();
+    values.write("{replicaCount: 0, broken: true}")?;
+    desk.create("default", "beta", json!({})).await?;
     piles_up(&desk, "beta", &pair.release("beta"), 4, 2).await;
     // Four other attempts precede. Each of them can have left objects that only its manifest declares.
     piles_up(&desk, "acme", &release, 9, 7).await;
-    let revisions = desk.revisions("acme", &release).await.unwrap();
+    let revisions = desk.revisions("acme", &release).await?;
     let deployed = (1, "deployed".to_owned());
     assert!(revisions.contains(&deployed), "{revisions:?}");
-    pair.stop().await.unwrap();
+    pair.stop().await?;
+    Ok(())
 }
 
 /// A chart whose release for Tenant acme creates and keeps a CRD of cert-manager.
@@ -175,13 +165,11 @@ fn with_crd() -> Result<TempDir> {
 }
 
 #[tokio::test]
-async fn crds_are_deleted_only_if_enabled_and_unused() {
-    let chart = with_crd().unwrap();
+async fn crds_are_deleted_only_if_enabled_and_unused() -> TestResult {
+    let chart = with_crd()?;
     let charts = [ChartSource::folder(chart.path())];
-    let repository = ChartRepository::start(&charts).await.unwrap();
-    let mut pair = Pair::start("certs", Mode::SelfCluster, Parts::WithControllers)
-        .await
-        .unwrap();
+    let repository = ChartRepository::start(&charts).await?;
+    let mut pair = Pair::start("certs", Mode::SelfCluster, Parts::WithControllers).await?;
     let desk = pair.desk();
     let flags = chart_flags(&repository, "certs", "1.0.0");
     let crds: Api<CustomResourceDefinition> = Api::all(desk.client.clone());
@@ -198,15 +186,13 @@ async fn crds_are_deleted_only_if_enabled_and_unused() {
         desk.gone("default", tenant).await.unwrap();
     };
 
-    open(&mut pair, flags.clone(), &[]).await.unwrap();
+    open(&mut pair, flags.clone(), &[]).await?;
     install("acme").await;
     remove("acme").await;
     assert!(is_there().await, "nobody has said that they are to go");
-    pair.stop().await.unwrap();
+    pair.stop().await?;
 
-    open(&mut pair, flags, &["--delete-cert-manager-crds"])
-        .await
-        .unwrap();
+    open(&mut pair, flags, &["--delete-cert-manager-crds"]).await?;
     install("acme").await;
     install("beta").await;
     remove("acme").await;
@@ -220,10 +206,10 @@ async fn crds_are_deleted_only_if_enabled_and_unused() {
         "metadata": {"name": "theirs", "namespace": "default"},
     });
     let cluster = pair.cluster();
-    cluster.apply(&certificate.to_string()).await.unwrap();
+    cluster.apply(&certificate.to_string()).await?;
     remove("acme").await;
     assert!(is_there().await, "there is a Certificate");
-    let why = desk.told("default", "acme", "CrdsStay").await.unwrap();
+    let why = desk.told("default", "acme", "CrdsStay").await?;
     assert!(why.contains("Certificate default/theirs"), "{why}");
 
     install("acme").await;
@@ -234,13 +220,13 @@ async fn crds_are_deleted_only_if_enabled_and_unused() {
             "theirs",
             "--namespace=default",
         ])
-        .await
-        .unwrap();
+        .await?;
     remove("acme").await;
     let gone = eventually("the CRD to go", PATIENCE, async || {
         Ok((!is_there().await).then_some(()))
     });
-    gone.await.unwrap();
-    desk.told("default", "acme", "CrdsDeleted").await.unwrap();
-    pair.stop().await.unwrap();
+    gone.await?;
+    desk.told("default", "acme", "CrdsDeleted").await?;
+    pair.stop().await?;
+    Ok(())
 }

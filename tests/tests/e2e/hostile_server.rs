@@ -4,6 +4,7 @@ use std::fs;
 
 use krypton_tests::{
     Answer, AnsweringProxy, ChartRepository, ChartSource, Cluster, Hub, HubOptions, Lie, Parts,
+    TestResult,
     answering_proxy::{READS, Verb},
     fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
 };
@@ -27,28 +28,25 @@ struct Scene {
 }
 
 impl Scene {
-    async fn set(name: &str) -> Self {
-        let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
-            .await
-            .unwrap();
+    async fn set(name: &str) -> TestResult<Self> {
+        let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
         let names = ["home", "edge"].map(|role| format!("{name}-{role}"));
         let (home, edge) = tokio::try_join!(
             Cluster::start(&names[0], Parts::WithControllers),
             Cluster::start(&names[1], Parts::WithControllers),
-        )
-        .unwrap();
-        let proxy = AnsweringProxy::before(&edge).await.unwrap();
-        let values = ValuesFile::new("{replicaCount: 0}").unwrap();
+        )?;
+        let proxy = AnsweringProxy::before(&edge).await?;
+        let values = ValuesFile::new("{replicaCount: 0}")?;
         let options = HubOptions::new(home.kubeconfig())
             .args(chart_flags(&repository, "small", "1.0.0"))
             .args([values_flag(&values)]);
-        let mut hub = Hub::start(&options).unwrap();
-        hub.ready(PATIENCE).await.unwrap();
+        let mut hub = Hub::start(&options)?;
+        hub.ready(PATIENCE).await?;
         let at_home = FleetClient::at(&home);
-        let kubeconfig = fs::read_to_string(proxy.kubeconfig()).unwrap();
-        at_home.add_member(EDGE, &kubeconfig).await.unwrap();
-        at_home.member_shows(EDGE, &[HEALTHY]).await.unwrap();
-        Self {
+        let kubeconfig = fs::read_to_string(proxy.kubeconfig())?;
+        at_home.add_member(EDGE, &kubeconfig).await?;
+        at_home.member_shows(EDGE, &[HEALTHY]).await?;
+        Ok(Self {
             proxy,
             hub,
             at_home,
@@ -56,16 +54,17 @@ impl Scene {
             _clusters: [home, edge],
             _repository: repository,
             _values: values,
-        }
+        })
     }
 
     /// The other member is served, and the hub keeps its memory.
-    async fn others_are_served(&self) {
+    async fn others_are_served(&self) -> TestResult {
         let desk = &self.at_home;
-        desk.create("default", "acme", json!({})).await.unwrap();
-        desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
-        let memory = self.hub.rss_bytes().unwrap();
+        desk.create("default", "acme", json!({})).await?;
+        desk.shows("default", "acme", &[ALL_READY]).await?;
+        let memory = self.hub.rss_bytes()?;
         assert!(memory < HUB_MEMORY, "{memory}");
+        Ok(())
     }
 
     async fn ends_well(&self) {
@@ -76,37 +75,39 @@ impl Scene {
 }
 
 #[tokio::test]
-async fn endless_answers_concern_their_own_member() {
-    let scene = Scene::set("endless").await;
+async fn endless_answers_concern_their_own_member() -> TestResult {
+    let scene = Scene::set("endless").await?;
     scene.proxy.lie(Lie {
         verbs: READS,
         resources: &[],
         answer: Answer::Endless,
     });
     let limited = ("Healthy", "False", "ResponseLimitExceeded");
-    scene.at_home.member_shows(EDGE, &[limited]).await.unwrap();
-    scene.others_are_served().await;
+    scene.at_home.member_shows(EDGE, &[limited]).await?;
+    scene.others_are_served().await?;
     let created = scene.at_edge.create("default", "edgy", json!({}));
-    created.await.unwrap();
+    created.await?;
     scene.ends_well().await;
+    Ok(())
 }
 
 #[tokio::test]
-async fn gzip_bomb_ends_its_own_helm_run() {
-    let scene = Scene::set("bomb").await;
+async fn gzip_bomb_ends_its_own_helm_run() -> TestResult {
+    let scene = Scene::set("bomb").await?;
     scene.proxy.lie(Lie {
         verbs: &[Verb::List],
         resources: &["secrets"],
         answer: Answer::Bomb,
     });
     let desk = &scene.at_edge;
-    desk.create("default", "edgy", json!({})).await.unwrap();
+    desk.create("default", "edgy", json!({})).await?;
     let error = format!("ClusterError/{EDGE}");
     let expected = (error.as_str(), "True", "InstallFailed");
-    let tenant = desk.shows("default", "edgy", &[expected]).await.unwrap();
+    let tenant = desk.shows("default", "edgy", &[expected]).await?;
     let conditions = tenant.status.unwrap().conditions;
     let said = &condition(&conditions, &error).unwrap().message;
     assert!(said.contains("MiB of memory"), "{said}");
-    scene.others_are_served().await;
+    scene.others_are_served().await?;
     scene.ends_well().await;
+    Ok(())
 }

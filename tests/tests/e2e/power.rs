@@ -4,7 +4,7 @@
 use anyhow::{Result, bail, ensure};
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod};
 use krypton_tests::{
-    ChartRepository, Gate, Mode, Pair, Parts, by_agent, eventually,
+    ChartRepository, Gate, Mode, Pair, Parts, TestResult, by_agent, eventually,
     fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, condition, helm_ends, values_flag},
     gate,
 };
@@ -25,22 +25,22 @@ struct Scene {
 }
 
 impl Scene {
-    async fn set(name: &str, mode: Mode, more: &[&str]) -> Self {
-        let gate = Gate::everywhere().unwrap();
-        let repository = ChartRepository::start(&[gate.chart()]).await.unwrap();
-        let mut pair = Pair::start(name, mode, Parts::WithPods).await.unwrap();
-        let values = ValuesFile::new(&json!({"gates": EVENTS}).to_string()).unwrap();
+    async fn set(name: &str, mode: Mode, more: &[&str]) -> TestResult<Self> {
+        let gate = Gate::everywhere()?;
+        let repository = ChartRepository::start(&[gate.chart()]).await?;
+        let mut pair = Pair::start(name, mode, Parts::WithPods).await?;
+        let values = ValuesFile::new(&json!({"gates": EVENTS}).to_string())?;
         let mut flags = chart_flags(&repository, "gates", "1.0.0");
         flags.push(values_flag(&values));
         flags.extend(more.iter().map(|flag| (*flag).to_owned()));
-        pair.open(flags).await.unwrap();
+        pair.open(flags).await?;
         let desk = pair.desk();
-        Self {
+        Ok(Self {
             pair,
             desk,
             values,
             _chart: (repository, gate),
-        }
+        })
     }
 
     fn write(&self, more: &Value) {
@@ -54,7 +54,7 @@ impl Scene {
     async fn install(&self, name: &str) -> Deployment {
         self.desk.create("default", name, json!({})).await.unwrap();
         self.pass(name, "pre-install", None).await;
-        self.ready(name).await
+        self.ready(name).await.unwrap()
     }
 
     async fn at(&self, name: &str, event: &str, known: Option<&Pod>) -> Pod {
@@ -66,11 +66,8 @@ impl Scene {
     }
 
     /// Waits until the Tenant is ready. Its only deployed revision is the newest, and no revision is pending.
-    async fn ready(&self, name: &str) -> Deployment {
-        self.desk
-            .shows("default", name, &[ALL_READY])
-            .await
-            .unwrap();
+    async fn ready(&self, name: &str) -> TestResult<Deployment> {
+        self.desk.shows("default", name, &[ALL_READY]).await?;
         let release = self.pair.release(name);
         let what = format!("one deployed revision of {release}");
         eventually(&what, PATIENCE, async || {
@@ -83,9 +80,8 @@ impl Scene {
             ensure!(newest, "{revisions:?}");
             Ok(Some(()))
         })
-        .await
-        .unwrap();
-        self.serves(name).await.unwrap()
+        .await?;
+        Ok(self.serves(name).await?)
     }
 
     /// Returns the release's only Deployment, which must have an available pod.
@@ -139,18 +135,14 @@ impl Scene {
 }
 
 #[tokio::test]
-async fn member_power_loss_during_helm_run_is_repaired() {
-    let mut scene = Scene::set("power", Mode::Agent, &[]).await;
-    scene
-        .desk
-        .create("default", "acme", json!({}))
-        .await
-        .unwrap();
+async fn member_power_loss_during_helm_run_is_repaired() -> TestResult {
+    let mut scene = Scene::set("power", Mode::Agent, &[]).await?;
+    scene.desk.create("default", "acme", json!({})).await?;
     scene.at("acme", "pre-install", None).await;
     scene.lose_power().await;
     // Either the run that survived the power loss or the next one finishes the installation.
     scene.pass_all("acme", "pre-install").await;
-    let before = scene.ready("acme").await;
+    let before = scene.ready("acme").await?;
 
     scene.write(&json!({"message": "second"}));
     scene.at("acme", "pre-upgrade", None).await;
@@ -158,51 +150,53 @@ async fn member_power_loss_during_helm_run_is_repaired() {
     let serving = eventually("the apiserver to answer", PATIENCE, async || {
         scene.serves("acme").await.map(Some)
     });
-    assert_eq!(serving.await.unwrap().uid(), before.uid());
+    assert_eq!(serving.await?.uid(), before.uid());
     scene.pass_all("acme", "pre-upgrade").await;
-    assert_eq!(scene.ready("acme").await.uid(), before.uid());
+    assert_eq!(scene.ready("acme").await?.uid(), before.uid());
 
-    scene.desk.delete("default", "acme").await.unwrap();
+    scene.desk.delete("default", "acme").await?;
     scene.at("acme", "pre-delete", None).await;
     scene.lose_power().await;
     scene.pass_all("acme", "pre-delete").await;
     scene.gone("acme").await;
-    let log = scene.pair.actor().unwrap().log().unwrap();
+    let log = scene.pair.actor()?.log()?;
     assert!(!log.contains("panicked"), "{log}");
+    Ok(())
 }
 
-async fn killed_helm_run_is_repaired_after_restart(mode: Mode) {
+async fn killed_helm_run_is_repaired_after_restart(mode: Mode) -> TestResult {
     // An agent has its own remediation flags, so only the proxy rolls back here.
     let rolls_back = mode == Mode::Proxy;
     let more = ["--remediation=rollback", "--helm-timeout=20s"];
-    let mut scene = Scene::set("killed", mode, &more).await;
+    let mut scene = Scene::set("killed", mode, &more).await?;
     let mut before = Vec::new();
     for name in ["upgraded", "rolled", "going"] {
         before.push(scene.install(name).await);
     }
-    let log = scene.pair.actor().unwrap().log_path().to_owned();
+    let log = scene.pair.actor()?.log_path().to_owned();
     let folder = log.parent().unwrap();
 
-    scene.desk.delete("default", "going").await.unwrap();
+    scene.desk.delete("default", "going").await?;
     let going = scene.at("going", "pre-delete", None).await;
     scene.write(&json!({"message": "second", "brokenIn": "rolled"}));
     let upgraded = scene.at("upgraded", "pre-upgrade", None).await;
     let rolled = scene.at("rolled", "pre-upgrade", None).await;
     if rolls_back {
-        gate::open(&scene.desk, "rolled", &rolled).await.unwrap();
+        gate::open(&scene.desk, "rolled", &rolled).await?;
         scene.at("rolled", "pre-rollback", None).await;
     }
-    scene.pair.actor().unwrap().kill9().await.unwrap();
-    helm_ends(folder).await.unwrap();
+    scene.pair.actor()?.kill9().await?;
+    helm_ends(folder).await?;
     scene.write(&json!({"message": "third"}));
-    scene.pair.start_actor_again().unwrap();
+    scene.pair.start_actor_again()?;
 
     scene.pass("going", "pre-delete", Some(&going)).await;
     scene.pass("upgraded", "pre-upgrade", Some(&upgraded)).await;
     scene.gone("going").await;
-    assert_eq!(scene.ready("upgraded").await.uid(), before[0].uid());
+    assert_eq!(scene.ready("upgraded").await?.uid(), before[0].uid());
     // The pending rollback blocks other runs until its grace period ends. The earlier workload stays available.
-    assert_eq!(scene.serves("rolled").await.unwrap().uid(), before[1].uid());
+    assert_eq!(scene.serves("rolled").await?.uid(), before[1].uid());
     scene.pass("rolled", "pre-upgrade", Some(&rolled)).await;
-    assert_eq!(scene.ready("rolled").await.uid(), before[1].uid());
+    assert_eq!(scene.ready("rolled").await?.uid(), before[1].uid());
+    Ok(())
 }

@@ -4,7 +4,7 @@ use std::fs;
 
 use anyhow::{Result, bail};
 use krypton_tests::{
-    ChartRepository, ChartSource, Mode, Pair, Parts, eventually,
+    ChartRepository, ChartSource, Mode, Pair, Parts, TestResult, eventually,
     fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
 };
 use krypton_types::names;
@@ -55,19 +55,17 @@ async fn says(desk: &FleetClient, kind: &str, reason: &str, words: &str) -> Resu
 }
 
 #[tokio::test]
-async fn refused_request_sets_condition_and_retries_on_demand() {
-    let (mut pair, _repository, _values) = Pair::with_small_chart("refused", Mode::SelfCluster)
-        .await
-        .unwrap();
+async fn refused_request_sets_condition_and_retries_on_demand() -> TestResult {
+    let (mut pair, _repository, _values) =
+        Pair::with_small_chart("refused", Mode::SelfCluster).await?;
     let desk = pair.desk();
-    let log = pair.hub().unwrap().log().unwrap();
+    let log = pair.hub()?.log()?;
     assert!(!log.contains("failed to list KryptonDeployments"), "{log}");
     let paused = [(names::PAUSED_ANNOTATION, "true")];
     desk.create_annotated("default", "acme", json!({}), &paused)
-        .await
-        .unwrap();
+        .await?;
     let cluster = pair.cluster();
-    cluster.apply(POLICY).await.unwrap();
+    cluster.apply(POLICY).await?;
     let patch = r#"{"metadata":{"finalizers":["krypton.test/probe"]}}"#;
     let probe = [
         "patch",
@@ -80,30 +78,22 @@ async fn refused_request_sets_condition_and_retries_on_demand() {
         let allowed = cluster.kubectl(probe.into_iter().chain(["--patch", patch]));
         Ok(allowed.await.is_err().then_some(()))
     })
-    .await
-    .unwrap();
+    .await?;
 
     desk.annotate("default", "acme", names::PAUSED_ANNOTATION, "false")
-        .await
-        .unwrap();
+        .await?;
     let error = pair.condition("ClusterError");
-    says(&desk, &error, "RequestRefused", "no finalizers here")
-        .await
-        .unwrap();
-    desk.told("default", "acme", "RequestRefused")
-        .await
-        .unwrap();
+    says(&desk, &error, "RequestRefused", "no finalizers here").await?;
+    desk.told("default", "acme", "RequestRefused").await?;
 
     let binding = "validatingadmissionpolicybinding";
     cluster
         .kubectl(["delete", binding, "no-finalizers"])
-        .await
-        .unwrap();
+        .await?;
     let asked = names::RECONCILE_REQUESTED_ANNOTATION;
-    desk.annotate("default", "acme", asked, "now")
-        .await
-        .unwrap();
-    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    desk.annotate("default", "acme", asked, "now").await?;
+    desk.shows("default", "acme", &[ALL_READY]).await?;
+    Ok(())
 }
 
 /// Creates a chart with an object of a custom kind.
@@ -127,34 +117,31 @@ fn with_widget() -> Result<TempDir> {
 }
 
 #[tokio::test]
-async fn upgrade_past_deleted_kind_names_workaround() {
-    let chart = with_widget().unwrap();
+async fn upgrade_past_deleted_kind_names_workaround() -> TestResult {
+    let chart = with_widget()?;
     let charts = [ChartSource::folder(chart.path())];
-    let repository = ChartRepository::start(&charts).await.unwrap();
-    let mut pair = Pair::start("widgets", Mode::SelfCluster, Parts::WithControllers)
-        .await
-        .unwrap();
+    let repository = ChartRepository::start(&charts).await?;
+    let mut pair = Pair::start("widgets", Mode::SelfCluster, Parts::WithControllers).await?;
     let desk = pair.desk();
-    pair.cluster().apply(WIDGETS).await.unwrap();
-    let values = ValuesFile::new("{message: first, widget: true}").unwrap();
+    pair.cluster().apply(WIDGETS).await?;
+    let values = ValuesFile::new("{message: first, widget: true}")?;
     let flags = chart_flags(&repository, "widgets", "1.0.0").into_iter();
     let flags = flags.chain([values_flag(&values)]).collect::<Vec<_>>();
-    pair.open(flags.clone()).await.unwrap();
-    desk.create("default", "acme", json!({})).await.unwrap();
-    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    pair.open(flags.clone()).await?;
+    desk.create("default", "acme", json!({})).await?;
+    desk.shows("default", "acme", &[ALL_READY]).await?;
     // Helm caches the known kinds for a while, so a new process is necessary.
-    pair.stop().await.unwrap();
+    pair.stop().await?;
     let delete = ["delete", "crd", "widgets.krypton.test"];
-    pair.cluster().kubectl(delete).await.unwrap();
-    values.write("{message: second}").unwrap();
-    pair.open(flags).await.unwrap();
+    pair.cluster().kubectl(delete).await?;
+    values.write("{message: second}")?;
+    pair.open(flags).await?;
 
     let error = pair.condition("ClusterError");
     let way_out = "delete the release's Secrets (label owner=helm";
-    says(&desk, &error, "UpgradeFailed", way_out).await.unwrap();
+    says(&desk, &error, "UpgradeFailed", way_out).await?;
     desk.newest_is("acme", &pair.release("acme"), 1, "deployed")
-        .await
-        .unwrap();
+        .await?;
 
     let selector = format!("owner=helm,name={}", pair.release("acme"));
     let secrets = [
@@ -164,9 +151,9 @@ async fn upgrade_past_deleted_kind_names_workaround() {
         "--selector",
         &selector,
     ];
-    pair.cluster().kubectl(secrets).await.unwrap();
-    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    pair.cluster().kubectl(secrets).await?;
+    desk.shows("default", "acme", &[ALL_READY]).await?;
     desk.newest_is("acme", &pair.release("acme"), 1, "deployed")
-        .await
-        .unwrap();
+        .await?;
+    Ok(())
 }

@@ -4,7 +4,7 @@ use anyhow::{Context, Result, bail};
 use k8s_openapi::api::core::v1::Pod;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    ChartRepository, Gate, Mode, Pair, Parts, eventually,
+    ChartRepository, Gate, Mode, Pair, Parts, TestResult, eventually,
     fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
     gate,
 };
@@ -114,68 +114,68 @@ impl Stage {
 }
 
 #[tokio::test]
-async fn paused_or_reverted_upgrade_leaves_the_slot_queue() {
-    let mut stage = Stage::start("slots").await.unwrap();
-    stage.install("acme").await.unwrap();
+async fn paused_or_reverted_upgrade_leaves_the_slot_queue() -> TestResult {
+    let mut stage = Stage::start("slots").await?;
+    stage.install("acme").await?;
 
     // The values are taken back while the upgrade waits.
-    let hook = stage.block("first").await.unwrap();
-    stage.values.write(SECOND).unwrap();
-    stage.waiting("low", 1).await.unwrap();
-    stage.values.write(FIRST).unwrap();
-    stage.waiting("low", 0).await.unwrap();
-    stage.release("first", &hook).await.unwrap();
-    stage.is("acme", 1).await.unwrap();
+    let hook = stage.block("first").await?;
+    stage.values.write(SECOND)?;
+    stage.waiting("low", 1).await?;
+    stage.values.write(FIRST)?;
+    stage.waiting("low", 0).await?;
+    stage.release("first", &hook).await?;
+    stage.is("acme", 1).await?;
 
     // The member is paused.
-    let hook = stage.block("second").await.unwrap();
-    stage.values.write(SECOND).unwrap();
-    stage.waiting("low", 2).await.unwrap();
+    let hook = stage.block("second").await?;
+    stage.values.write(SECOND)?;
+    stage.waiting("low", 2).await?;
     stage.pause(true).await;
-    stage.waiting("low", 0).await.unwrap();
+    stage.waiting("low", 0).await?;
     let progress = stage.pair.condition("ClusterProgress");
     let paused = [(progress.as_str(), "False", "Paused")];
-    stage.desk.shows("default", "acme", &paused).await.unwrap();
-    stage.desk.shows("default", "first", &paused).await.unwrap();
-    gate::open(&stage.desk, "second", &hook).await.unwrap();
-    stage.becomes("second", 1).await.unwrap();
-    stage.desk.lease_renewed().await.unwrap();
-    stage.is("acme", 1).await.unwrap();
-    stage.is("first", 1).await.unwrap();
+    stage.desk.shows("default", "acme", &paused).await?;
+    stage.desk.shows("default", "first", &paused).await?;
+    gate::open(&stage.desk, "second", &hook).await?;
+    stage.becomes("second", 1).await?;
+    stage.desk.lease_renewed().await?;
+    stage.is("acme", 1).await?;
+    stage.is("first", 1).await?;
     stage.pause(false).await;
-    stage.becomes("acme", 2).await.unwrap();
+    stage.becomes("acme", 2).await?;
+    Ok(())
 }
 
 #[tokio::test]
-async fn deletion_and_orphan_annotation_redirect_a_waiting_run() {
-    let mut stage = Stage::start("redirect").await.unwrap();
+async fn deletion_and_orphan_annotation_redirect_a_waiting_run() -> TestResult {
+    let mut stage = Stage::start("redirect").await?;
     for name in ["gone", "kept"] {
-        stage.install(name).await.unwrap();
+        stage.install(name).await?;
     }
-    let hook = stage.block("first").await.unwrap();
-    stage.values.write(SECOND).unwrap();
-    stage.waiting("low", 2).await.unwrap();
+    let hook = stage.block("first").await?;
+    stage.values.write(SECOND)?;
+    stage.waiting("low", 2).await?;
     for name in ["gone", "kept"] {
-        stage.desk.delete("default", name).await.unwrap();
+        stage.desk.delete("default", name).await?;
     }
-    stage.waiting("high", 2).await.unwrap();
-    stage.waiting("low", 0).await.unwrap();
+    stage.waiting("high", 2).await?;
+    stage.waiting("low", 0).await?;
 
     let orphan = names::ORPHAN_ANNOTATION;
     let desk = &stage.desk;
-    desk.annotate("default", "kept", orphan, "true")
-        .await
-        .unwrap();
-    desk.gone("default", "kept").await.unwrap();
-    stage.waiting("high", 1).await.unwrap();
-    stage.release("first", &hook).await.unwrap();
-    stage.desk.gone("default", "gone").await.unwrap();
+    desk.annotate("default", "kept", orphan, "true").await?;
+    desk.gone("default", "kept").await?;
+    stage.waiting("high", 1).await?;
+    stage.release("first", &hook).await?;
+    stage.desk.gone("default", "gone").await?;
 
-    stage.is("kept", 1).await.unwrap();
-    let left = stage.desk.namespace("gone").await.unwrap();
+    stage.is("kept", 1).await?;
+    let left = stage.desk.namespace("gone").await?;
     assert_eq!(left, None, "its workspace goes with it");
     for name in ["gone", "kept"] {
-        let told = stage.desk.events("default", name).await.unwrap();
+        let told = stage.desk.events("default", name).await?;
         assert_eq!(told.get("HelmUpgradeStart"), None, "{told:?}");
     }
+    Ok(())
 }

@@ -14,8 +14,8 @@ use krypton_tests::fleet::{
     FleetClient, PATIENCE, SYSTEM_NAMESPACE, ValuesFile, chart_flags, values_flag,
 };
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Parts, eventually,
-    kubectl_krypton,
+    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Parts, TestResult,
+    eventually, kubectl_krypton,
 };
 use krypton_types::conditions::{ClusterState, State, Truth};
 use krypton_types::member::MemberReport;
@@ -165,31 +165,30 @@ struct Fleet {
 }
 
 impl Fleet {
-    async fn start() -> Self {
+    async fn start() -> TestResult<Self> {
         let charts = [ChartSource::small("1.0.0")];
         let (repository, home, one, two) = tokio::try_join!(
             ChartRepository::start(&charts),
             Cluster::start("attack-agent-home", Parts::ControlPlane),
             Cluster::start("attack-agent-one", Parts::ControlPlane),
             Cluster::start("attack-agent-two", Parts::WithControllers),
-        )
-        .unwrap();
-        let values = ValuesFile::new("replicaCount: 0").unwrap();
+        )?;
+        let values = ValuesFile::new("replicaCount: 0")?;
         let flags = ["--self-cluster=false", "--ensure-watch-crds"];
         let options = HubOptions::new(home.kubeconfig())
             .args(chart_flags(&repository, "small", "1.0.0"))
             .args(flags.map(str::to_owned))
             .args([values_flag(&values)]);
-        let mut hub = Hub::start(&options).unwrap();
+        let mut hub = Hub::start(&options)?;
         let first = Membership::join(Mode::Agent, &mut hub, &home, &one, "edge-1");
-        let first = first.await.unwrap();
+        let first = first.await?;
         let second = Membership::join(Mode::Agent, &mut hub, &home, &two, "edge-2");
-        let members = [first, second.await.unwrap()];
+        let members = [first, second.await?];
         let desk = FleetClient::at(&home);
         for member in ["edge-1", "edge-2"] {
-            desk.member_shows(member, &[CONNECTED]).await.unwrap();
+            desk.member_shows(member, &[CONNECTED]).await?;
         }
-        Self {
+        Ok(Self {
             hub,
             desk,
             home,
@@ -197,7 +196,7 @@ impl Fleet {
             members,
             _repository: repository,
             _values: values,
-        }
+        })
     }
 
     fn all(&self) -> Api<EdgeCluster> {
@@ -228,18 +227,18 @@ impl Fleet {
 }
 
 #[tokio::test]
-async fn stolen_agent_credential_reaches_no_other_member() {
-    let mut fleet = Box::pin(Fleet::start()).await;
+async fn stolen_agent_credential_reaches_no_other_member() -> TestResult {
+    let mut fleet = Box::pin(Fleet::start()).await?;
     let desk = fleet.desk.clone();
     let own = Patch::Merge(json!({"spec": {"values": {"message": SECRET_VALUE}}}));
     let params = PatchParams::default();
-    fleet.all().patch("edge-2", &params, &own).await.unwrap();
+    fleet.all().patch("edge-2", &params, &own).await?;
     let aimed = json!({"clusterRef": {"secretName": "edge-2"}});
-    desk.create("default", "acme", aimed).await.unwrap();
+    desk.create("default", "acme", aimed).await?;
     let at_edge = FleetClient::at(&fleet.edges[1]);
-    at_edge.create("default", "acme", json!({})).await.unwrap();
+    at_edge.create("default", "acme", json!({})).await?;
     let ready = [("Ready", "True", "AllClustersReady")];
-    let at_home = desk.shows("default", "acme", &ready).await.unwrap();
+    let at_home = desk.shows("default", "acme", &ready).await?;
     let chart = at_home.status.unwrap().last_applied_chart;
     let paris = json!({
         "apiVersion": "mesh.openkcm.io/v1alpha1",
@@ -247,22 +246,21 @@ async fn stolen_agent_credential_reaches_no_other_member() {
         "metadata": {"name": "paris", "namespace": "default"},
         "spec": {"account": {"name": "acme"}, "region": {"name": "edge-2"}},
     });
-    fleet.home.apply(&paris.to_string()).await.unwrap();
+    fleet.home.apply(&paris.to_string()).await?;
     eventually("paris to be deployed", PATIENCE, async || {
         Ok((fleet.deployment(".status.phase").await == "Ready").then_some(()))
     })
-    .await
-    .unwrap();
+    .await?;
     let uid = fleet.deployment(".metadata.uid").await;
 
     // The thief replaces edge-1's agent.
     let agent = fleet.members[0].agent().unwrap();
-    agent.stop().await.unwrap();
+    agent.stop().await?;
     let stolen = Store::new(fleet.edges[0].client(), SYSTEM_NAMESPACE.to_owned());
-    let stolen = stolen.load().await.unwrap().identity;
+    let stolen = stolen.load().await?.identity;
     let enrolled: Enrolled = stolen.enrolled.clone().unwrap();
-    let tls = enrolled.client_config(&stolen.key).unwrap();
-    let hub = dialer(&enrolled.addresses, tls).connect().await.unwrap();
+    let tls = enrolled.client_config(&stolen.key)?;
+    let hub = dialer(&enrolled.addresses, tls).connect().await?;
     let recorded = async |name: &str| {
         let status = fleet.all().get(name).await.unwrap().status.unwrap();
         status.cluster_uid.unwrap()
@@ -276,18 +274,18 @@ async fn stolen_agent_credential_reaches_no_other_member() {
         assert!(!refused.message().contains(&first), "{refused:?}");
     }
     let told = desk.told("default", "edge-1", "CredentialUsedTwice");
-    told.await.unwrap();
+    told.await?;
 
     // Its session receives the state of edge-1, and reports on edge-1 only.
-    let mut session = Session::open(&hub, &first).await.unwrap();
+    let mut session = Session::open(&hub, &first).await?;
     session.claim(&uid).await;
     let desired = session.desired.last().unwrap();
     let values = desired.chart.as_ref().unwrap().values.clone();
-    let values = String::from_utf8(values.to_vec()).unwrap();
+    let values = String::from_utf8(values.to_vec())?;
     assert!(!values.contains(SECRET_VALUE), "{values}");
     assert_eq!(desired.deployments, []);
     assert_eq!(desired.placed, []);
-    let member = fleet.all().get("edge-2").await.unwrap().status.unwrap();
+    let member = fleet.all().get("edge-2").await?.status.unwrap();
     let digest = member.applied.unwrap().digest;
     assert_ne!(digest, desired.digest);
     let chart_of_another = FetchChartRequest {
@@ -296,30 +294,30 @@ async fn stolen_agent_credential_reaches_no_other_member() {
     };
     let fetched = hub.fleet().fetch_chart(chart_of_another).await;
     refused(fetched.map(drop), Code::NotFound, "");
-    let id = SpiffeId::of_certificate(&enrolled.certificates[0]).unwrap();
+    let id = SpiffeId::of_certificate(&enrolled.certificates[0])?;
     let named = SpiffeId::cluster(&id.trust_domain, "edge-2").to_string();
     let request = RenewRequest {
         certificate_request: signing_request(&[named]).into(),
     };
-    let renewed = hub.fleet().renew(request.clone()).await.unwrap();
+    let renewed = hub.fleet().renew(request.clone()).await?;
     let renewed = renewed.into_inner().certificates;
-    let renewed = read_agent_certificate(&id.trust_domain, &renewed[0]).unwrap();
+    let renewed = read_agent_certificate(&id.trust_domain, &renewed[0])?;
     assert_eq!(renewed.cluster, "edge-1");
     hub_lives_on(&fleet.home).await;
     assert_eq!(fleet.shown().await, before);
-    let at_home = desk.shows("default", "acme", &ready).await.unwrap();
+    let at_home = desk.shows("default", "acme", &ready).await?;
     assert_eq!(at_home.status.unwrap().last_applied_chart, chart);
 
     // Its report ends no deletion that waits for edge-2.
     let agent = fleet.members[1].agent().unwrap();
-    agent.stop().await.unwrap();
+    agent.stop().await?;
     let delete = ["delete", "kryptondeployment", "paris", "--wait=false"];
-    fleet.home.kubectl(delete).await.unwrap();
-    let mut session = Session::open(&hub, &first).await.unwrap();
+    fleet.home.kubectl(delete).await?;
+    let mut session = Session::open(&hub, &first).await?;
     session.claim(&uid).await;
     hub_lives_on(&fleet.home).await;
     assert_eq!(fleet.deployment(".metadata.uid").await, uid);
-    fleet.members[1].start_again(&fleet.edges[1]).unwrap();
+    fleet.members[1].start_again(&fleet.edges[1])?;
     eventually("paris to be gone", PATIENCE, async || {
         Ok(fleet
             .deployment(".metadata.uid")
@@ -327,18 +325,16 @@ async fn stolen_agent_credential_reaches_no_other_member() {
             .is_empty()
             .then_some(()))
     })
-    .await
-    .unwrap();
+    .await?;
 
     // A ban ends its session.
-    kubectl_krypton(&fleet.home, &["ban", "edge-1"])
-        .await
-        .unwrap();
+    kubectl_krypton(&fleet.home, &["ban", "edge-1"]).await?;
     let ended = session.hear(|_| false).await.err().unwrap();
     assert!(ended.message().contains("banned"), "{ended:?}");
     let renewed = hub.fleet().renew(request).await;
     refused(renewed.map(drop), Code::PermissionDenied, "banned");
     let back = Session::open(&hub, &first).await;
     refused(back.map(drop), Code::PermissionDenied, "banned");
-    assert!(!fleet.hub.log().unwrap().contains("panicked"));
+    assert!(!fleet.hub.log()?.contains("panicked"));
+    Ok(())
 }

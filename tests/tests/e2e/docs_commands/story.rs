@@ -14,8 +14,8 @@ use anyhow::{Context, Result, bail};
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod};
 use krypton_kubectl::join_info;
 use krypton_tests::{
-    AgentPod, ChartRepository, ChartSource, Cluster, HubPod, OwnChart, Parts, PodName, Tools,
-    eventually, fleet::PATIENCE, membership::krypton_program,
+    AgentPod, ChartRepository, ChartSource, Cluster, HubPod, OwnChart, Parts, PodName, TestResult,
+    Tools, eventually, fleet::PATIENCE, membership::krypton_program,
 };
 use kube::{Api, ResourceExt, api::ListParams};
 use tempfile::TempDir;
@@ -39,30 +39,29 @@ pub(crate) struct Story {
 }
 
 impl Story {
-    pub(crate) async fn begin(name: &str) -> Self {
+    pub(crate) async fn begin(name: &str) -> TestResult<Self> {
         let source = ChartSource::small(CHART.1).name(CHART.0);
-        let repository = ChartRepository::start(&[source]).await.unwrap();
+        let repository = ChartRepository::start(&[source]).await?;
         let (home, edge) = (format!("{name}-home"), format!("{name}-edge"));
         let (home, edge) = tokio::try_join!(
             Cluster::start(&home, Parts::WithPods),
             Cluster::start(&edge, Parts::WithPods),
-        )
-        .unwrap();
-        let folder = TempDir::with_prefix("krypton-docs-").unwrap();
+        )?;
+        let folder = TempDir::with_prefix("krypton-docs-")?;
         for part in ["charts", "examples", "hack"] {
-            symlink(root().join(part), folder.path().join(part)).unwrap();
+            symlink(root().join(part), folder.path().join(part))?;
         }
         let bin = folder.path().join("bin");
-        fs::create_dir(&bin).unwrap();
-        symlink(krypton_program().unwrap(), bin.join("kubectl-krypton")).unwrap();
-        Self {
+        fs::create_dir(&bin)?;
+        symlink(krypton_program()?, bin.join("kubectl-krypton"))?;
+        Ok(Self {
             folder,
             home,
             edge,
             repository,
             hub: None,
             agent: None,
-        }
+        })
     }
 
     /// A file beside the checkout, as a person has them.
@@ -92,7 +91,7 @@ impl Story {
                 Some(_) => At::Edge,
                 None => At::Home,
             };
-            self.types(&command.text, at, 0, None).await;
+            self.types(&command.text, at, 0, None).await.unwrap();
         }
     }
 
@@ -112,11 +111,11 @@ impl Story {
                 text = text.replace(word.as_str(), value);
             }
             let says = entry.says.as_deref();
-            self.types(&text, entry.at, entry.ends, says).await;
+            self.types(&text, entry.at, entry.ends, says).await.unwrap();
         }
     }
 
-    async fn types(&mut self, text: &str, at: At, ends: i32, says: Option<&str>) {
+    async fn types(&mut self, text: &str, at: At, ends: i32, says: Option<&str>) -> TestResult {
         let cluster = match at {
             At::Home => &self.home,
             At::Edge => &self.edge,
@@ -135,7 +134,7 @@ impl Story {
             .args(script)
             .env("PATH", path);
         let began = Instant::now();
-        let ran = bash.run(DEADLINE).await.unwrap();
+        let ran = bash.run(DEADLINE).await?;
         let said = format!("{}{}", ran.stdout, ran.stderr);
         assert_eq!(ran.status.code(), Some(ends), "{text}: {said}");
         assert!(
@@ -143,7 +142,7 @@ impl Story {
             "{text}: {said}"
         );
         for chart in changed(text) {
-            self.runs_what_is_asked_for(chart).await.unwrap();
+            self.runs_what_is_asked_for(chart).await?;
         }
         // hack/first-tenant.sh adds these up.
         let place = match at {
@@ -151,6 +150,7 @@ impl Story {
             At::Edge => "edge-1",
         };
         println!("{:6.1} s  {place}: {text}", began.elapsed().as_secs_f64());
+        Ok(())
     }
 
     /// Stands in for the kubelet: a process for the pod of the Deployment, and none where there is none.

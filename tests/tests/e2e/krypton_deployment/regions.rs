@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{Event, Namespace};
 use krypton_crds::krypton_deployment::{KryptonDeployment, KryptonDeploymentStatus};
 use krypton_tests::{
     Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode,
-    Parts, eventually,
+    Parts, TestResult, eventually,
     fleet::{
         FleetClient, HUB_NAMESPACE, PATIENCE, ValuesFile, chart_flags, condition, values_flag,
     },
@@ -44,7 +44,9 @@ pub(crate) struct Regions {
 
 impl Regions {
     pub(crate) async fn start(name: &str, mode: Mode, regions: &[&'static str]) -> Self {
-        Self::start_unusual(name, mode, regions, Unusual::default()).await
+        Self::start_unusual(name, mode, regions, Unusual::default())
+            .await
+            .unwrap()
     }
 
     pub(crate) async fn start_unusual(
@@ -52,22 +54,20 @@ impl Regions {
         mode: Mode,
         regions: &[&'static str],
         unusual: Unusual,
-    ) -> Self {
+    ) -> TestResult<Self> {
         let name = |of: &str| format!("{name}-{of}-{mode:?}").to_lowercase();
-        let home = Cluster::start(&name("home"), Parts::ControlPlane).await;
-        let home = home.unwrap();
+        let home = Cluster::start(&name("home"), Parts::ControlPlane).await?;
         let mut edges = BTreeMap::new();
         for region in regions {
-            let edge = Cluster::start(&name(region), Parts::WithControllers).await;
-            let edge = edge.unwrap();
+            let edge = Cluster::start(&name(region), Parts::WithControllers).await?;
             if unusual.as_kamajis {
-                refuse_tenants(&edge).await.unwrap();
+                refuse_tenants(&edge).await?;
             }
             edges.insert(*region, edge);
         }
         let charts = [ChartSource::small("1.0.0")];
-        let repository = ChartRepository::start(&charts).await.unwrap();
-        let values = ValuesFile::new("replicaCount: 0").unwrap();
+        let repository = ChartRepository::start(&charts).await?;
+        let values = ValuesFile::new("replicaCount: 0")?;
         let mut options = chart_flags(&repository, "small", "1.0.0");
         options.push(values_flag(&values));
         options.push("--self-cluster=false".to_owned());
@@ -77,7 +77,7 @@ impl Regions {
             options.retain(|other| other.split('=').next() != flag.split('=').next());
             options.push((*flag).to_owned());
         }
-        let hub = Hub::start(&options_of(&home, &options)).unwrap();
+        let hub = Hub::start(&options_of(&home, &options))?;
         let mut this = Self {
             hub,
             members: BTreeMap::new(),
@@ -100,16 +100,16 @@ impl Regions {
                     };
                     let name = format!("{region}-kubeconfig");
                     let made = this.secret(HUB_NAMESPACE, &name, edge, keys);
-                    made.await.unwrap();
+                    made.await?;
                 }
                 Mode::Agent => {
                     let joining = Membership::join(mode, &mut this.hub, &this.home, edge, region);
-                    let member = joining.await.unwrap();
+                    let member = joining.await?;
                     this.members.insert(region, member);
                 }
             }
         }
-        this
+        Ok(this)
     }
 
     /// How a KryptonDeployment names it.
@@ -132,11 +132,12 @@ impl Regions {
     }
 
     /// The hub is killed, and another takes its place.
-    pub(crate) async fn another_hub(&mut self) {
-        self.hub.kill9().await.unwrap();
+    pub(crate) async fn another_hub(&mut self) -> TestResult {
+        self.hub.kill9().await?;
         let options = options_of(&self.home, &self.options).in_place_of(&self.hub);
-        self.hub = Hub::start(&options).unwrap();
-        self.hub.ready(PATIENCE).await.unwrap();
+        self.hub = Hub::start(&options)?;
+        self.hub.ready(PATIENCE).await?;
+        Ok(())
     }
 
     /// The agent of this region, if it has one, is another with these flags.
