@@ -31,8 +31,17 @@ pub const HUB_NAMESPACE: &str = "default";
 /// Where Krypton keeps its own objects on a member.
 pub const SYSTEM_NAMESPACE: &str = "krypton-system";
 
-/// (type, status, reason) of a condition that is waited for.
+/// Type, status and reason of a condition.
 pub type Expected<'a> = (&'a str, &'a str, &'a str);
+
+/// Condition of a Tenant that is ready on all its members.
+pub const ALL_READY: Expected<'static> = ("Ready", "True", "AllClustersReady");
+/// Condition of a member whose source is readable.
+pub const RESOLVED: Expected<'static> = ("TargetClusterResolved", "True", "Resolved");
+/// Condition of a member whose API server responds.
+pub const CONNECTED: Expected<'static> = ("Connected", "True", "Connected");
+/// Condition of a member that is reconciled.
+pub const HEALTHY: Expected<'static> = ("Healthy", "True", "Reconciling");
 
 /// A values file that the hub follows.
 #[derive(Debug)]
@@ -84,16 +93,17 @@ pub fn values_flag(values: &ValuesFile) -> String {
     format!("--chart-values-file={}", values.path().display())
 }
 
-/// One cluster as a person at kubectl sees it, with one connection.
+/// A user of one cluster. Tenants are in the user's namespace: the hub's, or the one of `within`.
 #[derive(Clone)]
 pub struct FleetClient {
     pub client: Client,
     cluster: String,
+    namespace: String,
 }
 
 impl std::fmt::Debug for FleetClient {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Desk")
+        f.debug_struct("FleetClient")
             .field("cluster", &self.cluster)
             .finish_non_exhaustive()
     }
@@ -104,26 +114,66 @@ impl FleetClient {
         Self {
             client: cluster.client(),
             cluster: cluster.name().to_owned(),
+            namespace: HUB_NAMESPACE.to_owned(),
         }
     }
 
-    pub fn tenants(&self, namespace: &str) -> Api<Tenant> {
-        Api::namespaced(self.client.clone(), namespace)
+    /// Returns a client for Tenants in another namespace.
+    #[must_use]
+    pub fn within(&self, namespace: &str) -> Self {
+        let namespace = namespace.to_owned();
+        Self {
+            namespace,
+            ..self.clone()
+        }
     }
 
-    /// Makes a Tenant, as soon as the cluster serves the CRD.
+    pub fn tenants(&self) -> Api<Tenant> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    pub fn members(&self) -> Api<EdgeCluster> {
+        Api::all(self.client.clone())
+    }
+
+    /// Creates a Tenant without a spec, and waits until it is ready.
     ///
     /// # Errors
-    /// When it is not admitted in time.
-    pub async fn create(&self, namespace: &str, name: &str, spec: Value) -> Result<Tenant> {
-        self.create_annotated(namespace, name, spec, &[]).await
+    /// Returns an error if it is not ready in time.
+    pub async fn install(&self, name: &str) -> Result<Tenant> {
+        self.create(name, json!({})).await?;
+        self.ready(name).await
+    }
+
+    /// Waits until the Tenant is ready on all its members.
+    ///
+    /// # Errors
+    /// Returns an error if it is not ready in time.
+    pub async fn ready(&self, name: &str) -> Result<Tenant> {
+        self.shows(name, &[ALL_READY]).await
+    }
+
+    /// Deletes the Tenant, and waits until it is gone.
+    ///
+    /// # Errors
+    /// Returns an error if it is not gone in time.
+    pub async fn remove(&self, name: &str) -> Result<()> {
+        self.delete(name).await?;
+        self.gone(name).await
+    }
+
+    /// Creates a Tenant, as soon as the cluster serves the CRD.
+    ///
+    /// # Errors
+    /// Returns an error if it is not admitted in time.
+    pub async fn create(&self, name: &str, spec: Value) -> Result<Tenant> {
+        self.create_annotated(name, spec, &[]).await
     }
 
     /// # Errors
     /// As `create`.
     pub async fn create_annotated(
         &self,
-        namespace: &str,
         name: &str,
         spec: Value,
         annotations: &[(&str, &str)],
@@ -133,11 +183,8 @@ impl FleetClient {
             .iter()
             .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
         tenant.metadata.annotations = Some(pairs.collect());
-        let api = self.tenants(namespace);
-        let what = format!(
-            "Tenant {namespace}/{name} to be admitted on {}",
-            self.cluster
-        );
+        let api = self.tenants();
+        let what = format!("Tenant {} to be admitted", self.path(name));
         eventually(&what, PATIENCE, async || {
             Ok(Some(api.create(&PostParams::default(), &tenant).await?))
         })
@@ -146,8 +193,8 @@ impl FleetClient {
 
     /// # Errors
     /// When it is not there, or the apiserver does not answer.
-    pub async fn delete(&self, namespace: &str, name: &str) -> Result<()> {
-        self.tenants(namespace)
+    pub async fn delete(&self, name: &str) -> Result<()> {
+        self.tenants()
             .delete(name, &DeleteParams::default())
             .await?;
         Ok(())
@@ -155,16 +202,10 @@ impl FleetClient {
 
     /// # Errors
     /// When the apiserver refuses.
-    pub async fn annotate(
-        &self,
-        namespace: &str,
-        name: &str,
-        key: &str,
-        value: &str,
-    ) -> Result<()> {
+    pub async fn annotate(&self, name: &str, key: &str, value: &str) -> Result<()> {
         let patch = json!({"metadata": {"annotations": {key: value}}});
         let merge = Patch::Merge(patch);
-        self.tenants(namespace)
+        self.tenants()
             .patch(name, &PatchParams::default(), &merge)
             .await?;
         Ok(())
@@ -174,17 +215,9 @@ impl FleetClient {
     ///
     /// # Errors
     /// When they are not in time, with what they were instead.
-    pub async fn shows(
-        &self,
-        namespace: &str,
-        name: &str,
-        expected: &[Expected<'_>],
-    ) -> Result<Tenant> {
-        let api = self.tenants(namespace);
-        let what = format!(
-            "Tenant {namespace}/{name} on {} to show {expected:?}",
-            self.cluster
-        );
+    pub async fn shows(&self, name: &str, expected: &[Expected<'_>]) -> Result<Tenant> {
+        let api = self.tenants();
+        let what = format!("Tenant {} to show {expected:?}", self.path(name));
         eventually(&what, PATIENCE, async || {
             let tenant = api.get(name).await?;
             let status = tenant.status.clone().unwrap_or_default();
@@ -201,9 +234,9 @@ impl FleetClient {
     ///
     /// # Errors
     /// When it is not in time, with what it says.
-    pub async fn gone(&self, namespace: &str, name: &str) -> Result<()> {
-        let api = self.tenants(namespace);
-        let what = format!("Tenant {namespace}/{name} on {} to be gone", self.cluster);
+    pub async fn gone(&self, name: &str) -> Result<()> {
+        let api = self.tenants();
+        let what = format!("Tenant {} to be gone", self.path(name));
         eventually(&what, PATIENCE, async || match api.get_opt(name).await? {
             None => Ok(Some(())),
             Some(tenant) => {
@@ -283,8 +316,8 @@ impl FleetClient {
     ///
     /// # Errors
     /// When the apiserver does not answer.
-    pub async fn events(&self, namespace: &str, name: &str) -> Result<BTreeMap<String, i32>> {
-        let events: Api<Event> = Api::namespaced(self.client.clone(), namespace);
+    pub async fn events(&self, name: &str) -> Result<BTreeMap<String, i32>> {
+        let events: Api<Event> = Api::namespaced(self.client.clone(), &self.namespace);
         let params = ListParams::default().fields(&format!(
             "involvedObject.kind=Tenant,involvedObject.name={name}"
         ));
@@ -299,10 +332,10 @@ impl FleetClient {
     ///
     /// # Errors
     /// When it is not in time, with the events that are.
-    pub async fn told(&self, namespace: &str, name: &str, reason: &str) -> Result<String> {
-        let events: Api<Event> = Api::namespaced(self.client.clone(), namespace);
+    pub async fn told(&self, name: &str, reason: &str) -> Result<String> {
+        let events: Api<Event> = Api::namespaced(self.client.clone(), &self.namespace);
         let params = ListParams::default().fields(&format!("involvedObject.name={name}"));
-        let what = format!("event {reason} of {namespace}/{name} on {}", self.cluster);
+        let what = format!("event {reason} of {}", self.path(name));
         eventually(&what, PATIENCE, async || {
             let all = events.list(&params).await?.items;
             match all
@@ -344,7 +377,7 @@ impl FleetClient {
 
     /// Names the Secret as the source of a member that is there without one, by its agent.
     async fn bind_member(&self, name: &str) -> Result<()> {
-        let members: Api<EdgeCluster> = Api::all(self.client.clone());
+        let members = self.members();
         // Before the hub has run there is no such kind.
         let Ok(Some(member)) = members.get_opt(name).await else {
             return Ok(());
@@ -364,7 +397,7 @@ impl FleetClient {
     pub async fn accept_member(&self, name: &str) -> Result<()> {
         let waits = ("TargetClusterResolved", "False", "NotAccepted");
         self.member_shows(name, &[waits]).await?;
-        let members: Api<EdgeCluster> = Api::all(self.client.clone());
+        let members = self.members();
         let patch = Patch::Merge(json!({"spec": {"accepted": true}}));
         members.patch(name, &PatchParams::default(), &patch).await?;
         Ok(())
@@ -398,7 +431,7 @@ impl FleetClient {
     /// # Errors
     /// When they are not in time, with what they were instead.
     pub async fn member_shows(&self, name: &str, expected: &[Expected<'_>]) -> Result<EdgeCluster> {
-        let members: Api<EdgeCluster> = Api::all(self.client.clone());
+        let members = self.members();
         let what = format!("EdgeCluster {name} to show {expected:?}");
         eventually(&what, PATIENCE, async || {
             let member = members.get(name).await?;
@@ -416,7 +449,7 @@ impl FleetClient {
     /// # Errors
     /// When it does not in time, with what it says.
     pub async fn member_is(&self, name: &str, mode: Mode) -> Result<()> {
-        let members: Api<EdgeCluster> = Api::all(self.client.clone());
+        let members = self.members();
         let what = format!("EdgeCluster {name} to be looked after in mode {mode:?}");
         eventually(&what, PATIENCE, async || {
             let status = members.get(name).await?.status.unwrap_or_default();
@@ -468,6 +501,11 @@ impl FleetClient {
             Ok((renewed().await? != before).then_some(()))
         })
         .await
+    }
+
+    /// Returns namespace, name and cluster of a Tenant for a message.
+    fn path(&self, name: &str) -> String {
+        format!("{}/{name} on {}", self.namespace, self.cluster)
     }
 
     async fn lease(&self) -> Result<Lease> {

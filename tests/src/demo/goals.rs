@@ -306,7 +306,13 @@ async fn check_counts(home: &Site, member: &str, tenants: u32) -> Result<()> {
 }
 
 async fn tenant_of(site: &Site, tenant: &str) -> Result<Tenant> {
-    let Some(found) = site.desk.tenants(NAMESPACE).get_opt(tenant).await? else {
+    let Some(found) = site
+        .desk
+        .within(NAMESPACE)
+        .tenants()
+        .get_opt(tenant)
+        .await?
+    else {
         bail!("no such Tenant");
     };
     let observed = found
@@ -403,7 +409,8 @@ async fn check_gone(site: &Site, tenant: &str) -> Result<()> {
     let client = &site.desk.client;
     if site
         .desk
-        .tenants(NAMESPACE)
+        .within(NAMESPACE)
+        .tenants()
         .get_opt(tenant)
         .await?
         .is_some()

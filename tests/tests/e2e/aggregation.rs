@@ -18,7 +18,7 @@ use krypton_crds::tenant::{ClusterSummary, Tenant};
 use krypton_hub::ca::Authority;
 use krypton_tests::{
     Cluster, Hub, HubOptions, Mode, Pair, Parts, TestResult, by_agent, eventually,
-    fleet::{FleetClient, HUB_NAMESPACE, PATIENCE, condition},
+    fleet::{ALL_READY, FleetClient, HUB_NAMESPACE, PATIENCE, condition},
     kubectl_krypton,
 };
 use krypton_types::conditions::{State, Truth, clusters, reason};
@@ -28,7 +28,6 @@ use kube::{Api, ResourceExt};
 use serde_json::json;
 use simulated::{Agents, Enrolled, Member, installed};
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 /// Name of the chart in the simulated agents' reports.
 const CHART: &str = "small";
 const CHART_VERSION: &str = "1.0.0";
@@ -42,7 +41,7 @@ fn name(number: u32) -> String {
 
 /// Waits until the member's condition is gone. Until then, it must be Unknown with this reason.
 async fn goes(desk: &FleetClient, type_: &str, why: &str) -> Tenant {
-    let tenants = desk.tenants("default");
+    let tenants = desk.tenants();
     eventually("the condition to go", PATIENCE, async || {
         let tenant = tenants.get("acme").await?;
         let conditions = tenant.status.clone().unwrap_or_default().conditions;
@@ -64,18 +63,17 @@ async fn departed_member_condition_expires_after_grace_despite_restart(mode: Mod
     let (home, edge) = (FleetClient::at(pair.home()), pair.desk());
     let type_ = pair.condition("ClusterReady");
     for desk in [&edge, &home] {
-        desk.create("default", "acme", json!({})).await?;
+        desk.create("acme", json!({})).await?;
     }
     let well = [ALL_READY, (type_.as_str(), "True", "Installed")];
-    home.shows("default", "acme", &well).await?;
+    home.shows("acme", &well).await?;
 
-    edge.delete("default", "acme").await?;
-    edge.gone("default", "acme").await?;
+    edge.remove("acme").await?;
     let departs = [
         (type_.as_str(), "Unknown", "TenantGone"),
         ("Ready", "False", "NoClusters"),
     ];
-    home.shows("default", "acme", &departs).await?;
+    home.shows("acme", &departs).await?;
     pair.hub()?.stop().await?;
     pair.start_hub_again()?;
     let gone = goes(&home, &type_, "TenantGone").await;
@@ -86,13 +84,13 @@ async fn departed_member_condition_expires_after_grace_despite_restart(mode: Mod
         Some("0 of 0 clusters ready")
     );
 
-    edge.create("default", "acme", json!({})).await?;
-    home.shows("default", "acme", &well).await?;
+    edge.create("acme", json!({})).await?;
+    home.shows("acme", &well).await?;
     let members: Api<EdgeCluster> = Api::all(pair.home().client());
     let params = DeleteParams::default();
     members.delete(pair.name(), &params).await?;
     let left = [(type_.as_str(), "Unknown", "MemberLeft")];
-    home.shows("default", "acme", &left).await?;
+    home.shows("acme", &left).await?;
     goes(&home, &type_, "MemberLeft").await;
     // The release of a member that left stays installed.
     let release = pair.release("acme");
@@ -229,7 +227,7 @@ async fn large_fleet_summary_is_throttled_and_survives_restart() -> TestResult {
         for number in 0..ALL {
             many.says(number, tenant, Some(true), 1);
         }
-        desk.create("default", tenant, json!({})).await?;
+        desk.create(tenant, json!({})).await?;
     }
     many.shows("other", "200 of 200 clusters ready").await;
     let acme = many.shows("acme", "200 of 200 clusters ready").await;
@@ -253,7 +251,7 @@ async fn large_fleet_summary_is_throttled_and_survives_restart() -> TestResult {
         many.shows("other", &format!("{count} of 200 clusters ready"))
             .await;
     }
-    let tenants: Api<Tenant> = desk.tenants("default");
+    let tenants: Api<Tenant> = desk.tenants();
     let acme = tenants.get("acme").await?;
     assert_eq!(acme.metadata.resource_version, before);
     assert_eq!(many.writes("acme").await, written);
@@ -292,7 +290,7 @@ async fn large_fleet_summary_is_throttled_and_survives_restart() -> TestResult {
     many.hub.kill9().await?;
     let options = Many::options(&many.home).in_place_of(&many.hub);
     many.hub = Hub::start(&options)?;
-    let tenants = desk.tenants("default");
+    let tenants = desk.tenants();
     many.says(0, "acme", Some(true), 47);
     eventually("news after the restart", PATIENCE, async || {
         let status = tenants.get("acme").await?.status.unwrap_or_default();

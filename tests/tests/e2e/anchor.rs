@@ -25,7 +25,6 @@ use kube::{
 };
 use serde_json::json;
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 /// Its workspace has its name.
 const TENANT: &str = "acme";
 
@@ -135,7 +134,7 @@ async fn of_value(desk: &FleetClient) -> Result<BTreeMap<String, String>> {
             found.insert(name, object.uid().unwrap_or_default());
         }
     }
-    let (tenants, params) = (desk.tenants("default"), ListParams::default());
+    let (tenants, params) = (desk.tenants(), ListParams::default());
     for tenant in tenants.list_metadata(&params).await? {
         let name = format!("Tenant default/{}", tenant.name_any());
         found.insert(name, tenant.uid().unwrap_or_default());
@@ -171,7 +170,7 @@ fn anew(object: &DynamicObject) -> DynamicObject {
 async fn restore(desk: &FleetClient) -> Result<BTreeMap<String, String>> {
     let (client, params) = (desk.client.clone(), PostParams::default());
     let namespaces: Api<Namespace> = Api::all(client.clone());
-    let tenants = desk.tenants("default");
+    let tenants = desk.tenants();
     let mut backup = Vec::new();
     for name in [SYSTEM_NAMESPACE, TENANT] {
         backup.push((namespaces.get(name).await?, content(desk, name).await?));
@@ -256,8 +255,7 @@ async fn says(desk: &FleetClient, release: &str, message: &str) {
 async fn anchor_owns_only_record_and_loss_is_harmless(mode: Mode) -> TestResult {
     let (mut pair, _repository, values) = Pair::with_small_chart("anchor", mode).await?;
     let (desk, release) = (pair.desk(), pair.release(TENANT));
-    desk.create("default", TENANT, json!({})).await?;
-    desk.shows("default", TENANT, &[ALL_READY]).await?;
+    desk.install(TENANT).await?;
     let first = anchored(&desk, None).await;
     let record = format!("Secret {SYSTEM_NAMESPACE}/{RECORD_NAME}");
     assert_eq!(owned_by(&desk, &first).await?, [record.as_str()]);
@@ -275,7 +273,7 @@ async fn anchor_owns_only_record_and_loss_is_harmless(mode: Mode) -> TestResult 
     assert_eq!(of_value(&desk).await?, before);
     values.write("{replicaCount: 0, message: later}")?;
     says(&desk, &release, "later").await;
-    desk.shows("default", TENANT, &[ALL_READY]).await?;
+    desk.ready(TENANT).await?;
     desk.newest_is(TENANT, &release, 2, "deployed").await?;
     let second = anchored(&desk, Some(&first)).await;
     let owned = owned_by(&desk, &second).await?;
@@ -307,7 +305,7 @@ async fn anchor_owns_only_record_and_loss_is_harmless(mode: Mode) -> TestResult 
         assert_eq!(of_value(&desk).await?, restored);
     }
     pair.start_hub_again()?;
-    desk.shows("default", TENANT, &[ALL_READY]).await?;
+    desk.ready(TENANT).await?;
     let third = anchored(&desk, Some(&second)).await;
     assert_eq!(owned_by(&desk, &third).await?, [record]);
     assert_eq!(desk.revisions(TENANT, &release).await?, revisions);

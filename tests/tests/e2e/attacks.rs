@@ -19,7 +19,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use krypton_agent::session::connect::Dialer;
 use krypton_tests::{
     Cluster, Hub, HubOptions, TestResult, eventually,
-    fleet::{HUB_NAMESPACE, PATIENCE},
+    fleet::{CONNECTED, HUB_NAMESPACE, PATIENCE},
 };
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
@@ -32,7 +32,6 @@ use tonic::{Code, Status};
 
 /// The longest that one attempt of an attacker takes.
 const ATTEMPT: Duration = Duration::from_secs(30);
-const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
 
 /// A hub without a chart, which is ready.
 async fn hub_alone(home: &Cluster) -> Hub {

@@ -12,7 +12,6 @@ use kube::Api;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const CRD: &str = "widgets.example.org";
 
 by_agent!(chart_crds_follow_policy_and_are_never_deleted);
@@ -75,8 +74,7 @@ async fn chart_crds_follow_policy_and_are_never_deleted(mode: Mode) -> TestResul
         "{apiVersion: example.org/v1, kind: Widget, metadata: {name: a, namespace: default}}";
 
     pair.open(flags("1.0.0", "skip")).await?;
-    desk.create("default", "left", json!({})).await?;
-    desk.shows("default", "left", &[ALL_READY]).await?;
+    desk.install("left").await?;
     assert_eq!(fields(pair.cluster()).await, "");
     pair.stop().await?;
 
@@ -89,8 +87,7 @@ async fn chart_crds_follow_policy_and_are_never_deleted(mode: Mode) -> TestResul
         Ok(record.get("chartCrds").is_none().then_some(()))
     })
     .await?;
-    desk.create("default", "made", json!({})).await?;
-    desk.shows("default", "made", &[ALL_READY]).await?;
+    desk.install("made").await?;
     assert!(fields(pair.cluster()).await.contains("first"));
     pair.cluster().apply(widget).await?;
     pair.stop().await?;

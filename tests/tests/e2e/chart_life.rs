@@ -9,15 +9,13 @@ use krypton_crds::{edge_cluster::EdgeCluster, tenant::Tenant};
 use krypton_tests::{
     AgentPod, ChartRepository, ChartSource, Cluster, HubPod, OwnChart, Parts, TestResult,
     eventually,
-    fleet::{FleetClient, PATIENCE},
+    fleet::{CONNECTED, FleetClient, PATIENCE},
     membership::join_command,
 };
 use krypton_types::names;
 use kube::{Api, CustomResourceExt, ResourceExt, api::ListParams};
 use serde_json::json;
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
-const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
 const CRDS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../crds/crds");
 const RELEASE: &str = "meta.helm.sh/release-name";
 const EDGE: &str = "edge-1";
@@ -112,8 +110,8 @@ async fn reinstalled_charts_adopt_state_left_by_uninstall() -> TestResult {
     agent.agent.ready(PATIENCE).await?;
     desk.member_shows(EDGE, &[CONNECTED]).await?;
     let spec = json!({"workspace": "acme-ws"});
-    at_edge.create("default", "acme", spec).await?;
-    at_edge.shows("default", "acme", &[ALL_READY]).await?;
+    at_edge.create("acme", spec).await?;
+    at_edge.ready("acme").await?;
     // The annotation is the last write of an installation, so no action is pending afterwards.
     at_edge.lease_renewed().await?;
 
@@ -143,7 +141,7 @@ async fn reinstalled_charts_adopt_state_left_by_uninstall() -> TestResult {
     at_edge
         .newest_is("acme-ws", &release, 2, "deployed")
         .await?;
-    at_edge.shows("default", "acme", &[ALL_READY]).await?;
+    at_edge.ready("acme").await?;
     at_edge.lease_renewed().await?;
 
     // Upgrade the agent's chart without the bundle, roll back to the release with the bundle, and uninstall the chart.
@@ -165,8 +163,7 @@ async fn reinstalled_charts_adopt_state_left_by_uninstall() -> TestResult {
     OwnChart::Agent.install(&edge, none).await?;
     agent = AgentPod::start(&edge).await?;
     agent.agent.ready(PATIENCE).await?;
-    at_edge.delete("default", "acme").await?;
-    at_edge.gone("default", "acme").await?;
+    at_edge.remove("acme").await?;
     eventually("the release to be gone", PATIENCE, async || {
         let revisions = at_edge.revisions("acme-ws", &release).await?;
         Ok(revisions.is_empty().then_some(()))

@@ -15,7 +15,7 @@ use krypton_runtime::clock::wall;
 use krypton_tests::{
     Agent, AgentOptions, AgentPod, Audited, ChartRepository, ChartSource, Cluster, HubPod,
     OwnChart, Parts, ServiceAccountAccess, TestResult, eventually,
-    fleet::{FleetClient, PATIENCE},
+    fleet::{ALL_READY, CONNECTED, FleetClient, PATIENCE},
     held::Held,
     membership::bundle_of,
     service_account::username,
@@ -28,8 +28,6 @@ use kube::{
 use serde_json::json;
 use tempfile::TempDir;
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
-const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
 const EDGE: &str = "edge-1";
 /// Drift is looked for often, and there are values of the fleet in objects of home.
 const MORE: [&str; 4] = [
@@ -90,8 +88,8 @@ async fn nothing_denied(cluster: &Cluster, accounts: &[String]) {
 
 async fn installs(desk: &FleetClient, tenant: &str) {
     let spec = json!({"workspace": format!("{tenant}-ws")});
-    desk.create("default", tenant, spec).await.unwrap();
-    desk.shows("default", tenant, &[ALL_READY]).await.unwrap();
+    desk.create(tenant, spec).await.unwrap();
+    desk.ready(tenant).await.unwrap();
 }
 
 /// Leaves the Tenant's release without a revision that counts, as a helm does that is killed at the end,
@@ -120,7 +118,7 @@ async fn repaired(edge: &Cluster, desk: &FleetClient, tenant: &str) -> TestResul
     .await?;
     desk.newest_is(&namespace, &release, newest + 1, "deployed")
         .await?;
-    desk.shows("default", tenant, &[ALL_READY]).await?;
+    desk.ready(tenant).await?;
     Ok(())
 }
 
@@ -169,7 +167,7 @@ async fn relabelled(edge: &Cluster, tenant: &str) {
 async fn rescued(cluster: &Cluster, desk: &FleetClient, tenant: &str) -> TestResult {
     let crds: Api<CustomResourceDefinition> = Api::all(desk.client.clone());
     let crd = crds.get(Tenant::crd_name()).await?;
-    let old = desk.tenants("default").get(tenant).await?;
+    let old = desk.tenants().get(tenant).await?;
     let going = Held::delete(desk, "going").await?;
     let releases = desk.releases().await?;
     let delete = ["delete", "crd", Tenant::crd_name(), "--wait=false"];
@@ -179,12 +177,12 @@ async fn rescued(cluster: &Cluster, desk: &FleetClient, tenant: &str) -> TestRes
         if now.metadata.uid == crd.metadata.uid {
             bail!("the old CRD is there: {:?}", now.metadata.finalizers);
         }
-        let back = desk.tenants("default").get(tenant).await?;
+        let back = desk.tenants().get(tenant).await?;
         Ok((back.metadata.uid != old.metadata.uid).then_some(()))
     })
     .await?;
-    desk.shows("default", tenant, &[ALL_READY]).await?;
-    desk.told("default", tenant, "TenantRestored").await?;
+    desk.ready(tenant).await?;
+    desk.told(tenant, "TenantRestored").await?;
     going.is_deleted_again().await?;
     going.let_go().await?;
     assert_eq!(desk.releases().await?, releases);
@@ -201,27 +199,27 @@ async fn placed(home: &FleetClient, edge: &FleetClient) -> TestResult {
     namespaces.create(&params, &team).await?;
     let spec = json!({"clusterRef": {"secretName": EDGE}, "workspace": "sent-ws"});
     let there = [ALL_READY, ("Placed", "True", "Placed")];
-    home.create("team", "sent", spec.clone()).await?;
-    home.shows("team", "sent", &there).await?;
+    home.within("team").create("sent", spec.clone()).await?;
+    home.within("team").shows("sent", &there).await?;
     let requested = names::RECONCILE_REQUESTED_ANNOTATION;
-    home.annotate("team", "sent", requested, "now").await?;
+    home.within("team")
+        .annotate("sent", requested, "now")
+        .await?;
     eventually("the wish to be passed on", PATIENCE, async || {
-        let found = edge.tenants("team").get("sent").await?;
+        let found = edge.within("team").tenants().get("sent").await?;
         Ok(found.annotations().get(requested).cloned())
     })
     .await?;
-    home.delete("team", "sent").await?;
-    home.gone("team", "sent").await?;
-    let left = edge.tenants("team").get_opt("sent").await?;
+    home.within("team").remove("sent").await?;
+    let left = edge.within("team").tenants().get_opt("sent").await?;
     assert_eq!(left, None);
 
-    home.create("team", "kept", spec).await?;
-    home.shows("team", "kept", &there).await?;
+    home.within("team").create("kept", spec).await?;
+    home.within("team").shows("kept", &there).await?;
     let orphan = names::ORPHAN_ANNOTATION;
-    home.annotate("team", "kept", orphan, "true").await?;
-    home.delete("team", "kept").await?;
-    home.gone("team", "kept").await?;
-    home.told("team", "kept", "Orphaned").await?;
+    home.within("team").annotate("kept", orphan, "true").await?;
+    home.within("team").remove("kept").await?;
+    home.within("team").told("kept", "Orphaned").await?;
     Ok(())
 }
 
@@ -250,7 +248,7 @@ async fn credential_used_twice(home: &Cluster, edge: &Cluster, desk: &FleetClien
         .create(&PostParams::default(), &identity)
         .await?;
     let _agent = Agent::start(&AgentOptions::new(copy.kubeconfig()))?;
-    desk.told("default", EDGE, "CredentialUsedTwice").await?;
+    desk.told(EDGE, "CredentialUsedTwice").await?;
     eventually("the event to be counted", PATIENCE, async || {
         let counted = home.audited().await?.into_iter().any(|request| {
             let of_hub = request.is_of(&accounts(OwnChart::Hub)[0]);
@@ -265,7 +263,9 @@ async fn credential_used_twice(home: &Cluster, edge: &Cluster, desk: &FleetClien
 /// The fleet's values are not there: the hub says so on the object that is missing, until it is made.
 async fn values_are_missed_and_given(home: &Cluster, desk: &FleetClient) -> TestResult {
     let namespace = OwnChart::Hub.namespace();
-    desk.told(namespace, "fleet", "ValuesMissing").await?;
+    desk.within(namespace)
+        .told("fleet", "ValuesMissing")
+        .await?;
     let values = json!({
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -273,7 +273,9 @@ async fn values_are_missed_and_given(home: &Cluster, desk: &FleetClient) -> Test
         "data": {"values.yaml": "message: from a ConfigMap"},
     });
     home.apply(&values.to_string()).await?;
-    desk.told(namespace, "fleet", "ValuesResolved").await?;
+    desk.within(namespace)
+        .told("fleet", "ValuesResolved")
+        .await?;
     Ok(())
 }
 
@@ -303,7 +305,7 @@ async fn deployed_and_gone(desk: &FleetClient, at_edge: &FleetClient) -> TestRes
     let spec = json!({"account": {"name": "somebody"}, "region": {"name": EDGE}});
     let object = KryptonDeployment::new("ordered", serde_json::from_value(spec)?);
     all.create(&PostParams::default(), &object).await?;
-    desk.told("default", "ordered", "Ready").await?;
+    desk.told("ordered", "Ready").await?;
     at_edge
         .newest_is("ordered", "ced-ordered", 1, "deployed")
         .await?;
@@ -356,8 +358,7 @@ async fn chart_rights_suffice_for_hub_and_agent() -> TestResult {
         installs(&at_edge, "beta"),
         installs(&at_edge, "gone"),
     );
-    at_edge.delete("default", "gone").await?;
-    at_edge.gone("default", "gone").await?;
+    at_edge.remove("gone").await?;
 
     deployed_and_gone(&desk, &at_edge).await?;
     credential_used_twice(&home, &edge, &desk).await?;
@@ -384,7 +385,7 @@ async fn chart_rights_suffice_for_hub_and_agent() -> TestResult {
         let release = names::tenant_release(tenant, member);
         let namespace = format!("{tenant}-ws");
         at.newest_is(&namespace, &release, 2, "deployed").await?;
-        at.shows("default", tenant, &[ALL_READY]).await?;
+        at.ready(tenant).await?;
     }
 
     // An agent that starts again with what it has kept, and finds a CRD of an older version.
@@ -407,10 +408,10 @@ async fn chart_rights_suffice_for_hub_and_agent() -> TestResult {
 
     pause(&desk, true).await;
     let paused = (&*format!("ClusterProgress/{EDGE}"), "False", "Paused");
-    at_edge.create("default", "late", json!({})).await?;
-    at_edge.shows("default", "late", &[paused]).await?;
+    at_edge.create("late", json!({})).await?;
+    at_edge.shows("late", &[paused]).await?;
     pause(&desk, false).await;
-    at_edge.shows("default", "late", &[ALL_READY]).await?;
+    at_edge.ready("late").await?;
 
     placed(&desk, &at_edge).await?;
     repaired(&edge, &at_edge, "beta").await?;
@@ -420,13 +421,12 @@ async fn chart_rights_suffice_for_hub_and_agent() -> TestResult {
     rescued(&home, &desk, "acme").await?;
 
     for (at, tenant) in [(&desk, "acme"), (&at_edge, "beta")] {
-        at.delete("default", tenant).await?;
-        at.gone("default", tenant).await?;
+        at.remove(tenant).await?;
     }
     home.kubectl(["delete", "edgecluster", EDGE]).await?;
     at_edge.lease_renewed().await?;
     desk.lease_renewed().await?;
-    assert!(at_edge.tenants("default").get_opt("late").await?.is_some());
+    assert!(at_edge.tenants().get_opt("late").await?.is_some());
     nothing_denied(&home, &of_hub).await;
     nothing_denied(&edge, &of_agent).await;
 
@@ -481,10 +481,10 @@ async fn missing_helm_right_is_reported_until_chart_upgrade() -> TestResult {
         .await?;
     let mut hub = HubPod::start(&home, None).await?;
     hub.hub.ready(PATIENCE).await?;
-    desk.create("default", "acme", json!({})).await?;
+    desk.create("acme", json!({})).await?;
     let error = format!("ClusterError/{}", names::SELF_CLUSTER);
     let failed = (error.as_str(), "True", "InstallFailed");
-    let tenant = desk.shows("default", "acme", &[failed]).await?;
+    let tenant = desk.shows("acme", &[failed]).await?;
     let conditions = tenant.status.unwrap().conditions;
     let said = &krypton_tests::fleet::condition(&conditions, &error)
         .unwrap()
@@ -512,7 +512,7 @@ async fn missing_helm_right_is_reported_until_chart_upgrade() -> TestResult {
     OwnChart::Hub
         .install(&home, hub_values(&repository, "1.0.0", &[]))
         .await?;
-    desk.shows("default", "acme", &[ALL_READY]).await?;
+    desk.ready("acme").await?;
     hub.hub.stop().await?;
     Ok(())
 }
@@ -553,8 +553,7 @@ async fn hub_manages_remote_home_with_chart_rights() -> TestResult {
     hub.hub.ready(PATIENCE).await?;
     let desk = FleetClient::at(&home);
     installs(&desk, "acme").await;
-    desk.delete("default", "acme").await?;
-    desk.gone("default", "acme").await?;
+    desk.remove("acme").await?;
     nothing_denied(&home, &accounts(OwnChart::Hub)).await;
     nothing_denied(&own, &accounts(OwnChart::Hub)[..1]).await;
     hub.hub.stop().await?;

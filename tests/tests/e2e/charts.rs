@@ -288,8 +288,8 @@ async fn signed_private_chart_range_stays_pinned_across_restart(mode: Mode) -> T
     };
     let mut hub = Hub::start(&options())?;
     let mut member = Membership::join(mode, &mut hub, &home, &edge, "edge-1").await?;
-    at_edge.create("default", "acme", json!({})).await?;
-    let tenant = at_edge.shows("default", "acme", &[READY]).await?;
+    at_edge.create("acme", json!({})).await?;
+    let tenant = at_edge.shows("acme", &[READY]).await?;
     let applied = tenant.status.unwrap().last_applied_chart.unwrap();
     // Every member uses the content that the hub has verified, from any source.
     let pinned = format!("{url}/small:1.1.0@sha256:");
@@ -308,8 +308,8 @@ async fn signed_private_chart_range_stays_pinned_across_restart(mode: Mode) -> T
     registry.push(&newer).await?;
     hub.stop().await?;
     let mut hub = Hub::start(&options().in_place_of(&hub))?;
-    at_edge.create("default", "later", json!({})).await?;
-    let later = at_edge.shows("default", "later", &[READY]).await?;
+    at_edge.create("later", json!({})).await?;
+    let later = at_edge.shows("later", &[READY]).await?;
     assert_eq!(later.status.unwrap().last_applied_chart, Some(applied));
     let release = "tenant-acme-edge-1";
     let revisions = at_edge.revisions("acme", release).await?;

@@ -12,8 +12,8 @@ use krypton_tests::{
     ChartRepository, ChartSource, Cluster, ForeignCrd, Hub, HubOptions, Parts, TestResult, Tools,
     eventually,
     fleet::{
-        Expected, FleetClient, HUB_NAMESPACE, PATIENCE, SYSTEM_NAMESPACE, ValuesFile, chart_flags,
-        condition, values_flag,
+        CONNECTED, Expected, FleetClient, HEALTHY, HUB_NAMESPACE, PATIENCE, RESOLVED,
+        SYSTEM_NAMESPACE, ValuesFile, chart_flags, condition, values_flag,
     },
 };
 use kube::{
@@ -24,10 +24,6 @@ use kube::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
-const RESOLVED: Expected<'_> = ("TargetClusterResolved", "True", "Resolved");
-const CONNECTED: Expected<'_> = ("Connected", "True", "Connected");
-const HEALTHY: Expected<'_> = ("Healthy", "True", "Reconciling");
 const CRD: &str = "clusterprofiles.multicluster.x-k8s.io";
 const CREDENTIAL: &str = "edge-1-credential";
 const PROVIDER: &str = "kubeconfig-secretreader";
@@ -269,8 +265,7 @@ async fn cluster_profile_member_survives_rotation_and_lost_access() -> TestResul
     profiles
         .say("edge-1", json!({"conditions": healthy("True")}))
         .await;
-    at_edge.create("default", "first", json!({})).await?;
-    at_edge.shows("default", "first", &[ALL_READY]).await?;
+    at_edge.install("first").await?;
     let well = [RESOLVED, CONNECTED, HEALTHY];
     desk.member_shows("edge-1", &well).await?;
     a_deployment_names_a_profile(&home, &at_edge).await;
@@ -282,8 +277,7 @@ async fn cluster_profile_member_survives_rotation_and_lost_access() -> TestResul
     // The token in use is refused from now on; nobody tells the hub.
     credential(&desk, &edge.kubeconfig_with_next_token()).await;
     edge.rotate_token().await?;
-    at_edge.create("default", "rotated", json!({})).await?;
-    at_edge.shows("default", "rotated", &[ALL_READY]).await?;
+    at_edge.install("rotated").await?;
     desk.member_shows("edge-1", &well).await?;
     assert_eq!(held(&at_edge).await, lease, "the proxy goes on as it was");
 
@@ -302,8 +296,7 @@ async fn cluster_profile_member_survives_rotation_and_lost_access() -> TestResul
         assert!(told.contains("ClusterProfile default/edge-1"), "{told}");
         assert!(told.contains(problem), "{told}");
         if problem == PROVIDER {
-            at_edge.create("default", "stale", json!({})).await?;
-            at_edge.shows("default", "stale", &[ALL_READY]).await?;
+            at_edge.install("stale").await?;
         }
         file.write(&json!([secret_reader(&home)]));
         desk.member_shows("edge-1", &well).await?;

@@ -16,8 +16,6 @@ use kube::api::{DeleteParams, PostParams};
 use kube::{Api, CustomResourceExt, ResourceExt};
 use serde_json::json;
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
-
 by_agent!(
     tenant_deletion_removes_release_and_only_own_namespace,
     tenants_and_releases_survive_crd_deletion,
@@ -38,21 +36,21 @@ async fn tenant_deletion_removes_release_and_only_own_namespace(mode: Mode) -> T
         ("guest", json!({"workspace": "theirs"})),
         ("orphan", json!({"workspace": "orphan-ws"})),
     ] {
-        desk.create("default", name, spec).await?;
+        desk.create(name, spec).await?;
     }
     for name in ["made", "guest", "orphan"] {
-        let tenant = desk.shows("default", name, &[ALL_READY]).await?;
+        let tenant = desk.ready(name).await?;
         assert_eq!(tenant.finalizers(), [names::TENANT_FINALIZER]);
     }
     let theirs = desk.namespace("theirs").await?.unwrap();
 
-    desk.annotate("default", "orphan", names::ORPHAN_ANNOTATION, "true")
+    desk.annotate("orphan", names::ORPHAN_ANNOTATION, "true")
         .await?;
     for name in ["made", "guest", "orphan"] {
-        desk.delete("default", name).await?;
+        desk.delete(name).await?;
     }
     for name in ["made", "guest", "orphan"] {
-        desk.gone("default", name).await?;
+        desk.gone(name).await?;
     }
 
     assert_eq!(desk.revisions("made-ws", &pair.release("made")).await?, []);
@@ -86,13 +84,12 @@ async fn tenant_deletion_removes_release_and_only_own_namespace(mode: Mode) -> T
         ("made", "WorkspaceDeleted"),
         ("orphan", "Orphaned"),
     ] {
-        desk.told("default", name, reason).await?;
+        desk.told(name, reason).await?;
     }
 
     // A new Tenant with the name of a deleted one is an ordinary Tenant.
-    desk.create("default", "made", json!({"workspace": "made-ws"}))
-        .await?;
-    desk.shows("default", "made", &[ALL_READY]).await?;
+    desk.create("made", json!({"workspace": "made-ws"})).await?;
+    desk.ready("made").await?;
     desk.newest_is("made-ws", &pair.release("made"), 1, "deployed")
         .await?;
     Ok(())
@@ -107,23 +104,22 @@ async fn older_tenant_keeps_release_when_younger_is_deleted(mode: Mode) -> TestR
             .await?;
     }
     let spec = json!({"workspace": "shared"});
-    desk.create("older", "acme", spec.clone()).await?;
-    desk.shows("older", "acme", &[ALL_READY]).await?;
+    desk.within("older").create("acme", spec.clone()).await?;
+    desk.within("older").ready("acme").await?;
     let releases = desk.releases().await?;
 
-    desk.create("younger", "acme", spec).await?;
+    desk.within("younger").create("acme", spec).await?;
     let error = pair.condition("ClusterError");
     let refused = (error.as_str(), "True", "ReleaseInUse");
-    let younger = desk.shows("younger", "acme", &[refused]).await?;
+    let younger = desk.within("younger").shows("acme", &[refused]).await?;
     let status = younger.status.unwrap();
     assert_eq!(status.phase.as_deref(), Some("Error"));
     let message = status.last_message.unwrap();
     assert!(message.contains("Tenant older/acme"), "{message}");
-    desk.told("younger", "acme", "ReleaseInUse").await?;
+    desk.within("younger").told("acme", "ReleaseInUse").await?;
 
-    desk.delete("younger", "acme").await?;
-    desk.gone("younger", "acme").await?;
-    desk.shows("older", "acme", &[ALL_READY]).await?;
+    desk.within("younger").remove("acme").await?;
+    desk.within("older").ready("acme").await?;
     assert_eq!(desk.releases().await?, releases);
     let shared = desk.namespace("shared").await?.unwrap();
     assert_eq!(shared.metadata.deletion_timestamp, None);
@@ -140,8 +136,8 @@ async fn crd_stripped_of_finalizer_and_recreated_uninstalls_nothing(mode: Mode) 
     let (mut pair, _repository, _values) = Pair::with_small_chart("stripped", mode).await?;
     let desk = pair.desk();
     let spec = json!({"workspace": "acme-ws"});
-    desk.create("default", "acme", spec).await?;
-    desk.shows("default", "acme", &[ALL_READY]).await?;
+    desk.create("acme", spec).await?;
+    desk.ready("acme").await?;
     // With hub and agent stopped, no process saves the Tenants, and their finalizers block the deletion of the CRD.
     pair.stop().await?;
     let releases = desk.releases().await?;
@@ -150,7 +146,7 @@ async fn crd_stripped_of_finalizer_and_recreated_uninstalls_nothing(mode: Mode) 
     let delete = ["delete", "crd", name, "--wait=false"];
     cluster.kubectl(delete).await?;
     let deleted = eventually("the Tenant to be deleted with it", PATIENCE, async || {
-        let tenant = desk.tenants("default").get("acme").await?;
+        let tenant = desk.tenants().get("acme").await?;
         Ok(tenant.metadata.deletion_timestamp)
     })
     .await?;
@@ -168,12 +164,12 @@ async fn crd_stripped_of_finalizer_and_recreated_uninstalls_nothing(mode: Mode) 
     pair.start_agent_again()?;
     let error = pair.condition("ClusterError");
     let waits = [(error.as_str(), "True", "UninstallFailed")];
-    let tenant = desk.shows("default", "acme", &waits).await?;
+    let tenant = desk.shows("acme", &waits).await?;
     assert!(tenant.metadata.deletion_timestamp.is_some(), "etcd kept it");
     assert_eq!(desk.releases().await?, releases);
     let orphan = names::ORPHAN_ANNOTATION;
-    desk.annotate("default", "acme", orphan, "true").await?;
-    desk.gone("default", "acme").await?;
+    desk.annotate("acme", orphan, "true").await?;
+    desk.gone("acme").await?;
     assert_eq!(desk.releases().await?, releases);
     Ok(())
 }
@@ -191,13 +187,13 @@ async fn tenants_and_releases_survive_crd_deletion(mode: Mode) -> TestResult {
         for namespace in ["default", "team"] {
             let name = format!("{namespace}-{number}");
             let spec = json!({"workspace": format!("{name}-ws")});
-            desk.create(namespace, &name, spec).await?;
+            desk.within(namespace).create(&name, spec).await?;
             names.push((namespace, name));
         }
     }
     let mut before = Vec::new();
     for (namespace, name) in &names {
-        before.push(desk.shows(namespace, name, &[ALL_READY]).await?);
+        before.push(desk.within(namespace).ready(name).await?);
     }
     // The annotation is the last write of an installation, so no action is pending afterwards.
     desk.lease_renewed().await?;
@@ -222,19 +218,19 @@ async fn tenants_and_releases_survive_crd_deletion(mode: Mode) -> TestResult {
     .await?;
     for ((namespace, name), old) in names.iter().zip(before) {
         eventually(&format!("Tenant {name} to be back"), PATIENCE, async || {
-            let tenant = desk.tenants(namespace).get_opt(name).await?;
+            let tenant = desk.within(namespace).tenants().get_opt(name).await?;
             Ok(tenant.filter(|tenant| tenant.metadata.uid != old.metadata.uid))
         })
         .await?;
-        let back = desk.shows(namespace, name, &[ALL_READY]).await?;
+        let back = desk.within(namespace).ready(name).await?;
         assert_eq!(back.spec, old.spec);
         // On the home cluster, the member's earlier report is written to the restored Tenant immediately.
         eventually(&format!("the finalizer of {name}"), PATIENCE, async || {
-            let tenant = desk.tenants(namespace).get(name).await?;
+            let tenant = desk.within(namespace).tenants().get(name).await?;
             Ok((tenant.finalizers() == [names::TENANT_FINALIZER]).then_some(()))
         })
         .await?;
-        desk.told(namespace, name, "TenantRestored").await?;
+        desk.within(namespace).told(name, "TenantRestored").await?;
     }
     assert_eq!(desk.releases().await?, releases, "no release was touched");
     let log = pair.actor()?.log()?;
@@ -248,7 +244,7 @@ async fn tenants_and_releases_survive_crd_deletion(mode: Mode) -> TestResult {
     for (namespace, name) in &names {
         let (workspace, release) = (format!("{name}-ws"), pair.release(name));
         if *namespace == "team" {
-            desk.gone(namespace, name).await?;
+            desk.within(namespace).gone(name).await?;
             assert_eq!(desk.revisions(&workspace, &release).await?, []);
         }
     }
@@ -263,7 +259,7 @@ async fn tenants_and_releases_survive_crd_deletion(mode: Mode) -> TestResult {
         .iter()
         .filter(|(namespace, _)| *namespace == "default")
     {
-        desk.shows(namespace, name, &[ALL_READY]).await?;
+        desk.within(namespace).ready(name).await?;
     }
     Ok(())
 }
@@ -272,19 +268,19 @@ async fn only_certain_deletions_resume_after_crd_recreation(mode: Mode) -> TestR
     let (pair, _repository, _values) = Pair::with_small_chart("crd-late", mode).await?;
     let desk = pair.desk();
     for name in ["paused", "staying"] {
-        desk.create("default", name, json!({})).await?;
+        desk.create(name, json!({})).await?;
     }
     for name in ["paused", "staying"] {
-        desk.shows("default", name, &[ALL_READY]).await?;
+        desk.ready(name).await?;
     }
     let crds: Api<CustomResourceDefinition> = Api::all(desk.client.clone());
     let crd = crds.get(Tenant::crd_name()).await?;
-    let old = desk.tenants("default").get("staying").await?;
+    let old = desk.tenants().get("staying").await?;
     let going = Held::delete(&desk, "going").await?;
     // Krypton hasn't processed this deletion yet.
-    desk.annotate("default", "paused", names::PAUSED_ANNOTATION, "true")
+    desk.annotate("paused", names::PAUSED_ANNOTATION, "true")
         .await?;
-    desk.delete("default", "paused").await?;
+    desk.delete("paused").await?;
 
     pair.cluster()
         .kubectl(["delete", "crd", Tenant::crd_name(), "--wait=false"])
@@ -297,19 +293,19 @@ async fn only_certain_deletions_resume_after_crd_recreation(mode: Mode) -> TestR
     .await?;
     let back = async |name: &str| {
         eventually(&format!("Tenant {name} to be back"), PATIENCE, async || {
-            let tenant = desk.tenants("default").get_opt(name).await?;
+            let tenant = desk.tenants().get_opt(name).await?;
             Ok(tenant)
         })
         .await
         .unwrap()
     };
     assert_ne!(back("staying").await.metadata.uid, old.metadata.uid);
-    let staying = desk.shows("default", "staying", &[ALL_READY]);
+    let staying = desk.ready("staying");
     staying.await?;
     // When in doubt, Krypton uninstalls nothing.
     assert_eq!(back("paused").await.metadata.deletion_timestamp, None);
     going.is_deleted_again().await?;
-    desk.told("default", "going", "TenantRestored").await?;
+    desk.told("going", "TenantRestored").await?;
     going.let_go().await?;
     assert_eq!(desk.namespace("going").await?, None);
     desk.newest_is("paused", &pair.release("paused"), 1, "deployed")
@@ -342,7 +338,11 @@ async fn refuse(desk: &FleetClient, name: &str) -> TestResult {
         ..PostParams::default()
     };
     eventually("the policy to be in force", PATIENCE, async || {
-        let tried = desk.tenants("kube-public").create(&dry, &probe).await;
+        let tried = desk
+            .within("kube-public")
+            .tenants()
+            .create(&dry, &probe)
+            .await;
         Ok(tried.is_err().then_some(()))
     })
     .await?;
@@ -353,11 +353,11 @@ async fn refused_tenant_keeps_no_other_from_its_restore(mode: Mode) -> TestResul
     let (mut pair, _repository, _values) = Pair::with_small_chart("refused", mode).await?;
     let (desk, home) = (pair.desk(), FleetClient::at(pair.home()));
     for name in ["bad", "good", "other"] {
-        desk.create("default", name, json!({})).await?;
+        desk.create(name, json!({})).await?;
     }
     let mut before = Vec::new();
     for name in ["bad", "good", "other"] {
-        before.push(desk.shows("default", name, &[ALL_READY]).await?);
+        before.push(desk.ready(name).await?);
     }
     desk.lease_renewed().await?;
     let releases = desk.releases().await?;
@@ -366,7 +366,7 @@ async fn refused_tenant_keeps_no_other_from_its_restore(mode: Mode) -> TestResul
     pair.cluster().kubectl(delete).await?;
     for (name, old) in [("good", &before[1]), ("other", &before[2])] {
         eventually(&format!("Tenant {name} to be back"), PATIENCE, async || {
-            let tenant = desk.tenants("default").get_opt(name).await?;
+            let tenant = desk.tenants().get_opt(name).await?;
             Ok(tenant.filter(|tenant| tenant.metadata.uid != old.metadata.uid))
         })
         .await?;
@@ -380,25 +380,24 @@ async fn refused_tenant_keeps_no_other_from_its_restore(mode: Mode) -> TestResul
     );
 
     // The other Tenants are reconciled. One is deleted, and stays deleted after a restart.
-    desk.delete("default", "good").await?;
-    desk.gone("default", "good").await?;
+    desk.remove("good").await?;
     pair.stop().await?;
     pair.start_hub_again()?;
     pair.start_agent_again()?;
     desk.lease_renewed().await?;
     home.member_shows(pair.name(), &[waits]).await?;
-    assert!(desk.tenants("default").get_opt("good").await?.is_none());
+    assert!(desk.tenants().get_opt("good").await?.is_none());
 
     let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(desk.client.clone());
     let params = DeleteParams::default();
     bindings.delete("refuse", &params).await?;
-    desk.told("default", "bad", "TenantRestored").await?;
+    desk.told("bad", "TenantRestored").await?;
     for name in ["bad", "other"] {
-        desk.shows("default", name, &[ALL_READY]).await?;
+        desk.ready(name).await?;
     }
     let healthy = ("Healthy", "True", "Reconciling");
     home.member_shows(pair.name(), &[healthy]).await?;
-    assert!(desk.tenants("default").get_opt("good").await?.is_none());
+    assert!(desk.tenants().get_opt("good").await?.is_none());
     let mut left = releases;
     left.retain(|name, _| !name.contains("tenant-good-"));
     assert_eq!(desk.releases().await?, left);

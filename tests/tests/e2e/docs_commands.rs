@@ -17,7 +17,7 @@ use clap::{CommandFactory, Parser};
 use krypton_kubectl::Cli;
 use krypton_tests::{
     Agent, AgentOptions, Cluster, Hub, HubOptions, OwnChart, Parts, TestResult, Tools,
-    fleet::{FleetClient, PATIENCE},
+    fleet::{CONNECTED, FleetClient, PATIENCE},
     membership::{bundle_of, krypton_program, write_secret},
     port::Port,
     process::Invocation,
@@ -28,7 +28,6 @@ use manifest::{Entry, entries};
 use pages::{Command, commands, is_mention, pages, root, typed, words};
 use story::Story;
 
-const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
 const DEADLINE: Duration = Duration::from_secs(60);
 const DEMO_DEADLINE: Duration = Duration::from_secs(400);
 /// Parts of the story that the list of commands can name. The tests below play each of them.

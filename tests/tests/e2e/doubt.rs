@@ -12,7 +12,9 @@ use krypton_tests::{
     HubOptions, Lie, Membership, Mode, Parts, TestResult,
     answering_proxy::{ALL, Verb},
     by_agent, eventually,
-    fleet::{FleetClient, HUB_NAMESPACE, PATIENCE, ValuesFile, chart_flags, values_flag},
+    fleet::{
+        CONNECTED, FleetClient, HUB_NAMESPACE, PATIENCE, ValuesFile, chart_flags, values_flag,
+    },
     in_both_modes,
 };
 use krypton_types::names;
@@ -23,8 +25,6 @@ use kube::{
 use serde_json::json;
 
 const EDGE: &str = "edge-1";
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
-const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
 /// Tenants that the test never deletes. Each has a namespace of its name.
 const KEPT: [&str; 3] = ["one", "two", "three"];
 /// Workspace of the Tenants that the test deletes, so the namespace outlives them.
@@ -137,15 +137,13 @@ impl Scene {
         };
         let desk = &scene.desk;
         scene.edge.kubectl(["create", "namespace", SHARED]).await?;
-        try_join_all(KEPT.map(|name| desk.create("default", name, json!({})))).await?;
+        try_join_all(KEPT.map(|name| desk.create(name, json!({})))).await?;
         let shared = json!({"workspace": SHARED});
-        let made = going
-            .iter()
-            .map(|name| desk.create("default", name, shared.clone()));
+        let made = going.iter().map(|name| desk.create(name, shared.clone()));
         try_join_all(made).await?;
         let all = KEPT.into_iter().chain(going.iter().map(String::as_str));
         for name in all {
-            desk.shows("default", name, &[ALL_READY]).await?;
+            desk.ready(name).await?;
         }
         Ok(scene)
     }
@@ -213,10 +211,7 @@ impl Scene {
             if let Some(number) = values {
                 self.values_reach(name, name, number).await;
             }
-            self.desk
-                .shows("default", name, &[ALL_READY])
-                .await
-                .unwrap();
+            self.desk.ready(name).await.unwrap();
         }
     }
 
@@ -262,7 +257,7 @@ async fn lying_apiserver_uninstalls_nothing(mode: Mode) -> TestResult {
         scene.proxy.lie(lie);
         for name in KEPT {
             let asked = names::RECONCILE_REQUESTED_ANNOTATION;
-            desk.annotate("default", name, asked, goes).await?;
+            desk.annotate(name, asked, goes).await?;
         }
         let values = upgrade.then(|| scene.change_values().unwrap());
         // An actor without a view of the releases finds nothing to uninstall and removes the finalizer. Such a Tenant
@@ -270,7 +265,7 @@ async fn lying_apiserver_uninstalls_nothing(mode: Mode) -> TestResult {
         let blind = lie.answer == Answer::Nothing
             && (lie.resources.is_empty() || lie.resources.contains(&"secrets"));
         if !blind {
-            desk.delete("default", goes).await?;
+            desk.delete(goes).await?;
         }
         // A step of the deletion, or more than one watch request.
         let at_least = match lie.resources {
@@ -281,14 +276,14 @@ async fn lying_apiserver_uninstalls_nothing(mode: Mode) -> TestResult {
         scene.told_often(at_least).await;
         if waits {
             scene.stands(&before, &[]).await?;
-            let tenant = desk.tenants("default").get(goes).await?;
+            let tenant = desk.tenants().get(goes).await?;
             assert_eq!(tenant.finalizers(), [names::TENANT_FINALIZER], "{lie:?}");
         }
         scene.proxy.tell_the_truth();
         if blind {
-            desk.delete("default", goes).await?;
+            desk.delete(goes).await?;
         }
-        desk.gone("default", goes).await?;
+        desk.gone(goes).await?;
         scene.kept_are_ready(values).await;
         let stands = scene.stands(&before, &[goes]).await;
         stands.unwrap_or_else(|error| panic!("{lie:?}: {error:#}"));
@@ -324,7 +319,7 @@ async fn outage_or_restore_keeps_releases_and_delays_deletion(mode: Mode) -> Tes
         let values = scene.change_values()?;
         for name in KEPT {
             let asked = names::RECONCILE_REQUESTED_ANNOTATION;
-            desk.annotate("default", name, asked, "now").await?;
+            desk.annotate(name, asked, "now").await?;
         }
         scene.told_often(6).await;
         scene.proxy.tell_the_truth();
@@ -378,15 +373,14 @@ async fn an_etcd_is_restored(scene: &mut Scene) -> TestResult {
     .await?;
     let snapshot = scene.edge.snapshot().await?;
     let shared = json!({"workspace": SHARED});
-    desk.create("default", "late", shared.clone()).await?;
-    desk.shows("default", "late", &[ALL_READY]).await?;
-    desk.delete("default", "before").await?;
-    desk.gone("default", "before").await?;
+    desk.create("late", shared.clone()).await?;
+    desk.ready("late").await?;
+    desk.remove("before").await?;
     scene.stands(&before, &["before"]).await?;
     // A restored API server answers 429 until the storage of the CRD is ready again.
     let version = async || {
         eventually("no list of Tenants", PATIENCE, async || {
-            let listed = desk.tenants("default").list(&ListParams::default()).await?;
+            let listed = desk.tenants().list(&ListParams::default()).await?;
             let version = listed.metadata.resource_version.context("no version")?;
             Ok(Some(version.parse::<u64>()?))
         })
@@ -403,20 +397,19 @@ async fn an_etcd_is_restored(scene: &mut Scene) -> TestResult {
     // A Tenant deleted after the snapshot is live again, and a Tenant created after it is absent.
     let values = scene.change_values()?;
     scene.kept_are_ready(Some(values)).await;
-    desk.shows("default", "before", &[ALL_READY]).await?;
+    desk.ready("before").await?;
     desk.newest_is(SHARED, &release, number + 1, "deployed")
         .await?;
     scene.stands(&before, &["late"]).await?;
-    assert_eq!(desk.tenants("default").get_opt("late").await?, None);
+    assert_eq!(desk.tenants().get_opt("late").await?, None);
     assert_eq!(
         log(scene).matches("running helm uninstall").count(),
         uninstalled
     );
-    desk.create("default", "late", shared).await?;
-    desk.shows("default", "late", &[ALL_READY]).await?;
+    desk.create("late", shared).await?;
+    desk.ready("late").await?;
     for name in ["late", "before"] {
-        desk.delete("default", name).await?;
-        desk.gone("default", name).await?;
+        desk.remove(name).await?;
     }
     scene.stands(&before, &["late", "before"]).await?;
     Ok(())
@@ -426,31 +419,30 @@ async fn an_etcd_is_restored(scene: &mut Scene) -> TestResult {
 /// the release.
 async fn a_deletion_waits(scene: &mut Scene) -> TestResult {
     let (desk, home) = (scene.desk.clone(), scene.at_home.clone());
-    home.create("default", "waits", json!({})).await?;
+    home.create("waits", json!({})).await?;
     let here = (format!("ClusterReady/{EDGE}"), "ClusterUnreachable");
-    home.shows("default", "waits", &[ALL_READY]).await?;
+    home.ready("waits").await?;
     let before = scene.standing().await?;
     scene.proxy.lie(Lie {
         verbs: ALL,
         resources: &[],
         answer: Answer::Page(502),
     });
-    desk.annotate("default", "left", names::ORPHAN_ANNOTATION, "true")
+    desk.annotate("left", names::ORPHAN_ANNOTATION, "true")
         .await?;
     for name in ["waits", "left"] {
-        desk.delete("default", name).await?;
+        desk.delete(name).await?;
     }
     home.member_shows(EDGE, &[("Connected", "False", "Unreachable")])
         .await?;
-    home.shows("default", "waits", &[(&here.0, "Unknown", here.1)])
-        .await?;
+    home.shows("waits", &[(&here.0, "Unknown", here.1)]).await?;
     scene.stands(&before, &[]).await?;
     scene.proxy.tell_the_truth();
     for name in ["waits", "left"] {
-        desk.gone("default", name).await?;
+        desk.gone(name).await?;
     }
     scene.stands(&before, &["waits"]).await?;
-    let said = desk.told("default", "left", "Orphaned").await?;
+    let said = desk.told("left", "Orphaned").await?;
     let [release, namespace] = [Scene::release("left"), format!("namespace {SHARED}")];
     assert!(
         said.contains(&release) && said.contains(&namespace),
@@ -458,19 +450,19 @@ async fn a_deletion_waits(scene: &mut Scene) -> TestResult {
     );
     home.member_shows(EDGE, &[CONNECTED]).await?;
 
-    desk.annotate("default", "paused", names::PAUSED_ANNOTATION, "true")
+    desk.annotate("paused", names::PAUSED_ANNOTATION, "true")
         .await?;
-    desk.delete("default", "paused").await?;
+    desk.delete("paused").await?;
     let ready = format!("ClusterReady/{EDGE}");
     let waiting = desk
-        .shows("default", "paused", &[(&ready, "False", "Deleting")])
+        .shows("paused", &[(&ready, "False", "Deleting")])
         .await?;
     let said = waiting.status.unwrap().last_message.unwrap_or_default();
     assert!(said.contains("deletion waits: paused"), "{said}");
-    desk.annotate("default", "paused", names::ORPHAN_ANNOTATION, "true")
+    desk.annotate("paused", names::ORPHAN_ANNOTATION, "true")
         .await?;
-    desk.gone("default", "paused").await?;
-    desk.told("default", "paused", "Orphaned").await?;
+    desk.gone("paused").await?;
+    desk.told("paused", "Orphaned").await?;
     scene.stands(&before, &["waits"]).await?;
     Ok(())
 }
@@ -486,13 +478,12 @@ async fn a_namespace_that_tenants_live_in_is_not_deleted_though_no_watch_has_sho
         let params = PatchParams::default();
         members.patch(EDGE, &params, &patch).await.unwrap();
     };
-    desk.create("default", "host", json!({})).await?;
-    desk.shows("default", "host", &[ALL_READY]).await?;
+    desk.install("host").await?;
     pause(true).await;
-    desk.delete("default", "host").await?;
+    desk.delete("host").await?;
     let ready = format!("ClusterReady/{EDGE}");
     let waits = (ready.as_str(), "False", "Deleting");
-    desk.shows("default", "host", &[waits]).await?;
+    desk.shows("host", &[waits]).await?;
     scene.proxy.lie(Lie {
         verbs: FOLLOWED,
         resources: &["tenants"],
@@ -500,7 +491,7 @@ async fn a_namespace_that_tenants_live_in_is_not_deleted_though_no_watch_has_sho
     });
     scene.told_often(1).await;
     let guest = json!({"workspace": SHARED});
-    desk.create("host", "guest", guest).await?;
+    desk.within("host").create("guest", guest).await?;
     pause(false).await;
     eventually(
         "the release to be uninstalled",
@@ -514,8 +505,8 @@ async fn a_namespace_that_tenants_live_in_is_not_deleted_though_no_watch_has_sho
     let lied = scene.proxy.lied();
     scene.told_often(lied + 3).await;
     scene.proxy.tell_the_truth();
-    desk.gone("default", "host").await?;
-    desk.shows("host", "guest", &[ALL_READY]).await?;
+    desk.gone("host").await?;
+    desk.within("host").ready("guest").await?;
     let namespace = desk.namespace("host").await?.unwrap();
     assert_eq!(namespace.metadata.deletion_timestamp, None);
     Ok(())

@@ -8,7 +8,6 @@ use krypton_tests::{
 use krypton_types::names;
 use serde_json::json;
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const OTHER_IMAGE: &str = "krypton.test/other:9";
 const OWN_IMAGE: &str = "krypton.test/small:1";
 const IMAGE: &str = "{.spec.template.spec.containers[0].image}";
@@ -90,7 +89,7 @@ impl<'a> Release<'a> {
 async fn says(desk: &FleetClient, tenant: &str, kind: &str, so: impl Fn(&str) -> bool) {
     let what = format!("Tenant {tenant} to say what it should of {kind}");
     eventually(&what, PATIENCE, async || {
-        let tenant = desk.tenants("default").get(tenant).await?;
+        let tenant = desk.tenants().get(tenant).await?;
         let status = tenant.status.unwrap_or_default();
         match condition(&status.conditions, kind) {
             Some(found) if found.status == "True" && so(&found.message) => Ok(Some(())),
@@ -127,14 +126,13 @@ async fn drift_is_corrected_without_revision_sparing_foreign_fields(mode: Mode) 
     let (_repository, values, pair) = opened("drift-heal", mode, "heal").await?;
     let desk = pair.desk();
     for tenant in ["acme", "beta"] {
-        desk.create("default", tenant, json!({})).await?;
-        desk.shows("default", tenant, &[ALL_READY]).await?;
+        desk.install(tenant).await?;
     }
     let [acme, beta] = ["acme", "beta"].map(|tenant| Release::of(&pair, tenant));
 
     acme.change_image().await;
     acme.becomes("deployment", IMAGE, OWN_IMAGE).await;
-    let told = desk.told("default", "acme", "DriftHealed").await?;
+    let told = desk.told("acme", "DriftHealed").await?;
     let field = "/spec/template/spec/containers/0/image";
     assert!(told.contains(field) && told.contains("kubectl"), "{told}");
     acme.delete("configmap").await;
@@ -160,19 +158,18 @@ async fn drift_is_corrected_without_revision_sparing_foreign_fields(mode: Mode) 
     assert_eq!(found("configmap", "{.metadata.labels.theirs}").await, "yes");
 
     let paused = names::PAUSED_ANNOTATION;
-    desk.annotate("default", "acme", paused, "true").await?;
+    desk.annotate("acme", paused, "true").await?;
     beta.looked_at().await;
     acme.delete("configmap").await;
     beta.looked_at().await;
     assert!(!acme.is_there("configmap").await);
-    desk.annotate("default", "acme", paused, "false").await?;
+    desk.annotate("acme", paused, "false").await?;
     acme.becomes("configmap", "{.data.message}", "hello").await;
 
     for release in [&acme, &beta] {
         let revisions = desk.revisions(release.namespace, &release.name).await?;
         assert_eq!(revisions, [(1, "deployed".to_owned())]);
-        desk.shows("default", release.namespace, &[ALL_READY])
-            .await?;
+        desk.ready(release.namespace).await?;
     }
     // What was put right is no hindrance to helm.
     values.write("message: second")?;
@@ -185,8 +182,7 @@ async fn drift_is_corrected_without_revision_sparing_foreign_fields(mode: Mode) 
 async fn drift_is_reported_but_ignored_fields_are_skipped(mode: Mode) -> TestResult {
     let (_repository, _values, pair) = opened("drift-warn", mode, "warn").await?;
     let desk = pair.desk();
-    desk.create("default", "acme", json!({})).await?;
-    desk.shows("default", "acme", &[ALL_READY]).await?;
+    desk.install("acme").await?;
     let acme = Release::of(&pair, "acme");
     let ready = pair.condition("ClusterReady");
 
@@ -210,18 +206,18 @@ async fn drift_is_reported_but_ignored_fields_are_skipped(mode: Mode) -> TestRes
     let field = "/spec/template/spec/containers/0/image";
     let named = |said: &str| said.contains("; drift: ") && said.contains(field);
     says(&desk, "acme", &ready, named).await;
-    let told = desk.told("default", "acme", "DriftDetected").await?;
+    let told = desk.told("acme", "DriftDetected").await?;
     assert!(told.contains(field) && told.contains("kubectl"), "{told}");
     let ignore = names::DRIFT_IGNORE_ANNOTATION;
     let rule = "Deployment:/spec/template/spec/containers/*/image";
-    desk.annotate("default", "acme", ignore, rule).await?;
+    desk.annotate("acme", ignore, rule).await?;
     says(&desk, "acme", &ready, |said| !said.contains("drift")).await;
 
     acme.delete("configmap").await;
     let deleted = |said: &str| said.contains("ConfigMap") && said.contains("is deleted");
     says(&desk, "acme", &ready, deleted).await;
     assert!(!acme.is_there("configmap").await);
-    desk.annotate("default", "acme", names::DRIFT_ANNOTATION, "heal")
+    desk.annotate("acme", names::DRIFT_ANNOTATION, "heal")
         .await?;
     acme.becomes("configmap", "{.data.message}", "hello").await;
     says(&desk, "acme", &ready, |said| !said.contains("drift")).await;
@@ -243,7 +239,7 @@ async fn drift_is_reported_but_ignored_fields_are_skipped(mode: Mode) -> TestRes
     assert_eq!(found("configmap", "{.data.message}").await, "mine");
     assert_eq!(found("deployment", IMAGE).await, OTHER_IMAGE);
 
-    desk.annotate("default", "acme", names::DRIFT_ANNOTATION, "Heal")
+    desk.annotate("acme", names::DRIFT_ANNOTATION, "Heal")
         .await?;
     says(&desk, "acme", &ready, |said| {
         said.contains("write off, warn or heal")
@@ -276,9 +272,9 @@ async fn adopted_release_is_healed_after_its_own_revision() -> TestResult {
     let desk = pair.desk();
     let original = krypton_types::fingerprint::original(&repository.url(), "small", "1.0.0");
     let annotation = names::fingerprint_annotation(pair.name());
-    desk.create_annotated("default", "acme", json!({}), &[(&annotation, &original)])
+    desk.create_annotated("acme", json!({}), &[(&annotation, &original)])
         .await?;
-    desk.shows("default", "acme", &[ALL_READY]).await?;
+    desk.ready("acme").await?;
     let acme = Release::of(&pair, "acme");
     acme.change_image().await;
     let ready = pair.condition("ClusterReady");

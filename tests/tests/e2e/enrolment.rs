@@ -589,9 +589,9 @@ async fn agent_keeps_session_through_ca_rotation() -> TestResult {
         "{log}"
     );
 
-    edge_desk.create("default", "acme", json!({})).await?;
+    edge_desk.create("acme", json!({})).await?;
     let ready = [("Ready", "True", "AllClustersReady")];
-    edge_desk.shows("default", "acme", &ready).await?;
+    edge_desk.shows("acme", &ready).await?;
 
     // After restarts, both reconnect with their stored state.
     hub.stop().await?;

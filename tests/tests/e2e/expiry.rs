@@ -16,7 +16,7 @@ use krypton_runtime::clock::wall;
 use krypton_runtime::tls::{self, Credential};
 use krypton_tests::{
     Cluster, Hub, HubOptions, Parts, TestResult,
-    fleet::{FleetClient, HUB_NAMESPACE, PATIENCE},
+    fleet::{CONNECTED, FleetClient, HUB_NAMESPACE, PATIENCE},
 };
 use kube::api::{ListParams, PostParams};
 use kube::{Api, ResourceExt};
@@ -27,7 +27,6 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 const SOON: (&str, &str, &str) = ("CertificateCurrent", "False", "CertificateExpiresSoon");
 const CURRENT: (&str, &str, &str) = ("CertificateCurrent", "True", "Current");
-const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
 
 /// An agent's session, without a cluster.
 struct Connected {
@@ -110,7 +109,7 @@ async fn expiring_certificate_is_reported_once_across_restart() -> TestResult {
     let shown = desk.member_shows("edge-1", &[SOON, CONNECTED]).await?;
     let shown = serde_json::to_string(&shown.status)?;
     assert!(shown.contains("kubectl krypton join edge-1"), "{shown}");
-    let message = desk.told("default", "edge-1", SOON.2).await?;
+    let message = desk.told("edge-1", SOON.2).await?;
     assert!(message.contains("kubectl krypton join edge-1"), "{message}");
     let metrics = hub.metrics().await?;
     for line in [

@@ -19,7 +19,7 @@ async fn explain_names_cause_retry_and_silent_reporter(mode: Mode) -> TestResult
     values.write("replicaCount: 0\nfailWith: because it must")?;
     // The Tenant on the home cluster shows the state of its namesake on the member.
     for desk in [FleetClient::at(pair.home()), pair.desk()] {
-        desk.create("default", "acme", json!({})).await?;
+        desk.create("acme", json!({})).await?;
     }
     let failed = tells(&pair, ExitCode::NotReady, "next: it is tried again at ").await?;
     assert!(failed.contains("✗ InstallFailed: "), "{failed}");

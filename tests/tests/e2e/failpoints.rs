@@ -35,7 +35,7 @@ use krypton_runtime::failpoint::{EFFECTS, MOMENTS};
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Mode, TestResult, Walk, eventually,
     fleet::{
-        FleetClient, HUB_NAMESPACE, PATIENCE, SYSTEM_NAMESPACE, ValuesFile, chart_flags,
+        ALL_READY, FleetClient, HUB_NAMESPACE, PATIENCE, SYSTEM_NAMESPACE, ValuesFile, chart_flags,
         values_flag,
     },
     held::Held,
@@ -52,7 +52,6 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const SMALL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/small");
 const CRD: &str = r#"
 apiVersion: apiextensions.k8s.io/v1
@@ -391,9 +390,9 @@ impl Place {
             Ok(crds.get_opt(Tenant::crd_name()).await?)
         })
         .await?;
-        self.edge.create("default", "keeper", json!({})).await?;
+        self.edge.create("keeper", json!({})).await?;
         // Of the same name, so that home tells of it.
-        self.home.create("default", "keeper", json!({})).await?;
+        self.home.create("keeper", json!({})).await?;
         // Where all fails twice, its chart does so in the hub and in the agent, later and later.
         for _ in 0..3 {
             if self.whole("keeper").await.is_ok() {
@@ -401,20 +400,19 @@ impl Place {
             }
         }
         self.whole("keeper").await?;
-        self.home.shows("default", "keeper", &[ALL_READY]).await?;
+        self.home.ready("keeper").await?;
         Keeper::watch(&self.edge).await
     }
 
     async fn life(&self) -> Result<()> {
-        self.edge.create("default", "acme", json!({})).await?;
+        self.edge.create("acme", json!({})).await?;
         self.whole("acme").await?;
         self.values.write(&said("second"))?;
         for name in ["acme", "keeper"] {
             self.says(name, "second").await?;
             self.whole(name).await?;
         }
-        self.edge.delete("default", "acme").await?;
-        self.edge.gone("default", "acme").await?;
+        self.edge.remove("acme").await?;
         eventually("the workspace to be gone", PATIENCE, async || {
             let gone = self.edge.namespace("acme").await?.is_none();
             Ok(gone.then_some(()))
@@ -453,7 +451,7 @@ impl Place {
 
     /// A lock of a helm of ours that is dead, and a Secret that nobody can decode.
     async fn repair(&self) -> Result<()> {
-        self.edge.create("default", "mended", json!({})).await?;
+        self.edge.create("mended", json!({})).await?;
         self.whole("mended").await?;
         let locked = json!({"metadata": {"labels": {"status": "pending-upgrade"}}});
         let before = self.patch_newest("mended", locked).await?;
@@ -474,20 +472,22 @@ impl Place {
             .kubectl(["create", "namespace", "team"])
             .await?;
         let spec = json!({"clusterRef": {"secretName": EDGE}});
-        self.home.create("team", "sent", spec).await?;
+        self.home.within("team").create("sent", spec).await?;
         let shown = [ALL_READY, ("Placed", "True", "Placed")];
-        self.home.shows("team", "sent", &shown).await?;
+        self.home.within("team").shows("sent", &shown).await?;
         let requested = names::RECONCILE_REQUESTED_ANNOTATION;
-        self.home.annotate("team", "sent", requested, "now").await?;
-        let tenants = self.edge.tenants("team");
+        self.home
+            .within("team")
+            .annotate("sent", requested, "now")
+            .await?;
+        let tenants = self.edge.within("team").tenants();
         eventually("the wish to be passed on", PATIENCE, async || {
             let found = tenants.get("sent").await?;
             let passed = found.annotations().get(requested).cloned();
             Ok((passed.as_deref() == Some("now")).then_some(()))
         })
         .await?;
-        self.home.delete("team", "sent").await?;
-        self.home.gone("team", "sent").await?;
+        self.home.within("team").remove("sent").await?;
         let left = tenants.get_opt("sent").await?;
         ensure!(left.is_none(), "{left:?}");
         Ok(())
@@ -534,7 +534,7 @@ impl Place {
         self.values.write(&broken("broken 0"))?;
         // The member has heard of it.
         self.newest_is_failed("keeper", before + 1).await?;
-        self.edge.create("default", "late", json!({})).await?;
+        self.edge.create("late", json!({})).await?;
         for number in 1..6 {
             self.newest_is_failed("late", number).await?;
             self.values.write(&broken(&format!("broken {number}")))?;
@@ -582,7 +582,7 @@ impl Place {
     async fn rescue(&self) -> Result<()> {
         let crds: Api<CustomResourceDefinition> = Api::all(self.edge.client.clone());
         let before = crds.get(Tenant::crd_name()).await?.uid();
-        let tenants = self.edge.tenants("default");
+        let tenants = self.edge.tenants();
         let former = tenants.get("keeper").await?.uid();
         let going = Held::delete(&self.edge, "going").await?;
         crds.delete(Tenant::crd_name(), &DeleteParams::default())
@@ -702,15 +702,10 @@ impl Place {
     /// With its releases, because a person wants it so.
     async fn leaving(&self) -> Result<()> {
         // The CRDs of cert-manager go with the last release, if that has made them.
-        for tenant in self
-            .edge
-            .tenants("default")
-            .list(&ListParams::default())
-            .await?
-        {
+        for tenant in self.edge.tenants().list(&ListParams::default()).await? {
             if tenant.name_any() != "keeper" {
-                self.edge.delete("default", &tenant.name_any()).await?;
-                self.edge.gone("default", &tenant.name_any()).await?;
+                self.edge.delete(&tenant.name_any()).await?;
+                self.edge.gone(&tenant.name_any()).await?;
             }
         }
         let members: Api<EdgeCluster> = Api::all(self.home.client.clone());
@@ -818,7 +813,7 @@ impl Place {
 
     /// Ready, with one deployed revision, the newest, and no lock.
     async fn whole(&self, tenant: &str) -> Result<()> {
-        self.edge.shows("default", tenant, &[ALL_READY]).await?;
+        self.edge.ready(tenant).await?;
         let what = format!("the release of {tenant} to be whole");
         eventually(&what, PATIENCE, async || {
             let revisions = self.edge.revisions(tenant, &release(tenant)).await?;

@@ -7,15 +7,12 @@ use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Gate, Hub, HubOptions, Membership, Mode, Pair, Parts,
     TestResult, eventually,
     fleet::{
-        FleetClient, PATIENCE, ValuesFile, chart_flags, helm_ends, helm_processes, values_flag,
+        ALL_READY, CONNECTED, FleetClient, HEALTHY, PATIENCE, ValuesFile, chart_flags, helm_ends,
+        helm_processes, values_flag,
     },
     gate, in_both_modes,
 };
 use serde_json::json;
-
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
-const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
-const HEALTHY: (&str, &str, &str) = ("Healthy", "True", "Reconciling");
 
 in_both_modes!(
     a_restart_finds_everything_as_it_was_left,
@@ -25,8 +22,8 @@ in_both_modes!(
 
 /// State that an idle actor must not change: the Tenant and its resourceVersion, its events, and all releases.
 async fn everything(desk: &FleetClient) -> Result<impl PartialEq + std::fmt::Debug> {
-    let tenant = desk.tenants("default").get("acme").await?;
-    let told = desk.events("default", "acme").await?;
+    let tenant = desk.tenants().get("acme").await?;
+    let told = desk.events("acme").await?;
     let status = tenant.status.unwrap_or_default();
     let conditions: Vec<_> = status
         .conditions
@@ -66,10 +63,10 @@ async fn a_restart_finds_everything_as_it_was_left(mode: Mode) -> TestResult {
     let mut member = Membership::join(mode, &mut hub, &home, &edge, "edge-1").await?;
     let places = [(&desk, "self-cluster"), (&at_edge, "edge-1")];
     for (desk, _) in places {
-        desk.create("default", "acme", json!({})).await?;
+        desk.create("acme", json!({})).await?;
     }
     let both = ("ClusterReady/edge-1", "True", "Installed");
-    desk.shows("default", "acme", &[ALL_READY, both]).await?;
+    desk.shows("acme", &[ALL_READY, both]).await?;
     let (mut before, mut holders) = (Vec::new(), Vec::new());
     for (desk, _) in places {
         desk.lease_renewed().await?;
@@ -133,7 +130,7 @@ async fn install_killed_midway_is_repaired_after_restart(mode: Mode) -> TestResu
     let release = &pair.release("acme");
     let [ready, error] = ["ClusterReady", "ClusterError"].map(|kind| pair.condition(kind));
     let folder = pair.actor()?.log_path().parent().unwrap().to_owned();
-    desk.create("default", "acme", json!({})).await?;
+    desk.create("acme", json!({})).await?;
     let hook = gate::hook(&desk, "acme", None).await?;
     desk.newest_is("acme", release, 1, "pending-install")
         .await?;
@@ -146,17 +143,16 @@ async fn install_killed_midway_is_repaired_after_restart(mode: Mode) -> TestResu
         .await?;
     pair.start_actor_again()?;
     // Observed while the dead actor's Lease is still valid. The Tenant's status follows later.
-    desk.create("default", "refused", json!({"workspace": "kube-system"}))
+    desk.create("refused", json!({"workspace": "kube-system"}))
         .await?;
     let next = gate::hook(&desk, "acme", Some(&hook)).await?;
     gate::open(&desk, "acme", &next).await?;
     let installed = (ready.as_str(), "True", "Installed");
-    desk.shows("default", "acme", &[ALL_READY, installed])
-        .await?;
-    desk.told("default", "acme", "ReleaseUnlocked").await?;
+    desk.shows("acme", &[ALL_READY, installed]).await?;
+    desk.told("acme", "ReleaseUnlocked").await?;
     let refused = (error.as_str(), "True", "NamespaceNotOwned");
-    desk.shows("default", "refused", &[refused]).await?;
-    desk.told("default", "refused", "NamespaceNotOwned").await?;
+    desk.shows("refused", &[refused]).await?;
+    desk.told("refused", "NamespaceNotOwned").await?;
 
     let revisions = desk.revisions("acme", release).await?;
     let deployed = revisions
@@ -189,7 +185,7 @@ async fn stopped_install_ends_in_time_and_is_repaired() -> TestResult {
     pair.open(chart_flags(&repository, "gate", "1.0.0")).await?;
     let release = &pair.release("acme");
     let folder = pair.actor()?.log_path().parent().unwrap().to_owned();
-    desk.create("default", "acme", json!({})).await?;
+    desk.create("acme", json!({})).await?;
     let hook = gate::hook(&desk, "acme", None).await?;
 
     assert!(pair.actor()?.stop().await?.success());
@@ -199,7 +195,7 @@ async fn stopped_install_ends_in_time_and_is_repaired() -> TestResult {
     pair.start_actor_again()?;
     let next = gate::hook(&desk, "acme", Some(&hook)).await?;
     gate::open(&desk, "acme", &next).await?;
-    desk.shows("default", "acme", &[ALL_READY]).await?;
+    desk.ready("acme").await?;
     let revisions = desk.revisions("acme", release).await?;
     let deployed = revisions.iter().filter(|(_, status)| status == "deployed");
     assert_eq!(deployed.count(), 1, "{revisions:?}");
@@ -230,20 +226,19 @@ async fn unreachable_member_is_reported_alone_and_recovers(mode: Mode) -> TestRe
         members.push(joining.await?);
     }
     for edge in [&first, &second] {
-        edge.create("default", "acme", json!({})).await?;
+        edge.create("acme", json!({})).await?;
     }
-    desk.create("default", "acme", json!({})).await?;
+    desk.create("acme", json!({})).await?;
     let on_both = [
         ALL_READY,
         ("ClusterReady/edge-1", "True", "Installed"),
         ("ClusterReady/edge-2", "True", "Installed"),
     ];
-    desk.shows("default", "acme", &on_both).await?;
+    desk.shows("acme", &on_both).await?;
     let installed = (first.releases().await?, second.releases().await?);
 
     one.stop_apiserver().await?;
-    second.create("default", "meanwhile", json!({})).await?;
-    second.shows("default", "meanwhile", &[ALL_READY]).await?;
+    second.install("meanwhile").await?;
     desk.member_shows("edge-1", &[("Connected", "False", "Unreachable")])
         .await?;
     desk.member_shows("edge-2", &[CONNECTED, HEALTHY]).await?;
@@ -252,7 +247,7 @@ async fn unreachable_member_is_reported_alone_and_recovers(mode: Mode) -> TestRe
         ("ClusterReady/edge-1", "Unknown", "ClusterUnreachable"),
         on_both[2],
     ];
-    let tenant = desk.shows("default", "acme", &half).await?;
+    let tenant = desk.shows("acme", &half).await?;
     let message = tenant.status.unwrap().last_message.unwrap();
     for words in ["1 of 2 clusters ready", "edge-1"] {
         assert!(message.contains(words), "{message}");
@@ -260,9 +255,8 @@ async fn unreachable_member_is_reported_alone_and_recovers(mode: Mode) -> TestRe
 
     one.start_apiserver().await?;
     desk.member_shows("edge-1", &[CONNECTED, HEALTHY]).await?;
-    desk.shows("default", "acme", &on_both).await?;
-    first.create("default", "after", json!({})).await?;
-    first.shows("default", "after", &[ALL_READY]).await?;
+    desk.shows("acme", &on_both).await?;
+    first.install("after").await?;
     let left = |now: BTreeMap<String, String>, before: &BTreeMap<String, String>| {
         now.into_iter()
             .filter(|(name, _)| before.contains_key(name))

@@ -5,7 +5,10 @@ use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Pair, Parts,
     TestResult, eventually,
-    fleet::{Expected, FleetClient, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
+    fleet::{
+        ALL_READY, CONNECTED, Expected, FleetClient, HEALTHY, PATIENCE, RESOLVED, ValuesFile,
+        chart_flags, condition, values_flag,
+    },
     in_both_modes,
 };
 use kube::{
@@ -13,11 +16,6 @@ use kube::{
     api::{DeleteParams, Patch, PatchParams},
 };
 use serde_json::json;
-
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
-const RESOLVED: (&str, &str, &str) = ("TargetClusterResolved", "True", "Resolved");
-const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
-const HEALTHY: (&str, &str, &str) = ("Healthy", "True", "Reconciling");
 
 in_both_modes!(
     home_tenant_counts_namesakes_on_all_members,
@@ -80,19 +78,19 @@ async fn home_tenant_counts_namesakes_on_all_members(mode: Mode) -> TestResult {
     }
     let desk = &fleet.desk;
     let (first, second) = (FleetClient::at(&one), FleetClient::at(&two));
-    desk.create("default", "acme", json!({})).await?;
+    desk.create("acme", json!({})).await?;
     let on_home = [
         ALL_READY,
         ("ClusterReady/self-cluster", "True", "Installed"),
     ];
-    let alone = desk.shows("default", "acme", &on_home).await?;
+    let alone = desk.shows("acme", &on_home).await?;
     assert_eq!(
         alone.status.unwrap().last_message.as_deref(),
         Some("1 of 1 clusters ready")
     );
 
     for edge in [&first, &second] {
-        edge.create("default", "acme", json!({})).await?;
+        edge.create("acme", json!({})).await?;
     }
     let all = [
         ALL_READY,
@@ -100,7 +98,7 @@ async fn home_tenant_counts_namesakes_on_all_members(mode: Mode) -> TestResult {
         ("ClusterReady/edge-1", "True", "Installed"),
         ("ClusterReady/edge-2", "True", "Installed"),
     ];
-    let tenant = desk.shows("default", "acme", &all).await?;
+    let tenant = desk.shows("acme", &all).await?;
     let status = tenant.status.unwrap();
     assert_eq!(
         status.last_message.as_deref(),
@@ -108,7 +106,7 @@ async fn home_tenant_counts_namesakes_on_all_members(mode: Mode) -> TestResult {
     );
     assert_eq!(status.phase.as_deref(), Some("Ready"));
     // An edge tells of itself alone.
-    let own = first.shows("default", "acme", &[ALL_READY, all[2]]).await?;
+    let own = first.shows("acme", &[ALL_READY, all[2]]).await?;
     let own = own.status.unwrap();
     assert_eq!(own.last_message.as_deref(), Some("1 of 1 clusters ready"));
     assert!(
@@ -122,14 +120,14 @@ async fn home_tenant_counts_namesakes_on_all_members(mode: Mode) -> TestResult {
     }
 
     let mine = json!({"clusterRef": {"secretName": "edge-1"}});
-    first.create("default", "mine", mine.clone()).await?;
-    second.create("default", "mine", mine).await?;
-    first.shows("default", "mine", &[ALL_READY]).await?;
+    first.create("mine", mine.clone()).await?;
+    second.create("mine", mine).await?;
+    first.ready("mine").await?;
     let elsewhere = [
         ("ClusterReady/edge-2", "False", "NotThisCluster"),
         ("Ready", "False", "ClustersNotReady"),
     ];
-    let tenant = second.shows("default", "mine", &elsewhere).await?;
+    let tenant = second.shows("mine", &elsewhere).await?;
     assert_eq!(tenant.metadata.finalizers, None);
     assert_eq!(second.revisions("mine", "tenant-mine-edge-2").await?, []);
     assert_eq!(second.namespace("mine").await?, None);
@@ -171,45 +169,44 @@ async fn a_member_is_named_from_where_it_allows(desk: &FleetClient, home: &Clust
     };
     let naming = |name: &str| json!({"clusterRef": {"secretName": name}});
     let mine = ("ClusterReady/edge-1", "True", "Installed");
-    desk.create("default", "mine", naming("edge-1")).await?;
+    desk.create("mine", naming("edge-1")).await?;
     // As its EdgeCluster says, which has it from a Secret or from the agent.
     let named = members.get("edge-1").await?.status.unwrap();
     let named = condition(&named.conditions, "TargetClusterResolved").unwrap();
     let resolved = ("TargetClusterResolved", "True", named.reason.as_str());
-    desk.shows("default", "mine", &[ALL_READY, mine, resolved])
-        .await?;
+    desk.shows("mine", &[ALL_READY, mine, resolved]).await?;
     allow("edge-1", json!(["team-a"])).await;
     let refused = [
         ("ClusterReady/edge-1", "False", "NamespaceNotAllowed"),
         ("TargetClusterResolved", "False", "NamespaceNotAllowed"),
         ("Ready", "False", "ClustersNotReady"),
     ];
-    desk.shows("default", "mine", &refused).await?;
+    desk.shows("mine", &refused).await?;
     // Who does not name it is told of it as before.
     let counted = [ALL_READY, ("ClusterReady/edge-1", "True", "Installed")];
-    desk.shows("default", "acme", &counted).await?;
+    desk.shows("acme", &counted).await?;
 
     // Nothing is installed before the limit is seen.
     let key = "mesh.openkcm.io/paused";
-    desk.create_annotated("default", "here", naming("self-cluster"), &[(key, "true")])
+    desk.create_annotated("here", naming("self-cluster"), &[(key, "true")])
         .await?;
     allow("self-cluster", json!([])).await;
     let refused = ("ClusterReady/self-cluster", "False", "NamespaceNotAllowed");
-    desk.shows("default", "here", &[refused]).await?;
-    desk.annotate("default", "here", key, "false").await?;
+    desk.shows("here", &[refused]).await?;
+    desk.annotate("here", key, "false").await?;
     // Nor after it: who comes later and names nobody is through.
-    desk.create("default", "later", json!({})).await?;
+    desk.create("later", json!({})).await?;
     let well = ("ClusterReady/self-cluster", "True", "Installed");
-    desk.shows("default", "later", &[ALL_READY, well]).await?;
-    let here = desk.shows("default", "here", &[refused]).await?;
+    desk.shows("later", &[ALL_READY, well]).await?;
+    let here = desk.shows("here", &[refused]).await?;
     assert_eq!(here.metadata.finalizers, None);
     let release = "tenant-here-self-cluster";
     assert_eq!(desk.revisions("here", release).await?, []);
 
     allow("edge-1", json!(["default"])).await;
     allow("self-cluster", json!(null)).await;
-    desk.shows("default", "mine", &[ALL_READY, mine]).await?;
-    desk.shows("default", "here", &[ALL_READY, well]).await?;
+    desk.shows("mine", &[ALL_READY, mine]).await?;
+    desk.shows("here", &[ALL_READY, well]).await?;
     Ok(())
 }
 
@@ -243,16 +240,14 @@ async fn member_survives_rotated_rejected_and_removed_kubeconfig() -> TestResult
     let (desk, at_edge) = (&fleet.desk, FleetClient::at(&edge));
     desk.add_member("edge-1", &edge.kubeconfig_with_token())
         .await?;
-    at_edge.create("default", "before", json!({})).await?;
-    at_edge.shows("default", "before", &[ALL_READY]).await?;
+    at_edge.install("before").await?;
     let healthy = [RESOLVED, CONNECTED, HEALTHY];
     desk.member_shows("edge-1", &healthy).await?;
 
     desk.add_member("edge-1", &edge.kubeconfig_with_next_token())
         .await?;
     edge.rotate_token().await?;
-    at_edge.create("default", "rotated", json!({})).await?;
-    at_edge.shows("default", "rotated", &[ALL_READY]).await?;
+    at_edge.install("rotated").await?;
     desk.member_shows("edge-1", &healthy).await?;
 
     desk.add_member("edge-1", &with_exec(&edge)).await?;
@@ -264,16 +259,15 @@ async fn member_survives_rotated_rejected_and_removed_kubeconfig() -> TestResult
     let told = krypton_tests::fleet::condition(&conditions, invalid.0).unwrap();
     assert!(told.message.contains("default/edge-1"), "{told:?}");
     assert!(told.message.contains("exec"), "{told:?}");
-    at_edge.create("default", "meanwhile", json!({})).await?;
-    at_edge.shows("default", "meanwhile", &[ALL_READY]).await?;
+    at_edge.install("meanwhile").await?;
 
     desk.add_member("edge-1", &edge.kubeconfig_with_token())
         .await?;
     desk.member_shows("edge-1", &healthy).await?;
 
-    let tenant = desk.create("default", "before", json!({})).await?;
+    let tenant = desk.create("before", json!({})).await?;
     assert_eq!(tenant.status, None);
-    desk.shows("default", "before", &[ALL_READY]).await?;
+    desk.ready("before").await?;
     let releases = at_edge.releases().await?;
     assert_eq!(releases.len(), 3);
     desk.label_member("edge-1", false).await?;
@@ -286,16 +280,16 @@ async fn member_survives_rotated_rejected_and_removed_kubeconfig() -> TestResult
         ("ClusterReady/edge-1", "Unknown", "ClusterUnreachable"),
         ("Ready", "Unknown", "ClustersUnknown"),
     ];
-    desk.shows("default", "before", &unknown).await?;
+    desk.shows("before", &unknown).await?;
     assert_eq!(at_edge.holder().await?, "", "the Lease is given up");
     // Nobody looks at a Tenant now.
-    at_edge.create("default", "later", json!({})).await?;
+    at_edge.create("later", json!({})).await?;
     assert_eq!(at_edge.releases().await?, releases);
 
     desk.label_member("edge-1", true).await?;
-    at_edge.shows("default", "later", &[ALL_READY]).await?;
+    at_edge.ready("later").await?;
     desk.member_shows("edge-1", &healthy).await?;
-    desk.shows("default", "before", &[ALL_READY]).await?;
+    desk.ready("before").await?;
     let mut now = at_edge.releases().await?;
     now.retain(|name, _| releases.contains_key(name));
     assert_eq!(now, releases);
@@ -327,15 +321,14 @@ async fn older_of_duplicate_members_acts_alone(mode: Mode) -> TestResult {
         );
     }
 
-    at_edge.create("default", "acme", json!({})).await?;
-    at_edge.shows("default", "acme", &[ALL_READY]).await?;
-    desk.create("default", "acme", json!({})).await?;
+    at_edge.install("acme").await?;
+    desk.create("acme", json!({})).await?;
     let both = [
         ALL_READY,
         ("ClusterReady/self-cluster", "True", "Installed"),
         ("ClusterReady/edge-b", "True", "Installed"),
     ];
-    let tenant = desk.shows("default", "acme", &both).await?;
+    let tenant = desk.shows("acme", &both).await?;
     let status = tenant.status.unwrap();
     assert_eq!(
         status.last_message.as_deref(),
@@ -367,8 +360,7 @@ async fn older_of_duplicate_members_acts_alone(mode: Mode) -> TestResult {
 async fn second_hub_writes_nothing_until_first_stops() -> TestResult {
     let mut fleet = start("hubs", Parts::WithControllers, &[]).await?;
     let desk = fleet.desk.clone();
-    desk.create("default", "first", json!({})).await?;
-    desk.shows("default", "first", &[ALL_READY]).await?;
+    desk.install("first").await?;
     let holder = desk.holder().await?;
 
     let flags = chart_flags(&fleet.repository, "small", "1.0.0");
@@ -376,14 +368,13 @@ async fn second_hub_writes_nothing_until_first_stops() -> TestResult {
     let mut second = Hub::start(&options.args([values_flag(&fleet.values)]))?;
     second.ready(PATIENCE).await?;
     desk.lease_renewed().await?;
-    desk.create("default", "second", json!({})).await?;
-    desk.shows("default", "second", &[ALL_READY]).await?;
+    desk.install("second").await?;
     desk.lease_renewed().await?;
     assert_eq!(desk.holder().await?, holder, "the Lease stays where it was");
     for name in ["first", "second"] {
         let release = format!("tenant-{name}-self-cluster");
         desk.newest_is(name, &release, 1, "deployed").await?;
-        let told = desk.events("default", name).await?;
+        let told = desk.events(name).await?;
         assert!(told.values().all(|count| *count == 1), "{told:?}");
     }
     let log = second.log()?;
@@ -393,8 +384,7 @@ async fn second_hub_writes_nothing_until_first_stops() -> TestResult {
     let releases = desk.releases().await?;
     fleet.hub.stop().await?;
     desk.held_by_another(&holder).await?;
-    desk.create("default", "third", json!({})).await?;
-    desk.shows("default", "third", &[ALL_READY]).await?;
+    desk.install("third").await?;
     let mut now = desk.releases().await?;
     now.remove("sh.helm.release.v1.tenant-third-self-cluster.v1")
         .expect("installed");
@@ -423,8 +413,7 @@ async fn deleted_member_keeps_releases_and_rejoins_on_request(mode: Mode) -> Tes
     let mut flags = chart_flags(&repository, "small", "1.0.0");
     flags.push(values_flag(&values));
     pair.open(flags).await?;
-    at_edge.create("default", "acme", json!({})).await?;
-    at_edge.shows("default", "acme", &[ALL_READY]).await?;
+    at_edge.install("acme").await?;
     let before = desk
         .member_shows(pair.name(), &[CONNECTED, HEALTHY])
         .await?;

@@ -14,13 +14,12 @@ use serde_json::json;
 use tempfile::TempDir;
 
 const CERTIFICATES: &str = "certificates.cert-manager.io";
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 
 /// Waits until a condition of Tenant acme has this status and a message that contains this text.
 async fn says(desk: &FleetClient, kind: &str, status: &str, words: &str) -> String {
     let what = format!("{kind} to be {status} and to say {words:?}");
     eventually(&what, PATIENCE, async || {
-        let tenant = desk.tenants("default").get("acme").await?;
+        let tenant = desk.tenants().get("acme").await?;
         let conditions = tenant.status.unwrap_or_default().conditions;
         match condition(&conditions, kind) {
             Some(found) if found.status == status && found.message.contains(words) => {
@@ -59,8 +58,7 @@ async fn failed_rollout_is_not_ready_despite_old_pods() -> TestResult {
     let flags = chart_flags(&repository, "small", "1.0.0");
     let flags = flags.into_iter().chain([values_flag(&values)]);
     open(&mut pair, flags.collect(), &[]).await?;
-    desk.create("default", "acme", json!({})).await?;
-    desk.shows("default", "acme", &[ALL_READY]).await?;
+    desk.install("acme").await?;
 
     values.write("{replicaCount: 1, unready: true}")?;
     let release = pair.release("acme");
@@ -69,7 +67,7 @@ async fn failed_rollout_is_not_ready_despite_old_pods() -> TestResult {
     says(&desk, &pair.condition("ClusterReady"), "False", "").await;
 
     values.write("{replicaCount: 1}")?;
-    desk.shows("default", "acme", &[ALL_READY]).await?;
+    desk.ready("acme").await?;
     Ok(())
 }
 
@@ -91,7 +89,7 @@ async fn wait_mode_decides_readiness_and_history_is_limited() -> TestResult {
 
     // No controller makes pods ready here, so the release never becomes ready. The message names the cause.
     open(&mut pair, flags("gates"), &[]).await?;
-    desk.create("default", "acme", json!({})).await?;
+    desk.create("acme", json!({})).await?;
     let hook = gate::at(&desk, "acme", "pre-install", None).await?;
     let waits = format!("installing release: waiting for hook Pod acme/{release}-pre-install");
     says(&desk, &progress, "True", &waits).await;
@@ -99,12 +97,12 @@ async fn wait_mode_decides_readiness_and_history_is_limited() -> TestResult {
     gate::open(&desk, "acme", &hook).await?;
     let lacks = format!("Deployment acme/{release}: 0 of 1 available");
     says(&desk, &progress, "True", &lacks).await;
-    let starts = desk.events("default", "acme").await?;
+    let starts = desk.events("acme").await?;
     assert_eq!(starts.get("HelmInstallStart"), Some(&1), "{starts:?}");
     pair.stop().await?;
 
     open(&mut pair, flags("gates"), &["--wait=hooks"]).await?;
-    desk.shows("default", "acme", &[ALL_READY]).await?;
+    desk.ready("acme").await?;
     says(&desk, &ready, "True", &format!("; not waited for: {lacks}")).await;
     pair.stop().await?;
 
@@ -120,7 +118,7 @@ async fn wait_mode_decides_readiness_and_history_is_limited() -> TestResult {
     let kept = ["--wait=none", "--history-max=2"];
     values.write("{replicaCount: 0, message: m1}")?;
     open(&mut pair, flags("small"), &kept).await?;
-    desk.create("default", "alpha", json!({})).await?;
+    desk.create("alpha", json!({})).await?;
     let alpha = pair.release("alpha");
     for number in 1..=4 {
         let message = format!("{{replicaCount: 0, message: m{number}}}");
@@ -133,7 +131,7 @@ async fn wait_mode_decides_readiness_and_history_is_limited() -> TestResult {
     // Repeated failures don't accumulate revisions. This applies to a running release with an immutable Deployment
     // selector, and to a release without a successful revision.
     values.write("{replicaCount: 0, broken: true}")?;
-    desk.create("default", "beta", json!({})).await?;
+    desk.create("beta", json!({})).await?;
     piles_up(&desk, "beta", &pair.release("beta"), 4, 2).await;
     // Four other attempts precede. Each of them can have left objects that only its manifest declares.
     piles_up(&desk, "acme", &release, 9, 7).await;
@@ -178,12 +176,12 @@ async fn crds_are_deleted_only_if_enabled_and_unused() -> TestResult {
         found.is_some_and(|crd| crd.metadata.deletion_timestamp.is_none())
     };
     let install = async |tenant: &str| {
-        desk.create("default", tenant, json!({})).await.unwrap();
-        desk.shows("default", tenant, &[ALL_READY]).await.unwrap();
+        desk.create(tenant, json!({})).await.unwrap();
+        desk.ready(tenant).await.unwrap();
     };
     let remove = async |tenant: &str| {
-        desk.delete("default", tenant).await.unwrap();
-        desk.gone("default", tenant).await.unwrap();
+        desk.delete(tenant).await.unwrap();
+        desk.gone(tenant).await.unwrap();
     };
 
     open(&mut pair, flags.clone(), &[]).await?;
@@ -209,7 +207,7 @@ async fn crds_are_deleted_only_if_enabled_and_unused() -> TestResult {
     cluster.apply(&certificate.to_string()).await?;
     remove("acme").await;
     assert!(is_there().await, "there is a Certificate");
-    let why = desk.told("default", "acme", "CrdsStay").await?;
+    let why = desk.told("acme", "CrdsStay").await?;
     assert!(why.contains("Certificate default/theirs"), "{why}");
 
     install("acme").await;
@@ -226,7 +224,7 @@ async fn crds_are_deleted_only_if_enabled_and_unused() -> TestResult {
         Ok((!is_there().await).then_some(()))
     });
     gone.await?;
-    desk.told("default", "acme", "CrdsDeleted").await?;
+    desk.told("acme", "CrdsDeleted").await?;
     pair.stop().await?;
     Ok(())
 }

@@ -7,16 +7,13 @@ use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
     Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode,
     Pair, Parts, TestResult, bundle, eventually,
-    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
+    fleet::{CONNECTED, FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
 };
 use kube::Api;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
-
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
-const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
 
 /// A hub whose patience with lost agents is short, and a cluster that is to be a member.
 struct Stage {
@@ -63,8 +60,7 @@ async fn proxy_takes_over_lost_agent_and_yields_back() -> TestResult {
         _chart,
     } = Stage::set("handover").await?;
     let mut member = Membership::join(Mode::Agent, &mut hub, &home, &edge, "edge-1").await?;
-    at_edge.create("default", "before", json!({})).await?;
-    at_edge.shows("default", "before", &[ALL_READY]).await?;
+    at_edge.install("before").await?;
     let agents = at_edge.holder().await?;
     assert!(agents.starts_with("agent/"), "{agents}");
 
@@ -81,10 +77,10 @@ async fn proxy_takes_over_lost_agent_and_yields_back() -> TestResult {
     assert!(!log.contains("running helm"), "{log}");
 
     member.agent().unwrap().kill9().await?;
-    at_edge.create("default", "meanwhile", json!({})).await?;
+    at_edge.create("meanwhile", json!({})).await?;
     let hubs = at_edge.held_by_another(&agents).await?;
     assert!(hubs.starts_with("hub/"), "{hubs}");
-    at_edge.shows("default", "meanwhile", &[ALL_READY]).await?;
+    at_edge.ready("meanwhile").await?;
     desk.member_is("edge-1", Mode::Proxy).await?;
     let log = hub.log()?;
     assert_eq!(log.matches("running helm").count(), 1, "{log}");
@@ -93,8 +89,7 @@ async fn proxy_takes_over_lost_agent_and_yields_back() -> TestResult {
     let agents = at_edge.held_by_another(&hubs).await?;
     assert!(agents.starts_with("agent/"), "{agents}");
     desk.member_is("edge-1", Mode::Agent).await?;
-    at_edge.create("default", "after", json!({})).await?;
-    at_edge.shows("default", "after", &[ALL_READY]).await?;
+    at_edge.install("after").await?;
     let logs = [hub.log(), member.agent().unwrap().log()].map(Result::unwrap);
     for log in &logs {
         assert_eq!(log.matches("running helm").count(), 1, "{log}");
@@ -119,23 +114,20 @@ async fn agent_keeps_working_without_hub_and_across_restart() -> TestResult {
     flags.push(values_flag(&values));
     pair.open(flags).await?;
     for name in ["with", "leaves"] {
-        at_edge.create("default", name, json!({})).await?;
+        at_edge.create(name, json!({})).await?;
     }
     for name in ["with", "leaves"] {
-        at_edge.shows("default", name, &[ALL_READY]).await?;
+        at_edge.ready(name).await?;
     }
 
     pair.hub()?.kill9().await?;
-    at_edge.create("default", "without", json!({})).await?;
-    at_edge.shows("default", "without", &[ALL_READY]).await?;
+    at_edge.install("without").await?;
 
     assert!(pair.actor()?.stop().await?.success());
     pair.start_agent_again()?;
     pair.actor()?.ready(PATIENCE).await?;
-    at_edge.create("default", "restarted", json!({})).await?;
-    at_edge.shows("default", "restarted", &[ALL_READY]).await?;
-    at_edge.delete("default", "leaves").await?;
-    at_edge.gone("default", "leaves").await?;
+    at_edge.install("restarted").await?;
+    at_edge.remove("leaves").await?;
     let releases = at_edge.releases().await?;
     let left = releases.keys().any(|name| name.contains("leaves"));
     assert!(!left, "{releases:?}");
@@ -168,7 +160,7 @@ async fn agent_keeps_working_without_hub_and_across_restart() -> TestResult {
         at_edge
             .newest_is(name, &pair.release(name), 2, "deployed")
             .await?;
-        at_edge.shows("default", name, &[ALL_READY]).await?;
+        at_edge.ready(name).await?;
     }
     assert_eq!(desired_sent(&mut pair).await, before + 1);
     Ok(())
@@ -239,8 +231,7 @@ async fn agent_without_full_cluster_access_leaves_proxy_acting() -> TestResult {
 
     // Longer than the grace: nothing but the agent's being ready would make the hub give way.
     at_edge.lease_renewed().await?;
-    at_edge.create("default", "acme", json!({})).await?;
-    at_edge.shows("default", "acme", &[ALL_READY]).await?;
+    at_edge.install("acme").await?;
     assert_eq!(at_edge.holder().await?, hubs);
     desk.member_is("edge-1", Mode::Proxy).await?;
     Ok(())
@@ -305,8 +296,7 @@ async fn disconnected_agent_keeps_acting_while_hub_observes() -> TestResult {
     // Far beyond the grace: the Lease lives, and the hub says whose it is.
     let observing = ("Healthy", "True", "Observing");
     desk.member_shows("edge-1", &[observing, CONNECTED]).await?;
-    at_edge.create("default", "acme", json!({})).await?;
-    at_edge.shows("default", "acme", &[ALL_READY]).await?;
+    at_edge.install("acme").await?;
     eventually("home to count what the hub sees", PATIENCE, async || {
         let member = desk.member_shows("edge-1", &[observing]).await?;
         let status = member.status.unwrap_or_default();

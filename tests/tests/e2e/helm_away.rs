@@ -15,8 +15,6 @@ use krypton_tests::{
 use serde_json::json;
 use tempfile::TempDir;
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
-
 /// Puts a script in the place of helm at once, as an image that is changed.
 fn put(helm: &Path, script: &str) -> Result<()> {
     let next = helm.with_extension("next");
@@ -44,7 +42,7 @@ fn runs(folder: &Path) -> Result<PathBuf> {
 
 async fn says(desk: &FleetClient, error: &str, reason: &str, parts: &[&str]) -> TestResult {
     let expected = (error, "True", reason);
-    let tenant = desk.shows("default", "acme", &[expected]).await?;
+    let tenant = desk.shows("acme", &[expected]).await?;
     let conditions = tenant.status.unwrap().conditions;
     let message = &condition(&conditions, error).unwrap().message;
     for part in parts {
@@ -81,10 +79,10 @@ async fn helm_failure_reports_remedy_and_upgrade_recovers() -> TestResult {
         desk.newest_is("acme", &release, revision, "deployed")
             .await
             .unwrap();
-        let still = tokio::join!(desk.shows("default", "acme", &[ALL_READY])).0;
+        let still = tokio::join!(desk.ready("acme")).0;
         still.unwrap();
     };
-    desk.create("default", "acme", json!({})).await?;
+    desk.create("acme", json!({})).await?;
     running(1).await;
 
     fs::rename(&helm, folder.path().join("away"))?;
@@ -97,7 +95,7 @@ async fn helm_failure_reports_remedy_and_upgrade_recovers() -> TestResult {
     )
     .await?;
     // What runs is as ready as before.
-    let tenant = desk.tenants("default").get("acme").await?;
+    let tenant = desk.tenants().get("acme").await?;
     let conditions = tenant.status.unwrap().conditions;
     assert_eq!(condition(&conditions, &ready).unwrap().status, "True");
     fs::rename(folder.path().join("away"), &helm)?;
@@ -159,9 +157,9 @@ async fn upgrade_reports_full_disk_and_recovers_after_cleanup() -> TestResult {
         desk.newest_is("acme", &release, revision, "deployed")
             .await
             .unwrap();
-        desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+        desk.ready("acme").await.unwrap();
     };
-    desk.create("default", "acme", json!({})).await?;
+    desk.create("acme", json!({})).await?;
     running(1).await;
 
     let filler = hub.scratch()?.join("filler");
@@ -184,7 +182,7 @@ async fn upgrade_reports_full_disk_and_recovers_after_cleanup() -> TestResult {
         &parts,
     )
     .await?;
-    let tenant = desk.tenants("default").get("acme").await?;
+    let tenant = desk.tenants().get("acme").await?;
     let conditions = tenant.status.unwrap().conditions;
     let ready = condition(&conditions, "ClusterReady/self-cluster").unwrap();
     assert_eq!(ready.status, "True", "{ready:?}");

@@ -6,12 +6,10 @@ use krypton_tests::{
     Answer, AnsweringProxy, ChartRepository, ChartSource, Cluster, Hub, HubOptions, Lie, Parts,
     TestResult,
     answering_proxy::{READS, Verb},
-    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
+    fleet::{FleetClient, HEALTHY, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
 };
 use serde_json::json;
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
-const HEALTHY: (&str, &str, &str) = ("Healthy", "True", "Reconciling");
 const EDGE: &str = "edge-1";
 /// Far below the memory limit in the hub's chart.
 const HUB_MEMORY: u64 = 640 << 20;
@@ -60,8 +58,7 @@ impl Scene {
     /// The other member is served, and the hub keeps its memory.
     async fn others_are_served(&self) -> TestResult {
         let desk = &self.at_home;
-        desk.create("default", "acme", json!({})).await?;
-        desk.shows("default", "acme", &[ALL_READY]).await?;
+        desk.install("acme").await?;
         let memory = self.hub.rss_bytes()?;
         assert!(memory < HUB_MEMORY, "{memory}");
         Ok(())
@@ -70,7 +67,7 @@ impl Scene {
     async fn ends_well(&self) {
         self.proxy.tell_the_truth();
         let desk = &self.at_edge;
-        desk.shows("default", "edgy", &[ALL_READY]).await.unwrap();
+        desk.ready("edgy").await.unwrap();
     }
 }
 
@@ -85,7 +82,7 @@ async fn endless_answers_concern_their_own_member() -> TestResult {
     let limited = ("Healthy", "False", "ResponseLimitExceeded");
     scene.at_home.member_shows(EDGE, &[limited]).await?;
     scene.others_are_served().await?;
-    let created = scene.at_edge.create("default", "edgy", json!({}));
+    let created = scene.at_edge.create("edgy", json!({}));
     created.await?;
     scene.ends_well().await;
     Ok(())
@@ -100,10 +97,10 @@ async fn gzip_bomb_ends_its_own_helm_run() -> TestResult {
         answer: Answer::Bomb,
     });
     let desk = &scene.at_edge;
-    desk.create("default", "edgy", json!({})).await?;
+    desk.create("edgy", json!({})).await?;
     let error = format!("ClusterError/{EDGE}");
     let expected = (error.as_str(), "True", "InstallFailed");
-    let tenant = desk.shows("default", "edgy", &[expected]).await?;
+    let tenant = desk.shows("edgy", &[expected]).await?;
     let conditions = tenant.status.unwrap().conditions;
     let said = &condition(&conditions, &error).unwrap().message;
     assert!(said.contains("MiB of memory"), "{said}");

@@ -10,7 +10,6 @@ use krypton_tests::{
 use serde_json::json;
 use tempfile::TempDir;
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const NAMESPACE: &str = "krypton-system";
 const ACCOUNT: &str = "krypton";
 /// Helm impersonates this account, which has no token.
@@ -61,8 +60,8 @@ async fn uses_new_token(cluster: &Cluster, access: &ServiceAccountAccess) {
 }
 
 async fn installs(desk: &FleetClient, tenant: &str) {
-    desk.create("default", tenant, json!({})).await.unwrap();
-    desk.shows("default", tenant, &[ALL_READY]).await.unwrap();
+    desk.create(tenant, json!({})).await.unwrap();
+    desk.ready(tenant).await.unwrap();
 }
 
 #[tokio::test]

@@ -18,7 +18,6 @@ use kube::{
 };
 use serde_json::json;
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const MINUTE: Duration = Duration::from_secs(60);
 
 by_agent!(invalid_tenant_is_reported_without_affecting_others);
@@ -174,8 +173,7 @@ async fn invalid_kubeconfig_secret_is_reported_without_affecting_others() -> Tes
         .env("NO_PROXY", "unreadable, ,");
     let hub = Hub::start(&options.args(["--self-cluster=false"]))?;
 
-    at_edge.create("default", "acme", json!({})).await?;
-    at_edge.shows("default", "acme", &[ALL_READY]).await?;
+    at_edge.install("acme").await?;
     let invalid = [
         ("TargetClusterResolved", "False", "KubeconfigInvalid"),
         ("Connected", "False", "KubeconfigInvalid"),
@@ -286,21 +284,19 @@ async fn invalid_tenant_is_reported_without_affecting_others(mode: Mode) -> Test
         ),
     ];
     for (name, spec, _, _) in &bad {
-        desk.create("default", name, spec.clone()).await?;
+        desk.create(name, spec.clone()).await?;
     }
-    desk.create("default", "good", json!({})).await?;
-
-    desk.shows("default", "good", &[ALL_READY]).await?;
+    desk.install("good").await?;
     for (name, _, reason, words) in &bad {
         let refused = (error.as_str(), "True", *reason);
         let not_ready = ("Ready", "False", "ClustersNotReady");
-        let tenant = desk.shows("default", name, &[refused, not_ready]).await?;
+        let tenant = desk.shows(name, &[refused, not_ready]).await?;
         assert_eq!(tenant.metadata.finalizers, None, "{name}");
         let message = tenant.status.unwrap().last_message.unwrap();
         assert!(message.contains(words), "{name}: {message}");
-        desk.told("default", name, reason).await?;
+        desk.told(name, reason).await?;
     }
-    let told = desk.told("default", "unreadable", "TenantInvalid").await?;
+    let told = desk.told("unreadable", "TenantInvalid").await?;
     assert!(
         told.contains("until it is corrected") && told.contains("a string"),
         "{told}"
@@ -316,10 +312,10 @@ async fn invalid_tenant_is_reported_without_affecting_others(mode: Mode) -> Test
     // Put right, it is a Tenant as any other.
     let right = json!({"spec": {"workspace": "short"}});
     let merge = kube::api::Patch::Merge(right);
-    desk.tenants("default")
+    desk.tenants()
         .patch(&long, &Default::default(), &merge)
         .await?;
-    desk.shows("default", &long, &[ALL_READY]).await?;
+    desk.ready(&long).await?;
     raw.delete("unreadable", &Default::default()).await?;
     eventually(
         "the unreadable Tenant to be gone",

@@ -5,13 +5,11 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Mode, Pair, Parts, TestResult, by_agent, eventually,
-    fleet::{PATIENCE, chart_flags},
+    fleet::{ALL_READY, PATIENCE, chart_flags},
     in_both_modes,
 };
 use krypton_types::{fingerprint, names};
 use serde_json::json;
-
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 
 in_both_modes!(real_chart_installs_once_and_stays_unchanged);
 by_agent!(original_release_is_adopted_foreign_only_with_annotation);
@@ -63,8 +61,7 @@ async fn real_chart_installs_once_and_stays_unchanged(mode: Mode) -> TestResult 
     }
     pair.open(flags).await?;
 
-    desk.create("default", "acme", json!({"workspace": "acme-ws"}))
-        .await?;
+    desk.create("acme", json!({"workspace": "acme-ws"})).await?;
     let [ready, progress, error] =
         ["ClusterReady", "ClusterProgress", "ClusterError"].map(|kind| pair.condition(kind));
     let expected = [
@@ -73,7 +70,7 @@ async fn real_chart_installs_once_and_stays_unchanged(mode: Mode) -> TestResult 
         (&progress, "False", "InstallComplete"),
         (&error, "False", "NoError"),
     ];
-    let tenant = desk.shows("default", "acme", &expected).await?;
+    let tenant = desk.shows("acme", &expected).await?;
 
     let status = tenant.status.clone().unwrap();
     assert_eq!(status.phase.as_deref(), Some("Ready"));
@@ -101,7 +98,7 @@ async fn real_chart_installs_once_and_stays_unchanged(mode: Mode) -> TestResult 
     let annotation = names::fingerprint_annotation(pair.name());
     let wanted = fingerprint::original(&repository.url(), "external-dns", "1.19.0");
     eventually("the fingerprint annotation", PATIENCE, async || {
-        let tenant = desk.tenants("default").get("acme").await?;
+        let tenant = desk.tenants().get("acme").await?;
         let found = tenant
             .metadata
             .annotations
@@ -111,7 +108,7 @@ async fn real_chart_installs_once_and_stays_unchanged(mode: Mode) -> TestResult 
     })
     .await?;
     desk.lease_renewed().await?;
-    let told = desk.events("default", "acme").await?;
+    let told = desk.events("acme").await?;
     let once = [
         "WorkspaceCreated",
         "HelmInstallStart",
@@ -124,9 +121,9 @@ async fn real_chart_installs_once_and_stays_unchanged(mode: Mode) -> TestResult 
     let log = pair.actor()?.log()?;
     let runs = log.matches("running helm").count();
     assert_eq!(runs, 1, "{log}");
-    desk.annotate("default", "acme", "example.org/unrelated", "touched")
+    desk.annotate("acme", "example.org/unrelated", "touched")
         .await?;
-    let touched = desk.tenants("default").get("acme").await?;
+    let touched = desk.tenants().get("acme").await?;
     let releases = desk.releases().await?;
     let before = telling(&pair.cluster().requests().await?);
     let helms = ("POST".to_owned(), "secrets".to_owned());
@@ -138,8 +135,8 @@ async fn real_chart_installs_once_and_stays_unchanged(mode: Mode) -> TestResult 
     let after = telling(&pair.cluster().requests().await?);
     assert_eq!(before, after);
     assert_eq!(desk.releases().await?, releases);
-    assert_eq!(desk.tenants("default").get("acme").await?, touched);
-    assert_eq!(desk.events("default", "acme").await?, told);
+    assert_eq!(desk.tenants().get("acme").await?, touched);
+    assert_eq!(desk.events("acme").await?, told);
     let log = pair.actor()?.log()?;
     assert_eq!(log.matches("running helm").count(), runs, "{log}");
     Ok(())
@@ -181,18 +178,18 @@ async fn original_release_is_adopted_foreign_only_with_annotation(mode: Mode) ->
 
     let original = fingerprint::original(&repository.url(), "small", "1.0.0");
     let annotation = names::fingerprint_annotation(pair.name());
-    desk.create_annotated("default", "acme", json!({}), &[(&annotation, &original)])
+    desk.create_annotated("acme", json!({}), &[(&annotation, &original)])
         .await?;
-    desk.create("default", "stray", json!({})).await?;
+    desk.create("stray", json!({})).await?;
 
     let [ready, error] = ["ClusterReady", "ClusterError"].map(|kind| pair.condition(kind));
     let adopted = [ALL_READY, (ready.as_str(), "True", "NoChange")];
-    desk.shows("default", "acme", &adopted).await?;
+    desk.shows("acme", &adopted).await?;
     let refused = [
         ("Ready", "False", "ClustersNotReady"),
         (error.as_str(), "True", "ReleaseInUse"),
     ];
-    let refused = desk.shows("default", "stray", &refused).await?;
+    let refused = desk.shows("stray", &refused).await?;
     let message = refused.status.unwrap().last_message.unwrap();
     assert!(message.contains(&stray), "{message}");
     assert!(message.contains("mesh.openkcm.io/adopt=true"), "{message}");
@@ -200,7 +197,7 @@ async fn original_release_is_adopted_foreign_only_with_annotation(mode: Mode) ->
     let log = pair.actor()?.log()?;
     assert!(!log.contains("running helm"), "{log}");
 
-    desk.annotate("default", "stray", "mesh.openkcm.io/adopt", "true")
+    desk.annotate("stray", "mesh.openkcm.io/adopt", "true")
         .await?;
     desk.newest_is("stray", &stray, 2, "deployed").await?;
     desk.newest_is("acme", &acme, 1, "deployed").await?;

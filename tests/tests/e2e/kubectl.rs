@@ -27,7 +27,6 @@ use krypton_types::join_info::JoinInfo;
 use kube::Api;
 use serde_json::json;
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const DEADLINE: Duration = Duration::from_secs(30);
 
 by_agent!(paused_tenant_stands_still_and_leaving_uninstalls,);
@@ -35,8 +34,7 @@ by_agent!(paused_tenant_stands_still_and_leaving_uninstalls,);
 async fn paused_tenant_stands_still_and_leaving_uninstalls(mode: Mode) -> TestResult {
     let (mut pair, _repository, values) = Pair::with_small_chart("verbs", mode).await?;
     let desk = pair.desk();
-    desk.create("default", "acme", json!({})).await?;
-    desk.shows("default", "acme", &[ALL_READY]).await?;
+    desk.install("acme").await?;
     let release = pair.release("acme");
     let one = desk.revisions("acme", &release).await?;
     assert_eq!(one.len(), 1, "{one:?}");
@@ -58,7 +56,7 @@ async fn paused_tenant_stands_still_and_leaving_uninstalls(mode: Mode) -> TestRe
     values.write("replicaCount: 0\npaused: once")?;
     let progress = pair.condition("ClusterProgress");
     let paused = (progress.as_str(), "False", "Paused");
-    desk.shows("default", "acme", &[paused]).await?;
+    desk.shows("acme", &[paused]).await?;
     assert_eq!(desk.revisions("acme", &release).await?, one);
     let asked = at_member("resync").await;
     assert!(asked.contains("is reconciled anew"), "{asked}");
@@ -70,7 +68,7 @@ async fn paused_tenant_stands_still_and_leaving_uninstalls(mode: Mode) -> TestRe
     let home = async |words: &[&str]| kubectl_krypton(pair.home(), words).await.unwrap();
     home(&["pause", "cluster", member]).await;
     values.write("replicaCount: 0\npaused: twice")?;
-    desk.shows("default", "acme", &[paused]).await?;
+    desk.shows("acme", &[paused]).await?;
     let resumed = home(&["resume", "cluster", member]).await;
     assert!(resumed.ends_with("edge-1 resumed\n"), "{resumed}");
     desk.newest_is("acme", &release, 3, "deployed").await?;
@@ -258,7 +256,7 @@ async fn each_role_permits_only_its_own_commands() -> TestResult {
         home.apply(&edge).await?;
     }
     let desk = FleetClient::at(&home);
-    desk.create("default", "acme", json!({})).await?;
+    desk.create("acme", json!({})).await?;
     let authority = Authority::generate("home.krypton", clock::wall())?;
     let info = JoinInfo {
         ca_pem: authority.ca_pem(),

@@ -18,7 +18,8 @@ use krypton_tests::{
     answering_proxy::{READS, Verb},
     by_agent, eventually,
     fleet::{
-        FleetClient, HUB_NAMESPACE, PATIENCE, ValuesFile, chart_flags, condition, values_flag,
+        CONNECTED, FleetClient, HUB_NAMESPACE, PATIENCE, ValuesFile, chart_flags, condition,
+        values_flag,
     },
     gate, in_both_modes, kubectl_krypton,
     port::Port,
@@ -33,8 +34,6 @@ use kube::{
 use serde_json::json;
 use tokio::task::JoinHandle;
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
-const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
 const EDGE: &str = "edge-1";
 
 in_both_modes!(
@@ -170,14 +169,14 @@ impl Stage {
     /// A Tenant on the edge, from its making until home shows the member with it.
     async fn tenant(&self, name: &str) {
         let edge = FleetClient::at(&self.edge);
-        edge.create("default", name, json!({})).await.unwrap();
-        edge.shows("default", name, &[ALL_READY]).await.unwrap();
+        edge.create(name, json!({})).await.unwrap();
+        edge.ready(name).await.unwrap();
         self.counted(name).await;
     }
 
     /// Waits until home's EdgeCluster counts as many Tenants as the edge has.
     async fn counted(&self, what: &str) {
-        let there = FleetClient::at(&self.edge).tenants("default");
+        let there = FleetClient::at(&self.edge).tenants();
         let members: Api<EdgeCluster> = Api::all(self.desk.client.clone());
         eventually(
             &format!("home to count the Tenants, after {what}"),
@@ -322,7 +321,7 @@ async fn killed_leader_is_replaced_and_sessions_return(mode: Mode) -> TestResult
     now.retain(|name, _| !name.contains("second"));
     assert_eq!(now, releases, "nothing was installed anew");
     for name in ["first", "second"] {
-        let told = FleetClient::at(&stage.edge).events("default", name).await?;
+        let told = FleetClient::at(&stage.edge).events(name).await?;
         for done in ["WorkspaceCreated", "HelmInstallStart", "HelmInstalled"] {
             assert_eq!(told.get(done), Some(&1), "{name}: {told:?}");
         }
@@ -406,7 +405,7 @@ async fn stopping_leader_hands_over_during_helm_run(mode: Mode) -> TestResult {
     let _member = stage.join(mode).await?;
     stage.desk.member_shows(EDGE, &[CONNECTED]).await?;
     let edge = FleetClient::at(&stage.edge);
-    edge.create("default", "acme", json!({})).await?;
+    edge.create("acme", json!({})).await?;
     let hook = gate::hook(&edge, "acme", None).await?;
     let epoch = stage.epoch().await?;
     let leader = stage.leader_but("").await?;
@@ -426,7 +425,7 @@ async fn stopping_leader_hands_over_during_helm_run(mode: Mode) -> TestResult {
     };
     let (ended, ()) = tokio::join!(former.stop(), handing);
     assert!(ended?.success());
-    edge.shows("default", "acme", &[ALL_READY]).await?;
+    edge.ready("acme").await?;
     let release = format!("tenant-acme-{EDGE}");
     let revisions = edge.revisions("acme", &release).await?;
     assert_eq!(revisions, [(1, "deployed".to_owned())]);
@@ -445,7 +444,7 @@ async fn lost_leadership_interrupts_nothing_on_kubeconfig_member() -> TestResult
     let _member = stage.join(Mode::Proxy).await?;
     stage.desk.member_shows(EDGE, &[CONNECTED]).await?;
     let edge = FleetClient::at(&stage.edge);
-    edge.create("default", "acme", json!({})).await?;
+    edge.create("acme", json!({})).await?;
     let hook = gate::hook(&edge, "acme", None).await?;
     stage.home.stop_apiserver().await?;
     eventually("the lead to be lost", PATIENCE, async || {
@@ -460,7 +459,7 @@ async fn lost_leadership_interrupts_nothing_on_kubeconfig_member() -> TestResult
     gate::open(&edge, "acme", &hook).await?;
     edge.newest_is("acme", &release, 1, "deployed").await?;
     stage.home.start_apiserver().await?;
-    edge.shows("default", "acme", &[ALL_READY]).await?;
+    edge.ready("acme").await?;
     stage.desk.member_shows(EDGE, &[CONNECTED]).await?;
     let revisions = edge.revisions("acme", &release).await?;
     assert_eq!(revisions, [(1, "deployed".to_owned())]);

@@ -8,7 +8,7 @@ use k8s_openapi::api::{coordination::v1::Lease, core::v1::Pod};
 use krypton_tests::{
     Agent, AgentOptions, ChartRepository, ChartSource, Cluster, HubPod, OwnChart, Parts, PodName,
     ServicePort, TestResult, eventually,
-    fleet::{FleetClient, PATIENCE},
+    fleet::{CONNECTED, FleetClient, PATIENCE},
     membership::{bundle_of, write_secret},
 };
 use krypton_types::names::{HUB_LEASE, LEADER_LABEL};
@@ -20,7 +20,6 @@ use kube::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
 const EDGE: &str = "edge-1";
 const OF_HUB: &str = "app.kubernetes.io/name=krypton-hub";
 

@@ -22,7 +22,8 @@ use krypton_tests::{
     Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Daemon, Hub, HubOptions, Mode,
     Parts, TestResult, bundle, eventually,
     fleet::{
-        FleetClient, PATIENCE, SYSTEM_NAMESPACE, ValuesFile, chart_flags, condition, values_flag,
+        CONNECTED, FleetClient, PATIENCE, SYSTEM_NAMESPACE, ValuesFile, chart_flags, condition,
+        values_flag,
     },
     kubectl_krypton,
 };
@@ -32,8 +33,6 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::sync::watch;
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
-const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
 /// Between two looks at the processes of this machine.
 const SAMPLE: Duration = Duration::from_millis(10);
 
@@ -304,8 +303,7 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
     desk.add_member("edge-2", &fs::read_to_string(two.kubeconfig())?)
         .await?;
     for at_edge in [&at_one, &at_two] {
-        at_edge.create("default", "acme", json!({})).await?;
-        at_edge.shows("default", "acme", &[ALL_READY]).await?;
+        at_edge.install("acme").await?;
     }
     desk.add_member("edge-2", &with_token).await?;
     let exec = two.kubeconfig_with(wrong).replace(
@@ -337,7 +335,7 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
     for (at_edge, member) in [(&at_one, "edge-1"), (&at_two, "edge-2")] {
         let type_ = format!("ClusterError/{member}");
         let failed = (type_.as_str(), "True", "UpgradeFailed");
-        at_edge.shows("default", "acme", &[failed]).await?;
+        at_edge.shows("acme", &[failed]).await?;
     }
 
     // A value out of a Secret, by no name that tells it, which helm quotes.
@@ -351,7 +349,7 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
     for (at_edge, member) in [(&at_one, "edge-1"), (&at_two, "edge-2")] {
         let type_ = format!("ClusterError/{member}");
         eventually("helm's words without the secret", PATIENCE, async || {
-            let tenant = at_edge.tenants("default").get("acme").await?;
+            let tenant = at_edge.tenants().get("acme").await?;
             let conditions = tenant.status.unwrap_or_default().conditions;
             let said = condition(&conditions, &type_).map(|found| found.message.as_str());
             match said {

@@ -14,8 +14,6 @@ use kube::api::{DeleteParams, Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
-
 in_both_modes!(
     leaving_member_uninstalls_releases_and_drops_tenant_finalizers,
     member_deletion_waits_while_paused_until_orphaned,
@@ -68,10 +66,10 @@ async fn is_gone(pair: &Pair, uid: Option<String>) {
 async fn installed(desk: &FleetClient, tenants: &[&str]) {
     for name in tenants {
         let spec = json!({"workspace": format!("{name}-ws")});
-        desk.create("default", name, spec).await.unwrap();
+        desk.create(name, spec).await.unwrap();
     }
     for name in tenants {
-        desk.shows("default", name, &[ALL_READY]).await.unwrap();
+        desk.ready(name).await.unwrap();
     }
 }
 
@@ -81,9 +79,8 @@ async fn leaving_member_uninstalls_releases_and_drops_tenant_finalizers(mode: Mo
     installed(&desk, &["one", "two"]).await;
     let stays = json!({"workspace": "stays-ws"});
     let orphan = [(names::ORPHAN_ANNOTATION, "true")];
-    desk.create_annotated("default", "stays", stays, &orphan)
-        .await?;
-    desk.shows("default", "stays", &[ALL_READY]).await?;
+    desk.create_annotated("stays", stays, &orphan).await?;
+    desk.ready("stays").await?;
     let object = is_to_uninstall(&pair).await;
     delete(&pair).await;
     is_gone(&pair, object.metadata.uid).await;
@@ -91,7 +88,7 @@ async fn leaving_member_uninstalls_releases_and_drops_tenant_finalizers(mode: Mo
     let said = pair.condition("ClusterReady");
     for name in ["one", "two", "stays"] {
         let left = [(said.as_str(), "False", "Uninstalled")];
-        let tenant = desk.shows("default", name, &left).await?;
+        let tenant = desk.shows(name, &left).await?;
         assert_eq!(tenant.finalizers(), [] as [&str; 0]);
         assert_eq!(tenant.metadata.deletion_timestamp, None);
         // With this annotation, Krypton would adopt a later user's release as the Tenant's.
@@ -107,8 +104,7 @@ async fn leaving_member_uninstalls_releases_and_drops_tenant_finalizers(mode: Mo
         assert_eq!(desk.namespace(workspace).await?, None);
     }
     // The labelled Secret still exists, but it doesn't bring the member back.
-    desk.delete("default", "one").await?;
-    desk.gone("default", "one").await?;
+    desk.remove("one").await?;
     assert_eq!(members(&pair).get_opt(pair.name()).await?, None);
     assert_eq!(desk.releases().await?, releases);
 
@@ -117,7 +113,7 @@ async fn leaving_member_uninstalls_releases_and_drops_tenant_finalizers(mode: Mo
         let at_home = FleetClient::at(pair.home());
         at_home.label_member(pair.name(), false).await?;
         at_home.label_member(pair.name(), true).await?;
-        desk.shows("default", "two", &[ALL_READY]).await?;
+        desk.ready("two").await?;
     }
     Ok(())
 }
@@ -148,7 +144,7 @@ async fn member_deletion_waits_while_paused_until_orphaned(mode: Mode) -> TestRe
     patched(&pair, orphan).await;
     is_gone(&pair, object.metadata.uid).await;
     assert_eq!(desk.releases().await?, releases);
-    let tenant = desk.tenants("default").get("one").await?;
+    let tenant = desk.tenants().get("one").await?;
     assert_eq!(tenant.finalizers(), [names::TENANT_FINALIZER]);
     Ok(())
 }

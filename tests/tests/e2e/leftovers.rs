@@ -16,7 +16,6 @@ use kube::{Api, ResourceExt};
 use serde_json::json;
 use tempfile::TempDir;
 
-const READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const TEMPLATE: &str = r#"
 {{- range .Values.maps }}
 ---
@@ -104,8 +103,7 @@ async fn only_leftovers_of_failed_attempts_are_removed() -> TestResult {
     let api: Api<ConfigMap> = Api::namespaced(desk.client.clone(), "acme");
     let theirs = serde_json::from_value(theirs)?;
     api.create(&params, &theirs).await?;
-    desk.create("default", "acme", json!({})).await?;
-    desk.shows("default", "acme", &[READY]).await?;
+    desk.install("acme").await?;
     maps_are(&desk, &["stays", "theirs"]).await;
     let before = maps(&desk).await?;
 
@@ -114,14 +112,14 @@ async fn only_leftovers_of_failed_attempts_are_removed() -> TestResult {
     desk.newest_is("acme", &release, 2, "failed").await?;
     values.write("{maps: [stays, second], broken: true}")?;
     desk.newest_is("acme", &release, 3, "failed").await?;
-    desk.shows("default", "acme", &failed).await?;
+    desk.shows("acme", &failed).await?;
     maps_are(&desk, &["first", "kept", "second", "stays", "theirs"]).await;
 
     values.write("{maps: [stays], again: true}")?;
-    desk.shows("default", "acme", &[READY]).await?;
+    desk.ready("acme").await?;
     maps_are(&desk, &["kept", "stays", "theirs"]).await;
-    desk.told("default", "acme", "LeftoversRemoved").await?;
-    desk.told("default", "acme", "LeftoversStay").await?;
+    desk.told("acme", "LeftoversRemoved").await?;
+    desk.told("acme", "LeftoversStay").await?;
     let claims: Api<PersistentVolumeClaim> = Api::namespaced(desk.client.clone(), "acme");
     let claim = claims.get("data").await?;
     let after = maps(&desk).await?;
@@ -131,11 +129,10 @@ async fn only_leftovers_of_failed_attempts_are_removed() -> TestResult {
 
     // And before the release itself goes: helm would remove what its newest revision declares.
     values.write("{maps: [stays, third], claim: true, broken: true}")?;
-    desk.shows("default", "acme", &failed).await?;
+    desk.shows("acme", &failed).await?;
     values.write("{maps: [fourth], broken: true}")?;
     maps_are(&desk, &["fourth", "kept", "stays", "theirs", "third"]).await;
-    desk.delete("default", "acme").await?;
-    desk.gone("default", "acme").await?;
+    desk.remove("acme").await?;
     maps_are(&desk, &["kept", "theirs"]).await;
     let still = claims.get("data").await?;
     assert_eq!(still.uid(), claim.uid());
@@ -159,7 +156,7 @@ async fn failed_installations_leave_a_bounded_history() -> TestResult {
     flags.push(values_flag(&values));
     pair.open(flags).await?;
     let (desk, release) = (pair.desk(), pair.release("acme"));
-    desk.create("default", "acme", json!({})).await?;
+    desk.create("acme", json!({})).await?;
     for number in 1..=failures {
         desk.newest_is("acme", &release, number, "failed").await?;
         let kept = desk.revisions("acme", &release).await?.len();
@@ -170,9 +167,9 @@ async fn failed_installations_leave_a_bounded_history() -> TestResult {
         }
         let asked = names::RECONCILE_REQUESTED_ANNOTATION;
         let requested = number.to_string();
-        desk.annotate("default", "acme", asked, &requested).await?;
+        desk.annotate("acme", asked, &requested).await?;
     }
     values.write("{maps: [one]}")?;
-    desk.shows("default", "acme", &[READY]).await?;
+    desk.ready("acme").await?;
     Ok(())
 }

@@ -9,7 +9,6 @@ use serde_json::{Value, json};
 
 use crate::attacks::workspace::Editor;
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const TEAMS: [&str; 2] = ["team-a", "team-b"];
 
 in_both_modes!(tenant_reaches_nothing_beyond_its_namespace_and_account);
@@ -42,10 +41,10 @@ async fn fails(
     spec: Value,
     reason: &str,
 ) -> TestResult<String> {
-    desk.create(TEAMS[0], name, spec).await?;
+    desk.within(TEAMS[0]).create(name, spec).await?;
     let error = format!("ClusterError/{member}");
     let expected = (error.as_str(), "True", reason);
-    let tenant = desk.shows(TEAMS[0], name, &[expected]).await?;
+    let tenant = desk.within(TEAMS[0]).shows(name, &[expected]).await?;
     let conditions = tenant.status.unwrap().conditions;
     Ok(condition(&conditions, &error).unwrap().message.clone())
 }
@@ -65,8 +64,8 @@ async fn tenant_reaches_nothing_beyond_its_namespace_and_account(mode: Mode) -> 
     for name in TEAMS {
         team(pair.cluster(), name).await;
         let spec = json!({"workspace": name, "values": {"replicaCount": 0}});
-        desk.create(name, "acme", spec).await?;
-        desk.shows(name, "acme", &[ALL_READY]).await?;
+        desk.within(name).create("acme", spec).await?;
+        desk.within(name).ready("acme").await?;
     }
 
     let other = json!({"workspace": TEAMS[1]});
@@ -113,25 +112,24 @@ async fn tenant_reaches_nothing_beyond_its_namespace_and_account(mode: Mode) -> 
     let error = format!("ClusterError/{member}");
     let tampered = (error.as_str(), "True", "ReleaseTampered");
     editor.tamper().await;
-    desk.shows(TEAMS[0], "acme", &[tampered]).await?;
+    desk.within(TEAMS[0]).shows("acme", &[tampered]).await?;
     editor.gains_nothing().await?;
     editor.forget().await;
-    desk.shows(TEAMS[0], "acme", &[ALL_READY]).await?;
+    desk.within(TEAMS[0]).ready("acme").await?;
     editor.forge(2, "failed").await?;
     editor.gains_nothing().await?;
     editor.forget().await;
-    desk.shows(TEAMS[0], "acme", &[ALL_READY]).await?;
+    desk.within(TEAMS[0]).ready("acme").await?;
     let refused = (error.as_str(), "True", "NamespaceNotOwned");
-    desk.shows(TEAMS[0], "raid", &[refused]).await?;
+    desk.within(TEAMS[0]).shows("raid", &[refused]).await?;
     let raid = pair.release("raid");
     assert_eq!(desk.revisions(TEAMS[1], &raid).await?, []);
 
     // The deletion works with the same rights as the installation.
-    desk.delete(TEAMS[0], "acme").await?;
-    desk.gone(TEAMS[0], "acme").await?;
+    desk.within(TEAMS[0]).remove("acme").await?;
     let release = format!("tenant-acme-{member}");
     let left = desk.revisions(TEAMS[0], &release).await?;
     assert!(left.is_empty(), "{left:?}");
-    desk.shows(TEAMS[1], "acme", &[ALL_READY]).await?;
+    desk.within(TEAMS[1]).ready("acme").await?;
     Ok(())
 }

@@ -10,7 +10,6 @@ use krypton_tests::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 /// Where nothing is done but for one Tenant or deployment.
 const OF_A_TENANT: [&str; 3] = [
     "krypton_reconciler::actions",
@@ -139,14 +138,13 @@ async fn log_lines_identify_tenant_and_level_changes_live(mode: Mode) -> TestRes
         "{set}"
     );
 
-    edge_desk.create("default", "acme", json!({})).await?;
-    edge_desk.shows("default", "acme", &[ALL_READY]).await?;
+    edge_desk.install("acme").await?;
     values.write("{replicaCount: 0, broken: true}")?;
     let failed = ("ClusterError/edge-1", "True", "UpgradeFailed");
-    edge_desk.shows("default", "acme", &[failed]).await?;
+    edge_desk.shows("acme", &[failed]).await?;
     // And home's own of that name, which the hub writes.
-    desk.create("default", "acme", json!({})).await?;
-    desk.shows("default", "acme", &[failed]).await?;
+    desk.create("acme", json!({})).await?;
+    desk.shows("acme", &[failed]).await?;
 
     if let Some(agent) = &agent {
         check_told(agent).await;
@@ -159,8 +157,7 @@ async fn log_lines_identify_tenant_and_level_changes_live(mode: Mode) -> TestRes
         Ok((now == "info\n").then_some(()))
     })
     .await?;
-    edge_desk.delete("default", "acme").await?;
-    edge_desk.gone("default", "acme").await?;
+    edge_desk.remove("acme").await?;
 
     let dump: Value = serde_json::from_str(&hub.debug("fleet.json").await?)?;
     assert_eq!(dump["lead"]["stand"], "leads", "{dump}");

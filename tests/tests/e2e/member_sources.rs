@@ -19,8 +19,8 @@ use krypton_tests::{
     ChartRepository, ChartSource, Cluster, ForeignCrd, Hub, HubOptions, Parts, TestResult,
     eventually,
     fleet::{
-        Expected, FleetClient, HUB_NAMESPACE, PATIENCE, ValuesFile, chart_flags, condition,
-        values_flag,
+        ALL_READY, CONNECTED, Expected, FleetClient, HEALTHY, HUB_NAMESPACE, PATIENCE, RESOLVED,
+        ValuesFile, chart_flags, condition, values_flag,
     },
     membership::{Membership, Mode, kubectl_krypton},
     port::Port,
@@ -34,10 +34,6 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-const ALL_READY: Expected<'static> = ("Ready", "True", "AllClustersReady");
-const RESOLVED: Expected<'static> = ("TargetClusterResolved", "True", "Resolved");
-const CONNECTED: Expected<'static> = ("Connected", "True", "Connected");
-const HEALTHY: Expected<'static> = ("Healthy", "True", "Reconciling");
 const WELL: [Expected<'static>; 3] = [RESOLVED, CONNECTED, HEALTHY];
 const NOT_READY: Expected<'static> = ("TargetClusterResolved", "False", "SourceNotReady");
 const INVALID: Expected<'static> = ("TargetClusterResolved", "False", "KubeconfigInvalid");
@@ -94,8 +90,8 @@ impl Fleet {
     /// A Tenant on the edge that is installed: somebody acts there.
     async fn install(&self, tenant: &str) {
         let desk = &self.at_edge;
-        desk.create("default", tenant, json!({})).await.unwrap();
-        desk.shows("default", tenant, &[ALL_READY]).await.unwrap();
+        desk.create(tenant, json!({})).await.unwrap();
+        desk.ready(tenant).await.unwrap();
     }
 
     /// Waits until the member is left alone, for this reason, and nobody holds its Lease; what is
@@ -111,7 +107,7 @@ impl Fleet {
             Ok(Some(()))
         })
         .await?;
-        let ready = self.at_edge.shows("default", "before", &[ALL_READY]);
+        let ready = self.at_edge.ready("before");
         let status = ready.await?.status.unwrap();
         assert_eq!(status.phase.as_deref(), Some("Ready"), "{why}");
         Ok(())
@@ -152,7 +148,7 @@ impl Fleet {
     async fn nothing_is_written(&self, to_do: &str) {
         let before = self.changes().await;
         assert!(!before.is_empty(), "it has written before");
-        let tenant = self.at_edge.create("default", to_do, json!({}));
+        let tenant = self.at_edge.create(to_do, json!({}));
         tenant.await.unwrap();
         // A quarter of a minute lies between two of them.
         for _ in 0..2 {
@@ -320,7 +316,7 @@ async fn cluster_api_member_waits_for_initialisation_and_pauses() -> TestResult 
         clusters.merge(json!({"spec": {"paused": false}})).await;
         let ready = [ALL_READY];
         let desk_at_edge = &fleet.at_edge;
-        desk_at_edge.shows("default", &meanwhile, &ready).await?;
+        desk_at_edge.shows(&meanwhile, &ready).await?;
         desk.member_shows(EDGE, &WELL).await?;
         let paused =
             |value: Value| json!({"metadata": {"annotations": {"cluster.x-k8s.io/paused": value}}});
@@ -389,22 +385,18 @@ async fn ready_kamaji_member_joins_and_suspends_with_status() -> TestResult {
     planes.merge_status(status("Ready")).await;
     desk.member_shows(EDGE, &WELL).await?;
     fleet.install("before").await;
-    desk.create("default", "before", json!({})).await?;
-    desk.shows("default", "before", &[ALL_READY]).await?;
+    desk.install("before").await?;
 
     planes.merge_status(status("Sleeping")).await;
     fleet.suspended("is Sleeping").await?;
     let unknown = [("ClusterReady/edge-1", "Unknown", "ClusterUnreachable")];
-    let tenant = desk.shows("default", "before", &unknown).await?;
+    let tenant = desk.shows("before", &unknown).await?;
     let phase = tenant.status.unwrap().phase;
     assert_ne!(phase.as_deref(), Some("Error"));
     fleet.nothing_is_written("while-asleep").await;
     planes.merge_status(status("Ready")).await;
     let ready = [ALL_READY];
-    fleet
-        .at_edge
-        .shows("default", "while-asleep", &ready)
-        .await?;
+    fleet.at_edge.shows("while-asleep", &ready).await?;
     for suspended in ["WriteLimited", "Migrating"] {
         planes.merge_status(status(suspended)).await;
         fleet.suspended(&format!("is {suspended}")).await?;
@@ -559,7 +551,7 @@ async fn contested_member_name_stays_with_older_source() -> TestResult {
     desk.member_shows(EDGE, &WELL).await?;
     fleet.install("before").await;
     apply_secret(client, FLEET, labelled(EDGE)).await;
-    let told = desk.told("default", EDGE, "NameTaken").await?;
+    let told = desk.told(EDGE, "NameTaken").await?;
     assert!(
         told.contains("fleet/edge-1") && told.contains("default/edge-1"),
         "{told}"
@@ -605,7 +597,7 @@ async fn member_from_another_namespace_waits_until_accepted() -> TestResult {
         ("Connected", "False", "NotAccepted"),
     ];
     desk.member_shows(EDGE, &waits).await?;
-    let told = desk.told("default", EDGE, "NotAccepted").await?;
+    let told = desk.told(EDGE, "NotAccepted").await?;
     assert!(told.contains("kubectl krypton accept edge-1"), "{told}");
     fleet.hub_lives_on().await;
     assert_eq!(fleet.seen_of_the_hub().await, [] as [String; 0]);
@@ -643,7 +635,7 @@ async fn secret_elsewhere_captures_no_agents_member() -> TestResult {
     let mark = (names::DISCOVERY_LABEL, "true");
     let labelled = secret(EDGE, "Opaque", mark, &[(names::KUBECONFIG_KEY, &data)]);
     apply_secret(&fleet.desk.client, FLEET, labelled).await;
-    let told = fleet.desk.told("default", EDGE, "SourceNotBound");
+    let told = fleet.desk.told(EDGE, "SourceNotBound");
     let told = told.await?;
     assert!(told.contains("kubectl patch edgecluster edge-1"), "{told}");
     drop(joined);

@@ -4,15 +4,11 @@ use anyhow::{Context as _, Result};
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Gate, Hub, HubOptions, Mode, Pair, Parts, TestResult,
     eventually,
-    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
+    fleet::{CONNECTED, FleetClient, PATIENCE, RESOLVED, ValuesFile, chart_flags, values_flag},
     gate,
     port::Port,
 };
 use serde_json::json;
-
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
-const RESOLVED: (&str, &str, &str) = ("TargetClusterResolved", "True", "Resolved");
-const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
 
 /// Number of members that join and leave in each round.
 const MEMBERS: usize = 20;
@@ -50,8 +46,7 @@ async fn newer_kubeconfig_takes_over_only_once_it_works() -> TestResult {
     desk.add_member("edge-1", &bad).await?;
     let stale = ("TargetClusterResolved", "False", "RemoteClusterStale");
     desk.member_shows("edge-1", &[stale, CONNECTED]).await?;
-    at_edge.create("default", "meanwhile", json!({})).await?;
-    at_edge.shows("default", "meanwhile", &[ALL_READY]).await?;
+    at_edge.install("meanwhile").await?;
 
     // The first kubeconfig is valid again, and the proxy didn't restart.
     desk.add_member("edge-1", &good).await?;
@@ -63,8 +58,7 @@ async fn newer_kubeconfig_takes_over_only_once_it_works() -> TestResult {
     edge.rotate_token().await?;
     desk.add_member("edge-1", &edge.kubeconfig_with_token())
         .await?;
-    at_edge.create("default", "rotated", json!({})).await?;
-    at_edge.shows("default", "rotated", &[ALL_READY]).await?;
+    at_edge.install("rotated").await?;
     desk.member_shows("edge-1", &[RESOLVED, CONNECTED]).await?;
     Ok(())
 }
@@ -76,7 +70,7 @@ async fn helm_run_outlasts_a_rotation_of_its_kubeconfig() -> TestResult {
     let mut pair = Pair::start("outlasts", Mode::Proxy, Parts::WithControllers).await?;
     pair.open(chart_flags(&repository, "gate", "1.0.0")).await?;
     let (desk, at_home, name) = (pair.desk(), FleetClient::at(pair.home()), pair.name());
-    desk.create("default", "acme", json!({})).await?;
+    desk.create("acme", json!({})).await?;
     let hook = gate::hook(&desk, "acme", None).await?;
 
     let newer = pair.cluster().kubeconfig_with_next_token();
@@ -88,7 +82,7 @@ async fn helm_run_outlasts_a_rotation_of_its_kubeconfig() -> TestResult {
     })
     .await?;
     gate::open(&desk, "acme", &hook).await?;
-    desk.shows("default", "acme", &[ALL_READY]).await?;
+    desk.ready("acme").await?;
     let log = pair.hub()?.log()?;
     assert_eq!(log.matches("running helm").count(), 1, "{log}");
     Ok(())

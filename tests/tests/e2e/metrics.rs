@@ -523,8 +523,8 @@ async fn metrics_reflect_helm_runs_member_loss_and_lag(mode: Mode) -> TestResult
     let mut hub = Hub::start(&options)?;
     let mut member = Membership::join(mode, &mut hub, &home, &edge, "edge-1").await?;
     let ready = ("Ready", "True", "AllClustersReady");
-    at_edge.create("default", "acme", json!({})).await?;
-    at_edge.shows("default", "acme", &[ready]).await?;
+    at_edge.create("acme", json!({})).await?;
+    at_edge.shows("acme", &[ready]).await?;
     let edge_1 = ("member", "edge-1");
     let at_hub = async || hub.metrics().await;
     shows(at_hub, "krypton_hub_leader", &[], |value| value == 1.0).await;
@@ -538,7 +538,7 @@ async fn metrics_reflect_helm_runs_member_loss_and_lag(mode: Mode) -> TestResult
 
     values.write("{replicaCount: 0, broken: true}")?;
     let failed = ("ClusterError/edge-1", "True", "UpgradeFailed");
-    at_edge.shows("default", "acme", &[failed]).await?;
+    at_edge.shows("acme", &[failed]).await?;
     shows(at_hub, tenants, &phase("error"), |value| value == 1.0).await;
     let (prefix, text) = match member.agent() {
         Some(agent) => ("krypton_agent", agent.metrics().await?),

@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use krypton_tests::{
     Agent, AgentOptions, ChartRepository, ChartSource, Mode, Original, Pair, Parts, TestResult,
     by_agent, eventually,
-    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
+    fleet::{ALL_READY, FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
     original::apply_crd,
 };
 use krypton_types::names;
@@ -23,7 +23,6 @@ use kube::{
 use serde_json::json;
 use tempfile::TempDir;
 
-pub(crate) const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const BY_HAND: &str = "tenant-g1-by-hand.yaml";
 /// No template sets a namespace, but one.
 const TEMPLATE: &str = r#"
@@ -159,10 +158,10 @@ async fn unfinished_tenants_are_repaired_and_deletions_completed(mode: Mode) -> 
             original.install(release, &workspace).await?;
             original.tenant(name, spec(name), well.clone()).await?;
             let deleting = "mesh.openkcm.io/deleting";
-            desk.annotate("default", name, deleting, "true").await?;
+            desk.annotate(name, deleting, "true").await?;
         }
     }
-    desk.delete("default", "doomed").await?;
+    desk.delete("doomed").await?;
     let before = desk.releases().await?;
     let kept = maps(&desk, "spared-ws").await?;
 
@@ -185,22 +184,22 @@ async fn unfinished_tenants_are_repaired_and_deletions_completed(mode: Mode) -> 
         (ready.as_str(), "True", "Installed"),
         (error.as_str(), "False", "NoError"),
     ];
-    let recovered = desk.shows("default", "wrong", &adopted).await?;
+    let recovered = desk.shows("wrong", &adopted).await?;
     assert_eq!(recovered.status.unwrap().phase.as_deref(), Some("Ready"));
     let locked = (progress.as_str(), "True", "Locked");
-    desk.shows("default", "dead", &[locked]).await?;
-    let spared_tenant = desk.shows("default", "spared", &adopted).await?;
+    desk.shows("dead", &[locked]).await?;
+    let spared_tenant = desk.shows("spared", &adopted).await?;
     assert!(
         spared_tenant
             .annotations()
             .contains_key("mesh.openkcm.io/deleting")
     );
     assert_eq!(spared_tenant.finalizers(), [names::TENANT_FINALIZER]);
-    desk.gone("default", "doomed").await?;
+    desk.gone("doomed").await?;
     assert_eq!(desk.revisions("doomed-ws", &doomed).await?, []);
 
     desk.newest_is("dead-ws", &dead, 2, "deployed").await?;
-    desk.shows("default", "dead", &[ALL_READY]).await?;
+    desk.ready("dead").await?;
     let after = desk.releases().await?;
     for release in [&wrong, &spared] {
         let name = format!("sh.helm.release.v1.{release}.v1");
@@ -248,7 +247,7 @@ async fn long_history_is_adopted_cheaply_and_then_pruned(mode: Mode) -> TestResu
     let [read, _] = reads_and_deletes(&pair).await;
     let values = ValuesFile::new("{}")?;
     pair.open(flags(&charts, &values)).await?;
-    desk.shows("default", "acme", &[ALL_READY]).await?;
+    desk.ready("acme").await?;
     no_helm_ran(&mut pair).await;
     let [adopted, deleted] = reads_and_deletes(&pair).await;
     println!("{mode:?}: {} reads of Secrets to adopt", adopted - read);
@@ -258,7 +257,7 @@ async fn long_history_is_adopted_cheaply_and_then_pruned(mode: Mode) -> TestResu
     values.write("message: second")?;
     desk.newest_is("acme-ws", &release, REVISIONS + 1, "deployed")
         .await?;
-    desk.shows("default", "acme", &[ALL_READY]).await?;
+    desk.ready("acme").await?;
     let left: Vec<u32> = desk
         .revisions("acme-ws", &release)
         .await?
@@ -290,10 +289,10 @@ async fn long_history_is_adopted_cheaply_and_then_pruned(mode: Mode) -> TestResu
             .then_some(()))
     })
     .await?;
-    desk.tenants("default")
+    desk.tenants()
         .delete("acme", &DeleteParams::default())
         .await?;
-    desk.gone("default", "acme").await?;
+    desk.gone("acme").await?;
     assert!(desk.releases().await?.is_empty());
     Ok(())
 }

@@ -18,7 +18,6 @@ use tempfile::TempDir;
 
 use crate::input::careless_crd;
 
-const READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const TEMPLATE: &str = r#"
 apiVersion: v1
 kind: ConfigMap
@@ -85,10 +84,10 @@ async fn workspace_with_other_objects_stays(mode: Mode) -> TestResult {
     pair.open(chart_flags(&repository, "maps", "1.0.0")).await?;
     let desk = pair.desk();
     for name in ["plain", "shared", "kept"] {
-        desk.create("default", name, json!({})).await?;
+        desk.create(name, json!({})).await?;
     }
     for name in ["plain", "shared", "kept"] {
-        desk.shows("default", name, &[READY]).await?;
+        desk.ready(name).await?;
     }
     let map = json!({"metadata": {"name": "theirs"}});
     let map = put::<ConfigMap>(&desk, "shared", map).await?;
@@ -101,10 +100,10 @@ async fn workspace_with_other_objects_stays(mode: Mode) -> TestResult {
     put::<ConfigMap>(&desk, "shared", owned).await?;
 
     for name in ["plain", "shared", "kept"] {
-        desk.delete("default", name).await?;
+        desk.delete(name).await?;
     }
     for name in ["plain", "shared", "kept"] {
-        desk.gone("default", name).await?;
+        desk.gone(name).await?;
     }
 
     is_gone(&desk, "plain").await;
@@ -116,7 +115,7 @@ async fn workspace_with_other_objects_stays(mode: Mode) -> TestResult {
         ("kept", "ConfigMap of-value (kept by the chart);"),
     ] {
         stays(&desk, name).await;
-        let told = desk.told("default", name, "WorkspaceKept").await?;
+        let told = desk.told(name, "WorkspaceKept").await?;
         assert!(told.contains(expected), "{told}");
         let release = pair.release(name);
         assert_eq!(desk.revisions(name, &release).await?, []);
@@ -157,10 +156,10 @@ async fn foreign_secret_or_tenant_does_not_stop_deletion(mode: Mode) -> TestResu
     .await?;
     pair.open(chart_flags(&repository, "maps", "1.0.0")).await?;
     for name in ["odd", "notes"] {
-        desk.create("default", name, json!({})).await?;
+        desk.create(name, json!({})).await?;
     }
     for name in ["odd", "notes"] {
-        desk.shows("default", name, &[READY]).await?;
+        desk.ready(name).await?;
     }
     // Neither is a revision: one has no type, the other another name.
     let labels = json!({"owner": "helm", "name": pair.release("notes"), "version": "7",
@@ -171,10 +170,9 @@ async fn foreign_secret_or_tenant_does_not_stop_deletion(mode: Mode) -> TestResu
     }
 
     for (name, expected) in [("notes", "Secret copy"), ("odd", "Tenant unreadable")] {
-        desk.delete("default", name).await?;
-        desk.gone("default", name).await?;
+        desk.remove(name).await?;
         stays(&desk, name).await;
-        let told = desk.told("default", name, "WorkspaceKept").await?;
+        let told = desk.told(name, "WorkspaceKept").await?;
         assert!(told.contains(expected), "{told}");
     }
     Ok(())

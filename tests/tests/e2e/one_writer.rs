@@ -24,8 +24,6 @@ use kube::{Api, ResourceExt as _};
 use serde_json::json;
 use tempfile::TempDir;
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
-
 /// A hub whose patience with lost agents is short, and whose chart waits at a gate.
 struct Home {
     hub: Hub,
@@ -127,7 +125,7 @@ async fn frozen_agent_runs_no_helm_after_takeover() -> TestResult {
     let helm = watch.flag("one")?;
     let mut one = home.join("edge-1", &edge, edge.kubeconfig(), &helm).await;
     let _two = second_agent(&edge, watch).await?;
-    at_edge.create("default", "acme", json!({})).await?;
+    at_edge.create("acme", json!({})).await?;
     let hook = gate::hook(&at_edge, "acme", None).await?;
     let holder = at_edge.holder().await?;
 
@@ -136,7 +134,7 @@ async fn frozen_agent_runs_no_helm_after_takeover() -> TestResult {
     assert!(next.starts_with("agent/two/"), "{next}");
     let hook = gate::hook(&at_edge, "acme", Some(&hook)).await?;
     gate::open(&at_edge, "acme", &hook).await?;
-    at_edge.shows("default", "acme", &[ALL_READY]).await?;
+    at_edge.ready("acme").await?;
     one_is_deployed_and_none_pending(&at_edge, "acme", "tenant-acme-edge-1").await;
     // The last that the second one writes: it has looked after what the killed install left behind.
     let secrets: Api<Secret> = Api::namespaced(at_edge.client.clone(), "acme");
@@ -152,7 +150,7 @@ async fn frozen_agent_runs_no_helm_after_takeover() -> TestResult {
     )
     .await?;
     let everything = async || {
-        let tenant = at_edge.tenants("default").get("acme").await.unwrap();
+        let tenant = at_edge.tenants().get("acme").await.unwrap();
         let releases = at_edge.releases().await.unwrap();
         (releases, tenant.metadata.resource_version)
     };
@@ -167,11 +165,11 @@ async fn frozen_agent_runs_no_helm_after_takeover() -> TestResult {
     assert_eq!(at_edge.holder().await?, next);
     assert_eq!(everything().await, before);
     // A change that both see is for one of them.
-    at_edge.create("default", "after", json!({})).await?;
+    at_edge.create("after", json!({})).await?;
     let hook = gate::hook(&at_edge, "after", None).await?;
     assert!(helm_processes(one.folder()?).is_empty());
     gate::open(&at_edge, "after", &hook).await?;
-    at_edge.shows("default", "after", &[ALL_READY]).await?;
+    at_edge.ready("after").await?;
     assert_eq!(watch.runs()?, ["one", "two", "two"]);
     Ok(())
 }
@@ -209,7 +207,7 @@ async fn replicas_share_bundle_and_stopping_one_drains_helm() -> TestResult {
         true => (one, two, "two"),
         false => (two, one, "one"),
     };
-    at_edge.create("default", "acme", json!({})).await?;
+    at_edge.create("acme", json!({})).await?;
     let hook = gate::hook(&at_edge, "acme", None).await?;
     assert!(helm_processes(waits.folder()?).is_empty());
     let folder = writes.folder()?.to_owned();
@@ -229,7 +227,7 @@ async fn replicas_share_bundle_and_stopping_one_drains_helm() -> TestResult {
     // What it could not end is taken up by the other.
     let hook = gate::hook(&at_edge, "acme", Some(&hook)).await?;
     gate::open(&at_edge, "acme", &hook).await?;
-    at_edge.shows("default", "acme", &[ALL_READY]).await?;
+    at_edge.ready("acme").await?;
     one_is_deployed_and_none_pending(&at_edge, "acme", "tenant-acme-edge-1").await;
     Ok(())
 }
@@ -258,7 +256,7 @@ async fn restart_in_same_pod_reacquires_lease_at_once() -> TestResult {
         "{holder}"
     );
     let waiting = second_agent(&edge, &home.watch).await?;
-    at_edge.create("default", "acme", json!({})).await?;
+    at_edge.create("acme", json!({})).await?;
     let hook = gate::hook(&at_edge, "acme", None).await?;
 
     // In the middle of an install, whose helm ends with the container.
@@ -287,7 +285,7 @@ async fn restart_in_same_pod_reacquires_lease_at_once() -> TestResult {
     assert!(helm_processes(waiting.folder()?).is_empty());
     let hook = gate::hook(&at_edge, "acme", Some(&hook)).await?;
     gate::open(&at_edge, "acme", &hook).await?;
-    at_edge.shows("default", "acme", &[ALL_READY]).await?;
+    at_edge.ready("acme").await?;
     one_is_deployed_and_none_pending(&at_edge, "acme", "tenant-acme-edge-1").await;
     assert_eq!(home.watch.runs()?, ["one", "one"]);
     Ok(())
@@ -307,7 +305,7 @@ async fn taken_over(home: &Home, name: &str, edge: &Cluster, trouble: Trouble) -
     let helm = watch.flag("one")?;
     let mut one = home.join(name, edge, &way.kubeconfig(), &helm).await;
     let mut two = second_agent(edge, &watch).await?;
-    at_edge.create("default", "acme", json!({})).await?;
+    at_edge.create("acme", json!({})).await?;
     let hook = gate::hook(&at_edge, "acme", None).await?;
     let holder = at_edge.holder().await?;
     assert!(holder.starts_with("agent/one/"), "{name}: {holder}");
@@ -321,7 +319,7 @@ async fn taken_over(home: &Home, name: &str, edge: &Cluster, trouble: Trouble) -
     assert!(next.starts_with("agent/two/"), "{name}: {next}");
     let hook = gate::hook(&at_edge, "acme", Some(&hook)).await?;
     gate::open(&at_edge, "acme", &hook).await?;
-    at_edge.shows("default", "acme", &[ALL_READY]).await?;
+    at_edge.ready("acme").await?;
     let release = format!("tenant-acme-{name}");
     one_is_deployed_and_none_pending(&at_edge, "acme", &release).await;
 
@@ -381,7 +379,7 @@ async fn proxy_replaces_lost_agent_and_yields_mid_install() -> TestResult {
     at_home
         .add_member("edge-1", &edge.kubeconfig_with_token())
         .await?;
-    at_edge.create("default", "acme", json!({})).await?;
+    at_edge.create("acme", json!({})).await?;
     let hook = gate::hook(&at_edge, "acme", None).await?;
     let agents = at_edge.holder().await?;
 
@@ -390,8 +388,8 @@ async fn proxy_replaces_lost_agent_and_yields_mid_install() -> TestResult {
     assert!(hubs.starts_with("hub/"), "{hubs}");
     let hook = gate::hook(&at_edge, "acme", Some(&hook)).await?;
     gate::open(&at_edge, "acme", &hook).await?;
-    at_edge.shows("default", "acme", &[ALL_READY]).await?;
-    at_edge.create("default", "later", json!({})).await?;
+    at_edge.ready("acme").await?;
+    at_edge.create("later", json!({})).await?;
     let hook = gate::hook(&at_edge, "later", None).await?;
     assert_eq!(at_edge.holder().await?, hubs);
 
@@ -410,7 +408,7 @@ async fn proxy_replaces_lost_agent_and_yields_mid_install() -> TestResult {
     .await?;
     let hook = gate::hook(&at_edge, "later", Some(&hook)).await?;
     gate::open(&at_edge, "later", &hook).await?;
-    at_edge.shows("default", "later", &[ALL_READY]).await?;
+    at_edge.ready("later").await?;
     for name in ["acme", "later"] {
         let release = format!("tenant-{name}-edge-1");
         one_is_deployed_and_none_pending(&at_edge, name, &release).await;

@@ -13,7 +13,7 @@ use krypton_crds::tenant::Tenant;
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Pair, Parts,
     TestResult, by_agent, eventually,
-    fleet::{FleetClient, HUB_NAMESPACE, PATIENCE, chart_flags},
+    fleet::{ALL_READY, FleetClient, HUB_NAMESPACE, PATIENCE, chart_flags},
     in_both_modes,
 };
 use krypton_types::names::{self, MEMBERS_CONFIG_MAP};
@@ -21,7 +21,6 @@ use kube::api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostPa
 use kube::{Api, CustomResourceExt, ResourceExt};
 use serde_json::{Value, json};
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const PLACED: (&str, &str, &str) = ("Placed", "True", "Placed");
 const EDGE: &str = "edge-1";
 /// Of home; the members have none of that name.
@@ -52,8 +51,8 @@ impl Scene {
         let words = ["create", "namespace", TEAM];
         pair.home().kubectl(words).await?;
         Ok(Self {
-            home: FleetClient::at(pair.home()),
-            edge: pair.desk(),
+            home: FleetClient::at(pair.home()).within(TEAM),
+            edge: pair.desk().within(TEAM),
             pair,
             flags,
             _repository: repository,
@@ -66,12 +65,20 @@ impl Scene {
             "clusterRef": {"secretName": EDGE},
             "values": {"replicaCount": 0},
         });
-        self.home.create(namespace, name, spec).await.unwrap()
+        self.home
+            .within(namespace)
+            .create(name, spec)
+            .await
+            .unwrap()
     }
 
     /// Waits until it is placed and ready, and returns the member's.
     async fn is_placed(&self, namespace: &str, name: &str) -> TestResult<Tenant> {
-        let shown = self.home.shows(namespace, name, &[PLACED, ALL_READY]).await;
+        let shown = self
+            .home
+            .within(namespace)
+            .shows(name, &[PLACED, ALL_READY])
+            .await;
         let shown = shown?.status.unwrap().conditions;
         let ready = self.pair.condition("ClusterReady");
         let ready = shown.iter().find(|found| found.type_ == ready);
@@ -79,31 +86,29 @@ impl Scene {
             ready.is_some_and(|found| found.status == "True"),
             "{shown:?}"
         );
-        Ok(self.edge.tenants(namespace).get(name).await?)
+        Ok(self.edge.within(namespace).tenants().get(name).await?)
     }
 
     async fn patch(&self, desk: &FleetClient, name: &str, patch: Value) {
         let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
-        let tenants = desk.tenants(TEAM);
+        let tenants = desk.tenants();
         tenants.patch(name, &params, &patch).await.unwrap();
     }
 
     /// Sets or takes off the annotation of the Tenant at home that sets it aside.
     async fn pause(&self, name: &str, paused: bool) {
         let value = if paused { "true" } else { "false" };
-        let annotate = self
-            .home
-            .annotate(TEAM, name, names::PAUSED_ANNOTATION, value);
+        let annotate = self.home.annotate(name, names::PAUSED_ANNOTATION, value);
         annotate.await.unwrap();
     }
 
     async fn edges(&self, name: &str) -> Option<Tenant> {
-        self.edge.tenants(TEAM).get_opt(name).await.unwrap()
+        self.edge.tenants().get_opt(name).await.unwrap()
     }
 
     /// Waits until the member's Tenant is so.
     async fn on_edge(&self, name: &str, what: &str, is: impl Fn(&Tenant) -> bool) -> Tenant {
-        let tenants = self.edge.tenants(TEAM);
+        let tenants = self.edge.tenants();
         eventually(what, PATIENCE, async || {
             match tenants.get_opt(name).await? {
                 Some(found) if is(&found) => Ok(Some(found)),
@@ -155,7 +160,7 @@ async fn placed_tenant_follows_home_and_leaves_member_first(mode: Mode) -> TestR
     scene.patch(&scene.edge, "acme", named).await;
     let is = |found: &Tenant| is(found) && found.spec.cluster_ref.is_none();
     scene.on_edge("acme", "the edit to be put back", is).await;
-    scene.edge.delete(TEAM, "acme").await?;
+    scene.edge.delete("acme").await?;
     let anew = |found: &Tenant| found.uid() != made.uid() && message(found) == Some("second");
     scene
         .on_edge("acme", "the Tenant to be made again", anew)
@@ -167,7 +172,7 @@ async fn placed_tenant_follows_home_and_leaves_member_first(mode: Mode) -> TestR
     scene.patch(&scene.home, "acme", broken(true)).await;
     let error = scene.pair.condition("ClusterError");
     let failed = [PLACED, (error.as_str(), "True", "UpgradeFailed")];
-    let shown = scene.home.shows(TEAM, "acme", &failed).await?;
+    let shown = scene.home.shows("acme", &failed).await?;
     let status = shown.status.unwrap();
     assert_eq!(status.phase.as_deref(), Some("Error"));
     assert!(status.last_message.unwrap().contains(EDGE));
@@ -178,14 +183,14 @@ async fn placed_tenant_follows_home_and_leaves_member_first(mode: Mode) -> TestR
     let elsewhere = json!({"spec": {"clusterRef": {"secretName": "edge-2"}}});
     scene.patch(&scene.home, "acme", elsewhere).await;
     let refused = [("Placed", "False", "ClusterRefChanged")];
-    scene.home.shows(TEAM, "acme", &refused).await?;
+    scene.home.shows("acme", &refused).await?;
     let back = json!({"spec": {"clusterRef": {"secretName": EDGE}}});
     scene.patch(&scene.home, "acme", back).await;
     scene.is_placed(TEAM, "acme").await?;
 
     scene.pair.cluster().stop_apiserver().await?;
     let away = [("Placed", "Unknown", "ClusterUnreachable")];
-    scene.home.shows(TEAM, "acme", &away).await?;
+    scene.home.shows("acme", &away).await?;
     scene.patch(&scene.home, "acme", says("third")).await;
     scene.pair.cluster().start_apiserver().await?;
     let is = |found: &Tenant| message(found) == Some("third");
@@ -193,13 +198,13 @@ async fn placed_tenant_follows_home_and_leaves_member_first(mode: Mode) -> TestR
     scene.is_placed(TEAM, "acme").await?;
 
     scene.pair.cluster().stop_apiserver().await?;
-    scene.home.delete(TEAM, "acme").await?;
+    scene.home.delete("acme").await?;
     let waits = [("Placed", "Unknown", "ClusterUnreachable")];
-    let waiting = scene.home.shows(TEAM, "acme", &waits).await?;
+    let waiting = scene.home.shows("acme", &waits).await?;
     assert_eq!(waiting.finalizers(), [names::PLACED_FINALIZER]);
     scene.pair.cluster().start_apiserver().await?;
-    scene.home.gone(TEAM, "acme").await?;
-    let left = scene.edge.tenants(TEAM).get_opt("acme").await?;
+    scene.home.gone("acme").await?;
+    let left = scene.edge.tenants().get_opt("acme").await?;
     assert_eq!(left, None);
     let left = scene.edge.revisions("acme-ws", &release).await?;
     assert!(left.is_empty(), "{left:?}");
@@ -212,18 +217,30 @@ async fn foreign_tenant_is_not_adopted_and_orphan_stays(mode: Mode) -> TestResul
     let mut scene = Scene::open("placed-others", mode).await?;
     let ready = scene.pair.condition("ClusterReady");
     let values = json!({"workspace": "hers", "values": {"replicaCount": 0}});
-    scene.edge.create("default", "hers", values).await?;
-    let hers = scene.edge.shows("default", "hers", &[ALL_READY]).await;
+    scene
+        .edge
+        .within(HUB_NAMESPACE)
+        .create("hers", values)
+        .await?;
+    let hers = scene.edge.within(HUB_NAMESPACE).ready("hers").await;
     let hers = hers?;
     scene.place("default", "hers").await;
     let mirrored = [
         ("Placed", "False", "AlreadyThere"),
         (ready.as_str(), "True", "Installed"),
     ];
-    scene.home.shows("default", "hers", &mirrored).await?;
-    scene.home.delete("default", "hers").await?;
-    scene.home.gone("default", "hers").await?;
-    let after = scene.edge.tenants("default").get("hers").await?;
+    scene
+        .home
+        .within(HUB_NAMESPACE)
+        .shows("hers", &mirrored)
+        .await?;
+    scene.home.within(HUB_NAMESPACE).remove("hers").await?;
+    let after = scene
+        .edge
+        .within(HUB_NAMESPACE)
+        .tenants()
+        .get("hers")
+        .await?;
     assert_eq!(after.spec, hers.spec);
     assert_eq!(after.metadata.uid, hers.metadata.uid);
     assert_eq!(after.labels(), hers.labels());
@@ -231,13 +248,12 @@ async fn foreign_tenant_is_not_adopted_and_orphan_stays(mode: Mode) -> TestResul
 
     scene.place(TEAM, "acme").await;
     let made = scene.is_placed(TEAM, "acme").await?;
-    let at_home = scene.home.tenants(TEAM).get("acme").await?;
+    let at_home = scene.home.tenants().get("acme").await?;
     let let_go = (names::ORPHAN_ANNOTATION, "true");
-    let annotated = scene.home.annotate(TEAM, "acme", let_go.0, let_go.1);
+    let annotated = scene.home.annotate("acme", let_go.0, let_go.1);
     annotated.await?;
-    scene.home.delete(TEAM, "acme").await?;
-    scene.home.gone(TEAM, "acme").await?;
-    let told = scene.home.told(TEAM, "acme", "Orphaned").await?;
+    scene.home.remove("acme").await?;
+    let told = scene.home.told("acme", "Orphaned").await?;
     assert!(told.contains(EDGE), "{told}");
 
     // Restored from a backup, it is another object, with all that home had put on it. Deleted, it takes nothing
@@ -251,18 +267,15 @@ async fn foreign_tenant_is_not_adopted_and_orphan_stays(mode: Mode) -> TestResul
         ..ObjectMeta::default()
     };
     let params = PostParams::default();
-    scene.home.tenants(TEAM).create(&params, &backup).await?;
-    scene.home.shows(TEAM, "acme", &another).await?;
-    scene.home.delete(TEAM, "acme").await?;
-    scene.home.gone(TEAM, "acme").await?;
+    scene.home.tenants().create(&params, &backup).await?;
+    scene.home.shows("acme", &another).await?;
+    scene.home.remove("acme").await?;
     let restored = scene.place(TEAM, "acme").await;
-    scene.home.shows(TEAM, "acme", &another).await?;
-    let before = scene.edge.tenants(TEAM).get("acme").await?;
+    scene.home.shows("acme", &another).await?;
+    let before = scene.edge.tenants().get("acme").await?;
     assert_eq!(before.metadata.uid, made.metadata.uid);
     assert_eq!(home_uid(&before), home_uid(&made));
-    let adopt = scene
-        .home
-        .annotate(TEAM, "acme", names::ADOPT_ANNOTATION, "true");
+    let adopt = scene.home.annotate("acme", names::ADOPT_ANNOTATION, "true");
     adopt.await?;
     let adopted = scene.is_placed(TEAM, "acme").await?;
     assert_eq!(adopted.metadata.uid, made.metadata.uid);
@@ -277,8 +290,8 @@ async fn foreign_tenant_is_not_adopted_and_orphan_stays(mode: Mode) -> TestResul
     flags.retain(|flag| flag != "--place-tenants");
     scene.pair.open(flags).await?;
     let stays = [("Placed", "Unknown", "NotPlacing"), ALL_READY];
-    scene.home.shows(TEAM, "acme", &stays).await?;
-    let stays = scene.edge.tenants(TEAM).get("acme").await?;
+    scene.home.shows("acme", &stays).await?;
+    let stays = scene.edge.tenants().get("acme").await?;
     assert_eq!(stays.metadata.uid, made.metadata.uid);
     assert_eq!(stays.metadata.deletion_timestamp, None);
     Ok(())
@@ -292,7 +305,7 @@ async fn hub_crash_and_member_removal_keep_placed_tenants(mode: Mode) -> TestRes
     for (name, finalizers) in [("second", 0), ("third", 1)] {
         scene.place(TEAM, name).await;
         eventually("the hub to have begun", PATIENCE, async || {
-            let found = scene.home.tenants(TEAM).get(name).await?;
+            let found = scene.home.tenants().get(name).await?;
             Ok((found.finalizers().len() >= finalizers).then_some(()))
         })
         .await?;
@@ -300,18 +313,18 @@ async fn hub_crash_and_member_removal_keep_placed_tenants(mode: Mode) -> TestRes
         scene.pair.start_hub_again()?;
         scene.is_placed(TEAM, name).await?;
     }
-    scene.home.delete(TEAM, "third").await?;
+    scene.home.delete("third").await?;
     scene.pair.hub()?.kill9().await?;
     scene.pair.start_hub_again()?;
-    scene.home.gone(TEAM, "third").await?;
-    let left = scene.edge.tenants(TEAM).get_opt("third").await?;
+    scene.home.gone("third").await?;
+    let left = scene.edge.tenants().get_opt("third").await?;
     assert_eq!(left, None);
 
     let members: Api<EdgeCluster> = Api::all(scene.home.client.clone());
     members.delete(EDGE, &DeleteParams::default()).await?;
     let left = [("Placed", "Unknown", "MemberLeft")];
-    scene.home.shows(TEAM, "first", &left).await?;
-    let stays = scene.edge.tenants(TEAM).get("first").await?;
+    scene.home.shows("first", &left).await?;
+    let stays = scene.edge.tenants().get("first").await?;
     assert_eq!(stays.metadata.uid, first.metadata.uid);
     match mode {
         Mode::Agent => scene.pair.join_again().await?,
@@ -328,8 +341,8 @@ async fn hub_crash_and_member_removal_keep_placed_tenants(mode: Mode) -> TestRes
     scene.pair.start_hub_again()?;
     scene.place(TEAM, "first").await;
     let another = [("Placed", "False", "BelongsToAnother")];
-    scene.home.shows(TEAM, "first", &another).await?;
-    let stays = scene.edge.tenants(TEAM).get("first").await?;
+    scene.home.shows("first", &another).await?;
+    let stays = scene.edge.tenants().get("first").await?;
     assert_eq!(stays.metadata.uid, first.metadata.uid);
     assert_eq!(stays.metadata.deletion_timestamp, None);
     let release = scene.pair.release("first");
@@ -404,7 +417,7 @@ async fn restarted_hub_rewrites_no_placed_tenants() -> TestResult {
             "workspace": "kube-system",
         });
         let name = format!("tenant-{number}");
-        desk.create(TEAM, &name, spec).await?;
+        desk.within(TEAM).create(&name, spec).await?;
     }
     let refused = |tenant: &Tenant| {
         let conditions = tenant.status.clone().unwrap_or_default().conditions;
@@ -416,7 +429,7 @@ async fn restarted_hub_rewrites_no_placed_tenants() -> TestResult {
     };
     let all_are_placed = async || {
         eventually("all to be placed", PATIENCE, async || {
-            let all = desk.tenants(TEAM).list(&ListParams::default()).await?;
+            let all = desk.tenants().list(&ListParams::default()).await?;
             let placed = all.iter().filter(|tenant| refused(tenant)).count();
             ensure!(placed == members_of_all * each, "{placed} are");
             Ok(Some(()))
@@ -463,8 +476,8 @@ async fn restarted_hub_rewrites_no_placed_tenants() -> TestResult {
             "workspace": "kube-system",
         });
         let name = format!("later-{number}");
-        desk.create(TEAM, &name, spec).await?;
-        desk.shows(TEAM, &name, &[PLACED]).await?;
+        desk.within(TEAM).create(&name, spec).await?;
+        desk.within(TEAM).shows(&name, &[PLACED]).await?;
     }
     all_are_placed_still(&desk).await;
     for (edge, (objects_before, writes_before)) in edges.iter().zip(before) {
@@ -491,7 +504,7 @@ async fn restarted_hub_rewrites_no_placed_tenants() -> TestResult {
 }
 
 async fn all_are_placed_still(desk: &FleetClient) {
-    let all = desk.tenants(TEAM).list(&ListParams::default()).await;
+    let all = desk.tenants().list(&ListParams::default()).await;
     for tenant in all.unwrap() {
         let member = tenant.names_member().unwrap_or_default().to_owned();
         let on = tenant.annotations().get(names::PLACED_ON_ANNOTATION);

@@ -5,13 +5,15 @@ use anyhow::{Result, bail, ensure};
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod};
 use krypton_tests::{
     ChartRepository, Gate, Mode, Pair, Parts, TestResult, by_agent, eventually,
-    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, condition, helm_ends, values_flag},
+    fleet::{
+        ALL_READY, FleetClient, PATIENCE, ValuesFile, chart_flags, condition, helm_ends,
+        values_flag,
+    },
     gate,
 };
 use kube::{Api, ResourceExt, api::ListParams};
 use serde_json::{Value, json};
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const EVENTS: [&str; 4] = ["pre-install", "pre-upgrade", "pre-rollback", "pre-delete"];
 
 by_agent!(killed_helm_run_is_repaired_after_restart);
@@ -52,7 +54,7 @@ impl Scene {
     }
 
     async fn install(&self, name: &str) -> Deployment {
-        self.desk.create("default", name, json!({})).await.unwrap();
+        self.desk.create(name, json!({})).await.unwrap();
         self.pass(name, "pre-install", None).await;
         self.ready(name).await.unwrap()
     }
@@ -67,7 +69,7 @@ impl Scene {
 
     /// Waits until the Tenant is ready. Its only deployed revision is the newest, and no revision is pending.
     async fn ready(&self, name: &str) -> TestResult<Deployment> {
-        self.desk.shows("default", name, &[ALL_READY]).await?;
+        self.desk.ready(name).await?;
         let release = self.pair.release(name);
         let what = format!("one deployed revision of {release}");
         eventually(&what, PATIENCE, async || {
@@ -108,7 +110,7 @@ impl Scene {
                     gate::open(&self.desk, name, &pod).await?;
                 }
             }
-            let Some(tenant) = self.desk.tenants("default").get_opt(name).await? else {
+            let Some(tenant) = self.desk.tenants().get_opt(name).await? else {
                 return Ok(Some(()));
             };
             let conditions = tenant.status.unwrap_or_default().conditions;
@@ -122,7 +124,7 @@ impl Scene {
     }
 
     async fn gone(&self, name: &str) {
-        self.desk.gone("default", name).await.unwrap();
+        self.desk.gone(name).await.unwrap();
         let left = self.desk.revisions(name, &self.pair.release(name)).await;
         assert_eq!(left.unwrap(), []);
     }
@@ -137,7 +139,7 @@ impl Scene {
 #[tokio::test]
 async fn member_power_loss_during_helm_run_is_repaired() -> TestResult {
     let mut scene = Scene::set("power", Mode::Agent, &[]).await?;
-    scene.desk.create("default", "acme", json!({})).await?;
+    scene.desk.create("acme", json!({})).await?;
     scene.at("acme", "pre-install", None).await;
     scene.lose_power().await;
     // Either the run that survived the power loss or the next one finishes the installation.
@@ -154,7 +156,7 @@ async fn member_power_loss_during_helm_run_is_repaired() -> TestResult {
     scene.pass_all("acme", "pre-upgrade").await;
     assert_eq!(scene.ready("acme").await?.uid(), before.uid());
 
-    scene.desk.delete("default", "acme").await?;
+    scene.desk.delete("acme").await?;
     scene.at("acme", "pre-delete", None).await;
     scene.lose_power().await;
     scene.pass_all("acme", "pre-delete").await;
@@ -176,7 +178,7 @@ async fn killed_helm_run_is_repaired_after_restart(mode: Mode) -> TestResult {
     let log = scene.pair.actor()?.log_path().to_owned();
     let folder = log.parent().unwrap();
 
-    scene.desk.delete("default", "going").await?;
+    scene.desk.delete("going").await?;
     let going = scene.at("going", "pre-delete", None).await;
     scene.write(&json!({"message": "second", "brokenIn": "rolled"}));
     let upgraded = scene.at("upgraded", "pre-upgrade", None).await;

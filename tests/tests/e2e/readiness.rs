@@ -6,9 +6,7 @@ use krypton_tests::{
     fleet::{FleetClient, condition},
 };
 use krypton_types::names;
-use serde_json::{Value, json};
-
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+use serde_json::Value;
 
 by_agent!(missing_workload_stays_not_ready);
 
@@ -42,30 +40,29 @@ async fn missing_workload_stays_not_ready(mode: Mode) -> TestResult {
     let release = pair.release("acme");
     let [ready, progress] = ["ClusterReady", "ClusterProgress"].map(|kind| pair.condition(kind));
     let lost = (ready.as_str(), "False", "NotReady");
-    desk.create("default", "acme", json!({})).await?;
-    desk.shows("default", "acme", &[ALL_READY]).await?;
+    desk.install("acme").await?;
     let there = deployment(pair.cluster(), &release).await?;
     delete(pair.cluster(), &release).await;
-    desk.shows("default", "acme", &[lost]).await?;
+    desk.shows("acme", &[lost]).await?;
 
     restart(&mut pair, &desk, mode).await?;
-    let tenant = desk.tenants("default").get("acme").await?;
+    let tenant = desk.tenants().get("acme").await?;
     let conditions = tenant.status.unwrap_or_default().conditions;
     let now = condition(&conditions, &ready).unwrap();
     assert_eq!((now.status.as_str(), now.reason.as_str()), (lost.1, lost.2));
 
     // The pause holds the upgrade back. Readiness is still followed, also after a restart.
     let paused = (progress.as_str(), "False", "Paused");
-    desk.annotate("default", "acme", names::PAUSED_ANNOTATION, "true")
+    desk.annotate("acme", names::PAUSED_ANNOTATION, "true")
         .await?;
     values.write("{replicaCount: 0, message: other}")?;
-    desk.shows("default", "acme", &[paused, lost]).await?;
+    desk.shows("acme", &[paused, lost]).await?;
     pair.cluster().apply(&there.to_string()).await?;
     let back = (ready.as_str(), "True", "NoChange");
-    desk.shows("default", "acme", &[paused, back]).await?;
+    desk.shows("acme", &[paused, back]).await?;
     restart(&mut pair, &desk, mode).await?;
     delete(pair.cluster(), &release).await;
-    desk.shows("default", "acme", &[paused, lost]).await?;
+    desk.shows("acme", &[paused, lost]).await?;
     let revisions = desk.revisions("acme", &release).await?;
     assert_eq!(revisions, [(1, "deployed".to_owned())]);
     pair.stop().await?;

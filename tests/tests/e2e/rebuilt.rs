@@ -8,7 +8,7 @@ use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
     Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode,
     Parts, TestResult, bundle,
-    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
+    fleet::{CONNECTED, FleetClient, HEALTHY, PATIENCE, ValuesFile, chart_flags, values_flag},
     in_both_modes,
     membership::replaced,
 };
@@ -16,10 +16,6 @@ use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use serde_json::json;
 use tempfile::TempDir;
-
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
-const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
-const HEALTHY: (&str, &str, &str) = ("Healthy", "True", "Reconciling");
 
 in_both_modes!(rebuilt_cluster_is_untouched_until_edge_cluster_replaced);
 
@@ -47,8 +43,7 @@ async fn rebuilt_cluster_is_untouched_until_edge_cluster_replaced(mode: Mode) ->
         FleetClient::at(&rebuilt),
     );
     let mut member = Membership::join(mode, &mut hub, &home, &former, "edge-1").await?;
-    at_former.create("default", "acme", json!({})).await?;
-    at_former.shows("default", "acme", &[ALL_READY]).await?;
+    at_former.install("acme").await?;
     let before = desk.member_shows("edge-1", &[CONNECTED, HEALTHY]).await?;
     let recorded = before.status.as_ref().unwrap().cluster_uid.clone();
     assert_eq!(recorded, Some(cluster_uid(&former).await));
@@ -76,7 +71,7 @@ async fn rebuilt_cluster_is_untouched_until_edge_cluster_replaced(mode: Mode) ->
             log.contains("kubectl krypton join edge-1 --replace"),
             "{log}"
         );
-        let told = desk.told("default", "edge-1", "EnrolmentRefused").await;
+        let told = desk.told("edge-1", "EnrolmentRefused").await;
         assert!(told?.contains("--replace"));
     } else {
         desk.add_member("edge-1", &rebuilt.kubeconfig_with_token())
@@ -119,8 +114,7 @@ async fn rebuilt_cluster_is_untouched_until_edge_cluster_replaced(mode: Mode) ->
         Some(cluster_uid(&rebuilt).await)
     );
     desk.member_is("edge-1", mode).await?;
-    at_rebuilt.create("default", "acme", json!({})).await?;
-    at_rebuilt.shows("default", "acme", &[ALL_READY]).await?;
+    at_rebuilt.install("acme").await?;
     // What runs on the former one is as it was.
     at_former
         .newest_is("acme", "tenant-acme-edge-1", 1, "deployed")

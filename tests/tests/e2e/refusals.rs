@@ -11,7 +11,6 @@ use krypton_types::names;
 use serde_json::json;
 use tempfile::TempDir;
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const POLICY: &str = "apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicy
 metadata: {name: no-finalizers}
@@ -44,7 +43,7 @@ spec:
 async fn says(desk: &FleetClient, kind: &str, reason: &str, words: &str) -> Result<()> {
     let what = format!("{kind} to be {reason} with {words:?}");
     eventually(&what, PATIENCE, async || {
-        let tenant = desk.tenants("default").get("acme").await?;
+        let tenant = desk.tenants().get("acme").await?;
         let conditions = tenant.status.unwrap_or_default().conditions;
         match condition(&conditions, kind) {
             Some(found) if found.reason == reason && found.message.contains(words) => Ok(Some(())),
@@ -62,8 +61,7 @@ async fn refused_request_sets_condition_and_retries_on_demand() -> TestResult {
     let log = pair.hub()?.log()?;
     assert!(!log.contains("failed to list KryptonDeployments"), "{log}");
     let paused = [(names::PAUSED_ANNOTATION, "true")];
-    desk.create_annotated("default", "acme", json!({}), &paused)
-        .await?;
+    desk.create_annotated("acme", json!({}), &paused).await?;
     let cluster = pair.cluster();
     cluster.apply(POLICY).await?;
     let patch = r#"{"metadata":{"finalizers":["krypton.test/probe"]}}"#;
@@ -80,19 +78,19 @@ async fn refused_request_sets_condition_and_retries_on_demand() -> TestResult {
     })
     .await?;
 
-    desk.annotate("default", "acme", names::PAUSED_ANNOTATION, "false")
+    desk.annotate("acme", names::PAUSED_ANNOTATION, "false")
         .await?;
     let error = pair.condition("ClusterError");
     says(&desk, &error, "RequestRefused", "no finalizers here").await?;
-    desk.told("default", "acme", "RequestRefused").await?;
+    desk.told("acme", "RequestRefused").await?;
 
     let binding = "validatingadmissionpolicybinding";
     cluster
         .kubectl(["delete", binding, "no-finalizers"])
         .await?;
     let asked = names::RECONCILE_REQUESTED_ANNOTATION;
-    desk.annotate("default", "acme", asked, "now").await?;
-    desk.shows("default", "acme", &[ALL_READY]).await?;
+    desk.annotate("acme", asked, "now").await?;
+    desk.ready("acme").await?;
     Ok(())
 }
 
@@ -128,8 +126,7 @@ async fn upgrade_past_deleted_kind_names_workaround() -> TestResult {
     let flags = chart_flags(&repository, "widgets", "1.0.0").into_iter();
     let flags = flags.chain([values_flag(&values)]).collect::<Vec<_>>();
     pair.open(flags.clone()).await?;
-    desk.create("default", "acme", json!({})).await?;
-    desk.shows("default", "acme", &[ALL_READY]).await?;
+    desk.install("acme").await?;
     // Helm caches the known kinds for a while, so a new process is necessary.
     pair.stop().await?;
     let delete = ["delete", "crd", "widgets.krypton.test"];
@@ -152,7 +149,7 @@ async fn upgrade_past_deleted_kind_names_workaround() -> TestResult {
         &selector,
     ];
     pair.cluster().kubectl(secrets).await?;
-    desk.shows("default", "acme", &[ALL_READY]).await?;
+    desk.ready("acme").await?;
     desk.newest_is("acme", &pair.release("acme"), 1, "deployed")
         .await?;
     Ok(())

@@ -16,8 +16,6 @@ use kube::{
 };
 use serde_json::json;
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
-
 fn secrets(desk: &FleetClient) -> Api<Secret> {
     Api::namespaced(desk.client.clone(), "acme")
 }
@@ -56,7 +54,7 @@ async fn deleted_or_damaged_release_secrets_are_repaired() -> TestResult {
     pair.open(flags.into_iter().chain([values_flag(&values)]))
         .await?;
     let release = pair.release("acme");
-    desk.create("default", "acme", json!({})).await?;
+    desk.create("acme", json!({})).await?;
     desk.newest_is("acme", &release, 1, "deployed").await?;
     let first = uid(&desk, &release).await?;
 
@@ -94,7 +92,7 @@ async fn deleted_or_damaged_release_secrets_are_repaired() -> TestResult {
 
     // Damaged, while nothing else is to be done: helm passes over it and would stumble on its name.
     damage(&desk, &release, 4).await?;
-    desk.told("default", "acme", "ReleaseUnreadable").await?;
+    desk.told("acme", "ReleaseUnreadable").await?;
     eventually("one deployed release", PATIENCE, async || {
         let revisions = desk.revisions("acme", &release).await?;
         match revisions.last() {
@@ -108,7 +106,7 @@ async fn deleted_or_damaged_release_secrets_are_repaired() -> TestResult {
     assert_eq!(deployed.count(), 1, "{revisions:?}");
     let kept = ListParams::default().fields("type=mesh.openkcm.io/unreadable-release");
     assert_eq!(api.list(&kept).await?.items.len(), 1);
-    desk.shows("default", "acme", &[ALL_READY]).await?;
+    desk.ready("acme").await?;
     assert_eq!(uid(&desk, &release).await?, first, "not made anew");
     let log = pair.actor()?.log()?;
     assert!(!log.contains("running helm uninstall"), "{log}");
@@ -116,8 +114,7 @@ async fn deleted_or_damaged_release_secrets_are_repaired() -> TestResult {
     // Of a Tenant that is to go: what the revisions before say is removed.
     let newest = revisions.last().unwrap().0;
     damage(&desk, &release, newest).await?;
-    desk.delete("default", "acme").await?;
-    desk.gone("default", "acme").await?;
+    desk.remove("acme").await?;
     Ok(())
 }
 
@@ -132,23 +129,22 @@ async fn unreadable_only_revision_blocks_deletion_until_orphaned() -> TestResult
         .await?;
     let release = pair.release("acme");
     let error = pair.condition("ClusterError");
-    desk.create("default", "acme", json!({})).await?;
-    desk.shows("default", "acme", &[ALL_READY]).await?;
+    desk.install("acme").await?;
     // Of a live one it would be set aside, and the chart installed again.
     pair.stop().await?;
     damage(&desk, &release, 1).await?;
-    desk.delete("default", "acme").await?;
+    desk.delete("acme").await?;
     pair.start_actor_again()?;
     let failed = (error.as_str(), "True", "UninstallFailed");
-    let tenant = desk.shows("default", "acme", &[failed]).await?;
+    let tenant = desk.shows("acme", &[failed]).await?;
     let conditions = tenant.status.unwrap().conditions;
     let message = &condition(&conditions, &error).unwrap().message;
     for part in [release.as_str(), names::ORPHAN_ANNOTATION] {
         assert!(message.contains(part), "{message}");
     }
-    desk.annotate("default", "acme", names::ORPHAN_ANNOTATION, "true")
+    desk.annotate("acme", names::ORPHAN_ANNOTATION, "true")
         .await?;
-    desk.gone("default", "acme").await?;
+    desk.gone("acme").await?;
     uid(&desk, &release).await?;
     Ok(())
 }

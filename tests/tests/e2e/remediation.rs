@@ -8,9 +8,6 @@ use krypton_tests::{
 };
 use krypton_types::names;
 use kube::{Api, ResourceExt};
-use serde_json::json;
-
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 
 #[tokio::test]
 async fn failed_upgrade_rolls_back_once_without_automatic_retry() -> TestResult {
@@ -29,15 +26,14 @@ async fn failed_upgrade_rolls_back_once_without_automatic_retry() -> TestResult 
         let data = map.data.as_ref().context("no data");
         data.unwrap().get("message").cloned().unwrap_or_default()
     };
-    desk.create("default", "acme", json!({})).await?;
-    desk.shows("default", "acme", &[ALL_READY]).await?;
+    desk.install("acme").await?;
     let first = map().await;
 
     values.write("{replicaCount: 0, message: second, broken: true}")?;
     desk.newest_is("acme", &release, 3, "deployed").await?;
-    desk.told("default", "acme", "HelmRolledBack").await?;
+    desk.told("acme", "HelmRolledBack").await?;
     let failed = (error.as_str(), "True", "UpgradeFailed");
-    let tenant = desk.shows("default", "acme", &[failed]).await?;
+    let tenant = desk.shows("acme", &[failed]).await?;
     let conditions = tenant.status.unwrap().conditions;
     let said = &condition(&conditions, &error).unwrap().message;
     let rolled_back = map().await;
@@ -53,12 +49,12 @@ async fn failed_upgrade_rolls_back_once_without_automatic_retry() -> TestResult 
     desk.newest_is("acme", &release, 3, "deployed").await?;
     // A user's request causes one more attempt.
     let asked = names::RECONCILE_REQUESTED_ANNOTATION;
-    desk.annotate("default", "acme", asked, "now").await?;
+    desk.annotate("acme", asked, "now").await?;
     desk.newest_is("acme", &release, 5, "deployed").await?;
 
     values.write("{replicaCount: 0, message: third}")?;
     desk.newest_is("acme", &release, 6, "deployed").await?;
-    desk.shows("default", "acme", &[ALL_READY]).await?;
+    desk.ready("acme").await?;
     assert_eq!(message(&map().await), "third");
     Ok(())
 }

@@ -22,8 +22,6 @@ use kube::{
 use serde_json::json;
 use tokio::{sync::watch, task::JoinHandle};
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
-
 /// Whether the Deployments of a namespace are available.
 #[derive(Clone, Copy, PartialEq)]
 enum Served {
@@ -175,7 +173,7 @@ async fn killed_helm_is_repaired_by_next_pass() -> TestResult {
     let mut scene = Scene::set("killed", &gate::EVENTS, &[]).await?;
     let desk = scene.pair.desk();
     let release = scene.pair.release("acme");
-    desk.create("default", "acme", json!({})).await?;
+    desk.create("acme", json!({})).await?;
 
     // Before anything is applied, and after all of it.
     let hook = scene.kill_at("acme", "pre-install").await?;
@@ -188,7 +186,7 @@ async fn killed_helm_is_repaired_by_next_pass() -> TestResult {
     // The hooks of an installation again, and not those of an upgrade.
     gate::pass(&desk, "acme", "pre-install", None).await?;
     gate::pass(&desk, "acme", "post-install", Some(&hook)).await?;
-    desk.shows("default", "acme", &[ALL_READY]).await?;
+    desk.ready("acme").await?;
     let installed = whole(&desk, "acme", &release).await?;
     for (name, uid) in &installed {
         assert_eq!(made.get(name), Some(uid), "{name} was made anew");
@@ -206,7 +204,7 @@ async fn killed_helm_is_repaired_by_next_pass() -> TestResult {
     scene.values.write(&third.to_string())?;
     gate::pass(&desk, "acme", "pre-upgrade", None).await?;
     gate::pass(&desk, "acme", "post-upgrade", Some(&hook)).await?;
-    desk.shows("default", "acme", &[ALL_READY]).await?;
+    desk.ready("acme").await?;
     eventually("nothing to be left over", PATIENCE, async || {
         whole(&desk, "acme", &release).await.map(Some)
     })
@@ -214,7 +212,7 @@ async fn killed_helm_is_repaired_by_next_pass() -> TestResult {
     .map(|now| assert_eq!(now, installed))?;
     assert!(serving.end(), "the release kept serving");
 
-    desk.delete("default", "acme").await?;
+    desk.delete("acme").await?;
     let hook = scene.kill_at("acme", "pre-delete").await?;
     let revisions = desk.revisions("acme", &release).await?;
     assert_eq!(revisions.last().unwrap().1, "uninstalling");
@@ -222,7 +220,7 @@ async fn killed_helm_is_repaired_by_next_pass() -> TestResult {
     let hook = scene.kill_at("acme", "post-delete").await?;
     gate::pass(&desk, "acme", "pre-delete", None).await?;
     gate::pass(&desk, "acme", "post-delete", Some(&hook)).await?;
-    desk.gone("default", "acme").await?;
+    desk.gone("acme").await?;
     assert!(desk.releases().await?.is_empty());
     Ok(())
 }
@@ -249,10 +247,10 @@ async fn dead_manual_helm_run_is_repaired_without_uninstall() -> TestResult {
     let names = ["rolling", "going", "gone"];
     let mut before = BTreeMap::new();
     for name in names {
-        desk.create("default", name, json!({})).await?;
+        desk.create(name, json!({})).await?;
     }
     for name in names {
-        desk.shows("default", name, &[ALL_READY]).await?;
+        desk.ready(name).await?;
         let release = scene.pair.release(name);
         before.insert(name, whole(&desk, name, &release).await?);
     }
@@ -288,17 +286,17 @@ async fn dead_manual_helm_run_is_repaired_without_uninstall() -> TestResult {
     let locked = format!("ClusterProgress/{}", scene.pair.name());
     for name in names {
         let said = (locked.as_str(), "True", "Locked");
-        desk.shows("default", name, &[said]).await?;
+        desk.shows(name, &[said]).await?;
     }
     for (name, release) in names.iter().zip(&release) {
         // The grace is nearly as long as what is otherwise waited for.
         for _ in 0..2 {
-            let done = desk.told("default", name, "ReleaseUnlocked").await;
+            let done = desk.told(name, "ReleaseUnlocked").await;
             if done.is_ok() {
                 break;
             }
         }
-        desk.shows("default", name, &[ALL_READY]).await?;
+        desk.ready(name).await?;
         eventually(
             "hooks that were cut short to be all that is left",
             PATIENCE,

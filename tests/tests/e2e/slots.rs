@@ -15,7 +15,6 @@ use kube::{
 };
 use serde_json::json;
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const FIRST: &str = "{message: first}";
 const SECOND: &str = "{message: second}";
 
@@ -51,15 +50,14 @@ impl Stage {
     }
 
     async fn install(&self, name: &str) -> Result<()> {
-        self.desk.create("default", name, json!({})).await?;
-        self.desk.shows("default", name, &[ALL_READY]).await?;
+        self.desk.install(name).await?;
         Ok(())
     }
 
     /// Takes the only slot with a first installation that waits for its hook.
     async fn block(&self, name: &str) -> Result<Pod> {
         let spec = json!({"values": {"gates": ["pre-install"]}});
-        self.desk.create("default", name, spec).await?;
+        self.desk.create(name, spec).await?;
         gate::at(&self.desk, name, "pre-install", None).await
     }
 
@@ -82,7 +80,7 @@ impl Stage {
     /// Ends the run that has the slot, and waits for the next ones.
     async fn release(&self, name: &str, hook: &Pod) -> Result<()> {
         gate::open(&self.desk, name, hook).await?;
-        self.desk.shows("default", name, &[ALL_READY]).await?;
+        self.desk.ready(name).await?;
         self.desk.lease_renewed().await
     }
 
@@ -135,8 +133,8 @@ async fn paused_or_reverted_upgrade_leaves_the_slot_queue() -> TestResult {
     stage.waiting("low", 0).await?;
     let progress = stage.pair.condition("ClusterProgress");
     let paused = [(progress.as_str(), "False", "Paused")];
-    stage.desk.shows("default", "acme", &paused).await?;
-    stage.desk.shows("default", "first", &paused).await?;
+    stage.desk.shows("acme", &paused).await?;
+    stage.desk.shows("first", &paused).await?;
     gate::open(&stage.desk, "second", &hook).await?;
     stage.becomes("second", 1).await?;
     stage.desk.lease_renewed().await?;
@@ -157,24 +155,24 @@ async fn deletion_and_orphan_annotation_redirect_a_waiting_run() -> TestResult {
     stage.values.write(SECOND)?;
     stage.waiting("low", 2).await?;
     for name in ["gone", "kept"] {
-        stage.desk.delete("default", name).await?;
+        stage.desk.delete(name).await?;
     }
     stage.waiting("high", 2).await?;
     stage.waiting("low", 0).await?;
 
     let orphan = names::ORPHAN_ANNOTATION;
     let desk = &stage.desk;
-    desk.annotate("default", "kept", orphan, "true").await?;
-    desk.gone("default", "kept").await?;
+    desk.annotate("kept", orphan, "true").await?;
+    desk.gone("kept").await?;
     stage.waiting("high", 1).await?;
     stage.release("first", &hook).await?;
-    stage.desk.gone("default", "gone").await?;
+    stage.desk.gone("gone").await?;
 
     stage.is("kept", 1).await?;
     let left = stage.desk.namespace("gone").await?;
     assert_eq!(left, None, "its workspace goes with it");
     for name in ["gone", "kept"] {
-        let told = stage.desk.events("default", name).await?;
+        let told = stage.desk.events(name).await?;
         assert_eq!(told.get("HelmUpgradeStart"), None, "{told:?}");
     }
     Ok(())

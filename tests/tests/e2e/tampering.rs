@@ -22,7 +22,6 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const SYSTEM: &str = "krypton-system";
 const BINDING: &str = "
 ---
@@ -59,8 +58,7 @@ impl Attack {
         all.extend(flags.iter().map(|flag| (*flag).to_owned()));
         pair.open(all).await?;
         let desk = pair.desk();
-        desk.create("default", "acme", json!({})).await?;
-        desk.shows("default", "acme", &[ALL_READY]).await?;
+        desk.install("acme").await?;
         let release = pair.release("acme");
         pair.cluster()
             .kubectl(["create", "namespace", "victim"])
@@ -119,7 +117,7 @@ impl Attack {
     async fn shows_tampered(&self) {
         let error = self.pair.condition("ClusterError");
         self.desk
-            .shows("default", "acme", &[(&error, "True", "ReleaseTampered")])
+            .shows("acme", &[(&error, "True", "ReleaseTampered")])
             .await
             .unwrap();
     }
@@ -176,8 +174,7 @@ async fn tampered_release_is_not_healed_from(mode: Mode) -> TestResult {
     attack.shows_tampered().await;
     // Drift of the other Tenant is corrected in the same time, so this one's would be, too.
     let desk = &attack.desk;
-    desk.create("default", "beta", json!({})).await?;
-    desk.shows("default", "beta", &[ALL_READY]).await?;
+    desk.install("beta").await?;
     for _ in 0..2 {
         let name = attack.pair.release("beta");
         let service = ["delete", "configmap", &name, "--namespace=beta"];
@@ -192,7 +189,7 @@ async fn tampered_release_is_not_healed_from(mode: Mode) -> TestResult {
 
     // After the release is rendered from the chart again, it is correct.
     attack.delete_secret(1).await;
-    desk.shows("default", "acme", &[ALL_READY]).await?;
+    desk.ready("acme").await?;
     desk.newest_is("acme", &attack.release, 1, "deployed")
         .await?;
     attack.no_takeover().await;
@@ -207,8 +204,7 @@ async fn tampered_release_stays_tampered_after_a_restart() -> TestResult {
     attack.pair.stop().await?;
     attack.pair.start_actor_again()?;
     let desk = attack.desk.clone();
-    desk.create("default", "beta", json!({})).await?;
-    desk.shows("default", "beta", &[ALL_READY]).await?;
+    desk.install("beta").await?;
     attack.shows_tampered().await;
 
     let home = attack.pair.cluster();
@@ -217,7 +213,7 @@ async fn tampered_release_stays_tampered_after_a_restart() -> TestResult {
     assert!(said.contains("revision 1 of release"), "{said}");
     let resync = ["resync", "tenant", "acme", "-n", "default"];
     kubectl_krypton(home, &resync).await?;
-    desk.shows("default", "acme", &[ALL_READY]).await?;
+    desk.ready("acme").await?;
     attack.no_takeover().await;
     Ok(())
 }
@@ -227,11 +223,11 @@ async fn tampered_release_is_not_uninstalled_with_its_hooks() -> TestResult {
     let attack = Attack::on("tamper-hooks", Mode::Agent, &[]).await?;
     attack.tamper(1, delete_hook).await;
     attack.shows_tampered().await;
-    attack.desk.delete("default", "acme").await?;
+    attack.desk.delete("acme").await?;
     attack.shows_tampered().await;
     attack.no_takeover().await;
     attack.delete_secret(1).await;
-    attack.desk.gone("default", "acme").await?;
+    attack.desk.gone("acme").await?;
     attack.no_takeover().await;
     Ok(())
 }
@@ -240,10 +236,10 @@ async fn tampered_release_is_not_uninstalled_with_its_hooks() -> TestResult {
 async fn forged_revision_is_uninstalled_without_its_hooks() -> TestResult {
     let attack = Attack::on("tamper-forged", Mode::Agent, &[]).await?;
     attack.forge(2, delete_hook).await?;
-    attack.desk.delete("default", "acme").await?;
-    let told = attack.desk.told("default", "acme", "HooksSkipped").await;
+    attack.desk.delete("acme").await?;
+    let told = attack.desk.told("acme", "HooksSkipped").await;
     assert!(told?.contains("revision 2"));
-    attack.desk.gone("default", "acme").await?;
+    attack.desk.gone("acme").await?;
     attack.no_takeover().await;
     Ok(())
 }
@@ -261,7 +257,7 @@ async fn upgrade_deletes_nothing_that_a_forged_revision_lists() -> TestResult {
         .newest_is("acme", &attack.release, 2, "deployed")
         .await?;
     let desk = &attack.desk;
-    desk.shows("default", "acme", &[ALL_READY]).await?;
+    desk.ready("acme").await?;
     attack.no_takeover().await;
     Ok(())
 }
@@ -273,7 +269,7 @@ async fn upgrade_over_a_tampered_release_is_refused() -> TestResult {
     attack.shows_tampered().await;
     attack.values.write("{replicaCount: 0, message: v2}")?;
     let upgrading = "HelmUpgradeStart";
-    attack.desk.told("default", "acme", upgrading).await?;
+    attack.desk.told("acme", upgrading).await?;
     attack.shows_tampered().await;
     attack.no_takeover().await;
     Ok(())
@@ -297,7 +293,7 @@ async fn lost_record_renders_the_chart_again() -> TestResult {
     let desk = &attack.desk;
     desk.newest_is("acme", &attack.release, 2, "deployed")
         .await?;
-    desk.shows("default", "acme", &[ALL_READY]).await?;
+    desk.ready("acme").await?;
     assert_eq!(records().await, before);
     Ok(())
 }

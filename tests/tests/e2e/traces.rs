@@ -10,7 +10,6 @@ use krypton_tests::{
 use serde_json::json;
 use tempfile::TempDir;
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const SECRET: &str = "hunter2-traced";
 const AWAY: &str = "traces are not sent";
 const BACK: &str = "traces are sent again";
@@ -52,14 +51,12 @@ async fn tenant_work_is_traced_without_blocking_on_collector(mode: Mode) -> Test
         desk.add_member("edge-1", &access).await?;
     }
 
-    edge_desk.create("default", "acme", json!({})).await?;
-    edge_desk.shows("default", "acme", &[ALL_READY]).await?;
-    desk.create("default", "acme", json!({})).await?;
-    desk.shows("default", "acme", &[ALL_READY]).await?;
+    edge_desk.install("acme").await?;
+    desk.install("acme").await?;
     let broken = format!("{{replicaCount: 0, broken: true, token: {SECRET}}}");
     values.write(&broken)?;
     let failed = ("ClusterError/edge-1", "True", "UpgradeFailed");
-    edge_desk.shows("default", "acme", &[failed]).await?;
+    edge_desk.shows("acme", &[failed]).await?;
 
     let program = match mode {
         Mode::Agent => "krypton-agent",
@@ -114,8 +111,7 @@ async fn tenant_work_is_traced_without_blocking_on_collector(mode: Mode) -> Test
     assert!(!told.contains(SECRET), "{told}");
 
     collector.stop().await;
-    edge_desk.delete("default", "acme").await?;
-    edge_desk.gone("default", "acme").await?;
+    edge_desk.remove("acme").await?;
     let actor: &mut Daemon = match &mut agent {
         Some(agent) => agent,
         None => &mut hub,
@@ -126,7 +122,7 @@ async fn tenant_work_is_traced_without_blocking_on_collector(mode: Mode) -> Test
     };
     says(actor, AWAY).await;
     collector.serve().await?;
-    edge_desk.create("default", "other", json!({})).await?;
+    edge_desk.create("other", json!({})).await?;
     says(actor, BACK).await;
     assert!(actor.stop().await?.success());
     let log = actor.log()?;

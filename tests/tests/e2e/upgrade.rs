@@ -4,11 +4,9 @@ use anyhow::{Result, bail, ensure};
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Fault, Hub, HubOptions, Membership, Mode, Pair, Parts,
     TestResult, by_agent, eventually,
-    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
+    fleet::{ALL_READY, FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
 };
 use serde_json::json;
-
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 
 by_agent!(
     upgrades_reach_all_members_and_failure_keeps_release,
@@ -60,14 +58,14 @@ async fn upgrades_reach_all_members_and_failure_keeps_release(mode: Mode) -> Tes
     };
     let mut hub = Hub::start(&options("1.0.0"))?;
     let _member = Membership::join(mode, &mut hub, &home, &edge, "edge-1").await?;
-    desk.create("default", "acme", json!({})).await?;
-    edge_desk.create("default", "acme", json!({})).await?;
+    desk.create("acme", json!({})).await?;
+    edge_desk.create("acme", json!({})).await?;
     let places = [
         (&home, &desk, "tenant-acme-self-cluster"),
         (&edge, &edge_desk, "tenant-acme-edge-1"),
     ];
     for (_, desk, release) in places {
-        desk.shows("default", "acme", &[ALL_READY]).await?;
+        desk.ready("acme").await?;
         desk.newest_is("acme", release, 1, "deployed").await?;
     }
 
@@ -82,7 +80,7 @@ async fn upgrades_reach_all_members_and_failure_keeps_release(mode: Mode) -> Tes
         ("ClusterReady/edge-1", "True", "Upgraded"),
         ("ClusterProgress/edge-1", "False", "UpgradeComplete"),
     ];
-    desk.shows("default", "acme", &upgraded).await?;
+    desk.shows("acme", &upgraded).await?;
 
     hub.stop().await?;
     let _hub = Hub::start(&options("1.1.0").in_place_of(&hub))?;
@@ -90,12 +88,12 @@ async fn upgrades_reach_all_members_and_failure_keeps_release(mode: Mode) -> Tes
     for (_, desk, release) in places {
         desk.newest_is("acme", release, 3, "deployed").await?;
         eventually("the new version in the status", PATIENCE, async || {
-            let tenant = desk.tenants("default").get("acme").await?;
+            let tenant = desk.tenants().get("acme").await?;
             let found = tenant.status.unwrap_or_default().last_applied_chart;
             Ok((found.as_ref() == Some(&applied)).then_some(()))
         })
         .await?;
-        desk.shows("default", "acme", &[ALL_READY]).await?;
+        desk.ready("acme").await?;
     }
 
     values.write("{message: second, broken: true}")?;
@@ -104,18 +102,16 @@ async fn upgrades_reach_all_members_and_failure_keeps_release(mode: Mode) -> Tes
         ("ClusterReady/edge-1", "False", "UpgradeFailed"),
         ("ClusterError/edge-1", "True", "UpgradeFailed"),
     ];
-    let tenant = edge_desk.shows("default", "acme", &failed).await?;
+    let tenant = edge_desk.shows("acme", &failed).await?;
     assert_eq!(tenant.status.unwrap().phase.as_deref(), Some("Error"));
     let on_home = ("ClusterError/self-cluster", "True", "UpgradeFailed");
-    let tenant = desk.shows("default", "acme", &[on_home, failed[2]]).await?;
+    let tenant = desk.shows("acme", &[on_home, failed[2]]).await?;
     let status = tenant.status.unwrap();
     assert_eq!(status.phase.as_deref(), Some("Error"));
     let message = status.last_message.unwrap();
     assert!(message.contains("0 of 2 clusters ready"), "{message}");
     assert!(message.contains("keeps running"), "{message}");
-    edge_desk
-        .told("default", "acme", "HelmUpgradeFailed")
-        .await?;
+    edge_desk.told("acme", "HelmUpgradeFailed").await?;
     for (cluster, desk, release) in places {
         available(cluster, release).await?;
         let revisions = desk.revisions("acme", release).await?;
@@ -127,7 +123,7 @@ async fn upgrades_reach_all_members_and_failure_keeps_release(mode: Mode) -> Tes
 
     values.write("message: third")?;
     for (cluster, desk, release) in places {
-        desk.shows("default", "acme", &[ALL_READY]).await?;
+        desk.ready("acme").await?;
         message_is(cluster, release, "third").await?;
         available(cluster, release).await?;
     }
@@ -147,8 +143,7 @@ async fn unavailable_chart_is_reported_without_touching_releases(mode: Mode) -> 
     };
     let [ready, error] = ["ClusterReady", "ClusterError"].map(|kind| pair.condition(kind));
     pair.open(flags("1.0.0")).await?;
-    desk.create("default", "old", json!({})).await?;
-    desk.shows("default", "old", &[ALL_READY]).await?;
+    desk.install("old").await?;
     pair.stop().await?;
     let running = desk.releases().await?;
 
@@ -161,11 +156,11 @@ async fn unavailable_chart_is_reported_without_touching_releases(mode: Mode) -> 
         let refused = (error.as_str(), "True", reason);
         let still = (ready.as_str(), "True", "Installed");
         // An agent keeps its current chart until the hub sends another one.
-        desk.shows("default", "old", &[refused, still]).await?;
+        desk.shows("old", &[refused, still]).await?;
         if version == "9.9.9" {
-            desk.create("default", "new", json!({})).await?;
+            desk.create("new", json!({})).await?;
         }
-        let new = desk.shows("default", "new", &[refused]).await?;
+        let new = desk.shows("new", &[refused]).await?;
         let status = new.status.unwrap();
         assert_eq!(status.phase.as_deref(), Some("Error"));
         let message = status.last_message.unwrap();
@@ -176,8 +171,8 @@ async fn unavailable_chart_is_reported_without_touching_releases(mode: Mode) -> 
         assert_eq!(desk.releases().await?, running, "{version}");
         pair.stop().await?;
     }
-    desk.told("default", "new", "ChartVersionNotFound").await?;
-    desk.told("default", "new", "ChartVersionInvalid").await?;
+    desk.told("new", "ChartVersionNotFound").await?;
+    desk.told("new", "ChartVersionInvalid").await?;
 
     // With chart skipping allowed, the phase isn't an error, but the condition still reports the cause.
     pair.variables(&[("ALLOW_CHART_SKIP", "true")]);
@@ -185,7 +180,7 @@ async fn unavailable_chart_is_reported_without_touching_releases(mode: Mode) -> 
     eventually("phases that leave it out", PATIENCE, async || {
         let refused = [(error.as_str(), "True", "VersionNotFound")];
         for (name, phase) in [("old", "Ready"), ("new", "Pending")] {
-            let tenant = desk.shows("default", name, &refused).await?;
+            let tenant = desk.shows(name, &refused).await?;
             let found = tenant.status.and_then(|status| status.phase);
             ensure!(found.as_deref() == Some(phase), "{name} is {found:?}");
         }
@@ -207,7 +202,7 @@ async fn unavailable_chart_is_reported_without_touching_releases(mode: Mode) -> 
     for (fault, words) in faults {
         repository.set_fault(fault);
         eventually(&format!("{fault:?} to be told"), PATIENCE, async || {
-            let new = desk.shows("default", "new", &[not_loaded]).await?;
+            let new = desk.shows("new", &[not_loaded]).await?;
             let message = new
                 .status
                 .unwrap_or_default()
@@ -225,9 +220,9 @@ async fn unavailable_chart_is_reported_without_touching_releases(mode: Mode) -> 
     }
     // An installed release needs no repository.
     let settled = [ALL_READY, (error.as_str(), "False", "NoError")];
-    desk.shows("default", "old", &settled).await?;
+    desk.shows("old", &settled).await?;
     repository.set_fault(Fault::None);
-    desk.shows("default", "new", &[ALL_READY]).await?;
+    desk.ready("new").await?;
     desk.newest_is("old", &pair.release("old"), 1, "deployed")
         .await?;
     pair.stop().await?;

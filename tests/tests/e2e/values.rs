@@ -18,7 +18,6 @@ use kube::{
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const MISSING: (&str, &str, &str) = ("ValuesResolved", "False", "ValuesMissing");
 const RESOLVED: (&str, &str, &str) = ("ValuesResolved", "True", "Resolved");
 const EDGE: &str = "edge-1";
@@ -132,7 +131,7 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> Test
     for name in [HOME, EDGE] {
         desk.member_shows(name, &[MISSING]).await?;
     }
-    let told = desk.told("default", SECRET, MISSING.2).await?;
+    let told = desk.told(SECRET, MISSING.2).await?;
     assert!(told.contains(SECRET) && told.contains("optional"), "{told}");
     for at in [&desk, &at_edge] {
         assert!(at.releases().await?.is_empty());
@@ -141,8 +140,7 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> Test
     // The Secret is over the ConfigMap, which is over the file; an optional one may be missing.
     put_secret(&desk, "message: secret-one").await;
     for at in [&desk, &at_edge] {
-        at.create("default", "acme", json!({})).await?;
-        at.shows("default", "acme", &[ALL_READY]).await?;
+        at.install("acme").await?;
     }
     for release in [&on_home, &on_edge] {
         release.says("acme", 1, "secret-one").await;
@@ -162,7 +160,7 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> Test
     let from = [json!({"kind": "ConfigMap", "name": "own", "valuesKey": "k"})];
     patch_member(&desk, json!({"values": null, "valuesFrom": from})).await;
     desk.member_shows(EDGE, &[MISSING]).await?;
-    desk.told("default", EDGE, "ValuesUnresolved").await?;
+    desk.told(EDGE, "ValuesUnresolved").await?;
     // A bad one is nobody else's concern, and takes nothing away.
     put_secret(&desk, "message: secret-three").await;
     on_home.says("acme", 3, "secret-three").await;
@@ -187,8 +185,7 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> Test
     hub = Hub::start(&options(&["--tenant-values"]).in_place_of(&hub))?;
     hub.ready(PATIENCE).await?;
     for at in [&desk, &at_edge] {
-        at.annotate("default", "acme", "example.org/touched", "true")
-            .await?;
+        at.annotate("acme", "example.org/touched", "true").await?;
     }
     eventually("the hub to know what is missing", PATIENCE, async || {
         let log = hub.log()?;
@@ -204,7 +201,7 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> Test
 
     // A Tenant's own, over all others, and of nobody else.
     at_edge
-        .create("default", "beta", json!({"values": {"message": "beta's"}}))
+        .create("beta", json!({"values": {"message": "beta's"}}))
         .await?;
     let beta = Release::of("beta", EDGE, &edge, &at_edge);
     beta.says("beta", 1, "beta's").await;
@@ -224,7 +221,7 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> Test
         (error.as_str(), "True", "ValuesNotAllowed"),
         (ready.as_str(), "True", "Installed"),
     ];
-    at_edge.shows("default", "beta", &refused).await?;
+    at_edge.shows("beta", &refused).await?;
     put_secret(&desk, "message: secret-five").await;
     on_edge.says("acme", 7, "secret-five").await;
     let revisions = at_edge.revisions("beta", &beta.name).await?;
@@ -233,10 +230,10 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> Test
     beta.says("beta", newest, "beta's").await;
     let none = Patch::Merge(json!({"spec": {"values": null}}));
     let params = PatchParams::default();
-    let tenants = at_edge.tenants("default");
+    let tenants = at_edge.tenants();
     tenants.patch("beta", &params, &none).await?;
     beta.says("beta", newest + 1, "secret-five").await;
-    at_edge.shows("default", "beta", &[ALL_READY]).await?;
+    at_edge.ready("beta").await?;
     if let Some(agent) = member.agent() {
         agent.stop().await?;
     }

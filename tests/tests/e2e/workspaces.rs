@@ -15,7 +15,6 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const EDGE: &str = "edge-1";
 const CREATOR: &str = "mesh.openkcm.io/created-for";
 /// Kubernetes gives it to each namespace.
@@ -94,8 +93,7 @@ async fn workspace_metadata_follows_fleet_and_member_configuration(mode: Mode) -
         .await?;
     let theirs = desk.namespace("theirs").await?.unwrap();
     for name in ["acme", "theirs"] {
-        desk.create("default", name, json!({})).await?;
-        desk.shows("default", name, &[ALL_READY]).await?;
+        desk.install(name).await?;
     }
 
     // Made with them: nobody has written it since.
@@ -176,7 +174,7 @@ async fn workspace_metadata_follows_fleet_and_member_configuration(mode: Mode) -
 
     // Nothing of all that was about the releases, or about a namespace that Krypton has not made.
     for name in ["acme", "theirs"] {
-        desk.shows("default", name, &[ALL_READY]).await?;
+        desk.ready(name).await?;
         desk.newest_is(name, &pair.release(name), 1, "deployed")
             .await?;
     }

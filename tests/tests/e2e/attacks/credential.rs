@@ -234,11 +234,11 @@ async fn stolen_agent_credential_reaches_no_other_member() -> TestResult {
     let params = PatchParams::default();
     fleet.all().patch("edge-2", &params, &own).await?;
     let aimed = json!({"clusterRef": {"secretName": "edge-2"}});
-    desk.create("default", "acme", aimed).await?;
+    desk.create("acme", aimed).await?;
     let at_edge = FleetClient::at(&fleet.edges[1]);
-    at_edge.create("default", "acme", json!({})).await?;
+    at_edge.create("acme", json!({})).await?;
     let ready = [("Ready", "True", "AllClustersReady")];
-    let at_home = desk.shows("default", "acme", &ready).await?;
+    let at_home = desk.shows("acme", &ready).await?;
     let chart = at_home.status.unwrap().last_applied_chart;
     let paris = json!({
         "apiVersion": "mesh.openkcm.io/v1alpha1",
@@ -273,7 +273,7 @@ async fn stolen_agent_credential_reaches_no_other_member() -> TestResult {
         assert_eq!(refused.code(), Code::FailedPrecondition, "{refused:?}");
         assert!(!refused.message().contains(&first), "{refused:?}");
     }
-    let told = desk.told("default", "edge-1", "CredentialUsedTwice");
+    let told = desk.told("edge-1", "CredentialUsedTwice");
     told.await?;
 
     // Its session receives the state of edge-1, and reports on edge-1 only.
@@ -305,7 +305,7 @@ async fn stolen_agent_credential_reaches_no_other_member() -> TestResult {
     assert_eq!(renewed.cluster, "edge-1");
     hub_lives_on(&fleet.home).await;
     assert_eq!(fleet.shown().await, before);
-    let at_home = desk.shows("default", "acme", &ready).await?;
+    let at_home = desk.shows("acme", &ready).await?;
     assert_eq!(at_home.status.unwrap().last_applied_chart, chart);
 
     // Its report ends no deletion that waits for edge-2.

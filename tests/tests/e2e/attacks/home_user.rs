@@ -128,7 +128,7 @@ async fn user_of_one_home_namespace_gets_no_member() -> TestResult {
         ("Connected", "False", "NotAccepted"),
     ];
     desk.member_shows("mallory", &waits).await?;
-    desk.told("default", "edge-1", "NameTaken").await?;
+    desk.told("edge-1", "NameTaken").await?;
     // The user can neither accept the member nor take over another.
     let theirs: Api<EdgeCluster> = Api::all(mallory.clone());
     let of_mine = json!({"kind": "Secret", "namespace": TEAM, "name": "mallory"});
@@ -166,7 +166,7 @@ async fn user_of_one_home_namespace_gets_no_member() -> TestResult {
     let tenant = Tenant::new("raid", serde_json::from_value(aimed)?);
     tenants.create(&PostParams::default(), &tenant).await?;
     let refused = ("Placed", "False", "NamespaceNotAllowed");
-    desk.shows(TEAM, "raid", &[refused]).await?;
+    desk.within(TEAM).shows("raid", &[refused]).await?;
 
     hub_lives_on(&home).await;
     assert_eq!(lure.connections(), 0);

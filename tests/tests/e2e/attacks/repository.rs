@@ -17,7 +17,6 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::Lure;
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const BOMB: u64 = 200 << 20;
 
 /// An address of this machine other than loopback, if it has one.
@@ -135,8 +134,10 @@ async fn hostile_repository_reaches_nothing() -> TestResult {
     pair.open(flags("1.0.0")).await?;
     let desk = pair.desk();
     let acme = ("default", "acme");
-    desk.create(acme.0, acme.1, serde_json::json!({})).await?;
-    desk.shows(acme.0, acme.1, &[ALL_READY]).await?;
+    desk.within(acme.0)
+        .create(acme.1, serde_json::json!({}))
+        .await?;
+    desk.within(acme.0).ready(acme.1).await?;
     let release = pair.release("acme");
     let before = desk.releases().await?;
     let error = pair.condition("ClusterError");
@@ -150,7 +151,7 @@ async fn hostile_repository_reaches_nothing() -> TestResult {
         pair.stop().await?;
         pair.open(flags(version)).await?;
         let refused = (error.as_str(), "True", "ChartNotLoaded");
-        desk.shows(acme.0, acme.1, &[refused]).await?;
+        desk.within(acme.0).shows(acme.1, &[refused]).await?;
         let hub = pair.hub()?;
         eventually(&format!("{version} to be refused"), PATIENCE, async || {
             let log = hub.log()?;

@@ -20,7 +20,6 @@ use super::{intruder, is_forbidden};
 use crate::tampering::{append, rewrite};
 
 const WORKSPACE: &str = "acme";
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const BINDING: &str = "apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding
 metadata: {name: takeover}
@@ -215,18 +214,14 @@ async fn workspace_editor_gets_no_cluster_rights(mode: Mode) -> TestResult {
     flags.extend(more.map(str::to_owned));
     pair.open(flags).await?;
     let desk = pair.desk();
-    desk.create(HUB_NAMESPACE, "acme", json!({})).await?;
-    let ready = async || {
-        desk.shows(HUB_NAMESPACE, "acme", &[ALL_READY])
-            .await
-            .unwrap()
-    };
+    desk.create("acme", json!({})).await?;
+    let ready = async || desk.ready("acme").await.unwrap();
     ready().await;
     let editor = Editor::of(&pair, WORKSPACE, WORKSPACE).await;
     let error = pair.condition("ClusterError");
     let tampered = async || {
         let tampered = (error.as_str(), "True", "ReleaseTampered");
-        let shown = desk.shows(HUB_NAMESPACE, "acme", &[tampered]).await;
+        let shown = desk.shows("acme", &[tampered]).await;
         shown.unwrap();
     };
     editor.is_kept_out().await?;
@@ -260,10 +255,10 @@ async fn workspace_editor_gets_no_cluster_rights(mode: Mode) -> TestResult {
 
     // The removal runs no hook of the user.
     editor.forge(2, "deployed").await?;
-    desk.delete(HUB_NAMESPACE, "acme").await?;
+    desk.delete("acme").await?;
     editor.gains_nothing().await?;
     editor.forget().await;
-    desk.gone(HUB_NAMESPACE, "acme").await?;
+    desk.gone("acme").await?;
     let bindings: Api<ClusterRoleBinding> = Api::all(desk.client.clone());
     let binding = bindings.get_opt("takeover").await?;
     assert_eq!(binding, None);
@@ -309,8 +304,7 @@ async fn shadow_revisions_give_no_cluster_rights() -> TestResult {
     pair.cluster().kubectl(victim).await?;
     let mut shadows = Vec::new();
     for kind in ["retyped", "renamed", "relabelled"] {
-        desk.create(HUB_NAMESPACE, kind, json!({})).await?;
-        desk.shows(HUB_NAMESPACE, kind, &[ALL_READY]).await?;
+        desk.install(kind).await?;
         let editor = Editor::of(&pair, kind, kind).await;
         let secret = shadow(&editor, kind).await;
         let created = editor.secrets.create(&PostParams::default(), &secret).await;
@@ -319,18 +313,18 @@ async fn shadow_revisions_give_no_cluster_rights() -> TestResult {
     let refused = [(error.as_str(), "True", "ReleaseTampered")];
     values.write("{replicaCount: 0, message: v2}")?;
     for (kind, _, editor) in &shadows {
-        desk.shows(HUB_NAMESPACE, kind, &refused).await?;
+        desk.shows(kind, &refused).await?;
         editor.gains_nothing().await?;
     }
     for (kind, _, editor) in &shadows {
-        desk.delete(HUB_NAMESPACE, kind).await?;
-        desk.shows(HUB_NAMESPACE, kind, &refused).await?;
+        desk.delete(kind).await?;
+        desk.shows(kind, &refused).await?;
         editor.gains_nothing().await?;
     }
     for (kind, name, editor) in &shadows {
         let params = DeleteParams::default();
         drop(editor.secrets.delete(name, &params).await?);
-        desk.gone(HUB_NAMESPACE, kind).await?;
+        desk.gone(kind).await?;
         editor.gains_nothing().await?;
     }
     let victim = desk.namespace("victim").await?.unwrap();
@@ -345,8 +339,7 @@ async fn revision_that_helm_skips_gives_no_cluster_rights() -> TestResult {
     let (desk, error) = (pair.desk(), pair.condition("ClusterError"));
     let victim = ["create", "namespace", "victim"];
     pair.cluster().kubectl(victim).await?;
-    desk.create(HUB_NAMESPACE, WORKSPACE, json!({})).await?;
-    desk.shows(HUB_NAMESPACE, WORKSPACE, &[ALL_READY]).await?;
+    desk.install(WORKSPACE).await?;
     let editor = Editor::of(&pair, WORKSPACE, WORKSPACE).await;
     // Only Helm reads the time.
     let mut newest = editor.stored().await.pop().unwrap();
@@ -372,18 +365,18 @@ async fn revision_that_helm_skips_gives_no_cluster_rights() -> TestResult {
     editor.secrets.create(&params, &older).await?;
     values.write("{replicaCount: 0, message: v2}")?;
     let failed = (error.as_str(), "True", "UpgradeFailed");
-    desk.shows(HUB_NAMESPACE, WORKSPACE, &[failed]).await?;
+    desk.shows(WORKSPACE, &[failed]).await?;
     editor.gains_nothing().await?;
     // The first one was removed.
     editor.secrets.create(&params, &older).await?;
-    desk.delete(HUB_NAMESPACE, WORKSPACE).await?;
+    desk.delete(WORKSPACE).await?;
     let failed = (error.as_str(), "True", "UninstallFailed");
-    desk.shows(HUB_NAMESPACE, WORKSPACE, &[failed]).await?;
+    desk.shows(WORKSPACE, &[failed]).await?;
     editor.gains_nothing().await?;
     let victim = desk.namespace("victim").await?.unwrap();
     assert_eq!(victim.metadata.deletion_timestamp, None);
     editor.forget().await;
-    desk.gone(HUB_NAMESPACE, WORKSPACE).await?;
+    desk.gone(WORKSPACE).await?;
     Ok(())
 }
 
@@ -395,13 +388,12 @@ async fn announced_uninstall_gives_no_cluster_rights() -> TestResult {
     let desk = pair.desk();
     let victim = ["create", "namespace", "victim"];
     pair.cluster().kubectl(victim).await?;
-    desk.create(HUB_NAMESPACE, WORKSPACE, json!({})).await?;
-    desk.shows(HUB_NAMESPACE, WORKSPACE, &[ALL_READY]).await?;
+    desk.install(WORKSPACE).await?;
     let editor = Editor::of(&pair, WORKSPACE, WORKSPACE).await;
     values.write("{replicaCount: 0, message: v2}")?;
     desk.newest_is(WORKSPACE, &editor.release, 2, "deployed")
         .await?;
-    desk.shows(HUB_NAMESPACE, WORKSPACE, &[ALL_READY]).await?;
+    desk.ready(WORKSPACE).await?;
     let [first, newest]: [Secret; 2] = editor.stored().await.try_into().unwrap();
     let mut changed = newest.clone();
     let change = |release: &mut Value| {
@@ -411,7 +403,7 @@ async fn announced_uninstall_gives_no_cluster_rights() -> TestResult {
     rewrite(&mut changed, &change)?;
     let (first, newest) = (first.name_any(), newest.name_any());
 
-    desk.delete(HUB_NAMESPACE, WORKSPACE).await?;
+    desk.delete(WORKSPACE).await?;
     eventually("the first revision to be gone", PATIENCE, async || {
         Ok(editor
             .secrets
@@ -426,11 +418,11 @@ async fn announced_uninstall_gives_no_cluster_rights() -> TestResult {
 
     let error = pair.condition("ClusterError");
     let refused = (error.as_str(), "True", "ReleaseTampered");
-    desk.shows(HUB_NAMESPACE, WORKSPACE, &[refused]).await?;
+    desk.shows(WORKSPACE, &[refused]).await?;
     editor.gains_nothing().await?;
     let victim = desk.namespace("victim").await?.unwrap();
     assert_eq!(victim.metadata.deletion_timestamp, None);
     editor.forget().await;
-    desk.gone(HUB_NAMESPACE, WORKSPACE).await?;
+    desk.gone(WORKSPACE).await?;
     Ok(())
 }

@@ -18,7 +18,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::{ALL_READY, BY_HAND, charts, flags, maps, no_helm_ran, original};
+use super::{BY_HAND, charts, flags, maps, no_helm_ran, original};
 
 by_agent!(next_upgrade_moves_only_original_objects_from_default);
 
@@ -134,7 +134,7 @@ async fn next_upgrade_moves_only_original_objects_from_default(mode: Mode) -> Te
     let values = ValuesFile::new("{}")?;
     pair.open(flags(&charts, &values)).await?;
     for name in ["acme", "going", "home"] {
-        desk.shows("default", name, &[ALL_READY]).await?;
+        desk.ready(name).await?;
     }
     no_helm_ran(&mut pair).await;
     assert_eq!(desk.releases().await?, before);
@@ -144,8 +144,7 @@ async fn next_upgrade_moves_only_original_objects_from_default(mode: Mode) -> Te
     assert_eq!(maps(&desk, "default").await?, in_default);
 
     // Deleted before an upgrade: Helm would search for the objects in the workspace.
-    desk.delete("default", "going").await?;
-    desk.gone("default", "going").await?;
+    desk.remove("going").await?;
     is_left(&desk, &going, &LEFT).await;
     is_left(&desk, &acme, &ALL).await;
 
@@ -153,11 +152,11 @@ async fn next_upgrade_moves_only_original_objects_from_default(mode: Mode) -> Te
     values.write("message: second")?;
     desk.newest_is("acme-ws", &acme, 2, "deployed").await?;
     is_left(&desk, &acme, &LEFT).await;
-    desk.shows("default", "acme", &[ALL_READY]).await?;
-    let removed = desk.told("default", "acme", "LeftoversRemoved").await?;
+    desk.ready("acme").await?;
+    let removed = desk.told("acme", "LeftoversRemoved").await?;
     assert!(removed.contains("namespace default"), "{removed}");
     assert!(removed.contains(&format!("Deployment {acme}")), "{removed}");
-    let stay = desk.told("default", "acme", "LeftoversStay").await?;
+    let stay = desk.told("acme", "LeftoversStay").await?;
     for part in [
         format!("PersistentVolumeClaim {acme}-data"),
         format!("ConfigMap {acme}-kept"),
@@ -175,7 +174,7 @@ async fn next_upgrade_moves_only_original_objects_from_default(mode: Mode) -> Te
 
     // If `default` is the workspace, all objects stay in place.
     desk.newest_is("default", &home, 2, "deployed").await?;
-    desk.shows("default", "home", &[ALL_READY]).await?;
+    desk.ready("home").await?;
     let after = maps(&desk, "default").await?;
     for part in ["", "-kept", "-theirs", "-placed"] {
         let name = format!("{home}{part}");
@@ -203,9 +202,8 @@ async fn next_upgrade_moves_only_original_objects_from_default(mode: Mode) -> Te
         .await?;
     values.write("message: third")?;
     desk.newest_is("acme-ws", &acme, 3, "deployed").await?;
-    desk.shows("default", "acme", &[ALL_READY]).await?;
-    desk.delete("default", "acme").await?;
-    desk.gone("default", "acme").await?;
+    desk.ready("acme").await?;
+    desk.remove("acme").await?;
     maps_of_default.get(&acme).await?;
     Ok(())
 }

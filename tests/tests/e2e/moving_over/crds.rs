@@ -217,12 +217,11 @@ async fn tenants_of_each_generation_are_adopted_without_reinstall(mode: Mode) ->
         apply_crd(original.cluster, WITHOUT_WORKSPACE).await?;
         let name = "default/lost to be without a workspace";
         eventually(name, PATIENCE, async || {
-            let lost = desk.tenants("default").get("lost").await?;
+            let lost = desk.tenants().get("lost").await?;
             Ok(lost.spec.workspace.is_none().then_some(()))
         })
         .await?;
-        desk.annotate("default", "lost", "example.org/touched", "true")
-            .await?;
+        desk.annotate("lost", "example.org/touched", "true").await?;
         for file in [OF_THE_CHART, BY_HAND] {
             apply_crd(pair.home(), file).await?;
         }
@@ -253,7 +252,7 @@ async fn tenants_of_each_generation_are_adopted_without_reinstall(mode: Mode) ->
     let old = crd(pair.cluster(), Tenant::crd_name()).await;
     let mut uids = Vec::new();
     for name in ["first", "second", "third"] {
-        uids.push(desk.tenants("default").get(name).await?.uid());
+        uids.push(desk.tenants().get(name).await?.uid());
     }
 
     let values = ValuesFile::new("{}")?;
@@ -271,7 +270,7 @@ async fn tenants_of_each_generation_are_adopted_without_reinstall(mode: Mode) ->
             (ready.as_str(), "True", reason),
             (error.as_str(), "False", "NoError"),
         ];
-        let tenant = desk.shows("default", name, &adopted).await?;
+        let tenant = desk.shows(name, &adopted).await?;
         assert_eq!(tenant.uid(), *uid);
         let workspace = if name == "third" {
             name.to_owned()
@@ -282,9 +281,9 @@ async fn tenants_of_each_generation_are_adopted_without_reinstall(mode: Mode) ->
         assert_eq!(tenant.status.unwrap().phase.as_deref(), Some("Ready"));
     }
     let mirrored = [ALL_READY, (ready.as_str(), "True", "Installed")];
-    home.shows("default", "first", &mirrored).await?;
+    home.shows("first", &mirrored).await?;
     let told = [(error.as_str(), "True", "ReleaseInUse")];
-    let lost = desk.shows("default", "lost", &told).await?;
+    let lost = desk.shows("lost", &told).await?;
     let message = lost.status.unwrap().last_message.unwrap();
     assert!(message.contains("spec.workspace: lost-ws"), "{message}");
     assert_eq!(desk.namespace("lost").await?, None);

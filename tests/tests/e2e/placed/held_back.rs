@@ -32,11 +32,9 @@ async fn paused(scene: &Scene) -> TestResult {
         "values": {"replicaCount": 0},
     });
     let annotations = [(names::PAUSED_ANNOTATION, "true")];
-    let create = scene
-        .home
-        .create_annotated(TEAM, "later", spec, &annotations);
+    let create = scene.home.create_annotated("later", spec, &annotations);
     create.await?;
-    scene.home.shows(TEAM, "later", &[PAUSED]).await?;
+    scene.home.shows("later", &[PAUSED]).await?;
     assert_eq!(scene.edges("later").await, None);
     scene.pause("later", false).await;
     scene.is_placed(TEAM, "later").await?;
@@ -48,18 +46,18 @@ async fn paused(scene: &Scene) -> TestResult {
     scene.on_edge("later", "the edit to be passed on", is).await;
     let progress = scene.pair.condition("ClusterProgress");
     let aside = [(progress.as_str(), "False", "Paused")];
-    scene.edge.shows(TEAM, "later", &aside).await?;
+    scene.edge.shows("later", &aside).await?;
     let release = scene.pair.release("later");
     let revisions = scene.edge.revisions("later-ws", &release).await?;
     assert_eq!(revisions, [(1, "deployed".to_owned())]);
 
-    scene.home.delete(TEAM, "later").await?;
-    let waits = scene.home.shows(TEAM, "later", &[PAUSED]).await?;
+    scene.home.delete("later").await?;
+    let waits = scene.home.shows("later", &[PAUSED]).await?;
     assert_eq!(waits.finalizers(), [names::PLACED_FINALIZER]);
     let stays = scene.edges("later").await.unwrap();
     assert_eq!(stays.metadata.deletion_timestamp, None);
     scene.pause("later", false).await;
-    scene.home.gone(TEAM, "later").await?;
+    scene.home.gone("later").await?;
     assert_eq!(scene.edges("later").await, None);
     Ok(())
 }
@@ -74,9 +72,9 @@ async fn not_allowed(scene: &Scene) -> TestResult {
     scene.place(TEAM, "first").await;
     let first = scene.is_placed(TEAM, "first").await?;
     allow(json!(["others"])).await;
-    scene.home.shows(TEAM, "first", &[NOT_ALLOWED]).await?;
+    scene.home.shows("first", &[NOT_ALLOWED]).await?;
     scene.place(TEAM, "second").await;
-    let refused = scene.home.shows(TEAM, "second", &[NOT_ALLOWED]).await;
+    let refused = scene.home.shows("second", &[NOT_ALLOWED]).await;
     assert!(refused?.finalizers().is_empty());
     assert_eq!(scene.edges("second").await, None);
 
@@ -88,14 +86,13 @@ async fn not_allowed(scene: &Scene) -> TestResult {
 
     // Edits don't reach the member, but a deletion does.
     allow(json!(["others"])).await;
-    let shown = scene.home.shows(TEAM, "second", &[NOT_ALLOWED]);
+    let shown = scene.home.shows("second", &[NOT_ALLOWED]);
     shown.await?;
     let edit = json!({"spec": {"values": {"message": "second"}}});
     scene.patch(&scene.home, "first", edit).await;
-    let shown = scene.home.shows(TEAM, "first", &[NOT_ALLOWED]);
+    let shown = scene.home.shows("first", &[NOT_ALLOWED]);
     shown.await?;
-    scene.home.delete(TEAM, "second").await?;
-    scene.home.gone(TEAM, "second").await?;
+    scene.home.remove("second").await?;
     assert_eq!(scene.edges("second").await, None);
     let stays = scene.edges("first").await.unwrap();
     assert_eq!(stays.metadata.uid, first.metadata.uid);
@@ -123,13 +120,13 @@ async fn too_many(scene: &Scene) -> TestResult {
             "clusterRef": {"secretName": EDGE},
             "values": {"text": "x".repeat(150 * 1024)},
         });
-        scene.home.create(TEAM, name, spec).await?;
-        scene.home.shows(TEAM, name, &[says]).await?;
+        scene.home.create(name, spec).await?;
+        scene.home.shows(name, &[says]).await?;
     }
     assert_eq!(scene.edges("large-3").await, None);
-    scene.home.delete(TEAM, "large-1").await?;
-    scene.home.gone(TEAM, "large-1").await?;
-    scene.home.shows(TEAM, "large-3", &[PLACED]).await?;
+    scene.home.delete("large-1").await?;
+    scene.home.gone("large-1").await?;
+    scene.home.shows("large-3", &[PLACED]).await?;
     assert!(scene.edges("large-2").await.is_some());
     Ok(())
 }

@@ -57,7 +57,7 @@ async fn placed_tenant_stays_bound_to_recorded_cluster(mode: Mode) -> TestResult
     });
     replace(scene.pair.home(), &anew).await?;
     let refused = [("Placed", "False", "ClusterRefChanged")];
-    let written = scene.home.shows(TEAM, "acme", &refused).await?;
+    let written = scene.home.shows("acme", &refused).await?;
     assert_eq!(written.finalizers(), [names::PLACED_FINALIZER]);
     assert_eq!(written.annotations()[names::PLACED_ON_ANNOTATION], EDGE);
     assert_eq!(written.status.unwrap().place, Some(place));
@@ -65,8 +65,7 @@ async fn placed_tenant_stays_bound_to_recorded_cluster(mode: Mode) -> TestResult
     assert_eq!(same.metadata.uid, made.metadata.uid);
     assert_eq!(same.metadata.generation, made.metadata.generation);
     // Home waits for the first one, and that is gone by then.
-    scene.home.delete(TEAM, "acme").await?;
-    scene.home.gone(TEAM, "acme").await?;
+    scene.home.remove("acme").await?;
     assert_eq!(scene.edges("acme").await, None);
     let release = scene.pair.release("acme");
     let left = scene.edge.revisions("acme-ws", &release).await?;
@@ -75,26 +74,25 @@ async fn placed_tenant_stays_bound_to_recorded_cluster(mode: Mode) -> TestResult
     // A person says that another cluster is the member of that name now.
     let other = Cluster::start("placed-record-other", Parts::ControlPlane).await?;
     let agent = takes_the_name(&mut scene, &other, mode).await;
-    scene.home.shows(TEAM, "kept", &[ANOTHER]).await?;
-    scene.home.delete(TEAM, "kept").await?;
-    let waits = scene.home.shows(TEAM, "kept", &[ANOTHER]).await?;
+    scene.home.shows("kept", &[ANOTHER]).await?;
+    scene.home.delete("kept").await?;
+    let waits = scene.home.shows("kept", &[ANOTHER]).await?;
     assert!(waits.metadata.deletion_timestamp.is_some());
     // What it is ordered of after that, it has made and removed.
     let spec = json!({"clusterRef": {"secretName": EDGE}, "workspace": "kube-system"});
-    scene.home.create(TEAM, "fresh", spec).await?;
-    scene.home.shows(TEAM, "fresh", &[PLACED]).await?;
-    let at_other = FleetClient::at(&other);
-    assert!(at_other.tenants(TEAM).get("fresh").await.is_ok());
-    scene.home.delete(TEAM, "fresh").await?;
-    scene.home.gone(TEAM, "fresh").await?;
-    let found = at_other.tenants(TEAM).get_opt("kept").await?;
+    scene.home.create("fresh", spec).await?;
+    scene.home.shows("fresh", &[PLACED]).await?;
+    let at_other = FleetClient::at(&other).within(TEAM);
+    assert!(at_other.tenants().get("fresh").await.is_ok());
+    scene.home.remove("fresh").await?;
+    let found = at_other.tenants().get_opt("kept").await?;
     assert_eq!(found, None);
-    let waits = scene.home.shows(TEAM, "kept", &[ANOTHER]).await?;
+    let waits = scene.home.shows("kept", &[ANOTHER]).await?;
     assert_eq!(waits.finalizers(), [names::PLACED_FINALIZER]);
     let let_go = (names::ORPHAN_ANNOTATION, "true");
-    let annotated = scene.home.annotate(TEAM, "kept", let_go.0, let_go.1);
+    let annotated = scene.home.annotate("kept", let_go.0, let_go.1);
     annotated.await?;
-    scene.home.gone(TEAM, "kept").await?;
+    scene.home.gone("kept").await?;
     let same = scene.edges("kept").await.unwrap();
     assert_eq!(same.metadata.uid, kept.metadata.uid);
     assert_eq!(same.metadata.deletion_timestamp, None);
