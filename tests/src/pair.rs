@@ -85,8 +85,8 @@ impl Pair {
             return self.start_agent_again();
         }
         let mut hub = Hub::start(&self.options())?;
-        let joining = Membership::join(self.mode, &mut hub, &self.home, self.cluster(), EDGE);
-        let membership = joining.await?;
+        let membership =
+            Membership::join(self.mode, &mut hub, &self.home, self.cluster(), EDGE).await?;
         self.acting = Some((membership, hub));
         Ok(())
     }

@@ -329,8 +329,7 @@ async fn rescue_of_nobody(desk: &FleetClient) -> TestResult {
     kept.metadata.labels = Some([(backup::RECORD_LABEL.to_owned(), "true".to_owned())].into());
     let packed = ByteString(encoder.finish()?);
     kept.data = Some([(backup::RECORD_KEY.to_owned(), packed)].into());
-    let made = secrets(desk).create(&PostParams::default(), &kept).await;
-    made?;
+    secrets(desk).create(&PostParams::default(), &kept).await?;
     Ok(())
 }
 
@@ -362,10 +361,9 @@ async fn record_swaps_former_anchor_and_keeps_other_owners(mode: Mode) -> TestRe
     let bare = json!({"metadata": {"labels": {"team": "a"}, "annotations": null}});
     let labelled = json!({"metadata": {"labels": null}});
     for patch in [labelled, bare] {
-        let patching = maps(&desk)
+        maps(&desk)
             .patch(ANCHOR_NAME, &params, &Patch::Merge(patch))
-            .await;
-        patching?;
+            .await?;
     }
     pair.start_actor_again()?;
 

@@ -56,13 +56,15 @@ async fn tenant_deletion_removes_release_and_only_own_namespace(mode: Mode) -> T
     assert_eq!(desk.revisions("made-ws", &pair.release("made")).await?, []);
     assert_eq!(desk.namespace("made-ws").await?, None);
     assert_eq!(desk.revisions("theirs", &pair.release("guest")).await?, []);
-    let left = pair.cluster().kubectl([
-        "get",
-        "deploy,svc,cm",
-        "--namespace=theirs",
-        "--output=name",
-    ]);
-    let left = left.await?;
+    let left = pair
+        .cluster()
+        .kubectl([
+            "get",
+            "deploy,svc,cm",
+            "--namespace=theirs",
+            "--output=name",
+        ])
+        .await?;
     assert!(!left.contains("tenant-guest"), "{left}");
     let now = desk.namespace("theirs").await?.unwrap();
     assert_eq!(now.metadata.deletion_timestamp, None);
@@ -300,8 +302,7 @@ async fn only_certain_deletions_resume_after_crd_recreation(mode: Mode) -> TestR
         .unwrap()
     };
     assert_ne!(back("staying").await.metadata.uid, old.metadata.uid);
-    let staying = desk.ready("staying");
-    staying.await?;
+    desk.ready("staying").await?;
     // When in doubt, Krypton uninstalls nothing.
     assert_eq!(back("paused").await.metadata.deletion_timestamp, None);
     going.is_deleted_again().await?;

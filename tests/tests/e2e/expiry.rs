@@ -41,10 +41,8 @@ async fn connect(
     key: &KeyPair,
     made: Timestamp,
 ) -> TestResult<Connected> {
-    let authority = Authority::load_or_make(home.client(), HUB_NAMESPACE, "test.krypton").await;
-    let authority = authority?;
-    let request = CertificateParams::default().serialize_request(key);
-    let request = request?;
+    let authority = Authority::load_or_make(home.client(), HUB_NAMESPACE, "test.krypton").await?;
+    let request = CertificateParams::default().serialize_request(key)?;
     let life = AGENT_CERTIFICATE_LIFE;
     let certificates = authority.sign_agent(request.der(), "edge-1", uid, made, life);
     let credential = Credential {
@@ -96,11 +94,13 @@ async fn expiring_certificate_is_reported_once_across_restart() -> TestResult {
     let desk = FleetClient::at(&home);
     let members: Api<EdgeCluster> = Api::all(home.client());
     let member = EdgeCluster::new("edge-1", EdgeClusterSpec::default());
-    let made = members.create(&PostParams::default(), &member).await;
-    let uid = made?.uid().unwrap();
+    let uid = members
+        .create(&PostParams::default(), &member)
+        .await?
+        .uid()
+        .unwrap();
     // As soon as the hub has its CA.
-    let bundle = krypton_tests::bundle(&home, "another").await;
-    bundle?;
+    krypton_tests::bundle(&home, "another").await?;
 
     // Another key would be refused.
     let key = KeyPair::generate()?;

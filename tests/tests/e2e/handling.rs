@@ -123,8 +123,7 @@ async fn wait_mode_decides_readiness_and_history_is_limited() -> TestResult {
     for number in 1..=4 {
         let message = format!("{{replicaCount: 0, message: m{number}}}");
         values.write(&message)?;
-        let deployed = desk.newest_is("alpha", &alpha, number, "deployed").await;
-        deployed?;
+        desk.newest_is("alpha", &alpha, number, "deployed").await?;
         piles_up(&desk, "alpha", &alpha, number, 2).await;
     }
 

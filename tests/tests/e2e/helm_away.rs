@@ -79,8 +79,7 @@ async fn helm_failure_reports_remedy_and_upgrade_recovers() -> TestResult {
         desk.newest_is("acme", &release, revision, "deployed")
             .await
             .unwrap();
-        let still = tokio::join!(desk.ready("acme")).0;
-        still.unwrap();
+        tokio::join!(desk.ready("acme")).0.unwrap();
     };
     desk.create("acme", json!({})).await?;
     running(1).await;

@@ -42,8 +42,7 @@ async fn deployment_is_routed_installed_repaired_and_removed(mode: Mode) -> Test
         as_kamajis: true,
         flags: &["--retry-max=15m"],
     };
-    let regions = Regions::start_unusual("routed", mode, &["paris"], unusual);
-    let mut regions = regions.await?;
+    let mut regions = Regions::start_unusual("routed", mode, &["paris"], unusual).await?;
     regions.another_agent("paris", &["--retry-max=15m"]).await;
     let key = ("default", "acme");
     regions.create(key.0, key.1, regions.region("paris")).await;
@@ -434,8 +433,7 @@ async fn deployment_uses_only_kubeconfig_secrets_open_to_it() -> TestResult {
     let regions = Regions::start("secrets", Mode::Proxy, &["paris", "rome"]).await;
     let rome = &regions.edges["rome"];
     let keys = ["admin.conf"];
-    let made = regions.secret("team-a", "rome-admin", rome, &keys);
-    made.await?;
+    regions.secret("team-a", "rome-admin", rome, &keys).await?;
     let of = |namespace: &str, name: &str, key: &str| json!({"name": "somewhere", "kubeconfig": {"secret": {"namespace": namespace, "name": name, "key": key}}});
     // A Secret in a foreign namespace and a missing Secret produce the same message.
     regions

@@ -263,8 +263,7 @@ async fn each_role_permits_only_its_own_commands() -> TestResult {
         addresses: vec!["hub.example.org:7443".to_owned()],
         version: "0.1.0".to_owned(),
     };
-    let published = join_info::publish(home.client(), HUB_NAMESPACE, &info).await;
-    published?;
+    join_info::publish(home.client(), HUB_NAMESPACE, &info).await?;
 
     let nothing = Port::reserve()?;
     let pod = ForwardedPod {
@@ -300,8 +299,7 @@ async fn each_role_permits_only_its_own_commands() -> TestResult {
         people.push(access?);
     }
     use ExitCode::{Done, NotFound, NotPermitted as No, NotReady, Refused};
-    let versions = kubectl_krypton(&home, &["version", "-n", HUB_NAMESPACE]);
-    let versions = versions.await?;
+    let versions = kubectl_krypton(&home, &["version", "-n", HUB_NAMESPACE]).await?;
     assert!(versions.contains("\nhub 0.1.0 "), "{versions}");
     let folder = tempfile::tempdir()?;
     let rows: [(&[&str], [ExitCode; 3]); 18] = [

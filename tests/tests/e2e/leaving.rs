@@ -26,8 +26,10 @@ fn members(pair: &Pair) -> Api<EdgeCluster> {
 async fn patched(pair: &Pair, patch: Value) {
     let params = PatchParams::default();
     let patch = Patch::Merge(patch);
-    let patched = members(pair).patch(pair.name(), &params, &patch).await;
-    patched.unwrap();
+    members(pair)
+        .patch(pair.name(), &params, &patch)
+        .await
+        .unwrap();
 }
 
 /// Sets the deletion policy, and waits until the EdgeCluster has the finalizer.

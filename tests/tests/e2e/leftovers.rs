@@ -150,8 +150,7 @@ async fn failed_installations_leave_a_bounded_history() -> TestResult {
     let folder = tempfile::tempdir()?;
     let repository = ChartRepository::start(&[chart(&folder)]).await?;
     let values = ValuesFile::new("{maps: [], random: true, broken: true}")?;
-    let started = Pair::start("failures", Mode::Agent, Parts::WithControllers).await;
-    let mut pair = started?;
+    let mut pair = Pair::start("failures", Mode::Agent, Parts::WithControllers).await?;
     let mut flags = chart_flags(&repository, "maps", "1.0.0");
     flags.push(values_flag(&values));
     pair.open(flags).await?;

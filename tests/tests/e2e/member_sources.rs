@@ -107,8 +107,7 @@ impl Fleet {
             Ok(Some(()))
         })
         .await?;
-        let ready = self.at_edge.ready("before");
-        let status = ready.await?.status.unwrap();
+        let status = self.at_edge.ready("before").await?.status.unwrap();
         assert_eq!(status.phase.as_deref(), Some("Ready"), "{why}");
         Ok(())
     }
@@ -265,8 +264,8 @@ async fn cluster_api_member_waits_for_initialisation_and_pauses() -> TestResult 
         &fleet.home,
         "cluster-api-1.14.2",
         "cluster.x-k8s.io_clusters.yaml",
-    );
-    let crd = crd.await?;
+    )
+    .await?;
     let kubeconfig = fleet.edge.kubeconfig_with_token();
     let mark = ("cluster.x-k8s.io/cluster-name", EDGE);
     let type_ = "cluster.x-k8s.io/secret";
@@ -627,16 +626,15 @@ async fn secret_elsewhere_captures_no_agents_member() -> TestResult {
         "--proxy-grace=1s".to_owned(),
     ];
     let mut fleet = start("capture", &flags).await?;
-    let joined = Membership::join(Mode::Agent, &mut fleet.hub, &fleet.home, &fleet.edge, EDGE);
-    let joined = joined.await?;
+    let joined =
+        Membership::join(Mode::Agent, &mut fleet.hub, &fleet.home, &fleet.edge, EDGE).await?;
     fleet.desk.member_is(EDGE, Mode::Agent).await?;
     // It leads to the same cluster, and so gives the UID on record.
     let data = fleet.edge.kubeconfig_with_token();
     let mark = (names::DISCOVERY_LABEL, "true");
     let labelled = secret(EDGE, "Opaque", mark, &[(names::KUBECONFIG_KEY, &data)]);
     apply_secret(&fleet.desk.client, FLEET, labelled).await;
-    let told = fleet.desk.told(EDGE, "SourceNotBound");
-    let told = told.await?;
+    let told = fleet.desk.told(EDGE, "SourceNotBound").await?;
     assert!(told.contains("kubectl patch edgecluster edge-1"), "{told}");
     drop(joined);
     let away = ("Connected", "False", "AgentAway");

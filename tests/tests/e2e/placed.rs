@@ -78,8 +78,10 @@ impl Scene {
             .home
             .within(namespace)
             .shows(name, &[PLACED, ALL_READY])
-            .await;
-        let shown = shown?.status.unwrap().conditions;
+            .await?
+            .status
+            .unwrap()
+            .conditions;
         let ready = self.pair.condition("ClusterReady");
         let ready = shown.iter().find(|found| found.type_ == ready);
         assert!(
@@ -98,8 +100,10 @@ impl Scene {
     /// Sets or takes off the annotation of the Tenant at home that sets it aside.
     async fn pause(&self, name: &str, paused: bool) {
         let value = if paused { "true" } else { "false" };
-        let annotate = self.home.annotate(name, names::PAUSED_ANNOTATION, value);
-        annotate.await.unwrap();
+        self.home
+            .annotate(name, names::PAUSED_ANNOTATION, value)
+            .await
+            .unwrap();
     }
 
     async fn edges(&self, name: &str) -> Option<Tenant> {
@@ -222,8 +226,7 @@ async fn foreign_tenant_is_not_adopted_and_orphan_stays(mode: Mode) -> TestResul
         .within(HUB_NAMESPACE)
         .create("hers", values)
         .await?;
-    let hers = scene.edge.within(HUB_NAMESPACE).ready("hers").await;
-    let hers = hers?;
+    let hers = scene.edge.within(HUB_NAMESPACE).ready("hers").await?;
     scene.place("default", "hers").await;
     let mirrored = [
         ("Placed", "False", "AlreadyThere"),
@@ -250,8 +253,7 @@ async fn foreign_tenant_is_not_adopted_and_orphan_stays(mode: Mode) -> TestResul
     let made = scene.is_placed(TEAM, "acme").await?;
     let at_home = scene.home.tenants().get("acme").await?;
     let let_go = (names::ORPHAN_ANNOTATION, "true");
-    let annotated = scene.home.annotate("acme", let_go.0, let_go.1);
-    annotated.await?;
+    scene.home.annotate("acme", let_go.0, let_go.1).await?;
     scene.home.remove("acme").await?;
     let told = scene.home.told("acme", "Orphaned").await?;
     assert!(told.contains(EDGE), "{told}");
@@ -275,8 +277,10 @@ async fn foreign_tenant_is_not_adopted_and_orphan_stays(mode: Mode) -> TestResul
     let before = scene.edge.tenants().get("acme").await?;
     assert_eq!(before.metadata.uid, made.metadata.uid);
     assert_eq!(home_uid(&before), home_uid(&made));
-    let adopt = scene.home.annotate("acme", names::ADOPT_ANNOTATION, "true");
-    adopt.await?;
+    scene
+        .home
+        .annotate("acme", names::ADOPT_ANNOTATION, "true")
+        .await?;
     let adopted = scene.is_placed(TEAM, "acme").await?;
     assert_eq!(adopted.metadata.uid, made.metadata.uid);
     assert_eq!(home_uid(&adopted), restored.metadata.uid.as_deref());

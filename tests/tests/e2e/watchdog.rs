@@ -18,13 +18,12 @@ async fn ends(name: &str, plan: &str) -> TestResult<(std::process::ExitStatus, S
     let options = HubOptions::new(home.kubeconfig())
         .args(["--chart-name=small", "--chart-version=1.0.0"])
         .args(["--chart-repo=http://127.0.0.1:1", "--retry-max=5s"]);
-    let hub = Hub::start(
+    let mut hub = Hub::start(
         &options
             .clone()
             .env(PLAN, plan)
             .env(STRUCK, struck.path().to_str().unwrap()),
-    );
-    let mut hub = hub?;
+    )?;
     let status = hub.wait(MINUTES).await?;
     let log = hub.log()?;
     let mut next = Hub::start(&options.in_place_of(&hub))?;

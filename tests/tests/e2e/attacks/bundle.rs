@@ -38,8 +38,7 @@ async fn enrol(
 
 #[tokio::test]
 async fn old_bundle_grants_no_certificate() -> TestResult {
-    let home = Cluster::start("attack-bundle", Parts::ControlPlane);
-    let home = home.await?;
+    let home = Cluster::start("attack-bundle", Parts::ControlPlane).await?;
     let _hub = hub_alone(&home).await;
     let read = async |name| JoinBundle::parse(&bundle(&home, name).await.unwrap()).unwrap();
     let denied = Code::PermissionDenied;

@@ -148,8 +148,9 @@ impl Session {
             digest_low: 3,
         }))
         .await;
-        let asked = self.hear(|said| matches!(said, Say::Resync(_))).await;
-        asked.unwrap();
+        self.hear(|said| matches!(said, Say::Resync(_)))
+            .await
+            .unwrap();
     }
 }
 
@@ -180,8 +181,7 @@ impl Fleet {
             .args(flags.map(str::to_owned))
             .args([values_flag(&values)]);
         let mut hub = Hub::start(&options)?;
-        let first = Membership::join(Mode::Agent, &mut hub, &home, &one, "edge-1");
-        let first = first.await?;
+        let first = Membership::join(Mode::Agent, &mut hub, &home, &one, "edge-1").await?;
         let second = Membership::join(Mode::Agent, &mut hub, &home, &two, "edge-2");
         let members = [first, second.await?];
         let desk = FleetClient::at(&home);
@@ -273,8 +273,7 @@ async fn stolen_agent_credential_reaches_no_other_member() -> TestResult {
         assert_eq!(refused.code(), Code::FailedPrecondition, "{refused:?}");
         assert!(!refused.message().contains(&first), "{refused:?}");
     }
-    let told = desk.told("edge-1", "CredentialUsedTwice");
-    told.await?;
+    desk.told("edge-1", "CredentialUsedTwice").await?;
 
     // Its session receives the state of edge-1, and reports on edge-1 only.
     let mut session = Session::open(&hub, &first).await?;

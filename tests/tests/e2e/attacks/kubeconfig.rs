@@ -47,8 +47,7 @@ impl HostileServer {
     async fn start(head: String, more: String) -> TestResult<Self> {
         let key = KeyPair::generate()?;
         let names = vec!["127.0.0.1".to_owned()];
-        let certificate = CertificateParams::new(names)?.self_signed(&key);
-        let certificate = certificate?;
+        let certificate = CertificateParams::new(names)?.self_signed(&key)?;
         let config = ServerConfig::builder().with_no_client_auth();
         let private = PrivateKeyDer::try_from(key.serialize_der())?;
         let config = config.with_single_cert(vec![certificate.der().clone()], private);
@@ -88,8 +87,7 @@ impl HostileServer {
 
 #[tokio::test]
 async fn hostile_kubeconfig_supplier_reaches_nothing() -> TestResult {
-    let home = Cluster::start("attack-supplier", Parts::ControlPlane);
-    let home = home.await?;
+    let home = Cluster::start("attack-supplier", Parts::ControlPlane).await?;
     let desk = FleetClient::at(&home);
     let lure = Lure::start().await;
     let port = lure.address.port();

@@ -86,8 +86,7 @@ async fn all_there(connections: &AtomicUsize) {
 
 #[tokio::test]
 async fn pod_on_the_network_stops_no_probe() -> TestResult {
-    let home = Cluster::start("attack-probes", Parts::ControlPlane);
-    let home = home.await?;
+    let home = Cluster::start("attack-probes", Parts::ControlPlane).await?;
     let hub = hub_alone(&home).await;
     let health = hub.health_address();
     let (crowd, connections) = crowd(health, 1, b"GET /heal");
@@ -186,8 +185,7 @@ async fn stranger_on_the_network_is_not_answered() -> TestResult {
     // An agent joins while clients at eight addresses fill the port.
     let (crowd, connections) = crowd(port, 8, &[0x16, 0x03, 0x01]);
     all_there(&connections).await;
-    let joined = Membership::join(Mode::Agent, &mut hub, &home, &edge, "edge-1");
-    let _member = joined.await?;
+    let _member = Membership::join(Mode::Agent, &mut hub, &home, &edge, "edge-1").await?;
     let desk = FleetClient::at(&home);
     desk.member_shows("edge-1", &[CONNECTED]).await?;
     drop(crowd);

@@ -115,8 +115,7 @@ async fn hostile_repository_reaches_nothing() -> TestResult {
     let _serving = AbortOnDropHandle::new(serving);
 
     let values = ValuesFile::new("replicaCount: 0")?;
-    let pair = Pair::start("attack-charts", Mode::SelfCluster, Parts::WithControllers);
-    let mut pair = pair.await?;
+    let mut pair = Pair::start("attack-charts", Mode::SelfCluster, Parts::WithControllers).await?;
     let flags = |version: &str| {
         let flags = [
             ("chart-repo", url.as_str()),

@@ -121,14 +121,18 @@ impl Editor {
     pub(crate) async fn forget(&self) {
         for secret in self.stored().await {
             let params = DeleteParams::default();
-            let gone = self.secrets.delete(&secret.name_any(), &params).await;
-            gone.unwrap();
+            self.secrets
+                .delete(&secret.name_any(), &params)
+                .await
+                .unwrap();
         }
     }
 
     async fn is_rendered_again(&self) {
-        let deployed = self.desk.newest_is(WORKSPACE, &self.release, 1, "deployed");
-        deployed.await.unwrap();
+        self.desk
+            .newest_is(WORKSPACE, &self.release, 1, "deployed")
+            .await
+            .unwrap();
     }
 
     /// Waits for the agent, and checks that the user has no further rights.
@@ -202,8 +206,7 @@ async fn workspace_editor_gets_no_cluster_rights(mode: Mode) -> TestResult {
     let charts = [ChartSource::small("1.0.0")];
     let repository = ChartRepository::start(&charts).await?;
     let values = ValuesFile::new("{replicaCount: 0, message: v1}")?;
-    let pair = Pair::start("attack-editor", mode, Parts::WithControllers);
-    let mut pair = pair.await?;
+    let mut pair = Pair::start("attack-editor", mode, Parts::WithControllers).await?;
     let mut flags = chart_flags(&repository, "small", "1.0.0");
     flags.push(values_flag(&values));
     let more = [
@@ -221,8 +224,7 @@ async fn workspace_editor_gets_no_cluster_rights(mode: Mode) -> TestResult {
     let error = pair.condition("ClusterError");
     let tampered = async || {
         let tampered = (error.as_str(), "True", "ReleaseTampered");
-        let shown = desk.shows("acme", &[tampered]).await;
-        shown.unwrap();
+        desk.shows("acme", &[tampered]).await.unwrap();
     };
     editor.is_kept_out().await?;
 
@@ -297,8 +299,8 @@ async fn shadow(editor: &Editor, kind: &str) -> Secret {
 
 #[tokio::test]
 async fn shadow_revisions_give_no_cluster_rights() -> TestResult {
-    let started = Pair::with_small_chart("attack-shadow", Mode::SelfCluster).await;
-    let (pair, _repository, values) = started?;
+    let (pair, _repository, values) =
+        Pair::with_small_chart("attack-shadow", Mode::SelfCluster).await?;
     let (desk, error) = (pair.desk(), pair.condition("ClusterError"));
     let victim = ["create", "namespace", "victim"];
     pair.cluster().kubectl(victim).await?;
@@ -334,8 +336,8 @@ async fn shadow_revisions_give_no_cluster_rights() -> TestResult {
 
 #[tokio::test]
 async fn revision_that_helm_skips_gives_no_cluster_rights() -> TestResult {
-    let started = Pair::with_small_chart("attack-skipped", Mode::SelfCluster).await;
-    let (pair, _repository, values) = started?;
+    let (pair, _repository, values) =
+        Pair::with_small_chart("attack-skipped", Mode::SelfCluster).await?;
     let (desk, error) = (pair.desk(), pair.condition("ClusterError"));
     let victim = ["create", "namespace", "victim"];
     pair.cluster().kubectl(victim).await?;
@@ -383,8 +385,8 @@ async fn revision_that_helm_skips_gives_no_cluster_rights() -> TestResult {
 /// Older revisions go before an uninstallation, so a user who sees that knows what comes next.
 #[tokio::test]
 async fn announced_uninstall_gives_no_cluster_rights() -> TestResult {
-    let started = Pair::with_small_chart("attack-announced", Mode::SelfCluster).await;
-    let (pair, _repository, values) = started?;
+    let (pair, _repository, values) =
+        Pair::with_small_chart("attack-announced", Mode::SelfCluster).await?;
     let desk = pair.desk();
     let victim = ["create", "namespace", "victim"];
     pair.cluster().kubectl(victim).await?;

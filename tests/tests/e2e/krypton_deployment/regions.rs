@@ -99,12 +99,11 @@ impl Regions {
                         false => &["kubeconfig"],
                     };
                     let name = format!("{region}-kubeconfig");
-                    let made = this.secret(HUB_NAMESPACE, &name, edge, keys);
-                    made.await?;
+                    this.secret(HUB_NAMESPACE, &name, edge, keys).await?;
                 }
                 Mode::Agent => {
-                    let joining = Membership::join(mode, &mut this.hub, &this.home, edge, region);
-                    let member = joining.await?;
+                    let member =
+                        Membership::join(mode, &mut this.hub, &this.home, edge, region).await?;
                     this.members.insert(region, member);
                 }
             }

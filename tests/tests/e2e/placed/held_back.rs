@@ -32,8 +32,10 @@ async fn paused(scene: &Scene) -> TestResult {
         "values": {"replicaCount": 0},
     });
     let annotations = [(names::PAUSED_ANNOTATION, "true")];
-    let create = scene.home.create_annotated("later", spec, &annotations);
-    create.await?;
+    scene
+        .home
+        .create_annotated("later", spec, &annotations)
+        .await?;
     scene.home.shows("later", &[PAUSED]).await?;
     assert_eq!(scene.edges("later").await, None);
     scene.pause("later", false).await;
@@ -90,8 +92,7 @@ async fn not_allowed(scene: &Scene) -> TestResult {
     shown.await?;
     let edit = json!({"spec": {"values": {"message": "second"}}});
     scene.patch(&scene.home, "first", edit).await;
-    let shown = scene.home.shows("first", &[NOT_ALLOWED]);
-    shown.await?;
+    scene.home.shows("first", &[NOT_ALLOWED]).await?;
     scene.home.remove("second").await?;
     assert_eq!(scene.edges("second").await, None);
     let stays = scene.edges("first").await.unwrap();

@@ -90,8 +90,7 @@ async fn placed_tenant_stays_bound_to_recorded_cluster(mode: Mode) -> TestResult
     let waits = scene.home.shows("kept", &[ANOTHER]).await?;
     assert_eq!(waits.finalizers(), [names::PLACED_FINALIZER]);
     let let_go = (names::ORPHAN_ANNOTATION, "true");
-    let annotated = scene.home.annotate("kept", let_go.0, let_go.1);
-    annotated.await?;
+    scene.home.annotate("kept", let_go.0, let_go.1).await?;
     scene.home.gone("kept").await?;
     let same = scene.edges("kept").await.unwrap();
     assert_eq!(same.metadata.uid, kept.metadata.uid);
