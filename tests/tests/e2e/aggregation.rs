@@ -17,7 +17,7 @@ use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec};
 use krypton_crds::tenant::{ClusterSummary, Tenant};
 use krypton_hub::ca::Authority;
 use krypton_tests::{
-    Cluster, Hub, HubOptions, Mode, Pair, Parts, TestResult, by_agent, eventually,
+    Cluster, Hub, HubOptions, Mode, Parts, Scenario, TestResult, by_agent, eventually,
     fleet::{ALL_READY, FleetClient, HUB_NAMESPACE, PATIENCE, condition},
     kubectl_krypton,
 };
@@ -59,7 +59,7 @@ async fn goes(desk: &FleetClient, type_: &str, why: &str) -> Tenant {
 }
 
 async fn departed_member_condition_expires_after_grace_despite_restart(mode: Mode) -> TestResult {
-    let (mut pair, _repository, _values) = Pair::with_small_chart("departs", mode).await?;
+    let (mut pair, _chart) = Scenario::new("departs", mode).start().await?;
     let (home, edge) = (FleetClient::at(pair.home()), pair.desk());
     let type_ = pair.condition("ClusterReady");
     for desk in [&edge, &home] {

@@ -14,7 +14,7 @@ use krypton_reconciler::{
     record::{RECORD_NAME, anchor::ANCHOR_NAME},
 };
 use krypton_tests::{
-    Mode, Pair, Parts, TestResult, by_agent, eventually,
+    Mode, Pair, Parts, Scenario, TestResult, by_agent, eventually,
     fleet::{FleetClient, PATIENCE, SYSTEM_NAMESPACE},
 };
 use kube::{
@@ -253,7 +253,7 @@ async fn says(desk: &FleetClient, release: &str, message: &str) {
 }
 
 async fn anchor_owns_only_record_and_loss_is_harmless(mode: Mode) -> TestResult {
-    let (mut pair, _repository, values) = Pair::with_small_chart("anchor", mode).await?;
+    let (mut pair, chart) = Scenario::new("anchor", mode).start().await?;
     let (desk, release) = (pair.desk(), pair.release(TENANT));
     desk.install(TENANT).await?;
     let first = anchored(&desk, None).await;
@@ -271,7 +271,7 @@ async fn anchor_owns_only_record_and_loss_is_harmless(mode: Mode) -> TestResult 
         .await?;
     collected(&desk, &owner).await;
     assert_eq!(of_value(&desk).await?, before);
-    values.write("{replicaCount: 0, message: later}")?;
+    chart.write("{replicaCount: 0, message: later}")?;
     says(&desk, &release, "later").await;
     desk.ready(TENANT).await?;
     desk.newest_is(TENANT, &release, 2, "deployed").await?;

@@ -10,6 +10,7 @@ use krypton_tests::{
     AgentPod, ChartRepository, ChartSource, Cluster, HubPod, OwnChart, Parts, TestResult,
     eventually,
     fleet::{CONNECTED, FleetClient, PATIENCE},
+    home_and_edge,
     membership::join_command,
 };
 use krypton_types::names;
@@ -81,10 +82,7 @@ async fn lasting(
 #[tokio::test]
 async fn reinstalled_charts_adopt_state_left_by_uninstall() -> TestResult {
     let repository = ChartRepository::start(&["1.0.0", "1.1.0"].map(ChartSource::small)).await?;
-    let (home, edge) = tokio::try_join!(
-        Cluster::start("life-home", Parts::ControlPlane),
-        Cluster::start("life-edge", Parts::WithControllers),
-    )?;
+    let (home, edge) = home_and_edge("life", Parts::ControlPlane).await?;
     let (desk, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
     let (namespace, system) = (OwnChart::Hub.namespace(), OwnChart::Agent.namespace());
     let authority = (namespace, "krypton-hub-ca");

@@ -13,8 +13,8 @@ use krypton_helm::driver::{Helm, HelmConfig, Keyring};
 use krypton_tests::fleet::{FleetClient, ValuesFile, values_flag};
 use krypton_tests::registry::{Login, PASSWORD, USERNAME};
 use krypton_tests::{
-    Agent, ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Parts,
-    Registry, Signer, TestResult, Tools, in_both_modes,
+    Agent, ChartRepository, ChartSource, Hub, HubOptions, Membership, Mode, Parts, Registry,
+    Signer, TestResult, Tools, home_and_edge, in_both_modes,
 };
 use serde_json::json;
 use tempfile::TempDir;
@@ -262,10 +262,7 @@ async fn signed_private_chart_range_stays_pinned_across_restart(mode: Mode) -> T
         registry.push(&source).await?;
     }
     let before = registry.asked().len();
-    let (home, edge) = tokio::try_join!(
-        Cluster::start("charts-home", Parts::ControlPlane),
-        Cluster::start("charts-edge", Parts::WithControllers),
-    )?;
+    let (home, edge) = home_and_edge("charts", Parts::ControlPlane).await?;
     let secret = json!({
         "apiVersion": "v1",
         "kind": "Secret",

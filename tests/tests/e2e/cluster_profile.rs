@@ -9,11 +9,10 @@ use anyhow::bail;
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::Secret};
 use krypton_crds::krypton_deployment::KryptonDeployment;
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, ForeignCrd, Hub, HubOptions, Parts, TestResult, Tools,
-    eventually,
+    Cluster, ForeignCrd, Hub, HubOptions, Parts, ServedChart, TestResult, Tools, eventually,
     fleet::{
         CONNECTED, Expected, FleetClient, HEALTHY, HUB_NAMESPACE, PATIENCE, RESOLVED,
-        SYSTEM_NAMESPACE, ValuesFile, chart_flags, condition, values_flag,
+        SYSTEM_NAMESPACE, condition,
     },
 };
 use kube::{
@@ -235,22 +234,18 @@ async fn a_deployment_names_a_profile(home: &Cluster, at_edge: &FleetClient) {
 
 #[tokio::test]
 async fn cluster_profile_member_survives_rotation_and_lost_access() -> TestResult {
-    let charts = [ChartSource::small("1.0.0")];
-    let (repository, home, edge) = tokio::try_join!(
-        ChartRepository::start(&charts),
+    let (chart, home, edge) = tokio::try_join!(
+        ServedChart::small("replicaCount: 0"),
         Cluster::start("profile-home", Parts::ControlPlane),
         Cluster::start("profile-edge", Parts::WithControllers),
     )?;
-    let values = ValuesFile::new("replicaCount: 0")?;
     let file = ProviderFile::new(&json!([secret_reader(&home)]));
-    let flags = chart_flags(&repository, "small", "1.0.0");
-    let options = HubOptions::new(home.kubeconfig()).args(flags).args([
-        values_flag(&values),
-        "--self-cluster=false".to_owned(),
-        "--providers=cluster-profile".to_owned(),
-        "--ensure-watch-crds".to_owned(),
-        file.flag(),
-    ]);
+    let options = HubOptions::new(home.kubeconfig()).args(chart.flags(&[
+        "--self-cluster=false",
+        "--providers=cluster-profile",
+        "--ensure-watch-crds",
+        &file.flag(),
+    ]));
     let mut hub = Hub::start(&options)?;
     let (desk, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
     credential(&desk, &edge.kubeconfig_with_token()).await;

@@ -7,7 +7,7 @@ use k8s_openapi::api::admissionregistration::v1::{
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_crds::tenant::Tenant;
 use krypton_tests::{
-    Mode, Pair, TestResult, by_agent, eventually,
+    Mode, Scenario, TestResult, by_agent, eventually,
     fleet::{FleetClient, PATIENCE},
     held::Held,
 };
@@ -26,7 +26,7 @@ by_agent!(
 );
 
 async fn tenant_deletion_removes_release_and_only_own_namespace(mode: Mode) -> TestResult {
-    let (pair, _repository, _values) = Pair::with_small_chart("deletion", mode).await?;
+    let (pair, _chart) = Scenario::new("deletion", mode).start().await?;
     let desk = pair.desk();
     pair.cluster()
         .kubectl(["create", "namespace", "theirs"])
@@ -98,7 +98,7 @@ async fn tenant_deletion_removes_release_and_only_own_namespace(mode: Mode) -> T
 }
 
 async fn older_tenant_keeps_release_when_younger_is_deleted(mode: Mode) -> TestResult {
-    let (pair, _repository, _values) = Pair::with_small_chart("claim", mode).await?;
+    let (pair, _chart) = Scenario::new("claim", mode).start().await?;
     let desk = pair.desk();
     for namespace in ["older", "younger"] {
         pair.cluster()
@@ -135,7 +135,7 @@ async fn tenants_and_releases_survive_crd_deletion_on_home() {
 }
 
 async fn crd_stripped_of_finalizer_and_recreated_uninstalls_nothing(mode: Mode) -> TestResult {
-    let (mut pair, _repository, _values) = Pair::with_small_chart("stripped", mode).await?;
+    let (mut pair, _chart) = Scenario::new("stripped", mode).start().await?;
     let desk = pair.desk();
     let spec = json!({"workspace": "acme-ws"});
     desk.create("acme", spec).await?;
@@ -177,7 +177,7 @@ async fn crd_stripped_of_finalizer_and_recreated_uninstalls_nothing(mode: Mode) 
 }
 
 async fn tenants_and_releases_survive_crd_deletion(mode: Mode) -> TestResult {
-    let (mut pair, _repository, _values) = Pair::with_small_chart("crd", mode).await?;
+    let (mut pair, _chart) = Scenario::new("crd", mode).start().await?;
     let desk = pair.desk();
     pair.cluster()
         .kubectl(["create", "namespace", "team"])
@@ -267,7 +267,7 @@ async fn tenants_and_releases_survive_crd_deletion(mode: Mode) -> TestResult {
 }
 
 async fn only_certain_deletions_resume_after_crd_recreation(mode: Mode) -> TestResult {
-    let (pair, _repository, _values) = Pair::with_small_chart("crd-late", mode).await?;
+    let (pair, _chart) = Scenario::new("crd-late", mode).start().await?;
     let desk = pair.desk();
     for name in ["paused", "staying"] {
         desk.create(name, json!({})).await?;
@@ -351,7 +351,7 @@ async fn refuse(desk: &FleetClient, name: &str) -> TestResult {
 }
 
 async fn refused_tenant_keeps_no_other_from_its_restore(mode: Mode) -> TestResult {
-    let (mut pair, _repository, _values) = Pair::with_small_chart("refused", mode).await?;
+    let (mut pair, _chart) = Scenario::new("refused", mode).start().await?;
     let (desk, home) = (pair.desk(), FleetClient::at(pair.home()));
     for name in ["bad", "good", "other"] {
         desk.create(name, json!({})).await?;

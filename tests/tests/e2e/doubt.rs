@@ -8,14 +8,12 @@ use futures::future::try_join_all;
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Secret};
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    Agent, AgentOptions, Answer, AnsweringProxy, ChartRepository, ChartSource, Cluster, Hub,
-    HubOptions, Lie, Membership, Mode, Parts, TestResult,
+    Agent, AgentOptions, Answer, AnsweringProxy, Cluster, Hub, HubOptions, Lie, Membership, Mode,
+    Parts, ServedChart, TestResult,
     answering_proxy::{ALL, Verb},
     by_agent, eventually,
-    fleet::{
-        CONNECTED, FleetClient, HUB_NAMESPACE, PATIENCE, ValuesFile, chart_flags, values_flag,
-    },
-    in_both_modes,
+    fleet::{CONNECTED, FleetClient, HUB_NAMESPACE, PATIENCE},
+    home_and_edge, in_both_modes,
 };
 use krypton_types::names;
 use kube::{
@@ -98,26 +96,19 @@ struct Scene {
     proxy: AnsweringProxy,
     desk: FleetClient,
     at_home: FleetClient,
-    values: ValuesFile,
+    chart: ServedChart,
     written: u32,
-    _repository: ChartRepository,
     _home: Cluster,
     edge: Cluster,
 }
 
 impl Scene {
     async fn set(name: &str, mode: Mode, going: &[String]) -> TestResult<Self> {
-        let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
-        let names = ["home", "edge"].map(|role| format!("{name}-{role}"));
-        let (home, edge) = tokio::try_join!(
-            Cluster::start(&names[0], Parts::ControlPlane),
-            Cluster::start(&names[1], Parts::WithControllers),
-        )?;
+        let chart = ServedChart::small("{replicaCount: 0, message: v0}").await?;
+        let (home, edge) = home_and_edge(name, Parts::ControlPlane).await?;
         let proxy = AnsweringProxy::before(&edge).await?;
-        let values = ValuesFile::new("{replicaCount: 0, message: v0}")?;
-        let options = HubOptions::new(home.kubeconfig())
-            .args(chart_flags(&repository, "small", "1.0.0"))
-            .args([values_flag(&values), "--self-cluster=false".to_owned()]);
+        let flags = chart.flags(&["--self-cluster=false"]);
+        let options = HubOptions::new(home.kubeconfig()).args(flags);
         let mut hub = Hub::start(&options)?;
         let file = proxy.kubeconfig();
         let through = fs::read_to_string(&file)?;
@@ -129,9 +120,8 @@ impl Scene {
             proxy,
             desk: FleetClient::at(&edge),
             at_home: FleetClient::at(&home),
-            values,
+            chart,
             written: 0,
-            _repository: repository,
             _home: home,
             edge,
         };
@@ -152,7 +142,7 @@ impl Scene {
     fn change_values(&mut self) -> Result<u32> {
         self.written += 1;
         let yaml = format!("{{replicaCount: 0, message: v{}}}", self.written);
-        self.values.write(&yaml)?;
+        self.chart.write(&yaml)?;
         Ok(self.written)
     }
 

@@ -2,8 +2,8 @@
 
 use anyhow::{Result, bail};
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Mode, Pair, Parts, TestResult, by_agent, eventually,
-    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
+    Cluster, Mode, Pair, Parts, Scenario, ServedChart, TestResult, by_agent, eventually,
+    fleet::{FleetClient, PATIENCE, condition},
 };
 use krypton_types::names;
 use serde_json::json;
@@ -106,24 +106,15 @@ async fn requests_of(cluster: &Cluster, verb: &str, resource: &str) -> Result<u6
     Ok(counted.get(&key).copied().unwrap_or_default())
 }
 
-async fn opened(
-    name: &str,
-    mode: Mode,
-    drift: &str,
-) -> TestResult<(ChartRepository, ValuesFile, Pair)> {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
-    let values = ValuesFile::new("message: hello")?;
-    let mut pair = Pair::start(name, mode, Parts::WithPods).await?;
-    let mut flags = chart_flags(&repository, "small", "1.0.0");
-    flags.push(values_flag(&values));
-    flags.push(format!("--drift={drift}"));
-    flags.push("--drift-interval=1s".to_owned());
-    pair.open(flags).await?;
-    Ok((repository, values, pair))
+async fn opened(name: &str, mode: Mode, drift: &str) -> TestResult<(Pair, ServedChart)> {
+    let scenario = Scenario::new(name, mode).parts(Parts::WithPods);
+    let flags = [drift, "--drift-interval=1s"];
+    let started = scenario.values("message: hello").flags(&flags).start();
+    Ok(started.await?)
 }
 
 async fn drift_is_corrected_without_revision_sparing_foreign_fields(mode: Mode) -> TestResult {
-    let (_repository, values, pair) = opened("drift-heal", mode, "heal").await?;
+    let (pair, chart) = opened("drift-heal", mode, "--drift=heal").await?;
     let desk = pair.desk();
     for tenant in ["acme", "beta"] {
         desk.install(tenant).await?;
@@ -172,7 +163,7 @@ async fn drift_is_corrected_without_revision_sparing_foreign_fields(mode: Mode) 
         desk.ready(release.namespace).await?;
     }
     // What was put right is no hindrance to helm.
-    values.write("message: second")?;
+    chart.write("message: second")?;
     acme.becomes("configmap", "{.data.message}", "second").await;
     desk.newest_is("acme", &acme.name, 2, "deployed").await?;
     assert_eq!(found("deployment", IMAGE).await, OWN_IMAGE);
@@ -180,7 +171,7 @@ async fn drift_is_corrected_without_revision_sparing_foreign_fields(mode: Mode) 
 }
 
 async fn drift_is_reported_but_ignored_fields_are_skipped(mode: Mode) -> TestResult {
-    let (_repository, _values, pair) = opened("drift-warn", mode, "warn").await?;
+    let (pair, _chart) = opened("drift-warn", mode, "--drift=warn").await?;
     let desk = pair.desk();
     desk.install("acme").await?;
     let acme = Release::of(&pair, "acme");
@@ -253,10 +244,11 @@ async fn drift_is_reported_but_ignored_fields_are_skipped(mode: Mode) -> TestRes
 /// As helm 3 and the original did it.
 #[tokio::test]
 async fn adopted_release_is_healed_after_its_own_revision() -> TestResult {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
+    let chart = ServedChart::small("{}").await?;
     let mut pair = Pair::start("drift-adopted", Mode::Proxy, Parts::WithControllers).await?;
-    let (url, name) = (format!("--repo={}", repository.url()), pair.release("acme"));
-    let install = ["install", &name, "small", &url, "--version=1.0.0"];
+    let url = chart.repository.url();
+    let (repo, name) = (format!("--repo={url}"), pair.release("acme"));
+    let install = ["install", &name, "small", &repo, "--version=1.0.0"];
     let how = [
         "--namespace=acme",
         "--create-namespace",
@@ -264,13 +256,10 @@ async fn adopted_release_is_healed_after_its_own_revision() -> TestResult {
     ];
     let how = how.into_iter().chain(["--set=replicaCount=0"]);
     pair.cluster().helm(install.into_iter().chain(how)).await?;
-    let values = ValuesFile::new("{}")?;
-    let mut flags = chart_flags(&repository, "small", "1.0.0");
-    flags.push(values_flag(&values));
-    flags.extend(["--drift=heal", "--drift-interval=1s"].map(str::to_owned));
-    pair.open(flags).await?;
+    pair.open(chart.flags(&["--drift=heal", "--drift-interval=1s"]))
+        .await?;
     let desk = pair.desk();
-    let original = krypton_types::fingerprint::original(&repository.url(), "small", "1.0.0");
+    let original = krypton_types::fingerprint::original(&url, "small", "1.0.0");
     let annotation = names::fingerprint_annotation(pair.name());
     desk.create_annotated("acme", json!({}), &[(&annotation, &original)])
         .await?;
@@ -286,7 +275,7 @@ async fn adopted_release_is_healed_after_its_own_revision() -> TestResult {
     let revisions = desk.revisions("acme", &acme.name).await?;
     assert_eq!(revisions, [(1, "deployed".to_owned())]);
 
-    values.write("{replicaCount: 0, message: v2}")?;
+    chart.write("{replicaCount: 0, message: v2}")?;
     desk.newest_is("acme", &acme.name, 2, "deployed").await?;
     acme.change_image().await;
     acme.becomes("deployment", IMAGE, OWN_IMAGE).await;

@@ -4,7 +4,7 @@ use anyhow::{Context, Result, bail};
 use jiff::Timestamp;
 use krypton_kubectl::ExitCode;
 use krypton_tests::{
-    Mode, Pair, TestResult, eventually,
+    Mode, Pair, Scenario, TestResult, eventually,
     fleet::{FleetClient, HUB_NAMESPACE, PATIENCE},
     in_both_modes,
     membership::krypton_ends,
@@ -14,9 +14,9 @@ use serde_json::json;
 in_both_modes!(explain_names_cause_retry_and_silent_reporter,);
 
 async fn explain_names_cause_retry_and_silent_reporter(mode: Mode) -> TestResult {
-    let (mut pair, _repository, values) = Pair::with_small_chart("explain", mode).await?;
+    let (mut pair, chart) = Scenario::new("explain", mode).start().await?;
     let before = Timestamp::now();
-    values.write("replicaCount: 0\nfailWith: because it must")?;
+    chart.write("replicaCount: 0\nfailWith: because it must")?;
     // The Tenant on the home cluster shows the state of its namesake on the member.
     for desk in [FleetClient::at(pair.home()), pair.desk()] {
         desk.create("acme", json!({})).await?;
@@ -29,7 +29,7 @@ async fn explain_names_cause_retry_and_silent_reporter(mode: Mode) -> TestResult
     assert!(rest.starts_with("(in "), "{failed}");
     assert!(at.parse::<Timestamp>()? > before, "{failed}");
 
-    values.write("replicaCount: 0")?;
+    chart.write("replicaCount: 0")?;
     let well = tells(&pair, ExitCode::Done, "✓ Installed: ").await?;
     assert!(!well.contains("next: "), "{well}");
     assert!(well.contains("✓ it has what is wanted: "), "{well}");

@@ -4,13 +4,10 @@ use std::collections::BTreeMap;
 
 use anyhow::{Result, bail};
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Gate, Hub, HubOptions, Membership, Mode, Pair, Parts,
-    TestResult, eventually,
-    fleet::{
-        ALL_READY, CONNECTED, FleetClient, HEALTHY, PATIENCE, ValuesFile, chart_flags, helm_ends,
-        helm_processes, values_flag,
-    },
-    gate, in_both_modes,
+    Cluster, Gate, Hub, HubOptions, Membership, Mode, Parts, Scenario, ServedChart, TestResult,
+    eventually,
+    fleet::{ALL_READY, CONNECTED, FleetClient, HEALTHY, PATIENCE, helm_ends, helm_processes},
+    gate, home_and_edge, in_both_modes,
 };
 use serde_json::json;
 
@@ -49,16 +46,10 @@ async fn everything(desk: &FleetClient) -> Result<impl PartialEq + std::fmt::Deb
 
 /// Restarts the hub, and the agent if there is one. The agent stops after the hub and starts before it.
 async fn a_restart_finds_everything_as_it_was_left(mode: Mode) -> TestResult {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
-    let (home, edge) = tokio::try_join!(
-        Cluster::start("restart-home", Parts::WithControllers),
-        Cluster::start("restart-edge", Parts::WithControllers),
-    )?;
+    let chart = ServedChart::small("replicaCount: 0").await?;
+    let (home, edge) = home_and_edge("restart", Parts::WithControllers).await?;
     let (desk, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
-    let values = ValuesFile::new("replicaCount: 0")?;
-    let options = HubOptions::new(home.kubeconfig())
-        .args(chart_flags(&repository, "small", "1.0.0"))
-        .args([values_flag(&values)]);
+    let options = HubOptions::new(home.kubeconfig()).args(chart.flags(&[]));
     let mut hub = Hub::start(&options)?;
     let mut member = Membership::join(mode, &mut hub, &home, &edge, "edge-1").await?;
     let places = [(&desk, "self-cluster"), (&at_edge, "edge-1")];
@@ -123,10 +114,11 @@ async fn a_restart_finds_everything_as_it_was_left(mode: Mode) -> TestResult {
 
 async fn install_killed_midway_is_repaired_after_restart(mode: Mode) -> TestResult {
     let gate = Gate::new()?;
-    let repository = ChartRepository::start(&[gate.chart()]).await?;
-    let mut pair = Pair::start("crash", mode, Parts::WithControllers).await?;
+    let (mut pair, _chart) = Scenario::new("crash", mode)
+        .chart(gate.chart(), "gate")
+        .start()
+        .await?;
     let desk = pair.desk();
-    pair.open(chart_flags(&repository, "gate", "1.0.0")).await?;
     let release = &pair.release("acme");
     let [ready, error] = ["ClusterReady", "ClusterError"].map(|kind| pair.condition(kind));
     let folder = pair.actor()?.log_path().parent().unwrap().to_owned();
@@ -179,10 +171,11 @@ async fn install_killed_midway_is_repaired_after_restart(mode: Mode) -> TestResu
 #[tokio::test]
 async fn stopped_install_ends_in_time_and_is_repaired() -> TestResult {
     let gate = Gate::new()?;
-    let repository = ChartRepository::start(&[gate.chart()]).await?;
-    let mut pair = Pair::start("term", Mode::Agent, Parts::WithControllers).await?;
+    let (mut pair, _chart) = Scenario::new("term", Mode::Agent)
+        .chart(gate.chart(), "gate")
+        .start()
+        .await?;
     let desk = pair.desk();
-    pair.open(chart_flags(&repository, "gate", "1.0.0")).await?;
     let release = &pair.release("acme");
     let folder = pair.actor()?.log_path().parent().unwrap().to_owned();
     desk.create("acme", json!({})).await?;
@@ -203,7 +196,7 @@ async fn stopped_install_ends_in_time_and_is_repaired() -> TestResult {
 }
 
 async fn unreachable_member_is_reported_alone_and_recovers(mode: Mode) -> TestResult {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
+    let chart = ServedChart::small("replicaCount: 0").await?;
     let (home, one, two) = tokio::try_join!(
         Cluster::start("lost-home", Parts::ControlPlane),
         Cluster::start("lost-1", Parts::WithControllers),
@@ -214,11 +207,7 @@ async fn unreachable_member_is_reported_alone_and_recovers(mode: Mode) -> TestRe
         FleetClient::at(&one),
         FleetClient::at(&two),
     );
-    let values = ValuesFile::new("replicaCount: 0")?;
-    let flags = chart_flags(&repository, "small", "1.0.0");
-    let options = HubOptions::new(home.kubeconfig())
-        .args(flags)
-        .args([values_flag(&values)]);
+    let options = HubOptions::new(home.kubeconfig()).args(chart.flags(&[]));
     let mut hub = Hub::start(&options.args(["--self-cluster=false"]))?;
     let mut members = Vec::new();
     for (name, cluster) in [("edge-1", &one), ("edge-2", &two)] {

@@ -3,12 +3,9 @@
 use anyhow::{Result, bail};
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Pair, Parts,
-    TestResult, eventually,
-    fleet::{
-        ALL_READY, CONNECTED, Expected, FleetClient, HEALTHY, PATIENCE, RESOLVED, ValuesFile,
-        chart_flags, condition, values_flag,
-    },
+    Cluster, Hub, HubOptions, Membership, Mode, Parts, Scenario, ServedChart, TestResult,
+    eventually,
+    fleet::{ALL_READY, CONNECTED, Expected, FleetClient, HEALTHY, PATIENCE, RESOLVED, condition},
     in_both_modes,
 };
 use kube::{
@@ -37,26 +34,20 @@ struct Fleet {
     home: Cluster,
     desk: FleetClient,
     hub: Hub,
-    repository: ChartRepository,
-    values: ValuesFile,
+    chart: ServedChart,
 }
 
 async fn start(name: &str, parts: Parts, more: &[&str]) -> Result<Fleet> {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
+    let chart = ServedChart::small("replicaCount: 0").await?;
     let home = Cluster::start(name, parts).await?;
-    let values = ValuesFile::new("replicaCount: 0")?;
-    let flags = chart_flags(&repository, "small", "1.0.0");
-    let options = HubOptions::new(home.kubeconfig())
-        .args(flags)
-        .args([values_flag(&values)]);
-    let hub = Hub::start(&options.args(more.iter().copied()))?;
+    let options = HubOptions::new(home.kubeconfig()).args(chart.flags(more));
+    let hub = Hub::start(&options)?;
     let desk = FleetClient::at(&home);
     Ok(Fleet {
         home,
         desk,
         hub,
-        repository,
-        values,
+        chart,
     })
 }
 
@@ -363,9 +354,8 @@ async fn second_hub_writes_nothing_until_first_stops() -> TestResult {
     desk.install("first").await?;
     let holder = desk.holder().await?;
 
-    let flags = chart_flags(&fleet.repository, "small", "1.0.0");
-    let options = HubOptions::new(fleet.home.kubeconfig()).args(flags);
-    let mut second = Hub::start(&options.args([values_flag(&fleet.values)]))?;
+    let options = HubOptions::new(fleet.home.kubeconfig()).args(fleet.chart.flags(&[]));
+    let mut second = Hub::start(&options)?;
     second.ready(PATIENCE).await?;
     desk.lease_renewed().await?;
     desk.install("second").await?;
@@ -406,13 +396,8 @@ async fn dismissed(hub: &Hub) {
 }
 
 async fn deleted_member_keeps_releases_and_rejoins_on_request(mode: Mode) -> TestResult {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
-    let mut pair = Pair::start("comes-back", mode, Parts::WithControllers).await?;
+    let (mut pair, _chart) = Scenario::new("comes-back", mode).start().await?;
     let (desk, at_edge) = (FleetClient::at(pair.home()), pair.desk());
-    let values = ValuesFile::new("replicaCount: 0")?;
-    let mut flags = chart_flags(&repository, "small", "1.0.0");
-    flags.push(values_flag(&values));
-    pair.open(flags).await?;
     at_edge.install("acme").await?;
     let before = desk
         .member_shows(pair.name(), &[CONNECTED, HEALTHY])

@@ -5,7 +5,7 @@ use std::fs;
 use anyhow::{Result, bail};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_tests::{
-    ChartRepository, ChartSource, Gate, Mode, Pair, Parts, TestResult, eventually,
+    ChartRepository, ChartSource, Gate, Mode, Pair, Parts, Scenario, TestResult, eventually,
     fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
     gate,
 };
@@ -51,22 +51,21 @@ async fn open(pair: &mut Pair, flags: Vec<String>, more: &[&str]) -> Result<()> 
 
 #[tokio::test]
 async fn failed_rollout_is_not_ready_despite_old_pods() -> TestResult {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
-    let mut pair = Pair::start("rollout", Mode::SelfCluster, Parts::WithPods).await?;
+    let (pair, chart) = Scenario::new("rollout", Mode::SelfCluster)
+        .parts(Parts::WithPods)
+        .values("{replicaCount: 1}")
+        .start()
+        .await?;
     let desk = pair.desk();
-    let values = ValuesFile::new("{replicaCount: 1}")?;
-    let flags = chart_flags(&repository, "small", "1.0.0");
-    let flags = flags.into_iter().chain([values_flag(&values)]);
-    open(&mut pair, flags.collect(), &[]).await?;
     desk.install("acme").await?;
 
-    values.write("{replicaCount: 1, unready: true}")?;
+    chart.write("{replicaCount: 1, unready: true}")?;
     let release = pair.release("acme");
     let lacks = format!("Deployment acme/{release}: 0 of 1 new ones available, 1 old ones left");
     says(&desk, &pair.condition("ClusterProgress"), "True", &lacks).await;
     says(&desk, &pair.condition("ClusterReady"), "False", "").await;
 
-    values.write("{replicaCount: 1}")?;
+    chart.write("{replicaCount: 1}")?;
     desk.ready("acme").await?;
     Ok(())
 }

@@ -5,9 +5,10 @@ use std::net::SocketAddr;
 use anyhow::bail;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode,
-    Pair, Parts, TestResult, bundle, eventually,
-    fleet::{CONNECTED, FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
+    Agent, AgentOptions, Cluster, Hub, HubOptions, Membership, Mode, Pair, Parts, Scenario,
+    ServedChart, TestResult, bundle, eventually,
+    fleet::{CONNECTED, FleetClient, PATIENCE},
+    home_and_edge,
 };
 use kube::Api;
 use serde_json::{Value, json};
@@ -22,29 +23,22 @@ struct Stage {
     desk: FleetClient,
     at_edge: FleetClient,
     hub: Hub,
-    _chart: (ChartRepository, ValuesFile),
+    _chart: ServedChart,
 }
 
 impl Stage {
     async fn set(name: &str) -> TestResult<Self> {
-        let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
-        let names = ["home", "edge"].map(|side| format!("{name}-{side}"));
-        let (home, edge) = tokio::try_join!(
-            Cluster::start(&names[0], Parts::ControlPlane),
-            Cluster::start(&names[1], Parts::WithControllers),
-        )?;
-        let values = ValuesFile::new("replicaCount: 0")?;
-        let options = HubOptions::new(home.kubeconfig())
-            .args(chart_flags(&repository, "small", "1.0.0"))
-            .args([values_flag(&values)])
-            .args(["--self-cluster=false", "--proxy-grace=5s"]);
+        let chart = ServedChart::small("replicaCount: 0").await?;
+        let (home, edge) = home_and_edge(name, Parts::ControlPlane).await?;
+        let flags = chart.flags(&["--self-cluster=false", "--proxy-grace=5s"]);
+        let options = HubOptions::new(home.kubeconfig()).args(flags);
         Ok(Self {
             hub: Hub::start(&options)?,
             desk: FleetClient::at(&home),
             at_edge: FleetClient::at(&edge),
             home,
             edge,
-            _chart: (repository, values),
+            _chart: chart,
         })
     }
 }
@@ -106,13 +100,8 @@ async fn proxy_takes_over_lost_agent_and_yields_back() -> TestResult {
 
 #[tokio::test]
 async fn agent_keeps_working_without_hub_and_across_restart() -> TestResult {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
-    let mut pair = Pair::start("alone", Mode::Agent, Parts::WithControllers).await?;
+    let (mut pair, chart) = Scenario::new("alone", Mode::Agent).start().await?;
     let (desk, at_edge) = (FleetClient::at(pair.home()), pair.desk());
-    let values = ValuesFile::new("replicaCount: 0")?;
-    let mut flags = chart_flags(&repository, "small", "1.0.0");
-    flags.push(values_flag(&values));
-    pair.open(flags).await?;
     for name in ["with", "leaves"] {
         at_edge.create(name, json!({})).await?;
     }
@@ -147,7 +136,7 @@ async fn agent_keeps_working_without_hub_and_across_restart() -> TestResult {
     // Of what happens while the agent is away it is told the last, and does that alone.
     assert!(pair.actor()?.stop().await?.success());
     for change in 1..=3 {
-        values.write(&format!("replicaCount: 0\nmessage: change-{change}"))?;
+        chart.write(&format!("replicaCount: 0\nmessage: change-{change}"))?;
         eventually("the hub to take the change", PATIENCE, async || {
             let taken = pair.hub()?.log()?.matches("chart values changed").count();
             Ok((taken >= change).then_some(()))

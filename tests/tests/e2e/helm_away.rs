@@ -9,8 +9,8 @@ use std::{
 
 use anyhow::{Result, bail};
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Mode, Pair, Parts, TestResult, Tools,
-    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
+    Cluster, Hub, HubOptions, Mode, Parts, Scenario, ServedChart, TestResult, Tools,
+    fleet::{FleetClient, PATIENCE, condition},
 };
 use serde_json::json;
 use tempfile::TempDir;
@@ -58,21 +58,17 @@ async fn helm_failure_reports_remedy_and_upgrade_recovers() -> TestResult {
     let real = Tools::find()?.binary("helm");
     let real = format!("exec '{}' \"$@\"", real.display());
     put(&helm, &real)?;
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
-    let mut pair = Pair::start("away", Mode::SelfCluster, Parts::WithControllers).await?;
+    let program = format!("--helm={}", helm.display());
+    let (mut pair, chart) = Scenario::new("away", Mode::SelfCluster)
+        .values("{replicaCount: 0, message: v1}")
+        .flags(&[&program, "--max-concurrent-helm=1"])
+        .start()
+        .await?;
     let desk = pair.desk();
-    let values = ValuesFile::new("{replicaCount: 0, message: v1}")?;
     let write = |message: u32| {
         let yaml = format!("{{replicaCount: 0, message: v{message}}}");
-        values.write(&yaml).unwrap();
+        chart.write(&yaml).unwrap();
     };
-    let more = [
-        values_flag(&values),
-        format!("--helm={}", helm.display()),
-        "--max-concurrent-helm=1".to_owned(),
-    ];
-    let flags = chart_flags(&repository, "small", "1.0.0");
-    pair.open(flags.into_iter().chain(more)).await?;
     let release = pair.release("acme");
     let [ready, error] = ["ClusterReady", "ClusterError"].map(|kind| pair.condition(kind));
     let running = async |revision: u32| {
@@ -142,11 +138,9 @@ async fn helm_failure_reports_remedy_and_upgrade_recovers() -> TestResult {
 
 #[tokio::test]
 async fn upgrade_reports_full_disk_and_recovers_after_cleanup() -> TestResult {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
+    let chart = ServedChart::small("{replicaCount: 0, message: first}").await?;
     let home = Cluster::start("full-home", Parts::WithControllers).await?;
-    let values = ValuesFile::new("{replicaCount: 0, message: first}")?;
-    let mut flags = chart_flags(&repository, "small", "1.0.0");
-    flags.push(values_flag(&values));
+    let flags = chart.flags(&[]);
     let options = HubOptions::new(home.kubeconfig()).args(flags);
     let mut hub = Hub::start(&options.on_a_disk_of(64 << 20))?;
     hub.ready(PATIENCE).await?;
@@ -172,7 +166,7 @@ async fn upgrade_reports_full_disk_and_recovers_after_cleanup() -> TestResult {
         };
         assert_eq!(full.kind(), ErrorKind::StorageFull, "{full}");
     }
-    values.write("{replicaCount: 0, message: second}")?;
+    chart.write("{replicaCount: 0, message: second}")?;
     let parts = ["is the disk full", "No space left on device"];
     says(
         &desk,

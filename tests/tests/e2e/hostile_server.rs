@@ -3,10 +3,10 @@
 use std::fs;
 
 use krypton_tests::{
-    Answer, AnsweringProxy, ChartRepository, ChartSource, Cluster, Hub, HubOptions, Lie, Parts,
-    TestResult,
+    Answer, AnsweringProxy, Cluster, Hub, HubOptions, Lie, Parts, ServedChart, TestResult,
     answering_proxy::{READS, Verb},
-    fleet::{FleetClient, HEALTHY, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
+    fleet::{FleetClient, HEALTHY, PATIENCE, condition},
+    home_and_edge,
 };
 use serde_json::json;
 
@@ -21,23 +21,15 @@ struct Scene {
     at_home: FleetClient,
     at_edge: FleetClient,
     _clusters: [Cluster; 2],
-    _repository: ChartRepository,
-    _values: ValuesFile,
+    _chart: ServedChart,
 }
 
 impl Scene {
     async fn set(name: &str) -> TestResult<Self> {
-        let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
-        let names = ["home", "edge"].map(|role| format!("{name}-{role}"));
-        let (home, edge) = tokio::try_join!(
-            Cluster::start(&names[0], Parts::WithControllers),
-            Cluster::start(&names[1], Parts::WithControllers),
-        )?;
+        let chart = ServedChart::small("replicaCount: 0").await?;
+        let (home, edge) = home_and_edge(name, Parts::WithControllers).await?;
         let proxy = AnsweringProxy::before(&edge).await?;
-        let values = ValuesFile::new("{replicaCount: 0}")?;
-        let options = HubOptions::new(home.kubeconfig())
-            .args(chart_flags(&repository, "small", "1.0.0"))
-            .args([values_flag(&values)]);
+        let options = HubOptions::new(home.kubeconfig()).args(chart.flags(&[]));
         let mut hub = Hub::start(&options)?;
         hub.ready(PATIENCE).await?;
         let at_home = FleetClient::at(&home);
@@ -50,8 +42,7 @@ impl Scene {
             at_home,
             at_edge: FleetClient::at(&edge),
             _clusters: [home, edge],
-            _repository: repository,
-            _values: values,
+            _chart: chart,
         })
     }
 

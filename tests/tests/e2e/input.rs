@@ -7,9 +7,9 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_crds::tenant::Tenant;
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Mode, Pair, Parts, TestResult,
-    by_agent, eventually,
-    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
+    Cluster, Hub, HubOptions, Mode, Pair, Parts, ServedChart, TestResult, by_agent, eventually,
+    fleet::{FleetClient, PATIENCE, condition},
+    home_and_edge,
 };
 use krypton_types::names;
 use kube::{
@@ -120,13 +120,9 @@ fn kubeconfig_at(cluster: &Cluster, server: &str) -> String {
 /// With kubeconfigs only: an agent's never leaves its edge.
 #[tokio::test]
 async fn invalid_kubeconfig_secret_is_reported_without_affecting_others() -> TestResult {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
-    let (home, edge) = tokio::try_join!(
-        Cluster::start("secrets-home", Parts::ControlPlane),
-        Cluster::start("secrets-edge", Parts::WithControllers),
-    )?;
+    let chart = ServedChart::small("replicaCount: 0").await?;
+    let (home, edge) = home_and_edge("secrets", Parts::ControlPlane).await?;
     let (desk, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
-    let values = ValuesFile::new("replicaCount: 0")?;
     let folder = tempfile::tempdir()?;
     let mark = folder.path().join("was-run");
     let command = format!("command: /usr/bin/touch, args: [{}]", mark.display());
@@ -164,11 +160,9 @@ async fn invalid_kubeconfig_secret_is_reported_without_affecting_others() -> Tes
     desk.add_member("good", &edge.kubeconfig_with_token())
         .await?;
 
-    let flags = chart_flags(&repository, "small", "1.0.0");
     // Proxies of the environment are for charts by https: no credential of a member goes by them.
     let options = HubOptions::new(home.kubeconfig())
-        .args(flags)
-        .args([values_flag(&values)])
+        .args(chart.flags(&[]))
         .env("HTTPS_PROXY", "http://127.0.0.1:9")
         .env("NO_PROXY", "unreadable, ,");
     let hub = Hub::start(&options.args(["--self-cluster=false"]))?;
@@ -232,7 +226,7 @@ async fn invalid_home_tenant_is_reported_without_affecting_others() {
 }
 
 async fn invalid_tenant_is_reported_without_affecting_others(mode: Mode) -> TestResult {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
+    let chart = ServedChart::small("replicaCount: 0").await?;
     let mut pair = Pair::start("tenants", mode, Parts::WithControllers).await?;
     let desk = pair.desk();
     let crds: Api<CustomResourceDefinition> = Api::all(desk.client.clone());
@@ -251,9 +245,7 @@ async fn invalid_tenant_is_reported_without_affecting_others(mode: Mode) -> Test
     })
     .await?;
 
-    let values = ValuesFile::new("replicaCount: 0")?;
-    let mut flags = chart_flags(&repository, "small", "1.0.0");
-    flags.push(values_flag(&values));
+    let flags = chart.flags(&[]);
     pair.open(flags).await?;
     let error = pair.condition("ClusterError");
     let long = "a".repeat(70);

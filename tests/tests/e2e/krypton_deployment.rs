@@ -172,7 +172,7 @@ async fn the_chart_and_a_persons_wishes_reach_it(
     });
     regions.patch(key.0, key.1, pause).await;
     regions.shows(key, READY).await;
-    regions.values.write("replicaCount: 1")?;
+    regions.chart.write("replicaCount: 1")?;
     let paused = |_: &KryptonDeployment, status: &KryptonDeploymentStatus| {
         let line = status.last_message.as_deref().unwrap_or_default();
         line.contains("paused by annotation on the KryptonDeployment")
@@ -197,7 +197,7 @@ async fn the_chart_and_a_persons_wishes_reach_it(
     let object = regions.says(key, "what it waits for", waits).await;
     assert_eq!(phase_of(object), Some(DeploymentPhase::Pending));
 
-    regions.values.write("{replicaCount: 0, broken: true}")?;
+    regions.chart.write("{replicaCount: 0, broken: true}")?;
     let failed = regions.shows(key, ("Ready", "False", "HelmFailed")).await;
     let line = failed.status.clone().unwrap().last_message.unwrap();
     assert!(line.contains("revision 2 keeps running"), "{line}");
@@ -212,7 +212,7 @@ async fn the_chart_and_a_persons_wishes_reach_it(
     regions.patch(key.0, key.1, asked).await;
     newest(4, "failed").await;
 
-    regions.values.write("replicaCount: 0")?;
+    regions.chart.write("replicaCount: 0")?;
     newest(5, "deployed").await;
     let object = regions.shows(key, READY).await;
     assert_eq!(phase_of(object), Some(DeploymentPhase::Ready));

@@ -16,7 +16,7 @@ use krypton_kubectl::ExitCode;
 use krypton_runtime::clock;
 use krypton_tests::{
     Agent, AgentOptions, Cluster, Daemon, ForwardedPod, Hub, HubOptions, Kubelet, Mode, OwnChart,
-    Pair, Parts, ServiceAccountAccess, TestResult, bundle, by_agent, eventually,
+    Parts, Scenario, ServiceAccountAccess, TestResult, bundle, by_agent, eventually,
     fleet::{FleetClient, HUB_NAMESPACE, PATIENCE, SYSTEM_NAMESPACE, condition},
     kubectl_krypton,
     membership::{krypton_ends, krypton_program, write_secret},
@@ -32,7 +32,7 @@ const DEADLINE: Duration = Duration::from_secs(30);
 by_agent!(paused_tenant_stands_still_and_leaving_uninstalls,);
 
 async fn paused_tenant_stands_still_and_leaving_uninstalls(mode: Mode) -> TestResult {
-    let (mut pair, _repository, values) = Pair::with_small_chart("verbs", mode).await?;
+    let (mut pair, chart) = Scenario::new("verbs", mode).start().await?;
     let desk = pair.desk();
     desk.install("acme").await?;
     let release = pair.release("acme");
@@ -53,7 +53,7 @@ async fn paused_tenant_stands_still_and_leaving_uninstalls(mode: Mode) -> TestRe
         at_member("pause").await,
         "tenant.mesh.openkcm.io/acme is paused already\n"
     );
-    values.write("replicaCount: 0\npaused: once")?;
+    chart.write("replicaCount: 0\npaused: once")?;
     let progress = pair.condition("ClusterProgress");
     let paused = (progress.as_str(), "False", "Paused");
     desk.shows("acme", &[paused]).await?;
@@ -67,7 +67,7 @@ async fn paused_tenant_stands_still_and_leaving_uninstalls(mode: Mode) -> TestRe
     let member = pair.name();
     let home = async |words: &[&str]| kubectl_krypton(pair.home(), words).await.unwrap();
     home(&["pause", "cluster", member]).await;
-    values.write("replicaCount: 0\npaused: twice")?;
+    chart.write("replicaCount: 0\npaused: twice")?;
     desk.shows("acme", &[paused]).await?;
     let resumed = home(&["resume", "cluster", member]).await;
     assert!(resumed.ends_with("edge-1 resumed\n"), "{resumed}");

@@ -4,7 +4,7 @@ use anyhow::bail;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    Mode, Pair, TestResult, eventually,
+    Mode, Pair, Scenario, TestResult, eventually,
     fleet::{FleetClient, PATIENCE, condition},
     in_both_modes,
     membership::replaced,
@@ -76,7 +76,7 @@ async fn installed(desk: &FleetClient, tenants: &[&str]) {
 }
 
 async fn leaving_member_uninstalls_releases_and_drops_tenant_finalizers(mode: Mode) -> TestResult {
-    let (pair, _repository, _values) = Pair::with_small_chart("leaving", mode).await?;
+    let (pair, _chart) = Scenario::new("leaving", mode).start().await?;
     let desk = pair.desk();
     installed(&desk, &["one", "two"]).await;
     let stays = json!({"workspace": "stays-ws"});
@@ -121,7 +121,7 @@ async fn leaving_member_uninstalls_releases_and_drops_tenant_finalizers(mode: Mo
 }
 
 async fn member_deletion_waits_while_paused_until_orphaned(mode: Mode) -> TestResult {
-    let (mut pair, _repository, _values) = Pair::with_small_chart("held", mode).await?;
+    let (mut pair, _chart) = Scenario::new("held", mode).start().await?;
     let desk = pair.desk();
     installed(&desk, &["one"]).await;
     let releases = desk.releases().await?;
@@ -153,7 +153,7 @@ async fn member_deletion_waits_while_paused_until_orphaned(mode: Mode) -> TestRe
 
 #[tokio::test]
 async fn crd_deletion_or_member_replacement_uninstalls_nothing() -> TestResult {
-    let (pair, _repository, _values) = Pair::with_small_chart("crd", Mode::Proxy).await?;
+    let (pair, _chart) = Scenario::new("crd", Mode::Proxy).start().await?;
     let desk = pair.desk();
     installed(&desk, &["one"]).await;
     let releases = desk.releases().await?;

@@ -7,8 +7,8 @@ use std::fs;
 use anyhow::Result;
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim};
 use krypton_tests::{
-    ChartRepository, ChartSource, Mode, Pair, Parts, TestResult, eventually,
-    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
+    ChartSource, Mode, Scenario, TestResult, eventually,
+    fleet::{FleetClient, PATIENCE},
 };
 use krypton_types::names;
 use kube::api::{ListParams, PostParams};
@@ -83,13 +83,13 @@ async fn maps_are(desk: &FleetClient, expected: &[&str]) {
 #[tokio::test]
 async fn only_leftovers_of_failed_attempts_are_removed() -> TestResult {
     let folder = tempfile::tempdir()?;
-    let repository = ChartRepository::start(&[chart(&folder)]).await?;
-    let mut pair = Pair::start("leftovers", Mode::SelfCluster, Parts::WithControllers).await?;
+    let (pair, chart) = Scenario::new("leftovers", Mode::SelfCluster)
+        .chart(chart(&folder), "maps")
+        .values("maps: [stays]")
+        .flags(&["--retry-max=10m"])
+        .start()
+        .await?;
     let desk = pair.desk();
-    let values = ValuesFile::new("maps: [stays]")?;
-    let more = [values_flag(&values), "--retry-max=10m".to_owned()];
-    let flags = chart_flags(&repository, "maps", "1.0.0");
-    pair.open(flags.into_iter().chain(more)).await?;
     let release = pair.release("acme");
     let failed = pair.condition("ClusterError");
     let failed = [(failed.as_str(), "True", "UpgradeFailed")];
@@ -108,14 +108,14 @@ async fn only_leftovers_of_failed_attempts_are_removed() -> TestResult {
     let before = maps(&desk).await?;
 
     // Two attempts, and each alone declares one object.
-    values.write("{maps: [stays, first], claim: true, broken: true}")?;
+    chart.write("{maps: [stays, first], claim: true, broken: true}")?;
     desk.newest_is("acme", &release, 2, "failed").await?;
-    values.write("{maps: [stays, second], broken: true}")?;
+    chart.write("{maps: [stays, second], broken: true}")?;
     desk.newest_is("acme", &release, 3, "failed").await?;
     desk.shows("acme", &failed).await?;
     maps_are(&desk, &["first", "kept", "second", "stays", "theirs"]).await;
 
-    values.write("{maps: [stays], again: true}")?;
+    chart.write("{maps: [stays], again: true}")?;
     desk.ready("acme").await?;
     maps_are(&desk, &["kept", "stays", "theirs"]).await;
     desk.told("acme", "LeftoversRemoved").await?;
@@ -128,9 +128,9 @@ async fn only_leftovers_of_failed_attempts_are_removed() -> TestResult {
     }
 
     // And before the release itself goes: helm would remove what its newest revision declares.
-    values.write("{maps: [stays, third], claim: true, broken: true}")?;
+    chart.write("{maps: [stays, third], claim: true, broken: true}")?;
     desk.shows("acme", &failed).await?;
-    values.write("{maps: [fourth], broken: true}")?;
+    chart.write("{maps: [fourth], broken: true}")?;
     maps_are(&desk, &["fourth", "kept", "stays", "theirs", "third"]).await;
     desk.remove("acme").await?;
     maps_are(&desk, &["kept", "theirs"]).await;
@@ -148,12 +148,11 @@ async fn failed_installations_leave_a_bounded_history() -> TestResult {
     let failures = std::env::var("KRYPTON_FAILURES").ok();
     let failures: u32 = failures.map_or(25, |number| number.parse().unwrap());
     let folder = tempfile::tempdir()?;
-    let repository = ChartRepository::start(&[chart(&folder)]).await?;
-    let values = ValuesFile::new("{maps: [], random: true, broken: true}")?;
-    let mut pair = Pair::start("failures", Mode::Agent, Parts::WithControllers).await?;
-    let mut flags = chart_flags(&repository, "maps", "1.0.0");
-    flags.push(values_flag(&values));
-    pair.open(flags).await?;
+    let (mut pair, chart) = Scenario::new("failures", Mode::Agent)
+        .chart(chart(&folder), "maps")
+        .values("{maps: [], random: true, broken: true}")
+        .start()
+        .await?;
     let (desk, release) = (pair.desk(), pair.release("acme"));
     desk.create("acme", json!({})).await?;
     for number in 1..=failures {
@@ -168,7 +167,7 @@ async fn failed_installations_leave_a_bounded_history() -> TestResult {
         let requested = number.to_string();
         desk.annotate("acme", asked, &requested).await?;
     }
-    values.write("{maps: [one]}")?;
+    chart.write("{maps: [one]}")?;
     desk.ready("acme").await?;
     Ok(())
 }

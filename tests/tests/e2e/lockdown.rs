@@ -1,8 +1,8 @@
 //! Shows that mutually untrusted Tenants are confined to a namespace and a service account each.
 
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Mode, Pair, Parts, TestResult,
-    fleet::{FleetClient, chart_flags, condition},
+    Cluster, Mode, Scenario, TestResult,
+    fleet::{FleetClient, condition},
     in_both_modes,
 };
 use serde_json::{Value, json};
@@ -50,16 +50,15 @@ async fn fails(
 }
 
 async fn tenant_reaches_nothing_beyond_its_namespace_and_account(mode: Mode) -> TestResult {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
-    let mut pair = Pair::start("lockdown", mode, Parts::WithControllers).await?;
-    let mut flags = chart_flags(&repository, "small", "1.0.0");
-    let more = [
+    let flags = [
         "--tenant-values=true",
         "--no-cross-namespace-refs=true",
         "--default-service-account=installer",
     ];
-    flags.extend(more.map(str::to_owned));
-    pair.open(flags).await?;
+    let (pair, _chart) = Scenario::new("lockdown", mode)
+        .flags(&flags)
+        .start()
+        .await?;
     let (desk, member) = (pair.desk(), pair.name());
     for name in TEAMS {
         team(pair.cluster(), name).await;

@@ -1,10 +1,10 @@
 //! What is logged of a Tenant says of which, and how much is logged is changed while it runs.
 
 use krypton_tests::{
-    Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Daemon, Hub, HubOptions, Mode,
-    Parts, TestResult, bundle, eventually,
-    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
-    in_both_modes, kubectl_krypton,
+    Agent, AgentOptions, Daemon, Hub, HubOptions, Mode, Parts, ServedChart, TestResult, bundle,
+    eventually,
+    fleet::{FleetClient, PATIENCE},
+    home_and_edge, in_both_modes, kubectl_krypton,
     membership::write_secret,
 };
 use serde_json::{Value, json};
@@ -86,17 +86,11 @@ async fn check_told(agent: &Daemon) {
 }
 
 async fn log_lines_identify_tenant_and_level_changes_live(mode: Mode) -> TestResult {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
-    let (home, edge) = tokio::try_join!(
-        Cluster::start("logs-home", Parts::ControlPlane),
-        Cluster::start("logs-edge", Parts::WithControllers),
-    )?;
+    let chart = ServedChart::small("replicaCount: 0").await?;
+    let (home, edge) = home_and_edge("logs", Parts::ControlPlane).await?;
     let (desk, edge_desk) = (FleetClient::at(&home), FleetClient::at(&edge));
-    let values = ValuesFile::new("replicaCount: 0")?;
     let options = HubOptions::new(home.kubeconfig())
-        .args(chart_flags(&repository, "small", "1.0.0"))
-        .args([values_flag(&values)])
-        .args(["--self-cluster=false", "--log-format=json"])
+        .args(chart.flags(&["--self-cluster=false", "--log-format=json"]))
         .env("POD_NAME", "krypton-hub-0");
     let mut hub = Hub::start(&options)?;
     hub.ready(PATIENCE).await?;
@@ -139,7 +133,7 @@ async fn log_lines_identify_tenant_and_level_changes_live(mode: Mode) -> TestRes
     );
 
     edge_desk.install("acme").await?;
-    values.write("{replicaCount: 0, broken: true}")?;
+    chart.write("{replicaCount: 0, broken: true}")?;
     let failed = ("ClusterError/edge-1", "True", "UpgradeFailed");
     edge_desk.shows("acme", &[failed]).await?;
     // And home's own of that name, which the hub writes.

@@ -16,11 +16,10 @@ use k8s_openapi::api::{
 };
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, ForeignCrd, Hub, HubOptions, Parts, TestResult,
-    eventually,
+    Cluster, ForeignCrd, Hub, HubOptions, Parts, ServedChart, TestResult, eventually,
     fleet::{
         ALL_READY, CONNECTED, Expected, FleetClient, HEALTHY, HUB_NAMESPACE, PATIENCE, RESOLVED,
-        ValuesFile, chart_flags, condition, values_flag,
+        condition,
     },
     membership::{Membership, Mode, kubectl_krypton},
     port::Port,
@@ -53,14 +52,13 @@ struct Fleet {
     desk: FleetClient,
     edge: Cluster,
     at_edge: FleetClient,
-    _repository: ChartRepository,
-    _values: ValuesFile,
+    _chart: ServedChart,
 }
 
 async fn start(name: &str, flags: &[String]) -> TestResult<Fleet> {
     let (home, edge) = (format!("{name}-home"), format!("{name}-edge"));
-    let (repository, home, edge) = tokio::try_join!(
-        async { ChartRepository::start(&[ChartSource::small("1.0.0")]).await },
+    let (chart, home, edge) = tokio::try_join!(
+        ServedChart::small("replicaCount: 0"),
         Cluster::start(&home, Parts::ControlPlane),
         Cluster::start_audited(&edge, Parts::WithControllers),
     )?;
@@ -69,10 +67,8 @@ async fn start(name: &str, flags: &[String]) -> TestResult<Fleet> {
     fleet.metadata.name = Some(FLEET.to_owned());
     let params = PostParams::default();
     namespaces.create(&params, &fleet).await?;
-    let values = ValuesFile::new("replicaCount: 0")?;
     let options = HubOptions::new(home.kubeconfig())
-        .args(chart_flags(&repository, "small", "1.0.0"))
-        .args([values_flag(&values), "--self-cluster=false".to_owned()])
+        .args(chart.flags(&["--self-cluster=false"]))
         .args(flags.iter().cloned());
     let hub = Hub::start(&options)?;
     Ok(Fleet {
@@ -81,8 +77,7 @@ async fn start(name: &str, flags: &[String]) -> TestResult<Fleet> {
         hub,
         home,
         edge,
-        _repository: repository,
-        _values: values,
+        _chart: chart,
     })
 }
 

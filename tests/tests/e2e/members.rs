@@ -2,10 +2,9 @@
 
 use anyhow::{Context as _, Result};
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Gate, Hub, HubOptions, Mode, Pair, Parts, TestResult,
-    eventually,
-    fleet::{CONNECTED, FleetClient, PATIENCE, RESOLVED, ValuesFile, chart_flags, values_flag},
-    gate,
+    Cluster, Gate, Hub, HubOptions, Mode, Parts, Scenario, ServedChart, TestResult, eventually,
+    fleet::{CONNECTED, FleetClient, PATIENCE, RESOLVED},
+    gate, home_and_edge,
     port::Port,
 };
 use serde_json::json;
@@ -16,16 +15,9 @@ const ROUNDS: usize = 10;
 
 #[tokio::test]
 async fn newer_kubeconfig_takes_over_only_once_it_works() -> TestResult {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
-    let (home, edge) = tokio::try_join!(
-        Cluster::start("newer-home", Parts::ControlPlane),
-        Cluster::start("newer-edge", Parts::WithControllers),
-    )?;
-    let values = ValuesFile::new("replicaCount: 0")?;
-    let options = HubOptions::new(home.kubeconfig())
-        .args(chart_flags(&repository, "small", "1.0.0"))
-        .args([values_flag(&values)])
-        .args(["--self-cluster=false"]);
+    let chart = ServedChart::small("replicaCount: 0").await?;
+    let (home, edge) = home_and_edge("newer", Parts::ControlPlane).await?;
+    let options = HubOptions::new(home.kubeconfig()).args(chart.flags(&["--self-cluster=false"]));
     let _hub = Hub::start(&options)?;
     let (desk, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
     let good = edge.kubeconfig_with_token();
@@ -66,9 +58,10 @@ async fn newer_kubeconfig_takes_over_only_once_it_works() -> TestResult {
 #[tokio::test]
 async fn helm_run_outlasts_a_rotation_of_its_kubeconfig() -> TestResult {
     let gate = Gate::new()?;
-    let repository = ChartRepository::start(&[gate.chart()]).await?;
-    let mut pair = Pair::start("outlasts", Mode::Proxy, Parts::WithControllers).await?;
-    pair.open(chart_flags(&repository, "gate", "1.0.0")).await?;
+    let (mut pair, _chart) = Scenario::new("outlasts", Mode::Proxy)
+        .chart(gate.chart(), "gate")
+        .start()
+        .await?;
     let (desk, at_home, name) = (pair.desk(), FleetClient::at(pair.home()), pair.name());
     desk.create("acme", json!({})).await?;
     let hook = gate::hook(&desk, "acme", None).await?;

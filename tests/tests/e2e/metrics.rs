@@ -13,9 +13,9 @@ use std::{
 
 use anyhow::{Result, bail};
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Parts, TestResult,
-    Tools, by_agent, eventually,
-    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
+    Hub, HubOptions, Membership, Mode, Parts, ServedChart, TestResult, Tools, by_agent, eventually,
+    fleet::{FleetClient, PATIENCE},
+    home_and_edge,
     process::Invocation,
 };
 use serde_json::{Value, json};
@@ -509,17 +509,11 @@ async fn shows(
 }
 
 async fn metrics_reflect_helm_runs_member_loss_and_lag(mode: Mode) -> TestResult {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
-    let (home, edge) = tokio::try_join!(
-        Cluster::start("metrics-home", Parts::ControlPlane),
-        Cluster::start("metrics-edge", Parts::WithControllers),
-    )?;
+    let chart = ServedChart::small("replicaCount: 0").await?;
+    let (home, edge) = home_and_edge("metrics", Parts::ControlPlane).await?;
     let at_edge = FleetClient::at(&edge);
-    let values = ValuesFile::new("replicaCount: 0")?;
-    let options = HubOptions::new(home.kubeconfig())
-        .args(chart_flags(&repository, "small", "1.0.0"))
-        .args([values_flag(&values)])
-        .args(["--self-cluster=false", "--proxy-grace=5s"]);
+    let flags = chart.flags(&["--self-cluster=false", "--proxy-grace=5s"]);
+    let options = HubOptions::new(home.kubeconfig()).args(flags);
     let mut hub = Hub::start(&options)?;
     let mut member = Membership::join(mode, &mut hub, &home, &edge, "edge-1").await?;
     let ready = ("Ready", "True", "AllClustersReady");
@@ -536,7 +530,7 @@ async fn metrics_reflect_helm_runs_member_loss_and_lag(mode: Mode) -> TestResult
     let phase = |phase| [edge_1, ("phase", phase)];
     shows(at_hub, tenants, &phase("ready"), |value| value == 1.0).await;
 
-    values.write("{replicaCount: 0, broken: true}")?;
+    chart.write("{replicaCount: 0, broken: true}")?;
     let failed = ("ClusterError/edge-1", "True", "UpgradeFailed");
     at_edge.shows("acme", &[failed]).await?;
     shows(at_hub, tenants, &phase("error"), |value| value == 1.0).await;
@@ -572,7 +566,7 @@ async fn metrics_reflect_helm_runs_member_loss_and_lag(mode: Mode) -> TestResult
         None => edge.stop_apiserver().await?,
     }
     shows(at_hub, connected, &[edge_1], |value| value == 0.0).await;
-    values.write("{replicaCount: 0, message: later}")?;
+    chart.write("{replicaCount: 0, message: later}")?;
     shows(at_hub, behind, &[edge_1], |value| value > 0.0).await;
     Ok(())
 }

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Secret};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_crds::tenant::Tenant;
 use krypton_tests::{
-    ChartRepository, ChartSource, Mode, Pair, Parts, TestResult, by_agent, eventually,
+    ChartRepository, ChartSource, Mode, Pair, Parts, Scenario, TestResult, by_agent, eventually,
     fleet::{FleetClient, PATIENCE, chart_flags},
 };
 use kube::api::{DynamicObject, PostParams};
@@ -79,9 +79,10 @@ async fn is_gone(desk: &FleetClient, name: &str) {
 
 async fn workspace_with_other_objects_stays(mode: Mode) -> TestResult {
     let folder = tempfile::tempdir()?;
-    let repository = ChartRepository::start(&[chart(&folder)]).await?;
-    let mut pair = Pair::start("occupied", mode, Parts::WithControllers).await?;
-    pair.open(chart_flags(&repository, "maps", "1.0.0")).await?;
+    let (pair, _chart) = Scenario::new("occupied", mode)
+        .chart(chart(&folder), "maps")
+        .start()
+        .await?;
     let desk = pair.desk();
     for name in ["plain", "shared", "kept"] {
         desk.create(name, json!({})).await?;

@@ -4,11 +4,8 @@
 use anyhow::{Result, bail, ensure};
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod};
 use krypton_tests::{
-    ChartRepository, Gate, Mode, Pair, Parts, TestResult, by_agent, eventually,
-    fleet::{
-        ALL_READY, FleetClient, PATIENCE, ValuesFile, chart_flags, condition, helm_ends,
-        values_flag,
-    },
+    Gate, Mode, Pair, Parts, Scenario, ServedChart, TestResult, by_agent, eventually,
+    fleet::{ALL_READY, FleetClient, PATIENCE, condition, helm_ends},
     gate,
 };
 use kube::{Api, ResourceExt, api::ListParams};
@@ -22,26 +19,25 @@ by_agent!(killed_helm_run_is_repaired_after_restart);
 struct Scene {
     pair: Pair,
     desk: FleetClient,
-    values: ValuesFile,
-    _chart: (ChartRepository, Gate),
+    chart: ServedChart,
+    _gate: Gate,
 }
 
 impl Scene {
     async fn set(name: &str, mode: Mode, more: &[&str]) -> TestResult<Self> {
         let gate = Gate::everywhere()?;
-        let repository = ChartRepository::start(&[gate.chart()]).await?;
-        let mut pair = Pair::start(name, mode, Parts::WithPods).await?;
-        let values = ValuesFile::new(&json!({"gates": EVENTS}).to_string())?;
-        let mut flags = chart_flags(&repository, "gates", "1.0.0");
-        flags.push(values_flag(&values));
-        flags.extend(more.iter().map(|flag| (*flag).to_owned()));
-        pair.open(flags).await?;
-        let desk = pair.desk();
+        let (pair, chart) = Scenario::new(name, mode)
+            .parts(Parts::WithPods)
+            .chart(gate.chart(), "gates")
+            .values(&json!({"gates": EVENTS}).to_string())
+            .flags(more)
+            .start()
+            .await?;
         Ok(Self {
+            desk: pair.desk(),
             pair,
-            desk,
-            values,
-            _chart: (repository, gate),
+            chart,
+            _gate: gate,
         })
     }
 
@@ -50,7 +46,7 @@ impl Scene {
         for (key, value) in more.as_object().unwrap() {
             values[key] = value.clone();
         }
-        self.values.write(&values.to_string()).unwrap();
+        self.chart.write(&values.to_string()).unwrap();
     }
 
     async fn install(&self, name: &str) -> Deployment {

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use krypton_tests::{
-    Cluster, Mode, Pair, TestResult, by_agent,
+    Cluster, Mode, Pair, Scenario, TestResult, by_agent,
     fleet::{FleetClient, condition},
 };
 use krypton_types::names;
@@ -35,7 +35,7 @@ async fn delete(cluster: &Cluster, release: &str) {
 }
 
 async fn missing_workload_stays_not_ready(mode: Mode) -> TestResult {
-    let (mut pair, _repository, values) = Pair::with_small_chart("missing", mode).await?;
+    let (mut pair, chart) = Scenario::new("missing", mode).start().await?;
     let desk = pair.desk();
     let release = pair.release("acme");
     let [ready, progress] = ["ClusterReady", "ClusterProgress"].map(|kind| pair.condition(kind));
@@ -55,7 +55,7 @@ async fn missing_workload_stays_not_ready(mode: Mode) -> TestResult {
     let paused = (progress.as_str(), "False", "Paused");
     desk.annotate("acme", names::PAUSED_ANNOTATION, "true")
         .await?;
-    values.write("{replicaCount: 0, message: other}")?;
+    chart.write("{replicaCount: 0, message: other}")?;
     desk.shows("acme", &[paused, lost]).await?;
     pair.cluster().apply(&there.to_string()).await?;
     let back = (ready.as_str(), "True", "NoChange");

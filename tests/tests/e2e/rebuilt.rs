@@ -6,9 +6,9 @@ use std::fs;
 use k8s_openapi::api::core::v1::Namespace;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode,
-    Parts, TestResult, bundle,
-    fleet::{CONNECTED, FleetClient, HEALTHY, PATIENCE, ValuesFile, chart_flags, values_flag},
+    Agent, AgentOptions, Cluster, Hub, HubOptions, Membership, Mode, Parts, ServedChart,
+    TestResult, bundle,
+    fleet::{CONNECTED, FleetClient, HEALTHY, PATIENCE},
     in_both_modes,
     membership::replaced,
 };
@@ -25,17 +25,13 @@ async fn cluster_uid(cluster: &Cluster) -> String {
 }
 
 async fn rebuilt_cluster_is_untouched_until_edge_cluster_replaced(mode: Mode) -> TestResult {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
+    let chart = ServedChart::small("replicaCount: 0").await?;
     let (home, former, rebuilt) = tokio::try_join!(
         Cluster::start("rebuilt-home", Parts::ControlPlane),
         Cluster::start("rebuilt-former", Parts::WithControllers),
         Cluster::start("rebuilt-new", Parts::WithControllers),
     )?;
-    let values = ValuesFile::new("replicaCount: 0")?;
-    let options = HubOptions::new(home.kubeconfig())
-        .args(chart_flags(&repository, "small", "1.0.0"))
-        .args([values_flag(&values)])
-        .args(["--self-cluster=false"]);
+    let options = HubOptions::new(home.kubeconfig()).args(chart.flags(&["--self-cluster=false"]));
     let mut hub = Hub::start(&options)?;
     let (desk, at_former, at_rebuilt) = (
         FleetClient::at(&home),

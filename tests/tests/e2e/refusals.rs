@@ -4,8 +4,8 @@ use std::fs;
 
 use anyhow::{Result, bail};
 use krypton_tests::{
-    ChartRepository, ChartSource, Mode, Pair, Parts, TestResult, eventually,
-    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
+    ChartSource, Mode, Pair, Parts, Scenario, ServedChart, TestResult, eventually,
+    fleet::{FleetClient, PATIENCE, condition},
 };
 use krypton_types::names;
 use serde_json::json;
@@ -55,8 +55,7 @@ async fn says(desk: &FleetClient, kind: &str, reason: &str, words: &str) -> Resu
 
 #[tokio::test]
 async fn refused_request_sets_condition_and_retries_on_demand() -> TestResult {
-    let (mut pair, _repository, _values) =
-        Pair::with_small_chart("refused", Mode::SelfCluster).await?;
+    let (mut pair, _chart) = Scenario::new("refused", Mode::SelfCluster).start().await?;
     let desk = pair.desk();
     let log = pair.hub()?.log()?;
     assert!(!log.contains("failed to list KryptonDeployments"), "{log}");
@@ -117,22 +116,20 @@ fn with_widget() -> Result<TempDir> {
 #[tokio::test]
 async fn upgrade_past_deleted_kind_names_workaround() -> TestResult {
     let chart = with_widget()?;
-    let charts = [ChartSource::folder(chart.path())];
-    let repository = ChartRepository::start(&charts).await?;
+    let source = ChartSource::folder(chart.path());
+    let values = Some("{message: first, widget: true}");
+    let chart = ServedChart::of(source, ("widgets", "1.0.0"), values).await?;
     let mut pair = Pair::start("widgets", Mode::SelfCluster, Parts::WithControllers).await?;
     let desk = pair.desk();
     pair.cluster().apply(WIDGETS).await?;
-    let values = ValuesFile::new("{message: first, widget: true}")?;
-    let flags = chart_flags(&repository, "widgets", "1.0.0").into_iter();
-    let flags = flags.chain([values_flag(&values)]).collect::<Vec<_>>();
-    pair.open(flags.clone()).await?;
+    pair.open(chart.flags(&[])).await?;
     desk.install("acme").await?;
     // Helm caches the known kinds for a while, so a new process is necessary.
     pair.stop().await?;
     let delete = ["delete", "crd", "widgets.krypton.test"];
     pair.cluster().kubectl(delete).await?;
-    values.write("{message: second}")?;
-    pair.open(flags).await?;
+    chart.write("{message: second}")?;
+    pair.open(chart.flags(&[])).await?;
 
     let error = pair.condition("ClusterError");
     let way_out = "delete the release's Secrets (label owner=helm";

@@ -6,8 +6,8 @@ use k8s_openapi::{
     api::core::v1::{ConfigMap, Secret},
 };
 use krypton_tests::{
-    ChartRepository, ChartSource, Mode, Pair, Parts, TestResult, eventually,
-    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
+    Mode, Scenario, TestResult, eventually,
+    fleet::{FleetClient, PATIENCE, condition},
 };
 use krypton_types::names;
 use kube::{
@@ -42,17 +42,15 @@ async fn uid(desk: &FleetClient, release: &str) -> Result<String> {
 
 #[tokio::test]
 async fn deleted_or_damaged_release_secrets_are_repaired() -> TestResult {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
-    let mut pair = Pair::start("secrets", Mode::SelfCluster, Parts::WithControllers).await?;
+    let (mut pair, chart) = Scenario::new("secrets", Mode::SelfCluster)
+        .values("{replicaCount: 0, message: v1}")
+        .start()
+        .await?;
     let desk = pair.desk();
-    let values = ValuesFile::new("{replicaCount: 0, message: v1}")?;
     let write = |message: &str| {
         let yaml = format!("{{replicaCount: 0, message: {message}}}");
-        values.write(&yaml)
+        chart.write(&yaml)
     };
-    let flags = chart_flags(&repository, "small", "1.0.0");
-    pair.open(flags.into_iter().chain([values_flag(&values)]))
-        .await?;
     let release = pair.release("acme");
     desk.create("acme", json!({})).await?;
     desk.newest_is("acme", &release, 1, "deployed").await?;
@@ -120,13 +118,8 @@ async fn deleted_or_damaged_release_secrets_are_repaired() -> TestResult {
 
 #[tokio::test]
 async fn unreadable_only_revision_blocks_deletion_until_orphaned() -> TestResult {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
-    let mut pair = Pair::start("unread", Mode::SelfCluster, Parts::WithControllers).await?;
+    let (mut pair, _chart) = Scenario::new("unread", Mode::SelfCluster).start().await?;
     let desk = pair.desk();
-    let values = ValuesFile::new("{replicaCount: 0}")?;
-    let flags = chart_flags(&repository, "small", "1.0.0");
-    pair.open(flags.into_iter().chain([values_flag(&values)]))
-        .await?;
     let release = pair.release("acme");
     let error = pair.condition("ClusterError");
     desk.install("acme").await?;

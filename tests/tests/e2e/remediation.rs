@@ -2,22 +2,18 @@
 
 use anyhow::Context;
 use k8s_openapi::api::core::v1::ConfigMap;
-use krypton_tests::{
-    ChartRepository, ChartSource, Mode, Pair, Parts, TestResult,
-    fleet::{ValuesFile, chart_flags, condition, values_flag},
-};
+use krypton_tests::{Mode, Scenario, TestResult, fleet::condition};
 use krypton_types::names;
 use kube::{Api, ResourceExt};
 
 #[tokio::test]
 async fn failed_upgrade_rolls_back_once_without_automatic_retry() -> TestResult {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
-    let mut pair = Pair::start("remedy", Mode::SelfCluster, Parts::WithControllers).await?;
+    let (pair, chart) = Scenario::new("remedy", Mode::SelfCluster)
+        .values("{replicaCount: 0, message: first}")
+        .flags(&["--remediation=rollback"])
+        .start()
+        .await?;
     let desk = pair.desk();
-    let values = ValuesFile::new("{replicaCount: 0, message: first}")?;
-    let more = [values_flag(&values), "--remediation=rollback".to_owned()];
-    let flags = chart_flags(&repository, "small", "1.0.0");
-    pair.open(flags.into_iter().chain(more)).await?;
     let release = pair.release("acme");
     let error = pair.condition("ClusterError");
     let maps: Api<ConfigMap> = Api::namespaced(desk.client.clone(), "acme");
@@ -29,7 +25,7 @@ async fn failed_upgrade_rolls_back_once_without_automatic_retry() -> TestResult 
     desk.install("acme").await?;
     let first = map().await;
 
-    values.write("{replicaCount: 0, message: second, broken: true}")?;
+    chart.write("{replicaCount: 0, message: second, broken: true}")?;
     desk.newest_is("acme", &release, 3, "deployed").await?;
     desk.told("acme", "HelmRolledBack").await?;
     let failed = (error.as_str(), "True", "UpgradeFailed");
@@ -52,7 +48,7 @@ async fn failed_upgrade_rolls_back_once_without_automatic_retry() -> TestResult 
     desk.annotate("acme", asked, "now").await?;
     desk.newest_is("acme", &release, 5, "deployed").await?;
 
-    values.write("{replicaCount: 0, message: third}")?;
+    chart.write("{replicaCount: 0, message: third}")?;
     desk.newest_is("acme", &release, 6, "deployed").await?;
     desk.ready("acme").await?;
     assert_eq!(message(&map().await), "third");

@@ -10,8 +10,8 @@ use k8s_openapi::api::{
 };
 use krypton_runtime::newest::Newest as _;
 use krypton_tests::{
-    ChartRepository, Gate, Mode, Pair, Parts, TestResult, eventually,
-    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, kill_helm, values_flag},
+    Gate, Mode, Pair, Parts, Scenario, ServedChart, TestResult, eventually,
+    fleet::{FleetClient, PATIENCE, kill_helm},
     gate,
 };
 use kube::{
@@ -129,25 +129,23 @@ async fn whole(
 /// The member with its gates.
 struct Scene {
     pair: Pair,
-    values: ValuesFile,
-    _repository: ChartRepository,
+    chart: ServedChart,
     _gate: Gate,
 }
 
 impl Scene {
     async fn set(name: &str, events: &[&str], more: &[&str]) -> Result<Self> {
         let gate = Gate::everywhere()?;
-        let repository = ChartRepository::start(&[gate.chart()]).await?;
-        let mut pair = Pair::start(name, Mode::SelfCluster, Parts::WithPods).await?;
-        let values = ValuesFile::new(&json!({"gates": events}).to_string())?;
-        let mut flags = chart_flags(&repository, "gates", "1.0.0");
-        flags.push(values_flag(&values));
-        flags.extend(more.iter().map(|flag| (*flag).to_owned()));
-        pair.open(flags).await?;
+        let (pair, chart) = Scenario::new(name, Mode::SelfCluster)
+            .parts(Parts::WithPods)
+            .chart(gate.chart(), "gates")
+            .values(&json!({"gates": events}).to_string())
+            .flags(more)
+            .start()
+            .await?;
         Ok(Self {
             pair,
-            values,
-            _repository: repository,
+            chart,
             _gate: gate,
         })
     }
@@ -194,14 +192,14 @@ async fn killed_helm_is_repaired_by_next_pass() -> TestResult {
 
     // One that makes what the next does not have.
     let second = json!({"gates": gate::EVENTS, "message": "second", "extra": "left-over"});
-    scene.values.write(&second.to_string())?;
+    scene.chart.write(&second.to_string())?;
     let hook = scene.kill_at("acme", "pre-upgrade").await?;
     gate::pass(&desk, "acme", "pre-upgrade", Some(&hook)).await?;
     let hook = scene.kill_at("acme", "post-upgrade").await?;
     let left = objects(&desk, "acme").await?;
     assert!(left.contains_key("ConfigMap/left-over"), "{left:?}");
     let third = json!({"gates": gate::EVENTS, "message": "third"});
-    scene.values.write(&third.to_string())?;
+    scene.chart.write(&third.to_string())?;
     gate::pass(&desk, "acme", "pre-upgrade", None).await?;
     gate::pass(&desk, "acme", "post-upgrade", Some(&hook)).await?;
     desk.ready("acme").await?;

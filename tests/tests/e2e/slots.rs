@@ -4,8 +4,8 @@ use anyhow::{Context, Result, bail};
 use k8s_openapi::api::core::v1::Pod;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    ChartRepository, Gate, Mode, Pair, Parts, TestResult, eventually,
-    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
+    Gate, Mode, Pair, Scenario, ServedChart, TestResult, eventually,
+    fleet::{FleetClient, PATIENCE},
     gate,
 };
 use krypton_types::names;
@@ -22,30 +22,25 @@ const SECOND: &str = "{message: second}";
 struct Stage {
     pair: Pair,
     desk: FleetClient,
-    values: ValuesFile,
-    _repository: ChartRepository,
+    chart: ServedChart,
 }
 
 impl Stage {
     async fn start(name: &str) -> Result<Self> {
         let gate = Gate::everywhere()?;
-        let repository = ChartRepository::start(&[gate.chart()]).await?;
-        let mut pair = Pair::start(name, Mode::SelfCluster, Parts::WithControllers).await?;
-        let values = ValuesFile::new(FIRST)?;
-        let more = [
+        let flags = [
             "--max-concurrent-helm=1",
             "--tenant-values",
             "--wait=none",
             "--helm-timeout=10m",
         ];
-        let flags = chart_flags(&repository, "gates", "1.0.0").into_iter();
-        let flags = flags.chain([values_flag(&values)]);
-        pair.open(flags.chain(more.map(str::to_owned))).await?;
+        let scenario = Scenario::new(name, Mode::SelfCluster).flags(&flags);
+        let gates = scenario.chart(gate.chart(), "gates").values(FIRST);
+        let (pair, chart) = gates.start().await?;
         Ok(Self {
             desk: pair.desk(),
             pair,
-            values,
-            _repository: repository,
+            chart,
         })
     }
 
@@ -118,16 +113,16 @@ async fn paused_or_reverted_upgrade_leaves_the_slot_queue() -> TestResult {
 
     // The values are taken back while the upgrade waits.
     let hook = stage.block("first").await?;
-    stage.values.write(SECOND)?;
+    stage.chart.write(SECOND)?;
     stage.waiting("low", 1).await?;
-    stage.values.write(FIRST)?;
+    stage.chart.write(FIRST)?;
     stage.waiting("low", 0).await?;
     stage.release("first", &hook).await?;
     stage.is("acme", 1).await?;
 
     // The member is paused.
     let hook = stage.block("second").await?;
-    stage.values.write(SECOND)?;
+    stage.chart.write(SECOND)?;
     stage.waiting("low", 2).await?;
     stage.pause(true).await;
     stage.waiting("low", 0).await?;
@@ -152,7 +147,7 @@ async fn deletion_and_orphan_annotation_redirect_a_waiting_run() -> TestResult {
         stage.install(name).await?;
     }
     let hook = stage.block("first").await?;
-    stage.values.write(SECOND)?;
+    stage.chart.write(SECOND)?;
     stage.waiting("low", 2).await?;
     for name in ["gone", "kept"] {
         stage.desk.delete(name).await?;

@@ -12,8 +12,8 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use krypton_helm::releases::record::RECORD_LABEL;
 use krypton_tests::{
-    ChartRepository, ChartSource, Mode, Pair, Parts, TestResult, by_agent, eventually,
-    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
+    Mode, Pair, Scenario, ServedChart, TestResult, by_agent, eventually,
+    fleet::{FleetClient, PATIENCE},
     kubectl_krypton,
 };
 use kube::{
@@ -41,8 +41,7 @@ metadata: {name: victim}
 by_agent!(tampered_release_is_not_healed_from);
 
 struct Attack {
-    _repository: ChartRepository,
-    values: ValuesFile,
+    chart: ServedChart,
     pair: Pair,
     desk: FleetClient,
     release: String,
@@ -50,13 +49,9 @@ struct Attack {
 
 impl Attack {
     async fn on(name: &str, mode: Mode, flags: &[&str]) -> TestResult<Self> {
-        let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
-        let values = ValuesFile::new("{replicaCount: 0, message: v1}")?;
-        let mut pair = Pair::start(name, mode, Parts::WithControllers).await?;
-        let mut all = chart_flags(&repository, "small", "1.0.0");
-        all.push(values_flag(&values));
-        all.extend(flags.iter().map(|flag| (*flag).to_owned()));
-        pair.open(all).await?;
+        let scenario = Scenario::new(name, mode).flags(flags);
+        let values = "{replicaCount: 0, message: v1}";
+        let (pair, chart) = scenario.values(values).start().await?;
         let desk = pair.desk();
         desk.install("acme").await?;
         let release = pair.release("acme");
@@ -64,8 +59,7 @@ impl Attack {
             .kubectl(["create", "namespace", "victim"])
             .await?;
         Ok(Self {
-            _repository: repository,
-            values,
+            chart,
             pair,
             desk,
             release,
@@ -248,7 +242,7 @@ async fn forged_revision_is_uninstalled_without_its_hooks() -> TestResult {
 async fn upgrade_deletes_nothing_that_a_forged_revision_lists() -> TestResult {
     let attack = Attack::on("tamper-upgrade", Mode::Agent, &[]).await?;
     attack.forge(2, |release| append(release, VICTIM)).await?;
-    attack.values.write("{replicaCount: 0, message: v2}")?;
+    attack.chart.write("{replicaCount: 0, message: v2}")?;
     attack.shows_tampered().await;
     attack.no_takeover().await;
     attack.delete_secret(2).await;
@@ -267,7 +261,7 @@ async fn upgrade_over_a_tampered_release_is_refused() -> TestResult {
     let attack = Attack::on("tamper-over", Mode::SelfCluster, &[]).await?;
     attack.tamper(1, |release| append(release, VICTIM)).await;
     attack.shows_tampered().await;
-    attack.values.write("{replicaCount: 0, message: v2}")?;
+    attack.chart.write("{replicaCount: 0, message: v2}")?;
     let upgrading = "HelmUpgradeStart";
     attack.desk.told("acme", upgrading).await?;
     attack.shows_tampered().await;

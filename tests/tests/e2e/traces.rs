@@ -1,10 +1,10 @@
 //! What is done is traced to a collector, and nobody waits for one that is away.
 
 use krypton_tests::{
-    Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Collector, Daemon, Hub, HubOptions,
-    Mode, Parts, TestResult, Traced, bundle, eventually,
-    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
-    in_both_modes,
+    Agent, AgentOptions, Collector, Daemon, Hub, HubOptions, Mode, Parts, ServedChart, TestResult,
+    Traced, bundle, eventually,
+    fleet::{FleetClient, PATIENCE},
+    home_and_edge, in_both_modes,
     membership::write_secret,
 };
 use serde_json::json;
@@ -19,18 +19,12 @@ const BAD: i32 = 2;
 in_both_modes!(tenant_work_is_traced_without_blocking_on_collector);
 
 async fn tenant_work_is_traced_without_blocking_on_collector(mode: Mode) -> TestResult {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
-    let (home, edge) = tokio::try_join!(
-        Cluster::start("traces-home", Parts::ControlPlane),
-        Cluster::start("traces-edge", Parts::WithControllers),
-    )?;
+    let chart = ServedChart::small(&format!("{{replicaCount: 0, token: {SECRET}}}")).await?;
+    let (home, edge) = home_and_edge("traces", Parts::ControlPlane).await?;
     let (desk, edge_desk) = (FleetClient::at(&home), FleetClient::at(&edge));
     let mut collector = Collector::start(mode == Mode::Proxy).await?;
-    let values = ValuesFile::new(&format!("{{replicaCount: 0, token: {SECRET}}}"))?;
-    let mut options = HubOptions::new(home.kubeconfig())
-        .args(chart_flags(&repository, "small", "1.0.0"))
-        .args([values_flag(&values)])
-        .args(["--self-cluster=false"]);
+    let mut options =
+        HubOptions::new(home.kubeconfig()).args(chart.flags(&["--self-cluster=false"]));
     for (name, value) in collector.env() {
         options = options.env(&name, &value);
     }
@@ -54,7 +48,7 @@ async fn tenant_work_is_traced_without_blocking_on_collector(mode: Mode) -> Test
     edge_desk.install("acme").await?;
     desk.install("acme").await?;
     let broken = format!("{{replicaCount: 0, broken: true, token: {SECRET}}}");
-    values.write(&broken)?;
+    chart.write(&broken)?;
     let failed = ("ClusterError/edge-1", "True", "UpgradeFailed");
     edge_desk.shows("acme", &[failed]).await?;
 

@@ -5,9 +5,10 @@ use anyhow::{Result, bail};
 use k8s_openapi::api::core::v1::Secret;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Parts, TestResult,
-    Tools, by_agent, eventually,
-    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
+    Cluster, Hub, HubOptions, Membership, Mode, Parts, ServedChart, TestResult, Tools, by_agent,
+    eventually,
+    fleet::{FleetClient, PATIENCE},
+    home_and_edge,
     process::Invocation,
 };
 use krypton_types::values::lay_over;
@@ -105,20 +106,14 @@ async fn says_nothing_of_values(home: &FleetClient, member: &str) {
 
 #[expect(clippy::too_many_lines, reason = "one life of a fleet's values")]
 async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> TestResult {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
-    let (home, edge) = tokio::try_join!(
-        Cluster::start("values-home", Parts::WithControllers),
-        Cluster::start("values-edge", Parts::WithControllers),
-    )?;
+    let chart = ServedChart::small("{replicaCount: 0, message: file}").await?;
+    let (home, edge) = home_and_edge("values", Parts::WithControllers).await?;
     let (desk, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
-    let file = ValuesFile::new("{replicaCount: 0, message: file}")?;
     let options = |more: &[&str]| {
         let from = "--chart-values-from=configmap/fleet,secret/fleet-secret,configmap/perhaps?";
         HubOptions::new(home.kubeconfig())
-            .args(chart_flags(&repository, "small", "1.0.0"))
-            .args([values_flag(&file)])
+            .args(chart.flags(more))
             .args([from])
-            .args(more.iter().copied())
     };
     home.apply(&config_map("fleet", "values.yaml", "message: map"))
         .await?;
@@ -179,7 +174,7 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> Test
     for name in [HOME, EDGE] {
         desk.member_shows(name, &[MISSING]).await?;
     }
-    file.write("{replicaCount: 0, message: file, image: krypton.test/small:2}")?;
+    chart.write("{replicaCount: 0, message: file, image: krypton.test/small:2}")?;
     desk.lease_renewed().await?;
     hub.stop().await?;
     hub = Hub::start(&options(&["--tenant-values"]).in_place_of(&hub))?;

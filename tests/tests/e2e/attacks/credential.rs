@@ -10,12 +10,10 @@ use krypton_proto::v1::{
     hub_message::Kind as Say,
 };
 use krypton_runtime::clock::wall as now;
-use krypton_tests::fleet::{
-    FleetClient, PATIENCE, SYSTEM_NAMESPACE, ValuesFile, chart_flags, values_flag,
-};
+use krypton_tests::fleet::{FleetClient, PATIENCE, SYSTEM_NAMESPACE};
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Parts, TestResult,
-    eventually, kubectl_krypton,
+    Cluster, Hub, HubOptions, Membership, Mode, Parts, ServedChart, TestResult, eventually,
+    kubectl_krypton,
 };
 use krypton_types::conditions::{ClusterState, State, Truth};
 use krypton_types::member::MemberReport;
@@ -161,25 +159,19 @@ struct Fleet {
     desk: FleetClient,
     edges: [Cluster; 2],
     members: [Membership; 2],
-    _repository: ChartRepository,
-    _values: ValuesFile,
+    _chart: ServedChart,
 }
 
 impl Fleet {
     async fn start() -> TestResult<Self> {
-        let charts = [ChartSource::small("1.0.0")];
-        let (repository, home, one, two) = tokio::try_join!(
-            ChartRepository::start(&charts),
+        let (chart, home, one, two) = tokio::try_join!(
+            ServedChart::small("replicaCount: 0"),
             Cluster::start("attack-agent-home", Parts::ControlPlane),
             Cluster::start("attack-agent-one", Parts::ControlPlane),
             Cluster::start("attack-agent-two", Parts::WithControllers),
         )?;
-        let values = ValuesFile::new("replicaCount: 0")?;
-        let flags = ["--self-cluster=false", "--ensure-watch-crds"];
-        let options = HubOptions::new(home.kubeconfig())
-            .args(chart_flags(&repository, "small", "1.0.0"))
-            .args(flags.map(str::to_owned))
-            .args([values_flag(&values)]);
+        let flags = chart.flags(&["--self-cluster=false", "--ensure-watch-crds"]);
+        let options = HubOptions::new(home.kubeconfig()).args(flags);
         let mut hub = Hub::start(&options)?;
         let first = Membership::join(Mode::Agent, &mut hub, &home, &one, "edge-1").await?;
         let second = Membership::join(Mode::Agent, &mut hub, &home, &two, "edge-2");
@@ -194,8 +186,7 @@ impl Fleet {
             home,
             edges: [one, two],
             members,
-            _repository: repository,
-            _values: values,
+            _chart: chart,
         })
     }
 

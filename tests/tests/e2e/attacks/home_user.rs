@@ -4,12 +4,8 @@ use k8s_openapi::api::core::v1::Secret;
 use krypton_crds::edge_cluster::{EdgeCluster, SourceRef};
 use krypton_crds::krypton_deployment::KryptonDeployment;
 use krypton_crds::tenant::Tenant;
-use krypton_tests::fleet::{
-    FleetClient, PATIENCE, ValuesFile, chart_flags, condition, values_flag,
-};
-use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Parts, TestResult, eventually,
-};
+use krypton_tests::fleet::{FleetClient, PATIENCE, condition};
+use krypton_tests::{Cluster, Hub, HubOptions, Parts, ServedChart, TestResult, eventually};
 use krypton_types::names;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
@@ -69,23 +65,18 @@ async fn reason(mallory: &Client, name: &str, region: Value) -> TestResult<Strin
 
 #[tokio::test]
 async fn user_of_one_home_namespace_gets_no_member() -> TestResult {
-    let charts = [ChartSource::small("1.0.0")];
-    let (repository, home, edge) = tokio::try_join!(
-        ChartRepository::start(&charts),
+    let (chart, home, edge) = tokio::try_join!(
+        ServedChart::small("replicaCount: 0"),
         Cluster::start("attack-user-home", Parts::WithControllers),
         Cluster::start("attack-user-edge", Parts::WithControllers),
     )?;
-    let values = ValuesFile::new("replicaCount: 0")?;
     let flags = [
         "--kubeconfig-namespaces=default,team",
         "--no-cross-namespace-refs=true",
         "--place-tenants=true",
         "--ensure-watch-crds=true",
     ];
-    let options = HubOptions::new(home.kubeconfig())
-        .args(chart_flags(&repository, "small", "1.0.0"))
-        .args(flags.map(str::to_owned))
-        .args([values_flag(&values)]);
+    let options = HubOptions::new(home.kubeconfig()).args(chart.flags(&flags));
     home.kubectl(["create", "namespace", TEAM]).await?;
     let hub = Hub::start(&options)?;
     let desk = FleetClient::at(&home);

@@ -6,12 +6,8 @@ use k8s_openapi::api::authorization::v1::{
 use k8s_openapi::api::core::v1::{Namespace, Secret};
 use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, RoleBinding};
 use krypton_crds::tenant::Tenant;
-use krypton_tests::fleet::{
-    FleetClient, HUB_NAMESPACE, PATIENCE, SYSTEM_NAMESPACE, ValuesFile, chart_flags, values_flag,
-};
-use krypton_tests::{
-    ChartRepository, ChartSource, Mode, Pair, Parts, TestResult, by_agent, eventually,
-};
+use krypton_tests::fleet::{FleetClient, HUB_NAMESPACE, PATIENCE, SYSTEM_NAMESPACE};
+use krypton_tests::{Mode, Pair, Scenario, TestResult, by_agent, eventually};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
@@ -203,19 +199,14 @@ impl Editor {
 by_agent!(workspace_editor_gets_no_cluster_rights);
 
 async fn workspace_editor_gets_no_cluster_rights(mode: Mode) -> TestResult {
-    let charts = [ChartSource::small("1.0.0")];
-    let repository = ChartRepository::start(&charts).await?;
-    let values = ValuesFile::new("{replicaCount: 0, message: v1}")?;
-    let mut pair = Pair::start("attack-editor", mode, Parts::WithControllers).await?;
-    let mut flags = chart_flags(&repository, "small", "1.0.0");
-    flags.push(values_flag(&values));
-    let more = [
+    let flags = [
         "--drift=heal",
         "--drift-interval=1s",
         "--remediation=rollback",
     ];
-    flags.extend(more.map(str::to_owned));
-    pair.open(flags).await?;
+    let scenario = Scenario::new("attack-editor", mode).flags(&flags);
+    let values = "{replicaCount: 0, message: v1}";
+    let (pair, chart) = scenario.values(values).start().await?;
     let desk = pair.desk();
     desk.create("acme", json!({})).await?;
     let ready = async || desk.ready("acme").await.unwrap();
@@ -240,7 +231,7 @@ async fn workspace_editor_gets_no_cluster_rights(mode: Mode) -> TestResult {
         // The agent may have taken it away as the rest of an interrupted run.
         drop(editor.secrets.delete(&name, &params).await);
     }
-    values.write("{replicaCount: 0, message: v2}")?;
+    chart.write("{replicaCount: 0, message: v2}")?;
     editor.gains_nothing().await?;
     // Without any revision, the chart is rendered again.
     editor.forget().await;
@@ -249,7 +240,7 @@ async fn workspace_editor_gets_no_cluster_rights(mode: Mode) -> TestResult {
     editor.gains_nothing().await?;
     // A forged revision over a good one, when the chart changes.
     editor.forge(2, "failed").await?;
-    values.write("{replicaCount: 0, message: v3}")?;
+    chart.write("{replicaCount: 0, message: v3}")?;
     editor.gains_nothing().await?;
     editor.forget().await;
     editor.is_rendered_again().await;
@@ -299,8 +290,9 @@ async fn shadow(editor: &Editor, kind: &str) -> Secret {
 
 #[tokio::test]
 async fn shadow_revisions_give_no_cluster_rights() -> TestResult {
-    let (pair, _repository, values) =
-        Pair::with_small_chart("attack-shadow", Mode::SelfCluster).await?;
+    let (pair, chart) = Scenario::new("attack-shadow", Mode::SelfCluster)
+        .start()
+        .await?;
     let (desk, error) = (pair.desk(), pair.condition("ClusterError"));
     let victim = ["create", "namespace", "victim"];
     pair.cluster().kubectl(victim).await?;
@@ -313,7 +305,7 @@ async fn shadow_revisions_give_no_cluster_rights() -> TestResult {
         shadows.push((kind, created?.name_any(), editor));
     }
     let refused = [(error.as_str(), "True", "ReleaseTampered")];
-    values.write("{replicaCount: 0, message: v2}")?;
+    chart.write("{replicaCount: 0, message: v2}")?;
     for (kind, _, editor) in &shadows {
         desk.shows(kind, &refused).await?;
         editor.gains_nothing().await?;
@@ -336,8 +328,9 @@ async fn shadow_revisions_give_no_cluster_rights() -> TestResult {
 
 #[tokio::test]
 async fn revision_that_helm_skips_gives_no_cluster_rights() -> TestResult {
-    let (pair, _repository, values) =
-        Pair::with_small_chart("attack-skipped", Mode::SelfCluster).await?;
+    let (pair, chart) = Scenario::new("attack-skipped", Mode::SelfCluster)
+        .start()
+        .await?;
     let (desk, error) = (pair.desk(), pair.condition("ClusterError"));
     let victim = ["create", "namespace", "victim"];
     pair.cluster().kubectl(victim).await?;
@@ -365,7 +358,7 @@ async fn revision_that_helm_skips_gives_no_cluster_rights() -> TestResult {
     older.metadata.uid = None;
 
     editor.secrets.create(&params, &older).await?;
-    values.write("{replicaCount: 0, message: v2}")?;
+    chart.write("{replicaCount: 0, message: v2}")?;
     let failed = (error.as_str(), "True", "UpgradeFailed");
     desk.shows(WORKSPACE, &[failed]).await?;
     editor.gains_nothing().await?;
@@ -385,14 +378,15 @@ async fn revision_that_helm_skips_gives_no_cluster_rights() -> TestResult {
 /// Older revisions go before an uninstallation, so a user who sees that knows what comes next.
 #[tokio::test]
 async fn announced_uninstall_gives_no_cluster_rights() -> TestResult {
-    let (pair, _repository, values) =
-        Pair::with_small_chart("attack-announced", Mode::SelfCluster).await?;
+    let (pair, chart) = Scenario::new("attack-announced", Mode::SelfCluster)
+        .start()
+        .await?;
     let desk = pair.desk();
     let victim = ["create", "namespace", "victim"];
     pair.cluster().kubectl(victim).await?;
     desk.install(WORKSPACE).await?;
     let editor = Editor::of(&pair, WORKSPACE, WORKSPACE).await;
-    values.write("{replicaCount: 0, message: v2}")?;
+    chart.write("{replicaCount: 0, message: v2}")?;
     desk.newest_is(WORKSPACE, &editor.release, 2, "deployed")
         .await?;
     desk.ready(WORKSPACE).await?;

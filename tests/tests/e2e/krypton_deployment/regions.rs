@@ -6,11 +6,9 @@ use anyhow::{Result, bail};
 use k8s_openapi::api::core::v1::{Event, Namespace};
 use krypton_crds::krypton_deployment::{KryptonDeployment, KryptonDeploymentStatus};
 use krypton_tests::{
-    Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode,
-    Parts, TestResult, eventually,
-    fleet::{
-        FleetClient, HUB_NAMESPACE, PATIENCE, ValuesFile, chart_flags, condition, values_flag,
-    },
+    Agent, AgentOptions, Cluster, Hub, HubOptions, Membership, Mode, Parts, ServedChart,
+    TestResult, eventually,
+    fleet::{FleetClient, HUB_NAMESPACE, PATIENCE, condition},
     no_tenants::refuse_tenants,
 };
 use kube::{
@@ -35,8 +33,7 @@ pub(crate) struct Regions {
     members: BTreeMap<&'static str, Membership>,
     options: Vec<String>,
     mode: Mode,
-    pub(crate) values: ValuesFile,
-    _charts: ChartRepository,
+    pub(crate) chart: ServedChart,
     pub(crate) home: Cluster,
     pub(crate) edges: BTreeMap<&'static str, Cluster>,
     as_kamajis: bool,
@@ -65,14 +62,12 @@ impl Regions {
             }
             edges.insert(*region, edge);
         }
-        let charts = [ChartSource::small("1.0.0")];
-        let repository = ChartRepository::start(&charts).await?;
-        let values = ValuesFile::new("replicaCount: 0")?;
-        let mut options = chart_flags(&repository, "small", "1.0.0");
-        options.push(values_flag(&values));
-        options.push("--self-cluster=false".to_owned());
-        options.push("--ensure-watch-crds".to_owned());
-        options.push("--proxy-grace=5s".to_owned());
+        let chart = ServedChart::small("replicaCount: 0").await?;
+        let mut options = chart.flags(&[
+            "--self-cluster=false",
+            "--ensure-watch-crds",
+            "--proxy-grace=5s",
+        ]);
         for flag in unusual.flags {
             options.retain(|other| other.split('=').next() != flag.split('=').next());
             options.push((*flag).to_owned());
@@ -83,8 +78,7 @@ impl Regions {
             members: BTreeMap::new(),
             options,
             mode,
-            values,
-            _charts: repository,
+            chart,
             home,
             edges,
             as_kamajis: unusual.as_kamajis,
