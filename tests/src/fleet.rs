@@ -1,5 +1,6 @@
 //! What a person does to a fleet and sees of it: Tenants, members, releases and events, by name.
 
+use crate::Merge as _;
 use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 
 use anyhow::{Context, Result, bail};
@@ -185,7 +186,7 @@ impl FleetClient {
         tenant.metadata.annotations = Some(pairs.collect());
         let api = self.tenants();
         let what = format!("Tenant {} to be admitted", self.path(name));
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, async || {
             Ok(Some(api.create(&PostParams::default(), &tenant).await?))
         })
         .await
@@ -204,10 +205,7 @@ impl FleetClient {
     /// When the apiserver refuses.
     pub async fn annotate(&self, name: &str, key: &str, value: &str) -> Result<()> {
         let patch = json!({"metadata": {"annotations": {key: value}}});
-        let merge = Patch::Merge(patch);
-        self.tenants()
-            .patch(name, &PatchParams::default(), &merge)
-            .await?;
+        self.tenants().merge(name, &patch).await?;
         Ok(())
     }
 
@@ -218,7 +216,7 @@ impl FleetClient {
     pub async fn shows(&self, name: &str, expected: &[Expected<'_>]) -> Result<Tenant> {
         let api = self.tenants();
         let what = format!("Tenant {} to show {expected:?}", self.path(name));
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, async || {
             let tenant = api.get(name).await?;
             let status = tenant.status.clone().unwrap_or_default();
             let current = status.observed_generation == tenant.metadata.generation;
@@ -237,7 +235,7 @@ impl FleetClient {
     pub async fn gone(&self, name: &str) -> Result<()> {
         let api = self.tenants();
         let what = format!("Tenant {} to be gone", self.path(name));
-        eventually(&what, PATIENCE, async || match api.get_opt(name).await? {
+        eventually(&what, async || match api.get_opt(name).await? {
             None => Ok(Some(())),
             Some(tenant) => {
                 let conditions = tenant.status.unwrap_or_default().conditions;
@@ -284,7 +282,7 @@ impl FleetClient {
             "revision {number} of {release} on {} to be {status}",
             self.cluster
         );
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, async || {
             let revisions = self.revisions(namespace, release).await?;
             match revisions.last() {
                 Some((newest, now)) if *newest == number && now == status => Ok(Some(())),
@@ -336,7 +334,7 @@ impl FleetClient {
         let events: Api<Event> = Api::namespaced(self.client.clone(), &self.namespace);
         let params = ListParams::default().fields(&format!("involvedObject.name={name}"));
         let what = format!("event {reason} of {}", self.path(name));
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, async || {
             let all = events.list(&params).await?.items;
             match all
                 .iter()
@@ -384,8 +382,9 @@ impl FleetClient {
         };
         if member.spec.source_ref.is_none() {
             let source = json!({"kind": "Secret", "namespace": HUB_NAMESPACE, "name": name});
-            let patch = Patch::Merge(json!({"spec": {"sourceRef": source}}));
-            members.patch(name, &PatchParams::default(), &patch).await?;
+            members
+                .merge(name, &json!({"spec": {"sourceRef": source}}))
+                .await?;
         }
         Ok(())
     }
@@ -398,8 +397,9 @@ impl FleetClient {
         let waits = ("TargetClusterResolved", "False", "NotAccepted");
         self.member_shows(name, &[waits]).await?;
         let members = self.members();
-        let patch = Patch::Merge(json!({"spec": {"accepted": true}}));
-        members.patch(name, &PatchParams::default(), &patch).await?;
+        members
+            .merge(name, &json!({"spec": {"accepted": true}}))
+            .await?;
         Ok(())
     }
 
@@ -420,9 +420,7 @@ impl FleetClient {
         let value = if labelled { json!("true") } else { Value::Null };
         let patch = json!({"metadata": {"labels": {names::DISCOVERY_LABEL: value}}});
         let secrets: Api<Secret> = Api::namespaced(self.client.clone(), HUB_NAMESPACE);
-        secrets
-            .patch(name, &PatchParams::default(), &Patch::Merge(patch))
-            .await?;
+        secrets.merge(name, &patch).await?;
         Ok(())
     }
 
@@ -433,7 +431,7 @@ impl FleetClient {
     pub async fn member_shows(&self, name: &str, expected: &[Expected<'_>]) -> Result<EdgeCluster> {
         let members = self.members();
         let what = format!("EdgeCluster {name} to show {expected:?}");
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, async || {
             let member = members.get(name).await?;
             let conditions = member.status.clone().unwrap_or_default().conditions;
             if !all_there(&conditions, expected) {
@@ -451,7 +449,7 @@ impl FleetClient {
     pub async fn member_is(&self, name: &str, mode: Mode) -> Result<()> {
         let members = self.members();
         let what = format!("EdgeCluster {name} to be looked after in mode {mode:?}");
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, async || {
             let status = members.get(name).await?.status.unwrap_or_default();
             if status.mode != Some(mode.on_record()) {
                 bail!("{:?}; {}", status.mode, told(&status.conditions));
@@ -470,7 +468,7 @@ impl FleetClient {
             "the Lease of {} to be held by another than {before:?}",
             self.cluster
         );
-        eventually(&what, PATIENCE, async || match self.holder().await? {
+        eventually(&what, async || match self.holder().await? {
             holder if !holder.is_empty() && holder != before => Ok(Some(holder)),
             holder => bail!("it is held by {holder:?}"),
         })
@@ -497,7 +495,7 @@ impl FleetClient {
         };
         let before = renewed().await?;
         let what = format!("the Lease of {} to be renewed", self.cluster);
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, async || {
             Ok((renewed().await? != before).then_some(()))
         })
         .await
@@ -549,7 +547,7 @@ pub async fn helm_ends(folder: &Path) -> Result<()> {
         left if left.is_empty() => Ok(Some(())),
         left => bail!("{left:?}"),
     };
-    eventually("helm to die with who ran it", PATIENCE, none_left).await
+    eventually("helm to die with who ran it", none_left).await
 }
 
 /// Command lines of the running helm processes whose arguments name something in `folder`.

@@ -1,15 +1,16 @@
 //! Creates a Tenant whose deletion is blocked after the uninstall, because its namespace can't terminate.
 
+use crate::Merge as _;
 use anyhow::Result;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{
     Api,
-    api::{DeleteParams, Patch, PatchParams, PostParams},
+    api::{DeleteParams, PostParams},
 };
 use serde_json::json;
 
 use crate::{
-    fleet::{ALL_READY, FleetClient, PATIENCE},
+    fleet::{ALL_READY, FleetClient},
     wait::eventually,
 };
 
@@ -39,7 +40,7 @@ impl<'a> Held<'a> {
         let params = DeleteParams::default();
         held.maps().delete("held", &params).await?;
         desk.within(NAMESPACE).delete(name).await?;
-        eventually("its release to be gone", PATIENCE, async || {
+        eventually("its release to be gone", async || {
             let left = desk.releases().await?;
             let own = format!("tenant-{name}-");
             Ok((!left.keys().any(|release| release.contains(&own))).then_some(()))
@@ -55,7 +56,7 @@ impl<'a> Held<'a> {
     pub async fn is_deleted_again(&self) -> Result<()> {
         let tenants = self.desk.within(NAMESPACE).tenants();
         let what = format!("{} to be put back and deleted again", self.name);
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, async || {
             Ok(tenants.get(self.name).await?.metadata.deletion_timestamp)
         })
         .await
@@ -67,9 +68,8 @@ impl<'a> Held<'a> {
     /// # Errors
     /// Returns an error if the Tenant isn't removed in time.
     pub async fn let_go(self) -> Result<()> {
-        let free = Patch::Merge(json!({"metadata": {"finalizers": null}}));
         self.maps()
-            .patch("held", &PatchParams::default(), &free)
+            .merge("held", &json!({"metadata": {"finalizers": null}}))
             .await?;
         self.desk.within(NAMESPACE).gone(self.name).await
     }

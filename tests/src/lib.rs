@@ -18,6 +18,7 @@ pub mod helm_watch;
 pub mod hub;
 pub mod kubelet;
 pub mod membership;
+pub mod merge;
 pub mod no_tenants;
 pub mod original;
 pub mod own_chart;
@@ -47,6 +48,7 @@ pub use helm_watch::HelmWatch;
 pub use hub::{Hub, HubOptions};
 pub use kubelet::{ForwardedPod, Kubelet};
 pub use membership::{Membership, Mode, bundle, kubectl_krypton};
+pub use merge::Merge;
 pub use original::Original;
 pub use own_chart::{AgentPod, HubPod, OwnChart, PodName};
 pub use pair::Pair;
@@ -56,7 +58,7 @@ pub use service_account::ServiceAccountAccess;
 pub use service_port::ServicePort;
 pub use test_result::TestResult;
 pub use tools::Tools;
-pub use wait::eventually;
+pub use wait::{eventually, eventually_within};
 pub use walk::Walk;
 
 /// Makes aws-lc-rs the TLS provider of this process; kube and reqwest are built without one.

@@ -208,7 +208,7 @@ async fn join(home: &Cluster, namespace: &str, name: &str, more: &[&str]) -> Res
         .aim(&program)
         .args(["join", name, "-n", namespace, "--ttl", "1h"])
         .args(more.iter().copied());
-    eventually("a join bundle", PATIENCE, async || {
+    eventually("a join bundle", async || {
         Ok(Some(join.output(JOIN_DEADLINE).await?))
     })
     .await

@@ -42,7 +42,7 @@ fn name(number: u32) -> String {
 /// Waits until the member's condition is gone. Until then, it must be Unknown with this reason.
 async fn goes(desk: &FleetClient, type_: &str, why: &str) -> Tenant {
     let tenants = desk.tenants();
-    eventually("the condition to go", PATIENCE, async || {
+    eventually("the condition to go", async || {
         let tenant = tenants.get("acme").await?;
         let conditions = tenant.status.clone().unwrap_or_default().conditions;
         let Some(found) = condition(&conditions, type_) else {
@@ -137,7 +137,7 @@ impl Many {
             .await?;
         made.sort_by(|one, other| one.name.cmp(&other.name));
         let secrets: Api<Secret> = Api::namespaced(home.client(), HUB_NAMESPACE);
-        eventually("the hub's CA", PATIENCE, async || {
+        eventually("the hub's CA", async || {
             Ok(secrets.get_opt(names::CA_SECRET).await?.map(drop))
         })
         .await?;
@@ -176,24 +176,20 @@ impl Many {
 
     async fn shows(&self, tenant: &str, message: &str) -> Tenant {
         let tenants: Api<Tenant> = Api::namespaced(self.home.client(), "default");
-        eventually(
-            &format!("{tenant} to show {message:?}"),
-            PATIENCE,
-            async || {
-                let found = tenants.get(tenant).await?;
-                let said = found
-                    .status
-                    .as_ref()
-                    .and_then(|status| status.last_message.clone());
-                if said
-                    .as_deref()
-                    .is_some_and(|said| said.starts_with(message))
-                {
-                    return Ok(Some(found));
-                }
-                bail!("{said:?}");
-            },
-        )
+        eventually(&format!("{tenant} to show {message:?}"), async || {
+            let found = tenants.get(tenant).await?;
+            let said = found
+                .status
+                .as_ref()
+                .and_then(|status| status.last_message.clone());
+            if said
+                .as_deref()
+                .is_some_and(|said| said.starts_with(message))
+            {
+                return Ok(Some(found));
+            }
+            bail!("{said:?}");
+        })
         .await
         .unwrap()
     }
@@ -292,7 +288,7 @@ async fn large_fleet_summary_is_throttled_and_survives_restart() -> TestResult {
     many.hub = Hub::start(&options)?;
     let tenants = desk.tenants();
     many.says(0, "acme", Some(true), 47);
-    eventually("news after the restart", PATIENCE, async || {
+    eventually("news after the restart", async || {
         let status = tenants.get("acme").await?.status.unwrap_or_default();
         let (summary, message) = (status.summary.unwrap(), status.last_message.unwrap());
         assert_eq!((summary.clusters, summary.unknown), (ALL, 0), "{message}");
@@ -327,7 +323,7 @@ async fn large_fleet_summary_is_throttled_and_survives_restart() -> TestResult {
 
 async fn is_shown_whole_by_its_name(many: &Many) {
     let words = ["get", "tenant", "acme", "-n", "default"];
-    eventually("a line for each cluster", PATIENCE, async || {
+    eventually("a line for each cluster", async || {
         let shown = kubectl_krypton(&many.home, &words).await?;
         let lines = |word: &str| shown.lines().filter(|line| line.contains(word)).count();
         if (lines("└ edge-"), lines("Installed"), lines("Pending")) != (200, 170, 30) {

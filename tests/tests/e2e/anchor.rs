@@ -14,12 +14,12 @@ use krypton_reconciler::{
     record::{RECORD_NAME, anchor::ANCHOR_NAME},
 };
 use krypton_tests::{
-    Mode, Pair, Parts, Scenario, TestResult, by_agent, eventually,
-    fleet::{FleetClient, PATIENCE, SYSTEM_NAMESPACE},
+    Merge as _, Mode, Pair, Parts, Scenario, TestResult, by_agent, eventually,
+    fleet::{FleetClient, SYSTEM_NAMESPACE},
 };
 use kube::{
     Api, ResourceExt,
-    api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
+    api::{ApiResource, DeleteParams, DynamicObject, ListParams, PostParams},
     core::PartialObjectMeta,
     discovery::{Discovery, verbs},
 };
@@ -44,21 +44,17 @@ fn secrets(desk: &FleetClient) -> Api<Secret> {
 /// The UID of the anchor, once it is another than `before` and owns the record.
 async fn anchored(desk: &FleetClient, before: Option<&str>) -> String {
     let (maps, secrets) = (maps(desk), secrets(desk));
-    eventually(
-        "the record to be owned by the anchor",
-        PATIENCE,
-        async || {
-            let anchor = maps.get(ANCHOR_NAME).await?.uid().unwrap_or_default();
-            ensure!(Some(anchor.as_str()) != before, "the anchor of before");
-            let ledger = secrets.get(RECORD_NAME).await?;
-            let owned = ledger
-                .owner_references()
-                .iter()
-                .any(|owner| owner.uid == anchor);
-            ensure!(owned, "{:?}", ledger.owner_references());
-            Ok(Some(anchor))
-        },
-    )
+    eventually("the record to be owned by the anchor", async || {
+        let anchor = maps.get(ANCHOR_NAME).await?.uid().unwrap_or_default();
+        ensure!(Some(anchor.as_str()) != before, "the anchor of before");
+        let ledger = secrets.get(RECORD_NAME).await?;
+        let owned = ledger
+            .owner_references()
+            .iter()
+            .any(|owner| owner.uid == anchor);
+        ensure!(owned, "{:?}", ledger.owner_references());
+        Ok(Some(anchor))
+    })
     .await
     .unwrap()
 }
@@ -177,9 +173,8 @@ async fn restore(desk: &FleetClient) -> Result<BTreeMap<String, String>> {
     }
     let tenant = tenants.get(TENANT).await?;
 
-    let free = Patch::Merge(json!({"metadata": {"finalizers": null}}));
     tenants
-        .patch(TENANT, &PatchParams::default(), &free)
+        .merge(TENANT, &json!({"metadata": {"finalizers": null}}))
         .await?;
     tenants.delete(TENANT, &DeleteParams::default()).await?;
     for (namespace, _) in &backup {
@@ -187,7 +182,7 @@ async fn restore(desk: &FleetClient) -> Result<BTreeMap<String, String>> {
             .delete(&namespace.name_any(), &DeleteParams::default())
             .await?;
     }
-    eventually("both namespaces to be gone", PATIENCE, async || {
+    eventually("both namespaces to be gone", async || {
         let left = futures::future::try_join(
             namespaces.get_opt(SYSTEM_NAMESPACE),
             namespaces.get_opt(TENANT),
@@ -224,16 +219,12 @@ async fn collected(desk: &FleetClient, owner: &OwnerReference) {
     canary.metadata.owner_references = Some(vec![owner.clone()]);
     maps.create(&PostParams::default(), &canary).await.unwrap();
     let secrets = secrets(desk);
-    eventually(
-        "what is owned by a former anchor to go",
-        PATIENCE,
-        async || {
-            let canary = maps.get_opt("canary").await?;
-            let ledger = secrets.get_metadata_opt(RECORD_NAME).await?;
-            let former = ledger.is_some_and(|ledger| ledger.owner_references().contains(owner));
-            Ok((canary.is_none() && !former).then_some(()))
-        },
-    )
+    eventually("what is owned by a former anchor to go", async || {
+        let canary = maps.get_opt("canary").await?;
+        let ledger = secrets.get_metadata_opt(RECORD_NAME).await?;
+        let former = ledger.is_some_and(|ledger| ledger.owner_references().contains(owner));
+        Ok((canary.is_none() && !former).then_some(()))
+    })
     .await
     .unwrap();
 }
@@ -241,7 +232,7 @@ async fn collected(desk: &FleetClient, owner: &OwnerReference) {
 async fn says(desk: &FleetClient, release: &str, message: &str) {
     let maps: Api<ConfigMap> = Api::namespaced(desk.client.clone(), TENANT);
     let what = format!("the release to say {message}");
-    eventually(&what, PATIENCE, async || {
+    eventually(&what, async || {
         let data = maps.get(release).await?.data.unwrap_or_default();
         match data.get("message") {
             Some(said) if said == message => Ok(Some(())),
@@ -296,7 +287,7 @@ async fn anchor_owns_only_record_and_loss_is_harmless(mode: Mode) -> TestResult 
         // It has nothing to go by, and does nothing, until the hub is back.
         pair.start_agent_again()?;
         let agent = pair.actor()?;
-        eventually("the agent to wait for its hub", PATIENCE, async || {
+        eventually("the agent to wait for its hub", async || {
             let log = agent.log()?;
             let waits = "reconciling as soon as there is a desired state";
             Ok(log.contains(waits).then_some(()))
@@ -352,18 +343,13 @@ async fn record_swaps_former_anchor_and_keeps_other_owners(mode: Mode) -> TestRe
         uid: "8d1b3c1e-0000-4000-8000-000000000001".to_owned(),
         ..ours.clone()
     };
-    let params = PatchParams::default();
     let owners = json!({"metadata": {"ownerReferences": [former, theirs]}});
-    let patching = secrets(&desk)
-        .patch(RECORD_NAME, &params, &Patch::Merge(owners))
-        .await;
+    let patching = secrets(&desk).merge(RECORD_NAME, &owners).await;
     patching?;
     let bare = json!({"metadata": {"labels": {"team": "a"}, "annotations": null}});
     let labelled = json!({"metadata": {"labels": null}});
     for patch in [labelled, bare] {
-        maps(&desk)
-            .patch(ANCHOR_NAME, &params, &Patch::Merge(patch))
-            .await?;
+        maps(&desk).merge(ANCHOR_NAME, &patch).await?;
     }
     pair.start_actor_again()?;
 

@@ -16,7 +16,7 @@ use krypton_crds::{
     edge_cluster::{Applied, EdgeCluster, EdgeClusterSpec, EdgeClusterStatus, Mode, TenantCounts},
     tenant::Tenant,
 };
-use krypton_tests::{Cluster, Parts, TestResult, eventually};
+use krypton_tests::{Cluster, Merge as _, Parts, TestResult, eventually_within};
 use kube::{
     Api, ResourceExt,
     api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams},
@@ -134,8 +134,9 @@ async fn a_workspace_stays_as_it_was_first() -> TestResult {
         tenants.create(&params, &tenant(name, json!({}))?).await?;
     }
     let set = async |name: &str, workspace: &str| {
-        let patch = Patch::Merge(json!({"spec": {"workspace": workspace}}));
-        tenants.patch(name, &PatchParams::default(), &patch).await
+        tenants
+            .merge(name, &json!({"spec": {"workspace": workspace}}))
+            .await
     };
     let later = refusal(set("unset", "another").await);
     assert!(
@@ -144,15 +145,7 @@ async fn a_workspace_stays_as_it_was_first() -> TestResult {
     );
     set("unset", "unset").await?;
     set("of.dots", "another").await?;
-    let patch = async |spec: Value| {
-        tenants
-            .patch(
-                "acme",
-                &PatchParams::default(),
-                &Patch::Merge(json!({"spec": spec})),
-            )
-            .await
-    };
+    let patch = async |spec: Value| tenants.merge("acme", &json!({"spec": spec})).await;
 
     assert!(refusal(patch(json!({"workspace": "Acme"})).await).contains("legal namespace name"));
     patch(json!({"workspace": "acme"})).await?;
@@ -363,7 +356,7 @@ async fn replace_crd(cluster: &Cluster) -> Result<()> {
         dry_run: true,
         ..PostParams::default()
     };
-    eventually(
+    eventually_within(
         "the new schema to be in force",
         MINUTE,
         async || match tenants.create(&params, &probe).await {
@@ -400,7 +393,7 @@ async fn older_schema_objects_can_be_updated_and_deleted() -> TestResult {
         object["kind"] = json!("Tenant");
         object["metadata"] = json!({"name": name, "finalizers": ["mesh.openkcm.io/cleanup"]});
         let object: DynamicObject = serde_json::from_value(object)?;
-        eventually("the older schema to be served", MINUTE, async || {
+        eventually_within("the older schema to be served", MINUTE, async || {
             Ok(Some(raw.create(&PostParams::default(), &object).await?))
         })
         .await?;

@@ -50,7 +50,7 @@ async fn hub_lives_on(home: &Cluster) {
     };
     for _ in 0..4 {
         let before = renewed().await.unwrap();
-        eventually("the hub to renew its Lease", PATIENCE, async || {
+        eventually("the hub to renew its Lease", async || {
             Ok((renewed().await? != before).then_some(()))
         })
         .await

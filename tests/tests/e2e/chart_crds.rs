@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Secret;
 use krypton_reconciler::record::RECORD_NAME;
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Mode, Pair, Parts, TestResult, by_agent, eventually,
-    fleet::{PATIENCE, SYSTEM_NAMESPACE, chart_flags},
+    fleet::{SYSTEM_NAMESPACE, chart_flags},
 };
 use kube::Api;
 use serde_json::{Value, json};
@@ -80,7 +80,7 @@ async fn chart_crds_follow_policy_and_are_never_deleted(mode: Mode) -> TestResul
 
     pair.open(flags("1.0.0", "create")).await?;
     // An agent that starts again goes by what it had before until it hears of this.
-    eventually("the policy to be on record", PATIENCE, async || {
+    eventually("the policy to be on record", async || {
         let secrets: Api<Secret> = Api::namespaced(desk.client.clone(), SYSTEM_NAMESPACE);
         let record = secrets.get(RECORD_NAME).await?.data.unwrap_or_default();
         let record: Value = serde_json::from_slice(&record.into_values().next().unwrap().0)?;

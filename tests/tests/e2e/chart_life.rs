@@ -162,7 +162,7 @@ async fn reinstalled_charts_adopt_state_left_by_uninstall() -> TestResult {
     agent = AgentPod::start(&edge).await?;
     agent.agent.ready(PATIENCE).await?;
     at_edge.remove("acme").await?;
-    eventually("the release to be gone", PATIENCE, async || {
+    eventually("the release to be gone", async || {
         let revisions = at_edge.revisions("acme-ws", &release).await?;
         Ok(revisions.is_empty().then_some(()))
     })

@@ -14,7 +14,7 @@ use krypton_kubectl::join_token;
 use krypton_runtime::clock::wall;
 use krypton_tests::{
     Agent, AgentOptions, AgentPod, Audited, ChartRepository, ChartSource, Cluster, HubPod,
-    OwnChart, Parts, ServiceAccountAccess, TestResult, eventually,
+    Merge as _, OwnChart, Parts, ServiceAccountAccess, TestResult, eventually,
     fleet::{ALL_READY, CONNECTED, FleetClient, PATIENCE},
     held::Held,
     membership::bundle_of,
@@ -23,7 +23,7 @@ use krypton_tests::{
 use krypton_types::names;
 use kube::{
     Api, CustomResourceExt, ResourceExt,
-    api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams},
+    api::{DeleteParams, ListParams, ObjectMeta, PostParams},
 };
 use serde_json::json;
 use tempfile::TempDir;
@@ -108,7 +108,7 @@ async fn repaired(edge: &Cluster, desk: &FleetClient, tenant: &str) -> TestResul
     let label = label.into_iter().chain(["-n", &namespace]);
     edge.kubectl(label).await?;
     let agent = &accounts(OwnChart::Agent)[0];
-    eventually("the release to be put right", PATIENCE, async || {
+    eventually("the release to be put right", async || {
         let by_agent = edge.audited().await?.into_iter().any(|request| {
             let own = request.user.username == *agent && request.impersonated_user.is_none();
             own && request.verb == "update" && request.object.namespace == namespace
@@ -128,7 +128,7 @@ async fn healed(edge: &Cluster, tenant: &str) -> TestResult {
     let delete = ["delete", "configmap", &release, "-n", &namespace];
     edge.kubectl(delete).await?;
     let [agent, helm] = <[String; 2]>::try_from(accounts(OwnChart::Agent)).unwrap();
-    eventually("the object to be made again", PATIENCE, async || {
+    eventually("the object to be made again", async || {
         let as_helm = edge.audited().await?.into_iter().any(|request| {
             // Helm itself has written it before.
             let own = request.user_agent.starts_with("krypton-agent/");
@@ -150,7 +150,7 @@ async fn relabelled(edge: &Cluster, tenant: &str) {
     let namespace = format!("{tenant}-ws");
     let label = ["label", "--overwrite", "namespace", &namespace, "team=b"];
     edge.kubectl(label).await.unwrap();
-    eventually("the label to be put back", PATIENCE, async || {
+    eventually("the label to be put back", async || {
         let get = [
             "get",
             "namespace",
@@ -172,7 +172,7 @@ async fn rescued(cluster: &Cluster, desk: &FleetClient, tenant: &str) -> TestRes
     let releases = desk.releases().await?;
     let delete = ["delete", "crd", Tenant::crd_name(), "--wait=false"];
     cluster.kubectl(delete).await?;
-    eventually("another CRD, with the Tenant", PATIENCE, async || {
+    eventually("another CRD, with the Tenant", async || {
         let now = crds.get(Tenant::crd_name()).await?;
         if now.metadata.uid == crd.metadata.uid {
             bail!("the old CRD is there: {:?}", now.metadata.finalizers);
@@ -205,7 +205,7 @@ async fn placed(home: &FleetClient, edge: &FleetClient) -> TestResult {
     home.within("team")
         .annotate("sent", requested, "now")
         .await?;
-    eventually("the wish to be passed on", PATIENCE, async || {
+    eventually("the wish to be passed on", async || {
         let found = edge.within("team").tenants().get("sent").await?;
         Ok(found.annotations().get(requested).cloned())
     })
@@ -225,9 +225,8 @@ async fn placed(home: &FleetClient, edge: &FleetClient) -> TestResult {
 
 async fn pause(home: &FleetClient, paused: bool) {
     let members: Api<EdgeCluster> = Api::all(home.client.clone());
-    let patch = Patch::Merge(json!({"spec": {"paused": paused}}));
     members
-        .patch(EDGE, &PatchParams::default(), &patch)
+        .merge(EDGE, &json!({"spec": {"paused": paused}}))
         .await
         .unwrap();
 }
@@ -249,7 +248,7 @@ async fn credential_used_twice(home: &Cluster, edge: &Cluster, desk: &FleetClien
         .await?;
     let _agent = Agent::start(&AgentOptions::new(copy.kubeconfig()))?;
     desk.told(EDGE, "CredentialUsedTwice").await?;
-    eventually("the event to be counted", PATIENCE, async || {
+    eventually("the event to be counted", async || {
         let counted = home.audited().await?.into_iter().any(|request| {
             let of_hub = request.is_of(&accounts(OwnChart::Hub)[0]);
             of_hub && request.verb == "patch" && request.object.resource == "events"
@@ -311,7 +310,7 @@ async fn deployed_and_gone(desk: &FleetClient, at_edge: &FleetClient) -> TestRes
         .await?;
     let params = DeleteParams::default();
     all.delete("ordered", &params).await?;
-    eventually("the deployment to be gone", PATIENCE, async || {
+    eventually("the deployment to be gone", async || {
         match all.get_opt("ordered").await? {
             Some(object) => bail!("{object:?}"),
             None => Ok(Some(())),
@@ -371,7 +370,7 @@ async fn chart_rights_suffice_for_hub_and_agent() -> TestResult {
         .await?;
     hub = HubPod::start(&home, Some(&hub)).await?;
     hub.hub.ready(PATIENCE).await?;
-    eventually("the stale token to be cleared away", PATIENCE, async || {
+    eventually("the stale token to be cleared away", async || {
         let namespace = OwnChart::Hub.namespace();
         let secrets: Api<Secret> = Api::namespaced(home.client(), namespace);
         Ok(secrets.get_opt(&stale).await?.is_none().then_some(()))
@@ -401,7 +400,7 @@ async fn chart_rights_suffice_for_hub_and_agent() -> TestResult {
     agent = AgentPod::start(&edge).await?;
     agent.agent.ready(PATIENCE).await?;
     desk.member_shows(EDGE, &[CONNECTED]).await?;
-    eventually("the CRD of now", PATIENCE, async || {
+    eventually("the CRD of now", async || {
         Ok((version().await == now).then_some(()))
     })
     .await?;
@@ -440,7 +439,7 @@ async fn chart_rights_suffice_for_hub_and_agent() -> TestResult {
     ];
     let patch = ["--type=json", r#"-p=[{"op":"remove","path":"/rules/0"}]"#];
     edge.kubectl(role.into_iter().chain(patch)).await?;
-    eventually("a refusal", PATIENCE, async || {
+    eventually("a refusal", async || {
         let denied = edge.denied(&of_agent).await?;
         let lease = denied
             .iter()

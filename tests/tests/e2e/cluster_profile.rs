@@ -195,20 +195,16 @@ async fn a_deployment_names_a_profile(home: &Cluster, at_edge: &FleetClient) {
             },
         });
         let object = KryptonDeployment::new(name, serde_json::from_value(spec).unwrap());
-        eventually(
-            "the KryptonDeployment to be admitted",
-            PATIENCE,
-            async || {
-                let params = PostParams::default();
-                Ok(Some(all.create(&params, &object).await?))
-            },
-        )
+        eventually("the KryptonDeployment to be admitted", async || {
+            let params = PostParams::default();
+            Ok(Some(all.create(&params, &object).await?))
+        })
         .await
         .unwrap();
     };
     let shows = async |name: &str, (type_, status, reason): Expected<'_>| {
         let what = format!("KryptonDeployment {name} to show {type_} {status} {reason}");
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, async || {
             let conditions = all.get(name).await?.status.unwrap_or_default().conditions;
             let found = condition(&conditions, type_)
                 .is_some_and(|it| it.status == status && it.reason == reason);

@@ -7,9 +7,7 @@ use k8s_openapi::api::admissionregistration::v1::{
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_crds::tenant::Tenant;
 use krypton_tests::{
-    Mode, Scenario, TestResult, by_agent, eventually,
-    fleet::{FleetClient, PATIENCE},
-    held::Held,
+    Mode, Scenario, TestResult, by_agent, eventually, fleet::FleetClient, held::Held,
 };
 use krypton_types::names;
 use kube::api::{DeleteParams, PostParams};
@@ -147,7 +145,7 @@ async fn crd_stripped_of_finalizer_and_recreated_uninstalls_nothing(mode: Mode) 
     let cluster = pair.cluster();
     let delete = ["delete", "crd", name, "--wait=false"];
     cluster.kubectl(delete).await?;
-    let deleted = eventually("the Tenant to be deleted with it", PATIENCE, async || {
+    let deleted = eventually("the Tenant to be deleted with it", async || {
         let tenant = desk.tenants().get("acme").await?;
         Ok(tenant.metadata.deletion_timestamp)
     })
@@ -156,7 +154,7 @@ async fn crd_stripped_of_finalizer_and_recreated_uninstalls_nothing(mode: Mode) 
     let strip = ["patch", "crd", name, "--type=merge", "--patch", none];
     cluster.kubectl(strip).await?;
     // Times in the API have a resolution of one second.
-    eventually("another second", PATIENCE, async || {
+    eventually("another second", async || {
         let now = krypton_runtime::clock::wall().as_second();
         Ok((now > deleted.0.as_second() + 1).then_some(()))
     })
@@ -207,7 +205,7 @@ async fn tenants_and_releases_survive_crd_deletion(mode: Mode) -> TestResult {
         .kubectl(["delete", "crd", Tenant::crd_name(), "--wait=false"])
         .await?;
 
-    eventually("another CRD in its place", PATIENCE, async || {
+    eventually("another CRD in its place", async || {
         let now = crds.get(Tenant::crd_name()).await?;
         if now.metadata.uid == crd.metadata.uid {
             bail!(
@@ -219,7 +217,7 @@ async fn tenants_and_releases_survive_crd_deletion(mode: Mode) -> TestResult {
     })
     .await?;
     for ((namespace, name), old) in names.iter().zip(before) {
-        eventually(&format!("Tenant {name} to be back"), PATIENCE, async || {
+        eventually(&format!("Tenant {name} to be back"), async || {
             let tenant = desk.within(namespace).tenants().get_opt(name).await?;
             Ok(tenant.filter(|tenant| tenant.metadata.uid != old.metadata.uid))
         })
@@ -227,7 +225,7 @@ async fn tenants_and_releases_survive_crd_deletion(mode: Mode) -> TestResult {
         let back = desk.within(namespace).ready(name).await?;
         assert_eq!(back.spec, old.spec);
         // On the home cluster, the member's earlier report is written to the restored Tenant immediately.
-        eventually(&format!("the finalizer of {name}"), PATIENCE, async || {
+        eventually(&format!("the finalizer of {name}"), async || {
             let tenant = desk.within(namespace).tenants().get(name).await?;
             Ok((tenant.finalizers() == [names::TENANT_FINALIZER]).then_some(()))
         })
@@ -250,7 +248,7 @@ async fn tenants_and_releases_survive_crd_deletion(mode: Mode) -> TestResult {
             assert_eq!(desk.revisions(&workspace, &release).await?, []);
         }
     }
-    eventually("the namespace to be gone", PATIENCE, async || {
+    eventually("the namespace to be gone", async || {
         Ok(desk.namespace("team").await?.is_none().then_some(()))
     })
     .await?;
@@ -288,13 +286,13 @@ async fn only_certain_deletions_resume_after_crd_recreation(mode: Mode) -> TestR
         .kubectl(["delete", "crd", Tenant::crd_name(), "--wait=false"])
         .await?;
 
-    eventually("another CRD in its place", PATIENCE, async || {
+    eventually("another CRD in its place", async || {
         let now = crds.get_opt(Tenant::crd_name()).await?;
         Ok(now.filter(|now| now.metadata.uid != crd.metadata.uid))
     })
     .await?;
     let back = async |name: &str| {
-        eventually(&format!("Tenant {name} to be back"), PATIENCE, async || {
+        eventually(&format!("Tenant {name} to be back"), async || {
             let tenant = desk.tenants().get_opt(name).await?;
             Ok(tenant)
         })
@@ -338,7 +336,7 @@ async fn refuse(desk: &FleetClient, name: &str) -> TestResult {
         dry_run: true,
         ..PostParams::default()
     };
-    eventually("the policy to be in force", PATIENCE, async || {
+    eventually("the policy to be in force", async || {
         let tried = desk
             .within("kube-public")
             .tenants()
@@ -366,7 +364,7 @@ async fn refused_tenant_keeps_no_other_from_its_restore(mode: Mode) -> TestResul
     let delete = ["delete", "crd", Tenant::crd_name(), "--wait=false"];
     pair.cluster().kubectl(delete).await?;
     for (name, old) in [("good", &before[1]), ("other", &before[2])] {
-        eventually(&format!("Tenant {name} to be back"), PATIENCE, async || {
+        eventually(&format!("Tenant {name} to be back"), async || {
             let tenant = desk.tenants().get_opt(name).await?;
             Ok(tenant.filter(|tenant| tenant.metadata.uid != old.metadata.uid))
         })

@@ -7,7 +7,7 @@ use krypton_helm::releases::labels::{OWNER_NAMESPACE_LABEL, OWNER_UID_LABEL};
 use krypton_reconciler::index::CREATOR_LABEL;
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Gate, Mode, Parts, TestResult, by_agent, eventually,
-    fleet::{FleetClient, PATIENCE, kill_helm},
+    fleet::{FleetClient, kill_helm},
     gate,
     no_tenants::{has_no_tenants, refuse_tenants},
 };
@@ -66,11 +66,9 @@ async fn labels(desk: &FleetClient, namespace: &str, release: &str, revision: u3
 
 async fn namespace_goes(desk: &FleetClient, name: &str) {
     let what = format!("namespace {name} to be gone");
-    eventually(&what, PATIENCE, async || {
-        match desk.namespace(name).await? {
-            None => Ok(Some(())),
-            Some(namespace) => bail!("{:?}", namespace.status),
-        }
+    eventually(&what, async || match desk.namespace(name).await? {
+        None => Ok(Some(())),
+        Some(namespace) => bail!("{:?}", namespace.status),
     })
     .await
     .unwrap();
@@ -87,7 +85,7 @@ async fn message_is(cluster: &Cluster, namespace: &str, release: &str, expected:
         output,
     ];
     let what = format!("the message of {release} to be {expected}");
-    eventually(&what, PATIENCE, async || {
+    eventually(&what, async || {
         match cluster.kubectl(words).await?.as_str() {
             found if found == expected => Ok(Some(())),
             found => bail!("it is {found:?}"),

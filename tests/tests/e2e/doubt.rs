@@ -8,17 +8,17 @@ use futures::future::try_join_all;
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Secret};
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    Agent, AgentOptions, Answer, AnsweringProxy, Cluster, Hub, HubOptions, Lie, Membership, Mode,
-    Parts, ServedChart, TestResult,
+    Agent, AgentOptions, Answer, AnsweringProxy, Cluster, Hub, HubOptions, Lie, Membership,
+    Merge as _, Mode, Parts, ServedChart, TestResult,
     answering_proxy::{ALL, Verb},
     by_agent, eventually,
-    fleet::{CONNECTED, FleetClient, HUB_NAMESPACE, PATIENCE},
+    fleet::{CONNECTED, FleetClient, HUB_NAMESPACE},
     home_and_edge, in_both_modes,
 };
 use krypton_types::names;
 use kube::{
     Api, ResourceExt,
-    api::{DeleteParams, ListParams, Patch, PatchParams},
+    api::{DeleteParams, ListParams},
 };
 use serde_json::json;
 
@@ -210,7 +210,7 @@ impl Scene {
         let wanted = format!("v{number}");
         let what = format!("the values {wanted} to reach {name}");
         let (release, namespace) = (Self::release(name), format!("--namespace={namespace}"));
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, async || {
             let message = "--output=jsonpath={.data.message}";
             let args = ["get", "configmap", &release, &namespace, message];
             match self.edge.kubectl(args).await? {
@@ -224,11 +224,9 @@ impl Scene {
 
     async fn told_often(&mut self, at_least: u64) {
         let proxy = &self.proxy;
-        eventually("the lie to be told", PATIENCE, async || {
-            match proxy.lied() {
-                lied if lied >= at_least => Ok(Some(())),
-                lied => bail!("{lied} times; passed: {:?}", proxy.passed()),
-            }
+        eventually("the lie to be told", async || match proxy.lied() {
+            lied if lied >= at_least => Ok(Some(())),
+            lied => bail!("{lied} times; passed: {:?}", proxy.passed()),
         })
         .await
         .unwrap();
@@ -353,7 +351,7 @@ async fn an_etcd_is_restored(scene: &mut Scene) -> TestResult {
     let release = Scene::release("before");
     // If the snapshot contained a running upgrade, the repair would add a revision.
     scene.values_reach("before", SHARED, scene.written).await;
-    let number = eventually("no upgrade to run", PATIENCE, async || {
+    let number = eventually("no upgrade to run", async || {
         let revisions = desk.revisions(SHARED, &release).await?;
         match revisions.last() {
             Some((number, status)) if status == "deployed" => Ok(Some(*number)),
@@ -369,7 +367,7 @@ async fn an_etcd_is_restored(scene: &mut Scene) -> TestResult {
     scene.stands(&before, &["before"]).await?;
     // A restored API server answers 429 until the storage of the CRD is ready again.
     let version = async || {
-        eventually("no list of Tenants", PATIENCE, async || {
+        eventually("no list of Tenants", async || {
             let listed = desk.tenants().list(&ListParams::default()).await?;
             let version = listed.metadata.resource_version.context("no version")?;
             Ok(Some(version.parse::<u64>()?))
@@ -464,9 +462,10 @@ async fn a_namespace_that_tenants_live_in_is_not_deleted_though_no_watch_has_sho
     let desk = scene.desk.clone();
     let members: Api<EdgeCluster> = Api::all(scene.at_home.client.clone());
     let pause = async |paused: bool| {
-        let patch = Patch::Merge(json!({"spec": {"paused": paused}}));
-        let params = PatchParams::default();
-        members.patch(EDGE, &params, &patch).await.unwrap();
+        members
+            .merge(EDGE, &json!({"spec": {"paused": paused}}))
+            .await
+            .unwrap();
     };
     desk.install("host").await?;
     pause(true).await;
@@ -483,14 +482,12 @@ async fn a_namespace_that_tenants_live_in_is_not_deleted_though_no_watch_has_sho
     let guest = json!({"workspace": SHARED});
     desk.within("host").create("guest", guest).await?;
     pause(false).await;
-    eventually(
-        "the release to be uninstalled",
-        PATIENCE,
-        async || match desk.revisions("host", &Scene::release("host")).await? {
+    eventually("the release to be uninstalled", async || {
+        match desk.revisions("host", &Scene::release("host")).await? {
             left if left.is_empty() => Ok(Some(())),
             left => bail!("{left:?}"),
-        },
-    )
+        }
+    })
     .await?;
     let lied = scene.proxy.lied();
     scene.told_often(lied + 3).await;

@@ -3,7 +3,7 @@
 use anyhow::{Result, bail};
 use krypton_tests::{
     Cluster, Mode, Pair, Parts, Scenario, ServedChart, TestResult, by_agent, eventually,
-    fleet::{FleetClient, PATIENCE, condition},
+    fleet::{FleetClient, condition},
 };
 use krypton_types::names;
 use serde_json::json;
@@ -46,7 +46,7 @@ impl<'a> Release<'a> {
 
     async fn becomes(&self, kind: &str, path: &str, expected: &str) {
         let what = format!("{path} of {kind} {} to be {expected}", self.name);
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, async || {
             match self.field(kind, path).await?.as_str() {
                 found if found == expected => Ok(Some(())),
                 found => bail!("it is {found:?}"),
@@ -88,7 +88,7 @@ impl<'a> Release<'a> {
 /// Waits until what the Tenant says of the member is so.
 async fn says(desk: &FleetClient, tenant: &str, kind: &str, so: impl Fn(&str) -> bool) {
     let what = format!("Tenant {tenant} to say what it should of {kind}");
-    eventually(&what, PATIENCE, async || {
+    eventually(&what, async || {
         let tenant = desk.tenants().get(tenant).await?;
         let status = tenant.status.unwrap_or_default();
         match condition(&status.conditions, kind) {
@@ -179,7 +179,7 @@ async fn drift_is_reported_but_ignored_fields_are_skipped(mode: Mode) -> TestRes
 
     // What is as it was is read, and no more is asked.
     let looks = async |least: u64| {
-        eventually("looks", PATIENCE, async || {
+        eventually("looks", async || {
             let reads = requests_of(acme.cluster, "GET", "services").await?;
             Ok((reads >= least).then_some(reads))
         })

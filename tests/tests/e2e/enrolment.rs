@@ -26,10 +26,10 @@ use krypton_proto::v1::enrollment_server::Enrollment as _;
 use krypton_proto::v1::{EnrollRequest, EnrollResponse};
 use krypton_runtime::clock::wall as now;
 use krypton_runtime::watchdog::Watchdog;
-use krypton_tests::fleet::{FleetClient, PATIENCE, chart_flags};
+use krypton_tests::fleet::{FleetClient, chart_flags};
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Parts, TestResult,
-    eventually, kubectl_krypton,
+    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Merge as _, Mode, Parts,
+    TestResult, eventually, eventually_within, kubectl_krypton,
 };
 use krypton_types::ca_rotation::{self, Phase, Stage, Why};
 use krypton_types::join_info::{JoinInfo, NAME as JOIN_INFO};
@@ -137,8 +137,7 @@ async fn ca_is_created_once_and_unreadable_one_kept() -> TestResult {
     assert_eq!(load().await?.ca_pem(), one.ca_pem());
 
     let api: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
-    let garble = Patch::Merge(json!({"stringData": {"ca.key": "x"}}));
-    api.patch(names::CA_SECRET, &PatchParams::default(), &garble)
+    api.merge(names::CA_SECRET, &json!({"stringData": {"ca.key": "x"}}))
         .await?;
     let error = load().await.unwrap_err();
     assert!(matches!(error, AuthorityError::Unusable { .. }), "{error}");
@@ -225,9 +224,8 @@ async fn enrolment_events_cover_every_outcome_without_secret() -> TestResult {
     enrol(&hub, &token, &theirs, HERE).await.unwrap_err();
     enrol(&hub, &token, &mine, "elsewhere").await.unwrap_err();
     enrol(&hub, &guess, &theirs, HERE).await.unwrap_err();
-    let ban = Patch::Merge(json!({"spec": {"banned": true}}));
     members
-        .patch("edge-1", &PatchParams::default(), &ban)
+        .merge("edge-1", &json!({"spec": {"banned": true}}))
         .await?;
     enrol(&hub, &token, &mine, HERE).await.unwrap_err();
     members.delete("edge-1", &DeleteParams::default()).await?;
@@ -242,7 +240,7 @@ async fn enrolment_events_cover_every_outcome_without_secret() -> TestResult {
         ("Warning", reason::REFUSED, "Banned"),
         ("Warning", reason::REFUSED, "TokenRevoked"),
     ];
-    let all = eventually("the events", Duration::from_secs(60), async || {
+    let all = eventually_within("the events", Duration::from_secs(60), async || {
         let all = told(&client, "edge-1").await?;
         let there = |wanted: &(&str, &str, &str)| {
             all.iter()
@@ -284,7 +282,7 @@ async fn guessed_tokens_are_throttled_but_valid_agent_enrols() -> TestResult {
         }
     }
     assert!(put_off > 0);
-    eventually(
+    eventually_within(
         "the right token's turn",
         Duration::from_secs(60),
         async || Ok(Some(enrol(&hub, &token, &mine, HERE).await?)),
@@ -440,9 +438,8 @@ async fn token_enrols_one_agent_and_explains_refusals() -> TestResult {
     enrol(&hub, &token_3, &known, "there").await?;
 
     // A banned member is rejected, even with the key that has used the token.
-    let ban = Patch::Merge(json!({"spec": {"banned": true}}));
     members
-        .patch("edge-1", &PatchParams::default(), &ban)
+        .merge("edge-1", &json!({"spec": {"banned": true}}))
         .await?;
     let banned = enrol(&hub, &token_3, &known, "there").await;
     refused(banned, Code::PermissionDenied, "banned");
@@ -530,7 +527,7 @@ async fn agent_keeps_session_through_ca_rotation() -> TestResult {
     };
     let is_at = async |expected: &str| {
         let what = format!("the rotation to be {expected}");
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, async || {
             let told = rotate(&["--status"]).await?;
             if told.starts_with(expected) {
                 return Ok(Some(told));
@@ -551,7 +548,7 @@ async fn agent_keeps_session_through_ca_rotation() -> TestResult {
     let second = rotate(&[]).await.unwrap_err().to_string();
     assert!(second.contains("under way (Announced)"), "{second}");
     // An agent that joins from now on trusts both roots.
-    eventually("both roots to be published", PATIENCE, async || {
+    eventually("both roots to be published", async || {
         let info = join_info::read(home.client(), NAMESPACE).await?;
         let roots = info.unwrap().ca_pem.matches("BEGIN").count();
         Ok((roots == 2).then_some(()))
@@ -566,15 +563,11 @@ async fn agent_keeps_session_through_ca_rotation() -> TestResult {
     );
     assert_eq!(hubs("former.crt").await? + &hubs("next.key").await?, "");
     let edge_client = edge.client();
-    eventually(
-        "the agent to trust the new root alone",
-        PATIENCE,
-        async || {
-            let (namespace, secret) = ("krypton-system", "krypton-agent-identity");
-            let kept = text(&edge_client, namespace, secret, "ca.crt").await?;
-            Ok((kept == root).then_some(()))
-        },
-    )
+    eventually("the agent to trust the new root alone", async || {
+        let (namespace, secret) = ("krypton-system", "krypton-agent-identity");
+        let kept = text(&edge_client, namespace, secret, "ca.crt").await?;
+        Ok((kept == root).then_some(()))
+    })
     .await?;
     // The agent kept its session throughout, and renewed its certificate once.
     let log = member.agent().unwrap().log()?;
@@ -598,11 +591,11 @@ async fn agent_keeps_session_through_ca_rotation() -> TestResult {
     let _hub = Hub::start(&options().in_place_of(&hub))?;
     member.agent().unwrap().stop().await?;
     member.start_again(&edge)?;
-    eventually("the new agent's session", PATIENCE, async || {
-        let log = member.agent().unwrap().log()?;
-        Ok(log.contains("in session with the hub").then_some(()))
-    })
-    .await?;
+    member
+        .agent()
+        .unwrap()
+        .logs("in session with the hub")
+        .await?;
     desk.member_shows("edge-1", &connected).await?;
     Ok(())
 }

@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use krypton_kubectl::ExitCode;
 use krypton_tests::{
     Mode, Pair, Scenario, TestResult, eventually,
-    fleet::{FleetClient, HUB_NAMESPACE, PATIENCE},
+    fleet::{FleetClient, HUB_NAMESPACE},
     in_both_modes,
     membership::krypton_ends,
 };
@@ -48,7 +48,7 @@ async fn tells(pair: &Pair, code: ExitCode, text: &str) -> Result<String> {
     let tenant = ["explain", "tenant", "acme", "-n", "default"];
     let hub = ["--hub-namespace", HUB_NAMESPACE];
     let words = [tenant.as_slice(), &hub].concat();
-    eventually(text, PATIENCE, async || {
+    eventually(text, async || {
         let ran = krypton_ends(pair.home(), &words).await?;
         let ended = ran.status.code().context("it was killed")?;
         match ended == code as i32 && ran.stdout.contains(text) {

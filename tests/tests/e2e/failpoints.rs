@@ -33,7 +33,8 @@ use krypton_hub::{chart::values_reader::SALT_NAME, effects::EFFECTS as EFFECTS_O
 use krypton_reconciler::record::anchor::ANCHOR_NAME;
 use krypton_runtime::failpoint::{EFFECTS, MOMENTS};
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Mode, TestResult, Walk, eventually,
+    ChartRepository, ChartSource, Cluster, Merge as _, Mode, TestResult, Walk, eventually,
+    eventually_within,
     fleet::{
         ALL_READY, FleetClient, HUB_NAMESPACE, PATIENCE, SYSTEM_NAMESPACE, ValuesFile, chart_flags,
         values_flag,
@@ -386,7 +387,7 @@ impl Place {
     async fn first(&self) -> Result<Keeper> {
         // Where everything fails twice on the way, each time is waited a little longer.
         let crds: Api<CustomResourceDefinition> = Api::all(self.edge.client.clone());
-        eventually("the member to be looked after", PATIENCE * 3, async || {
+        eventually_within("the member to be looked after", PATIENCE * 3, async || {
             Ok(crds.get_opt(Tenant::crd_name()).await?)
         })
         .await?;
@@ -413,7 +414,7 @@ impl Place {
             self.whole(name).await?;
         }
         self.edge.remove("acme").await?;
-        eventually("the workspace to be gone", PATIENCE, async || {
+        eventually("the workspace to be gone", async || {
             let gone = self.edge.namespace("acme").await?.is_none();
             Ok(gone.then_some(()))
         })
@@ -429,7 +430,7 @@ impl Place {
         let object = KryptonDeployment::new("ordered", serde_json::from_value(spec)?);
         let all: Api<KryptonDeployment> = Api::namespaced(self.home.client.clone(), "default");
         all.create(&PostParams::default(), &object).await?;
-        eventually("the deployment to be ready", PATIENCE, async || {
+        eventually("the deployment to be ready", async || {
             let status = all.get("ordered").await?.status.unwrap_or_default();
             let ready = status.phase == Some(DeploymentPhase::Ready);
             ensure!(ready, "{status:?}");
@@ -437,7 +438,7 @@ impl Place {
         })
         .await?;
         all.delete("ordered", &DeleteParams::default()).await?;
-        eventually("the deployment to be gone", PATIENCE, async || {
+        eventually("the deployment to be gone", async || {
             match all.get_opt("ordered").await? {
                 Some(object) => bail!("{object:?}"),
                 None => Ok(Some(())),
@@ -481,7 +482,7 @@ impl Place {
             .annotate("sent", requested, "now")
             .await?;
         let tenants = self.edge.within("team").tenants();
-        eventually("the wish to be passed on", PATIENCE, async || {
+        eventually("the wish to be passed on", async || {
             let found = tenants.get("sent").await?;
             let passed = found.annotations().get(requested).cloned();
             Ok((passed.as_deref() == Some("now")).then_some(()))
@@ -505,7 +506,7 @@ impl Place {
             self.says(name, "fourth").await?;
             self.whole(name).await?;
             let maps: Api<ConfigMap> = Api::namespaced(self.edge.client.clone(), name);
-            eventually("what the upgrade made to be gone", PATIENCE, async || {
+            eventually("what the upgrade made to be gone", async || {
                 Ok(maps.get_opt("extra").await?.is_none().then_some(()))
             })
             .await?;
@@ -551,20 +552,16 @@ impl Place {
         // Twice: what fails once is looked at again, and is then as it should be.
         for theirs in ["theirs", "theirs again"] {
             let maps: Api<ConfigMap> = Api::namespaced(self.edge.client.clone(), "keeper");
-            let patch = Patch::Merge(json!({"data": {"message": theirs}}));
-            let params = PatchParams::default();
-            maps.patch(&release("keeper"), &params, &patch).await?;
+            maps.merge(&release("keeper"), &json!({"data": {"message": theirs}}))
+                .await?;
             self.says("keeper", "fifth").await?;
         }
         // A label of the configuration, as well.
         let namespaces: Api<Namespace> = Api::all(self.edge.client.clone());
         for theirs in ["theirs", "theirs again"] {
             let patch = json!({"metadata": {"labels": {"team": theirs.replace(' ', "-")}}});
-            let params = PatchParams::default();
-            namespaces
-                .patch("keeper", &params, &Patch::Merge(patch))
-                .await?;
-            eventually("the label to be put right", PATIENCE, async || {
+            namespaces.merge("keeper", &patch).await?;
+            eventually("the label to be put right", async || {
                 let team = namespaces
                     .get("keeper")
                     .await?
@@ -587,18 +584,18 @@ impl Place {
         let going = Held::delete(&self.edge, "going").await?;
         crds.delete(Tenant::crd_name(), &DeleteParams::default())
             .await?;
-        eventually("another CRD in its place", PATIENCE, async || {
+        eventually("another CRD in its place", async || {
             let now = crds.get(Tenant::crd_name()).await?;
             Ok((now.uid() != before).then_some(()))
         })
         .await?;
-        eventually("the Tenant to be back", PATIENCE, async || {
+        eventually("the Tenant to be back", async || {
             let back = tenants.get_opt("keeper").await?;
             Ok(back.filter(|tenant| tenant.uid() != former))
         })
         .await?;
         // Who has died since may not know that it was deleted; then a person says so again.
-        eventually("the other to be deleted again", PATIENCE, async || {
+        eventually("the other to be deleted again", async || {
             let Some(back) = tenants.get_opt("going").await? else {
                 return Ok(None);
             };
@@ -658,7 +655,7 @@ impl Place {
             let data = maps.get(name).await?.data.unwrap_or_default();
             Ok::<_, anyhow::Error>(data.get(key).cloned().unwrap_or_default())
         };
-        eventually("all to be up to date", PATIENCE, async || {
+        eventually("all to be up to date", async || {
             let crd = crds.get(Tenant::crd_name()).await?;
             let version = krypton_crds::schema_version(&crd);
             ensure!(version == Some(krypton_crds::SCHEMA_VERSION), "{version:?}");
@@ -682,7 +679,7 @@ impl Place {
     }
 
     async fn rotated(&self) -> Result<()> {
-        eventually("the rotation to end", PATIENCE, async || {
+        eventually("the rotation to end", async || {
             let told = self.rotate(&["--status"]).await?;
             ensure!(told.contains("the last one ended"), "{told}");
             Ok(Some(()))
@@ -709,28 +706,27 @@ impl Place {
             }
         }
         let members: Api<EdgeCluster> = Api::all(self.home.client.clone());
-        let patch = Patch::Merge(json!({"spec": {"deletionPolicy": "Uninstall"}}));
-        members.patch(EDGE, &PatchParams::default(), &patch).await?;
-        let held = eventually("the EdgeCluster to be held", PATIENCE, async || {
+        members
+            .merge(EDGE, &json!({"spec": {"deletionPolicy": "Uninstall"}}))
+            .await?;
+        let held = eventually("the EdgeCluster to be held", async || {
             let object = members.get(EDGE).await?;
             let held = object.finalizers() == [names::UNINSTALL_FINALIZER];
             Ok(held.then_some(object))
         })
         .await?;
         members.delete(EDGE, &DeleteParams::default()).await?;
-        eventually(
-            "the EdgeCluster to be gone",
-            PATIENCE,
-            async || match members.get_opt(EDGE).await? {
+        eventually("the EdgeCluster to be gone", async || {
+            match members.get_opt(EDGE).await? {
                 Some(object) if object.uid() == held.uid() => bail!("{:?}", object.status),
                 _ => Ok(Some(())),
-            },
-        )
+            }
+        })
         .await?;
         let left = self.edge.releases().await?;
         ensure!(left.is_empty(), "{left:?}");
         let crds: Api<CustomResourceDefinition> = Api::all(self.edge.client.clone());
-        eventually("the CRD of cert-manager to be gone", PATIENCE, async || {
+        eventually("the CRD of cert-manager to be gone", async || {
             let there = crds.get_opt("orders.acme.cert-manager.io").await?;
             Ok(there.is_none().then_some(()))
         })
@@ -742,14 +738,14 @@ impl Place {
         let members: Api<EdgeCluster> = Api::all(self.home.client.clone());
         let maps: Api<ConfigMap> = Api::namespaced(self.home.client.clone(), HUB_NAMESPACE);
         self.home.label_member(EDGE, false).await?;
-        eventually("its dismissal to be forgotten", PATIENCE, async || {
+        eventually("its dismissal to be forgotten", async || {
             let register = maps.get(MEMBERS_CONFIG_MAP).await?.data.unwrap_or_default();
             let named = register.values().any(|text| text.contains(EDGE));
             Ok((!named).then_some(()))
         })
         .await?;
         self.home.label_member(EDGE, true).await?;
-        eventually("the EdgeCluster to be back", PATIENCE, async || {
+        eventually("the EdgeCluster to be back", async || {
             Ok(members.get_opt(EDGE).await?)
         })
         .await
@@ -764,7 +760,7 @@ impl Place {
 
     async fn newest_is_failed(&self, tenant: &str, at_least: u32) -> Result<()> {
         let what = format!("an attempt for {tenant} to fail");
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, async || {
             let revisions = self.edge.revisions(tenant, &release(tenant)).await?;
             match revisions.last() {
                 Some((newest, status)) if *newest >= at_least && status == "failed" => Ok(Some(())),
@@ -776,7 +772,7 @@ impl Place {
 
     async fn deployed_after(&self, tenant: &str, before: u32) -> Result<()> {
         let what = format!("a revision of {tenant} after {before} to be deployed");
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, async || {
             let revisions = self.edge.revisions(tenant, &release(tenant)).await?;
             match revisions.last() {
                 Some((newest, status)) if *newest > before && status == "deployed" => Ok(Some(())),
@@ -791,10 +787,7 @@ impl Place {
         let (release, newest) = (release(tenant), self.newest(tenant).await?);
         let secrets: Api<Secret> = Api::namespaced(self.edge.client.clone(), tenant);
         let name = format!("sh.helm.release.v1.{release}.v{newest}");
-        let patch = Patch::Merge(patch);
-        secrets
-            .patch(&name, &PatchParams::default(), &patch)
-            .await?;
+        secrets.merge(&name, &patch).await?;
         Ok(newest)
     }
 
@@ -802,7 +795,7 @@ impl Place {
     async fn says(&self, tenant: &str, message: &str) -> Result<()> {
         let maps: Api<ConfigMap> = Api::namespaced(self.edge.client.clone(), tenant);
         let what = format!("the release of {tenant} to say {message}");
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, async || {
             let data = maps.get(&release(tenant)).await?.data.unwrap_or_default();
             let said = data.get("message").cloned().unwrap_or_default();
             ensure!(said == message, "it says {said}");
@@ -815,7 +808,7 @@ impl Place {
     async fn whole(&self, tenant: &str) -> Result<()> {
         self.edge.ready(tenant).await?;
         let what = format!("the release of {tenant} to be whole");
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, async || {
             let revisions = self.edge.revisions(tenant, &release(tenant)).await?;
             let deployed = revisions.iter().filter(|(_, status)| status == "deployed");
             ensure!(deployed.count() == 1, "{revisions:?}");

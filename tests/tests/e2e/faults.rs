@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use krypton_tests::{
     Cluster, Gate, Hub, HubOptions, Membership, Mode, Parts, Scenario, ServedChart, TestResult,
     eventually,
-    fleet::{ALL_READY, CONNECTED, FleetClient, HEALTHY, PATIENCE, helm_ends, helm_processes},
+    fleet::{ALL_READY, CONNECTED, FleetClient, HEALTHY, helm_ends, helm_processes},
     gate, home_and_edge, in_both_modes,
 };
 use serde_json::json;
@@ -82,7 +82,6 @@ async fn a_restart_finds_everything_as_it_was_left(mode: Mode) -> TestResult {
         let now = place.held_by_another(before).await?;
         eventually(
             &format!("EdgeCluster {name} to name the new holder"),
-            PATIENCE,
             async || {
                 let member = desk.member_shows(name, &[CONNECTED, HEALTHY]).await?;
                 let named = member.status.unwrap_or_default().holder;

@@ -3,15 +3,12 @@
 use anyhow::{Result, bail};
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    Cluster, Hub, HubOptions, Membership, Mode, Parts, Scenario, ServedChart, TestResult,
-    eventually,
+    Cluster, Hub, HubOptions, Membership, Merge as _, Mode, Parts, Scenario, ServedChart,
+    TestResult, eventually,
     fleet::{ALL_READY, CONNECTED, Expected, FleetClient, HEALTHY, PATIENCE, RESOLVED, condition},
     in_both_modes,
 };
-use kube::{
-    Api,
-    api::{DeleteParams, Patch, PatchParams},
-};
+use kube::{Api, api::DeleteParams};
 use serde_json::json;
 
 in_both_modes!(
@@ -129,7 +126,7 @@ async fn home_tenant_counts_namesakes_on_all_members(mode: Mode) -> TestResult {
         ("edge-2", mode, 1),
     ] {
         let what = format!("{name} to count {total} Tenants, all ready");
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, async || {
             let status = desk
                 .member_shows(name, &well(mode))
                 .await?
@@ -154,9 +151,10 @@ async fn home_tenant_counts_namesakes_on_all_members(mode: Mode) -> TestResult {
 async fn a_member_is_named_from_where_it_allows(desk: &FleetClient, home: &Cluster) -> TestResult {
     let members: Api<EdgeCluster> = Api::all(home.client());
     let allow = async |name: &str, namespaces: serde_json::Value| {
-        let patch = Patch::Merge(json!({"spec": {"allowedNamespaces": namespaces}}));
-        let params = PatchParams::default();
-        members.patch(name, &params, &patch).await.unwrap();
+        members
+            .merge(name, &json!({"spec": {"allowedNamespaces": namespaces}}))
+            .await
+            .unwrap();
     };
     let naming = |name: &str| json!({"clusterRef": {"secretName": name}});
     let mine = ("ClusterReady/edge-1", "True", "Installed");
@@ -383,14 +381,10 @@ async fn second_hub_writes_nothing_until_first_stops() -> TestResult {
 }
 
 async fn dismissed(hub: &Hub) {
-    eventually(
-        "the hub to say that the member was dismissed",
-        PATIENCE,
-        async || {
-            let said = hub.log()?.contains("EdgeCluster edge-1 was deleted");
-            Ok(said.then_some(()))
-        },
-    )
+    eventually("the hub to say that the member was dismissed", async || {
+        let said = hub.log()?.contains("EdgeCluster edge-1 was deleted");
+        Ok(said.then_some(()))
+    })
     .await
     .unwrap();
 }
@@ -411,7 +405,7 @@ async fn deleted_member_keeps_releases_and_rejoins_on_request(mode: Mode) -> Tes
     if mode == Mode::Agent {
         // Its certificate was of the one that is gone: somebody has to join it again.
         let log = pair.actor()?.log_path().to_owned();
-        eventually("the agent to be refused", PATIENCE, async || {
+        eventually("the agent to be refused", async || {
             let log = std::fs::read_to_string(&log)?;
             Ok(log.contains("kubectl krypton join edge-1").then_some(()))
         })
@@ -428,7 +422,7 @@ async fn deleted_member_keeps_releases_and_rejoins_on_request(mode: Mode) -> Tes
         desk.label_member(pair.name(), false).await?;
         desk.label_member(pair.name(), true).await?;
     }
-    eventually("another EdgeCluster of that name", PATIENCE, async || {
+    eventually("another EdgeCluster of that name", async || {
         let now = desk
             .member_shows(pair.name(), &[CONNECTED, HEALTHY])
             .await?;

@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_tests::{
     ChartRepository, ChartSource, Gate, Mode, Pair, Parts, Scenario, TestResult, eventually,
-    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
+    fleet::{FleetClient, ValuesFile, chart_flags, condition, values_flag},
     gate,
 };
 use kube::Api;
@@ -18,7 +18,7 @@ const CERTIFICATES: &str = "certificates.cert-manager.io";
 /// Waits until a condition of Tenant acme has this status and a message that contains this text.
 async fn says(desk: &FleetClient, kind: &str, status: &str, words: &str) -> String {
     let what = format!("{kind} to be {status} and to say {words:?}");
-    eventually(&what, PATIENCE, async || {
+    eventually(&what, async || {
         let tenant = desk.tenants().get("acme").await?;
         let conditions = tenant.status.unwrap_or_default().conditions;
         match condition(&conditions, kind) {
@@ -35,7 +35,7 @@ async fn says(desk: &FleetClient, kind: &str, status: &str, words: &str) -> Stri
 /// Waits until the newest revision is at least `at_least`. There must never be more than `most` revisions.
 async fn piles_up(desk: &FleetClient, workspace: &str, release: &str, at_least: u32, most: usize) {
     let what = format!("revision {at_least} of {release}");
-    let enough = eventually(&what, PATIENCE, async || {
+    let enough = eventually(&what, async || {
         let revisions = desk.revisions(workspace, release).await?;
         let newest = revisions.last().map_or(0, |(number, _)| *number);
         Ok((revisions.len() > most || newest >= at_least).then_some(revisions))
@@ -106,7 +106,7 @@ async fn wait_mode_decides_readiness_and_history_is_limited() -> TestResult {
     pair.stop().await?;
 
     open(&mut pair, flags("gates"), &["--wait=none"]).await?;
-    let said = eventually("no word of workloads", PATIENCE, async || {
+    let said = eventually("no word of workloads", async || {
         let said = says(&desk, &ready, "True", "; not waited for").await;
         Ok((!said.contains("Deployment")).then_some(said))
     });
@@ -218,7 +218,7 @@ async fn crds_are_deleted_only_if_enabled_and_unused() -> TestResult {
         ])
         .await?;
     remove("acme").await;
-    let gone = eventually("the CRD to go", PATIENCE, async || {
+    let gone = eventually("the CRD to go", async || {
         Ok((!is_there().await).then_some(()))
     });
     gone.await?;

@@ -122,7 +122,7 @@ async fn agent_keeps_working_without_hub_and_across_restart() -> TestResult {
     assert!(!left, "{releases:?}");
 
     pair.start_hub_again()?;
-    eventually("home to count all three", PATIENCE, async || {
+    eventually("home to count all three", async || {
         let member = desk.member_shows("edge-1", &[CONNECTED]).await?;
         let tenants = member.status.unwrap_or_default().tenants;
         match tenants.map(|tenants| (tenants.total, tenants.ready)) {
@@ -137,7 +137,7 @@ async fn agent_keeps_working_without_hub_and_across_restart() -> TestResult {
     assert!(pair.actor()?.stop().await?.success());
     for change in 1..=3 {
         chart.write(&format!("replicaCount: 0\nmessage: change-{change}"))?;
-        eventually("the hub to take the change", PATIENCE, async || {
+        eventually("the hub to take the change", async || {
             let taken = pair.hub()?.log()?.matches("chart values changed").count();
             Ok((taken >= change).then_some(()))
         })
@@ -212,7 +212,7 @@ async fn agent_without_full_cluster_access_leaves_proxy_acting() -> TestResult {
     let mut agent = Agent::start(&AgentOptions::new(&blind).join_file(&join_file))?;
     agent.ready(PATIENCE).await?;
     let members: Api<EdgeCluster> = Api::all(home.client());
-    eventually("the agent to be known at home", PATIENCE, async || {
+    eventually("the agent to be known at home", async || {
         let status = members.get("edge-1").await?.status.unwrap_or_default();
         Ok(status.agent_version.map(drop))
     })
@@ -286,7 +286,7 @@ async fn disconnected_agent_keeps_acting_while_hub_observes() -> TestResult {
     let observing = ("Healthy", "True", "Observing");
     desk.member_shows("edge-1", &[observing, CONNECTED]).await?;
     at_edge.install("acme").await?;
-    eventually("home to count what the hub sees", PATIENCE, async || {
+    eventually("home to count what the hub sees", async || {
         let member = desk.member_shows("edge-1", &[observing]).await?;
         let status = member.status.unwrap_or_default();
         let counted = status.tenants.map(|tenants| (tenants.total, tenants.ready));

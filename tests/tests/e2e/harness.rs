@@ -11,7 +11,7 @@ use krypton_tests::{
     Answer, AnsweringProxy, ChartRepository, ChartSource, Cluster, Fault, Lie, Parts,
     ServiceAccountAccess, TestResult, Tools,
     answering_proxy::ALL,
-    eventually,
+    eventually_within,
     process::{Invocation, Process},
 };
 use kube::{
@@ -145,7 +145,7 @@ async fn denied_requests_are_recorded_and_revoked_token_rejected() -> TestResult
     let former = access.renew(&cluster).await?;
     assert_eq!(answer_to(&first).await?, 403);
     access.revoke(&cluster, former).await?;
-    eventually("the former token to be refused", MINUTE, async || {
+    eventually_within("the former token to be refused", MINUTE, async || {
         Ok((answer_to(&first).await? == 401).then_some(()))
     })
     .await?;
@@ -161,7 +161,7 @@ async fn denied_requests_are_recorded_and_revoked_token_rejected() -> TestResult
         .chain(bind);
     cluster.kubectl(bind).await?;
     let get = ["get", "pods", "--as=someone"];
-    eventually("someone to be let in", MINUTE, async || {
+    eventually_within("someone to be let in", MINUTE, async || {
         Ok(Some(cluster.kubectl(get).await?))
     })
     .await?;
@@ -266,7 +266,7 @@ async fn nothing_is_left_of_a_dropped_cluster() -> TestResult {
             "process {pid} is left"
         );
     }
-    eventually(
+    eventually_within(
         "no process of the cluster to be left",
         MINUTE,
         async || match processes_with(&folder.display().to_string()) {
@@ -323,7 +323,7 @@ async fn helm_installs_repository_chart_and_deployment_becomes_available() -> Te
         .helm(["install", "one", "local/small", "--version=1.0.0"])
         .await?;
     let deployments: Api<Deployment> = Api::namespaced(cluster.client(), "default");
-    eventually("the Deployment to be available", MINUTE, async || {
+    eventually_within("the Deployment to be available", MINUTE, async || {
         let status = deployments.get("one").await?.status.context("no status")?;
         match status.available_replicas {
             Some(1) => Ok(Some(())),
@@ -355,7 +355,7 @@ async fn helm_installs_repository_chart_and_deployment_becomes_available() -> Te
     cluster
         .helm(["install", "two", "local/renamed", "--set=unready=true"])
         .await?;
-    eventually(
+    eventually_within(
         "the pod of the unready release to fit no node",
         MINUTE,
         async || {
@@ -406,7 +406,7 @@ async fn chart_repository_shows_injected_fault() -> TestResult {
 
     repository.set_fault(Fault::Hang);
     let hanging = tokio::spawn(client.get(&index).send());
-    eventually("the hanging request to be there", MINUTE, async || {
+    eventually_within("the hanging request to be there", MINUTE, async || {
         Ok((repository.hits().get("/index.yaml") == Some(&5)).then_some(()))
     })
     .await?;
@@ -467,7 +467,7 @@ async fn children_end_when_their_owner_is_killed() -> TestResult {
         .args(["--exact", "harness::owner_of_a_child", "--ignored"])
         .env("OWNER_FOLDER", folder.path());
     let mut owner = Process::spawn("owner", &owner, &folder.path().join("owner.log"))?;
-    eventually("the child to run", MINUTE, async || {
+    eventually_within("the child to run", MINUTE, async || {
         owner.check_running()?;
         Ok((!processes_with(&mark).is_empty()).then_some(()))
     })
@@ -476,7 +476,7 @@ async fn children_end_when_their_owner_is_killed() -> TestResult {
     owner.signal(Signal::KILL)?;
     owner.wait(MINUTE).await?;
 
-    eventually("the child to end", MINUTE, async || {
+    eventually_within("the child to end", MINUTE, async || {
         match processes_with(&mark) {
             left if left.is_empty() => Ok(Some(())),
             left => bail!("{left:?}"),
@@ -489,7 +489,7 @@ async fn children_end_when_their_owner_is_killed() -> TestResult {
 #[tokio::test]
 async fn a_missed_deadline_tells_the_last_state_seen() {
     let mut looks = 0;
-    let missed = eventually::<()>("the answer", Duration::from_millis(200), async || {
+    let missed = eventually_within::<()>("the answer", Duration::from_millis(200), async || {
         looks += 1;
         bail!("look {looks}: phase is Pending")
     })

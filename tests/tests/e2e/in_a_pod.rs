@@ -33,7 +33,7 @@ async fn cluster(name: &str) -> Result<(Cluster, ServiceAccountAccess)> {
 }
 
 async fn says(process: &Daemon, words: &str) {
-    eventually(&format!("{words:?} in a log"), PATIENCE, async || {
+    eventually(&format!("{words:?} in a log"), async || {
         let log = process.log()?;
         match log.contains(words) {
             true => Ok(Some(())),
@@ -47,7 +47,7 @@ async fn says(process: &Daemon, words: &str) {
 /// Waits until the API server accepts the process, not its Helm, with the token in the file.
 async fn uses_new_token(cluster: &Cluster, access: &ServiceAccountAccess) {
     let (user, credential) = (access.username(), access.credential().unwrap());
-    eventually("a request with the new token", PATIENCE, async || {
+    eventually("a request with the new token", async || {
         let used = cluster.audited().await?.into_iter().any(|request| {
             request.user.username == user
                 && request.impersonated_user.is_none()

@@ -8,7 +8,8 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use krypton_crds::tenant::Tenant;
 use krypton_tests::{
     Cluster, Hub, HubOptions, Mode, Pair, Parts, ServedChart, TestResult, by_agent, eventually,
-    fleet::{FleetClient, PATIENCE, condition},
+    eventually_within,
+    fleet::{FleetClient, condition},
     home_and_edge,
 };
 use krypton_types::names;
@@ -240,7 +241,7 @@ async fn invalid_tenant_is_reported_without_affecting_others(mode: Mode) -> Test
         "metadata": {"name": "unreadable"},
         "spec": {"workspace": ["a", "list"]},
     }))?;
-    eventually("the careless CRD to be served", PATIENCE, async || {
+    eventually("the careless CRD to be served", async || {
         Ok(Some(raw.create(&PostParams::default(), &unreadable).await?))
     })
     .await?;
@@ -309,7 +310,7 @@ async fn invalid_tenant_is_reported_without_affecting_others(mode: Mode) -> Test
         .await?;
     desk.ready(&long).await?;
     raw.delete("unreadable", &Default::default()).await?;
-    eventually(
+    eventually_within(
         "the unreadable Tenant to be gone",
         MINUTE,
         async || match raw.get_opt("unreadable").await? {

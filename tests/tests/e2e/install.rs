@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Mode, Pair, Parts, TestResult, by_agent, eventually,
-    fleet::{ALL_READY, PATIENCE, chart_flags},
+    fleet::{ALL_READY, chart_flags},
     in_both_modes,
 };
 use krypton_types::{fingerprint, names};
@@ -97,7 +97,7 @@ async fn real_chart_installs_once_and_stays_unchanged(mode: Mode) -> TestResult 
     // The original's annotation is the last write of an installation.
     let annotation = names::fingerprint_annotation(pair.name());
     let wanted = fingerprint::original(&repository.url(), "external-dns", "1.19.0");
-    eventually("the fingerprint annotation", PATIENCE, async || {
+    eventually("the fingerprint annotation", async || {
         let tenant = desk.tenants().get("acme").await?;
         let found = tenant
             .metadata

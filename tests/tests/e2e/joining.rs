@@ -7,13 +7,14 @@ use anyhow::bail;
 use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::core::v1::{Secret, ServiceAccount};
 use krypton_tests::{
-    Agent, AgentOptions, Cluster, Hub, HubOptions, Mode, Parts, TestResult, bundle, eventually,
+    Agent, AgentOptions, Cluster, Hub, HubOptions, Merge as _, Mode, Parts, TestResult, bundle,
+    eventually,
     fleet::{FleetClient, PATIENCE},
     port::Port,
 };
 use kube::{
     Api,
-    api::{ListParams, Patch, PatchParams, PostParams},
+    api::{ListParams, PostParams},
 };
 use serde_json::json;
 use tempfile::TempDir;
@@ -45,17 +46,13 @@ async fn gives_up(options: &AgentOptions<'_>) -> TestResult<String> {
 /// What an agent says that goes on trying, once it has said these words.
 async fn says(options: &AgentOptions<'_>, words: &[&str]) -> Agent {
     let agent = Agent::start(options).unwrap();
-    eventually(
-        &format!("an agent to say {words:?}"),
-        PATIENCE,
-        async || {
-            let log = agent.log()?;
-            if words.iter().all(|word| log.contains(word)) {
-                return Ok(Some(()));
-            }
-            bail!("{log}")
-        },
-    )
+    eventually(&format!("an agent to say {words:?}"), async || {
+        let log = agent.log()?;
+        if words.iter().all(|word| log.contains(word)) {
+            return Ok(Some(()));
+        }
+        bail!("{log}")
+    })
     .await
     .unwrap();
     agent
@@ -166,8 +163,7 @@ async fn bad_bundle_names_remedy_and_good_one_joins() -> TestResult {
             .is_some_and(|data| data.get("cluster").is_some_and(|name| name.0 == b"edge-4"));
         if of_edge_4 {
             let past = json!({"stringData": {"expires": "2020-01-01T00:00:00Z"}});
-            let merge = Patch::Merge(past);
-            tokens.patch(&name, &PatchParams::default(), &merge).await?;
+            tokens.merge(&name, &past).await?;
         }
     }
     let file = desktop.file("expired.yaml", &expired);

@@ -8,8 +8,8 @@ use krypton_crds::{
     krypton_deployment::{DeploymentPhase, KryptonDeployment, KryptonDeploymentStatus},
 };
 use krypton_tests::{
-    Mode, TestResult, by_agent, eventually,
-    fleet::{FleetClient, HUB_NAMESPACE, PATIENCE, condition},
+    Merge as _, Mode, TestResult, by_agent, eventually,
+    fleet::{FleetClient, HUB_NAMESPACE, condition},
     in_both_modes,
     no_tenants::has_no_tenants,
 };
@@ -22,7 +22,7 @@ use k8s_openapi::{
 };
 use kube::{
     Api, ResourceExt,
-    api::{DeleteParams, Patch, PatchParams, PostParams},
+    api::{DeleteParams, PostParams},
 };
 use regions::{Regions, Unusual, namespace_goes, placed};
 use serde_json::json;
@@ -106,7 +106,7 @@ async fn what_the_owner_of_the_edge_does_is_put_right(
     let desk = regions.edge("paris");
     let maps: Api<ConfigMap> = Api::namespaced(desk.client.clone(), "acme");
     let whole = async || {
-        let asked = eventually("the ConfigMap to be as it was", PATIENCE, async || {
+        let asked = eventually("the ConfigMap to be as it was", async || {
             let data = maps.get("ced-acme").await?.data.unwrap_or_default();
             match data.get("message") {
                 Some(message) if message == "hello" => Ok(Some(())),
@@ -123,9 +123,8 @@ async fn what_the_owner_of_the_edge_does_is_put_right(
     let params = DeleteParams::default();
     maps.delete("ced-acme", &params).await?;
     whole().await;
-    let edit = Patch::Merge(json!({"data": {"message": "mine"}}));
-    let by = PatchParams::default();
-    maps.patch("ced-acme", &by, &edit).await?;
+    maps.merge("ced-acme", &json!({"data": {"message": "mine"}}))
+        .await?;
     whole().await;
     assert_eq!(desk.releases().await?, before);
     regions.told(key.0, key.1, &["RepairTriggered"]).await;
@@ -134,7 +133,7 @@ async fn what_the_owner_of_the_edge_does_is_put_right(
     let first = "sh.helm.release.v1.ced-acme.v1";
     let before = secrets.get(first).await?.uid();
     secrets.delete(first, &params).await?;
-    let asked = eventually("the release to be another", PATIENCE, async || {
+    let asked = eventually("the release to be another", async || {
         Ok((secrets.get(first).await?.uid() != before).then_some(()))
     });
     asked.await?;
@@ -145,7 +144,7 @@ async fn what_the_owner_of_the_edge_does_is_put_right(
     let namespaces: Api<Namespace> = Api::all(desk.client.clone());
     let before = namespaces.get("acme").await?.uid();
     namespaces.delete("acme", &params).await?;
-    let asked = eventually("the namespace to be another", PATIENCE, async || {
+    let asked = eventually("the namespace to be another", async || {
         Ok((namespaces.get("acme").await?.uid() != before).then_some(()))
     });
     asked.await?;
@@ -409,7 +408,7 @@ async fn namesake_is_rejected_and_crd_deletion_uninstalls_nothing(mode: Mode) ->
     let crds: Api<CustomResourceDefinition> = Api::all(regions.home.client());
     let name = KryptonDeployment::crd().name_any();
     crds.delete(&name, &DeleteParams::default()).await?;
-    let asked = eventually("the CRD to be gone", PATIENCE, async || {
+    let asked = eventually("the CRD to be gone", async || {
         Ok(crds.get_opt(&name).await?.is_none().then_some(()))
     });
     asked.await?;

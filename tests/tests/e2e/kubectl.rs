@@ -75,7 +75,7 @@ async fn paused_tenant_stands_still_and_leaving_uninstalls(mode: Mode) -> TestRe
 
     let is = async |banned: bool| {
         let members: Api<EdgeCluster> = Api::all(pair.home().client());
-        eventually("the ban to be told of", PATIENCE, async || {
+        eventually("the ban to be told of", async || {
             let found = members.get(member).await?.status.unwrap_or_default();
             let healthy = condition(&found.conditions, "Healthy");
             let told = healthy.is_some_and(|told| told.reason == "Banned");
@@ -101,7 +101,7 @@ async fn paused_tenant_stands_still_and_leaving_uninstalls(mode: Mode) -> TestRe
 
 /// Waits until the log contains this text.
 async fn reads(log: &Process, text: &str) -> Result<()> {
-    eventually(text, PATIENCE, async || {
+    eventually(text, async || {
         let log = std::fs::read_to_string(log.log())?;
         match log.contains(text) {
             true => Ok(Some(())),
@@ -427,7 +427,7 @@ async fn kubectl_reaches_debug_ports_through_apiserver() -> TestResult {
     assert!(set.starts_with("krypton-hub-0: debug until "), "{set}");
     assert!(hub.debug("log").await?.starts_with("debug until "));
     // The command identifies the active pod by its Lease.
-    eventually("the agent that acts", PATIENCE, async || {
+    eventually("the agent that acts", async || {
         let shown = kubectl_krypton(&home, &["log-level", "agent"]).await?;
         Ok((shown == "krypton-agent-0: info\n").then_some(()))
     })

@@ -14,7 +14,7 @@ use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_kubectl::join_info;
 use krypton_tests::{
     Answer, AnsweringProxy, ChartRepository, ChartSource, Cluster, FaultProxy, Gate, Hub,
-    HubOptions, Lie, Membership, Mode, Parts, TestResult, Traffic,
+    HubOptions, Lie, Membership, Merge as _, Mode, Parts, TestResult, Traffic,
     answering_proxy::{READS, Verb},
     by_agent, eventually,
     fleet::{
@@ -28,7 +28,7 @@ use krypton_types::join_info::NAME as JOIN_INFO;
 use krypton_types::names::{self, EPOCH_CONFIG_MAP, HUB_LEASE};
 use kube::{
     Api, ResourceExt,
-    api::{DeleteParams, Patch, PatchParams},
+    api::DeleteParams,
     runtime::{WatchStreamExt, watcher},
 };
 use serde_json::json;
@@ -135,7 +135,7 @@ impl Stage {
     /// Waits until a hub leads that is not this one, and returns its name.
     async fn leader_but(&self, former: &str) -> Result<String> {
         let leases: Api<Lease> = Api::namespaced(self.desk.client.clone(), HUB_NAMESPACE);
-        eventually("another hub to lead", PATIENCE, async || {
+        eventually("another hub to lead", async || {
             let spec = leases.get(HUB_LEASE).await?.spec.unwrap_or_default();
             let holder = spec.holder_identity.unwrap_or_default();
             match holder.split('/').nth(1) {
@@ -157,13 +157,7 @@ impl Stage {
         if mode != Mode::Agent {
             return;
         }
-        let what = format!("the agent's session with {hub}");
-        eventually(&what, PATIENCE, async || {
-            let log = self.hubs[hub].log()?;
-            Ok(log.contains("session begins").then_some(()))
-        })
-        .await
-        .unwrap();
+        self.hubs[hub].logs("session begins").await.unwrap();
     }
 
     /// A Tenant on the edge, from its making until home shows the member with it.
@@ -180,7 +174,6 @@ impl Stage {
         let members: Api<EdgeCluster> = Api::all(self.desk.client.clone());
         eventually(
             &format!("home to count the Tenants, after {what}"),
-            PATIENCE,
             async || {
                 let there = there.list(&Default::default()).await?.items.len();
                 let status = members.get(EDGE).await?.status.unwrap_or_default();
@@ -225,7 +218,7 @@ impl Watched {
             said,
             _watching: watching,
         };
-        eventually("the member to be watched", PATIENCE, async || {
+        eventually("the member to be watched", async || {
             Ok((!watched.said().is_empty()).then_some(()))
         })
         .await
@@ -297,7 +290,7 @@ async fn killed_leader_is_replaced_and_sessions_return(mode: Mode) -> TestResult
     let killed = Instant::now();
     let next = stage.leader_but(&leader).await?;
     let held = killed.elapsed();
-    eventually("a new epoch", PATIENCE, async || {
+    eventually("a new epoch", async || {
         Ok((stage.epoch().await.unwrap() > epoch).then_some(()))
     })
     .await?;
@@ -347,15 +340,11 @@ async fn a_lead_that_wakes_up_writes_nothing(mode: Mode) -> TestResult {
     assert_eq!(stage.epoch().await?, epoch + 1);
 
     stage.hub(&leader).thaw()?;
-    eventually(
-        "the former lead to see that it is none",
-        PATIENCE,
-        async || {
-            let log = stage.hubs[&leader].log()?;
-            let after = log.rsplit("this hub leads").next().unwrap_or_default();
-            Ok(after.contains("this hub is a standby").then_some(()))
-        },
-    )
+    eventually("the former lead to see that it is none", async || {
+        let log = stage.hubs[&leader].log()?;
+        let after = log.rsplit("this hub leads").next().unwrap_or_default();
+        Ok(after.contains("this hub is a standby").then_some(()))
+    })
     .await?;
     stage.tenant("third").await;
     assert_eq!(stage.leader_but(&leader).await?, next);
@@ -383,13 +372,9 @@ async fn short_home_outage_keeps_leader_and_sessions(mode: Mode) -> TestResult {
     };
     let before = sessions(&stage);
     stage.home.stop_apiserver().await?;
-    eventually("the lead to be in doubt", PATIENCE, async || {
-        let log = stage.hubs[&leader].log()?;
-        Ok(log
-            .contains("the Lease was not renewed in time")
-            .then_some(()))
-    })
-    .await?;
+    stage.hubs[&leader]
+        .logs("the Lease was not renewed in time")
+        .await?;
     stage.home.start_apiserver().await?;
     stage.tenant("second").await;
     assert_eq!(stage.leader_but("").await?, leader);
@@ -447,11 +432,7 @@ async fn lost_leadership_interrupts_nothing_on_kubeconfig_member() -> TestResult
     edge.create("acme", json!({})).await?;
     let hook = gate::hook(&edge, "acme", None).await?;
     stage.home.stop_apiserver().await?;
-    eventually("the lead to be lost", PATIENCE, async || {
-        let log = stage.hubs["a"].log()?;
-        Ok(log.contains("the lead is lost").then_some(()))
-    })
-    .await?;
+    stage.hubs["a"].logs("the lead is lost").await?;
     // Helm goes on, and so does what follows of it.
     let release = format!("tenant-acme-{EDGE}");
     let running = edge.revisions("acme", &release).await?;
@@ -493,7 +474,7 @@ async fn leader_cut_off_from_home_releases_agents() -> TestResult {
 
     // Back again, it is one that stands by.
     line.set(Traffic::Pass);
-    eventually("a to know who leads", PATIENCE, async || {
+    eventually("a to know who leads", async || {
         let log = stage.hubs["a"].log()?;
         let after = log.rsplit("the lead is lost").next().unwrap_or_default();
         Ok(after.contains("this hub is a standby").then_some(()))
@@ -517,7 +498,7 @@ async fn ca_rotation_survives_leader_changes_without_lockout() -> TestResult {
     };
     rotate(&stage.home, &[]).await?;
     for phase in ["Announced", "Switched"] {
-        eventually(&format!("the phase {phase}"), PATIENCE, async || {
+        eventually(&format!("the phase {phase}"), async || {
             let told = rotate(&stage.home, &["--status"]).await?;
             // It may have gone on since.
             let past = told.starts_with(phase) || told.contains("the last one ended");
@@ -532,7 +513,7 @@ async fn ca_rotation_survives_leader_changes_without_lockout() -> TestResult {
         stage.leader_but(&leader).await?;
         stage.start(&leader).await;
     }
-    eventually("the rotation to end", PATIENCE, async || {
+    eventually("the rotation to end", async || {
         let told = rotate(&stage.home, &["--status"]).await?;
         match told.contains("the last one ended") {
             true => Ok(Some(())),
@@ -574,7 +555,7 @@ async fn current_leader_settings_apply_when_hubs_differ() -> TestResult {
     let mut former = stage.hubs.remove("a").unwrap();
     assert!(former.stop().await?.success());
     edge.newest_is("acme", &release, 2, "deployed").await?;
-    eventually("its address to be published", PATIENCE, async || {
+    eventually("its address to be published", async || {
         let found = join_info::read(stage.home.client(), HUB_NAMESPACE).await?;
         let addresses = found.map(|info| info.addresses).unwrap_or_default();
         match addresses.contains(&address) {
@@ -602,10 +583,10 @@ async fn stale_hub_does_not_uninstall_orphaned_member() -> TestResult {
     stage.tenant("acme").await;
     let releases = FleetClient::at(&stage.edge).releases().await?;
     let members: Api<EdgeCluster> = Api::all(stage.desk.client.clone());
-    let params = PatchParams::default();
-    let policy = Patch::Merge(json!({"spec": {"deletionPolicy": "Uninstall"}}));
-    members.patch(EDGE, &params, &policy).await?;
-    eventually("the EdgeCluster to be held", PATIENCE, async || {
+    members
+        .merge(EDGE, &json!({"spec": {"deletionPolicy": "Uninstall"}}))
+        .await?;
+    eventually("the EdgeCluster to be held", async || {
         let held = members.get(EDGE).await?;
         let held = held.finalizers() == [names::UNINSTALL_FINALIZER];
         Ok(held.then_some(()))
@@ -621,7 +602,7 @@ async fn stale_hub_does_not_uninstall_orphaned_member() -> TestResult {
     };
     way.lie(of_nothing);
     members.delete(EDGE, &DeleteParams::default()).await?;
-    eventually("b to read the deletion", PATIENCE, async || {
+    eventually("b to read the deletion", async || {
         let read = (Verb::Get, "edgeclusters".to_owned());
         Ok(way.passed().contains_key(&read).then_some(()))
     })
@@ -633,8 +614,8 @@ async fn stale_hub_does_not_uninstall_orphaned_member() -> TestResult {
         ..of_nothing
     });
     let orphan = json!({"metadata": {"annotations": {names::ORPHAN_ANNOTATION: "true"}}});
-    members.patch(EDGE, &params, &Patch::Merge(orphan)).await?;
-    eventually("the EdgeCluster to be gone", PATIENCE, async || {
+    members.merge(EDGE, &orphan).await?;
+    eventually("the EdgeCluster to be gone", async || {
         Ok(members.get_opt(EDGE).await?.is_none().then_some(()))
     })
     .await?;
@@ -642,12 +623,7 @@ async fn stale_hub_does_not_uninstall_orphaned_member() -> TestResult {
     assert_eq!(stage.leader_but("a").await?, "b");
     member.start_again(&stage.edge)?;
     let told = async |agent: &mut Membership, what: &str| {
-        eventually(what, PATIENCE, async || {
-            let log = agent.agent().unwrap().log()?;
-            Ok(log.contains(what).then_some(()))
-        })
-        .await
-        .unwrap();
+        agent.agent().unwrap().logs(what).await.unwrap();
     };
     // It is not let in by what b had seen before, nor told anything.
     told(&mut member, "does not know its members yet").await;

@@ -6,8 +6,8 @@ use std::{path::Path, time::Instant};
 use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::Pod};
 use krypton_tests::{
-    Agent, AgentOptions, ChartRepository, ChartSource, Cluster, HubPod, OwnChart, Parts, PodName,
-    ServicePort, TestResult, eventually,
+    Agent, AgentOptions, ChartRepository, ChartSource, Cluster, HubPod, Merge as _, OwnChart,
+    Parts, PodName, ServicePort, TestResult, eventually,
     fleet::{CONNECTED, FleetClient, PATIENCE},
     membership::{bundle_of, write_secret},
 };
@@ -44,7 +44,7 @@ impl Stage {
         OwnChart::Hub.install(&home, values).await?;
         let namespace = OwnChart::Hub.namespace();
         let port = ServicePort::start(home.client(), namespace, "krypton-hub-agents").await?;
-        let names = eventually("two pods that run", PATIENCE, async || {
+        let names = eventually("two pods that run", async || {
             let names = pods(&home).await?;
             Ok((names.len() == 2).then_some(names))
         })
@@ -94,7 +94,7 @@ impl Stage {
     /// Waits until the Service routes only to this hub's pod, and no other pod has the label.
     async fn leads_to(&self, place: usize) {
         let wanted = &self.hubs[place].0.name;
-        eventually("the Service to lead to one", PATIENCE, async || {
+        eventually("the Service to lead to one", async || {
             let (led, labelled) = (self.port.pods().await?, labelled(&self.home).await?);
             if led != [wanted.clone()] || labelled != [wanted.clone()] {
                 bail!("to {led:?} instead of {wanted}; labelled: {labelled:?}");
@@ -107,7 +107,7 @@ impl Stage {
 
     /// Waits until another hub is the leader, both by Lease and by Service.
     async fn followed(&self, place: usize) -> usize {
-        let next = eventually("another to lead", PATIENCE, async || {
+        let next = eventually("another to lead", async || {
             let leader = self.leader().await?;
             Ok((leader != place).then_some(leader))
         })
@@ -187,7 +187,7 @@ async fn agent_service_follows_leader_through_every_failover() -> TestResult {
     stage.hubs[first].1.hub.kill9().await?;
     let second = stage.followed(first).await;
     let labelled_after = killed.elapsed();
-    eventually("the agent to be back", PATIENCE, async || {
+    eventually("the agent to be back", async || {
         Ok((sessions(&agent) > before).then_some(()))
     })
     .await?;
@@ -213,7 +213,7 @@ async fn agent_service_follows_leader_through_every_failover() -> TestResult {
     let third = stage.followed(second).await;
     assert_eq!(third, first);
     stage.hubs[second].1.hub.thaw()?;
-    eventually("the woken one to know", PATIENCE, async || {
+    eventually("the woken one to know", async || {
         let log = stage.hubs[second].1.hub.log()?;
         let woken = log.rsplit("this hub leads").next().unwrap_or_default();
         Ok(woken.contains("this hub is a standby").then_some(()))
@@ -257,7 +257,7 @@ spec: {containers: [{name: one, image: one}]}
     let this_label = "mesh.openkcm.io/leader only";
     // An API server reloads its policies every second.
     let probe = json!({"metadata": {"annotations": {"probe": "policy"}}});
-    eventually("the policy to count", PATIENCE, async || {
+    eventually("the policy to count", async || {
         let dry = PatchParams {
             dry_run: true,
             ..PatchParams::default()
@@ -286,9 +286,7 @@ spec: {containers: [{name: one, image: one}]}
             "pods of its own release only",
         ),
     ] {
-        let refused = as_the_hub
-            .patch(pod, &PatchParams::default(), &Patch::Merge(&patch))
-            .await;
+        let refused = as_the_hub.merge(pod, &&patch).await;
         let refused = refused.map(drop).unwrap_err().to_string();
         assert!(refused.contains(words), "{patch}: {refused}");
     }
@@ -304,16 +302,16 @@ spec: {containers: [{name: one, image: one}]}
     ];
     stage.home.kubectl(role).await?;
     stage.hubs[leader].1.hub.kill9().await?;
-    let next = eventually("the other to lead", PATIENCE, async || {
+    let next = eventually("the other to lead", async || {
         let now = stage.leader().await?;
         Ok((now != leader).then_some(now))
     })
     .await?;
-    eventually("what is missing to be said", PATIENCE, async || {
-        let log = stage.hubs[next].1.hub.log()?;
-        Ok(log.contains("the hub may not label pod").then_some(()))
-    })
-    .await?;
+    stage.hubs[next]
+        .1
+        .hub
+        .logs("the hub may not label pod")
+        .await?;
     stage.hubs[next].1.hub.ready(PATIENCE).await?;
     Ok(())
 }

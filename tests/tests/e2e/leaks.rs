@@ -348,7 +348,7 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
     desk.apply_secret("fleet-values", &quoted).await?;
     for (at_edge, member) in [(&at_one, "edge-1"), (&at_two, "edge-2")] {
         let type_ = format!("ClusterError/{member}");
-        eventually("helm's words without the secret", PATIENCE, async || {
+        eventually("helm's words without the secret", async || {
             let tenant = at_edge.tenants().get("acme").await?;
             let conditions = tenant.status.unwrap_or_default().conditions;
             let said = condition(&conditions, &type_).map(|found| found.message.as_str());
@@ -486,18 +486,16 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
         let found = places(cluster, canary).await;
         assert_eq!(found, expected, "{} on {}", canary.name(), cluster.name());
     }
-    eventually(
-        "the hub to be well at the end",
-        PATIENCE,
-        async || match hub
+    eventually("the hub to be well at the end", async || {
+        match hub
             .metrics()
             .await?
             .contains("krypton_hub_agent_certificate_expiry_timestamp_seconds{member=\"edge-1\"}")
         {
             true => Ok(Some(())),
             false => bail!("no expiry of edge-1"),
-        },
-    )
+        }
+    })
     .await?;
     Ok(())
 }

@@ -4,13 +4,13 @@ use anyhow::bail;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    Mode, Pair, Scenario, TestResult, eventually,
-    fleet::{FleetClient, PATIENCE, condition},
+    Merge as _, Mode, Pair, Scenario, TestResult, eventually,
+    fleet::{FleetClient, condition},
     in_both_modes,
     membership::replaced,
 };
 use krypton_types::names;
-use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::api::DeleteParams;
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
@@ -24,18 +24,13 @@ fn members(pair: &Pair) -> Api<EdgeCluster> {
 }
 
 async fn patched(pair: &Pair, patch: Value) {
-    let params = PatchParams::default();
-    let patch = Patch::Merge(patch);
-    members(pair)
-        .patch(pair.name(), &params, &patch)
-        .await
-        .unwrap();
+    members(pair).merge(pair.name(), &patch).await.unwrap();
 }
 
 /// Sets the deletion policy, and waits until the EdgeCluster has the finalizer.
 async fn is_to_uninstall(pair: &Pair) -> EdgeCluster {
     patched(pair, json!({"spec": {"deletionPolicy": "Uninstall"}})).await;
-    eventually("the EdgeCluster to be held", PATIENCE, async || {
+    eventually("the EdgeCluster to be held", async || {
         let object = members(pair).get(pair.name()).await?;
         let held = object.finalizers() == [names::UNINSTALL_FINALIZER];
         Ok(held.then_some(object))
@@ -50,17 +45,15 @@ async fn delete(pair: &Pair) {
 }
 
 async fn is_gone(pair: &Pair, uid: Option<String>) {
-    eventually(
-        "the EdgeCluster to be gone",
-        PATIENCE,
-        async || match members(pair).get_opt(pair.name()).await? {
+    eventually("the EdgeCluster to be gone", async || {
+        match members(pair).get_opt(pair.name()).await? {
             Some(object) if object.metadata.uid == uid => {
                 let conditions = object.status.unwrap_or_default().conditions;
                 bail!("{:?}", condition(&conditions, "Uninstalled"))
             }
             _ => Ok(Some(())),
-        },
-    )
+        }
+    })
     .await
     .unwrap();
 }
@@ -162,7 +155,7 @@ async fn crd_deletion_or_member_replacement_uninstalls_nothing() -> TestResult {
 
     let before = is_to_uninstall(&pair).await;
     replaced(pair.home(), pair.name()).await?;
-    let after = eventually("the EdgeCluster to be another", PATIENCE, async || {
+    let after = eventually("the EdgeCluster to be another", async || {
         let object = members(&pair).get(pair.name()).await?;
         let held = object.finalizers() == [names::UNINSTALL_FINALIZER];
         Ok((held && object.metadata.uid != before.metadata.uid).then_some(object))

@@ -6,10 +6,7 @@ use std::fs;
 
 use anyhow::Result;
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim};
-use krypton_tests::{
-    ChartSource, Mode, Scenario, TestResult, eventually,
-    fleet::{FleetClient, PATIENCE},
-};
+use krypton_tests::{ChartSource, Mode, Scenario, TestResult, eventually, fleet::FleetClient};
 use krypton_types::names;
 use kube::api::{ListParams, PostParams};
 use kube::{Api, ResourceExt};
@@ -77,7 +74,7 @@ async fn maps_are(desk: &FleetClient, expected: &[&str]) {
         let names: Vec<&str> = found.keys().map(String::as_str).collect();
         Ok((names == expected).then_some(()))
     };
-    eventually(&what, PATIENCE, there).await.unwrap();
+    eventually(&what, there).await.unwrap();
 }
 
 #[tokio::test]

@@ -146,7 +146,7 @@ async fn log_lines_identify_tenant_and_level_changes_live(mode: Mode) -> TestRes
         assert!(actor.debug("agent.json").await.is_err());
     }
     actor.log_by("debug", "?for=1s").await?;
-    eventually("the level of the start", PATIENCE, async || {
+    eventually("the level of the start", async || {
         let now = actor.debug("log").await?;
         Ok((now == "info\n").then_some(()))
     })

@@ -16,7 +16,8 @@ use k8s_openapi::api::{
 };
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    Cluster, ForeignCrd, Hub, HubOptions, Parts, ServedChart, TestResult, eventually,
+    Cluster, ForeignCrd, Hub, HubOptions, Merge as _, Parts, ServedChart, TestResult, eventually,
+    eventually_within,
     fleet::{
         ALL_READY, CONNECTED, Expected, FleetClient, HEALTHY, HUB_NAMESPACE, PATIENCE, RESOLVED,
         condition,
@@ -93,7 +94,7 @@ impl Fleet {
     /// installed is as it was, and nothing has failed.
     async fn suspended(&self, why: &str) -> TestResult {
         let what = format!("{EDGE} to be suspended, as it {why}");
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, async || {
             let told = self.told(SUSPENDED).await?;
             let holder = self.at_edge.holder().await?;
             if !told.contains(why) || !holder.is_empty() {
@@ -160,7 +161,7 @@ impl Fleet {
             Ok::<_, anyhow::Error>(spec.renew_time)
         };
         let before = renewed().await.unwrap();
-        eventually("the hub to renew its Lease", PATIENCE, async || {
+        eventually("the hub to renew its Lease", async || {
             Ok((renewed().await? != before).then_some(()))
         })
         .await
@@ -184,7 +185,7 @@ impl Objects {
     async fn create(&self, spec: Value) {
         let object = DynamicObject::new(EDGE, &self.resource).data(json!({ "spec": spec }));
         let params = PostParams::default();
-        eventually("the object to be taken", PATIENCE, async || {
+        eventually("the object to be taken", async || {
             Ok(Some(self.api.create(&params, &object).await?))
         })
         .await
@@ -602,11 +603,11 @@ async fn member_from_another_namespace_waits_until_accepted() -> TestResult {
     fleet.install("before").await;
 
     let members: Api<EdgeCluster> = Api::all(desk.client.clone());
-    let withdrawn = Patch::Merge(json!({"spec": {"accepted": false}}));
-    let params = PatchParams::default();
-    members.patch(EDGE, &params, &withdrawn).await?;
+    members
+        .merge(EDGE, &json!({"spec": {"accepted": false}}))
+        .await?;
     desk.member_shows(EDGE, &waits).await?;
-    eventually("the hub to let go of the Lease", PATIENCE, async || {
+    eventually("the hub to let go of the Lease", async || {
         Ok(fleet.at_edge.holder().await?.is_empty().then_some(()))
     })
     .await?;
@@ -638,7 +639,7 @@ async fn secret_elsewhere_captures_no_agents_member() -> TestResult {
     assert_eq!(fleet.seen_of_the_hub().await, [] as [String; 0]);
     // The lost agent is named no more, and nothing is written again and again.
     let members: Api<EdgeCluster> = Api::all(fleet.desk.client.clone());
-    let settled = eventually("the holder to be gone", PATIENCE, async || {
+    let settled = eventually("the holder to be gone", async || {
         let member = members.get(EDGE).await?;
         let holder = member.status.clone().and_then(|status| status.holder);
         Ok(holder.is_none().then_some(member))
@@ -655,9 +656,9 @@ async fn secret_elsewhere_captures_no_agents_member() -> TestResult {
 
     // A person may bind it.
     let source = json!({"kind": "Secret", "namespace": FLEET, "name": EDGE});
-    let bound = Patch::Merge(json!({"spec": {"sourceRef": source}}));
-    let params = PatchParams::default();
-    members.patch(EDGE, &params, &bound).await?;
+    members
+        .merge(EDGE, &json!({"spec": {"sourceRef": source}}))
+        .await?;
     fleet.desk.member_is(EDGE, Mode::Proxy).await?;
     Ok(())
 }
@@ -698,7 +699,7 @@ async fn a_thousand_secrets_are_a_thousand_members() -> TestResult {
     let took = |what: &str| println!("{what} after {:.1} s", begun.elapsed().as_secs_f64());
     // So that a busy machine ends it as well.
     let limit = Duration::from_secs(600);
-    eventually("an EdgeCluster for each", limit, async || {
+    eventually_within("an EdgeCluster for each", limit, async || {
         match members.list_metadata(&params).await?.items.len() {
             MEMBERS => Ok(Some(())),
             fewer => bail!("{fewer} of them"),
@@ -706,7 +707,7 @@ async fn a_thousand_secrets_are_a_thousand_members() -> TestResult {
     })
     .await?;
     took("1,000 EdgeClusters are there");
-    eventually("each to say that it is not reached", limit, async || {
+    eventually_within("each to say that it is not reached", limit, async || {
         let listed = members.list(&params).await?.items;
         let told = listed.into_iter().filter(|member| {
             let conditions = member.status.clone().unwrap_or_default().conditions;

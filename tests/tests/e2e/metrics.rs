@@ -497,7 +497,7 @@ async fn shows(
     labels: &[(&str, &str)],
     fits: impl Fn(f64) -> bool,
 ) {
-    eventually(&format!("{name} {labels:?}"), PATIENCE, async || {
+    eventually(&format!("{name} {labels:?}"), async || {
         let there = Exposition::of(&[scrape().await?]);
         match there.value(name, labels) {
             Some(value) if fits(value) => Ok(Some(())),

@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use krypton_tests::{
     Agent, AgentOptions, ChartRepository, ChartSource, Mode, Original, Pair, Parts, TestResult,
     by_agent, eventually,
-    fleet::{ALL_READY, FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
+    fleet::{ALL_READY, FleetClient, ValuesFile, chart_flags, values_flag},
     original::apply_crd,
 };
 use krypton_types::names;
@@ -278,7 +278,7 @@ async fn long_history_is_adopted_cheaply_and_then_pruned(mode: Mode) -> TestResu
         "{} reads of Secrets",
         upgraded - adopted
     );
-    eventually("the adopted revision to be signed", PATIENCE, async || {
+    eventually("the adopted revision to be signed", async || {
         let secrets: Api<Secret> = Api::namespaced(desk.client.clone(), "acme-ws");
         let adopted = secrets
             .get(&format!("sh.helm.release.v1.{release}.v{REVISIONS}"))

@@ -7,7 +7,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use krypton_crds::tenant::Tenant;
 use krypton_tests::{
     ChartRepository, ChartSource, Mode, Pair, Parts, Scenario, TestResult, by_agent, eventually,
-    fleet::{FleetClient, PATIENCE, chart_flags},
+    fleet::{FleetClient, chart_flags},
 };
 use kube::api::{DynamicObject, PostParams};
 use kube::core::NamespaceResourceScope;
@@ -70,7 +70,7 @@ async fn stays(desk: &FleetClient, name: &str) {
 
 async fn is_gone(desk: &FleetClient, name: &str) {
     let what = format!("namespace {name} to be gone");
-    eventually(&what, PATIENCE, async || {
+    eventually(&what, async || {
         Ok(desk.namespace(name).await?.is_none().then_some(()))
     })
     .await
@@ -151,7 +151,7 @@ async fn foreign_secret_or_tenant_does_not_stop_deletion(mode: Mode) -> TestResu
         "metadata": {"name": "unreadable"},
         "spec": {"workspace": ["a", "list"]},
     }))?;
-    eventually("the careless CRD to be served", PATIENCE, async || {
+    eventually("the careless CRD to be served", async || {
         Ok(Some(raw.create(&PostParams::default(), &unreadable).await?))
     })
     .await?;

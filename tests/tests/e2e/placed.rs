@@ -113,11 +113,9 @@ impl Scene {
     /// Waits until the member's Tenant is so.
     async fn on_edge(&self, name: &str, what: &str, is: impl Fn(&Tenant) -> bool) -> Tenant {
         let tenants = self.edge.tenants();
-        eventually(what, PATIENCE, async || {
-            match tenants.get_opt(name).await? {
-                Some(found) if is(&found) => Ok(Some(found)),
-                found => bail!("{found:?}"),
-            }
+        eventually(what, async || match tenants.get_opt(name).await? {
+            Some(found) if is(&found) => Ok(Some(found)),
+            found => bail!("{found:?}"),
         })
         .await
         .unwrap()
@@ -308,7 +306,7 @@ async fn hub_crash_and_member_removal_keep_placed_tenants(mode: Mode) -> TestRes
     // Before it has done anything about it, or in the middle.
     for (name, finalizers) in [("second", 0), ("third", 1)] {
         scene.place(TEAM, name).await;
-        eventually("the hub to have begun", PATIENCE, async || {
+        eventually("the hub to have begun", async || {
             let found = scene.home.tenants().get(name).await?;
             Ok((found.finalizers().len() >= finalizers).then_some(()))
         })
@@ -359,7 +357,7 @@ async fn hub_crash_and_member_removal_keep_placed_tenants(mode: Mode) -> TestRes
 async fn comes_back(home: &FleetClient) -> Result<()> {
     let maps: Api<ConfigMap> = Api::namespaced(home.client.clone(), HUB_NAMESPACE);
     home.label_member(EDGE, false).await?;
-    eventually("its dismissal to be forgotten", PATIENCE, async || {
+    eventually("its dismissal to be forgotten", async || {
         let register = maps.get(MEMBERS_CONFIG_MAP).await?.data.unwrap_or_default();
         let named = register.values().any(|text| text.contains(EDGE));
         Ok((!named).then_some(()))
@@ -432,7 +430,7 @@ async fn restarted_hub_rewrites_no_placed_tenants() -> TestResult {
         has("Placed", "Placed") && has("Ready", "ClustersNotReady")
     };
     let all_are_placed = async || {
-        eventually("all to be placed", PATIENCE, async || {
+        eventually("all to be placed", async || {
             let all = desk.tenants().list(&ListParams::default()).await?;
             let placed = all.iter().filter(|tenant| refused(tenant)).count();
             ensure!(placed == members_of_all * each, "{placed} are");
@@ -458,20 +456,16 @@ async fn restarted_hub_rewrites_no_placed_tenants() -> TestResult {
         let epoch = map.data.unwrap_or_default()["epoch"].parse::<i64>()?;
         Ok::<_, anyhow::Error>(epoch)
     };
-    eventually(
-        "all members to act on what it wants",
-        PATIENCE,
-        async || {
-            let epoch = epoch().await?;
-            for member in members.list(&ListParams::default()).await? {
-                let name = member.name_any();
-                let status = serde_json::to_value(member.status)?;
-                let applied = status["applied"]["epoch"].as_i64();
-                ensure!(applied == Some(epoch), "{name}: {status}");
-            }
-            Ok(Some(()))
-        },
-    )
+    eventually("all members to act on what it wants", async || {
+        let epoch = epoch().await?;
+        for member in members.list(&ListParams::default()).await? {
+            let name = member.name_any();
+            let status = serde_json::to_value(member.status)?;
+            let applied = status["applied"]["epoch"].as_i64();
+            ensure!(applied == Some(epoch), "{name}: {status}");
+        }
+        Ok(Some(()))
+    })
     .await?;
     // The last that there was is one more to be done by each: by then all before has been looked at.
     for number in 0..members_of_all {

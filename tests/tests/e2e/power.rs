@@ -5,7 +5,7 @@ use anyhow::{Result, bail, ensure};
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod};
 use krypton_tests::{
     Gate, Mode, Pair, Parts, Scenario, ServedChart, TestResult, by_agent, eventually,
-    fleet::{ALL_READY, FleetClient, PATIENCE, condition, helm_ends},
+    fleet::{ALL_READY, FleetClient, condition, helm_ends},
     gate,
 };
 use kube::{Api, ResourceExt, api::ListParams};
@@ -68,7 +68,7 @@ impl Scene {
         self.desk.ready(name).await?;
         let release = self.pair.release(name);
         let what = format!("one deployed revision of {release}");
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, async || {
             let revisions = self.desk.revisions(name, &release).await?;
             let deployed = revisions.iter().filter(|(_, status)| status == "deployed");
             ensure!(deployed.count() == 1, "{revisions:?}");
@@ -98,7 +98,7 @@ impl Scene {
     async fn pass_all(&self, name: &str, event: &str) {
         let pods: Api<Pod> = Api::namespaced(self.desk.client.clone(), name);
         let what = format!("{name} to get past {event}");
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, async || {
             for pod in pods.list(&ListParams::default()).await? {
                 let status = pod.status.clone().unwrap_or_default();
                 let ended = status.phase.as_deref() == Some("Succeeded");
@@ -145,7 +145,7 @@ async fn member_power_loss_during_helm_run_is_repaired() -> TestResult {
     scene.write(&json!({"message": "second"}));
     scene.at("acme", "pre-upgrade", None).await;
     scene.lose_power().await;
-    let serving = eventually("the apiserver to answer", PATIENCE, async || {
+    let serving = eventually("the apiserver to answer", async || {
         scene.serves("acme").await.map(Some)
     });
     assert_eq!(serving.await?.uid(), before.uid());

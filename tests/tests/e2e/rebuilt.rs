@@ -6,13 +6,12 @@ use std::fs;
 use k8s_openapi::api::core::v1::Namespace;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    Agent, AgentOptions, Cluster, Hub, HubOptions, Membership, Mode, Parts, ServedChart,
-    TestResult, bundle,
+    Agent, AgentOptions, Cluster, Hub, HubOptions, Membership, Merge as _, Mode, Parts,
+    ServedChart, TestResult, bundle,
     fleet::{CONNECTED, FleetClient, HEALTHY, PATIENCE},
     in_both_modes,
     membership::replaced,
 };
-use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use serde_json::json;
 use tempfile::TempDir;
@@ -45,13 +44,11 @@ async fn rebuilt_cluster_is_untouched_until_edge_cluster_replaced(mode: Mode) ->
     assert_eq!(recorded, Some(cluster_uid(&former).await));
     // What a person has said of the member.
     let members: Api<EdgeCluster> = Api::all(home.client());
-    let wishes = Patch::Merge(json!({
+    let wishes = json!({
         "metadata": {"labels": {"team": "a"}},
         "spec": {"allowedNamespaces": ["default"]},
-    }));
-    members
-        .patch("edge-1", &PatchParams::default(), &wishes)
-        .await?;
+    });
+    members.merge("edge-1", &wishes).await?;
 
     // The cluster is built anew. What led to the former one leads to this one now.
     let folder = TempDir::with_prefix("krypton-rebuilt-")?;
@@ -120,7 +117,7 @@ async fn rebuilt_cluster_is_untouched_until_edge_cluster_replaced(mode: Mode) ->
     if let Some(mut agent) = agent {
         member.start_again(&former)?;
         let old = member.agent().unwrap();
-        krypton_tests::eventually("the former agent to be refused", PATIENCE, async || {
+        krypton_tests::eventually("the former agent to be refused", async || {
             let log = old.log()?;
             if log.contains("of a former EdgeCluster edge-1") {
                 return Ok(Some(()));

@@ -5,7 +5,7 @@ use std::fs;
 use anyhow::{Result, bail};
 use krypton_tests::{
     ChartSource, Mode, Pair, Parts, Scenario, ServedChart, TestResult, eventually,
-    fleet::{FleetClient, PATIENCE, condition},
+    fleet::{FleetClient, condition},
 };
 use krypton_types::names;
 use serde_json::json;
@@ -42,7 +42,7 @@ spec:
 /// Waits until a condition of Tenant acme has this reason and a message that contains this text.
 async fn says(desk: &FleetClient, kind: &str, reason: &str, words: &str) -> Result<()> {
     let what = format!("{kind} to be {reason} with {words:?}");
-    eventually(&what, PATIENCE, async || {
+    eventually(&what, async || {
         let tenant = desk.tenants().get("acme").await?;
         let conditions = tenant.status.unwrap_or_default().conditions;
         match condition(&conditions, kind) {
@@ -71,7 +71,7 @@ async fn refused_request_sets_condition_and_retries_on_demand() -> TestResult {
         "--type=merge",
         "--dry-run=server",
     ];
-    eventually("the policy to be in force", PATIENCE, async || {
+    eventually("the policy to be in force", async || {
         let allowed = cluster.kubectl(probe.into_iter().chain(["--patch", patch]));
         Ok(allowed.await.is_err().then_some(()))
     })

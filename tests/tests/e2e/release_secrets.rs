@@ -6,13 +6,13 @@ use k8s_openapi::{
     api::core::v1::{ConfigMap, Secret},
 };
 use krypton_tests::{
-    Mode, Scenario, TestResult, eventually,
-    fleet::{FleetClient, PATIENCE, condition},
+    Merge as _, Mode, Scenario, TestResult, eventually,
+    fleet::{FleetClient, condition},
 };
 use krypton_types::names;
 use kube::{
     Api, ResourceExt,
-    api::{DeleteParams, ListParams, Patch, PatchParams},
+    api::{DeleteParams, ListParams},
 };
 use serde_json::json;
 
@@ -27,10 +27,11 @@ fn name(release: &str, revision: u32) -> String {
 async fn damage(desk: &FleetClient, release: &str, revision: u32) -> Result<()> {
     // Base64 of nothing that was ever compressed.
     let data = ByteString(b"H4sIAAAAAAAA/2RhbWFnZWQ=".to_vec());
-    let patch = Patch::Merge(json!({"data": {"release": data}}));
-    let params = PatchParams::default();
     secrets(desk)
-        .patch(&name(release, revision), &params, &patch)
+        .merge(
+            &name(release, revision),
+            &json!({"data": {"release": data}}),
+        )
         .await?;
     Ok(())
 }
@@ -61,7 +62,7 @@ async fn deleted_or_damaged_release_secrets_are_repaired() -> TestResult {
     let params = DeleteParams::default();
     let before = api.get(&name(&release, 1)).await?.uid();
     api.delete(&name(&release, 1), &params).await?;
-    eventually("revision 1 to be another", PATIENCE, async || {
+    eventually("revision 1 to be another", async || {
         let now = api.get(&name(&release, 1)).await?;
         Ok((now.uid() != before).then_some(()))
     })
@@ -81,7 +82,7 @@ async fn deleted_or_damaged_release_secrets_are_repaired() -> TestResult {
     // The newest: only superseded ones are left.
     let before = api.get(&name(&release, 4)).await?.uid();
     api.delete(&name(&release, 4), &params).await?;
-    eventually("revision 4 to be another", PATIENCE, async || {
+    eventually("revision 4 to be another", async || {
         let now = api.get(&name(&release, 4)).await?;
         Ok((now.uid() != before).then_some(()))
     })
@@ -91,7 +92,7 @@ async fn deleted_or_damaged_release_secrets_are_repaired() -> TestResult {
     // Damaged, while nothing else is to be done: helm passes over it and would stumble on its name.
     damage(&desk, &release, 4).await?;
     desk.told("acme", "ReleaseUnreadable").await?;
-    eventually("one deployed release", PATIENCE, async || {
+    eventually("one deployed release", async || {
         let revisions = desk.revisions("acme", &release).await?;
         match revisions.last() {
             Some((4.., status)) if status == "deployed" => Ok(Some(())),

@@ -203,7 +203,7 @@ async fn killed_helm_is_repaired_by_next_pass() -> TestResult {
     gate::pass(&desk, "acme", "pre-upgrade", None).await?;
     gate::pass(&desk, "acme", "post-upgrade", Some(&hook)).await?;
     desk.ready("acme").await?;
-    eventually("nothing to be left over", PATIENCE, async || {
+    eventually("nothing to be left over", async || {
         whole(&desk, "acme", &release).await.map(Some)
     })
     .await
@@ -297,7 +297,6 @@ async fn dead_manual_helm_run_is_repaired_without_uninstall() -> TestResult {
         desk.ready(name).await?;
         eventually(
             "hooks that were cut short to be all that is left",
-            PATIENCE,
             async || {
                 let pods: Api<Pod> = Api::namespaced(desk.client.clone(), name);
                 for pod in pods.list(&ListParams::default()).await? {

@@ -4,15 +4,11 @@ use anyhow::{Context, Result, bail};
 use k8s_openapi::api::core::v1::Pod;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    Gate, Mode, Pair, Scenario, ServedChart, TestResult, eventually,
-    fleet::{FleetClient, PATIENCE},
-    gate,
+    Gate, Merge as _, Mode, Pair, Scenario, ServedChart, TestResult, eventually,
+    fleet::FleetClient, gate,
 };
 use krypton_types::names;
-use kube::{
-    Api,
-    api::{Patch, PatchParams},
-};
+use kube::Api;
 use serde_json::json;
 
 const FIRST: &str = "{message: first}";
@@ -61,7 +57,7 @@ impl Stage {
         let series = format!("krypton_hub_helm_waiting{{urgency=\"{urgency}\"}} ");
         let line = format!("{series}{count}");
         let hub = self.pair.hub()?;
-        eventually(&line, PATIENCE, async || {
+        eventually(&line, async || {
             let metrics = hub.metrics().await?;
             let found = metrics.lines().find(|found| found.starts_with(&series));
             match found {
@@ -97,10 +93,8 @@ impl Stage {
 
     async fn pause(&self, paused: bool) {
         let members: Api<EdgeCluster> = Api::all(self.desk.client.clone());
-        let patch = Patch::Merge(json!({"spec": {"paused": paused}}));
-        let params = PatchParams::default();
         members
-            .patch(self.pair.name(), &params, &patch)
+            .merge(self.pair.name(), &json!({"spec": {"paused": paused}}))
             .await
             .unwrap();
     }

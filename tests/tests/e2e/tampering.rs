@@ -12,8 +12,7 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use krypton_helm::releases::record::RECORD_LABEL;
 use krypton_tests::{
-    Mode, Pair, Scenario, ServedChart, TestResult, by_agent, eventually,
-    fleet::{FleetClient, PATIENCE},
+    Mode, Pair, Scenario, ServedChart, TestResult, by_agent, eventually, fleet::FleetClient,
     kubectl_krypton,
 };
 use kube::{
@@ -78,7 +77,7 @@ impl Attack {
     async fn tamper(&self, revision: u32, change: impl Fn(&mut Value)) {
         let secrets = self.secrets("acme");
         let name = self.secret_name(revision);
-        eventually("the release Secret to be changed", PATIENCE, async || {
+        eventually("the release Secret to be changed", async || {
             let mut secret = secrets.get(&name).await?;
             rewrite(&mut secret, &change)?;
             let params = PostParams::default();
@@ -173,7 +172,7 @@ async fn tampered_release_is_not_healed_from(mode: Mode) -> TestResult {
         let name = attack.pair.release("beta");
         let service = ["delete", "configmap", &name, "--namespace=beta"];
         attack.pair.cluster().kubectl(service).await?;
-        eventually("beta to be healed", PATIENCE, async || {
+        eventually("beta to be healed", async || {
             let words = ["get", "configmap", &name, "--namespace=beta"];
             Ok(Some(attack.pair.cluster().kubectl(words).await?))
         })

@@ -58,7 +58,7 @@ async fn tenant_work_is_traced_without_blocking_on_collector(mode: Mode) -> Test
     };
     let work = |name: &'static str, attribute: &'static str, value: &'static str| {
         let collector = &collector;
-        eventually(value, PATIENCE, async move || {
+        eventually(value, async move || {
             let spans = collector.spans();
             let found = spans.into_iter().find(|span| {
                 span.service == program && span.name == name && span.of(attribute) == value
@@ -112,7 +112,7 @@ async fn tenant_work_is_traced_without_blocking_on_collector(mode: Mode) -> Test
     };
     let says = async |actor: &Daemon, line: &'static str| {
         let said = async || Ok(actor.log()?.contains(line).then_some(()));
-        eventually(line, PATIENCE, said).await.unwrap();
+        eventually(line, said).await.unwrap();
     };
     says(actor, AWAY).await;
     collector.serve().await?;

@@ -4,7 +4,7 @@ use anyhow::{Result, bail, ensure};
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Fault, Hub, HubOptions, Membership, Mode, Pair, Parts,
     TestResult, by_agent, eventually,
-    fleet::{ALL_READY, FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
+    fleet::{ALL_READY, FleetClient, ValuesFile, chart_flags, values_flag},
 };
 use serde_json::json;
 
@@ -87,7 +87,7 @@ async fn upgrades_reach_all_members_and_failure_keeps_release(mode: Mode) -> Tes
     let applied = format!("{}/small:1.1.0", repository.url());
     for (_, desk, release) in places {
         desk.newest_is("acme", release, 3, "deployed").await?;
-        eventually("the new version in the status", PATIENCE, async || {
+        eventually("the new version in the status", async || {
             let tenant = desk.tenants().get("acme").await?;
             let found = tenant.status.unwrap_or_default().last_applied_chart;
             Ok((found.as_ref() == Some(&applied)).then_some(()))
@@ -177,7 +177,7 @@ async fn unavailable_chart_is_reported_without_touching_releases(mode: Mode) -> 
     // With chart skipping allowed, the phase isn't an error, but the condition still reports the cause.
     pair.variables(&[("ALLOW_CHART_SKIP", "true")]);
     pair.open(flags("9.9.9")).await?;
-    eventually("phases that leave it out", PATIENCE, async || {
+    eventually("phases that leave it out", async || {
         let refused = [(error.as_str(), "True", "VersionNotFound")];
         for (name, phase) in [("old", "Ready"), ("new", "Pending")] {
             let tenant = desk.shows(name, &refused).await?;
@@ -201,7 +201,7 @@ async fn unavailable_chart_is_reported_without_touching_releases(mode: Mode) -> 
     ];
     for (fault, words) in faults {
         repository.set_fault(fault);
-        eventually(&format!("{fault:?} to be told"), PATIENCE, async || {
+        eventually(&format!("{fault:?} to be told"), async || {
             let new = desk.shows("new", &[not_loaded]).await?;
             let message = new
                 .status

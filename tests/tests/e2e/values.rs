@@ -5,17 +5,14 @@ use anyhow::{Result, bail};
 use k8s_openapi::api::core::v1::Secret;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    Cluster, Hub, HubOptions, Membership, Mode, Parts, ServedChart, TestResult, Tools, by_agent,
-    eventually,
+    Cluster, Hub, HubOptions, Membership, Merge as _, Mode, Parts, ServedChart, TestResult, Tools,
+    by_agent, eventually,
     fleet::{FleetClient, PATIENCE},
     home_and_edge,
     process::Invocation,
 };
 use krypton_types::values::lay_over;
-use kube::{
-    Api,
-    api::{DeleteParams, Patch, PatchParams},
-};
+use kube::{Api, api::DeleteParams};
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
@@ -81,15 +78,13 @@ fn config_map(name: &str, key: &str, values: &str) -> String {
 
 async fn patch_member(home: &FleetClient, spec: Value) {
     let members: Api<EdgeCluster> = Api::all(home.client.clone());
-    let patch = Patch::Merge(json!({"spec": spec}));
-    let params = PatchParams::default();
-    members.patch(EDGE, &params, &patch).await.unwrap();
+    members.merge(EDGE, &json!({"spec": spec})).await.unwrap();
 }
 
 /// Nobody says anything of the values of this member any more.
 async fn says_nothing_of_values(home: &FleetClient, member: &str) {
     let members: Api<EdgeCluster> = Api::all(home.client.clone());
-    eventually("nothing to be said of values", PATIENCE, async || {
+    eventually("nothing to be said of values", async || {
         let conditions = members.get(member).await?.status.unwrap_or_default();
         match conditions
             .conditions
@@ -182,11 +177,7 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> Test
     for at in [&desk, &at_edge] {
         at.annotate("acme", "example.org/touched", "true").await?;
     }
-    eventually("the hub to know what is missing", PATIENCE, async || {
-        let log = hub.log()?;
-        Ok(log.contains("members stay as they are").then_some(()))
-    })
-    .await?;
+    hub.logs("members stay as they are").await?;
     assert_eq!(releases().await, before);
     put_secret(&desk, "message: secret-four").await;
     on_home.says("acme", 4, "secret-four").await;
@@ -223,10 +214,10 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> Test
     assert_eq!(revisions.last().unwrap().1, "deployed");
     let newest = revisions.last().unwrap().0;
     beta.says("beta", newest, "beta's").await;
-    let none = Patch::Merge(json!({"spec": {"values": null}}));
-    let params = PatchParams::default();
     let tenants = at_edge.tenants();
-    tenants.patch("beta", &params, &none).await?;
+    tenants
+        .merge("beta", &json!({"spec": {"values": null}}))
+        .await?;
     beta.says("beta", newest + 1, "secret-five").await;
     at_edge.ready("beta").await?;
     if let Some(agent) = member.agent() {

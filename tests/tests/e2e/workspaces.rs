@@ -6,13 +6,10 @@ use anyhow::ensure;
 use k8s_openapi::api::core::v1::Namespace;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    ChartRepository, ChartSource, Mode, Pair, Parts, TestResult, by_agent, eventually,
-    fleet::{FleetClient, PATIENCE, chart_flags},
+    ChartRepository, ChartSource, Merge as _, Mode, Pair, Parts, TestResult, by_agent, eventually,
+    fleet::{FleetClient, chart_flags},
 };
-use kube::{
-    Api, ResourceExt,
-    api::{Patch, PatchParams},
-};
+use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
 const EDGE: &str = "edge-1";
@@ -25,15 +22,20 @@ by_agent!(workspace_metadata_follows_fleet_and_member_configuration);
 
 async fn patch_namespace(desk: &FleetClient, name: &str, metadata: Value) {
     let namespaces: Api<Namespace> = Api::all(desk.client.clone());
-    let patch = Patch::Merge(json!({"metadata": metadata}));
-    let params = PatchParams::default();
-    namespaces.patch(name, &params, &patch).await.unwrap();
+    namespaces
+        .merge(name, &json!({"metadata": metadata}))
+        .await
+        .unwrap();
 }
 
 async fn configure_member(home: &FleetClient, configuration: Value) -> kube::Result<EdgeCluster> {
     let members: Api<EdgeCluster> = Api::all(home.client.clone());
-    let patch = Patch::Merge(json!({"spec": {"namespaceConfiguration": configuration}}));
-    members.patch(EDGE, &PatchParams::default(), &patch).await
+    members
+        .merge(
+            EDGE,
+            &json!({"spec": {"namespaceConfiguration": configuration}}),
+        )
+        .await
 }
 
 type Words = BTreeMap<String, String>;
@@ -62,7 +64,7 @@ async fn has(
 ) {
     let wanted = (words(labels), words(annotations));
     let what = format!("namespace {name} to have {wanted:?}");
-    eventually(&what, PATIENCE, async || {
+    eventually(&what, async || {
         let namespace = desk.namespace(name).await?.unwrap_or_default();
         let found = configured(&namespace);
         ensure!(found == wanted, "{found:?}");
@@ -152,7 +154,7 @@ async fn workspace_metadata_follows_fleet_and_member_configuration(mode: Mode) -
         &[note, my],
     )
     .await;
-    eventually("nothing to be said of it", PATIENCE, async || {
+    eventually("nothing to be said of it", async || {
         let shown = home.member_shows(EDGE, &[]).await?;
         let said = serde_json::to_string(&shown.status)?;
         ensure!(!said.contains("ValuesResolved"), "{said}");

@@ -6,7 +6,7 @@ use krypton_kubectl::join_token;
 use krypton_proto::v1::{EnrollRequest, EnrollResponse};
 use krypton_runtime::clock::wall as now;
 use krypton_runtime::tls;
-use krypton_tests::fleet::{HUB_NAMESPACE, PATIENCE};
+use krypton_tests::fleet::HUB_NAMESPACE;
 use krypton_tests::{Cluster, Parts, TestResult, bundle, eventually};
 use krypton_types::join_bundle::JoinBundle;
 use krypton_types::join_token::LONGEST_LIFE;
@@ -98,7 +98,7 @@ async fn old_bundle_grants_no_certificate() -> TestResult {
     };
     assert_eq!(names().await, ["edge-1"]);
     // The same holds after an operator has invited its successor.
-    eventually("a later bundle to be good", PATIENCE, async || {
+    eventually("a later bundle to be good", async || {
         let invited = read("edge-9").await;
         let enrolled = enrol(&invited, &invited.token, &theirs, HERE).await;
         Ok(Some(enrolled?))

@@ -10,17 +10,16 @@ use krypton_proto::v1::{
     hub_message::Kind as Say,
 };
 use krypton_runtime::clock::wall as now;
-use krypton_tests::fleet::{FleetClient, PATIENCE, SYSTEM_NAMESPACE};
+use krypton_tests::fleet::{FleetClient, SYSTEM_NAMESPACE};
 use krypton_tests::{
-    Cluster, Hub, HubOptions, Membership, Mode, Parts, ServedChart, TestResult, eventually,
-    kubectl_krypton,
+    Cluster, Hub, HubOptions, Membership, Merge as _, Mode, Parts, ServedChart, TestResult,
+    eventually, kubectl_krypton,
 };
 use krypton_types::conditions::{ClusterState, State, Truth};
 use krypton_types::member::MemberReport;
 use krypton_types::spiffe::SpiffeId;
 use krypton_types::tenant::{TenantKey, TenantReport};
 use kube::Api;
-use kube::api::{Patch, PatchParams};
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -221,9 +220,13 @@ impl Fleet {
 async fn stolen_agent_credential_reaches_no_other_member() -> TestResult {
     let mut fleet = Box::pin(Fleet::start()).await?;
     let desk = fleet.desk.clone();
-    let own = Patch::Merge(json!({"spec": {"values": {"message": SECRET_VALUE}}}));
-    let params = PatchParams::default();
-    fleet.all().patch("edge-2", &params, &own).await?;
+    fleet
+        .all()
+        .merge(
+            "edge-2",
+            &json!({"spec": {"values": {"message": SECRET_VALUE}}}),
+        )
+        .await?;
     let aimed = json!({"clusterRef": {"secretName": "edge-2"}});
     desk.create("acme", aimed).await?;
     let at_edge = FleetClient::at(&fleet.edges[1]);
@@ -238,7 +241,7 @@ async fn stolen_agent_credential_reaches_no_other_member() -> TestResult {
         "spec": {"account": {"name": "acme"}, "region": {"name": "edge-2"}},
     });
     fleet.home.apply(&paris.to_string()).await?;
-    eventually("paris to be deployed", PATIENCE, async || {
+    eventually("paris to be deployed", async || {
         Ok((fleet.deployment(".status.phase").await == "Ready").then_some(()))
     })
     .await?;
@@ -308,7 +311,7 @@ async fn stolen_agent_credential_reaches_no_other_member() -> TestResult {
     hub_lives_on(&fleet.home).await;
     assert_eq!(fleet.deployment(".metadata.uid").await, uid);
     fleet.members[1].start_again(&fleet.edges[1])?;
-    eventually("paris to be gone", PATIENCE, async || {
+    eventually("paris to be gone", async || {
         Ok(fleet
             .deployment(".metadata.uid")
             .await

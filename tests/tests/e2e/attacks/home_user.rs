@@ -4,10 +4,12 @@ use k8s_openapi::api::core::v1::Secret;
 use krypton_crds::edge_cluster::{EdgeCluster, SourceRef};
 use krypton_crds::krypton_deployment::KryptonDeployment;
 use krypton_crds::tenant::Tenant;
-use krypton_tests::fleet::{FleetClient, PATIENCE, condition};
-use krypton_tests::{Cluster, Hub, HubOptions, Parts, ServedChart, TestResult, eventually};
+use krypton_tests::fleet::{FleetClient, condition};
+use krypton_tests::{
+    Cluster, Hub, HubOptions, Merge as _, Parts, ServedChart, TestResult, eventually,
+};
 use krypton_types::names;
-use kube::api::{Patch, PatchParams, PostParams};
+use kube::api::PostParams;
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
@@ -50,17 +52,15 @@ async fn reason(mallory: &Client, name: &str, region: Value) -> TestResult<Strin
     let object = KryptonDeployment::new(name, serde_json::from_value(spec)?);
     let all: Api<KryptonDeployment> = Api::namespaced(mallory.clone(), TEAM);
     all.create(&PostParams::default(), &object).await?;
-    Ok(
-        eventually(&format!("{name} to be refused"), PATIENCE, async || {
-            let status = all.get(name).await?.status.unwrap_or_default();
-            let found = condition(&status.conditions, "TargetClusterResolved");
-            match found.filter(|found| found.status == "False") {
-                Some(found) => Ok(Some(found.reason.clone())),
-                None => anyhow::bail!("{:?}", status.conditions),
-            }
-        })
-        .await?,
-    )
+    Ok(eventually(&format!("{name} to be refused"), async || {
+        let status = all.get(name).await?.status.unwrap_or_default();
+        let found = condition(&status.conditions, "TargetClusterResolved");
+        match found.filter(|found| found.status == "False") {
+            Some(found) => Ok(Some(found.reason.clone())),
+            None => anyhow::bail!("{:?}", status.conditions),
+        }
+    })
+    .await?)
 }
 
 #[tokio::test]
@@ -84,11 +84,11 @@ async fn user_of_one_home_namespace_gets_no_member() -> TestResult {
     desk.add_member("edge-1", &kubeconfig).await?;
     let members: Api<EdgeCluster> = Api::all(home.client());
     let source = async |name: &str| members.get(name).await.unwrap().spec.source_ref;
-    let params = PatchParams::default();
     for name in ["edge-1", "self-cluster"] {
         desk.member_shows(name, &[CONNECTED]).await?;
-        let own = Patch::Merge(json!({"spec": {"allowedNamespaces": ["default"]}}));
-        members.patch(name, &params, &own).await?;
+        members
+            .merge(name, &json!({"spec": {"allowedNamespaces": ["default"]}}))
+            .await?;
     }
     let uid = async |name: &str| members.get(name).await.unwrap().status.unwrap().cluster_uid;
     let before = [uid("edge-1").await, uid("self-cluster").await];
@@ -127,8 +127,7 @@ async fn user_of_one_home_namespace_gets_no_member() -> TestResult {
         ("mallory", json!({"accepted": true})),
         ("edge-1", json!({"sourceRef": of_mine})),
     ] {
-        let patch = Patch::Merge(json!({ "spec": spec }));
-        let answer = theirs.patch(name, &params, &patch).await;
+        let answer = theirs.merge(name, &json!({ "spec": spec })).await;
         assert!(is_forbidden(&answer), "{answer:?}");
     }
 

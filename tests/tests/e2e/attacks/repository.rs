@@ -9,7 +9,7 @@ use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse as _, Response};
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use krypton_tests::fleet::{PATIENCE, ValuesFile, values_flag};
+use krypton_tests::fleet::{ValuesFile, values_flag};
 use krypton_tests::{ChartRepository, ChartSource, Mode, Pair, Parts, TestResult, eventually};
 use krypton_types::fingerprint::sha256_hex;
 use tokio::net::TcpListener;
@@ -152,7 +152,7 @@ async fn hostile_repository_reaches_nothing() -> TestResult {
         let refused = (error.as_str(), "True", "ChartNotLoaded");
         desk.within(acme.0).shows(acme.1, &[refused]).await?;
         let hub = pair.hub()?;
-        eventually(&format!("{version} to be refused"), PATIENCE, async || {
+        eventually(&format!("{version} to be refused"), async || {
             let log = hub.log()?;
             match log.contains(words) {
                 true => Ok(Some(())),

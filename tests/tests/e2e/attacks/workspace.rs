@@ -6,7 +6,7 @@ use k8s_openapi::api::authorization::v1::{
 use k8s_openapi::api::core::v1::{Namespace, Secret};
 use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, RoleBinding};
 use krypton_crds::tenant::Tenant;
-use krypton_tests::fleet::{FleetClient, HUB_NAMESPACE, PATIENCE, SYSTEM_NAMESPACE};
+use krypton_tests::fleet::{FleetClient, HUB_NAMESPACE, SYSTEM_NAMESPACE};
 use krypton_tests::{Mode, Pair, Scenario, TestResult, by_agent, eventually};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt};
@@ -81,7 +81,7 @@ impl Editor {
 
     pub(crate) async fn tamper(&self) {
         let name = self.stored().await.pop().unwrap().name_any();
-        eventually("the release Secret to be changed", PATIENCE, async || {
+        eventually("the release Secret to be changed", async || {
             let mut secret = self.secrets.get(&name).await?;
             rewrite(&mut secret, &take_over)?;
             let params = PostParams::default();
@@ -400,7 +400,7 @@ async fn announced_uninstall_gives_no_cluster_rights() -> TestResult {
     let (first, newest) = (first.name_any(), newest.name_any());
 
     desk.delete(WORKSPACE).await?;
-    eventually("the first revision to be gone", PATIENCE, async || {
+    eventually("the first revision to be gone", async || {
         Ok(editor
             .secrets
             .get_opt(&first)

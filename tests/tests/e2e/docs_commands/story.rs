@@ -175,7 +175,7 @@ impl Story {
                     let mut hub = HubPod::start_as(cluster, &name, before.as_ref(), &[]).await?;
                     hub.hub.ready(PATIENCE).await?;
                     // The lead publishes it a moment after it is ready, and `join` reads it.
-                    eventually("the hub to admit agents", PATIENCE, async || {
+                    eventually("the hub to admit agents", async || {
                         Ok(join_info::read(cluster.client(), chart.namespace()).await?)
                     })
                     .await?;
@@ -222,7 +222,7 @@ async fn pod(cluster: &Cluster, chart: OwnChart) -> Result<Option<PodName>> {
     let deployments: Api<Deployment> = Api::namespaced(cluster.client(), namespace);
     let pods: Api<Pod> = Api::namespaced(cluster.client(), namespace);
     let of = ListParams::default().labels(&format!("app.kubernetes.io/name={name}"));
-    eventually(&format!("the pods of {name}"), PATIENCE, async || {
+    eventually(&format!("the pods of {name}"), async || {
         let wanted = match deployments.get_opt(name).await? {
             None => 0,
             Some(found) => {

@@ -6,14 +6,14 @@ use anyhow::{Result, bail};
 use k8s_openapi::api::core::v1::{Event, Namespace};
 use krypton_crds::krypton_deployment::{KryptonDeployment, KryptonDeploymentStatus};
 use krypton_tests::{
-    Agent, AgentOptions, Cluster, Hub, HubOptions, Membership, Mode, Parts, ServedChart,
-    TestResult, eventually,
+    Agent, AgentOptions, Cluster, Hub, HubOptions, Membership, Merge as _, Mode, Parts,
+    ServedChart, TestResult, eventually,
     fleet::{FleetClient, HUB_NAMESPACE, PATIENCE, condition},
     no_tenants::refuse_tenants,
 };
 use kube::{
     Api,
-    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+    api::{DeleteParams, ListParams, PostParams},
 };
 use serde_json::{Value, json};
 
@@ -185,7 +185,7 @@ impl Regions {
         let spec = json!({"account": {"name": "acme"}, "region": region});
         let object = KryptonDeployment::new(name, serde_json::from_value(spec).unwrap());
         let what = format!("KryptonDeployment {name} to be admitted");
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, async || {
             let params = PostParams::default();
             Ok(Some(self.all(namespace).create(&params, &object).await?))
         })
@@ -194,11 +194,8 @@ impl Regions {
     }
 
     pub(crate) async fn patch(&self, namespace: &str, name: &str, patch: Value) {
-        let params = PatchParams::default();
         let api = self.all(namespace);
-        api.patch(name, &params, &Patch::Merge(patch))
-            .await
-            .unwrap();
+        api.merge(name, &patch).await.unwrap();
     }
 
     pub(crate) async fn delete(&self, namespace: &str, name: &str) {
@@ -214,7 +211,7 @@ impl Regions {
     ) -> KryptonDeployment {
         let what = format!("{namespace}/{name} to say {what}");
         let api = self.all(namespace);
-        let asked = eventually(&what, PATIENCE, async || {
+        let asked = eventually(&what, async || {
             let object = api.get(name).await?;
             let status = object.status.clone().unwrap_or_default();
             let now = status.observed_generation == object.metadata.generation;
@@ -246,7 +243,7 @@ impl Regions {
     pub(crate) async fn gone(&self, namespace: &str, name: &str) {
         let api = self.all(namespace);
         let what = format!("{namespace}/{name} to be gone");
-        let asked = eventually(&what, PATIENCE, async || match api.get_opt(name).await? {
+        let asked = eventually(&what, async || match api.get_opt(name).await? {
             None => Ok(Some(())),
             Some(object) => bail!("{:?} {:?}", object.metadata, object.status),
         });
@@ -258,7 +255,7 @@ impl Regions {
         let params = ListParams::default().fields(&format!(
             "involvedObject.kind=KryptonDeployment,involvedObject.name={name}"
         ));
-        let asked = eventually("the events", PATIENCE, async || {
+        let asked = eventually("the events", async || {
             let all = events.list(&params).await?.items;
             let told: Vec<String> = all.into_iter().filter_map(|event| event.reason).collect();
             let missing = reasons
@@ -287,7 +284,7 @@ fn options_of<'a>(home: &'a Cluster, options: &[String]) -> HubOptions<'a> {
 
 pub(crate) async fn namespace_goes(desk: &FleetClient, name: &str) {
     let what = format!("namespace {name} to be gone");
-    let asked = eventually(&what, PATIENCE, async || {
+    let asked = eventually(&what, async || {
         Ok(desk.namespace(name).await?.is_none().then_some(()))
     });
     asked.await.unwrap();

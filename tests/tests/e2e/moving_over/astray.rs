@@ -8,13 +8,13 @@ use k8s_openapi::api::{
     rbac::v1::ClusterRole,
 };
 use krypton_tests::{
-    Mode, Pair, Parts, TestResult, by_agent, eventually,
-    fleet::{FleetClient, PATIENCE, ValuesFile},
+    Merge as _, Mode, Pair, Parts, TestResult, by_agent, eventually,
+    fleet::{FleetClient, ValuesFile},
     original::apply_crd,
 };
 use kube::{
     Api, ResourceExt,
-    api::{ListParams, Patch, PatchParams, PostParams},
+    api::{ListParams, PostParams},
 };
 use serde_json::{Value, json};
 
@@ -58,7 +58,7 @@ async fn is_left(desk: &FleetClient, release: &str, parts: &[&str]) {
         .collect();
     expected.sort();
     let what = format!("{expected:?} to be all that is left in default");
-    eventually(&what, PATIENCE, async || {
+    eventually(&what, async || {
         let mut found = in_default(desk, release).await?;
         found.sort();
         if found != expected {
@@ -77,8 +77,7 @@ async fn bystanders(desk: &FleetClient, release: &str, workspace: &str) -> TestR
     let theirs =
         json!({"metadata": {"annotations": {"meta.helm.sh/release-name": "somebody-elses"}}});
     let name = format!("{release}-theirs");
-    let params = PatchParams::default();
-    maps.patch(&name, &params, &Patch::Merge(theirs)).await?;
+    maps.merge(&name, &theirs).await?;
     let unnamed: Value = json!({"metadata": {"name": format!("{release}-unnamed"),
         "labels": {"app.kubernetes.io/managed-by": "Helm"},
         "annotations": {"meta.helm.sh/release-name": release, "meta.helm.sh/release-namespace": workspace}}});
@@ -187,7 +186,7 @@ async fn next_upgrade_moves_only_original_objects_from_default(mode: Mode) -> Te
     let again = json!({"metadata": {"name": acme, "labels": {"app.kubernetes.io/managed-by": "Helm"},
         "annotations": {"meta.helm.sh/release-name": acme, "meta.helm.sh/release-namespace": "acme-ws"}}});
     let again: ConfigMap = serde_json::from_value(again)?;
-    eventually("revision 1 to be signed", PATIENCE, async || {
+    eventually("revision 1 to be signed", async || {
         let api: Api<k8s_openapi::api::core::v1::Secret> =
             Api::namespaced(desk.client.clone(), "acme-ws");
         let first = api.get(&format!("sh.helm.release.v1.{acme}.v1")).await?;

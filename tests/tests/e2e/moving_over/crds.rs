@@ -5,8 +5,8 @@ use anyhow::ensure;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_crds::{krypton_deployment::KryptonDeployment, tenant::Tenant};
 use krypton_tests::{
-    Cluster, Mode, Original, Pair, Parts, TestResult, by_agent, eventually,
-    fleet::{FleetClient, PATIENCE, ValuesFile},
+    Cluster, Merge as _, Mode, Original, Pair, Parts, TestResult, by_agent, eventually,
+    fleet::{FleetClient, ValuesFile},
     kubectl_krypton,
     original::apply_crd,
 };
@@ -132,7 +132,7 @@ async fn gives_way(
     assert!(!is_ours(&before), "{file}");
     let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), "default", kind);
     let object = DynamicObject::new("acme", kind).data(json!({ "spec": stored.spec }));
-    eventually(file, PATIENCE, async || {
+    eventually(file, async || {
         Ok(Some(api.create(&PostParams::default(), &object).await?))
     })
     .await?;
@@ -164,14 +164,18 @@ async fn gives_way(
     );
     // What is stored stays open to updates.
     write(&slash).await?;
-    let label = Patch::Merge(json!({"metadata": {"labels": {"touched": "true"}}}));
-    let touched = api.patch("acme", &PatchParams::default(), &label).await?;
+    let touched = api
+        .merge(
+            "acme",
+            &json!({"metadata": {"labels": {"touched": "true"}}}),
+        )
+        .await?;
     assert_eq!(&touched.data["spec"], spec, "{file}");
 
     api.delete("acme", &DeleteParams::default()).await?;
     let crds: Api<CustomResourceDefinition> = Api::all(client);
     crds.delete(&name, &DeleteParams::default()).await?;
-    eventually("the CRD to be gone", PATIENCE, async || {
+    eventually("the CRD to be gone", async || {
         Ok(crds.get_opt(&name).await?.is_none().then_some(()))
     })
     .await?;
@@ -216,7 +220,7 @@ async fn tenants_of_each_generation_are_adopted_without_reinstall(mode: Mode) ->
         original.tenant("lost", spec, status).await?;
         apply_crd(original.cluster, WITHOUT_WORKSPACE).await?;
         let name = "default/lost to be without a workspace";
-        eventually(name, PATIENCE, async || {
+        eventually(name, async || {
             let lost = desk.tenants().get("lost").await?;
             Ok(lost.spec.workspace.is_none().then_some(()))
         })
@@ -241,7 +245,7 @@ async fn tenants_of_each_generation_are_adopted_without_reinstall(mode: Mode) ->
     object.metadata.finalizers = Some(vec![
         "mesh.openkcm.io/kryptondeployment-finalizer".to_owned(),
     ]);
-    let object = eventually("a KryptonDeployment to be admitted", PATIENCE, async || {
+    let object = eventually("a KryptonDeployment to be admitted", async || {
         Ok(Some(
             deployments.create(&PostParams::default(), &object).await?,
         ))
@@ -325,7 +329,7 @@ async fn deployments_are_adopted_without_reinstall(mode: Mode) -> TestResult {
         let api: Api<DynamicObject> = Api::namespaced_with(home.client.clone(), "default", &kind);
         let mut object = DynamicObject::new(name, &kind).data(json!({ "spec": spec }));
         object.metadata.finalizers = Some(vec![format!("mesh.openkcm.io/{finalizer}")]);
-        eventually(name, PATIENCE, async || {
+        eventually(name, async || {
             Ok(Some(api.create(&PostParams::default(), &object).await?))
         })
         .await
@@ -356,7 +360,7 @@ async fn deployments_are_adopted_without_reinstall(mode: Mode) -> TestResult {
     let values = ValuesFile::new("{}")?;
     pair.open(flags(&charts, &values)).await?;
     let is_ready = async |name: &str| {
-        eventually("a KryptonDeployment to be ready", PATIENCE, async || {
+        eventually("a KryptonDeployment to be ready", async || {
             let found = deployments.get(name).await?;
             let status = &found.data["status"];
             let ready = status["phase"] == "Ready" && status["places"].is_array();
@@ -388,7 +392,7 @@ async fn deployments_are_adopted_without_reinstall(mode: Mode) -> TestResult {
     apply_crd(pair.home(), EMBEDDED).await?;
     let params = DeleteParams::default();
     deployments.delete("goes", &params).await?;
-    eventually("the deleted one to be gone", PATIENCE, async || {
+    eventually("the deleted one to be gone", async || {
         Ok(deployments.get_opt("goes").await?.is_none().then_some(()))
     })
     .await?;

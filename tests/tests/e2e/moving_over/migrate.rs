@@ -1,9 +1,7 @@
 //! Shows `kubectl krypton migrate` on a real API server with the original's CRDs.
 
 use krypton_crds::krypton_deployment::KryptonDeployment;
-use krypton_tests::{
-    Cluster, Parts, TestResult, eventually, fleet::PATIENCE, kubectl_krypton, original::apply_crd,
-};
+use krypton_tests::{Cluster, Parts, TestResult, eventually, kubectl_krypton, original::apply_crd};
 use kube::{
     Api, Client, ResourceExt,
     api::{ApiResource, DynamicObject, PostParams},
@@ -23,7 +21,7 @@ async fn make(client: &Client, kind: &str, (namespace, name): (&str, &str), spec
         let finalizer = "mesh.openkcm.io/cryptoedgedeployment-finalizer";
         object.metadata.finalizers = Some(vec![finalizer.to_owned()]);
     }
-    eventually(name, PATIENCE, async || {
+    eventually(name, async || {
         Ok(Some(api.create(&PostParams::default(), &object).await?))
     })
     .await

@@ -3,9 +3,8 @@
 
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_crds::tenant::Tenant;
-use krypton_tests::{Mode, TestResult, by_agent};
+use krypton_tests::{Merge as _, Mode, TestResult, by_agent};
 use krypton_types::names;
-use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
@@ -67,9 +66,10 @@ async fn paused(scene: &Scene) -> TestResult {
 async fn not_allowed(scene: &Scene) -> TestResult {
     let members: Api<EdgeCluster> = Api::all(scene.home.client.clone());
     let allow = async |namespaces: Value| {
-        let patch = Patch::Merge(json!({"spec": {"allowedNamespaces": namespaces}}));
-        let params = PatchParams::default();
-        members.patch(EDGE, &params, &patch).await.unwrap();
+        members
+            .merge(EDGE, &json!({"spec": {"allowedNamespaces": namespaces}}))
+            .await
+            .unwrap();
     };
     scene.place(TEAM, "first").await;
     let first = scene.is_placed(TEAM, "first").await?;
