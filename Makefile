@@ -1,4 +1,4 @@
-# What a person runs. `make` alone prints this list.
+# Targets for users and developers. `make` alone prints this list.
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -7,7 +7,7 @@ MAKEFLAGS += --no-builtin-rules
 
 # More for each program: make demo DEMO_ARGS=--exit
 DEMO_ARGS ?=
-# Clusters on one's own machine, as kind's, are at 127.0.0.1; empty, as for everybody else.
+# Clusters on this machine, such as kind's, are at 127.0.0.1. If empty, the hub's defaults apply.
 LOCAL_ARGS ?= --insecure-kubeconfig-loopback
 BENCH_ARGS ?=
 SOAK_ARGS ?=
@@ -24,8 +24,8 @@ target := $(or $(CARGO_TARGET_DIR),target)
 # Always the whole workspace: a part of it would choose other features of the same crates, and
 # compile them a second time.
 binaries = cargo build $(CARGO_FLAGS) --workspace --bins
-# A test can kill debug programs, or have them fail, at each external effect; what is shipped or measured has none
-# of that. All debug builds are the same, so that nothing is compiled twice.
+# Tests can kill debug programs, or let them fail, at each external effect. Shipped and measured programs lack this.
+# All debug builds are the same, so cargo compiles nothing twice.
 debug = --features failpoints
 # Each test runs in its own process.
 nextest = "$$(hack/tools/cargo-tool.sh cargo-nextest 0.9.151)" nextest run $(CARGO_FLAGS) --test-threads $(TEST_THREADS)
@@ -39,7 +39,7 @@ with_tools = PATH="$$(hack/tools/tools.sh dir)/bin:$$PATH"
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: rust ## Three local clusters, a real chart, install, upgrade, deletion, a lost agent; Ctrl-C ends it (DEMO_ARGS=--exit: by itself)
+demo: rust ## Three local clusters, a real chart, install, upgrade, deletion, a lost agent; Ctrl-C ends it (DEMO_ARGS=--exit: ends after the last step)
 	$(call beside_tools,build etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm kwok,$(binaries) $(debug))
 	$(target)/debug/demo $(DEMO_ARGS)
 
@@ -50,7 +50,7 @@ test: rust ## Unit, property and end-to-end tests against real control planes (T
 	passed=0; $(target)/debug/planes $(nextest) --workspace $(debug) || passed=$$?; \
 	  hack/slowest.sh $(target)/nextest/default/junit.xml; exit $$passed
 
-failpoints: rust tools ## Kill hub and agent, and have them fail, before and after each external effect, by proxy and by agent
+failpoints: rust tools ## Kill hub and agent, and let them fail, before and after each external effect, with proxy and agent
 	$(binaries) $(debug) --examples
 	KRYPTON_FAILPOINTS=all $(nextest) --profile long --workspace $(debug) --success-output immediate failpoints::
 
@@ -79,8 +79,8 @@ images: ## Build the images of hub and agent with docker (IMAGES_FROM=containers
 e2e-kind: ## Hub, agent and a real chart on two kind clusters, by our own Helm charts (E2E_HOME, E2E_EDGE, SKIP_CLEANUP=1)
 	hack/e2e-kind.sh
 
-# Hub and agent are those of the images; only the benchmark itself, and the agents it simulates, are built fast.
-bench: shipped tools ## Figures beside plain helm, and of 1,000 agents on one hub (BENCH_ARGS='edge --tenants 30', 'rest', 'drift', 'fan-out', 'flood', 'reports', 'home', 'cut')
+# Hub and agent are the programs of the images. Only the benchmark and its simulated agents are built fast.
+bench: shipped tools ## Measure against plain Helm, and one hub with 1,000 agents (BENCH_ARGS='edge --tenants 30', 'rest', 'drift', 'fan-out', 'flood', 'reports', 'home', 'cut')
 	$(binaries) --profile fast
 	KRYPTON_HUB_BIN=$(abspath $(target)/shipped/krypton-hub) KRYPTON_AGENT_BIN=$(abspath $(target)/shipped/krypton-agent) \
 	  $(target)/fast/bench $(BENCH_ARGS)
@@ -114,8 +114,8 @@ run-pid: rust ## Run the hub in the background (PID_FILE, LOG_FILE, ARGS)
 	  rm -f '$(PID_FILE)'; echo "make run-pid: the hub has ended; $(LOG_FILE) ends:" >&2; tail -n 20 '$(LOG_FILE)' >&2; exit 1; fi; \
 	echo "hub runs as process $$pid (log in $(LOG_FILE)); 'make stop' ends it"
 
-# TERM, five seconds, KILL: what helm has left half done is repaired by the next start. A number that
-# by now belongs to another program is left alone.
+# TERM, five seconds, KILL: the next start repairs what Helm left unfinished. A process number that now belongs to
+# another program is left alone.
 stop: ## End what run-pid started
 	@pid=$$(cat '$(PID_FILE)' 2>/dev/null) || { echo "nothing to stop: there is no $(PID_FILE)"; exit 0; }; \
 	ours() { [[ $$(ps -p "$$pid" -o comm= 2>/dev/null) == *krypton-hub ]]; }; \

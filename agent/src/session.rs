@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use krypton_proto::skew::PROTOCOL;
 use krypton_proto::v1::{
-    AgentMessage, Hello, HubMessage, Trusts, Welcome, agent_message, hub_message,
+    AgentMessage, Hello, HubMessage, TrustedRoots, Welcome, agent_message, hub_message,
 };
 use krypton_reconciler::report_store::ReportStore;
 use krypton_runtime::clock::{self, BootTime};
@@ -234,9 +234,9 @@ impl Session {
         let address = connection.address().to_owned();
         let (outgoing, messages) = mpsc::channel(OUTGOING);
         let mut kept = self.dialer.trust().kept();
-        let trusts = kept.see().as_deref().map(Trusts::new);
+        let trusted = kept.see().as_deref().map(TrustedRoots::new);
         // The queue is empty, so the message fits.
-        let _fits = outgoing.try_send(message(agent_message::Kind::Hello(self.hello(trusts))));
+        let _fits = outgoing.try_send(message(agent_message::Kind::Hello(self.hello(trusted))));
         let greeting = async {
             let mut fleet = connection.fleet();
             let connecting = fleet.connect(ReceiverStream::new(messages));
@@ -283,7 +283,7 @@ impl Session {
         })
     }
 
-    fn hello(&self, trusts: Option<Trusts>) -> Hello {
+    fn hello(&self, trusted_roots: Option<TrustedRoots>) -> Hello {
         // The stored state from startup may be outdated, or the only known one.
         let applied = self.report_store.applied().max(self.recorded.clone());
         Hello {
@@ -296,7 +296,7 @@ impl Session {
             applied: applied
                 .map(|(version, digest)| krypton_proto::v1::Applied::new(version, digest)),
             now: clock::wall().as_second(),
-            trusts,
+            trusted_roots,
         }
     }
 
@@ -356,7 +356,7 @@ impl Session {
                 },
                 Ok(()) = kept.changed() => {
                     if let Some(roots) = kept.see().as_deref() {
-                        report_queue.trusts(Trusts::new(roots));
+                        report_queue.trusted_roots(TrustedRoots::new(roots));
                     }
                 }
                 () = self.report_store.changed(), if !report_queue.has_changes() => report_queue.changed(),

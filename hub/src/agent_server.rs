@@ -20,6 +20,7 @@ use arc_swap::ArcSwap;
 use k8s_openapi::api::core::v1::Namespace;
 use krypton_helm::chart::ChartCache;
 use krypton_runtime::admin::ReadinessGuard;
+use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::newest::NewestSeen as _;
 use krypton_runtime::retry::backoff;
@@ -40,7 +41,6 @@ use crate::ca::{Authority, AuthorityError, Live};
 use crate::leader::Leader;
 use crate::observe::member_metrics::FleetView;
 
-const DEADLINE: Duration = Duration::from_secs(10);
 const RETRY_MAX: Duration = Duration::from_secs(30);
 /// Interval for deleting expired join tokens.
 const SWEEP_EVERY: Duration = Duration::from_secs(15 * 60);
@@ -72,10 +72,10 @@ impl std::fmt::Debug for Gateway {
 
 #[derive(Debug, Error)]
 enum PrepareError {
-    #[error("reading namespace kube-system of home, whose UID names the trust domain, failed")]
-    Identity(#[source] kube::Error),
-    #[error("no answer from home within {} s", DEADLINE.as_secs())]
-    Deadline,
+    #[error(
+        "the trust domain is unknown; it is named after the UID of home's namespace kube-system"
+    )]
+    TrustDomain(#[source] ApiError),
     #[error("the hub's CA is not available; agents cannot connect")]
     Authority(#[source] AuthorityError),
     #[error("the hub's own certificate cannot be used")]
@@ -198,10 +198,9 @@ async fn prepare(
     namespace: &str,
 ) -> Result<(Authority, rustls::ServerConfig), PrepareError> {
     let namespaces: Api<Namespace> = Api::all(client.clone());
-    let system = tokio::time::timeout(DEADLINE, namespaces.get_metadata("kube-system"))
-        .await
-        .map_err(|_| PrepareError::Deadline)?
-        .map_err(PrepareError::Identity)?;
+    let request = namespaces.get_metadata("kube-system");
+    let system = call("reading namespace kube-system", request).await;
+    let system = system.map_err(PrepareError::TrustDomain)?;
     let trust_domain = format!("{}.krypton", system.metadata.uid.unwrap_or_default());
     let authority = Authority::load_or_make(client.clone(), namespace, &trust_domain)
         .await

@@ -15,14 +15,15 @@ use jiff::Timestamp;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::tls::Credential;
 use krypton_runtime::{clock, effect};
 use krypton_types::ca_rotation::Phase;
 use krypton_types::names::CA_SECRET;
 use krypton_types::root_digest::RootDigest;
 use krypton_types::spiffe::SpiffeId;
+use kube::Client;
 use kube::api::{Api, PostParams};
-use kube::{Client, Error as KubeError};
 use rcgen::string::PrintableString;
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, DnValue,
@@ -50,7 +51,6 @@ pub const HUB_CERTIFICATE_LIFE: Duration = Duration::from_secs(90 * 24 * 60 * 60
 const AUTHORITY_LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 /// Tolerates clock skew between edge clusters and the hub.
 pub(crate) const BACK_DATED: Duration = Duration::from_secs(24 * 60 * 60);
-const DEADLINE: Duration = Duration::from_secs(10);
 /// Attempts to read or create the Secret. Limits the retries if another client keeps creating and deleting
 /// it.
 const TRIES: usize = 3;
@@ -60,26 +60,8 @@ const SUBJECT_SERIAL_NUMBER: &[u64] = &[2, 5, 4, 5];
 
 #[derive(Debug, Error)]
 pub enum AuthorityError {
-    #[error(
-        "reading Secret {namespace}/{CA_SECRET} failed; check that home answers and that the hub may get Secrets there"
-    )]
-    Read {
-        namespace: String,
-        #[source]
-        source: KubeError,
-    },
-    #[error(
-        "making Secret {namespace}/{CA_SECRET} failed; check that the namespace exists and that the hub may create Secrets there"
-    )]
-    Make {
-        namespace: String,
-        #[source]
-        source: KubeError,
-    },
-    #[error(
-        "Secret {namespace}/{CA_SECRET}: no answer within {} s; check that home answers", DEADLINE.as_secs()
-    )]
-    Deadline { namespace: String },
+    #[error(transparent)]
+    Api(#[from] ApiError),
     #[error("Secret {namespace}/{CA_SECRET} comes and goes; find out who deletes it")]
     Unsteady { namespace: String },
     #[error(
@@ -147,11 +129,8 @@ impl Authority {
                     );
                     return made.authority();
                 }
-                Err(AuthorityError::Make {
-                    source: KubeError::Api(status),
-                    ..
-                }) if status.code == 409 => {}
-                Err(error) => return Err(error),
+                Err(error) if error.code() == Some(409) => {}
+                Err(error) => return Err(error.into()),
             }
         }
         let namespace = namespace.to_owned();
@@ -373,19 +352,12 @@ fn text<'a>(data: &'a Data, key: &str) -> Option<&'a str> {
         .and_then(|value| std::str::from_utf8(&value.0).ok())
 }
 
-async fn read(api: &Api<Secret>, namespace: &str) -> Result<Option<Secret>, AuthorityError> {
-    tokio::time::timeout(DEADLINE, api.get_opt(CA_SECRET))
-        .await
-        .map_err(|_| AuthorityError::Deadline {
-            namespace: namespace.to_owned(),
-        })?
-        .map_err(|source| AuthorityError::Read {
-            namespace: namespace.to_owned(),
-            source,
-        })
+async fn read(api: &Api<Secret>, namespace: &str) -> Result<Option<Secret>, ApiError> {
+    let attempt = format!("reading Secret {namespace}/{CA_SECRET}");
+    call(attempt, api.get_opt(CA_SECRET)).await
 }
 
-async fn make(api: &Api<Secret>, namespace: &str, made: &New) -> Result<(), AuthorityError> {
+async fn make(api: &Api<Secret>, namespace: &str, made: &New) -> Result<(), ApiError> {
     let secret = Secret {
         metadata: ObjectMeta {
             name: Some(CA_SECRET.to_owned()),
@@ -395,17 +367,9 @@ async fn make(api: &Api<Secret>, namespace: &str, made: &New) -> Result<(), Auth
         ..Secret::default()
     };
     let params = PostParams::default();
-    let call = effect!("authority.create", api.create(&params, &secret));
-    tokio::time::timeout(DEADLINE, call)
-        .await
-        .map_err(|_| AuthorityError::Deadline {
-            namespace: namespace.to_owned(),
-        })?
-        .map_err(|source| AuthorityError::Make {
-            namespace: namespace.to_owned(),
-            source,
-        })?;
-    Ok(())
+    let request = effect!("authority.create", api.create(&params, &secret));
+    let attempt = format!("creating Secret {namespace}/{CA_SECRET}");
+    call(attempt, request).await.map(drop)
 }
 
 /// Parameters without a name, valid since one day ago.

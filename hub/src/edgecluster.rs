@@ -2,7 +2,6 @@
 //! for each source, gives each member its desired state, and writes their status.
 
 mod acceptance;
-mod agenda;
 mod api;
 mod controller;
 pub mod credential_expiry;
@@ -47,8 +46,6 @@ pub use acceptance::Accepting;
 use controller::{Controller, Pass};
 pub use values::Overlaying;
 
-/// Minimum interval between two writes of one EdgeCluster's status.
-const PACE: Duration = Duration::from_secs(1);
 /// Pause after a failed read or write of the register, with 50 % jitter.
 const AFTER_FAILURE: Duration = Duration::from_secs(3);
 /// Interval for checking `lastSeen`, which is written once a minute.
@@ -165,9 +162,7 @@ pub async fn run(fleet: Fleet, stop: CancellationToken) {
             Some(Ok(reading)) = controller.readings.join_next(), if !controller.readings.is_empty() => {
                 controller.take_reading(reading);
             }
-            Some(Ok(written)) = controller.writes.join_next(), if !controller.writes.is_empty() => {
-                controller.take_written(written);
-            }
+            (name, written) = controller.writes.next() => controller.take_written(&name, written),
             () = clock::sleep_until(wake, pass.now) => {}
         }
     }

@@ -5,7 +5,7 @@
 //! the process is frozen. A hub that wakes up after another one has taken over therefore cannot write.
 
 mod election;
-mod home_writer;
+pub mod home_writer;
 pub mod pod_label;
 mod watched;
 

@@ -312,7 +312,7 @@ fn hello(protocol: u32, version: &str) -> Hello {
         kubernetes_version: "v1.36.3".to_owned(),
         applied: None,
         now: clock::wall().as_second(),
-        trusts: None,
+        trusted_roots: None,
     }
 }
 
@@ -774,7 +774,7 @@ async fn newer_session_replaces_only_older_of_same_replica() {
                 heard => panic!("{heard:?}"),
             }
         };
-        assert!(heard.version.is_some());
+        assert!(DesiredState::try_from(heard).is_ok());
     }
     assert_eq!(home.metrics.sessions.get(), 2);
 }

@@ -1,20 +1,11 @@
 //! Converts between protobuf messages and domain types. Validates everything that the peer sends.
 
-use std::collections::BTreeMap;
-
 use krypton_types::conditions::{ClusterState, State, Truth};
-use krypton_types::deployment::{
-    DeploymentKey, DeploymentReport, DesiredDeployment, ReportedEvent,
-};
-use krypton_types::desired::crd_policy::CrdPolicy;
-use krypton_types::desired::drift::DriftPolicy;
-use krypton_types::desired::handling::{Handling, WaitPolicy};
-use krypton_types::desired::lockdown::Lockdown;
-use krypton_types::desired::namespaces::NamespaceConfiguration;
-use krypton_types::desired::{ChartState, Confidential, DesiredState, Version};
+use krypton_types::deployment::{DeploymentKey, DeploymentReport, ReportedEvent};
+use krypton_types::desired::{DesiredState, Version};
 use krypton_types::member::MemberReport;
 use krypton_types::names::{LABEL_MAX, SUBDOMAIN_MAX, is_dns_label, is_dns_subdomain};
-use krypton_types::placed_tenant::{PlacedReport, PlacedSpec, PlacedTenant};
+use krypton_types::placed_tenant::PlacedReport;
 use krypton_types::root_digest::{ROOTS_MAX, RootDigest};
 use krypton_types::tenant::{Next, Step, TenantKey, TenantReport};
 use thiserror::Error;
@@ -29,8 +20,13 @@ const TEXT_MAX: usize = 1024;
 pub enum WireError {
     #[error("{0} is missing")]
     Missing(&'static str),
-    #[error("the chart's values are not a JSON object")]
-    Values(#[source] serde_json::Error),
+    /// The error of the parser may contain a secret value, so only its position is kept.
+    #[error("the desired state cannot be read at line {line}, column {column}")]
+    State { line: usize, column: usize },
+    #[error("namespace or name of {0} is empty or too long")]
+    Key(&'static str),
+    #[error("the UID of {0} is empty or too long")]
+    Uid(&'static str),
     #[error("the desired state does not have the digest that came with it")]
     Digest,
     #[error("{0} is not one")]
@@ -53,7 +49,7 @@ impl From<v1::Version> for Version {
     }
 }
 
-impl v1::Trusts {
+impl v1::TrustedRoots {
     pub fn new(roots: &[RootDigest]) -> Self {
         let sha256 = roots.iter().map(|root| root.bytes().to_vec().into());
         Self {
@@ -80,268 +76,11 @@ impl v1::Trusts {
 
 impl From<&DesiredState> for v1::Desired {
     fn from(desired: &DesiredState) -> Self {
-        let DesiredState {
-            version,
-            chart,
-            paused,
-            retire,
-            drift,
-            chart_crds,
-            tenant_values,
-            handling,
-            lockdown,
-            namespaces,
-            deployments,
-            placed,
-        } = desired;
-        let Handling {
-            wait,
-            delete_cert_manager_crds,
-            allow_chart_skip,
-        } = handling;
-        let ChartState {
-            repo,
-            name,
-            version: chart_version,
-            install_crds,
-            values,
-            confidential,
-            pinned,
-        } = chart;
         Self {
-            version: Some((*version).into()),
-            chart: Some(v1::Chart {
-                repo: repo.clone(),
-                name: name.clone(),
-                version: chart_version.clone(),
-                install_crds: *install_crds,
-                values: serde_json::Value::Object(values.clone()).to_string().into(),
-                confidential: confidential.as_ref().map(|confidential| v1::Confidential {
-                    salt: confidential.salt.clone(),
-                    paths: confidential.paths.clone(),
-                }),
-                pinned: pinned.clone(),
-            }),
-            paused: *paused,
-            retire: *retire,
+            // Serialization into memory does not fail.
+            state: serde_json::to_vec(desired).unwrap_or_default().into(),
             digest: desired.digest(),
-            drift: (!drift.is_default()).then(|| (*drift).into()),
-            chart_crds: match chart_crds.is_default() {
-                true => String::new(),
-                false => chart_crds.to_string(),
-            },
-            tenant_values: *tenant_values,
-            wait: match wait.is_default() {
-                true => String::new(),
-                false => wait.to_string(),
-            },
-            delete_cert_manager_crds: *delete_cert_manager_crds,
-            allow_chart_skip: *allow_chart_skip,
-            no_cross_namespace_refs: lockdown.no_cross_namespace_refs,
-            default_service_account: lockdown.default_service_account.clone(),
-            deployments: deployments.iter().map(Into::into).collect(),
-            placed: placed.iter().map(Into::into).collect(),
-            namespaces: (!namespaces.is_empty()).then(|| namespaces.into()),
         }
-    }
-}
-
-impl From<&NamespaceConfiguration> for v1::NamespaceConfiguration {
-    fn from(configuration: &NamespaceConfiguration) -> Self {
-        let written = |map: &BTreeMap<String, String>| {
-            let pairs = map.clone().into_iter();
-            pairs
-                .map(|(name, value)| v1::Annotation { name, value })
-                .collect()
-        };
-        Self {
-            labels: written(&configuration.labels),
-            annotations: written(&configuration.annotations),
-        }
-    }
-}
-
-impl TryFrom<v1::NamespaceConfiguration> for NamespaceConfiguration {
-    type Error = WireError;
-
-    fn try_from(configuration: v1::NamespaceConfiguration) -> Result<Self, WireError> {
-        let read = |pairs: Vec<v1::Annotation>| {
-            let pairs = pairs.into_iter();
-            pairs.map(|pair| (pair.name, pair.value)).collect()
-        };
-        let read = Self {
-            labels: read(configuration.labels),
-            annotations: read(configuration.annotations),
-        };
-        // The hub must not send the keys that mark a namespace as Krypton's.
-        read.check()
-            .map_err(|_| WireError::Name("the configuration of namespaces"))?;
-        Ok(read)
-    }
-}
-
-impl From<&DesiredDeployment> for v1::DeploymentOrder {
-    fn from(order: &DesiredDeployment) -> Self {
-        let DesiredDeployment {
-            namespace,
-            name,
-            uid,
-            generation,
-            created,
-            remove,
-            orphan,
-            paused,
-            requested,
-            drift,
-            annotations,
-        } = order.clone();
-        Self {
-            namespace,
-            name,
-            uid,
-            generation,
-            created,
-            remove,
-            orphan,
-            paused,
-            requested,
-            drift: drift.map(Into::into),
-            annotations: annotations
-                .into_iter()
-                .map(|(name, value)| v1::Annotation { name, value })
-                .collect(),
-        }
-    }
-}
-
-impl TryFrom<v1::DeploymentOrder> for DesiredDeployment {
-    type Error = WireError;
-
-    fn try_from(order: v1::DeploymentOrder) -> Result<Self, WireError> {
-        let v1::DeploymentOrder {
-            namespace,
-            name,
-            uid,
-            generation,
-            created,
-            remove,
-            orphan,
-            paused,
-            requested,
-            drift,
-            annotations,
-        } = order;
-        if namespace.is_empty() || namespace.len() > LABEL_MAX {
-            return Err(WireError::Name("a deployment's namespace"));
-        }
-        if name.is_empty() || name.len() > SUBDOMAIN_MAX {
-            return Err(WireError::Name("a deployment's name"));
-        }
-        // The UID becomes a label value.
-        if uid.is_empty() || uid.len() > LABEL_MAX {
-            return Err(WireError::Name("a deployment's UID"));
-        }
-        Ok(Self {
-            namespace,
-            name,
-            uid,
-            generation,
-            created,
-            remove,
-            orphan,
-            paused,
-            requested,
-            drift: drift.map(DriftPolicy::try_from).transpose()?,
-            annotations: annotations
-                .into_iter()
-                .map(|annotation| (annotation.name, annotation.value))
-                .collect(),
-        })
-    }
-}
-
-impl From<&PlacedTenant> for v1::PlacedOrder {
-    fn from(order: &PlacedTenant) -> Self {
-        let PlacedTenant {
-            namespace,
-            name,
-            uid,
-            generation,
-            spec:
-                PlacedSpec {
-                    workspace,
-                    values,
-                    service_account_name,
-                },
-            remove,
-            adopt,
-            paused,
-            requested,
-            former_uid,
-        } = order.clone();
-        let values = values.map(|values| serde_json::Value::Object(values).to_string().into());
-        Self {
-            namespace,
-            name,
-            uid,
-            generation,
-            workspace,
-            values,
-            remove,
-            adopt,
-            paused,
-            requested,
-            former_uid,
-            service_account_name,
-        }
-    }
-}
-
-impl TryFrom<v1::PlacedOrder> for PlacedTenant {
-    type Error = WireError;
-
-    fn try_from(order: v1::PlacedOrder) -> Result<Self, WireError> {
-        let v1::PlacedOrder {
-            namespace,
-            name,
-            uid,
-            generation,
-            workspace,
-            values,
-            remove,
-            adopt,
-            paused,
-            requested,
-            former_uid,
-            service_account_name,
-        } = order;
-        if !is_dns_label(&namespace) {
-            return Err(WireError::Name("a placed Tenant's namespace"));
-        }
-        if !is_dns_subdomain(&name) {
-            return Err(WireError::Name("a placed Tenant's name"));
-        }
-        if uid.is_empty() || uid.len() > LABEL_MAX {
-            return Err(WireError::Name("a placed Tenant's UID"));
-        }
-        let read = |values: prost::bytes::Bytes| serde_json::from_slice(&values);
-        let values = values.map(read).transpose().map_err(WireError::Values)?;
-        Ok(Self {
-            namespace,
-            name,
-            uid,
-            generation,
-            spec: PlacedSpec {
-                workspace,
-                values,
-                service_account_name,
-            },
-            remove,
-            adopt,
-            paused,
-            requested,
-            former_uid,
-        })
     }
 }
 
@@ -349,10 +88,9 @@ impl TryFrom<v1::Desired> for DesiredState {
     type Error = WireError;
 
     fn try_from(desired: v1::Desired) -> Result<Self, WireError> {
-        let digest = desired.digest.clone();
         let read = desired.unchecked()?;
         // An unknown field would change the digest. The member must not act on a partly understood state.
-        if read.digest() == digest {
+        if read.digest() == desired.digest {
             Ok(read)
         } else {
             Err(WireError::Digest)
@@ -362,106 +100,43 @@ impl TryFrom<v1::Desired> for DesiredState {
 
 impl v1::Desired {
     /// Reads the desired state without a digest check.
-    pub(crate) fn unchecked(self) -> Result<DesiredState, WireError> {
-        let Self {
-            version,
-            chart,
-            paused,
-            retire,
-            digest: _,
-            drift,
-            chart_crds,
-            tenant_values,
-            wait,
-            delete_cert_manager_crds,
-            deployments,
-            placed,
-            allow_chart_skip,
-            namespaces,
-            no_cross_namespace_refs,
-            default_service_account,
-        } = self;
-        let chart_crds = match chart_crds.as_str() {
-            "" => CrdPolicy::default(),
-            word => {
-                let policy = word.parse();
-                policy.map_err(|_| WireError::Name("the policy for CRDs"))?
-            }
-        };
-        let wait = match wait.as_str() {
-            "" => WaitPolicy::default(),
-            word => {
-                let policy = word.parse();
-                policy.map_err(|_| WireError::Name("what is waited for"))?
-            }
-        };
-        let drift = drift.map(DriftPolicy::try_from).transpose()?;
-        let chart = chart.ok_or(WireError::Missing("the chart"))?;
-        Ok(DesiredState {
-            version: version
-                .ok_or(WireError::Missing("the version of the desired state"))?
-                .into(),
-            chart: ChartState {
-                repo: chart.repo,
-                name: chart.name,
-                version: chart.version,
-                install_crds: chart.install_crds,
-                values: serde_json::from_slice(&chart.values).map_err(WireError::Values)?,
-                confidential: chart.confidential.map(|confidential| Confidential {
-                    salt: confidential.salt,
-                    paths: confidential.paths,
-                }),
-                pinned: chart.pinned,
-            },
-            paused,
-            retire,
-            drift: drift.unwrap_or_default(),
-            chart_crds,
-            tenant_values,
-            handling: Handling {
-                wait,
-                delete_cert_manager_crds,
-                allow_chart_skip,
-            },
-            lockdown: Lockdown {
-                no_cross_namespace_refs,
-                default_service_account,
-            },
-            namespaces: namespaces
-                .map(NamespaceConfiguration::try_from)
-                .transpose()?
-                .unwrap_or_default(),
-            deployments: deployments
-                .into_iter()
-                .map(DesiredDeployment::try_from)
-                .collect::<Result<_, _>>()?,
-            placed: placed
-                .into_iter()
-                .map(PlacedTenant::try_from)
-                .collect::<Result<_, _>>()?,
-        })
-    }
-}
-
-impl From<DriftPolicy> for v1::Drift {
-    fn from(drift: DriftPolicy) -> Self {
-        Self {
-            mode: drift.mode.to_string(),
-            interval_seconds: drift.interval_seconds,
+    pub(crate) fn unchecked(&self) -> Result<DesiredState, WireError> {
+        let read: DesiredState =
+            serde_json::from_slice(&self.state).map_err(|error| WireError::State {
+                line: error.line(),
+                column: error.column(),
+            })?;
+        // The hub must not send the keys that mark a namespace as Krypton's.
+        let namespaces = read.namespaces.check();
+        namespaces.map_err(|_| WireError::Name("the configuration of namespaces"))?;
+        for order in &read.deployments {
+            check_key("a deployment", &order.namespace, &order.name)?;
+            check_uid("a deployment", &order.uid)?;
         }
+        for order in &read.placed {
+            if !is_dns_label(&order.namespace) || !is_dns_subdomain(&order.name) {
+                return Err(WireError::Name("the key of a placed Tenant"));
+            }
+            check_uid("a placed Tenant", &order.uid)?;
+        }
+        Ok(read)
     }
 }
 
-impl TryFrom<v1::Drift> for DriftPolicy {
-    type Error = WireError;
+/// The lengths that Kubernetes allows for the namespace and the name of an object.
+fn check_key(what: &'static str, namespace: &str, name: &str) -> Result<(), WireError> {
+    let fits = |text: &str, max| (1..=max).contains(&text.len());
+    (fits(namespace, LABEL_MAX) && fits(name, SUBDOMAIN_MAX))
+        .then_some(())
+        .ok_or(WireError::Key(what))
+}
 
-    fn try_from(drift: v1::Drift) -> Result<Self, WireError> {
-        let mode = drift.mode.parse();
-        Ok(Self {
-            mode: mode.map_err(|_| WireError::Name("the mode of drift"))?,
-            interval_seconds: drift.interval_seconds,
-        })
-    }
+/// The UID becomes a label value.
+fn check_uid(what: &'static str, uid: &str) -> Result<(), WireError> {
+    (1..=LABEL_MAX)
+        .contains(&uid.len())
+        .then_some(())
+        .ok_or(WireError::Uid(what))
 }
 
 /// Converts the version and digest of the applied desired state.
@@ -483,7 +158,7 @@ impl v1::Applied {
     }
 }
 
-impl From<&MemberReport> for v1::Member {
+impl From<&MemberReport> for v1::MemberReport {
     fn from(report: &MemberReport) -> Self {
         let MemberReport {
             synced,
@@ -510,9 +185,9 @@ impl From<&MemberReport> for v1::Member {
     }
 }
 
-impl From<v1::Member> for MemberReport {
-    fn from(member: v1::Member) -> Self {
-        let v1::Member {
+impl From<v1::MemberReport> for MemberReport {
+    fn from(member: v1::MemberReport) -> Self {
+        let v1::MemberReport {
             synced,
             ready,
             writing,
@@ -558,12 +233,7 @@ impl v1::Tenant {
 
     /// Returns the key of the Tenant and its report, if any.
     pub fn read(self) -> Result<(TenantKey, Option<TenantReport>), WireError> {
-        if self.namespace.is_empty() || self.namespace.len() > LABEL_MAX {
-            return Err(WireError::Name("a Tenant's namespace"));
-        }
-        if self.name.is_empty() || self.name.len() > SUBDOMAIN_MAX {
-            return Err(WireError::Name("a Tenant's name"));
-        }
+        check_key("a Tenant", &self.namespace, &self.name)?;
         let key = TenantKey {
             namespace: self.namespace,
             name: self.name,
@@ -605,7 +275,7 @@ impl v1::TenantState {
 impl v1::Next {
     fn new(next: Next) -> Self {
         Self {
-            what: next.step.as_str().to_owned(),
+            step: next.step.as_str().to_owned(),
             at: next.second(),
             attempts: next.attempts,
         }
@@ -613,7 +283,7 @@ impl v1::Next {
 
     /// Returns `None` if the step is unknown or the time is out of range.
     fn read(&self) -> Option<Next> {
-        Next::at_second(Step::of(&self.what)?, self.at, self.attempts)
+        Next::at_second(Step::of(&self.step)?, self.at, self.attempts)
     }
 }
 
@@ -630,19 +300,14 @@ impl v1::Deployment {
                     &report.applied_chart,
                     &report.state,
                 )),
-                deeds: report.deeds.iter().map(v1::Deed::new).collect(),
+                events: report.events.iter().map(v1::ReportedEvent::new).collect(),
             }),
         }
     }
 
     /// Returns the key of the deployment and its report, if any.
     pub fn read(self) -> Result<(DeploymentKey, Option<DeploymentReport>), WireError> {
-        if self.namespace.is_empty() || self.namespace.len() > LABEL_MAX {
-            return Err(WireError::Name("a deployment's namespace"));
-        }
-        if self.name.is_empty() || self.name.len() > SUBDOMAIN_MAX {
-            return Err(WireError::Name("a deployment's name"));
-        }
+        check_key("a deployment", &self.namespace, &self.name)?;
         let key = DeploymentKey {
             namespace: self.namespace,
             name: self.name,
@@ -650,9 +315,7 @@ impl v1::Deployment {
         let Some(said) = self.state else {
             return Ok((key, None));
         };
-        if said.uid.len() > LABEL_MAX {
-            return Err(WireError::Name("a deployment's UID"));
-        }
+        check_uid("a deployment", &said.uid)?;
         let what = "a deployment's state";
         let state = said.state.ok_or(WireError::Missing(what))?;
         let report = DeploymentReport {
@@ -661,18 +324,22 @@ impl v1::Deployment {
             gone: said.gone,
             applied_chart: state.applied_chart.clone(),
             state: state.read(what)?,
-            deeds: said.deeds.into_iter().map(v1::Deed::read).collect(),
+            events: said
+                .events
+                .into_iter()
+                .map(v1::ReportedEvent::read)
+                .collect(),
         };
         Ok((key, Some(report.trimmed())))
     }
 }
 
-impl v1::Deed {
-    fn new(deed: &ReportedEvent) -> Self {
+impl v1::ReportedEvent {
+    fn new(event: &ReportedEvent) -> Self {
         Self {
-            at: deed.at,
-            reason: deed.reason.clone(),
-            message: deed.message.clone(),
+            at: event.at,
+            reason: event.reason.clone(),
+            message: event.message.clone(),
         }
     }
 
@@ -701,12 +368,7 @@ impl v1::Placed {
 
     /// Returns the key of the placed Tenant and its report, if any.
     pub fn read(self) -> Result<(TenantKey, Option<PlacedReport>), WireError> {
-        if self.namespace.is_empty() || self.namespace.len() > LABEL_MAX {
-            return Err(WireError::Name("a placed Tenant's namespace"));
-        }
-        if self.name.is_empty() || self.name.len() > SUBDOMAIN_MAX {
-            return Err(WireError::Name("a placed Tenant's name"));
-        }
+        check_key("a placed Tenant", &self.namespace, &self.name)?;
         let key = TenantKey {
             namespace: self.namespace,
             name: self.name,
@@ -714,9 +376,7 @@ impl v1::Placed {
         let Some(said) = self.state else {
             return Ok((key, None));
         };
-        if said.uid.len() > LABEL_MAX {
-            return Err(WireError::Name("a placed Tenant's UID"));
-        }
+        check_uid("a placed Tenant", &said.uid)?;
         let report = PlacedReport {
             uid: said.uid,
             observed_generation: said.observed_generation,
@@ -765,8 +425,16 @@ fn text(mut text: String, max: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use krypton_types::desired::drift::DriftMode;
+    use krypton_types::deployment::DesiredDeployment;
+    use krypton_types::desired::crd_policy::CrdPolicy;
+    use krypton_types::desired::drift::{DriftMode, DriftPolicy};
+    use krypton_types::desired::handling::{Handling, WaitPolicy};
+    use krypton_types::desired::lockdown::Lockdown;
+    use krypton_types::desired::namespaces::NamespaceConfiguration;
+    use krypton_types::desired::{ChartState, Confidential};
+    use krypton_types::placed_tenant::{PlacedSpec, PlacedTenant};
     use proptest::prelude::*;
+    use serde_json::{Value, json};
 
     use super::*;
 
@@ -846,82 +514,106 @@ mod tests {
         }
     }
 
-    #[test]
-    fn partial_placed_tenant_order_is_rejected() {
-        let wire = v1::Desired::from(&desired());
-        let half = |change: fn(&mut v1::Desired)| {
-            let mut half = wire.clone();
-            change(&mut half);
-            DesiredState::try_from(half)
-        };
-        for change in [
-            (|desired| desired.placed.clear()) as fn(&mut v1::Desired),
-            |desired| desired.placed[0].remove = false,
-            |desired| desired.placed[0].adopt = false,
-            |desired| desired.placed[0].values = None,
-        ] {
-            assert!(matches!(half(change), Err(WireError::Digest)));
-        }
-        for change in [
-            (|desired| desired.placed[0].uid.clear()) as fn(&mut v1::Desired),
-            |desired| desired.placed[0].namespace = "../a".to_owned(),
-            |desired| desired.placed[0].name.clear(),
-        ] {
-            assert!(matches!(half(change), Err(WireError::Name(_))));
-        }
-        let rubbish = half(|desired| desired.placed[0].values = Some("[]".into()));
-        assert!(matches!(rubbish, Err(WireError::Values(_))));
+    /// Reads `sent` after a change to its JSON, which leaves the digest as it was.
+    fn changed(
+        sent: &DesiredState,
+        change: impl FnOnce(&mut Value),
+    ) -> Result<DesiredState, WireError> {
+        let mut wire = v1::Desired::from(sent);
+        let mut state = serde_json::from_slice(&wire.state).unwrap();
+        change(&mut state);
+        wire.state = state.to_string().into();
+        wire.try_into()
     }
 
     #[test]
-    fn partial_deployment_order_is_rejected() {
-        let wire = v1::Desired::from(&desired());
-        let mut without = wire.clone();
-        without.deployments.clear();
-        let mut installs = wire.clone();
-        installs.deployments[0].remove = false;
-        for half in [without, installs] {
-            assert!(matches!(
-                DesiredState::try_from(half),
-                Err(WireError::Digest)
-            ));
-        }
-        let mut nameless = wire;
-        nameless.deployments[0].uid.clear();
-        assert!(matches!(
-            DesiredState::try_from(nameless),
-            Err(WireError::Name(_))
-        ));
-    }
-
-    #[test]
-    fn desired_state_with_lost_retire_is_rejected() {
+    fn a_desired_state_arrives_as_it_was_sent() {
         let retire = DesiredState {
             retire: true,
             ..desired()
         };
-        let wire = v1::Desired::from(&retire);
-        assert_eq!(DesiredState::try_from(wire.clone()).unwrap(), retire);
-        // The receiver does not know the field.
-        let half = v1::Desired {
-            retire: false,
-            ..wire
+        for sent in [desired(), retire, DesiredState::default()] {
+            let wire = v1::Desired::from(&sent);
+            assert_eq!(DesiredState::try_from(wire).unwrap(), sent);
+        }
+    }
+
+    #[test]
+    fn desired_state_without_some_field_is_rejected() {
+        let sent = DesiredState {
+            retire: true,
+            ..desired()
         };
-        assert!(matches!(
-            DesiredState::try_from(half),
-            Err(WireError::Digest)
-        ));
+        // The receiver does not know the field.
+        for field in [
+            "/retire",
+            "/drift",
+            "/tenantValues",
+            "/allowChartSkip",
+            "/lockdown",
+            "/namespaceConfiguration",
+            "/chart/confidential",
+            "/deployments",
+            "/deployments/0/remove",
+            "/placed",
+            "/placed/0/adopt",
+            "/placed/0/spec/values",
+        ] {
+            let half = changed(&sent, |state| {
+                let (parent, name) = field.rsplit_once('/').unwrap();
+                let parent = state.pointer_mut(parent).unwrap();
+                let removed = parent.as_object_mut().unwrap().remove(name);
+                assert!(removed.is_some(), "{field}");
+            });
+            assert!(matches!(half, Err(WireError::Digest)), "{field}: {half:?}");
+        }
+        let unknown = changed(&sent, |state| state["future"] = true.into());
+        assert_eq!(unknown.unwrap(), sent, "the digest does not cover it");
+    }
+
+    #[test]
+    fn invalid_names_and_types_are_rejected() {
+        type Matches = fn(&WireError) -> bool;
+        let key: Matches = |error| matches!(error, WireError::Key(_));
+        let name: Matches = |error| matches!(error, WireError::Name(_));
+        let uid: Matches = |error| matches!(error, WireError::Uid(_));
+        let state: Matches = |error| matches!(error, WireError::State { .. });
+        let reserved = json!({"mesh.openkcm.io/created-for": "a"});
+        for (field, value, expected) in [
+            ("/deployments/0/uid", json!(""), uid),
+            ("/deployments/0/name", json!("a".repeat(254)), key),
+            ("/deployments/0/namespace", json!(""), key),
+            ("/placed/0/uid", json!("a".repeat(64)), uid),
+            ("/placed/0/namespace", json!("../a"), name),
+            ("/placed/0/name", json!(""), name),
+            ("/placed/0/spec/values", json!([]), state),
+            ("/namespaceConfiguration/labels", reserved, name),
+            ("/drift/mode", json!("mend"), state),
+            ("/chart", json!(null), state),
+            ("/chart/values", json!([]), state),
+        ] {
+            let read = changed(&desired(), |state| {
+                *state.pointer_mut(field).unwrap() = value;
+            });
+            assert!(expected(&read.unwrap_err()), "{field}");
+        }
+    }
+
+    #[test]
+    fn parse_error_does_not_contain_secrets() {
+        let error = changed(&desired(), |state| state["paused"] = "hunter2".into()).unwrap_err();
+        assert!(!krypton_types::error_chain::chain(&error).contains("hunter2"));
     }
 
     #[test]
     fn root_digests_round_trip_and_malformed_are_rejected() {
         let all = RootDigest::of_all(&[b"a", b"b"]);
-        let said = v1::Trusts::new(&all);
+        let said = v1::TrustedRoots::new(&all);
         assert_eq!(said.read().unwrap(), all);
         let mut cut = said.clone();
         cut.sha256[1].truncate(31);
         assert!(matches!(cut.read(), Err(WireError::Name(_))));
-        let many = v1::Trusts {
+        let many = v1::TrustedRoots {
             sha256: vec![said.sha256[0].clone(); ROOTS_MAX + 1],
         };
         assert!(matches!(many.read(), Err(WireError::Unexpected(_))));
@@ -942,78 +634,6 @@ mod tests {
         wire[0] = (14 << 3) | 2;
         let read = v1::HubMessage::decode(wire.as_slice()).unwrap();
         assert_eq!(read.kind, None);
-    }
-
-    #[test]
-    fn a_desired_state_arrives_as_it_was_sent() {
-        let sent = v1::Desired::from(&desired());
-        assert_eq!(DesiredState::try_from(sent).unwrap(), desired());
-    }
-
-    #[test]
-    fn desired_state_with_wrong_digest_is_rejected() {
-        let mut sent = v1::Desired::from(&desired());
-        sent.paused = false;
-        assert!(matches!(
-            DesiredState::try_from(sent),
-            Err(WireError::Digest)
-        ));
-        let mut sent = v1::Desired::from(&desired());
-        sent.drift = None;
-        assert!(matches!(
-            DesiredState::try_from(sent),
-            Err(WireError::Digest)
-        ));
-        let mut sent = v1::Desired::from(&desired());
-        if let Some(drift) = &mut sent.drift {
-            drift.mode = "mend".to_owned();
-        }
-        assert!(matches!(
-            DesiredState::try_from(sent),
-            Err(WireError::Name(_))
-        ));
-        let mut sent = v1::Desired::from(&desired());
-        sent.namespaces = None;
-        assert!(matches!(
-            DesiredState::try_from(sent),
-            Err(WireError::Digest)
-        ));
-        let mut sent = v1::Desired::from(&desired());
-        if let Some(namespaces) = &mut sent.namespaces {
-            namespaces.labels[0].name = "mesh.openkcm.io/created-for".to_owned();
-        }
-        assert!(matches!(
-            DesiredState::try_from(sent),
-            Err(WireError::Name(_))
-        ));
-        let mut sent = v1::Desired::from(&desired());
-        sent.tenant_values = false;
-        assert!(matches!(
-            DesiredState::try_from(sent),
-            Err(WireError::Digest)
-        ));
-        let mut sent = v1::Desired::from(&desired());
-        if let Some(chart) = &mut sent.chart {
-            chart.confidential = None;
-        }
-        assert!(matches!(
-            DesiredState::try_from(sent),
-            Err(WireError::Digest)
-        ));
-        let mut sent = v1::Desired::from(&desired());
-        sent.chart = None;
-        assert!(matches!(
-            DesiredState::try_from(sent),
-            Err(WireError::Missing(_))
-        ));
-        let mut sent = v1::Desired::from(&desired());
-        if let Some(chart) = &mut sent.chart {
-            chart.values = "[]".into();
-        }
-        assert!(matches!(
-            DesiredState::try_from(sent),
-            Err(WireError::Values(_))
-        ));
     }
 
     #[test]
@@ -1076,7 +696,7 @@ mod tests {
             let report = DeploymentReport {
                 uid: "uid-1".to_owned(), observed_generation, gone, applied_chart,
                 state: ClusterState { ready, progress: None, error },
-                deeds: vec![ReportedEvent { at: 1, reason: "DriftHealed".to_owned(), message: "put right".to_owned() }],
+                events: vec![ReportedEvent { at: 1, reason: "DriftHealed".to_owned(), message: "put right".to_owned() }],
             };
             let (read_key, read) = v1::Deployment::new(&key, Some(&report)).read().unwrap();
             prop_assert_eq!(read_key, key);
@@ -1108,7 +728,7 @@ mod tests {
                 applied: version.map(|version| (version, "digest".to_owned())),
                 ahead: version,
             };
-            prop_assert_eq!(MemberReport::from(v1::Member::from(&report)), report);
+            prop_assert_eq!(MemberReport::from(v1::MemberReport::from(&report)), report);
         }
     }
 }

@@ -56,8 +56,8 @@ pub fn agent_message(bytes: &[u8]) -> Option<String> {
     let again = v1::AgentMessage::decode(message.encode_to_vec().as_slice());
     promise!(again.as_ref() == Ok(&message), "it is encoded as {again:?}");
     match message.kind? {
-        Kind::Hello(hello) => hello.trusts.and_then(|trusts| broken_roots(&trusts)),
-        Kind::Trusts(trusts) => broken_roots(&trusts),
+        Kind::Hello(hello) => hello.trusted_roots.as_ref().and_then(broken_roots),
+        Kind::TrustedRoots(roots) => broken_roots(&roots),
         Kind::Applied(applied) => {
             let read = applied.read()?;
             let again = v1::Applied::new(read.0, read.1.clone()).read();
@@ -68,7 +68,7 @@ pub fn agent_message(bytes: &[u8]) -> Option<String> {
         Kind::Report(report) => {
             let member = report.member.map(MemberReport::from);
             let member = member.and_then(|member| {
-                let again = MemberReport::from(v1::Member::from(&member));
+                let again = MemberReport::from(v1::MemberReport::from(&member));
                 promise!(again == member, "{member:?} is {again:?}");
                 None
             });
@@ -80,13 +80,13 @@ pub fn agent_message(bytes: &[u8]) -> Option<String> {
     }
 }
 
-fn broken_roots(trusts: &v1::Trusts) -> Option<String> {
-    let roots = match trusts.read() {
+fn broken_roots(trusted: &v1::TrustedRoots) -> Option<String> {
+    let roots = match trusted.read() {
         Ok(roots) => roots,
         Err(error) => return unfit(&chain(&error)),
     };
     promise!(roots.len() <= ROOTS_MAX, "{} roots", roots.len());
-    let again = v1::Trusts::new(&roots).read();
+    let again = v1::TrustedRoots::new(&roots).read();
     promise!(
         again.as_ref().is_ok_and(|again| *again == roots),
         "{roots:?} are {again:?}"
@@ -133,7 +133,7 @@ mod tests {
                 message: message.to_owned(),
             }),
             next: Some(v1::Next {
-                what: "Retry".to_owned(),
+                step: "Retry".to_owned(),
                 at: Some(1_800_000_000),
                 attempts: 2,
             }),
@@ -149,7 +149,7 @@ mod tests {
                 tenant("acme", Some(state("release installed"))),
                 tenant("acme", None),
             ],
-            member: Some(v1::Member {
+            member: Some(v1::MemberReport {
                 ready: true,
                 holder: Some("pod-1".to_owned()),
                 applied: Some(v1::Applied {
@@ -159,7 +159,7 @@ mod tests {
                     }),
                     digest: "ab".to_owned(),
                 }),
-                ..v1::Member::default()
+                ..v1::MemberReport::default()
             }),
             complete: Some(1),
             deployments: vec![v1::Deployment {
@@ -169,7 +169,7 @@ mod tests {
                     uid: "uid-1".to_owned(),
                     gone: false,
                     state: Some(state("release installed")),
-                    deeds: vec![v1::Deed {
+                    events: vec![v1::ReportedEvent {
                         at: 1,
                         reason: "DriftHealed".to_owned(),
                         message: "one".to_owned(),
@@ -186,7 +186,7 @@ mod tests {
                 }),
             }],
         };
-        let trusts = v1::Trusts {
+        let trusts = v1::TrustedRoots {
             sha256: vec![vec![7; 32].into()],
         };
         let said = |kind| v1::AgentMessage { kind: Some(kind) }.encode_to_vec();
@@ -196,14 +196,14 @@ mod tests {
                 ..v1::Report::default()
             }))
         };
-        let many = v1::Trusts {
+        let many = v1::TrustedRoots {
             sha256: vec![vec![7; 32].into(); ROOTS_MAX + 1],
         };
         let hello = v1::Hello {
             protocol_min: 1,
             protocol_max: 1,
             agent_version: "0.1.0".to_owned(),
-            trusts: Some(trusts.clone()),
+            trusted_roots: Some(trusts.clone()),
             ..v1::Hello::default()
         };
         shared::write(
@@ -215,7 +215,10 @@ mod tests {
                     of_tenant(tenant("acme", Some(state(&"ä".repeat(800))))),
                 ),
                 ("good-hello", said(agent_message::Kind::Hello(hello))),
-                ("good-trusts", said(agent_message::Kind::Trusts(trusts))),
+                (
+                    "good-trusts",
+                    said(agent_message::Kind::TrustedRoots(trusts)),
+                ),
                 (
                     "good-heartbeat",
                     said(agent_message::Kind::Heartbeat(v1::Heartbeat::default())),
@@ -228,57 +231,39 @@ mod tests {
                     "refused-no-state",
                     of_tenant(tenant("a", Some(v1::TenantState::default()))),
                 ),
-                ("refused-roots", said(agent_message::Kind::Trusts(many))),
+                (
+                    "refused-roots",
+                    said(agent_message::Kind::TrustedRoots(many)),
+                ),
                 ("refused-cut", vec![0x12, 0x20, 0x0a]),
             ],
         );
-        let desired = v1::Desired {
-            version: Some(v1::Version {
-                epoch: 1,
-                generation: 2,
-            }),
-            chart: Some(v1::Chart {
-                repo: "https://example.com".to_owned(),
-                name: "small".to_owned(),
-                version: "1.0.0".to_owned(),
-                values: br#"{"a":{"b":[1,null,0.1]}}"#.to_vec().into(),
-                confidential: Some(v1::Confidential {
-                    salt: "salt".to_owned(),
-                    paths: vec!["/a/b".to_owned()],
-                }),
-                ..v1::Chart::default()
-            }),
-            drift: Some(v1::Drift {
-                mode: "heal".to_owned(),
-                interval_seconds: 60,
-            }),
-            wait: "hooks".to_owned(),
-            deployments: vec![v1::DeploymentOrder {
-                namespace: "acme".to_owned(),
-                name: "small".to_owned(),
-                uid: "uid-1".to_owned(),
-                ..v1::DeploymentOrder::default()
+        let desired = serde_json::json!({
+            "version": {"epoch": 1, "generation": 2},
+            "chart": {
+                "repo": "https://example.com", "name": "small", "version": "1.0.0", "install_crds": false,
+                "values": {"a": {"b": [1, null, 0.1]}},
+                "confidential": {"salt": "salt", "paths": ["/a/b"]},
+            },
+            "paused": false,
+            "drift": {"mode": "heal", "interval_seconds": 60},
+            "wait": "hooks",
+            "deployments": [
+                {"namespace": "acme", "name": "small", "uid": "uid-1", "generation": 1, "created": 1},
+            ],
+            "placed": [{
+                "namespace": "acme", "name": "small", "uid": "uid-1", "generation": 1,
+                "spec": {"values": {"a": 1.5e300}},
             }],
-            placed: vec![v1::PlacedOrder {
-                namespace: "acme".to_owned(),
-                name: "small".to_owned(),
-                uid: "uid-1".to_owned(),
-                values: Some(br#"{"a":1.5e300}"#.to_vec().into()),
-                ..v1::PlacedOrder::default()
-            }],
-            namespaces: Some(v1::NamespaceConfiguration {
-                labels: vec![v1::Annotation {
-                    name: "team".to_owned(),
-                    value: "a".to_owned(),
-                }],
-                annotations: Vec::new(),
-            }),
-            ..v1::Desired::default()
-        };
-        let ordered = |change: fn(&mut v1::Desired)| {
+            "namespaceConfiguration": {"labels": {"team": "a"}},
+        });
+        let ordered = |change: fn(&mut serde_json::Value)| {
             let mut desired = desired.clone();
             change(&mut desired);
-            let kind = Some(hub_message::Kind::Desired(desired));
+            let kind = Some(hub_message::Kind::Desired(v1::Desired {
+                state: desired.to_string().into(),
+                digest: String::new(),
+            }));
             v1::HubMessage { kind }.encode_to_vec()
         };
         let roots = v1::Roots {
@@ -292,37 +277,44 @@ mod tests {
             "hub_message",
             &[
                 ("good-desired", ordered(|_| {})),
-                ("good-plain", ordered(|desired| desired.deployments.clear())),
+                (
+                    "good-plain",
+                    ordered(|desired| desired["deployments"] = serde_json::json!([])),
+                ),
                 ("good-roots", roots.encode_to_vec()),
-                ("refused-no-chart", ordered(|desired| desired.chart = None)),
+                (
+                    "refused-no-chart",
+                    ordered(|desired| desired["chart"] = serde_json::Value::Null),
+                ),
                 (
                     "refused-mode",
-                    ordered(|desired| desired.drift.as_mut().unwrap().mode.clear()),
+                    ordered(|desired| desired["drift"]["mode"] = "".into()),
                 ),
                 (
                     "refused-wait",
-                    ordered(|desired| desired.wait = "never".to_owned()),
+                    ordered(|desired| desired["wait"] = "never".into()),
                 ),
                 (
                     "refused-uid",
-                    ordered(|desired| desired.placed[0].uid.clear()),
+                    ordered(|desired| desired["placed"][0]["uid"] = "".into()),
                 ),
                 (
                     "refused-values",
-                    ordered(|desired| desired.placed[0].values = Some("[]".into())),
+                    ordered(|desired| {
+                        desired["placed"][0]["spec"]["values"] = serde_json::json!([])
+                    }),
                 ),
                 (
                     "found-long-values",
                     ordered(|desired| {
-                        let long = format!("{:?}", "a".repeat(5000));
-                        desired.placed[0].values = Some(long.into());
+                        desired["placed"][0]["spec"]["values"] = "a".repeat(5000).into();
                     }),
                 ),
                 (
                     "refused-label",
                     ordered(|desired| {
-                        desired.namespaces.as_mut().unwrap().labels[0].name =
-                            "mesh.openkcm.io/a".to_owned();
+                        desired["namespaceConfiguration"]["labels"]["mesh.openkcm.io/a"] =
+                            "a".into();
                     }),
                 ),
             ],

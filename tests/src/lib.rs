@@ -16,6 +16,7 @@ pub mod gate;
 pub mod held;
 pub mod helm_watch;
 pub mod hub;
+pub mod kubeconfig;
 pub mod kubelet;
 pub mod membership;
 pub mod merge;

@@ -96,7 +96,7 @@ impl<'a> Scenario<'a> {
         self
     }
 
-    /// Installs version 1.0.0 of another chart. It gets only the values of `values`.
+    /// Installs version 1.0.0 of this chart instead. By default, it gets no values.
     #[must_use]
     pub fn chart(mut self, source: ChartSource, name: &'a str) -> Self {
         self.chart = Some((source, name));

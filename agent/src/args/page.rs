@@ -1,4 +1,4 @@
-//! `docs/agent-flags.md`, which is made of the flags themselves.
+//! `docs/reference/agent-flags.md`, which is made of the flags themselves.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -14,7 +14,7 @@ const PREFACE: &str = "\
 
 What counts, the strongest first: the flag, its variable, the default. Durations are Go durations (`180s`, `3m`, `1h30m`).
 Wrong usage ends with status 2. What the agent's chart has a value for is in its
-[README](../charts/krypton-agent/README.md); any other flag goes into `extraArgs`, any other variable into `extraEnvs`.
+[README](../../charts/krypton-agent/README.md); any other flag goes into `extraArgs`, any other variable into `extraEnvs`.
 ";
 
 /// Variables that no flag is for.
@@ -92,7 +92,7 @@ fn markdown() -> String {
 
 #[test]
 fn docs_agent_flags_page_is_current() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/agent-flags.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/agent-flags.md");
     let expected = markdown();
     if std::env::var_os("WRITE_DOCS").is_some() {
         std::fs::write(&path, &expected).unwrap();
@@ -100,7 +100,7 @@ fn docs_agent_flags_page_is_current() {
     let found = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(
         found == expected,
-        "docs/agent-flags.md is stale; write it with: WRITE_DOCS=1 cargo test -p krypton-agent docs_agent_flags"
+        "docs/reference/agent-flags.md is stale; write it with: WRITE_DOCS=1 cargo test -p krypton-agent docs_agent_flags"
     );
 }
 

@@ -1,10 +1,9 @@
 //! Finds the join bundle and decides whether the agent must enroll.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Secret;
-use krypton_runtime::access::reason_of;
+use krypton_runtime::call::{ApiError, call};
 use krypton_types::join_bundle::{BUNDLE_MAX_BYTES, BundleError, JoinBundle};
 use kube::Client;
 use kube::api::Api;
@@ -15,7 +14,6 @@ use crate::credentials::store::Enrolled;
 
 /// Key of the bundle in its Secret.
 pub const KEY: &str = "bundle.yaml";
-const DEADLINE: Duration = Duration::from_secs(10);
 
 /// Sources of the join bundle, in order of precedence.
 #[derive(Clone, Debug)]
@@ -56,34 +54,15 @@ pub enum JoinError {
     )]
     Nowhere { namespace: String, name: String },
     #[error(
-        "this agent may not get Secret {namespace}/{name}, where the join bundle may be: {reason}; give its service account, or the user of its kubeconfig, the right to get Secrets in namespace {namespace}, or use --join-file"
+        "the join bundle is not available; grant the right to get this Secret, or use --join-file"
     )]
-    Forbidden {
-        namespace: String,
-        name: String,
-        reason: String,
-    },
-    #[error("reading Secret {namespace}/{name}, where the join bundle may be, failed")]
-    Call {
-        namespace: String,
-        name: String,
-        #[source]
-        source: kube::Error,
-    },
-    #[error("reading Secret {namespace}/{name}, where the join bundle may be: no answer within {} s", DEADLINE.as_secs())]
-    Deadline { namespace: String, name: String },
+    Api(#[from] ApiError),
 }
 
 impl JoinError {
     /// Returns whether a retry can succeed without a change by the user.
     pub fn may_pass(&self) -> bool {
-        match self {
-            Self::Deadline { .. } => true,
-            Self::Call { source, .. } => {
-                !matches!(source, kube::Error::Api(status) if status.code < 500 && status.code != 429)
-            }
-            _ => false,
-        }
+        matches!(self, Self::Api(error) if error.is_transient())
     }
 }
 
@@ -99,25 +78,11 @@ impl Places {
     async fn in_secret(&self, client: &Client) -> Result<JoinBundle, JoinError> {
         let (namespace, name) = (self.namespace.clone(), self.secret.clone());
         let api: Api<Secret> = Api::namespaced(client.clone(), &namespace);
-        let found = match tokio::time::timeout(DEADLINE, api.get_opt(&name)).await {
-            Ok(Ok(found)) => found,
-            Ok(Err(kube::Error::Api(status))) if status.code == 403 => {
-                let reason = reason_of(&kube::Error::Api(status));
-                return Err(JoinError::Forbidden {
-                    namespace,
-                    name,
-                    reason,
-                });
-            }
-            Ok(Err(source)) => {
-                return Err(JoinError::Call {
-                    namespace,
-                    name,
-                    source,
-                });
-            }
-            Err(_) => return Err(JoinError::Deadline { namespace, name }),
-        };
+        let found = call(
+            format!("reading Secret {namespace}/{name}"),
+            api.get_opt(&name),
+        )
+        .await?;
         let Some(secret) = found else {
             return Err(JoinError::Nowhere { namespace, name });
         };

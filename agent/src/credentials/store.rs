@@ -2,12 +2,11 @@
 //! share the Secret, and the key never leaves the cluster.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Namespace, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use krypton_runtime::access::reason_of;
+use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::tls::{self, Credential, TlsError};
 use krypton_runtime::{cluster, effect};
 use krypton_types::spiffe::{Role, SpiffeError, SpiffeId};
@@ -26,7 +25,6 @@ use crate::credentials::key::KeptSecret;
 
 /// Name of the Secret.
 pub const SECRET: &str = "krypton-agent-identity";
-const DEADLINE: Duration = Duration::from_secs(10);
 /// Limit for certificates in a chain and for roots. A CA rotation needs two roots; the rest is for intermediates.
 const CHAIN_MAX: usize = 8;
 
@@ -145,23 +143,8 @@ impl Enrolled {
 
 #[derive(Debug, Error)]
 pub enum IdentityError {
-    #[error(
-        "this agent may not {verb} {what}: {reason}; give its service account, or the user of its kubeconfig, the right to {verb} {what}"
-    )]
-    Forbidden {
-        verb: &'static str,
-        what: String,
-        reason: String,
-    },
-    #[error("{attempt} {what} failed")]
-    Call {
-        attempt: &'static str,
-        what: String,
-        #[source]
-        source: kube::Error,
-    },
-    #[error("{what}: no answer within {} s", DEADLINE.as_secs())]
-    Deadline { what: String },
+    #[error(transparent)]
+    Api(#[from] ApiError),
     #[error(
         "Secret {namespace}/{SECRET} holds no identity that can be used, and is left as it is; repair it, or delete it and run 'kubectl krypton join' again"
     )]
@@ -175,20 +158,9 @@ pub enum IdentityError {
 }
 
 impl IdentityError {
-    fn is_conflict(&self) -> bool {
-        matches!(self, Self::Call { source, .. } if is_code(source, 409))
-    }
-
     /// Returns whether a retry can succeed without a change by the user.
     pub fn may_pass(&self) -> bool {
-        match self {
-            Self::Deadline { .. } => true,
-            Self::Call { source, .. } => match source {
-                kube::Error::Api(status) => status.code >= 500 || matches!(status.code, 409 | 429),
-                _ => true,
-            },
-            Self::Forbidden { .. } | Self::Unreadable { .. } | Self::Key(_) => false,
-        }
+        matches!(self, Self::Api(error) if error.is_transient())
     }
 }
 
@@ -231,7 +203,7 @@ impl Store {
         };
         let fresh = KeptSecret::new(crate::credentials::secret::written(empty(), &identity));
         let created = match self.create(fresh.as_secret()).await {
-            Err(IdentityError::Call { source, .. }) if is_code(&source, 404) => {
+            Err(error) if error.code() == Some(404) => {
                 self.make_namespace().await?;
                 self.create(fresh.as_secret()).await
             }
@@ -242,15 +214,16 @@ impl Store {
                 identity,
                 secret: KeptSecret::new(secret),
             }),
-            Err(error) if error.is_conflict() => self.read().await?.ok_or(error),
-            Err(error) => Err(error),
+            Err(error) if error.code() == Some(409) => {
+                self.read().await?.ok_or_else(|| error.into())
+            }
+            Err(error) => Err(error.into()),
         }
     }
 
     /// Returns the stored identity, if any.
     pub async fn read(&self) -> Result<Option<Kept>, IdentityError> {
-        let what = format!("Secret {SECRET} in namespace {}", self.namespace);
-        let found = in_time("get", "reading", what, self.secrets().get_opt(SECRET)).await?;
+        let found = call(self.attempt("reading"), self.secrets().get_opt(SECRET)).await?;
         found.map(|secret| self.kept(secret)).transpose()
     }
 
@@ -261,20 +234,21 @@ impl Store {
             kept.secret.into_secret(),
             &identity,
         ));
-        let what = format!("Secret {SECRET} in namespace {}", self.namespace);
         let (api, params) = (self.secrets(), PostParams::default());
-        let replaced = effect!(
+        let request = effect!(
             "identity.keep",
             api.replace(SECRET, &params, next.as_secret())
         );
-        match in_time("update", "writing", what, replaced).await {
+        match call(self.attempt("writing"), request).await {
             Ok(secret) => Ok(Kept {
                 identity,
                 secret: KeptSecret::new(secret),
             }),
             // After a lost conflict, use the stored identity instead of creating another one.
-            Err(error) if error.is_conflict() => self.read().await?.ok_or(error),
-            Err(error) => Err(error),
+            Err(error) if error.code() == Some(409) => {
+                self.read().await?.ok_or_else(|| error.into())
+            }
+            Err(error) => Err(error.into()),
         }
     }
 
@@ -288,24 +262,26 @@ impl Store {
         Ok(Kept { identity, secret })
     }
 
-    async fn create(&self, secret: &Secret) -> Result<Secret, IdentityError> {
-        let what = format!("Secrets in namespace {}", self.namespace);
+    async fn create(&self, secret: &Secret) -> Result<Secret, ApiError> {
         let (api, params) = (self.secrets(), PostParams::default());
-        let created = effect!("identity.create", api.create(&params, secret));
-        in_time("create", "creating", what, created).await
+        let request = effect!("identity.create", api.create(&params, secret));
+        call(self.attempt("creating"), request).await
     }
 
     async fn make_namespace(&self) -> Result<(), IdentityError> {
         let namespace = cluster::own_namespace(&self.namespace);
         let api: Api<Namespace> = Api::all(self.client.clone());
         let params = PostParams::default();
-        let what = format!("namespaces ({} is missing)", self.namespace);
-        let made = effect!("identity.namespace", api.create(&params, &namespace));
-        match in_time("create", "creating", what, made).await {
+        let request = effect!("identity.namespace", api.create(&params, &namespace));
+        match call(format!("creating namespace {}", self.namespace), request).await {
             Ok(_) => Ok(()),
-            Err(error) if error.is_conflict() => Ok(()),
-            Err(error) => Err(error),
+            Err(error) if error.code() == Some(409) => Ok(()),
+            Err(error) => Err(error.into()),
         }
+    }
+
+    fn attempt(&self, verb: &str) -> String {
+        format!("{verb} Secret {}/{SECRET}", self.namespace)
     }
 
     fn secrets(&self) -> Api<Secret> {
@@ -327,34 +303,6 @@ fn empty() -> Secret {
         },
         ..Secret::default()
     }
-}
-
-async fn in_time<T>(
-    verb: &'static str,
-    attempt: &'static str,
-    what: String,
-    call: impl Future<Output = kube::Result<T>>,
-) -> Result<T, IdentityError> {
-    match tokio::time::timeout(DEADLINE, call).await {
-        Ok(Ok(done)) => Ok(done),
-        Ok(Err(source)) if is_code(&source, 403) => Err(IdentityError::Forbidden {
-            verb,
-            what,
-            reason: reason_of(&source),
-        }),
-        Ok(Err(source)) => Err(IdentityError::Call {
-            attempt,
-            what,
-            source,
-        }),
-        Err(_) => Err(IdentityError::Deadline {
-            what: format!("{attempt} {what}"),
-        }),
-    }
-}
-
-fn is_code(error: &kube::Error, code: u16) -> bool {
-    matches!(error, kube::Error::Api(status) if status.code == code)
 }
 
 #[cfg(test)]

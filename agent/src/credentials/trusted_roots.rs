@@ -2,7 +2,7 @@
 //!
 //! The hub announces its roots (`Roots`) only over a session, in which its certificate chains to a trusted root. The
 //! agent stores them in the identity's Secret, uses them for the next connections, and confirms them to the hub
-//! (`Trusts`). The current stream stays open. The agent rejects a set that contains none of the roots it trusts now.
+//! (`TrustedRoots`). The current stream stays open. The agent rejects a set that contains none of the roots it trusts now.
 //!
 //! The rule has these effects and limits:
 //!

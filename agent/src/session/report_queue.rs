@@ -2,7 +2,7 @@
 
 use krypton_proto::REPORTS_PER_MESSAGE;
 use krypton_proto::v1::{
-    Applied, Deployment, Heartbeat, Placed, Report, Tenant, Trusts, agent_message,
+    Applied, Deployment, Heartbeat, Placed, Report, Tenant, TrustedRoots, agent_message,
 };
 use krypton_reconciler::report_store::{ReportStore, SlotKey};
 use krypton_types::deployment::DeploymentKey;
@@ -14,7 +14,7 @@ use krypton_types::tenant::TenantKey;
 #[derive(Debug)]
 pub(super) struct ReportQueue {
     applied: Option<Applied>,
-    trusts: Option<Trusts>,
+    trusted_roots: Option<TrustedRoots>,
     account: Option<Account>,
     heartbeat: bool,
     changed: bool,
@@ -37,7 +37,7 @@ impl ReportQueue {
     pub(super) fn new() -> Self {
         Self {
             applied: None,
-            trusts: None,
+            trusted_roots: None,
             account: Some(Account::new(0)),
             heartbeat: false,
             changed: false,
@@ -51,8 +51,8 @@ impl ReportQueue {
         self.applied = Some(Applied::new(version, digest));
     }
 
-    pub(super) fn trusts(&mut self, trusts: Trusts) {
-        self.trusts = Some(trusts);
+    pub(super) fn trusted_roots(&mut self, trusted_roots: TrustedRoots) {
+        self.trusted_roots = Some(trusted_roots);
     }
 
     /// Restarts the full report. The caller must call [`ReportStore::resend`].
@@ -78,7 +78,7 @@ impl ReportQueue {
 
     pub(super) fn has_something(&self) -> bool {
         self.applied.is_some()
-            || self.trusts.is_some()
+            || self.trusted_roots.is_some()
             || self.account.is_some()
             || self.heartbeat
             || self.changed
@@ -90,8 +90,8 @@ impl ReportQueue {
         if let Some(applied) = self.applied.take() {
             return Some(agent_message::Kind::Applied(applied));
         }
-        if let Some(trusts) = self.trusts.take() {
-            return Some(agent_message::Kind::Trusts(trusts));
+        if let Some(trusted_roots) = self.trusted_roots.take() {
+            return Some(agent_message::Kind::TrustedRoots(trusted_roots));
         }
         if let Some(account) = self.account.take() {
             return Some(agent_message::Kind::Report(
@@ -309,7 +309,7 @@ mod tests {
                 gone: false,
                 applied_chart: String::new(),
                 state: said.state,
-                deeds: Vec::new(),
+                events: Vec::new(),
             };
             report_store.deployment(&deployment(name), Some(said));
             let placed = PlacedReport {

@@ -206,7 +206,7 @@ async fn only_readable_desired_state_reaches_slot() {
     account(&mut session).await;
 
     let mut unreadable = Desired::from(&desired(6));
-    unreadable.paused = true;
+    unreadable.digest.clear();
     session.send(hub_message::Kind::Desired(unreadable)).await;
     for generation in [7, 8, 8] {
         let sent = desired(generation);
@@ -349,7 +349,7 @@ async fn received_roots_are_forwarded_and_kept_ones_reported() {
     let mut session = hub.session().await;
     let hello = session.greet().await;
     let trusted = RootDigest::of_all(&authority.roots());
-    assert_eq!(hello.trusts.unwrap().read().unwrap(), trusted);
+    assert_eq!(hello.trusted_roots.unwrap().read().unwrap(), trusted);
     account(&mut session).await;
 
     let roots = Roots {
@@ -360,7 +360,7 @@ async fn received_roots_are_forwarded_and_kept_ones_reported() {
     told.changed().await.unwrap();
     assert_eq!(told.get(), Some(roots.into()));
     dialer.trust().keep(&authority.roots());
-    let agent_message::Kind::Trusts(said) = next(&mut session).await else {
+    let agent_message::Kind::TrustedRoots(said) = next(&mut session).await else {
         panic!("what is kept is told")
     };
     assert_eq!(said.read().unwrap(), trusted);

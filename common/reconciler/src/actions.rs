@@ -41,7 +41,7 @@ use krypton_types::tenant::Next;
 use kube::api::Api;
 use kube::{Client, Resource};
 use tempfile::TempPath;
-use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::sync::watch;
 use tracing::Span;
 
 use super::helm_queue::Ready;
@@ -86,9 +86,6 @@ pub(super) struct Job {
     pub permitted: bool,
     /// The Helm slot and the chart of a run.
     pub ready: Option<Ready>,
-    /// Released when the job ends; `None` if the job holds a slot.
-    #[expect(dead_code, reason = "it is held, not read")]
-    pub turn: Option<OwnedSemaphorePermit>,
 }
 
 impl Job {

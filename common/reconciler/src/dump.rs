@@ -112,7 +112,7 @@ impl Reconciler {
             lists_complete: self.index.synced(),
             on_record: self.recorded.as_ref().map(|it| it.version.to_string()),
             later_on_record: self.ahead.map(|version| version.to_string()),
-            running: self.running.len(),
+            running: self.jobs.len(),
             owners_in_all: in_all,
             owners,
         }
@@ -139,7 +139,7 @@ impl Reconciler {
             ready: said(|state| Some(state.ready)).map(StateNow::of),
             progress: said(|state| state.progress).map(StateNow::of),
             error: said(|state| state.error).map(StateNow::of),
-            at_work: slot.busy,
+            at_work: self.queue.is_busy(key),
             failed_with: failure.map(|failure| failure.reason),
             attempts: failure.map_or(0, |failure| failure.attempts),
             retry_in_seconds: failure.map(|failure| until(failure.retry_at)),

@@ -30,7 +30,6 @@ pub mod release_record;
 pub mod report_store;
 pub mod run_loop;
 pub mod status;
-mod turns;
 mod watches;
 pub mod workload;
 mod workspaces;

@@ -8,10 +8,13 @@ use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_crds::tenant::Tenant;
 use krypton_helm::driver::is_suspended;
+use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::effect;
 use krypton_runtime::newest::Newest as _;
-use krypton_runtime::retry::backoff;
+use krypton_runtime::retry::Backoff;
+use krypton_runtime::tasks::KeyedTasks;
+use krypton_runtime::work_queue::{Outcome, WorkQueue};
 use krypton_types::conditions::{State, Truth, reason};
 use krypton_types::desired::DesiredState;
 use krypton_types::error_chain::chain;
@@ -20,7 +23,7 @@ use krypton_types::placed_tenant::{PlacedReport, PlacedTenant};
 use krypton_types::tenant::TenantKey;
 use kube::Client;
 use kube::api::{Api, DeleteParams, PostParams, Preconditions};
-use tokio::task::{Id, JoinError, JoinSet};
+use tokio::task::JoinError;
 use tracing::field::Empty;
 use tracing::{Instrument as _, Span};
 
@@ -30,47 +33,31 @@ use crate::owner::OwnerKey;
 use crate::placement::{self, PlacementStep, View};
 use crate::run_loop::{AFTER_CONFLICT, ListedUnder, Reconciler};
 
-const DEADLINE: Duration = Duration::from_secs(10);
 /// Maximum number of orders with a request in flight. It protects the API server from two thousand orders at the same
 /// time.
 const CALLS: usize = 8;
-/// Time without a write after which the pause between writes resets. Until then, each write doubles the pause, in
-/// case another client keeps reverting it.
-const QUIET_AFTER: Duration = Duration::from_secs(300);
-/// Longest pause between two writes.
-const ANSWER_EVERY: Duration = Duration::from_secs(30);
+const CONFLICT: Backoff = Backoff {
+    first: AFTER_CONFLICT,
+    max: AFTER_CONFLICT.saturating_mul(64),
+};
 /// Number of stale results in a row to report. A watch is rarely this many checks behind the API server.
 pub(super) const STALE_IS_SAID: u32 = 5;
 
 /// The placement orders of the current desired state, with their progress.
-#[derive(Default)]
 pub(super) struct PlacedTenants {
     orders: BTreeMap<TenantKey, Arc<PlacedTenant>>,
-    slots: BTreeMap<TenantKey, Slot>,
-    dirty: BTreeSet<TenantKey>,
-    wakes: BTreeSet<(BootTime, TenantKey)>,
-    pub(super) jobs: JoinSet<Box<Done>>,
-    running: BTreeMap<Id, TenantKey>,
-}
-
-#[derive(Default)]
-pub(crate) struct Slot {
-    pub busy: bool,
-    pub not_before: Option<BootTime>,
-    failures: u32,
-    /// Number of successful writes in quick succession, and the time of the last one.
-    writes: u32,
-    written: BootTime,
-    /// UID of the Tenant whose removal a read from the API server has confirmed.
-    gone: Option<String>,
+    queue: WorkQueue<TenantKey>,
+    /// UIDs of the Tenants whose removal a read from the API server has confirmed.
+    gone: BTreeMap<TenantKey, String>,
+    pub(super) jobs: KeyedTasks<TenantKey, Done>,
 }
 
 /// Result of a step.
 pub(super) struct Done {
-    key: TenantKey,
     order: Arc<PlacedTenant>,
     result: Result<Step, Fault>,
-    said: Option<State>,
+    /// Report of the confirmed removal.
+    confirmed: Option<State>,
 }
 
 enum Step {
@@ -88,42 +75,48 @@ enum Fault {
 }
 
 impl PlacedTenants {
+    pub(super) fn new(retry_max: Duration) -> Self {
+        Self {
+            orders: BTreeMap::new(),
+            queue: WorkQueue::new(CALLS, CONFLICT, Backoff::up_to(retry_max)),
+            gone: BTreeMap::new(),
+            jobs: KeyedTasks::default(),
+        }
+    }
+
     /// Replaces the orders and returns the keys that are no longer ordered. Their Tenants stay on the member.
     pub(super) fn ordered(&mut self, orders: &[PlacedTenant]) -> Vec<TenantKey> {
         let next: BTreeMap<TenantKey, &PlacedTenant> =
             orders.iter().map(|order| (order.key(), order)).collect();
         let gone = |key: &&TenantKey| !next.contains_key(*key);
         let left: Vec<TenantKey> = self.orders.keys().filter(gone).cloned().collect();
-        self.orders.retain(|key, _| next.contains_key(key));
-        self.slots
-            .retain(|key, slot| slot.busy || next.contains_key(key));
+        for key in &left {
+            self.orders.remove(key);
+            self.gone.remove(key);
+            self.queue.forget(key);
+        }
         for (key, order) in next {
             if self.orders.get(&key).is_none_or(|known| **known != *order) {
                 self.orders.insert(key.clone(), Arc::new(order.clone()));
                 // Earlier failures belong to the previous order.
-                if let Some(slot) = self.slots.get_mut(&key) {
-                    (slot.not_before, slot.failures) = (None, 0);
-                }
-                self.dirty.insert(key);
+                self.queue.reset(&key);
+                self.queue.add(key);
             }
         }
         left
     }
 
     pub(super) fn all(&mut self) {
-        self.dirty.extend(self.orders.keys().cloned());
+        self.queue.extend(self.orders.keys().cloned());
     }
 
     /// Marks the orders of these Tenants as changed.
-    pub(super) fn touch(&mut self, keys: &BTreeSet<OwnerKey>) {
-        if self.orders.is_empty() {
-            return;
-        }
+    pub(super) fn touch<'a>(&mut self, keys: impl IntoIterator<Item = &'a OwnerKey>) {
         for key in keys {
             if let OwnerKey::Tenant(key) = key
                 && self.orders.contains_key(key)
             {
-                self.dirty.insert(key.clone());
+                self.queue.add(key.clone());
             }
         }
     }
@@ -131,29 +124,29 @@ impl PlacedTenants {
     /// Marks the orders in these namespaces as changed.
     pub(super) fn touch_namespaces(&mut self, namespaces: &BTreeSet<String>) {
         let inside = |key: &&TenantKey| namespaces.contains(&key.namespace);
-        self.dirty
-            .extend(self.orders.keys().filter(inside).cloned());
+        let inside = self.orders.keys().filter(inside).cloned();
+        self.queue.extend(inside);
     }
 
-    pub(crate) fn wake(&self) -> Option<BootTime> {
-        self.wakes.first().map(|(at, _)| *at)
+    /// Returns the next time at which one is due. A due one waits for an event.
+    pub(crate) fn wake(&self, now: BootTime) -> Option<BootTime> {
+        self.queue.wake().filter(|at| *at > now)
     }
 
-    /// Takes the next changed Tenant that does not wait to be restored.
-    fn take_dirty(&mut self, is_kept: impl Fn(&TenantKey) -> bool) -> Option<TenantKey> {
-        let next = self.dirty.iter().find(|key| !is_kept(key)).cloned()?;
-        self.dirty.take(&next)
+    /// Takes the next due order whose Tenant does not wait to be restored.
+    fn next(&mut self, now: BootTime, is_kept: impl Fn(&TenantKey) -> bool) -> Option<TenantKey> {
+        while let Some(key) = self.queue.pop(now) {
+            if !is_kept(&key) {
+                return Some(key);
+            }
+            self.queue.park(key);
+        }
+        None
     }
 }
 
 impl Reconciler {
     pub(super) fn reconcile_placed(&mut self, now: BootTime) {
-        while let Some((at, key)) = self.placed_tenants.wakes.first().cloned()
-            && at <= now
-        {
-            self.placed_tenants.wakes.remove(&(at, key.clone()));
-            self.placed_tenants.dirty.insert(key);
-        }
         // Until all Tenants are listed under the current schema, a missing Tenant proves nothing.
         let listed = self.index.synced()
             && self.index.crd() == Some(CrdState::Present)
@@ -164,63 +157,47 @@ impl Reconciler {
         let Some(desired) = self.recorded.clone().filter(|_| listed && acts) else {
             return;
         };
-        while self.placed_tenants.jobs.len() < CALLS
-            && let Some(key) = self.placed_tenants.take_dirty(|key| {
-                let waiting = self.waiting.as_ref();
-                waiting.is_none_or(|waiting| waiting.contains_key(key))
-            })
-        {
-            self.place(&key, &desired, now);
+        self.placed_tenants.queue.unpark();
+        while let Some(key) = self.placed_tenants.next(now, |key| {
+            let waiting = self.waiting.as_ref();
+            waiting.is_none_or(|waiting| waiting.contains_key(key))
+        }) {
+            self.place(key, &desired);
         }
     }
 
-    fn place(&mut self, key: &TenantKey, desired: &Arc<DesiredState>, now: BootTime) {
-        let Some(order) = self.placed_tenants.orders.get(key).cloned() else {
+    fn place(&mut self, key: TenantKey, desired: &Arc<DesiredState>) {
+        let Some(order) = self.placed_tenants.orders.get(&key).cloned() else {
             return;
         };
-        let slot = self.placed_tenants.slots.entry(key.clone()).or_default();
-        // A busy order is checked again when its step is done.
-        if slot.busy {
-            return;
-        }
-        if let Some(at) = slot.not_before
-            && now < at
-        {
-            self.placed_tenants.wakes.insert((at, key.clone()));
-            return;
-        }
         let namespace = self.index.workspaces.get(&key.namespace);
         let view = View {
-            found: self.index.tenants.get(key).map(Arc::as_ref),
+            found: self.index.tenants.get(&key).map(Arc::as_ref),
             terminating: namespace.map(|namespace| namespace.terminating),
             held: held(&order, desired),
         };
         let step = match placement::decide(&order, &view) {
             PlacementStep::Settled(state) => {
-                slot.failures = 0;
-                self.say(&order, state, false);
-                return;
+                self.placed_tenants.queue.reset(&key);
+                return self.report_placed(&order, state, false);
             }
-            PlacementStep::Confirm(state) if slot.gone.as_ref() == Some(&order.uid) => {
-                self.say(&order, state, true);
-                return;
+            PlacementStep::Confirm(state)
+                if self.placed_tenants.gone.get(&key) == Some(&order.uid) =>
+            {
+                return self.report_placed(&order, state, true);
             }
             step => step,
         };
-        slot.busy = true;
-        let performer = Arc::clone(&self.performer);
-        let of = key.clone();
-        let member = &*self.member.name;
-        let generation = order.generation;
         let span = tracing::error_span!(
             "placing",
             tenant = %key,
-            member,
-            generation,
+            member = &*self.member.name,
+            generation = order.generation,
             outcome = Empty
         );
+        let performer = Arc::clone(&self.performer);
         let placing = async move {
-            let said = match &step {
+            let confirmed = match &step {
                 PlacementStep::Confirm(state) => Some(state.clone()),
                 _ => None,
             };
@@ -231,18 +208,18 @@ impl Reconciler {
                 Err(Fault::Shown(_)) => "failed",
             };
             Span::current().record("outcome", outcome);
-            Box::new(Done {
-                key: of,
+            Done {
                 order,
                 result,
-                said,
-            })
+                confirmed,
+            }
         };
-        let job = self.placed_tenants.jobs.spawn(placing.instrument(span));
-        self.placed_tenants.running.insert(job.id(), key.clone());
+        let placed_tenants = &mut self.placed_tenants;
+        placed_tenants.queue.start(key.clone());
+        placed_tenants.jobs.spawn(key, placing.instrument(span));
     }
 
-    fn say(&self, order: &PlacedTenant, state: State, gone: bool) {
+    fn report_placed(&self, order: &PlacedTenant, state: State, gone: bool) {
         let report = PlacedReport {
             uid: order.uid.clone(),
             observed_generation: order.generation,
@@ -252,78 +229,57 @@ impl Reconciler {
         self.report_store.placed(&order.key(), Some(report));
     }
 
-    pub(super) fn finish_placed(&mut self, done: Result<(Id, Box<Done>), JoinError>) {
+    pub(super) fn finish_placed(&mut self, (key, done): (TenantKey, Result<Done, JoinError>)) {
         let now = BootTime::now();
-        let (key, done) = match done {
-            Ok((job, done)) => {
-                self.placed_tenants.running.remove(&job);
-                (done.key.clone(), Some(*done))
-            }
-            Err(error) => {
-                tracing::error!(%error, member = %self.member.name, "placing a Tenant ended badly");
-                let Some(key) = self.placed_tenants.running.remove(&error.id()) else {
-                    return;
-                };
-                (key, None)
-            }
-        };
+        let queue = &mut self.placed_tenants.queue;
         let Some(ordered) = self.placed_tenants.orders.get(&key) else {
             // The home cluster has withdrawn the order, so there is nothing to report.
-            self.placed_tenants.slots.remove(&key);
-            return;
+            queue.done(&key, Outcome::Done, now, 0.0);
+            return queue.forget(&key);
         };
-        let current = done
-            .as_ref()
-            .is_some_and(|done| Arc::ptr_eq(&done.order, ordered));
-        self.placed_tenants.dirty.insert(key.clone());
-        let retry_max = self.member.retry_max;
-        let slot = self.placed_tenants.slots.entry(key).or_default();
-        slot.busy = false;
-        let Some(done) = done else {
-            slot.not_before = Some(BootTime(now.0 + retry_max));
-            return;
+        let done = match done {
+            Ok(done) => done,
+            Err(error) => {
+                tracing::error!(%error, member = %self.member.name, tenant = %key, "placing a Tenant panicked");
+                let again = Outcome::Again(BootTime(now.0 + self.member.retry_max));
+                return queue.done(&key, again, now, 0.0);
+            }
         };
-        let mut words = None;
-        match done.result {
+        // If the order has changed, the next step reports its state.
+        let current = Arc::ptr_eq(&done.order, ordered);
+        let outcome = match &done.result {
+            Ok(Step::Written(_)) => Outcome::Wrote,
+            Ok(Step::Gone) => Outcome::Again(now),
+            Err(Fault::Stale) => Outcome::Conflict,
+            Err(Fault::Shown(_)) => Outcome::Failed,
+        };
+        queue.done(&key, outcome, now, rand::random());
+        let (failures, pause) = (queue.failures(&key), queue.not_before(&key).since(now));
+        let report = match done.result {
             Ok(Step::Written(tenant)) => {
-                if now.since(slot.written) > QUIET_AFTER {
-                    slot.writes = 0;
-                }
-                let pause = AFTER_CONFLICT.saturating_mul(1 << slot.writes.min(10));
-                slot.not_before = Some(BootTime(now.0 + pause.min(ANSWER_EVERY)));
-                (slot.writes, slot.written, slot.failures) = (slot.writes + 1, now, 0);
-                if let Some(tenant) = tenant {
-                    let dirty = self.index.tenant_written(*tenant);
-                    self.dirty.extend(dirty);
-                }
+                let dirty = tenant.map(|tenant| self.index.tenant_written(*tenant));
+                self.owners_changed(dirty.unwrap_or_default());
+                None
             }
             Ok(Step::Gone) => {
-                (slot.gone, slot.failures) = (Some(done.order.uid.clone()), 0);
-                words = done.said.map(|state| (state, true));
+                let gone = &mut self.placed_tenants.gone;
+                gone.insert(key, done.order.uid.clone());
+                done.confirmed.map(|state| (state, true))
             }
-            Err(Fault::Stale) => {
-                let pause = AFTER_CONFLICT.saturating_mul(1 << slot.failures.min(6));
-                slot.failures += 1;
-                slot.not_before = Some(BootTime(now.0 + pause));
-                if slot.failures > STALE_IS_SAID {
-                    let message = "what is on this cluster is not what can be seen of it: a Tenant of this name cannot be read, or changes all the time";
-                    let state = State::new(Truth::Unknown, reason::NOT_WRITTEN, message);
-                    words = Some((state, false));
-                }
-            }
+            Err(Fault::Stale) => (failures > STALE_IS_SAID).then(|| {
+                let message = "what is on this cluster is not what can be seen of it: a Tenant of this name cannot be read, or changes all the time";
+                let state = State::new(Truth::Unknown, reason::NOT_WRITTEN, message);
+                (state, false)
+            }),
             Err(Fault::Shown(state)) => {
-                slot.failures += 1;
-                let pause = backoff(slot.failures, retry_max, rand::random());
-                slot.not_before = Some(BootTime(now.0 + pause));
-                tracing::warn!(member = %self.member.name, tenant = %done.key,
+                tracing::warn!(member = %self.member.name, tenant = %key,
                     generation = done.order.generation, reason = state.reason,
                     problem = state.message, retry_in_seconds = pause.as_secs(), "not placed");
-                words = Some((state, false));
+                Some((state, false))
             }
-        }
-        // If the order has changed, the next check reports its state.
-        if let Some((state, gone)) = words.filter(|_| current) {
-            self.say(&done.order, state, gone);
+        };
+        if let Some((state, gone)) = report.filter(|_| current) {
+            self.report_placed(&done.order, state, gone);
         }
     }
 }
@@ -351,14 +307,14 @@ impl ActionRunner {
             PlacementStep::CreateNamespace => create_namespace(client, &order.namespace).await,
             PlacementStep::Create(tenant) => {
                 let call = effect!("placement.create", api.create(&params, &tenant));
-                let made = in_time("making the Tenant", call).await?;
+                let made = requested("making the Tenant", call).await?;
                 Ok(Step::Written(Some(Box::new(made))))
             }
             PlacementStep::Update(tenant) => {
                 // The replacement carries the resourceVersion of the view, and thus its UID.
                 let call = api.replace(&order.name, &params, &tenant);
                 let call = effect!("placement.update", call);
-                let written = in_time("updating the Tenant", call).await?;
+                let written = requested("updating the Tenant", call).await?;
                 Ok(Step::Written(Some(Box::new(written))))
             }
             PlacementStep::Delete(uid) => {
@@ -373,12 +329,12 @@ impl ActionRunner {
                     ..DeleteParams::default()
                 };
                 let call = effect!("placement.delete", api.delete(&order.name, &params));
-                in_time("deleting the Tenant", call).await?;
+                requested("deleting the Tenant", call).await?;
                 Ok(Step::Written(None))
             }
             PlacementStep::Confirm(_) => {
                 let looking = looked_for(&api, &order.name);
-                let found = in_time("looking for the Tenant", looking).await?;
+                let found = requested("looking for the Tenant", looking).await?;
                 match placement::confirmed(order, found.as_ref()) {
                     true => Ok(Step::Gone),
                     false => Err(Fault::Stale),
@@ -420,7 +376,7 @@ async fn create_namespace(client: Client, name: &str) -> Result<Step, Fault> {
     let api: Api<Namespace> = Api::all(client);
     let params = PostParams::default();
     let call = effect!("placement.namespace", api.create(&params, &namespace));
-    in_time("making the namespace", call).await?;
+    requested("making the namespace", call).await?;
     Ok(Step::Written(None))
 }
 
@@ -431,25 +387,29 @@ fn still_ordered(order: &PlacedTenant, now: &DesiredState) -> bool {
     newest.is_some_and(|newest| newest.remove && !newest.paused) && !now.paused
 }
 
-async fn in_time<T>(what: &str, call: impl Future<Output = kube::Result<T>>) -> Result<T, Fault> {
-    let shown = |why: &str, message: String| {
-        let message = format!("{what}: {message}");
-        Err(Fault::Shown(State::new(Truth::False, why, message)))
-    };
-    match tokio::time::timeout(DEADLINE, call).await {
-        Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(kube::Error::Api(status))) => match status.code {
-            404 | 409 => Err(Fault::Stale),
-            _ if is_suspended(&status.message) => shown(reason::SUSPENDED, status.message.clone()),
-            403 => shown(reason::FORBIDDEN, status.message.clone()),
-            422 => shown(reason::NOT_ADMITTED, status.message.clone()),
-            _ => shown(reason::NOT_WRITTEN, status.message.clone()),
+async fn requested<T>(
+    attempt: &'static str,
+    request: impl Future<Output = kube::Result<T>>,
+) -> Result<T, Fault> {
+    call(attempt, request).await.map_err(|error| {
+        let reason = match error.status() {
+            Some(status) if matches!(status.code, 404 | 409) => return Fault::Stale,
+            Some(status) if is_suspended(&status.message) => reason::SUSPENDED,
+            Some(status) if status.code == 403 => reason::FORBIDDEN,
+            Some(status) if status.code == 422 => reason::NOT_ADMITTED,
+            _ => reason::NOT_WRITTEN,
+        };
+        Fault::Shown(State::new(Truth::False, reason, message(attempt, &error)))
+    })
+}
+
+fn message(attempt: &str, error: &ApiError) -> String {
+    match error {
+        ApiError::Failed { source, .. } => match &**source {
+            kube::Error::Api(status) => format!("{attempt}: {}", status.message),
+            source => format!("{attempt}: {}", chain(source)),
         },
-        Ok(Err(error)) => shown(reason::NOT_WRITTEN, chain(&error)),
-        Err(_) => {
-            let message = format!("no answer within {} s", DEADLINE.as_secs());
-            shown(reason::NOT_WRITTEN, message)
-        }
+        ApiError::Timeout { .. } => error.to_string(),
     }
 }
 
@@ -467,33 +427,36 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn unlisted_orders_are_forgotten_and_only_changes_dirty() {
-        let mut placed_tenants = PlacedTenants::default();
+    fn due(placed_tenants: &mut PlacedTenants) -> Vec<TenantKey> {
+        std::iter::from_fn(|| placed_tenants.next(BootTime::default(), |_| false)).collect()
+    }
+
+    #[test]
+    fn unlisted_orders_are_forgotten_and_only_changes_are_due() {
+        let mut placed_tenants = PlacedTenants::new(Duration::ZERO);
         let (a, b) = (order("a", false), order("b", false));
         assert_eq!(placed_tenants.ordered(&[a.clone(), b.clone()]), []);
-        assert_eq!(placed_tenants.dirty, [a.key(), b.key()].into());
-        placed_tenants.dirty.clear();
+        assert_eq!(due(&mut placed_tenants), [a.key(), b.key()]);
         let gone = order("b", true);
         assert_eq!(placed_tenants.ordered(&[a.clone(), gone.clone()]), []);
-        assert_eq!(placed_tenants.dirty, [b.key()].into());
-        placed_tenants.dirty.clear();
+        assert_eq!(due(&mut placed_tenants), [b.key()]);
         assert_eq!(placed_tenants.ordered(&[gone]), [a.key()]);
-        assert!(placed_tenants.dirty.is_empty());
+        assert_eq!(due(&mut placed_tenants), []);
         let other = OwnerKey::Tenant(order("c", false).key());
         let known = OwnerKey::Tenant(b.key());
-        placed_tenants.touch(&[other, known].into());
-        assert_eq!(placed_tenants.dirty, [b.key()].into());
+        placed_tenants.touch(&[other, known]);
+        assert_eq!(due(&mut placed_tenants), [b.key()]);
     }
 
     #[test]
     fn unrestored_tenant_holds_up_no_other() {
-        let mut placed_tenants = PlacedTenants::default();
+        let mut placed_tenants = PlacedTenants::new(Duration::ZERO);
         let (a, b) = (order("a", false), order("b", false));
         placed_tenants.ordered(&[a.clone(), b.clone()]);
-        let is_a = |key: &TenantKey| *key == a.key();
-        assert_eq!(placed_tenants.take_dirty(is_a), Some(b.key()));
-        assert_eq!(placed_tenants.take_dirty(is_a), None);
-        assert_eq!(placed_tenants.take_dirty(|_| false), Some(a.key()));
+        let (now, is_a) = (BootTime::default(), |key: &TenantKey| *key == a.key());
+        assert_eq!(placed_tenants.next(now, is_a), Some(b.key()));
+        assert_eq!(placed_tenants.next(now, is_a), None);
+        placed_tenants.queue.unpark();
+        assert_eq!(due(&mut placed_tenants), [a.key()]);
     }
 }

@@ -1,9 +1,10 @@
 //! Reconciles one Tenant or KryptonDeployment at a time: plans, runs the action and records the result.
 
+mod outcome;
+
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use jiff::Timestamp;
 use krypton_helm::chart::ChartRef;
@@ -13,32 +14,28 @@ use krypton_helm::slots::priority::Priority;
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::lease::LeaseState;
 use krypton_runtime::newest::Newest as _;
-use krypton_runtime::retry::backoff;
-use krypton_types::conditions::{ClusterState, reason as why};
+use krypton_types::conditions::ClusterState;
 use krypton_types::desired::DesiredState;
 use krypton_types::names;
 use krypton_types::tenant::Next;
-use tokio::task::{Id, JoinError};
 use tracing::{Instrument as _, Span};
 
 use super::digests::Digests;
-use super::helm_queue::{Failed, Need, Ready, Waited};
-use crate::actions::{Fault, Job, JobResult, ReleaseNews, runs_helm};
+use super::helm_queue::{Need, Ready};
+use crate::actions::{Job, runs_helm};
 use crate::index::CrdState;
 use crate::owner::{OwnerKey, ReleaseOwner};
-use crate::placed_tenants::STALE_IS_SAID;
-use crate::plan::{
-    self, Action, Applied, Attempt, Failure, Permit, Plan, Refusal, Remediation, View,
-};
-use crate::run_loop::{AFTER_CONFLICT, Reconciler, StatusMode};
+use crate::plan::{self, Action, Attempt, Permit, Plan, View};
+use crate::run_loop::{Reconciler, StatusMode};
 use crate::status::throttle;
-use crate::turns::Place;
 use crate::workload::{self, Strays};
 
-/// Number of consecutive failed requests before a condition shows the failure.
-const SHOWN_AFTER: u32 = 3;
-/// Longest pause after a failure that the release did not cause.
-const LOCAL_RETRY_MAX: Duration = Duration::from_secs(30);
+/// A running action.
+pub(super) struct Running {
+    key: OwnerKey,
+    attempt: Attempt,
+    span: Span,
+}
 
 /// The plan for one owner of a release, and its inputs.
 struct Decided {
@@ -72,7 +69,7 @@ impl Reconciler {
         let desired = self.desired_now();
         if !self.digests.are_of(&desired) {
             let dirty = self.index.ordered(&desired.deployments);
-            self.dirty.extend(dirty);
+            self.owners_changed(dirty);
             for left in self.placed_tenants.ordered(&desired.placed) {
                 self.report_store.placed(&left, None);
             }
@@ -81,12 +78,6 @@ impl Reconciler {
     }
 
     pub(super) fn reconcile_owners(&mut self, now: BootTime) {
-        while let Some((at, key)) = self.wakes.first().cloned()
-            && at <= now
-        {
-            self.wakes.remove(&(at, key.clone()));
-            self.dirty.insert(key);
-        }
         // A missing object means nothing until the lists are complete.
         if !self.index.ready() {
             self.helm.give_back();
@@ -97,23 +88,14 @@ impl Reconciler {
             && self.index.crd() == Some(CrdState::Present)
             && !(self.permitted && self.crd_lost)
             && self.listed.will_do(self.permitted);
+        self.queue.unpark();
         // Owners that wait for a turn go before new ones.
-        while let Some(key) = self.calls.next() {
-            match &key {
-                OwnerKey::Tenant(tenant) if !tenants || self.is_kept(tenant) => {
-                    self.calls.leave(&key);
-                    self.dirty.insert(key);
-                }
-                _ => self.look_at(&key, now),
-            }
+        while let Some(key) = self.calls.pop(now) {
+            self.look_at(key, tenants, now);
         }
-        for key in std::mem::take(&mut self.dirty) {
-            match &key {
-                OwnerKey::Tenant(tenant) if !tenants || self.is_kept(tenant) => {
-                    self.dirty.insert(key);
-                }
-                _ => self.look_at(&key, now),
-            }
+        let due: Vec<OwnerKey> = std::iter::from_fn(|| self.queue.pop(now)).collect();
+        for key in due {
+            self.look_at(key, tenants, now);
         }
         self.helm.give_back();
     }
@@ -122,16 +104,32 @@ impl Reconciler {
     pub(super) fn waiting(&self) -> [usize; 4] {
         let [urgent, runs] =
             [Priority::High, Priority::Low].map(|urgency| self.helm.waiting(urgency));
-        [self.dirty.len(), self.calls.waiting(), urgent, runs]
+        [self.queue.ready(), self.calls.ready(), urgent, runs]
     }
 
-    fn look_at(&mut self, key: &OwnerKey, now: BootTime) {
-        let place = self.calls.leave(key);
+    /// Reconciles an owner. `tenants` is true if the known Tenants are complete.
+    fn look_at(&mut self, key: OwnerKey, tenants: bool, now: BootTime) {
+        let waits_for_turn = match &key {
+            OwnerKey::Tenant(tenant) if !tenants || self.is_kept(tenant) => {
+                self.queue.park(key.clone());
+                false
+            }
+            _ => self.reconcile_owner(&key, now),
+        };
+        // An owner that still waits keeps its position.
+        if !waits_for_turn {
+            self.calls.forget(&key);
+        }
+    }
+
+    /// Plans for one owner and starts the action. Returns true if the action waits for a turn.
+    fn reconcile_owner(&mut self, key: &OwnerKey, now: BootTime) -> bool {
         let Some(owner) = self.index.owner(key) else {
-            return self.forget(key);
+            self.forget(key);
+            return false;
         };
         let Some(decided) = self.decide(key, owner, now) else {
-            return;
+            return false;
         };
         let (owner, plan) = (&decided.owner, &decided.plan);
         // Report a new owner before its first job ends. Without a report, it would seem to be missing on this member.
@@ -144,30 +142,29 @@ impl Reconciler {
         }
         let revision = decided.newest.as_ref().map(|newest| newest.revision);
         if self.drift_first(key, plan, revision, now) {
-            return;
+            return false;
         }
         if let Some(at) = self.words_wait(key, owner, plan, now) {
-            self.wakes.insert((at, key.clone()));
-            return;
+            self.queue.add_at(key.clone(), at);
+            return false;
         }
         if plan.action == Action::Nothing && !self.news(key, owner, plan, decided.next) {
             let release = (&decided.release, revision);
             self.begin_drift(key, owner, decided.plan, release, now);
-            return;
+            return false;
         }
-        self.begin(key, decided, place);
+        self.begin(key, decided)
     }
 
-    pub(crate) fn forget(&mut self, key: &OwnerKey) {
+    fn forget(&mut self, key: &OwnerKey) {
         self.drift_schedule.forget(key);
         self.helm.take(key, None);
-        if self.slots.get(key).is_none_or(|slot| !slot.busy) {
-            self.slots.remove(key);
-            self.report_store.forget(key);
-        }
+        self.queue.forget(key);
+        self.slots.remove(key);
+        self.report_store.forget(key);
     }
 
-    /// Plans for one owner; `None` while its job runs or its back-off lasts.
+    /// Plans for one owner; `None` while its back-off lasts.
     fn decide(&mut self, key: &OwnerKey, owner: ReleaseOwner, now: BootTime) -> Option<Decided> {
         let cluster = &self.member.name;
         let release_key = owner.release(cluster);
@@ -177,10 +174,6 @@ impl Reconciler {
             || self.is_kept_for(&release_key.namespace);
         let last = self.is_last(key, &owner, &desired);
         let slot = self.slots.entry(key.clone()).or_default();
-        // The end of the job starts another plan.
-        if slot.busy {
-            return None;
-        }
         let chart = desired.chart_with(owner.values());
         let fingerprint = match &chart {
             Cow::Borrowed(_) => self.digests.chart(&desired),
@@ -190,7 +183,7 @@ impl Reconciler {
             && now < at
             && slot.held_for(&owner, &desired, &fingerprint)
         {
-            self.wakes.insert((at, key.clone()));
+            self.queue.add_at(key.clone(), at);
             return None;
         }
         let revisions = self.index.release(&release_key);
@@ -249,12 +242,9 @@ impl Reconciler {
             let next = next.on_the_wall(now, clock::wall());
             next.settled(slot.memory.said_next.or(slot.memory.told_next))
         });
-        if let Some(at) = slot.wake.take() {
-            self.wakes.remove(&(at, key.clone()));
-        }
+        slot.wake = plan.wake;
         if let Some(at) = plan.wake {
-            slot.wake = Some(at);
-            self.wakes.insert((at, key.clone()));
+            self.queue.add_at(key.clone(), at);
         }
         Some(Decided {
             newest: newest.cloned(),
@@ -286,8 +276,8 @@ impl Reconciler {
                     .any(|(_, other)| !other.is_going() && other.is_for(&self.member.name, source)))
     }
 
-    /// Starts the action, or waits for its chart, slot or turn.
-    fn begin(&mut self, key: &OwnerKey, decided: Decided, place: Option<Place>) {
+    /// Starts the action, or waits for its chart, slot or turn. Returns true if it waits for a turn.
+    fn begin(&mut self, key: &OwnerKey, decided: Decided) -> bool {
         let Decided {
             newest,
             release,
@@ -316,17 +306,17 @@ impl Reconciler {
                 slot.reading = reading;
             }
             self.helm.wait(key, need, attempt, span, of_member);
-            return;
+            return false;
         }
-        let turn = match &ready {
-            Some(_) => None,
-            None => match self.calls.take(key, place) {
-                Some(turn) => Some(turn),
-                None => return,
-            },
-        };
+        if ready.is_none() {
+            if !self.calls.is_free() {
+                self.calls.add(key.clone());
+                return true;
+            }
+            self.calls.start(key.clone());
+        }
+        self.queue.start(key.clone());
         if let Some(slot) = self.slots.get_mut(key) {
-            slot.busy = true;
             slot.removing = owner.is_going();
             slot.reading = reading;
         }
@@ -347,11 +337,15 @@ impl Reconciler {
             fingerprint,
             permitted,
             ready,
-            turn,
         };
         let performing = Arc::clone(&self.performer).perform(Box::new(job));
-        let task = self.jobs.spawn(performing.instrument(span.clone())).id();
-        self.running.insert(task, (key.clone(), attempt, span));
+        let running = Running {
+            key: key.clone(),
+            attempt,
+            span: span.clone(),
+        };
+        self.jobs.spawn(running, performing.instrument(span));
+        false
     }
 
     /// Whether the owner uses its workspace. An owner that lockdown refuses uses it only if its release exists.
@@ -437,250 +431,6 @@ impl Reconciler {
             .as_ref()
             .is_none_or(|status| !same_but_for_time(status, &next))
     }
-
-    /// Plans again for a release that has its chart and slot now, or records why the wait failed.
-    pub(super) fn finish_waiting(&mut self, ended: Result<(Id, Waited), JoinError>) {
-        let failed = match self.helm.ended(ended) {
-            None => return,
-            Some(Ok(key)) => {
-                self.dirty.insert(key);
-                return;
-            }
-            Some(Err(failed)) => failed,
-        };
-        let Failed {
-            key,
-            action,
-            attempt,
-            begun,
-            span,
-            fault,
-        } = failed;
-        let now = BootTime::now();
-        let outcome = fault.as_ref().map_or("failed", Fault::outcome);
-        span.record("outcome", outcome);
-        let _within = span.entered();
-        let work = &self.performer.tools.work;
-        work.reconciled(&action, now.since(begun), outcome);
-        match fault {
-            Some(fault) => self.failed((&key, false), attempt, fault, now),
-            None => {
-                tracing::error!(member = %self.member.name, "the wait for Helm ended badly");
-                let slot = self.slots.entry(key.clone()).or_default();
-                slot.not_before = Some(BootTime(now.0 + self.member.retry_max));
-                slot.held = Some(attempt);
-            }
-        }
-        self.dirty.insert(key);
-    }
-
-    pub(super) fn finish(&mut self, done: Result<(Id, Box<JobResult>), JoinError>) {
-        let now = BootTime::now();
-        let task = done.as_ref().map_or_else(JoinError::id, |(task, _)| *task);
-        let (of, span) = match self.running.remove(&task) {
-            Some((key, attempt, span)) => (Some((key, attempt)), Some(span)),
-            None => (None, None),
-        };
-        // The following log lines belong to the span of the same job.
-        let _within = span.map(Span::entered);
-        let done = match done {
-            Ok((_, done)) => *done,
-            Err(error) => {
-                tracing::error!(%error, member = %self.member.name, "an action ended badly");
-                if let Some((key, attempt)) = of
-                    && let Some(slot) = self.slots.get_mut(&key)
-                {
-                    slot.panicked(attempt, BootTime(now.0 + self.member.retry_max));
-                    self.dirty.insert(key);
-                }
-                return;
-            }
-        };
-        if let Some(tenant) = done.tenant {
-            let dirty = self.index.tenant_written(tenant);
-            self.dirty.extend(dirty);
-        }
-        if let Some(meta) = done.workspace {
-            let (namespaces, dirty) = self.index.workspace_written(&meta);
-            self.placed_tenants.touch_namespaces(&namespaces);
-            self.dirty.extend(dirty);
-        }
-        let one = match &done.release {
-            Some(ReleaseNews::One(meta)) => Revision::of(meta).map(|(_, revision)| revision),
-            _ => None,
-        };
-        match done.release {
-            Some(ReleaseNews::All { metas, version }) => {
-                self.index.release_listed(&done.of, metas, version);
-            }
-            Some(ReleaseNews::One(meta)) => {
-                let dirty = self.index.release_read(&meta);
-                self.dirty.extend(dirty);
-            }
-            None => {}
-        }
-        let read = done.facts.is_some();
-        if let Some(facts) = done.facts {
-            self.facts.insert(done.of.clone(), Arc::new(facts));
-        } else if self.index.release(&done.of).is_empty() {
-            self.facts.remove(&done.of);
-        }
-        let slot = self.slots.entry(done.key.clone()).or_default();
-        (slot.busy, slot.removing) = (false, false);
-        let reading = slot.reading;
-        (slot.not_before, slot.held) = (None, None);
-        slot.needs_slot = done.needs_slot;
-        if read || one.is_some() {
-            let unread = one.as_ref().filter(|_| !read);
-            slot.memory.doubted = unread.map(|revision| revision.revision);
-        }
-        if read {
-            slot.memory.unrecorded = done.unrecorded;
-        }
-        if read && let Some(one) = one {
-            slot.memory.read(&one);
-            let over = |failure: &mut Failure| failure.reason == why::RELEASE_TAMPERED;
-            slot.memory.failure.take_if(over);
-        }
-        if done.let_go.is_some() {
-            slot.memory.let_go = done.let_go;
-        }
-        if done.deletion_confirmed.is_some() {
-            slot.deletion_confirmed = done.deletion_confirmed;
-        }
-        if done.said.is_some() {
-            slot.memory.said = done.said;
-            slot.memory.said_next = done.next;
-            slot.memory.said_at = Some(now);
-        }
-        if done.told.is_some() {
-            slot.memory.told = done.told;
-            slot.memory.told_next = done.next;
-        }
-        if let Some(run) = done.applied {
-            slot.memory.applied = Some(Applied { run, ended: now });
-        }
-        // Reporting a refusal does not end it.
-        let refusal = slot.memory.refusal.as_ref();
-        let of_action = refusal.is_some_and(|refusal| !refusal.of_status);
-        let said_it = done.spoke && of_action;
-        if !(said_it || matches!(done.fault, Some(Fault::Stale))) {
-            slot.stale = 0;
-        }
-        match done.fault {
-            None => {
-                let over = |refusal: &Refusal| match reading {
-                    true => refusal.of_reading,
-                    false => !done.spoke || refusal.of_status,
-                };
-                if slot.memory.refusal.as_ref().is_none_or(over) {
-                    slot.memory.refusal = None;
-                    slot.failures = 0;
-                }
-                if done.progressed {
-                    slot.memory.failure = None;
-                }
-            }
-            Some(fault) => {
-                let of = (&done.key, done.spoke);
-                self.failed(of, done.attempt, fault, now);
-            }
-        }
-        self.dirty.insert(done.key);
-    }
-
-    /// Records why an attempt failed, and the time of the next one.
-    pub(crate) fn failed(
-        &mut self,
-        (key, spoke): (&OwnerKey, bool),
-        attempt: Attempt,
-        fault: Fault,
-        now: BootTime,
-    ) {
-        let slot = self.slots.entry(key.clone()).or_default();
-        let fault = lasting(fault, slot.stale);
-        let refused = matches!(fault, Fault::Refused(_));
-        match fault {
-            Fault::Stale => {
-                let pause = AFTER_CONFLICT * (1 << slot.stale.min(4));
-                let pause = pause.mul_f64(1.0 + rand::random::<f64>());
-                slot.stale += 1;
-                slot.not_before = Some(BootTime(now.0 + pause));
-            }
-            Fault::Passing(problem) | Fault::Refused(problem) => {
-                let before = slot.memory.refusal.take();
-                let same = before.is_some_and(|before| before.attempt == attempt);
-                slot.failures = if same { slot.failures + 1 } else { 1 };
-                let pause = backoff(slot.failures, self.member.retry_max, rand::random());
-                let retry_at = BootTime(now.0 + pause);
-                let shown = refused || slot.failures >= SHOWN_AFTER;
-                // Write the condition now, unless the API server refuses the status itself.
-                if spoke || !shown {
-                    (slot.not_before, slot.held) = (Some(retry_at), Some(attempt.clone()));
-                }
-                slot.memory.refusal = Some(Refusal {
-                    message: problem.clone(),
-                    attempts: slot.failures,
-                    retry_at,
-                    attempt,
-                    of_status: spoke,
-                    of_reading: slot.reading,
-                    shown,
-                });
-                tracing::warn!(member = %self.member.name, %problem,
-                    retry_in_seconds = pause.as_secs(), "not done");
-            }
-            Fault::Shown {
-                reason,
-                message,
-                permanent,
-            } => {
-                let before = slot.memory.failure.as_ref();
-                let before = before.filter(|failure| failure.attempt == attempt);
-                // Count failures of the release separately from other failures, because only they lead to giving up.
-                let attempts = before
-                    .filter(|failure| is_of_release(failure.reason) == is_of_release(reason))
-                    .map_or(0, |failure| failure.attempts)
-                    + 1;
-                let policy = &self.member.policy;
-                let counts =
-                    policy.retries.is_some() || policy.remediation == Remediation::Rollback;
-                let stands = counts
-                    && !is_of_release(reason)
-                    && before.is_some_and(|failure| is_of_release(failure.reason));
-                let cap = match reason {
-                    // A retry costs little, and the cause may end at any time.
-                    why::HELM_UNAVAILABLE | why::SUSPENDED => {
-                        self.member.retry_max.min(LOCAL_RETRY_MAX)
-                    }
-                    _ => self.member.retry_max,
-                };
-                let pause = if permanent {
-                    cap
-                } else {
-                    backoff(attempts, cap, rand::random())
-                };
-                tracing::warn!(member = %self.member.name, reason, problem = %message,
-                    attempts, retry_in_seconds = pause.as_secs(), "failed");
-                // The report of this failure may be a write, too. A given-up release must not start again because of
-                // it.
-                if reason == why::SUSPENDED || stands {
-                    slot.not_before = Some(BootTime(now.0 + pause));
-                    slot.held = Some(attempt.clone());
-                }
-                if !stands {
-                    slot.memory.failure = Some(Failure {
-                        reason,
-                        message,
-                        attempts,
-                        permanent,
-                        retry_at: BootTime(now.0 + pause),
-                        attempt,
-                    });
-                }
-            }
-        }
-    }
 }
 
 /// Whether a Tenant was installed before, names no workspace, and has no release in its default workspace.
@@ -712,29 +462,6 @@ fn need(action: &Action, view: &View<'_>, needs_slot: bool) -> Option<Need> {
     })
 }
 
-/// Whether the release itself failed, and not one of its prerequisites.
-fn is_of_release(reason: &str) -> bool {
-    [
-        why::INSTALL_FAILED,
-        why::UPGRADE_FAILED,
-        why::ROLLBACK_FAILED,
-        why::UNINSTALL_FAILED,
-    ]
-    .contains(&reason)
-}
-
-/// Turns a conflict that keeps recurring into a refusal, which the conditions show.
-fn lasting(fault: Fault, stale: u32) -> Fault {
-    match fault {
-        Fault::Stale if stale >= STALE_IS_SAID => Fault::Refused(
-            "the API server keeps answering 404 or 409, or an object changes before each write; look for a proxy or \
-             another controller"
-                .to_owned(),
-        ),
-        fault => fault,
-    }
-}
-
 fn permit(hold: &LeaseState, permitted: bool, recorded: bool) -> Permit {
     match (permitted, recorded, &hold.other) {
         (true, true, _) => Permit::Granted,
@@ -762,18 +489,4 @@ fn same_but_for_time(
         status
     };
     timeless(a) == timeless(b)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn repeated_stale_answer_is_shown() {
-        let after = |stale| lasting(Fault::Stale, stale);
-        assert!(matches!(after(STALE_IS_SAID - 1), Fault::Stale));
-        assert!(matches!(after(STALE_IS_SAID), Fault::Refused(_)));
-        let passing = lasting(Fault::Passing("no answer".to_owned()), STALE_IS_SAID);
-        assert!(matches!(passing, Fault::Passing(_)));
-    }
 }

@@ -151,8 +151,8 @@ impl ReportStore {
                 let key = order.key();
                 let before = self.lock().deployments.get(&key).cloned();
                 let before = before.filter(|before| before.uid == order.uid);
-                let (applied, deeds) = before
-                    .map(|before| (before.applied_chart, before.deeds))
+                let (applied, events) = before
+                    .map(|before| (before.applied_chart, before.events))
                     .unwrap_or_default();
                 let report = DeploymentReport {
                     uid: order.uid.clone(),
@@ -160,7 +160,7 @@ impl ReportStore {
                     gone,
                     applied_chart: known.unwrap_or(applied),
                     state,
-                    deeds,
+                    events,
                 };
                 self.deployment(&key, Some(report));
             }
@@ -182,7 +182,7 @@ impl ReportStore {
             .iter()
             .any(|(reason, ..)| *reason == deed.reason)
         {
-            report.deeds.push(deed);
+            report.events.push(deed);
             self.deployment(&key, Some(report));
         }
     }

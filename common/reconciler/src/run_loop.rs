@@ -5,7 +5,7 @@
 //!
 //! The loop is level-triggered: it queues only the keys to reconcile, each at most once.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,16 +21,19 @@ use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::events::{Events, ObjectEvent};
 use krypton_runtime::lease::{self, LeaseGoal, LeaseName, LeaseState, NO_NEW_RUNS_AFTER, Times};
 use krypton_runtime::newest::Newest as _;
+use krypton_runtime::retry::Backoff;
+use krypton_runtime::tasks::KeyedTasks;
 use krypton_runtime::watchdog::Watchdog;
+use krypton_runtime::work_queue::WorkQueue;
 use krypton_types::allowed_namespaces::Allowed;
 use krypton_types::desired::{DesiredState, Version};
 use krypton_types::error_chain::chain;
 use kube::runtime::watcher::Event;
 use kube::{Client, Resource as _, ResourceExt as _};
 use tokio::sync::{mpsc, watch};
-use tokio::task::{Id, JoinSet};
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use tracing::{Instrument as _, Span};
+use tracing::Instrument as _;
 
 use crate::actions::{ActionRunner, JobResult};
 use crate::bounds::Bounds;
@@ -45,8 +48,8 @@ use crate::owner::{OwnerKey, ReleaseOwner};
 use crate::placed_tenants::PlacedTenants;
 use crate::plan::{Attempt, Memory, Policy};
 use crate::record::Recording;
+use crate::release_controller::Running;
 use crate::report_store::ReportStore;
-use crate::turns::ConcurrencyLimit;
 use crate::watches::{Seen, Watch};
 use crate::workspaces::Workspaces;
 use crate::{lease_guard, workload};
@@ -190,6 +193,9 @@ async fn reconcile(
     let events = Events::start(member.client.clone(), member.instance.clone())
         .counting(tools.work.events_dropped.clone());
     let depths = tools.work.part();
+    let retry_max = member.retry_max;
+    // An owner's back-off depends on its attempt, so its slot holds it.
+    let no_backoff = Backoff::up_to(Duration::ZERO);
     let performer = Arc::new(ActionRunner {
         member: Arc::clone(&member),
         fleet_client: member.helm_client.clone(),
@@ -214,8 +220,7 @@ async fn reconcile(
         ahead: None,
         recording: JoinSet::new(),
         unowned: None,
-        jobs: JoinSet::new(),
-        running: HashMap::new(),
+        jobs: KeyedTasks::default(),
         crd_jobs: JoinSet::new(),
         crd_checked: false,
         waiting: None,
@@ -231,13 +236,12 @@ async fn reconcile(
         misses_pause: false,
         slots: BTreeMap::new(),
         facts: BTreeMap::new(),
-        dirty: BTreeSet::new(),
-        calls: ConcurrencyLimit::new(CALLS),
+        queue: WorkQueue::new(usize::MAX, no_backoff, no_backoff),
+        calls: WorkQueue::new(CALLS, no_backoff, no_backoff),
         helm: HelmQueue::default(),
-        wakes: BTreeSet::new(),
         drift_schedule: DriftSchedule::default(),
-        placed_tenants: PlacedTenants::default(),
-        workspaces: Workspaces::default(),
+        placed_tenants: PlacedTenants::new(retry_max),
+        workspaces: Workspaces::new(retry_max),
         version: ClusterVersion::default(),
         permitted: false,
         held: None,
@@ -258,7 +262,6 @@ async fn reconcile(
 #[derive(Default)]
 pub(crate) struct Slot {
     pub memory: Memory,
-    pub busy: bool,
     /// The running action handles a deletion.
     pub removing: bool,
     /// The last action read the release.
@@ -288,12 +291,6 @@ impl Slot {
     ) -> bool {
         let held = self.held.as_ref();
         held.is_none_or(|held| *held == Attempt::of(owner, desired, fingerprint))
-    }
-
-    /// Holds back the attempt, as its action panicked.
-    pub(crate) fn panicked(&mut self, attempt: Attempt, until: BootTime) {
-        (self.busy, self.removing) = (false, false);
-        (self.not_before, self.held) = (Some(until), Some(attempt));
     }
 }
 
@@ -357,9 +354,7 @@ pub(crate) struct Reconciler {
     pub recording: JoinSet<(Arc<DesiredState>, Result<Recording, String>)>,
     /// The last logged reason why the anchor does not own the saved desired state.
     pub unowned: Option<String>,
-    pub(crate) jobs: JoinSet<Box<JobResult>>,
-    /// Owner, attempt and span of each running job.
-    pub running: HashMap<Id, (OwnerKey, Attempt, Span)>,
+    pub(crate) jobs: KeyedTasks<Running, Box<JobResult>>,
     pub crd_jobs: JoinSet<crate::backup::restoring::CrdRound>,
     /// The CRD is up to date and no saved Tenant waits to be restored.
     pub crd_checked: bool,
@@ -381,11 +376,11 @@ pub(crate) struct Reconciler {
     pub misses_pause: bool,
     pub slots: BTreeMap<OwnerKey, Slot>,
     pub facts: BTreeMap<ReleaseKey, Arc<Release>>,
-    pub dirty: BTreeSet<OwnerKey>,
-    /// Limits all actions except Helm runs.
-    pub calls: ConcurrencyLimit,
+    /// The owners to reconcile.
+    pub queue: WorkQueue<OwnerKey>,
+    /// The owners that wait to run an action. Limits all actions except Helm runs.
+    pub calls: WorkQueue<OwnerKey>,
     pub helm: HelmQueue,
-    pub wakes: BTreeSet<(BootTime, OwnerKey)>,
     pub drift_schedule: DriftSchedule,
     pub placed_tenants: PlacedTenants,
     pub workspaces: Workspaces,
@@ -415,7 +410,6 @@ impl Reconciler {
             }
             self.take_orders();
             self.check_drift(now);
-            self.placed_tenants.touch(&self.dirty);
             self.reconcile_owners(now);
             self.reconcile_placed(now);
             self.reconcile_workspaces(now);
@@ -450,18 +444,12 @@ impl Reconciler {
                         }
                     }
                 }
-                Some(done) = self.jobs.join_next_with_id(), if !self.jobs.is_empty() => {
-                    self.finish(done);
-                }
+                (job, done) = self.jobs.next() => self.finish(job, done),
                 Some(ended) = self.helm.tasks.join_next_with_id(), if !self.helm.tasks.is_empty() => {
                     self.finish_waiting(ended);
                 }
-                Some(done) = self.placed_tenants.jobs.join_next_with_id(), if !self.placed_tenants.jobs.is_empty() => {
-                    self.finish_placed(done);
-                }
-                Some(done) = self.workspaces.jobs.join_next(), if !self.workspaces.jobs.is_empty() => {
-                    self.finish_workspace(done);
-                }
+                done = self.placed_tenants.jobs.next() => self.finish_placed(done),
+                done = self.workspaces.jobs.next() => self.finish_workspace(done),
                 Some(done) = self.drift_schedule.jobs.join_next(), if !self.drift_schedule.jobs.is_empty() => {
                     self.finish_drift(done);
                 }
@@ -501,12 +489,11 @@ impl Reconciler {
         self.placed_tenants.jobs.abort_all();
         self.workspaces.jobs.abort_all();
         self.drift_schedule.end().await;
-        let ended = async { while self.jobs.join_next().await.is_some() {} };
-        if tokio::time::timeout(DRAIN, ended).await.is_err() {
+        if tokio::time::timeout(DRAIN, self.jobs.end()).await.is_err() {
             tracing::info!(member = %self.member.name, "asking the running helm processes to stop");
             handle.soft();
         }
-        while self.jobs.join_next().await.is_some() {}
+        self.jobs.end().await;
     }
 
     fn see(&mut self, seen: Seen, tenants: &mut Option<Watch>) {
@@ -570,14 +557,15 @@ impl Reconciler {
             }
         };
         self.problem = None;
-        self.dirty.extend(dirty);
+        self.owners_changed(dirty);
         let excess = self
             .bounds
-            .check(&mut self.index, self.dirty.len(), BootTime::now());
+            .check(&mut self.index, self.queue.ready(), BootTime::now());
         if excess.is_some() {
             self.problem = excess;
             // Drop the keys of unknown Tenants: their number is unbounded.
-            self.dirty = self.slots.keys().cloned().collect();
+            self.queue.clear();
+            self.queue.extend(self.slots.keys().cloned());
             self.look_at_all();
         }
     }
@@ -620,14 +608,21 @@ impl Reconciler {
         })
     }
 
+    /// Makes these owners due, and the placement orders of these Tenants.
+    pub(crate) fn owners_changed(&mut self, keys: BTreeSet<OwnerKey>) {
+        self.placed_tenants.touch(&keys);
+        self.queue.extend(keys);
+    }
+
     pub(crate) fn look_at_all(&mut self) {
         let keys = self.index.owners().map(|(key, _)| key);
-        self.dirty.extend(keys);
+        self.queue.extend(keys);
         self.placed_tenants.all();
     }
 
     fn next_wake(&self, now: BootTime) -> Option<BootTime> {
-        let owner = self.wakes.first().map(|(at, _)| *at);
+        // Until the lists are complete, no owner is reconciled.
+        let owner = self.queue.wake().filter(|_| self.index.ready());
         // The Lease and the connection expire without an event.
         let expiry = [self.hold.get().renewed, Some(self.heard())]
             .into_iter()
@@ -641,7 +636,7 @@ impl Reconciler {
             .chain(expiry)
             .chain(crd.filter(|at| *at > now))
             .chain(self.drift_schedule.wake())
-            .chain(self.placed_tenants.wake())
+            .chain(self.placed_tenants.wake(now))
             .chain(self.workspaces.wake(now))
             .chain(self.version_wake().filter(|at| *at > now))
             .chain(self.bounds.wake())
@@ -658,41 +653,9 @@ async fn next_of(watch: &mut Option<Watch>) -> Option<Seen> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use krypton_crds::SCHEMA_VERSION;
-    use krypton_types::deployment::DesiredDeployment;
-    use krypton_types::desired::DesiredState;
 
     use super::ListedUnder::{self, Observed, Older, Originals, Ours};
-    use super::Slot;
-    use crate::owner::ReleaseOwner;
-    use crate::plan::Attempt;
-    use krypton_runtime::clock::BootTime;
-
-    #[test]
-    fn panic_holds_back_only_the_same_attempt() {
-        let desired = serde_json::json!({
-            "version": { "epoch": 1, "generation": 1 },
-            "chart": { "repo": "r", "name": "n", "version": "1", "install_crds": false, "values": {} },
-            "paused": false,
-        });
-        let desired: DesiredState = serde_json::from_value(desired).unwrap();
-        let owner = |remove| {
-            ReleaseOwner::Deployment(Arc::new(DesiredDeployment {
-                remove,
-                ..DesiredDeployment::default()
-            }))
-        };
-        let mut slot = Slot::default();
-        slot.panicked(
-            Attempt::of(&owner(false), &desired, "f"),
-            BootTime::default(),
-        );
-        assert!(slot.held_for(&owner(false), &desired, "f"));
-        assert!(!slot.held_for(&owner(false), &desired, "g"));
-        assert!(!slot.held_for(&owner(true), &desired, "f"));
-    }
 
     #[test]
     fn tenants_listed_under_original_schema_are_not_reconciled() {

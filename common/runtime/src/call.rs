@@ -11,12 +11,12 @@ pub const CALL: Duration = Duration::from_secs(10);
 /// A failed call. `attempt` says what was tried for which object, as in "reading the Secret krypton/ca".
 #[derive(Debug, thiserror::Error)]
 pub enum ApiError {
-    #[error("{attempt}: no answer within {} s", .deadline.as_secs())]
+    #[error("{attempt}: no answer within {} s; check that the API server is reachable", .deadline.as_secs())]
     Timeout {
         attempt: Cow<'static, str>,
         deadline: Duration,
     },
-    #[error("{attempt} failed")]
+    #[error("{attempt} failed{}", fix(.source))]
     Failed {
         attempt: Cow<'static, str>,
         source: Box<kube::Error>,
@@ -35,9 +35,30 @@ impl ApiError {
         }
     }
 
+    /// Whether a retry can succeed without a change by the user.
+    pub fn is_transient(&self) -> bool {
+        self.code()
+            .is_none_or(|code| code >= 500 || matches!(code, 409 | 429))
+    }
+
     /// The HTTP status code of the answer.
     pub fn code(&self) -> Option<u16> {
         self.status().map(|status| status.code)
+    }
+}
+
+/// What to do about a failure, if the answer itself does not say it.
+fn fix(error: &kube::Error) -> &'static str {
+    match error {
+        kube::Error::Api(status) => match status.code {
+            401 => "; check the credentials",
+            403 => "; grant the missing permission",
+            _ => "",
+        },
+        kube::Error::HyperError(_) | kube::Error::Service(_) => {
+            "; check that the API server is reachable"
+        }
+        _ => "",
     }
 }
 
@@ -79,14 +100,14 @@ mod tests {
         let error = call("reading the Secret a/b", hanging).await.unwrap_err();
         assert_eq!(
             chain(&error),
-            "reading the Secret a/b: no answer within 10 s"
+            "reading the Secret a/b: no answer within 10 s; check that the API server is reachable"
         );
         assert_eq!(error.code(), None);
     }
 
     #[tokio::test]
     async fn failed_call_keeps_the_answer() {
-        let status = Status::failure("no such Secret", "NotFound").with_code(404);
+        let status = Status::failure("you may not", "Forbidden").with_code(403);
         let answer = std::future::ready(kube::Result::<()>::Err(kube::Error::Api(status.boxed())));
         let error = call("reading the Secret a/b", answer).await.unwrap_err();
         assert_eq!(error.code(), Some(404));

@@ -10,25 +10,25 @@ use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use serde_json::Value;
 use thiserror::Error;
 
+use crate::call::{ApiError, call};
 use crate::effect;
 
-const DEADLINE: Duration = Duration::from_secs(10);
 const SERVED_WITHIN: Duration = Duration::from_secs(20);
 /// Field manager of Krypton.
 pub const FIELD_MANAGER: &str = "krypton";
 
 #[derive(Debug, Error)]
 pub enum CrdError {
-    #[error("reading CRD {0} failed")]
-    Read(String, #[source] kube::Error),
-    #[error("writing CRD {0} failed; an administrator can apply it from the folder crds/ instead")]
-    Write(String, #[source] kube::Error),
+    #[error(transparent)]
+    Read(#[from] ApiError),
+    #[error(
+        "CRD {0} is not up to date; an administrator can apply it from the folder crds/ instead"
+    )]
+    Write(String, #[source] ApiError),
     #[error("CRD {0} is being deleted")]
     Terminating(String),
     #[error("CRD {0} is there, but the apiserver does not serve it yet")]
     NotServed(String),
-    #[error("CRD {name}: no answer within {seconds} s", seconds = DEADLINE.as_secs())]
-    Deadline { name: String },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,8 +67,7 @@ async fn find(
 ) -> Result<Option<CustomResourceDefinition>, CrdError> {
     let name = wanted.metadata.name.clone().unwrap_or_default();
     let api: Api<CustomResourceDefinition> = Api::all(client.clone());
-    let found = deadline(&name, api.get_opt(&name)).await?;
-    found.map_err(|error| CrdError::Read(name, error))
+    Ok(call(format!("reading CRD {name}"), api.get_opt(&name)).await?)
 }
 
 async fn bring_up(
@@ -93,9 +92,8 @@ async fn bring_up(
         Step::Apply => {
             let params = PatchParams::apply(FIELD_MANAGER).force();
             let patch = Patch::Apply(wanted);
-            let call = effect!("crd.apply", api.patch(&name, &params, &patch));
-            let written = deadline(&name, call).await?;
-            Some(written.map_err(|error| CrdError::Write(name.clone(), error))?)
+            let request = effect!("crd.apply", api.patch(&name, &params, &patch));
+            Some(write(&name, request).await?)
         }
         // Applying over an older schema would keep removed fields, such as krypton-operator's pattern for
         // condition types. The `resourceVersion` of the old CRD is the precondition.
@@ -115,9 +113,8 @@ async fn bring_up(
                 keep(&mut next.metadata.annotations, found.metadata.annotations);
             }
             let params = PostParams::default();
-            let call = effect!("crd.replace", api.replace(&name, &params, &next));
-            let written = deadline(&name, call).await?;
-            Some(written.map_err(|error| CrdError::Write(name.clone(), error))?)
+            let request = effect!("crd.replace", api.replace(&name, &params, &next));
+            Some(write(&name, request).await?)
         }
     };
     if version.is_some_and(|version| version >= krypton_crds::SCHEMA_VERSION)
@@ -134,6 +131,14 @@ async fn bring_up(
     tokio::time::timeout(SERVED_WITHIN, served)
         .await
         .map_err(|_| CrdError::NotServed(name))
+}
+
+async fn write<T>(
+    name: &str,
+    request: impl Future<Output = kube::Result<T>>,
+) -> Result<T, CrdError> {
+    let written = call(format!("writing CRD {name}"), request).await;
+    written.map_err(|error| CrdError::Write(name.to_owned(), error))
 }
 
 /// Returns the schema version of the CRD. If another program applies its schema over Krypton's, the version
@@ -235,14 +240,6 @@ async fn served(
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-}
-
-async fn deadline<T>(name: &str, call: impl Future<Output = T>) -> Result<T, CrdError> {
-    tokio::time::timeout(DEADLINE, call)
-        .await
-        .map_err(|_| CrdError::Deadline {
-            name: name.to_owned(),
-        })
 }
 
 #[cfg(test)]

@@ -29,3 +29,4 @@ pub mod telemetry;
 pub mod tls;
 pub mod watch;
 pub mod watchdog;
+pub mod work_queue;

@@ -67,12 +67,39 @@ pub async fn retry_until_ready<T, E: Error>(
     }
 }
 
-/// Returns the pause after `attempts` failed attempts. It doubles from 5 s up to `cap`. `jitter` in 0..1 selects a
-/// point in the upper half of that interval.
+/// A pause that doubles with each attempt.
+#[derive(Clone, Copy, Debug)]
+pub struct Backoff {
+    pub first: Duration,
+    pub max: Duration,
+}
+
+impl Backoff {
+    /// Returns the pause after `attempts` attempts, without jitter.
+    pub fn longest(self, attempts: u32) -> Duration {
+        let doubled = self
+            .first
+            .saturating_mul(1 << attempts.saturating_sub(1).min(20));
+        doubled.min(self.max)
+    }
+
+    /// Returns the pause after `attempts` attempts. `jitter` in 0..1 selects a point in the upper half of the longest
+    /// pause.
+    pub fn pause(self, attempts: u32, jitter: f64) -> Duration {
+        let longest = self.longest(attempts);
+        longest / 2 + longest.mul_f64(jitter.clamp(0.0, 1.0) / 2.0)
+    }
+
+    /// Back-off of a failed request, from 5 s up to `max`.
+    pub const fn up_to(max: Duration) -> Self {
+        let first = Duration::from_secs(5);
+        Self { first, max }
+    }
+}
+
+/// Returns the pause after `attempts` failed attempts, with [`Backoff::up_to`].
 pub fn backoff(attempts: u32, cap: Duration, jitter: f64) -> Duration {
-    let doubled = Duration::from_secs(5).saturating_mul(1 << attempts.saturating_sub(1).min(20));
-    let full = doubled.min(cap);
-    full / 2 + full.mul_f64(jitter.clamp(0.0, 1.0) / 2.0)
+    Backoff::up_to(cap).pause(attempts, jitter)
 }
 
 #[cfg(test)]

@@ -1,9 +1,11 @@
 //! Supervises permanent tasks. If one ends before the process stops, the process must exit. Otherwise, the task's
-//! work would silently stop.
+//! work would silently stop. [`KeyedTasks`] are short tasks, each for one key.
+
+use std::collections::HashMap;
 
 use futures::future::select_all;
 use thiserror::Error;
-use tokio::task::{JoinError, JoinHandle};
+use tokio::task::{AbortHandle, Id, JoinError, JoinHandle, JoinSet};
 
 use crate::watchdog::Watchdog;
 
@@ -81,6 +83,61 @@ fn said(task: &'static str, ended: Result<(), JoinError>) -> Result<(), TaskErro
     ended.map_err(|source| TaskError::Failed { task, source })
 }
 
+/// Short tasks that return their key when they end, even after a panic.
+#[derive(Debug)]
+pub struct KeyedTasks<K, T> {
+    tasks: JoinSet<T>,
+    keys: HashMap<Id, K>,
+}
+
+impl<K, T> Default for KeyedTasks<K, T> {
+    fn default() -> Self {
+        Self {
+            tasks: JoinSet::new(),
+            keys: HashMap::new(),
+        }
+    }
+}
+
+impl<K, T: Send + 'static> KeyedTasks<K, T> {
+    pub fn spawn(&mut self, key: K, task: impl Future<Output = T> + Send + 'static) -> AbortHandle {
+        let task = self.tasks.spawn(task);
+        self.keys.insert(task.id(), key);
+        task
+    }
+
+    /// Waits until a task ends. Waits forever if there is none.
+    pub async fn next(&mut self) -> (K, Result<T, JoinError>) {
+        loop {
+            let Some(ended) = self.tasks.join_next_with_id().await else {
+                return std::future::pending().await;
+            };
+            let id = ended.as_ref().map_or_else(JoinError::id, |(id, _)| *id);
+            if let Some(key) = self.keys.remove(&id) {
+                return (key, ended.map(|(_, result)| result));
+            }
+        }
+    }
+
+    /// Waits until all tasks have ended, and drops their results.
+    pub async fn end(&mut self) {
+        while self.tasks.join_next().await.is_some() {}
+        self.keys.clear();
+    }
+
+    pub fn len(&self) -> usize {
+        self.tasks.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.tasks.is_empty()
+    }
+
+    pub fn abort_all(&mut self) {
+        self.tasks.abort_all();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -102,5 +159,16 @@ mod tests {
         tasks.end_of("lasting").await.unwrap();
         tasks.spawn("broken too", async { panic!("a bug") });
         assert!(tasks.end().await.is_err());
+    }
+    #[tokio::test]
+    async fn keyed_task_names_its_key_after_panic() {
+        let mut tasks = KeyedTasks::default();
+        tasks.spawn("broken", async { panic!("a bug") });
+        let (key, ended) = tasks.next().await;
+        assert!(key == "broken" && ended.is_err_and(|error| error.is_panic()));
+        tasks.spawn("well", async { 7 });
+        let (key, ended) = tasks.next().await;
+        assert_eq!((key, ended.ok()), ("well", Some(7)));
+        assert!(tasks.is_empty() && tasks.keys.is_empty());
     }
 }

@@ -116,8 +116,8 @@ pub const TOLD_AT_HOME: [(&str, &str, bool); 9] = [
 
 /// Most events in a report. A report keeps the latest ones and drops the others. With the limit for their texts, the
 /// events of all reports in a message need a tenth of its maximum size.
-pub const DEEDS_MAX: usize = 3;
-const DEED_TEXT_MAX: usize = 128;
+pub const EVENTS_MAX: usize = 3;
+const EVENT_TEXT_MAX: usize = 128;
 
 /// The latest report of one member on one order. It replaces all earlier ones.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -134,7 +134,7 @@ pub struct DeploymentReport {
     pub state: ClusterState,
     /// Transient, so no digest contains them.
     #[serde(skip)]
-    pub deeds: Vec<ReportedEvent>,
+    pub events: Vec<ReportedEvent>,
 }
 
 impl DeploymentReport {
@@ -142,11 +142,11 @@ impl DeploymentReport {
     #[must_use]
     pub fn trimmed(mut self) -> Self {
         trim_all(&mut self.applied_chart, &mut self.state);
-        let more = self.deeds.len().saturating_sub(DEEDS_MAX);
-        self.deeds.drain(..more);
-        for deed in &mut self.deeds {
-            for text in [&mut deed.reason, &mut deed.message] {
-                text.truncate(text.floor_char_boundary(DEED_TEXT_MAX));
+        let more = self.events.len().saturating_sub(EVENTS_MAX);
+        self.events.drain(..more);
+        for event in &mut self.events {
+            for text in [&mut event.reason, &mut event.message] {
+                text.truncate(text.floor_char_boundary(EVENT_TEXT_MAX));
             }
         }
         self

@@ -220,44 +220,16 @@ impl DesiredState {
         }
     }
 
-    /// Returns a digest of the content without its version. Fields with their default value are not part of it, so
-    /// agents that do not know a field compute the same digest.
+    /// Returns a digest of the content, without the version and the pinned chart version. Fields with their default
+    /// value are not part of it, so agents that do not know a field compute the same digest.
     pub fn digest(&self) -> String {
-        let mut content = serde_json::json!({ "chart": self.chart, "paused": self.paused });
+        // Serialization into memory does not fail.
+        let mut content = serde_json::to_value(self).unwrap_or_default();
+        if let Some(content) = content.as_object_mut() {
+            content.remove("version");
+        }
         if let Some(chart) = content["chart"].as_object_mut() {
             chart.remove("pinned");
-        }
-        // An agent that does not know this field computes another digest and takes no action.
-        if self.retire {
-            content["retire"] = Value::Bool(true);
-        }
-        if !self.drift.is_default() {
-            content["drift"] = serde_json::json!(self.drift);
-        }
-        if !self.chart_crds.is_default() {
-            content["chartCrds"] = serde_json::json!(self.chart_crds);
-        }
-        if self.tenant_values {
-            content["tenantValues"] = Value::Bool(true);
-        }
-        if !self.handling.wait.is_default() {
-            content["wait"] = serde_json::json!(self.handling.wait);
-        }
-        if self.handling.delete_cert_manager_crds {
-            content["deleteCertManagerCrds"] = Value::Bool(true);
-        }
-        // An agent that does not know this field computes another digest and takes no action.
-        if !self.lockdown.is_default() {
-            content["lockdown"] = serde_json::json!(self.lockdown);
-        }
-        if !self.namespaces.is_empty() {
-            content["namespaceConfiguration"] = serde_json::json!(self.namespaces);
-        }
-        if !self.deployments.is_empty() {
-            content["deployments"] = serde_json::json!(self.deployments);
-        }
-        if !self.placed.is_empty() {
-            content["placed"] = serde_json::json!(self.placed);
         }
         fingerprint::sha256_hex(content.to_string().as_bytes())
     }

@@ -586,12 +586,11 @@ mod tests {
 
     #[test]
     fn internal_error_detail_is_hidden_from_client() {
-        let source = KubeError::LinesCodecMaxLineLengthExceeded;
-        let error = EnrolmentError::Token(TokenError::Read {
-            namespace: "krypton".to_owned(),
-            name: "krypton-join-x".to_owned(),
-            source,
-        });
+        let error =
+            EnrolmentError::Token(TokenError::Api(krypton_runtime::call::ApiError::Timeout {
+                attempt: "reading Secret krypton/krypton-join-x".into(),
+                deadline: DEADLINE,
+            }));
         let status = error.status();
         assert_eq!(status.code(), Code::Unavailable);
         assert!(!status.message().contains("krypton-join"));

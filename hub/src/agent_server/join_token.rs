@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
+use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::effect;
 use krypton_types::fingerprint::sha256_hex;
 use krypton_types::join_bundle::is_token;
 use krypton_types::join_token::{Caller, LABEL, MEMBER_LABEL, NAME_PREFIX, Record};
+use kube::Client;
 use kube::api::{Api, DeleteParams, ListParams, PostParams, Preconditions};
-use kube::{Client, Error as KubeError};
 use thiserror::Error;
 use zeroize::Zeroizing;
 
@@ -19,52 +20,16 @@ const KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A string as long as a digest that no known secret has.
 const NO_DIGEST: &str = "0000000000000000000000000000000000000000000000000000000000000000";
-const DEADLINE: Duration = Duration::from_secs(10);
 const PAGE_SIZE: u32 = 200;
 /// Attempts to write a token, because other writers may cause conflicts.
 const TRIES: usize = 3;
 
 #[derive(Debug, Error)]
 pub enum TokenError {
-    #[error("reading Secret {namespace}/{name} failed; check that the hub may get Secrets there")]
-    Read {
-        namespace: String,
-        name: String,
-        #[source]
-        source: KubeError,
-    },
-    #[error(
-        "marking Secret {namespace}/{name} as used failed; check that the hub may update Secrets there"
-    )]
-    Mark {
-        namespace: String,
-        name: String,
-        #[source]
-        source: KubeError,
-    },
-    #[error("Secret {namespace}/{name} is written by others all the time; find out by whom")]
+    #[error(transparent)]
+    Api(#[from] ApiError),
+    #[error("Secret {namespace}/{name} changes constantly; find out which client writes it")]
     Unsteady { namespace: String, name: String },
-    #[error(
-        "listing join tokens in the namespace {namespace} failed; check that the hub may list Secrets there"
-    )]
-    List {
-        namespace: String,
-        #[source]
-        source: KubeError,
-    },
-    #[error(
-        "deleting Secret {namespace}/{name} failed; check that the hub may delete Secrets there"
-    )]
-    Delete {
-        namespace: String,
-        name: String,
-        #[source]
-        source: KubeError,
-    },
-    #[error(
-        "Secrets in the namespace {namespace}: no answer within {} s; check that home answers", DEADLINE.as_secs()
-    )]
-    Deadline { namespace: String },
 }
 
 /// Decision on a presented token.
@@ -209,8 +174,13 @@ pub async fn redeem(
         let name = used.metadata.name.clone().unwrap_or_default();
         // The object carries the resourceVersion of the read.
         let params = PostParams::default();
-        let call = effect!("join-token.redeem", api.replace(&name, &params, &used));
-        match in_time(namespace, call).await? {
+        let request = effect!("join-token.redeem", api.replace(&name, &params, &used));
+        match call(
+            format!("marking Secret {namespace}/{name} as used"),
+            request,
+        )
+        .await
+        {
             Ok(_) => {
                 record.used_by = Some(by.key.to_owned());
                 record.cluster_uid = Some(by.cluster_uid.to_owned());
@@ -218,16 +188,10 @@ pub async fn redeem(
                 record.used_at = Some(now);
                 return Ok(Ok(record));
             }
-            Err(KubeError::Api(status)) if matches!(status.code, 404 | 409) => {
+            Err(error) if matches!(error.code(), Some(404 | 409)) => {
                 object = get(&api, namespace, &name).await?;
             }
-            Err(source) => {
-                return Err(TokenError::Mark {
-                    namespace: namespace.to_owned(),
-                    name,
-                    source,
-                });
-            }
+            Err(error) => return Err(error.into()),
         }
     }
     Err(TokenError::Unsteady {
@@ -279,11 +243,8 @@ async fn list(client: Client, namespace: &str, labels: &str) -> Result<Vec<Secre
     let mut params = ListParams::default().labels(labels).limit(PAGE_SIZE);
     let mut found = Vec::new();
     loop {
-        let page = in_time(namespace, api.list(&params)).await?;
-        let page = page.map_err(|source| TokenError::List {
-            namespace: namespace.to_owned(),
-            source,
-        })?;
+        let attempt = format!("listing join tokens in the namespace {namespace}");
+        let page = call(attempt, api.list(&params)).await?;
         found.extend(page.items);
         match page.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => params = params.continue_token(&token),
@@ -297,14 +258,8 @@ async fn get(
     namespace: &str,
     name: &str,
 ) -> Result<Option<(Secret, Record)>, TokenError> {
-    let found = in_time(namespace, api.get_opt(name))
-        .await?
-        .map_err(|source| TokenError::Read {
-            namespace: namespace.to_owned(),
-            name: name.to_owned(),
-            source,
-        })?;
-    let Some(object) = found else {
+    let attempt = format!("reading Secret {namespace}/{name}");
+    let Some(object) = call(attempt, api.get_opt(name)).await? else {
         return Ok(None);
     };
     let record = Record::read(&object);
@@ -327,15 +282,11 @@ async fn delete(api: &Api<Secret>, namespace: &str, object: &Secret) -> Result<b
         }),
         ..DeleteParams::default()
     };
-    let call = effect!("join-token.sweep", api.delete(&name, &params));
-    match in_time(namespace, call).await? {
+    let request = effect!("join-token.sweep", api.delete(&name, &params));
+    match call(format!("deleting Secret {namespace}/{name}"), request).await {
         Ok(_) => Ok(true),
-        Err(KubeError::Api(status)) if matches!(status.code, 404 | 409) => Ok(false),
-        Err(source) => Err(TokenError::Delete {
-            namespace: namespace.to_owned(),
-            name,
-            source,
-        }),
+        Err(error) if matches!(error.code(), Some(404 | 409)) => Ok(false),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -347,17 +298,6 @@ fn outlived(object: &Secret, now: Timestamp) -> bool {
             .saturating_add(KEPT)
             .is_ok_and(|end| end < now)
     })
-}
-
-async fn in_time<T>(
-    namespace: &str,
-    call: impl Future<Output = Result<T, KubeError>>,
-) -> Result<Result<T, KubeError>, TokenError> {
-    tokio::time::timeout(DEADLINE, call)
-        .await
-        .map_err(|_| TokenError::Deadline {
-            namespace: namespace.to_owned(),
-        })
 }
 
 #[cfg(test)]

@@ -222,7 +222,7 @@ impl Sessions {
     ) -> Result<(), Status> {
         let name = &certificate.cluster;
         let hello = hello(&mut incoming).await?;
-        let trusted = match &hello.trusts {
+        let trusted = match &hello.trusted_roots {
             Some(trusts) => trusts.read().map_err(|error| broken(&error))?,
             None => Vec::new(),
         };
@@ -427,7 +427,7 @@ impl Live<'_> {
                         resume.as_mut().reset(from);
                         self.sessions.metrics.slowed.inc();
                     }
-                    if let Some(Said::Trusts(trusts)) = &message.kind {
+                    if let Some(Said::TrustedRoots(trusts)) = &message.kind {
                         self.trusted = trusts.read().map_err(|problem| broken(&problem))?;
                         self.see(&authority.get())?;
                     }
@@ -545,8 +545,8 @@ impl Live<'_> {
                 }
             }
             Some(Said::Hello(_)) => return Err(broken(WireError::Unexpected("a second Hello"))),
-            // `Trusts` is handled by the caller; `None` is a message of a later protocol revision.
-            Some(Said::Trusts(_)) | None => {}
+            // `TrustedRoots` is handled by the caller; `None` is a message of a later protocol revision.
+            Some(Said::TrustedRoots(_)) | None => {}
         }
         Ok(())
     }
@@ -593,7 +593,7 @@ fn kind(message: &AgentMessage) -> &'static str {
         Some(Said::Report(_)) => "report",
         Some(Said::Heartbeat(_)) => "heartbeat",
         Some(Said::Applied(_)) => "applied",
-        Some(Said::Trusts(_)) => "trusts",
+        Some(Said::TrustedRoots(_)) => "trusted_roots",
         None => "unknown",
     }
 }

@@ -14,7 +14,7 @@ use super::table;
 /// Keeps one Helm chart at one version installed for every Tenant on every cluster of a fleet.
 ///
 /// Flags may be written with one dash or with two. A variable beats its flag, except for
-/// --namespace and --kubeconfig. docs/flags.md lists them all, with the variables that have no flag.
+/// --namespace and --kubeconfig. docs/reference/flags.md lists them all, with the variables that have no flag.
 #[derive(Clone, Debug, Default, Parser)]
 #[command(
     name = "krypton-hub",

@@ -1,5 +1,5 @@
 //! The one table of flags and variables: defaults, and where the original's generations differ.
-//! `docs/flags.md` is rendered from it.
+//! `docs/reference/flags.md` is rendered from it.
 
 use std::fmt::Write as _;
 
@@ -484,7 +484,7 @@ differ: G1/G2 is the Tenant operator (from v0.0.6 on), G5 is v0.4.0, G8 is v0.6.
 | --- | --- | --- | --- | --- |
 ";
 
-/// The text of `docs/flags.md`.
+/// The text of `docs/reference/flags.md`.
 pub fn markdown() -> String {
     let command = Flags::command();
     let mut page = PREFACE.to_owned();
@@ -562,7 +562,7 @@ mod tests {
 
     #[test]
     fn docs_flags_page_is_current() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/flags.md");
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/flags.md");
         let expected = markdown();
         if std::env::var_os("WRITE_DOCS").is_some() {
             std::fs::write(&path, &expected).unwrap();
@@ -570,7 +570,7 @@ mod tests {
         let found = std::fs::read_to_string(&path).unwrap_or_default();
         assert!(
             found == expected,
-            "docs/flags.md is stale; write it with: WRITE_DOCS=1 cargo test -p krypton-hub docs_flags"
+            "docs/reference/flags.md is stale; write it with: WRITE_DOCS=1 cargo test -p krypton-hub docs_flags"
         );
     }
 }

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Secret;
 use krypton_helm::chart::{ChartCache, Credentials, CredentialsError, CredentialsNow};
+use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::newest::Newest as _;
 use krypton_runtime::retry::backoff;
 use krypton_types::error_chain::chain;
 use kube::Client;
 use kube::api::Api;
-use thiserror::Error;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -42,14 +42,6 @@ pub async fn first(mut now: watch::Receiver<CredentialsNow>) {
     if tokio::time::timeout(DEADLINE, now.changed()).await.is_err() {
         tracing::warn!("the charts' credentials are not read yet");
     }
-}
-
-#[derive(Debug, Error)]
-enum LookError {
-    #[error("reading it failed; check that home answers and that the hub may read it")]
-    Read(#[source] kube::Error),
-    #[error("no answer within {} s; check that home answers", DEADLINE.as_secs())]
-    Deadline,
 }
 
 /// The result of reading the Secret.
@@ -90,7 +82,7 @@ pub async fn keep(
     let mut seen = None;
     let mut failures = 0;
     loop {
-        let pause = match of.look().await {
+        let pause = match of.read().await {
             Ok(found) => {
                 failures = 0;
                 let meaning = meaning(found.as_ref(), &mut seen);
@@ -146,12 +138,10 @@ fn follow(secret: &str, meaning: Meaning, tx: &watch::Sender<CredentialsNow>) ->
 }
 
 impl ChartCredentials {
-    async fn look(&self) -> Result<Option<Secret>, LookError> {
+    async fn read(&self) -> Result<Option<Secret>, ApiError> {
         let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
-        tokio::time::timeout(DEADLINE, api.get_opt(&self.name))
-            .await
-            .map_err(|_| LookError::Deadline)?
-            .map_err(LookError::Read)
+        let attempt = format!("reading Secret {}/{}", self.namespace, self.name);
+        call(attempt, api.get_opt(&self.name)).await
     }
 }
 

@@ -11,6 +11,7 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_crds::edge_cluster::ValuesKind;
+use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::effect;
 use krypton_runtime::newest::NewestSeen as _;
@@ -23,7 +24,6 @@ use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Config, Event, watcher};
 use kube::{Client, ResourceExt};
 use serde_json::{Map, Value};
-use thiserror::Error;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -35,7 +35,6 @@ pub const SALT_NAME: &str = "krypton-hub-values-salt";
 const SALT_KEY: &str = "salt";
 /// Prefixes of Krypton's own Secrets, which must never be used as values.
 const OWN_NAMES: [&str; 3] = ["krypton-hub-", "krypton-join-", "krypton-agent-"];
-const DEADLINE: Duration = Duration::from_secs(10);
 const RETRY_MAX: Duration = Duration::from_secs(30);
 /// Objects per page of a list.
 const PAGE: u32 = 100;
@@ -60,32 +59,11 @@ impl std::fmt::Debug for Follow {
     }
 }
 
-#[derive(Debug, Error)]
-enum ReadError {
-    #[error(
-        "{what} failed; check that home answers and that the hub has its rights in namespace {namespace}"
-    )]
-    Call {
-        what: String,
-        namespace: String,
-        #[source]
-        source: Box<kube::Error>,
-    },
-    #[error("{what}: no answer within {} s; check that home answers", DEADLINE.as_secs())]
-    Deadline { what: String },
-}
-
 impl Readings {
     /// Records a failed read. An earlier reading of the place stays valid.
-    fn unread(&mut self, place: &Place, error: &ReadError) {
+    fn unread(&mut self, place: &Place, error: &ApiError) {
         let unread = || Reading::Unread(format!("{place}: {}", chain(error)));
         self.by_place.entry(place.clone()).or_insert_with(unread);
-    }
-}
-
-impl ReadError {
-    fn is_answer(&self) -> bool {
-        matches!(self, Self::Call { source, .. } if matches!(**source, kube::Error::Api(_)))
     }
 }
 
@@ -182,7 +160,7 @@ impl Follow {
         due: &mut BTreeSet<Object>,
         refused: &mut BTreeSet<Object>,
         held: &mut Readings,
-    ) -> Result<(), ReadError> {
+    ) -> Result<(), ApiError> {
         let secrets = wanted.iter().any(|place| place.kind == ValuesKind::Secret);
         if secrets && held.salt.is_none() {
             match self.salt().await {
@@ -192,7 +170,7 @@ impl Follow {
                     for place in wanted.iter().filter(|it| it.kind == ValuesKind::Secret) {
                         held.unread(place, &error);
                     }
-                    if !error.is_answer() {
+                    if error.status().is_none() {
                         return Err(error);
                     }
                     said(&error);
@@ -223,7 +201,7 @@ impl Follow {
                     for place in places {
                         held.unread(place, &error);
                     }
-                    if !error.is_answer() {
+                    if error.status().is_none() {
                         return Err(error);
                     }
                     said(&error);
@@ -235,27 +213,27 @@ impl Follow {
         Ok(())
     }
 
-    async fn object(&self, (kind, name): &Object) -> Result<Option<Content>, ReadError> {
-        let what = format!("reading {} {name}", word(*kind));
+    async fn object(&self, (kind, name): &Object) -> Result<Option<Content>, ApiError> {
+        let attempt = format!("reading {} {}/{name}", word(*kind), self.namespace);
         match kind {
             ValuesKind::ConfigMap => {
                 let api: Api<ConfigMap> = self.api();
-                let found = self.in_time(what, api.get_opt(name)).await?;
+                let found = call(attempt, api.get_opt(name)).await?;
                 Ok(found.map(Content::of_config_map))
             }
             ValuesKind::Secret => {
                 let api: Api<Secret> = self.api();
-                let found = self.in_time(what, api.get_opt(name)).await?;
+                let found = call(attempt, api.get_opt(name)).await?;
                 Ok(found.map(Content::of_secret))
             }
         }
     }
 
     /// Returns the fleet's salt and creates it if missing. If two hubs create one, one of them succeeds.
-    async fn salt(&self) -> Result<Arc<str>, ReadError> {
+    async fn salt(&self) -> Result<Arc<str>, ApiError> {
         let api: Api<Secret> = self.api();
-        let what = || format!("reading or making Secret {SALT_NAME}");
-        let found = self.in_time(what(), api.get_opt(SALT_NAME)).await?;
+        let attempt = |verb| format!("{verb} Secret {}/{SALT_NAME}", self.namespace);
+        let found = call(attempt("reading"), api.get_opt(SALT_NAME)).await?;
         if let Some(salt) = found.as_ref().and_then(salt_in) {
             return Ok(salt);
         }
@@ -271,9 +249,9 @@ impl Follow {
             // The Secret has no salt: the resourceVersion that was read is the precondition.
             Some(found) => {
                 let next = Secret { data, ..found };
-                let call = api.replace(SALT_NAME, &params, &next);
-                self.in_time(what(), effect!("values-salt.replace", call))
-                    .await?;
+                let request = api.replace(SALT_NAME, &params, &next);
+                let request = effect!("values-salt.replace", request);
+                call(attempt("updating"), request).await?;
             }
             None => {
                 let metadata = ObjectMeta {
@@ -285,26 +263,11 @@ impl Follow {
                     data,
                     ..Secret::default()
                 };
-                let call = effect!("values-salt.create", api.create(&params, &next));
-                self.in_time(what(), call).await?;
+                let request = effect!("values-salt.create", api.create(&params, &next));
+                call(attempt("creating"), request).await?;
             }
         }
         Ok(salt.into())
-    }
-
-    async fn in_time<T>(
-        &self,
-        what: String,
-        call: impl Future<Output = kube::Result<T>>,
-    ) -> Result<T, ReadError> {
-        match tokio::time::timeout(DEADLINE, call).await {
-            Ok(answer) => answer.map_err(|source| ReadError::Call {
-                what,
-                namespace: self.namespace.clone(),
-                source: Box::new(source),
-            }),
-            Err(_) => Err(ReadError::Deadline { what }),
-        }
     }
 
     fn api<K>(&self) -> Api<K>
@@ -329,7 +292,7 @@ impl Follow {
     }
 }
 
-fn said(error: &ReadError) {
+fn said(error: &ApiError) {
     tracing::warn!(error = %chain(error), "values of the chart were not read; it is tried again");
 }
 

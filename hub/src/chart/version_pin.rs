@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_helm::chart::{ChartCache, ChartError, ChartRef, exact_version, is_range};
+use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::effect;
 use krypton_runtime::newest::Newest as _;
@@ -15,8 +16,8 @@ use krypton_runtime::retry::backoff;
 use krypton_types::error_chain::chain;
 use krypton_types::fingerprint::sha256_hex;
 use krypton_types::names::CHART_CONFIG_MAP;
+use kube::Client;
 use kube::api::{Api, PostParams};
-use kube::{Client, Error as KubeError};
 use thiserror::Error;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -28,7 +29,6 @@ const RANGE: &str = "range";
 const VERSION: &str = "version";
 const CONTENT: &str = "content";
 const RESOLVED: &str = "resolved";
-const DEADLINE: Duration = Duration::from_secs(10);
 const RETRY_MAX: Duration = Duration::from_secs(5 * 60);
 /// How often a standby checks the record for changes.
 const RECORD_EVERY: Duration = Duration::from_secs(30);
@@ -72,20 +72,8 @@ impl Meaning {
 
 #[derive(Debug, Error)]
 enum PinError {
-    #[error(
-        "{attempt} ConfigMap {namespace}/{CHART_CONFIG_MAP} failed; check that home answers and that the hub has its rights there"
-    )]
-    Call {
-        attempt: &'static str,
-        namespace: String,
-        #[source]
-        source: KubeError,
-    },
-    #[error("{attempt} ConfigMap {namespace}/{CHART_CONFIG_MAP}: no answer within {} s; check that home answers", DEADLINE.as_secs())]
-    Deadline {
-        attempt: &'static str,
-        namespace: String,
-    },
+    #[error(transparent)]
+    Api(#[from] ApiError),
     #[error("the range of chart versions could not be looked up")]
     Lookup(#[source] ChartError),
     #[error("the content of the chart could not be found")]
@@ -315,16 +303,16 @@ impl ChartPin {
         .map(|(key, value)| (key.to_owned(), value));
         let data = Some(data.into());
         let params = PostParams::default();
-        let attempt = "writing";
+        let attempt = format!("writing ConfigMap {}/{CHART_CONFIG_MAP}", self.namespace);
         match found {
             // The resourceVersion that was read is the precondition: if two hubs write, one succeeds.
             Some(found) => {
                 let object = ConfigMap { data, ..found };
-                let call = effect!(
+                let request = effect!(
                     "chart-pin.replace",
                     api.replace(CHART_CONFIG_MAP, &params, &object)
                 );
-                self.in_time(attempt, call).await?
+                call(attempt, request).await?
             }
             None => {
                 let object = ConfigMap {
@@ -335,31 +323,12 @@ impl ChartPin {
                     data,
                     ..ConfigMap::default()
                 };
-                let call = effect!("chart-pin.create", api.create(&params, &object));
-                self.in_time(attempt, call).await?
+                let request = effect!("chart-pin.create", api.create(&params, &object));
+                call(attempt, request).await?
             }
         };
         tracing::info!(range = %self.chart.version, version = %content, "the version of the chart was found out");
         Ok((content, every))
-    }
-
-    async fn in_time<T>(
-        &self,
-        attempt: &'static str,
-        call: impl Future<Output = Result<T, KubeError>>,
-    ) -> Result<T, PinError> {
-        let namespace = || self.namespace.clone();
-        tokio::time::timeout(DEADLINE, call)
-            .await
-            .map_err(|_| PinError::Deadline {
-                attempt,
-                namespace: namespace(),
-            })?
-            .map_err(|source| PinError::Call {
-                attempt,
-                namespace: namespace(),
-                source,
-            })
     }
 }
 
@@ -436,10 +405,11 @@ impl Kept {
     /// Reads the record and publishes it immediately: members don't have to wait for a repository.
     async fn read(&mut self, under: Option<BootTime>) -> Result<Option<ConfigMap>, PinError> {
         let api = self.pin.api();
-        let found = self
-            .pin
-            .in_time("reading", api.get_opt(CHART_CONFIG_MAP))
-            .await?;
+        let attempt = format!(
+            "reading ConfigMap {}/{CHART_CONFIG_MAP}",
+            self.pin.namespace
+        );
+        let found = call(attempt, api.get_opt(CHART_CONFIG_MAP)).await?;
         let record = record(found.as_ref(), &self.pin.of());
         self.tell(record.map(|record| self.pin.recorded(&record)), under);
         Ok(found)

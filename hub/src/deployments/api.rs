@@ -2,21 +2,17 @@
 //! version that the decision was based on.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_crds::krypton_deployment::{KryptonDeployment, KryptonDeploymentStatus};
 use krypton_runtime::effect;
 use krypton_types::deployment::DeploymentKey;
 use krypton_types::error_chain::chain;
+use kube::Client;
 use kube::api::{Api, Patch, PatchParams};
-use kube::{Client, ResourceExt as _};
 use serde_json::json;
 
-use crate::deployments::plan::{Deletion, News};
-use crate::observe::metrics::Wrote;
-
-const DEADLINE: Duration = Duration::from_secs(10);
+use crate::deployments::plan::News;
+use crate::leader::home_writer::{self, Deletion, Wrote, read_deletion};
 
 /// The fields of an object to write.
 #[derive(Debug)]
@@ -57,26 +53,10 @@ pub(super) async fn write(
 ) -> Written {
     let before = object.metadata.resource_version.clone();
     let call = write_now(&client, &key, &object, &write);
-    let mut came = Some(Wrote::Failed);
-    let outcome = match tokio::time::timeout(DEADLINE, call).await {
-        Ok(Ok(outcome)) => {
-            came = matches!(outcome, Outcome::Written(_)).then_some(Wrote::Ok);
-            Some(outcome)
-        }
-        // Another client wrote first, or the object is gone. The watch delivers the change.
-        Ok(Err(kube::Error::Api(status))) if status.code == 409 || status.code == 404 => {
-            came = Some(Wrote::Conflict);
-            None
-        }
-        Ok(Err(error)) => {
-            tracing::warn!(error = %chain(&error), "writing a KryptonDeployment failed; it is tried again");
-            None
-        }
-        Err(_) => {
-            tracing::warn!("writing a KryptonDeployment: no answer in time; it is tried again");
-            None
-        }
-    };
+    let (outcome, came) =
+        home_writer::write(format!("writing KryptonDeployment {key}"), call).await;
+    let wrote_nothing = matches!(outcome, Some(Outcome::Read(_) | Outcome::Forgets));
+    let came = (!wrote_nothing).then_some(came);
     if let Some(came) = came {
         tracing::Span::current().record("outcome", came.name());
     }
@@ -164,37 +144,8 @@ pub(super) struct Reading {
 }
 
 pub(super) async fn read(client: Client, key: DeploymentKey, uid: String) -> Reading {
-    let reading = async {
-        let objects: Api<KryptonDeployment> = Api::namespaced(client.clone(), &key.namespace);
-        let object = objects.get_metadata(&key.name).await?;
-        let deleted = object.metadata.uid.as_deref() == Some(&uid)
-            && object.metadata.deletion_timestamp.is_some();
-        if !deleted {
-            return Ok(None);
-        }
-        let crds: Api<CustomResourceDefinition> = Api::all(client);
-        let crd = crds
-            .get_metadata(&KryptonDeployment::crd().name_any())
-            .await?;
-        Ok(Some(match crd.metadata.deletion_timestamp {
-            Some(_) => Deletion::OfTheCrd,
-            None => Deletion::OfTheObject,
-        }))
-    };
-    let found = match tokio::time::timeout(DEADLINE, reading).await {
-        Ok(Ok(found)) => found,
-        Ok(Err(error)) => {
-            let error: kube::Error = error;
-            tracing::warn!(problem = %chain(&error), "reading the deletion of the KryptonDeployment failed; it is tried again");
-            None
-        }
-        Err(_) => {
-            tracing::warn!(
-                "reading the deletion of the KryptonDeployment: no answer in time; it is tried again"
-            );
-            None
-        }
-    };
+    let objects: Api<KryptonDeployment> = Api::namespaced(client.clone(), &key.namespace);
+    let found = read_deletion(client, &objects, &key.name, &uid).await;
     Reading { key, uid, found }
 }
 

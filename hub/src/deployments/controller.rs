@@ -28,15 +28,15 @@ use tracing::{Instrument as _, Span};
 
 use crate::deployments::api::{Reading, Write, Written, read, write};
 use crate::deployments::events::RecordedEvents;
-use crate::deployments::plan::{At, Decision, Deletion, News, Site, View, decide, warning};
+use crate::deployments::plan::{At, Decision, News, Site, View, decide, warning};
 use crate::deployments::target::{self, Cluster, Named as Aimed, Sight, named, trusted};
 use crate::discovery::Kind;
 use crate::discovery::named_secrets::{Findings, Named, Naming, SecretName};
+use crate::leader::home_writer::{Deletion, HomeWrites, Wrote};
 use crate::leader::{Leader, Watched};
 use crate::members::deployment_orders::{DEPLOYMENTS_MAX, Deployments, ORDERS_MAX};
 use crate::members::found::Found as Clusters;
 use crate::notices::EventRecorder;
-use crate::observe::metrics::{HomeWrites, Wrote};
 use crate::tenants::Reports;
 
 /// Minimum interval between two writes of one object.
@@ -106,7 +106,7 @@ impl std::fmt::Debug for Controller {
 #[derive(Debug)]
 struct Slot {
     object: Arc<KryptonDeployment>,
-    deletion: Deletion,
+    deletion: Option<Deletion>,
     told: RecordedEvents,
     /// The earliest time of the next write or read.
     next: BootTime,
@@ -329,7 +329,7 @@ impl DeploymentStore {
         self.forgets = None;
         for slot in self.slots.values_mut() {
             // Reads in flight are dropped. A write in flight completes and reports its result.
-            (slot.deletion, slot.busy) = (Deletion::NotRead, false);
+            (slot.deletion, slot.busy) = (None, false);
         }
     }
 
@@ -593,14 +593,14 @@ impl DeploymentStore {
         if let Some(slot) = self.slots.get_mut(&key).filter(same) {
             // If home was restored from a backup, the object may not be deleted there.
             if object.metadata.deletion_timestamp.is_none() {
-                slot.deletion = Deletion::NotRead;
+                slot.deletion = None;
             }
             slot.object = Arc::new(object);
             return;
         }
         let slot = Slot {
             object: Arc::new(object),
-            deletion: Deletion::default(),
+            deletion: None,
             told: RecordedEvents::default(),
             next: BootTime::default(),
             busy: false,
@@ -712,7 +712,7 @@ impl DeploymentStore {
         slot.busy = false;
         let same = slot.object.metadata.uid.as_ref() == Some(&reading.uid);
         match reading.found.filter(|_| same) {
-            Some(found) => slot.deletion = found,
+            Some(found) => slot.deletion = Some(found),
             None => slot.next = later(),
         }
     }

@@ -15,6 +15,7 @@ use krypton_types::names;
 use kube::ResourceExt as _;
 
 use crate::deployments::target::Cluster;
+use crate::leader::home_writer::Deletion;
 use crate::members::deployment_orders::Said;
 
 /// Maximum size in bytes of an annotation that is passed on. Members persist their orders.
@@ -28,16 +29,6 @@ pub(super) mod ready {
     pub(in crate::deployments) const EDGE_UNAVAILABLE: &str = "EdgeUnavailable";
     pub(in crate::deployments) const HELM_FAILED: &str = "HelmFailed";
     pub(in crate::deployments) const DELETING: &str = "Deleting";
-}
-
-/// The result of rereading a deletion. The hub reads it before it acts on the deletion.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Deletion {
-    #[default]
-    NotRead,
-    OfTheObject,
-    /// The CRD is being deleted, and all objects with it.
-    OfTheCrd,
 }
 
 /// The hub's view of a cluster on which the release is or will be ordered.
@@ -64,7 +55,8 @@ pub(super) struct View<'a> {
     pub(super) aim: Result<Site, State>,
     /// The recorded places.
     pub(super) sites: Vec<Site>,
-    pub(super) deletion: Deletion,
+    /// Why the object is deleted. The hub reads it again before it acts on the deletion.
+    pub(super) deletion: Option<Deletion>,
     pub(super) check_every: u32,
     pub(super) now: Timestamp,
 }
@@ -174,7 +166,7 @@ impl View<'_> {
         let of = |site: &Site| {
             let said = self.said(site).filter(|said| said.fresh)?;
             let (member, _) = site.at.member.as_ref()?;
-            Some((member.clone(), said.report.deeds.clone()))
+            Some((member.clone(), said.report.events.clone()))
         };
         sites.filter_map(of).collect()
     }
@@ -323,8 +315,8 @@ impl View<'_> {
 
     /// Decides on a deleted object.
     fn leave(&self) -> Decision {
-        let confirmed = self.deletion == Deletion::OfTheObject;
-        let lets_go = self.orphaned() || self.deletion == Deletion::OfTheCrd;
+        let confirmed = self.deletion == Some(Deletion::OfTheObject);
+        let lets_go = self.orphaned() || self.deletion == Some(Deletion::OfTheCrd);
         let held = self.finalized();
         let (mut told, mut places) = (Vec::new(), Vec::new());
         let mut orders = BTreeMap::new();
@@ -332,7 +324,7 @@ impl View<'_> {
         let unrecorded = held && self.recorded().is_none();
         if held && lets_go {
             let why = match self.deletion {
-                Deletion::OfTheCrd => "all KryptonDeployments are deleted with their CRD",
+                Some(Deletion::OfTheCrd) => "all KryptonDeployments are deleted with their CRD",
                 _ => "as it is annotated",
             };
             let left: Vec<&str> = self
@@ -376,7 +368,7 @@ impl View<'_> {
             told.push(news("FinalizerRemoved", names::DEPLOYMENT_FINALIZER));
             std::mem::take(&mut told)
         });
-        let read = held && !done && !lets_go && self.deletion == Deletion::NotRead;
+        let read = held && !done && !lets_go && self.deletion.is_none();
         let standing = self.leaving(&places, unknown);
         Decision {
             read: read && places.iter().any(|place| !place.removing),

@@ -1,12 +1,14 @@
 //! Caches and writes the EdgeClusters on home.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec, EdgeClusterStatus, SourceRef};
+use krypton_runtime::call::{ApiError, call};
+use krypton_runtime::clock::BootTime;
 use krypton_runtime::effect;
+use krypton_runtime::work_queue::Outcome;
 use krypton_types::conditions::{TARGET_RESOLVED, find};
 use krypton_types::error_chain::chain;
 use kube::Client;
@@ -14,10 +16,7 @@ use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::runtime::watcher::Event;
 use serde_json::Value;
 
-use super::PACE;
-use crate::observe::metrics::Wrote;
-
-const DEADLINE: Duration = Duration::from_secs(10);
+use crate::leader::home_writer::{self, PACE, Wrote};
 
 /// The EdgeClusters by name, each with its source.
 pub(super) type Bound = BTreeMap<String, Option<SourceRef>>;
@@ -165,18 +164,26 @@ impl EdgeClusters {
 }
 
 impl Written {
+    fn of(
+        name: String,
+        before: Option<String>,
+        (object, came): (Option<EdgeCluster>, Wrote),
+    ) -> Self {
+        let object = object.map(|object| (object, before));
+        Self { name, object, came }
+    }
+
     /// Returns whether the write succeeded.
     pub(super) fn went_through(&self) -> bool {
         self.object.is_some()
     }
 
-    /// Returns the pause before the next attempt, after so many consecutive failures. `None` after a
-    /// success. After a conflict, the watch is about to deliver the other write.
-    pub(super) fn again_after(&self, failures: u32, jitter: f64) -> Option<Duration> {
+    /// Returns when to write again. After a conflict, the watch is about to deliver the other write.
+    pub(super) fn outcome(&self, now: BootTime, jitter: f64) -> Outcome {
         match self.came {
-            Wrote::Ok => None,
-            Wrote::Conflict => Some(PACE.mul_f64(0.5 + jitter)),
-            Wrote::Failed => Some(crate::home::write_backoff(failures, jitter)),
+            Wrote::Ok => Outcome::Again(now),
+            Wrote::Conflict => Outcome::Again(BootTime(now.0 + PACE.mul_f64(0.5 + jitter))),
+            Wrote::Failed => Outcome::Failed,
         }
     }
 }
@@ -201,13 +208,17 @@ pub(super) async fn create(
         status: None,
     };
     let api: Api<EdgeCluster> = Api::all(client.clone());
-    let made = tokio::time::timeout(DEADLINE, make(&api, &object)).await;
-    if matches!(&made, Ok(Err(kube::Error::Api(status))) if status.code == 404 || status.reason == CRD_OUTDATED)
+    let made = call(format!("creating EdgeCluster {name}"), make(&api, &object)).await;
+    let is_outdated = |error: &ApiError| {
+        let status = error.status();
+        status.is_some_and(|status| status.code == 404 || status.reason == CRD_OUTDATED)
+    };
+    if made.as_ref().is_err_and(is_outdated)
         && let Err(error) = krypton_runtime::crd::ensure(&client, &EdgeCluster::crd()).await
     {
-        tracing::warn!(error = %chain(&error), "the CRD of EdgeClusters is gone and cannot be made again; it is tried again");
+        tracing::warn!(error = %chain(&error), "the CRD of EdgeClusters is missing and cannot be created; retrying");
     }
-    outcome(name, "making", None, made)
+    Written::of(name, None, home_writer::outcome(made))
 }
 
 const CRD_OUTDATED: &str = "CrdOutdated";
@@ -244,9 +255,10 @@ pub(super) async fn write_finalizers(
     let patch = Patch::Merge(serde_json::json!({
         "metadata": { "resourceVersion": version, "finalizers": finalizers },
     }));
-    let call = effect!("edge-cluster.finalizers", api.patch(&name, &params, &patch));
-    let result = tokio::time::timeout(DEADLINE, call).await;
-    outcome(name, "writing the finalizers of", version, result)
+    let request = effect!("edge-cluster.finalizers", api.patch(&name, &params, &patch));
+    let attempt = format!("writing the finalizers of EdgeCluster {name}");
+    let written = home_writer::write(attempt, request).await;
+    Written::of(name, version, written)
 }
 
 pub(super) async fn write_status(
@@ -261,12 +273,13 @@ pub(super) async fn write_status(
         "metadata": { "resourceVersion": version },
         "status": status,
     }));
-    let call = effect!(
+    let request = effect!(
         "edge-cluster.status",
         api.patch_status(&name, &params, &patch)
     );
-    let result = tokio::time::timeout(DEADLINE, call).await;
-    outcome(name, "writing the status of", version, result)
+    let attempt = format!("writing the status of EdgeCluster {name}");
+    let written = home_writer::write(attempt, request).await;
+    Written::of(name, version, written)
 }
 
 /// Returns the merge patch that turns the recorded status into `next`.
@@ -291,35 +304,6 @@ fn merge(before: &Value, next: Value) -> Value {
     Value::Object(next)
 }
 
-fn outcome(
-    name: String,
-    what: &str,
-    before: Option<String>,
-    result: Result<kube::Result<EdgeCluster>, tokio::time::error::Elapsed>,
-) -> Written {
-    let problem = match result {
-        Ok(Ok(object)) => {
-            let object = Some((object, before));
-            let came = Wrote::Ok;
-            return Written { name, object, came };
-        }
-        // Another client wrote first. The watch delivers its result.
-        Ok(Err(kube::Error::Api(status))) if status.code == 409 || status.code == 404 => None,
-        Ok(Err(error)) => Some(chain(&error)),
-        Err(_) => Some("no answer in time".to_owned()),
-    };
-    let came = if problem.is_some() {
-        Wrote::Failed
-    } else {
-        Wrote::Conflict
-    };
-    if let Some(problem) = problem {
-        tracing::warn!(member = name, %problem, "{what} the EdgeCluster failed; it is tried again");
-    }
-    let object = None;
-    Written { name, object, came }
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -328,25 +312,17 @@ mod tests {
 
     #[test]
     fn conflicting_write_retries_soon_rejected_one_backs_off() {
-        let refused = |code| {
-            let mut status = kube::core::Status::failure("no", "No");
-            status.code = code;
-            Ok(Err(kube::Error::Api(Box::new(status))))
-        };
-        let after = |result, failures| {
-            let written = outcome("a".to_owned(), "writing", None, result);
+        let now = BootTime::default();
+        let after = |came| {
+            let written = Written::of("a".to_owned(), None, (None, came));
             assert!(!written.went_through());
-            written.again_after(failures, 0.5)
+            written.outcome(now, 0.5)
         };
-        assert_eq!(after(refused(409), 0), Some(PACE));
-        assert_eq!(after(refused(404), 0), Some(PACE));
-        for (failures, full) in [(1, 1), (2, 2), (3, 4), (4, 8), (99, 30)] {
-            let pause = Duration::from_secs(full).mul_f64(0.75);
-            assert_eq!(after(refused(403), failures), Some(pause));
-        }
+        assert_eq!(after(Wrote::Conflict), Outcome::Again(BootTime(PACE)));
+        assert_eq!(after(Wrote::Failed), Outcome::Failed);
         let object = EdgeCluster::new("a", EdgeClusterSpec::default());
-        let well = outcome("a".to_owned(), "writing", None, Ok(Ok(object)));
-        assert_eq!(well.again_after(0, 0.5), None);
+        let well = Written::of("a".to_owned(), None, (Some(object), Wrote::Ok));
+        assert_eq!(well.outcome(now, 0.5), Outcome::Again(now));
     }
 
     #[test]

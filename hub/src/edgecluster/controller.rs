@@ -7,13 +7,14 @@ use futures::FutureExt as _;
 use krypton_crds::edge_cluster::{EdgeCluster, SourceRef};
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::newest::{Newest as _, NewestSeen as _, PutNews as _};
+use krypton_runtime::tasks::KeyedTasks;
+use krypton_runtime::work_queue::{Outcome, WorkQueue};
 use krypton_types::deployment::DesiredDeployment;
 use krypton_types::placed_tenant::PlacedTenant;
 use kube::runtime::watcher::Event;
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 
-use super::agenda::Agenda;
 use super::api::{EdgeClusters, Written, certificate_end, create, status_patch, write_status};
 use super::credential_expiry::{Reminders, Validity};
 use super::decommission::{self, Reading, Retirements};
@@ -22,18 +23,18 @@ use super::proxies::Proxies;
 use super::source_history::SourceHistory;
 use super::values::Overlays;
 use super::{
-    AFTER_FAILURE, BATCH, Fleet, FleetChart, LOOK_EVERY, PACE, PATIENCE, UNHEARD, WRITERS,
-    acceptance, desired_status, messages,
+    AFTER_FAILURE, BATCH, Fleet, FleetChart, LOOK_EVERY, PATIENCE, UNHEARD, WRITERS, acceptance,
+    desired_status, messages,
 };
 use crate::chart::values::Readings;
 use crate::discovery::Origin;
 use crate::discovery::membership::{Membership, Refusal};
+use crate::leader::home_writer::{self, HomeWrites, PACE, Wrote};
 use crate::leader::{Leader, LeaderState, Watched};
 use crate::members::duplicates::{self, Verdict};
 use crate::members::remote_orders::Orders;
 use crate::members::{self, DesiredStatePublisher, Members, observation};
 use crate::notices::MemberEvent;
-use crate::observe::metrics::HomeWrites;
 use crate::proxy::{Access, Permit};
 
 /// The time of a pass, and whether this hub leads.
@@ -62,10 +63,9 @@ pub(super) struct Controller {
     pub(super) orders: watch::Receiver<Option<Orders<DesiredDeployment>>>,
     pub(super) placements: watch::Receiver<Option<Orders<PlacedTenant>>>,
     pub(super) readings: JoinSet<Reading>,
-    pub(super) writes: JoinSet<Written>,
-    /// Members with a write in flight.
-    pub(super) writing: BTreeSet<String>,
-    pub(super) agenda: Agenda,
+    pub(super) writes: KeyedTasks<String, Written>,
+    /// The EdgeClusters to examine.
+    pub(super) queue: WorkQueue<String>,
     pub(super) retirements: Retirements,
     pub(super) overlays: Overlays,
     pub(super) publisher: DesiredStatePublisher,
@@ -123,9 +123,8 @@ impl Controller {
             known: EdgeClusters::default(),
             proxies: Proxies::default(),
             readings: JoinSet::new(),
-            writes: JoinSet::new(),
-            writing: BTreeSet::new(),
-            agenda: Agenda::default(),
+            writes: KeyedTasks::default(),
+            queue: home_writer::queue(WRITERS),
             retirements: Retirements::default(),
             overlays: Overlays::default(),
             first_epoch: 0,
@@ -151,7 +150,7 @@ impl Controller {
 
     pub(super) fn look_at_all(&mut self) {
         self.look = true;
-        self.agenda.extend(self.known.objects.keys().cloned());
+        self.queue.extend(self.known.objects.keys().cloned());
     }
 
     pub(super) fn look_again(&mut self, at: BootTime) {
@@ -176,7 +175,7 @@ impl Controller {
             self.reminders = Reminders::default();
             self.wrote = desired_status::Wrote::default();
             self.book.read_again();
-            self.agenda.extend(self.known.objects.keys().cloned());
+            self.queue.extend(self.known.objects.keys().cloned());
             self.led = since;
         }
     }
@@ -265,16 +264,17 @@ impl Controller {
 
     fn create(&mut self, name: &str, source: SourceRef, accepted: Option<bool>, pass: &Pass) {
         // A dismissed source gets no new EdgeCluster, so the hub must read the register first.
-        let may = pass.leading && self.book.is_read() && !self.writing.contains(name);
-        let due = self.agenda.time(name);
+        let may = pass.leading && self.book.is_read() && !self.queue.is_busy(name);
+        let due = self.queue.not_before(name);
         if may && due > pass.now {
             self.look_again(due);
-        } else if may && self.writes.len() < WRITERS {
-            self.writing.insert(name.to_owned());
-            self.agenda.wait(name, BootTime(pass.now.0 + PACE));
+        } else if may && self.queue.is_free() {
             let client = self.fleet.client.clone();
-            let write = create(client, name.to_owned(), source, accepted);
-            self.writes.spawn(self.fleet.lead.tracked(write));
+            self.start_write(
+                name,
+                create(client, name.to_owned(), source, accepted),
+                pass.now,
+            );
         } else {
             // Only a missing writer makes it due again. Otherwise it waits for a change.
             self.look |= may;
@@ -341,8 +341,20 @@ impl Controller {
             self.fleet.shared.arbiter.forget(&name);
             self.fleet.found.remove(&name);
             self.wrote.forget(&name);
-            self.agenda.forget(&name);
+            self.queue.forget(&name);
         }
+    }
+
+    /// Starts a write of an EdgeCluster.
+    pub(super) fn start_write(
+        &mut self,
+        name: &str,
+        write: impl Future<Output = Written> + Send + 'static,
+        now: BootTime,
+    ) {
+        home_writer::start(&mut self.queue, name.to_owned(), now);
+        let write = self.fleet.lead.tracked(write);
+        self.writes.spawn(name.to_owned(), write);
     }
 
     /// Writes the statuses that are due. Returns when to look again, and whether more are due.
@@ -354,9 +366,10 @@ impl Controller {
             let object = self.known.objects.get(&name);
             self.look |= object.is_some_and(decommission::leaving);
             // A change of the chart changes all observations. Its delivery to the members takes precedence.
-            if self.agenda.add(&name) {
-                let at = self.agenda.time(&name).max(BootTime(now.0 + PACE));
-                self.agenda.wait(&name, at);
+            if self.queue.due_at(&name).is_none() {
+                let at = self.queue.not_before(&name).max(BootTime(now.0 + PACE));
+                self.queue.delay(name.clone(), at);
+                self.queue.add(name);
             }
         }
         let stays = pass.stand != LeaderState::Leaving;
@@ -367,19 +380,16 @@ impl Controller {
             .chain(self.look_at)
             .min();
         let mut looked = 0;
-        while pass.leading && self.known.synced && self.writes.len() < WRITERS {
+        while pass.leading && self.known.synced && self.queue.is_free() {
             if looked >= BATCH {
                 return (wake, true);
             }
-            let Some(name) = self.agenda.next(now) else {
-                wake = wake.into_iter().chain(self.agenda.wakes()).min();
+            let Some(name) = self.queue.pop(now) else {
+                wake = wake.into_iter().chain(self.queue.wake()).min();
                 break;
             };
             looked += 1;
-            // The end of a write adds the member again.
-            if !self.writing.contains(&name) {
-                self.write_status(name, pass);
-            }
+            self.write_status(name, pass);
         }
         (wake, false)
     }
@@ -393,9 +403,9 @@ impl Controller {
         };
         let Some(epoch) = self.fleet.lead.mark(mark(object)) else {
             // A later leader wrote it. Check it again under a later epoch.
-            self.agenda
-                .wait(&name, BootTime(pass.now.0 + AFTER_FAILURE));
-            self.agenda.add(&name);
+            let until = BootTime(pass.now.0 + AFTER_FAILURE);
+            self.queue.delay(name.clone(), until);
+            self.queue.add(name);
             self.look = true;
             return;
         };
@@ -438,12 +448,11 @@ impl Controller {
         }
         self.wrote.note(&name, &status);
         status.hub_epoch = Some(epoch);
-        self.agenda.wait(&name, BootTime(pass.now.0 + PACE));
-        self.writing.insert(name.clone());
         let version = object.metadata.resource_version.clone();
         let patch = status_patch(recorded, &status);
-        let write = write_status(self.fleet.client.clone(), name, version, patch);
-        self.writes.spawn(self.fleet.lead.tracked(write));
+        let client = self.fleet.client.clone();
+        let write = write_status(client, name.clone(), version, patch);
+        self.start_write(&name, write, pass.now);
     }
 
     /// Handles an event, and all further events that are ready.
@@ -459,7 +468,7 @@ impl Controller {
                 _ => None,
             };
         }
-        self.agenda.extend(dirty);
+        self.queue.extend(dirty);
     }
 
     pub(super) fn proxy_ended(&mut self, name: &str) {
@@ -475,26 +484,32 @@ impl Controller {
         self.retirements.take(&reading);
         if reading.found.is_none() {
             let pause = AFTER_FAILURE.mul_f64(0.5 + rand::random::<f64>());
-            self.agenda
-                .wait(&reading.name, BootTime(BootTime::now().0 + pause));
+            self.queue
+                .delay(reading.name, BootTime(BootTime::now().0 + pause));
         }
     }
 
-    pub(super) fn take_written(&mut self, written: Written) {
-        let writes = &self.fleet.reports.writes;
-        writes.count(HomeWrites::EDGE_CLUSTER, written.came);
-        let name = written.name.clone();
-        self.writing.remove(&name);
-        self.agenda.add(&name);
-        if !written.went_through() {
-            self.wrote.forget(&name);
+    pub(super) fn take_written(&mut self, name: &String, written: Result<Written, JoinError>) {
+        let now = BootTime::now();
+        let outcome = match &written {
+            Ok(written) => written.outcome(now, rand::random()),
+            Err(_) => Outcome::Failed,
+        };
+        self.look |= written.as_ref().map_or(true, |it| it.came != Wrote::Ok);
+        self.queue.done(name, outcome, now, rand::random());
+        if !written.as_ref().is_ok_and(Written::went_through) {
+            self.wrote.forget(name);
         }
-        let failures = self.agenda.ended(&name, written.came);
-        if let Some(pause) = written.again_after(failures, rand::random()) {
-            self.look = true;
-            self.agenda.wait(&name, BootTime(BootTime::now().0 + pause));
+        match written {
+            Ok(written) => {
+                let writes = &self.fleet.reports.writes;
+                writes.count(HomeWrites::EDGE_CLUSTER, written.came);
+                self.look |= self.known.take_written(written);
+            }
+            Err(error) => {
+                tracing::error!(%error, member = name, "the write of an EdgeCluster panicked")
+            }
         }
-        self.look |= self.known.take_written(written);
     }
 }
 

@@ -2,21 +2,17 @@
 //! the member has uninstalled its releases.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_crds::edge_cluster::{DeletionPolicy, EdgeCluster};
 use krypton_types::conditions::{State, Truth, reason};
-use krypton_types::error_chain::chain;
 use krypton_types::names;
 use kube::api::Api;
 use kube::{Client, ResourceExt as _};
 
+use crate::leader::home_writer::{Deletion, read_deletion};
 use crate::members::Order;
 use crate::notices::MemberEvent;
 use crate::tenants::Retired;
-
-const DEADLINE: Duration = Duration::from_secs(10);
 
 /// Inputs of the decision, in addition to the EdgeCluster.
 #[derive(Clone, Debug, Default)]
@@ -30,15 +26,6 @@ pub(super) struct Standing {
     pub(super) taken: bool,
     /// Counts from the member's complete report.
     pub(super) retired: Option<Retired>,
-}
-
-/// The cause of a deletion, reread from the API server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Deletion {
-    /// A user deleted this EdgeCluster.
-    OfTheMember,
-    /// The CRD is being deleted, and all EdgeClusters with it.
-    OfTheCrd,
 }
 
 /// The next step for an EdgeCluster's finalizer.
@@ -101,7 +88,7 @@ pub(super) fn step(object: &EdgeCluster, standing: &Standing) -> Step {
     match standing.read {
         None => return Step::Read,
         Some(Deletion::OfTheCrd) => return Step::TakeOff(LetGo::CrdDeleted),
-        Some(Deletion::OfTheMember) => {}
+        Some(Deletion::OfTheObject) => {}
     }
     if let Some(why) = &standing.held_back {
         return Step::Wait(why.clone());
@@ -277,32 +264,9 @@ impl Retirements {
     }
 }
 
-/// Rereads the cause of a deletion. Deleting the CRD precedes deleting its objects, so the CRD decides.
 pub(super) async fn read(client: Client, name: String, uid: String) -> Reading {
-    let reading = async {
-        let objects: Api<EdgeCluster> = Api::all(client.clone());
-        let object = objects.get_metadata(&name).await?;
-        let deleted = object.metadata.uid.as_deref() == Some(&uid)
-            && object.metadata.deletion_timestamp.is_some();
-        if !deleted {
-            return Ok(None);
-        }
-        let crds: Api<CustomResourceDefinition> = Api::all(client);
-        let crd = crds.get_metadata(&EdgeCluster::crd().name_any()).await?;
-        Ok(Some(match crd.metadata.deletion_timestamp {
-            Some(_) => Deletion::OfTheCrd,
-            None => Deletion::OfTheMember,
-        }))
-    };
-    let found = match tokio::time::timeout(DEADLINE, reading).await {
-        Ok(Ok(found)) => found,
-        Ok(Err(error)) => {
-            let error: kube::Error = error;
-            tracing::warn!(member = %name, problem = %chain(&error), "reading the deletion of the EdgeCluster failed; it is tried again");
-            None
-        }
-        Err(_) => None,
-    };
+    let objects: Api<EdgeCluster> = Api::all(client.clone());
+    let found = read_deletion(client, &objects, &name, &uid).await;
     Reading { name, uid, found }
 }
 
@@ -334,7 +298,7 @@ mod tests {
     /// A member that has carried out its order.
     fn done() -> Standing {
         Standing {
-            read: Some(Deletion::OfTheMember),
+            read: Some(Deletion::OfTheObject),
             held_back: None,
             connected: true,
             taken: true,
@@ -495,7 +459,7 @@ mod tests {
         readings.take(&Reading {
             name: "edge-1".to_owned(),
             uid: "u".to_owned(),
-            found: Some(Deletion::OfTheMember),
+            found: Some(Deletion::OfTheObject),
         });
         let ordered = Step::Uninstall(String::new());
         let news = readings.news(&object, &ordered).unwrap();
@@ -505,7 +469,7 @@ mod tests {
         );
         readings.was_told(news.uid, news.reason);
         assert!(readings.news(&object, &ordered).is_none(), "told twice");
-        assert_eq!(readings.of(&object), Some(Deletion::OfTheMember));
+        assert_eq!(readings.of(&object), Some(Deletion::OfTheObject));
         let mut next = object.clone();
         next.metadata.uid = Some("v".to_owned());
         assert_eq!(readings.of(&next), None);

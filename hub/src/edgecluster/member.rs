@@ -3,14 +3,16 @@
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::newest::{Newest as _, PutNews as _};
+use krypton_runtime::work_queue::WorkQueue;
 use krypton_types::conditions::{Truth, reason};
 
 use super::api::{EdgeClusters, write_finalizers};
 use super::controller::{Controller, Pass, View, banned, enter};
-use super::decommission::{self, Deletion, Standing, Step};
+use super::decommission::{self, Standing, Step};
 use super::plan::{self, Wishes, mark};
 use super::values::too_large;
-use super::{PACE, WRITERS, acceptance, messages, namespaces};
+use super::{LOOK_EVERY, acceptance, messages, namespaces};
+use crate::leader::home_writer::{Deletion, PACE};
 use crate::members::{Admission, Member, MemberInputs, Order, duplicates};
 use crate::proxy::Permit;
 use crate::tenants::Retired;
@@ -170,14 +172,12 @@ impl Controller {
             return;
         };
         if !self.may_write_now(name, pass.now) {
-            return self.look_again(self.next_look(name, pass.now));
+            return self.look_again(next_look(&self.queue, name, pass.now));
         }
-        self.writing.insert(name.to_owned());
-        self.agenda.wait(name, BootTime(pass.now.0 + PACE));
         let version = object.metadata.resource_version.clone();
         let client = self.fleet.client.clone();
         let write = write_finalizers(client, name.to_owned(), version, finalizers);
-        self.writes.spawn(self.fleet.lead.tracked(write));
+        self.start_write(name, write, pass.now);
     }
 
     /// Reads a deletion from the API server before anything follows from it.
@@ -187,7 +187,7 @@ impl Controller {
             return;
         }
         if !self.may_write_now(name, pass.now) {
-            return self.look_again(self.next_look(name, pass.now));
+            return self.look_again(next_look(&self.queue, name, pass.now));
         }
         self.retirements.reading.insert(uid.clone());
         let client = self.fleet.client.clone();
@@ -196,13 +196,8 @@ impl Controller {
     }
 
     fn may_write_now(&self, name: &str, now: BootTime) -> bool {
-        let is_free = !self.writing.contains(name) && self.writes.len() < WRITERS;
-        is_free && self.agenda.is_due(name, now)
-    }
-
-    fn next_look(&self, name: &str, now: BootTime) -> BootTime {
-        let writing = self.writing.contains(name);
-        self.agenda.look_again(name, writing, now)
+        let queue = &self.queue;
+        queue.is_free() && !queue.is_busy(name) && queue.not_before(name) <= now
     }
 
     fn report_step(&mut self, object: &EdgeCluster, step: &Step, pass: &Pass) {
@@ -249,5 +244,37 @@ impl Controller {
             acts: acting.acts && given && epoch.is_some_and(of_now),
             cluster_uid,
         });
+    }
+}
+
+/// Returns when to check a waiting member again: at its due time, after its write, or when a writer may be free.
+fn next_look(queue: &WorkQueue<String>, name: &str, now: BootTime) -> BootTime {
+    let least = match queue.is_busy(name) {
+        true => PACE,
+        false => LOOK_EVERY,
+    };
+    queue.not_before(name).max(BootTime(now.0 + least))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::leader::home_writer;
+
+    #[test]
+    fn waiting_member_is_not_polled() {
+        let at = |second| BootTime(Duration::from_secs(second));
+        let mut queue = home_writer::queue(1);
+        let soon = BootTime(at(10).0 + LOOK_EVERY);
+        assert_eq!(next_look(&queue, "a", at(10)), soon);
+        queue.start("a".to_owned());
+        assert_eq!(next_look(&queue, "a", at(10)), at(11));
+        queue.delay("a".to_owned(), at(13));
+        assert_eq!(next_look(&queue, "a", at(10)), at(13));
+        queue.forget(&"a".to_owned());
+        queue.delay("a".to_owned(), at(13));
+        assert_eq!(next_look(&queue, "a", at(10)), at(13));
     }
 }

@@ -13,11 +13,12 @@ use kube::Client;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::{AFTER_FAILURE, PACE};
+use super::AFTER_FAILURE;
 use crate::discovery::register::{self, Entry, OnRecord, Register, RegisterError};
 use crate::discovery::{Found, Origin, Sources};
 use crate::edgecluster::api::{Bound, EdgeClusters};
 use crate::leader::Leader;
+use crate::leader::home_writer::PACE;
 
 /// The recorded register, and its target. Every hub computes it. Only the leader writes it.
 pub(super) struct SourceHistory {

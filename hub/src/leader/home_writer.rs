@@ -1,6 +1,147 @@
-//! Prevents an earlier leader from overwriting objects that a later leader has written.
-//!
-//! Together with the write's resourceVersion, the check and the write are atomic.
+//! The leader's writes to objects on home: sends and counts them, and prevents an earlier leader from
+//! overwriting objects that a later leader has written. Rereads deletions before the hub acts on them.
+
+use std::time::Duration;
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use krypton_runtime::call::{ApiError, call};
+use krypton_runtime::clock::BootTime;
+use krypton_runtime::retry::Backoff;
+use krypton_runtime::work_queue::WorkQueue;
+use krypton_types::error_chain::chain;
+use kube::api::Api;
+use kube::{Client, CustomResourceExt, Resource};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use serde::de::DeserializeOwned;
+
+/// The outcome of a write on the home cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wrote {
+    Ok,
+    /// Another writer was faster, or the object is gone. The watch delivers the change.
+    Conflict,
+    Failed,
+}
+
+impl Wrote {
+    const ALL: [Self; 3] = [Self::Ok, Self::Conflict, Self::Failed];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Conflict => "conflict",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// Counts the hub's writes to objects on the home cluster, including their status. Clones share the
+/// counters.
+#[derive(Clone, Debug)]
+pub struct HomeWrites(pub(crate) Family<[(&'static str, &'static str); 2], Counter>);
+
+impl HomeWrites {
+    pub(crate) const EDGE_CLUSTER: &str = "edgecluster";
+    pub(crate) const TENANT: &str = "tenant";
+    pub(crate) const DEPLOYMENT: &str = "kryptondeployment";
+
+    /// Counts a completed write. `of` is one of the kinds above.
+    pub(crate) fn count(&self, of: &'static str, wrote: Wrote) {
+        let labels = [("of", of), ("outcome", wrote.name())];
+        self.0.get_or_create(&labels).inc();
+    }
+}
+
+impl Default for HomeWrites {
+    fn default() -> Self {
+        let writes = Family::default();
+        for of in [Self::EDGE_CLUSTER, Self::TENANT, Self::DEPLOYMENT] {
+            for wrote in Wrote::ALL {
+                let labels = [("of", of), ("outcome", wrote.name())];
+                drop(writes.get_or_create(&labels));
+            }
+        }
+        Self(writes)
+    }
+}
+
+/// Minimum interval between two writes of one object.
+pub(crate) const PACE: Duration = Duration::from_secs(1);
+/// Back-off of failed writes. A conflict makes the object due again, and has none.
+const BACKOFF: Backoff = Backoff {
+    first: Duration::from_secs(1),
+    max: Duration::from_secs(30),
+};
+
+/// Creates a queue of objects to write, with at most so many writes in flight.
+pub(crate) fn queue<K: Ord + Clone>(writers: usize) -> WorkQueue<K> {
+    WorkQueue::new(writers, BACKOFF, BACKOFF)
+}
+
+/// Starts a request for an object. The next one follows after [`PACE`] at the earliest.
+pub(crate) fn start<K: Ord + Clone>(queue: &mut WorkQueue<K>, key: K, now: BootTime) {
+    queue.delay(key.clone(), BootTime(now.0 + PACE));
+    queue.start(key);
+}
+
+/// Sends a write that carries its precondition. The caller reconciles the object again after a failure.
+pub(crate) async fn write<T>(
+    attempt: String,
+    request: impl Future<Output = kube::Result<T>>,
+) -> (Option<T>, Wrote) {
+    outcome(call(attempt, request).await)
+}
+
+/// Logs a failure.
+pub(crate) fn outcome<T>(answer: Result<T, ApiError>) -> (Option<T>, Wrote) {
+    match answer {
+        Ok(object) => (Some(object), Wrote::Ok),
+        Err(error) if matches!(error.code(), Some(404 | 409)) => (None, Wrote::Conflict),
+        Err(error) => {
+            tracing::warn!(error = %chain(&error), "a write on home failed; retrying");
+            (None, Wrote::Failed)
+        }
+    }
+}
+
+/// Why an object is being deleted. The deletion of a CRD deletes all its objects, which does not request the
+/// removal of any of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Deletion {
+    OfTheObject,
+    OfTheCrd,
+}
+
+/// Rereads the deletion of an object. Returns `None` if it is not being deleted, or if the read failed. Deleting
+/// the CRD precedes deleting its objects, so the CRD is read last.
+pub(crate) async fn read_deletion<K>(
+    client: Client,
+    objects: &Api<K>,
+    name: &str,
+    uid: &str,
+) -> Option<Deletion>
+where
+    K: Clone + DeserializeOwned + std::fmt::Debug + Resource<DynamicType = ()> + CustomResourceExt,
+{
+    let attempt = format!("reading the deletion of {} {name}", K::kind(&()));
+    let request = async {
+        let object = objects.get_metadata(name).await?.metadata;
+        if object.uid.as_deref() != Some(uid) || object.deletion_timestamp.is_none() {
+            return Ok(None);
+        }
+        let crds: Api<CustomResourceDefinition> = Api::all(client);
+        let crd = crds.get_metadata(K::crd_name()).await?;
+        Ok(Some(match crd.metadata.deletion_timestamp {
+            Some(_) => Deletion::OfTheCrd,
+            None => Deletion::OfTheObject,
+        }))
+    };
+    call(attempt, request).await.unwrap_or_else(|error| {
+        tracing::warn!(error = %chain(&error), "the deletion stays unconfirmed; retrying");
+        None
+    })
+}
 
 /// Upper bound for epochs. A hub never writes a greater number, so such a number is ignored.
 const LATEST: u64 = 1 << 53;
@@ -13,7 +154,8 @@ pub(super) enum Verdict {
     Overtaken(u64),
 }
 
-/// Judges the epoch `recorded` on the object. An older CRD stores none.
+/// Judges the epoch `recorded` on the object. An older CRD stores none. Together with the write's
+/// resourceVersion, the check and the write are atomic.
 pub(super) fn verdict(ours: u64, recorded: Option<u64>) -> Verdict {
     match recorded {
         Some(theirs) if theirs > ours && theirs < LATEST => Verdict::Overtaken(theirs),
@@ -23,7 +165,48 @@ pub(super) fn verdict(ours: u64, recorded: Option<u64>) -> Verdict {
 
 #[cfg(test)]
 mod tests {
+    use krypton_runtime::work_queue::Outcome;
+
     use super::*;
+
+    #[test]
+    fn object_is_written_once_per_second() {
+        let (mut queue, now) = (queue(1), BootTime::default());
+        start(&mut queue, "a", now);
+        queue.done(&"a", Outcome::Again(now), now, 0.0);
+        assert_eq!(queue.pop(now), None);
+        assert_eq!(queue.wake(), Some(BootTime(PACE)));
+    }
+
+    #[test]
+    fn failed_writes_back_off() {
+        let (mut queue, now) = (queue(1), BootTime::default());
+        for seconds in [1, 2, 4, 8, 16, 30, 30] {
+            start(&mut queue, "a", now);
+            queue.done(&"a", Outcome::Failed, now, 0.5);
+            let pause = Duration::from_secs(seconds).mul_f64(0.75);
+            assert_eq!(queue.not_before(&"a"), BootTime(pause));
+        }
+    }
+
+    #[test]
+    fn missing_or_newer_object_is_a_conflict() {
+        let outcome = |code| {
+            let status = kube::core::Status::failure("no", "No").with_code(code);
+            outcome::<()>(Err(ApiError::Failed {
+                attempt: "writing".into(),
+                source: Box::new(kube::Error::Api(status.boxed())),
+            }))
+        };
+        for (code, expected) in [
+            (404, Wrote::Conflict),
+            (409, Wrote::Conflict),
+            (403, Wrote::Failed),
+            (500, Wrote::Failed),
+        ] {
+            assert_eq!(outcome(code), (None, expected), "{code}");
+        }
+    }
 
     #[test]
     fn later_leader_writes_are_not_overwritten() {

@@ -70,7 +70,7 @@ mod tests {
                 progress: None,
                 error: None,
             },
-            deeds: Vec::new(),
+            events: Vec::new(),
         }
     }
 

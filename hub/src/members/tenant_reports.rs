@@ -13,8 +13,8 @@ use krypton_types::report_digest::{self, AccountDigest};
 use krypton_types::tenant::{TenantKey, TenantReport};
 use tokio::sync::Notify;
 
+use crate::leader::home_writer::HomeWrites;
 use crate::members::tenant_summary;
-use crate::observe::metrics::HomeWrites;
 
 /// Grace period after a member's start, before a member without a full report counts as silent.
 pub(crate) const START_GRACE: Duration = Duration::from_secs(45);

@@ -34,57 +34,6 @@ struct Why {
     why: &'static str,
 }
 
-/// The outcome of a write on the home cluster.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wrote {
-    Ok,
-    /// Another writer was faster, or the object is gone.
-    Conflict,
-    Failed,
-}
-
-impl Wrote {
-    const ALL: [Self; 3] = [Self::Ok, Self::Conflict, Self::Failed];
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Ok => "ok",
-            Self::Conflict => "conflict",
-            Self::Failed => "failed",
-        }
-    }
-}
-
-/// Counts the hub's writes to objects on the home cluster, including their status. Clones share the
-/// counters.
-#[derive(Clone, Debug)]
-pub struct HomeWrites(Family<[(&'static str, &'static str); 2], Counter>);
-
-impl HomeWrites {
-    pub(crate) const EDGE_CLUSTER: &str = "edgecluster";
-    pub(crate) const TENANT: &str = "tenant";
-    pub(crate) const DEPLOYMENT: &str = "kryptondeployment";
-
-    /// Counts a completed write. `of` is one of the kinds above.
-    pub(crate) fn count(&self, of: &'static str, wrote: Wrote) {
-        let labels = [("of", of), ("outcome", wrote.name())];
-        self.0.get_or_create(&labels).inc();
-    }
-}
-
-impl Default for HomeWrites {
-    fn default() -> Self {
-        let writes = Family::default();
-        for of in [Self::EDGE_CLUSTER, Self::TENANT, Self::DEPLOYMENT] {
-            for wrote in Wrote::ALL {
-                let labels = [("of", of), ("outcome", wrote.name())];
-                drop(writes.get_or_create(&labels));
-            }
-        }
-        Self(writes)
-    }
-}
-
 /// Metrics of the agents' port before a session exists.
 #[derive(Clone, Debug)]
 pub struct DoorMetrics {
@@ -205,7 +154,7 @@ const MESSAGES: [(&str, &[&str]); 2] = [
             "report",
             "heartbeat",
             "applied",
-            "trusts",
+            "trusted_roots",
             "unknown",
         ],
     ),

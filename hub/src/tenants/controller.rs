@@ -9,6 +9,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use krypton_crds::tenant::{NextStep, Tenant, TenantStatus};
 use krypton_reconciler::index::tenant_key;
 use krypton_reconciler::status::PHASE_SET;
+use krypton_runtime::call::call;
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::effect;
 use krypton_runtime::events::{Events, ObjectEvent};
@@ -30,14 +31,13 @@ use tracing::{Instrument as _, Span};
 
 use super::concerns::{Concerns, recorded_with};
 use super::placement::{self, Deletion, Step, Verdict};
+use crate::leader::home_writer::{self, HomeWrites, Wrote};
 use crate::leader::{Leader, Watched};
 use crate::members::placement_orders::Placements;
 use crate::members::tenant_reports::{Dirty, Heard, Reports, START_GRACE};
-use crate::observe::metrics::{HomeWrites, Wrote};
 use crate::tenants::placement_orders::{CrdSeen, Doubted, Placing};
 use crate::tenants::status::{Memory, Now, Rules, decide, misses};
 
-const DEADLINE: Duration = Duration::from_secs(10);
 /// Minimum interval between two writes of one Tenant's status.
 const PACE: Duration = Duration::from_secs(1);
 /// Minimum interval between two checks that write nothing. Many reports change nothing here.
@@ -644,9 +644,9 @@ async fn look_at_crd(
     self_cluster: bool,
 ) -> (Doubted, Option<CrdSeen>) {
     let crds: Api<CustomResourceDefinition> = Api::all(client);
-    let looking = crds.get_metadata(Tenant::crd_name());
-    let deletion = match tokio::time::timeout(DEADLINE, looking).await {
-        Ok(Ok(crd)) => Some(CrdSeen {
+    let request = crds.get_metadata(Tenant::crd_name());
+    let deletion = match call("reading the CRD of Tenants", request).await {
+        Ok(crd) => Some(CrdSeen {
             deletion: match crd.metadata.deletion_timestamp {
                 None => Deletion::Its,
                 Some(_) if self_cluster => Deletion::OfTheCrd,
@@ -654,12 +654,8 @@ async fn look_at_crd(
             },
             made: crd.metadata.creation_timestamp.map(|time| time.0),
         }),
-        Ok(Err(error)) => {
-            tracing::warn!(error = %chain(&error), "looking at the CRD of Tenants failed; deletions wait");
-            None
-        }
-        Err(_) => {
-            tracing::warn!("looking at the CRD of Tenants: no answer in time; deletions wait");
+        Err(error) => {
+            tracing::warn!(error = %chain(&error), "deletions of Tenants wait; retrying");
             None
         }
     };
@@ -695,7 +691,7 @@ async fn write(client: Client, key: TenantKey, tenant: Arc<Tenant>, change: Chan
     let before = tenant.metadata.resource_version.clone();
     let recording =
         matches!(&change, Change::Status(status) if status.place.as_ref() != place(&tenant));
-    let call = async {
+    let request = async {
         let params = PatchParams::default();
         let metadata = |finalizers: Vec<String>, on: Option<&str>| {
             let annotations = json!({ names::PLACED_ON_ANNOTATION: on });
@@ -735,23 +731,11 @@ async fn write(client: Client, key: TenantKey, tenant: Arc<Tenant>, change: Chan
             }
         }
     };
-    let (object, came) = match tokio::time::timeout(DEADLINE, call).await {
-        Ok(Ok(mut tenant)) => {
-            tenant.metadata.managed_fields = None;
-            (Some(tenant), Wrote::Ok)
-        }
-        Ok(Err(kube::Error::Api(status))) if status.code == 409 || status.code == 404 => {
-            (None, Wrote::Conflict)
-        }
-        Ok(Err(error)) => {
-            tracing::warn!(error = %chain(&error), "writing home's Tenant failed; it is tried again");
-            (None, Wrote::Failed)
-        }
-        Err(_) => {
-            tracing::warn!("writing home's Tenant: no answer in time; it is tried again");
-            (None, Wrote::Failed)
-        }
-    };
+    let (object, came) = home_writer::write(format!("writing Tenant {key}"), request).await;
+    let object = object.map(|mut tenant| {
+        tenant.metadata.managed_fields = None;
+        tenant
+    });
     Span::current().record("outcome", came.name());
     let phase = match &change {
         Change::Status(status) => new_phase(tenant.status.as_ref(), status),

@@ -16,7 +16,7 @@ use krypton_hub::ca::{self, Data, stage};
 use krypton_hub::members::observation;
 use krypton_hub::tenants::Counts;
 use krypton_proto::Bytes;
-use krypton_proto::v1::Trusts;
+use krypton_proto::v1::TrustedRoots;
 use krypton_runtime::newest::NewestSeen as _;
 use krypton_types::ca_rotation::{self, Awaited, Phase, Step, Why, Wishes};
 use krypton_types::root_digest::RootDigest;
@@ -479,12 +479,12 @@ async fn rotation_waits_for_lagging_agents_until_locked_out() {
     let mut rig = Rig::start(2).await;
     let [old, lazy] = ["edge-0", "edge-1"].map(|name| rig.home.dialer(rig.address, name));
     let trusts = || {
-        Some(Trusts::new(&RootDigest::of_all(
+        Some(TrustedRoots::new(&RootDigest::of_all(
             &rig.home.authority.now().roots(),
         )))
     };
     let hears = Hello {
-        trusts: trusts(),
+        trusted_roots: trusts(),
         ..hello(1, "0.1.0")
     };
     let mut old = Stream::open(&old, Said::Hello(hello(1, "0.1.0")))
@@ -504,8 +504,8 @@ async fn rotation_waits_for_lagging_agents_until_locked_out() {
     );
     rig.waits_for(&[("edge-0", Why::SaysNothing), ("edge-1", Why::NotTrusted)])
         .await;
-    let both = Trusts::new(&RootDigest::of_all(&rig.home.authority.now().roots()));
-    lazy.say(Said::Trusts(both)).await;
+    let both = TrustedRoots::new(&RootDigest::of_all(&rig.home.authority.now().roots()));
+    lazy.say(Said::TrustedRoots(both)).await;
     rig.waits_for(&[("edge-0", Why::SaysNothing)]).await;
     rig.lock_out("edge-0", Phase::Announced);
     rig.switches().await;
@@ -545,7 +545,7 @@ async fn malformed_root_digests_end_session() {
         vec![Bytes::from_static(&[0; 32]); 9],
     ] {
         let said = Hello {
-            trusts: Some(Trusts { sha256 }),
+            trusted_roots: Some(TrustedRoots { sha256 }),
             ..hello(1, "0.1.0")
         };
         let mut stream = Stream::open(&dialer, Said::Hello(said)).await.unwrap();

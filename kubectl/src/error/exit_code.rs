@@ -18,7 +18,7 @@ pub enum ExitCode {
     Refused = 7,
 }
 
-/// Each exit code with its meaning, as in `docs/kubectl.md`.
+/// Each exit code with its meaning, as in `docs/reference/kubectl.md`.
 pub const MEANINGS: [(ExitCode, &str); 8] = [
     (ExitCode::Done, "done"),
     (
@@ -126,7 +126,7 @@ mod tests {
     use crate::cli::Cli;
 
     fn page() -> String {
-        let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/kubectl.md");
+        let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/kubectl.md");
         std::fs::read_to_string(page).unwrap()
     }
 

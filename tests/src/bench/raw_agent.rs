@@ -14,9 +14,11 @@ use krypton_proto::v1::{
 };
 use krypton_runtime::clock;
 use krypton_types::{
+    desired::Version,
     member::MemberReport,
     tenant::{TenantKey, TenantReport},
 };
+use serde::Deserialize;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
@@ -54,7 +56,7 @@ impl Session {
             applied: None,
             now: clock::wall().as_second(),
             // Simulates an agent that is too old for CA rotation.
-            trusts: None,
+            trusted_roots: None,
         };
         let mut session = {
             let mut fleet = connection.fleet();
@@ -160,13 +162,20 @@ pub(crate) async fn probe(enrolled: Enrolled, offset: f64, samples: Samples) -> 
                     session.account(resync.number).await?;
                 }
                 Say::Desired(desired) => {
-                    let applied = Applied { version: desired.version, digest: desired.digest };
+                    // Only the version is needed: a thousand agents share one process.
+                    let state: Versioned = serde_json::from_slice(&desired.state)?;
+                    let applied = Applied::new(state.version, desired.digest);
                     session.say(Said::Applied(applied)).await?;
                 }
                 _ => {}
             }
         }
     }
+}
+
+#[derive(Deserialize)]
+struct Versioned {
+    version: Version,
 }
 
 /// Reports changes of one Tenant after the other, as fast as possible.

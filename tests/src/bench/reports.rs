@@ -161,7 +161,7 @@ async fn change(agents: &Agents, tenants: u32, round: u64) {
 
 async fn all_ready(tenants: &Api<Tenant>, options: &Options) -> Result<()> {
     let expected = format!("{0} of {0} clusters ready", options.agents);
-    eventually_within("home to show what was said last", DEADLINE, async || {
+    eventually_within("home to show the last report", DEADLINE, async || {
         let all = tenants.list(&Default::default()).await?;
         let shown = all.items.iter().filter(|tenant| {
             let status = tenant.status.as_ref();

@@ -5,8 +5,6 @@
 mod folder;
 #[path = "../demo/goals.rs"]
 mod goals;
-#[path = "../demo/kubeconfig.rs"]
-mod kubeconfig;
 #[path = "../demo/screen.rs"]
 mod screen;
 #[path = "../demo/stage.rs"]

@@ -6,6 +6,7 @@ use krypton_tests::{
     Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Hub, HubOptions, Parts, Tools,
     eventually_within,
     fleet::FleetClient,
+    kubeconfig,
     process::{Invocation, log_end},
 };
 use krypton_types::names;
@@ -15,7 +16,6 @@ use serde_json::json;
 
 use crate::{
     folder::{AGENT_LOG, Folder, HUB_LOG},
-    kubeconfig,
     screen::Screen,
 };
 
@@ -81,7 +81,8 @@ impl Stage {
         let (versions, url) = (VERSIONS.join(" and "), repository.url());
         screen.say(&format!("{url} serves the chart {CHART}, {versions}"));
         let kubeconfig = folder.path().join("kubeconfig");
-        kubeconfig::write(&kubeconfig, &[&home, &edge_1, &edge_2])?;
+        let contexts = [&home, &edge_1, &edge_2].map(|cluster| (cluster.name(), cluster));
+        kubeconfig::write(&kubeconfig, &contexts)?;
         Ok(Self {
             hub: None,
             agent: None,

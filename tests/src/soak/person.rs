@@ -290,7 +290,7 @@ impl Person<'_> {
             Ok(Some(()))
         })
         .await?;
-        let foreign = eventually("what it has made", async || {
+        let foreign = eventually("its objects", async || {
             let seen = EdgeSeen::read(&self.site.client).await?;
             let part = format!("{namespace}/");
             let mut own = seen.foreign;

@@ -1,4 +1,4 @@
-//! Summarizes a soak run for the terminal and for docs/soak.md.
+//! Summarizes a soak run for the terminal and for docs/contributing/soak.md.
 
 use std::{collections::BTreeMap, fmt::Write as _, fs, time::Duration};
 
@@ -37,7 +37,7 @@ impl Summary {
         self.faults.values().sum()
     }
 
-    /// Renders a section for docs/soak.md.
+    /// Renders a section for docs/contributing/soak.md.
     pub(crate) fn markdown(&self) -> String {
         let mut text = format!(
             "## Seed {}, {} minutes, {} Tenants, {}\n\n| | |\n| --- | --- |\n",

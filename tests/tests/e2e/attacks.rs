@@ -1,4 +1,4 @@
-//! Plays the attackers of `docs/security.md` on real control planes, and checks that each attempt fails.
+//! Plays the attackers of `docs/explanation/security.md` on real control planes, and checks that each attempt fails.
 
 mod bundle;
 mod credential;

@@ -483,11 +483,7 @@ async fn missing_helm_right_is_reported_until_chart_upgrade() -> TestResult {
     desk.create("acme", json!({})).await?;
     let error = format!("ClusterError/{}", names::SELF_CLUSTER);
     let failed = (error.as_str(), "True", "InstallFailed");
-    let tenant = desk.shows("acme", &[failed]).await?;
-    let conditions = tenant.status.unwrap().conditions;
-    let said = &krypton_tests::fleet::condition(&conditions, &error)
-        .unwrap()
-        .message;
+    let said = desk.message("acme", &[failed]).await?;
     let helm = &accounts(OwnChart::Hub)[1];
     for word in ["forbidden", "services", helm.as_str()] {
         assert!(said.contains(word), "{word:?} is not in: {said}");

@@ -281,9 +281,7 @@ async fn cluster_profile_member_survives_rotation_and_lost_access() -> TestResul
     ] {
         file.write(&providers);
         let stale = [doubtful("RemoteClusterStale"), CONNECTED, HEALTHY];
-        let member = desk.member_shows("edge-1", &stale).await?;
-        let conditions = member.status.unwrap().conditions;
-        let told = &condition(&conditions, stale[0].0).unwrap().message;
+        let told = desk.member_message("edge-1", &stale).await?;
         assert!(told.contains("ClusterProfile default/edge-1"), "{told}");
         assert!(told.contains(problem), "{told}");
         if problem == PROVIDER {
@@ -419,9 +417,7 @@ async fn unreachable_cluster_profile_shows_reason_on_edge_cluster() -> TestResul
     home.kubectl(["delete", "crd", CRD]).await?;
     let mut hub = start(&[by_profiles, &file.flag()]);
     let unavailable = [doubtful("ClusterProfileUnavailable")];
-    let member = desk.member_shows("edge-1", &unavailable).await?;
-    let conditions = member.status.unwrap().conditions;
-    let told = &condition(&conditions, unavailable[0].0).unwrap().message;
+    let told = desk.member_message("edge-1", &unavailable).await?;
     assert!(told.contains(CRD), "{told}");
     hub.stop().await?;
 

@@ -267,12 +267,7 @@ async fn tenants_and_releases_survive_crd_deletion(mode: Mode) -> TestResult {
 async fn only_certain_deletions_resume_after_crd_recreation(mode: Mode) -> TestResult {
     let (pair, _chart) = Scenario::new("crd-late", mode).start().await?;
     let desk = pair.desk();
-    for name in ["paused", "staying"] {
-        desk.create(name, json!({})).await?;
-    }
-    for name in ["paused", "staying"] {
-        desk.ready(name).await?;
-    }
+    desk.install_all(&["paused", "staying"]).await?;
     let crds: Api<CustomResourceDefinition> = Api::all(desk.client.clone());
     let crd = crds.get(Tenant::crd_name()).await?;
     let old = desk.tenants().get("staying").await?;

@@ -7,6 +7,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use crate::docs_commands::pages::pages;
+
 /// All Rust files of the workspace's crates.
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
@@ -92,7 +94,7 @@ fn tests_in_pages_exist() {
     let text = all_sources(&root);
     let tests = tests_of(&text);
     for (page, at_least) in [("faults.md", 60), ("original-bugs.md", 50)] {
-        let page = fs::read_to_string(root.join("docs").join(page)).unwrap();
+        let page = fs::read_to_string(root.join("docs/contributing").join(page)).unwrap();
         let named = named(&page);
         assert!(named.len() > at_least, "{named:?}");
         let missing: Vec<&str> = named
@@ -118,7 +120,7 @@ fn reasons(text: &str) -> Vec<&str> {
 #[test]
 fn every_reason_is_documented_with_remedy() -> TestResult {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let page = fs::read_to_string(root.join("docs/troubleshooting.md"))?;
+    let page = fs::read_to_string(root.join("docs/reference/reasons.md"))?;
     // Of each row the first cell, where there is one with what to do.
     let rows = page.lines().filter_map(|line| {
         let cells: Vec<&str> = line.split(" | ").collect();
@@ -149,7 +151,7 @@ fn every_reason_is_documented_with_remedy() -> TestResult {
 
 #[test]
 fn every_original_bug_has_row_with_test() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/original-bugs.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/contributing/original-bugs.md");
     let page = fs::read_to_string(path).unwrap();
     for number in 1..=36 {
         let row = page
@@ -198,6 +200,47 @@ fn architecture_names_existing_modules_and_tests() -> TestResult {
     }
     assert!(tests > 60, "{tests}");
     Ok(())
+}
+
+/// Returns the targets of the page's links, except those to other sites.
+fn links(page: &str) -> Vec<&str> {
+    let prose = page.split("```").step_by(2);
+    let after = prose.flat_map(|text| text.split("](").skip(1));
+    let targets = after.filter_map(|rest| Some(rest.split_once(')')?.0));
+    targets.filter(|target| !target.contains(':')).collect()
+}
+
+/// Returns the anchors of the page's headings.
+fn anchors(page: &str) -> BTreeSet<String> {
+    let headings = page.lines().filter(|line| line.starts_with('#'));
+    let kept = |letter: &char| letter.is_alphanumeric() || " -_".contains(*letter);
+    let anchor = |line: &str| line.trim_start_matches('#').trim().to_lowercase();
+    let anchors = headings.map(|line| anchor(line).chars().filter(kept).collect::<String>());
+    anchors.map(|anchor| anchor.replace(' ', "-")).collect()
+}
+
+#[test]
+fn links_in_pages_lead_to_existing_headings() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut seen = 0;
+    for page in pages().into_iter().chain(["ARCHITECTURE.md".to_owned()]) {
+        let from = root.join(&page);
+        let text = fs::read_to_string(&from).unwrap();
+        for link in links(&text) {
+            let (path, anchor) = link.split_once('#').unwrap_or((link, ""));
+            let target = match path {
+                "" => from.clone(),
+                path => from.parent().unwrap().join(path),
+            };
+            assert!(target.exists(), "{page}: no {link}");
+            if !anchor.is_empty() {
+                let text = fs::read_to_string(&target).unwrap();
+                assert!(anchors(&text).contains(anchor), "{page}: no {link}");
+            }
+            seen += 1;
+        }
+    }
+    assert!(seen > 200, "{seen}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! that runs a similar one.
 
 mod manifest;
-mod pages;
+pub(crate) mod pages;
 mod story;
 
 use std::{
@@ -43,8 +43,10 @@ const PARTS: [&str; 9] = [
     "uninstall",
 ];
 /// Names of blocks, in the same way.
-const BLOCKS: [&str; 5] = [
+const BLOCKS: [&str; 7] = [
     "install",
+    "quickstart",
+    "upgrade-chart",
     "by-kubeconfig",
     "migrate",
     "examples",
@@ -296,13 +298,22 @@ async fn documented_steps_work_from_install_to_uninstall() -> TestResult {
     let entries = entries();
     let mut story = Story::begin("docs").await?;
     story.follow("README.md", "install").await;
+    story.follow("docs/how-to/install.md", "install").await;
     story.play(&entries, "look").await;
+    story
+        .follow("docs/tutorials/quickstart.md", "quickstart")
+        .await;
+    story
+        .follow("docs/tutorials/upgrade-and-rollback.md", "upgrade-chart")
+        .await;
 
     // Add the same cluster through its kubeconfig as well, and another one only through its kubeconfig.
     let other = Cluster::start("docs-other", Parts::ControlPlane).await?;
     story.keep("edge-1.kubeconfig", &story.edge.kubeconfig_with_token());
     story.keep("edge-2.yaml", &other.kubeconfig_with_token());
-    story.follow("README.md", "by-kubeconfig").await;
+    story
+        .follow("docs/how-to/clusters.md", "by-kubeconfig")
+        .await;
     story.play(&entries, "members").await;
     let desk = FleetClient::at(&story.home);
     for member in ["edge-1", "edge-2"] {
@@ -312,18 +323,23 @@ async fn documented_steps_work_from_install_to_uninstall() -> TestResult {
     story.play(&entries, "verbs").await;
     story.play(&entries, "runbook").await;
     story.play(&entries, "people").await;
-    story.follow("docs/moving-over.md", "migrate").await;
+    story.follow("docs/how-to/migrate.md", "migrate").await;
     story.follow("examples/README.md", "examples").await;
     story.play(&entries, "hub").await;
     story.play(&entries, "leave").await;
     story.play(&entries, "upgrade").await;
     story.play(&entries, "uninstall").await;
 
-    // As documented, the uninstallation keeps the releases.
+    // As documented, the uninstallation keeps the releases, and only the tutorial has upgraded them.
     let at_edge = FleetClient::at(&story.edge);
     let revisions = at_edge.revisions("acme-workspace", "tenant-acme-edge-1");
-    let deployed = [(1, "deployed".to_owned())];
-    assert_eq!(revisions.await?, deployed);
+    let superseded = "superseded".to_owned();
+    let expected = [
+        (1, superseded.clone()),
+        (2, superseded),
+        (3, "deployed".to_owned()),
+    ];
+    assert_eq!(revisions.await?, expected);
     Ok(())
 }
 
@@ -344,7 +360,7 @@ async fn the_demo_tells_its_story_to_the_end() -> TestResult {
 #[tokio::test]
 async fn documented_installs_without_pods_and_with_charts_work() -> TestResult {
     let mut story = Story::begin("docs-plain").await?;
-    let plain = commands("README.md")?.into_iter();
+    let plain = commands("docs/how-to/install.md")?.into_iter();
     let plain: Vec<Command> = plain
         .filter(|command| command.run.as_deref() == Some("without-pods"))
         .collect();

@@ -102,12 +102,7 @@ async fn proxy_takes_over_lost_agent_and_yields_back() -> TestResult {
 async fn agent_keeps_working_without_hub_and_across_restart() -> TestResult {
     let (mut pair, chart) = Scenario::new("alone", Mode::Agent).start().await?;
     let (desk, at_edge) = (FleetClient::at(pair.home()), pair.desk());
-    for name in ["with", "leaves"] {
-        at_edge.create(name, json!({})).await?;
-    }
-    for name in ["with", "leaves"] {
-        at_edge.ready(name).await?;
-    }
+    at_edge.install_all(&["with", "leaves"]).await?;
 
     pair.hub()?.kill9().await?;
     at_edge.install("without").await?;

@@ -42,9 +42,7 @@ fn runs(folder: &Path) -> Result<PathBuf> {
 
 async fn says(desk: &FleetClient, error: &str, reason: &str, parts: &[&str]) -> TestResult {
     let expected = (error, "True", reason);
-    let tenant = desk.shows("acme", &[expected]).await?;
-    let conditions = tenant.status.unwrap().conditions;
-    let message = &condition(&conditions, error).unwrap().message;
+    let message = desk.message("acme", &[expected]).await?;
     for part in parts {
         assert!(message.contains(part), "{part:?} is not in {message:?}");
     }

@@ -91,9 +91,7 @@ async fn gzip_bomb_ends_its_own_helm_run() -> TestResult {
     desk.create("edgy", json!({})).await?;
     let error = format!("ClusterError/{EDGE}");
     let expected = (error.as_str(), "True", "InstallFailed");
-    let tenant = desk.shows("edgy", &[expected]).await?;
-    let conditions = tenant.status.unwrap().conditions;
-    let said = &condition(&conditions, &error).unwrap().message;
+    let said = desk.message("edgy", &[expected]).await?;
     assert!(said.contains("MiB of memory"), "{said}");
     scene.others_are_served().await?;
     scene.ends_well().await;

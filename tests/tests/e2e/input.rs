@@ -175,9 +175,7 @@ async fn invalid_kubeconfig_secret_is_reported_without_affecting_others() -> Tes
     ];
     let faults = bad.iter().map(|(name, _, word)| (*name, *word));
     for (name, word) in faults.chain([("keyless", "--kubeconfig-key")]) {
-        let member = desk.member_shows(name, &invalid).await?;
-        let conditions = member.status.unwrap().conditions;
-        let message = &condition(&conditions, invalid[0].0).unwrap().message;
+        let message = desk.member_message(name, &invalid).await?;
         assert!(message.contains(word), "{name}: {message}");
         assert!(
             message.contains(&format!("default/{name}")),

@@ -123,9 +123,7 @@ async fn member_deletion_waits_while_paused_until_orphaned(mode: Mode) -> TestRe
     delete(&pair).await;
     let at_home = FleetClient::at(pair.home());
     let waits = [("Uninstalled", "False", "UninstallWaits")];
-    let waiting = at_home.member_shows(pair.name(), &waits).await?;
-    let conditions = waiting.status.unwrap_or_default().conditions;
-    let said = &condition(&conditions, "Uninstalled").unwrap().message;
+    let said = at_home.member_message(pair.name(), &waits).await?;
     assert!(said.contains("paused") && said.contains("orphan"), "{said}");
     // A new hub knows only this state, and takes no action either.
     pair.hub()?.kill9().await?;

@@ -44,9 +44,7 @@ async fn fails(
     desk.within(TEAMS[0]).create(name, spec).await?;
     let error = format!("ClusterError/{member}");
     let expected = (error.as_str(), "True", reason);
-    let tenant = desk.within(TEAMS[0]).shows(name, &[expected]).await?;
-    let conditions = tenant.status.unwrap().conditions;
-    Ok(condition(&conditions, &error).unwrap().message.clone())
+    Ok(desk.within(TEAMS[0]).message(name, &[expected]).await?)
 }
 
 async fn tenant_reaches_nothing_beyond_its_namespace_and_account(mode: Mode) -> TestResult {

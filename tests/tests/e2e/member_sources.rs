@@ -110,12 +110,7 @@ impl Fleet {
 
     /// The message of the member's condition, once it is as expected.
     async fn told(&self, expected: Expected<'_>) -> Result<String> {
-        let member = self.desk.member_shows(EDGE, &[expected]).await?;
-        let conditions = member.status.unwrap_or_default().conditions;
-        Ok(
-            condition(&conditions, expected.0)
-                .map_or_else(String::new, |told| told.message.clone()),
-        )
+        self.desk.member_message(EDGE, &[expected]).await
     }
 
     /// What the hub and helm have changed on the edge.

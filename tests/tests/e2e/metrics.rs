@@ -371,7 +371,7 @@ fn page() -> String {
 
 #[test]
 fn docs_metrics_page_is_current() {
-    let path = root().join("docs/metrics.md");
+    let path = root().join("docs/reference/metrics.md");
     let expected = page();
     if std::env::var_os("WRITE_DOCS").is_some() {
         fs::write(&path, &expected).unwrap();
@@ -379,14 +379,14 @@ fn docs_metrics_page_is_current() {
     let found = fs::read_to_string(&path).unwrap_or_default();
     assert!(
         found == expected,
-        "docs/metrics.md is stale; write it with: WRITE_DOCS=1 cargo test -p krypton-tests --features failpoints \
+        "docs/reference/metrics.md is stale; write it with: WRITE_DOCS=1 cargo test -p krypton-tests --features failpoints \
          --test e2e docs_metrics"
     );
 }
 
 #[test]
 fn runbook_sections_match_alerts_and_give_steps() {
-    let page = read("docs/runbook.md");
+    let page = read("docs/reference/runbook.md");
     let sections = page.split("\n## ").skip(1);
     let sections: BTreeMap<&str, &str> = sections
         .filter_map(|section| section.split_once('\n'))
@@ -399,10 +399,10 @@ fn runbook_sections_match_alerts_and_give_steps() {
     for (title, text) in sections {
         let mut rest = text;
         for part in [
-            "**What it means.**",
-            "**Look.**",
-            "**Do.**",
-            "**When it does not help.**",
+            "**Meaning.**",
+            "**Diagnosis.**",
+            "**Fix.**",
+            "**If it persists.**",
         ] {
             let found = rest.split_once(part);
             let (_, after) = found.unwrap_or_else(|| panic!("{title} has no {part} in its place"));

@@ -84,12 +84,7 @@ async fn workspace_with_other_objects_stays(mode: Mode) -> TestResult {
         .start()
         .await?;
     let desk = pair.desk();
-    for name in ["plain", "shared", "kept"] {
-        desk.create(name, json!({})).await?;
-    }
-    for name in ["plain", "shared", "kept"] {
-        desk.ready(name).await?;
-    }
+    desk.install_all(&["plain", "shared", "kept"]).await?;
     let map = json!({"metadata": {"name": "theirs"}});
     let map = put::<ConfigMap>(&desk, "shared", map).await?;
     let claim = json!({"metadata": {"name": "data"}, "spec": {"accessModes": ["ReadWriteOnce"],
@@ -156,12 +151,7 @@ async fn foreign_secret_or_tenant_does_not_stop_deletion(mode: Mode) -> TestResu
     })
     .await?;
     pair.open(chart_flags(&repository, "maps", "1.0.0")).await?;
-    for name in ["odd", "notes"] {
-        desk.create(name, json!({})).await?;
-    }
-    for name in ["odd", "notes"] {
-        desk.ready(name).await?;
-    }
+    desk.install_all(&["odd", "notes"]).await?;
     // Neither is a revision: one has no type, the other another name.
     let labels = json!({"owner": "helm", "name": pair.release("notes"), "version": "7",
         "status": "deployed"});

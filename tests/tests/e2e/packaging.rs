@@ -215,7 +215,7 @@ async fn disabled_alert_is_omitted_and_unknown_one_rejected() -> TestResult {
         assert_eq!(all.len(), file["rules"].as_array().unwrap().len());
         for (rule, written) in all.iter().zip(file["rules"].as_array().unwrap()) {
             let name = text(rule, "/alert");
-            let anchor = format!("docs/runbook.md#{}", name.to_lowercase());
+            let anchor = format!("docs/reference/runbook.md#{}", name.to_lowercase());
             assert_eq!(text(rule, "/annotations/runbook_url"), anchor);
             // Helm must not expand Prometheus templates.
             for of in ["/expr", "/annotations/description", "/labels/severity"] {

@@ -130,9 +130,7 @@ async fn unreadable_only_revision_blocks_deletion_until_orphaned() -> TestResult
     desk.delete("acme").await?;
     pair.start_actor_again()?;
     let failed = (error.as_str(), "True", "UninstallFailed");
-    let tenant = desk.shows("acme", &[failed]).await?;
-    let conditions = tenant.status.unwrap().conditions;
-    let message = &condition(&conditions, &error).unwrap().message;
+    let message = desk.message("acme", &[failed]).await?;
     for part in [release.as_str(), names::ORPHAN_ANNOTATION] {
         assert!(message.contains(part), "{message}");
     }

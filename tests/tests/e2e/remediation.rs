@@ -29,9 +29,7 @@ async fn failed_upgrade_rolls_back_once_without_automatic_retry() -> TestResult 
     desk.newest_is("acme", &release, 3, "deployed").await?;
     desk.told("acme", "HelmRolledBack").await?;
     let failed = (error.as_str(), "True", "UpgradeFailed");
-    let tenant = desk.shows("acme", &[failed]).await?;
-    let conditions = tenant.status.unwrap().conditions;
-    let said = &condition(&conditions, &error).unwrap().message;
+    let said = desk.message("acme", &[failed]).await?;
     let rolled_back = map().await;
     assert_eq!(message(&rolled_back), "first");
     assert_eq!(rolled_back.uid(), first.uid());

@@ -272,10 +272,10 @@ async fn missing_permission_error_names_verb_and_resource() {
     })
     .await;
     let error = store.load().await.unwrap_err();
-    let said = error.to_string();
-    assert!(
-        said.contains("may not get Secret krypton-agent-identity in namespace krypton-system"),
-        "{said}"
+    let message = error.to_string();
+    assert_eq!(
+        message,
+        "reading Secret krypton-system/krypton-agent-identity failed; grant the missing permission"
     );
     assert!(!error.may_pass());
 }

@@ -1,6 +1,5 @@
 //! Schedules drift checks: one release of the member at a time, and only while no action runs for it.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,8 +9,11 @@ use krypton_helm::releases::record::Verdict;
 use krypton_helm::releases::revision::Revision;
 use krypton_helm::releases::{self, ReleaseError, Status, manifest, secret_name};
 use krypton_runtime::access::client_as;
+use krypton_runtime::call::call;
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::newest::Newest as _;
+use krypton_runtime::retry::Backoff;
+use krypton_runtime::work_queue::WorkQueue;
 use krypton_types::desired::drift::DriftMode;
 use krypton_types::error_chain::chain;
 use kube::api::Api;
@@ -27,60 +29,57 @@ use crate::owner::{OwnerKey, ReleaseOwner};
 use crate::plan::{Action, Drifted, Plan};
 use crate::run_loop::Reconciler;
 
-const DEADLINE: Duration = Duration::from_secs(10);
-
 /// Due times of the releases. After a start, the first checks are spread over a whole interval.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Schedule {
-    due: BTreeSet<(BootTime, OwnerKey)>,
-    times: BTreeMap<OwnerKey, BootTime>,
+    queue: WorkQueue<OwnerKey>,
     /// The release that is checked next.
     next: Option<OwnerKey>,
+}
+
+impl Default for Schedule {
+    fn default() -> Self {
+        let none = Backoff::up_to(Duration::ZERO);
+        Self {
+            queue: WorkQueue::new(1, none, none),
+            next: None,
+        }
+    }
 }
 
 impl Schedule {
     /// Schedules a check within an interval, unless one is already scheduled.
     fn enter(&mut self, key: &OwnerKey, interval: Duration, now: BootTime, chance: f64) {
-        let soon = |at: &BootTime| *at <= BootTime(now.0 + interval.mul_f64(1.2));
-        if self.next.as_ref() != Some(key) && !self.times.get(key).is_some_and(soon) {
-            self.at(key, BootTime(now.0 + interval.mul_f64(chance)));
+        let soon = BootTime(now.0 + interval.mul_f64(1.2));
+        let is_scheduled = self.queue.due_at(key).is_some_and(|at| at <= soon);
+        if self.next.as_ref() != Some(key) && !is_scheduled {
+            let at = BootTime(now.0 + interval.mul_f64(chance));
+            self.queue.add_at(key.clone(), at);
         }
     }
 
     /// A check starts. The next one follows after an interval, plus or minus a fifth.
     fn begun(&mut self, key: &OwnerKey, interval: Duration, now: BootTime, chance: f64) {
-        self.next.take_if(|next| next == key);
-        self.at(key, BootTime(now.0 + interval.mul_f64(0.8 + 0.4 * chance)));
-    }
-
-    pub(crate) fn at(&mut self, key: &OwnerKey, at: BootTime) {
         self.leave(key);
-        self.times.insert(key.clone(), at);
-        self.due.insert((at, key.clone()));
+        let at = BootTime(now.0 + interval.mul_f64(0.8 + 0.4 * chance));
+        self.queue.add_at(key.clone(), at);
     }
 
     fn leave(&mut self, key: &OwnerKey) {
         self.next.take_if(|next| next == key);
-        if let Some(at) = self.times.remove(key) {
-            self.due.remove(&(at, key.clone()));
-        }
+        self.queue.forget(key);
     }
 
     /// Returns the release whose check is due.
     fn turn(&mut self, now: BootTime) -> Option<&OwnerKey> {
-        if self.next.is_none()
-            && let Some((at, key)) = self.due.first().cloned()
-            && at <= now
-        {
-            self.leave(&key);
-            self.next = Some(key);
+        if self.next.is_none() {
+            self.next = self.queue.pop(now);
         }
         self.next.as_ref()
     }
 
-    pub(crate) fn wake(&self) -> Option<BootTime> {
-        let first = self.due.first().map(|(at, _)| *at);
-        first.filter(|_| self.next.is_none())
+    fn wake(&self) -> Option<BootTime> {
+        self.queue.wake().filter(|_| self.next.is_none())
     }
 }
 
@@ -168,7 +167,7 @@ impl Reconciler {
         if self.drift_schedule.running.is_none()
             && let Some(key) = self.drift_schedule.schedule.turn(now)
         {
-            self.dirty.insert(key.clone());
+            self.queue.add(key.clone());
         }
     }
 
@@ -199,7 +198,8 @@ impl Reconciler {
         }
         // Cancel an outdated check and start one with the current settings next.
         if plan.drift.is_some() && !goes_on {
-            drift_schedule.schedule.at(key, now);
+            drift_schedule.schedule.leave(key);
+            drift_schedule.schedule.queue.add(key.clone());
         }
         drift_schedule.call_off(key) && !idle
     }
@@ -263,11 +263,11 @@ impl Reconciler {
                         slot.memory.doubted = looked.unreadable;
                     }
                 }
-                self.dirty.insert(looked.key);
+                self.queue.add(looked.key);
             }
             Err(error) => {
                 tracing::error!(%error, member = %self.member.name, "a look for drift ended badly");
-                self.dirty.extend(running.map(|running| running.key));
+                self.queue.extend(running.map(|running| running.key));
             }
         }
     }
@@ -365,19 +365,10 @@ impl ActionRunner {
         let api: Api<Secret> = Api::namespaced(self.member.client.clone(), &look.release.namespace);
         let name = secret_name(&look.release.name, look.revision);
         self.tools.drift.requests.inc();
-        let secret = tokio::time::timeout(DEADLINE, api.get_opt(&name)).await;
-        let secret = match secret {
-            Ok(Ok(Some(secret))) => secret,
-            Ok(Ok(None)) => return Ok(None),
-            Ok(Err(error)) => {
-                let problem = format!("reading Secret {name}: {}", chain(&error));
-                return Err(Blind::Otherwise(problem));
-            }
-            Err(_) => {
-                let seconds = DEADLINE.as_secs();
-                let problem = format!("reading Secret {name}: no answer within {seconds} s");
-                return Err(Blind::Otherwise(problem));
-            }
+        let secret = call(format!("reading Secret {name}"), api.get_opt(&name)).await;
+        let secret = secret.map_err(|error| Blind::Otherwise(chain(&error)))?;
+        let Some(secret) = secret else {
+            return Ok(None);
         };
         let deployed = Revision::of(&secret.metadata)
             .is_some_and(|(_, revision)| revision.status == Status::Deployed);
@@ -418,8 +409,9 @@ impl ActionRunner {
 
 #[cfg(test)]
 mod tests {
-    use krypton_types::desired::drift::DriftPolicy;
+    use std::collections::BTreeMap;
 
+    use krypton_types::desired::drift::DriftPolicy;
     use krypton_types::tenant::TenantKey;
 
     use super::*;

@@ -1,4 +1,4 @@
-//! The repair table: the states of a release, and Krypton's action in each. `docs/repair.md` shows it.
+//! The repair table: the states of a release, and Krypton's action in each. `docs/explanation/repair.md` shows it.
 
 use krypton_helm::releases::Status;
 use krypton_helm::releases::labels::INSTALL_RUN;
@@ -188,7 +188,7 @@ pub fn row(found: Found) -> &'static Row {
     TABLE.iter().find(fits).unwrap_or(&TABLE[0])
 }
 
-/// Renders the table as Markdown, as in `docs/repair.md`.
+/// Renders the table as Markdown, as in `docs/explanation/repair.md`.
 pub fn markdown() -> String {
     let mut text = String::from(
         "| newest revision | how it comes about | Tenant is to be there | Tenant is to go | promised |\n\
@@ -675,7 +675,7 @@ mod tests {
 
     #[test]
     fn the_page_shows_the_table() {
-        let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/repair.md");
+        let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/explanation/repair.md");
         let text = std::fs::read_to_string(&page).unwrap();
         let (begin, end) = ("<!-- table -->\n", "<!-- end of the table -->\n");
         let (before, rest) = text.split_once(begin).unwrap();

@@ -148,7 +148,7 @@ async fn deployment_shows_only_charts_given_by_hub() {
                 progress: None,
                 error: None,
             },
-            deeds: Vec::new(),
+            events: Vec::new(),
         };
         let said = [(key.clone(), Some(report))].into();
         world.keep.deployments.report("edge-1", said);

@@ -13,7 +13,7 @@ struct World {
     /// The target member, or the reason for the lack of one.
     aim: Result<&'static str, State>,
     members: BTreeMap<&'static str, At>,
-    deletion: Deletion,
+    deletion: Option<Deletion>,
 }
 
 fn connected(truth: Truth) -> Cluster {
@@ -37,7 +37,7 @@ fn world() -> World {
         object,
         aim: Ok("edge-1"),
         members: BTreeMap::new(),
-        deletion: Deletion::NotRead,
+        deletion: None,
     }
     .member("edge-1")
 }
@@ -63,7 +63,7 @@ fn report(ready: (Truth, &str), error: Option<&str>) -> DeploymentReport {
             progress: None,
             error: error.map(|why| State::new(Truth::True, why, "what failed")),
         },
-        deeds: Vec::new(),
+        events: Vec::new(),
     }
 }
 
@@ -120,7 +120,7 @@ impl World {
         self
     }
 
-    fn deleted(mut self, deletion: Deletion) -> Self {
+    fn deleted(mut self, deletion: Option<Deletion>) -> Self {
         self.object.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
         self.deletion = deletion;
         self
@@ -397,7 +397,7 @@ fn renamed_cluster_is_same_place() {
         object: &world.object,
         aim: Ok(renamed),
         sites: vec![world.site(place("edge-1", false))],
-        deletion: Deletion::NotRead,
+        deletion: None,
         check_every: 60,
         now: Timestamp::UNIX_EPOCH,
     };
@@ -422,7 +422,7 @@ fn deletion_is_confirmed_recorded_ordered_then_finished() {
             .says("edge-1", well())
             .deleted(deletion)
     };
-    let decision = at(&HERE, Deletion::NotRead).decide();
+    let decision = at(&HERE, None).decide();
     assert!(decision.read);
     assert_eq!(
         (orders(&decision), places(&decision)),
@@ -430,14 +430,14 @@ fn deletion_is_confirmed_recorded_ordered_then_finished() {
     );
     assert!(decision.orders["edge-1"].paused, "it is left as it is");
     assert_eq!(decision.finalizers, None);
-    let decision = at(&HERE, Deletion::OfTheObject).decide();
+    let decision = at(&HERE, Some(Deletion::OfTheObject)).decide();
     assert!(!decision.read);
     assert_eq!(
         (orders(&decision), places(&decision)),
         (HERE.to_vec(), GOES.to_vec())
     );
     // A hub that starts reads the removal from the record.
-    for deletion in [Deletion::NotRead, Deletion::OfTheObject] {
+    for deletion in [None, Some(Deletion::OfTheObject)] {
         let decision = at(&GOES, deletion).decide();
         assert!(!decision.read);
         assert_eq!(orders(&decision), GOES);
@@ -448,24 +448,24 @@ fn deletion_is_confirmed_recorded_ordered_then_finished() {
         let told = ["HelmUninstalled", "FinalizerRemoved"];
         assert_eq!(reasons(&decision.with_finalizers), told);
     }
-    let decision = at(&HERE, Deletion::OfTheObject)
+    let decision = at(&HERE, Some(Deletion::OfTheObject))
         .says("edge-1", gone())
         .decide();
     assert_eq!(decision.finalizers, None, "that was another order");
-    let paused = at(&GOES, Deletion::NotRead).annotated(names::PAUSED_ANNOTATION, "true");
+    let paused = at(&GOES, None).annotated(names::PAUSED_ANNOTATION, "true");
     assert!(paused.decide().orders["edge-1"].paused);
 }
 
 #[test]
 fn unrecorded_deployment_is_assumed_at_its_target() {
     let unrecorded = |deletion| world().finalized().deleted(deletion);
-    let decision = unrecorded(Deletion::NotRead).decide();
+    let decision = unrecorded(None).decide();
     assert!(decision.read);
     assert_eq!(places(&decision), HERE);
-    let decision = unrecorded(Deletion::OfTheObject).decide();
+    let decision = unrecorded(Some(Deletion::OfTheObject)).decide();
     assert_eq!(places(&decision), [("edge-1", true)]);
     assert_eq!(decision.finalizers, None);
-    let mut nowhere = unrecorded(Deletion::OfTheObject);
+    let mut nowhere = unrecorded(Some(Deletion::OfTheObject));
     nowhere.aim = Err(State::new(Truth::False, "SecretNotFound", "no Secret x"));
     let decision = nowhere.decide();
     assert_eq!(decision.finalizers, None);
@@ -480,15 +480,15 @@ fn unrecorded_deployment_is_assumed_at_its_target() {
         ["Orphaned", "FinalizerRemoved"]
     );
     // No place is recorded any longer.
-    let done = world().placed(&[]).deleted(Deletion::NotRead).decide();
+    let done = world().placed(&[]).deleted(None).decide();
     assert_eq!(done.finalizers, Some(Vec::new()));
 }
 
 #[test]
 fn orphan_annotation_and_deleted_crd_release_at_once() {
     let deleted = |deletion| world().placed(&HERE).deleted(deletion);
-    let orphan = deleted(Deletion::NotRead).annotated(names::ORPHAN_ANNOTATION, "true");
-    for world in [orphan, deleted(Deletion::OfTheCrd)] {
+    let orphan = deleted(None).annotated(names::ORPHAN_ANNOTATION, "true");
+    for world in [orphan, deleted(Some(Deletion::OfTheCrd))] {
         let decision = world.decide();
         assert!(decision.orders.is_empty());
         assert_eq!(decision.finalizers, Some(Vec::new()));
@@ -504,7 +504,7 @@ fn orphan_annotation_and_deleted_crd_release_at_once() {
 fn deletion_waits_for_unavailable_member_and_reports_it() {
     let away = world()
         .placed(&[("edge-1", true)])
-        .deleted(Deletion::OfTheObject);
+        .deleted(Some(Deletion::OfTheObject));
     let decision = away.silent("edge-1").decide();
     assert_eq!(orders(&decision), [("edge-1", true)]);
     let line = decision.status.last_message.unwrap();
@@ -542,7 +542,7 @@ fn full_member_gets_deletion_orders_only() {
     let going = world
         .placed(&[("edge-1", true)])
         .annotated(names::DRIFT_IGNORE_ANNOTATION, &long)
-        .deleted(Deletion::OfTheObject)
+        .deleted(Some(Deletion::OfTheObject))
         .decide();
     assert_eq!(orders(&going), [("edge-1", true)]);
     assert!(going.orders["edge-1"].annotations.is_empty());

@@ -232,7 +232,7 @@ fn deployment_reports_count_only_from_current_reporter() {
         gone: false,
         applied_chart: String::new(),
         state: report(why).state,
-        deeds: Vec::new(),
+        events: Vec::new(),
     };
     let of = |member: MemberReport, why: &str| Changes {
         member: Some(member),

@@ -16,6 +16,7 @@ use krypton_tests::{
     eventually, kubectl_krypton,
 };
 use krypton_types::conditions::{ClusterState, State, Truth};
+use krypton_types::desired::DesiredState;
 use krypton_types::member::MemberReport;
 use krypton_types::spiffe::SpiffeId;
 use krypton_types::tenant::{TenantKey, TenantReport};
@@ -50,7 +51,7 @@ impl Session {
             kubernetes_version: "v1.36.3".to_owned(),
             applied: None,
             now: now().as_second(),
-            trusts: None,
+            trusted_roots: None,
         };
         let kind = Some(Said::Hello(hello));
         say.send(AgentMessage { kind }).await.unwrap();
@@ -114,7 +115,7 @@ impl Session {
             uid: deployment_uid.to_owned(),
             gone: true,
             state: state.clone(),
-            deeds: Vec::new(),
+            events: Vec::new(),
         };
         let lifted = PlacedState {
             uid: deployment_uid.to_owned(),
@@ -273,11 +274,11 @@ async fn stolen_agent_credential_reaches_no_other_member() -> TestResult {
     let mut session = Session::open(&hub, &first).await?;
     session.claim(&uid).await;
     let desired = session.desired.last().unwrap();
-    let values = desired.chart.as_ref().unwrap().values.clone();
-    let values = String::from_utf8(values.to_vec())?;
+    let state = DesiredState::try_from(desired.clone())?;
+    let values = json!(state.chart.values).to_string();
     assert!(!values.contains(SECRET_VALUE), "{values}");
-    assert_eq!(desired.deployments, []);
-    assert_eq!(desired.placed, []);
+    assert_eq!(state.deployments, []);
+    assert_eq!(state.placed, []);
     let member = fleet.all().get("edge-2").await?.status.unwrap();
     let digest = member.applied.unwrap().digest;
     assert_ne!(digest, desired.digest);

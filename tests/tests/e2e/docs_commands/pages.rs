@@ -41,14 +41,22 @@ pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Returns the pages for operators of Krypton, as paths relative to the root.
+/// Returns all pages for users and contributors, as paths relative to the root.
 pub(crate) fn pages() -> Vec<String> {
-    let mut pages = vec!["README.md".to_owned(), "examples/README.md".to_owned()];
-    for folder in ["docs", "charts/krypton-hub", "charts/krypton-agent"] {
-        let entries = fs::read_dir(root().join(folder)).unwrap();
-        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-        let texts = names.filter(|name| name.ends_with(".md"));
-        pages.extend(texts.map(|name| format!("{folder}/{name}")));
+    let mut pages = ["README.md", "CONTRIBUTING.md", "SECURITY.md"]
+        .map(str::to_owned)
+        .to_vec();
+    let mut folders: Vec<String> = ["charts", "docs", "examples"].map(str::to_owned).into();
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(root().join(&folder)).unwrap() {
+            let entry = entry.unwrap();
+            let path = format!("{folder}/{}", entry.file_name().into_string().unwrap());
+            if entry.file_type().unwrap().is_dir() {
+                folders.push(path);
+            } else if path.ends_with(".md") {
+                pages.push(path);
+            }
+        }
     }
     pages.sort();
     pages

@@ -15,7 +15,7 @@ use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod};
 use krypton_kubectl::join_info;
 use krypton_tests::{
     AgentPod, ChartRepository, ChartSource, Cluster, HubPod, OwnChart, Parts, PodName, TestResult,
-    Tools, eventually, fleet::PATIENCE, membership::krypton_program,
+    Tools, eventually, fleet::PATIENCE, kubeconfig, membership::krypton_program,
 };
 use kube::{Api, ResourceExt, api::ListParams};
 use tempfile::TempDir;
@@ -27,7 +27,11 @@ use super::pages::{Command, commands, root};
 const DEADLINE: Duration = Duration::from_secs(120);
 /// What the pages install, and where it is.
 const CHART: (&str, &str) = ("cert-manager", "1.19.1");
+const NEXT_VERSION: &str = "1.19.2";
 const CHARTS: &str = "https://charts.jetstack.io";
+
+/// Kubeconfig with a context for each cluster, as the pages require.
+const CONTEXTS: &str = "kubeconfig";
 
 pub(crate) struct Story {
     folder: TempDir,
@@ -40,8 +44,8 @@ pub(crate) struct Story {
 
 impl Story {
     pub(crate) async fn begin(name: &str) -> TestResult<Self> {
-        let source = ChartSource::small(CHART.1).name(CHART.0);
-        let repository = ChartRepository::start(&[source]).await?;
+        let sources = [CHART.1, NEXT_VERSION].map(|it| ChartSource::small(it).name(CHART.0));
+        let repository = ChartRepository::start(&sources).await?;
         let (home, edge) = (format!("{name}-home"), format!("{name}-edge"));
         let (home, edge) = tokio::try_join!(
             Cluster::start(&home, Parts::WithPods),
@@ -51,6 +55,8 @@ impl Story {
         for part in ["charts", "examples", "hack"] {
             symlink(root().join(part), folder.path().join(part))?;
         }
+        let contexts = [("home", &home), ("edge-1", &edge)];
+        kubeconfig::write(&folder.path().join(CONTEXTS), &contexts).unwrap();
         let bin = folder.path().join("bin");
         fs::create_dir(&bin)?;
         symlink(krypton_program()?, bin.join("kubectl-krypton"))?;
@@ -129,10 +135,14 @@ impl Story {
             &typed,
         ];
         let path = path(&self.folder.path().join("bin"));
+        // The cluster's own kubeconfig has the current context.
+        let kubeconfigs = [cluster.kubeconfig().to_owned(), self.file(CONTEXTS)];
+        let kubeconfigs = std::env::join_paths(kubeconfigs).unwrap();
         let bash = cluster
             .aim(Path::new("/bin/bash"))
             .args(script)
-            .env("PATH", path);
+            .env("PATH", path)
+            .env("KUBECONFIG", kubeconfigs);
         let began = Instant::now();
         let ran = bash.run(DEADLINE).await?;
         let said = format!("{}{}", ran.stdout, ran.stderr);

@@ -1,0 +1,76 @@
+//! Writes one kubeconfig with a context for each cluster. The contexts have the given names.
+
+use std::{fs, io::Write, os::unix::fs::OpenOptionsExt, path::Path};
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use crate::Cluster;
+
+/// Writes the kubeconfig, readable only by its owner. The first cluster's context is the current one.
+///
+/// # Errors
+/// Returns an error if a cluster's kubeconfig can't be read, or if the file exists.
+pub fn write(path: &Path, clusters: &[(&str, &Cluster)]) -> Result<()> {
+    let singles: Vec<(&str, Value)> = clusters
+        .iter()
+        .map(|(name, cluster)| Ok((*name, read(cluster.kubeconfig())?)))
+        .collect::<Result<_>>()?;
+    let text = merged(&singles).to_string();
+    let put = || {
+        let mut options = fs::File::options();
+        let mut file = options
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(path)?;
+        file.write_all(text.as_bytes())
+    };
+    put().with_context(|| format!("writing {}", path.display()))
+}
+
+fn read(path: &Path) -> Result<Value> {
+    let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+    serde_saphyr::from_str(&text).with_context(|| format!("reading {}", path.display()))
+}
+
+/// The harness names every user `admin`, so each gets a unique name here.
+fn merged(singles: &[(&str, Value)]) -> Value {
+    let each = |part: &dyn Fn(&str, &Value) -> Value| -> Vec<Value> {
+        singles.iter().map(|(name, one)| part(name, one)).collect()
+    };
+    json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": singles.first().map(|(name, _)| *name),
+        "contexts": each(&|name, _| json!({"name": name, "context": {"cluster": name, "user": name}})),
+        "clusters": each(&|name, one| json!({"name": name, "cluster": one["clusters"][0]["cluster"]})),
+        "users": each(&|name, one| json!({"name": name, "user": one["users"][0]["user"]})),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn merged_kubeconfig_keeps_same_named_users_apart() {
+        let single = |token: &str, server: &str| {
+            json!({
+                "clusters": [{"name": "x", "cluster": {"server": server}}],
+                "users": [{"name": "admin", "user": {"token": token}}],
+            })
+        };
+        let all = merged(&[("home", single("a", "h")), ("edge-1", single("b", "e"))]);
+        assert_eq!(all["current-context"], "home");
+        assert_eq!(
+            all["users"][1],
+            json!({"name": "edge-1", "user": {"token": "b"}})
+        );
+        assert_eq!(all["clusters"][1]["cluster"]["server"], "e");
+        assert_eq!(
+            all["contexts"][1]["context"],
+            json!({"cluster": "edge-1", "user": "edge-1"})
+        );
+    }
+}
