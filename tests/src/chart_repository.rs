@@ -21,7 +21,7 @@ use krypton_types::fingerprint::sha256_hex;
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 
-use crate::{port::Port, process::Invocation, tools::Tools, wait::eventually};
+use crate::{port::Port, process::Invocation, tools::Tools, wait::eventually_within};
 
 const KEYS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/keys");
 const SMALL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/small");
@@ -240,7 +240,7 @@ impl ChartRepository {
             runtime.shutdown_background();
         }
         let free = async || Ok(self.port.is_free().then_some(()));
-        eventually("the chart repository to stop", STOP_DEADLINE, free).await
+        eventually_within("the chart repository to stop", STOP_DEADLINE, free).await
     }
 
     /// Serves again on the same port after `stop`.

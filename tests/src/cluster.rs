@@ -32,7 +32,7 @@ use crate::{
     port::Port,
     process::{Invocation, Process, kill_all},
     tools::Tools,
-    wait::eventually,
+    wait::eventually_within,
 };
 pub use audit::Request as Audited;
 pub(crate) use components::Component;
@@ -62,8 +62,8 @@ pub enum Parts {
 
 /// A running control plane. Dropping it kills its processes and removes its files.
 ///
-/// If the thread is panicking or `KRYPTON_KEEP` is set, the files stay and their path is printed. A test that returns
-/// an error doesn't panic, so tests unwrap.
+/// If the thread is panicking or `KRYPTON_KEEP` is set, the files stay and their path is printed. The `?` of a
+/// `TestResult` panics.
 #[derive(Debug)]
 pub struct Cluster {
     name: String,
@@ -339,7 +339,7 @@ impl Cluster {
     /// Returns an error if the port doesn't become free.
     pub async fn stop_apiserver(&self) -> Result<()> {
         self.kill(&[Component::Apiserver])?;
-        eventually(
+        eventually_within(
             "the apiserver's port to be free",
             START_DEADLINE,
             async || Ok(self.port.is_free().then_some(())),
@@ -396,7 +396,7 @@ impl Cluster {
         // also contains all earlier ones.
         let marker = format!("/version?marker={}", credentials::token()?);
         self.get(&marker).await.context("marking the audit log")?;
-        eventually(
+        eventually_within(
             "our own line in the audit log",
             AUDIT_DEADLINE,
             async || {
@@ -472,7 +472,7 @@ impl Cluster {
         what: &str,
         mut look: impl AsyncFnMut() -> Result<Option<()>>,
     ) -> Result<()> {
-        let outcome = eventually(what, START_DEADLINE, async || {
+        let outcome = eventually_within(what, START_DEADLINE, async || {
             let running = lock(&self.processes)
                 .values_mut()
                 .try_for_each(Process::check_running);

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -19,7 +19,7 @@ use crate::{
     port::Port,
     process::{Invocation, Process, log_end},
     tools::Tools,
-    wait::eventually,
+    wait::{eventually, eventually_within},
 };
 
 const HTTP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -196,7 +196,7 @@ impl Daemon {
     pub async fn ready(&mut self, deadline: Duration) -> Result<()> {
         let url = format!("http://{}/readyz", self.health.address());
         let what = format!("{} to be ready", self.name);
-        let outcome = eventually(&what, deadline, async || {
+        let outcome = eventually_within(&what, deadline, async || {
             match self.process.check_running() {
                 Ok(()) => fetch(&url).await.map(|_| Some(Ok(()))),
                 Err(ended) => Ok(Some(Err(ended))),
@@ -281,6 +281,20 @@ impl Daemon {
         let log = self.process.log();
         let bytes = fs::read(log).with_context(|| format!("reading {}", log.display()))?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// Waits until the log contains this text.
+    ///
+    /// # Errors
+    /// Returns an error with the log if it doesn't contain the text in time.
+    pub async fn logs(&self, text: &str) -> Result<()> {
+        let what = format!("{} to log {text:?}", self.name);
+        eventually(&what, async || {
+            let log = self.log()?;
+            ensure!(log.contains(text), "{log}");
+            Ok(Some(()))
+        })
+        .await
     }
 
     /// The text of its metrics.

@@ -1,5 +1,6 @@
-//! What a person does to a fleet and sees of it: Tenants, members, releases and events, by name.
+//! Lets a test act as a user of a fleet: Tenants, members, releases and events, by name.
 
+use crate::Merge as _;
 use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 
 use anyhow::{Context, Result, bail};
@@ -24,15 +25,24 @@ use crate::{
     chart_repository::ChartRepository, cluster::Cluster, membership::Mode, wait::eventually,
 };
 
-/// Above all that the hub may take for one step: a Lease (60 s), a back-off, a slow machine.
+/// Deadline beyond any single step of Krypton: a Lease (60 s), a back-off, and a slow machine.
 pub const PATIENCE: Duration = Duration::from_secs(150);
-/// Where the hub runs and its kubeconfig Secrets are, unless a test says otherwise.
+/// Namespace of the hub and its kubeconfig Secrets.
 pub const HUB_NAMESPACE: &str = "default";
-/// Where Krypton keeps its own objects on a member.
+/// Namespace of Krypton's own objects on a member.
 pub const SYSTEM_NAMESPACE: &str = "krypton-system";
 
-/// (type, status, reason) of a condition that is waited for.
+/// Type, status and reason of a condition.
 pub type Expected<'a> = (&'a str, &'a str, &'a str);
+
+/// Condition of a Tenant that is ready on all its members.
+pub const ALL_READY: Expected<'static> = ("Ready", "True", "AllClustersReady");
+/// Condition of a member whose source is readable.
+pub const RESOLVED: Expected<'static> = ("TargetClusterResolved", "True", "Resolved");
+/// Condition of a member whose API server responds.
+pub const CONNECTED: Expected<'static> = ("Connected", "True", "Connected");
+/// Condition of a member that is reconciled.
+pub const HEALTHY: Expected<'static> = ("Healthy", "True", "Reconciling");
 
 /// A values file that the hub follows.
 #[derive(Debug)]
@@ -42,18 +52,18 @@ pub struct ValuesFile {
 
 impl ValuesFile {
     /// # Errors
-    /// When it cannot be written.
+    /// Returns an error if the file can't be written.
     pub fn new(yaml: &str) -> Result<Self> {
-        let folder = TempDir::with_prefix("krypton-values-").context("making a folder")?;
+        let folder = TempDir::with_prefix("krypton-values-").context("creating a folder")?;
         let file = Self { folder };
         file.write(yaml)?;
         Ok(file)
     }
 
-    /// Replaces the content at once, as a mounted ConfigMap does.
+    /// Replaces the content atomically, like the mount of a ConfigMap.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// Returns an error if the file can't be written.
     pub fn write(&self, yaml: &str) -> Result<()> {
         let next = self.folder.path().join("next.yaml");
         fs::write(&next, yaml).context("writing values")?;
@@ -65,7 +75,7 @@ impl ValuesFile {
     }
 }
 
-/// The hub's flags for a chart of `repository`, with short back-offs.
+/// Returns the hub's flags for a chart of `repository`, with short back-offs.
 pub fn chart_flags(repository: &ChartRepository, chart: &str, version: &str) -> Vec<String> {
     let url = repository.url();
     let flags = [
@@ -84,16 +94,17 @@ pub fn values_flag(values: &ValuesFile) -> String {
     format!("--chart-values-file={}", values.path().display())
 }
 
-/// One cluster as a person at kubectl sees it, with one connection.
+/// A user of one cluster. Tenants are in the user's namespace: the hub's, or the one of `within`.
 #[derive(Clone)]
 pub struct FleetClient {
     pub client: Client,
     cluster: String,
+    namespace: String,
 }
 
 impl std::fmt::Debug for FleetClient {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Desk")
+        f.debug_struct("FleetClient")
             .field("cluster", &self.cluster)
             .finish_non_exhaustive()
     }
@@ -104,26 +115,82 @@ impl FleetClient {
         Self {
             client: cluster.client(),
             cluster: cluster.name().to_owned(),
+            namespace: HUB_NAMESPACE.to_owned(),
         }
     }
 
-    pub fn tenants(&self, namespace: &str) -> Api<Tenant> {
-        Api::namespaced(self.client.clone(), namespace)
+    /// Returns a client for Tenants in another namespace.
+    #[must_use]
+    pub fn within(&self, namespace: &str) -> Self {
+        let namespace = namespace.to_owned();
+        Self {
+            namespace,
+            ..self.clone()
+        }
     }
 
-    /// Makes a Tenant, as soon as the cluster serves the CRD.
+    pub fn tenants(&self) -> Api<Tenant> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    pub fn members(&self) -> Api<EdgeCluster> {
+        Api::all(self.client.clone())
+    }
+
+    /// Creates a Tenant without a spec, and waits until it is ready.
     ///
     /// # Errors
-    /// When it is not admitted in time.
-    pub async fn create(&self, namespace: &str, name: &str, spec: Value) -> Result<Tenant> {
-        self.create_annotated(namespace, name, spec, &[]).await
+    /// Returns an error if it is not ready in time.
+    pub async fn install(&self, name: &str) -> Result<Tenant> {
+        self.create(name, json!({})).await?;
+        self.ready(name).await
     }
 
+    /// Creates these Tenants without a spec, and waits until all are ready.
+    ///
     /// # Errors
-    /// As `create`.
+    /// Returns an error if one is not ready in time.
+    pub async fn install_all(&self, names: &[&str]) -> Result<()> {
+        for name in names {
+            self.create(name, json!({})).await?;
+        }
+        for name in names {
+            self.ready(name).await?;
+        }
+        Ok(())
+    }
+
+    /// Waits until the Tenant is ready on all its members.
+    ///
+    /// # Errors
+    /// Returns an error if it is not ready in time.
+    pub async fn ready(&self, name: &str) -> Result<Tenant> {
+        self.shows(name, &[ALL_READY]).await
+    }
+
+    /// Deletes the Tenant, and waits until it is gone.
+    ///
+    /// # Errors
+    /// Returns an error if it is not gone in time.
+    pub async fn remove(&self, name: &str) -> Result<()> {
+        self.delete(name).await?;
+        self.gone(name).await
+    }
+
+    /// Creates a Tenant, as soon as the cluster serves the CRD.
+    ///
+    /// # Errors
+    /// Returns an error if it is not admitted in time.
+    pub async fn create(&self, name: &str, spec: Value) -> Result<Tenant> {
+        self.create_annotated(name, spec, &[]).await
+    }
+
+    /// Like `create`, with annotations.
+    ///
+    /// # Errors
+    /// See `create`.
     pub async fn create_annotated(
         &self,
-        namespace: &str,
         name: &str,
         spec: Value,
         annotations: &[(&str, &str)],
@@ -133,59 +200,41 @@ impl FleetClient {
             .iter()
             .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
         tenant.metadata.annotations = Some(pairs.collect());
-        let api = self.tenants(namespace);
-        let what = format!(
-            "Tenant {namespace}/{name} to be admitted on {}",
-            self.cluster
-        );
-        eventually(&what, PATIENCE, async || {
+        let api = self.tenants();
+        let what = format!("Tenant {} to be admitted", self.path(name));
+        eventually(&what, async || {
             Ok(Some(api.create(&PostParams::default(), &tenant).await?))
         })
         .await
     }
 
+    /// Deletes the Tenant, without waiting until it is gone.
+    ///
     /// # Errors
-    /// When it is not there, or the apiserver does not answer.
-    pub async fn delete(&self, namespace: &str, name: &str) -> Result<()> {
-        self.tenants(namespace)
+    /// Returns an error if the Tenant doesn't exist or the request fails.
+    pub async fn delete(&self, name: &str) -> Result<()> {
+        self.tenants()
             .delete(name, &DeleteParams::default())
             .await?;
         Ok(())
     }
 
     /// # Errors
-    /// When the apiserver refuses.
-    pub async fn annotate(
-        &self,
-        namespace: &str,
-        name: &str,
-        key: &str,
-        value: &str,
-    ) -> Result<()> {
+    /// Returns an error if the request fails.
+    pub async fn annotate(&self, name: &str, key: &str, value: &str) -> Result<()> {
         let patch = json!({"metadata": {"annotations": {key: value}}});
-        let merge = Patch::Merge(patch);
-        self.tenants(namespace)
-            .patch(name, &PatchParams::default(), &merge)
-            .await?;
+        self.tenants().merge(name, &patch).await?;
         Ok(())
     }
 
-    /// Waits until the Tenant's conditions are as expected, all of this generation.
+    /// Waits until the Tenant has these conditions, observed at its current generation.
     ///
     /// # Errors
-    /// When they are not in time, with what they were instead.
-    pub async fn shows(
-        &self,
-        namespace: &str,
-        name: &str,
-        expected: &[Expected<'_>],
-    ) -> Result<Tenant> {
-        let api = self.tenants(namespace);
-        let what = format!(
-            "Tenant {namespace}/{name} on {} to show {expected:?}",
-            self.cluster
-        );
-        eventually(&what, PATIENCE, async || {
+    /// Returns an error with the actual conditions if the deadline expires.
+    pub async fn shows(&self, name: &str, expected: &[Expected<'_>]) -> Result<Tenant> {
+        let api = self.tenants();
+        let what = format!("Tenant {} to show {expected:?}", self.path(name));
+        eventually(&what, async || {
             let tenant = api.get(name).await?;
             let status = tenant.status.clone().unwrap_or_default();
             let current = status.observed_generation == tenant.metadata.generation;
@@ -197,14 +246,23 @@ impl FleetClient {
         .await
     }
 
+    /// Like `shows`. Returns the message of the first condition.
+    ///
+    /// # Errors
+    /// See `shows`.
+    pub async fn message(&self, name: &str, expected: &[Expected<'_>]) -> Result<String> {
+        let tenant = self.shows(name, expected).await?;
+        first_message(&tenant.status.unwrap_or_default().conditions, expected)
+    }
+
     /// Waits until the Tenant is gone.
     ///
     /// # Errors
-    /// When it is not in time, with what it says.
-    pub async fn gone(&self, namespace: &str, name: &str) -> Result<()> {
-        let api = self.tenants(namespace);
-        let what = format!("Tenant {namespace}/{name} on {} to be gone", self.cluster);
-        eventually(&what, PATIENCE, async || match api.get_opt(name).await? {
+    /// Returns an error with the Tenant's conditions if the deadline expires.
+    pub async fn gone(&self, name: &str) -> Result<()> {
+        let api = self.tenants();
+        let what = format!("Tenant {} to be gone", self.path(name));
+        eventually(&what, async || match api.get_opt(name).await? {
             None => Ok(Some(())),
             Some(tenant) => {
                 let conditions = tenant.status.unwrap_or_default().conditions;
@@ -218,10 +276,10 @@ impl FleetClient {
         .await
     }
 
-    /// The revisions of a release and their status, oldest first.
+    /// Returns the revisions of a release and their status, oldest first.
     ///
     /// # Errors
-    /// When the apiserver does not answer.
+    /// Returns an error if the request fails.
     pub async fn revisions(&self, namespace: &str, release: &str) -> Result<Vec<(u32, String)>> {
         let secrets: Api<Secret> = Api::namespaced(self.client.clone(), namespace);
         let params = ListParams::default().labels(&format!("owner=helm,name={release}"));
@@ -236,10 +294,10 @@ impl FleetClient {
         Ok(revisions)
     }
 
-    /// Waits until the newest revision is this one, with this status.
+    /// Waits until the newest revision has this number and this status.
     ///
     /// # Errors
-    /// When it is not in time, with what there is instead.
+    /// Returns an error with the actual revisions if the deadline expires.
     pub async fn newest_is(
         &self,
         namespace: &str,
@@ -251,7 +309,7 @@ impl FleetClient {
             "revision {number} of {release} on {} to be {status}",
             self.cluster
         );
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, async || {
             let revisions = self.revisions(namespace, release).await?;
             match revisions.last() {
                 Some((newest, now)) if *newest == number && now == status => Ok(Some(())),
@@ -261,11 +319,10 @@ impl FleetClient {
         .await
     }
 
-    /// All release Secrets of the cluster with their resourceVersions: what must not change when
-    /// nothing is to be done.
+    /// Returns all release Secrets of the cluster with their resourceVersions, which a no-op reconcile must not change.
     ///
     /// # Errors
-    /// When the apiserver does not answer.
+    /// Returns an error if the request fails.
     pub async fn releases(&self) -> Result<BTreeMap<String, String>> {
         let secrets: Api<Secret> = Api::all(self.client.clone());
         let listed = secrets
@@ -279,12 +336,12 @@ impl FleetClient {
             .collect())
     }
 
-    /// How often each reason was told of a Tenant, in events.
+    /// Returns the number of events of a Tenant by reason.
     ///
     /// # Errors
-    /// When the apiserver does not answer.
-    pub async fn events(&self, namespace: &str, name: &str) -> Result<BTreeMap<String, i32>> {
-        let events: Api<Event> = Api::namespaced(self.client.clone(), namespace);
+    /// Returns an error if the request fails.
+    pub async fn events(&self, name: &str) -> Result<BTreeMap<String, i32>> {
+        let events: Api<Event> = Api::namespaced(self.client.clone(), &self.namespace);
         let params = ListParams::default().fields(&format!(
             "involvedObject.kind=Tenant,involvedObject.name={name}"
         ));
@@ -295,15 +352,15 @@ impl FleetClient {
         Ok(told)
     }
 
-    /// Waits until an event of this reason is told, and returns its message.
+    /// Waits for an event with this reason, and returns its message.
     ///
     /// # Errors
-    /// When it is not in time, with the events that are.
-    pub async fn told(&self, namespace: &str, name: &str, reason: &str) -> Result<String> {
-        let events: Api<Event> = Api::namespaced(self.client.clone(), namespace);
+    /// Returns an error with the actual reasons if the deadline expires.
+    pub async fn told(&self, name: &str, reason: &str) -> Result<String> {
+        let events: Api<Event> = Api::namespaced(self.client.clone(), &self.namespace);
         let params = ListParams::default().fields(&format!("involvedObject.name={name}"));
-        let what = format!("event {reason} of {namespace}/{name} on {}", self.cluster);
-        eventually(&what, PATIENCE, async || {
+        let what = format!("event {reason} of {}", self.path(name));
+        eventually(&what, async || {
             let all = events.list(&params).await?.items;
             match all
                 .iter()
@@ -320,17 +377,17 @@ impl FleetClient {
     }
 
     /// # Errors
-    /// When the apiserver does not answer.
+    /// Returns an error if the request fails.
     pub async fn namespace(&self, name: &str) -> Result<Option<Namespace>> {
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
         Ok(namespaces.get_opt(name).await?)
     }
 
-    /// Puts the kubeconfig of a cluster into a Secret with the discovery label: a member from then
-    /// on. On a second call, its content is replaced.
+    /// Makes a cluster a member: writes its kubeconfig into a Secret with the discovery label. Replaces an existing
+    /// Secret.
     ///
     /// # Errors
-    /// When the apiserver refuses.
+    /// Returns an error if the request fails.
     pub async fn add_member(&self, name: &str, kubeconfig: &str) -> Result<()> {
         let secret = json!({
             "apiVersion": "v1",
@@ -342,36 +399,38 @@ impl FleetClient {
         self.bind_member(name).await
     }
 
-    /// Names the Secret as the source of a member that is there without one, by its agent.
+    /// Sets the Secret as the source of a member that joined with an agent and has no source.
     async fn bind_member(&self, name: &str) -> Result<()> {
-        let members: Api<EdgeCluster> = Api::all(self.client.clone());
-        // Before the hub has run there is no such kind.
+        let members = self.members();
+        // The CRD doesn't exist before the hub's first start.
         let Ok(Some(member)) = members.get_opt(name).await else {
             return Ok(());
         };
         if member.spec.source_ref.is_none() {
             let source = json!({"kind": "Secret", "namespace": HUB_NAMESPACE, "name": name});
-            let patch = Patch::Merge(json!({"spec": {"sourceRef": source}}));
-            members.patch(name, &PatchParams::default(), &patch).await?;
+            members
+                .merge(name, &json!({"spec": {"sourceRef": source}}))
+                .await?;
         }
         Ok(())
     }
 
-    /// Lets the hub connect to a member whose source lies in another namespace than its own.
+    /// Accepts a member whose source is outside the hub's namespace.
     ///
     /// # Errors
-    /// When the member does not wait for acceptance in time, or the apiserver refuses.
+    /// Returns an error if the member doesn't request acceptance in time or the request fails.
     pub async fn accept_member(&self, name: &str) -> Result<()> {
         let waits = ("TargetClusterResolved", "False", "NotAccepted");
         self.member_shows(name, &[waits]).await?;
-        let members: Api<EdgeCluster> = Api::all(self.client.clone());
-        let patch = Patch::Merge(json!({"spec": {"accepted": true}}));
-        members.patch(name, &PatchParams::default(), &patch).await?;
+        let members = self.members();
+        members
+            .merge(name, &json!({"spec": {"accepted": true}}))
+            .await?;
         Ok(())
     }
 
     /// # Errors
-    /// When the apiserver refuses.
+    /// Returns an error if the request fails.
     pub async fn apply_secret(&self, name: &str, secret: &Value) -> Result<()> {
         let secrets: Api<Secret> = Api::namespaced(self.client.clone(), HUB_NAMESPACE);
         let params = PatchParams::apply("a-person").force();
@@ -382,25 +441,23 @@ impl FleetClient {
     /// Sets or removes the discovery label of a member's Secret.
     ///
     /// # Errors
-    /// When the apiserver refuses.
+    /// Returns an error if the request fails.
     pub async fn label_member(&self, name: &str, labelled: bool) -> Result<()> {
         let value = if labelled { json!("true") } else { Value::Null };
         let patch = json!({"metadata": {"labels": {names::DISCOVERY_LABEL: value}}});
         let secrets: Api<Secret> = Api::namespaced(self.client.clone(), HUB_NAMESPACE);
-        secrets
-            .patch(name, &PatchParams::default(), &Patch::Merge(patch))
-            .await?;
+        secrets.merge(name, &patch).await?;
         Ok(())
     }
 
-    /// Waits until the EdgeCluster's conditions are as expected.
+    /// Waits until the EdgeCluster has these conditions.
     ///
     /// # Errors
-    /// When they are not in time, with what they were instead.
+    /// Returns an error with the actual conditions if the deadline expires.
     pub async fn member_shows(&self, name: &str, expected: &[Expected<'_>]) -> Result<EdgeCluster> {
-        let members: Api<EdgeCluster> = Api::all(self.client.clone());
+        let members = self.members();
         let what = format!("EdgeCluster {name} to show {expected:?}");
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, async || {
             let member = members.get(name).await?;
             let conditions = member.status.clone().unwrap_or_default().conditions;
             if !all_there(&conditions, expected) {
@@ -411,14 +468,23 @@ impl FleetClient {
         .await
     }
 
-    /// Waits until the EdgeCluster says that the member is looked after in this mode.
+    /// Like `member_shows`. Returns the message of the first condition.
     ///
     /// # Errors
-    /// When it does not in time, with what it says.
+    /// See `member_shows`.
+    pub async fn member_message(&self, name: &str, expected: &[Expected<'_>]) -> Result<String> {
+        let member = self.member_shows(name, expected).await?;
+        first_message(&member.status.unwrap_or_default().conditions, expected)
+    }
+
+    /// Waits until the EdgeCluster's status has this mode.
+    ///
+    /// # Errors
+    /// Returns an error with the actual status if the deadline expires.
     pub async fn member_is(&self, name: &str, mode: Mode) -> Result<()> {
-        let members: Api<EdgeCluster> = Api::all(self.client.clone());
-        let what = format!("EdgeCluster {name} to be looked after in mode {mode:?}");
-        eventually(&what, PATIENCE, async || {
+        let members = self.members();
+        let what = format!("EdgeCluster {name} to have mode {mode:?}");
+        eventually(&what, async || {
             let status = members.get(name).await?.status.unwrap_or_default();
             if status.mode != Some(mode.on_record()) {
                 bail!("{:?}; {}", status.mode, told(&status.conditions));
@@ -428,35 +494,35 @@ impl FleetClient {
         .await
     }
 
-    /// Waits until the Lease is held by somebody else than `before`, and returns the holder.
+    /// Waits until the Lease has a holder other than `before`, and returns the holder.
     ///
     /// # Errors
-    /// When it is not in time.
+    /// Returns an error with the actual holder if the deadline expires.
     pub async fn held_by_another(&self, before: &str) -> Result<String> {
         let what = format!(
-            "the Lease of {} to be held by another than {before:?}",
+            "the Lease of {} to have a holder other than {before:?}",
             self.cluster
         );
-        eventually(&what, PATIENCE, async || match self.holder().await? {
+        eventually(&what, async || match self.holder().await? {
             holder if !holder.is_empty() && holder != before => Ok(Some(holder)),
             holder => bail!("it is held by {holder:?}"),
         })
         .await
     }
 
-    /// Who is the one writer on this cluster; empty when nobody is.
+    /// Returns the holder of the cluster's Lease, or an empty string if it is released.
     ///
     /// # Errors
-    /// When there is no Lease.
+    /// Returns an error if the Lease doesn't exist.
     pub async fn holder(&self) -> Result<String> {
         let spec = self.lease().await?.spec.unwrap_or_default();
         Ok(spec.holder_identity.unwrap_or_default())
     }
 
-    /// Waits until the one writer has renewed its Lease: time has passed, and it lives.
+    /// Waits until the holder has renewed its Lease, which shows that time has passed and the holder is alive.
     ///
     /// # Errors
-    /// When it does not in time.
+    /// Returns an error if the deadline expires.
     pub async fn lease_renewed(&self) -> Result<()> {
         let renewed = async || {
             let spec = self.lease().await?.spec.unwrap_or_default();
@@ -464,10 +530,15 @@ impl FleetClient {
         };
         let before = renewed().await?;
         let what = format!("the Lease of {} to be renewed", self.cluster);
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, async || {
             Ok((renewed().await? != before).then_some(()))
         })
         .await
+    }
+
+    /// Returns namespace, name and cluster of a Tenant for a message.
+    fn path(&self, name: &str) -> String {
+        format!("{}/{name} on {}", self.namespace, self.cluster)
     }
 
     async fn lease(&self) -> Result<Lease> {
@@ -476,9 +547,15 @@ impl FleetClient {
     }
 }
 
-/// The condition of this type.
+/// Returns the condition of this type.
 pub fn condition<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'a Condition> {
     conditions.iter().find(|condition| condition.type_ == type_)
+}
+
+fn first_message(conditions: &[Condition], expected: &[Expected<'_>]) -> Result<String> {
+    let first = expected.first().context("no condition is expected")?;
+    let found = condition(conditions, first.0).context("the condition is missing")?;
+    Ok(found.message.clone())
 }
 
 fn all_there(conditions: &[Condition], expected: &[Expected<'_>]) -> bool {
@@ -502,19 +579,19 @@ fn told(conditions: &[Condition]) -> String {
     lines.collect::<Vec<_>>().join("; ")
 }
 
-/// Waits until no helm of a dead actor with this `folder` is left.
+/// Waits until no Helm process of a dead agent or hub with this `folder` is left.
 ///
 /// # Errors
-/// When one outlives it.
+/// Returns an error with their command lines if the deadline expires.
 pub async fn helm_ends(folder: &Path) -> Result<()> {
     let none_left = async || match helm_processes(folder) {
         left if left.is_empty() => Ok(Some(())),
         left => bail!("{left:?}"),
     };
-    eventually("helm to die with who ran it", PATIENCE, none_left).await
+    eventually("helm to end with its supervisor", none_left).await
 }
 
-/// Command lines of the running helm processes whose arguments name something in `folder`.
+/// Returns the command lines of running Helm processes whose arguments name a path in `folder`.
 pub fn helm_processes(folder: &Path) -> Vec<String> {
     let folder = folder.display().to_string();
     let Ok(processes) = fs::read_dir("/proc") else {
@@ -535,11 +612,11 @@ fn is_helm_run(line: &str) -> bool {
         .any(|verb| line.contains(verb))
 }
 
-/// SIGKILLs the running helm processes whose arguments name something in `folder`, and not those who
-/// run them. How many there were.
+/// Kills the running Helm processes whose arguments name a path in `folder`, without their supervisors. Returns their
+/// number.
 ///
 /// # Errors
-/// When one cannot be killed.
+/// Returns an error if a process can't be killed.
 pub fn kill_helm(folder: &Path) -> Result<usize> {
     let folder = folder.display().to_string();
     let mut killed = 0;

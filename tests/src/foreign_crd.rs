@@ -10,7 +10,7 @@ use kube::{
 };
 use serde_json::Value;
 
-use crate::{cluster::Cluster, fleet::PATIENCE, tools::Tools, wait::eventually};
+use crate::{cluster::Cluster, tools::Tools, wait::eventually};
 
 /// A CRD that can be installed on a cluster.
 #[derive(Debug, Clone)]
@@ -77,7 +77,7 @@ impl ForeignCrd {
         let params = PatchParams::apply("a-person").force();
         let patch = Patch::Apply(&self.content);
         crds.patch(name, &params, &patch).await?;
-        eventually(&format!("{name} to be served"), PATIENCE, async || {
+        eventually(&format!("{name} to be served"), async || {
             let status = crds.get(name).await?.status.unwrap_or_default();
             let established =
                 status.conditions.into_iter().flatten().any(|condition| {
@@ -96,7 +96,7 @@ impl ForeignCrd {
         let crds: Api<CustomResourceDefinition> = Api::all(cluster.client());
         let name = self.name()?;
         crds.delete(name, &DeleteParams::default()).await?;
-        eventually(&format!("{name} to be gone"), PATIENCE, async || {
+        eventually(&format!("{name} to be gone"), async || {
             Ok(crds.get_opt(name).await?.is_none().then_some(()))
         })
         .await

@@ -11,11 +11,7 @@ use kube::{
 use serde_json::json;
 use tempfile::TempDir;
 
-use crate::{
-    chart_repository::ChartSource,
-    fleet::{FleetClient, PATIENCE},
-    wait::eventually,
-};
+use crate::{chart_repository::ChartSource, fleet::FleetClient, wait::eventually};
 
 /// All points at which helm waits.
 pub const EVENTS: [&str; 8] = [
@@ -120,7 +116,7 @@ impl Gate {
 pub async fn hook(desk: &FleetClient, namespace: &str, known: Option<&Pod>) -> Result<Pod> {
     let pods: Api<Pod> = Api::namespaced(desk.client.clone(), namespace);
     let known = known.and_then(ResourceExt::uid);
-    eventually("helm to wait for its hook", PATIENCE, async || {
+    eventually("helm to wait for its hook", async || {
         let found = pods.list(&ListParams::default()).await?.items;
         Ok(found.into_iter().find(|pod| pod.uid() != known))
     })
@@ -140,7 +136,7 @@ pub async fn at(
     let pods: Api<Pod> = Api::namespaced(desk.client.clone(), namespace);
     let known = known.and_then(ResourceExt::uid);
     let what = format!("helm to wait at {event} in {namespace}");
-    eventually(&what, PATIENCE, async || {
+    eventually(&what, async || {
         let found = pods.list(&ListParams::default()).await?.items;
         let names: Vec<String> = found.iter().map(ResourceExt::name_any).collect();
         let pod = found.into_iter().find(|pod| {

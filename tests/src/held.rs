@@ -1,20 +1,20 @@
 //! Creates a Tenant whose deletion is blocked after the uninstall, because its namespace can't terminate.
 
+use crate::Merge as _;
 use anyhow::Result;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{
     Api,
-    api::{DeleteParams, Patch, PatchParams, PostParams},
+    api::{DeleteParams, PostParams},
 };
 use serde_json::json;
 
 use crate::{
-    fleet::{FleetClient, PATIENCE},
+    fleet::{ALL_READY, FleetClient},
     wait::eventually,
 };
 
 const NAMESPACE: &str = "default";
-const READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 
 /// A blocked Tenant. Its workspace has the same name.
 #[derive(Debug)]
@@ -30,8 +30,8 @@ impl<'a> Held<'a> {
     /// Returns an error if the install or the uninstall doesn't finish in time.
     pub async fn delete(desk: &'a FleetClient, name: &'a str) -> Result<Self> {
         let held = Self { desk, name };
-        desk.create(NAMESPACE, name, json!({})).await?;
-        desk.shows(NAMESPACE, name, &[READY]).await?;
+        desk.within(NAMESPACE).create(name, json!({})).await?;
+        desk.within(NAMESPACE).shows(name, &[ALL_READY]).await?;
         let map = json!({"metadata": {"name": "held", "finalizers": ["example.org/hold"]}});
         let map = serde_json::from_value(map)?;
         held.maps().create(&PostParams::default(), &map).await?;
@@ -39,8 +39,8 @@ impl<'a> Held<'a> {
         // removal.
         let params = DeleteParams::default();
         held.maps().delete("held", &params).await?;
-        desk.delete(NAMESPACE, name).await?;
-        eventually("its release to be gone", PATIENCE, async || {
+        desk.within(NAMESPACE).delete(name).await?;
+        eventually("its release to be gone", async || {
             let left = desk.releases().await?;
             let own = format!("tenant-{name}-");
             Ok((!left.keys().any(|release| release.contains(&own))).then_some(()))
@@ -54,9 +54,9 @@ impl<'a> Held<'a> {
     /// # Errors
     /// Returns an error if this doesn't happen in time.
     pub async fn is_deleted_again(&self) -> Result<()> {
-        let tenants = self.desk.tenants(NAMESPACE);
+        let tenants = self.desk.within(NAMESPACE).tenants();
         let what = format!("{} to be put back and deleted again", self.name);
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, async || {
             Ok(tenants.get(self.name).await?.metadata.deletion_timestamp)
         })
         .await
@@ -68,11 +68,10 @@ impl<'a> Held<'a> {
     /// # Errors
     /// Returns an error if the Tenant isn't removed in time.
     pub async fn let_go(self) -> Result<()> {
-        let free = Patch::Merge(json!({"metadata": {"finalizers": null}}));
         self.maps()
-            .patch("held", &PatchParams::default(), &free)
+            .merge("held", &json!({"metadata": {"finalizers": null}}))
             .await?;
-        self.desk.gone(NAMESPACE, self.name).await
+        self.desk.within(NAMESPACE).gone(self.name).await
     }
 
     fn maps(&self) -> Api<ConfigMap> {

@@ -19,7 +19,7 @@ use crate::{
     port::Port,
     process::{Invocation, Process},
     tools::Tools,
-    wait::eventually,
+    wait::eventually_within,
 };
 
 const NODE: &str = "forwarding";
@@ -81,7 +81,7 @@ impl Kubelet {
             .env("HOME", folder.path());
         let mut process = Process::spawn("kubelet", &invocation, &file("log"))?;
         let url = format!("http://{}/healthz", port.address());
-        eventually("the kubelet to listen", DEADLINE, async || {
+        eventually_within("the kubelet to listen", DEADLINE, async || {
             match process.check_running() {
                 Ok(()) => Ok(reqwest::get(&url)
                     .await?

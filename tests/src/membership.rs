@@ -55,13 +55,13 @@ macro_rules! in_both_modes {
     ($($body:ident),+ $(,)?) => {$(
         mod $body {
             #[tokio::test]
-            async fn proxy() {
-                Box::pin(super::$body($crate::Mode::Proxy)).await;
+            async fn proxy() -> $crate::TestResult {
+                Box::pin(super::$body($crate::Mode::Proxy)).await
             }
 
             #[tokio::test]
-            async fn agent() {
-                Box::pin(super::$body($crate::Mode::Agent)).await;
+            async fn agent() -> $crate::TestResult {
+                Box::pin(super::$body($crate::Mode::Agent)).await
             }
         }
     )+};
@@ -74,8 +74,8 @@ macro_rules! by_agent {
     ($($body:ident),+ $(,)?) => {$(
         mod $body {
             #[tokio::test]
-            async fn agent() {
-                Box::pin(super::$body($crate::Mode::Agent)).await;
+            async fn agent() -> $crate::TestResult {
+                Box::pin(super::$body($crate::Mode::Agent)).await
             }
         }
     )+};
@@ -208,7 +208,7 @@ async fn join(home: &Cluster, namespace: &str, name: &str, more: &[&str]) -> Res
         .aim(&program)
         .args(["join", name, "-n", namespace, "--ttl", "1h"])
         .args(more.iter().copied());
-    eventually("a join bundle", PATIENCE, async || {
+    eventually("a join bundle", async || {
         Ok(Some(join.output(JOIN_DEADLINE).await?))
     })
     .await

@@ -5,7 +5,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use krypton_crds::tenant::Tenant;
 use kube::{Api, CustomResourceExt, api::PostParams};
 
-use crate::{cluster::Cluster, fleet::PATIENCE, wait::eventually};
+use crate::{cluster::Cluster, wait::eventually};
 
 const NO_CRD: &str = r#"
 apiVersion: admissionregistration.k8s.io/v1
@@ -39,7 +39,7 @@ pub async fn refuse_tenants(cluster: &Cluster) -> Result<()> {
         dry_run: true,
         ..PostParams::default()
     };
-    eventually("the CRD of Tenants to be refused", PATIENCE, async || {
+    eventually("the CRD of Tenants to be refused", async || {
         let made = crds.create(&params, &Tenant::crd()).await;
         Ok(made.is_err().then_some(()))
     })

@@ -22,9 +22,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use crate::{
-    chart_repository::ChartRepository, cluster::Cluster, fleet::PATIENCE, wait::eventually,
-};
+use crate::{chart_repository::ChartRepository, cluster::Cluster, wait::eventually};
 
 const CRDS: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
@@ -108,7 +106,7 @@ impl Original<'_> {
     ) -> Result<()> {
         let more = [flags, &["--wait", "--timeout=170s"]].concat();
         let client = self.cluster.client();
-        let there = eventually("a workload to be waited for", PATIENCE, async || {
+        let there = eventually("a workload to be waited for", async || {
             let name = releases::secret_name(release, 1);
             let secrets: Api<Secret> = Api::namespaced(client.clone(), workspace);
             let deployments: Api<k8s_openapi::api::apps::v1::Deployment> =
@@ -197,7 +195,7 @@ impl Original<'_> {
         tenant.metadata.finalizers = Some(vec![names::TENANT_FINALIZER.to_owned()]);
         let api: Api<Tenant> = Api::namespaced(self.cluster.client(), "default");
         let what = format!("Tenant {name} to be admitted");
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, async || {
             Ok(Some(api.create(&PostParams::default(), &tenant).await?))
         })
         .await?;
@@ -261,7 +259,7 @@ async fn move_to_default(client: &Client, from: &str, object: &Declared) -> Resu
     from.delete(&object.name, &DeleteParams::background())
         .await?;
     let what = format!("{} {} to be gone", object.kind, object.name);
-    eventually(&what, PATIENCE, async || {
+    eventually(&what, async || {
         Ok(from.get_opt(&object.name).await?.is_none().then_some(()))
     })
     .await

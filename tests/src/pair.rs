@@ -4,10 +4,9 @@ use anyhow::{Context, Result};
 use krypton_types::names;
 
 use crate::{
-    chart_repository::{ChartRepository, ChartSource},
     cluster::{Cluster, Parts},
     daemon::Daemon,
-    fleet::{FleetClient, ValuesFile, chart_flags, values_flag},
+    fleet::FleetClient,
     hub::{Hub, HubOptions},
     membership::{Membership, Mode},
 };
@@ -29,20 +28,6 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// Starts a member that installs the small chart with Deployments without pods.
-    pub async fn with_small_chart(
-        name: &str,
-        mode: Mode,
-    ) -> Result<(Self, ChartRepository, ValuesFile)> {
-        let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
-        let mut pair = Self::start(name, mode, Parts::WithControllers).await?;
-        let values = ValuesFile::new("replicaCount: 0")?;
-        let mut flags = chart_flags(&repository, "small", "1.0.0");
-        flags.push(values_flag(&values));
-        pair.open(flags).await?;
-        Ok((pair, repository, values))
-    }
-
     /// Starts the clusters. The member runs these parts. A home cluster that is not the member runs only the control
     /// plane.
     ///
@@ -85,8 +70,8 @@ impl Pair {
             return self.start_agent_again();
         }
         let mut hub = Hub::start(&self.options())?;
-        let joining = Membership::join(self.mode, &mut hub, &self.home, self.cluster(), EDGE);
-        let membership = joining.await?;
+        let membership =
+            Membership::join(self.mode, &mut hub, &self.home, self.cluster(), EDGE).await?;
         self.acting = Some((membership, hub));
         Ok(())
     }

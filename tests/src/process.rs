@@ -14,7 +14,7 @@ use std::{
 use anyhow::{Context, Result, anyhow, bail};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
-use crate::wait::eventually;
+use crate::wait::eventually_within;
 
 /// How much of a log an error message quotes.
 const QUOTED_LOG_BYTES: u64 = 4096;
@@ -229,7 +229,7 @@ impl Process {
     /// When it still runs after `deadline`, quoting its log.
     pub async fn wait(&mut self, deadline: Duration) -> Result<ExitStatus> {
         let what = format!("the end of {}", self.name);
-        eventually(&what, deadline, async || match self.exited()? {
+        eventually_within(&what, deadline, async || match self.exited()? {
             Some(status) => Ok(Some(status)),
             None => bail!("still running; its log ends:\n{}", log_end(&self.log)),
         })

@@ -25,7 +25,7 @@ use crate::{
     port::Port,
     process::{Invocation, Process},
     tools::Tools,
-    wait::eventually,
+    wait::eventually_within,
 };
 
 /// Name of the only user.
@@ -109,7 +109,7 @@ impl Registry {
             .env("OTEL_TRACES_EXPORTER", "none");
         let mut process = Process::spawn("registry", &invocation, &path.join("log"))?;
         let address = port.address();
-        eventually("the registry to listen", DEADLINE, async || {
+        eventually_within("the registry to listen", DEADLINE, async || {
             process.check_running()?;
             let connected = tokio::net::TcpStream::connect(address).await;
             Ok(connected.is_ok().then_some(()))

@@ -5,8 +5,18 @@ use std::time::Duration;
 use anyhow::{Result, anyhow};
 use tokio::time::{Instant, sleep, timeout_at};
 
+use crate::fleet::PATIENCE;
+
 const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+
+/// Like `eventually_within`, with a deadline beyond any single step of Krypton.
+///
+/// # Errors
+/// See `eventually_within`.
+pub async fn eventually<T>(what: &str, look: impl AsyncFnMut() -> Result<Option<T>>) -> Result<T> {
+    eventually_within(what, PATIENCE, look).await
+}
 
 /// Calls `look` until it returns `Some`, and returns that value.
 ///
@@ -15,7 +25,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 ///
 /// # Errors
 /// Returns an error with `what` and the last observed state if `deadline` expires.
-pub async fn eventually<T>(
+pub async fn eventually_within<T>(
     what: &str,
     deadline: Duration,
     mut look: impl AsyncFnMut() -> Result<Option<T>>,

@@ -1,6 +1,7 @@
 //! Hub and agent under a plan by which they die, or what they do fails, at each of their external effects once;
 //! who has died is started again at once, with nothing but what is on the clusters.
 
+use crate::Merge as _;
 use std::{
     collections::BTreeSet, fs, path::PathBuf, pin::pin, process::ExitStatus, sync::Arc,
     time::Duration,
@@ -8,10 +9,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::coordination::v1::Lease;
-use kube::{
-    Api, Client,
-    api::{Patch, PatchParams},
-};
+use kube::{Api, Client};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -19,7 +17,7 @@ use crate::{
     agent::{Agent, AgentOptions},
     cluster::{Cluster, Parts},
     daemon::{Daemon, Program},
-    fleet::{FleetClient, HUB_NAMESPACE, PATIENCE, SYSTEM_NAMESPACE, helm_ends},
+    fleet::{FleetClient, HUB_NAMESPACE, SYSTEM_NAMESPACE, helm_ends},
     hub::{Hub, HubOptions},
     membership::{Mode, bundle, write_secret},
     process::log_end,
@@ -154,7 +152,7 @@ impl Walk {
         for _ in 0..2 {
             let (home, edge) = (self.home.client(), self.edge.client());
             let held = async move {
-                eventually("the Leases to be held", PATIENCE, async || {
+                eventually("the Leases to be held", async || {
                     for (client, namespace, name) in [
                         (&home, HUB_NAMESPACE, HUB_LEASE),
                         (&edge, SYSTEM_NAMESPACE, MEMBER_LEASE),
@@ -314,8 +312,10 @@ async fn gone(dead: &Daemon) -> Result<()> {
 /// Gives up the Lease of one that is dead, which it would be a minute till it runs out.
 async fn let_go(client: Client, namespace: &str, name: &str) -> Result<()> {
     let leases: Api<Lease> = Api::namespaced(client, namespace);
-    let nobody = Patch::Merge(json!({"spec": {"holderIdentity": ""}}));
-    match leases.patch(name, &PatchParams::default(), &nobody).await {
+    match leases
+        .merge(name, &json!({"spec": {"holderIdentity": ""}}))
+        .await
+    {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
         Err(error) => Err(error).context("giving up a dead one's Lease"),

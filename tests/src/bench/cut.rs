@@ -1,5 +1,6 @@
 //! How fast the live stream of an agent ends when its member is banned or its EdgeCluster deleted.
 
+use krypton_tests::Merge as _;
 use std::{
     fmt,
     time::{Duration, Instant},
@@ -10,10 +11,7 @@ use krypton_tests::process::log_end;
 
 use anyhow::{Context, Result, anyhow};
 use futures::{StreamExt, TryStreamExt, stream};
-use kube::{
-    Api,
-    api::{DeleteParams, Patch, PatchParams},
-};
+use kube::{Api, api::DeleteParams};
 use serde_json::json;
 
 use crate::{
@@ -129,8 +127,7 @@ async fn cut(api: &Api<EdgeCluster>, how: How, member: &Member) -> Result<Instan
     let name = &member.name;
     match how {
         How::Ban => {
-            let ban = Patch::Merge(json!({"spec": {"banned": true}}));
-            let banned = api.patch(name, &PatchParams::default(), &ban).await;
+            let banned = api.merge(name, &json!({"spec": {"banned": true}})).await;
             banned.with_context(|| format!("banning {name}"))?;
         }
         How::Delete => {

@@ -9,7 +9,7 @@ use std::{
 use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec, EdgeClusterStatus};
 use krypton_hub::ca::Authority;
 use krypton_tests::{
-    Cluster, Hub, HubOptions, Parts, eventually,
+    Cluster, Hub, HubOptions, Parts, eventually_within,
     fleet::{HUB_NAMESPACE, ValuesFile, condition, values_flag},
     process::log_end,
 };
@@ -259,7 +259,7 @@ impl Stage {
     pub(crate) async fn enrol(&self, members: &[Member]) -> Result<Vec<Enrolled>> {
         let client = self.home.client();
         let secrets: Api<Secret> = Api::namespaced(client.clone(), HUB_NAMESPACE);
-        eventually("the hub's CA", DEADLINE, async || {
+        eventually_within("the hub's CA", DEADLINE, async || {
             Ok(secrets
                 .get_opt(krypton_types::names::CA_SECRET)
                 .await?
@@ -420,7 +420,7 @@ impl Stage {
 
     /// Waits until the hub has heard so many answers since its start.
     async fn answered(&self, count: u64) -> Result<Histogram> {
-        eventually("the agents' answers", DEADLINE, async || {
+        eventually_within("the agents' answers", DEADLINE, async || {
             let seen = self.propagation().await?;
             if seen.count() < count {
                 bail!("{} of {count}", seen.count());

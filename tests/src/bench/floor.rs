@@ -13,7 +13,9 @@ use k8s_openapi::api::{
     apps::v1::Deployment,
     core::v1::{ConfigMap, Namespace},
 };
-use krypton_tests::{ChartRepository, Cluster, Parts, Tools, eventually, process::Invocation};
+use krypton_tests::{
+    ChartRepository, Cluster, Parts, Tools, eventually_within, process::Invocation,
+};
 use kube::{
     Api, ResourceExt,
     api::{ListParams, ObjectMeta, PostParams},
@@ -236,7 +238,7 @@ async fn make_namespaces(cluster: &Cluster, count: u32) -> Result<()> {
         .context("creating namespaces")?;
     let maps: Api<ConfigMap> = Api::all(client);
     let last = ListParams::default().fields(&format!("metadata.name={LAST_IN_NAMESPACE}"));
-    eventually(
+    eventually_within(
         "the namespaces to be furnished",
         patience(count),
         async || {

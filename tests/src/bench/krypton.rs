@@ -190,7 +190,7 @@ impl Setup {
         let options = AgentOptions::new(&kubeconfig).args([flag]);
         self.agent = Some(Agent::start(&options)?);
         let mut asked = 0;
-        eventually("the agent to come to rest", PATIENCE, async || {
+        eventually("the agent to come to rest", async || {
             let now = Traffic::read(&self.edge).await?.since(&before);
             let more = now.of_subject - std::mem::replace(&mut asked, now.of_subject);
             tokio::time::sleep(SETTLE).await;

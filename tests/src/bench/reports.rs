@@ -8,7 +8,7 @@ use std::{
 
 use krypton_crds::tenant::{Tenant, TenantSpec};
 use krypton_hub::tenants::{Changed, Hearing, Reports};
-use krypton_tests::eventually;
+use krypton_tests::eventually_within;
 use krypton_types::{
     conditions::{State, Truth, reason},
     tenant::{TenantKey, TenantReport},
@@ -161,7 +161,7 @@ async fn change(agents: &Agents, tenants: u32, round: u64) {
 
 async fn all_ready(tenants: &Api<Tenant>, options: &Options) -> Result<()> {
     let expected = format!("{0} of {0} clusters ready", options.agents);
-    eventually("home to show what was said last", DEADLINE, async || {
+    eventually_within("home to show the last report", DEADLINE, async || {
         let all = tenants.list(&Default::default()).await?;
         let shown = all.items.iter().filter(|tenant| {
             let status = tenant.status.as_ref();

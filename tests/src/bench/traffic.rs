@@ -10,7 +10,7 @@ use k8s_openapi::api::{
     authentication::v1::TokenRequest, core::v1::ServiceAccount, flowcontrol::v1::FlowSchema,
     rbac::v1::ClusterRoleBinding,
 };
-use krypton_tests::{Cluster, eventually};
+use krypton_tests::{Cluster, eventually_within};
 use kube::{
     Api, Client, Config,
     api::PostParams,
@@ -120,7 +120,7 @@ pub(crate) async fn single_out(cluster: &Cluster) -> Result<String> {
     let kubeconfig = with_token(&cluster.kubeconfig_with_token(), &token)?;
 
     let subject = client_of(&kubeconfig).await?;
-    eventually("the FlowSchema to count", DEADLINE, async || {
+    eventually_within("the FlowSchema to count", DEADLINE, async || {
         subject.apiserver_version().await?;
         Ok((of_subject(&client).await? > 0).then_some(()))
     })
@@ -135,7 +135,7 @@ where
     let object: K = serde_json::from_value(object)?;
     // The API server creates its default roles shortly after startup.
     let what = format!("{} to be created", std::any::type_name::<K>());
-    eventually(&what, DEADLINE, async || {
+    eventually_within(&what, DEADLINE, async || {
         match api.create(&PostParams::default(), &object).await {
             Ok(_) => Ok(Some(())),
             Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(Some(())),

@@ -244,8 +244,8 @@ async fn measure(
         Duration::ZERO,
         repository,
         &looks,
-    ));
-    let drift = drift.await?;
+    ))
+    .await?;
     let plain = Box::pin(floor::measure(size, floor::Flags::Plain, repository)).await?;
     let same_flags = Box::pin(floor::measure(size, floor::Flags::Hubs, repository)).await?;
     Ok(report::Measured {

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
 
 use super::{Cluster, Component, Parts, START_DEADLINE, lease::Ask, lock};
-use crate::{port::Port, process::kill_all, wait::eventually};
+use crate::{port::Port, process::kill_all, wait::eventually_within};
 
 /// A copy of all etcd data.
 #[derive(Debug)]
@@ -83,7 +83,7 @@ impl Cluster {
 
 async fn free(port: &Port) -> Result<()> {
     let what = format!("port {} to be free", port.number());
-    eventually(&what, START_DEADLINE, async || {
+    eventually_within(&what, START_DEADLINE, async || {
         Ok(port.is_free().then_some(()))
     })
     .await

@@ -6,7 +6,7 @@ use krypton_crds::{
     edge_cluster::{EdgeCluster, EdgeClusterStatus},
     tenant::Tenant,
 };
-use krypton_tests::{Mode, eventually, fleet::condition};
+use krypton_tests::{Mode, eventually_within, fleet::condition};
 use krypton_types::{
     conditions::{self, Kind, condition_type},
     names,
@@ -194,7 +194,7 @@ pub(crate) async fn reach(
     let mut reached = vec![false; goals.len()];
     let mut told = String::new();
     let mut tell_at = Instant::now() + TELL_EVERY;
-    let outcome = eventually(what, PATIENCE, async || {
+    let outcome = eventually_within(what, PATIENCE, async || {
         if let Err(ended) = stage.all_run() {
             return Ok(Some(Err(ended)));
         }
@@ -306,7 +306,13 @@ async fn check_counts(home: &Site, member: &str, tenants: u32) -> Result<()> {
 }
 
 async fn tenant_of(site: &Site, tenant: &str) -> Result<Tenant> {
-    let Some(found) = site.desk.tenants(NAMESPACE).get_opt(tenant).await? else {
+    let Some(found) = site
+        .desk
+        .within(NAMESPACE)
+        .tenants()
+        .get_opt(tenant)
+        .await?
+    else {
         bail!("no such Tenant");
     };
     let observed = found
@@ -403,7 +409,8 @@ async fn check_gone(site: &Site, tenant: &str) -> Result<()> {
     let client = &site.desk.client;
     if site
         .desk
-        .tenants(NAMESPACE)
+        .within(NAMESPACE)
+        .tenants()
         .get_opt(tenant)
         .await?
         .is_some()

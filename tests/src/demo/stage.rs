@@ -4,7 +4,7 @@ use std::{ffi::OsString, fs, path::PathBuf, time::Duration};
 
 use krypton_tests::{
     Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Hub, HubOptions, Parts, Tools,
-    eventually,
+    eventually_within,
     fleet::FleetClient,
     kubeconfig,
     process::{Invocation, log_end},
@@ -179,7 +179,7 @@ impl Stage {
         let file = self.bundle.file_name().unwrap_or_default().display();
         screen.plain(&format!("$ {} >{file}", command.join(" ")));
         // The hub becomes ready before it publishes its addresses.
-        let printed = eventually("a join bundle", PATIENCE, async || {
+        let printed = eventually_within("a join bundle", PATIENCE, async || {
             Ok(Some(self.command(&command)?.output(PATIENCE).await?))
         })
         .await?;

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, io::Write, time::Duration};
 
 use krypton_crds::tenant::Tenant as TenantObject;
 use krypton_reconciler::backup::RECORD_LABEL;
-use krypton_tests::{eventually, fleet::SYSTEM_NAMESPACE};
+use krypton_tests::{Merge as _, eventually, eventually_within, fleet::SYSTEM_NAMESPACE};
 use krypton_types::names;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -34,8 +34,6 @@ use super::{
 };
 
 const NAMESPACE: &str = "default";
-/// Time until API servers and CRDs return, and deleted objects are gone.
-const PATIENCE: Duration = Duration::from_secs(150);
 /// Timeout for actions that need a release, which may not exist.
 const SHORT: Duration = Duration::from_secs(20);
 const SMALL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/small");
@@ -117,9 +115,8 @@ impl Person<'_> {
     async fn patch(&self, tenant: Tenant, patch: &Value) -> Result<()> {
         let (api, name) = (self.tenants(), tenant.name());
         let what = format!("{name} to be patched");
-        eventually(&what, PATIENCE, async || {
-            let params = PatchParams::default();
-            api.patch(&name, &params, &Patch::Merge(patch)).await?;
+        eventually(&what, async || {
+            api.merge(&name, &patch).await?;
             Ok(Some(()))
         })
         .await
@@ -129,7 +126,7 @@ impl Person<'_> {
     pub(crate) async fn finalizer(&self, tenant: Tenant, held: bool) -> Result<()> {
         let (api, name) = (self.tenants(), tenant.name());
         let what = format!("the finalizers of {name} to be changed");
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, async || {
             let Some(found) = api.get_opt(&name).await? else {
                 return Ok((!held).then_some(()));
             };
@@ -144,8 +141,7 @@ impl Person<'_> {
             }
             let version = found.resource_version();
             let patch = json!({"metadata": {"finalizers": finalizers, "resourceVersion": version}});
-            let params = PatchParams::default();
-            api.patch(&name, &params, &Patch::Merge(patch)).await?;
+            api.merge(&name, &patch).await?;
             Ok(Some(()))
         })
         .await?;
@@ -168,7 +164,7 @@ impl Person<'_> {
         }
         let crds: Api<CustomResourceDefinition> = Api::all(self.site.client.clone());
         let name = TenantObject::crd_name();
-        eventually("the CRD to be deleted", PATIENCE, async || {
+        eventually("the CRD to be deleted", async || {
             crds.delete(name, &DeleteParams::default()).await?;
             Ok(Some(()))
         })
@@ -196,8 +192,7 @@ impl Person<'_> {
             let newest = secrets.last().context("no revision")?;
             // Valid base64, but not valid gzip.
             let data = ByteString(b"H4sIAAAAAAAA/2RhbWFnZWQ=".to_vec());
-            let patch = Patch::Merge(json!({"data": {"release": data}}));
-            api.patch(&newest.name_any(), &PatchParams::default(), &patch)
+            api.merge(&newest.name_any(), &json!({"data": {"release": data}}))
                 .await?;
             Ok(())
         })
@@ -235,7 +230,7 @@ impl Person<'_> {
         let api: Api<Secret> = Api::namespaced(self.site.client.clone(), &namespace);
         let release = tenant.release();
         let params = ListParams::default().labels(&format!("owner=helm,name={release}"));
-        eventually(&format!("revisions of {release}"), SHORT, async || {
+        eventually_within(&format!("revisions of {release}"), SHORT, async || {
             let mut secrets = api.list(&params).await?.items;
             let number = |secret: &Secret| -> u32 {
                 let label = secret.labels().get("version");
@@ -257,7 +252,7 @@ impl Person<'_> {
         let map = json!({"metadata": {"name": name}, "data": {"whose": "not Krypton's"}});
         let map: ConfigMap = serde_json::from_value(map)?;
         let what = format!("{name} to be in {namespace}");
-        let made = eventually(&what, PATIENCE, async || match api.get_opt(&name).await? {
+        let made = eventually(&what, async || match api.get_opt(&name).await? {
             Some(made) => Ok(Some(made)),
             None => Ok(Some(api.create(&PostParams::default(), &map).await?)),
         })
@@ -276,7 +271,7 @@ impl Person<'_> {
         let namespace = wanted.workspace.namespace(tenant);
         let name = format!("foreign-{number}");
         let cluster = &self.site.cluster;
-        eventually(&format!("{name} to be installed"), PATIENCE, async || {
+        eventually(&format!("{name} to be installed"), async || {
             let place = ["--namespace", &namespace];
             let install = [
                 "upgrade",
@@ -295,7 +290,7 @@ impl Person<'_> {
             Ok(Some(()))
         })
         .await?;
-        let foreign = eventually("what it has made", PATIENCE, async || {
+        let foreign = eventually("its objects", async || {
             let seen = EdgeSeen::read(&self.site.client).await?;
             let part = format!("{namespace}/");
             let mut own = seen.foreign;
@@ -344,7 +339,7 @@ impl Person<'_> {
     where
         K: kube::Resource + Clone + std::fmt::Debug + serde::de::DeserializeOwned,
     {
-        eventually(&format!("{name} to be changed"), SHORT, async || {
+        eventually_within(&format!("{name} to be changed"), SHORT, async || {
             if !gone {
                 let params = PatchParams::default();
                 api.patch(name, &params, &Patch::Merge(&edit)).await?;
@@ -371,7 +366,7 @@ impl Person<'_> {
         let (edge, api) = (self.site.edge, self.tenants());
         let mut missing = self.ledger.expected().tenants;
         missing.retain(|tenant, _| tenant.edge() == edge && !self.ledger.is_installed(*tenant));
-        let undone = eventually("all Tenants to be read", PATIENCE, async || {
+        let undone = eventually("all Tenants to be read", async || {
             self.crd_is_whole().await?;
             let mut undone = 0;
             for found in api.list(&ListParams::default()).await?.items {
@@ -407,7 +402,7 @@ async fn admitted(
     may: impl AsyncFn() -> Result<()>,
 ) -> Result<()> {
     let name = object.name_any();
-    eventually(&format!("{name} to be admitted"), PATIENCE, async || {
+    eventually(&format!("{name} to be admitted"), async || {
         may().await?;
         match api.create(&PostParams::default(), object).await {
             Ok(_) => Ok(Some(())),
@@ -433,7 +428,7 @@ async fn admitted(
 
 /// Deletes the Tenant without waiting until it is gone.
 async fn stamped(api: &Api<TenantObject>, name: &str) -> Result<()> {
-    eventually(&format!("{name} to be deleted"), PATIENCE, async || {
+    eventually(&format!("{name} to be deleted"), async || {
         match api.delete(name, &DeleteParams::default()).await {
             Ok(_) => Ok(Some(())),
             Err(kube::Error::Api(status)) if status.code == 404 => {

@@ -4,7 +4,7 @@ use std::{fs::File, io::Write, path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use futures::future::join_all;
-use krypton_tests::wait::eventually;
+use krypton_tests::wait::eventually_within;
 use kube::Client;
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -265,7 +265,7 @@ impl Run<'_> {
 
     async fn stays(&mut self) -> Result<Option<Vec<Violation>>> {
         sleep(STAYS).await;
-        let seen = eventually("another reading", PEOPLE, async || {
+        let seen = eventually_within("another reading", PEOPLE, async || {
             self.look().await.map(Some)
         })
         .await?;

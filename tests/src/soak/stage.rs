@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::apps::v1::Deployment;
 use krypton_tests::{
     Agent, AgentOptions, AnsweringProxy, ChartRepository, ChartSource, Cluster, Daemon, FaultProxy,
-    Hub, Parts, Traffic, bundle, eventually,
+    Hub, Parts, Traffic, bundle, eventually_within,
     fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, kill_helm, values_flag},
     membership::write_secret,
 };
@@ -86,13 +86,13 @@ impl Site {
                 },
             },
         });
-        eventually("the canary to be taken", CLUSTER, async || {
+        eventually_within("the canary to be taken", CLUSTER, async || {
             self.cluster.apply(&canary.to_string()).await.map(Some)
         })
         .await?;
         let api: Api<Deployment> = Api::namespaced(self.client.clone(), "default");
         let what = format!("a new pod to be ready on {}", self.edge.name());
-        eventually(&what, CLUSTER, async || {
+        eventually_within(&what, CLUSTER, async || {
             let canary = api.get(name).await?;
             let told = canary.status.unwrap_or_default();
             let followed = told.observed_generation == canary.metadata.generation;

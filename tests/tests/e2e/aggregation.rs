@@ -17,8 +17,8 @@ use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec};
 use krypton_crds::tenant::{ClusterSummary, Tenant};
 use krypton_hub::ca::Authority;
 use krypton_tests::{
-    Cluster, Hub, HubOptions, Mode, Pair, Parts, by_agent, eventually,
-    fleet::{FleetClient, HUB_NAMESPACE, PATIENCE, condition},
+    Cluster, Hub, HubOptions, Mode, Parts, Scenario, TestResult, by_agent, eventually,
+    fleet::{ALL_READY, FleetClient, HUB_NAMESPACE, PATIENCE, condition},
     kubectl_krypton,
 };
 use krypton_types::conditions::{State, Truth, clusters, reason};
@@ -28,7 +28,6 @@ use kube::{Api, ResourceExt};
 use serde_json::json;
 use simulated::{Agents, Enrolled, Member, installed};
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 /// Name of the chart in the simulated agents' reports.
 const CHART: &str = "small";
 const CHART_VERSION: &str = "1.0.0";
@@ -42,8 +41,8 @@ fn name(number: u32) -> String {
 
 /// Waits until the member's condition is gone. Until then, it must be Unknown with this reason.
 async fn goes(desk: &FleetClient, type_: &str, why: &str) -> Tenant {
-    let tenants = desk.tenants("default");
-    eventually("the condition to go", PATIENCE, async || {
+    let tenants = desk.tenants();
+    eventually("the condition to go", async || {
         let tenant = tenants.get("acme").await?;
         let conditions = tenant.status.clone().unwrap_or_default().conditions;
         let Some(found) = condition(&conditions, type_) else {
@@ -59,25 +58,24 @@ async fn goes(desk: &FleetClient, type_: &str, why: &str) -> Tenant {
     .unwrap()
 }
 
-async fn departed_member_condition_expires_after_grace_despite_restart(mode: Mode) {
-    let (mut pair, _repository, _values) = Pair::with_small_chart("departs", mode).await.unwrap();
+async fn departed_member_condition_expires_after_grace_despite_restart(mode: Mode) -> TestResult {
+    let (mut pair, _chart) = Scenario::new("departs", mode).start().await?;
     let (home, edge) = (FleetClient::at(pair.home()), pair.desk());
     let type_ = pair.condition("ClusterReady");
     for desk in [&edge, &home] {
-        desk.create("default", "acme", json!({})).await.unwrap();
+        desk.create("acme", json!({})).await?;
     }
     let well = [ALL_READY, (type_.as_str(), "True", "Installed")];
-    home.shows("default", "acme", &well).await.unwrap();
+    home.shows("acme", &well).await?;
 
-    edge.delete("default", "acme").await.unwrap();
-    edge.gone("default", "acme").await.unwrap();
+    edge.remove("acme").await?;
     let departs = [
         (type_.as_str(), "Unknown", "TenantGone"),
         ("Ready", "False", "NoClusters"),
     ];
-    home.shows("default", "acme", &departs).await.unwrap();
-    pair.hub().unwrap().stop().await.unwrap();
-    pair.start_hub_again().unwrap();
+    home.shows("acme", &departs).await?;
+    pair.hub()?.stop().await?;
+    pair.start_hub_again()?;
     let gone = goes(&home, &type_, "TenantGone").await;
     let status = gone.status.unwrap();
     assert_eq!(clusters(&status.conditions), [].into());
@@ -86,19 +84,18 @@ async fn departed_member_condition_expires_after_grace_despite_restart(mode: Mod
         Some("0 of 0 clusters ready")
     );
 
-    edge.create("default", "acme", json!({})).await.unwrap();
-    home.shows("default", "acme", &well).await.unwrap();
+    edge.create("acme", json!({})).await?;
+    home.shows("acme", &well).await?;
     let members: Api<EdgeCluster> = Api::all(pair.home().client());
     let params = DeleteParams::default();
-    members.delete(pair.name(), &params).await.unwrap();
+    members.delete(pair.name(), &params).await?;
     let left = [(type_.as_str(), "Unknown", "MemberLeft")];
-    home.shows("default", "acme", &left).await.unwrap();
+    home.shows("acme", &left).await?;
     goes(&home, &type_, "MemberLeft").await;
     // The release of a member that left stays installed.
     let release = pair.release("acme");
-    edge.newest_is("acme", &release, 1, "deployed")
-        .await
-        .unwrap();
+    edge.newest_is("acme", &release, 1, "deployed").await?;
+    Ok(())
 }
 
 /// A home cluster with a hub and simulated members.
@@ -120,12 +117,10 @@ impl Many {
         ])
     }
 
-    async fn start(count: u32) -> Self {
-        let home = Cluster::start_audited("many", Parts::ControlPlane)
-            .await
-            .unwrap();
-        let mut hub = Hub::start(&Self::options(&home)).unwrap();
-        hub.ready(PATIENCE).await.unwrap();
+    async fn start(count: u32) -> TestResult<Self> {
+        let home = Cluster::start_audited("many", Parts::ControlPlane).await?;
+        let mut hub = Hub::start(&Self::options(&home))?;
+        hub.ready(PATIENCE).await?;
         let members: Api<EdgeCluster> = Api::all(home.client());
         let making = (0..count).map(|number| {
             let members = members.clone();
@@ -139,19 +134,15 @@ impl Many {
         let mut made: Vec<Member> = stream::iter(making)
             .buffer_unordered(16)
             .try_collect()
-            .await
-            .unwrap();
+            .await?;
         made.sort_by(|one, other| one.name.cmp(&other.name));
         let secrets: Api<Secret> = Api::namespaced(home.client(), HUB_NAMESPACE);
-        eventually("the hub's CA", PATIENCE, async || {
+        eventually("the hub's CA", async || {
             Ok(secrets.get_opt(names::CA_SECRET).await?.map(drop))
         })
-        .await
-        .unwrap();
+        .await?;
         let client = home.client();
-        let authority = Authority::load_or_make(client, HUB_NAMESPACE, "bench.krypton")
-            .await
-            .unwrap();
+        let authority = Authority::load_or_make(client, HUB_NAMESPACE, "bench.krypton").await?;
         let address = hub.agents_address().to_string();
         let enrolled = made
             .iter()
@@ -161,9 +152,8 @@ impl Many {
             .all("have a desired state", PATIENCE, |seen| {
                 seen.desired.map(|(_, at)| at)
             })
-            .await
-            .unwrap();
-        Self { agents, hub, home }
+            .await?;
+        Ok(Self { agents, hub, home })
     }
 
     /// Reports a Tenant from a member. `Some(false)` is a Tenant that is not ready, and `None` a deleted one.
@@ -186,24 +176,20 @@ impl Many {
 
     async fn shows(&self, tenant: &str, message: &str) -> Tenant {
         let tenants: Api<Tenant> = Api::namespaced(self.home.client(), "default");
-        eventually(
-            &format!("{tenant} to show {message:?}"),
-            PATIENCE,
-            async || {
-                let found = tenants.get(tenant).await?;
-                let said = found
-                    .status
-                    .as_ref()
-                    .and_then(|status| status.last_message.clone());
-                if said
-                    .as_deref()
-                    .is_some_and(|said| said.starts_with(message))
-                {
-                    return Ok(Some(found));
-                }
-                bail!("{said:?}");
-            },
-        )
+        eventually(&format!("{tenant} to show {message:?}"), async || {
+            let found = tenants.get(tenant).await?;
+            let said = found
+                .status
+                .as_ref()
+                .and_then(|status| status.last_message.clone());
+            if said
+                .as_deref()
+                .is_some_and(|said| said.starts_with(message))
+            {
+                return Ok(Some(found));
+            }
+            bail!("{said:?}");
+        })
         .await
         .unwrap()
     }
@@ -229,15 +215,15 @@ fn size(tenant: &Tenant) -> usize {
 
 /// The agents use the real protocol. Only their clusters are simulated.
 #[tokio::test]
-async fn large_fleet_summary_is_throttled_and_survives_restart() {
+async fn large_fleet_summary_is_throttled_and_survives_restart() -> TestResult {
     const ALL: u32 = 200;
-    let mut many = Many::start(ALL).await;
+    let mut many = Many::start(ALL).await?;
     let desk = FleetClient::at(&many.home);
     for tenant in ["acme", "other"] {
         for number in 0..ALL {
             many.says(number, tenant, Some(true), 1);
         }
-        desk.create("default", tenant, json!({})).await.unwrap();
+        desk.create(tenant, json!({})).await?;
     }
     many.shows("other", "200 of 200 clusters ready").await;
     let acme = many.shows("acme", "200 of 200 clusters ready").await;
@@ -261,8 +247,8 @@ async fn large_fleet_summary_is_throttled_and_survives_restart() {
         many.shows("other", &format!("{count} of 200 clusters ready"))
             .await;
     }
-    let tenants: Api<Tenant> = desk.tenants("default");
-    let acme = tenants.get("acme").await.unwrap();
+    let tenants: Api<Tenant> = desk.tenants();
+    let acme = tenants.get("acme").await?;
     assert_eq!(acme.metadata.resource_version, before);
     assert_eq!(many.writes("acme").await, written);
 
@@ -297,12 +283,12 @@ async fn large_fleet_summary_is_throttled_and_survives_restart() {
     is_shown_whole_by_its_name(&many).await;
 
     // A restart loses no member, although the status doesn't contain their names.
-    many.hub.kill9().await.unwrap();
+    many.hub.kill9().await?;
     let options = Many::options(&many.home).in_place_of(&many.hub);
-    many.hub = Hub::start(&options).unwrap();
-    let tenants = desk.tenants("default");
+    many.hub = Hub::start(&options)?;
+    let tenants = desk.tenants();
     many.says(0, "acme", Some(true), 47);
-    eventually("news after the restart", PATIENCE, async || {
+    eventually("news after the restart", async || {
         let status = tenants.get("acme").await?.status.unwrap_or_default();
         let (summary, message) = (status.summary.unwrap(), status.last_message.unwrap());
         assert_eq!((summary.clusters, summary.unknown), (ALL, 0), "{message}");
@@ -311,8 +297,7 @@ async fn large_fleet_summary_is_throttled_and_survives_restart() {
         }
         Ok(Some(()))
     })
-    .await
-    .unwrap();
+    .await?;
 
     // With few members, the status lists all of them again.
     for number in 40..ALL {
@@ -331,13 +316,14 @@ async fn large_fleet_summary_is_throttled_and_survives_restart() {
             .count(),
         40
     );
-    let log = many.hub.log().unwrap();
+    let log = many.hub.log()?;
     assert!(!log.contains("panicked"), "{log}");
+    Ok(())
 }
 
 async fn is_shown_whole_by_its_name(many: &Many) {
     let words = ["get", "tenant", "acme", "-n", "default"];
-    eventually("a line for each cluster", PATIENCE, async || {
+    eventually("a line for each cluster", async || {
         let shown = kubectl_krypton(&many.home, &words).await?;
         let lines = |word: &str| shown.lines().filter(|line| line.contains(word)).count();
         if (lines("└ edge-"), lines("Installed"), lines("Pending")) != (200, 170, 30) {

@@ -14,18 +14,17 @@ use krypton_reconciler::{
     record::{RECORD_NAME, anchor::ANCHOR_NAME},
 };
 use krypton_tests::{
-    Mode, Pair, Parts, by_agent, eventually,
-    fleet::{FleetClient, PATIENCE, SYSTEM_NAMESPACE},
+    Merge as _, Mode, Pair, Parts, Scenario, TestResult, by_agent, eventually,
+    fleet::{FleetClient, SYSTEM_NAMESPACE},
 };
 use kube::{
     Api, ResourceExt,
-    api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
+    api::{ApiResource, DeleteParams, DynamicObject, ListParams, PostParams},
     core::PartialObjectMeta,
     discovery::{Discovery, verbs},
 };
 use serde_json::json;
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 /// Its workspace has its name.
 const TENANT: &str = "acme";
 
@@ -45,21 +44,17 @@ fn secrets(desk: &FleetClient) -> Api<Secret> {
 /// The UID of the anchor, once it is another than `before` and owns the record.
 async fn anchored(desk: &FleetClient, before: Option<&str>) -> String {
     let (maps, secrets) = (maps(desk), secrets(desk));
-    eventually(
-        "the record to be owned by the anchor",
-        PATIENCE,
-        async || {
-            let anchor = maps.get(ANCHOR_NAME).await?.uid().unwrap_or_default();
-            ensure!(Some(anchor.as_str()) != before, "the anchor of before");
-            let ledger = secrets.get(RECORD_NAME).await?;
-            let owned = ledger
-                .owner_references()
-                .iter()
-                .any(|owner| owner.uid == anchor);
-            ensure!(owned, "{:?}", ledger.owner_references());
-            Ok(Some(anchor))
-        },
-    )
+    eventually("the record to be owned by the anchor", async || {
+        let anchor = maps.get(ANCHOR_NAME).await?.uid().unwrap_or_default();
+        ensure!(Some(anchor.as_str()) != before, "the anchor of before");
+        let ledger = secrets.get(RECORD_NAME).await?;
+        let owned = ledger
+            .owner_references()
+            .iter()
+            .any(|owner| owner.uid == anchor);
+        ensure!(owned, "{:?}", ledger.owner_references());
+        Ok(Some(anchor))
+    })
     .await
     .unwrap()
 }
@@ -135,7 +130,7 @@ async fn of_value(desk: &FleetClient) -> Result<BTreeMap<String, String>> {
             found.insert(name, object.uid().unwrap_or_default());
         }
     }
-    let (tenants, params) = (desk.tenants("default"), ListParams::default());
+    let (tenants, params) = (desk.tenants(), ListParams::default());
     for tenant in tenants.list_metadata(&params).await? {
         let name = format!("Tenant default/{}", tenant.name_any());
         found.insert(name, tenant.uid().unwrap_or_default());
@@ -171,16 +166,15 @@ fn anew(object: &DynamicObject) -> DynamicObject {
 async fn restore(desk: &FleetClient) -> Result<BTreeMap<String, String>> {
     let (client, params) = (desk.client.clone(), PostParams::default());
     let namespaces: Api<Namespace> = Api::all(client.clone());
-    let tenants = desk.tenants("default");
+    let tenants = desk.tenants();
     let mut backup = Vec::new();
     for name in [SYSTEM_NAMESPACE, TENANT] {
         backup.push((namespaces.get(name).await?, content(desk, name).await?));
     }
     let tenant = tenants.get(TENANT).await?;
 
-    let free = Patch::Merge(json!({"metadata": {"finalizers": null}}));
     tenants
-        .patch(TENANT, &PatchParams::default(), &free)
+        .merge(TENANT, &json!({"metadata": {"finalizers": null}}))
         .await?;
     tenants.delete(TENANT, &DeleteParams::default()).await?;
     for (namespace, _) in &backup {
@@ -188,7 +182,7 @@ async fn restore(desk: &FleetClient) -> Result<BTreeMap<String, String>> {
             .delete(&namespace.name_any(), &DeleteParams::default())
             .await?;
     }
-    eventually("both namespaces to be gone", PATIENCE, async || {
+    eventually("both namespaces to be gone", async || {
         let left = futures::future::try_join(
             namespaces.get_opt(SYSTEM_NAMESPACE),
             namespaces.get_opt(TENANT),
@@ -225,16 +219,12 @@ async fn collected(desk: &FleetClient, owner: &OwnerReference) {
     canary.metadata.owner_references = Some(vec![owner.clone()]);
     maps.create(&PostParams::default(), &canary).await.unwrap();
     let secrets = secrets(desk);
-    eventually(
-        "what is owned by a former anchor to go",
-        PATIENCE,
-        async || {
-            let canary = maps.get_opt("canary").await?;
-            let ledger = secrets.get_metadata_opt(RECORD_NAME).await?;
-            let former = ledger.is_some_and(|ledger| ledger.owner_references().contains(owner));
-            Ok((canary.is_none() && !former).then_some(()))
-        },
-    )
+    eventually("what is owned by a former anchor to go", async || {
+        let canary = maps.get_opt("canary").await?;
+        let ledger = secrets.get_metadata_opt(RECORD_NAME).await?;
+        let former = ledger.is_some_and(|ledger| ledger.owner_references().contains(owner));
+        Ok((canary.is_none() && !former).then_some(()))
+    })
     .await
     .unwrap();
 }
@@ -242,7 +232,7 @@ async fn collected(desk: &FleetClient, owner: &OwnerReference) {
 async fn says(desk: &FleetClient, release: &str, message: &str) {
     let maps: Api<ConfigMap> = Api::namespaced(desk.client.clone(), TENANT);
     let what = format!("the release to say {message}");
-    eventually(&what, PATIENCE, async || {
+    eventually(&what, async || {
         let data = maps.get(release).await?.data.unwrap_or_default();
         match data.get("message") {
             Some(said) if said == message => Ok(Some(())),
@@ -253,117 +243,96 @@ async fn says(desk: &FleetClient, release: &str, message: &str) {
     .unwrap();
 }
 
-async fn anchor_owns_only_record_and_loss_is_harmless(mode: Mode) {
-    let (mut pair, _repository, values) = Pair::with_small_chart("anchor", mode).await.unwrap();
+async fn anchor_owns_only_record_and_loss_is_harmless(mode: Mode) -> TestResult {
+    let (mut pair, chart) = Scenario::new("anchor", mode).start().await?;
     let (desk, release) = (pair.desk(), pair.release(TENANT));
-    desk.create("default", TENANT, json!({})).await.unwrap();
-    desk.shows("default", TENANT, &[ALL_READY]).await.unwrap();
+    desk.install(TENANT).await?;
     let first = anchored(&desk, None).await;
     let record = format!("Secret {SYSTEM_NAMESPACE}/{RECORD_NAME}");
-    assert_eq!(owned_by(&desk, &first).await.unwrap(), [record.as_str()]);
-    let owner = secrets(&desk)
-        .get(RECORD_NAME)
-        .await
-        .unwrap()
-        .owner_references()[0]
-        .clone();
+    assert_eq!(owned_by(&desk, &first).await?, [record.as_str()]);
+    let owner = secrets(&desk).get(RECORD_NAME).await?.owner_references()[0].clone();
     assert_eq!((owner.controller, owner.block_owner_deletion), (None, None));
 
     // A person deletes it while all run.
     let anchor = format!("ConfigMap {SYSTEM_NAMESPACE}/{ANCHOR_NAME}");
-    let mut before = of_value(&desk).await.unwrap();
+    let mut before = of_value(&desk).await?;
     before.remove(&anchor);
     maps(&desk)
         .delete(ANCHOR_NAME, &DeleteParams::default())
-        .await
-        .unwrap();
+        .await?;
     collected(&desk, &owner).await;
-    assert_eq!(of_value(&desk).await.unwrap(), before);
-    values.write("{replicaCount: 0, message: later}").unwrap();
+    assert_eq!(of_value(&desk).await?, before);
+    chart.write("{replicaCount: 0, message: later}")?;
     says(&desk, &release, "later").await;
-    desk.shows("default", TENANT, &[ALL_READY]).await.unwrap();
-    desk.newest_is(TENANT, &release, 2, "deployed")
-        .await
-        .unwrap();
+    desk.ready(TENANT).await?;
+    desk.newest_is(TENANT, &release, 2, "deployed").await?;
     let second = anchored(&desk, Some(&first)).await;
-    let owned = owned_by(&desk, &second).await.unwrap();
+    let owned = owned_by(&desk, &second).await?;
     assert_eq!(owned, [record.as_str()]);
 
     // All is restored while nobody looks.
-    let owner = secrets(&desk)
-        .get(RECORD_NAME)
-        .await
-        .unwrap()
-        .owner_references()[0]
-        .clone();
-    pair.stop().await.unwrap();
-    rescue_of_nobody(&desk).await;
-    let revisions = desk.revisions(TENANT, &release).await.unwrap();
-    let former = of_value(&desk).await.unwrap();
-    let restored = restore(&desk).await.unwrap();
+    let owner = secrets(&desk).get(RECORD_NAME).await?.owner_references()[0].clone();
+    pair.stop().await?;
+    rescue_of_nobody(&desk).await?;
+    let revisions = desk.revisions(TENANT, &release).await?;
+    let former = of_value(&desk).await?;
+    let restored = restore(&desk).await?;
     assert!(restored.keys().eq(former.keys()), "{former:?} {restored:?}");
     let unlike = restored.iter().all(|(name, uid)| former[name] != *uid);
     assert!(unlike, "{former:?} {restored:?}");
     collected(&desk, &owner).await;
-    assert_eq!(of_value(&desk).await.unwrap(), restored);
+    assert_eq!(of_value(&desk).await?, restored);
 
     if mode == Mode::Agent {
         // It has nothing to go by, and does nothing, until the hub is back.
-        pair.start_agent_again().unwrap();
-        let agent = pair.actor().unwrap();
-        eventually("the agent to wait for its hub", PATIENCE, async || {
+        pair.start_agent_again()?;
+        let agent = pair.actor()?;
+        eventually("the agent to wait for its hub", async || {
             let log = agent.log()?;
             let waits = "reconciling as soon as there is a desired state";
             Ok(log.contains(waits).then_some(()))
         })
-        .await
-        .unwrap();
-        assert_eq!(of_value(&desk).await.unwrap(), restored);
+        .await?;
+        assert_eq!(of_value(&desk).await?, restored);
     }
-    pair.start_hub_again().unwrap();
-    desk.shows("default", TENANT, &[ALL_READY]).await.unwrap();
+    pair.start_hub_again()?;
+    desk.ready(TENANT).await?;
     let third = anchored(&desk, Some(&second)).await;
-    assert_eq!(owned_by(&desk, &third).await.unwrap(), [record]);
-    assert_eq!(desk.revisions(TENANT, &release).await.unwrap(), revisions);
-    let mut now = of_value(&desk).await.unwrap();
+    assert_eq!(owned_by(&desk, &third).await?, [record]);
+    assert_eq!(desk.revisions(TENANT, &release).await?, revisions);
+    let mut now = of_value(&desk).await?;
     // Its namespace is gone, so it is not put back, and the record goes.
     let rescued = backup::record_name("gone", "acme");
     let rescued = format!("Secret {SYSTEM_NAMESPACE}/{rescued}");
     now.insert(rescued.clone(), restored[&rescued].clone());
     assert_eq!(now, restored);
+    Ok(())
 }
 
 /// Creates the record of a Tenant whose namespace is gone.
-async fn rescue_of_nobody(desk: &FleetClient) {
+async fn rescue_of_nobody(desk: &FleetClient) -> TestResult {
     let tenant = json!({"namespace": "gone", "name": "acme", "uid": "1", "labels": {},
         "annotations": {}, "spec": {}});
     let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
-    encoder.write_all(tenant.to_string().as_bytes()).unwrap();
+    encoder.write_all(tenant.to_string().as_bytes())?;
     let mut kept = Secret::default();
     kept.metadata.name = Some(backup::record_name("gone", "acme"));
     kept.metadata.labels = Some([(backup::RECORD_LABEL.to_owned(), "true".to_owned())].into());
-    let packed = ByteString(encoder.finish().unwrap());
+    let packed = ByteString(encoder.finish()?);
     kept.data = Some([(backup::RECORD_KEY.to_owned(), packed)].into());
-    let made = secrets(desk).create(&PostParams::default(), &kept).await;
-    made.unwrap();
+    secrets(desk).create(&PostParams::default(), &kept).await?;
+    Ok(())
 }
 
 /// Where no garbage collector is faster.
-async fn record_swaps_former_anchor_and_keeps_other_owners(mode: Mode) {
-    let mut pair = Pair::start("anchored", mode, Parts::ControlPlane)
-        .await
-        .unwrap();
+async fn record_swaps_former_anchor_and_keeps_other_owners(mode: Mode) -> TestResult {
+    let mut pair = Pair::start("anchored", mode, Parts::ControlPlane).await?;
     let flags = ["--chart-repo=http://127.0.0.1:9", "--chart-name=none"];
-    pair.open(flags.map(str::to_owned)).await.unwrap();
+    pair.open(flags.map(str::to_owned)).await?;
     let desk = pair.desk();
     let uid = anchored(&desk, None).await;
-    let ours = secrets(&desk)
-        .get(RECORD_NAME)
-        .await
-        .unwrap()
-        .owner_references()[0]
-        .clone();
-    pair.actor().unwrap().stop().await.unwrap();
+    let ours = secrets(&desk).get(RECORD_NAME).await?.owner_references()[0].clone();
+    pair.actor()?.stop().await?;
 
     let former = OwnerReference {
         uid: "8d1b3c1e-0000-4000-8000-000000000000".to_owned(),
@@ -374,29 +343,24 @@ async fn record_swaps_former_anchor_and_keeps_other_owners(mode: Mode) {
         uid: "8d1b3c1e-0000-4000-8000-000000000001".to_owned(),
         ..ours.clone()
     };
-    let params = PatchParams::default();
     let owners = json!({"metadata": {"ownerReferences": [former, theirs]}});
-    let patching = secrets(&desk)
-        .patch(RECORD_NAME, &params, &Patch::Merge(owners))
-        .await;
-    patching.unwrap();
+    let patching = secrets(&desk).merge(RECORD_NAME, &owners).await;
+    patching?;
     let bare = json!({"metadata": {"labels": {"team": "a"}, "annotations": null}});
     let labelled = json!({"metadata": {"labels": null}});
     for patch in [labelled, bare] {
-        let patching = maps(&desk)
-            .patch(ANCHOR_NAME, &params, &Patch::Merge(patch))
-            .await;
-        patching.unwrap();
+        maps(&desk).merge(ANCHOR_NAME, &patch).await?;
     }
-    pair.start_actor_again().unwrap();
+    pair.start_actor_again()?;
 
     assert_eq!(anchored(&desk, None).await, uid);
-    let ledger = secrets(&desk).get(RECORD_NAME).await.unwrap();
+    let ledger = secrets(&desk).get(RECORD_NAME).await?;
     assert_eq!(ledger.owner_references(), [theirs, ours]);
-    let anchor = maps(&desk).get(ANCHOR_NAME).await.unwrap();
+    let anchor = maps(&desk).get(ANCHOR_NAME).await?;
     assert_eq!(anchor.labels().get("team").map(String::as_str), Some("a"));
     let label = anchor.labels().get("app.kubernetes.io/managed-by");
     assert_eq!(label.map(String::as_str), Some("krypton"));
     let marked = anchor.annotations().get("mesh.openkcm.io/anchor");
     assert_eq!(marked.map(String::as_str), Some("true"));
+    Ok(())
 }

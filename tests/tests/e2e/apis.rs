@@ -16,7 +16,7 @@ use krypton_crds::{
     edge_cluster::{Applied, EdgeCluster, EdgeClusterSpec, EdgeClusterStatus, Mode, TenantCounts},
     tenant::Tenant,
 };
-use krypton_tests::{Cluster, Parts, eventually};
+use krypton_tests::{Cluster, Merge as _, Parts, TestResult, eventually_within};
 use kube::{
     Api, ResourceExt,
     api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams},
@@ -99,22 +99,22 @@ fn refusal<T: std::fmt::Debug>(answer: kube::Result<T>) -> String {
 }
 
 #[tokio::test]
-async fn original_samples_are_admitted_and_invalid_ones_rejected() {
-    let cluster = with_apis("samples").await.unwrap();
+async fn original_samples_are_admitted_and_invalid_ones_rejected() -> TestResult {
+    let cluster = with_apis("samples").await?;
 
-    for file in samples("testdata/original").unwrap() {
+    for file in samples("testdata/original")? {
         // Only a chart in a Tenant is outside the schema, as in the original's CRD.
         let lenient = file.ends_with("tenant-with-chart.yaml");
         let args: &[&str] = if lenient { &["--validate=warn"] } else { &[] };
-        apply_file(&cluster, &file, args).await.unwrap();
+        apply_file(&cluster, &file, args).await?;
     }
     let tenants: Api<Tenant> = Api::namespaced(cluster.client(), "default");
-    assert_eq!(tenants.get("hello").await.unwrap().workspace(), "hello");
-    let named = tenants.get("named-only").await.unwrap();
+    assert_eq!(tenants.get("hello").await?.workspace(), "hello");
+    let named = tenants.get("named-only").await?;
     assert_eq!(named.names_member(), Some("edge-1"));
 
-    for file in samples("testdata/refused").unwrap() {
-        let words = expected_words(&file).unwrap();
+    for file in samples("testdata/refused")? {
+        let words = expected_words(&file)?;
         let refused = apply_file(&cluster, &file, &[]).await;
         let error = format!(
             "{:#}",
@@ -122,45 +122,34 @@ async fn original_samples_are_admitted_and_invalid_ones_rejected() {
         );
         assert!(error.contains(&words), "{}: {error}", file.display());
     }
+    Ok(())
 }
 
 #[tokio::test]
-async fn a_workspace_stays_as_it_was_first() {
-    let cluster = with_apis("workspace").await.unwrap();
+async fn a_workspace_stays_as_it_was_first() -> TestResult {
+    let cluster = with_apis("workspace").await?;
     let tenants: Api<Tenant> = Api::namespaced(cluster.client(), "default");
     let params = PostParams::default();
     for name in ["acme", "unset", "of.dots"] {
-        tenants
-            .create(&params, &tenant(name, json!({})).unwrap())
-            .await
-            .unwrap();
+        tenants.create(&params, &tenant(name, json!({}))?).await?;
     }
     let set = async |name: &str, workspace: &str| {
-        let patch = Patch::Merge(json!({"spec": {"workspace": workspace}}));
-        tenants.patch(name, &PatchParams::default(), &patch).await
+        tenants
+            .merge(name, &json!({"spec": {"workspace": workspace}}))
+            .await
     };
     let later = refusal(set("unset", "another").await);
     assert!(
         later.contains("the workspace was the Tenant's name until now"),
         "{later}"
     );
-    set("unset", "unset").await.unwrap();
-    set("of.dots", "another").await.unwrap();
-    let patch = async |spec: Value| {
-        tenants
-            .patch(
-                "acme",
-                &PatchParams::default(),
-                &Patch::Merge(json!({"spec": spec})),
-            )
-            .await
-    };
+    set("unset", "unset").await?;
+    set("of.dots", "another").await?;
+    let patch = async |spec: Value| tenants.merge("acme", &json!({"spec": spec})).await;
 
     assert!(refusal(patch(json!({"workspace": "Acme"})).await).contains("legal namespace name"));
-    patch(json!({"workspace": "acme"})).await.unwrap();
-    patch(json!({"clusterRef": {"secretName": "edge-1"}}))
-        .await
-        .unwrap();
+    patch(json!({"workspace": "acme"})).await?;
+    patch(json!({"clusterRef": {"secretName": "edge-1"}})).await?;
     let changed = refusal(patch(json!({"workspace": "second"})).await);
     assert!(
         changed.contains("workspace cannot be changed once set"),
@@ -185,21 +174,19 @@ async fn a_workspace_stays_as_it_was_first() {
         "{emptied}"
     );
 
-    let kept = tenants.get("acme").await.unwrap();
+    let kept = tenants.get("acme").await?;
     assert_eq!(kept.workspace(), "acme");
     assert_eq!(kept.names_member(), Some("edge-1"));
+    Ok(())
 }
 
 #[tokio::test]
-async fn conditions_round_trip_and_merge_by_type() {
-    let cluster = with_apis("conditions").await.unwrap();
+async fn conditions_round_trip_and_merge_by_type() -> TestResult {
+    let cluster = with_apis("conditions").await?;
     let tenants: Api<Tenant> = Api::namespaced(cluster.client(), "default");
     let params = PostParams::default();
-    tenants
-        .create(&params, &tenant("acme", json!({})).unwrap())
-        .await
-        .unwrap();
-    let at = Timestamp::from_second(1_700_000_000).unwrap();
+    tenants.create(&params, &tenant("acme", json!({}))?).await?;
+    let at = Timestamp::from_second(1_700_000_000)?;
     let types = [
         "ClusterReady/edge-1",
         "ClusterReady/a.b",
@@ -221,11 +208,9 @@ async fn conditions_round_trip_and_merge_by_type() {
 
     let long = format!("ClusterProgress/{}", "c".repeat(300));
     for type_ in types.into_iter().chain([long.as_str()]) {
-        apply(&format!("writer-of-{}", type_.len()), &[type_])
-            .await
-            .unwrap();
+        apply(&format!("writer-of-{}", type_.len()), &[type_]).await?;
     }
-    let status = tenants.get("acme").await.unwrap().status.unwrap();
+    let status = tenants.get("acme").await?.status.unwrap();
     for type_ in types {
         assert!(
             status.conditions.contains(&condition(type_, at)),
@@ -242,19 +227,17 @@ async fn conditions_round_trip_and_merge_by_type() {
         "tenant/acme",
         "--timeout=30s",
     ];
-    cluster.kubectl(wait).await.unwrap();
+    cluster.kubectl(wait).await?;
+    Ok(())
 }
 
 #[tokio::test]
-async fn kubectl_get_shows_expected_columns() {
-    let cluster = with_apis("columns").await.unwrap();
+async fn kubectl_get_shows_expected_columns() -> TestResult {
+    let cluster = with_apis("columns").await?;
     let members: Api<EdgeCluster> = Api::all(cluster.client());
     let member = EdgeCluster::new("edge-1", EdgeClusterSpec::default());
-    let mut member = members
-        .create(&PostParams::default(), &member)
-        .await
-        .unwrap();
-    let at = Timestamp::from_second(1_700_000_000).unwrap();
+    let mut member = members.create(&PostParams::default(), &member).await?;
+    let at = Timestamp::from_second(1_700_000_000)?;
     let status = EdgeClusterStatus {
         mode: Some(Mode::Proxy),
         conditions: vec![condition("Connected", at)],
@@ -277,11 +260,10 @@ async fn kubectl_get_shows_expected_columns() {
     member.status = Some(status.clone());
     members
         .replace_status("edge-1", &PostParams::default(), &member)
-        .await
-        .unwrap();
-    assert_eq!(members.get("edge-1").await.unwrap().status, Some(status));
+        .await?;
+    assert_eq!(members.get("edge-1").await?.status, Some(status));
 
-    let listed = cluster.kubectl(["get", "ec", "-o", "wide"]).await.unwrap();
+    let listed = cluster.kubectl(["get", "ec", "-o", "wide"]).await?;
     let words: Vec<Vec<_>> = listed
         .lines()
         .map(|l| l.split_whitespace().collect())
@@ -311,8 +293,8 @@ async fn kubectl_get_shows_expected_columns() {
             "tn" => "testdata/original/tenant-on-its-own-cluster.yaml",
             _ => "testdata/original/kryptondeployment-with-region-only.yaml",
         };
-        apply_file(&cluster, &crds(example), &[]).await.unwrap();
-        let listed = cluster.kubectl(["get", short]).await.unwrap();
+        apply_file(&cluster, &crds(example), &[]).await?;
+        let listed = cluster.kubectl(["get", short]).await?;
         let first: Vec<_> = listed
             .lines()
             .next()
@@ -321,6 +303,7 @@ async fn kubectl_get_shows_expected_columns() {
             .collect();
         assert_eq!(first, header, "{listed}");
     }
+    Ok(())
 }
 
 /// A Tenant CRD like the original's hand-written one, with almost no validation.
@@ -373,7 +356,7 @@ async fn replace_crd(cluster: &Cluster) -> Result<()> {
         dry_run: true,
         ..PostParams::default()
     };
-    eventually(
+    eventually_within(
         "the new schema to be in force",
         MINUTE,
         async || match tenants.create(&params, &probe).await {
@@ -385,12 +368,12 @@ async fn replace_crd(cluster: &Cluster) -> Result<()> {
 }
 
 #[tokio::test]
-async fn older_schema_objects_can_be_updated_and_deleted() {
-    let cluster = Cluster::start("older", Parts::ControlPlane).await.unwrap();
+async fn older_schema_objects_can_be_updated_and_deleted() -> TestResult {
+    let cluster = Cluster::start("older", Parts::ControlPlane).await?;
     let crds: Api<CustomResourceDefinition> = Api::all(cluster.client());
-    let older = permissive_crd().unwrap();
-    crds.create(&PostParams::default(), &older).await.unwrap();
-    wait_established(&cluster).await.unwrap();
+    let older = permissive_crd()?;
+    crds.create(&PostParams::default(), &older).await?;
+    wait_established(&cluster).await?;
 
     let resource = kube::api::ApiResource::erase::<Tenant>(&());
     let raw: Api<DynamicObject> = Api::namespaced_with(cluster.client(), "default", &resource);
@@ -409,60 +392,43 @@ async fn older_schema_objects_can_be_updated_and_deleted() {
         object["apiVersion"] = json!("mesh.openkcm.io/v1alpha1");
         object["kind"] = json!("Tenant");
         object["metadata"] = json!({"name": name, "finalizers": ["mesh.openkcm.io/cleanup"]});
-        let object: DynamicObject = serde_json::from_value(object).unwrap();
-        eventually("the older schema to be served", MINUTE, async || {
+        let object: DynamicObject = serde_json::from_value(object)?;
+        eventually_within("the older schema to be served", MINUTE, async || {
             Ok(Some(raw.create(&PostParams::default(), &object).await?))
         })
-        .await
-        .unwrap();
+        .await?;
         let status = json!({"status": {"phase": "Ready", "conditions": [old_condition]}});
         let merge = Patch::Merge(status);
         raw.patch_status(name, &PatchParams::default(), &merge)
-            .await
-            .unwrap();
+            .await?;
     }
 
-    replace_crd(&cluster).await.unwrap();
+    replace_crd(&cluster).await?;
 
     let tenants: Api<Tenant> = Api::namespaced(cluster.client(), "default");
-    assert_eq!(
-        tenants.get("specless").await.unwrap().workspace(),
-        "specless"
-    );
-    assert_eq!(tenants.get("unset").await.unwrap().workspace(), "unset");
+    assert_eq!(tenants.get("specless").await?.workspace(), "specless");
+    assert_eq!(tenants.get("unset").await?.workspace(), "unset");
     let merge = PatchParams::default();
-    let at = Timestamp::from_second(1_700_000_000).unwrap();
+    let at = Timestamp::from_second(1_700_000_000)?;
     for (name, _) in stored {
         let labelled = json!({"metadata": {"labels": {"seen": "true"}}});
-        tenants
-            .patch(name, &merge, &Patch::Merge(labelled))
-            .await
-            .unwrap();
+        tenants.patch(name, &merge, &Patch::Merge(labelled)).await?;
         let aimed = json!({"spec": {"clusterRef": {"secretName": "edge-1"}}});
-        tenants
-            .patch(name, &merge, &Patch::Merge(aimed))
-            .await
-            .unwrap();
+        tenants.patch(name, &merge, &Patch::Merge(aimed)).await?;
         let conditions = json!([old_condition, condition("Ready", at)]);
         let status = json!({"status": {"conditions": conditions}});
         let written = tenants
             .patch_status(name, &merge, &Patch::Merge(status))
-            .await
-            .unwrap();
+            .await?;
         assert_eq!(written.status.unwrap().conditions.len(), 2);
 
-        tenants
-            .delete(name, &DeleteParams::default())
-            .await
-            .unwrap();
+        tenants.delete(name, &DeleteParams::default()).await?;
         let released = json!({"metadata": {"finalizers": null}});
-        tenants
-            .patch(name, &merge, &Patch::Merge(released))
-            .await
-            .unwrap();
+        tenants.patch(name, &merge, &Patch::Merge(released)).await?;
         assert!(
-            tenants.get_opt(name).await.unwrap().is_none(),
+            tenants.get_opt(name).await?.is_none(),
             "{name} is still there"
         );
     }
+    Ok(())
 }

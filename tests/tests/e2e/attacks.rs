@@ -18,8 +18,8 @@ use arc_swap::ArcSwap;
 use k8s_openapi::api::coordination::v1::Lease;
 use krypton_agent::session::connect::Dialer;
 use krypton_tests::{
-    Cluster, Hub, HubOptions, eventually,
-    fleet::{HUB_NAMESPACE, PATIENCE},
+    Cluster, Hub, HubOptions, TestResult, eventually,
+    fleet::{CONNECTED, HUB_NAMESPACE, PATIENCE},
 };
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
@@ -32,7 +32,6 @@ use tonic::{Code, Status};
 
 /// The longest that one attempt of an attacker takes.
 const ATTEMPT: Duration = Duration::from_secs(30);
-const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
 
 /// A hub without a chart, which is ready.
 async fn hub_alone(home: &Cluster) -> Hub {
@@ -51,7 +50,7 @@ async fn hub_lives_on(home: &Cluster) {
     };
     for _ in 0..4 {
         let before = renewed().await.unwrap();
-        eventually("the hub to renew its Lease", PATIENCE, async || {
+        eventually("the hub to renew its Lease", async || {
             Ok((renewed().await? != before).then_some(()))
         })
         .await
@@ -60,19 +59,19 @@ async fn hub_lives_on(home: &Cluster) {
 }
 
 /// A client of an account that may edit this namespace, and nothing beyond.
-async fn intruder(cluster: &Cluster, namespace: &str) -> Client {
+async fn intruder(cluster: &Cluster, namespace: &str) -> TestResult<Client> {
     let account = format!("--serviceaccount={namespace}:mallory");
     let make = ["create", "serviceaccount", "mallory", "-n", namespace];
-    cluster.kubectl(make).await.unwrap();
+    cluster.kubectl(make).await?;
     let bind = ["create", "rolebinding", "mallory", "--clusterrole=edit"];
     let bind = bind.into_iter().chain([account.as_str(), "-n", namespace]);
-    cluster.kubectl(bind).await.unwrap();
+    cluster.kubectl(bind).await?;
     let token = ["create", "token", "mallory", "-n", namespace];
-    let token = cluster.kubectl(token).await.unwrap();
-    let kubeconfig = Kubeconfig::from_yaml(&cluster.kubeconfig_with(token.trim())).unwrap();
+    let token = cluster.kubectl(token).await?;
+    let kubeconfig = Kubeconfig::from_yaml(&cluster.kubeconfig_with(token.trim()))?;
     let options = KubeConfigOptions::default();
     let config = Config::from_custom_kubeconfig(kubeconfig, &options);
-    Client::try_from(config.await.unwrap()).unwrap()
+    Ok(Client::try_from(config.await?)?)
 }
 
 fn is_forbidden<T>(answer: &kube::Result<T>) -> bool {

@@ -5,14 +5,13 @@ use std::fs;
 use k8s_openapi::api::core::v1::Secret;
 use krypton_reconciler::record::RECORD_NAME;
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Mode, Pair, Parts, by_agent, eventually,
-    fleet::{PATIENCE, SYSTEM_NAMESPACE, chart_flags},
+    ChartRepository, ChartSource, Cluster, Mode, Pair, Parts, TestResult, by_agent, eventually,
+    fleet::{SYSTEM_NAMESPACE, chart_flags},
 };
 use kube::Api;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const CRD: &str = "widgets.example.org";
 
 by_agent!(chart_crds_follow_policy_and_are_never_deleted);
@@ -56,17 +55,15 @@ async fn fields(cluster: &Cluster) -> String {
     cluster.kubectl(get).await.unwrap()
 }
 
-async fn chart_crds_follow_policy_and_are_never_deleted(mode: Mode) {
-    let folder = TempDir::with_prefix("krypton-crds-").unwrap();
+async fn chart_crds_follow_policy_and_are_never_deleted(mode: Mode) -> TestResult {
+    let folder = TempDir::with_prefix("krypton-crds-")?;
     let charts = [
         chart(&folder, "1.0.0", "first"),
         chart(&folder, "1.1.0", "second"),
         chart(&folder, "1.2.0", "third"),
     ];
-    let repository = ChartRepository::start(&charts).await.unwrap();
-    let mut pair = Pair::start("chart-crds", mode, Parts::WithControllers)
-        .await
-        .unwrap();
+    let repository = ChartRepository::start(&charts).await?;
+    let mut pair = Pair::start("chart-crds", mode, Parts::WithControllers).await?;
     let desk = pair.desk();
     let flags = |version: &str, policy: &str| {
         let mut flags = chart_flags(&repository, "widgets", version);
@@ -76,41 +73,38 @@ async fn chart_crds_follow_policy_and_are_never_deleted(mode: Mode) {
     let widget =
         "{apiVersion: example.org/v1, kind: Widget, metadata: {name: a, namespace: default}}";
 
-    pair.open(flags("1.0.0", "skip")).await.unwrap();
-    desk.create("default", "left", json!({})).await.unwrap();
-    desk.shows("default", "left", &[ALL_READY]).await.unwrap();
+    pair.open(flags("1.0.0", "skip")).await?;
+    desk.install("left").await?;
     assert_eq!(fields(pair.cluster()).await, "");
-    pair.stop().await.unwrap();
+    pair.stop().await?;
 
-    pair.open(flags("1.0.0", "create")).await.unwrap();
+    pair.open(flags("1.0.0", "create")).await?;
     // An agent that starts again goes by what it had before until it hears of this.
-    eventually("the policy to be on record", PATIENCE, async || {
+    eventually("the policy to be on record", async || {
         let secrets: Api<Secret> = Api::namespaced(desk.client.clone(), SYSTEM_NAMESPACE);
         let record = secrets.get(RECORD_NAME).await?.data.unwrap_or_default();
         let record: Value = serde_json::from_slice(&record.into_values().next().unwrap().0)?;
         Ok(record.get("chartCrds").is_none().then_some(()))
     })
-    .await
-    .unwrap();
-    desk.create("default", "made", json!({})).await.unwrap();
-    desk.shows("default", "made", &[ALL_READY]).await.unwrap();
+    .await?;
+    desk.install("made").await?;
     assert!(fields(pair.cluster()).await.contains("first"));
-    pair.cluster().apply(widget).await.unwrap();
-    pair.stop().await.unwrap();
+    pair.cluster().apply(widget).await?;
+    pair.stop().await?;
 
     let release = pair.release("made");
     for (version, policy, revision, field) in [
         ("1.1.0", "create", 2, "first"),
         ("1.2.0", "create-replace", 3, "third"),
     ] {
-        pair.open(flags(version, policy)).await.unwrap();
+        pair.open(flags(version, policy)).await?;
         desk.newest_is("made", &release, revision, "deployed")
-            .await
-            .unwrap();
+            .await?;
         let found = fields(pair.cluster()).await;
         assert!(found.contains(field), "{version} {policy}: {found}");
-        pair.stop().await.unwrap();
+        pair.stop().await?;
     }
     let get = ["get", "widgets.example.org", "a", "--namespace=default"];
-    pair.cluster().kubectl(get).await.unwrap();
+    pair.cluster().kubectl(get).await?;
+    Ok(())
 }

@@ -7,16 +7,16 @@ use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_crds::{edge_cluster::EdgeCluster, tenant::Tenant};
 use krypton_tests::{
-    AgentPod, ChartRepository, ChartSource, Cluster, HubPod, OwnChart, Parts, eventually,
-    fleet::{FleetClient, PATIENCE},
+    AgentPod, ChartRepository, ChartSource, Cluster, HubPod, OwnChart, Parts, TestResult,
+    eventually,
+    fleet::{CONNECTED, FleetClient, PATIENCE},
+    home_and_edge,
     membership::join_command,
 };
 use krypton_types::names;
 use kube::{Api, CustomResourceExt, ResourceExt, api::ListParams};
 use serde_json::json;
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
-const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
 const CRDS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../crds/crds");
 const RELEASE: &str = "meta.helm.sh/release-name";
 const EDGE: &str = "edge-1";
@@ -80,15 +80,9 @@ async fn lasting(
 }
 
 #[tokio::test]
-async fn reinstalled_charts_adopt_state_left_by_uninstall() {
-    let repository = ChartRepository::start(&["1.0.0", "1.1.0"].map(ChartSource::small))
-        .await
-        .unwrap();
-    let (home, edge) = tokio::try_join!(
-        Cluster::start("life-home", Parts::ControlPlane),
-        Cluster::start("life-edge", Parts::WithControllers),
-    )
-    .unwrap();
+async fn reinstalled_charts_adopt_state_left_by_uninstall() -> TestResult {
+    let repository = ChartRepository::start(&["1.0.0", "1.1.0"].map(ChartSource::small)).await?;
+    let (home, edge) = home_and_edge("life", Parts::ControlPlane).await?;
     let (desk, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
     let (namespace, system) = (OwnChart::Hub.namespace(), OwnChart::Agent.namespace());
     let authority = (namespace, "krypton-hub-ca");
@@ -98,95 +92,85 @@ async fn reinstalled_charts_adopt_state_left_by_uninstall() {
     // The release leaves an existing CRD unchanged and creates the others.
     let tenants = Path::new(CRDS).join(format!("{}.yaml", Tenant::crd_name()));
     let apply = ["apply".into(), "-f".into(), tenants.into_os_string()];
-    home.kubectl(apply).await.unwrap();
-    OwnChart::Hub.install(&home, &first).await.unwrap();
+    home.kubectl(apply).await?;
+    OwnChart::Hub.install(&home, &first).await?;
     let of_release = async |name: &str| crd(&home, name).await.annotations().contains_key(RELEASE);
     assert!(!of_release(Tenant::crd_name()).await);
     assert!(of_release(EdgeCluster::crd_name()).await);
 
-    let mut hub = HubPod::start(&home, None).await.unwrap();
-    hub.hub.ready(PATIENCE).await.unwrap();
+    let mut hub = HubPod::start(&home, None).await?;
+    hub.hub.ready(PATIENCE).await?;
     // The edge cluster needs only the command that the plugin prints on the home cluster.
-    let command = join_command(&home, namespace, EDGE, &OwnChart::Agent.folder())
-        .await
-        .unwrap();
+    let command = join_command(&home, namespace, EDGE, &OwnChart::Agent.folder()).await?;
     let paste = edge.aim(Path::new("/bin/sh")).args(["-c", &command]);
-    paste.output(HELM_DEADLINE).await.unwrap();
-    let mut agent = AgentPod::start(&edge).await.unwrap();
-    agent.agent.ready(PATIENCE).await.unwrap();
-    desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
+    paste.output(HELM_DEADLINE).await?;
+    let mut agent = AgentPod::start(&edge).await?;
+    agent.agent.ready(PATIENCE).await?;
+    desk.member_shows(EDGE, &[CONNECTED]).await?;
     let spec = json!({"workspace": "acme-ws"});
-    at_edge.create("default", "acme", spec).await.unwrap();
-    at_edge
-        .shows("default", "acme", &[ALL_READY])
-        .await
-        .unwrap();
+    at_edge.create("acme", spec).await?;
+    at_edge.ready("acme").await?;
     // The annotation is the last write of an installation, so no action is pending afterwards.
-    at_edge.lease_renewed().await.unwrap();
+    at_edge.lease_renewed().await?;
 
     // Upgrade the hub's chart while the agent keeps running.
-    hub.hub.stop().await.unwrap();
-    let at_home = lasting(&home, authority).await.unwrap();
-    let on_edge = lasting(&edge, identity).await.unwrap();
+    hub.hub.stop().await?;
+    let at_home = lasting(&home, authority).await?;
+    let on_edge = lasting(&edge, identity).await?;
     let more = hub_values(&repository, &["--set=chart.version=1.0.0,logFormat=json"]);
-    OwnChart::Hub.install(&home, &more).await.unwrap();
-    assert_eq!(lasting(&home, authority).await.unwrap(), at_home);
+    OwnChart::Hub.install(&home, &more).await?;
+    assert_eq!(lasting(&home, authority).await?, at_home);
     rollback(&home, OwnChart::Hub, "1").await;
-    assert_eq!(lasting(&home, authority).await.unwrap(), at_home);
-    OwnChart::Hub.uninstall(&home).await.unwrap();
+    assert_eq!(lasting(&home, authority).await?, at_home);
+    OwnChart::Hub.uninstall(&home).await?;
     let left = ["get", "deployments,roles,serviceaccounts", "-n", namespace];
     let left = home.kubectl(left.into_iter().chain(["-o", "name"])).await;
-    assert!(!left.unwrap().contains(OwnChart::Hub.name()));
-    assert_eq!(lasting(&home, authority).await.unwrap(), at_home);
+    assert!(!left?.contains(OwnChart::Hub.name()));
+    assert_eq!(lasting(&home, authority).await?, at_home);
     let second = hub_values(&repository, &["--set=chart.version=1.1.0"]);
-    OwnChart::Hub.install(&home, &second).await.unwrap();
-    assert_eq!(lasting(&home, authority).await.unwrap(), at_home);
-    assert_eq!(lasting(&edge, identity).await.unwrap(), on_edge);
+    OwnChart::Hub.install(&home, &second).await?;
+    assert_eq!(lasting(&home, authority).await?, at_home);
+    assert_eq!(lasting(&edge, identity).await?, on_edge);
 
     // The agent verifies the new hub with the CA from its join bundle, and receives the new chart version.
-    hub = HubPod::start(&home, Some(&hub)).await.unwrap();
-    hub.hub.ready(PATIENCE).await.unwrap();
+    hub = HubPod::start(&home, Some(&hub)).await?;
+    hub.hub.ready(PATIENCE).await?;
     let release = names::tenant_release("acme", EDGE);
     at_edge
         .newest_is("acme-ws", &release, 2, "deployed")
-        .await
-        .unwrap();
-    at_edge
-        .shows("default", "acme", &[ALL_READY])
-        .await
-        .unwrap();
-    at_edge.lease_renewed().await.unwrap();
+        .await?;
+    at_edge.ready("acme").await?;
+    at_edge.lease_renewed().await?;
 
     // Upgrade the agent's chart without the bundle, roll back to the release with the bundle, and uninstall the chart.
-    agent.agent.stop().await.unwrap();
-    let on_edge = lasting(&edge, identity).await.unwrap();
+    agent.agent.stop().await?;
+    let on_edge = lasting(&edge, identity).await?;
     let bundle = async || secret(&edge, system, "krypton-join").await;
     assert!(bundle().await.is_some());
     let none: [&str; 0] = [];
-    OwnChart::Agent.install(&edge, none).await.unwrap();
+    OwnChart::Agent.install(&edge, none).await?;
     assert!(bundle().await.is_none());
-    assert_eq!(lasting(&edge, identity).await.unwrap(), on_edge);
+    assert_eq!(lasting(&edge, identity).await?, on_edge);
     rollback(&edge, OwnChart::Agent, "1").await;
     assert!(bundle().await.is_some());
-    OwnChart::Agent.uninstall(&edge).await.unwrap();
+    OwnChart::Agent.uninstall(&edge).await?;
     assert!(bundle().await.is_none());
-    assert_eq!(lasting(&edge, identity).await.unwrap(), on_edge);
+    assert_eq!(lasting(&edge, identity).await?, on_edge);
 
     // A reinstallation without values resumes as the same member.
-    OwnChart::Agent.install(&edge, none).await.unwrap();
-    agent = AgentPod::start(&edge).await.unwrap();
-    agent.agent.ready(PATIENCE).await.unwrap();
-    at_edge.delete("default", "acme").await.unwrap();
-    at_edge.gone("default", "acme").await.unwrap();
-    eventually("the release to be gone", PATIENCE, async || {
+    OwnChart::Agent.install(&edge, none).await?;
+    agent = AgentPod::start(&edge).await?;
+    agent.agent.ready(PATIENCE).await?;
+    at_edge.remove("acme").await?;
+    eventually("the release to be gone", async || {
         let revisions = at_edge.revisions("acme-ws", &release).await?;
         Ok(revisions.is_empty().then_some(()))
     })
-    .await
-    .unwrap();
-    desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
+    .await?;
+    desk.member_shows(EDGE, &[CONNECTED]).await?;
     let member = Api::<EdgeCluster>::all(home.client()).get(EDGE).await;
-    assert_eq!(member.unwrap().uid().as_ref(), at_home.get(EDGE));
-    agent.agent.stop().await.unwrap();
-    hub.hub.stop().await.unwrap();
+    assert_eq!(member?.uid().as_ref(), at_home.get(EDGE));
+    agent.agent.stop().await?;
+    hub.hub.stop().await?;
+    Ok(())
 }

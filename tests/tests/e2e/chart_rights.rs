@@ -14,8 +14,8 @@ use krypton_kubectl::{Connection, join_token};
 use krypton_runtime::clock::wall;
 use krypton_tests::{
     Agent, AgentOptions, AgentPod, Audited, ChartRepository, ChartSource, Cluster, HubPod,
-    OwnChart, Parts, ServiceAccountAccess, eventually,
-    fleet::{FleetClient, PATIENCE},
+    Merge as _, OwnChart, Parts, ServiceAccountAccess, TestResult, eventually,
+    fleet::{ALL_READY, CONNECTED, FleetClient, PATIENCE},
     held::Held,
     membership::bundle_of,
     service_account::username,
@@ -23,13 +23,11 @@ use krypton_tests::{
 use krypton_types::names;
 use kube::{
     Api, CustomResourceExt, ResourceExt,
-    api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams},
+    api::{DeleteParams, ListParams, ObjectMeta, PostParams},
 };
 use serde_json::json;
 use tempfile::TempDir;
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
-const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
 const EDGE: &str = "edge-1";
 /// Drift is looked for often, and there are values of the fleet in objects of home.
 const MORE: [&str; 4] = [
@@ -90,20 +88,15 @@ async fn nothing_denied(cluster: &Cluster, accounts: &[String]) {
 
 async fn installs(desk: &FleetClient, tenant: &str) {
     let spec = json!({"workspace": format!("{tenant}-ws")});
-    desk.create("default", tenant, spec).await.unwrap();
-    desk.shows("default", tenant, &[ALL_READY]).await.unwrap();
+    desk.create(tenant, spec).await.unwrap();
+    desk.ready(tenant).await.unwrap();
 }
 
 /// Leaves the Tenant's release without a revision that counts, as a helm does that is killed at the end,
 /// and waits until the agent has put it right.
-async fn repaired(edge: &Cluster, desk: &FleetClient, tenant: &str) {
+async fn repaired(edge: &Cluster, desk: &FleetClient, tenant: &str) -> TestResult {
     let (namespace, release) = (format!("{tenant}-ws"), names::tenant_release(tenant, EDGE));
-    let (newest, _) = desk
-        .revisions(&namespace, &release)
-        .await
-        .unwrap()
-        .pop()
-        .unwrap();
+    let (newest, _) = desk.revisions(&namespace, &release).await?.pop().unwrap();
     let secret = format!("sh.helm.release.v1.{release}.v{newest}");
     let label = [
         "label",
@@ -113,30 +106,29 @@ async fn repaired(edge: &Cluster, desk: &FleetClient, tenant: &str) {
         "status=superseded",
     ];
     let label = label.into_iter().chain(["-n", &namespace]);
-    edge.kubectl(label).await.unwrap();
+    edge.kubectl(label).await?;
     let agent = &accounts(OwnChart::Agent)[0];
-    eventually("the release to be put right", PATIENCE, async || {
+    eventually("the release to be put right", async || {
         let by_agent = edge.audited().await?.into_iter().any(|request| {
             let own = request.user.username == *agent && request.impersonated_user.is_none();
             own && request.verb == "update" && request.object.namespace == namespace
         });
         Ok(by_agent.then_some(()))
     })
-    .await
-    .unwrap();
+    .await?;
     desk.newest_is(&namespace, &release, newest + 1, "deployed")
-        .await
-        .unwrap();
-    desk.shows("default", tenant, &[ALL_READY]).await.unwrap();
+        .await?;
+    desk.ready(tenant).await?;
+    Ok(())
 }
 
 /// Deletes an object of the Tenant's release, and waits until the agent has made it again, as helm.
-async fn healed(edge: &Cluster, tenant: &str) {
+async fn healed(edge: &Cluster, tenant: &str) -> TestResult {
     let (namespace, release) = (format!("{tenant}-ws"), names::tenant_release(tenant, EDGE));
     let delete = ["delete", "configmap", &release, "-n", &namespace];
-    edge.kubectl(delete).await.unwrap();
+    edge.kubectl(delete).await?;
     let [agent, helm] = <[String; 2]>::try_from(accounts(OwnChart::Agent)).unwrap();
-    eventually("the object to be made again", PATIENCE, async || {
+    eventually("the object to be made again", async || {
         let as_helm = edge.audited().await?.into_iter().any(|request| {
             // Helm itself has written it before.
             let own = request.user_agent.starts_with("krypton-agent/");
@@ -149,8 +141,8 @@ async fn healed(edge: &Cluster, tenant: &str) {
         let get = ["get", "configmap", &release, "-n", &namespace];
         Ok((as_helm && edge.kubectl(get).await.is_ok()).then_some(()))
     })
-    .await
-    .unwrap();
+    .await?;
+    Ok(())
 }
 
 /// Changes a label of the Tenant's workspace, and waits until the agent has put it back.
@@ -158,7 +150,7 @@ async fn relabelled(edge: &Cluster, tenant: &str) {
     let namespace = format!("{tenant}-ws");
     let label = ["label", "--overwrite", "namespace", &namespace, "team=b"];
     edge.kubectl(label).await.unwrap();
-    eventually("the label to be put back", PATIENCE, async || {
+    eventually("the label to be put back", async || {
         let get = [
             "get",
             "namespace",
@@ -172,133 +164,122 @@ async fn relabelled(edge: &Cluster, tenant: &str) {
 }
 
 /// Deletes the CRD under its Tenants, and waits until it and this one are back.
-async fn rescued(cluster: &Cluster, desk: &FleetClient, tenant: &str) {
+async fn rescued(cluster: &Cluster, desk: &FleetClient, tenant: &str) -> TestResult {
     let crds: Api<CustomResourceDefinition> = Api::all(desk.client.clone());
-    let crd = crds.get(Tenant::crd_name()).await.unwrap();
-    let old = desk.tenants("default").get(tenant).await.unwrap();
-    let going = Held::delete(desk, "going").await.unwrap();
-    let releases = desk.releases().await.unwrap();
+    let crd = crds.get(Tenant::crd_name()).await?;
+    let old = desk.tenants().get(tenant).await?;
+    let going = Held::delete(desk, "going").await?;
+    let releases = desk.releases().await?;
     let delete = ["delete", "crd", Tenant::crd_name(), "--wait=false"];
-    cluster.kubectl(delete).await.unwrap();
-    eventually("another CRD, with the Tenant", PATIENCE, async || {
+    cluster.kubectl(delete).await?;
+    eventually("another CRD, with the Tenant", async || {
         let now = crds.get(Tenant::crd_name()).await?;
         if now.metadata.uid == crd.metadata.uid {
             bail!("the old CRD is there: {:?}", now.metadata.finalizers);
         }
-        let back = desk.tenants("default").get(tenant).await?;
+        let back = desk.tenants().get(tenant).await?;
         Ok((back.metadata.uid != old.metadata.uid).then_some(()))
     })
-    .await
-    .unwrap();
-    desk.shows("default", tenant, &[ALL_READY]).await.unwrap();
-    desk.told("default", tenant, "TenantRestored")
-        .await
-        .unwrap();
-    going.is_deleted_again().await.unwrap();
-    going.let_go().await.unwrap();
-    assert_eq!(desk.releases().await.unwrap(), releases);
+    .await?;
+    desk.ready(tenant).await?;
+    desk.told(tenant, "TenantRestored").await?;
+    going.is_deleted_again().await?;
+    going.let_go().await?;
+    assert_eq!(desk.releases().await?, releases);
+    Ok(())
 }
 
 /// A Tenant that home places in a namespace that the edge has not: made, written, deleted; then another one
 /// that is let go.
-async fn placed(home: &FleetClient, edge: &FleetClient) {
+async fn placed(home: &FleetClient, edge: &FleetClient) -> TestResult {
     let words = json!({"metadata": {"name": "team"}});
     let namespaces: Api<Namespace> = Api::all(home.client.clone());
-    let team = serde_json::from_value(words).unwrap();
+    let team = serde_json::from_value(words)?;
     let params = PostParams::default();
-    namespaces.create(&params, &team).await.unwrap();
+    namespaces.create(&params, &team).await?;
     let spec = json!({"clusterRef": {"secretName": EDGE}, "workspace": "sent-ws"});
     let there = [ALL_READY, ("Placed", "True", "Placed")];
-    home.create("team", "sent", spec.clone()).await.unwrap();
-    home.shows("team", "sent", &there).await.unwrap();
+    home.within("team").create("sent", spec.clone()).await?;
+    home.within("team").shows("sent", &there).await?;
     let requested = names::RECONCILE_REQUESTED_ANNOTATION;
-    home.annotate("team", "sent", requested, "now")
-        .await
-        .unwrap();
-    eventually("the wish to be passed on", PATIENCE, async || {
-        let found = edge.tenants("team").get("sent").await?;
+    home.within("team")
+        .annotate("sent", requested, "now")
+        .await?;
+    eventually("the wish to be passed on", async || {
+        let found = edge.within("team").tenants().get("sent").await?;
         Ok(found.annotations().get(requested).cloned())
     })
-    .await
-    .unwrap();
-    home.delete("team", "sent").await.unwrap();
-    home.gone("team", "sent").await.unwrap();
-    let left = edge.tenants("team").get_opt("sent").await.unwrap();
+    .await?;
+    home.within("team").remove("sent").await?;
+    let left = edge.within("team").tenants().get_opt("sent").await?;
     assert_eq!(left, None);
 
-    home.create("team", "kept", spec).await.unwrap();
-    home.shows("team", "kept", &there).await.unwrap();
+    home.within("team").create("kept", spec).await?;
+    home.within("team").shows("kept", &there).await?;
     let orphan = names::ORPHAN_ANNOTATION;
-    home.annotate("team", "kept", orphan, "true").await.unwrap();
-    home.delete("team", "kept").await.unwrap();
-    home.gone("team", "kept").await.unwrap();
-    home.told("team", "kept", "Orphaned").await.unwrap();
+    home.within("team").annotate("kept", orphan, "true").await?;
+    home.within("team").remove("kept").await?;
+    home.within("team").told("kept", "Orphaned").await?;
+    Ok(())
 }
 
 async fn pause(home: &FleetClient, paused: bool) {
     let members: Api<EdgeCluster> = Api::all(home.client.clone());
-    let patch = Patch::Merge(json!({"spec": {"paused": paused}}));
     members
-        .patch(EDGE, &PatchParams::default(), &patch)
+        .merge(EDGE, &json!({"spec": {"paused": paused}}))
         .await
         .unwrap();
 }
 
 /// Runs an agent of another cluster with the identity of the edge's, until the hub has told of it
 /// twice: an event that is made, and then counted.
-async fn credential_used_twice(home: &Cluster, edge: &Cluster, desk: &FleetClient) {
-    let copy = Cluster::start("chart-rights-copy", Parts::ControlPlane)
-        .await
-        .unwrap();
+async fn credential_used_twice(home: &Cluster, edge: &Cluster, desk: &FleetClient) -> TestResult {
+    let copy = Cluster::start("chart-rights-copy", Parts::ControlPlane).await?;
     let namespace = OwnChart::Agent.namespace();
     let secrets = |cluster: &Cluster| Api::<Secret>::namespaced(cluster.client(), namespace);
-    let mut identity = secrets(edge).get("krypton-agent-identity").await.unwrap();
+    let mut identity = secrets(edge).get("krypton-agent-identity").await?;
     identity.metadata = ObjectMeta {
         name: identity.metadata.name,
         ..ObjectMeta::default()
     };
-    copy.kubectl(["create", "namespace", namespace])
-        .await
-        .unwrap();
+    copy.kubectl(["create", "namespace", namespace]).await?;
     secrets(&copy)
         .create(&PostParams::default(), &identity)
-        .await
-        .unwrap();
-    let _agent = Agent::start(&AgentOptions::new(copy.kubeconfig())).unwrap();
-    desk.told("default", EDGE, "CredentialUsedTwice")
-        .await
-        .unwrap();
-    eventually("the event to be counted", PATIENCE, async || {
+        .await?;
+    let _agent = Agent::start(&AgentOptions::new(copy.kubeconfig()))?;
+    desk.told(EDGE, "CredentialUsedTwice").await?;
+    eventually("the event to be counted", async || {
         let counted = home.audited().await?.into_iter().any(|request| {
             let of_hub = request.is_of(&accounts(OwnChart::Hub)[0]);
             of_hub && request.verb == "patch" && request.object.resource == "events"
         });
         Ok(counted.then_some(()))
     })
-    .await
-    .unwrap();
+    .await?;
+    Ok(())
 }
 
 /// The fleet's values are not there: the hub says so on the object that is missing, until it is made.
-async fn values_are_missed_and_given(home: &Cluster, desk: &FleetClient) {
+async fn values_are_missed_and_given(home: &Cluster, desk: &FleetClient) -> TestResult {
     let namespace = OwnChart::Hub.namespace();
-    desk.told(namespace, "fleet", "ValuesMissing")
-        .await
-        .unwrap();
+    desk.within(namespace)
+        .told("fleet", "ValuesMissing")
+        .await?;
     let values = json!({
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": "fleet", "namespace": namespace},
         "data": {"values.yaml": "message: from a ConfigMap"},
     });
-    home.apply(&values.to_string()).await.unwrap();
-    desk.told(namespace, "fleet", "ValuesResolved")
-        .await
-        .unwrap();
+    home.apply(&values.to_string()).await?;
+    desk.within(namespace)
+        .told("fleet", "ValuesResolved")
+        .await?;
+    Ok(())
 }
 
 /// The name of a join token that expired long ago.
-async fn stale_token(home: &Cluster) -> String {
+async fn stale_token(home: &Cluster) -> TestResult<String> {
     let (namespace, hour) = (OwnChart::Hub.namespace(), Duration::from_secs(60 * 60));
     let secrets: Api<Secret> = Api::namespaced(home.client(), namespace);
     let names = async || {
@@ -311,36 +292,33 @@ async fn stale_token(home: &Cluster) -> String {
             .collect()
     };
     let before: BTreeSet<String> = names().await;
-    let long_ago = Timestamp::from_second(wall().as_second() - 48 * 3600).unwrap();
+    let long_ago = Timestamp::from_second(wall().as_second() - 48 * 3600)?;
     let connection = Connection::new(home.client(), "home");
-    join_token::make(&connection, namespace, "edge-9", hour, long_ago)
-        .await
-        .unwrap();
+    join_token::make(&connection, namespace, "edge-9", hour, long_ago).await?;
     let now: BTreeSet<String> = names().await;
-    now.difference(&before).next().unwrap().clone()
+    Ok(now.difference(&before).next().unwrap().clone())
 }
 
 /// A KryptonDeployment of the agent's member, from home.
-async fn deployed_and_gone(desk: &FleetClient, at_edge: &FleetClient) {
+async fn deployed_and_gone(desk: &FleetClient, at_edge: &FleetClient) -> TestResult {
     let all: Api<KryptonDeployment> = Api::namespaced(desk.client.clone(), "default");
     let spec = json!({"account": {"name": "somebody"}, "region": {"name": EDGE}});
-    let object = KryptonDeployment::new("ordered", serde_json::from_value(spec).unwrap());
-    all.create(&PostParams::default(), &object).await.unwrap();
-    desk.told("default", "ordered", "Ready").await.unwrap();
+    let object = KryptonDeployment::new("ordered", serde_json::from_value(spec)?);
+    all.create(&PostParams::default(), &object).await?;
+    desk.told("ordered", "Ready").await?;
     at_edge
         .newest_is("ordered", "ced-ordered", 1, "deployed")
-        .await
-        .unwrap();
+        .await?;
     let params = DeleteParams::default();
-    all.delete("ordered", &params).await.unwrap();
-    eventually("the deployment to be gone", PATIENCE, async || {
+    all.delete("ordered", &params).await?;
+    eventually("the deployment to be gone", async || {
         match all.get_opt("ordered").await? {
             Some(object) => bail!("{object:?}"),
             None => Ok(Some(())),
         }
     })
-    .await
-    .unwrap();
+    .await?;
+    Ok(())
 }
 
 /// What `kubectl krypton join` prints, in a file.
@@ -352,58 +330,53 @@ async fn bundle_file(home: &Cluster, folder: &TempDir) -> Result<String> {
 }
 
 #[tokio::test]
-async fn chart_rights_suffice_for_hub_and_agent() {
+async fn chart_rights_suffice_for_hub_and_agent() -> TestResult {
     let repository = repository().await;
     let (home, edge) = tokio::try_join!(
         Cluster::start_audited("chart-rights-home", Parts::WithControllers),
         Cluster::start_audited("chart-rights-edge", Parts::WithControllers),
-    )
-    .unwrap();
+    )?;
     let (desk, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
     let (of_hub, of_agent) = (accounts(OwnChart::Hub), accounts(OwnChart::Agent));
 
     OwnChart::Hub
         .install(&home, hub_values(&repository, "1.0.0", &MORE))
-        .await
-        .unwrap();
-    let mut hub = HubPod::start(&home, None).await.unwrap();
-    hub.hub.ready(PATIENCE).await.unwrap();
-    let folder = TempDir::with_prefix("krypton-join-").unwrap();
-    let bundle = bundle_file(&home, &folder).await.unwrap();
+        .await?;
+    let mut hub = HubPod::start(&home, None).await?;
+    hub.hub.ready(PATIENCE).await?;
+    let folder = TempDir::with_prefix("krypton-join-")?;
+    let bundle = bundle_file(&home, &folder).await?;
     let values = [bundle.as_str(), "--set=helm.retryMax=5s"];
-    OwnChart::Agent.install(&edge, values).await.unwrap();
-    let mut agent = AgentPod::start(&edge).await.unwrap();
-    agent.agent.ready(PATIENCE).await.unwrap();
-    desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
-    values_are_missed_and_given(&home, &desk).await;
+    OwnChart::Agent.install(&edge, values).await?;
+    let mut agent = AgentPod::start(&edge).await?;
+    agent.agent.ready(PATIENCE).await?;
+    desk.member_shows(EDGE, &[CONNECTED]).await?;
+    values_are_missed_and_given(&home, &desk).await?;
 
     tokio::join!(
         installs(&desk, "acme"),
         installs(&at_edge, "beta"),
         installs(&at_edge, "gone"),
     );
-    at_edge.delete("default", "gone").await.unwrap();
-    at_edge.gone("default", "gone").await.unwrap();
+    at_edge.remove("gone").await?;
 
-    deployed_and_gone(&desk, &at_edge).await;
-    credential_used_twice(&home, &edge, &desk).await;
+    deployed_and_gone(&desk, &at_edge).await?;
+    credential_used_twice(&home, &edge, &desk).await?;
 
     // A new version takes a new hub, which clears away what the pod before it had no reason to.
-    hub.hub.stop().await.unwrap();
-    let stale = stale_token(&home).await;
+    hub.hub.stop().await?;
+    let stale = stale_token(&home).await?;
     OwnChart::Hub
         .install(&home, hub_values(&repository, "1.1.0", &MORE))
-        .await
-        .unwrap();
-    hub = HubPod::start(&home, Some(&hub)).await.unwrap();
-    hub.hub.ready(PATIENCE).await.unwrap();
-    eventually("the stale token to be cleared away", PATIENCE, async || {
+        .await?;
+    hub = HubPod::start(&home, Some(&hub)).await?;
+    hub.hub.ready(PATIENCE).await?;
+    eventually("the stale token to be cleared away", async || {
         let namespace = OwnChart::Hub.namespace();
         let secrets: Api<Secret> = Api::namespaced(home.client(), namespace);
         Ok(secrets.get_opt(&stale).await?.is_none().then_some(()))
     })
-    .await
-    .unwrap();
+    .await?;
     let releases = [
         (&desk, "acme", names::SELF_CLUSTER),
         (&at_edge, "beta", EDGE),
@@ -411,14 +384,12 @@ async fn chart_rights_suffice_for_hub_and_agent() {
     for (at, tenant, member) in releases {
         let release = names::tenant_release(tenant, member);
         let namespace = format!("{tenant}-ws");
-        at.newest_is(&namespace, &release, 2, "deployed")
-            .await
-            .unwrap();
-        at.shows("default", tenant, &[ALL_READY]).await.unwrap();
+        at.newest_is(&namespace, &release, 2, "deployed").await?;
+        at.ready(tenant).await?;
     }
 
     // An agent that starts again with what it has kept, and finds a CRD of an older version.
-    agent.agent.stop().await.unwrap();
+    agent.agent.stop().await?;
     let version = async || {
         let crds: Api<CustomResourceDefinition> = Api::all(edge.client());
         let crd = crds.get(Tenant::crd_name()).await.unwrap();
@@ -426,48 +397,36 @@ async fn chart_rights_suffice_for_hub_and_agent() {
     };
     let (now, older) = (version().await, format!("{SCHEMA_VERSION}=0"));
     let annotate = ["annotate", "--overwrite", "crd", Tenant::crd_name(), &older];
-    edge.kubectl(annotate).await.unwrap();
-    agent = AgentPod::start(&edge).await.unwrap();
-    agent.agent.ready(PATIENCE).await.unwrap();
-    desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
-    eventually("the CRD of now", PATIENCE, async || {
+    edge.kubectl(annotate).await?;
+    agent = AgentPod::start(&edge).await?;
+    agent.agent.ready(PATIENCE).await?;
+    desk.member_shows(EDGE, &[CONNECTED]).await?;
+    eventually("the CRD of now", async || {
         Ok((version().await == now).then_some(()))
     })
-    .await
-    .unwrap();
+    .await?;
 
     pause(&desk, true).await;
     let paused = (&*format!("ClusterProgress/{EDGE}"), "False", "Paused");
-    at_edge.create("default", "late", json!({})).await.unwrap();
-    at_edge.shows("default", "late", &[paused]).await.unwrap();
+    at_edge.create("late", json!({})).await?;
+    at_edge.shows("late", &[paused]).await?;
     pause(&desk, false).await;
-    at_edge
-        .shows("default", "late", &[ALL_READY])
-        .await
-        .unwrap();
+    at_edge.ready("late").await?;
 
-    placed(&desk, &at_edge).await;
-    repaired(&edge, &at_edge, "beta").await;
-    healed(&edge, "beta").await;
+    placed(&desk, &at_edge).await?;
+    repaired(&edge, &at_edge, "beta").await?;
+    healed(&edge, "beta").await?;
     relabelled(&edge, "beta").await;
-    rescued(&edge, &at_edge, "beta").await;
-    rescued(&home, &desk, "acme").await;
+    rescued(&edge, &at_edge, "beta").await?;
+    rescued(&home, &desk, "acme").await?;
 
     for (at, tenant) in [(&desk, "acme"), (&at_edge, "beta")] {
-        at.delete("default", tenant).await.unwrap();
-        at.gone("default", tenant).await.unwrap();
+        at.remove(tenant).await?;
     }
-    home.kubectl(["delete", "edgecluster", EDGE]).await.unwrap();
-    at_edge.lease_renewed().await.unwrap();
-    desk.lease_renewed().await.unwrap();
-    assert!(
-        at_edge
-            .tenants("default")
-            .get_opt("late")
-            .await
-            .unwrap()
-            .is_some()
-    );
+    home.kubectl(["delete", "edgecluster", EDGE]).await?;
+    at_edge.lease_renewed().await?;
+    desk.lease_renewed().await?;
+    assert!(at_edge.tenants().get_opt("late").await?.is_some());
     nothing_denied(&home, &of_hub).await;
     nothing_denied(&edge, &of_agent).await;
 
@@ -480,18 +439,18 @@ async fn chart_rights_suffice_for_hub_and_agent() {
         "krypton-system",
     ];
     let patch = ["--type=json", r#"-p=[{"op":"remove","path":"/rules/0"}]"#];
-    edge.kubectl(role.into_iter().chain(patch)).await.unwrap();
-    eventually("a refusal", PATIENCE, async || {
+    edge.kubectl(role.into_iter().chain(patch)).await?;
+    eventually("a refusal", async || {
         let denied = edge.denied(&of_agent).await?;
         let lease = denied
             .iter()
             .any(|request| request.object.resource == "leases");
         Ok(lease.then_some(()))
     })
-    .await
-    .unwrap();
-    agent.agent.stop().await.unwrap();
-    hub.hub.stop().await.unwrap();
+    .await?;
+    agent.agent.stop().await?;
+    hub.hub.stop().await?;
+    Ok(())
 }
 
 /// All that the chart `small` makes, but for its Service.
@@ -507,12 +466,10 @@ rules:
 ";
 
 #[tokio::test]
-async fn missing_helm_right_is_reported_until_chart_upgrade() {
+async fn missing_helm_right_is_reported_until_chart_upgrade() -> TestResult {
     let repository = repository().await;
-    let home = Cluster::start_audited("few-rights", Parts::WithControllers)
-        .await
-        .unwrap();
-    home.apply(TOO_FEW).await.unwrap();
+    let home = Cluster::start_audited("few-rights", Parts::WithControllers).await?;
+    home.apply(TOO_FEW).await?;
     let desk = FleetClient::at(&home);
     // The CRDs are made by the hub itself, too, which has the rights to that in any case.
     let few = [
@@ -521,26 +478,21 @@ async fn missing_helm_right_is_reported_until_chart_upgrade() {
     ];
     OwnChart::Hub
         .install(&home, hub_values(&repository, "1.0.0", &few))
-        .await
-        .unwrap();
-    let mut hub = HubPod::start(&home, None).await.unwrap();
-    hub.hub.ready(PATIENCE).await.unwrap();
-    desk.create("default", "acme", json!({})).await.unwrap();
+        .await?;
+    let mut hub = HubPod::start(&home, None).await?;
+    hub.hub.ready(PATIENCE).await?;
+    desk.create("acme", json!({})).await?;
     let error = format!("ClusterError/{}", names::SELF_CLUSTER);
     let failed = (error.as_str(), "True", "InstallFailed");
-    let tenant = desk.shows("default", "acme", &[failed]).await.unwrap();
-    let conditions = tenant.status.unwrap().conditions;
-    let said = &krypton_tests::fleet::condition(&conditions, &error)
-        .unwrap()
-        .message;
+    let said = desk.message("acme", &[failed]).await?;
     let helm = &accounts(OwnChart::Hub)[1];
     for word in ["forbidden", "services", helm.as_str()] {
         assert!(said.contains(word), "{word:?} is not in: {said}");
     }
 
     // Only what helm does as its own account was refused; the hub goes on with the rest.
-    desk.lease_renewed().await.unwrap();
-    let denied = home.denied(&accounts(OwnChart::Hub)).await.unwrap();
+    desk.lease_renewed().await?;
+    let denied = home.denied(&accounts(OwnChart::Hub)).await?;
     let others: Vec<Audited> = denied
         .iter()
         .filter(|request| {
@@ -555,77 +507,68 @@ async fn missing_helm_right_is_reported_until_chart_upgrade() {
 
     OwnChart::Hub
         .install(&home, hub_values(&repository, "1.0.0", &[]))
-        .await
-        .unwrap();
-    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
-    hub.hub.stop().await.unwrap();
+        .await?;
+    desk.ready("acme").await?;
+    hub.hub.stop().await?;
+    Ok(())
 }
 
 #[tokio::test]
-async fn hub_manages_remote_home_with_chart_rights() {
+async fn hub_manages_remote_home_with_chart_rights() -> TestResult {
     let repository = repository().await;
     let (home, own) = tokio::try_join!(
         Cluster::start_audited("away-home", Parts::WithControllers),
         Cluster::start_audited("away-own", Parts::ControlPlane),
-    )
-    .unwrap();
+    )?;
     let only_rights = ["--set=installMode.crdsRbacOnly=true"];
     OwnChart::Hub
         .install(&home, hub_values(&repository, "1.0.0", &only_rights))
-        .await
-        .unwrap();
+        .await?;
     let deployments = ["get", "deployments", "-n", "krypton", "-o", "name"];
-    assert_eq!(home.kubectl(deployments).await.unwrap(), "");
+    assert_eq!(home.kubectl(deployments).await?, "");
 
     let namespace = OwnChart::Hub.namespace();
-    let there = ServiceAccountAccess::new(&home, namespace, OwnChart::Hub.name())
-        .await
-        .unwrap();
-    let token = std::fs::read_to_string(there.token_file()).unwrap();
+    let there = ServiceAccountAccess::new(&home, namespace, OwnChart::Hub.name()).await?;
+    let token = std::fs::read_to_string(there.token_file())?;
     let secret = json!({
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {"name": "home", "namespace": namespace},
         "stringData": {"kubeconfig": home.kubeconfig_with(&token)},
     });
-    own.kubectl(["create", "namespace", namespace])
-        .await
-        .unwrap();
-    own.apply(&secret.to_string()).await.unwrap();
+    own.kubectl(["create", "namespace", namespace]).await?;
+    own.apply(&secret.to_string()).await?;
     let elsewhere = ["--set=watchCluster.secretName=home"];
     OwnChart::Hub
         .install(&own, hub_values(&repository, "1.0.0", &elsewhere))
-        .await
-        .unwrap();
+        .await?;
     let crds = ["get", "crds", "-o", "name"];
-    assert_eq!(own.kubectl(crds).await.unwrap(), "");
+    assert_eq!(own.kubectl(crds).await?, "");
 
-    let mut hub = HubPod::start(&own, None).await.unwrap();
-    hub.hub.ready(PATIENCE).await.unwrap();
+    let mut hub = HubPod::start(&own, None).await?;
+    hub.hub.ready(PATIENCE).await?;
     let desk = FleetClient::at(&home);
     installs(&desk, "acme").await;
-    desk.delete("default", "acme").await.unwrap();
-    desk.gone("default", "acme").await.unwrap();
+    desk.remove("acme").await?;
     nothing_denied(&home, &accounts(OwnChart::Hub)).await;
     nothing_denied(&own, &accounts(OwnChart::Hub)[..1]).await;
-    hub.hub.stop().await.unwrap();
+    hub.hub.stop().await?;
+    Ok(())
 }
 
 #[tokio::test]
-async fn hub_without_home_member_needs_fewer_rights() {
+async fn hub_without_home_member_needs_fewer_rights() -> TestResult {
     let repository = repository().await;
     let (home, edge) = tokio::try_join!(
         Cluster::start_audited("fewest-home", Parts::ControlPlane),
         Cluster::start("fewest-edge", Parts::ControlPlane),
-    )
-    .unwrap();
+    )?;
     let away = ["--set=selfCluster=false"];
     OwnChart::Hub
         .install(&home, hub_values(&repository, "1.0.0", &away))
-        .await
-        .unwrap();
-    let mut hub = HubPod::start(&home, None).await.unwrap();
-    hub.hub.ready(PATIENCE).await.unwrap();
+        .await?;
+    let mut hub = HubPod::start(&home, None).await?;
+    hub.hub.ready(PATIENCE).await?;
     let namespace = OwnChart::Hub.namespace();
     let secret = json!({
         "apiVersion": "v1",
@@ -637,9 +580,10 @@ async fn hub_without_home_member_needs_fewer_rights() {
         },
         "stringData": {names::KUBECONFIG_KEY: edge.kubeconfig_with_token()},
     });
-    home.apply(&secret.to_string()).await.unwrap();
+    home.apply(&secret.to_string()).await?;
     let desk = FleetClient::at(&home);
-    desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
+    desk.member_shows(EDGE, &[CONNECTED]).await?;
     nothing_denied(&home, &accounts(OwnChart::Hub)[..1]).await;
-    hub.hub.stop().await.unwrap();
+    hub.hub.stop().await?;
+    Ok(())
 }

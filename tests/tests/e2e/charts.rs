@@ -13,8 +13,8 @@ use krypton_helm::driver::{Helm, HelmConfig, Keyring};
 use krypton_tests::fleet::{FleetClient, ValuesFile, values_flag};
 use krypton_tests::registry::{Login, PASSWORD, USERNAME};
 use krypton_tests::{
-    Agent, ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Parts,
-    Registry, Signer, Tools, in_both_modes,
+    Agent, ChartRepository, ChartSource, Hub, HubOptions, Membership, Mode, Parts, Registry,
+    Signer, TestResult, Tools, home_and_edge, in_both_modes,
 };
 use serde_json::json;
 use tempfile::TempDir;
@@ -50,13 +50,13 @@ fn login(username: &str, password: &str) -> watch::Receiver<CredentialsNow> {
 }
 
 #[tokio::test]
-async fn registry_chart_resolves_by_tag_range_or_digest() {
-    let registry = Registry::start(Login::Open).await.unwrap();
+async fn registry_chart_resolves_by_tag_range_or_digest() -> TestResult {
+    let registry = Registry::start(Login::Open).await?;
     // More tags than one page contains.
     for version in ["1.0.0", "1.1.0", "1.2.0-rc.1", "1.2.0+build.7", "2.0.0"] {
-        registry.push(&ChartSource::small(version)).await.unwrap();
+        registry.push(&ChartSource::small(version)).await?;
     }
-    let pinned = registry.push(&ChartSource::small("1.0.1")).await.unwrap();
+    let pinned = registry.push(&ChartSource::small("1.0.1")).await?;
     let (_dir, cache) = cache();
     for (version, expected) in [
         ("1.0.0", "1.0.0"),
@@ -66,7 +66,7 @@ async fn registry_chart_resolves_by_tag_range_or_digest() {
         ("", "2.0.0"),
         (&format!("1.0.1@{pinned}"), "1.0.1"),
     ] {
-        let fetched = cache.fetch(&chart(&registry, version)).await.unwrap();
+        let fetched = cache.fetch(&chart(&registry, version)).await?;
         assert_eq!(
             (fetched.name.as_str(), fetched.version.as_str()),
             ("small", expected),
@@ -74,7 +74,7 @@ async fn registry_chart_resolves_by_tag_range_or_digest() {
         );
         // A version can be pinned by the archive's digest or by the manifest's.
         let again = format!("{expected}@sha256:{}", fetched.sha256);
-        let again = cache.fetch(&chart(&registry, &again)).await.unwrap();
+        let again = cache.fetch(&chart(&registry, &again)).await?;
         assert_eq!(again.sha256, fetched.sha256);
     }
     for (range, expected) in [
@@ -83,7 +83,7 @@ async fn registry_chart_resolves_by_tag_range_or_digest() {
         (">1.1.0-0 <1.2.0", "1.2.0-rc.1"),
         ("*", "2.0.0"),
     ] {
-        let resolved = cache.resolve(&chart(&registry, range)).await.unwrap();
+        let resolved = cache.resolve(&chart(&registry, range)).await?;
         assert_eq!(resolved, expected, "{range}");
     }
     let whole = ChartRef {
@@ -91,13 +91,14 @@ async fn registry_chart_resolves_by_tag_range_or_digest() {
         name: format!("{}/small", registry.url()),
         version: "1.0.0".to_owned(),
     };
-    assert_eq!(cache.fetch(&whole).await.unwrap().name, "small");
+    assert_eq!(cache.fetch(&whole).await?.name, "small");
+    Ok(())
 }
 
 #[tokio::test]
-async fn missing_registry_chart_and_version_errors_are_distinct() {
-    let registry = Registry::start(Login::Open).await.unwrap();
-    registry.push(&ChartSource::small("1.0.0")).await.unwrap();
+async fn missing_registry_chart_and_version_errors_are_distinct() -> TestResult {
+    let registry = Registry::start(Login::Open).await?;
+    registry.push(&ChartSource::small("1.0.0")).await?;
     let (_dir, cache) = cache();
     let error = cache.fetch(&chart(&registry, "3.0.0")).await.unwrap_err();
     assert_eq!(error.fault(), ChartFault::VersionNotFound);
@@ -113,34 +114,36 @@ async fn missing_registry_chart_and_version_errors_are_distinct() {
         matches!(*error, ChartError::Refused { status: 404, .. }),
         "{error}"
     );
+    Ok(())
 }
 
 #[tokio::test]
-async fn chart_changed_in_registry_is_rejected() {
-    let registry = Registry::start(Login::Open).await.unwrap();
-    let first = registry.push(&ChartSource::small("1.0.0")).await.unwrap();
+async fn chart_changed_in_registry_is_rejected() -> TestResult {
+    let registry = Registry::start(Login::Open).await?;
+    let first = registry.push(&ChartSource::small("1.0.0")).await?;
     let (_dir, cache) = cache();
     // The tag moves to other content.
     let source = ChartSource::small("1.0.0").name("other");
-    let other = registry.push(&source).await.unwrap();
+    let other = registry.push(&source).await?;
     assert_ne!(first, other);
     let moved = chart(&registry, &format!("1.0.0@{other}"));
     let error = cache.fetch(&moved).await.unwrap_err();
     assert!(matches!(*error, ChartError::Digest { .. }), "{error}");
 
     // The content doesn't match its digest.
-    let fetched = cache.fetch(&chart(&registry, "1.0.0")).await.unwrap();
-    registry.damage(&fetched.sha256).unwrap();
+    let fetched = cache.fetch(&chart(&registry, "1.0.0")).await?;
+    registry.damage(&fetched.sha256)?;
     let (_dir, fresh) = self::cache();
     let error = fresh.fetch(&chart(&registry, "1.0.0")).await.unwrap_err();
     assert!(matches!(*error, ChartError::Digest { .. }), "{error}");
+    Ok(())
 }
 
 #[tokio::test]
-async fn registry_login_works_by_password_and_token() {
+async fn registry_login_works_by_password_and_token() -> TestResult {
     for kind in [Login::Basic, Login::Token] {
-        let mut registry = Registry::start(kind).await.unwrap();
-        registry.push(&ChartSource::small("1.0.0")).await.unwrap();
+        let mut registry = Registry::start(kind).await?;
+        registry.push(&ChartSource::small("1.0.0")).await?;
         let before = registry.asked().len();
         let wanted = chart(&registry, "1.0.0");
 
@@ -163,11 +166,8 @@ async fn registry_login_works_by_password_and_token() {
 
         let (_dir, known) = cache();
         let known = known.with_credentials(login(USERNAME, PASSWORD));
-        assert_eq!(
-            known.resolve(&chart(&registry, "^1")).await.unwrap(),
-            "1.0.0"
-        );
-        assert_eq!(known.fetch(&wanted).await.unwrap().version, "1.0.0");
+        assert_eq!(known.resolve(&chart(&registry, "^1")).await?, "1.0.0");
+        assert_eq!(known.fetch(&wanted).await?.version, "1.0.0");
         let asked = registry.asked().split_off(before);
         let expected: &[&str] = match kind {
             Login::Token => &["", USERNAME, USERNAME, USERNAME],
@@ -177,50 +177,51 @@ async fn registry_login_works_by_password_and_token() {
 
         // A cached chart needs no registry.
         registry.stop();
-        assert_eq!(known.fetch(&wanted).await.unwrap().version, "1.0.0");
+        assert_eq!(known.fetch(&wanted).await?.version, "1.0.0");
     }
+    Ok(())
 }
 
 /// A cache that accepts only charts signed by [`Signer::Signer`].
-async fn strict_cache() -> (TempDir, ChartCache) {
+async fn strict_cache() -> TestResult<(TempDir, ChartCache)> {
     let (dir, cache) = cache();
     let helm = Helm::new(HelmConfig {
-        binary: Tools::find().unwrap().binary("helm"),
-        supervisor: vec![Agent::program().unwrap().into(), "helm-run".into()],
+        binary: Tools::find()?.binary("helm"),
+        supervisor: vec![Agent::program()?.into(), "helm-run".into()],
         scratch: dir.path().join("helm"),
         private: dir.path().join("private"),
         max_concurrent: 1,
         max_per_member: 1,
     });
     let keyring = Keyring {
-        helm: Arc::new(helm.await.unwrap()),
+        helm: Arc::new(helm.await?),
         file: Signer::Signer.keyring(),
     };
-    (dir, cache.with_prover(Arc::new(keyring)))
+    Ok((dir, cache.with_prover(Arc::new(keyring))))
 }
 
 #[tokio::test]
-async fn keyring_accepts_only_charts_signed_by_its_keys() {
+async fn keyring_accepts_only_charts_signed_by_its_keys() -> TestResult {
     let sources = [
         ChartSource::small("1.0.0").signed(Signer::Signer),
         ChartSource::small("1.1.0").signed(Signer::Stranger),
         ChartSource::small("1.2.0"),
         ChartSource::small("1.3.0+build.7").signed(Signer::Signer),
     ];
-    let registry = Registry::start(Login::Open).await.unwrap();
+    let registry = Registry::start(Login::Open).await?;
     for source in &sources {
-        registry.push(source).await.unwrap();
+        registry.push(source).await?;
     }
-    let repository = ChartRepository::start(&sources).await.unwrap();
-    let (_dir, cache) = strict_cache().await;
-    let folder = tempfile::tempdir().unwrap();
+    let repository = ChartRepository::start(&sources).await?;
+    let (_dir, cache) = strict_cache().await?;
+    let folder = tempfile::tempdir()?;
     let file = |version: &str| ChartRef {
         repo: String::new(),
         name: format!("{}/small-{version}.tgz", folder.path().display()),
         version: version.to_owned(),
     };
     for (name, bytes) in repository.files() {
-        std::fs::write(folder.path().join(name), bytes).unwrap();
+        std::fs::write(folder.path().join(name), bytes)?;
     }
     let of = |version: &str| {
         let by_http = ChartRef {
@@ -231,7 +232,7 @@ async fn keyring_accepts_only_charts_signed_by_its_keys() {
     };
     for version in ["1.0.0", "1.3.0+build.7"] {
         for chart in of(version) {
-            assert_eq!(cache.fetch(&chart).await.unwrap().version, version);
+            assert_eq!(cache.fetch(&chart).await?.version, version);
         }
     }
     for (version, why) in [("1.1.0", "not good"), ("1.2.0", "no provenance file")] {
@@ -244,27 +245,24 @@ async fn keyring_accepts_only_charts_signed_by_its_keys() {
     // A valid signature of other content.
     let [from, to] =
         ["1.0.0", "1.2.0"].map(|version| folder.path().join(format!("small-{version}.tgz.prov")));
-    std::fs::copy(from, to).unwrap();
-    let (_dir, fresh) = strict_cache().await;
+    std::fs::copy(from, to)?;
+    let (_dir, fresh) = strict_cache().await?;
     let error = fresh.fetch(&file("1.2.0")).await.unwrap_err();
     assert!(error.to_string().contains("not good"), "{error}");
+    Ok(())
 }
 
 in_both_modes!(signed_private_chart_range_stays_pinned_across_restart);
 
-async fn signed_private_chart_range_stays_pinned_across_restart(mode: Mode) {
+async fn signed_private_chart_range_stays_pinned_across_restart(mode: Mode) -> TestResult {
     const READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
-    let registry = Registry::start(Login::Token).await.unwrap();
+    let registry = Registry::start(Login::Token).await?;
     for version in ["1.0.0", "1.1.0", "2.0.0"] {
         let source = ChartSource::small(version).signed(Signer::Signer);
-        registry.push(&source).await.unwrap();
+        registry.push(&source).await?;
     }
     let before = registry.asked().len();
-    let (home, edge) = tokio::try_join!(
-        Cluster::start("charts-home", Parts::ControlPlane),
-        Cluster::start("charts-edge", Parts::WithControllers),
-    )
-    .unwrap();
+    let (home, edge) = home_and_edge("charts", Parts::ControlPlane).await?;
     let secret = json!({
         "apiVersion": "v1",
         "kind": "Secret",
@@ -273,8 +271,8 @@ async fn signed_private_chart_range_stays_pinned_across_restart(mode: Mode) {
         "stringData": {"username": USERNAME, "password": PASSWORD},
     });
     let (desk, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
-    desk.apply_secret("charts", &secret).await.unwrap();
-    let values = ValuesFile::new("replicaCount: 0").unwrap();
+    desk.apply_secret("charts", &secret).await?;
+    let values = ValuesFile::new("replicaCount: 0")?;
     let url = registry.url();
     let keyring = format!("--chart-keyring={}", Signer::Signer.keyring().display());
     let options = || {
@@ -285,12 +283,10 @@ async fn signed_private_chart_range_stays_pinned_across_restart(mode: Mode) {
             .args(["--chart-install-crds=false", "--retry-max=5s"])
             .args(["--chart-credentials-secret=charts", "--self-cluster=false"])
     };
-    let mut hub = Hub::start(&options()).unwrap();
-    let mut member = Membership::join(mode, &mut hub, &home, &edge, "edge-1")
-        .await
-        .unwrap();
-    at_edge.create("default", "acme", json!({})).await.unwrap();
-    let tenant = at_edge.shows("default", "acme", &[READY]).await.unwrap();
+    let mut hub = Hub::start(&options())?;
+    let mut member = Membership::join(mode, &mut hub, &home, &edge, "edge-1").await?;
+    at_edge.create("acme", json!({})).await?;
+    let tenant = at_edge.shows("acme", &[READY]).await?;
     let applied = tenant.status.unwrap().last_applied_chart.unwrap();
     // Every member uses the content that the hub has verified, from any source.
     let pinned = format!("{url}/small:1.1.0@sha256:");
@@ -306,16 +302,17 @@ async fn signed_private_chart_range_stays_pinned_across_restart(mode: Mode) {
 
     // After a restart, the hub keeps its version, although a newer one exists.
     let newer = ChartSource::small("1.2.0").signed(Signer::Signer);
-    registry.push(&newer).await.unwrap();
-    hub.stop().await.unwrap();
-    let mut hub = Hub::start(&options().in_place_of(&hub)).unwrap();
-    at_edge.create("default", "later", json!({})).await.unwrap();
-    let later = at_edge.shows("default", "later", &[READY]).await.unwrap();
+    registry.push(&newer).await?;
+    hub.stop().await?;
+    let mut hub = Hub::start(&options().in_place_of(&hub))?;
+    at_edge.create("later", json!({})).await?;
+    let later = at_edge.shows("later", &[READY]).await?;
     assert_eq!(later.status.unwrap().last_applied_chart, Some(applied));
     let release = "tenant-acme-edge-1";
-    let revisions = at_edge.revisions("acme", release).await.unwrap();
+    let revisions = at_edge.revisions("acme", release).await?;
     assert_eq!(revisions, [(1, "deployed".to_owned())]);
-    for log in [hub.log().unwrap(), member.actor(&mut hub).log().unwrap()] {
+    for log in [hub.log()?, member.actor(&mut hub).log()?] {
         assert!(!log.contains(PASSWORD));
     }
+    Ok(())
 }

@@ -9,10 +9,10 @@ use anyhow::bail;
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::Secret};
 use krypton_crds::krypton_deployment::KryptonDeployment;
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, ForeignCrd, Hub, HubOptions, Parts, Tools, eventually,
+    Cluster, ForeignCrd, Hub, HubOptions, Parts, ServedChart, TestResult, Tools, eventually,
     fleet::{
-        Expected, FleetClient, HUB_NAMESPACE, PATIENCE, SYSTEM_NAMESPACE, ValuesFile, chart_flags,
-        condition, values_flag,
+        CONNECTED, Expected, FleetClient, HEALTHY, HUB_NAMESPACE, PATIENCE, RESOLVED,
+        SYSTEM_NAMESPACE, condition,
     },
 };
 use kube::{
@@ -23,10 +23,6 @@ use kube::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
-const RESOLVED: Expected<'_> = ("TargetClusterResolved", "True", "Resolved");
-const CONNECTED: Expected<'_> = ("Connected", "True", "Connected");
-const HEALTHY: Expected<'_> = ("Healthy", "True", "Reconciling");
 const CRD: &str = "clusterprofiles.multicluster.x-k8s.io";
 const CREDENTIAL: &str = "edge-1-credential";
 const PROVIDER: &str = "kubeconfig-secretreader";
@@ -199,20 +195,16 @@ async fn a_deployment_names_a_profile(home: &Cluster, at_edge: &FleetClient) {
             },
         });
         let object = KryptonDeployment::new(name, serde_json::from_value(spec).unwrap());
-        eventually(
-            "the KryptonDeployment to be admitted",
-            PATIENCE,
-            async || {
-                let params = PostParams::default();
-                Ok(Some(all.create(&params, &object).await?))
-            },
-        )
+        eventually("the KryptonDeployment to be admitted", async || {
+            let params = PostParams::default();
+            Ok(Some(all.create(&params, &object).await?))
+        })
         .await
         .unwrap();
     };
     let shows = async |name: &str, (type_, status, reason): Expected<'_>| {
         let what = format!("KryptonDeployment {name} to show {type_} {status} {reason}");
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, async || {
             let conditions = all.get(name).await?.status.unwrap_or_default().conditions;
             let found = condition(&conditions, type_)
                 .is_some_and(|it| it.status == status && it.reason == reason);
@@ -237,63 +229,47 @@ async fn a_deployment_names_a_profile(home: &Cluster, at_edge: &FleetClient) {
 }
 
 #[tokio::test]
-async fn cluster_profile_member_survives_rotation_and_lost_access() {
-    let charts = [ChartSource::small("1.0.0")];
-    let (repository, home, edge) = tokio::try_join!(
-        ChartRepository::start(&charts),
+async fn cluster_profile_member_survives_rotation_and_lost_access() -> TestResult {
+    let (chart, home, edge) = tokio::try_join!(
+        ServedChart::small("replicaCount: 0"),
         Cluster::start("profile-home", Parts::ControlPlane),
         Cluster::start("profile-edge", Parts::WithControllers),
-    )
-    .unwrap();
-    let values = ValuesFile::new("replicaCount: 0").unwrap();
+    )?;
     let file = ProviderFile::new(&json!([secret_reader(&home)]));
-    let flags = chart_flags(&repository, "small", "1.0.0");
-    let options = HubOptions::new(home.kubeconfig()).args(flags).args([
-        values_flag(&values),
-        "--self-cluster=false".to_owned(),
-        "--providers=cluster-profile".to_owned(),
-        "--ensure-watch-crds".to_owned(),
-        file.flag(),
-    ]);
-    let mut hub = Hub::start(&options).unwrap();
+    let options = HubOptions::new(home.kubeconfig()).args(chart.flags(&[
+        "--self-cluster=false",
+        "--providers=cluster-profile",
+        "--ensure-watch-crds",
+        &file.flag(),
+    ]));
+    let mut hub = Hub::start(&options)?;
     let (desk, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
     credential(&desk, &edge.kubeconfig_with_token()).await;
     // There is no such API yet.
-    hub.ready(PATIENCE).await.unwrap();
+    hub.ready(PATIENCE).await?;
     let profiles = Profiles::serve(&home).await;
     let status = json!({"conditions": healthy("False"), "accessProviders": by_secret(&edge)});
     profiles.create("edge-1", status).await;
     let not_ready = unresolved("ClusterProfileNotReady");
-    desk.member_shows("edge-1", &[not_ready]).await.unwrap();
+    desk.member_shows("edge-1", &[not_ready]).await?;
 
     profiles
         .say("edge-1", json!({"conditions": healthy("True")}))
         .await;
-    at_edge.create("default", "first", json!({})).await.unwrap();
-    at_edge
-        .shows("default", "first", &[ALL_READY])
-        .await
-        .unwrap();
+    at_edge.install("first").await?;
     let well = [RESOLVED, CONNECTED, HEALTHY];
-    desk.member_shows("edge-1", &well).await.unwrap();
+    desk.member_shows("edge-1", &well).await?;
     a_deployment_names_a_profile(&home, &at_edge).await;
-    let (lease, releases) = (held(&at_edge).await, at_edge.releases().await.unwrap());
+    let (lease, releases) = (held(&at_edge).await, at_edge.releases().await?);
 
     // What the manager says of other things is no news.
     let noise = json!({"properties": [{"name": "zone.example.org", "value": "a"}]});
     profiles.say("edge-1", noise).await;
     // The token in use is refused from now on; nobody tells the hub.
     credential(&desk, &edge.kubeconfig_with_next_token()).await;
-    edge.rotate_token().await.unwrap();
-    at_edge
-        .create("default", "rotated", json!({}))
-        .await
-        .unwrap();
-    at_edge
-        .shows("default", "rotated", &[ALL_READY])
-        .await
-        .unwrap();
-    desk.member_shows("edge-1", &well).await.unwrap();
+    edge.rotate_token().await?;
+    at_edge.install("rotated").await?;
+    desk.member_shows("edge-1", &well).await?;
     assert_eq!(held(&at_edge).await, lease, "the proxy goes on as it was");
 
     for (providers, problem) in [
@@ -305,43 +281,38 @@ async fn cluster_profile_member_survives_rotation_and_lost_access() {
     ] {
         file.write(&providers);
         let stale = [doubtful("RemoteClusterStale"), CONNECTED, HEALTHY];
-        let member = desk.member_shows("edge-1", &stale).await.unwrap();
-        let conditions = member.status.unwrap().conditions;
-        let told = &condition(&conditions, stale[0].0).unwrap().message;
+        let told = desk.member_message("edge-1", &stale).await?;
         assert!(told.contains("ClusterProfile default/edge-1"), "{told}");
         assert!(told.contains(problem), "{told}");
         if problem == PROVIDER {
-            at_edge.create("default", "stale", json!({})).await.unwrap();
-            at_edge
-                .shows("default", "stale", &[ALL_READY])
-                .await
-                .unwrap();
+            at_edge.install("stale").await?;
         }
         file.write(&json!([secret_reader(&home)]));
-        desk.member_shows("edge-1", &well).await.unwrap();
+        desk.member_shows("edge-1", &well).await?;
     }
     assert_eq!(held(&at_edge).await, lease, "the proxy goes on as it was");
 
     profiles.delete("edge-1").await;
     let gone = unresolved("ClusterProfileNotFound");
-    desk.member_shows("edge-1", &[gone]).await.unwrap();
-    let left = at_edge.releases().await.unwrap();
+    desk.member_shows("edge-1", &[gone]).await?;
+    let left = at_edge.releases().await?;
     assert_eq!(left.len(), 4);
     for (name, version) in releases {
         assert_eq!(left.get(&name), Some(&version), "{name}");
     }
     // The token was in no log.
-    let log = hub.log().unwrap();
+    let log = hub.log()?;
     for kubeconfig in [
         edge.kubeconfig_with_token(),
         edge.kubeconfig_with_next_token(),
     ] {
-        let kubeconfig: Value = serde_saphyr::from_str(&kubeconfig).unwrap();
+        let kubeconfig: Value = serde_saphyr::from_str(&kubeconfig)?;
         let token = kubeconfig["users"][0]["user"]["token"].as_str().unwrap();
         assert!(!log.contains(token));
     }
     let secrets: Api<Secret> = Api::namespaced(desk.client.clone(), HUB_NAMESPACE);
     assert!(secrets.get(CREDENTIAL).await.is_ok());
+    Ok(())
 }
 
 fn with_token() -> String {
@@ -369,10 +340,8 @@ fn mismatched() -> String {
 }
 
 #[tokio::test]
-async fn unreachable_cluster_profile_shows_reason_on_edge_cluster() {
-    let home = Cluster::start("reasons-home", Parts::ControlPlane)
-        .await
-        .unwrap();
+async fn unreachable_cluster_profile_shows_reason_on_edge_cluster() -> TestResult {
+    let home = Cluster::start("reasons-home", Parts::ControlPlane).await?;
     let desk = FleetClient::at(&home);
     let profiles = Profiles::serve(&home).await;
     let server = json!({"server": home.server()});
@@ -411,7 +380,7 @@ async fn unreachable_cluster_profile_shows_reason_on_edge_cluster() {
         let told = reason(name, "MulticlusterDisabled").await;
         assert!(told.contains("--clusterprofile-provider-file"), "{told}");
     }
-    hub.stop().await.unwrap();
+    hub.stop().await?;
 
     let broken = ["-c", "echo the vault is sealed >&2; exit 3"];
     let file = ProviderFile::new(&json!([
@@ -438,30 +407,29 @@ async fn unreachable_cluster_profile_shows_reason_on_edge_cluster() {
         told.contains("(unknown)") && told.contains("broken, mismatched, tokens"),
         "{told}"
     );
-    hub.stop().await.unwrap();
+    hub.stop().await?;
 
     let mut hub = start(&["--providers=kubeconfig", &file.flag()]);
     let told = reason("edge-1", "AccessProviderNotConfigured").await;
     assert!(told.contains("--providers"), "{told}");
-    hub.stop().await.unwrap();
+    hub.stop().await?;
 
-    home.kubectl(["delete", "crd", CRD]).await.unwrap();
+    home.kubectl(["delete", "crd", CRD]).await?;
     let mut hub = start(&[by_profiles, &file.flag()]);
     let unavailable = [doubtful("ClusterProfileUnavailable")];
-    let member = desk.member_shows("edge-1", &unavailable).await.unwrap();
-    let conditions = member.status.unwrap().conditions;
-    let told = &condition(&conditions, unavailable[0].0).unwrap().message;
+    let told = desk.member_message("edge-1", &unavailable).await?;
     assert!(told.contains(CRD), "{told}");
-    hub.stop().await.unwrap();
+    hub.stop().await?;
 
     // A file that cannot be used is said before anything is done.
-    fs::write(file.path(), r#"{"providers": [{"name": "a"}]}"#).unwrap();
+    fs::write(file.path(), r#"{"providers": [{"name": "a"}]}"#)?;
     let mut hub = start(&[by_profiles, &file.flag()]);
-    assert!(!hub.wait(PATIENCE).await.unwrap().success());
-    let log = hub.log().unwrap();
+    assert!(!hub.wait(PATIENCE).await?.success());
+    let log = hub.log()?;
     assert!(
         log.contains("$.providers[0].execConfig is missing"),
         "{log}"
     );
     assert!(log.contains("config.json"), "{log}");
+    Ok(())
 }

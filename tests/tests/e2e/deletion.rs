@@ -7,16 +7,12 @@ use k8s_openapi::api::admissionregistration::v1::{
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_crds::tenant::Tenant;
 use krypton_tests::{
-    Mode, Pair, by_agent, eventually,
-    fleet::{FleetClient, PATIENCE},
-    held::Held,
+    Mode, Scenario, TestResult, by_agent, eventually, fleet::FleetClient, held::Held,
 };
 use krypton_types::names;
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, CustomResourceExt, ResourceExt};
 use serde_json::json;
-
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 
 by_agent!(
     tenant_deletion_removes_release_and_only_own_namespace,
@@ -27,67 +23,54 @@ by_agent!(
     refused_tenant_keeps_no_other_from_its_restore
 );
 
-async fn tenant_deletion_removes_release_and_only_own_namespace(mode: Mode) {
-    let (pair, _repository, _values) = Pair::with_small_chart("deletion", mode).await.unwrap();
+async fn tenant_deletion_removes_release_and_only_own_namespace(mode: Mode) -> TestResult {
+    let (pair, _chart) = Scenario::new("deletion", mode).start().await?;
     let desk = pair.desk();
     pair.cluster()
         .kubectl(["create", "namespace", "theirs"])
-        .await
-        .unwrap();
+        .await?;
     for (name, spec) in [
         ("made", json!({"workspace": "made-ws"})),
         ("guest", json!({"workspace": "theirs"})),
         ("orphan", json!({"workspace": "orphan-ws"})),
     ] {
-        desk.create("default", name, spec).await.unwrap();
+        desk.create(name, spec).await?;
     }
     for name in ["made", "guest", "orphan"] {
-        let tenant = desk.shows("default", name, &[ALL_READY]).await.unwrap();
+        let tenant = desk.ready(name).await?;
         assert_eq!(tenant.finalizers(), [names::TENANT_FINALIZER]);
     }
-    let theirs = desk.namespace("theirs").await.unwrap().unwrap();
+    let theirs = desk.namespace("theirs").await?.unwrap();
 
-    desk.annotate("default", "orphan", names::ORPHAN_ANNOTATION, "true")
-        .await
-        .unwrap();
+    desk.annotate("orphan", names::ORPHAN_ANNOTATION, "true")
+        .await?;
     for name in ["made", "guest", "orphan"] {
-        desk.delete("default", name).await.unwrap();
+        desk.delete(name).await?;
     }
     for name in ["made", "guest", "orphan"] {
-        desk.gone("default", name).await.unwrap();
+        desk.gone(name).await?;
     }
 
-    assert_eq!(
-        desk.revisions("made-ws", &pair.release("made"))
-            .await
-            .unwrap(),
-        []
-    );
-    assert_eq!(desk.namespace("made-ws").await.unwrap(), None);
-    assert_eq!(
-        desk.revisions("theirs", &pair.release("guest"))
-            .await
-            .unwrap(),
-        []
-    );
-    let left = pair.cluster().kubectl([
-        "get",
-        "deploy,svc,cm",
-        "--namespace=theirs",
-        "--output=name",
-    ]);
-    let left = left.await.unwrap();
+    assert_eq!(desk.revisions("made-ws", &pair.release("made")).await?, []);
+    assert_eq!(desk.namespace("made-ws").await?, None);
+    assert_eq!(desk.revisions("theirs", &pair.release("guest")).await?, []);
+    let left = pair
+        .cluster()
+        .kubectl([
+            "get",
+            "deploy,svc,cm",
+            "--namespace=theirs",
+            "--output=name",
+        ])
+        .await?;
     assert!(!left.contains("tenant-guest"), "{left}");
-    let now = desk.namespace("theirs").await.unwrap().unwrap();
+    let now = desk.namespace("theirs").await?.unwrap();
     assert_eq!(now.metadata.deletion_timestamp, None);
     assert_eq!(
         (now.metadata.uid, now.metadata.labels),
         (theirs.metadata.uid, theirs.metadata.labels)
     );
-    let orphaned = desk
-        .revisions("orphan-ws", &pair.release("orphan"))
-        .await
-        .unwrap();
+    let orphaned = desk.revisions("orphan-ws", &pair.release("orphan")).await?;
     assert_eq!(orphaned, [(1, "deployed".to_owned())]);
     let deployment = [
         "get",
@@ -95,55 +78,52 @@ async fn tenant_deletion_removes_release_and_only_own_namespace(mode: Mode) {
         &pair.release("orphan"),
         "--namespace=orphan-ws",
     ];
-    pair.cluster().kubectl(deployment).await.unwrap();
+    pair.cluster().kubectl(deployment).await?;
     for (name, reason) in [
         ("made", "HelmUninstalled"),
         ("made", "WorkspaceDeleted"),
         ("orphan", "Orphaned"),
     ] {
-        desk.told("default", name, reason).await.unwrap();
+        desk.told(name, reason).await?;
     }
 
     // A new Tenant with the name of a deleted one is an ordinary Tenant.
-    desk.create("default", "made", json!({"workspace": "made-ws"}))
-        .await
-        .unwrap();
-    desk.shows("default", "made", &[ALL_READY]).await.unwrap();
+    desk.create("made", json!({"workspace": "made-ws"})).await?;
+    desk.ready("made").await?;
     desk.newest_is("made-ws", &pair.release("made"), 1, "deployed")
-        .await
-        .unwrap();
+        .await?;
+    Ok(())
 }
 
-async fn older_tenant_keeps_release_when_younger_is_deleted(mode: Mode) {
-    let (pair, _repository, _values) = Pair::with_small_chart("claim", mode).await.unwrap();
+async fn older_tenant_keeps_release_when_younger_is_deleted(mode: Mode) -> TestResult {
+    let (pair, _chart) = Scenario::new("claim", mode).start().await?;
     let desk = pair.desk();
     for namespace in ["older", "younger"] {
         pair.cluster()
             .kubectl(["create", "namespace", namespace])
-            .await
-            .unwrap();
+            .await?;
     }
     let spec = json!({"workspace": "shared"});
-    desk.create("older", "acme", spec.clone()).await.unwrap();
-    desk.shows("older", "acme", &[ALL_READY]).await.unwrap();
-    let releases = desk.releases().await.unwrap();
+    desk.within("older").create("acme", spec.clone()).await?;
+    desk.within("older").ready("acme").await?;
+    let releases = desk.releases().await?;
 
-    desk.create("younger", "acme", spec).await.unwrap();
+    desk.within("younger").create("acme", spec).await?;
     let error = pair.condition("ClusterError");
     let refused = (error.as_str(), "True", "ReleaseInUse");
-    let younger = desk.shows("younger", "acme", &[refused]).await.unwrap();
+    let younger = desk.within("younger").shows("acme", &[refused]).await?;
     let status = younger.status.unwrap();
     assert_eq!(status.phase.as_deref(), Some("Error"));
     let message = status.last_message.unwrap();
     assert!(message.contains("Tenant older/acme"), "{message}");
-    desk.told("younger", "acme", "ReleaseInUse").await.unwrap();
+    desk.within("younger").told("acme", "ReleaseInUse").await?;
 
-    desk.delete("younger", "acme").await.unwrap();
-    desk.gone("younger", "acme").await.unwrap();
-    desk.shows("older", "acme", &[ALL_READY]).await.unwrap();
-    assert_eq!(desk.releases().await.unwrap(), releases);
-    let shared = desk.namespace("shared").await.unwrap().unwrap();
+    desk.within("younger").remove("acme").await?;
+    desk.within("older").ready("acme").await?;
+    assert_eq!(desk.releases().await?, releases);
+    let shared = desk.namespace("shared").await?.unwrap();
     assert_eq!(shared.metadata.deletion_timestamp, None);
+    Ok(())
 }
 
 /// On the home cluster, the hub has a second watch on the same Tenants for aggregation.
@@ -152,58 +132,54 @@ async fn tenants_and_releases_survive_crd_deletion_on_home() {
     Box::pin(tenants_and_releases_survive_crd_deletion(Mode::SelfCluster)).await;
 }
 
-async fn crd_stripped_of_finalizer_and_recreated_uninstalls_nothing(mode: Mode) {
-    let (mut pair, _repository, _values) = Pair::with_small_chart("stripped", mode).await.unwrap();
+async fn crd_stripped_of_finalizer_and_recreated_uninstalls_nothing(mode: Mode) -> TestResult {
+    let (mut pair, _chart) = Scenario::new("stripped", mode).start().await?;
     let desk = pair.desk();
     let spec = json!({"workspace": "acme-ws"});
-    desk.create("default", "acme", spec).await.unwrap();
-    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    desk.create("acme", spec).await?;
+    desk.ready("acme").await?;
     // With hub and agent stopped, no process saves the Tenants, and their finalizers block the deletion of the CRD.
-    pair.stop().await.unwrap();
-    let releases = desk.releases().await.unwrap();
+    pair.stop().await?;
+    let releases = desk.releases().await?;
     let name = Tenant::crd_name();
     let cluster = pair.cluster();
     let delete = ["delete", "crd", name, "--wait=false"];
-    cluster.kubectl(delete).await.unwrap();
-    let deleted = eventually("the Tenant to be deleted with it", PATIENCE, async || {
-        let tenant = desk.tenants("default").get("acme").await?;
+    cluster.kubectl(delete).await?;
+    let deleted = eventually("the Tenant to be deleted with it", async || {
+        let tenant = desk.tenants().get("acme").await?;
         Ok(tenant.metadata.deletion_timestamp)
     })
-    .await
-    .unwrap();
+    .await?;
     let none = r#"{"metadata":{"finalizers":[]}}"#;
     let strip = ["patch", "crd", name, "--type=merge", "--patch", none];
-    cluster.kubectl(strip).await.unwrap();
+    cluster.kubectl(strip).await?;
     // Times in the API have a resolution of one second.
-    eventually("another second", PATIENCE, async || {
+    eventually("another second", async || {
         let now = krypton_runtime::clock::wall().as_second();
         Ok((now > deleted.0.as_second() + 1).then_some(()))
     })
-    .await
-    .unwrap();
+    .await?;
 
-    pair.start_hub_again().unwrap();
-    pair.start_agent_again().unwrap();
+    pair.start_hub_again()?;
+    pair.start_agent_again()?;
     let error = pair.condition("ClusterError");
     let waits = [(error.as_str(), "True", "UninstallFailed")];
-    let tenant = desk.shows("default", "acme", &waits).await.unwrap();
+    let tenant = desk.shows("acme", &waits).await?;
     assert!(tenant.metadata.deletion_timestamp.is_some(), "etcd kept it");
-    assert_eq!(desk.releases().await.unwrap(), releases);
+    assert_eq!(desk.releases().await?, releases);
     let orphan = names::ORPHAN_ANNOTATION;
-    desk.annotate("default", "acme", orphan, "true")
-        .await
-        .unwrap();
-    desk.gone("default", "acme").await.unwrap();
-    assert_eq!(desk.releases().await.unwrap(), releases);
+    desk.annotate("acme", orphan, "true").await?;
+    desk.gone("acme").await?;
+    assert_eq!(desk.releases().await?, releases);
+    Ok(())
 }
 
-async fn tenants_and_releases_survive_crd_deletion(mode: Mode) {
-    let (mut pair, _repository, _values) = Pair::with_small_chart("crd", mode).await.unwrap();
+async fn tenants_and_releases_survive_crd_deletion(mode: Mode) -> TestResult {
+    let (mut pair, _chart) = Scenario::new("crd", mode).start().await?;
     let desk = pair.desk();
     pair.cluster()
         .kubectl(["create", "namespace", "team"])
-        .await
-        .unwrap();
+        .await?;
     // Half of the Tenants are in a second namespace. On the home cluster, two Tenants are enough.
     let each = if mode == Mode::SelfCluster { 1 } else { 10 };
     let mut names = Vec::new();
@@ -211,26 +187,25 @@ async fn tenants_and_releases_survive_crd_deletion(mode: Mode) {
         for namespace in ["default", "team"] {
             let name = format!("{namespace}-{number}");
             let spec = json!({"workspace": format!("{name}-ws")});
-            desk.create(namespace, &name, spec).await.unwrap();
+            desk.within(namespace).create(&name, spec).await?;
             names.push((namespace, name));
         }
     }
     let mut before = Vec::new();
     for (namespace, name) in &names {
-        before.push(desk.shows(namespace, name, &[ALL_READY]).await.unwrap());
+        before.push(desk.within(namespace).ready(name).await?);
     }
     // The annotation is the last write of an installation, so no action is pending afterwards.
-    desk.lease_renewed().await.unwrap();
-    let releases = desk.releases().await.unwrap();
+    desk.lease_renewed().await?;
+    let releases = desk.releases().await?;
     let crds: Api<CustomResourceDefinition> = Api::all(desk.client.clone());
-    let crd = crds.get(Tenant::crd_name()).await.unwrap();
+    let crd = crds.get(Tenant::crd_name()).await?;
 
     pair.cluster()
         .kubectl(["delete", "crd", Tenant::crd_name(), "--wait=false"])
-        .await
-        .unwrap();
+        .await?;
 
-    eventually("another CRD in its place", PATIENCE, async || {
+    eventually("another CRD in its place", async || {
         let now = crds.get(Tenant::crd_name()).await?;
         if now.metadata.uid == crd.metadata.uid {
             bail!(
@@ -240,119 +215,100 @@ async fn tenants_and_releases_survive_crd_deletion(mode: Mode) {
         }
         Ok(Some(()))
     })
-    .await
-    .unwrap();
+    .await?;
     for ((namespace, name), old) in names.iter().zip(before) {
-        eventually(&format!("Tenant {name} to be back"), PATIENCE, async || {
-            let tenant = desk.tenants(namespace).get_opt(name).await?;
+        eventually(&format!("Tenant {name} to be back"), async || {
+            let tenant = desk.within(namespace).tenants().get_opt(name).await?;
             Ok(tenant.filter(|tenant| tenant.metadata.uid != old.metadata.uid))
         })
-        .await
-        .unwrap();
-        let back = desk.shows(namespace, name, &[ALL_READY]).await.unwrap();
+        .await?;
+        let back = desk.within(namespace).ready(name).await?;
         assert_eq!(back.spec, old.spec);
         // On the home cluster, the member's earlier report is written to the restored Tenant immediately.
-        eventually(&format!("the finalizer of {name}"), PATIENCE, async || {
-            let tenant = desk.tenants(namespace).get(name).await?;
+        eventually(&format!("the finalizer of {name}"), async || {
+            let tenant = desk.within(namespace).tenants().get(name).await?;
             Ok((tenant.finalizers() == [names::TENANT_FINALIZER]).then_some(()))
         })
-        .await
-        .unwrap();
-        desk.told(namespace, name, "TenantRestored").await.unwrap();
+        .await?;
+        desk.within(namespace).told(name, "TenantRestored").await?;
     }
-    assert_eq!(
-        desk.releases().await.unwrap(),
-        releases,
-        "no release was touched"
-    );
-    let log = pair.actor().unwrap().log().unwrap();
+    assert_eq!(desk.releases().await?, releases, "no release was touched");
+    let log = pair.actor()?.log()?;
     assert!(!log.contains("running helm uninstall"), "{log}");
     assert_eq!(log.matches("running helm").count(), 2 * each, "{log}");
 
     // The restored Tenants are complete. Deleting a namespace removes its Tenants and no others.
     pair.cluster()
         .kubectl(["delete", "namespace", "team", "--wait=false"])
-        .await
-        .unwrap();
+        .await?;
     for (namespace, name) in &names {
         let (workspace, release) = (format!("{name}-ws"), pair.release(name));
         if *namespace == "team" {
-            desk.gone(namespace, name).await.unwrap();
-            assert_eq!(desk.revisions(&workspace, &release).await.unwrap(), []);
+            desk.within(namespace).gone(name).await?;
+            assert_eq!(desk.revisions(&workspace, &release).await?, []);
         }
     }
-    eventually("the namespace to be gone", PATIENCE, async || {
+    eventually("the namespace to be gone", async || {
         Ok(desk.namespace("team").await?.is_none().then_some(()))
     })
-    .await
-    .unwrap();
+    .await?;
     let mut left = releases;
     left.retain(|name, _| name.contains("tenant-default-"));
-    assert_eq!(desk.releases().await.unwrap(), left);
+    assert_eq!(desk.releases().await?, left);
     for (namespace, name) in names
         .iter()
         .filter(|(namespace, _)| *namespace == "default")
     {
-        desk.shows(namespace, name, &[ALL_READY]).await.unwrap();
+        desk.within(namespace).ready(name).await?;
     }
+    Ok(())
 }
 
-async fn only_certain_deletions_resume_after_crd_recreation(mode: Mode) {
-    let (pair, _repository, _values) = Pair::with_small_chart("crd-late", mode).await.unwrap();
+async fn only_certain_deletions_resume_after_crd_recreation(mode: Mode) -> TestResult {
+    let (pair, _chart) = Scenario::new("crd-late", mode).start().await?;
     let desk = pair.desk();
-    for name in ["paused", "staying"] {
-        desk.create("default", name, json!({})).await.unwrap();
-    }
-    for name in ["paused", "staying"] {
-        desk.shows("default", name, &[ALL_READY]).await.unwrap();
-    }
+    desk.install_all(&["paused", "staying"]).await?;
     let crds: Api<CustomResourceDefinition> = Api::all(desk.client.clone());
-    let crd = crds.get(Tenant::crd_name()).await.unwrap();
-    let old = desk.tenants("default").get("staying").await.unwrap();
-    let going = Held::delete(&desk, "going").await.unwrap();
+    let crd = crds.get(Tenant::crd_name()).await?;
+    let old = desk.tenants().get("staying").await?;
+    let going = Held::delete(&desk, "going").await?;
     // Krypton hasn't processed this deletion yet.
-    desk.annotate("default", "paused", names::PAUSED_ANNOTATION, "true")
-        .await
-        .unwrap();
-    desk.delete("default", "paused").await.unwrap();
+    desk.annotate("paused", names::PAUSED_ANNOTATION, "true")
+        .await?;
+    desk.delete("paused").await?;
 
     pair.cluster()
         .kubectl(["delete", "crd", Tenant::crd_name(), "--wait=false"])
-        .await
-        .unwrap();
+        .await?;
 
-    eventually("another CRD in its place", PATIENCE, async || {
+    eventually("another CRD in its place", async || {
         let now = crds.get_opt(Tenant::crd_name()).await?;
         Ok(now.filter(|now| now.metadata.uid != crd.metadata.uid))
     })
-    .await
-    .unwrap();
+    .await?;
     let back = async |name: &str| {
-        eventually(&format!("Tenant {name} to be back"), PATIENCE, async || {
-            let tenant = desk.tenants("default").get_opt(name).await?;
+        eventually(&format!("Tenant {name} to be back"), async || {
+            let tenant = desk.tenants().get_opt(name).await?;
             Ok(tenant)
         })
         .await
         .unwrap()
     };
     assert_ne!(back("staying").await.metadata.uid, old.metadata.uid);
-    let staying = desk.shows("default", "staying", &[ALL_READY]);
-    staying.await.unwrap();
+    desk.ready("staying").await?;
     // When in doubt, Krypton uninstalls nothing.
     assert_eq!(back("paused").await.metadata.deletion_timestamp, None);
-    going.is_deleted_again().await.unwrap();
-    desk.told("default", "going", "TenantRestored")
-        .await
-        .unwrap();
-    going.let_go().await.unwrap();
-    assert_eq!(desk.namespace("going").await.unwrap(), None);
+    going.is_deleted_again().await?;
+    desk.told("going", "TenantRestored").await?;
+    going.let_go().await?;
+    assert_eq!(desk.namespace("going").await?, None);
     desk.newest_is("paused", &pair.release("paused"), 1, "deployed")
-        .await
-        .unwrap();
+        .await?;
+    Ok(())
 }
 
 /// Makes the API server reject every new Tenant of this name.
-async fn refuse(desk: &FleetClient, name: &str) {
+async fn refuse(desk: &FleetClient, name: &str) -> TestResult {
     let tenants = json!({"apiGroups": ["mesh.openkcm.io"], "apiVersions": ["*"],
         "operations": ["CREATE"], "resources": ["tenants"]});
     let policy = json!({"metadata": {"name": "refuse"}, "spec": {
@@ -365,88 +321,79 @@ async fn refuse(desk: &FleetClient, name: &str) {
         "spec": {"policyName": "refuse", "validationActions": ["Deny"]}});
     let params = PostParams::default();
     let policies: Api<ValidatingAdmissionPolicy> = Api::all(desk.client.clone());
-    let policy = serde_json::from_value(policy).unwrap();
-    policies.create(&params, &policy).await.unwrap();
+    let policy = serde_json::from_value(policy)?;
+    policies.create(&params, &policy).await?;
     let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(desk.client.clone());
-    let binding = serde_json::from_value(binding).unwrap();
-    bindings.create(&params, &binding).await.unwrap();
-    let probe = Tenant::new(name, serde_json::from_value(json!({})).unwrap());
+    let binding = serde_json::from_value(binding)?;
+    bindings.create(&params, &binding).await?;
+    let probe = Tenant::new(name, serde_json::from_value(json!({}))?);
     let dry = PostParams {
         dry_run: true,
         ..PostParams::default()
     };
-    eventually("the policy to be in force", PATIENCE, async || {
-        let tried = desk.tenants("kube-public").create(&dry, &probe).await;
+    eventually("the policy to be in force", async || {
+        let tried = desk
+            .within("kube-public")
+            .tenants()
+            .create(&dry, &probe)
+            .await;
         Ok(tried.is_err().then_some(()))
     })
-    .await
-    .unwrap();
+    .await?;
+    Ok(())
 }
 
-async fn refused_tenant_keeps_no_other_from_its_restore(mode: Mode) {
-    let (mut pair, _repository, _values) = Pair::with_small_chart("refused", mode).await.unwrap();
+async fn refused_tenant_keeps_no_other_from_its_restore(mode: Mode) -> TestResult {
+    let (mut pair, _chart) = Scenario::new("refused", mode).start().await?;
     let (desk, home) = (pair.desk(), FleetClient::at(pair.home()));
     for name in ["bad", "good", "other"] {
-        desk.create("default", name, json!({})).await.unwrap();
+        desk.create(name, json!({})).await?;
     }
     let mut before = Vec::new();
     for name in ["bad", "good", "other"] {
-        before.push(desk.shows("default", name, &[ALL_READY]).await.unwrap());
+        before.push(desk.ready(name).await?);
     }
-    desk.lease_renewed().await.unwrap();
-    let releases = desk.releases().await.unwrap();
-    refuse(&desk, "bad").await;
+    desk.lease_renewed().await?;
+    let releases = desk.releases().await?;
+    refuse(&desk, "bad").await?;
     let delete = ["delete", "crd", Tenant::crd_name(), "--wait=false"];
-    pair.cluster().kubectl(delete).await.unwrap();
+    pair.cluster().kubectl(delete).await?;
     for (name, old) in [("good", &before[1]), ("other", &before[2])] {
-        eventually(&format!("Tenant {name} to be back"), PATIENCE, async || {
-            let tenant = desk.tenants("default").get_opt(name).await?;
+        eventually(&format!("Tenant {name} to be back"), async || {
+            let tenant = desk.tenants().get_opt(name).await?;
             Ok(tenant.filter(|tenant| tenant.metadata.uid != old.metadata.uid))
         })
-        .await
-        .unwrap();
+        .await?;
     }
     let waits = ("Healthy", "False", "TenantsNotRestored");
-    let shown = home.member_shows(pair.name(), &[waits]).await.unwrap();
-    let said = serde_json::to_string(&shown.status).unwrap();
+    let shown = home.member_shows(pair.name(), &[waits]).await?;
+    let said = serde_json::to_string(&shown.status)?;
     assert!(
         said.contains("deleted: 1;") && said.contains("default/bad"),
         "{said}"
     );
 
     // The other Tenants are reconciled. One is deleted, and stays deleted after a restart.
-    desk.delete("default", "good").await.unwrap();
-    desk.gone("default", "good").await.unwrap();
-    pair.stop().await.unwrap();
-    pair.start_hub_again().unwrap();
-    pair.start_agent_again().unwrap();
-    desk.lease_renewed().await.unwrap();
-    home.member_shows(pair.name(), &[waits]).await.unwrap();
-    assert!(
-        desk.tenants("default")
-            .get_opt("good")
-            .await
-            .unwrap()
-            .is_none()
-    );
+    desk.remove("good").await?;
+    pair.stop().await?;
+    pair.start_hub_again()?;
+    pair.start_agent_again()?;
+    desk.lease_renewed().await?;
+    home.member_shows(pair.name(), &[waits]).await?;
+    assert!(desk.tenants().get_opt("good").await?.is_none());
 
     let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(desk.client.clone());
     let params = DeleteParams::default();
-    bindings.delete("refuse", &params).await.unwrap();
-    desk.told("default", "bad", "TenantRestored").await.unwrap();
+    bindings.delete("refuse", &params).await?;
+    desk.told("bad", "TenantRestored").await?;
     for name in ["bad", "other"] {
-        desk.shows("default", name, &[ALL_READY]).await.unwrap();
+        desk.ready(name).await?;
     }
     let healthy = ("Healthy", "True", "Reconciling");
-    home.member_shows(pair.name(), &[healthy]).await.unwrap();
-    assert!(
-        desk.tenants("default")
-            .get_opt("good")
-            .await
-            .unwrap()
-            .is_none()
-    );
+    home.member_shows(pair.name(), &[healthy]).await?;
+    assert!(desk.tenants().get_opt("good").await?.is_none());
     let mut left = releases;
     left.retain(|name, _| !name.contains("tenant-good-"));
-    assert_eq!(desk.releases().await.unwrap(), left);
+    assert_eq!(desk.releases().await?, left);
+    Ok(())
 }

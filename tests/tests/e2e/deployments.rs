@@ -6,8 +6,8 @@ mod stub_hub;
 use krypton_helm::releases::labels::{OWNER_NAMESPACE_LABEL, OWNER_UID_LABEL};
 use krypton_reconciler::index::CREATOR_LABEL;
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Gate, Mode, Parts, by_agent, eventually,
-    fleet::{FleetClient, PATIENCE, kill_helm},
+    ChartRepository, ChartSource, Cluster, Gate, Mode, Parts, TestResult, by_agent, eventually,
+    fleet::{FleetClient, kill_helm},
     gate,
     no_tenants::{has_no_tenants, refuse_tenants},
 };
@@ -66,11 +66,9 @@ async fn labels(desk: &FleetClient, namespace: &str, release: &str, revision: u3
 
 async fn namespace_goes(desk: &FleetClient, name: &str) {
     let what = format!("namespace {name} to be gone");
-    eventually(&what, PATIENCE, async || {
-        match desk.namespace(name).await? {
-            None => Ok(Some(())),
-            Some(namespace) => bail!("{:?}", namespace.status),
-        }
+    eventually(&what, async || match desk.namespace(name).await? {
+        None => Ok(Some(())),
+        Some(namespace) => bail!("{:?}", namespace.status),
     })
     .await
     .unwrap();
@@ -87,7 +85,7 @@ async fn message_is(cluster: &Cluster, namespace: &str, release: &str, expected:
         output,
     ];
     let what = format!("the message of {release} to be {expected}");
-    eventually(&what, PATIENCE, async || {
+    eventually(&what, async || {
         match cluster.kubectl(words).await?.as_str() {
             found if found == expected => Ok(Some(())),
             found => bail!("it is {found:?}"),
@@ -97,16 +95,14 @@ async fn message_is(cluster: &Cluster, namespace: &str, release: &str, expected:
     .unwrap();
 }
 
-async fn deployment_is_reconciled_and_removed_only_by_order(mode: Mode) {
+async fn deployment_is_reconciled_and_removed_only_by_order(mode: Mode) -> TestResult {
     let cluster = cluster("ordered", mode, Parts::WithControllers).await;
     let (desk, repository) = (FleetClient::at(&cluster), small().await);
     let drift = DriftPolicy {
         mode: DriftMode::Heal,
         interval_seconds: 1,
     };
-    let mut stub = StubHub::start(mode, &cluster, &repository, "small", drift)
-        .await
-        .unwrap();
+    let mut stub = StubHub::start(mode, &cluster, &repository, "small", drift).await?;
     stub.value("replicaCount", 0);
     let mut acme = order("accounts", "acme");
     let release = "ced-acme";
@@ -114,27 +110,23 @@ async fn deployment_is_reconciled_and_removed_only_by_order(mode: Mode) {
     let said = stub.ready(&acme, reason::INSTALLED).await;
     assert!(said.applied_chart.ends_with("/small:1.0.0"), "{said:?}");
     assert!(!said.gone);
-    desk.newest_is("acme", release, 1, "deployed")
-        .await
-        .unwrap();
+    desk.newest_is("acme", release, 1, "deployed").await?;
     let marks = labels(&desk, "acme", release, 1).await;
     assert_eq!(marks[OWNER_UID_LABEL], acme.uid);
     assert_eq!(marks[OWNER_NAMESPACE_LABEL], "accounts");
-    let workspace = desk.namespace("acme").await.unwrap().unwrap();
+    let workspace = desk.namespace("acme").await?.unwrap();
     assert_eq!(workspace.labels()[CREATOR_LABEL], acme.uid);
 
     stub.value("message", "again");
     stub.order(&[&acme]);
     stub.ready(&acme, reason::UPGRADED).await;
-    desk.newest_is("acme", release, 2, "deployed")
-        .await
-        .unwrap();
+    desk.newest_is("acme", release, 2, "deployed").await?;
     message_is(&cluster, "acme", release, "again").await;
 
     // What somebody changes is put right without a revision.
     let patch = r#"{"data":{"message":"mine"}}"#;
     let words = ["patch", "configmap", release, "-n", "acme", "-p", patch];
-    cluster.kubectl(words).await.unwrap();
+    cluster.kubectl(words).await?;
     message_is(&cluster, "acme", release, "again").await;
 
     acme.paused = true;
@@ -146,15 +138,11 @@ async fn deployment_is_reconciled_and_removed_only_by_order(mode: Mode) {
         progress.is_some_and(|progress| progress.reason == reason::PAUSED)
     })
     .await;
-    desk.newest_is("acme", release, 2, "deployed")
-        .await
-        .unwrap();
+    desk.newest_is("acme", release, 2, "deployed").await?;
     acme.paused = false;
     acme.generation += 1;
     stub.order(&[&acme]);
-    desk.newest_is("acme", release, 3, "deployed")
-        .await
-        .unwrap();
+    desk.newest_is("acme", release, 3, "deployed").await?;
     stub.ready(&acme, reason::UPGRADED).await;
 
     // Missing from the list, and no list at all: neither says that anything is to go. Another one that is
@@ -165,50 +153,45 @@ async fn deployment_is_reconciled_and_removed_only_by_order(mode: Mode) {
     stub.silent(&acme).await;
     stub.order(&[]);
     stub.silent(&other).await;
-    stub.act_again().await.unwrap();
+    stub.act_again().await?;
     stub.order(&[&acme, &other]);
     let said = stub.ready(&acme, reason::NO_CHANGE).await;
     assert!(said.applied_chart.ends_with("/small:1.0.0"), "{said:?}");
     for (name, revision) in [("acme", 3), ("other", 1)] {
         let release = format!("ced-{name}");
-        desk.newest_is(name, &release, revision, "deployed")
-            .await
-            .unwrap();
+        desk.newest_is(name, &release, revision, "deployed").await?;
     }
 
     let gone = removal(&acme);
     stub.order(&[&gone, &other]);
     let said = stub.gone(&gone).await;
     assert_eq!(said.state.ready.reason, reason::UNINSTALLED);
-    assert!(desk.revisions("acme", release).await.unwrap().is_empty());
+    assert!(desk.revisions("acme", release).await?.is_empty());
     namespace_goes(&desk, "acme").await;
     // Who comes after finds it done.
-    stub.act_again().await.unwrap();
+    stub.act_again().await?;
     stub.gone(&gone).await;
     stub.ready(&other, reason::NO_CHANGE).await;
-    desk.newest_is("other", "ced-other", 1, "deployed")
-        .await
-        .unwrap();
+    desk.newest_is("other", "ced-other", 1, "deployed").await?;
+    Ok(())
 }
 
-async fn killed_deployment_install_leaves_one_release(mode: Mode) {
+async fn killed_deployment_install_leaves_one_release(mode: Mode) -> TestResult {
     let cluster = cluster("ordered-killed", mode, Parts::WithControllers).await;
-    let (desk, held) = (FleetClient::at(&cluster), Gate::new().unwrap());
-    let repository = ChartRepository::start(&[held.chart()]).await.unwrap();
-    let mut stub = StubHub::start(mode, &cluster, &repository, "gate", DriftPolicy::default())
-        .await
-        .unwrap();
+    let (desk, held) = (FleetClient::at(&cluster), Gate::new()?);
+    let repository = ChartRepository::start(&[held.chart()]).await?;
+    let mut stub =
+        StubHub::start(mode, &cluster, &repository, "gate", DriftPolicy::default()).await?;
     let acme = order("accounts", "acme");
     stub.order(&[&acme]);
-    let hook = gate::hook(&desk, "acme", None).await.unwrap();
+    let hook = gate::hook(&desk, "acme", None).await?;
     desk.newest_is("acme", "ced-acme", 1, "pending-install")
-        .await
-        .unwrap();
-    assert_eq!(kill_helm(stub.folder()).unwrap(), 1);
-    let hook = gate::hook(&desk, "acme", Some(&hook)).await.unwrap();
-    gate::open(&desk, "acme", &hook).await.unwrap();
+        .await?;
+    assert_eq!(kill_helm(stub.folder())?, 1);
+    let hook = gate::hook(&desk, "acme", Some(&hook)).await?;
+    gate::open(&desk, "acme", &hook).await?;
     stub.ready(&acme, reason::INSTALLED).await;
-    let revisions = desk.revisions("acme", "ced-acme").await.unwrap();
+    let revisions = desk.revisions("acme", "ced-acme").await?;
     let deployed = revisions
         .iter()
         .filter(|(_, status)| status == "deployed")
@@ -223,10 +206,11 @@ async fn killed_deployment_install_leaves_one_release(mode: Mode) {
     let gone = removal(&acme);
     stub.order(&[&gone]);
     stub.gone(&gone).await;
-    assert!(desk.revisions("acme", "ced-acme").await.unwrap().is_empty());
+    assert!(desk.revisions("acme", "ced-acme").await?.is_empty());
+    Ok(())
 }
 
-async fn release_has_single_owner_and_original_is_adopted(mode: Mode) {
+async fn release_has_single_owner_and_original_is_adopted(mode: Mode) -> TestResult {
     let cluster = cluster("ordered-twice", mode, Parts::WithControllers).await;
     let (desk, repository) = (FleetClient::at(&cluster), small().await);
     // As the original has left it: in a namespace that is nobody's to remove.
@@ -245,16 +229,14 @@ async fn release_has_single_owner_and_original_is_adopted(mode: Mode) {
         "--set",
         "replicaCount=0",
     ];
-    cluster.helm(install).await.unwrap();
+    cluster.helm(install).await?;
 
     let drift = DriftPolicy::default();
-    let mut stub = StubHub::start(mode, &cluster, &repository, "small", drift)
-        .await
-        .unwrap();
+    let mut stub = StubHub::start(mode, &cluster, &repository, "small", drift).await?;
     let old = order("accounts", "old");
     stub.order(&[&old]);
     stub.ready(&old, reason::NO_CHANGE).await;
-    let revisions = desk.revisions("old", "ced-old").await.unwrap();
+    let revisions = desk.revisions("old", "ced-old").await?;
     assert_eq!(revisions, [(1, "deployed".to_owned())]);
 
     stub.value("replicaCount", 0);
@@ -272,17 +254,13 @@ async fn release_has_single_owner_and_original_is_adopted(mode: Mode) {
         "{message}"
     );
     // Other values than the original's are an upgrade.
-    desk.newest_is("old", "ced-old", 2, "deployed")
-        .await
-        .unwrap();
+    desk.newest_is("old", "ced-old", 2, "deployed").await?;
 
     // The one that was refused goes, and nothing with it.
     let refused = removal(&younger);
     stub.order(&[&older, &refused, &old]);
     stub.gone(&refused).await;
-    desk.newest_is("acme", "ced-acme", 1, "deployed")
-        .await
-        .unwrap();
+    desk.newest_is("acme", "ced-acme", 1, "deployed").await?;
 
     // Let go, it stays; in another namespace of home it is not anybody's.
     let orphan = DesiredDeployment {
@@ -294,21 +272,18 @@ async fn release_has_single_owner_and_original_is_adopted(mode: Mode) {
     stub.gone(&orphan).await;
     stub.gone(&gone).await;
     stub.is_not(&younger, reason::RELEASE_IN_USE).await;
-    desk.newest_is("acme", "ced-acme", 1, "deployed")
-        .await
-        .unwrap();
-    assert!(desk.revisions("old", "ced-old").await.unwrap().is_empty());
-    assert!(desk.namespace("old").await.unwrap().is_some());
+    desk.newest_is("acme", "ced-acme", 1, "deployed").await?;
+    assert!(desk.revisions("old", "ced-old").await?.is_empty());
+    assert!(desk.namespace("old").await?.is_some());
+    Ok(())
 }
 
-async fn deployments_work_where_tenants_are_forbidden(mode: Mode) {
+async fn deployments_work_where_tenants_are_forbidden(mode: Mode) -> TestResult {
     let cluster = cluster("ordered-alone", mode, Parts::WithControllers).await;
-    refuse_tenants(&cluster).await.unwrap();
+    refuse_tenants(&cluster).await?;
     let (desk, repository) = (FleetClient::at(&cluster), small().await);
     let drift = DriftPolicy::default();
-    let mut stub = StubHub::start(mode, &cluster, &repository, "small", drift)
-        .await
-        .unwrap();
+    let mut stub = StubHub::start(mode, &cluster, &repository, "small", drift).await?;
     stub.value("replicaCount", 0);
     let acme = order("accounts", "acme");
     stub.order(&[&acme]);
@@ -317,5 +292,6 @@ async fn deployments_work_where_tenants_are_forbidden(mode: Mode) {
     stub.order(&[&gone]);
     stub.gone(&gone).await;
     namespace_goes(&desk, "acme").await;
-    has_no_tenants(&cluster).await.unwrap();
+    has_no_tenants(&cluster).await?;
+    Ok(())
 }

@@ -1,5 +1,6 @@
 //! What the documentation says of tests.
 
+use krypton_tests::TestResult;
 use std::{
     collections::BTreeSet,
     fs, io,
@@ -117,9 +118,9 @@ fn reasons(text: &str) -> Vec<&str> {
 }
 
 #[test]
-fn every_reason_is_documented_with_remedy() {
+fn every_reason_is_documented_with_remedy() -> TestResult {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let page = fs::read_to_string(root.join("docs/reference/reasons.md")).unwrap();
+    let page = fs::read_to_string(root.join("docs/reference/reasons.md"))?;
     // Of each row the first cell, where there is one with what to do.
     let rows = page.lines().filter_map(|line| {
         let cells: Vec<&str> = line.split(" | ").collect();
@@ -136,7 +137,7 @@ fn every_reason_is_documented_with_remedy() {
         "hub/src/edgecluster/credential_expiry.rs",
         "hub/src/agent_server/enrollment_audit.rs",
     ] {
-        let text = fs::read_to_string(root.join(file)).unwrap();
+        let text = fs::read_to_string(root.join(file))?;
         let reasons = reasons(&text);
         assert!(!reasons.is_empty(), "{file}");
         for reason in reasons {
@@ -145,6 +146,7 @@ fn every_reason_is_documented_with_remedy() {
         }
     }
     assert!(seen > 80, "{seen}");
+    Ok(())
 }
 
 #[test]
@@ -161,9 +163,9 @@ fn every_original_bug_has_row_with_test() {
 }
 
 #[test]
-fn architecture_names_existing_modules_and_tests() {
+fn architecture_names_existing_modules_and_tests() -> TestResult {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let page = fs::read_to_string(root.join("ARCHITECTURE.md")).unwrap();
+    let page = fs::read_to_string(root.join("ARCHITECTURE.md"))?;
     let quoted = |text: &str| -> Vec<String> {
         let parts = text.split('`').skip(1).step_by(2);
         parts.map(str::to_owned).collect()
@@ -197,6 +199,7 @@ fn architecture_names_existing_modules_and_tests() {
         }
     }
     assert!(tests > 60, "{tests}");
+    Ok(())
 }
 
 /// Returns the targets of the page's links, except those to other sites.

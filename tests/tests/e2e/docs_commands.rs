@@ -16,8 +16,8 @@ use std::{
 use clap::{CommandFactory, Parser};
 use krypton_kubectl::Cli;
 use krypton_tests::{
-    Agent, AgentOptions, Cluster, Hub, HubOptions, OwnChart, Parts, Tools,
-    fleet::{FleetClient, PATIENCE},
+    Agent, AgentOptions, Cluster, Hub, HubOptions, OwnChart, Parts, TestResult, Tools,
+    fleet::{CONNECTED, FleetClient, PATIENCE},
     membership::{bundle_of, krypton_program, write_secret},
     port::Port,
     process::Invocation,
@@ -28,7 +28,6 @@ use manifest::{Entry, entries};
 use pages::{Command, commands, is_mention, pages, root, typed, words};
 use story::Story;
 
-const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
 const DEADLINE: Duration = Duration::from_secs(60);
 const DEMO_DEADLINE: Duration = Duration::from_secs(400);
 /// Parts of the story that the list of commands can name. The tests below play each of them.
@@ -58,12 +57,12 @@ async fn all() -> Vec<Command> {
     let found = pages().into_iter().map(|page| commands(&page));
     let found: Result<Vec<_>, _> = found.collect();
     let mut all = found.unwrap().concat();
-    all.extend(notes().await);
+    all.extend(notes().await.unwrap());
     all
 }
 
 /// Returns the commands in the notes that the charts print after an installation.
-async fn notes() -> Vec<Command> {
+async fn notes() -> TestResult<Vec<Command>> {
     let mut all = Vec::new();
     for (chart, values) in [
         (OwnChart::Hub, "replicaCount=2"),
@@ -74,7 +73,7 @@ async fn notes() -> Vec<Command> {
         let folder = folder.to_str().unwrap();
         let place = ["--dry-run=client", "-n", chart.namespace(), "--set", values];
         let args = ["install", chart.name(), folder].into_iter().chain(place);
-        let said = asked("helm", &args.collect::<Vec<_>>()).await.unwrap();
+        let said = asked("helm", &args.collect::<Vec<_>>()).await?;
         let (_, notes) = said.split_once("\nNOTES:\n").unwrap();
         // Commands are indented, or follow a colon in a sentence.
         let notes = notes.replace(": kubectl", ":\n  kubectl");
@@ -86,7 +85,7 @@ async fn notes() -> Vec<Command> {
         all.extend(typed(&page, &lines.join("\n")));
     }
     assert!(all.len() > 8, "{all:?}");
-    all
+    Ok(all)
 }
 
 /// Returns the output of a tool that runs without a cluster.
@@ -184,11 +183,11 @@ async fn why_not(entry: &Entry) -> Option<String> {
 }
 
 #[tokio::test]
-async fn documented_commands_are_accepted_by_their_programs() {
+async fn documented_commands_are_accepted_by_their_programs() -> TestResult {
     let mut wrong: Vec<String> = Vec::new();
     let mut seen: BTreeMap<String, usize> = BTreeMap::new();
     for Command { page, text, .. } in all().await {
-        let mut words = words(&text).unwrap();
+        let mut words = words(&text)?;
         let program = words.remove(0);
         let outcome = match program.as_str() {
             "kubectl" if words.first().is_some_and(|verb| verb == "krypton") => krypton(&words),
@@ -205,6 +204,7 @@ async fn documented_commands_are_accepted_by_their_programs() {
     for program in ["kubectl", "helm", "make", "krypton-hub", "krypton-agent"] {
         assert!(seen.contains_key(program), "{seen:?}");
     }
+    Ok(())
 }
 
 fn krypton(words: &[String]) -> Result<(), String> {
@@ -294,9 +294,9 @@ fn known(words: &[String], command: &clap::Command) -> Result<(), String> {
 }
 
 #[tokio::test]
-async fn documented_steps_work_from_install_to_uninstall() {
+async fn documented_steps_work_from_install_to_uninstall() -> TestResult {
     let entries = entries();
-    let mut story = Story::begin("docs").await;
+    let mut story = Story::begin("docs").await?;
     story.follow("README.md", "install").await;
     story.follow("docs/how-to/install.md", "install").await;
     story.play(&entries, "look").await;
@@ -308,8 +308,7 @@ async fn documented_steps_work_from_install_to_uninstall() {
         .await;
 
     // Add the same cluster through its kubeconfig as well, and another one only through its kubeconfig.
-    let other = Cluster::start("docs-other", Parts::ControlPlane).await;
-    let other = other.unwrap();
+    let other = Cluster::start("docs-other", Parts::ControlPlane).await?;
     story.keep("edge-1.kubeconfig", &story.edge.kubeconfig_with_token());
     story.keep("edge-2.yaml", &other.kubeconfig_with_token());
     story
@@ -318,7 +317,7 @@ async fn documented_steps_work_from_install_to_uninstall() {
     story.play(&entries, "members").await;
     let desk = FleetClient::at(&story.home);
     for member in ["edge-1", "edge-2"] {
-        desk.member_shows(member, &[CONNECTED]).await.unwrap();
+        desk.member_shows(member, &[CONNECTED]).await?;
     }
 
     story.play(&entries, "verbs").await;
@@ -340,58 +339,59 @@ async fn documented_steps_work_from_install_to_uninstall() {
         (2, superseded),
         (3, "deployed".to_owned()),
     ];
-    assert_eq!(revisions.await.unwrap(), expected);
+    assert_eq!(revisions.await?, expected);
+    Ok(())
 }
 
 /// `make demo DEMO_ARGS=--exit` builds the demo and runs it with these arguments.
 #[tokio::test]
-async fn the_demo_tells_its_story_to_the_end() {
-    let tools = Tools::find().unwrap().bin();
-    let demo = krypton_program().unwrap().with_file_name("demo");
+async fn the_demo_tells_its_story_to_the_end() -> TestResult {
+    let tools = Tools::find()?.bin();
+    let demo = krypton_program()?.with_file_name("demo");
     let demo = Invocation::new(demo)
         .arg("--exit")
         .env("PATH", "/usr/bin:/bin")
         .env("TMPDIR", std::env::temp_dir())
         .env("KRYPTON_TOOLS", tools.parent().unwrap());
-    println!("{}", demo.output(DEMO_DEADLINE).await.unwrap());
+    println!("{}", demo.output(DEMO_DEADLINE).await?);
+    Ok(())
 }
 
 #[tokio::test]
-async fn documented_installs_without_pods_and_with_charts_work() {
-    let mut story = Story::begin("docs-plain").await;
-    let plain = commands("docs/how-to/install.md").unwrap().into_iter();
+async fn documented_installs_without_pods_and_with_charts_work() -> TestResult {
+    let mut story = Story::begin("docs-plain").await?;
+    let plain = commands("docs/how-to/install.md")?.into_iter();
     let plain: Vec<Command> = plain
         .filter(|command| command.run.as_deref() == Some("without-pods"))
         .collect();
     let [namespace, hub, agent] = &plain[..] else {
         panic!("{plain:?}");
     };
-    let typed = words(&namespace.text).unwrap().split_off(1);
-    story.home.kubectl(typed).await.unwrap();
+    let typed = words(&namespace.text)?.split_off(1);
+    story.home.kubectl(typed).await?;
 
-    let port = Arc::new(Port::reserve().unwrap());
+    let port = Arc::new(Port::reserve()?);
     let here = port.address().to_string();
     let typed = story
         .as_here(&hub.text)
         .replace("hub.example.org:7443", &here);
     let options = HubOptions::new(story.home.kubeconfig())
         .at(&port)
-        .args(words(&typed).unwrap().split_off(1));
-    let mut hub = Hub::start(&options).unwrap();
-    hub.ready(PATIENCE).await.unwrap();
+        .args(words(&typed)?.split_off(1));
+    let mut hub = Hub::start(&options)?;
+    hub.ready(PATIENCE).await?;
     let namespace = OwnChart::Hub.namespace();
-    let bundle = bundle_of(&story.home, namespace, "edge-1").await.unwrap();
+    let bundle = bundle_of(&story.home, namespace, "edge-1").await?;
     let file = story.file("edge-1.yaml");
-    write_secret(&file, &bundle).unwrap();
+    write_secret(&file, &bundle)?;
     let typed = agent.text.replace("edge-1.yaml", file.to_str().unwrap());
-    let options =
-        AgentOptions::new(story.edge.kubeconfig()).args(words(&typed).unwrap().split_off(1));
-    let mut agent = Agent::start(&options).unwrap();
-    agent.ready(PATIENCE).await.unwrap();
+    let options = AgentOptions::new(story.edge.kubeconfig()).args(words(&typed)?.split_off(1));
+    let mut agent = Agent::start(&options)?;
+    agent.ready(PATIENCE).await?;
     let desk = FleetClient::at(&story.home);
-    desk.member_shows("edge-1", &[CONNECTED]).await.unwrap();
-    agent.stop().await.unwrap();
-    hub.stop().await.unwrap();
+    desk.member_shows("edge-1", &[CONNECTED]).await?;
+    agent.stop().await?;
+    hub.stop().await?;
 
     story
         .follow("charts/krypton-hub/README.md", "install")
@@ -399,17 +399,19 @@ async fn documented_installs_without_pods_and_with_charts_work() {
     story
         .follow("charts/krypton-agent/README.md", "install")
         .await;
-    desk.member_shows("edge-1", &[CONNECTED]).await.unwrap();
+    desk.member_shows("edge-1", &[CONNECTED]).await?;
+    Ok(())
 }
 
 #[test]
-fn each_part_of_the_story_is_played() {
+fn each_part_of_the_story_is_played() -> TestResult {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/e2e/docs_commands.rs");
-    let source = fs::read_to_string(source).unwrap();
+    let source = fs::read_to_string(source)?;
     let (_, played) = source
         .split_once("async fn documented_steps_work_from")
         .unwrap();
     for part in PARTS.into_iter().chain(BLOCKS) {
         assert!(played.contains(&format!("\"{part}\")")), "{part}");
     }
+    Ok(())
 }

@@ -8,23 +8,21 @@ use futures::future::try_join_all;
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Secret};
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    Agent, AgentOptions, Answer, AnsweringProxy, ChartRepository, ChartSource, Cluster, Hub,
-    HubOptions, Lie, Membership, Mode, Parts,
+    Agent, AgentOptions, Answer, AnsweringProxy, Cluster, Hub, HubOptions, Lie, Membership,
+    Merge as _, Mode, Parts, ServedChart, TestResult,
     answering_proxy::{ALL, Verb},
     by_agent, eventually,
-    fleet::{FleetClient, HUB_NAMESPACE, PATIENCE, ValuesFile, chart_flags, values_flag},
-    in_both_modes,
+    fleet::{CONNECTED, FleetClient, HUB_NAMESPACE},
+    home_and_edge, in_both_modes,
 };
 use krypton_types::names;
 use kube::{
     Api, ResourceExt,
-    api::{DeleteParams, ListParams, Patch, PatchParams},
+    api::{DeleteParams, ListParams},
 };
 use serde_json::json;
 
 const EDGE: &str = "edge-1";
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
-const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
 /// Tenants that the test never deletes. Each has a namespace of its name.
 const KEPT: [&str; 3] = ["one", "two", "three"];
 /// Workspace of the Tenants that the test deletes, so the namespace outlives them.
@@ -98,74 +96,53 @@ struct Scene {
     proxy: AnsweringProxy,
     desk: FleetClient,
     at_home: FleetClient,
-    values: ValuesFile,
+    chart: ServedChart,
     written: u32,
-    _repository: ChartRepository,
     _home: Cluster,
     edge: Cluster,
 }
 
 impl Scene {
-    async fn set(name: &str, mode: Mode, going: &[String]) -> Self {
-        let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
-            .await
-            .unwrap();
-        let names = ["home", "edge"].map(|role| format!("{name}-{role}"));
-        let (home, edge) = tokio::try_join!(
-            Cluster::start(&names[0], Parts::ControlPlane),
-            Cluster::start(&names[1], Parts::WithControllers),
-        )
-        .unwrap();
-        let proxy = AnsweringProxy::before(&edge).await.unwrap();
-        let values = ValuesFile::new("{replicaCount: 0, message: v0}").unwrap();
-        let options = HubOptions::new(home.kubeconfig())
-            .args(chart_flags(&repository, "small", "1.0.0"))
-            .args([values_flag(&values), "--self-cluster=false".to_owned()]);
-        let mut hub = Hub::start(&options).unwrap();
+    async fn set(name: &str, mode: Mode, going: &[String]) -> TestResult<Self> {
+        let chart = ServedChart::small("{replicaCount: 0, message: v0}").await?;
+        let (home, edge) = home_and_edge(name, Parts::ControlPlane).await?;
+        let proxy = AnsweringProxy::before(&edge).await?;
+        let flags = chart.flags(&["--self-cluster=false"]);
+        let options = HubOptions::new(home.kubeconfig()).args(flags);
+        let mut hub = Hub::start(&options)?;
         let file = proxy.kubeconfig();
-        let through = fs::read_to_string(&file).unwrap();
+        let through = fs::read_to_string(&file)?;
         let by = (through.as_str(), file.as_path());
-        let membership = Membership::join_by(mode, &mut hub, &home, by, EDGE)
-            .await
-            .unwrap();
+        let membership = Membership::join_by(mode, &mut hub, &home, by, EDGE).await?;
         let scene = Self {
             membership,
             hub,
             proxy,
             desk: FleetClient::at(&edge),
             at_home: FleetClient::at(&home),
-            values,
+            chart,
             written: 0,
-            _repository: repository,
             _home: home,
             edge,
         };
         let desk = &scene.desk;
-        scene
-            .edge
-            .kubectl(["create", "namespace", SHARED])
-            .await
-            .unwrap();
-        try_join_all(KEPT.map(|name| desk.create("default", name, json!({}))))
-            .await
-            .unwrap();
+        scene.edge.kubectl(["create", "namespace", SHARED]).await?;
+        try_join_all(KEPT.map(|name| desk.create(name, json!({})))).await?;
         let shared = json!({"workspace": SHARED});
-        let made = going
-            .iter()
-            .map(|name| desk.create("default", name, shared.clone()));
-        try_join_all(made).await.unwrap();
+        let made = going.iter().map(|name| desk.create(name, shared.clone()));
+        try_join_all(made).await?;
         let all = KEPT.into_iter().chain(going.iter().map(String::as_str));
         for name in all {
-            desk.shows("default", name, &[ALL_READY]).await.unwrap();
+            desk.ready(name).await?;
         }
-        scene
+        Ok(scene)
     }
 
     /// Changes the values, so all Tenants need an upgrade.
     fn change_values(&mut self) -> Result<u32> {
         self.written += 1;
         let yaml = format!("{{replicaCount: 0, message: v{}}}", self.written);
-        self.values.write(&yaml)?;
+        self.chart.write(&yaml)?;
         Ok(self.written)
     }
 
@@ -224,10 +201,7 @@ impl Scene {
             if let Some(number) = values {
                 self.values_reach(name, name, number).await;
             }
-            self.desk
-                .shows("default", name, &[ALL_READY])
-                .await
-                .unwrap();
+            self.desk.ready(name).await.unwrap();
         }
     }
 
@@ -236,7 +210,7 @@ impl Scene {
         let wanted = format!("v{number}");
         let what = format!("the values {wanted} to reach {name}");
         let (release, namespace) = (Self::release(name), format!("--namespace={namespace}"));
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, async || {
             let message = "--output=jsonpath={.data.message}";
             let args = ["get", "configmap", &release, &namespace, message];
             match self.edge.kubectl(args).await? {
@@ -250,11 +224,9 @@ impl Scene {
 
     async fn told_often(&mut self, at_least: u64) {
         let proxy = &self.proxy;
-        eventually("the lie to be told", PATIENCE, async || {
-            match proxy.lied() {
-                lied if lied >= at_least => Ok(Some(())),
-                lied => bail!("{lied} times; passed: {:?}", proxy.passed()),
-            }
+        eventually("the lie to be told", async || match proxy.lied() {
+            lied if lied >= at_least => Ok(Some(())),
+            lied => bail!("{lied} times; passed: {:?}", proxy.passed()),
         })
         .await
         .unwrap();
@@ -263,17 +235,17 @@ impl Scene {
     }
 }
 
-async fn lying_apiserver_uninstalls_nothing(mode: Mode) {
+async fn lying_apiserver_uninstalls_nothing(mode: Mode) -> TestResult {
     let cases = cases();
     let going: Vec<String> = (0..cases.len()).map(|n| format!("goes-{n}")).collect();
-    let mut scene = Box::pin(Scene::set("lies", mode, &going)).await;
+    let mut scene = Box::pin(Scene::set("lies", mode, &going)).await?;
     let desk = scene.desk.clone();
     for ((lie, upgrade, waits), goes) in cases.into_iter().zip(&going) {
-        let before = scene.standing().await.unwrap();
+        let before = scene.standing().await?;
         scene.proxy.lie(lie);
         for name in KEPT {
             let asked = names::RECONCILE_REQUESTED_ANNOTATION;
-            desk.annotate("default", name, asked, goes).await.unwrap();
+            desk.annotate(name, asked, goes).await?;
         }
         let values = upgrade.then(|| scene.change_values().unwrap());
         // An actor without a view of the releases finds nothing to uninstall and removes the finalizer. Such a Tenant
@@ -281,7 +253,7 @@ async fn lying_apiserver_uninstalls_nothing(mode: Mode) {
         let blind = lie.answer == Answer::Nothing
             && (lie.resources.is_empty() || lie.resources.contains(&"secrets"));
         if !blind {
-            desk.delete("default", goes).await.unwrap();
+            desk.delete(goes).await?;
         }
         // A step of the deletion, or more than one watch request.
         let at_least = match lie.resources {
@@ -291,116 +263,112 @@ async fn lying_apiserver_uninstalls_nothing(mode: Mode) {
         };
         scene.told_often(at_least).await;
         if waits {
-            scene.stands(&before, &[]).await.unwrap();
-            let tenant = desk.tenants("default").get(goes).await.unwrap();
+            scene.stands(&before, &[]).await?;
+            let tenant = desk.tenants().get(goes).await?;
             assert_eq!(tenant.finalizers(), [names::TENANT_FINALIZER], "{lie:?}");
         }
         scene.proxy.tell_the_truth();
         if blind {
-            desk.delete("default", goes).await.unwrap();
+            desk.delete(goes).await?;
         }
-        desk.gone("default", goes).await.unwrap();
+        desk.gone(goes).await?;
         scene.kept_are_ready(values).await;
         let stands = scene.stands(&before, &[goes]).await;
         stands.unwrap_or_else(|error| panic!("{lie:?}: {error:#}"));
     }
+    Ok(())
 }
 
-async fn outage_or_restore_keeps_releases_and_delays_deletion(mode: Mode) {
+async fn outage_or_restore_keeps_releases_and_delays_deletion(mode: Mode) -> TestResult {
     let going = ["before", "waits", "left", "paused"].map(str::to_owned);
-    let mut scene = Box::pin(Scene::set("away", mode, &going)).await;
+    let mut scene = Box::pin(Scene::set("away", mode, &going)).await?;
     let desk = scene.desk.clone();
     if mode == Mode::Proxy {
-        the_kubeconfig_is_gone_and_back(&mut scene).await;
+        the_kubeconfig_is_gone_and_back(&mut scene).await?;
     }
-    an_etcd_is_restored(&mut scene).await;
-    a_deletion_waits(&mut scene).await;
+    an_etcd_is_restored(&mut scene).await?;
+    a_deletion_waits(&mut scene).await?;
     a_namespace_that_tenants_live_in_is_not_deleted_though_no_watch_has_shown_them(&mut scene)
-        .await;
+        .await?;
 
     // Start a new actor that observes none of the existing objects at first.
-    let before = scene.standing().await.unwrap();
+    let before = scene.standing().await?;
     if mode == Mode::Agent {
         let agent = scene.membership.agent().unwrap();
-        agent.stop().await.unwrap();
+        agent.stop().await?;
         scene.proxy.lie(Lie {
             verbs: ALL,
             resources: &["secrets", "tenants", "namespaces"],
             answer: Answer::Nothing,
         });
-        *agent = Agent::start(&AgentOptions::new(&scene.proxy.kubeconfig())).unwrap();
-        desk.held_by_another("").await.unwrap();
+        *agent = Agent::start(&AgentOptions::new(&scene.proxy.kubeconfig()))?;
+        desk.held_by_another("").await?;
         scene.told_often(3).await;
-        let values = scene.change_values().unwrap();
+        let values = scene.change_values()?;
         for name in KEPT {
             let asked = names::RECONCILE_REQUESTED_ANNOTATION;
-            desk.annotate("default", name, asked, "now").await.unwrap();
+            desk.annotate(name, asked, "now").await?;
         }
         scene.told_often(6).await;
         scene.proxy.tell_the_truth();
         scene.kept_are_ready(Some(values)).await;
     }
-    scene.stands(&before, &[]).await.unwrap();
+    scene.stands(&before, &[]).await?;
+    Ok(())
 }
 
 /// The member's kubeconfig in its Secret on the home cluster is emptied, deleted and recreated.
-async fn the_kubeconfig_is_gone_and_back(scene: &mut Scene) {
-    let before = scene.standing().await.unwrap();
+async fn the_kubeconfig_is_gone_and_back(scene: &mut Scene) -> TestResult {
+    let before = scene.standing().await?;
     let home = scene.at_home.clone();
     let secrets: Api<Secret> = Api::namespaced(home.client.clone(), HUB_NAMESPACE);
-    let through = fs::read_to_string(scene.proxy.kubeconfig()).unwrap();
+    let through = fs::read_to_string(scene.proxy.kubeconfig())?;
 
-    home.add_member(EDGE, "").await.unwrap();
+    home.add_member(EDGE, "").await?;
     let refused = ("TargetClusterResolved", "False", "KubeconfigInvalid");
-    home.member_shows(EDGE, &[refused]).await.unwrap();
+    home.member_shows(EDGE, &[refused]).await?;
     // The hub keeps using the last valid kubeconfig.
-    let values = scene.change_values().unwrap();
+    let values = scene.change_values()?;
     scene.kept_are_ready(Some(values)).await;
-    scene.stands(&before, &[]).await.unwrap();
+    scene.stands(&before, &[]).await?;
 
-    secrets
-        .delete(EDGE, &DeleteParams::default())
-        .await
-        .unwrap();
+    secrets.delete(EDGE, &DeleteParams::default()).await?;
     let gone = ("TargetClusterResolved", "False", "SourceGone");
-    home.member_shows(EDGE, &[gone]).await.unwrap();
-    let values = scene.change_values().unwrap();
-    scene.stands(&before, &[]).await.unwrap();
-    home.add_member(EDGE, &through).await.unwrap();
-    home.member_shows(EDGE, &[CONNECTED]).await.unwrap();
+    home.member_shows(EDGE, &[gone]).await?;
+    let values = scene.change_values()?;
+    scene.stands(&before, &[]).await?;
+    home.add_member(EDGE, &through).await?;
+    home.member_shows(EDGE, &[CONNECTED]).await?;
     scene.kept_are_ready(Some(values)).await;
-    scene.stands(&before, &[]).await.unwrap();
+    scene.stands(&before, &[]).await?;
+    Ok(())
 }
 
 /// Restores etcd to a state before some Tenants were created and others deleted. The resourceVersions decrease.
-async fn an_etcd_is_restored(scene: &mut Scene) {
+async fn an_etcd_is_restored(scene: &mut Scene) -> TestResult {
     let desk = scene.desk.clone();
-    let before = scene.standing().await.unwrap();
+    let before = scene.standing().await?;
     let release = Scene::release("before");
     // If the snapshot contained a running upgrade, the repair would add a revision.
     scene.values_reach("before", SHARED, scene.written).await;
-    let number = eventually("no upgrade to run", PATIENCE, async || {
+    let number = eventually("no upgrade to run", async || {
         let revisions = desk.revisions(SHARED, &release).await?;
         match revisions.last() {
             Some((number, status)) if status == "deployed" => Ok(Some(*number)),
             _ => bail!("{revisions:?}"),
         }
     })
-    .await
-    .unwrap();
-    let snapshot = scene.edge.snapshot().await.unwrap();
+    .await?;
+    let snapshot = scene.edge.snapshot().await?;
     let shared = json!({"workspace": SHARED});
-    desk.create("default", "late", shared.clone())
-        .await
-        .unwrap();
-    desk.shows("default", "late", &[ALL_READY]).await.unwrap();
-    desk.delete("default", "before").await.unwrap();
-    desk.gone("default", "before").await.unwrap();
-    scene.stands(&before, &["before"]).await.unwrap();
+    desk.create("late", shared.clone()).await?;
+    desk.ready("late").await?;
+    desk.remove("before").await?;
+    scene.stands(&before, &["before"]).await?;
     // A restored API server answers 429 until the storage of the CRD is ready again.
     let version = async || {
-        eventually("no list of Tenants", PATIENCE, async || {
-            let listed = desk.tenants("default").list(&ListParams::default()).await?;
+        eventually("no list of Tenants", async || {
+            let listed = desk.tenants().list(&ListParams::default()).await?;
             let version = listed.metadata.resource_version.context("no version")?;
             Ok(Some(version.parse::<u64>()?))
         })
@@ -409,109 +377,102 @@ async fn an_etcd_is_restored(scene: &mut Scene) {
     };
     let latest = version().await;
 
-    scene.edge.restore(&snapshot).await.unwrap();
+    scene.edge.restore(&snapshot).await?;
 
     assert!(version().await < latest, "the resourceVersion went back");
     let log = |scene: &mut Scene| scene.membership.actor(&mut scene.hub).log().unwrap();
     let uninstalled = log(scene).matches("running helm uninstall").count();
     // A Tenant deleted after the snapshot is live again, and a Tenant created after it is absent.
-    let values = scene.change_values().unwrap();
+    let values = scene.change_values()?;
     scene.kept_are_ready(Some(values)).await;
-    desk.shows("default", "before", &[ALL_READY]).await.unwrap();
+    desk.ready("before").await?;
     desk.newest_is(SHARED, &release, number + 1, "deployed")
-        .await
-        .unwrap();
-    scene.stands(&before, &["late"]).await.unwrap();
-    assert_eq!(desk.tenants("default").get_opt("late").await.unwrap(), None);
+        .await?;
+    scene.stands(&before, &["late"]).await?;
+    assert_eq!(desk.tenants().get_opt("late").await?, None);
     assert_eq!(
         log(scene).matches("running helm uninstall").count(),
         uninstalled
     );
-    desk.create("default", "late", shared).await.unwrap();
-    desk.shows("default", "late", &[ALL_READY]).await.unwrap();
+    desk.create("late", shared).await?;
+    desk.ready("late").await?;
     for name in ["late", "before"] {
-        desk.delete("default", name).await.unwrap();
-        desk.gone("default", name).await.unwrap();
+        desk.remove(name).await?;
     }
-    scene.stands(&before, &["late", "before"]).await.unwrap();
+    scene.stands(&before, &["late", "before"]).await?;
+    Ok(())
 }
 
 /// A deletion waits for an unreachable cluster and for a user's decision. The orphan annotation ends the wait and keeps
 /// the release.
-async fn a_deletion_waits(scene: &mut Scene) {
+async fn a_deletion_waits(scene: &mut Scene) -> TestResult {
     let (desk, home) = (scene.desk.clone(), scene.at_home.clone());
-    home.create("default", "waits", json!({})).await.unwrap();
+    home.create("waits", json!({})).await?;
     let here = (format!("ClusterReady/{EDGE}"), "ClusterUnreachable");
-    home.shows("default", "waits", &[ALL_READY]).await.unwrap();
-    let before = scene.standing().await.unwrap();
+    home.ready("waits").await?;
+    let before = scene.standing().await?;
     scene.proxy.lie(Lie {
         verbs: ALL,
         resources: &[],
         answer: Answer::Page(502),
     });
-    desk.annotate("default", "left", names::ORPHAN_ANNOTATION, "true")
-        .await
-        .unwrap();
+    desk.annotate("left", names::ORPHAN_ANNOTATION, "true")
+        .await?;
     for name in ["waits", "left"] {
-        desk.delete("default", name).await.unwrap();
+        desk.delete(name).await?;
     }
     home.member_shows(EDGE, &[("Connected", "False", "Unreachable")])
-        .await
-        .unwrap();
-    home.shows("default", "waits", &[(&here.0, "Unknown", here.1)])
-        .await
-        .unwrap();
-    scene.stands(&before, &[]).await.unwrap();
+        .await?;
+    home.shows("waits", &[(&here.0, "Unknown", here.1)]).await?;
+    scene.stands(&before, &[]).await?;
     scene.proxy.tell_the_truth();
     for name in ["waits", "left"] {
-        desk.gone("default", name).await.unwrap();
+        desk.gone(name).await?;
     }
-    scene.stands(&before, &["waits"]).await.unwrap();
-    let said = desk.told("default", "left", "Orphaned").await.unwrap();
+    scene.stands(&before, &["waits"]).await?;
+    let said = desk.told("left", "Orphaned").await?;
     let [release, namespace] = [Scene::release("left"), format!("namespace {SHARED}")];
     assert!(
         said.contains(&release) && said.contains(&namespace),
         "{said}"
     );
-    home.member_shows(EDGE, &[CONNECTED]).await.unwrap();
+    home.member_shows(EDGE, &[CONNECTED]).await?;
 
-    desk.annotate("default", "paused", names::PAUSED_ANNOTATION, "true")
-        .await
-        .unwrap();
-    desk.delete("default", "paused").await.unwrap();
+    desk.annotate("paused", names::PAUSED_ANNOTATION, "true")
+        .await?;
+    desk.delete("paused").await?;
     let ready = format!("ClusterReady/{EDGE}");
     let waiting = desk
-        .shows("default", "paused", &[(&ready, "False", "Deleting")])
-        .await
-        .unwrap();
+        .shows("paused", &[(&ready, "False", "Deleting")])
+        .await?;
     let said = waiting.status.unwrap().last_message.unwrap_or_default();
     assert!(said.contains("deletion waits: paused"), "{said}");
-    desk.annotate("default", "paused", names::ORPHAN_ANNOTATION, "true")
-        .await
-        .unwrap();
-    desk.gone("default", "paused").await.unwrap();
-    desk.told("default", "paused", "Orphaned").await.unwrap();
-    scene.stands(&before, &["waits"]).await.unwrap();
+    desk.annotate("paused", names::ORPHAN_ANNOTATION, "true")
+        .await?;
+    desk.gone("paused").await?;
+    desk.told("paused", "Orphaned").await?;
+    scene.stands(&before, &["waits"]).await?;
+    Ok(())
 }
 
 /// Krypton created the namespace for a Tenant that is now deleted, and another Tenant has moved into it.
 async fn a_namespace_that_tenants_live_in_is_not_deleted_though_no_watch_has_shown_them(
     scene: &mut Scene,
-) {
+) -> TestResult {
     let desk = scene.desk.clone();
     let members: Api<EdgeCluster> = Api::all(scene.at_home.client.clone());
     let pause = async |paused: bool| {
-        let patch = Patch::Merge(json!({"spec": {"paused": paused}}));
-        let params = PatchParams::default();
-        members.patch(EDGE, &params, &patch).await.unwrap();
+        members
+            .merge(EDGE, &json!({"spec": {"paused": paused}}))
+            .await
+            .unwrap();
     };
-    desk.create("default", "host", json!({})).await.unwrap();
-    desk.shows("default", "host", &[ALL_READY]).await.unwrap();
+    desk.install("host").await?;
     pause(true).await;
-    desk.delete("default", "host").await.unwrap();
+    desk.delete("host").await?;
     let ready = format!("ClusterReady/{EDGE}");
     let waits = (ready.as_str(), "False", "Deleting");
-    desk.shows("default", "host", &[waits]).await.unwrap();
+    desk.shows("host", &[waits]).await?;
     scene.proxy.lie(Lie {
         verbs: FOLLOWED,
         resources: &["tenants"],
@@ -519,23 +480,21 @@ async fn a_namespace_that_tenants_live_in_is_not_deleted_though_no_watch_has_sho
     });
     scene.told_often(1).await;
     let guest = json!({"workspace": SHARED});
-    desk.create("host", "guest", guest).await.unwrap();
+    desk.within("host").create("guest", guest).await?;
     pause(false).await;
-    eventually(
-        "the release to be uninstalled",
-        PATIENCE,
-        async || match desk.revisions("host", &Scene::release("host")).await? {
+    eventually("the release to be uninstalled", async || {
+        match desk.revisions("host", &Scene::release("host")).await? {
             left if left.is_empty() => Ok(Some(())),
             left => bail!("{left:?}"),
-        },
-    )
-    .await
-    .unwrap();
+        }
+    })
+    .await?;
     let lied = scene.proxy.lied();
     scene.told_often(lied + 3).await;
     scene.proxy.tell_the_truth();
-    desk.gone("default", "host").await.unwrap();
-    desk.shows("host", "guest", &[ALL_READY]).await.unwrap();
-    let namespace = desk.namespace("host").await.unwrap().unwrap();
+    desk.gone("host").await?;
+    desk.within("host").ready("guest").await?;
+    let namespace = desk.namespace("host").await?.unwrap();
     assert_eq!(namespace.metadata.deletion_timestamp, None);
+    Ok(())
 }

@@ -2,13 +2,12 @@
 
 use anyhow::{Result, bail};
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Mode, Pair, Parts, by_agent, eventually,
-    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
+    Cluster, Mode, Pair, Parts, Scenario, ServedChart, TestResult, by_agent, eventually,
+    fleet::{FleetClient, condition},
 };
 use krypton_types::names;
 use serde_json::json;
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const OTHER_IMAGE: &str = "krypton.test/other:9";
 const OWN_IMAGE: &str = "krypton.test/small:1";
 const IMAGE: &str = "{.spec.template.spec.containers[0].image}";
@@ -47,7 +46,7 @@ impl<'a> Release<'a> {
 
     async fn becomes(&self, kind: &str, path: &str, expected: &str) {
         let what = format!("{path} of {kind} {} to be {expected}", self.name);
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, async || {
             match self.field(kind, path).await?.as_str() {
                 found if found == expected => Ok(Some(())),
                 found => bail!("it is {found:?}"),
@@ -89,8 +88,8 @@ impl<'a> Release<'a> {
 /// Waits until what the Tenant says of the member is so.
 async fn says(desk: &FleetClient, tenant: &str, kind: &str, so: impl Fn(&str) -> bool) {
     let what = format!("Tenant {tenant} to say what it should of {kind}");
-    eventually(&what, PATIENCE, async || {
-        let tenant = desk.tenants("default").get(tenant).await?;
+    eventually(&what, async || {
+        let tenant = desk.tenants().get(tenant).await?;
         let status = tenant.status.unwrap_or_default();
         match condition(&status.conditions, kind) {
             Some(found) if found.status == "True" && so(&found.message) => Ok(Some(())),
@@ -107,32 +106,24 @@ async fn requests_of(cluster: &Cluster, verb: &str, resource: &str) -> Result<u6
     Ok(counted.get(&key).copied().unwrap_or_default())
 }
 
-async fn opened(name: &str, mode: Mode, drift: &str) -> (ChartRepository, ValuesFile, Pair) {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
-        .await
-        .unwrap();
-    let values = ValuesFile::new("message: hello").unwrap();
-    let mut pair = Pair::start(name, mode, Parts::WithPods).await.unwrap();
-    let mut flags = chart_flags(&repository, "small", "1.0.0");
-    flags.push(values_flag(&values));
-    flags.push(format!("--drift={drift}"));
-    flags.push("--drift-interval=1s".to_owned());
-    pair.open(flags).await.unwrap();
-    (repository, values, pair)
+async fn opened(name: &str, mode: Mode, drift: &str) -> TestResult<(Pair, ServedChart)> {
+    let scenario = Scenario::new(name, mode).parts(Parts::WithPods);
+    let flags = [drift, "--drift-interval=1s"];
+    let started = scenario.values("message: hello").flags(&flags).start();
+    Ok(started.await?)
 }
 
-async fn drift_is_corrected_without_revision_sparing_foreign_fields(mode: Mode) {
-    let (_repository, values, pair) = opened("drift-heal", mode, "heal").await;
+async fn drift_is_corrected_without_revision_sparing_foreign_fields(mode: Mode) -> TestResult {
+    let (pair, chart) = opened("drift-heal", mode, "--drift=heal").await?;
     let desk = pair.desk();
     for tenant in ["acme", "beta"] {
-        desk.create("default", tenant, json!({})).await.unwrap();
-        desk.shows("default", tenant, &[ALL_READY]).await.unwrap();
+        desk.install(tenant).await?;
     }
     let [acme, beta] = ["acme", "beta"].map(|tenant| Release::of(&pair, tenant));
 
     acme.change_image().await;
     acme.becomes("deployment", IMAGE, OWN_IMAGE).await;
-    let told = desk.told("default", "acme", "DriftHealed").await.unwrap();
+    let told = desk.told("acme", "DriftHealed").await?;
     let field = "/spec/template/spec/containers/0/image";
     assert!(told.contains(field) && told.contains("kubectl"), "{told}");
     acme.delete("configmap").await;
@@ -143,11 +134,10 @@ async fn drift_is_corrected_without_revision_sparing_foreign_fields(mode: Mode) 
     // What helm does not set is not its own.
     let theirs = r#"{"metadata": {"labels": {"theirs": "yes"}}, "data": {"theirs": "yes"}}"#;
     acme.kubectl(&["patch", "configmap", &acme.name, "--patch", theirs])
-        .await
-        .unwrap();
+        .await?;
     // The controller scales what has fewer than the least, without any metrics.
     let scaler = ["autoscale", "deployment", &acme.name, "--min=2", "--max=3"];
-    acme.kubectl(&scaler).await.unwrap();
+    acme.kubectl(&scaler).await?;
     acme.becomes("deployment", "{.spec.replicas}", "2").await;
     acme.looked_at().await;
     // What is put right beside it leaves the number alone.
@@ -159,48 +149,37 @@ async fn drift_is_corrected_without_revision_sparing_foreign_fields(mode: Mode) 
     assert_eq!(found("configmap", "{.metadata.labels.theirs}").await, "yes");
 
     let paused = names::PAUSED_ANNOTATION;
-    desk.annotate("default", "acme", paused, "true")
-        .await
-        .unwrap();
+    desk.annotate("acme", paused, "true").await?;
     beta.looked_at().await;
     acme.delete("configmap").await;
     beta.looked_at().await;
     assert!(!acme.is_there("configmap").await);
-    desk.annotate("default", "acme", paused, "false")
-        .await
-        .unwrap();
+    desk.annotate("acme", paused, "false").await?;
     acme.becomes("configmap", "{.data.message}", "hello").await;
 
     for release in [&acme, &beta] {
-        let revisions = desk
-            .revisions(release.namespace, &release.name)
-            .await
-            .unwrap();
+        let revisions = desk.revisions(release.namespace, &release.name).await?;
         assert_eq!(revisions, [(1, "deployed".to_owned())]);
-        desk.shows("default", release.namespace, &[ALL_READY])
-            .await
-            .unwrap();
+        desk.ready(release.namespace).await?;
     }
     // What was put right is no hindrance to helm.
-    values.write("message: second").unwrap();
+    chart.write("message: second")?;
     acme.becomes("configmap", "{.data.message}", "second").await;
-    desk.newest_is("acme", &acme.name, 2, "deployed")
-        .await
-        .unwrap();
+    desk.newest_is("acme", &acme.name, 2, "deployed").await?;
     assert_eq!(found("deployment", IMAGE).await, OWN_IMAGE);
+    Ok(())
 }
 
-async fn drift_is_reported_but_ignored_fields_are_skipped(mode: Mode) {
-    let (_repository, _values, pair) = opened("drift-warn", mode, "warn").await;
+async fn drift_is_reported_but_ignored_fields_are_skipped(mode: Mode) -> TestResult {
+    let (pair, _chart) = opened("drift-warn", mode, "--drift=warn").await?;
     let desk = pair.desk();
-    desk.create("default", "acme", json!({})).await.unwrap();
-    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    desk.install("acme").await?;
     let acme = Release::of(&pair, "acme");
     let ready = pair.condition("ClusterReady");
 
     // What is as it was is read, and no more is asked.
     let looks = async |least: u64| {
-        eventually("looks", PATIENCE, async || {
+        eventually("looks", async || {
             let reads = requests_of(acme.cluster, "GET", "services").await?;
             Ok((reads >= least).then_some(reads))
         })
@@ -209,35 +188,28 @@ async fn drift_is_reported_but_ignored_fields_are_skipped(mode: Mode) {
     };
     let first = looks(0).await;
     let before = looks(first + 3).await;
-    let asked = requests_of(acme.cluster, "APPLY", "services")
-        .await
-        .unwrap();
+    let asked = requests_of(acme.cluster, "APPLY", "services").await?;
     looks(before + 4).await;
-    let after = requests_of(acme.cluster, "APPLY", "services")
-        .await
-        .unwrap();
+    let after = requests_of(acme.cluster, "APPLY", "services").await?;
     assert_eq!(asked, after);
 
     acme.change_image().await;
     let field = "/spec/template/spec/containers/0/image";
     let named = |said: &str| said.contains("; drift: ") && said.contains(field);
     says(&desk, "acme", &ready, named).await;
-    let told = desk.told("default", "acme", "DriftDetected").await.unwrap();
+    let told = desk.told("acme", "DriftDetected").await?;
     assert!(told.contains(field) && told.contains("kubectl"), "{told}");
     let ignore = names::DRIFT_IGNORE_ANNOTATION;
     let rule = "Deployment:/spec/template/spec/containers/*/image";
-    desk.annotate("default", "acme", ignore, rule)
-        .await
-        .unwrap();
+    desk.annotate("acme", ignore, rule).await?;
     says(&desk, "acme", &ready, |said| !said.contains("drift")).await;
 
     acme.delete("configmap").await;
     let deleted = |said: &str| said.contains("ConfigMap") && said.contains("is deleted");
     says(&desk, "acme", &ready, deleted).await;
     assert!(!acme.is_there("configmap").await);
-    desk.annotate("default", "acme", names::DRIFT_ANNOTATION, "heal")
-        .await
-        .unwrap();
+    desk.annotate("acme", names::DRIFT_ANNOTATION, "heal")
+        .await?;
     acme.becomes("configmap", "{.data.message}", "hello").await;
     says(&desk, "acme", &ready, |said| !said.contains("drift")).await;
     let mine = json!({
@@ -251,58 +223,47 @@ async fn drift_is_reported_but_ignored_fields_are_skipped(mode: Mode) {
         "--patch",
         &mine.to_string(),
     ])
-    .await
-    .unwrap();
+    .await?;
     acme.becomes("configmap", "{.data.version}", "1.0.0").await;
     acme.looked_at().await;
     let found = async |kind: &str, path: &str| acme.field(kind, path).await.unwrap();
     assert_eq!(found("configmap", "{.data.message}").await, "mine");
     assert_eq!(found("deployment", IMAGE).await, OTHER_IMAGE);
 
-    desk.annotate("default", "acme", names::DRIFT_ANNOTATION, "Heal")
-        .await
-        .unwrap();
+    desk.annotate("acme", names::DRIFT_ANNOTATION, "Heal")
+        .await?;
     says(&desk, "acme", &ready, |said| {
         said.contains("write off, warn or heal")
     })
     .await;
-    let revisions = desk.revisions("acme", &acme.name).await.unwrap();
+    let revisions = desk.revisions("acme", &acme.name).await?;
     assert_eq!(revisions, [(1, "deployed".to_owned())]);
+    Ok(())
 }
 
 /// As helm 3 and the original did it.
 #[tokio::test]
-async fn adopted_release_is_healed_after_its_own_revision() {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
-        .await
-        .unwrap();
-    let mut pair = Pair::start("drift-adopted", Mode::Proxy, Parts::WithControllers)
-        .await
-        .unwrap();
-    let (url, name) = (format!("--repo={}", repository.url()), pair.release("acme"));
-    let install = ["install", &name, "small", &url, "--version=1.0.0"];
+async fn adopted_release_is_healed_after_its_own_revision() -> TestResult {
+    let chart = ServedChart::small("{}").await?;
+    let mut pair = Pair::start("drift-adopted", Mode::Proxy, Parts::WithControllers).await?;
+    let url = chart.repository.url();
+    let (repo, name) = (format!("--repo={url}"), pair.release("acme"));
+    let install = ["install", &name, "small", &repo, "--version=1.0.0"];
     let how = [
         "--namespace=acme",
         "--create-namespace",
         "--server-side=false",
     ];
     let how = how.into_iter().chain(["--set=replicaCount=0"]);
-    pair.cluster()
-        .helm(install.into_iter().chain(how))
-        .await
-        .unwrap();
-    let values = ValuesFile::new("{}").unwrap();
-    let mut flags = chart_flags(&repository, "small", "1.0.0");
-    flags.push(values_flag(&values));
-    flags.extend(["--drift=heal", "--drift-interval=1s"].map(str::to_owned));
-    pair.open(flags).await.unwrap();
+    pair.cluster().helm(install.into_iter().chain(how)).await?;
+    pair.open(chart.flags(&["--drift=heal", "--drift-interval=1s"]))
+        .await?;
     let desk = pair.desk();
-    let original = krypton_types::fingerprint::original(&repository.url(), "small", "1.0.0");
+    let original = krypton_types::fingerprint::original(&url, "small", "1.0.0");
     let annotation = names::fingerprint_annotation(pair.name());
-    desk.create_annotated("default", "acme", json!({}), &[(&annotation, &original)])
-        .await
-        .unwrap();
-    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    desk.create_annotated("acme", json!({}), &[(&annotation, &original)])
+        .await?;
+    desk.ready("acme").await?;
     let acme = Release::of(&pair, "acme");
     acme.change_image().await;
     let ready = pair.condition("ClusterReady");
@@ -310,21 +271,20 @@ async fn adopted_release_is_healed_after_its_own_revision() {
         message.contains("not corrected")
     })
     .await;
-    assert_eq!(acme.field("deployment", IMAGE).await.unwrap(), OTHER_IMAGE);
-    let revisions = desk.revisions("acme", &acme.name).await.unwrap();
+    assert_eq!(acme.field("deployment", IMAGE).await?, OTHER_IMAGE);
+    let revisions = desk.revisions("acme", &acme.name).await?;
     assert_eq!(revisions, [(1, "deployed".to_owned())]);
 
-    values.write("{replicaCount: 0, message: v2}").unwrap();
-    desk.newest_is("acme", &acme.name, 2, "deployed")
-        .await
-        .unwrap();
+    chart.write("{replicaCount: 0, message: v2}")?;
+    desk.newest_is("acme", &acme.name, 2, "deployed").await?;
     acme.change_image().await;
     acme.becomes("deployment", IMAGE, OWN_IMAGE).await;
     acme.looked_at().await;
-    let revisions = desk.revisions("acme", &acme.name).await.unwrap();
+    let revisions = desk.revisions("acme", &acme.name).await?;
     let statuses = ["superseded", "deployed"].map(str::to_owned);
     assert_eq!(
         revisions,
         [1, 2].into_iter().zip(statuses).collect::<Vec<_>>()
     );
+    Ok(())
 }

@@ -27,10 +27,10 @@ use krypton_proto::v1::enrollment_server::Enrollment as _;
 use krypton_proto::v1::{EnrollRequest, EnrollResponse};
 use krypton_runtime::clock::wall as now;
 use krypton_runtime::watchdog::Watchdog;
-use krypton_tests::fleet::{FleetClient, PATIENCE, chart_flags};
+use krypton_tests::fleet::{FleetClient, chart_flags};
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Parts, eventually,
-    kubectl_krypton,
+    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Merge as _, Mode, Parts,
+    TestResult, eventually, eventually_within, kubectl_krypton,
 };
 use krypton_types::ca_rotation::{self, Phase, Stage, Why};
 use krypton_types::join_info::{JoinInfo, NAME as JOIN_INFO};
@@ -129,35 +129,34 @@ async fn enrol(
 }
 
 #[tokio::test]
-async fn ca_is_created_once_and_unreadable_one_kept() {
-    let cluster = home("authority").await.unwrap();
+async fn ca_is_created_once_and_unreadable_one_kept() -> TestResult {
+    let cluster = home("authority").await?;
     let client = cluster.client();
     let load = || Authority::load_or_make(client.clone(), NAMESPACE, "a.krypton");
     let (one, other) = tokio::join!(load(), load());
-    let (one, other) = (one.unwrap(), other.unwrap());
+    let (one, other) = (one?, other?);
     assert_eq!(one.roots(), other.roots());
-    assert_eq!(load().await.unwrap().ca_pem(), one.ca_pem());
+    assert_eq!(load().await?.ca_pem(), one.ca_pem());
 
     let api: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
-    let garble = Patch::Merge(json!({"stringData": {"ca.key": "x"}}));
-    api.patch(names::CA_SECRET, &PatchParams::default(), &garble)
-        .await
-        .unwrap();
+    api.merge(names::CA_SECRET, &json!({"stringData": {"ca.key": "x"}}))
+        .await?;
     let error = load().await.unwrap_err();
     assert!(matches!(error, AuthorityError::Unusable { .. }), "{error}");
-    let kept = api.get(names::CA_SECRET).await.unwrap();
+    let kept = api.get(names::CA_SECRET).await?;
     assert_eq!(kept.data.unwrap()["ca.key"].0, b"x");
 
     let error = Authority::load_or_make(client, "nowhere", "a.krypton").await;
     let error = error.unwrap_err().to_string();
     assert!(error.contains("nowhere/krypton-hub-ca"), "{error}");
+    Ok(())
 }
 
 #[tokio::test]
-async fn only_one_key_redeems_contested_token() {
-    let cluster = home("token-race").await.unwrap();
+async fn only_one_key_redeems_contested_token() -> TestResult {
+    let cluster = home("token-race").await?;
     let client = cluster.client();
-    let token = token(&client, "edge-1").await.unwrap();
+    let token = token(&client, "edge-1").await?;
     let race = (0..8).map(|index| {
         let (client, token) = (client.clone(), token.clone());
         async move {
@@ -186,17 +185,18 @@ async fn only_one_key_redeems_contested_token() {
     // Only the two requests with the winning key succeed.
     assert_eq!(winners.len(), 2, "{winners:?}");
     assert_eq!(winners[0], winners[1]);
+    Ok(())
 }
 
 #[tokio::test]
-async fn concurrent_enrolments_with_one_token_yield_one_certificate() {
-    let cluster = home("enrolment-race").await.unwrap();
+async fn concurrent_enrolments_with_one_token_yield_one_certificate() -> TestResult {
+    let cluster = home("enrolment-race").await?;
     let client = cluster.client();
-    let (hub, _) = hub(&client).await.unwrap();
+    let (hub, _) = hub(&client).await?;
     for round in 0..5 {
         let member = format!("edge-{round}");
-        let token = token(&client, &member).await.unwrap();
-        let requests = [request().unwrap(), request().unwrap()];
+        let token = token(&client, &member).await?;
+        let requests = [request()?, request()?];
         let (one, other) = tokio::join!(
             enrol(&hub, &token, &requests[0], HERE),
             enrol(&hub, &token, &requests[1], HERE),
@@ -207,34 +207,30 @@ async fn concurrent_enrolments_with_one_token_yield_one_certificate() {
         assert_eq!(lost.code(), Code::PermissionDenied);
         assert!(lost.message().contains("another key"), "{}", lost.message());
     }
+    Ok(())
 }
 
 #[tokio::test]
-async fn enrolment_events_cover_every_outcome_without_secret() {
-    let cluster = home("enrolment-events").await.unwrap();
+async fn enrolment_events_cover_every_outcome_without_secret() -> TestResult {
+    let cluster = home("enrolment-events").await?;
     let client = cluster.client();
-    let (hub, _) = hub(&client).await.unwrap();
+    let (hub, _) = hub(&client).await?;
     let members: Api<EdgeCluster> = Api::all(client.clone());
-    let token = token(&client, "edge-1").await.unwrap();
+    let token = token(&client, "edge-1").await?;
     let (name, secret) = token.split_once('.').unwrap();
-    let mine = request().unwrap();
-    enrol(&hub, &token, &mine, HERE).await.unwrap();
-    enrol(&hub, &token, &mine, HERE).await.unwrap();
-    let theirs = request().unwrap();
+    let mine = request()?;
+    enrol(&hub, &token, &mine, HERE).await?;
+    enrol(&hub, &token, &mine, HERE).await?;
+    let theirs = request()?;
     let guess = format!("{name}.{}", "0".repeat(64));
     enrol(&hub, &token, &theirs, HERE).await.unwrap_err();
     enrol(&hub, &token, &mine, "elsewhere").await.unwrap_err();
     enrol(&hub, &guess, &theirs, HERE).await.unwrap_err();
-    let ban = Patch::Merge(json!({"spec": {"banned": true}}));
     members
-        .patch("edge-1", &PatchParams::default(), &ban)
-        .await
-        .unwrap();
+        .merge("edge-1", &json!({"spec": {"banned": true}}))
+        .await?;
     enrol(&hub, &token, &mine, HERE).await.unwrap_err();
-    members
-        .delete("edge-1", &DeleteParams::default())
-        .await
-        .unwrap();
+    members.delete("edge-1", &DeleteParams::default()).await?;
     enrol(&hub, &token, &mine, HERE).await.unwrap_err();
 
     let expected = [
@@ -246,7 +242,7 @@ async fn enrolment_events_cover_every_outcome_without_secret() {
         ("Warning", reason::REFUSED, "Banned"),
         ("Warning", reason::REFUSED, "TokenRevoked"),
     ];
-    let all = eventually("the events", Duration::from_secs(60), async || {
+    let all = eventually_within("the events", Duration::from_secs(60), async || {
         let all = told(&client, "edge-1").await?;
         let there = |wanted: &(&str, &str, &str)| {
             all.iter()
@@ -257,8 +253,7 @@ async fn enrolment_events_cover_every_outcome_without_secret() {
             Some(missing) => anyhow::bail!("no {missing:?} among {all:?}"),
         }
     })
-    .await
-    .unwrap();
+    .await?;
     assert_eq!(all.len(), expected.len(), "{all:?}");
     for told in &all {
         assert!(
@@ -267,16 +262,17 @@ async fn enrolment_events_cover_every_outcome_without_secret() {
         );
         assert!(!told[3].contains(secret), "{told:?}");
     }
+    Ok(())
 }
 
 #[tokio::test]
-async fn guessed_tokens_are_throttled_but_valid_agent_enrols() {
-    let cluster = home("enrolment-guesser").await.unwrap();
+async fn guessed_tokens_are_throttled_but_valid_agent_enrols() -> TestResult {
+    let cluster = home("enrolment-guesser").await?;
     let client = cluster.client();
-    let (hub, _) = hub(&client).await.unwrap();
-    let token = token(&client, "edge-1").await.unwrap();
+    let (hub, _) = hub(&client).await?;
+    let token = token(&client, "edge-1").await?;
     let (name, _) = token.split_once('.').unwrap();
-    let mine = request().unwrap();
+    let mine = request()?;
     let mut put_off = 0;
     for number in 0..20_u64 {
         let guess = format!("{name}.{number:064x}");
@@ -288,44 +284,42 @@ async fn guessed_tokens_are_throttled_but_valid_agent_enrols() {
         }
     }
     assert!(put_off > 0);
-    eventually(
+    eventually_within(
         "the right token's turn",
         Duration::from_secs(60),
         async || Ok(Some(enrol(&hub, &token, &mine, HERE).await?)),
     )
-    .await
-    .unwrap();
+    .await?;
+    Ok(())
 }
 
 #[tokio::test]
-async fn only_tokens_long_expired_are_swept() {
-    let cluster = home("sweep").await.unwrap();
+async fn only_tokens_long_expired_are_swept() -> TestResult {
+    let cluster = home("sweep").await?;
     let client = cluster.client();
     let api: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
     let past = |hours: i64| Timestamp::from_second(now().as_second() - hours * 3600).unwrap();
     let connection = Connection::new(client.clone(), "home");
     for hours in [48, 26, 24, 2, 0] {
-        make_token(&connection, NAMESPACE, "edge-1", HOUR, past(hours))
-            .await
-            .unwrap();
+        make_token(&connection, NAMESPACE, "edge-1", HOUR, past(hours)).await?;
     }
     let foreign: Secret = serde_json::from_value(json!({
         "metadata": {"name": "foreign", "labels": {TOKEN_LABEL: "true"}},
         "stringData": {"expires": "1970-01-01T00:00:00Z"},
-    }))
-    .unwrap();
-    api.create(&PostParams::default(), &foreign).await.unwrap();
+    }))?;
+    api.create(&PostParams::default(), &foreign).await?;
     let swept = join_token::sweep(client.clone(), NAMESPACE, now()).await;
-    assert_eq!(swept.unwrap(), 2);
+    assert_eq!(swept?, 2);
     let swept = join_token::sweep(client, NAMESPACE, now()).await;
-    assert_eq!(swept.unwrap(), 0);
-    let left = api.list(&Default::default()).await.unwrap().items;
+    assert_eq!(swept?, 0);
+    let left = api.list(&Default::default()).await?.items;
     assert_eq!(left.len(), 4);
+    Ok(())
 }
 
 #[tokio::test]
-async fn how_to_join_is_published_and_repaired() {
-    let cluster = home("join-info").await.unwrap();
+async fn how_to_join_is_published_and_repaired() -> TestResult {
+    let cluster = home("join-info").await?;
     let client = cluster.client();
     let info = |address: &str| JoinInfo {
         ca_pem: "PEM\n".to_owned(),
@@ -338,48 +332,46 @@ async fn how_to_join_is_published_and_repaired() {
     };
     let connection = Connection::new(client.clone(), "home");
     let read = || join_info::read(&connection, NAMESPACE);
-    assert_eq!(read().await.unwrap(), None);
+    assert_eq!(read().await?, None);
     publish(info("a:1")).await;
-    assert_eq!(read().await.unwrap(), Some(info("a:1")));
+    assert_eq!(read().await?, Some(info("a:1")));
     let api: Api<ConfigMap> = Api::namespaced(client.clone(), NAMESPACE);
     let version = || async { api.get(JOIN_INFO).await.unwrap().metadata.resource_version };
     let before = version().await;
     publish(info("a:1")).await;
     assert_eq!(version().await, before, "nothing to write");
     publish(info("b:2")).await;
-    assert_eq!(read().await.unwrap(), Some(info("b:2")));
-    cluster
-        .kubectl(["delete", "configmap", JOIN_INFO])
-        .await
-        .unwrap();
+    assert_eq!(read().await?, Some(info("b:2")));
+    cluster.kubectl(["delete", "configmap", JOIN_INFO]).await?;
     publish(info("b:2")).await;
-    assert_eq!(read().await.unwrap(), Some(info("b:2")));
+    assert_eq!(read().await?, Some(info("b:2")));
+    Ok(())
 }
 
 #[tokio::test]
-async fn token_enrols_one_agent_and_explains_refusals() {
-    let cluster = home("enrolment").await.unwrap();
+async fn token_enrols_one_agent_and_explains_refusals() -> TestResult {
+    let cluster = home("enrolment").await?;
     let client = cluster.client();
-    let (hub, authority) = hub(&client).await.unwrap();
+    let (hub, authority) = hub(&client).await?;
     let members: Api<EdgeCluster> = Api::all(client.clone());
 
     // The hub creates the EdgeCluster of a new member, and binds the certificate to it.
-    let (token_1, mine) = (token(&client, "edge-1").await.unwrap(), request().unwrap());
-    let answer = enrol(&hub, &token_1, &mine, HERE).await.unwrap();
-    let member = members.get("edge-1").await.unwrap();
-    let own = read_agent_certificate("a.krypton", &answer.certificates[0]).unwrap();
+    let (token_1, mine) = (token(&client, "edge-1").await?, request()?);
+    let answer = enrol(&hub, &token_1, &mine, HERE).await?;
+    let member = members.get("edge-1").await?;
+    let own = read_agent_certificate("a.krypton", &answer.certificates[0])?;
     assert_eq!(own.cluster, "edge-1");
     assert_eq!(Some(own.uid.clone()), member.metadata.uid);
     assert_eq!(answer.roots[0][..], authority.roots()[0][..]);
 
     // The same key can enroll again, and another key can't.
-    enrol(&hub, &token_1, &mine, HERE).await.unwrap();
+    enrol(&hub, &token_1, &mine, HERE).await?;
     let refused = |status: Result<EnrollResponse, Status>, code: Code, word: &str| {
         let status = status.unwrap_err();
         assert_eq!(status.code(), code, "{}", status.message());
         assert!(status.message().contains(word), "{}", status.message());
     };
-    let theirs = enrol(&hub, &token_1, &request().unwrap(), HERE).await;
+    let theirs = enrol(&hub, &token_1, &request()?, HERE).await;
     refused(
         theirs,
         Code::PermissionDenied,
@@ -395,19 +387,16 @@ async fn token_enrols_one_agent_and_explains_refusals() {
     );
 
     // Deleting the EdgeCluster revokes its token and the unused ones.
-    let (token_9, their_own) = (token(&client, "edge-9").await.unwrap(), request().unwrap());
-    let made_before = token(&client, "edge-9").await.unwrap();
-    enrol(&hub, &token_9, &their_own, HERE).await.unwrap();
-    let made_after = token(&client, "edge-9").await.unwrap();
-    members
-        .delete("edge-9", &DeleteParams::default())
-        .await
-        .unwrap();
+    let (token_9, their_own) = (token(&client, "edge-9").await?, request()?);
+    let made_before = token(&client, "edge-9").await?;
+    enrol(&hub, &token_9, &their_own, HERE).await?;
+    let made_after = token(&client, "edge-9").await?;
+    members.delete("edge-9", &DeleteParams::default()).await?;
     for revoked in [token_9, made_before, made_after] {
         let back = enrol(&hub, &revoked, &their_own, HERE).await;
         refused(back, Code::PermissionDenied, "has been deleted since");
     }
-    assert!(members.get_opt("edge-9").await.unwrap().is_none());
+    assert!(members.get_opt("edge-9").await?.is_none());
 
     // The response to a wrong secret is the same as to an unknown token.
     let (name, _) = token_1.split_once('.').unwrap();
@@ -422,19 +411,19 @@ async fn token_enrols_one_agent_and_explains_refusals() {
     said.dedup();
     assert_eq!(said.len(), 1, "{said:?}");
 
-    let past = Timestamp::from_second(now().as_second() - 7200).unwrap();
+    let past = Timestamp::from_second(now().as_second() - 7200)?;
     let connection = Connection::new(client.clone(), "home");
     let expired = make_token(&connection, NAMESPACE, "edge-1", HOUR, past).await;
-    let late = enrol(&hub, &expired.unwrap().token, &mine, HERE).await;
+    let late = enrol(&hub, &expired?.token, &mine, HERE).await;
     refused(late, Code::PermissionDenied, "expired at");
 
     // Invalid input.
-    let token_2 = token(&client, "edge-2").await.unwrap();
+    let token_2 = token(&client, "edge-2").await?;
     let garbled = enrol(&hub, &token_2, b"x", HERE).await;
     refused(garbled, Code::InvalidArgument, "PKCS#10");
     let nameless = enrol(&hub, &token_2, &mine, "").await;
     refused(nameless, Code::InvalidArgument, "UID");
-    let home_itself = token(&client, "self-cluster").await.unwrap();
+    let home_itself = token(&client, "self-cluster").await?;
     let home_itself = enrol(&hub, &home_itself, &mine, HERE).await;
     refused(home_itself, Code::FailedPrecondition, "self-cluster");
 
@@ -442,37 +431,35 @@ async fn token_enrols_one_agent_and_explains_refusals() {
     let known = Patch::Merge(json!({"status": {"clusterUID": "there"}}));
     members
         .patch_status("edge-1", &PatchParams::default(), &known)
-        .await
-        .unwrap();
-    let token_3 = token(&client, "edge-1").await.unwrap();
-    let rebuilt = enrol(&hub, &token_3, &request().unwrap(), HERE).await;
+        .await?;
+    let token_3 = token(&client, "edge-1").await?;
+    let rebuilt = enrol(&hub, &token_3, &request()?, HERE).await;
     refused(
         rebuilt,
         Code::FailedPrecondition,
         "kubectl krypton join edge-1 --replace",
     );
-    let known = request().unwrap();
-    enrol(&hub, &token_3, &known, "there").await.unwrap();
+    let known = request()?;
+    enrol(&hub, &token_3, &known, "there").await?;
 
     // A banned member is rejected, even with the key that has used the token.
-    let ban = Patch::Merge(json!({"spec": {"banned": true}}));
     members
-        .patch("edge-1", &PatchParams::default(), &ban)
-        .await
-        .unwrap();
+        .merge("edge-1", &json!({"spec": {"banned": true}}))
+        .await?;
     let banned = enrol(&hub, &token_3, &known, "there").await;
     refused(banned, Code::PermissionDenied, "banned");
 
-    cluster.stop_apiserver().await.unwrap();
+    cluster.stop_apiserver().await?;
     let away = enrol(&hub, &token_2, &mine, HERE).await;
     refused(away, Code::Unavailable, "try again");
+    Ok(())
 }
 
 #[tokio::test]
-async fn ca_rotation_waits_for_enrolled_agent_never_connected() {
-    let cluster = home("enrolled-unheard").await.unwrap();
+async fn ca_rotation_waits_for_enrolled_agent_never_connected() -> TestResult {
+    let cluster = home("enrolled-unheard").await?;
     let client = cluster.client();
-    let (hub, _) = hub(&client).await.unwrap();
+    let (hub, _) = hub(&client).await?;
     let members: Api<EdgeCluster> = Api::all(client.clone());
     let mut by_source = EdgeCluster::new("edge-1", EdgeClusterSpec::default());
     by_source.spec.source_ref = Some(SourceRef {
@@ -481,7 +468,7 @@ async fn ca_rotation_waits_for_enrolled_agent_never_connected() {
         name: Some("edge-1".to_owned()),
     });
     let params = PostParams::default();
-    members.create(&params, &by_source).await.unwrap();
+    members.create(&params, &by_source).await?;
     let awaited = async || {
         let stage = Stage {
             phase: Phase::Announced,
@@ -494,14 +481,12 @@ async fn ca_rotation_waits_for_enrolled_agent_never_connected() {
     };
     assert_eq!(awaited().await, []);
 
-    let token = token(&client, "edge-1").await.unwrap();
-    let answer = enrol(&hub, &token, &request().unwrap(), HERE)
-        .await
-        .unwrap();
+    let token = token(&client, "edge-1").await?;
+    let answer = enrol(&hub, &token, &request()?, HERE).await?;
     let unheard = [("edge-1".to_owned(), Why::NotHeard)];
     assert_eq!(awaited().await, unheard);
-    let own = read_agent_certificate("a.krypton", &answer.certificates[0]).unwrap();
-    let status = members.get("edge-1").await.unwrap().status.unwrap();
+    let own = read_agent_certificate("a.krypton", &answer.certificates[0])?;
+    let status = members.get("edge-1").await?.status.unwrap();
     assert_eq!(status.enrolled_until.unwrap().0, own.not_after);
 
     // Simulates an agent that has connected and trusts the next root.
@@ -512,9 +497,9 @@ async fn ca_rotation_waits_for_enrolled_agent_never_connected() {
     let come = Patch::Merge(json!({ "status": come }));
     members
         .patch_status("edge-1", &PatchParams::default(), &come)
-        .await
-        .unwrap();
+        .await?;
     assert_eq!(awaited().await, []);
+    Ok(())
 }
 
 /// Returns the text under a key of a Secret.
@@ -526,31 +511,28 @@ async fn text(client: &Client, namespace: &str, secret: &str, key: &str) -> Resu
 }
 
 #[tokio::test]
-async fn agent_keeps_session_through_ca_rotation() {
+async fn agent_keeps_session_through_ca_rotation() -> TestResult {
     let versions = [ChartSource::small("1.0.0")];
-    let repository = ChartRepository::start(&versions).await.unwrap();
+    let repository = ChartRepository::start(&versions).await?;
     let (home, edge) = tokio::try_join!(
         Cluster::start("rotation-home", Parts::ControlPlane),
         Cluster::start("rotation-edge", Parts::WithPods),
-    )
-    .unwrap();
+    )?;
     let (desk, edge_desk) = (FleetClient::at(&home), FleetClient::at(&edge));
     let mut flags = chart_flags(&repository, "small", "1.0.0");
     flags.push("--self-cluster=false".to_owned());
     let options = || HubOptions::new(home.kubeconfig()).args(flags.clone());
-    let mut hub = Hub::start(&options()).unwrap();
-    let mut member = Membership::join(Mode::Agent, &mut hub, &home, &edge, "edge-1")
-        .await
-        .unwrap();
+    let mut hub = Hub::start(&options())?;
+    let mut member = Membership::join(Mode::Agent, &mut hub, &home, &edge, "edge-1").await?;
     let connected = [("Connected", "True", "Connected")];
-    desk.member_shows("edge-1", &connected).await.unwrap();
+    desk.member_shows("edge-1", &connected).await?;
     let rotate = async |more: &[&str]| {
         let words = [&["rotate-ca", "-n", NAMESPACE], more].concat();
         kubectl_krypton(&home, &words).await
     };
     let is_at = async |expected: &str| {
         let what = format!("the rotation to be {expected}");
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, async || {
             let told = rotate(&["--status"]).await?;
             if told.starts_with(expected) {
                 return Ok(Some(told));
@@ -561,49 +543,40 @@ async fn agent_keeps_session_through_ca_rotation() {
         .unwrap()
     };
     let hubs = async |key| text(&home.client(), NAMESPACE, names::CA_SECRET, key).await;
-    let former = hubs("ca.crt").await.unwrap();
+    let former = hubs("ca.crt").await?;
     is_at("No rotation of the CA is under way, and there was none yet").await;
     let forced = rotate(&["--force"]).await.unwrap_err().to_string();
     assert!(forced.contains("nothing to force"), "{forced}");
 
-    rotate(&[]).await.unwrap();
+    rotate(&[]).await?;
     is_at("Announced").await;
     let second = rotate(&[]).await.unwrap_err().to_string();
     assert!(second.contains("under way (Announced)"), "{second}");
     // An agent that joins from now on trusts both roots.
-    eventually("both roots to be published", PATIENCE, async || {
+    eventually("both roots to be published", async || {
         let connection = Connection::new(home.client(), "home");
         let info = join_info::read(&connection, NAMESPACE).await?;
         let roots = info.unwrap().ca_pem.matches("BEGIN").count();
         Ok((roots == 2).then_some(()))
     })
-    .await
-    .unwrap();
+    .await?;
     is_at("Switched").await;
     is_at("No rotation of the CA is under way; the last one ended").await;
-    let root = hubs("ca.crt").await.unwrap();
+    let root = hubs("ca.crt").await?;
     assert!(
         !root.contains(&former) && root.matches("BEGIN").count() == 1,
         "{root}"
     );
-    assert_eq!(
-        hubs("former.crt").await.unwrap() + &hubs("next.key").await.unwrap(),
-        ""
-    );
+    assert_eq!(hubs("former.crt").await? + &hubs("next.key").await?, "");
     let edge_client = edge.client();
-    eventually(
-        "the agent to trust the new root alone",
-        PATIENCE,
-        async || {
-            let (namespace, secret) = ("krypton-system", "krypton-agent-identity");
-            let kept = text(&edge_client, namespace, secret, "ca.crt").await?;
-            Ok((kept == root).then_some(()))
-        },
-    )
-    .await
-    .unwrap();
+    eventually("the agent to trust the new root alone", async || {
+        let (namespace, secret) = ("krypton-system", "krypton-agent-identity");
+        let kept = text(&edge_client, namespace, secret, "ca.crt").await?;
+        Ok((kept == root).then_some(()))
+    })
+    .await?;
     // The agent kept its session throughout, and renewed its certificate once.
-    let log = member.agent().unwrap().log().unwrap();
+    let log = member.agent().unwrap().log()?;
     let (_, log) = log.split_once("in session").unwrap();
     assert!(
         !log.contains("no session") && !log.contains("the session ends"),
@@ -615,23 +588,20 @@ async fn agent_keeps_session_through_ca_rotation() {
         "{log}"
     );
 
-    edge_desk
-        .create("default", "acme", json!({}))
-        .await
-        .unwrap();
+    edge_desk.create("acme", json!({})).await?;
     let ready = [("Ready", "True", "AllClustersReady")];
-    edge_desk.shows("default", "acme", &ready).await.unwrap();
+    edge_desk.shows("acme", &ready).await?;
 
     // After restarts, both reconnect with their stored state.
-    hub.stop().await.unwrap();
-    let _hub = Hub::start(&options().in_place_of(&hub)).unwrap();
-    member.agent().unwrap().stop().await.unwrap();
-    member.start_again(&edge).unwrap();
-    eventually("the new agent's session", PATIENCE, async || {
-        let log = member.agent().unwrap().log()?;
-        Ok(log.contains("in session with the hub").then_some(()))
-    })
-    .await
-    .unwrap();
-    desk.member_shows("edge-1", &connected).await.unwrap();
+    hub.stop().await?;
+    let _hub = Hub::start(&options().in_place_of(&hub))?;
+    member.agent().unwrap().stop().await?;
+    member.start_again(&edge)?;
+    member
+        .agent()
+        .unwrap()
+        .logs("in session with the hub")
+        .await?;
+    desk.member_shows("edge-1", &connected).await?;
+    Ok(())
 }

@@ -15,8 +15,8 @@ use krypton_reconciler::report_store::ReportStore;
 use krypton_runtime::clock::wall;
 use krypton_runtime::tls::{self, Credential};
 use krypton_tests::{
-    Cluster, Hub, HubOptions, Parts,
-    fleet::{FleetClient, HUB_NAMESPACE, PATIENCE},
+    Cluster, Hub, HubOptions, Parts, TestResult,
+    fleet::{CONNECTED, FleetClient, HUB_NAMESPACE, PATIENCE},
 };
 use kube::api::{ListParams, PostParams};
 use kube::{Api, ResourceExt};
@@ -27,7 +27,6 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 const SOON: (&str, &str, &str) = ("CertificateCurrent", "False", "CertificateExpiresSoon");
 const CURRENT: (&str, &str, &str) = ("CertificateCurrent", "True", "Current");
-const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
 
 /// An agent's session, without a cluster.
 struct Connected {
@@ -41,18 +40,16 @@ async fn connect(
     uid: &str,
     key: &KeyPair,
     made: Timestamp,
-) -> Connected {
-    let authority = Authority::load_or_make(home.client(), HUB_NAMESPACE, "test.krypton").await;
-    let authority = authority.unwrap();
-    let request = CertificateParams::default().serialize_request(key);
-    let request = request.unwrap();
+) -> TestResult<Connected> {
+    let authority = Authority::load_or_make(home.client(), HUB_NAMESPACE, "test.krypton").await?;
+    let request = CertificateParams::default().serialize_request(key)?;
     let life = AGENT_CERTIFICATE_LIFE;
     let certificates = authority.sign_agent(request.der(), "edge-1", uid, made, life);
     let credential = Credential {
-        certificates: certificates.unwrap(),
-        key: PrivateKeyDer::try_from(key.serialize_der()).unwrap(),
+        certificates: certificates?,
+        key: PrivateKeyDer::try_from(key.serialize_der())?,
     };
-    let tls = tls::client_config(&authority.roots(), Some(credential)).unwrap();
+    let tls = tls::client_config(&authority.roots(), Some(credential))?;
     let tls = Arc::new(ArcSwap::from_pointee(tls));
     let session = Session {
         dialer: Arc::new(Dialer::new(vec![hub.agents_address().to_string()], tls)),
@@ -67,9 +64,9 @@ async fn connect(
     };
     let stop = CancellationToken::new();
     tokio::spawn(session::run(session, stop.clone()));
-    Connected {
+    Ok(Connected {
         _stop: stop.drop_guard(),
-    }
+    })
 }
 
 /// How often it was told.
@@ -88,34 +85,33 @@ async fn told(home: &Cluster) -> i32 {
 }
 
 #[tokio::test]
-async fn expiring_certificate_is_reported_once_across_restart() {
-    let home = Cluster::start("expiry", Parts::ControlPlane).await.unwrap();
+async fn expiring_certificate_is_reported_once_across_restart() -> TestResult {
+    let home = Cluster::start("expiry", Parts::ControlPlane).await?;
     let flags = ["--self-cluster=false", "--chart-install-crds=false"];
     let options = HubOptions::new(home.kubeconfig()).args(flags);
-    let mut hub = Hub::start(&options).unwrap();
-    hub.ready(PATIENCE).await.unwrap();
+    let mut hub = Hub::start(&options)?;
+    hub.ready(PATIENCE).await?;
     let desk = FleetClient::at(&home);
     let members: Api<EdgeCluster> = Api::all(home.client());
     let member = EdgeCluster::new("edge-1", EdgeClusterSpec::default());
-    let made = members.create(&PostParams::default(), &member).await;
-    let uid = made.unwrap().uid().unwrap();
+    let uid = members
+        .create(&PostParams::default(), &member)
+        .await?
+        .uid()
+        .unwrap();
     // As soon as the hub has its CA.
-    let bundle = krypton_tests::bundle(&home, "another").await;
-    bundle.unwrap();
+    krypton_tests::bundle(&home, "another").await?;
 
     // Another key would be refused.
-    let key = KeyPair::generate().unwrap();
+    let key = KeyPair::generate()?;
     let days = |count: i64| wall() - SignedDuration::from_hours(24 * count);
-    let old = connect(&home, &hub, &uid, &key, days(6)).await;
-    let shown = desk
-        .member_shows("edge-1", &[SOON, CONNECTED])
-        .await
-        .unwrap();
-    let shown = serde_json::to_string(&shown.status).unwrap();
+    let old = connect(&home, &hub, &uid, &key, days(6)).await?;
+    let shown = desk.member_shows("edge-1", &[SOON, CONNECTED]).await?;
+    let shown = serde_json::to_string(&shown.status)?;
     assert!(shown.contains("kubectl krypton join edge-1"), "{shown}");
-    let message = desk.told("default", "edge-1", SOON.2).await.unwrap();
+    let message = desk.told("edge-1", SOON.2).await?;
     assert!(message.contains("kubectl krypton join edge-1"), "{message}");
-    let metrics = hub.metrics().await.unwrap();
+    let metrics = hub.metrics().await?;
     for line in [
         "krypton_hub_agent_certificate_expiry_timestamp_seconds{member=\"edge-1\"} ",
         "krypton_hub_certificate_expiry_timestamp_seconds{certificate=\"hub\"} ",
@@ -124,21 +120,15 @@ async fn expiring_certificate_is_reported_once_across_restart() {
         assert!(metrics.contains(line), "{line}: {metrics}");
     }
 
-    hub.stop().await.unwrap();
-    let mut hub = Hub::start(&options.clone().in_place_of(&hub)).unwrap();
-    hub.ready(PATIENCE).await.unwrap();
-    desk.member_shows("edge-1", &[SOON, CONNECTED])
-        .await
-        .unwrap();
+    hub.stop().await?;
+    let mut hub = Hub::start(&options.clone().in_place_of(&hub))?;
+    hub.ready(PATIENCE).await?;
+    desk.member_shows("edge-1", &[SOON, CONNECTED]).await?;
     drop(old);
     // What comes after it is written after all that was due before.
-    let _new = connect(&home, &hub, &uid, &key, days(0)).await;
-    desk.member_shows("edge-1", &[CURRENT, CONNECTED])
-        .await
-        .unwrap();
+    let _new = connect(&home, &hub, &uid, &key, days(0)).await?;
+    desk.member_shows("edge-1", &[CURRENT, CONNECTED]).await?;
     assert_eq!(told(&home).await, 1);
-    tokio::time::timeout(Duration::from_secs(60), hub.stop())
-        .await
-        .unwrap()
-        .unwrap();
+    tokio::time::timeout(Duration::from_secs(60), hub.stop()).await??;
+    Ok(())
 }

@@ -4,8 +4,8 @@ use anyhow::{Context, Result, bail};
 use jiff::Timestamp;
 use krypton_kubectl::ExitCode;
 use krypton_tests::{
-    Mode, Pair, eventually,
-    fleet::{FleetClient, HUB_NAMESPACE, PATIENCE},
+    Mode, Pair, Scenario, TestResult, eventually,
+    fleet::{FleetClient, HUB_NAMESPACE},
     in_both_modes,
     membership::krypton_ends,
 };
@@ -13,37 +13,34 @@ use serde_json::json;
 
 in_both_modes!(explain_names_cause_retry_and_silent_reporter,);
 
-async fn explain_names_cause_retry_and_silent_reporter(mode: Mode) {
-    let (mut pair, _repository, values) = Pair::with_small_chart("explain", mode).await.unwrap();
+async fn explain_names_cause_retry_and_silent_reporter(mode: Mode) -> TestResult {
+    let (mut pair, chart) = Scenario::new("explain", mode).start().await?;
     let before = Timestamp::now();
-    values
-        .write("replicaCount: 0\nfailWith: because it must")
-        .unwrap();
+    chart.write("replicaCount: 0\nfailWith: because it must")?;
     // The Tenant on the home cluster shows the state of its namesake on the member.
     for desk in [FleetClient::at(pair.home()), pair.desk()] {
-        desk.create("default", "acme", json!({})).await.unwrap();
+        desk.create("acme", json!({})).await?;
     }
-    let failed = tells(&pair, ExitCode::NotReady, "next: it is retried at ")
-        .await
-        .unwrap();
+    let failed = tells(&pair, ExitCode::NotReady, "next: it is retried at ").await?;
     assert!(failed.contains("✗ InstallFailed: "), "{failed}");
     assert!(failed.contains("because it must"), "{failed}");
     let at = failed.split("retried at ").nth(1).unwrap();
     let (at, rest) = at.split_once(' ').unwrap();
     assert!(rest.starts_with("(in "), "{failed}");
-    assert!(at.parse::<Timestamp>().unwrap() > before, "{failed}");
+    assert!(at.parse::<Timestamp>()? > before, "{failed}");
 
-    values.write("replicaCount: 0").unwrap();
-    let well = tells(&pair, ExitCode::Done, "✓ Installed: ").await.unwrap();
+    chart.write("replicaCount: 0")?;
+    let well = tells(&pair, ExitCode::Done, "✓ Installed: ").await?;
     assert!(!well.contains("next: "), "{well}");
     assert!(well.contains("✓ it has what is wanted: "), "{well}");
 
-    pair.actor().unwrap().kill9().await.unwrap();
+    pair.actor()?.kill9().await?;
     let since = match mode {
         Mode::Agent => "no contact since 20",
         Mode::Proxy | Mode::SelfCluster => "no hub has led since 20",
     };
-    tells(&pair, ExitCode::NotReady, since).await.unwrap();
+    tells(&pair, ExitCode::NotReady, since).await?;
+    Ok(())
 }
 
 /// Waits until the output contains this text and the command exits with this code. Returns the output.
@@ -51,7 +48,7 @@ async fn tells(pair: &Pair, code: ExitCode, text: &str) -> Result<String> {
     let tenant = ["explain", "tenant", "acme", "-n", "default"];
     let hub = ["--hub-namespace", HUB_NAMESPACE];
     let words = [tenant.as_slice(), &hub].concat();
-    eventually(text, PATIENCE, async || {
+    eventually(text, async || {
         let ran = krypton_ends(pair.home(), &words).await?;
         let ended = ran.status.code().context("it was killed")?;
         match ended == code as i32 && ran.stdout.contains(text) {

@@ -33,9 +33,10 @@ use krypton_hub::{chart::values_reader::SALT_NAME, effects::EFFECTS as EFFECTS_O
 use krypton_reconciler::record::anchor::ANCHOR_NAME;
 use krypton_runtime::failpoint::{EFFECTS, MOMENTS};
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Mode, Walk, eventually,
+    ChartRepository, ChartSource, Cluster, Merge as _, Mode, TestResult, Walk, eventually,
+    eventually_within,
     fleet::{
-        FleetClient, HUB_NAMESPACE, PATIENCE, SYSTEM_NAMESPACE, ValuesFile, chart_flags,
+        ALL_READY, FleetClient, HUB_NAMESPACE, PATIENCE, SYSTEM_NAMESPACE, ValuesFile, chart_flags,
         values_flag,
     },
     held::Held,
@@ -52,7 +53,6 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const SMALL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/small");
 const CRD: &str = r#"
 apiVersion: apiextensions.k8s.io/v1
@@ -144,7 +144,7 @@ type Kind = fn(&str) -> &'static str;
 in_both_modes!(error_or_kill_at_any_failpoint_still_converges);
 
 /// By proxy all effects; with an agent, unless all is asked for, those of an agent's process.
-async fn error_or_kill_at_any_failpoint_still_converges(mode: Mode) {
+async fn error_or_kill_at_any_failpoint_still_converges(mode: Mode) -> TestResult {
     let which = std::env::var("KRYPTON_FAILPOINTS");
     let (kill, error) = (|_: &str| "kill", |_: &str| "error");
     let each = |moment: &str| if moment == "before" { "error" } else { "kill" };
@@ -166,15 +166,16 @@ async fn error_or_kill_at_any_failpoint_still_converges(mode: Mode) {
             false => points(mode, every),
         };
         let plan = first.iter().map(rule).collect::<Vec<_>>().join(",");
-        let missed = Box::pin(walk(mode, every, &plan)).await.unwrap();
+        let missed = Box::pin(walk(mode, every, &plan)).await?;
         // What is done once for all may have been the last before somebody died of something else at that
         // moment: once more, where they die of nothing else.
         if !missed.is_empty() {
             let plan = missed.iter().map(rule).collect::<Vec<_>>().join(",");
-            let missed = Box::pin(walk(mode, every, &plan)).await.unwrap();
+            let missed = Box::pin(walk(mode, every, &plan)).await?;
             assert!(missed.is_empty(), "never reached, {mode:?}: {missed:#?}");
         }
     }
+    Ok(())
 }
 
 /// All that are to be reached.
@@ -386,13 +387,13 @@ impl Place {
     async fn first(&self) -> Result<Keeper> {
         // Where everything fails twice on the way, each time is waited a little longer.
         let crds: Api<CustomResourceDefinition> = Api::all(self.edge.client.clone());
-        eventually("the member to be looked after", PATIENCE * 3, async || {
+        eventually_within("the member to be looked after", PATIENCE * 3, async || {
             Ok(crds.get_opt(Tenant::crd_name()).await?)
         })
         .await?;
-        self.edge.create("default", "keeper", json!({})).await?;
+        self.edge.create("keeper", json!({})).await?;
         // Of the same name, so that home tells of it.
-        self.home.create("default", "keeper", json!({})).await?;
+        self.home.create("keeper", json!({})).await?;
         // Where all fails twice, its chart does so in the hub and in the agent, later and later.
         for _ in 0..3 {
             if self.whole("keeper").await.is_ok() {
@@ -400,21 +401,20 @@ impl Place {
             }
         }
         self.whole("keeper").await?;
-        self.home.shows("default", "keeper", &[ALL_READY]).await?;
+        self.home.ready("keeper").await?;
         Keeper::watch(&self.edge).await
     }
 
     async fn life(&self) -> Result<()> {
-        self.edge.create("default", "acme", json!({})).await?;
+        self.edge.create("acme", json!({})).await?;
         self.whole("acme").await?;
         self.values.write(&said("second"))?;
         for name in ["acme", "keeper"] {
             self.says(name, "second").await?;
             self.whole(name).await?;
         }
-        self.edge.delete("default", "acme").await?;
-        self.edge.gone("default", "acme").await?;
-        eventually("the workspace to be gone", PATIENCE, async || {
+        self.edge.remove("acme").await?;
+        eventually("the workspace to be gone", async || {
             let gone = self.edge.namespace("acme").await?.is_none();
             Ok(gone.then_some(()))
         })
@@ -430,7 +430,7 @@ impl Place {
         let object = KryptonDeployment::new("ordered", serde_json::from_value(spec)?);
         let all: Api<KryptonDeployment> = Api::namespaced(self.home.client.clone(), "default");
         all.create(&PostParams::default(), &object).await?;
-        eventually("the deployment to be ready", PATIENCE, async || {
+        eventually("the deployment to be ready", async || {
             let status = all.get("ordered").await?.status.unwrap_or_default();
             let ready = status.phase == Some(DeploymentPhase::Ready);
             ensure!(ready, "{status:?}");
@@ -438,7 +438,7 @@ impl Place {
         })
         .await?;
         all.delete("ordered", &DeleteParams::default()).await?;
-        eventually("the deployment to be gone", PATIENCE, async || {
+        eventually("the deployment to be gone", async || {
             match all.get_opt("ordered").await? {
                 Some(object) => bail!("{object:?}"),
                 None => Ok(Some(())),
@@ -452,7 +452,7 @@ impl Place {
 
     /// A lock of a helm of ours that is dead, and a Secret that nobody can decode.
     async fn repair(&self) -> Result<()> {
-        self.edge.create("default", "mended", json!({})).await?;
+        self.edge.create("mended", json!({})).await?;
         self.whole("mended").await?;
         let locked = json!({"metadata": {"labels": {"status": "pending-upgrade"}}});
         let before = self.patch_newest("mended", locked).await?;
@@ -473,20 +473,22 @@ impl Place {
             .kubectl(["create", "namespace", "team"])
             .await?;
         let spec = json!({"clusterRef": {"secretName": EDGE}});
-        self.home.create("team", "sent", spec).await?;
+        self.home.within("team").create("sent", spec).await?;
         let shown = [ALL_READY, ("Placed", "True", "Placed")];
-        self.home.shows("team", "sent", &shown).await?;
+        self.home.within("team").shows("sent", &shown).await?;
         let requested = names::RECONCILE_REQUESTED_ANNOTATION;
-        self.home.annotate("team", "sent", requested, "now").await?;
-        let tenants = self.edge.tenants("team");
-        eventually("the wish to be passed on", PATIENCE, async || {
+        self.home
+            .within("team")
+            .annotate("sent", requested, "now")
+            .await?;
+        let tenants = self.edge.within("team").tenants();
+        eventually("the wish to be passed on", async || {
             let found = tenants.get("sent").await?;
             let passed = found.annotations().get(requested).cloned();
             Ok((passed.as_deref() == Some("now")).then_some(()))
         })
         .await?;
-        self.home.delete("team", "sent").await?;
-        self.home.gone("team", "sent").await?;
+        self.home.within("team").remove("sent").await?;
         let left = tenants.get_opt("sent").await?;
         ensure!(left.is_none(), "{left:?}");
         Ok(())
@@ -504,7 +506,7 @@ impl Place {
             self.says(name, "fourth").await?;
             self.whole(name).await?;
             let maps: Api<ConfigMap> = Api::namespaced(self.edge.client.clone(), name);
-            eventually("what the upgrade made to be gone", PATIENCE, async || {
+            eventually("what the upgrade made to be gone", async || {
                 Ok(maps.get_opt("extra").await?.is_none().then_some(()))
             })
             .await?;
@@ -533,7 +535,7 @@ impl Place {
         self.values.write(&broken("broken 0"))?;
         // The member has heard of it.
         self.newest_is_failed("keeper", before + 1).await?;
-        self.edge.create("default", "late", json!({})).await?;
+        self.edge.create("late", json!({})).await?;
         for number in 1..6 {
             self.newest_is_failed("late", number).await?;
             self.values.write(&broken(&format!("broken {number}")))?;
@@ -550,20 +552,16 @@ impl Place {
         // Twice: what fails once is looked at again, and is then as it should be.
         for theirs in ["theirs", "theirs again"] {
             let maps: Api<ConfigMap> = Api::namespaced(self.edge.client.clone(), "keeper");
-            let patch = Patch::Merge(json!({"data": {"message": theirs}}));
-            let params = PatchParams::default();
-            maps.patch(&release("keeper"), &params, &patch).await?;
+            maps.merge(&release("keeper"), &json!({"data": {"message": theirs}}))
+                .await?;
             self.says("keeper", "fifth").await?;
         }
         // A label of the configuration, as well.
         let namespaces: Api<Namespace> = Api::all(self.edge.client.clone());
         for theirs in ["theirs", "theirs again"] {
             let patch = json!({"metadata": {"labels": {"team": theirs.replace(' ', "-")}}});
-            let params = PatchParams::default();
-            namespaces
-                .patch("keeper", &params, &Patch::Merge(patch))
-                .await?;
-            eventually("the label to be put right", PATIENCE, async || {
+            namespaces.merge("keeper", &patch).await?;
+            eventually("the label to be put right", async || {
                 let team = namespaces
                     .get("keeper")
                     .await?
@@ -581,23 +579,23 @@ impl Place {
     async fn rescue(&self) -> Result<()> {
         let crds: Api<CustomResourceDefinition> = Api::all(self.edge.client.clone());
         let before = crds.get(Tenant::crd_name()).await?.uid();
-        let tenants = self.edge.tenants("default");
+        let tenants = self.edge.tenants();
         let former = tenants.get("keeper").await?.uid();
         let going = Held::delete(&self.edge, "going").await?;
         crds.delete(Tenant::crd_name(), &DeleteParams::default())
             .await?;
-        eventually("another CRD in its place", PATIENCE, async || {
+        eventually("another CRD in its place", async || {
             let now = crds.get(Tenant::crd_name()).await?;
             Ok((now.uid() != before).then_some(()))
         })
         .await?;
-        eventually("the Tenant to be back", PATIENCE, async || {
+        eventually("the Tenant to be back", async || {
             let back = tenants.get_opt("keeper").await?;
             Ok(back.filter(|tenant| tenant.uid() != former))
         })
         .await?;
         // Who has died since may not know that it was deleted; then a person says so again.
-        eventually("the other to be deleted again", PATIENCE, async || {
+        eventually("the other to be deleted again", async || {
             let Some(back) = tenants.get_opt("going").await? else {
                 return Ok(None);
             };
@@ -657,7 +655,7 @@ impl Place {
             let data = maps.get(name).await?.data.unwrap_or_default();
             Ok::<_, anyhow::Error>(data.get(key).cloned().unwrap_or_default())
         };
-        eventually("all to be up to date", PATIENCE, async || {
+        eventually("all to be up to date", async || {
             let crd = crds.get(Tenant::crd_name()).await?;
             let version = krypton_crds::schema_version(&crd);
             ensure!(version == Some(krypton_crds::SCHEMA_VERSION), "{version:?}");
@@ -681,7 +679,7 @@ impl Place {
     }
 
     async fn rotated(&self) -> Result<()> {
-        eventually("the rotation to end", PATIENCE, async || {
+        eventually("the rotation to end", async || {
             let told = self.rotate(&["--status"]).await?;
             ensure!(told.contains("the last one ended"), "{told}");
             Ok(Some(()))
@@ -701,40 +699,34 @@ impl Place {
     /// With its releases, because a person wants it so.
     async fn leaving(&self) -> Result<()> {
         // The CRDs of cert-manager go with the last release, if that has made them.
-        for tenant in self
-            .edge
-            .tenants("default")
-            .list(&ListParams::default())
-            .await?
-        {
+        for tenant in self.edge.tenants().list(&ListParams::default()).await? {
             if tenant.name_any() != "keeper" {
-                self.edge.delete("default", &tenant.name_any()).await?;
-                self.edge.gone("default", &tenant.name_any()).await?;
+                self.edge.delete(&tenant.name_any()).await?;
+                self.edge.gone(&tenant.name_any()).await?;
             }
         }
         let members: Api<EdgeCluster> = Api::all(self.home.client.clone());
-        let patch = Patch::Merge(json!({"spec": {"deletionPolicy": "Uninstall"}}));
-        members.patch(EDGE, &PatchParams::default(), &patch).await?;
-        let held = eventually("the EdgeCluster to be held", PATIENCE, async || {
+        members
+            .merge(EDGE, &json!({"spec": {"deletionPolicy": "Uninstall"}}))
+            .await?;
+        let held = eventually("the EdgeCluster to be held", async || {
             let object = members.get(EDGE).await?;
             let held = object.finalizers() == [names::UNINSTALL_FINALIZER];
             Ok(held.then_some(object))
         })
         .await?;
         members.delete(EDGE, &DeleteParams::default()).await?;
-        eventually(
-            "the EdgeCluster to be gone",
-            PATIENCE,
-            async || match members.get_opt(EDGE).await? {
+        eventually("the EdgeCluster to be gone", async || {
+            match members.get_opt(EDGE).await? {
                 Some(object) if object.uid() == held.uid() => bail!("{:?}", object.status),
                 _ => Ok(Some(())),
-            },
-        )
+            }
+        })
         .await?;
         let left = self.edge.releases().await?;
         ensure!(left.is_empty(), "{left:?}");
         let crds: Api<CustomResourceDefinition> = Api::all(self.edge.client.clone());
-        eventually("the CRD of cert-manager to be gone", PATIENCE, async || {
+        eventually("the CRD of cert-manager to be gone", async || {
             let there = crds.get_opt("orders.acme.cert-manager.io").await?;
             Ok(there.is_none().then_some(()))
         })
@@ -746,14 +738,14 @@ impl Place {
         let members: Api<EdgeCluster> = Api::all(self.home.client.clone());
         let maps: Api<ConfigMap> = Api::namespaced(self.home.client.clone(), HUB_NAMESPACE);
         self.home.label_member(EDGE, false).await?;
-        eventually("its dismissal to be forgotten", PATIENCE, async || {
+        eventually("its dismissal to be forgotten", async || {
             let register = maps.get(MEMBERS_CONFIG_MAP).await?.data.unwrap_or_default();
             let named = register.values().any(|text| text.contains(EDGE));
             Ok((!named).then_some(()))
         })
         .await?;
         self.home.label_member(EDGE, true).await?;
-        eventually("the EdgeCluster to be back", PATIENCE, async || {
+        eventually("the EdgeCluster to be back", async || {
             Ok(members.get_opt(EDGE).await?)
         })
         .await
@@ -768,7 +760,7 @@ impl Place {
 
     async fn newest_is_failed(&self, tenant: &str, at_least: u32) -> Result<()> {
         let what = format!("an attempt for {tenant} to fail");
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, async || {
             let revisions = self.edge.revisions(tenant, &release(tenant)).await?;
             match revisions.last() {
                 Some((newest, status)) if *newest >= at_least && status == "failed" => Ok(Some(())),
@@ -780,7 +772,7 @@ impl Place {
 
     async fn deployed_after(&self, tenant: &str, before: u32) -> Result<()> {
         let what = format!("a revision of {tenant} after {before} to be deployed");
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, async || {
             let revisions = self.edge.revisions(tenant, &release(tenant)).await?;
             match revisions.last() {
                 Some((newest, status)) if *newest > before && status == "deployed" => Ok(Some(())),
@@ -795,10 +787,7 @@ impl Place {
         let (release, newest) = (release(tenant), self.newest(tenant).await?);
         let secrets: Api<Secret> = Api::namespaced(self.edge.client.clone(), tenant);
         let name = format!("sh.helm.release.v1.{release}.v{newest}");
-        let patch = Patch::Merge(patch);
-        secrets
-            .patch(&name, &PatchParams::default(), &patch)
-            .await?;
+        secrets.merge(&name, &patch).await?;
         Ok(newest)
     }
 
@@ -806,7 +795,7 @@ impl Place {
     async fn says(&self, tenant: &str, message: &str) -> Result<()> {
         let maps: Api<ConfigMap> = Api::namespaced(self.edge.client.clone(), tenant);
         let what = format!("the release of {tenant} to say {message}");
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, async || {
             let data = maps.get(&release(tenant)).await?.data.unwrap_or_default();
             let said = data.get("message").cloned().unwrap_or_default();
             ensure!(said == message, "it says {said}");
@@ -817,9 +806,9 @@ impl Place {
 
     /// Ready, with one deployed revision, the newest, and no lock.
     async fn whole(&self, tenant: &str) -> Result<()> {
-        self.edge.shows("default", tenant, &[ALL_READY]).await?;
+        self.edge.ready(tenant).await?;
         let what = format!("the release of {tenant} to be whole");
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, async || {
             let revisions = self.edge.revisions(tenant, &release(tenant)).await?;
             let deployed = revisions.iter().filter(|(_, status)| status == "deployed");
             ensure!(deployed.count() == 1, "{revisions:?}");

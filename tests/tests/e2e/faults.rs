@@ -4,18 +4,12 @@ use std::collections::BTreeMap;
 
 use anyhow::{Result, bail};
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Gate, Hub, HubOptions, Membership, Mode, Pair, Parts,
+    Cluster, Gate, Hub, HubOptions, Membership, Mode, Parts, Scenario, ServedChart, TestResult,
     eventually,
-    fleet::{
-        FleetClient, PATIENCE, ValuesFile, chart_flags, helm_ends, helm_processes, values_flag,
-    },
-    gate, in_both_modes,
+    fleet::{ALL_READY, CONNECTED, FleetClient, HEALTHY, helm_ends, helm_processes},
+    gate, home_and_edge, in_both_modes,
 };
 use serde_json::json;
-
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
-const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
-const HEALTHY: (&str, &str, &str) = ("Healthy", "True", "Reconciling");
 
 in_both_modes!(
     a_restart_finds_everything_as_it_was_left,
@@ -25,8 +19,8 @@ in_both_modes!(
 
 /// State that an idle actor must not change: the Tenant and its resourceVersion, its events, and all releases.
 async fn everything(desk: &FleetClient) -> Result<impl PartialEq + std::fmt::Debug> {
-    let tenant = desk.tenants("default").get("acme").await?;
-    let told = desk.events("default", "acme").await?;
+    let tenant = desk.tenants().get("acme").await?;
+    let told = desk.events("acme").await?;
     let status = tenant.status.unwrap_or_default();
     let conditions: Vec<_> = status
         .conditions
@@ -51,57 +45,43 @@ async fn everything(desk: &FleetClient) -> Result<impl PartialEq + std::fmt::Deb
 }
 
 /// Restarts the hub, and the agent if there is one. The agent stops after the hub and starts before it.
-async fn a_restart_finds_everything_as_it_was_left(mode: Mode) {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
-        .await
-        .unwrap();
-    let (home, edge) = tokio::try_join!(
-        Cluster::start("restart-home", Parts::WithControllers),
-        Cluster::start("restart-edge", Parts::WithControllers),
-    )
-    .unwrap();
+async fn a_restart_finds_everything_as_it_was_left(mode: Mode) -> TestResult {
+    let chart = ServedChart::small("replicaCount: 0").await?;
+    let (home, edge) = home_and_edge("restart", Parts::WithControllers).await?;
     let (desk, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
-    let values = ValuesFile::new("replicaCount: 0").unwrap();
-    let options = HubOptions::new(home.kubeconfig())
-        .args(chart_flags(&repository, "small", "1.0.0"))
-        .args([values_flag(&values)]);
-    let mut hub = Hub::start(&options).unwrap();
-    let mut member = Membership::join(mode, &mut hub, &home, &edge, "edge-1")
-        .await
-        .unwrap();
+    let options = HubOptions::new(home.kubeconfig()).args(chart.flags(&[]));
+    let mut hub = Hub::start(&options)?;
+    let mut member = Membership::join(mode, &mut hub, &home, &edge, "edge-1").await?;
     let places = [(&desk, "self-cluster"), (&at_edge, "edge-1")];
     for (desk, _) in places {
-        desk.create("default", "acme", json!({})).await.unwrap();
+        desk.create("acme", json!({})).await?;
     }
     let both = ("ClusterReady/edge-1", "True", "Installed");
-    desk.shows("default", "acme", &[ALL_READY, both])
-        .await
-        .unwrap();
+    desk.shows("acme", &[ALL_READY, both]).await?;
     let (mut before, mut holders) = (Vec::new(), Vec::new());
     for (desk, _) in places {
-        desk.lease_renewed().await.unwrap();
-        before.push(everything(desk).await.unwrap());
-        holders.push(desk.holder().await.unwrap());
+        desk.lease_renewed().await?;
+        before.push(everything(desk).await?);
+        holders.push(desk.holder().await?);
     }
 
-    assert!(hub.stop().await.unwrap().success());
+    assert!(hub.stop().await?.success());
     if let Some(agent) = member.agent() {
-        assert_eq!(at_edge.holder().await.unwrap(), holders[1], "it stays");
-        assert!(agent.stop().await.unwrap().success());
+        assert_eq!(at_edge.holder().await?, holders[1], "it stays");
+        assert!(agent.stop().await?.success());
     }
     for (desk, _) in places {
-        assert_eq!(desk.holder().await.unwrap(), "", "the Lease is given up");
+        assert_eq!(desk.holder().await?, "", "the Lease is given up");
     }
-    member.start_again(&edge).unwrap();
+    member.start_again(&edge)?;
     if mode == Mode::Agent {
-        at_edge.held_by_another(&holders[1]).await.unwrap();
+        at_edge.held_by_another(&holders[1]).await?;
     }
-    let mut hub = Hub::start(&options.in_place_of(&hub)).unwrap();
+    let mut hub = Hub::start(&options.in_place_of(&hub))?;
     for ((place, name), before) in places.into_iter().zip(&holders) {
-        let now = place.held_by_another(before).await.unwrap();
+        let now = place.held_by_another(before).await?;
         eventually(
             &format!("EdgeCluster {name} to name the new holder"),
-            PATIENCE,
             async || {
                 let member = desk.member_shows(name, &[CONNECTED, HEALTHY]).await?;
                 let named = member.status.unwrap_or_default().holder;
@@ -117,73 +97,55 @@ async fn a_restart_finds_everything_as_it_was_left(mode: Mode) {
                 Ok(Some(()))
             },
         )
-        .await
-        .unwrap();
+        .await?;
         // After the Lease was held for a full period, every object has been reconciled.
-        place.lease_renewed().await.unwrap();
+        place.lease_renewed().await?;
     }
     for ((desk, name), before) in places.into_iter().zip(before) {
-        assert_eq!(everything(desk).await.unwrap(), before, "{name}");
+        assert_eq!(everything(desk).await?, before, "{name}");
     }
     for log in [hub.log(), member.actor(&mut hub).log()] {
-        let log = log.unwrap();
+        let log = log?;
         assert!(!log.contains("running helm"), "{log}");
     }
+    Ok(())
 }
 
-async fn install_killed_midway_is_repaired_after_restart(mode: Mode) {
-    let gate = Gate::new().unwrap();
-    let repository = ChartRepository::start(&[gate.chart()]).await.unwrap();
-    let mut pair = Pair::start("crash", mode, Parts::WithControllers)
-        .await
-        .unwrap();
+async fn install_killed_midway_is_repaired_after_restart(mode: Mode) -> TestResult {
+    let gate = Gate::new()?;
+    let (mut pair, _chart) = Scenario::new("crash", mode)
+        .chart(gate.chart(), "gate")
+        .start()
+        .await?;
     let desk = pair.desk();
-    pair.open(chart_flags(&repository, "gate", "1.0.0"))
-        .await
-        .unwrap();
     let release = &pair.release("acme");
     let [ready, error] = ["ClusterReady", "ClusterError"].map(|kind| pair.condition(kind));
-    let folder = pair
-        .actor()
-        .unwrap()
-        .log_path()
-        .parent()
-        .unwrap()
-        .to_owned();
-    desk.create("default", "acme", json!({})).await.unwrap();
-    let hook = gate::hook(&desk, "acme", None).await.unwrap();
+    let folder = pair.actor()?.log_path().parent().unwrap().to_owned();
+    desk.create("acme", json!({})).await?;
+    let hook = gate::hook(&desk, "acme", None).await?;
     desk.newest_is("acme", release, 1, "pending-install")
-        .await
-        .unwrap();
+        .await?;
     assert_eq!(helm_processes(&folder).len(), 2, "helm and its supervisor");
 
-    pair.actor().unwrap().kill9().await.unwrap();
+    pair.actor()?.kill9().await?;
 
-    helm_ends(&folder).await.unwrap();
+    helm_ends(&folder).await?;
     desk.newest_is("acme", release, 1, "pending-install")
-        .await
-        .unwrap();
-    pair.start_actor_again().unwrap();
+        .await?;
+    pair.start_actor_again()?;
     // Observed while the dead actor's Lease is still valid. The Tenant's status follows later.
-    desk.create("default", "refused", json!({"workspace": "kube-system"}))
-        .await
-        .unwrap();
-    let next = gate::hook(&desk, "acme", Some(&hook)).await.unwrap();
-    gate::open(&desk, "acme", &next).await.unwrap();
+    desk.create("refused", json!({"workspace": "kube-system"}))
+        .await?;
+    let next = gate::hook(&desk, "acme", Some(&hook)).await?;
+    gate::open(&desk, "acme", &next).await?;
     let installed = (ready.as_str(), "True", "Installed");
-    desk.shows("default", "acme", &[ALL_READY, installed])
-        .await
-        .unwrap();
-    desk.told("default", "acme", "ReleaseUnlocked")
-        .await
-        .unwrap();
+    desk.shows("acme", &[ALL_READY, installed]).await?;
+    desk.told("acme", "ReleaseUnlocked").await?;
     let refused = (error.as_str(), "True", "NamespaceNotOwned");
-    desk.shows("default", "refused", &[refused]).await.unwrap();
-    desk.told("default", "refused", "NamespaceNotOwned")
-        .await
-        .unwrap();
+    desk.shows("refused", &[refused]).await?;
+    desk.told("refused", "NamespaceNotOwned").await?;
 
-    let revisions = desk.revisions("acme", release).await.unwrap();
+    let revisions = desk.revisions("acme", release).await?;
     let deployed = revisions
         .iter()
         .filter(|(_, status)| status == "deployed")
@@ -198,137 +160,101 @@ async fn install_killed_midway_is_repaired_after_restart(mode: Mode) {
     let listed = pair
         .cluster()
         .helm(["list", "--all-namespaces", "--short"])
-        .await
-        .unwrap();
-    let log = pair.actor().unwrap().log().unwrap();
+        .await?;
+    let log = pair.actor()?.log()?;
     assert_eq!(listed.trim(), release, "{log}");
+    Ok(())
 }
 
 /// Behaves like the deletion of a pod: SIGTERM, and SIGKILL only after the charts' grace period.
 #[tokio::test]
-async fn stopped_install_ends_in_time_and_is_repaired() {
-    let gate = Gate::new().unwrap();
-    let repository = ChartRepository::start(&[gate.chart()]).await.unwrap();
-    let mut pair = Pair::start("term", Mode::Agent, Parts::WithControllers)
-        .await
-        .unwrap();
+async fn stopped_install_ends_in_time_and_is_repaired() -> TestResult {
+    let gate = Gate::new()?;
+    let (mut pair, _chart) = Scenario::new("term", Mode::Agent)
+        .chart(gate.chart(), "gate")
+        .start()
+        .await?;
     let desk = pair.desk();
-    pair.open(chart_flags(&repository, "gate", "1.0.0"))
-        .await
-        .unwrap();
     let release = &pair.release("acme");
-    let folder = pair
-        .actor()
-        .unwrap()
-        .log_path()
-        .parent()
-        .unwrap()
-        .to_owned();
-    desk.create("default", "acme", json!({})).await.unwrap();
-    let hook = gate::hook(&desk, "acme", None).await.unwrap();
+    let folder = pair.actor()?.log_path().parent().unwrap().to_owned();
+    desk.create("acme", json!({})).await?;
+    let hook = gate::hook(&desk, "acme", None).await?;
 
-    assert!(pair.actor().unwrap().stop().await.unwrap().success());
+    assert!(pair.actor()?.stop().await?.success());
     assert!(helm_processes(&folder).is_empty());
-    assert_eq!(desk.holder().await.unwrap(), "", "the Lease is given up");
+    assert_eq!(desk.holder().await?, "", "the Lease is given up");
 
-    pair.start_actor_again().unwrap();
-    let next = gate::hook(&desk, "acme", Some(&hook)).await.unwrap();
-    gate::open(&desk, "acme", &next).await.unwrap();
-    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
-    let revisions = desk.revisions("acme", release).await.unwrap();
+    pair.start_actor_again()?;
+    let next = gate::hook(&desk, "acme", Some(&hook)).await?;
+    gate::open(&desk, "acme", &next).await?;
+    desk.ready("acme").await?;
+    let revisions = desk.revisions("acme", release).await?;
     let deployed = revisions.iter().filter(|(_, status)| status == "deployed");
     assert_eq!(deployed.count(), 1, "{revisions:?}");
+    Ok(())
 }
 
-async fn unreachable_member_is_reported_alone_and_recovers(mode: Mode) {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
-        .await
-        .unwrap();
+async fn unreachable_member_is_reported_alone_and_recovers(mode: Mode) -> TestResult {
+    let chart = ServedChart::small("replicaCount: 0").await?;
     let (home, one, two) = tokio::try_join!(
         Cluster::start("lost-home", Parts::ControlPlane),
         Cluster::start("lost-1", Parts::WithControllers),
         Cluster::start("lost-2", Parts::WithControllers),
-    )
-    .unwrap();
+    )?;
     let (desk, first, second) = (
         FleetClient::at(&home),
         FleetClient::at(&one),
         FleetClient::at(&two),
     );
-    let values = ValuesFile::new("replicaCount: 0").unwrap();
-    let flags = chart_flags(&repository, "small", "1.0.0");
-    let options = HubOptions::new(home.kubeconfig())
-        .args(flags)
-        .args([values_flag(&values)]);
-    let mut hub = Hub::start(&options.args(["--self-cluster=false"])).unwrap();
+    let options = HubOptions::new(home.kubeconfig()).args(chart.flags(&[]));
+    let mut hub = Hub::start(&options.args(["--self-cluster=false"]))?;
     let mut members = Vec::new();
     for (name, cluster) in [("edge-1", &one), ("edge-2", &two)] {
         let joining = Membership::join(mode, &mut hub, &home, cluster, name);
-        members.push(joining.await.unwrap());
+        members.push(joining.await?);
     }
     for edge in [&first, &second] {
-        edge.create("default", "acme", json!({})).await.unwrap();
+        edge.create("acme", json!({})).await?;
     }
-    desk.create("default", "acme", json!({})).await.unwrap();
+    desk.create("acme", json!({})).await?;
     let on_both = [
         ALL_READY,
         ("ClusterReady/edge-1", "True", "Installed"),
         ("ClusterReady/edge-2", "True", "Installed"),
     ];
-    desk.shows("default", "acme", &on_both).await.unwrap();
-    let installed = (
-        first.releases().await.unwrap(),
-        second.releases().await.unwrap(),
-    );
+    desk.shows("acme", &on_both).await?;
+    let installed = (first.releases().await?, second.releases().await?);
 
-    one.stop_apiserver().await.unwrap();
-    second
-        .create("default", "meanwhile", json!({}))
-        .await
-        .unwrap();
-    second
-        .shows("default", "meanwhile", &[ALL_READY])
-        .await
-        .unwrap();
+    one.stop_apiserver().await?;
+    second.install("meanwhile").await?;
     desk.member_shows("edge-1", &[("Connected", "False", "Unreachable")])
-        .await
-        .unwrap();
-    desk.member_shows("edge-2", &[CONNECTED, HEALTHY])
-        .await
-        .unwrap();
+        .await?;
+    desk.member_shows("edge-2", &[CONNECTED, HEALTHY]).await?;
     let half = [
         ("Ready", "Unknown", "ClustersUnknown"),
         ("ClusterReady/edge-1", "Unknown", "ClusterUnreachable"),
         on_both[2],
     ];
-    let tenant = desk.shows("default", "acme", &half).await.unwrap();
+    let tenant = desk.shows("acme", &half).await?;
     let message = tenant.status.unwrap().last_message.unwrap();
     for words in ["1 of 2 clusters ready", "edge-1"] {
         assert!(message.contains(words), "{message}");
     }
 
-    one.start_apiserver().await.unwrap();
-    desk.member_shows("edge-1", &[CONNECTED, HEALTHY])
-        .await
-        .unwrap();
-    desk.shows("default", "acme", &on_both).await.unwrap();
-    first.create("default", "after", json!({})).await.unwrap();
-    first.shows("default", "after", &[ALL_READY]).await.unwrap();
+    one.start_apiserver().await?;
+    desk.member_shows("edge-1", &[CONNECTED, HEALTHY]).await?;
+    desk.shows("acme", &on_both).await?;
+    first.install("after").await?;
     let left = |now: BTreeMap<String, String>, before: &BTreeMap<String, String>| {
         now.into_iter()
             .filter(|(name, _)| before.contains_key(name))
             .collect::<BTreeMap<_, _>>()
     };
-    assert_eq!(
-        left(first.releases().await.unwrap(), &installed.0),
-        installed.0
-    );
-    assert_eq!(
-        left(second.releases().await.unwrap(), &installed.1),
-        installed.1
-    );
+    assert_eq!(left(first.releases().await?, &installed.0), installed.0);
+    assert_eq!(left(second.releases().await?, &installed.1), installed.1);
     for mut member in members {
-        let log = member.actor(&mut hub).log().unwrap();
+        let log = member.actor(&mut hub).log()?;
         assert!(!log.contains("uninstall"), "{log}");
     }
+    Ok(())
 }

@@ -5,8 +5,8 @@ use std::fs;
 use anyhow::{Result, bail};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_tests::{
-    ChartRepository, ChartSource, Gate, Mode, Pair, Parts, eventually,
-    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
+    ChartRepository, ChartSource, Gate, Mode, Pair, Parts, Scenario, TestResult, eventually,
+    fleet::{FleetClient, ValuesFile, chart_flags, condition, values_flag},
     gate,
 };
 use kube::Api;
@@ -14,13 +14,12 @@ use serde_json::json;
 use tempfile::TempDir;
 
 const CERTIFICATES: &str = "certificates.cert-manager.io";
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 
 /// Waits until a condition of Tenant acme has this status and a message that contains this text.
 async fn says(desk: &FleetClient, kind: &str, status: &str, words: &str) -> String {
     let what = format!("{kind} to be {status} and to say {words:?}");
-    eventually(&what, PATIENCE, async || {
-        let tenant = desk.tenants("default").get("acme").await?;
+    eventually(&what, async || {
+        let tenant = desk.tenants().get("acme").await?;
         let conditions = tenant.status.unwrap_or_default().conditions;
         match condition(&conditions, kind) {
             Some(found) if found.status == status && found.message.contains(words) => {
@@ -36,7 +35,7 @@ async fn says(desk: &FleetClient, kind: &str, status: &str, words: &str) -> Stri
 /// Waits until the newest revision is at least `at_least`. There must never be more than `most` revisions.
 async fn piles_up(desk: &FleetClient, workspace: &str, release: &str, at_least: u32, most: usize) {
     let what = format!("revision {at_least} of {release}");
-    let enough = eventually(&what, PATIENCE, async || {
+    let enough = eventually(&what, async || {
         let revisions = desk.revisions(workspace, release).await?;
         let newest = revisions.last().map_or(0, |(number, _)| *number);
         Ok((revisions.len() > most || newest >= at_least).then_some(revisions))
@@ -47,45 +46,38 @@ async fn piles_up(desk: &FleetClient, workspace: &str, release: &str, at_least: 
 
 async fn open(pair: &mut Pair, flags: Vec<String>, more: &[&str]) -> Result<()> {
     let more = more.iter().map(|flag| (*flag).to_owned());
-    pair.open(flags.into_iter().chain(more)).await.map(drop)
+    pair.open(flags.into_iter().chain(more)).await
 }
 
 #[tokio::test]
-async fn failed_rollout_is_not_ready_despite_old_pods() {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
-        .await
-        .unwrap();
-    let mut pair = Pair::start("rollout", Mode::SelfCluster, Parts::WithPods)
-        .await
-        .unwrap();
+async fn failed_rollout_is_not_ready_despite_old_pods() -> TestResult {
+    let (pair, chart) = Scenario::new("rollout", Mode::SelfCluster)
+        .parts(Parts::WithPods)
+        .values("{replicaCount: 1}")
+        .start()
+        .await?;
     let desk = pair.desk();
-    let values = ValuesFile::new("{replicaCount: 1}").unwrap();
-    let flags = chart_flags(&repository, "small", "1.0.0");
-    let flags = flags.into_iter().chain([values_flag(&values)]);
-    open(&mut pair, flags.collect(), &[]).await.unwrap();
-    desk.create("default", "acme", json!({})).await.unwrap();
-    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    desk.install("acme").await?;
 
-    values.write("{replicaCount: 1, unready: true}").unwrap();
+    chart.write("{replicaCount: 1, unready: true}")?;
     let release = pair.release("acme");
     let lacks = format!("Deployment acme/{release}: 0 of 1 new ones available, 1 old ones left");
     says(&desk, &pair.condition("ClusterProgress"), "True", &lacks).await;
     says(&desk, &pair.condition("ClusterReady"), "False", "").await;
 
-    values.write("{replicaCount: 1}").unwrap();
-    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    chart.write("{replicaCount: 1}")?;
+    desk.ready("acme").await?;
+    Ok(())
 }
 
 #[tokio::test]
-async fn wait_mode_decides_readiness_and_history_is_limited() {
-    let gate = Gate::everywhere().unwrap();
+async fn wait_mode_decides_readiness_and_history_is_limited() -> TestResult {
+    let gate = Gate::everywhere()?;
     let charts = [gate.chart(), ChartSource::small("1.0.0")];
-    let repository = ChartRepository::start(&charts).await.unwrap();
-    let mut pair = Pair::start("handling", Mode::SelfCluster, Parts::WithControllers)
-        .await
-        .unwrap();
+    let repository = ChartRepository::start(&charts).await?;
+    let mut pair = Pair::start("handling", Mode::SelfCluster, Parts::WithControllers).await?;
     let desk = pair.desk();
-    let values = ValuesFile::new(&json!({"gates": ["pre-install"]}).to_string()).unwrap();
+    let values = ValuesFile::new(&json!({"gates": ["pre-install"]}).to_string())?;
     let flags = |chart: &str| {
         let mut flags = chart_flags(&repository, chart, "1.0.0");
         flags.push(values_flag(&values));
@@ -95,63 +87,57 @@ async fn wait_mode_decides_readiness_and_history_is_limited() {
     let progress = pair.condition("ClusterProgress");
 
     // No controller makes pods ready here, so the release never becomes ready. The message names the cause.
-    open(&mut pair, flags("gates"), &[]).await.unwrap();
-    desk.create("default", "acme", json!({})).await.unwrap();
-    let hook = gate::at(&desk, "acme", "pre-install", None).await.unwrap();
+    open(&mut pair, flags("gates"), &[]).await?;
+    desk.create("acme", json!({})).await?;
+    let hook = gate::at(&desk, "acme", "pre-install", None).await?;
     let waits = format!("installing release: waiting for hook Pod acme/{release}-pre-install");
     says(&desk, &progress, "True", &waits).await;
     says(&desk, &ready, "False", &waits).await;
-    gate::open(&desk, "acme", &hook).await.unwrap();
+    gate::open(&desk, "acme", &hook).await?;
     let lacks = format!("Deployment acme/{release}: 0 of 1 available");
     says(&desk, &progress, "True", &lacks).await;
-    let starts = desk.events("default", "acme").await.unwrap();
+    let starts = desk.events("acme").await?;
     assert_eq!(starts.get("HelmInstallStart"), Some(&1), "{starts:?}");
-    pair.stop().await.unwrap();
+    pair.stop().await?;
 
-    open(&mut pair, flags("gates"), &["--wait=hooks"])
-        .await
-        .unwrap();
-    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    open(&mut pair, flags("gates"), &["--wait=hooks"]).await?;
+    desk.ready("acme").await?;
     says(&desk, &ready, "True", &format!("; not waited for: {lacks}")).await;
-    pair.stop().await.unwrap();
+    pair.stop().await?;
 
-    open(&mut pair, flags("gates"), &["--wait=none"])
-        .await
-        .unwrap();
-    let said = eventually("no word of workloads", PATIENCE, async || {
+    open(&mut pair, flags("gates"), &["--wait=none"]).await?;
+    let said = eventually("no word of workloads", async || {
         let said = says(&desk, &ready, "True", "; not waited for").await;
         Ok((!said.contains("Deployment")).then_some(said))
     });
-    assert!(said.await.unwrap().ends_with("; not waited for"));
-    desk.newest_is("acme", &release, 1, "deployed")
-        .await
-        .unwrap();
-    pair.stop().await.unwrap();
+    assert!(said.await?.ends_with("; not waited for"));
+    desk.newest_is("acme", &release, 1, "deployed").await?;
+    pair.stop().await?;
 
     let kept = ["--wait=none", "--history-max=2"];
-    values.write("{replicaCount: 0, message: m1}").unwrap();
-    open(&mut pair, flags("small"), &kept).await.unwrap();
-    desk.create("default", "alpha", json!({})).await.unwrap();
+    values.write("{replicaCount: 0, message: m1}")?;
+    open(&mut pair, flags("small"), &kept).await?;
+    desk.create("alpha", json!({})).await?;
     let alpha = pair.release("alpha");
     for number in 1..=4 {
         let message = format!("{{replicaCount: 0, message: m{number}}}");
-        values.write(&message).unwrap();
-        let deployed = desk.newest_is("alpha", &alpha, number, "deployed").await;
-        deployed.unwrap();
+        values.write(&message)?;
+        desk.newest_is("alpha", &alpha, number, "deployed").await?;
         piles_up(&desk, "alpha", &alpha, number, 2).await;
     }
 
     // Repeated failures don't accumulate revisions. This applies to a running release with an immutable Deployment
     // selector, and to a release without a successful revision.
-    values.write("{replicaCount: 0, broken: true}").unwrap();
-    desk.create("default", "beta", json!({})).await.unwrap();
+    values.write("{replicaCount: 0, broken: true}")?;
+    desk.create("beta", json!({})).await?;
     piles_up(&desk, "beta", &pair.release("beta"), 4, 2).await;
     // Four other attempts precede. Each of them can have left objects that only its manifest declares.
     piles_up(&desk, "acme", &release, 9, 7).await;
-    let revisions = desk.revisions("acme", &release).await.unwrap();
+    let revisions = desk.revisions("acme", &release).await?;
     let deployed = (1, "deployed".to_owned());
     assert!(revisions.contains(&deployed), "{revisions:?}");
-    pair.stop().await.unwrap();
+    pair.stop().await?;
+    Ok(())
 }
 
 /// A chart whose release for Tenant acme creates and keeps a CRD of cert-manager.
@@ -175,13 +161,11 @@ fn with_crd() -> Result<TempDir> {
 }
 
 #[tokio::test]
-async fn crds_are_deleted_only_if_enabled_and_unused() {
-    let chart = with_crd().unwrap();
+async fn crds_are_deleted_only_if_enabled_and_unused() -> TestResult {
+    let chart = with_crd()?;
     let charts = [ChartSource::folder(chart.path())];
-    let repository = ChartRepository::start(&charts).await.unwrap();
-    let mut pair = Pair::start("certs", Mode::SelfCluster, Parts::WithControllers)
-        .await
-        .unwrap();
+    let repository = ChartRepository::start(&charts).await?;
+    let mut pair = Pair::start("certs", Mode::SelfCluster, Parts::WithControllers).await?;
     let desk = pair.desk();
     let flags = chart_flags(&repository, "certs", "1.0.0");
     let crds: Api<CustomResourceDefinition> = Api::all(desk.client.clone());
@@ -190,23 +174,21 @@ async fn crds_are_deleted_only_if_enabled_and_unused() {
         found.is_some_and(|crd| crd.metadata.deletion_timestamp.is_none())
     };
     let install = async |tenant: &str| {
-        desk.create("default", tenant, json!({})).await.unwrap();
-        desk.shows("default", tenant, &[ALL_READY]).await.unwrap();
+        desk.create(tenant, json!({})).await.unwrap();
+        desk.ready(tenant).await.unwrap();
     };
     let remove = async |tenant: &str| {
-        desk.delete("default", tenant).await.unwrap();
-        desk.gone("default", tenant).await.unwrap();
+        desk.delete(tenant).await.unwrap();
+        desk.gone(tenant).await.unwrap();
     };
 
-    open(&mut pair, flags.clone(), &[]).await.unwrap();
+    open(&mut pair, flags.clone(), &[]).await?;
     install("acme").await;
     remove("acme").await;
     assert!(is_there().await, "nobody has said that they are to go");
-    pair.stop().await.unwrap();
+    pair.stop().await?;
 
-    open(&mut pair, flags, &["--delete-cert-manager-crds"])
-        .await
-        .unwrap();
+    open(&mut pair, flags, &["--delete-cert-manager-crds"]).await?;
     install("acme").await;
     install("beta").await;
     remove("acme").await;
@@ -220,10 +202,10 @@ async fn crds_are_deleted_only_if_enabled_and_unused() {
         "metadata": {"name": "theirs", "namespace": "default"},
     });
     let cluster = pair.cluster();
-    cluster.apply(&certificate.to_string()).await.unwrap();
+    cluster.apply(&certificate.to_string()).await?;
     remove("acme").await;
     assert!(is_there().await, "there is a Certificate");
-    let why = desk.told("default", "acme", "CrdsStay").await.unwrap();
+    let why = desk.told("acme", "CrdsStay").await?;
     assert!(why.contains("Certificate default/theirs"), "{why}");
 
     install("acme").await;
@@ -234,13 +216,13 @@ async fn crds_are_deleted_only_if_enabled_and_unused() {
             "theirs",
             "--namespace=default",
         ])
-        .await
-        .unwrap();
+        .await?;
     remove("acme").await;
-    let gone = eventually("the CRD to go", PATIENCE, async || {
+    let gone = eventually("the CRD to go", async || {
         Ok((!is_there().await).then_some(()))
     });
-    gone.await.unwrap();
-    desk.told("default", "acme", "CrdsDeleted").await.unwrap();
-    pair.stop().await.unwrap();
+    gone.await?;
+    desk.told("acme", "CrdsDeleted").await?;
+    pair.stop().await?;
+    Ok(())
 }

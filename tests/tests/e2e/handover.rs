@@ -5,18 +5,16 @@ use std::net::SocketAddr;
 use anyhow::bail;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode,
-    Pair, Parts, bundle, eventually,
-    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
+    Agent, AgentOptions, Cluster, Hub, HubOptions, Membership, Mode, Pair, Parts, Scenario,
+    ServedChart, TestResult, bundle, eventually,
+    fleet::{CONNECTED, FleetClient, PATIENCE},
+    home_and_edge,
 };
 use kube::Api;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
-
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
-const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
 
 /// A hub whose patience with lost agents is short, and a cluster that is to be a member.
 struct Stage {
@@ -25,38 +23,28 @@ struct Stage {
     desk: FleetClient,
     at_edge: FleetClient,
     hub: Hub,
-    _chart: (ChartRepository, ValuesFile),
+    _chart: ServedChart,
 }
 
 impl Stage {
-    async fn set(name: &str) -> Self {
-        let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
-            .await
-            .unwrap();
-        let names = ["home", "edge"].map(|side| format!("{name}-{side}"));
-        let (home, edge) = tokio::try_join!(
-            Cluster::start(&names[0], Parts::ControlPlane),
-            Cluster::start(&names[1], Parts::WithControllers),
-        )
-        .unwrap();
-        let values = ValuesFile::new("replicaCount: 0").unwrap();
-        let options = HubOptions::new(home.kubeconfig())
-            .args(chart_flags(&repository, "small", "1.0.0"))
-            .args([values_flag(&values)])
-            .args(["--self-cluster=false", "--proxy-grace=5s"]);
-        Self {
-            hub: Hub::start(&options).unwrap(),
+    async fn set(name: &str) -> TestResult<Self> {
+        let chart = ServedChart::small("replicaCount: 0").await?;
+        let (home, edge) = home_and_edge(name, Parts::ControlPlane).await?;
+        let flags = chart.flags(&["--self-cluster=false", "--proxy-grace=5s"]);
+        let options = HubOptions::new(home.kubeconfig()).args(flags);
+        Ok(Self {
+            hub: Hub::start(&options)?,
             desk: FleetClient::at(&home),
             at_edge: FleetClient::at(&edge),
             home,
             edge,
-            _chart: (repository, values),
-        }
+            _chart: chart,
+        })
     }
 }
 
 #[tokio::test]
-async fn proxy_takes_over_lost_agent_and_yields_back() {
+async fn proxy_takes_over_lost_agent_and_yields_back() -> TestResult {
     let Stage {
         home,
         edge,
@@ -64,125 +52,72 @@ async fn proxy_takes_over_lost_agent_and_yields_back() {
         at_edge,
         mut hub,
         _chart,
-    } = Stage::set("handover").await;
-    let mut member = Membership::join(Mode::Agent, &mut hub, &home, &edge, "edge-1")
-        .await
-        .unwrap();
-    at_edge
-        .create("default", "before", json!({}))
-        .await
-        .unwrap();
-    at_edge
-        .shows("default", "before", &[ALL_READY])
-        .await
-        .unwrap();
-    let agents = at_edge.holder().await.unwrap();
+    } = Stage::set("handover").await?;
+    let mut member = Membership::join(Mode::Agent, &mut hub, &home, &edge, "edge-1").await?;
+    at_edge.install("before").await?;
+    let agents = at_edge.holder().await?;
     assert!(agents.starts_with("agent/"), "{agents}");
 
     // A hub that could act does not while the agent is there.
     desk.add_member("edge-1", &edge.kubeconfig_with_token())
-        .await
-        .unwrap();
+        .await?;
     let resolved = ("TargetClusterResolved", "True", "Resolved");
-    desk.member_shows("edge-1", &[resolved, CONNECTED])
-        .await
-        .unwrap();
-    at_edge.lease_renewed().await.unwrap();
-    assert_eq!(at_edge.holder().await.unwrap(), agents);
-    desk.member_is("edge-1", Mode::Agent).await.unwrap();
-    let releases = at_edge.releases().await.unwrap();
-    let log = hub.log().unwrap();
+    desk.member_shows("edge-1", &[resolved, CONNECTED]).await?;
+    at_edge.lease_renewed().await?;
+    assert_eq!(at_edge.holder().await?, agents);
+    desk.member_is("edge-1", Mode::Agent).await?;
+    let releases = at_edge.releases().await?;
+    let log = hub.log()?;
     assert!(!log.contains("running helm"), "{log}");
 
-    member.agent().unwrap().kill9().await.unwrap();
-    at_edge
-        .create("default", "meanwhile", json!({}))
-        .await
-        .unwrap();
-    let hubs = at_edge.held_by_another(&agents).await.unwrap();
+    member.agent().unwrap().kill9().await?;
+    at_edge.create("meanwhile", json!({})).await?;
+    let hubs = at_edge.held_by_another(&agents).await?;
     assert!(hubs.starts_with("hub/"), "{hubs}");
-    at_edge
-        .shows("default", "meanwhile", &[ALL_READY])
-        .await
-        .unwrap();
-    desk.member_is("edge-1", Mode::Proxy).await.unwrap();
-    let log = hub.log().unwrap();
+    at_edge.ready("meanwhile").await?;
+    desk.member_is("edge-1", Mode::Proxy).await?;
+    let log = hub.log()?;
     assert_eq!(log.matches("running helm").count(), 1, "{log}");
 
-    member.start_again(&edge).unwrap();
-    let agents = at_edge.held_by_another(&hubs).await.unwrap();
+    member.start_again(&edge)?;
+    let agents = at_edge.held_by_another(&hubs).await?;
     assert!(agents.starts_with("agent/"), "{agents}");
-    desk.member_is("edge-1", Mode::Agent).await.unwrap();
-    at_edge.create("default", "after", json!({})).await.unwrap();
-    at_edge
-        .shows("default", "after", &[ALL_READY])
-        .await
-        .unwrap();
+    desk.member_is("edge-1", Mode::Agent).await?;
+    at_edge.install("after").await?;
     let logs = [hub.log(), member.agent().unwrap().log()].map(Result::unwrap);
     for log in &logs {
         assert_eq!(log.matches("running helm").count(), 1, "{log}");
     }
-    let mut now = at_edge.releases().await.unwrap();
+    let mut now = at_edge.releases().await?;
     now.retain(|name, _| releases.contains_key(name));
     assert_eq!(now, releases, "what was there is as it was");
     for name in ["before", "meanwhile", "after"] {
         let release = format!("tenant-{name}-edge-1");
-        at_edge
-            .newest_is(name, &release, 1, "deployed")
-            .await
-            .unwrap();
+        at_edge.newest_is(name, &release, 1, "deployed").await?;
     }
+    Ok(())
 }
 
 #[tokio::test]
-async fn agent_keeps_working_without_hub_and_across_restart() {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
-        .await
-        .unwrap();
-    let mut pair = Pair::start("alone", Mode::Agent, Parts::WithControllers)
-        .await
-        .unwrap();
+async fn agent_keeps_working_without_hub_and_across_restart() -> TestResult {
+    let (mut pair, chart) = Scenario::new("alone", Mode::Agent).start().await?;
     let (desk, at_edge) = (FleetClient::at(pair.home()), pair.desk());
-    let values = ValuesFile::new("replicaCount: 0").unwrap();
-    let mut flags = chart_flags(&repository, "small", "1.0.0");
-    flags.push(values_flag(&values));
-    pair.open(flags).await.unwrap();
-    for name in ["with", "leaves"] {
-        at_edge.create("default", name, json!({})).await.unwrap();
-    }
-    for name in ["with", "leaves"] {
-        at_edge.shows("default", name, &[ALL_READY]).await.unwrap();
-    }
+    at_edge.install_all(&["with", "leaves"]).await?;
 
-    pair.hub().unwrap().kill9().await.unwrap();
-    at_edge
-        .create("default", "without", json!({}))
-        .await
-        .unwrap();
-    at_edge
-        .shows("default", "without", &[ALL_READY])
-        .await
-        .unwrap();
+    pair.hub()?.kill9().await?;
+    at_edge.install("without").await?;
 
-    assert!(pair.actor().unwrap().stop().await.unwrap().success());
-    pair.start_agent_again().unwrap();
-    pair.actor().unwrap().ready(PATIENCE).await.unwrap();
-    at_edge
-        .create("default", "restarted", json!({}))
-        .await
-        .unwrap();
-    at_edge
-        .shows("default", "restarted", &[ALL_READY])
-        .await
-        .unwrap();
-    at_edge.delete("default", "leaves").await.unwrap();
-    at_edge.gone("default", "leaves").await.unwrap();
-    let releases = at_edge.releases().await.unwrap();
+    assert!(pair.actor()?.stop().await?.success());
+    pair.start_agent_again()?;
+    pair.actor()?.ready(PATIENCE).await?;
+    at_edge.install("restarted").await?;
+    at_edge.remove("leaves").await?;
+    let releases = at_edge.releases().await?;
     let left = releases.keys().any(|name| name.contains("leaves"));
     assert!(!left, "{releases:?}");
 
-    pair.start_hub_again().unwrap();
-    eventually("home to count all three", PATIENCE, async || {
+    pair.start_hub_again()?;
+    eventually("home to count all three", async || {
         let member = desk.member_shows("edge-1", &[CONNECTED]).await?;
         let tenants = member.status.unwrap_or_default().tenants;
         match tenants.map(|tenants| (tenants.total, tenants.ready)) {
@@ -190,33 +125,29 @@ async fn agent_keeps_working_without_hub_and_across_restart() {
             tenants => bail!("{tenants:?}"),
         }
     })
-    .await
-    .unwrap();
-    assert_eq!(at_edge.releases().await.unwrap(), releases);
+    .await?;
+    assert_eq!(at_edge.releases().await?, releases);
 
     // Of what happens while the agent is away it is told the last, and does that alone.
-    assert!(pair.actor().unwrap().stop().await.unwrap().success());
+    assert!(pair.actor()?.stop().await?.success());
     for change in 1..=3 {
-        values
-            .write(&format!("replicaCount: 0\nmessage: change-{change}"))
-            .unwrap();
-        eventually("the hub to take the change", PATIENCE, async || {
+        chart.write(&format!("replicaCount: 0\nmessage: change-{change}"))?;
+        eventually("the hub to take the change", async || {
             let taken = pair.hub()?.log()?.matches("chart values changed").count();
             Ok((taken >= change).then_some(()))
         })
-        .await
-        .unwrap();
+        .await?;
     }
     let before = desired_sent(&mut pair).await;
-    pair.start_agent_again().unwrap();
+    pair.start_agent_again()?;
     for name in ["with", "without", "restarted"] {
         at_edge
             .newest_is(name, &pair.release(name), 2, "deployed")
-            .await
-            .unwrap();
-        at_edge.shows("default", name, &[ALL_READY]).await.unwrap();
+            .await?;
+        at_edge.ready(name).await?;
     }
     assert_eq!(desired_sent(&mut pair).await, before + 1);
+    Ok(())
 }
 
 /// How many desired states the hub has sent to agents since its start.
@@ -249,7 +180,7 @@ metadata: {name: agent, namespace: default}
 "#;
 
 #[tokio::test]
-async fn agent_without_full_cluster_access_leaves_proxy_acting() {
+async fn agent_without_full_cluster_access_leaves_proxy_acting() -> TestResult {
     let Stage {
         home,
         edge,
@@ -257,43 +188,37 @@ async fn agent_without_full_cluster_access_leaves_proxy_acting() {
         at_edge,
         mut hub,
         _chart,
-    } = Stage::set("blind").await;
-    let _member = Membership::join(Mode::Proxy, &mut hub, &home, &edge, "edge-1")
-        .await
-        .unwrap();
-    desk.member_is("edge-1", Mode::Proxy).await.unwrap();
-    let hubs = at_edge.holder().await.unwrap();
+    } = Stage::set("blind").await?;
+    let _member = Membership::join(Mode::Proxy, &mut hub, &home, &edge, "edge-1").await?;
+    desk.member_is("edge-1", Mode::Proxy).await?;
+    let hubs = at_edge.holder().await?;
 
-    edge.apply(ALMOST_ALL).await.unwrap();
-    let token = edge.kubectl(["create", "token", "agent"]).await.unwrap();
-    let folder = TempDir::with_prefix("krypton-blind-").unwrap();
-    let mut kubeconfig: Value = serde_saphyr::from_str(&edge.kubeconfig_with_token()).unwrap();
+    edge.apply(ALMOST_ALL).await?;
+    let token = edge.kubectl(["create", "token", "agent"]).await?;
+    let folder = TempDir::with_prefix("krypton-blind-")?;
+    let mut kubeconfig: Value = serde_saphyr::from_str(&edge.kubeconfig_with_token())?;
     kubeconfig["users"][0]["user"] = json!({"token": token.trim()});
     let (blind, join_file) = (
         folder.path().join("kubeconfig.yaml"),
         folder.path().join("bundle.yaml"),
     );
-    std::fs::write(&blind, kubeconfig.to_string()).unwrap();
-    std::fs::write(&join_file, bundle(&home, "edge-1").await.unwrap()).unwrap();
-    let mut agent = Agent::start(&AgentOptions::new(&blind).join_file(&join_file)).unwrap();
-    agent.ready(PATIENCE).await.unwrap();
+    std::fs::write(&blind, kubeconfig.to_string())?;
+    std::fs::write(&join_file, bundle(&home, "edge-1").await?)?;
+    let mut agent = Agent::start(&AgentOptions::new(&blind).join_file(&join_file))?;
+    agent.ready(PATIENCE).await?;
     let members: Api<EdgeCluster> = Api::all(home.client());
-    eventually("the agent to be known at home", PATIENCE, async || {
+    eventually("the agent to be known at home", async || {
         let status = members.get("edge-1").await?.status.unwrap_or_default();
         Ok(status.agent_version.map(drop))
     })
-    .await
-    .unwrap();
+    .await?;
 
     // Longer than the grace: nothing but the agent's being ready would make the hub give way.
-    at_edge.lease_renewed().await.unwrap();
-    at_edge.create("default", "acme", json!({})).await.unwrap();
-    at_edge
-        .shows("default", "acme", &[ALL_READY])
-        .await
-        .unwrap();
-    assert_eq!(at_edge.holder().await.unwrap(), hubs);
-    desk.member_is("edge-1", Mode::Proxy).await.unwrap();
+    at_edge.lease_renewed().await?;
+    at_edge.install("acme").await?;
+    assert_eq!(at_edge.holder().await?, hubs);
+    desk.member_is("edge-1", Mode::Proxy).await?;
+    Ok(())
 }
 
 /// The way from an agent to its hub, which can be cut and mended.
@@ -327,7 +252,7 @@ impl Way {
 }
 
 #[tokio::test]
-async fn disconnected_agent_keeps_acting_while_hub_observes() {
+async fn disconnected_agent_keeps_acting_while_hub_observes() -> TestResult {
     let Stage {
         home,
         edge,
@@ -335,35 +260,28 @@ async fn disconnected_agent_keeps_acting_while_hub_observes() {
         at_edge,
         mut hub,
         _chart,
-    } = Stage::set("cut").await;
-    hub.ready(PATIENCE).await.unwrap();
+    } = Stage::set("cut").await?;
+    hub.ready(PATIENCE).await?;
     let way = Way::to(hub.agents_address()).await;
-    let folder = TempDir::with_prefix("krypton-cut-").unwrap();
+    let folder = TempDir::with_prefix("krypton-cut-")?;
     let join_file = folder.path().join("bundle.yaml");
-    std::fs::write(&join_file, bundle(&home, "edge-1").await.unwrap()).unwrap();
+    std::fs::write(&join_file, bundle(&home, "edge-1").await?)?;
     let agent = AgentOptions::new(edge.kubeconfig())
         .join_file(&join_file)
         .args([format!("--hub={}", way.address)]);
-    let mut agent = Agent::start(&agent).unwrap();
-    agent.ready(PATIENCE).await.unwrap();
-    desk.member_is("edge-1", Mode::Agent).await.unwrap();
+    let mut agent = Agent::start(&agent)?;
+    agent.ready(PATIENCE).await?;
+    desk.member_is("edge-1", Mode::Agent).await?;
     desk.add_member("edge-1", &edge.kubeconfig_with_token())
-        .await
-        .unwrap();
-    let agents = at_edge.held_by_another("").await.unwrap();
+        .await?;
+    let agents = at_edge.held_by_another("").await?;
 
     way.open.send_replace(false);
     // Far beyond the grace: the Lease lives, and the hub says whose it is.
     let observing = ("Healthy", "True", "Observing");
-    desk.member_shows("edge-1", &[observing, CONNECTED])
-        .await
-        .unwrap();
-    at_edge.create("default", "acme", json!({})).await.unwrap();
-    at_edge
-        .shows("default", "acme", &[ALL_READY])
-        .await
-        .unwrap();
-    eventually("home to count what the hub sees", PATIENCE, async || {
+    desk.member_shows("edge-1", &[observing, CONNECTED]).await?;
+    at_edge.install("acme").await?;
+    eventually("home to count what the hub sees", async || {
         let member = desk.member_shows("edge-1", &[observing]).await?;
         let status = member.status.unwrap_or_default();
         let counted = status.tenants.map(|tenants| (tenants.total, tenants.ready));
@@ -372,17 +290,16 @@ async fn disconnected_agent_keeps_acting_while_hub_observes() {
             found => bail!("{found:?}"),
         }
     })
-    .await
-    .unwrap();
-    at_edge.lease_renewed().await.unwrap();
-    assert_eq!(at_edge.holder().await.unwrap(), agents);
+    .await?;
+    at_edge.lease_renewed().await?;
+    assert_eq!(at_edge.holder().await?, agents);
 
     way.open.send_replace(true);
     let reconciling = ("Healthy", "True", "Reconciling");
     desk.member_shows("edge-1", &[reconciling, CONNECTED])
-        .await
-        .unwrap();
-    assert_eq!(at_edge.holder().await.unwrap(), agents);
-    let log = hub.log().unwrap();
+        .await?;
+    assert_eq!(at_edge.holder().await?, agents);
+    let log = hub.log()?;
     assert!(!log.contains("running helm"), "{log}");
+    Ok(())
 }

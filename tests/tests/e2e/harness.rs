@@ -9,9 +9,9 @@ use k8s_openapi::api::{
 };
 use krypton_tests::{
     Answer, AnsweringProxy, ChartRepository, ChartSource, Cluster, Fault, Lie, Parts,
-    ServiceAccountAccess, Tools,
+    ServiceAccountAccess, TestResult, Tools,
     answering_proxy::ALL,
-    eventually,
+    eventually_within,
     process::{Invocation, Process},
 };
 use kube::{
@@ -62,13 +62,13 @@ fn processes_with(text: &str) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn restarted_control_plane_keeps_port_and_data() {
-    let cluster = start("restart", Parts::ControlPlane).await.unwrap();
-    let made = create_config_map(cluster.client(), "kept").await.unwrap();
+async fn restarted_control_plane_keeps_port_and_data() -> TestResult {
+    let cluster = start("restart", Parts::ControlPlane).await?;
+    let made = create_config_map(cluster.client(), "kept").await?;
     let server = cluster.server();
     let maps: Api<ConfigMap> = Api::namespaced(cluster.client(), "default");
 
-    cluster.stop_apiserver().await.unwrap();
+    cluster.stop_apiserver().await?;
     let refused = maps.get("kept").await;
     assert!(
         matches!(
@@ -79,35 +79,33 @@ async fn restarted_control_plane_keeps_port_and_data() {
     );
 
     let from = Instant::now();
-    cluster.start_apiserver().await.unwrap();
+    cluster.start_apiserver().await?;
     println!("apiserver back in {:.1} s", from.elapsed().as_secs_f64());
     assert_eq!(cluster.server(), server);
-    assert_eq!(maps.get("kept").await.unwrap().uid(), made.uid());
+    assert_eq!(maps.get("kept").await?.uid(), made.uid());
     assert!(
         cluster.start_apiserver().await.is_err(),
         "two apiservers on one port"
     );
+    Ok(())
 }
 
 #[tokio::test]
-async fn rotated_token_is_rejected_and_next_one_accepted() {
-    let cluster = start("tokens", Parts::ControlPlane).await.unwrap();
+async fn rotated_token_is_rejected_and_next_one_accepted() -> TestResult {
+    let cluster = start("tokens", Parts::ControlPlane).await?;
     let (first, second) = (
         cluster.kubeconfig_with_token(),
         cluster.kubeconfig_with_next_token(),
     );
-    assert!(may_read(&first).await.unwrap() && may_read(&second).await.unwrap());
+    assert!(may_read(&first).await? && may_read(&second).await?);
 
-    cluster.rotate_token().await.unwrap();
+    cluster.rotate_token().await?;
 
-    assert!(!may_read(&first).await.unwrap());
-    assert!(may_read(&second).await.unwrap());
+    assert!(!may_read(&first).await?);
+    assert!(may_read(&second).await?);
     assert_eq!(cluster.kubeconfig_with_token(), second);
-    assert!(
-        may_read(&cluster.kubeconfig_with_next_token())
-            .await
-            .unwrap()
-    );
+    assert!(may_read(&cluster.kubeconfig_with_next_token()).await?);
+    Ok(())
 }
 
 /// Returns the HTTP status of a request that lists Secrets with this kubeconfig.
@@ -123,62 +121,57 @@ async fn answer_to(kubeconfig: &str) -> Result<u16> {
 }
 
 #[tokio::test]
-async fn denied_requests_are_recorded_and_revoked_token_rejected() {
-    let cluster = Cluster::start_audited("audit", Parts::ControlPlane)
-        .await
-        .unwrap();
+async fn denied_requests_are_recorded_and_revoked_token_rejected() -> TestResult {
+    let cluster = Cluster::start_audited("audit", Parts::ControlPlane).await?;
     let create = ["create", "serviceaccount", "limited"];
-    cluster.kubectl(create).await.unwrap();
-    let mut access = ServiceAccountAccess::new(&cluster, "default", "limited")
-        .await
-        .unwrap();
+    cluster.kubectl(create).await?;
+    let mut access = ServiceAccountAccess::new(&cluster, "default", "limited").await?;
     let user = [access.username()];
-    let with_token = fs::read_to_string(access.token_file()).unwrap();
+    let with_token = fs::read_to_string(access.token_file())?;
     let first = cluster.kubeconfig_with(&with_token);
-    assert!(cluster.denied(&user).await.unwrap().is_empty());
+    assert!(cluster.denied(&user).await?.is_empty());
 
-    let by_file = fs::read_to_string(access.kubeconfig()).unwrap();
-    assert_eq!(answer_to(&by_file).await.unwrap(), 403);
-    let denied = cluster.denied(&user).await.unwrap();
+    let by_file = fs::read_to_string(access.kubeconfig())?;
+    assert_eq!(answer_to(&by_file).await?, 403);
+    let denied = cluster.denied(&user).await?;
     let [request] = &denied[..] else {
         panic!("{denied:?}");
     };
     let asked = (request.verb.as_str(), request.object.resource.as_str());
     assert_eq!(asked, ("list", "secrets"), "{request}");
     let other = ["system:serviceaccount:default:other".to_owned()];
-    assert!(cluster.denied(&other).await.unwrap().is_empty());
+    assert!(cluster.denied(&other).await?.is_empty());
 
-    let former = access.renew(&cluster).await.unwrap();
-    assert_eq!(answer_to(&first).await.unwrap(), 403);
-    access.revoke(&cluster, former).await.unwrap();
-    eventually("the former token to be refused", MINUTE, async || {
+    let former = access.renew(&cluster).await?;
+    assert_eq!(answer_to(&first).await?, 403);
+    access.revoke(&cluster, former).await?;
+    eventually_within("the former token to be refused", MINUTE, async || {
         Ok((answer_to(&first).await? == 401).then_some(()))
     })
-    .await
-    .unwrap();
-    assert_eq!(answer_to(&by_file).await.unwrap(), 403);
+    .await?;
+    assert_eq!(answer_to(&by_file).await?, 403);
 
     // Requests that are denied to an impersonated user, and requests that are allowed.
     let role = ["--verb=list", "--resource=pods"];
     let role = ["create", "clusterrole", "pods"].into_iter().chain(role);
-    cluster.kubectl(role).await.unwrap();
+    cluster.kubectl(role).await?;
     let bind = ["--clusterrole=pods", "--user=someone"];
     let bind = ["create", "clusterrolebinding", "pods"]
         .into_iter()
         .chain(bind);
-    cluster.kubectl(bind).await.unwrap();
+    cluster.kubectl(bind).await?;
     let get = ["get", "pods", "--as=someone"];
-    eventually("someone to be let in", MINUTE, async || {
+    eventually_within("someone to be let in", MINUTE, async || {
         Ok(Some(cluster.kubectl(get).await?))
     })
-    .await
-    .unwrap();
+    .await?;
     let get = ["get", "secrets", "--as=someone"];
     cluster.kubectl(get).await.unwrap_err();
-    let denied = cluster.denied(&["someone".to_owned()]).await.unwrap();
+    let denied = cluster.denied(&["someone".to_owned()]).await?;
     let last = denied.last().unwrap();
     assert_eq!(last.object.resource, "secrets", "{last}");
     assert_eq!(last.user.username, "admin", "{last}");
+    Ok(())
 }
 
 /// Reads ConfigMaps through a proxy in three ways. Returns the number of objects from each.
@@ -197,23 +190,23 @@ async fn read_by(kubeconfig: &Path) -> Result<[usize; 3]> {
 }
 
 #[tokio::test]
-async fn proxy_returns_injected_answers_until_reset() {
-    let cluster = start("answers", Parts::ControlPlane).await.unwrap();
-    create_config_map(cluster.client(), "mine").await.unwrap();
-    let proxy = AnsweringProxy::before(&cluster).await.unwrap();
+async fn proxy_returns_injected_answers_until_reset() -> TestResult {
+    let cluster = start("answers", Parts::ControlPlane).await?;
+    create_config_map(cluster.client(), "mine").await?;
+    let proxy = AnsweringProxy::before(&cluster).await?;
     let by = proxy.kubeconfig();
-    assert_eq!(read_by(&by).await.unwrap(), [1, 1, 1]);
+    assert_eq!(read_by(&by).await?, [1, 1, 1]);
     let lie = |answer| Lie {
         verbs: ALL,
         resources: &["configmaps"],
         answer,
     };
     proxy.lie(lie(Answer::Nothing));
-    assert_eq!(read_by(&by).await.unwrap(), [0, 0, 1]);
+    assert_eq!(read_by(&by).await?, [0, 0, 1]);
     assert_eq!(proxy.lied(), 2);
     for code in [403, 404, 410, 429, 500, 503] {
         proxy.lie(lie(Answer::Status(code)));
-        match read_by(&by).await.unwrap_err().downcast().unwrap() {
+        match read_by(&by).await.unwrap_err().downcast()? {
             kube::Error::Api(status) => assert_eq!(status.code, code),
             other => panic!("{other}"),
         }
@@ -224,38 +217,37 @@ async fn proxy_returns_injected_answers_until_reset() {
         assert_eq!(proxy.lied(), 1);
     }
     proxy.tell_the_truth();
-    assert_eq!(read_by(&by).await.unwrap(), [1, 1, 1]);
+    assert_eq!(read_by(&by).await?, [1, 1, 1]);
+    Ok(())
 }
 
 #[tokio::test]
-async fn requests_are_counted_by_verb_and_resource() {
-    let cluster = start("requests", Parts::ControlPlane).await.unwrap();
+async fn requests_are_counted_by_verb_and_resource() -> TestResult {
+    let cluster = start("requests", Parts::ControlPlane).await?;
     let of = |counts: &BTreeMap<(String, String), u64>, verb: &str| {
         counts
             .get(&(verb.to_owned(), "configmaps".to_owned()))
             .copied()
             .unwrap_or_default()
     };
-    let before = cluster.requests().await.unwrap();
+    let before = cluster.requests().await?;
     for name in ["one", "two", "three"] {
-        create_config_map(cluster.client(), name).await.unwrap();
+        create_config_map(cluster.client(), name).await?;
     }
     cluster
         .apply("{apiVersion: v1, kind: ConfigMap, metadata: {name: four}}")
-        .await
-        .unwrap();
-    let after = cluster.requests().await.unwrap();
+        .await?;
+    let after = cluster.requests().await?;
 
     assert_eq!(of(&after, "POST") - of(&before, "POST"), 3);
     assert_eq!(of(&after, "APPLY") - of(&before, "APPLY"), 1);
     assert_eq!(of(&after, "DELETE"), of(&before, "DELETE"));
+    Ok(())
 }
 
 #[tokio::test]
-async fn nothing_is_left_of_a_dropped_cluster() {
-    let cluster = Cluster::start_own("dropped", Parts::WithPods)
-        .await
-        .unwrap();
+async fn nothing_is_left_of_a_dropped_cluster() -> TestResult {
+    let cluster = Cluster::start_own("dropped", Parts::WithPods).await?;
     let folder = cluster.folder().to_owned();
     let pids = cluster.pids();
     assert_eq!(pids.len(), 5);
@@ -274,7 +266,7 @@ async fn nothing_is_left_of_a_dropped_cluster() {
             "process {pid} is left"
         );
     }
-    eventually(
+    eventually_within(
         "no process of the cluster to be left",
         MINUTE,
         async || match processes_with(&folder.display().to_string()) {
@@ -282,54 +274,46 @@ async fn nothing_is_left_of_a_dropped_cluster() {
             left => bail!("{left:?}"),
         },
     )
-    .await
-    .unwrap();
+    .await?;
     assert!(!folder.exists());
+    Ok(())
 }
 
 #[tokio::test]
-async fn controllers_empty_and_remove_deleted_namespace() {
-    let cluster = start("controllers", Parts::WithControllers).await.unwrap();
-    cluster
-        .kubectl(["create", "namespace", "gone"])
-        .await
-        .unwrap();
+async fn controllers_empty_and_remove_deleted_namespace() -> TestResult {
+    let cluster = start("controllers", Parts::WithControllers).await?;
+    cluster.kubectl(["create", "namespace", "gone"]).await?;
     cluster
         .kubectl(["create", "configmap", "inside", "--namespace=gone"])
-        .await
-        .unwrap();
+        .await?;
 
     cluster
         .kubectl(["delete", "namespace", "gone", "--timeout=60s"])
-        .await
-        .unwrap();
+        .await?;
 
     let left = cluster
         .kubectl(["get", "namespaces", "--output=name"])
-        .await
-        .unwrap();
+        .await?;
     assert!(!left.contains("namespace/gone"), "{left}");
+    Ok(())
 }
 
 #[tokio::test]
-async fn helm_installs_repository_chart_and_deployment_becomes_available() {
+async fn helm_installs_repository_chart_and_deployment_becomes_available() -> TestResult {
     let repository = ChartRepository::start(&[
         ChartSource::small("1.0.0"),
         ChartSource::small("1.1.0"),
         ChartSource::small("1.0.0").name("renamed"),
-        ChartSource::external_dns("1.19.0").unwrap(),
+        ChartSource::external_dns("1.19.0")?,
     ])
-    .await
-    .unwrap();
-    let cluster = start("pods", Parts::WithPods).await.unwrap();
+    .await?;
+    let cluster = start("pods", Parts::WithPods).await?;
     cluster
         .helm(["repo", "add", "local", &repository.url()])
-        .await
-        .unwrap();
+        .await?;
     let found = cluster
         .helm(["search", "repo", "--versions", "--output=yaml"])
-        .await
-        .unwrap();
+        .await?;
     for chart in ["local/small", "local/renamed", "local/external-dns"] {
         assert!(found.contains(chart), "{chart} is not in {found}");
     }
@@ -337,18 +321,16 @@ async fn helm_installs_repository_chart_and_deployment_becomes_available() {
     let from = Instant::now();
     cluster
         .helm(["install", "one", "local/small", "--version=1.0.0"])
-        .await
-        .unwrap();
+        .await?;
     let deployments: Api<Deployment> = Api::namespaced(cluster.client(), "default");
-    eventually("the Deployment to be available", MINUTE, async || {
+    eventually_within("the Deployment to be available", MINUTE, async || {
         let status = deployments.get("one").await?.status.context("no status")?;
         match status.available_replicas {
             Some(1) => Ok(Some(())),
             available => bail!("{} available", available.unwrap_or_default()),
         }
     })
-    .await
-    .unwrap();
+    .await?;
     println!(
         "small installed and available in {:.1} s",
         from.elapsed().as_secs_f64()
@@ -372,9 +354,8 @@ async fn helm_installs_repository_chart_and_deployment_becomes_available() {
 
     cluster
         .helm(["install", "two", "local/renamed", "--set=unready=true"])
-        .await
-        .unwrap();
-    eventually(
+        .await?;
+    eventually_within(
         "the pod of the unready release to fit no node",
         MINUTE,
         async || {
@@ -391,94 +372,75 @@ async fn helm_installs_repository_chart_and_deployment_becomes_available() {
             Ok(pods.contains("reason: Unschedulable").then_some(()))
         },
     )
-    .await
-    .unwrap();
+    .await?;
     assert_eq!(repository.hits().get("/small-1.0.0.tgz"), Some(&1));
     assert_eq!(repository.hits().get("/renamed-1.0.0.tgz"), Some(&1));
+    Ok(())
 }
 
 #[tokio::test]
-async fn chart_repository_shows_injected_fault() {
+async fn chart_repository_shows_injected_fault() -> TestResult {
     krypton_tests::install_tls_provider();
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
-        .await
-        .unwrap();
-    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
+    let client = reqwest::Client::builder().no_proxy().build()?;
     let index = format!("{}/index.yaml", repository.url());
     let get = async || client.get(&index).send().await;
 
-    let sound = get().await.unwrap().text().await.unwrap();
+    let sound = get().await?.text().await?;
     assert!(sound.contains("small-1.0.0.tgz"), "{sound}");
 
     repository.set_fault(Fault::Down(503));
-    assert_eq!(get().await.unwrap().status(), 503);
+    assert_eq!(get().await?.status(), 503);
 
     repository.set_fault(Fault::Rubbish);
-    let rubbish = get()
-        .await
-        .unwrap()
-        .error_for_status()
-        .unwrap()
-        .text()
-        .await
-        .unwrap();
+    let rubbish = get().await?.error_for_status()?.text().await?;
     assert!(!rubbish.contains("small"), "{rubbish}");
 
     repository.set_fault(Fault::HugeIndex);
-    let mut huge = get().await.unwrap().error_for_status().unwrap();
+    let mut huge = get().await?.error_for_status()?;
     let mut bytes = 0;
-    while let Some(chunk) = huge.chunk().await.unwrap() {
+    while let Some(chunk) = huge.chunk().await? {
         bytes += chunk.len();
     }
     assert!(bytes >= 200 << 20, "{bytes} bytes");
 
     repository.set_fault(Fault::Hang);
     let hanging = tokio::spawn(client.get(&index).send());
-    eventually("the hanging request to be there", MINUTE, async || {
+    eventually_within("the hanging request to be there", MINUTE, async || {
         Ok((repository.hits().get("/index.yaml") == Some(&5)).then_some(()))
     })
-    .await
-    .unwrap();
+    .await?;
     assert!(!hanging.is_finished());
-    repository.stop().await.unwrap();
-    assert!(
-        hanging.await.unwrap().is_err(),
-        "stopping cuts a hanging request"
-    );
+    repository.stop().await?;
+    assert!(hanging.await?.is_err(), "stopping cuts a hanging request");
     assert!(get().await.is_err_and(|error| error.is_connect()));
 
     repository.set_fault(Fault::None);
-    repository.start_again().unwrap();
-    assert_eq!(get().await.unwrap().text().await.unwrap(), sound);
+    repository.start_again()?;
+    assert_eq!(get().await?.text().await?, sound);
+    Ok(())
 }
 
 #[tokio::test]
-async fn chart_can_be_added_while_repository_serves() {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
-        .await
-        .unwrap();
-    repository
-        .add(&[ChartSource::small("1.1.0")])
-        .await
-        .unwrap();
+async fn chart_can_be_added_while_repository_serves() -> TestResult {
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
+    repository.add(&[ChartSource::small("1.1.0")]).await?;
     let small = format!("{}/small-1.1.0.tgz", repository.url());
     krypton_tests::install_tls_provider();
-    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let client = reqwest::Client::builder().no_proxy().build()?;
     let package = client
         .get(small)
         .send()
-        .await
-        .unwrap()
-        .error_for_status()
-        .unwrap()
+        .await?
+        .error_for_status()?
         .bytes()
-        .await
-        .unwrap();
+        .await?;
     assert_eq!(
         package.get(..2),
         Some([0x1f, 0x8b].as_slice()),
         "a gzip file"
     );
+    Ok(())
 }
 
 /// The child process of the test below, which runs this executable again. The test must kill a separate process to
@@ -498,37 +460,36 @@ async fn owner_of_a_child() -> Result<()> {
 }
 
 #[tokio::test]
-async fn children_end_when_their_owner_is_killed() {
-    let folder = tempfile::tempdir().unwrap();
+async fn children_end_when_their_owner_is_killed() -> TestResult {
+    let folder = tempfile::tempdir()?;
     let mark = format!("child {}", folder.path().display());
-    let owner = Invocation::new(std::env::current_exe().unwrap())
+    let owner = Invocation::new(std::env::current_exe()?)
         .args(["--exact", "harness::owner_of_a_child", "--ignored"])
         .env("OWNER_FOLDER", folder.path());
-    let mut owner = Process::spawn("owner", &owner, &folder.path().join("owner.log")).unwrap();
-    eventually("the child to run", MINUTE, async || {
+    let mut owner = Process::spawn("owner", &owner, &folder.path().join("owner.log"))?;
+    eventually_within("the child to run", MINUTE, async || {
         owner.check_running()?;
         Ok((!processes_with(&mark).is_empty()).then_some(()))
     })
-    .await
-    .unwrap();
+    .await?;
 
-    owner.signal(Signal::KILL).unwrap();
-    owner.wait(MINUTE).await.unwrap();
+    owner.signal(Signal::KILL)?;
+    owner.wait(MINUTE).await?;
 
-    eventually("the child to end", MINUTE, async || {
+    eventually_within("the child to end", MINUTE, async || {
         match processes_with(&mark) {
             left if left.is_empty() => Ok(Some(())),
             left => bail!("{left:?}"),
         }
     })
-    .await
-    .unwrap();
+    .await?;
+    Ok(())
 }
 
 #[tokio::test]
 async fn a_missed_deadline_tells_the_last_state_seen() {
     let mut looks = 0;
-    let missed = eventually::<()>("the answer", Duration::from_millis(200), async || {
+    let missed = eventually_within::<()>("the answer", Duration::from_millis(200), async || {
         looks += 1;
         bail!("look {looks}: phase is Pending")
     })
@@ -543,12 +504,13 @@ async fn a_missed_deadline_tells_the_last_state_seen() {
 }
 
 #[tokio::test]
-async fn ended_process_is_reported_with_log() {
-    let folder = tempfile::tempdir().unwrap();
-    let etcd = Invocation::new(Tools::find().unwrap().binary("etcd")).arg("--no-such-flag");
-    let mut process = Process::spawn("etcd", &etcd, &folder.path().join("log")).unwrap();
-    let status = process.wait(MINUTE).await.unwrap();
+async fn ended_process_is_reported_with_log() -> TestResult {
+    let folder = tempfile::tempdir()?;
+    let etcd = Invocation::new(Tools::find()?.binary("etcd")).arg("--no-such-flag");
+    let mut process = Process::spawn("etcd", &etcd, &folder.path().join("log"))?;
+    let status = process.wait(MINUTE).await?;
     assert!(!status.success());
     let told = format!("{:#}", process.check_running().expect_err("it has ended"));
     assert!(told.contains("no-such-flag"), "{told}");
+    Ok(())
 }

@@ -9,13 +9,11 @@ use std::{
 
 use anyhow::{Result, bail};
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Mode, Pair, Parts, Tools,
-    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
+    Cluster, Hub, HubOptions, Mode, Parts, Scenario, ServedChart, TestResult, Tools,
+    fleet::{FleetClient, PATIENCE, condition},
 };
 use serde_json::json;
 use tempfile::TempDir;
-
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 
 /// Puts a script in the place of helm at once, as an image that is changed.
 fn put(helm: &Path, script: &str) -> Result<()> {
@@ -42,55 +40,45 @@ fn runs(folder: &Path) -> Result<PathBuf> {
     bail!("no folder of runs in {}", folder.display())
 }
 
-async fn says(desk: &FleetClient, error: &str, reason: &str, parts: &[&str]) {
+async fn says(desk: &FleetClient, error: &str, reason: &str, parts: &[&str]) -> TestResult {
     let expected = (error, "True", reason);
-    let tenant = desk.shows("default", "acme", &[expected]).await.unwrap();
-    let conditions = tenant.status.unwrap().conditions;
-    let message = &condition(&conditions, error).unwrap().message;
+    let message = desk.message("acme", &[expected]).await?;
     for part in parts {
         assert!(message.contains(part), "{part:?} is not in {message:?}");
     }
+    Ok(())
 }
 
 #[tokio::test]
-async fn helm_failure_reports_remedy_and_upgrade_recovers() {
-    let folder = TempDir::with_prefix("krypton-helm-away-").unwrap();
+async fn helm_failure_reports_remedy_and_upgrade_recovers() -> TestResult {
+    let folder = TempDir::with_prefix("krypton-helm-away-")?;
     let helm = folder.path().join("helm");
-    let real = Tools::find().unwrap().binary("helm");
+    let real = Tools::find()?.binary("helm");
     let real = format!("exec '{}' \"$@\"", real.display());
-    put(&helm, &real).unwrap();
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
-        .await
-        .unwrap();
-    let mut pair = Pair::start("away", Mode::SelfCluster, Parts::WithControllers)
-        .await
-        .unwrap();
+    put(&helm, &real)?;
+    let program = format!("--helm={}", helm.display());
+    let (mut pair, chart) = Scenario::new("away", Mode::SelfCluster)
+        .values("{replicaCount: 0, message: v1}")
+        .flags(&[&program, "--max-concurrent-helm=1"])
+        .start()
+        .await?;
     let desk = pair.desk();
-    let values = ValuesFile::new("{replicaCount: 0, message: v1}").unwrap();
     let write = |message: u32| {
         let yaml = format!("{{replicaCount: 0, message: v{message}}}");
-        values.write(&yaml).unwrap();
+        chart.write(&yaml).unwrap();
     };
-    let more = [
-        values_flag(&values),
-        format!("--helm={}", helm.display()),
-        "--max-concurrent-helm=1".to_owned(),
-    ];
-    let flags = chart_flags(&repository, "small", "1.0.0");
-    pair.open(flags.into_iter().chain(more)).await.unwrap();
     let release = pair.release("acme");
     let [ready, error] = ["ClusterReady", "ClusterError"].map(|kind| pair.condition(kind));
     let running = async |revision: u32| {
         desk.newest_is("acme", &release, revision, "deployed")
             .await
             .unwrap();
-        let still = tokio::join!(desk.shows("default", "acme", &[ALL_READY])).0;
-        still.unwrap();
+        tokio::join!(desk.ready("acme")).0.unwrap();
     };
-    desk.create("default", "acme", json!({})).await.unwrap();
+    desk.create("acme", json!({})).await?;
     running(1).await;
 
-    fs::rename(&helm, folder.path().join("away")).unwrap();
+    fs::rename(&helm, folder.path().join("away"))?;
     write(2);
     says(
         &desk,
@@ -98,15 +86,15 @@ async fn helm_failure_reports_remedy_and_upgrade_recovers() {
         "HelmUnavailable",
         &["cannot be run", "install Helm"],
     )
-    .await;
+    .await?;
     // What runs is as ready as before.
-    let tenant = desk.tenants("default").get("acme").await.unwrap();
+    let tenant = desk.tenants().get("acme").await?;
     let conditions = tenant.status.unwrap().conditions;
     assert_eq!(condition(&conditions, &ready).unwrap().status, "True");
-    fs::rename(folder.path().join("away"), &helm).unwrap();
+    fs::rename(folder.path().join("away"), &helm)?;
     running(2).await;
 
-    put(&helm, "echo v3.21.4").unwrap();
+    put(&helm, "echo v3.21.4")?;
     write(3);
     says(
         &desk,
@@ -114,65 +102,59 @@ async fn helm_failure_reports_remedy_and_upgrade_recovers() {
         "HelmUnavailable",
         &["v3.21.4", "install Helm"],
     )
-    .await;
-    put(&helm, &real).unwrap();
+    .await?;
+    put(&helm, &real)?;
     running(3).await;
 
     // A file where a folder is to be: nothing can be written there, by root neither.
-    let log = pair.actor().unwrap().log_path().to_owned();
-    let runs = runs(log.parent().unwrap()).unwrap();
-    fs::remove_dir_all(&runs).unwrap();
-    fs::write(&runs, "in the way").unwrap();
+    let log = pair.actor()?.log_path().to_owned();
+    let runs = runs(log.parent().unwrap())?;
+    fs::remove_dir_all(&runs)?;
+    fs::write(&runs, "in the way")?;
     write(4);
     let parts = ["cannot be used", "--cache-dir"];
-    says(&desk, &error, "HelmUnavailable", &parts).await;
-    fs::remove_file(&runs).unwrap();
+    says(&desk, &error, "HelmUnavailable", &parts).await?;
+    fs::remove_file(&runs)?;
     running(4).await;
 
     // As the kernel does when memory runs out.
     put(
         &helm,
         &format!("[ \"$1\" = version ] || kill -9 $$\n{real}"),
-    )
-    .unwrap();
+    )?;
     write(5);
     let parts = [
         "signal 9",
         "--max-concurrent-helm",
         "revision 4 keeps running",
     ];
-    says(&desk, &error, "UpgradeFailed", &parts).await;
-    put(&helm, &real).unwrap();
+    says(&desk, &error, "UpgradeFailed", &parts).await?;
+    put(&helm, &real)?;
     running(5).await;
+    Ok(())
 }
 
 #[tokio::test]
-async fn upgrade_reports_full_disk_and_recovers_after_cleanup() {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
-        .await
-        .unwrap();
-    let home = Cluster::start("full-home", Parts::WithControllers)
-        .await
-        .unwrap();
-    let values = ValuesFile::new("{replicaCount: 0, message: first}").unwrap();
-    let mut flags = chart_flags(&repository, "small", "1.0.0");
-    flags.push(values_flag(&values));
+async fn upgrade_reports_full_disk_and_recovers_after_cleanup() -> TestResult {
+    let chart = ServedChart::small("{replicaCount: 0, message: first}").await?;
+    let home = Cluster::start("full-home", Parts::WithControllers).await?;
+    let flags = chart.flags(&[]);
     let options = HubOptions::new(home.kubeconfig()).args(flags);
-    let mut hub = Hub::start(&options.on_a_disk_of(64 << 20)).unwrap();
-    hub.ready(PATIENCE).await.unwrap();
+    let mut hub = Hub::start(&options.on_a_disk_of(64 << 20))?;
+    hub.ready(PATIENCE).await?;
     let desk = FleetClient::at(&home);
     let running = async |revision: u32| {
         let release = krypton_types::names::tenant_release("acme", "self-cluster");
         desk.newest_is("acme", &release, revision, "deployed")
             .await
             .unwrap();
-        desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+        desk.ready("acme").await.unwrap();
     };
-    desk.create("default", "acme", json!({})).await.unwrap();
+    desk.create("acme", json!({})).await?;
     running(1).await;
 
-    let filler = hub.scratch().unwrap().join("filler");
-    let mut file = File::create(&filler).unwrap();
+    let filler = hub.scratch()?.join("filler");
+    let mut file = File::create(&filler)?;
     for size in [1 << 20, 1 << 10, 1] {
         let block = vec![0; size];
         let full = loop {
@@ -182,7 +164,7 @@ async fn upgrade_reports_full_disk_and_recovers_after_cleanup() {
         };
         assert_eq!(full.kind(), ErrorKind::StorageFull, "{full}");
     }
-    values.write("{replicaCount: 0, message: second}").unwrap();
+    chart.write("{replicaCount: 0, message: second}")?;
     let parts = ["is the disk full", "No space left on device"];
     says(
         &desk,
@@ -190,13 +172,14 @@ async fn upgrade_reports_full_disk_and_recovers_after_cleanup() {
         "HelmUnavailable",
         &parts,
     )
-    .await;
-    let tenant = desk.tenants("default").get("acme").await.unwrap();
+    .await?;
+    let tenant = desk.tenants().get("acme").await?;
     let conditions = tenant.status.unwrap().conditions;
     let ready = condition(&conditions, "ClusterReady/self-cluster").unwrap();
     assert_eq!(ready.status, "True", "{ready:?}");
 
-    fs::remove_file(&filler).unwrap();
+    fs::remove_file(&filler)?;
     drop(file);
     running(2).await;
+    Ok(())
 }

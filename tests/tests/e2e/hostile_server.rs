@@ -3,14 +3,13 @@
 use std::fs;
 
 use krypton_tests::{
-    Answer, AnsweringProxy, ChartRepository, ChartSource, Cluster, Hub, HubOptions, Lie, Parts,
+    Answer, AnsweringProxy, Cluster, Hub, HubOptions, Lie, Parts, ServedChart, TestResult,
     answering_proxy::{READS, Verb},
-    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
+    fleet::{FleetClient, HEALTHY, PATIENCE, condition},
+    home_and_edge,
 };
 use serde_json::json;
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
-const HEALTHY: (&str, &str, &str) = ("Healthy", "True", "Reconciling");
 const EDGE: &str = "edge-1";
 /// Far below the memory limit in the hub's chart.
 const HUB_MEMORY: u64 = 640 << 20;
@@ -22,91 +21,79 @@ struct Scene {
     at_home: FleetClient,
     at_edge: FleetClient,
     _clusters: [Cluster; 2],
-    _repository: ChartRepository,
-    _values: ValuesFile,
+    _chart: ServedChart,
 }
 
 impl Scene {
-    async fn set(name: &str) -> Self {
-        let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
-            .await
-            .unwrap();
-        let names = ["home", "edge"].map(|role| format!("{name}-{role}"));
-        let (home, edge) = tokio::try_join!(
-            Cluster::start(&names[0], Parts::WithControllers),
-            Cluster::start(&names[1], Parts::WithControllers),
-        )
-        .unwrap();
-        let proxy = AnsweringProxy::before(&edge).await.unwrap();
-        let values = ValuesFile::new("{replicaCount: 0}").unwrap();
-        let options = HubOptions::new(home.kubeconfig())
-            .args(chart_flags(&repository, "small", "1.0.0"))
-            .args([values_flag(&values)]);
-        let mut hub = Hub::start(&options).unwrap();
-        hub.ready(PATIENCE).await.unwrap();
+    async fn set(name: &str) -> TestResult<Self> {
+        let chart = ServedChart::small("replicaCount: 0").await?;
+        let (home, edge) = home_and_edge(name, Parts::WithControllers).await?;
+        let proxy = AnsweringProxy::before(&edge).await?;
+        let options = HubOptions::new(home.kubeconfig()).args(chart.flags(&[]));
+        let mut hub = Hub::start(&options)?;
+        hub.ready(PATIENCE).await?;
         let at_home = FleetClient::at(&home);
-        let kubeconfig = fs::read_to_string(proxy.kubeconfig()).unwrap();
-        at_home.add_member(EDGE, &kubeconfig).await.unwrap();
-        at_home.member_shows(EDGE, &[HEALTHY]).await.unwrap();
-        Self {
+        let kubeconfig = fs::read_to_string(proxy.kubeconfig())?;
+        at_home.add_member(EDGE, &kubeconfig).await?;
+        at_home.member_shows(EDGE, &[HEALTHY]).await?;
+        Ok(Self {
             proxy,
             hub,
             at_home,
             at_edge: FleetClient::at(&edge),
             _clusters: [home, edge],
-            _repository: repository,
-            _values: values,
-        }
+            _chart: chart,
+        })
     }
 
     /// The other member is served, and the hub keeps its memory.
-    async fn others_are_served(&self) {
+    async fn others_are_served(&self) -> TestResult {
         let desk = &self.at_home;
-        desk.create("default", "acme", json!({})).await.unwrap();
-        desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
-        let memory = self.hub.rss_bytes().unwrap();
+        desk.install("acme").await?;
+        let memory = self.hub.rss_bytes()?;
         assert!(memory < HUB_MEMORY, "{memory}");
+        Ok(())
     }
 
     async fn ends_well(&self) {
         self.proxy.tell_the_truth();
         let desk = &self.at_edge;
-        desk.shows("default", "edgy", &[ALL_READY]).await.unwrap();
+        desk.ready("edgy").await.unwrap();
     }
 }
 
 #[tokio::test]
-async fn endless_answers_concern_their_own_member() {
-    let scene = Scene::set("endless").await;
+async fn endless_answers_concern_their_own_member() -> TestResult {
+    let scene = Scene::set("endless").await?;
     scene.proxy.lie(Lie {
         verbs: READS,
         resources: &[],
         answer: Answer::Endless,
     });
     let limited = ("Healthy", "False", "ResponseLimitExceeded");
-    scene.at_home.member_shows(EDGE, &[limited]).await.unwrap();
-    scene.others_are_served().await;
-    let created = scene.at_edge.create("default", "edgy", json!({}));
-    created.await.unwrap();
+    scene.at_home.member_shows(EDGE, &[limited]).await?;
+    scene.others_are_served().await?;
+    let created = scene.at_edge.create("edgy", json!({}));
+    created.await?;
     scene.ends_well().await;
+    Ok(())
 }
 
 #[tokio::test]
-async fn gzip_bomb_ends_its_own_helm_run() {
-    let scene = Scene::set("bomb").await;
+async fn gzip_bomb_ends_its_own_helm_run() -> TestResult {
+    let scene = Scene::set("bomb").await?;
     scene.proxy.lie(Lie {
         verbs: &[Verb::List],
         resources: &["secrets"],
         answer: Answer::Bomb,
     });
     let desk = &scene.at_edge;
-    desk.create("default", "edgy", json!({})).await.unwrap();
+    desk.create("edgy", json!({})).await?;
     let error = format!("ClusterError/{EDGE}");
     let expected = (error.as_str(), "True", "InstallFailed");
-    let tenant = desk.shows("default", "edgy", &[expected]).await.unwrap();
-    let conditions = tenant.status.unwrap().conditions;
-    let said = &condition(&conditions, &error).unwrap().message;
+    let said = desk.message("edgy", &[expected]).await?;
     assert!(said.contains("MiB of memory"), "{said}");
-    scene.others_are_served().await;
+    scene.others_are_served().await?;
     scene.ends_well().await;
+    Ok(())
 }

@@ -7,9 +7,10 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_crds::tenant::Tenant;
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Mode, Pair, Parts, by_agent,
-    eventually,
-    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
+    Cluster, Hub, HubOptions, Mode, Pair, Parts, ServedChart, TestResult, by_agent, eventually,
+    eventually_within,
+    fleet::{FleetClient, condition},
+    home_and_edge,
 };
 use krypton_types::names;
 use kube::{
@@ -18,7 +19,6 @@ use kube::{
 };
 use serde_json::json;
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const MINUTE: Duration = Duration::from_secs(60);
 
 by_agent!(invalid_tenant_is_reported_without_affecting_others);
@@ -31,15 +31,15 @@ async fn refusal(options: &HubOptions<'_>) -> Result<(Option<i32>, String)> {
 }
 
 #[tokio::test]
-async fn hub_that_cannot_start_reports_cause_and_remedy() {
-    let folder = tempfile::tempdir().unwrap();
+async fn hub_that_cannot_start_reports_cause_and_remedy() -> TestResult {
+    let folder = tempfile::tempdir()?;
     let missing = folder.path().join("missing.yaml");
     let rubbish = folder.path().join("rubbish.yaml");
-    fs::write(&rubbish, "clusters: [\n").unwrap();
-    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = taken.local_addr().unwrap().to_string();
+    fs::write(&rubbish, "clusters: [\n")?;
+    let taken = std::net::TcpListener::bind("127.0.0.1:0")?;
+    let port = taken.local_addr()?.to_string();
     let list = folder.path().join("list.yaml");
-    fs::write(&list, "- not\n- a mapping\n").unwrap();
+    fs::write(&list, "- not\n- a mapping\n")?;
     let list_flag = format!("--chart-values-file={}", list.display());
     let file = |path: &std::path::Path| path.display().to_string();
 
@@ -81,7 +81,7 @@ async fn hub_that_cannot_start_reports_cause_and_remedy() {
     for (flags, home, code, words) in cases {
         let named = file(home);
         let options = HubOptions::new(home).args(flags.clone());
-        let (found, log) = refusal(&options).await.unwrap();
+        let (found, log) = refusal(&options).await?;
         assert_eq!(found, Some(code), "{flags:?} with {named}: {log}");
         for word in words {
             assert!(
@@ -91,6 +91,7 @@ async fn hub_that_cannot_start_reports_cause_and_remedy() {
         }
         assert!(!log.contains("panicked"), "{log}");
     }
+    Ok(())
 }
 
 /// The same access, by way of something that a Secret must not hold.
@@ -119,18 +120,11 @@ fn kubeconfig_at(cluster: &Cluster, server: &str) -> String {
 
 /// With kubeconfigs only: an agent's never leaves its edge.
 #[tokio::test]
-async fn invalid_kubeconfig_secret_is_reported_without_affecting_others() {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
-        .await
-        .unwrap();
-    let (home, edge) = tokio::try_join!(
-        Cluster::start("secrets-home", Parts::ControlPlane),
-        Cluster::start("secrets-edge", Parts::WithControllers),
-    )
-    .unwrap();
+async fn invalid_kubeconfig_secret_is_reported_without_affecting_others() -> TestResult {
+    let chart = ServedChart::small("replicaCount: 0").await?;
+    let (home, edge) = home_and_edge("secrets", Parts::ControlPlane).await?;
     let (desk, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
-    let values = ValuesFile::new("replicaCount: 0").unwrap();
-    let folder = tempfile::tempdir().unwrap();
+    let folder = tempfile::tempdir()?;
     let mark = folder.path().join("was-run");
     let command = format!("command: /usr/bin/touch, args: [{}]", mark.display());
     let exec = format!("exec: {{apiVersion: client.authentication.k8s.io/v1, {command}}}");
@@ -155,7 +149,7 @@ async fn invalid_kubeconfig_secret_is_reported_without_affecting_others() {
         ),
     ];
     for (name, kubeconfig, _) in &bad {
-        desk.add_member(name, kubeconfig).await.unwrap();
+        desk.add_member(name, kubeconfig).await?;
     }
     let keyless = json!({
         "apiVersion": "v1",
@@ -163,46 +157,36 @@ async fn invalid_kubeconfig_secret_is_reported_without_affecting_others() {
         "metadata": {"name": "keyless", "labels": {names::DISCOVERY_LABEL: "true"}},
         "data": {"config": BASE64_STANDARD.encode(edge.kubeconfig_with_token())},
     });
-    desk.apply_secret("keyless", &keyless).await.unwrap();
+    desk.apply_secret("keyless", &keyless).await?;
     desk.add_member("good", &edge.kubeconfig_with_token())
-        .await
-        .unwrap();
+        .await?;
 
-    let flags = chart_flags(&repository, "small", "1.0.0");
     // Proxies of the environment are for charts by https: no credential of a member goes by them.
     let options = HubOptions::new(home.kubeconfig())
-        .args(flags)
-        .args([values_flag(&values)])
+        .args(chart.flags(&[]))
         .env("HTTPS_PROXY", "http://127.0.0.1:9")
         .env("NO_PROXY", "unreadable, ,");
-    let hub = Hub::start(&options.args(["--self-cluster=false"])).unwrap();
+    let hub = Hub::start(&options.args(["--self-cluster=false"]))?;
 
-    at_edge.create("default", "acme", json!({})).await.unwrap();
-    at_edge
-        .shows("default", "acme", &[ALL_READY])
-        .await
-        .unwrap();
+    at_edge.install("acme").await?;
     let invalid = [
         ("TargetClusterResolved", "False", "KubeconfigInvalid"),
         ("Connected", "False", "KubeconfigInvalid"),
     ];
     let faults = bad.iter().map(|(name, _, word)| (*name, *word));
     for (name, word) in faults.chain([("keyless", "--kubeconfig-key")]) {
-        let member = desk.member_shows(name, &invalid).await.unwrap();
-        let conditions = member.status.unwrap().conditions;
-        let message = &condition(&conditions, invalid[0].0).unwrap().message;
+        let message = desk.member_message(name, &invalid).await?;
         assert!(message.contains(word), "{name}: {message}");
         assert!(
             message.contains(&format!("default/{name}")),
             "{name}: {message}"
         );
-        assert!(hub.log().unwrap().contains(word), "{name}");
+        assert!(hub.log()?.contains(word), "{name}");
     }
     assert!(!mark.exists(), "a program named in a Secret was run");
     let member = desk
         .member_shows("good", &[("Healthy", "True", "Reconciling")])
-        .await
-        .unwrap();
+        .await?;
     assert!(member.status.unwrap().cluster_uid.is_some());
 
     // Put right without a restart.
@@ -212,10 +196,10 @@ async fn invalid_kubeconfig_secret_is_reported_without_affecting_others() {
         "metadata": {"name": "keyless", "labels": {names::DISCOVERY_LABEL: "true"}},
         "stringData": {names::KUBECONFIG_KEY: edge.kubeconfig_with_token()},
     });
-    desk.apply_secret("keyless", &right).await.unwrap();
+    desk.apply_secret("keyless", &right).await?;
     desk.member_shows("keyless", &[("Healthy", "False", "DuplicateCluster")])
-        .await
-        .unwrap();
+        .await?;
+    Ok(())
 }
 
 /// A Tenant CRD that admits anything, as an older one may have done.
@@ -240,18 +224,13 @@ async fn invalid_home_tenant_is_reported_without_affecting_others() {
     .await;
 }
 
-async fn invalid_tenant_is_reported_without_affecting_others(mode: Mode) {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
-        .await
-        .unwrap();
-    let mut pair = Pair::start("tenants", mode, Parts::WithControllers)
-        .await
-        .unwrap();
+async fn invalid_tenant_is_reported_without_affecting_others(mode: Mode) -> TestResult {
+    let chart = ServedChart::small("replicaCount: 0").await?;
+    let mut pair = Pair::start("tenants", mode, Parts::WithControllers).await?;
     let desk = pair.desk();
     let crds: Api<CustomResourceDefinition> = Api::all(desk.client.clone());
-    crds.create(&PostParams::default(), &careless_crd().unwrap())
-        .await
-        .unwrap();
+    crds.create(&PostParams::default(), &careless_crd()?)
+        .await?;
     let resource = kube::api::ApiResource::erase::<Tenant>(&());
     let raw: Api<DynamicObject> = Api::namespaced_with(desk.client.clone(), "default", &resource);
     let unreadable: DynamicObject = serde_json::from_value(json!({
@@ -259,18 +238,14 @@ async fn invalid_tenant_is_reported_without_affecting_others(mode: Mode) {
         "kind": "Tenant",
         "metadata": {"name": "unreadable"},
         "spec": {"workspace": ["a", "list"]},
-    }))
-    .unwrap();
-    eventually("the careless CRD to be served", PATIENCE, async || {
+    }))?;
+    eventually("the careless CRD to be served", async || {
         Ok(Some(raw.create(&PostParams::default(), &unreadable).await?))
     })
-    .await
-    .unwrap();
+    .await?;
 
-    let values = ValuesFile::new("replicaCount: 0").unwrap();
-    let mut flags = chart_flags(&repository, "small", "1.0.0");
-    flags.push(values_flag(&values));
-    pair.open(flags).await.unwrap();
+    let flags = chart.flags(&[]);
+    pair.open(flags).await?;
     let error = pair.condition("ClusterError");
     let long = "a".repeat(70);
     let bad = [
@@ -300,34 +275,26 @@ async fn invalid_tenant_is_reported_without_affecting_others(mode: Mode) {
         ),
     ];
     for (name, spec, _, _) in &bad {
-        desk.create("default", name, spec.clone()).await.unwrap();
+        desk.create(name, spec.clone()).await?;
     }
-    desk.create("default", "good", json!({})).await.unwrap();
-
-    desk.shows("default", "good", &[ALL_READY]).await.unwrap();
+    desk.install("good").await?;
     for (name, _, reason, words) in &bad {
         let refused = (error.as_str(), "True", *reason);
         let not_ready = ("Ready", "False", "ClustersNotReady");
-        let tenant = desk
-            .shows("default", name, &[refused, not_ready])
-            .await
-            .unwrap();
+        let tenant = desk.shows(name, &[refused, not_ready]).await?;
         assert_eq!(tenant.metadata.finalizers, None, "{name}");
         let message = tenant.status.unwrap().last_message.unwrap();
         assert!(message.contains(words), "{name}: {message}");
-        desk.told("default", name, reason).await.unwrap();
+        desk.told(name, reason).await?;
     }
-    let told = desk
-        .told("default", "unreadable", "TenantInvalid")
-        .await
-        .unwrap();
+    let told = desk.told("unreadable", "TenantInvalid").await?;
     assert!(
         told.contains("until it is corrected") && told.contains("a string"),
         "{told}"
     );
-    let log = pair.actor().unwrap().log().unwrap();
+    let log = pair.actor()?.log()?;
     assert!(log.contains("unreadable"), "{log}");
-    let releases = desk.releases().await.unwrap();
+    let releases = desk.releases().await?;
     assert_eq!(
         releases.into_keys().collect::<Vec<_>>(),
         [format!("sh.helm.release.v1.{}.v1", pair.release("good"))]
@@ -336,13 +303,12 @@ async fn invalid_tenant_is_reported_without_affecting_others(mode: Mode) {
     // Put right, it is a Tenant as any other.
     let right = json!({"spec": {"workspace": "short"}});
     let merge = kube::api::Patch::Merge(right);
-    desk.tenants("default")
+    desk.tenants()
         .patch(&long, &Default::default(), &merge)
-        .await
-        .unwrap();
-    desk.shows("default", &long, &[ALL_READY]).await.unwrap();
-    raw.delete("unreadable", &Default::default()).await.unwrap();
-    eventually(
+        .await?;
+    desk.ready(&long).await?;
+    raw.delete("unreadable", &Default::default()).await?;
+    eventually_within(
         "the unreadable Tenant to be gone",
         MINUTE,
         async || match raw.get_opt("unreadable").await? {
@@ -350,6 +316,6 @@ async fn invalid_tenant_is_reported_without_affecting_others(mode: Mode) {
             Some(left) => bail!("{:?}", left.metadata),
         },
     )
-    .await
-    .unwrap();
+    .await?;
+    Ok(())
 }

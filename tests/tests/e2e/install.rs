@@ -4,14 +4,12 @@ use std::collections::BTreeMap;
 
 use anyhow::Result;
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Mode, Pair, Parts, by_agent, eventually,
-    fleet::{PATIENCE, chart_flags},
+    ChartRepository, ChartSource, Cluster, Mode, Pair, Parts, TestResult, by_agent, eventually,
+    fleet::{ALL_READY, chart_flags},
     in_both_modes,
 };
 use krypton_types::{fingerprint, names};
 use serde_json::json;
-
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 
 in_both_modes!(real_chart_installs_once_and_stays_unchanged);
 by_agent!(original_release_is_adopted_foreign_only_with_annotation);
@@ -52,22 +50,18 @@ async fn home_chart_installs_once_and_stays_unchanged() {
     .await;
 }
 
-async fn real_chart_installs_once_and_stays_unchanged(mode: Mode) {
-    let repository = ChartRepository::start(&[ChartSource::external_dns("1.19.0").unwrap()])
-        .await
-        .unwrap();
-    let mut pair = Pair::start("install", mode, Parts::WithPods).await.unwrap();
+async fn real_chart_installs_once_and_stays_unchanged(mode: Mode) -> TestResult {
+    let repository = ChartRepository::start(&[ChartSource::external_dns("1.19.0")?]).await?;
+    let mut pair = Pair::start("install", mode, Parts::WithPods).await?;
     let desk = pair.desk();
     let mut flags = chart_flags(&repository, "external-dns", "1.19.0");
     if mode == Mode::SelfCluster {
         // With an agent port, the hub reads its CA every few seconds, here on the same cluster.
         flags.push("--listen=0".to_owned());
     }
-    pair.open(flags).await.unwrap();
+    pair.open(flags).await?;
 
-    desk.create("default", "acme", json!({"workspace": "acme-ws"}))
-        .await
-        .unwrap();
+    desk.create("acme", json!({"workspace": "acme-ws"})).await?;
     let [ready, progress, error] =
         ["ClusterReady", "ClusterProgress", "ClusterError"].map(|kind| pair.condition(kind));
     let expected = [
@@ -76,7 +70,7 @@ async fn real_chart_installs_once_and_stays_unchanged(mode: Mode) {
         (&progress, "False", "InstallComplete"),
         (&error, "False", "NoError"),
     ];
-    let tenant = desk.shows("default", "acme", &expected).await.unwrap();
+    let tenant = desk.shows("acme", &expected).await?;
 
     let status = tenant.status.clone().unwrap();
     assert_eq!(status.phase.as_deref(), Some("Ready"));
@@ -87,7 +81,7 @@ async fn real_chart_installs_once_and_stays_unchanged(mode: Mode) {
     let applied = format!("{}/external-dns:1.19.0", repository.url());
     assert_eq!(status.last_applied_chart, Some(applied));
     let release = pair.release("acme");
-    let revisions = desk.revisions("acme-ws", &release).await.unwrap();
+    let revisions = desk.revisions("acme-ws", &release).await?;
     assert_eq!(revisions, [(1, "deployed".to_owned())]);
     let wait = [
         "wait",
@@ -98,14 +92,13 @@ async fn real_chart_installs_once_and_stays_unchanged(mode: Mode) {
     ];
     pair.cluster()
         .kubectl(wait.into_iter().chain(["--namespace=acme-ws"]))
-        .await
-        .unwrap();
+        .await?;
 
     // The original's annotation is the last write of an installation.
     let annotation = names::fingerprint_annotation(pair.name());
     let wanted = fingerprint::original(&repository.url(), "external-dns", "1.19.0");
-    eventually("the fingerprint annotation", PATIENCE, async || {
-        let tenant = desk.tenants("default").get("acme").await?;
+    eventually("the fingerprint annotation", async || {
+        let tenant = desk.tenants().get("acme").await?;
         let found = tenant
             .metadata
             .annotations
@@ -113,10 +106,9 @@ async fn real_chart_installs_once_and_stays_unchanged(mode: Mode) {
             .remove(&annotation);
         Ok((found.as_ref() == Some(&wanted)).then_some(()))
     })
-    .await
-    .unwrap();
-    desk.lease_renewed().await.unwrap();
-    let told = desk.events("default", "acme").await.unwrap();
+    .await?;
+    desk.lease_renewed().await?;
+    let told = desk.events("acme").await?;
     let once = [
         "WorkspaceCreated",
         "HelmInstallStart",
@@ -126,28 +118,28 @@ async fn real_chart_installs_once_and_stays_unchanged(mode: Mode) {
     assert_eq!(told, once.map(|reason| (reason.to_owned(), 1)).into());
 
     // A no-op pass: the Tenant is reconciled again, and a Lease period passes.
-    let log = pair.actor().unwrap().log().unwrap();
+    let log = pair.actor()?.log()?;
     let runs = log.matches("running helm").count();
     assert_eq!(runs, 1, "{log}");
-    desk.annotate("default", "acme", "example.org/unrelated", "touched")
-        .await
-        .unwrap();
-    let touched = desk.tenants("default").get("acme").await.unwrap();
-    let releases = desk.releases().await.unwrap();
-    let before = telling(&pair.cluster().requests().await.unwrap());
+    desk.annotate("acme", "example.org/unrelated", "touched")
+        .await?;
+    let touched = desk.tenants().get("acme").await?;
+    let releases = desk.releases().await?;
+    let before = telling(&pair.cluster().requests().await?);
     let helms = ("POST".to_owned(), "secrets".to_owned());
     assert!(
         before.contains_key(&helms),
         "the install is not in the count: {before:?}"
     );
-    desk.lease_renewed().await.unwrap();
-    let after = telling(&pair.cluster().requests().await.unwrap());
+    desk.lease_renewed().await?;
+    let after = telling(&pair.cluster().requests().await?);
     assert_eq!(before, after);
-    assert_eq!(desk.releases().await.unwrap(), releases);
-    assert_eq!(desk.tenants("default").get("acme").await.unwrap(), touched);
-    assert_eq!(desk.events("default", "acme").await.unwrap(), told);
-    let log = pair.actor().unwrap().log().unwrap();
+    assert_eq!(desk.releases().await?, releases);
+    assert_eq!(desk.tenants().get("acme").await?, touched);
+    assert_eq!(desk.events("acme").await?, told);
+    let log = pair.actor()?.log()?;
     assert_eq!(log.matches("running helm").count(), runs, "{log}");
+    Ok(())
 }
 
 async fn install_by_hand(
@@ -172,55 +164,42 @@ async fn install_by_hand(
     cluster.helm(args.into_iter().chain(more)).await.map(drop)
 }
 
-async fn original_release_is_adopted_foreign_only_with_annotation(mode: Mode) {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
-        .await
-        .unwrap();
-    let mut pair = Pair::start("adoption", mode, Parts::WithControllers)
-        .await
-        .unwrap();
+async fn original_release_is_adopted_foreign_only_with_annotation(mode: Mode) -> TestResult {
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
+    let mut pair = Pair::start("adoption", mode, Parts::WithControllers).await?;
     let [acme, stray] = ["acme", "stray"].map(|tenant| pair.release(tenant));
     for (name, release) in [("acme", &acme), ("stray", &stray)] {
-        install_by_hand(pair.cluster(), &repository, release, name)
-            .await
-            .unwrap();
+        install_by_hand(pair.cluster(), &repository, release, name).await?;
     }
     let desk = pair.desk();
-    let found = desk.releases().await.unwrap();
+    let found = desk.releases().await?;
     let flags = chart_flags(&repository, "small", "1.0.0");
-    pair.open(flags).await.unwrap();
+    pair.open(flags).await?;
 
     let original = fingerprint::original(&repository.url(), "small", "1.0.0");
     let annotation = names::fingerprint_annotation(pair.name());
-    desk.create_annotated("default", "acme", json!({}), &[(&annotation, &original)])
-        .await
-        .unwrap();
-    desk.create("default", "stray", json!({})).await.unwrap();
+    desk.create_annotated("acme", json!({}), &[(&annotation, &original)])
+        .await?;
+    desk.create("stray", json!({})).await?;
 
     let [ready, error] = ["ClusterReady", "ClusterError"].map(|kind| pair.condition(kind));
     let adopted = [ALL_READY, (ready.as_str(), "True", "NoChange")];
-    desk.shows("default", "acme", &adopted).await.unwrap();
+    desk.shows("acme", &adopted).await?;
     let refused = [
         ("Ready", "False", "ClustersNotReady"),
         (error.as_str(), "True", "ReleaseInUse"),
     ];
-    let refused = desk.shows("default", "stray", &refused).await.unwrap();
+    let refused = desk.shows("stray", &refused).await?;
     let message = refused.status.unwrap().last_message.unwrap();
     assert!(message.contains(&stray), "{message}");
     assert!(message.contains("mesh.openkcm.io/adopt=true"), "{message}");
-    assert_eq!(
-        desk.releases().await.unwrap(),
-        found,
-        "both are as they were found"
-    );
-    let log = pair.actor().unwrap().log().unwrap();
+    assert_eq!(desk.releases().await?, found, "both are as they were found");
+    let log = pair.actor()?.log()?;
     assert!(!log.contains("running helm"), "{log}");
 
-    desk.annotate("default", "stray", "mesh.openkcm.io/adopt", "true")
-        .await
-        .unwrap();
-    desk.newest_is("stray", &stray, 2, "deployed")
-        .await
-        .unwrap();
-    desk.newest_is("acme", &acme, 1, "deployed").await.unwrap();
+    desk.annotate("stray", "mesh.openkcm.io/adopt", "true")
+        .await?;
+    desk.newest_is("stray", &stray, 2, "deployed").await?;
+    desk.newest_is("acme", &acme, 1, "deployed").await?;
+    Ok(())
 }

@@ -7,13 +7,14 @@ use anyhow::bail;
 use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::core::v1::{Secret, ServiceAccount};
 use krypton_tests::{
-    Agent, AgentOptions, Cluster, Hub, HubOptions, Mode, Parts, bundle, eventually,
+    Agent, AgentOptions, Cluster, Hub, HubOptions, Merge as _, Mode, Parts, TestResult, bundle,
+    eventually,
     fleet::{FleetClient, PATIENCE},
     port::Port,
 };
 use kube::{
     Api,
-    api::{ListParams, Patch, PatchParams, PostParams},
+    api::{ListParams, PostParams},
 };
 use serde_json::json;
 use tempfile::TempDir;
@@ -35,27 +36,23 @@ impl Desktop {
 }
 
 /// What an agent says that gives up by itself.
-async fn gives_up(options: &AgentOptions<'_>) -> String {
-    let mut agent = Agent::start(options).unwrap();
-    let status = agent.wait(PATIENCE).await.unwrap();
-    assert!(!status.success(), "{}", agent.log().unwrap());
-    agent.log().unwrap()
+async fn gives_up(options: &AgentOptions<'_>) -> TestResult<String> {
+    let mut agent = Agent::start(options)?;
+    let status = agent.wait(PATIENCE).await?;
+    assert!(!status.success(), "{}", agent.log()?);
+    Ok(agent.log()?)
 }
 
 /// What an agent says that goes on trying, once it has said these words.
 async fn says(options: &AgentOptions<'_>, words: &[&str]) -> Agent {
     let agent = Agent::start(options).unwrap();
-    eventually(
-        &format!("an agent to say {words:?}"),
-        PATIENCE,
-        async || {
-            let log = agent.log()?;
-            if words.iter().all(|word| log.contains(word)) {
-                return Ok(Some(()));
-            }
-            bail!("{log}")
-        },
-    )
+    eventually(&format!("an agent to say {words:?}"), async || {
+        let log = agent.log()?;
+        if words.iter().all(|word| log.contains(word)) {
+            return Ok(Some(()));
+        }
+        bail!("{log}")
+    })
     .await
     .unwrap();
     agent
@@ -68,18 +65,17 @@ fn all_there(log: &str, words: &[&str]) {
 }
 
 #[tokio::test]
-async fn bad_bundle_names_remedy_and_good_one_joins() {
+async fn bad_bundle_names_remedy_and_good_one_joins() -> TestResult {
     let (home, edge) = tokio::try_join!(
         Cluster::start("joining-home", Parts::ControlPlane),
         Cluster::start("joining-edge", Parts::ControlPlane),
-    )
-    .unwrap();
+    )?;
     let desk = FleetClient::at(&home);
     let desktop = Desktop::new();
     let flags = ["--self-cluster=false", "--chart-install-crds=false"];
-    let mut hub = Hub::start(&HubOptions::new(home.kubeconfig()).args(flags)).unwrap();
-    hub.ready(PATIENCE).await.unwrap();
-    let good = bundle(&home, "edge-1").await.unwrap();
+    let mut hub = Hub::start(&HubOptions::new(home.kubeconfig()).args(flags))?;
+    hub.ready(PATIENCE).await?;
+    let good = bundle(&home, "edge-1").await?;
     let with = |file: &PathBuf, namespace: &str| {
         let namespace = format!("--namespace={namespace}");
         (file.clone(), namespace)
@@ -93,27 +89,20 @@ async fn bad_bundle_names_remedy_and_good_one_joins() {
         ("empty.yaml", ""),
     ] {
         let file = desktop.file(name, content);
-        let log = gives_up(&AgentOptions::new(edge.kubeconfig()).join_file(&file)).await;
+        let log = gives_up(&AgentOptions::new(edge.kubeconfig()).join_file(&file)).await?;
         all_there(&log, &[name, "kubectl krypton join"]);
     }
     let missing = desktop.0.path().join("missing.yaml");
-    let log = gives_up(&AgentOptions::new(edge.kubeconfig()).join_file(&missing)).await;
+    let log = gives_up(&AgentOptions::new(edge.kubeconfig()).join_file(&missing)).await?;
     all_there(&log, &["missing.yaml"]);
     let secrets: Api<Secret> = Api::namespaced(edge.client(), "krypton-system");
-    assert!(
-        secrets
-            .list(&ListParams::default())
-            .await
-            .unwrap()
-            .items
-            .is_empty()
-    );
+    assert!(secrets.list(&ListParams::default()).await?.items.is_empty());
 
     // Nobody there, and somebody else there. The agent goes on trying: both may pass.
-    let silent = Port::reserve().unwrap();
+    let silent = Port::reserve()?;
     let nowhere = silent.address().to_string();
-    let plain = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let http = plain.local_addr().unwrap().to_string();
+    let plain = TcpListener::bind("127.0.0.1:0").await?;
+    let http = plain.local_addr()?.to_string();
     let serving = tokio::spawn(async move {
         let router = axum::Router::new();
         axum::serve(plain, router).await
@@ -140,13 +129,12 @@ async fn bad_bundle_names_remedy_and_good_one_joins() {
     // Another hub's address: the one of this bundle is not believed to be there.
     let other_namespace =
         json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "other"}});
-    home.apply(&other_namespace.to_string()).await.unwrap();
+    home.apply(&other_namespace.to_string()).await?;
     let other = Hub::start(
         &HubOptions::new(home.kubeconfig())
             .args(flags)
             .args(["--namespace=other"]),
-    )
-    .unwrap();
+    )?;
     let other_address = other.agents_address().to_string();
     let file = desktop.file("other.yaml", &address(&other_address));
     let options = AgentOptions::new(edge.kubeconfig())
@@ -156,90 +144,79 @@ async fn bad_bundle_names_remedy_and_good_one_joins() {
     drop(other);
 
     // For another name than its token is for.
-    let another = bundle(&home, "edge-2")
-        .await
-        .unwrap()
-        .replace("edge-2", "edge-3");
+    let another = bundle(&home, "edge-2").await?.replace("edge-2", "edge-3");
     let file = desktop.file("another.yaml", &another);
     let options = AgentOptions::new(edge.kubeconfig())
         .join_file(&file)
         .args(["--namespace=another"]);
-    let log = gives_up(&options).await;
+    let log = gives_up(&options).await?;
     all_there(&log, &["edge-2", "edge-3"]);
 
     // Expired.
-    let expired = bundle(&home, "edge-4").await.unwrap();
+    let expired = bundle(&home, "edge-4").await?;
     let tokens: Api<Secret> = Api::namespaced(home.client(), "default");
     let labelled = ListParams::default().labels("mesh.openkcm.io/join-token=true");
-    for token in tokens.list(&labelled).await.unwrap().items {
+    for token in tokens.list(&labelled).await?.items {
         let name = token.metadata.name.unwrap();
         let of_edge_4 = token
             .data
             .is_some_and(|data| data.get("cluster").is_some_and(|name| name.0 == b"edge-4"));
         if of_edge_4 {
             let past = json!({"stringData": {"expires": "2020-01-01T00:00:00Z"}});
-            let merge = Patch::Merge(past);
-            tokens
-                .patch(&name, &PatchParams::default(), &merge)
-                .await
-                .unwrap();
+            tokens.merge(&name, &past).await?;
         }
     }
     let file = desktop.file("expired.yaml", &expired);
     let options = AgentOptions::new(edge.kubeconfig())
         .join_file(&file)
         .args(["--namespace=expired"]);
-    let log = gives_up(&options).await;
+    let log = gives_up(&options).await?;
     all_there(&log, &["expired", "kubectl krypton join edge-4"]);
 
     // The good one, and once more with another key.
     let file = desktop.file("good.yaml", &good);
-    let mut agent = Agent::start(&AgentOptions::new(edge.kubeconfig()).join_file(&file)).unwrap();
-    agent.ready(PATIENCE).await.unwrap();
-    desk.member_is("edge-1", Mode::Agent).await.unwrap();
+    let mut agent = Agent::start(&AgentOptions::new(edge.kubeconfig()).join_file(&file))?;
+    agent.ready(PATIENCE).await?;
+    desk.member_is("edge-1", Mode::Agent).await?;
     let options = AgentOptions::new(edge.kubeconfig())
         .join_file(&file)
         .args(["--namespace=second"]);
-    let log = gives_up(&options).await;
+    let log = gives_up(&options).await?;
     all_there(&log, &["used", "kubectl krypton join edge-1"]);
-    agent.stop().await.unwrap();
+    agent.stop().await?;
 
     // Nothing of all this is in any log.
-    let bundle: serde_json::Value = serde_saphyr::from_str(&good).unwrap();
+    let bundle: serde_json::Value = serde_saphyr::from_str(&good)?;
     let secret = bundle["token"].as_str().unwrap().split_once('.').unwrap().1;
-    assert!(!hub.log().unwrap().contains(secret) && !agent.log().unwrap().contains(secret));
+    assert!(!hub.log()?.contains(secret) && !agent.log()?.contains(secret));
+    Ok(())
 }
 
 #[tokio::test]
-async fn an_agent_without_rights_says_which_it_lacks() {
+async fn an_agent_without_rights_says_which_it_lacks() -> TestResult {
     let (home, edge) = tokio::try_join!(
         Cluster::start("rights-home", Parts::ControlPlane),
         Cluster::start("rights-edge", Parts::ControlPlane),
-    )
-    .unwrap();
+    )?;
     let desktop = Desktop::new();
     let flags = ["--self-cluster=false", "--chart-install-crds=false"];
-    let mut hub = Hub::start(&HubOptions::new(home.kubeconfig()).args(flags)).unwrap();
-    hub.ready(PATIENCE).await.unwrap();
-    let file = desktop.file("bundle.yaml", &bundle(&home, "edge-1").await.unwrap());
+    let mut hub = Hub::start(&HubOptions::new(home.kubeconfig()).args(flags))?;
+    hub.ready(PATIENCE).await?;
+    let file = desktop.file("bundle.yaml", &bundle(&home, "edge-1").await?);
     let accounts: Api<ServiceAccount> = Api::namespaced(edge.client(), "default");
-    let nobody = serde_json::from_value(json!({"metadata": {"name": "nobody"}})).unwrap();
-    accounts
-        .create(&PostParams::default(), &nobody)
-        .await
-        .unwrap();
+    let nobody = serde_json::from_value(json!({"metadata": {"name": "nobody"}}))?;
+    accounts.create(&PostParams::default(), &nobody).await?;
     let request = TokenRequest {
         spec: TokenRequestSpec::default(),
         ..TokenRequest::default()
     };
     let token = accounts
         .create_token_request("nobody", &PostParams::default(), &request)
-        .await
-        .unwrap();
-    let mut kubeconfig: serde_json::Value =
-        serde_saphyr::from_str(&edge.kubeconfig_with_token()).unwrap();
+        .await?;
+    let mut kubeconfig: serde_json::Value = serde_saphyr::from_str(&edge.kubeconfig_with_token())?;
     kubeconfig["users"][0]["user"] = json!({"token": token.status.unwrap().token});
     let powerless = desktop.file("powerless.yaml", &kubeconfig.to_string());
     let options = AgentOptions::new(&powerless).join_file(&file);
     drop(says(&options, &["namespaces", "forbidden"]).await);
+    Ok(())
 }

@@ -8,8 +8,8 @@ use krypton_crds::{
     krypton_deployment::{DeploymentPhase, KryptonDeployment, KryptonDeploymentStatus},
 };
 use krypton_tests::{
-    Mode, by_agent, eventually,
-    fleet::{FleetClient, HUB_NAMESPACE, PATIENCE, condition},
+    Merge as _, Mode, TestResult, by_agent, eventually,
+    fleet::{FleetClient, HUB_NAMESPACE, condition},
     in_both_modes,
     no_tenants::has_no_tenants,
 };
@@ -22,7 +22,7 @@ use k8s_openapi::{
 };
 use kube::{
     Api, ResourceExt,
-    api::{DeleteParams, Patch, PatchParams, PostParams},
+    api::{DeleteParams, PostParams},
 };
 use regions::{Regions, Unusual, namespace_goes, placed};
 use serde_json::json;
@@ -36,14 +36,13 @@ by_agent!(
 
 const READY: (&str, &str, &str) = ("Ready", "True", "Deployed");
 
-async fn deployment_is_routed_installed_repaired_and_removed(mode: Mode) {
+async fn deployment_is_routed_installed_repaired_and_removed(mode: Mode) -> TestResult {
     // With this interval, retries happen during the test only on a user's request.
     let unusual = Unusual {
         as_kamajis: true,
         flags: &["--retry-max=15m"],
     };
-    let regions = Regions::start_unusual("routed", mode, &["paris"], unusual);
-    let mut regions = regions.await;
+    let mut regions = Regions::start_unusual("routed", mode, &["paris"], unusual).await?;
     regions.another_agent("paris", &["--retry-max=15m"]).await;
     let key = ("default", "acme");
     regions.create(key.0, key.1, regions.region("paris")).await;
@@ -73,25 +72,21 @@ async fn deployment_is_routed_installed_repaired_and_removed(mode: Mode) {
     ];
     regions.told(key.0, key.1, &told).await;
     let desk = regions.edge("paris");
-    desk.newest_is("acme", "ced-acme", 1, "deployed")
-        .await
-        .unwrap();
+    desk.newest_is("acme", "ced-acme", 1, "deployed").await?;
 
-    what_the_owner_of_the_edge_does_is_put_right(&regions, key).await;
-    the_chart_and_a_persons_wishes_reach_it(&regions, key).await;
+    what_the_owner_of_the_edge_does_is_put_right(&regions, key).await?;
+    the_chart_and_a_persons_wishes_reach_it(&regions, key).await?;
 
     // A new hub has only the state on the home cluster. The cleanup of the earlier failure is still running.
-    regions.another_hub().await;
+    regions.another_hub().await?;
     let account = json!({"spec": {"account": {"displayName": "Acme"}}});
     regions.patch(key.0, key.1, account).await;
     regions.shows(key, READY).await;
-    desk.newest_is("acme", "ced-acme", 5, "deployed")
-        .await
-        .unwrap();
+    desk.newest_is("acme", "ced-acme", 5, "deployed").await?;
 
     regions.delete(key.0, key.1).await;
     regions.gone(key.0, key.1).await;
-    assert!(desk.revisions("acme", "ced-acme").await.unwrap().is_empty());
+    assert!(desk.revisions("acme", "ced-acme").await?.is_empty());
     namespace_goes(&desk, "acme").await;
     let told = [
         "DeleteStarted",
@@ -100,14 +95,18 @@ async fn deployment_is_routed_installed_repaired_and_removed(mode: Mode) {
         "FinalizerRemoved",
     ];
     regions.told(key.0, key.1, &told).await;
-    has_no_tenants(&regions.edges["paris"]).await.unwrap();
+    has_no_tenants(&regions.edges["paris"]).await?;
+    Ok(())
 }
 
-async fn what_the_owner_of_the_edge_does_is_put_right(regions: &Regions, key: (&str, &str)) {
+async fn what_the_owner_of_the_edge_does_is_put_right(
+    regions: &Regions,
+    key: (&str, &str),
+) -> TestResult {
     let desk = regions.edge("paris");
     let maps: Api<ConfigMap> = Api::namespaced(desk.client.clone(), "acme");
     let whole = async || {
-        let asked = eventually("the ConfigMap to be as it was", PATIENCE, async || {
+        let asked = eventually("the ConfigMap to be as it was", async || {
             let data = maps.get("ced-acme").await?.data.unwrap_or_default();
             match data.get("message") {
                 Some(message) if message == "hello" => Ok(Some(())),
@@ -120,41 +119,44 @@ async fn what_the_owner_of_the_edge_does_is_put_right(regions: &Regions, key: (&
             .unwrap();
     };
     // Helm adds no revision.
-    let before = desk.releases().await.unwrap();
+    let before = desk.releases().await?;
     let params = DeleteParams::default();
-    maps.delete("ced-acme", &params).await.unwrap();
+    maps.delete("ced-acme", &params).await?;
     whole().await;
-    let edit = Patch::Merge(json!({"data": {"message": "mine"}}));
-    let by = PatchParams::default();
-    maps.patch("ced-acme", &by, &edit).await.unwrap();
+    maps.merge("ced-acme", &json!({"data": {"message": "mine"}}))
+        .await?;
     whole().await;
-    assert_eq!(desk.releases().await.unwrap(), before);
+    assert_eq!(desk.releases().await?, before);
     regions.told(key.0, key.1, &["RepairTriggered"]).await;
 
     let secrets: Api<Secret> = Api::namespaced(desk.client.clone(), "acme");
     let first = "sh.helm.release.v1.ced-acme.v1";
-    let before = secrets.get(first).await.unwrap().uid();
-    secrets.delete(first, &params).await.unwrap();
-    let asked = eventually("the release to be another", PATIENCE, async || {
+    let before = secrets.get(first).await?.uid();
+    secrets.delete(first, &params).await?;
+    let asked = eventually("the release to be another", async || {
         Ok((secrets.get(first).await?.uid() != before).then_some(()))
     });
-    asked.await.unwrap();
+    asked.await?;
     whole().await;
     regions.told(key.0, key.1, &["ReleaseMissing"]).await;
     regions.shows(key, READY).await;
 
     let namespaces: Api<Namespace> = Api::all(desk.client.clone());
-    let before = namespaces.get("acme").await.unwrap().uid();
-    namespaces.delete("acme", &params).await.unwrap();
-    let asked = eventually("the namespace to be another", PATIENCE, async || {
+    let before = namespaces.get("acme").await?.uid();
+    namespaces.delete("acme", &params).await?;
+    let asked = eventually("the namespace to be another", async || {
         Ok((namespaces.get("acme").await?.uid() != before).then_some(()))
     });
-    asked.await.unwrap();
+    asked.await?;
     whole().await;
     regions.shows(key, READY).await;
+    Ok(())
 }
 
-async fn the_chart_and_a_persons_wishes_reach_it(regions: &Regions, key: (&str, &str)) {
+async fn the_chart_and_a_persons_wishes_reach_it(
+    regions: &Regions,
+    key: (&str, &str),
+) -> TestResult {
     let desk = regions.edge("paris");
     let newest = async |number: u32, status: &str| {
         desk.newest_is("acme", "ced-acme", number, status)
@@ -169,7 +171,7 @@ async fn the_chart_and_a_persons_wishes_reach_it(regions: &Regions, key: (&str, 
     });
     regions.patch(key.0, key.1, pause).await;
     regions.shows(key, READY).await;
-    regions.values.write("replicaCount: 1").unwrap();
+    regions.chart.write("replicaCount: 1")?;
     let paused = |_: &KryptonDeployment, status: &KryptonDeploymentStatus| {
         let line = status.last_message.as_deref().unwrap_or_default();
         line.contains("paused by annotation on the KryptonDeployment")
@@ -194,16 +196,13 @@ async fn the_chart_and_a_persons_wishes_reach_it(regions: &Regions, key: (&str, 
     let object = regions.says(key, "what it waits for", waits).await;
     assert_eq!(phase_of(object), Some(DeploymentPhase::Pending));
 
-    regions
-        .values
-        .write("{replicaCount: 0, broken: true}")
-        .unwrap();
+    regions.chart.write("{replicaCount: 0, broken: true}")?;
     let failed = regions.shows(key, ("Ready", "False", "HelmFailed")).await;
     let line = failed.status.clone().unwrap().last_message.unwrap();
     assert!(line.contains("revision 2 keeps running"), "{line}");
     assert_eq!(phase_of(failed), Some(DeploymentPhase::Error));
     regions.told(key.0, key.1, &["HelmDeployFailed"]).await;
-    let revisions = desk.revisions("acme", "ced-acme").await.unwrap();
+    let revisions = desk.revisions("acme", "ced-acme").await?;
     let expected = [(1, "superseded"), (2, "deployed"), (3, "failed")];
     let expected = expected.map(|(number, status)| (number, status.to_owned()));
     assert_eq!(revisions, expected);
@@ -212,13 +211,14 @@ async fn the_chart_and_a_persons_wishes_reach_it(regions: &Regions, key: (&str, 
     regions.patch(key.0, key.1, asked).await;
     newest(4, "failed").await;
 
-    regions.values.write("replicaCount: 0").unwrap();
+    regions.chart.write("replicaCount: 0")?;
     newest(5, "deployed").await;
     let object = regions.shows(key, READY).await;
     assert_eq!(phase_of(object), Some(DeploymentPhase::Ready));
+    Ok(())
 }
 
-async fn deployment_moves_region_by_installing_before_uninstalling(mode: Mode) {
+async fn deployment_moves_region_by_installing_before_uninstalling(mode: Mode) -> TestResult {
     let regions = Regions::start("moved", mode, &["paris", "rome"]).await;
     let key = ("default", "acme");
     regions.create(key.0, key.1, json!({"name": "paris"})).await;
@@ -234,14 +234,11 @@ async fn deployment_moves_region_by_installing_before_uninstalling(mode: Mode) {
         .shows(key, ("TargetClusterResolved", "False", "SecretNotFound"))
         .await;
     let revisions = [(1, "deployed".to_owned())];
-    assert_eq!(
-        paris.revisions("acme", "ced-acme").await.unwrap(),
-        revisions
-    );
+    assert_eq!(paris.revisions("acme", "ced-acme").await?, revisions);
 
     // With an unreachable region, nothing is removed either.
     let edge = &regions.edges["rome"];
-    edge.stop_apiserver().await.unwrap();
+    edge.stop_apiserver().await?;
     regions
         .patch(key.0, key.1, json!({"spec": {"region": {"name": "rome"}}}))
         .await;
@@ -252,11 +249,8 @@ async fn deployment_moves_region_by_installing_before_uninstalling(mode: Mode) {
             && line.starts_with("Edge cluster rome not available: EdgeCluster rome")
     };
     regions.says(key, "that rome is away", away).await;
-    assert_eq!(
-        paris.revisions("acme", "ced-acme").await.unwrap(),
-        revisions
-    );
-    edge.start_apiserver().await.unwrap();
+    assert_eq!(paris.revisions("acme", "ced-acme").await?, revisions);
+    edge.start_apiserver().await?;
     let member = regions.member("rome");
     let object = regions
         .says(key, "that it is at its new place only", |_, status| {
@@ -265,21 +259,16 @@ async fn deployment_moves_region_by_installing_before_uninstalling(mode: Mode) {
         .await;
     assert!(object.metadata.deletion_timestamp.is_none());
     regions.shows(key, READY).await;
-    assert_eq!(rome.revisions("acme", "ced-acme").await.unwrap(), revisions);
-    assert!(
-        paris
-            .revisions("acme", "ced-acme")
-            .await
-            .unwrap()
-            .is_empty()
-    );
+    assert_eq!(rome.revisions("acme", "ced-acme").await?, revisions);
+    assert!(paris.revisions("acme", "ced-acme").await?.is_empty());
     namespace_goes(&paris, "acme").await;
     regions
         .told(key.0, key.1, &["Routing", "HelmUninstalled"])
         .await;
+    Ok(())
 }
 
-async fn deletion_on_unreachable_edge_waits_until_orphaned(mode: Mode) {
+async fn deletion_on_unreachable_edge_waits_until_orphaned(mode: Mode) -> TestResult {
     let regions = Regions::start("away", mode, &["paris"]).await;
     let desk = regions.edge("paris");
     for name in ["acme", "other"] {
@@ -289,7 +278,7 @@ async fn deletion_on_unreachable_edge_waits_until_orphaned(mode: Mode) {
         regions.shows(("default", name), READY).await;
     }
     let edge = &regions.edges["paris"];
-    edge.stop_apiserver().await.unwrap();
+    edge.stop_apiserver().await?;
     regions
         .shows(("default", "acme"), ("Ready", "Unknown", "EdgeUnavailable"))
         .await;
@@ -310,45 +299,29 @@ async fn deletion_on_unreachable_edge_waits_until_orphaned(mode: Mode) {
     regions
         .told("default", "acme", &["Orphaned", "FinalizerRemoved"])
         .await;
-    assert!(
-        regions
-            .all("default")
-            .get_opt("other")
-            .await
-            .unwrap()
-            .is_some()
-    );
+    assert!(regions.all("default").get_opt("other").await?.is_some());
 
-    edge.start_apiserver().await.unwrap();
+    edge.start_apiserver().await?;
     regions.gone("default", "other").await;
-    assert!(
-        desk.revisions("other", "ced-other")
-            .await
-            .unwrap()
-            .is_empty()
-    );
-    desk.newest_is("acme", "ced-acme", 1, "deployed")
-        .await
-        .unwrap();
+    assert!(desk.revisions("other", "ced-other").await?.is_empty());
+    desk.newest_is("acme", "ced-acme", 1, "deployed").await?;
     // Recreated, the KryptonDeployment adopts its release.
     regions
         .create("default", "acme", json!({"name": "paris"}))
         .await;
     regions.shows(("default", "acme"), READY).await;
-    desk.newest_is("acme", "ced-acme", 1, "deployed")
-        .await
-        .unwrap();
+    desk.newest_is("acme", "ced-acme", 1, "deployed").await?;
 
     // The access to the member is permanently gone.
-    let before = desk.releases().await.unwrap();
+    let before = desk.releases().await?;
     let params = DeleteParams::default();
     if mode == Mode::Agent {
         let members: Api<EdgeCluster> = Api::all(regions.home.client());
-        members.delete("paris", &params).await.unwrap();
+        members.delete("paris", &params).await?;
     } else {
         let secrets: Api<Secret> = Api::namespaced(regions.home.client(), HUB_NAMESPACE);
         let name = regions.member("paris");
-        secrets.delete(&name, &params).await.unwrap();
+        secrets.delete(&name, &params).await?;
     }
     let gone = ("TargetClusterResolved", "False", "SecretNotFound");
     regions.shows(("default", "acme"), gone).await;
@@ -370,15 +343,16 @@ async fn deletion_on_unreachable_edge_waits_until_orphaned(mode: Mode) {
     let orphan = json!({"metadata": {"annotations": {names::ORPHAN_ANNOTATION: "true"}}});
     regions.patch("default", "acme", orphan).await;
     regions.gone("default", "acme").await;
-    assert_eq!(desk.releases().await.unwrap(), before);
+    assert_eq!(desk.releases().await?, before);
+    Ok(())
 }
 
-async fn namesake_is_rejected_and_crd_deletion_uninstalls_nothing(mode: Mode) {
+async fn namesake_is_rejected_and_crd_deletion_uninstalls_nothing(mode: Mode) -> TestResult {
     let unusual = Unusual {
         flags: &["--watch-namespaces=default,kube-public"],
         ..Unusual::default()
     };
-    let regions = Regions::start_unusual("named", mode, &["paris"], unusual).await;
+    let regions = Regions::start_unusual("named", mode, &["paris"], unusual).await?;
     let desk = regions.edge("paris");
     let long = "a".repeat(63);
     let paris = json!({"name": "paris"});
@@ -391,15 +365,13 @@ async fn namesake_is_rejected_and_crd_deletion_uninstalls_nothing(mode: Mode) {
     regions.shows(("default", &long), READY).await;
     let release = names::deployment_release(&long);
     assert!(release.len() <= names::RELEASE_NAME_MAX);
-    desk.newest_is(&long, &release, 1, "deployed")
-        .await
-        .unwrap();
-    let object = regions.all(outside.0).get(outside.1).await.unwrap();
+    desk.newest_is(&long, &release, 1, "deployed").await?;
+    let object = regions.all(outside.0).get(outside.1).await?;
     assert!(object.finalizers().is_empty(), "{:?}", object.metadata);
     assert!(object.status.is_none(), "{:?}", object.status);
 
     let in_use = ("Ready", "False", "ReleaseInUse");
-    let before = desk.releases().await.unwrap();
+    let before = desk.releases().await?;
     regions.create("kube-public", "acme", paris.clone()).await;
     let younger = regions.shows(("kube-public", "acme"), in_use).await;
     let line = younger.status.unwrap().last_message.unwrap();
@@ -418,53 +390,49 @@ async fn namesake_is_rejected_and_crd_deletion_uninstalls_nothing(mode: Mode) {
         .await;
     regions.delete("default", "too.many.dots").await;
     regions.gone("default", "too.many.dots").await;
-    assert_eq!(desk.releases().await.unwrap(), before);
+    assert_eq!(desk.releases().await?, before);
 
     // Deleting the older one removes its release, and the younger one is installed.
     regions.delete("default", "acme").await;
     regions.gone("default", "acme").await;
     regions.shows(("kube-public", "acme"), READY).await;
-    desk.newest_is("acme", "ced-acme", 1, "deployed")
-        .await
-        .unwrap();
-    let before = desk.releases().await.unwrap();
+    desk.newest_is("acme", "ced-acme", 1, "deployed").await?;
+    let before = desk.releases().await?;
     // A new KryptonDeployment is the younger one, and its deletion removes nothing.
     regions.create("default", "acme", paris.clone()).await;
     regions.shows(("default", "acme"), in_use).await;
     regions.delete("default", "acme").await;
     regions.gone("default", "acme").await;
-    assert_eq!(desk.releases().await.unwrap(), before);
+    assert_eq!(desk.releases().await?, before);
 
     let crds: Api<CustomResourceDefinition> = Api::all(regions.home.client());
     let name = KryptonDeployment::crd().name_any();
-    crds.delete(&name, &DeleteParams::default()).await.unwrap();
-    let asked = eventually("the CRD to be gone", PATIENCE, async || {
+    crds.delete(&name, &DeleteParams::default()).await?;
+    let asked = eventually("the CRD to be gone", async || {
         Ok(crds.get_opt(&name).await?.is_none().then_some(()))
     });
-    asked.await.unwrap();
-    assert_eq!(desk.releases().await.unwrap(), before);
+    asked.await?;
+    assert_eq!(desk.releases().await?, before);
     // Recreated, the KryptonDeployments adopt their releases.
     let params = PostParams::default();
-    crds.create(&params, &KryptonDeployment::crd())
-        .await
-        .unwrap();
+    crds.create(&params, &KryptonDeployment::crd()).await?;
     regions.create("kube-public", "acme", paris).await;
     regions.shows(("kube-public", "acme"), READY).await;
-    assert_eq!(desk.releases().await.unwrap(), before);
+    assert_eq!(desk.releases().await?, before);
 
     // The namespace that was created for the first KryptonDeployment is deleted with the last.
     regions.delete("kube-public", "acme").await;
     regions.gone("kube-public", "acme").await;
     namespace_goes(&desk, "acme").await;
+    Ok(())
 }
 
 #[tokio::test]
-async fn deployment_uses_only_kubeconfig_secrets_open_to_it() {
+async fn deployment_uses_only_kubeconfig_secrets_open_to_it() -> TestResult {
     let regions = Regions::start("secrets", Mode::Proxy, &["paris", "rome"]).await;
     let rome = &regions.edges["rome"];
     let keys = ["admin.conf"];
-    let made = regions.secret("team-a", "rome-admin", rome, &keys);
-    made.await.unwrap();
+    regions.secret("team-a", "rome-admin", rome, &keys).await?;
     let of = |namespace: &str, name: &str, key: &str| json!({"name": "somewhere", "kubeconfig": {"secret": {"namespace": namespace, "name": name, "key": key}}});
     // A Secret in a foreign namespace and a missing Secret produce the same message.
     regions
@@ -495,7 +463,7 @@ async fn deployment_uses_only_kubeconfig_secrets_open_to_it() {
     let waits = ("TargetClusterResolved", "False", "NotAccepted");
     regions.shows(("team-a", "own"), waits).await;
     let desk = FleetClient::at(&regions.home);
-    desk.accept_member("rome-admin").await.unwrap();
+    desk.accept_member("rome-admin").await?;
     regions.shows(("team-a", "own"), READY).await;
     // Referenced from its own namespace, the Secret becomes a member, but stays closed to other namespaces.
     regions
@@ -512,7 +480,7 @@ async fn deployment_uses_only_kubeconfig_secrets_open_to_it() {
         "--namespace=team-a",
         &label,
     ];
-    regions.home.kubectl(words).await.unwrap();
+    regions.home.kubectl(words).await?;
     regions.shows(("default", "theirs"), READY).await;
 
     // With the deprecated field, with a missing key, and without an account.
@@ -535,8 +503,7 @@ async fn deployment_uses_only_kubeconfig_secrets_open_to_it() {
     assert_eq!(missing.status.unwrap().phase, Some(DeploymentPhase::Error));
     let desk = regions.edge("paris");
     desk.newest_is("deprecated", "ced-deprecated", 1, "deployed")
-        .await
-        .unwrap();
+        .await?;
     regions
         .told("default", "deprecated", &["AccountMissing"])
         .await;
@@ -545,8 +512,8 @@ async fn deployment_uses_only_kubeconfig_secrets_open_to_it() {
     regions.gone("default", "deprecated").await;
     assert!(
         desk.revisions("deprecated", "ced-deprecated")
-            .await
-            .unwrap()
+            .await?
             .is_empty()
     );
+    Ok(())
 }

@@ -16,7 +16,7 @@ use krypton_kubectl::ExitCode;
 use krypton_runtime::clock;
 use krypton_tests::{
     Agent, AgentOptions, Cluster, Daemon, ForwardedPod, Hub, HubOptions, Kubelet, Mode, OwnChart,
-    Pair, Parts, ServiceAccountAccess, bundle, by_agent, eventually,
+    Parts, Scenario, ServiceAccountAccess, TestResult, bundle, by_agent, eventually,
     fleet::{FleetClient, HUB_NAMESPACE, PATIENCE, SYSTEM_NAMESPACE, condition},
     kubectl_krypton,
     membership::{krypton_ends, krypton_program, write_secret},
@@ -27,18 +27,16 @@ use krypton_types::join_info::JoinInfo;
 use kube::Api;
 use serde_json::json;
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const DEADLINE: Duration = Duration::from_secs(30);
 
 by_agent!(paused_tenant_stands_still_and_leaving_uninstalls,);
 
-async fn paused_tenant_stands_still_and_leaving_uninstalls(mode: Mode) {
-    let (mut pair, _repository, values) = Pair::with_small_chart("verbs", mode).await.unwrap();
+async fn paused_tenant_stands_still_and_leaving_uninstalls(mode: Mode) -> TestResult {
+    let (mut pair, chart) = Scenario::new("verbs", mode).start().await?;
     let desk = pair.desk();
-    desk.create("default", "acme", json!({})).await.unwrap();
-    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    desk.install("acme").await?;
     let release = pair.release("acme");
-    let one = desk.revisions("acme", &release).await.unwrap();
+    let one = desk.revisions("acme", &release).await?;
     assert_eq!(one.len(), 1, "{one:?}");
 
     // The Tenant was created on the member, so the user runs the command there.
@@ -55,33 +53,29 @@ async fn paused_tenant_stands_still_and_leaving_uninstalls(mode: Mode) {
         at_member("pause").await,
         "tenant.mesh.openkcm.io/acme is paused already\n"
     );
-    values.write("replicaCount: 0\npaused: once").unwrap();
+    chart.write("replicaCount: 0\npaused: once")?;
     let progress = pair.condition("ClusterProgress");
     let paused = (progress.as_str(), "False", "Paused");
-    desk.shows("default", "acme", &[paused]).await.unwrap();
-    assert_eq!(desk.revisions("acme", &release).await.unwrap(), one);
+    desk.shows("acme", &[paused]).await?;
+    assert_eq!(desk.revisions("acme", &release).await?, one);
     let asked = at_member("resync").await;
     assert!(asked.contains("is reconciled anew"), "{asked}");
-    assert_eq!(desk.revisions("acme", &release).await.unwrap(), one);
+    assert_eq!(desk.revisions("acme", &release).await?, one);
     at_member("resume").await;
-    desk.newest_is("acme", &release, 2, "deployed")
-        .await
-        .unwrap();
+    desk.newest_is("acme", &release, 2, "deployed").await?;
 
     let member = pair.name();
     let home = async |words: &[&str]| kubectl_krypton(pair.home(), words).await.unwrap();
     home(&["pause", "cluster", member]).await;
-    values.write("replicaCount: 0\npaused: twice").unwrap();
-    desk.shows("default", "acme", &[paused]).await.unwrap();
+    chart.write("replicaCount: 0\npaused: twice")?;
+    desk.shows("acme", &[paused]).await?;
     let resumed = home(&["resume", "cluster", member]).await;
     assert!(resumed.ends_with("edge-1 resumed\n"), "{resumed}");
-    desk.newest_is("acme", &release, 3, "deployed")
-        .await
-        .unwrap();
+    desk.newest_is("acme", &release, 3, "deployed").await?;
 
     let is = async |banned: bool| {
         let members: Api<EdgeCluster> = Api::all(pair.home().client());
-        eventually("the ban to be told of", PATIENCE, async || {
+        eventually("the ban to be told of", async || {
             let found = members.get(member).await?.status.unwrap_or_default();
             let healthy = condition(&found.conditions, "Healthy");
             let told = healthy.is_some_and(|told| told.reason == "Banned");
@@ -100,13 +94,14 @@ async fn paused_tenant_stands_still_and_leaving_uninstalls(mode: Mode) {
 
     let left = home(&["leave", member, "--uninstall", "--wait"]).await;
     assert!(left.ends_with("is gone\n"), "{left}");
-    assert!(desk.releases().await.unwrap().is_empty());
-    pair.stop().await.unwrap();
+    assert!(desk.releases().await?.is_empty());
+    pair.stop().await?;
+    Ok(())
 }
 
 /// Waits until the log contains this text.
 async fn reads(log: &Process, text: &str) -> Result<()> {
-    eventually(text, PATIENCE, async || {
+    eventually(text, async || {
         let log = std::fs::read_to_string(log.log())?;
         match log.contains(text) {
             true => Ok(Some(())),
@@ -117,10 +112,8 @@ async fn reads(log: &Process, text: &str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn kubectl_plugin_reports_exit_codes_changes_and_completions() {
-    let home = Cluster::start("plug-in", Parts::ControlPlane)
-        .await
-        .unwrap();
+async fn kubectl_plugin_reports_exit_codes_changes_and_completions() -> TestResult {
+    let home = Cluster::start("plug-in", Parts::ControlPlane).await?;
     let code = async |words: &[&str]| {
         let ran = krypton_ends(&home, words).await.unwrap();
         let code = ran.status.code().unwrap();
@@ -141,21 +134,19 @@ async fn kubectl_plugin_reports_exit_codes_changes_and_completions() {
     home.apply(include_str!(
         "../../../crds/crds/edgeclusters.mesh.openkcm.io.yaml"
     ))
-    .await
-    .unwrap();
+    .await?;
     home.kubectl([
         "wait",
         "--for=condition=Established",
         "crd/edgeclusters.mesh.openkcm.io",
     ])
-    .await
-    .unwrap();
+    .await?;
     let member = |name: &str| {
         format!(
             "apiVersion: mesh.openkcm.io/v1alpha1\nkind: EdgeCluster\nmetadata: {{name: {name}}}\n"
         )
     };
-    home.apply(&member("edge-1")).await.unwrap();
+    home.apply(&member("edge-1")).await?;
     ends(&["get", "clusters"], ExitCode::Done, "edge-1").await;
     ends(&["get", "cluster", "edge-9"], ExitCode::NotFound, "edge-9").await;
     ends(
@@ -180,28 +171,26 @@ async fn kubectl_plugin_reports_exit_codes_changes_and_completions() {
     .await;
     ends(&["get", "cluster", "edge-1"], ExitCode::NotFound, "edge-1").await;
 
-    home.apply(&member("edge-2")).await.unwrap();
-    let folder = tempfile::tempdir().unwrap();
+    home.apply(&member("edge-2")).await?;
+    let folder = tempfile::tempdir()?;
     let log = folder.path().join("watched");
     let watch = home
-        .aim(&krypton_program().unwrap())
+        .aim(&krypton_program()?)
         .args(["get", "clusters", "--watch"]);
-    let mut watching = Process::spawn("watching", &watch, &log).unwrap();
-    reads(&watching, "edge-2").await.unwrap();
-    kubectl_krypton(&home, &["pause", "cluster", "edge-2"])
-        .await
-        .unwrap();
-    reads(&watching, "-,paused").await.unwrap();
-    home.apply(&member("edge-3")).await.unwrap();
-    reads(&watching, "edge-3").await.unwrap();
+    let mut watching = Process::spawn("watching", &watch, &log)?;
+    reads(&watching, "edge-2").await?;
+    kubectl_krypton(&home, &["pause", "cluster", "edge-2"]).await?;
+    reads(&watching, "-,paused").await?;
+    home.apply(&member("edge-3")).await?;
+    reads(&watching, "edge-3").await?;
     watching.kill();
-    let shown = std::fs::read_to_string(&log).unwrap();
+    let shown = std::fs::read_to_string(&log)?;
     assert_eq!(shown.matches("NAME").count(), 1, "{shown}");
     assert_eq!(shown.matches("edge-2").count(), 2, "{shown}");
 
     // kubectl requests completions in this way.
     for name in ["kubectl-krypton", "kubectl_complete-krypton"] {
-        symlink(krypton_program().unwrap(), folder.path().join(name)).unwrap();
+        symlink(krypton_program()?, folder.path().join(name))?;
     }
     let completed = async |words: &[&str]| {
         let kubectl = home.command("kubectl").args(["__complete", "krypton"]);
@@ -221,13 +210,14 @@ async fn kubectl_plugin_reports_exit_codes_changes_and_completions() {
         "{names}"
     );
 
-    home.stop_apiserver().await.unwrap();
+    home.stop_apiserver().await?;
     ends(
         &["get", "clusters"],
         ExitCode::NoAnswer,
         "cannot be reached",
     )
     .await;
+    Ok(())
 }
 
 /// Puts this folder at the front of PATH.
@@ -238,17 +228,14 @@ fn with_path(invocation: Invocation, folder: &Path) -> Invocation {
 }
 
 #[tokio::test]
-async fn each_role_permits_only_its_own_commands() {
-    let home = Cluster::start("roles", Parts::ControlPlane).await.unwrap();
+async fn each_role_permits_only_its_own_commands() -> TestResult {
+    let home = Cluster::start("roles", Parts::ControlPlane).await?;
     let crds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crds/crds");
     let crds = [OsString::from("apply"), "-f".into(), crds.into()];
-    home.kubectl(crds).await.unwrap();
+    home.kubectl(crds).await?;
     home.kubectl(["wait", "--for=condition=Established", "crd", "--all"])
-        .await
-        .unwrap();
-    home.kubectl(["create", "namespace", "people"])
-        .await
-        .unwrap();
+        .await?;
+    home.kubectl(["create", "namespace", "people"]).await?;
     let chart = OwnChart::Hub.folder();
     let chart = [
         "template",
@@ -261,25 +248,24 @@ async fn each_role_permits_only_its_own_commands() {
         ["--set=chart.name=small,chart.repo=https://charts.example.org,chart.version=1.0.0"];
     let only = ["--show-only=templates/people.yaml"];
     let roles = home.helm(chart.into_iter().chain(values).chain(only));
-    home.apply(&roles.await.unwrap()).await.unwrap();
+    home.apply(&roles.await?).await?;
     for name in ["edge-1", "edge-2"] {
         let edge = format!(
             "apiVersion: mesh.openkcm.io/v1alpha1\nkind: EdgeCluster\nmetadata: {{name: {name}}}\n"
         );
-        home.apply(&edge).await.unwrap();
+        home.apply(&edge).await?;
     }
     let desk = FleetClient::at(&home);
-    desk.create("default", "acme", json!({})).await.unwrap();
-    let authority = Authority::generate("home.krypton", clock::wall()).unwrap();
+    desk.create("acme", json!({})).await?;
+    let authority = Authority::generate("home.krypton", clock::wall())?;
     let info = JoinInfo {
         ca_pem: authority.ca_pem(),
         addresses: vec!["hub.example.org:7443".to_owned()],
         version: "0.1.0".to_owned(),
     };
-    let published = join_info::publish(home.client(), HUB_NAMESPACE, &info).await;
-    published.unwrap();
+    join_info::publish(home.client(), HUB_NAMESPACE, &info).await?;
 
-    let nothing = Port::reserve().unwrap();
+    let nothing = Port::reserve()?;
     let pod = ForwardedPod {
         namespace: HUB_NAMESPACE,
         name: "krypton-hub-0",
@@ -287,13 +273,12 @@ async fn each_role_permits_only_its_own_commands() {
         port: 8099,
         to: nothing.address(),
     };
-    let _kubelet = Kubelet::start(&home, &[pod]).await.unwrap();
+    let _kubelet = Kubelet::start(&home, &[pod]).await?;
     let mut people = Vec::new();
     for role in ["krypton-viewer", "krypton-operator", "krypton-ca-operator"] {
         let account = format!("people:{role}");
         home.kubectl(["create", "serviceaccount", role, "-n", "people"])
-            .await
-            .unwrap();
+            .await?;
         let near = [
             "create",
             "rolebinding",
@@ -304,22 +289,19 @@ async fn each_role_permits_only_its_own_commands() {
             role,
         ];
         home.kubectl(near.into_iter().chain(["--serviceaccount", &account]))
-            .await
-            .unwrap();
+            .await?;
         if role != "krypton-ca-operator" {
             let wide = ["create", "clusterrolebinding", role, "--clusterrole", role];
             home.kubectl(wide.into_iter().chain(["--serviceaccount", &account]))
-                .await
-                .unwrap();
+                .await?;
         }
         let access = ServiceAccountAccess::new(&home, "people", role).await;
-        people.push(access.unwrap());
+        people.push(access?);
     }
     use ExitCode::{Done, NotFound, NotPermitted as No, NotReady, Refused};
-    let versions = kubectl_krypton(&home, &["version", "-n", HUB_NAMESPACE]);
-    let versions = versions.await.unwrap();
+    let versions = kubectl_krypton(&home, &["version", "-n", HUB_NAMESPACE]).await?;
     assert!(versions.contains("\nhub 0.1.0 "), "{versions}");
-    let folder = tempfile::tempdir().unwrap();
+    let folder = tempfile::tempdir()?;
     let rows: [(&[&str], [ExitCode; 3]); 18] = [
         (&["get", "clusters"], [Done, Done, No]),
         (&["get", "tenants", "-A"], [Done, Done, No]),
@@ -376,12 +358,13 @@ async fn each_role_permits_only_its_own_commands() {
                 word => word,
             });
             let words: Vec<&str> = given.chain(who).collect();
-            let ran = krypton_ends(&home, &words).await.unwrap();
+            let ran = krypton_ends(&home, &words).await?;
             let code = ran.status.code();
             let told = format!("{words:?}: {}{}", ran.stdout, ran.stderr);
             assert_eq!(code, Some(expected as i32), "{told}");
         }
     }
+    Ok(())
 }
 
 /// One pod that forwards to the process, and one without a listener.
@@ -400,26 +383,26 @@ fn pods_of(
 }
 
 #[tokio::test]
-async fn kubectl_reaches_debug_ports_through_apiserver() {
-    let home = Cluster::start("ports", Parts::ControlPlane).await.unwrap();
+async fn kubectl_reaches_debug_ports_through_apiserver() -> TestResult {
+    let home = Cluster::start("ports", Parts::ControlPlane).await?;
     let options = HubOptions::new(home.kubeconfig()).args([
         "--chart-repo=https://charts.example.org",
         "--chart-name=small",
         "--chart-version=1.0.0",
         "--self-cluster=false",
     ]);
-    let mut hub = Hub::start(&options).unwrap();
-    hub.ready(PATIENCE).await.unwrap();
-    let folder = tempfile::tempdir().unwrap();
+    let mut hub = Hub::start(&options)?;
+    hub.ready(PATIENCE).await?;
+    let folder = tempfile::tempdir()?;
     let join = folder.path().join("bundle.yaml");
-    write_secret(&join, &bundle(&home, "edge-1").await.unwrap()).unwrap();
+    write_secret(&join, &bundle(&home, "edge-1").await?)?;
     let replica = [("POD_NAME".to_owned(), "krypton-agent-0".to_owned())];
     let options = AgentOptions::new(home.kubeconfig())
         .join_file(&join)
         .env(replica);
-    let mut agent = Agent::start(&options).unwrap();
-    agent.ready(PATIENCE).await.unwrap();
-    let nothing = Port::reserve().unwrap();
+    let mut agent = Agent::start(&options)?;
+    agent.ready(PATIENCE).await?;
+    let nothing = Port::reserve()?;
     let to = |process: &Daemon| [process.debug_address(), nothing.address()];
     let pods = [
         pods_of(
@@ -433,38 +416,37 @@ async fn kubectl_reaches_debug_ports_through_apiserver() {
             to(&agent),
         ),
     ];
-    let _kubelet = Kubelet::start(&home, &pods.concat()).await.unwrap();
+    let _kubelet = Kubelet::start(&home, &pods.concat()).await?;
 
     let said = async |words: &[&str]| kubectl_krypton(&home, words).await.unwrap();
     let label = ["label", "pod", "-n", "krypton", "krypton-hub-0"];
     let leads = ["mesh.openkcm.io/leader=true"];
-    home.kubectl(label.into_iter().chain(leads)).await.unwrap();
+    home.kubectl(label.into_iter().chain(leads)).await?;
     assert_eq!(said(&["log-level", "hub"]).await, "krypton-hub-0: info\n");
     let set = said(&["log-level", "hub", "debug", "--for=1h"]).await;
     assert!(set.starts_with("krypton-hub-0: debug until "), "{set}");
-    assert!(hub.debug("log").await.unwrap().starts_with("debug until "));
+    assert!(hub.debug("log").await?.starts_with("debug until "));
     // The command identifies the active pod by its Lease.
-    eventually("the agent that acts", PATIENCE, async || {
+    eventually("the agent that acts", async || {
         let shown = kubectl_krypton(&home, &["log-level", "agent"]).await?;
         Ok((shown == "krypton-agent-0: info\n").then_some(()))
     })
-    .await
-    .unwrap();
+    .await?;
     let idle = ["log-level", "hub", "--pod", "krypton-hub-1"];
-    let ran = krypton_ends(&home, &idle).await.unwrap();
+    let ran = krypton_ends(&home, &idle).await?;
     assert_eq!(ran.status.code(), Some(ExitCode::Refused as i32), "{ran:?}");
     assert!(ran.stderr.contains("is not served at 8099"), "{ran:?}");
 
     let file = folder.path().join("bundle.tar.gz");
     said(&["support-bundle", "--file", file.to_str().unwrap()]).await;
-    let packed = std::fs::File::open(&file).unwrap();
+    let packed = std::fs::File::open(&file)?;
     let mut archive = tar::Archive::new(flate2::read::GzDecoder::new(packed));
     let mut files = BTreeMap::new();
-    for entry in archive.entries().unwrap() {
-        let mut entry = entry.unwrap();
-        let name = entry.path().unwrap().display().to_string();
+    for entry in archive.entries()? {
+        let mut entry = entry?;
+        let name = entry.path()?.display().to_string();
         let mut text = String::new();
-        entry.read_to_string(&mut text).unwrap();
+        entry.read_to_string(&mut text)?;
         files.insert(name, text);
     }
     for (name, holds) in [
@@ -481,4 +463,5 @@ async fn kubectl_reaches_debug_ports_through_apiserver() {
         let text = &files[&format!("krypton-support/{name}")];
         assert!(text.contains(holds), "{name}: {text}");
     }
+    Ok(())
 }

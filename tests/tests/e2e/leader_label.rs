@@ -6,9 +6,9 @@ use std::{path::Path, time::Instant};
 use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::Pod};
 use krypton_tests::{
-    Agent, AgentOptions, ChartRepository, ChartSource, Cluster, HubPod, OwnChart, Parts, PodName,
-    ServicePort, eventually,
-    fleet::{FleetClient, PATIENCE},
+    Agent, AgentOptions, ChartRepository, ChartSource, Cluster, HubPod, Merge as _, OwnChart,
+    Parts, PodName, ServicePort, TestResult, eventually,
+    fleet::{CONNECTED, FleetClient, PATIENCE},
     membership::{bundle_of, write_secret},
 };
 use krypton_types::names::{HUB_LEASE, LEADER_LABEL};
@@ -20,7 +20,6 @@ use kube::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
 const EDGE: &str = "edge-1";
 const OF_HUB: &str = "app.kubernetes.io/name=krypton-hub";
 
@@ -33,28 +32,23 @@ struct Stage {
 }
 
 impl Stage {
-    async fn set(name: &str) -> Self {
-        let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
-            .await
-            .unwrap();
-        let home = Cluster::start(name, Parts::WithPods).await.unwrap();
+    async fn set(name: &str) -> TestResult<Self> {
+        let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
+        let home = Cluster::start(name, Parts::WithPods).await?;
         let chart = format!("--set=chart.repo={}", repository.url());
         let values = [
             chart.as_str(),
             "--set=chart.name=small,chart.version=1.0.0,chart.installCRDs=false",
             "--set=replicaCount=2,selfCluster=false",
         ];
-        OwnChart::Hub.install(&home, values).await.unwrap();
+        OwnChart::Hub.install(&home, values).await?;
         let namespace = OwnChart::Hub.namespace();
-        let port = ServicePort::start(home.client(), namespace, "krypton-hub-agents")
-            .await
-            .unwrap();
-        let names = eventually("two pods that run", PATIENCE, async || {
+        let port = ServicePort::start(home.client(), namespace, "krypton-hub-agents").await?;
+        let names = eventually("two pods that run", async || {
             let names = pods(&home).await?;
             Ok((names.len() == 2).then_some(names))
         })
-        .await
-        .unwrap();
+        .await?;
         let mut stage = Self {
             home,
             port,
@@ -65,7 +59,7 @@ impl Stage {
             let hub = stage.start(&name, None).await;
             stage.hubs.push((name, hub));
         }
-        stage
+        Ok(stage)
     }
 
     async fn start(&self, name: &PodName, before: Option<&HubPod>) -> HubPod {
@@ -100,7 +94,7 @@ impl Stage {
     /// Waits until the Service routes only to this hub's pod, and no other pod has the label.
     async fn leads_to(&self, place: usize) {
         let wanted = &self.hubs[place].0.name;
-        eventually("the Service to lead to one", PATIENCE, async || {
+        eventually("the Service to lead to one", async || {
             let (led, labelled) = (self.port.pods().await?, labelled(&self.home).await?);
             if led != [wanted.clone()] || labelled != [wanted.clone()] {
                 bail!("to {led:?} instead of {wanted}; labelled: {labelled:?}");
@@ -113,7 +107,7 @@ impl Stage {
 
     /// Waits until another hub is the leader, both by Lease and by Service.
     async fn followed(&self, place: usize) -> usize {
-        let next = eventually("another to lead", PATIENCE, async || {
+        let next = eventually("another to lead", async || {
             let leader = self.leader().await?;
             Ok((leader != place).then_some(leader))
         })
@@ -146,25 +140,25 @@ async fn labelled(cluster: &Cluster) -> Result<Vec<String>> {
     Ok(listed.items.iter().map(ResourceExt::name_any).collect())
 }
 
-async fn joined(stage: &Stage, edge: &Cluster) -> Agent {
-    let folder = TempDir::with_prefix("krypton-join-").unwrap();
+async fn joined(stage: &Stage, edge: &Cluster) -> TestResult<Agent> {
+    let folder = TempDir::with_prefix("krypton-join-")?;
     let file = folder.path().join("bundle.yaml");
     let namespace = OwnChart::Hub.namespace();
-    let bundle = bundle_of(&stage.home, namespace, EDGE).await.unwrap();
+    let bundle = bundle_of(&stage.home, namespace, EDGE).await?;
     let at = stage.port.address().to_string();
     assert!(bundle.contains(&at), "{at} is not in: {bundle}");
-    write_secret(&file, &bundle).unwrap();
+    write_secret(&file, &bundle)?;
     let options = AgentOptions::new(edge.kubeconfig()).join_file(&file);
-    let mut agent = Agent::start(&options).unwrap();
-    agent.ready(PATIENCE).await.unwrap();
-    agent
+    let mut agent = Agent::start(&options)?;
+    agent.ready(PATIENCE).await?;
+    Ok(agent)
 }
 
-async fn client_of(kubeconfig: &Path) -> Client {
-    let kubeconfig = Kubeconfig::read_from(kubeconfig).unwrap();
+async fn client_of(kubeconfig: &Path) -> TestResult<Client> {
+    let kubeconfig = Kubeconfig::read_from(kubeconfig)?;
     let options = KubeConfigOptions::default();
     let config = Config::from_custom_kubeconfig(kubeconfig, &options).await;
-    Client::try_from(config.unwrap()).unwrap()
+    Ok(Client::try_from(config?)?)
 }
 
 /// Returns the number of sessions that the agent has established.
@@ -174,29 +168,29 @@ fn sessions(agent: &Agent) -> usize {
 }
 
 #[tokio::test]
-async fn agent_service_follows_leader_through_every_failover() {
-    let (mut stage, edge) = tokio::join!(
+async fn agent_service_follows_leader_through_every_failover() -> TestResult {
+    let (stage, edge) = tokio::join!(
         Stage::set("label-home"),
         Cluster::start("label-edge", Parts::ControlPlane)
     );
-    let edge = edge.unwrap();
+    let edge = edge?;
+    let mut stage = stage?;
     let desk = FleetClient::at(&stage.home);
-    let first = stage.leader().await.unwrap();
+    let first = stage.leader().await?;
     stage.leads_to(first).await;
-    let agent = joined(&stage, &edge).await;
-    desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
+    let agent = joined(&stage, &edge).await?;
+    desk.member_shows(EDGE, &[CONNECTED]).await?;
     let before = sessions(&agent);
 
     // Kill the leader: its successor removes the label, and the agent reconnects automatically.
     let killed = Instant::now();
-    stage.hubs[first].1.hub.kill9().await.unwrap();
+    stage.hubs[first].1.hub.kill9().await?;
     let second = stage.followed(first).await;
     let labelled_after = killed.elapsed();
-    eventually("the agent to be back", PATIENCE, async || {
+    eventually("the agent to be back", async || {
         Ok((sessions(&agent) > before).then_some(()))
     })
-    .await
-    .unwrap();
+    .await?;
     eprintln!(
         "killed: the Service leads to the next after {:.1} s, the agent is back after {:.1} s",
         labelled_after.as_secs_f64(),
@@ -208,44 +202,44 @@ async fn agent_service_follows_leader_through_every_failover() {
     let label = format!("{LEADER_LABEL}=true");
     let namespace = OwnChart::Hub.namespace();
     let pod = ["label", "pod", &name, &label, "-n", namespace];
-    stage.home.kubectl(pod).await.unwrap();
+    stage.home.kubectl(pod).await?;
     stage.start_again(first).await;
-    let now = labelled(&stage.home).await.unwrap();
+    let now = labelled(&stage.home).await?;
     assert_eq!(now, [stage.hubs[second].0.name.clone()], "when it is ready");
     stage.leads_to(second).await;
 
     // Freeze the leader: it can't remove its label, and doesn't restore the label when it resumes.
-    stage.hubs[second].1.hub.freeze().unwrap();
+    stage.hubs[second].1.hub.freeze()?;
     let third = stage.followed(second).await;
     assert_eq!(third, first);
-    stage.hubs[second].1.hub.thaw().unwrap();
-    eventually("the woken one to know", PATIENCE, async || {
+    stage.hubs[second].1.hub.thaw()?;
+    eventually("the woken one to know", async || {
         let log = stage.hubs[second].1.hub.log()?;
         let woken = log.rsplit("this hub leads").next().unwrap_or_default();
         Ok(woken.contains("this hub is a standby").then_some(()))
     })
-    .await
-    .unwrap();
+    .await?;
     stage.leads_to(third).await;
-    desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
+    desk.member_shows(EDGE, &[CONNECTED]).await?;
 
     // Stop the leader: it removes its label.
-    assert!(stage.hubs[third].1.hub.stop().await.unwrap().success());
+    assert!(stage.hubs[third].1.hub.stop().await?.success());
     assert_eq!(stage.followed(third).await, second);
 
     // Remove the label: the leader restores it.
     let name = stage.hubs[second].0.name.clone();
     let off = format!("{LEADER_LABEL}-");
     let pod = ["label", "pod", &name, &off, "-n", namespace];
-    stage.home.kubectl(pod).await.unwrap();
+    stage.home.kubectl(pod).await?;
     stage.leads_to(second).await;
+    Ok(())
 }
 
 #[tokio::test]
-async fn leader_label_right_is_minimal_and_not_required() {
-    let mut stage = Stage::set("label-rights").await;
+async fn leader_label_right_is_minimal_and_not_required() -> TestResult {
+    let mut stage = Stage::set("label-rights").await?;
     let namespace = OwnChart::Hub.namespace();
-    let leader = stage.leader().await.unwrap();
+    let leader = stage.leader().await?;
     stage.leads_to(leader).await;
 
     // Operations that the account can't perform, despite its right to patch pods.
@@ -254,16 +248,16 @@ kind: Pod
 metadata: {name: stranger, namespace: krypton}
 spec: {containers: [{name: one, image: one}]}
 ";
-    stage.home.apply(stranger).await.unwrap();
+    stage.home.apply(stranger).await?;
     let kubeconfig = stage.hubs[leader].1.access.kubeconfig();
-    let as_the_hub: Api<Pod> = Api::namespaced(client_of(&kubeconfig).await, namespace);
+    let as_the_hub: Api<Pod> = Api::namespaced(client_of(&kubeconfig).await?, namespace);
     let own = stage.hubs[leader].0.name.clone();
     let labels = |labels: Value| json!({"metadata": {"labels": labels}});
     let nothing_else = "nothing of a pod but its label";
     let this_label = "mesh.openkcm.io/leader only";
     // An API server reloads its policies every second.
     let probe = json!({"metadata": {"annotations": {"probe": "policy"}}});
-    eventually("the policy to count", PATIENCE, async || {
+    eventually("the policy to count", async || {
         let dry = PatchParams {
             dry_run: true,
             ..PatchParams::default()
@@ -271,8 +265,7 @@ spec: {containers: [{name: one, image: one}]}
         let tried = as_the_hub.patch(&own, &dry, &Patch::Merge(&probe)).await;
         Ok(tried.is_err().then_some(()))
     })
-    .await
-    .unwrap();
+    .await?;
     let spec = json!({"spec": {"activeDeadlineSeconds": 1}});
     let annotation = json!({"metadata": {"annotations": {"a": "b"}}});
     let finalizer = json!({"metadata": {"finalizers": ["a.example/b"]}});
@@ -293,9 +286,7 @@ spec: {containers: [{name: one, image: one}]}
             "pods of its own release only",
         ),
     ] {
-        let refused = as_the_hub
-            .patch(pod, &PatchParams::default(), &Patch::Merge(&patch))
-            .await;
+        let refused = as_the_hub.merge(pod, &&patch).await;
         let refused = refused.map(drop).unwrap_err().to_string();
         assert!(refused.contains(words), "{patch}: {refused}");
     }
@@ -309,19 +300,18 @@ spec: {containers: [{name: one, image: one}]}
         "-n",
         namespace,
     ];
-    stage.home.kubectl(role).await.unwrap();
-    stage.hubs[leader].1.hub.kill9().await.unwrap();
-    let next = eventually("the other to lead", PATIENCE, async || {
+    stage.home.kubectl(role).await?;
+    stage.hubs[leader].1.hub.kill9().await?;
+    let next = eventually("the other to lead", async || {
         let now = stage.leader().await?;
         Ok((now != leader).then_some(now))
     })
-    .await
-    .unwrap();
-    eventually("what is missing to be said", PATIENCE, async || {
-        let log = stage.hubs[next].1.hub.log()?;
-        Ok(log.contains("the hub may not label pod").then_some(()))
-    })
-    .await
-    .unwrap();
-    stage.hubs[next].1.hub.ready(PATIENCE).await.unwrap();
+    .await?;
+    stage.hubs[next]
+        .1
+        .hub
+        .logs("the hub may not label pod")
+        .await?;
+    stage.hubs[next].1.hub.ready(PATIENCE).await?;
+    Ok(())
 }

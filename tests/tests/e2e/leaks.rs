@@ -20,9 +20,10 @@ use krypton_agent::session::connect::Dialer;
 use krypton_tests::canary::{Canary, search};
 use krypton_tests::{
     Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Daemon, Hub, HubOptions, Mode,
-    Parts, bundle, eventually,
+    Parts, TestResult, bundle, eventually,
     fleet::{
-        FleetClient, PATIENCE, SYSTEM_NAMESPACE, ValuesFile, chart_flags, condition, values_flag,
+        CONNECTED, FleetClient, PATIENCE, SYSTEM_NAMESPACE, ValuesFile, chart_flags, condition,
+        values_flag,
     },
     kubectl_krypton,
 };
@@ -32,33 +33,34 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::sync::watch;
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
-const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
 /// Between two looks at the processes of this machine.
 const SAMPLE: Duration = Duration::from_millis(10);
 
 /// What is in a support bundle of the cluster, made by somebody who may read all, and ask this debug port.
-async fn support_bundle(cluster: &Cluster, process: Option<&Daemon>) -> Vec<(String, Vec<u8>)> {
-    let folder = tempfile::tempdir().unwrap();
+async fn support_bundle(
+    cluster: &Cluster,
+    process: Option<&Daemon>,
+) -> TestResult<Vec<(String, Vec<u8>)>> {
+    let folder = tempfile::tempdir()?;
     let file = folder.path().join("bundle.tar.gz");
     let here = process.map(|process| format!("--debug-address={}", process.debug_address()));
     let mut words = vec!["support-bundle", "--file", file.to_str().unwrap()];
     words.extend(here.as_deref());
-    kubectl_krypton(cluster, &words).await.unwrap();
-    let packed = fs::File::open(&file).unwrap();
+    kubectl_krypton(cluster, &words).await?;
+    let packed = fs::File::open(&file)?;
     let mut archive = tar::Archive::new(flate2::read::GzDecoder::new(packed));
     let mut files = Vec::new();
-    for entry in archive.entries().unwrap() {
-        let mut entry = entry.unwrap();
-        let name = entry.path().unwrap().display().to_string();
+    for entry in archive.entries()? {
+        let mut entry = entry?;
+        let name = entry.path()?.display().to_string();
         let mut content = Vec::new();
-        entry.read_to_end(&mut content).unwrap();
+        entry.read_to_end(&mut content)?;
         files.push((format!("{name} of {}", cluster.name()), content));
     }
     assert!(files.len() > 5, "{} files", files.len());
     let dumps = files.iter().filter(|(name, _)| name.contains("/debug/"));
     assert_eq!(dumps.count(), process.into_iter().count());
-    files
+    Ok(files)
 }
 
 /// Command lines and environments of all processes there have been, and files of hub and agent that
@@ -179,10 +181,15 @@ fn key_of(kept: &Kept) -> Canary {
     Canary::key("the agent's key", &kept.identity.key.serialize_pem())
 }
 
-async fn secret_text(cluster: &Cluster, namespace: &str, name: &str, key: &str) -> String {
+async fn secret_text(
+    cluster: &Cluster,
+    namespace: &str,
+    name: &str,
+    key: &str,
+) -> TestResult<String> {
     let secrets: Api<Secret> = Api::namespaced(cluster.client(), namespace);
-    let secret = secrets.get(name).await.unwrap();
-    String::from_utf8(secret.data.unwrap()[key].0.clone()).unwrap()
+    let secret = secrets.get(name).await?;
+    Ok(String::from_utf8(secret.data.unwrap()[key].0.clone())?)
 }
 
 #[tokio::test]
@@ -190,15 +197,14 @@ async fn secret_text(cluster: &Cluster, namespace: &str, name: &str, key: &str) 
     clippy::too_many_lines,
     reason = "one life of a fleet, from its beginning to its end"
 )]
-async fn keys_tokens_and_values_stay_in_their_secrets() {
+async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
     let versions = [ChartSource::small("1.0.0")];
-    let repository = ChartRepository::start(&versions).await.unwrap();
+    let repository = ChartRepository::start(&versions).await?;
     let (home, one, two) = tokio::try_join!(
         Cluster::start("leaks-home", Parts::ControlPlane),
         Cluster::start("leaks-1", Parts::WithControllers),
         Cluster::start("leaks-2", Parts::WithControllers),
-    )
-    .unwrap();
+    )?;
     let (desk, at_one, at_two) = (
         FleetClient::at(&home),
         FleetClient::at(&one),
@@ -206,7 +212,7 @@ async fn keys_tokens_and_values_stay_in_their_secrets() {
     );
     let value = |number: u8| format!("canary-{number}-of-the-values-{}", "k".repeat(9));
     let content = |number: u8| format!("replicaCount: 0\nhidden: {}\n", value(number));
-    let values = ValuesFile::new(&content(1)).unwrap();
+    let values = ValuesFile::new(&content(1))?;
     let key = "canary-of-the-repository-key";
     let chart = chart_flags(&repository, "small", "1.0.0").into_iter();
     let chart = chart.map(|flag| match flag.starts_with("--chart-repo=") {
@@ -221,9 +227,9 @@ async fn keys_tokens_and_values_stay_in_their_secrets() {
             "--chart-values-from=secret/fleet-values?",
         ])
         .env("RUST_LOG", "trace");
-    let mut hub = Hub::start(&options).unwrap();
-    hub.ready(PATIENCE).await.unwrap();
-    let folder = TempDir::with_prefix("krypton-leaks-").unwrap();
+    let mut hub = Hub::start(&options)?;
+    hub.ready(PATIENCE).await?;
+    let folder = TempDir::with_prefix("krypton-leaks-")?;
     let file = |name: &str, content: &str| {
         let path = folder.path().join(name);
         fs::write(&path, content).unwrap();
@@ -232,8 +238,8 @@ async fn keys_tokens_and_values_stay_in_their_secrets() {
     let trace = || [("RUST_LOG".to_owned(), "trace".to_owned())];
 
     // An agent joins, and two that may not.
-    let good = bundle(&home, "edge-1").await.unwrap();
-    let read: Value = serde_saphyr::from_str(&good).unwrap();
+    let good = bundle(&home, "edge-1").await?;
+    let read: Value = serde_saphyr::from_str(&good)?;
     let token = read["token"].as_str().unwrap().to_owned();
     let (public, secret) = token.split_once('.').unwrap();
     let guess = file("guess.yaml", &good.replace(secret, &"0".repeat(64)));
@@ -246,20 +252,20 @@ async fn keys_tokens_and_values_stay_in_their_secrets() {
         Agent::start(&options.env(trace())).unwrap()
     };
     let mut agent = joining(&good, SYSTEM_NAMESPACE);
-    agent.ready(PATIENCE).await.unwrap();
+    agent.ready(PATIENCE).await?;
     let mut refused = Vec::new();
     for (path, namespace) in [(&good, "second"), (&guess, "third")] {
         let mut agent = joining(path, namespace);
-        agent.wait(PATIENCE).await.unwrap();
+        agent.wait(PATIENCE).await?;
         refused.push(agent);
     }
-    let log = hub.log().unwrap();
+    let log = hub.log()?;
     assert!(log.contains(public), "the public part of a token is told");
 
     // What there is to be found.
-    let ca = secret_text(&home, "default", "krypton-hub-ca", "ca.key").await;
+    let ca = secret_text(&home, "default", "krypton-hub-ca", "ca.key").await?;
     let store = Store::new(one.client(), SYSTEM_NAMESPACE.to_owned());
-    let kept = store.read().await.unwrap().unwrap();
+    let kept = store.read().await?.unwrap();
     let client_key = |cluster: &Cluster| {
         let kubeconfig: Value =
             serde_saphyr::from_str(&fs::read_to_string(cluster.kubeconfig()).unwrap()).unwrap();
@@ -294,17 +300,12 @@ async fn keys_tokens_and_values_stay_in_their_secrets() {
     let watcher = Watcher::start(folders.to_vec(), canaries.clone());
 
     // A member by its kubeconfig, first with a client certificate, then with a token; and bad ones.
-    desk.add_member("edge-2", &fs::read_to_string(two.kubeconfig()).unwrap())
-        .await
-        .unwrap();
+    desk.add_member("edge-2", &fs::read_to_string(two.kubeconfig())?)
+        .await?;
     for at_edge in [&at_one, &at_two] {
-        at_edge.create("default", "acme", json!({})).await.unwrap();
-        at_edge
-            .shows("default", "acme", &[ALL_READY])
-            .await
-            .unwrap();
+        at_edge.install("acme").await?;
     }
-    desk.add_member("edge-2", &with_token).await.unwrap();
+    desk.add_member("edge-2", &with_token).await?;
     let exec = two.kubeconfig_with(wrong).replace(
         "token:",
         "exec: {apiVersion: client.authentication.k8s.io/v1, command: x, interactiveMode: Never}\n    token:",
@@ -315,32 +316,26 @@ async fn keys_tokens_and_values_stay_in_their_secrets() {
         &format!("client-certificate-data: {wrong}\n    client-key-data: {wrong}"),
     );
     for (name, kubeconfig) in [("exec", exec), ("broken", broken), ("no-key", no_key)] {
-        desk.add_member(name, &kubeconfig).await.unwrap();
+        desk.add_member(name, &kubeconfig).await?;
         let invalid = ("TargetClusterResolved", "False", "KubeconfigInvalid");
-        desk.member_shows(name, &[invalid]).await.unwrap();
+        desk.member_shows(name, &[invalid]).await?;
     }
     desk.add_member("wrong", &two.kubeconfig_with(wrong))
-        .await
-        .unwrap();
+        .await?;
     let refusal = ("Connected", "False", "Unreachable");
-    desk.member_shows("wrong", &[refusal]).await.unwrap();
+    desk.member_shows("wrong", &[refusal]).await?;
 
     // An upgrade, and one that fails.
-    values.write(&content(2)).unwrap();
+    values.write(&content(2))?;
     for (at_edge, member) in [(&at_one, "edge-1"), (&at_two, "edge-2")] {
         let release = format!("tenant-acme-{member}");
-        at_edge
-            .newest_is("acme", &release, 2, "deployed")
-            .await
-            .unwrap();
+        at_edge.newest_is("acme", &release, 2, "deployed").await?;
     }
-    values
-        .write(&format!("{}broken: true\n", content(3)))
-        .unwrap();
+    values.write(&format!("{}broken: true\n", content(3)))?;
     for (at_edge, member) in [(&at_one, "edge-1"), (&at_two, "edge-2")] {
         let type_ = format!("ClusterError/{member}");
         let failed = (type_.as_str(), "True", "UpgradeFailed");
-        at_edge.shows("default", "acme", &[failed]).await.unwrap();
+        at_edge.shows("acme", &[failed]).await?;
     }
 
     // A value out of a Secret, by no name that tells it, which helm quotes.
@@ -350,11 +345,11 @@ async fn keys_tokens_and_values_stay_in_their_secrets() {
         "metadata": {"name": "fleet-values"},
         "stringData": {"values.yaml": format!("failWith: {}", value(4))},
     });
-    desk.apply_secret("fleet-values", &quoted).await.unwrap();
+    desk.apply_secret("fleet-values", &quoted).await?;
     for (at_edge, member) in [(&at_one, "edge-1"), (&at_two, "edge-2")] {
         let type_ = format!("ClusterError/{member}");
-        eventually("helm's words without the secret", PATIENCE, async || {
-            let tenant = at_edge.tenants("default").get("acme").await?;
+        eventually("helm's words without the secret", async || {
+            let tenant = at_edge.tenants().get("acme").await?;
             let conditions = tenant.status.unwrap_or_default().conditions;
             let said = condition(&conditions, &type_).map(|found| found.message.as_str());
             match said {
@@ -362,52 +357,48 @@ async fn keys_tokens_and_values_stay_in_their_secrets() {
                 said => bail!("{said:?}"),
             }
         })
-        .await
-        .unwrap();
+        .await?;
     }
     // A digest that others may read is not that of the values alone.
-    let salt = secret_text(&home, "default", "krypton-hub-values-salt", "salt").await;
+    let salt = secret_text(&home, "default", "krypton-hub-values-salt", "salt").await?;
     canaries.push(Canary::text("the salt", &salt));
 
     // The agent's certificate is renewed, with a new key.
     let config = kept.identity.enrolled.as_ref().unwrap();
-    let config = config.client_config(&kept.identity.key).unwrap();
+    let config = config.client_config(&kept.identity.key)?;
     let tls = Arc::new(ArcSwap::from_pointee(config));
     let dialer = Dialer::new(vec![hub.agents_address().to_string()], tls);
-    let (_up, mut link) = watch::channel(Link::Up(dialer.connect().await.unwrap()));
-    let renewed = renew(&store, &kept, &mut link).await.unwrap();
+    let (_up, mut link) = watch::channel(Link::Up(dialer.connect().await?));
+    let renewed = renew(&store, &kept, &mut link).await?;
     canaries.push(key_of(&renewed));
-    agent.stop().await.unwrap();
+    agent.stop().await?;
     let again = AgentOptions::new(one.kubeconfig()).env(trace());
-    let mut agent_again = Agent::start(&again).unwrap();
-    agent_again.ready(PATIENCE).await.unwrap();
-    desk.member_shows("edge-1", &[CONNECTED]).await.unwrap();
-    desk.member_is("edge-1", Mode::Agent).await.unwrap();
+    let mut agent_again = Agent::start(&again)?;
+    agent_again.ready(PATIENCE).await?;
+    desk.member_shows("edge-1", &[CONNECTED]).await?;
+    desk.member_is("edge-1", Mode::Agent).await?;
 
     let watched = watcher.end();
     let mut said: Vec<(String, Vec<u8>)> = vec![
-        ("the hub's log".to_owned(), hub.log().unwrap().into_bytes()),
+        ("the hub's log".to_owned(), hub.log()?.into_bytes()),
         (
             "the hub's dump".to_owned(),
-            hub.debug("fleet.json").await.unwrap().into_bytes(),
+            hub.debug("fleet.json").await?.into_bytes(),
         ),
         (
             "the agent's dump".to_owned(),
-            agent_again.debug("agent.json").await.unwrap().into_bytes(),
+            agent_again.debug("agent.json").await?.into_bytes(),
         ),
-        (
-            "the agent's log".to_owned(),
-            agent.log().unwrap().into_bytes(),
-        ),
+        ("the agent's log".to_owned(), agent.log()?.into_bytes()),
         (
             "the agent's next log".to_owned(),
-            agent_again.log().unwrap().into_bytes(),
+            agent_again.log()?.into_bytes(),
         ),
     ];
     for agent in &refused {
         said.push((
             "a refused agent's log".to_owned(),
-            agent.log().unwrap().into_bytes(),
+            agent.log()?.into_bytes(),
         ));
     }
     for (cluster, more) in [(&home, ",edgeclusters"), (&one, ""), (&two, "")] {
@@ -420,7 +411,7 @@ async fn keys_tokens_and_values_stay_in_their_secrets() {
         (&two, None),
     ];
     for (cluster, process) in processes {
-        said.extend(support_bundle(cluster, process).await);
+        said.extend(support_bundle(cluster, process).await?);
     }
     // The hub's own command line holds the URL as it was given.
     let of_the_hub = |line: &[u8]| String::from_utf8_lossy(line).contains("--chart-repo=");
@@ -457,7 +448,7 @@ async fn keys_tokens_and_values_stay_in_their_secrets() {
     assert_eq!(found, [""; 0], "{}", found.join("\n"));
     // The same search finds what is planted in the last of them.
     for canary in [secret, wrong, key, &value(3), &value(4)] {
-        let planted = format!("{} msg={canary}", hub.log().unwrap());
+        let planted = format!("{} msg={canary}", hub.log()?);
         let found = search(&canaries, [("a log", planted.as_bytes())]);
         assert_eq!(found.len(), 1, "{found:?}");
     }
@@ -495,18 +486,16 @@ async fn keys_tokens_and_values_stay_in_their_secrets() {
         let found = places(cluster, canary).await;
         assert_eq!(found, expected, "{} on {}", canary.name(), cluster.name());
     }
-    eventually(
-        "the hub to be well at the end",
-        PATIENCE,
-        async || match hub
+    eventually("the hub to be well at the end", async || {
+        match hub
             .metrics()
             .await?
             .contains("krypton_hub_agent_certificate_expiry_timestamp_seconds{member=\"edge-1\"}")
         {
             true => Ok(Some(())),
             false => bail!("no expiry of edge-1"),
-        },
-    )
-    .await
-    .unwrap();
+        }
+    })
+    .await?;
+    Ok(())
 }

@@ -4,17 +4,15 @@ use anyhow::bail;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    Mode, Pair, eventually,
-    fleet::{FleetClient, PATIENCE, condition},
+    Merge as _, Mode, Pair, Scenario, TestResult, eventually,
+    fleet::{FleetClient, condition},
     in_both_modes,
     membership::replaced,
 };
 use krypton_types::names;
-use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::api::DeleteParams;
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
-
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 
 in_both_modes!(
     leaving_member_uninstalls_releases_and_drops_tenant_finalizers,
@@ -26,16 +24,13 @@ fn members(pair: &Pair) -> Api<EdgeCluster> {
 }
 
 async fn patched(pair: &Pair, patch: Value) {
-    let params = PatchParams::default();
-    let patch = Patch::Merge(patch);
-    let patched = members(pair).patch(pair.name(), &params, &patch).await;
-    patched.unwrap();
+    members(pair).merge(pair.name(), &patch).await.unwrap();
 }
 
 /// Sets the deletion policy, and waits until the EdgeCluster has the finalizer.
 async fn is_to_uninstall(pair: &Pair) -> EdgeCluster {
     patched(pair, json!({"spec": {"deletionPolicy": "Uninstall"}})).await;
-    eventually("the EdgeCluster to be held", PATIENCE, async || {
+    eventually("the EdgeCluster to be held", async || {
         let object = members(pair).get(pair.name()).await?;
         let held = object.finalizers() == [names::UNINSTALL_FINALIZER];
         Ok(held.then_some(object))
@@ -50,17 +45,15 @@ async fn delete(pair: &Pair) {
 }
 
 async fn is_gone(pair: &Pair, uid: Option<String>) {
-    eventually(
-        "the EdgeCluster to be gone",
-        PATIENCE,
-        async || match members(pair).get_opt(pair.name()).await? {
+    eventually("the EdgeCluster to be gone", async || {
+        match members(pair).get_opt(pair.name()).await? {
             Some(object) if object.metadata.uid == uid => {
                 let conditions = object.status.unwrap_or_default().conditions;
                 bail!("{:?}", condition(&conditions, "Uninstalled"))
             }
             _ => Ok(Some(())),
-        },
-    )
+        }
+    })
     .await
     .unwrap();
 }
@@ -68,23 +61,21 @@ async fn is_gone(pair: &Pair, uid: Option<String>) {
 async fn installed(desk: &FleetClient, tenants: &[&str]) {
     for name in tenants {
         let spec = json!({"workspace": format!("{name}-ws")});
-        desk.create("default", name, spec).await.unwrap();
+        desk.create(name, spec).await.unwrap();
     }
     for name in tenants {
-        desk.shows("default", name, &[ALL_READY]).await.unwrap();
+        desk.ready(name).await.unwrap();
     }
 }
 
-async fn leaving_member_uninstalls_releases_and_drops_tenant_finalizers(mode: Mode) {
-    let (pair, _repository, _values) = Pair::with_small_chart("leaving", mode).await.unwrap();
+async fn leaving_member_uninstalls_releases_and_drops_tenant_finalizers(mode: Mode) -> TestResult {
+    let (pair, _chart) = Scenario::new("leaving", mode).start().await?;
     let desk = pair.desk();
     installed(&desk, &["one", "two"]).await;
     let stays = json!({"workspace": "stays-ws"});
     let orphan = [(names::ORPHAN_ANNOTATION, "true")];
-    desk.create_annotated("default", "stays", stays, &orphan)
-        .await
-        .unwrap();
-    desk.shows("default", "stays", &[ALL_READY]).await.unwrap();
+    desk.create_annotated("stays", stays, &orphan).await?;
+    desk.ready("stays").await?;
     let object = is_to_uninstall(&pair).await;
     delete(&pair).await;
     is_gone(&pair, object.metadata.uid).await;
@@ -92,7 +83,7 @@ async fn leaving_member_uninstalls_releases_and_drops_tenant_finalizers(mode: Mo
     let said = pair.condition("ClusterReady");
     for name in ["one", "two", "stays"] {
         let left = [(said.as_str(), "False", "Uninstalled")];
-        let tenant = desk.shows("default", name, &left).await.unwrap();
+        let tenant = desk.shows(name, &left).await?;
         assert_eq!(tenant.finalizers(), [] as [&str; 0]);
         assert_eq!(tenant.metadata.deletion_timestamp, None);
         // With this annotation, Krypton would adopt a later user's release as the Tenant's.
@@ -100,85 +91,84 @@ async fn leaving_member_uninstalls_releases_and_drops_tenant_finalizers(mode: Mo
         let kept = tenant.annotations().contains_key(&fingerprint);
         assert_eq!(kept, name == "stays", "{name}");
     }
-    let releases = desk.releases().await.unwrap();
+    let releases = desk.releases().await?;
     let left: Vec<&String> = releases.keys().collect();
     let kept = format!("sh.helm.release.v1.{}.v1", pair.release("stays"));
     assert_eq!(left, [&kept]);
     for workspace in ["one-ws", "two-ws"] {
-        assert_eq!(desk.namespace(workspace).await.unwrap(), None);
+        assert_eq!(desk.namespace(workspace).await?, None);
     }
     // The labelled Secret still exists, but it doesn't bring the member back.
-    desk.delete("default", "one").await.unwrap();
-    desk.gone("default", "one").await.unwrap();
-    assert_eq!(members(&pair).get_opt(pair.name()).await.unwrap(), None);
-    assert_eq!(desk.releases().await.unwrap(), releases);
+    desk.remove("one").await?;
+    assert_eq!(members(&pair).get_opt(pair.name()).await?, None);
+    assert_eq!(desk.releases().await?, releases);
 
     // Relabelling the Secret restores the member with everything on it.
     if mode == Mode::Proxy {
         let at_home = FleetClient::at(pair.home());
-        at_home.label_member(pair.name(), false).await.unwrap();
-        at_home.label_member(pair.name(), true).await.unwrap();
-        desk.shows("default", "two", &[ALL_READY]).await.unwrap();
+        at_home.label_member(pair.name(), false).await?;
+        at_home.label_member(pair.name(), true).await?;
+        desk.ready("two").await?;
     }
+    Ok(())
 }
 
-async fn member_deletion_waits_while_paused_until_orphaned(mode: Mode) {
-    let (mut pair, _repository, _values) = Pair::with_small_chart("held", mode).await.unwrap();
+async fn member_deletion_waits_while_paused_until_orphaned(mode: Mode) -> TestResult {
+    let (mut pair, _chart) = Scenario::new("held", mode).start().await?;
     let desk = pair.desk();
     installed(&desk, &["one"]).await;
-    let releases = desk.releases().await.unwrap();
+    let releases = desk.releases().await?;
     let object = is_to_uninstall(&pair).await;
     patched(&pair, json!({"spec": {"paused": true}})).await;
     delete(&pair).await;
     let at_home = FleetClient::at(pair.home());
     let waits = [("Uninstalled", "False", "UninstallWaits")];
-    let waiting = at_home.member_shows(pair.name(), &waits).await.unwrap();
-    let conditions = waiting.status.unwrap_or_default().conditions;
-    let said = &condition(&conditions, "Uninstalled").unwrap().message;
+    let said = at_home.member_message(pair.name(), &waits).await?;
     assert!(said.contains("paused") && said.contains("orphan"), "{said}");
     // A new hub knows only this state, and takes no action either.
-    pair.hub().unwrap().kill9().await.unwrap();
-    pair.start_hub_again().unwrap();
+    pair.hub()?.kill9().await?;
+    pair.start_hub_again()?;
     let connected = [("Connected", "True", "Connected")];
-    at_home.member_shows(pair.name(), &connected).await.unwrap();
-    at_home.member_shows(pair.name(), &waits).await.unwrap();
-    assert_eq!(desk.releases().await.unwrap(), releases);
+    at_home.member_shows(pair.name(), &connected).await?;
+    at_home.member_shows(pair.name(), &waits).await?;
+    assert_eq!(desk.releases().await?, releases);
 
     let orphan = json!({"metadata": {"annotations": {names::ORPHAN_ANNOTATION: "true"}}});
     patched(&pair, orphan).await;
     is_gone(&pair, object.metadata.uid).await;
-    assert_eq!(desk.releases().await.unwrap(), releases);
-    let tenant = desk.tenants("default").get("one").await.unwrap();
+    assert_eq!(desk.releases().await?, releases);
+    let tenant = desk.tenants().get("one").await?;
     assert_eq!(tenant.finalizers(), [names::TENANT_FINALIZER]);
+    Ok(())
 }
 
 #[tokio::test]
-async fn crd_deletion_or_member_replacement_uninstalls_nothing() {
-    let (pair, _repository, _values) = Pair::with_small_chart("crd", Mode::Proxy).await.unwrap();
+async fn crd_deletion_or_member_replacement_uninstalls_nothing() -> TestResult {
+    let (pair, _chart) = Scenario::new("crd", Mode::Proxy).start().await?;
     let desk = pair.desk();
     installed(&desk, &["one"]).await;
-    let releases = desk.releases().await.unwrap();
+    let releases = desk.releases().await?;
     let at_home = FleetClient::at(pair.home());
     let connected = [("Connected", "True", "Connected")];
 
     let before = is_to_uninstall(&pair).await;
-    replaced(pair.home(), pair.name()).await.unwrap();
-    let after = eventually("the EdgeCluster to be another", PATIENCE, async || {
+    replaced(pair.home(), pair.name()).await?;
+    let after = eventually("the EdgeCluster to be another", async || {
         let object = members(&pair).get(pair.name()).await?;
         let held = object.finalizers() == [names::UNINSTALL_FINALIZER];
         Ok((held && object.metadata.uid != before.metadata.uid).then_some(object))
     })
-    .await
-    .unwrap();
+    .await?;
     assert_eq!(after.spec, before.spec);
     assert_eq!(after.annotations().get(names::ORPHAN_ANNOTATION), None);
-    at_home.member_shows(pair.name(), &connected).await.unwrap();
-    assert_eq!(desk.releases().await.unwrap(), releases);
+    at_home.member_shows(pair.name(), &connected).await?;
+    assert_eq!(desk.releases().await?, releases);
 
     let crds: Api<CustomResourceDefinition> = Api::all(pair.home().client());
     let crd = EdgeCluster::crd().name_any();
-    crds.delete(&crd, &DeleteParams::default()).await.unwrap();
+    crds.delete(&crd, &DeleteParams::default()).await?;
     is_gone(&pair, after.metadata.uid).await;
-    at_home.member_shows(pair.name(), &connected).await.unwrap();
-    assert_eq!(desk.releases().await.unwrap(), releases);
+    at_home.member_shows(pair.name(), &connected).await?;
+    assert_eq!(desk.releases().await?, releases);
+    Ok(())
 }

@@ -6,17 +6,13 @@ use std::fs;
 
 use anyhow::Result;
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim};
-use krypton_tests::{
-    ChartRepository, ChartSource, Mode, Pair, Parts, eventually,
-    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
-};
+use krypton_tests::{ChartSource, Mode, Scenario, TestResult, eventually, fleet::FleetClient};
 use krypton_types::names;
 use kube::api::{ListParams, PostParams};
 use kube::{Api, ResourceExt};
 use serde_json::json;
 use tempfile::TempDir;
 
-const READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const TEMPLATE: &str = r#"
 {{- range .Values.maps }}
 ---
@@ -78,114 +74,97 @@ async fn maps_are(desk: &FleetClient, expected: &[&str]) {
         let names: Vec<&str> = found.keys().map(String::as_str).collect();
         Ok((names == expected).then_some(()))
     };
-    eventually(&what, PATIENCE, there).await.unwrap();
+    eventually(&what, there).await.unwrap();
 }
 
 #[tokio::test]
-async fn only_leftovers_of_failed_attempts_are_removed() {
-    let folder = tempfile::tempdir().unwrap();
-    let repository = ChartRepository::start(&[chart(&folder)]).await.unwrap();
-    let mut pair = Pair::start("leftovers", Mode::SelfCluster, Parts::WithControllers)
-        .await
-        .unwrap();
+async fn only_leftovers_of_failed_attempts_are_removed() -> TestResult {
+    let folder = tempfile::tempdir()?;
+    let (pair, chart) = Scenario::new("leftovers", Mode::SelfCluster)
+        .chart(chart(&folder), "maps")
+        .values("maps: [stays]")
+        .flags(&["--retry-max=10m"])
+        .start()
+        .await?;
     let desk = pair.desk();
-    let values = ValuesFile::new("maps: [stays]").unwrap();
-    let more = [values_flag(&values), "--retry-max=10m".to_owned()];
-    let flags = chart_flags(&repository, "maps", "1.0.0");
-    pair.open(flags.into_iter().chain(more)).await.unwrap();
     let release = pair.release("acme");
     let failed = pair.condition("ClusterError");
     let failed = [(failed.as_str(), "True", "UpgradeFailed")];
     // A namespace that is not Krypton's own, so that what stays in it stays after the Tenant as well.
     let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "acme"}});
     let namespaces = Api::all(desk.client.clone());
-    let namespace: k8s_openapi::api::core::v1::Namespace =
-        serde_json::from_value(namespace).unwrap();
+    let namespace: k8s_openapi::api::core::v1::Namespace = serde_json::from_value(namespace)?;
     let params = PostParams::default();
-    namespaces.create(&params, &namespace).await.unwrap();
+    namespaces.create(&params, &namespace).await?;
     let theirs = json!({"metadata": {"name": "theirs"}});
     let api: Api<ConfigMap> = Api::namespaced(desk.client.clone(), "acme");
-    let theirs = serde_json::from_value(theirs).unwrap();
-    api.create(&params, &theirs).await.unwrap();
-    desk.create("default", "acme", json!({})).await.unwrap();
-    desk.shows("default", "acme", &[READY]).await.unwrap();
+    let theirs = serde_json::from_value(theirs)?;
+    api.create(&params, &theirs).await?;
+    desk.install("acme").await?;
     maps_are(&desk, &["stays", "theirs"]).await;
-    let before = maps(&desk).await.unwrap();
+    let before = maps(&desk).await?;
 
     // Two attempts, and each alone declares one object.
-    values
-        .write("{maps: [stays, first], claim: true, broken: true}")
-        .unwrap();
-    desk.newest_is("acme", &release, 2, "failed").await.unwrap();
-    values
-        .write("{maps: [stays, second], broken: true}")
-        .unwrap();
-    desk.newest_is("acme", &release, 3, "failed").await.unwrap();
-    desk.shows("default", "acme", &failed).await.unwrap();
+    chart.write("{maps: [stays, first], claim: true, broken: true}")?;
+    desk.newest_is("acme", &release, 2, "failed").await?;
+    chart.write("{maps: [stays, second], broken: true}")?;
+    desk.newest_is("acme", &release, 3, "failed").await?;
+    desk.shows("acme", &failed).await?;
     maps_are(&desk, &["first", "kept", "second", "stays", "theirs"]).await;
 
-    values.write("{maps: [stays], again: true}").unwrap();
-    desk.shows("default", "acme", &[READY]).await.unwrap();
+    chart.write("{maps: [stays], again: true}")?;
+    desk.ready("acme").await?;
     maps_are(&desk, &["kept", "stays", "theirs"]).await;
-    desk.told("default", "acme", "LeftoversRemoved")
-        .await
-        .unwrap();
-    desk.told("default", "acme", "LeftoversStay").await.unwrap();
+    desk.told("acme", "LeftoversRemoved").await?;
+    desk.told("acme", "LeftoversStay").await?;
     let claims: Api<PersistentVolumeClaim> = Api::namespaced(desk.client.clone(), "acme");
-    let claim = claims.get("data").await.unwrap();
-    let after = maps(&desk).await.unwrap();
+    let claim = claims.get("data").await?;
+    let after = maps(&desk).await?;
     for name in ["stays", "theirs"] {
         assert_eq!(after[name], before[name], "{name}");
     }
 
     // And before the release itself goes: helm would remove what its newest revision declares.
-    values
-        .write("{maps: [stays, third], claim: true, broken: true}")
-        .unwrap();
-    desk.shows("default", "acme", &failed).await.unwrap();
-    values.write("{maps: [fourth], broken: true}").unwrap();
+    chart.write("{maps: [stays, third], claim: true, broken: true}")?;
+    desk.shows("acme", &failed).await?;
+    chart.write("{maps: [fourth], broken: true}")?;
     maps_are(&desk, &["fourth", "kept", "stays", "theirs", "third"]).await;
-    desk.delete("default", "acme").await.unwrap();
-    desk.gone("default", "acme").await.unwrap();
+    desk.remove("acme").await?;
     maps_are(&desk, &["kept", "theirs"]).await;
-    let still = claims.get("data").await.unwrap();
+    let still = claims.get("data").await?;
     assert_eq!(still.uid(), claim.uid());
-    assert_eq!(maps(&desk).await.unwrap()["theirs"], before["theirs"]);
+    assert_eq!(maps(&desk).await?["theirs"], before["theirs"]);
+    Ok(())
 }
 
 /// `KRYPTON_FAILURES=500` makes it as many, and prints the memory on the way.
 #[tokio::test]
-async fn failed_installations_leave_a_bounded_history() {
+async fn failed_installations_leave_a_bounded_history() -> TestResult {
     // --history-max=3, and 16 that alone name objects.
     const KEPT: usize = 3 + 16;
     let failures = std::env::var("KRYPTON_FAILURES").ok();
     let failures: u32 = failures.map_or(25, |number| number.parse().unwrap());
-    let folder = tempfile::tempdir().unwrap();
-    let repository = ChartRepository::start(&[chart(&folder)]).await.unwrap();
-    let values = ValuesFile::new("{maps: [], random: true, broken: true}").unwrap();
-    let started = Pair::start("failures", Mode::Agent, Parts::WithControllers).await;
-    let mut pair = started.unwrap();
-    let mut flags = chart_flags(&repository, "maps", "1.0.0");
-    flags.push(values_flag(&values));
-    pair.open(flags).await.unwrap();
+    let folder = tempfile::tempdir()?;
+    let (mut pair, chart) = Scenario::new("failures", Mode::Agent)
+        .chart(chart(&folder), "maps")
+        .values("{maps: [], random: true, broken: true}")
+        .start()
+        .await?;
     let (desk, release) = (pair.desk(), pair.release("acme"));
-    desk.create("default", "acme", json!({})).await.unwrap();
+    desk.create("acme", json!({})).await?;
     for number in 1..=failures {
-        desk.newest_is("acme", &release, number, "failed")
-            .await
-            .unwrap();
-        let kept = desk.revisions("acme", &release).await.unwrap().len();
+        desk.newest_is("acme", &release, number, "failed").await?;
+        let kept = desk.revisions("acme", &release).await?.len();
         assert!(kept <= KEPT + 1, "{kept} after {number} failures");
         if number % 25 == 0 {
-            let memory = pair.actor().unwrap().rss_bytes().unwrap();
+            let memory = pair.actor()?.rss_bytes()?;
             println!("{number} failures: {kept} revisions, agent {memory} bytes");
         }
         let asked = names::RECONCILE_REQUESTED_ANNOTATION;
         let requested = number.to_string();
-        desk.annotate("default", "acme", asked, &requested)
-            .await
-            .unwrap();
+        desk.annotate("acme", asked, &requested).await?;
     }
-    values.write("{maps: [one]}").unwrap();
-    desk.shows("default", "acme", &[READY]).await.unwrap();
+    chart.write("{maps: [one]}")?;
+    desk.ready("acme").await?;
+    Ok(())
 }

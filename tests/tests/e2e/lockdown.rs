@@ -1,15 +1,14 @@
 //! Shows that mutually untrusted Tenants are confined to a namespace and a service account each.
 
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Mode, Pair, Parts,
-    fleet::{FleetClient, chart_flags, condition},
+    Cluster, Mode, Scenario, TestResult,
+    fleet::{FleetClient, condition},
     in_both_modes,
 };
 use serde_json::{Value, json};
 
 use crate::attacks::workspace::Editor;
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const TEAMS: [&str; 2] = ["team-a", "team-b"];
 
 in_both_modes!(tenant_reaches_nothing_beyond_its_namespace_and_account);
@@ -35,40 +34,39 @@ async fn team(cluster: &Cluster, name: &str) {
 }
 
 /// Creates a Tenant of the first team that fails for this reason, and returns the message.
-async fn fails(desk: &FleetClient, member: &str, name: &str, spec: Value, reason: &str) -> String {
-    desk.create(TEAMS[0], name, spec).await.unwrap();
+async fn fails(
+    desk: &FleetClient,
+    member: &str,
+    name: &str,
+    spec: Value,
+    reason: &str,
+) -> TestResult<String> {
+    desk.within(TEAMS[0]).create(name, spec).await?;
     let error = format!("ClusterError/{member}");
     let expected = (error.as_str(), "True", reason);
-    let tenant = desk.shows(TEAMS[0], name, &[expected]).await.unwrap();
-    let conditions = tenant.status.unwrap().conditions;
-    condition(&conditions, &error).unwrap().message.clone()
+    Ok(desk.within(TEAMS[0]).message(name, &[expected]).await?)
 }
 
-async fn tenant_reaches_nothing_beyond_its_namespace_and_account(mode: Mode) {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
-        .await
-        .unwrap();
-    let mut pair = Pair::start("lockdown", mode, Parts::WithControllers)
-        .await
-        .unwrap();
-    let mut flags = chart_flags(&repository, "small", "1.0.0");
-    let more = [
+async fn tenant_reaches_nothing_beyond_its_namespace_and_account(mode: Mode) -> TestResult {
+    let flags = [
         "--tenant-values=true",
         "--no-cross-namespace-refs=true",
         "--default-service-account=installer",
     ];
-    flags.extend(more.map(str::to_owned));
-    pair.open(flags).await.unwrap();
+    let (pair, _chart) = Scenario::new("lockdown", mode)
+        .flags(&flags)
+        .start()
+        .await?;
     let (desk, member) = (pair.desk(), pair.name());
     for name in TEAMS {
         team(pair.cluster(), name).await;
         let spec = json!({"workspace": name, "values": {"replicaCount": 0}});
-        desk.create(name, "acme", spec).await.unwrap();
-        desk.shows(name, "acme", &[ALL_READY]).await.unwrap();
+        desk.within(name).create("acme", spec).await?;
+        desk.within(name).ready("acme").await?;
     }
 
     let other = json!({"workspace": TEAMS[1]});
-    let said = fails(&desk, member, "raid", other, "NamespaceNotOwned").await;
+    let said = fails(&desk, member, "raid", other, "NamespaceNotOwned").await?;
     assert!(said.contains("mesh.openkcm.io/adopt=team-a/raid"), "{said}");
     let with = |values: Value| json!({"workspace": TEAMS[0], "values": values});
     let cases = [
@@ -81,7 +79,7 @@ async fn tenant_reaches_nothing_beyond_its_namespace_and_account(mode: Mode) {
         ),
     ];
     for (name, spec) in cases {
-        let said = fails(&desk, member, name, spec, "InstallFailed").await;
+        let said = fails(&desk, member, name, spec, "InstallFailed").await?;
         assert!(said.contains("forbidden"), "{name}: {said}");
         assert!(
             said.contains("system:serviceaccount:team-a:"),
@@ -94,7 +92,7 @@ async fn tenant_reaches_nothing_beyond_its_namespace_and_account(mode: Mode) {
     ] {
         let get = ["get", "--ignore-not-found", "-o", "name"];
         let found = pair.cluster().kubectl(get.iter().chain(object).copied());
-        assert_eq!(found.await.unwrap(), "");
+        assert_eq!(found.await?, "");
     }
     // The Tenant author's annotation alone doesn't transfer a release.
     let adopt = [
@@ -105,30 +103,30 @@ async fn tenant_reaches_nothing_beyond_its_namespace_and_account(mode: Mode) {
         TEAMS[0],
         "mesh.openkcm.io/adopt=true",
     ];
-    pair.cluster().kubectl(adopt).await.unwrap();
+    pair.cluster().kubectl(adopt).await?;
     // A user who can edit the namespace changes the stored release.
     let editor = Editor::of(&pair, TEAMS[0], "acme").await;
     let error = format!("ClusterError/{member}");
     let tampered = (error.as_str(), "True", "ReleaseTampered");
     editor.tamper().await;
-    desk.shows(TEAMS[0], "acme", &[tampered]).await.unwrap();
-    editor.gains_nothing().await;
+    desk.within(TEAMS[0]).shows("acme", &[tampered]).await?;
+    editor.gains_nothing().await?;
     editor.forget().await;
-    desk.shows(TEAMS[0], "acme", &[ALL_READY]).await.unwrap();
-    editor.forge(2, "failed").await;
-    editor.gains_nothing().await;
+    desk.within(TEAMS[0]).ready("acme").await?;
+    editor.forge(2, "failed").await?;
+    editor.gains_nothing().await?;
     editor.forget().await;
-    desk.shows(TEAMS[0], "acme", &[ALL_READY]).await.unwrap();
+    desk.within(TEAMS[0]).ready("acme").await?;
     let refused = (error.as_str(), "True", "NamespaceNotOwned");
-    desk.shows(TEAMS[0], "raid", &[refused]).await.unwrap();
+    desk.within(TEAMS[0]).shows("raid", &[refused]).await?;
     let raid = pair.release("raid");
-    assert_eq!(desk.revisions(TEAMS[1], &raid).await.unwrap(), []);
+    assert_eq!(desk.revisions(TEAMS[1], &raid).await?, []);
 
     // The deletion works with the same rights as the installation.
-    desk.delete(TEAMS[0], "acme").await.unwrap();
-    desk.gone(TEAMS[0], "acme").await.unwrap();
+    desk.within(TEAMS[0]).remove("acme").await?;
     let release = format!("tenant-acme-{member}");
-    let left = desk.revisions(TEAMS[0], &release).await.unwrap();
+    let left = desk.revisions(TEAMS[0], &release).await?;
     assert!(left.is_empty(), "{left:?}");
-    desk.shows(TEAMS[1], "acme", &[ALL_READY]).await.unwrap();
+    desk.within(TEAMS[1]).ready("acme").await?;
+    Ok(())
 }

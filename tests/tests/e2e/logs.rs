@@ -1,16 +1,15 @@
 //! What is logged of a Tenant says of which, and how much is logged is changed while it runs.
 
 use krypton_tests::{
-    Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Daemon, Hub, HubOptions, Mode,
-    Parts, bundle, eventually,
-    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
-    in_both_modes, kubectl_krypton,
+    Agent, AgentOptions, Daemon, Hub, HubOptions, Mode, Parts, ServedChart, TestResult, bundle,
+    eventually,
+    fleet::{FleetClient, PATIENCE},
+    home_and_edge, in_both_modes, kubectl_krypton,
     membership::write_secret,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 /// Where nothing is done but for one Tenant or deployment.
 const OF_A_TENANT: [&str; 3] = [
     "krypton_reconciler::actions",
@@ -86,44 +85,35 @@ async fn check_told(agent: &Daemon) {
     assert_eq!(told["wanted"]["version"], told["reconciler"]["onRecord"]);
 }
 
-async fn log_lines_identify_tenant_and_level_changes_live(mode: Mode) {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
-        .await
-        .unwrap();
-    let (home, edge) = tokio::try_join!(
-        Cluster::start("logs-home", Parts::ControlPlane),
-        Cluster::start("logs-edge", Parts::WithControllers),
-    )
-    .unwrap();
+async fn log_lines_identify_tenant_and_level_changes_live(mode: Mode) -> TestResult {
+    let chart = ServedChart::small("replicaCount: 0").await?;
+    let (home, edge) = home_and_edge("logs", Parts::ControlPlane).await?;
     let (desk, edge_desk) = (FleetClient::at(&home), FleetClient::at(&edge));
-    let values = ValuesFile::new("replicaCount: 0").unwrap();
     let options = HubOptions::new(home.kubeconfig())
-        .args(chart_flags(&repository, "small", "1.0.0"))
-        .args([values_flag(&values)])
-        .args(["--self-cluster=false", "--log-format=json"])
+        .args(chart.flags(&["--self-cluster=false", "--log-format=json"]))
         .env("POD_NAME", "krypton-hub-0");
-    let mut hub = Hub::start(&options).unwrap();
-    hub.ready(PATIENCE).await.unwrap();
-    let folder = TempDir::new().unwrap();
+    let mut hub = Hub::start(&options)?;
+    hub.ready(PATIENCE).await?;
+    let folder = TempDir::new()?;
     let mut agent = None;
     if mode == Mode::Agent {
         let join = folder.path().join("bundle.yaml");
-        write_secret(&join, &bundle(&home, "edge-1").await.unwrap()).unwrap();
+        write_secret(&join, &bundle(&home, "edge-1").await?)?;
         let json = [("KRYPTON_LOG_FORMAT".to_owned(), "json".to_owned())];
         let options = AgentOptions::new(edge.kubeconfig())
             .join_file(&join)
             .env(json);
-        agent = Some(Agent::start(&options).unwrap());
-        agent.as_mut().unwrap().ready(PATIENCE).await.unwrap();
+        agent = Some(Agent::start(&options)?);
+        agent.as_mut().unwrap().ready(PATIENCE).await?;
     } else {
         let access = edge.kubeconfig_with_token();
-        desk.add_member("edge-1", &access).await.unwrap();
+        desk.add_member("edge-1", &access).await?;
     }
     let actor: &Daemon = match &agent {
         Some(agent) => agent,
         None => &hub,
     };
-    assert_eq!(actor.debug("log").await.unwrap(), "info\n");
+    assert_eq!(actor.debug("log").await?, "info\n");
     assert!(actor.log_by("loud", "").await.is_err());
     assert!(actor.log_by("debug", "?for=25h").await.is_err());
     // As `kubectl krypton` has it, which finds its way to a pod otherwise.
@@ -133,46 +123,37 @@ async fn log_lines_identify_tenant_and_level_changes_live(mode: Mode) {
         kubectl_krypton(&edge, &words).await
     };
     let shown = format!("{}: info\n", actor.debug_address());
-    assert_eq!(level(&[]).await.unwrap(), shown);
+    assert_eq!(level(&[]).await?, shown);
     let refused = format!("{:#}", level(&["loud"]).await.unwrap_err());
     assert!(refused.contains("loud"), "{refused}");
-    let set = level(&["debug", "--for=24h"]).await.unwrap();
+    let set = level(&["debug", "--for=24h"]).await?;
     assert!(
         set.contains(": debug until ") && set.ends_with(", then info\n"),
         "{set}"
     );
 
-    edge_desk
-        .create("default", "acme", json!({}))
-        .await
-        .unwrap();
-    edge_desk
-        .shows("default", "acme", &[ALL_READY])
-        .await
-        .unwrap();
-    values.write("{replicaCount: 0, broken: true}").unwrap();
+    edge_desk.install("acme").await?;
+    chart.write("{replicaCount: 0, broken: true}")?;
     let failed = ("ClusterError/edge-1", "True", "UpgradeFailed");
-    edge_desk.shows("default", "acme", &[failed]).await.unwrap();
+    edge_desk.shows("acme", &[failed]).await?;
     // And home's own of that name, which the hub writes.
-    desk.create("default", "acme", json!({})).await.unwrap();
-    desk.shows("default", "acme", &[failed]).await.unwrap();
+    desk.create("acme", json!({})).await?;
+    desk.shows("acme", &[failed]).await?;
 
     if let Some(agent) = &agent {
         check_told(agent).await;
     } else {
         assert!(actor.debug("agent.json").await.is_err());
     }
-    actor.log_by("debug", "?for=1s").await.unwrap();
-    eventually("the level of the start", PATIENCE, async || {
+    actor.log_by("debug", "?for=1s").await?;
+    eventually("the level of the start", async || {
         let now = actor.debug("log").await?;
         Ok((now == "info\n").then_some(()))
     })
-    .await
-    .unwrap();
-    edge_desk.delete("default", "acme").await.unwrap();
-    edge_desk.gone("default", "acme").await.unwrap();
+    .await?;
+    edge_desk.remove("acme").await?;
 
-    let dump: Value = serde_json::from_str(&hub.debug("fleet.json").await.unwrap()).unwrap();
+    let dump: Value = serde_json::from_str(&hub.debug("fleet.json").await?)?;
     assert_eq!(dump["lead"]["stand"], "leads", "{dump}");
     assert_eq!(dump["replica"], "krypton-hub-0");
     assert_eq!(dump["chart"]["name"], "small", "{dump}");
@@ -191,8 +172,8 @@ async fn log_lines_identify_tenant_and_level_changes_live(mode: Mode) {
     assert_eq!(member["mode"], acts, "{dump}");
     assert_eq!(member["conditions"]["Connected"]["status"], "True");
     assert!(member["snapshot"]["wanted"]["digest"].is_string(), "{dump}");
-    let other = hub.debug("fleet.json?member=edge-2").await.unwrap();
-    let other: Value = serde_json::from_str(&other).unwrap();
+    let other = hub.debug("fleet.json?member=edge-2").await?;
+    let other: Value = serde_json::from_str(&other)?;
     assert_eq!(other["members"], json!({}));
 
     let hubs = lines(&hub);
@@ -227,4 +208,5 @@ async fn log_lines_identify_tenant_and_level_changes_live(mode: Mode) {
     assert!(said[first..last].iter().any(debug));
     assert!(!said[last..].iter().any(debug));
     assert!(at("what is logged is as at the start again").is_some());
+    Ok(())
 }

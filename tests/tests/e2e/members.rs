@@ -2,161 +2,115 @@
 
 use anyhow::{Context as _, Result};
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Gate, Hub, HubOptions, Mode, Pair, Parts, eventually,
-    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
-    gate,
+    Cluster, Gate, Hub, HubOptions, Mode, Parts, Scenario, ServedChart, TestResult, eventually,
+    fleet::{CONNECTED, FleetClient, RESOLVED},
+    gate, home_and_edge,
     port::Port,
 };
 use serde_json::json;
-
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
-const RESOLVED: (&str, &str, &str) = ("TargetClusterResolved", "True", "Resolved");
-const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
 
 /// Number of members that join and leave in each round.
 const MEMBERS: usize = 20;
 const ROUNDS: usize = 10;
 
 #[tokio::test]
-async fn newer_kubeconfig_takes_over_only_once_it_works() {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
-        .await
-        .unwrap();
-    let (home, edge) = tokio::try_join!(
-        Cluster::start("newer-home", Parts::ControlPlane),
-        Cluster::start("newer-edge", Parts::WithControllers),
-    )
-    .unwrap();
-    let values = ValuesFile::new("replicaCount: 0").unwrap();
-    let options = HubOptions::new(home.kubeconfig())
-        .args(chart_flags(&repository, "small", "1.0.0"))
-        .args([values_flag(&values)])
-        .args(["--self-cluster=false"]);
-    let _hub = Hub::start(&options).unwrap();
+async fn newer_kubeconfig_takes_over_only_once_it_works() -> TestResult {
+    let chart = ServedChart::small("replicaCount: 0").await?;
+    let (home, edge) = home_and_edge("newer", Parts::ControlPlane).await?;
+    let options = HubOptions::new(home.kubeconfig()).args(chart.flags(&["--self-cluster=false"]));
+    let _hub = Hub::start(&options)?;
     let (desk, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
     let good = edge.kubeconfig_with_token();
-    desk.add_member("edge-1", &good).await.unwrap();
-    desk.member_shows("edge-1", &[RESOLVED, CONNECTED])
-        .await
-        .unwrap();
-    let holder = eventually("the hub to hold the Lease", PATIENCE, async || {
+    desk.add_member("edge-1", &good).await?;
+    desk.member_shows("edge-1", &[RESOLVED, CONNECTED]).await?;
+    let holder = eventually("the hub to hold the Lease", async || {
         let holder = at_edge.holder().await?;
         Ok((!holder.is_empty()).then_some(holder))
     })
-    .await
-    .unwrap();
+    .await?;
 
     // No server listens at this address.
-    let nowhere = Port::reserve().unwrap();
+    let nowhere = Port::reserve()?;
     let server = edge.server();
     let elsewhere = format!("https://{}", nowhere.address());
     assert!(good.contains(&server), "{server}");
     let bad = good.replace(&server, &elsewhere);
-    desk.add_member("edge-1", &bad).await.unwrap();
+    desk.add_member("edge-1", &bad).await?;
     let stale = ("TargetClusterResolved", "False", "RemoteClusterStale");
-    desk.member_shows("edge-1", &[stale, CONNECTED])
-        .await
-        .unwrap();
-    at_edge
-        .create("default", "meanwhile", json!({}))
-        .await
-        .unwrap();
-    at_edge
-        .shows("default", "meanwhile", &[ALL_READY])
-        .await
-        .unwrap();
+    desk.member_shows("edge-1", &[stale, CONNECTED]).await?;
+    at_edge.install("meanwhile").await?;
 
     // The first kubeconfig is valid again, and the proxy didn't restart.
-    desk.add_member("edge-1", &good).await.unwrap();
-    desk.member_shows("edge-1", &[RESOLVED, CONNECTED])
-        .await
-        .unwrap();
-    assert_eq!(at_edge.holder().await.unwrap(), holder);
+    desk.add_member("edge-1", &good).await?;
+    desk.member_shows("edge-1", &[RESOLVED, CONNECTED]).await?;
+    assert_eq!(at_edge.holder().await?, holder);
 
     // The API server replaces the token first. It rejects the last good client, and the hub still switches to the newer
     // one.
-    edge.rotate_token().await.unwrap();
+    edge.rotate_token().await?;
     desk.add_member("edge-1", &edge.kubeconfig_with_token())
-        .await
-        .unwrap();
-    at_edge
-        .create("default", "rotated", json!({}))
-        .await
-        .unwrap();
-    at_edge
-        .shows("default", "rotated", &[ALL_READY])
-        .await
-        .unwrap();
-    desk.member_shows("edge-1", &[RESOLVED, CONNECTED])
-        .await
-        .unwrap();
+        .await?;
+    at_edge.install("rotated").await?;
+    desk.member_shows("edge-1", &[RESOLVED, CONNECTED]).await?;
+    Ok(())
 }
 
 #[tokio::test]
-async fn helm_run_outlasts_a_rotation_of_its_kubeconfig() {
-    let gate = Gate::new().unwrap();
-    let repository = ChartRepository::start(&[gate.chart()]).await.unwrap();
-    let mut pair = Pair::start("outlasts", Mode::Proxy, Parts::WithControllers)
-        .await
-        .unwrap();
-    pair.open(chart_flags(&repository, "gate", "1.0.0"))
-        .await
-        .unwrap();
+async fn helm_run_outlasts_a_rotation_of_its_kubeconfig() -> TestResult {
+    let gate = Gate::new()?;
+    let (mut pair, _chart) = Scenario::new("outlasts", Mode::Proxy)
+        .chart(gate.chart(), "gate")
+        .start()
+        .await?;
     let (desk, at_home, name) = (pair.desk(), FleetClient::at(pair.home()), pair.name());
-    desk.create("default", "acme", json!({})).await.unwrap();
-    let hook = gate::hook(&desk, "acme", None).await.unwrap();
+    desk.create("acme", json!({})).await?;
+    let hook = gate::hook(&desk, "acme", None).await?;
 
     let newer = pair.cluster().kubeconfig_with_next_token();
-    at_home.add_member(name, &newer).await.unwrap();
-    let hub = pair.hub().unwrap();
-    eventually("the newer kubeconfig to be used", PATIENCE, async || {
-        let taken = "a newer kubeconfig of the same cluster is in use";
-        Ok(hub.log()?.contains(taken).then_some(()))
-    })
-    .await
-    .unwrap();
-    gate::open(&desk, "acme", &hook).await.unwrap();
-    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
-    let log = pair.hub().unwrap().log().unwrap();
+    at_home.add_member(name, &newer).await?;
+    let hub = pair.hub()?;
+    hub.logs("a newer kubeconfig of the same cluster is in use")
+        .await?;
+    gate::open(&desk, "acme", &hook).await?;
+    desk.ready("acme").await?;
+    let log = pair.hub()?.log()?;
     assert_eq!(log.matches("running helm").count(), 1, "{log}");
+    Ok(())
 }
 
 #[tokio::test]
-async fn joins_and_leaves_leak_no_task_or_socket() {
+async fn joins_and_leaves_leak_no_task_or_socket() -> TestResult {
     let (home, edge) = tokio::try_join!(
         Cluster::start("leave-home", Parts::ControlPlane),
         Cluster::start("leave-edge", Parts::ControlPlane),
-    )
-    .unwrap();
+    )?;
     let options = HubOptions::new(home.kubeconfig()).args(["--self-cluster=false"]);
-    let hub = Hub::start(&options).unwrap();
+    let hub = Hub::start(&options)?;
     let desk = FleetClient::at(&home);
     let kubeconfig = edge.kubeconfig_with_token();
     let names: Vec<String> = (0..MEMBERS).map(|index| format!("edge-{index}")).collect();
     for name in &names {
-        desk.add_member(name, &kubeconfig).await.unwrap();
+        desk.add_member(name, &kubeconfig).await?;
     }
     let gone = ("TargetClusterResolved", "False", "SourceGone");
     let mut empty = (usize::MAX, usize::MAX);
     for round in 0..ROUNDS {
         for name in &names {
-            desk.label_member(name, true).await.unwrap();
+            desk.label_member(name, true).await?;
         }
         for name in &names {
             // All members are the same cluster. The hub acts on one, and has a client for each.
-            desk.member_shows(name, &[RESOLVED, CONNECTED])
-                .await
-                .unwrap();
+            desk.member_shows(name, &[RESOLVED, CONNECTED]).await?;
         }
-        let full = load(&hub).await.unwrap();
+        let full = load(&hub).await?;
         for name in &names {
-            desk.label_member(name, false).await.unwrap();
+            desk.label_member(name, false).await?;
         }
         for name in &names {
-            desk.member_shows(name, &[gone]).await.unwrap();
+            desk.member_shows(name, &[gone]).await?;
         }
         let what = format!("round {round}: nothing to be left of {full:?} but {empty:?}");
-        let left = eventually(&what, PATIENCE, async || {
+        let left = eventually(&what, async || {
             let left = load(&hub).await?;
             let as_before = left.0 <= empty.0 && left.1 <= empty.1;
             let freed = left.0 + MEMBERS <= full.0 && left.1 + MEMBERS <= full.1;
@@ -165,13 +119,13 @@ async fn joins_and_leaves_leak_no_task_or_socket() {
             }
             Ok(Some(left))
         })
-        .await
-        .unwrap();
+        .await?;
         // The first round warms up resources that stay.
         if round == 0 {
             empty = left;
         }
     }
+    Ok(())
 }
 
 /// Returns the numbers of tasks and open sockets of the hub.

@@ -13,9 +13,9 @@ use std::{
 
 use anyhow::{Result, bail};
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Parts, Tools,
-    by_agent, eventually,
-    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
+    Hub, HubOptions, Membership, Mode, Parts, ServedChart, TestResult, Tools, by_agent, eventually,
+    fleet::{FleetClient, PATIENCE},
+    home_and_edge,
     process::Invocation,
 };
 use serde_json::{Value, json};
@@ -94,8 +94,8 @@ fn alerts() -> Vec<Alert> {
 
 /// Evaluates the alerts over the series of tests/alerts.
 #[tokio::test]
-async fn each_alert_fires_only_on_its_condition() {
-    let promtool = Tools::find().unwrap().program("promtool").unwrap();
+async fn each_alert_fires_only_on_its_condition() -> TestResult {
+    let promtool = Tools::find()?.program("promtool")?;
     let alerts = alerts();
     for chart in CHARTS {
         let series = read(&format!("tests/alerts/{chart}.yaml"));
@@ -108,15 +108,16 @@ async fn each_alert_fires_only_on_its_condition() {
         assert_eq!(tested, names, "tests/alerts/{chart}.yaml");
         let rules: Vec<&Value> = of_chart.map(|alert| &alert.rule).collect();
         let groups = json!({"groups": [{"name": chart, "rules": rules}]});
-        let folder = tempfile::tempdir().unwrap();
-        fs::write(folder.path().join("rules.yaml"), groups.to_string()).unwrap();
+        let folder = tempfile::tempdir()?;
+        fs::write(folder.path().join("rules.yaml"), groups.to_string())?;
         let file = folder.path().join("series.yaml");
-        fs::write(&file, series).unwrap();
+        fs::write(&file, series)?;
         let test = Invocation::new(promtool.clone())
             .args(["test", "rules"].map(OsString::from))
             .arg(file);
-        test.output(PATIENCE).await.unwrap();
+        test.output(PATIENCE).await?;
     }
+    Ok(())
 }
 
 /// All expressions of the dashboard, wherever they are.
@@ -247,17 +248,14 @@ fn names_in(text: &str) -> BTreeSet<&str> {
 }
 
 #[test]
-fn metrics_named_in_docs_and_benchmarks_exist() {
+fn metrics_named_in_docs_and_benchmarks_exist() -> TestResult {
     let there = both();
     let mut texts = vec![("README.md".to_owned(), read("README.md"))];
     for folder in ["docs", "tests/src/bench"] {
-        for file in fs::read_dir(root().join(folder)).unwrap() {
-            let path = file.unwrap().path();
+        for file in fs::read_dir(root().join(folder))? {
+            let path = file?.path();
             if path.is_file() {
-                texts.push((
-                    path.display().to_string(),
-                    fs::read_to_string(&path).unwrap(),
-                ));
+                texts.push((path.display().to_string(), fs::read_to_string(&path)?));
             }
         }
     }
@@ -276,6 +274,7 @@ fn metrics_named_in_docs_and_benchmarks_exist() {
         }
     }
     assert!(seen > 40, "{seen}");
+    Ok(())
 }
 
 #[test]
@@ -498,7 +497,7 @@ async fn shows(
     labels: &[(&str, &str)],
     fits: impl Fn(f64) -> bool,
 ) {
-    eventually(&format!("{name} {labels:?}"), PATIENCE, async || {
+    eventually(&format!("{name} {labels:?}"), async || {
         let there = Exposition::of(&[scrape().await?]);
         match there.value(name, labels) {
             Some(value) if fits(value) => Ok(Some(())),
@@ -509,28 +508,17 @@ async fn shows(
     .unwrap();
 }
 
-async fn metrics_reflect_helm_runs_member_loss_and_lag(mode: Mode) {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
-        .await
-        .unwrap();
-    let (home, edge) = tokio::try_join!(
-        Cluster::start("metrics-home", Parts::ControlPlane),
-        Cluster::start("metrics-edge", Parts::WithControllers),
-    )
-    .unwrap();
+async fn metrics_reflect_helm_runs_member_loss_and_lag(mode: Mode) -> TestResult {
+    let chart = ServedChart::small("replicaCount: 0").await?;
+    let (home, edge) = home_and_edge("metrics", Parts::ControlPlane).await?;
     let at_edge = FleetClient::at(&edge);
-    let values = ValuesFile::new("replicaCount: 0").unwrap();
-    let options = HubOptions::new(home.kubeconfig())
-        .args(chart_flags(&repository, "small", "1.0.0"))
-        .args([values_flag(&values)])
-        .args(["--self-cluster=false", "--proxy-grace=5s"]);
-    let mut hub = Hub::start(&options).unwrap();
-    let mut member = Membership::join(mode, &mut hub, &home, &edge, "edge-1")
-        .await
-        .unwrap();
+    let flags = chart.flags(&["--self-cluster=false", "--proxy-grace=5s"]);
+    let options = HubOptions::new(home.kubeconfig()).args(flags);
+    let mut hub = Hub::start(&options)?;
+    let mut member = Membership::join(mode, &mut hub, &home, &edge, "edge-1").await?;
     let ready = ("Ready", "True", "AllClustersReady");
-    at_edge.create("default", "acme", json!({})).await.unwrap();
-    at_edge.shows("default", "acme", &[ready]).await.unwrap();
+    at_edge.create("acme", json!({})).await?;
+    at_edge.shows("acme", &[ready]).await?;
     let edge_1 = ("member", "edge-1");
     let at_hub = async || hub.metrics().await;
     shows(at_hub, "krypton_hub_leader", &[], |value| value == 1.0).await;
@@ -542,13 +530,13 @@ async fn metrics_reflect_helm_runs_member_loss_and_lag(mode: Mode) {
     let phase = |phase| [edge_1, ("phase", phase)];
     shows(at_hub, tenants, &phase("ready"), |value| value == 1.0).await;
 
-    values.write("{replicaCount: 0, broken: true}").unwrap();
+    chart.write("{replicaCount: 0, broken: true}")?;
     let failed = ("ClusterError/edge-1", "True", "UpgradeFailed");
-    at_edge.shows("default", "acme", &[failed]).await.unwrap();
+    at_edge.shows("acme", &[failed]).await?;
     shows(at_hub, tenants, &phase("error"), |value| value == 1.0).await;
     let (prefix, text) = match member.agent() {
-        Some(agent) => ("krypton_agent", agent.metrics().await.unwrap()),
-        None => ("krypton_hub", hub.metrics().await.unwrap()),
+        Some(agent) => ("krypton_agent", agent.metrics().await?),
+        None => ("krypton_hub", hub.metrics().await?),
     };
     let there = Exposition::of(&[text]);
     let value = |name: &str, labels: &[(&str, &str)]| {
@@ -574,10 +562,11 @@ async fn metrics_reflect_helm_runs_member_loss_and_lag(mode: Mode) {
     assert_eq!(named.count(), 5);
 
     match member.agent() {
-        Some(agent) => agent.kill9().await.unwrap(),
-        None => edge.stop_apiserver().await.unwrap(),
+        Some(agent) => agent.kill9().await?,
+        None => edge.stop_apiserver().await?,
     }
     shows(at_hub, connected, &[edge_1], |value| value == 0.0).await;
-    values.write("{replicaCount: 0, message: later}").unwrap();
+    chart.write("{replicaCount: 0, message: later}")?;
     shows(at_hub, behind, &[edge_1], |value| value > 0.0).await;
+    Ok(())
 }

@@ -10,9 +10,9 @@ use std::{collections::BTreeMap, fs};
 use anyhow::Result;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use krypton_tests::{
-    Agent, AgentOptions, ChartRepository, ChartSource, Mode, Original, Pair, Parts, by_agent,
-    eventually,
-    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
+    Agent, AgentOptions, ChartRepository, ChartSource, Mode, Original, Pair, Parts, TestResult,
+    by_agent, eventually,
+    fleet::{ALL_READY, FleetClient, ValuesFile, chart_flags, values_flag},
     original::apply_crd,
 };
 use krypton_types::names;
@@ -23,7 +23,6 @@ use kube::{
 use serde_json::json;
 use tempfile::TempDir;
 
-pub(crate) const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const BY_HAND: &str = "tenant-g1-by-hand.yaml";
 /// No template sets a namespace, but one.
 const TEMPLATE: &str = r#"
@@ -81,23 +80,22 @@ pub(crate) struct Charts {
     _folder: TempDir,
 }
 
-pub(crate) async fn charts() -> Charts {
-    let folder = tempfile::tempdir().unwrap();
+pub(crate) async fn charts() -> TestResult<Charts> {
+    let folder = tempfile::tempdir()?;
     let root = folder.path().join("plain");
-    fs::create_dir_all(root.join("templates")).unwrap();
+    fs::create_dir_all(root.join("templates"))?;
     let about = "apiVersion: v2\nname: plain\nversion: 1.0.0\n";
-    fs::write(root.join("Chart.yaml"), about).unwrap();
+    fs::write(root.join("Chart.yaml"), about)?;
     fs::write(
         root.join("values.yaml"),
         "{replicaCount: 0, message: first}\n",
-    )
-    .unwrap();
-    fs::write(root.join("templates/all.yaml"), TEMPLATE).unwrap();
-    let repository = ChartRepository::start(&[ChartSource::folder(root)]).await;
-    Charts {
-        repository: repository.unwrap(),
+    )?;
+    fs::write(root.join("templates/all.yaml"), TEMPLATE)?;
+    let repository = ChartRepository::start(&[ChartSource::folder(root)]).await?;
+    Ok(Charts {
+        repository,
         _folder: folder,
-    }
+    })
 }
 
 pub(crate) fn original<'a>(pair: &'a Pair, charts: &'a Charts) -> Original<'a> {
@@ -134,63 +132,49 @@ pub(crate) async fn no_helm_ran(pair: &mut Pair) {
     assert!(!log.contains("running helm"), "{log}");
 }
 
-async fn unfinished_tenants_are_repaired_and_deletions_completed(mode: Mode) {
-    let charts = charts().await;
-    let mut pair = Pair::start("unfinished", mode, Parts::WithControllers)
-        .await
-        .unwrap();
+async fn unfinished_tenants_are_repaired_and_deletions_completed(mode: Mode) -> TestResult {
+    let charts = charts().await?;
+    let mut pair = Pair::start("unfinished", mode, Parts::WithControllers).await?;
     let desk = pair.desk();
     let [dead, wrong, doomed, spared] =
         ["dead", "wrong", "doomed", "spared"].map(|name| pair.release(name));
     {
         let original = original(&pair, &charts);
-        apply_crd(original.cluster, BY_HAND).await.unwrap();
+        apply_crd(original.cluster, BY_HAND).await?;
         let spec = |name: &str| json!({"workspace": format!("{name}-ws")});
         // Killed in an installation; what started next said that all was well.
         original
             .die_installing(&dead, "dead-ws", &["--set=replicaCount=1"])
-            .await
-            .unwrap();
+            .await?;
         let well = original.status(None);
-        original
-            .tenant("dead", spec("dead"), well.clone())
-            .await
-            .unwrap();
+        original.tenant("dead", spec("dead"), well.clone()).await?;
         // Failed once, and in error ever since.
-        original.install(&wrong, "wrong-ws").await.unwrap();
+        original.install(&wrong, "wrong-ws").await?;
         let error = original.status(Some("InstallFailed"));
-        original
-            .tenant("wrong", spec("wrong"), error)
-            .await
-            .unwrap();
+        original.tenant("wrong", spec("wrong"), error).await?;
         // In the middle of its deletion; and one that was restored from a backup out of such a middle.
         for (name, release) in [("doomed", &doomed), ("spared", &spared)] {
             let workspace = format!("{name}-ws");
-            original.install(release, &workspace).await.unwrap();
-            original
-                .tenant(name, spec(name), well.clone())
-                .await
-                .unwrap();
+            original.install(release, &workspace).await?;
+            original.tenant(name, spec(name), well.clone()).await?;
             let deleting = "mesh.openkcm.io/deleting";
-            desk.annotate("default", name, deleting, "true")
-                .await
-                .unwrap();
+            desk.annotate(name, deleting, "true").await?;
         }
     }
-    desk.delete("default", "doomed").await.unwrap();
-    let before = desk.releases().await.unwrap();
-    let kept = maps(&desk, "spared-ws").await.unwrap();
+    desk.delete("doomed").await?;
+    let before = desk.releases().await?;
+    let kept = maps(&desk, "spared-ws").await?;
 
-    let values = ValuesFile::new("{}").unwrap();
+    let values = ValuesFile::new("{}")?;
     // What nobody of ours has locked is taken over after three times this, and a minute.
     let short = "--helm-timeout=10s".to_owned();
     let flags = flags(&charts, &values).into_iter();
-    pair.open(flags.chain([short.clone()])).await.unwrap();
+    pair.open(flags.chain([short.clone()])).await?;
     let mut agent = None;
     if mode == Mode::Agent {
-        pair.actor().unwrap().stop().await.unwrap();
+        pair.actor()?.stop().await?;
         let options = AgentOptions::new(pair.cluster().kubeconfig()).args([short]);
-        agent = Some(Agent::start(&options).unwrap());
+        agent = Some(Agent::start(&options)?);
     }
     let [ready, error, progress] =
         ["ClusterReady", "ClusterError", "ClusterProgress"].map(|kind| pair.condition(kind));
@@ -200,38 +184,37 @@ async fn unfinished_tenants_are_repaired_and_deletions_completed(mode: Mode) {
         (ready.as_str(), "True", "Installed"),
         (error.as_str(), "False", "NoError"),
     ];
-    let recovered = desk.shows("default", "wrong", &adopted).await.unwrap();
+    let recovered = desk.shows("wrong", &adopted).await?;
     assert_eq!(recovered.status.unwrap().phase.as_deref(), Some("Ready"));
     let locked = (progress.as_str(), "True", "Locked");
-    desk.shows("default", "dead", &[locked]).await.unwrap();
-    let spared_tenant = desk.shows("default", "spared", &adopted).await.unwrap();
+    desk.shows("dead", &[locked]).await?;
+    let spared_tenant = desk.shows("spared", &adopted).await?;
     assert!(
         spared_tenant
             .annotations()
             .contains_key("mesh.openkcm.io/deleting")
     );
     assert_eq!(spared_tenant.finalizers(), [names::TENANT_FINALIZER]);
-    desk.gone("default", "doomed").await.unwrap();
-    assert_eq!(desk.revisions("doomed-ws", &doomed).await.unwrap(), []);
+    desk.gone("doomed").await?;
+    assert_eq!(desk.revisions("doomed-ws", &doomed).await?, []);
 
-    desk.newest_is("dead-ws", &dead, 2, "deployed")
-        .await
-        .unwrap();
-    desk.shows("default", "dead", &[ALL_READY]).await.unwrap();
-    let after = desk.releases().await.unwrap();
+    desk.newest_is("dead-ws", &dead, 2, "deployed").await?;
+    desk.ready("dead").await?;
+    let after = desk.releases().await?;
     for release in [&wrong, &spared] {
         let name = format!("sh.helm.release.v1.{release}.v1");
         assert_eq!(after.get(&name), before.get(&name), "{name} is as it was");
     }
-    assert_eq!(maps(&desk, "spared-ws").await.unwrap(), kept);
+    assert_eq!(maps(&desk, "spared-ws").await?, kept);
     let actor = match &mut agent {
         Some(agent) => agent,
-        None => pair.actor().unwrap(),
+        None => pair.actor()?,
     };
-    let log = actor.log().unwrap();
+    let log = actor.log()?;
     for line in log.lines().filter(|line| line.contains("running helm")) {
         assert!(line.contains(&dead) || line.contains(&doomed), "{line}");
     }
+    Ok(())
 }
 
 /// GET and LIST of Secrets, and DELETE of them.
@@ -244,47 +227,40 @@ async fn reads_and_deletes(pair: &Pair) -> [u64; 2] {
     [of("GET") + of("LIST"), of("DELETE")]
 }
 
-async fn long_history_is_adopted_cheaply_and_then_pruned(mode: Mode) {
+async fn long_history_is_adopted_cheaply_and_then_pruned(mode: Mode) -> TestResult {
     const REVISIONS: u32 = 300;
-    let charts = charts().await;
-    let mut pair = Pair::start("piled", mode, Parts::WithControllers)
-        .await
-        .unwrap();
+    let charts = charts().await?;
+    let mut pair = Pair::start("piled", mode, Parts::WithControllers).await?;
     let desk = pair.desk();
     let release = pair.release("acme");
     {
         let original = original(&pair, &charts);
-        apply_crd(original.cluster, BY_HAND).await.unwrap();
-        original.install(&release, "acme-ws").await.unwrap();
-        original
-            .pile_up(&release, "acme-ws", REVISIONS)
-            .await
-            .unwrap();
+        apply_crd(original.cluster, BY_HAND).await?;
+        original.install(&release, "acme-ws").await?;
+        original.pile_up(&release, "acme-ws", REVISIONS).await?;
         let spec = json!({"workspace": "acme-ws"});
         let status = original.status(None);
-        original.tenant("acme", spec, status).await.unwrap();
+        original.tenant("acme", spec, status).await?;
     }
-    let before = desk.releases().await.unwrap();
+    let before = desk.releases().await?;
     assert_eq!(before.len(), REVISIONS as usize);
     let [read, _] = reads_and_deletes(&pair).await;
-    let values = ValuesFile::new("{}").unwrap();
-    pair.open(flags(&charts, &values)).await.unwrap();
-    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    let values = ValuesFile::new("{}")?;
+    pair.open(flags(&charts, &values)).await?;
+    desk.ready("acme").await?;
     no_helm_ran(&mut pair).await;
     let [adopted, deleted] = reads_and_deletes(&pair).await;
     println!("{mode:?}: {} reads of Secrets to adopt", adopted - read);
     assert!(adopted - read < 20, "{} reads of Secrets", adopted - read);
-    assert_eq!(desk.releases().await.unwrap(), before);
+    assert_eq!(desk.releases().await?, before);
 
-    values.write("message: second").unwrap();
+    values.write("message: second")?;
     desk.newest_is("acme-ws", &release, REVISIONS + 1, "deployed")
-        .await
-        .unwrap();
-    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+        .await?;
+    desk.ready("acme").await?;
     let left: Vec<u32> = desk
         .revisions("acme-ws", &release)
-        .await
-        .unwrap()
+        .await?
         .into_iter()
         .map(|(number, _)| number)
         .collect();
@@ -302,7 +278,7 @@ async fn long_history_is_adopted_cheaply_and_then_pruned(mode: Mode) {
         "{} reads of Secrets",
         upgraded - adopted
     );
-    eventually("the adopted revision to be signed", PATIENCE, async || {
+    eventually("the adopted revision to be signed", async || {
         let secrets: Api<Secret> = Api::namespaced(desk.client.clone(), "acme-ws");
         let adopted = secrets
             .get(&format!("sh.helm.release.v1.{release}.v{REVISIONS}"))
@@ -312,12 +288,11 @@ async fn long_history_is_adopted_cheaply_and_then_pruned(mode: Mode) {
             .contains_key("mesh.openkcm.io/tenant-uid")
             .then_some(()))
     })
-    .await
-    .unwrap();
-    desk.tenants("default")
+    .await?;
+    desk.tenants()
         .delete("acme", &DeleteParams::default())
-        .await
-        .unwrap();
-    desk.gone("default", "acme").await.unwrap();
-    assert!(desk.releases().await.unwrap().is_empty());
+        .await?;
+    desk.gone("acme").await?;
+    assert!(desk.releases().await?.is_empty());
+    Ok(())
 }

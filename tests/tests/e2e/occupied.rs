@@ -6,8 +6,8 @@ use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Secret};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_crds::tenant::Tenant;
 use krypton_tests::{
-    ChartRepository, ChartSource, Mode, Pair, Parts, by_agent, eventually,
-    fleet::{FleetClient, PATIENCE, chart_flags},
+    ChartRepository, ChartSource, Mode, Pair, Parts, Scenario, TestResult, by_agent, eventually,
+    fleet::{FleetClient, chart_flags},
 };
 use kube::api::{DynamicObject, PostParams};
 use kube::core::NamespaceResourceScope;
@@ -18,7 +18,6 @@ use tempfile::TempDir;
 
 use crate::input::careless_crd;
 
-const READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const TEMPLATE: &str = r#"
 apiVersion: v1
 kind: ConfigMap
@@ -50,7 +49,7 @@ fn chart(folder: &TempDir) -> ChartSource {
 }
 
 /// Creates an object, and returns its UID.
-async fn put<K>(desk: &FleetClient, namespace: &str, object: Value) -> String
+async fn put<K>(desk: &FleetClient, namespace: &str, object: Value) -> TestResult<String>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
         + Clone
@@ -59,9 +58,9 @@ where
         + DeserializeOwned,
 {
     let api: Api<K> = Api::namespaced(desk.client.clone(), namespace);
-    let object = serde_json::from_value(object).unwrap();
-    let made = api.create(&PostParams::default(), &object).await.unwrap();
-    made.uid().unwrap()
+    let object = serde_json::from_value(object)?;
+    let made = api.create(&PostParams::default(), &object).await?;
+    Ok(made.uid().unwrap())
 }
 
 async fn stays(desk: &FleetClient, name: &str) {
@@ -71,44 +70,36 @@ async fn stays(desk: &FleetClient, name: &str) {
 
 async fn is_gone(desk: &FleetClient, name: &str) {
     let what = format!("namespace {name} to be gone");
-    eventually(&what, PATIENCE, async || {
+    eventually(&what, async || {
         Ok(desk.namespace(name).await?.is_none().then_some(()))
     })
     .await
     .unwrap();
 }
 
-async fn workspace_with_other_objects_stays(mode: Mode) {
-    let folder = tempfile::tempdir().unwrap();
-    let repository = ChartRepository::start(&[chart(&folder)]).await.unwrap();
-    let mut pair = Pair::start("occupied", mode, Parts::WithControllers)
-        .await
-        .unwrap();
-    pair.open(chart_flags(&repository, "maps", "1.0.0"))
-        .await
-        .unwrap();
+async fn workspace_with_other_objects_stays(mode: Mode) -> TestResult {
+    let folder = tempfile::tempdir()?;
+    let (pair, _chart) = Scenario::new("occupied", mode)
+        .chart(chart(&folder), "maps")
+        .start()
+        .await?;
     let desk = pair.desk();
-    for name in ["plain", "shared", "kept"] {
-        desk.create("default", name, json!({})).await.unwrap();
-    }
-    for name in ["plain", "shared", "kept"] {
-        desk.shows("default", name, &[READY]).await.unwrap();
-    }
+    desk.install_all(&["plain", "shared", "kept"]).await?;
     let map = json!({"metadata": {"name": "theirs"}});
-    let map = put::<ConfigMap>(&desk, "shared", map).await;
+    let map = put::<ConfigMap>(&desk, "shared", map).await?;
     let claim = json!({"metadata": {"name": "data"}, "spec": {"accessModes": ["ReadWriteOnce"],
         "resources": {"requests": {"storage": "1Gi"}}}});
-    let claim = put::<PersistentVolumeClaim>(&desk, "shared", claim).await;
+    let claim = put::<PersistentVolumeClaim>(&desk, "shared", claim).await?;
     // It goes with another object, so it does not count.
     let owner = json!([{"apiVersion": "v1", "kind": "ConfigMap", "name": "theirs", "uid": map}]);
     let owned = json!({"metadata": {"name": "owned", "ownerReferences": owner}});
-    put::<ConfigMap>(&desk, "shared", owned).await;
+    put::<ConfigMap>(&desk, "shared", owned).await?;
 
     for name in ["plain", "shared", "kept"] {
-        desk.delete("default", name).await.unwrap();
+        desk.delete(name).await?;
     }
     for name in ["plain", "shared", "kept"] {
-        desk.gone("default", name).await.unwrap();
+        desk.gone(name).await?;
     }
 
     is_gone(&desk, "plain").await;
@@ -120,37 +111,33 @@ async fn workspace_with_other_objects_stays(mode: Mode) {
         ("kept", "ConfigMap of-value (kept by the chart);"),
     ] {
         stays(&desk, name).await;
-        let told = desk.told("default", name, "WorkspaceKept").await.unwrap();
+        let told = desk.told(name, "WorkspaceKept").await?;
         assert!(told.contains(expected), "{told}");
         let release = pair.release(name);
-        assert_eq!(desk.revisions(name, &release).await.unwrap(), []);
+        assert_eq!(desk.revisions(name, &release).await?, []);
     }
     let maps: Api<ConfigMap> = Api::namespaced(desk.client.clone(), "shared");
-    assert_eq!(maps.get("theirs").await.unwrap().uid(), Some(map));
-    assert!(maps.get_opt("of-the-chart").await.unwrap().is_none());
+    assert_eq!(maps.get("theirs").await?.uid(), Some(map));
+    assert!(maps.get_opt("of-the-chart").await?.is_none());
     let claims: Api<PersistentVolumeClaim> = Api::namespaced(desk.client.clone(), "shared");
-    assert_eq!(claims.get("data").await.unwrap().uid(), Some(claim));
+    assert_eq!(claims.get("data").await?.uid(), Some(claim));
     let maps: Api<ConfigMap> = Api::namespaced(desk.client.clone(), "kept");
-    maps.get("of-value").await.unwrap();
+    maps.get("of-value").await?;
+    Ok(())
 }
 
-async fn foreign_secret_or_tenant_does_not_stop_deletion(mode: Mode) {
-    let folder = tempfile::tempdir().unwrap();
-    let repository = ChartRepository::start(&[chart(&folder)]).await.unwrap();
-    let mut pair = Pair::start("strangers", mode, Parts::WithControllers)
-        .await
-        .unwrap();
+async fn foreign_secret_or_tenant_does_not_stop_deletion(mode: Mode) -> TestResult {
+    let folder = tempfile::tempdir()?;
+    let repository = ChartRepository::start(&[chart(&folder)]).await?;
+    let mut pair = Pair::start("strangers", mode, Parts::WithControllers).await?;
     let desk = pair.desk();
     let cluster = pair.cluster();
-    cluster
-        .kubectl(["create", "namespace", "odd"])
-        .await
-        .unwrap();
+    cluster.kubectl(["create", "namespace", "odd"]).await?;
     let mark = ["label", "namespace", "odd", "mesh.openkcm.io/created-for=x"];
-    cluster.kubectl(mark).await.unwrap();
+    cluster.kubectl(mark).await?;
     let crds: Api<CustomResourceDefinition> = Api::all(desk.client.clone());
-    let crd = careless_crd().unwrap();
-    crds.create(&PostParams::default(), &crd).await.unwrap();
+    let crd = careless_crd()?;
+    crds.create(&PostParams::default(), &crd).await?;
     let resource = kube::api::ApiResource::erase::<Tenant>(&());
     let raw: Api<DynamicObject> = Api::namespaced_with(desk.client.clone(), "odd", &resource);
     let unreadable: DynamicObject = serde_json::from_value(json!({
@@ -158,35 +145,26 @@ async fn foreign_secret_or_tenant_does_not_stop_deletion(mode: Mode) {
         "kind": "Tenant",
         "metadata": {"name": "unreadable"},
         "spec": {"workspace": ["a", "list"]},
-    }))
-    .unwrap();
-    eventually("the careless CRD to be served", PATIENCE, async || {
+    }))?;
+    eventually("the careless CRD to be served", async || {
         Ok(Some(raw.create(&PostParams::default(), &unreadable).await?))
     })
-    .await
-    .unwrap();
-    pair.open(chart_flags(&repository, "maps", "1.0.0"))
-        .await
-        .unwrap();
-    for name in ["odd", "notes"] {
-        desk.create("default", name, json!({})).await.unwrap();
-    }
-    for name in ["odd", "notes"] {
-        desk.shows("default", name, &[READY]).await.unwrap();
-    }
+    .await?;
+    pair.open(chart_flags(&repository, "maps", "1.0.0")).await?;
+    desk.install_all(&["odd", "notes"]).await?;
     // Neither is a revision: one has no type, the other another name.
     let labels = json!({"owner": "helm", "name": pair.release("notes"), "version": "7",
         "status": "deployed"});
     for (name, type_) in [("notes", "Opaque"), ("copy", "helm.sh/release.v1")] {
         let secret = json!({"metadata": {"name": name, "labels": labels}, "type": type_});
-        put::<Secret>(&desk, "notes", secret).await;
+        put::<Secret>(&desk, "notes", secret).await?;
     }
 
     for (name, expected) in [("notes", "Secret copy"), ("odd", "Tenant unreadable")] {
-        desk.delete("default", name).await.unwrap();
-        desk.gone("default", name).await.unwrap();
+        desk.remove(name).await?;
         stays(&desk, name).await;
-        let told = desk.told("default", name, "WorkspaceKept").await.unwrap();
+        let told = desk.told(name, "WorkspaceKept").await?;
         assert!(told.contains(expected), "{told}");
     }
+    Ok(())
 }

@@ -15,7 +15,7 @@ use krypton_helm::releases::labels::RUN_LABEL;
 use krypton_runtime::lease;
 use krypton_tests::{
     Agent, AgentOptions, ChartRepository, Cluster, FaultProxy, Gate, HelmWatch, Hub, HubOptions,
-    Mode, Parts, Traffic, bundle, eventually,
+    Mode, Parts, TestResult, Traffic, bundle, eventually,
     fleet::{FleetClient, PATIENCE, chart_flags, helm_processes},
     gate,
     membership::write_secret,
@@ -23,8 +23,6 @@ use krypton_tests::{
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 use tempfile::TempDir;
-
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 
 /// A hub whose patience with lost agents is short, and whose chart waits at a gate.
 struct Home {
@@ -35,58 +33,58 @@ struct Home {
 }
 
 impl Home {
-    async fn start(name: &str) -> Self {
-        let gate = Gate::new().unwrap();
-        let repository = ChartRepository::start(&[gate.chart()]).await.unwrap();
-        let cluster = Cluster::start(name, Parts::ControlPlane).await.unwrap();
-        let watch = HelmWatch::new().unwrap();
+    async fn start(name: &str) -> TestResult<Self> {
+        let gate = Gate::new()?;
+        let repository = ChartRepository::start(&[gate.chart()]).await?;
+        let cluster = Cluster::start(name, Parts::ControlPlane).await?;
+        let watch = HelmWatch::new()?;
         let options = HubOptions::new(cluster.kubeconfig())
             .args(chart_flags(&repository, "gate", "1.0.0"))
             .args(["--self-cluster=false", "--proxy-grace=5s"])
-            .args([watch.flag("hub").unwrap()]);
-        let mut hub = Hub::start(&options).unwrap();
-        hub.ready(PATIENCE).await.unwrap();
-        Self {
+            .args([watch.flag("hub")?]);
+        let mut hub = Hub::start(&options)?;
+        hub.ready(PATIENCE).await?;
+        Ok(Self {
             hub,
             cluster,
             watch,
             _chart: (repository, gate),
-        }
+        })
     }
 
     /// The member's first agent, which holds the Lease.
     async fn join(&self, name: &str, edge: &Cluster, by: &Path, helm: &str) -> Agent {
-        let mut agent = self.begin_to_join(name, by, helm).await;
+        let mut agent = self.begin_to_join(name, by, helm).await.unwrap();
         agent.ready(PATIENCE).await.unwrap();
         let holder = FleetClient::at(edge).held_by_another("").await.unwrap();
         assert!(holder.starts_with("agent/one/"), "{holder}");
         agent
     }
 
-    async fn begin_to_join(&self, name: &str, by: &Path, helm: &str) -> Agent {
-        let folder = TempDir::with_prefix("krypton-join-").unwrap();
+    async fn begin_to_join(&self, name: &str, by: &Path, helm: &str) -> TestResult<Agent> {
+        let folder = TempDir::with_prefix("krypton-join-")?;
         let file = folder.path().join("bundle.yaml");
-        write_secret(&file, &bundle(&self.cluster, name).await.unwrap()).unwrap();
+        write_secret(&file, &bundle(&self.cluster, name).await?)?;
         let options = AgentOptions::new(by).join_file(&file).args([helm]);
-        let mut agent = Agent::start(&options).unwrap();
-        agent.ready(PATIENCE).await.unwrap();
-        agent
+        let mut agent = Agent::start(&options)?;
+        agent.ready(PATIENCE).await?;
+        Ok(agent)
     }
 }
 
 /// Another agent of a member that has joined.
-async fn second_agent(edge: &Cluster, watch: &HelmWatch) -> Agent {
-    let flags = ["--replica=two".to_owned(), watch.flag("two").unwrap()];
-    let mut agent = Agent::start(&AgentOptions::new(edge.kubeconfig()).args(flags)).unwrap();
-    agent.ready(PATIENCE).await.unwrap();
-    agent
+async fn second_agent(edge: &Cluster, watch: &HelmWatch) -> TestResult<Agent> {
+    let flags = ["--replica=two".to_owned(), watch.flag("two")?];
+    let mut agent = Agent::start(&AgentOptions::new(edge.kubeconfig()).args(flags))?;
+    agent.ready(PATIENCE).await?;
+    Ok(agent)
 }
 
 /// Waits until the Lease changes hands, and shows that helm of the former holder was dead before.
 async fn handed_over(at_edge: &FleetClient, before: &str, former: &Agent) -> String {
     let folder = former.folder().unwrap();
     let mut dead = false;
-    eventually("the Lease to change hands", PATIENCE, async || {
+    eventually("the Lease to change hands", async || {
         // In this order: who is seen afterwards was alive when the Lease had changed hands.
         let holder = at_edge.holder().await?;
         let alive = helm_processes(folder);
@@ -117,83 +115,69 @@ async fn one_is_deployed_and_none_pending(at_edge: &FleetClient, name: &str, rel
 }
 
 #[tokio::test]
-async fn frozen_agent_runs_no_helm_after_takeover() {
+async fn frozen_agent_runs_no_helm_after_takeover() -> TestResult {
     let (home, edge) = tokio::join!(
         Home::start("frozen-home"),
         Cluster::start("frozen-edge", Parts::WithControllers)
     );
-    let edge = edge.unwrap();
+    let (home, edge) = (home?, edge?);
     let (at_edge, watch) = (FleetClient::at(&edge), &home.watch);
-    let helm = watch.flag("one").unwrap();
+    let helm = watch.flag("one")?;
     let mut one = home.join("edge-1", &edge, edge.kubeconfig(), &helm).await;
-    let _two = second_agent(&edge, watch).await;
-    at_edge.create("default", "acme", json!({})).await.unwrap();
-    let hook = gate::hook(&at_edge, "acme", None).await.unwrap();
-    let holder = at_edge.holder().await.unwrap();
+    let _two = second_agent(&edge, watch).await?;
+    at_edge.create("acme", json!({})).await?;
+    let hook = gate::hook(&at_edge, "acme", None).await?;
+    let holder = at_edge.holder().await?;
 
-    one.freeze().unwrap();
+    one.freeze()?;
     let next = handed_over(&at_edge, &holder, &one).await;
     assert!(next.starts_with("agent/two/"), "{next}");
-    let hook = gate::hook(&at_edge, "acme", Some(&hook)).await.unwrap();
-    gate::open(&at_edge, "acme", &hook).await.unwrap();
-    at_edge
-        .shows("default", "acme", &[ALL_READY])
-        .await
-        .unwrap();
+    let hook = gate::hook(&at_edge, "acme", Some(&hook)).await?;
+    gate::open(&at_edge, "acme", &hook).await?;
+    at_edge.ready("acme").await?;
     one_is_deployed_and_none_pending(&at_edge, "acme", "tenant-acme-edge-1").await;
     // The last that the second one writes: it has looked after what the killed install left behind.
     let secrets: Api<Secret> = Api::namespaced(at_edge.client.clone(), "acme");
-    eventually(
-        "the killed install to be looked after",
-        PATIENCE,
-        async || {
-            let killed = secrets
-                .get_metadata("sh.helm.release.v1.tenant-acme-edge-1.v1")
-                .await?;
-            Ok((!killed.labels().contains_key(RUN_LABEL)).then_some(()))
-        },
-    )
-    .await
-    .unwrap();
+    eventually("the killed install to be looked after", async || {
+        let killed = secrets
+            .get_metadata("sh.helm.release.v1.tenant-acme-edge-1.v1")
+            .await?;
+        Ok((!killed.labels().contains_key(RUN_LABEL)).then_some(()))
+    })
+    .await?;
     let everything = async || {
-        let tenant = at_edge.tenants("default").get("acme").await.unwrap();
+        let tenant = at_edge.tenants().get("acme").await.unwrap();
         let releases = at_edge.releases().await.unwrap();
         (releases, tenant.metadata.resource_version)
     };
     let before = everything().await;
 
-    one.thaw().unwrap();
-    eventually("the woken one to know", PATIENCE, async || {
-        Ok(one.log()?.contains("permitted=false").then_some(()))
-    })
-    .await
-    .unwrap();
-    at_edge.lease_renewed().await.unwrap();
-    assert_eq!(at_edge.holder().await.unwrap(), next);
+    one.thaw()?;
+    one.logs("permitted=false").await?;
+    at_edge.lease_renewed().await?;
+    assert_eq!(at_edge.holder().await?, next);
     assert_eq!(everything().await, before);
     // A change that both see is for one of them.
-    at_edge.create("default", "after", json!({})).await.unwrap();
-    let hook = gate::hook(&at_edge, "after", None).await.unwrap();
-    assert!(helm_processes(one.folder().unwrap()).is_empty());
-    gate::open(&at_edge, "after", &hook).await.unwrap();
-    at_edge
-        .shows("default", "after", &[ALL_READY])
-        .await
-        .unwrap();
-    assert_eq!(watch.runs().unwrap(), ["one", "two", "two"]);
+    at_edge.create("after", json!({})).await?;
+    let hook = gate::hook(&at_edge, "after", None).await?;
+    assert!(helm_processes(one.folder()?).is_empty());
+    gate::open(&at_edge, "after", &hook).await?;
+    at_edge.ready("after").await?;
+    assert_eq!(watch.runs()?, ["one", "two", "two"]);
+    Ok(())
 }
 
 #[tokio::test]
-async fn replicas_share_bundle_and_stopping_one_drains_helm() {
+async fn replicas_share_bundle_and_stopping_one_drains_helm() -> TestResult {
     let (home, edge) = tokio::join!(
         Home::start("replicas-home"),
         Cluster::start("replicas-edge", Parts::WithControllers)
     );
-    let edge = edge.unwrap();
+    let (home, edge) = (home?, edge?);
     let (at_home, at_edge) = (FleetClient::at(&home.cluster), FleetClient::at(&edge));
-    let folder = TempDir::with_prefix("krypton-join-").unwrap();
+    let folder = TempDir::with_prefix("krypton-join-")?;
     let file = folder.path().join("bundle.yaml");
-    write_secret(&file, &bundle(&home.cluster, "edge-1").await.unwrap()).unwrap();
+    write_secret(&file, &bundle(&home.cluster, "edge-1").await?)?;
     let start = |replica: &str| {
         let flags = [
             format!("--replica={replica}"),
@@ -206,21 +190,21 @@ async fn replicas_share_bundle_and_stopping_one_drains_helm() {
     };
     let (mut one, mut two) = (start("one"), start("two"));
     let ready = tokio::join!(one.ready(PATIENCE), two.ready(PATIENCE));
-    ready.0.unwrap();
-    ready.1.unwrap();
-    at_home.member_is("edge-1", Mode::Agent).await.unwrap();
+    ready.0?;
+    ready.1?;
+    at_home.member_is("edge-1", Mode::Agent).await?;
 
-    let holder = at_edge.held_by_another("").await.unwrap();
+    let holder = at_edge.held_by_another("").await?;
     let ones = holder.starts_with("agent/one/");
     let (mut writes, waits, next) = match ones {
         true => (one, two, "two"),
         false => (two, one, "one"),
     };
-    at_edge.create("default", "acme", json!({})).await.unwrap();
-    let hook = gate::hook(&at_edge, "acme", None).await.unwrap();
-    assert!(helm_processes(waits.folder().unwrap()).is_empty());
-    let folder = writes.folder().unwrap().to_owned();
-    let taken = eventually("the other to take it", PATIENCE, async || {
+    at_edge.create("acme", json!({})).await?;
+    let hook = gate::hook(&at_edge, "acme", None).await?;
+    assert!(helm_processes(waits.folder()?).is_empty());
+    let folder = writes.folder()?.to_owned();
+    let taken = eventually("the other to take it", async || {
         // In this order: who is seen afterwards was alive when the Lease had been given up.
         let now = at_edge.holder().await?;
         let alive = helm_processes(&folder);
@@ -231,44 +215,42 @@ async fn replicas_share_bundle_and_stopping_one_drains_helm() {
         Ok(now.starts_with(&format!("agent/{next}/")).then_some(()))
     });
     let (stopped, taken) = tokio::join!(writes.stop(), taken);
-    assert!(stopped.unwrap().success());
-    taken.unwrap();
+    assert!(stopped?.success());
+    taken?;
     // What it could not end is taken up by the other.
-    let hook = gate::hook(&at_edge, "acme", Some(&hook)).await.unwrap();
-    gate::open(&at_edge, "acme", &hook).await.unwrap();
-    at_edge
-        .shows("default", "acme", &[ALL_READY])
-        .await
-        .unwrap();
+    let hook = gate::hook(&at_edge, "acme", Some(&hook)).await?;
+    gate::open(&at_edge, "acme", &hook).await?;
+    at_edge.ready("acme").await?;
     one_is_deployed_and_none_pending(&at_edge, "acme", "tenant-acme-edge-1").await;
+    Ok(())
 }
 
 #[tokio::test]
-async fn restart_in_same_pod_reacquires_lease_at_once() {
+async fn restart_in_same_pod_reacquires_lease_at_once() -> TestResult {
     let (home, edge) = tokio::join!(
         Home::start("same-pod-home"),
         Cluster::start("same-pod-edge", Parts::WithControllers)
     );
-    let edge = edge.unwrap();
+    let (home, edge) = (home?, edge?);
     let at_edge = FleetClient::at(&edge);
-    let helm = home.watch.flag("one").unwrap();
-    let folder = TempDir::with_prefix("krypton-join-").unwrap();
+    let helm = home.watch.flag("one")?;
+    let folder = TempDir::with_prefix("krypton-join-")?;
     let file = folder.path().join("bundle.yaml");
-    write_secret(&file, &bundle(&home.cluster, "edge-1").await.unwrap()).unwrap();
+    write_secret(&file, &bundle(&home.cluster, "edge-1").await?)?;
     let options = AgentOptions::new(edge.kubeconfig())
         .join_file(&file)
         .args([helm])
         .in_pod("uid-of-one");
-    let mut one = Agent::start(&options).unwrap();
-    one.ready(PATIENCE).await.unwrap();
-    let holder = at_edge.held_by_another("").await.unwrap();
+    let mut one = Agent::start(&options)?;
+    one.ready(PATIENCE).await?;
+    let holder = at_edge.held_by_another("").await?;
     assert!(
         holder.starts_with("agent/one/") && holder.ends_with("@uid-of-one"),
         "{holder}"
     );
-    let waiting = second_agent(&edge, &home.watch).await;
-    at_edge.create("default", "acme", json!({})).await.unwrap();
-    let hook = gate::hook(&at_edge, "acme", None).await.unwrap();
+    let waiting = second_agent(&edge, &home.watch).await?;
+    at_edge.create("acme", json!({})).await?;
+    let hook = gate::hook(&at_edge, "acme", None).await?;
 
     // In the middle of an install, whose helm ends with the container.
     let transitions = async || {
@@ -278,31 +260,28 @@ async fn restart_in_same_pod_reacquires_lease_at_once() {
         lease.spec.unwrap().lease_transitions
     };
     let before = transitions().await;
-    one.kill9().await.unwrap();
-    let left = one.folder().unwrap().to_owned();
-    eventually("its helm to end with it", PATIENCE, async || {
+    one.kill9().await?;
+    let left = one.folder()?.to_owned();
+    eventually("its helm to end with it", async || {
         Ok(helm_processes(&left).is_empty().then_some(()))
     })
-    .await
-    .unwrap();
-    let mut again = Agent::start(&options).unwrap();
-    again.ready(PATIENCE).await.unwrap();
-    let next = at_edge.held_by_another(&holder).await.unwrap();
+    .await?;
+    let mut again = Agent::start(&options)?;
+    again.ready(PATIENCE).await?;
+    let next = at_edge.held_by_another(&holder).await?;
     assert!(
         next.starts_with("agent/one/") && next.ends_with("@uid-of-one"),
         "{next}"
     );
     // Nobody was in between: the other, in no pod or another one, still waits for the minute.
     assert_eq!(transitions().await, before.map(|before| before + 1));
-    assert!(helm_processes(waiting.folder().unwrap()).is_empty());
-    let hook = gate::hook(&at_edge, "acme", Some(&hook)).await.unwrap();
-    gate::open(&at_edge, "acme", &hook).await.unwrap();
-    at_edge
-        .shows("default", "acme", &[ALL_READY])
-        .await
-        .unwrap();
+    assert!(helm_processes(waiting.folder()?).is_empty());
+    let hook = gate::hook(&at_edge, "acme", Some(&hook)).await?;
+    gate::open(&at_edge, "acme", &hook).await?;
+    at_edge.ready("acme").await?;
     one_is_deployed_and_none_pending(&at_edge, "acme", "tenant-acme-edge-1").await;
-    assert_eq!(home.watch.runs().unwrap(), ["one", "one"]);
+    assert_eq!(home.watch.runs()?, ["one", "one"]);
+    Ok(())
 }
 
 /// What becomes of the member's first agent in the middle of an install.
@@ -312,53 +291,51 @@ enum Trouble {
     Way(Traffic),
 }
 
-async fn taken_over(home: &Home, name: &str, edge: &Cluster, trouble: Trouble) {
-    let watch = HelmWatch::new().unwrap();
+async fn taken_over(home: &Home, name: &str, edge: &Cluster, trouble: Trouble) -> TestResult {
+    let watch = HelmWatch::new()?;
     let at_edge = FleetClient::at(edge);
-    let way = FaultProxy::before(edge).await.unwrap();
-    let helm = watch.flag("one").unwrap();
+    let way = FaultProxy::before(edge).await?;
+    let helm = watch.flag("one")?;
     let mut one = home.join(name, edge, &way.kubeconfig(), &helm).await;
-    let mut two = second_agent(edge, &watch).await;
-    at_edge.create("default", "acme", json!({})).await.unwrap();
-    let hook = gate::hook(&at_edge, "acme", None).await.unwrap();
-    let holder = at_edge.holder().await.unwrap();
+    let mut two = second_agent(edge, &watch).await?;
+    at_edge.create("acme", json!({})).await?;
+    let hook = gate::hook(&at_edge, "acme", None).await?;
+    let holder = at_edge.holder().await?;
     assert!(holder.starts_with("agent/one/"), "{name}: {holder}");
-    assert!(helm_processes(two.folder().unwrap()).is_empty(), "{name}");
+    assert!(helm_processes(two.folder()?).is_empty(), "{name}");
 
     match trouble {
-        Trouble::Dies => one.kill9().await.unwrap(),
+        Trouble::Dies => one.kill9().await?,
         Trouble::Way(traffic) => way.set(traffic),
     }
     let next = handed_over(&at_edge, &holder, &one).await;
     assert!(next.starts_with("agent/two/"), "{name}: {next}");
-    let hook = gate::hook(&at_edge, "acme", Some(&hook)).await.unwrap();
-    gate::open(&at_edge, "acme", &hook).await.unwrap();
-    at_edge
-        .shows("default", "acme", &[ALL_READY])
-        .await
-        .unwrap();
+    let hook = gate::hook(&at_edge, "acme", Some(&hook)).await?;
+    gate::open(&at_edge, "acme", &hook).await?;
+    at_edge.ready("acme").await?;
     let release = format!("tenant-acme-{name}");
     one_is_deployed_and_none_pending(&at_edge, "acme", &release).await;
 
     match trouble {
         Trouble::Dies => {
             let options = AgentOptions::new(edge.kubeconfig()).args([helm]);
-            one = Agent::start(&options).unwrap();
-            one.ready(PATIENCE).await.unwrap();
+            one = Agent::start(&options)?;
+            one.ready(PATIENCE).await?;
         }
         Trouble::Way(_) => way.set(Traffic::Pass),
     }
-    assert!(two.stop().await.unwrap().success());
-    let back = at_edge.held_by_another(&next).await.unwrap();
+    assert!(two.stop().await?.success());
+    let back = at_edge.held_by_another(&next).await?;
     assert!(back.starts_with("agent/one/"), "{name}: {back}");
-    at_edge.lease_renewed().await.unwrap();
+    at_edge.lease_renewed().await?;
     one_is_deployed_and_none_pending(&at_edge, "acme", &release).await;
-    assert_eq!(watch.runs().unwrap(), ["one", "two"], "{name}");
+    assert_eq!(watch.runs()?, ["one", "two"], "{name}");
+    Ok(())
 }
 
 /// Four members at once: each waits for a Lease.
 #[tokio::test]
-async fn lost_agent_has_no_helm_running_at_takeover() {
+async fn lost_agent_has_no_helm_running_at_takeover() -> TestResult {
     let start = async |name: &str| Cluster::start(name, Parts::WithControllers).await.unwrap();
     let (home, dead, cut, late, deaf) = tokio::join!(
         Home::start("over-home"),
@@ -367,54 +344,52 @@ async fn lost_agent_has_no_helm_running_at_takeover() {
         start("over-late"),
         start("over-deaf"),
     );
+    let home = home?;
     let delay = Traffic::Delay(Duration::from_secs(20));
     let half_open = Traffic::Swallow {
         there: false,
         back: true,
     };
-    tokio::join!(
+    tokio::try_join!(
         taken_over(&home, "dead", &dead, Trouble::Dies),
         taken_over(&home, "cut", &cut, Trouble::Way(Traffic::Cut)),
         taken_over(&home, "late", &late, Trouble::Way(delay)),
         taken_over(&home, "deaf", &deaf, Trouble::Way(half_open)),
-    );
+    )?;
+    Ok(())
 }
 
 #[tokio::test]
-async fn proxy_replaces_lost_agent_and_yields_mid_install() {
+async fn proxy_replaces_lost_agent_and_yields_mid_install() -> TestResult {
     let (home, edge) = tokio::join!(
         Home::start("both-home"),
         Cluster::start("both-edge", Parts::WithControllers)
     );
-    let edge = edge.unwrap();
+    let (home, edge) = (home?, edge?);
     let (at_home, at_edge) = (FleetClient::at(&home.cluster), FleetClient::at(&edge));
-    let helm = home.watch.flag("agent").unwrap();
+    let helm = home.watch.flag("agent")?;
     let mut agent = home.join("edge-1", &edge, edge.kubeconfig(), &helm).await;
     at_home
         .add_member("edge-1", &edge.kubeconfig_with_token())
-        .await
-        .unwrap();
-    at_edge.create("default", "acme", json!({})).await.unwrap();
-    let hook = gate::hook(&at_edge, "acme", None).await.unwrap();
-    let agents = at_edge.holder().await.unwrap();
+        .await?;
+    at_edge.create("acme", json!({})).await?;
+    let hook = gate::hook(&at_edge, "acme", None).await?;
+    let agents = at_edge.holder().await?;
 
-    agent.kill9().await.unwrap();
+    agent.kill9().await?;
     let hubs = handed_over(&at_edge, &agents, &agent).await;
     assert!(hubs.starts_with("hub/"), "{hubs}");
-    let hook = gate::hook(&at_edge, "acme", Some(&hook)).await.unwrap();
-    gate::open(&at_edge, "acme", &hook).await.unwrap();
-    at_edge
-        .shows("default", "acme", &[ALL_READY])
-        .await
-        .unwrap();
-    at_edge.create("default", "later", json!({})).await.unwrap();
-    let hook = gate::hook(&at_edge, "later", None).await.unwrap();
-    assert_eq!(at_edge.holder().await.unwrap(), hubs);
+    let hook = gate::hook(&at_edge, "acme", Some(&hook)).await?;
+    gate::open(&at_edge, "acme", &hook).await?;
+    at_edge.ready("acme").await?;
+    at_edge.create("later", json!({})).await?;
+    let hook = gate::hook(&at_edge, "later", None).await?;
+    assert_eq!(at_edge.holder().await?, hubs);
 
     let flags = AgentOptions::new(edge.kubeconfig()).args([helm]);
-    let _agent = Agent::start(&flags).unwrap();
-    let folder = home.hub.folder().unwrap().to_owned();
-    let agents = eventually("the hub to give way", PATIENCE, async || {
+    let _agent = Agent::start(&flags)?;
+    let folder = home.hub.folder()?.to_owned();
+    let agents = eventually("the hub to give way", async || {
         let holder = at_edge.holder().await?;
         let alive = helm_processes(&folder);
         if holder == hubs {
@@ -423,21 +398,18 @@ async fn proxy_replaces_lost_agent_and_yields_mid_install() {
         assert!(alive.is_empty(), "{holder:?} has it; {alive:?}");
         Ok(holder.starts_with("agent/").then_some(holder))
     })
-    .await
-    .unwrap();
-    let hook = gate::hook(&at_edge, "later", Some(&hook)).await.unwrap();
-    gate::open(&at_edge, "later", &hook).await.unwrap();
-    at_edge
-        .shows("default", "later", &[ALL_READY])
-        .await
-        .unwrap();
+    .await?;
+    let hook = gate::hook(&at_edge, "later", Some(&hook)).await?;
+    gate::open(&at_edge, "later", &hook).await?;
+    at_edge.ready("later").await?;
     for name in ["acme", "later"] {
         let release = format!("tenant-{name}-edge-1");
         one_is_deployed_and_none_pending(&at_edge, name, &release).await;
     }
-    at_home.member_is("edge-1", Mode::Agent).await.unwrap();
-    assert_eq!(at_edge.holder().await.unwrap(), agents);
-    assert_eq!(home.watch.runs().unwrap(), ["agent", "hub", "hub", "agent"]);
+    at_home.member_is("edge-1", Mode::Agent).await?;
+    assert_eq!(at_edge.holder().await?, agents);
+    assert_eq!(home.watch.runs()?, ["agent", "hub", "hub", "agent"]);
+    Ok(())
 }
 
 /// The Lease of a holder that is no more, whose clock was wrong by so much.
@@ -458,18 +430,21 @@ spec: {{holderIdentity: agent/ghost/1, leaseDurationSeconds: 60, renewTime: '{re
 }
 
 #[tokio::test]
-async fn lease_with_skewed_clock_expires_by_local_clock() {
+async fn lease_with_skewed_clock_expires_by_local_clock() -> TestResult {
     let (home, ahead, behind) = tokio::join!(
         Home::start("clocks-home"),
         Cluster::start("clocks-ahead", Parts::ControlPlane),
         Cluster::start("clocks-behind", Parts::ControlPlane),
     );
-    let (ahead, behind) = (ahead.unwrap(), behind.unwrap());
+    let (home, ahead, behind) = (home?, ahead?, behind?);
     let taken = async |name: &str, edge: &Cluster, minutes: i64| {
         ghost(edge, SignedDuration::from_mins(minutes)).await;
         let begun = Instant::now();
         let helm = home.watch.flag(name).unwrap();
-        let _agent = home.begin_to_join(name, edge.kubeconfig(), &helm).await;
+        let _agent = home
+            .begin_to_join(name, edge.kubeconfig(), &helm)
+            .await
+            .unwrap();
         let desk = FleetClient::at(edge);
         let holder = desk.held_by_another("agent/ghost/1").await.unwrap();
         // A slow machine makes it later, never earlier.
@@ -479,4 +454,5 @@ async fn lease_with_skewed_clock_expires_by_local_clock() {
         assert_eq!(desk.holder().await.unwrap(), holder);
     };
     tokio::join!(taken("ahead", &ahead, 10), taken("behind", &behind, -10));
+    Ok(())
 }

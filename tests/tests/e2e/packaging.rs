@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use krypton_tests::{Cluster, ForeignCrd, OwnChart, Parts, Tools, process::Invocation};
+use krypton_tests::{Cluster, ForeignCrd, OwnChart, Parts, TestResult, Tools, process::Invocation};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -72,33 +72,33 @@ fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
 }
 
 #[tokio::test]
-async fn charts_lint_clean_and_match_golden_output() {
+async fn charts_lint_clean_and_match_golden_output() -> TestResult {
     let helm = Helm::new();
     let write = std::env::var_os("WRITE_GOLDEN").is_some();
     let mut stale = Vec::new();
     for chart in OwnChart::ALL {
         let folder = chart.folder();
-        let cases = chart.cases().unwrap();
+        let cases = chart.cases()?;
         assert!(cases.contains_key("default"), "{cases:?}");
         let written = Path::new(GOLDEN).join(chart.name());
         let mut known: BTreeSet<PathBuf> = BTreeSet::new();
         for (case, values) in &cases {
             let values = values.to_str().unwrap();
             let lint = ["lint", "--strict", folder.to_str().unwrap(), "-f", values];
-            helm.run(&lint).await.unwrap();
-            let rendered = helm.template(chart, &["-f", values]).await.unwrap();
+            helm.run(&lint).await?;
+            let rendered = helm.template(chart, &["-f", values]).await?;
             let rendered = without_schemas(&rendered);
             let golden = written.join(format!("{case}.yaml"));
             if write {
-                fs::create_dir_all(&written).unwrap();
-                fs::write(&golden, &rendered).unwrap();
+                fs::create_dir_all(&written)?;
+                fs::write(&golden, &rendered)?;
             }
             if fs::read_to_string(&golden).unwrap_or_default() != rendered {
                 stale.push(format!("{}/{case}", chart.name()));
             }
             known.insert(golden);
         }
-        let left = fs::read_dir(&written).unwrap();
+        let left = fs::read_dir(&written)?;
         for file in left.map(|entry| entry.unwrap().path()) {
             assert!(known.contains(&file), "{} has no case", file.display());
         }
@@ -108,6 +108,7 @@ async fn charts_lint_clean_and_match_golden_output() {
         "{stale:?} do not render what is in tests/golden; look at the difference, then write it anew \
          with: WRITE_GOLDEN=1 cargo test -p krypton-tests --test e2e packaging"
     );
+    Ok(())
 }
 
 #[tokio::test]
@@ -141,7 +142,7 @@ async fn unknown_or_mistyped_chart_value_is_rejected() {
 }
 
 #[tokio::test]
-async fn access_provider_without_program_is_rejected_by_name() {
+async fn access_provider_without_program_is_rejected_by_name() -> TestResult {
     let helm = Helm::new();
     let values = OwnChart::Hub.folder().join("ci/multicluster-values.yaml");
     let values = values.to_str().unwrap();
@@ -186,12 +187,13 @@ async fn access_provider_without_program_is_rejected_by_name() {
         values,
         "--set=installMode.crdsRbacOnly=true,multicluster.accessProvidersConfig=null",
     ];
-    let rendered = helm.template(OwnChart::Hub, &rights).await.unwrap();
+    let rendered = helm.template(OwnChart::Hub, &rights).await?;
     assert!(rendered.contains("clusterprofiles") && !rendered.contains("config.json"));
+    Ok(())
 }
 
 #[tokio::test]
-async fn disabled_alert_is_omitted_and_unknown_one_rejected() {
+async fn disabled_alert_is_omitted_and_unknown_one_rejected() -> TestResult {
     let helm = Helm::new();
     for chart in OwnChart::ALL {
         let rendered = async |disabled: &str| {
@@ -207,9 +209,9 @@ async fn disabled_alert_is_omitted_and_unknown_one_rejected() {
             let rules = rules.pointer("/spec/groups/0/rules").unwrap().clone();
             rules.as_array().unwrap().clone()
         };
-        let all = alerts(&rendered("").await.unwrap());
-        let file = fs::read_to_string(chart.folder().join("files/alerts.yaml")).unwrap();
-        let file: Value = serde_saphyr::from_str(&file).unwrap();
+        let all = alerts(&rendered("").await?);
+        let file = fs::read_to_string(chart.folder().join("files/alerts.yaml"))?;
+        let file: Value = serde_saphyr::from_str(&file)?;
         assert_eq!(all.len(), file["rules"].as_array().unwrap().len());
         for (rule, written) in all.iter().zip(file["rules"].as_array().unwrap()) {
             let name = text(rule, "/alert");
@@ -219,13 +221,14 @@ async fn disabled_alert_is_omitted_and_unknown_one_rejected() {
             for of in ["/expr", "/annotations/description", "/labels/severity"] {
                 assert_eq!(text(rule, of), text(written, of), "{name}");
             }
-            let left = alerts(&rendered(&format!("{name:?}")).await.unwrap());
+            let left = alerts(&rendered(&format!("{name:?}")).await?);
             assert!(left.len() < all.len(), "{name}");
             assert!(left.iter().all(|rule| text(rule, "/alert") != name));
         }
         let refused = rendered("\"KryptonHubUp\"").await.unwrap_err();
         assert!(format!("{refused:#}").contains("KryptonHubUp"));
     }
+    Ok(())
 }
 
 #[test]
@@ -257,14 +260,12 @@ fn charts_carry_identical_crds_and_shared_templates() {
 }
 
 /// Starts a cluster with all prerequisites of the cases, and with the restricted Pod Security standard.
-async fn strict_cluster(objects: &[Value]) -> Cluster {
-    let cluster = Cluster::start("packaging", Parts::ControlPlane)
-        .await
-        .unwrap();
+async fn strict_cluster(objects: &[Value]) -> TestResult<Cluster> {
+    let cluster = Cluster::start("packaging", Parts::ControlPlane).await?;
     for plural in ["servicemonitors", "prometheusrules"] {
         let file = format!("monitoring.coreos.com_{plural}.yaml");
         let crd = ForeignCrd::read(&cluster, "prometheus-operator-0.85.0", &file).await;
-        crd.unwrap().install(&cluster).await.unwrap();
+        crd?.install(&cluster).await?;
     }
     let mut namespaces: BTreeSet<&str> = objects
         .iter()
@@ -279,9 +280,9 @@ async fn strict_cluster(objects: &[Value]) -> Cluster {
             "kind": "Namespace",
             "metadata": {"name": namespace, "labels": labels},
         });
-        cluster.apply(&namespace.to_string()).await.unwrap();
+        cluster.apply(&namespace.to_string()).await?;
     }
-    cluster
+    Ok(cluster)
 }
 
 /// Returns the pod that a Deployment would create.
@@ -294,13 +295,13 @@ fn pod(deployment: &Value) -> Value {
 }
 
 #[tokio::test]
-async fn apiserver_accepts_rendered_objects_and_restricted_pods() {
+async fn apiserver_accepts_rendered_objects_and_restricted_pods() -> TestResult {
     let helm = Helm::new();
     let mut rendered = Vec::new();
     for chart in OwnChart::ALL {
-        for (case, values) in chart.cases().unwrap() {
+        for (case, values) in chart.cases()? {
             let args = ["-f", values.to_str().unwrap()];
-            let yaml = helm.template(chart, &args).await.unwrap();
+            let yaml = helm.template(chart, &args).await?;
             rendered.push((format!("{} {case}", chart.name()), yaml));
         }
     }
@@ -308,8 +309,8 @@ async fn apiserver_accepts_rendered_objects_and_restricted_pods() {
         .iter()
         .flat_map(|(_, yaml)| documents(yaml))
         .collect();
-    let cluster = strict_cluster(&all).await;
-    let scratch = TempDir::with_prefix("krypton-rendered-").unwrap();
+    let cluster = strict_cluster(&all).await?;
+    let scratch = TempDir::with_prefix("krypton-rendered-")?;
     let dry_run = async |yaml: &str| {
         let file = scratch.path().join("objects.yaml");
         fs::write(&file, yaml).unwrap();
@@ -337,7 +338,7 @@ async fn apiserver_accepts_rendered_objects_and_restricted_pods() {
                     "namespace": pod.pointer("/metadata/namespace"),
                 },
             });
-            cluster.apply(&account.to_string()).await.unwrap();
+            cluster.apply(&account.to_string()).await?;
             if let Err(error) = dry_run(&pod.to_string()).await {
                 panic!("the pod of {case}: {error:#}");
             }
@@ -354,4 +355,5 @@ async fn apiserver_accepts_rendered_objects_and_restricted_pods() {
         }
     }
     assert!(pods >= 2, "{pods}");
+    Ok(())
 }

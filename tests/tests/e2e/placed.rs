@@ -12,8 +12,8 @@ use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_crds::tenant::Tenant;
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Pair, Parts,
-    by_agent, eventually,
-    fleet::{FleetClient, HUB_NAMESPACE, PATIENCE, chart_flags},
+    TestResult, by_agent, eventually,
+    fleet::{ALL_READY, FleetClient, HUB_NAMESPACE, PATIENCE, chart_flags},
     in_both_modes,
 };
 use krypton_types::names::{self, MEMBERS_CONFIG_MAP};
@@ -21,7 +21,6 @@ use kube::api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostPa
 use kube::{Api, CustomResourceExt, ResourceExt};
 use serde_json::{Value, json};
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const PLACED: (&str, &str, &str) = ("Placed", "True", "Placed");
 const EDGE: &str = "edge-1";
 /// Of home; the members have none of that name.
@@ -42,24 +41,22 @@ struct Scene {
 }
 
 impl Scene {
-    async fn open(name: &str, mode: Mode) -> Self {
+    async fn open(name: &str, mode: Mode) -> TestResult<Self> {
         let charts = [ChartSource::small("1.0.0")];
-        let repository = ChartRepository::start(&charts).await.unwrap();
-        let mut pair = Pair::start(name, mode, Parts::WithControllers)
-            .await
-            .unwrap();
+        let repository = ChartRepository::start(&charts).await?;
+        let mut pair = Pair::start(name, mode, Parts::WithControllers).await?;
         let mut flags = chart_flags(&repository, "small", "1.0.0");
         flags.extend(["--tenant-values".to_owned(), "--place-tenants".to_owned()]);
-        pair.open(flags.clone()).await.unwrap();
+        pair.open(flags.clone()).await?;
         let words = ["create", "namespace", TEAM];
-        pair.home().kubectl(words).await.unwrap();
-        Self {
-            home: FleetClient::at(pair.home()),
-            edge: pair.desk(),
+        pair.home().kubectl(words).await?;
+        Ok(Self {
+            home: FleetClient::at(pair.home()).within(TEAM),
+            edge: pair.desk().within(TEAM),
             pair,
             flags,
             _repository: repository,
-        }
+        })
     }
 
     async fn place(&self, namespace: &str, name: &str) -> Tenant {
@@ -68,49 +65,57 @@ impl Scene {
             "clusterRef": {"secretName": EDGE},
             "values": {"replicaCount": 0},
         });
-        self.home.create(namespace, name, spec).await.unwrap()
+        self.home
+            .within(namespace)
+            .create(name, spec)
+            .await
+            .unwrap()
     }
 
     /// Waits until it is placed and ready, and returns the member's.
-    async fn is_placed(&self, namespace: &str, name: &str) -> Tenant {
-        let shown = self.home.shows(namespace, name, &[PLACED, ALL_READY]).await;
-        let shown = shown.unwrap().status.unwrap().conditions;
+    async fn is_placed(&self, namespace: &str, name: &str) -> TestResult<Tenant> {
+        let shown = self
+            .home
+            .within(namespace)
+            .shows(name, &[PLACED, ALL_READY])
+            .await?
+            .status
+            .unwrap()
+            .conditions;
         let ready = self.pair.condition("ClusterReady");
         let ready = shown.iter().find(|found| found.type_ == ready);
         assert!(
             ready.is_some_and(|found| found.status == "True"),
             "{shown:?}"
         );
-        self.edge.tenants(namespace).get(name).await.unwrap()
+        Ok(self.edge.within(namespace).tenants().get(name).await?)
     }
 
     async fn patch(&self, desk: &FleetClient, name: &str, patch: Value) {
         let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
-        let tenants = desk.tenants(TEAM);
+        let tenants = desk.tenants();
         tenants.patch(name, &params, &patch).await.unwrap();
     }
 
     /// Sets or takes off the annotation of the Tenant at home that sets it aside.
     async fn pause(&self, name: &str, paused: bool) {
         let value = if paused { "true" } else { "false" };
-        let annotate = self
-            .home
-            .annotate(TEAM, name, names::PAUSED_ANNOTATION, value);
-        annotate.await.unwrap();
+        self.home
+            .annotate(name, names::PAUSED_ANNOTATION, value)
+            .await
+            .unwrap();
     }
 
     async fn edges(&self, name: &str) -> Option<Tenant> {
-        self.edge.tenants(TEAM).get_opt(name).await.unwrap()
+        self.edge.tenants().get_opt(name).await.unwrap()
     }
 
     /// Waits until the member's Tenant is so.
     async fn on_edge(&self, name: &str, what: &str, is: impl Fn(&Tenant) -> bool) -> Tenant {
-        let tenants = self.edge.tenants(TEAM);
-        eventually(what, PATIENCE, async || {
-            match tenants.get_opt(name).await? {
-                Some(found) if is(&found) => Ok(Some(found)),
-                found => bail!("{found:?}"),
-            }
+        let tenants = self.edge.tenants();
+        eventually(what, async || match tenants.get_opt(name).await? {
+            Some(found) if is(&found) => Ok(Some(found)),
+            found => bail!("{found:?}"),
         })
         .await
         .unwrap()
@@ -126,10 +131,10 @@ fn message(tenant: &Tenant) -> Option<&str> {
     tenant.spec.values.as_ref()?.get("message")?.as_str()
 }
 
-async fn placed_tenant_follows_home_and_leaves_member_first(mode: Mode) {
-    let scene = Scene::open("placed", mode).await;
+async fn placed_tenant_follows_home_and_leaves_member_first(mode: Mode) -> TestResult {
+    let scene = Scene::open("placed", mode).await?;
     let at_home = scene.place(TEAM, "acme").await;
-    let made = scene.is_placed(TEAM, "acme").await;
+    let made = scene.is_placed(TEAM, "acme").await?;
     assert_eq!(
         made.labels()[names::MANAGED_BY_LABEL],
         names::MANAGED_BY_HUB
@@ -141,8 +146,7 @@ async fn placed_tenant_follows_home_and_leaves_member_first(mode: Mode) {
     scene
         .edge
         .newest_is("acme-ws", &release, 1, "deployed")
-        .await
-        .unwrap();
+        .await?;
 
     let says = |text: &str| json!({"spec": {"values": {"message": text}}});
     scene.patch(&scene.home, "acme", says("second")).await;
@@ -151,73 +155,76 @@ async fn placed_tenant_follows_home_and_leaves_member_first(mode: Mode) {
     scene
         .edge
         .newest_is("acme-ws", &release, 2, "deployed")
-        .await
-        .unwrap();
+        .await?;
     // By somebody on the member: put back, whatever it was.
     let named =
         json!({"spec": {"clusterRef": {"secretName": "elsewhere"}, "values": {"message": "mine"}}});
     scene.patch(&scene.edge, "acme", named).await;
     let is = |found: &Tenant| is(found) && found.spec.cluster_ref.is_none();
     scene.on_edge("acme", "the edit to be put back", is).await;
-    scene.edge.delete(TEAM, "acme").await.unwrap();
+    scene.edge.delete("acme").await?;
     let anew = |found: &Tenant| found.uid() != made.uid() && message(found) == Some("second");
     scene
         .on_edge("acme", "the Tenant to be made again", anew)
         .await;
-    scene.is_placed(TEAM, "acme").await;
+    scene.is_placed(TEAM, "acme").await?;
 
     // What goes wrong there is said here.
     let broken = |is: bool| json!({"spec": {"values": {"broken": is}}});
     scene.patch(&scene.home, "acme", broken(true)).await;
     let error = scene.pair.condition("ClusterError");
     let failed = [PLACED, (error.as_str(), "True", "UpgradeFailed")];
-    let shown = scene.home.shows(TEAM, "acme", &failed).await.unwrap();
+    let shown = scene.home.shows("acme", &failed).await?;
     let status = shown.status.unwrap();
     assert_eq!(status.phase.as_deref(), Some("Error"));
     assert!(status.last_message.unwrap().contains(EDGE));
     scene.patch(&scene.home, "acme", broken(false)).await;
-    scene.is_placed(TEAM, "acme").await;
+    scene.is_placed(TEAM, "acme").await?;
 
     // To name another member does not move it.
     let elsewhere = json!({"spec": {"clusterRef": {"secretName": "edge-2"}}});
     scene.patch(&scene.home, "acme", elsewhere).await;
     let refused = [("Placed", "False", "ClusterRefChanged")];
-    scene.home.shows(TEAM, "acme", &refused).await.unwrap();
+    scene.home.shows("acme", &refused).await?;
     let back = json!({"spec": {"clusterRef": {"secretName": EDGE}}});
     scene.patch(&scene.home, "acme", back).await;
-    scene.is_placed(TEAM, "acme").await;
+    scene.is_placed(TEAM, "acme").await?;
 
-    scene.pair.cluster().stop_apiserver().await.unwrap();
+    scene.pair.cluster().stop_apiserver().await?;
     let away = [("Placed", "Unknown", "ClusterUnreachable")];
-    scene.home.shows(TEAM, "acme", &away).await.unwrap();
+    scene.home.shows("acme", &away).await?;
     scene.patch(&scene.home, "acme", says("third")).await;
-    scene.pair.cluster().start_apiserver().await.unwrap();
+    scene.pair.cluster().start_apiserver().await?;
     let is = |found: &Tenant| message(found) == Some("third");
     scene.on_edge("acme", "what was missed to follow", is).await;
-    scene.is_placed(TEAM, "acme").await;
+    scene.is_placed(TEAM, "acme").await?;
 
-    scene.pair.cluster().stop_apiserver().await.unwrap();
-    scene.home.delete(TEAM, "acme").await.unwrap();
+    scene.pair.cluster().stop_apiserver().await?;
+    scene.home.delete("acme").await?;
     let waits = [("Placed", "Unknown", "ClusterUnreachable")];
-    let waiting = scene.home.shows(TEAM, "acme", &waits).await.unwrap();
+    let waiting = scene.home.shows("acme", &waits).await?;
     assert_eq!(waiting.finalizers(), [names::PLACED_FINALIZER]);
-    scene.pair.cluster().start_apiserver().await.unwrap();
-    scene.home.gone(TEAM, "acme").await.unwrap();
-    let left = scene.edge.tenants(TEAM).get_opt("acme").await.unwrap();
+    scene.pair.cluster().start_apiserver().await?;
+    scene.home.gone("acme").await?;
+    let left = scene.edge.tenants().get_opt("acme").await?;
     assert_eq!(left, None);
-    let left = scene.edge.revisions("acme-ws", &release).await.unwrap();
+    let left = scene.edge.revisions("acme-ws", &release).await?;
     assert!(left.is_empty(), "{left:?}");
     // Home's namespace may be used by others there.
-    assert!(scene.edge.namespace(TEAM).await.unwrap().is_some());
+    assert!(scene.edge.namespace(TEAM).await?.is_some());
+    Ok(())
 }
 
-async fn foreign_tenant_is_not_adopted_and_orphan_stays(mode: Mode) {
-    let mut scene = Scene::open("placed-others", mode).await;
+async fn foreign_tenant_is_not_adopted_and_orphan_stays(mode: Mode) -> TestResult {
+    let mut scene = Scene::open("placed-others", mode).await?;
     let ready = scene.pair.condition("ClusterReady");
     let values = json!({"workspace": "hers", "values": {"replicaCount": 0}});
-    scene.edge.create("default", "hers", values).await.unwrap();
-    let hers = scene.edge.shows("default", "hers", &[ALL_READY]).await;
-    let hers = hers.unwrap();
+    scene
+        .edge
+        .within(HUB_NAMESPACE)
+        .create("hers", values)
+        .await?;
+    let hers = scene.edge.within(HUB_NAMESPACE).ready("hers").await?;
     scene.place("default", "hers").await;
     let mirrored = [
         ("Placed", "False", "AlreadyThere"),
@@ -225,26 +232,28 @@ async fn foreign_tenant_is_not_adopted_and_orphan_stays(mode: Mode) {
     ];
     scene
         .home
-        .shows("default", "hers", &mirrored)
-        .await
-        .unwrap();
-    scene.home.delete("default", "hers").await.unwrap();
-    scene.home.gone("default", "hers").await.unwrap();
-    let after = scene.edge.tenants("default").get("hers").await.unwrap();
+        .within(HUB_NAMESPACE)
+        .shows("hers", &mirrored)
+        .await?;
+    scene.home.within(HUB_NAMESPACE).remove("hers").await?;
+    let after = scene
+        .edge
+        .within(HUB_NAMESPACE)
+        .tenants()
+        .get("hers")
+        .await?;
     assert_eq!(after.spec, hers.spec);
     assert_eq!(after.metadata.uid, hers.metadata.uid);
     assert_eq!(after.labels(), hers.labels());
     assert_eq!(after.metadata.deletion_timestamp, None);
 
     scene.place(TEAM, "acme").await;
-    let made = scene.is_placed(TEAM, "acme").await;
-    let at_home = scene.home.tenants(TEAM).get("acme").await.unwrap();
+    let made = scene.is_placed(TEAM, "acme").await?;
+    let at_home = scene.home.tenants().get("acme").await?;
     let let_go = (names::ORPHAN_ANNOTATION, "true");
-    let annotated = scene.home.annotate(TEAM, "acme", let_go.0, let_go.1);
-    annotated.await.unwrap();
-    scene.home.delete(TEAM, "acme").await.unwrap();
-    scene.home.gone(TEAM, "acme").await.unwrap();
-    let told = scene.home.told(TEAM, "acme", "Orphaned").await.unwrap();
+    scene.home.annotate("acme", let_go.0, let_go.1).await?;
+    scene.home.remove("acme").await?;
+    let told = scene.home.told("acme", "Orphaned").await?;
     assert!(told.contains(EDGE), "{told}");
 
     // Restored from a backup, it is another object, with all that home had put on it. Deleted, it takes nothing
@@ -258,105 +267,97 @@ async fn foreign_tenant_is_not_adopted_and_orphan_stays(mode: Mode) {
         ..ObjectMeta::default()
     };
     let params = PostParams::default();
-    scene
-        .home
-        .tenants(TEAM)
-        .create(&params, &backup)
-        .await
-        .unwrap();
-    scene.home.shows(TEAM, "acme", &another).await.unwrap();
-    scene.home.delete(TEAM, "acme").await.unwrap();
-    scene.home.gone(TEAM, "acme").await.unwrap();
+    scene.home.tenants().create(&params, &backup).await?;
+    scene.home.shows("acme", &another).await?;
+    scene.home.remove("acme").await?;
     let restored = scene.place(TEAM, "acme").await;
-    scene.home.shows(TEAM, "acme", &another).await.unwrap();
-    let before = scene.edge.tenants(TEAM).get("acme").await.unwrap();
+    scene.home.shows("acme", &another).await?;
+    let before = scene.edge.tenants().get("acme").await?;
     assert_eq!(before.metadata.uid, made.metadata.uid);
     assert_eq!(home_uid(&before), home_uid(&made));
-    let adopt = scene
+    scene
         .home
-        .annotate(TEAM, "acme", names::ADOPT_ANNOTATION, "true");
-    adopt.await.unwrap();
-    let adopted = scene.is_placed(TEAM, "acme").await;
+        .annotate("acme", names::ADOPT_ANNOTATION, "true")
+        .await?;
+    let adopted = scene.is_placed(TEAM, "acme").await?;
     assert_eq!(adopted.metadata.uid, made.metadata.uid);
     assert_eq!(home_uid(&adopted), restored.metadata.uid.as_deref());
     let release = scene.pair.release("acme");
-    let revisions = scene.edge.revisions("acme-ws", &release).await.unwrap();
+    let revisions = scene.edge.revisions("acme-ws", &release).await?;
     assert_eq!(revisions, [(1, "deployed".to_owned())]);
 
     // A hub that is told not to place any more removes nothing.
-    scene.pair.stop().await.unwrap();
+    scene.pair.stop().await?;
     let mut flags = scene.flags.clone();
     flags.retain(|flag| flag != "--place-tenants");
-    scene.pair.open(flags).await.unwrap();
+    scene.pair.open(flags).await?;
     let stays = [("Placed", "Unknown", "NotPlacing"), ALL_READY];
-    scene.home.shows(TEAM, "acme", &stays).await.unwrap();
-    let stays = scene.edge.tenants(TEAM).get("acme").await.unwrap();
+    scene.home.shows("acme", &stays).await?;
+    let stays = scene.edge.tenants().get("acme").await?;
     assert_eq!(stays.metadata.uid, made.metadata.uid);
     assert_eq!(stays.metadata.deletion_timestamp, None);
+    Ok(())
 }
 
-async fn hub_crash_and_member_removal_keep_placed_tenants(mode: Mode) {
-    let mut scene = Scene::open("placed-killed", mode).await;
+async fn hub_crash_and_member_removal_keep_placed_tenants(mode: Mode) -> TestResult {
+    let mut scene = Scene::open("placed-killed", mode).await?;
     scene.place(TEAM, "first").await;
-    let first = scene.is_placed(TEAM, "first").await;
+    let first = scene.is_placed(TEAM, "first").await?;
     // Before it has done anything about it, or in the middle.
     for (name, finalizers) in [("second", 0), ("third", 1)] {
         scene.place(TEAM, name).await;
-        eventually("the hub to have begun", PATIENCE, async || {
-            let found = scene.home.tenants(TEAM).get(name).await?;
+        eventually("the hub to have begun", async || {
+            let found = scene.home.tenants().get(name).await?;
             Ok((found.finalizers().len() >= finalizers).then_some(()))
         })
-        .await
-        .unwrap();
-        scene.pair.hub().unwrap().kill9().await.unwrap();
-        scene.pair.start_hub_again().unwrap();
-        scene.is_placed(TEAM, name).await;
+        .await?;
+        scene.pair.hub()?.kill9().await?;
+        scene.pair.start_hub_again()?;
+        scene.is_placed(TEAM, name).await?;
     }
-    scene.home.delete(TEAM, "third").await.unwrap();
-    scene.pair.hub().unwrap().kill9().await.unwrap();
-    scene.pair.start_hub_again().unwrap();
-    scene.home.gone(TEAM, "third").await.unwrap();
-    let left = scene.edge.tenants(TEAM).get_opt("third").await.unwrap();
+    scene.home.delete("third").await?;
+    scene.pair.hub()?.kill9().await?;
+    scene.pair.start_hub_again()?;
+    scene.home.gone("third").await?;
+    let left = scene.edge.tenants().get_opt("third").await?;
     assert_eq!(left, None);
 
     let members: Api<EdgeCluster> = Api::all(scene.home.client.clone());
-    members
-        .delete(EDGE, &DeleteParams::default())
-        .await
-        .unwrap();
+    members.delete(EDGE, &DeleteParams::default()).await?;
     let left = [("Placed", "Unknown", "MemberLeft")];
-    scene.home.shows(TEAM, "first", &left).await.unwrap();
-    let stays = scene.edge.tenants(TEAM).get("first").await.unwrap();
+    scene.home.shows("first", &left).await?;
+    let stays = scene.edge.tenants().get("first").await?;
     assert_eq!(stays.metadata.uid, first.metadata.uid);
     match mode {
-        Mode::Agent => scene.pair.join_again().await.unwrap(),
-        _ => comes_back(&scene.home).await.unwrap(),
+        Mode::Agent => scene.pair.join_again().await?,
+        _ => comes_back(&scene.home).await?,
     }
-    let back = scene.is_placed(TEAM, "first").await;
+    let back = scene.is_placed(TEAM, "first").await?;
     assert_eq!(back.metadata.uid, first.metadata.uid);
     assert_eq!(back.metadata.generation, first.metadata.generation);
 
     // With the CRD of home go its Tenants, and nobody has wanted that of what is placed.
     let delete = ["delete", "crd", Tenant::crd_name(), "--timeout=120s"];
-    scene.pair.home().kubectl(delete).await.unwrap();
-    scene.pair.hub().unwrap().stop().await.unwrap();
-    scene.pair.start_hub_again().unwrap();
+    scene.pair.home().kubectl(delete).await?;
+    scene.pair.hub()?.stop().await?;
+    scene.pair.start_hub_again()?;
     scene.place(TEAM, "first").await;
     let another = [("Placed", "False", "BelongsToAnother")];
-    scene.home.shows(TEAM, "first", &another).await.unwrap();
-    let stays = scene.edge.tenants(TEAM).get("first").await.unwrap();
+    scene.home.shows("first", &another).await?;
+    let stays = scene.edge.tenants().get("first").await?;
     assert_eq!(stays.metadata.uid, first.metadata.uid);
     assert_eq!(stays.metadata.deletion_timestamp, None);
     let release = scene.pair.release("first");
-    let revisions = scene.edge.revisions("first-ws", &release).await.unwrap();
+    let revisions = scene.edge.revisions("first-ws", &release).await?;
     assert_eq!(revisions, [(1, "deployed".to_owned())]);
+    Ok(())
 }
 
 /// Its source is labelled anew.
 async fn comes_back(home: &FleetClient) -> Result<()> {
     let maps: Api<ConfigMap> = Api::namespaced(home.client.clone(), HUB_NAMESPACE);
     home.label_member(EDGE, false).await?;
-    eventually("its dismissal to be forgotten", PATIENCE, async || {
+    eventually("its dismissal to be forgotten", async || {
         let register = maps.get(MEMBERS_CONFIG_MAP).await?.data.unwrap_or_default();
         let named = register.values().any(|text| text.contains(EDGE));
         Ok((!named).then_some(()))
@@ -383,17 +384,15 @@ fn size() -> (usize, usize) {
 }
 
 #[tokio::test]
-async fn restarted_hub_rewrites_no_placed_tenants() {
-    let home = Cluster::start("many-placed", Parts::ControlPlane)
-        .await
-        .unwrap();
+async fn restarted_hub_rewrites_no_placed_tenants() -> TestResult {
+    let home = Cluster::start("many-placed", Parts::ControlPlane).await?;
     let (members_of_all, each) = size();
     let edges = (0..members_of_all).map(|number| {
         let name = format!("many-placed-{number}");
         async move { Cluster::start(&name, Parts::ControlPlane).await }
     });
     let edges = futures::stream::iter(edges).buffered(AT_ONCE);
-    let edges: Vec<Cluster> = edges.try_collect().await.unwrap();
+    let edges: Vec<Cluster> = edges.try_collect().await?;
     let options = || {
         HubOptions::new(home.kubeconfig()).args([
             // Nobody fetches it: no Tenant has a workspace that it could go to.
@@ -404,15 +403,15 @@ async fn restarted_hub_rewrites_no_placed_tenants() {
             "--place-tenants",
         ])
     };
-    let mut hub = Hub::start(&options()).unwrap();
+    let mut hub = Hub::start(&options())?;
     let mut memberships = Vec::new();
     for (number, edge) in edges.iter().enumerate() {
         let mode = [Mode::Proxy, Mode::Agent][number % 2];
         let name = format!("edge-{number}");
         let joining = Membership::join(mode, &mut hub, &home, edge, &name);
-        memberships.push(joining.await.unwrap());
+        memberships.push(joining.await?);
     }
-    home.kubectl(["create", "namespace", TEAM]).await.unwrap();
+    home.kubectl(["create", "namespace", TEAM]).await?;
     let desk = FleetClient::at(&home);
     for number in 0..members_of_all * each {
         let spec = json!({
@@ -420,7 +419,7 @@ async fn restarted_hub_rewrites_no_placed_tenants() {
             "workspace": "kube-system",
         });
         let name = format!("tenant-{number}");
-        desk.create(TEAM, &name, spec).await.unwrap();
+        desk.within(TEAM).create(&name, spec).await?;
     }
     let refused = |tenant: &Tenant| {
         let conditions = tenant.status.clone().unwrap_or_default().conditions;
@@ -431,8 +430,8 @@ async fn restarted_hub_rewrites_no_placed_tenants() {
         has("Placed", "Placed") && has("Ready", "ClustersNotReady")
     };
     let all_are_placed = async || {
-        eventually("all to be placed", PATIENCE, async || {
-            let all = desk.tenants(TEAM).list(&ListParams::default()).await?;
+        eventually("all to be placed", async || {
+            let all = desk.tenants().list(&ListParams::default()).await?;
             let placed = all.iter().filter(|tenant| refused(tenant)).count();
             ensure!(placed == members_of_all * each, "{placed} are");
             Ok(Some(()))
@@ -446,9 +445,9 @@ async fn restarted_hub_rewrites_no_placed_tenants() {
     for edge in &edges {
         before.push((objects(edge).await, writes(edge).await));
     }
-    hub.kill9().await.unwrap();
-    hub = Hub::start(&options().in_place_of(&hub)).unwrap();
-    hub.ready(PATIENCE).await.unwrap();
+    hub.kill9().await?;
+    hub = Hub::start(&options().in_place_of(&hub))?;
+    hub.ready(PATIENCE).await?;
     // Each has a Desired of this hub by then, and has acted on it.
     let members: Api<EdgeCluster> = Api::all(home.client());
     let epoch = async || {
@@ -457,22 +456,17 @@ async fn restarted_hub_rewrites_no_placed_tenants() {
         let epoch = map.data.unwrap_or_default()["epoch"].parse::<i64>()?;
         Ok::<_, anyhow::Error>(epoch)
     };
-    eventually(
-        "all members to act on what it wants",
-        PATIENCE,
-        async || {
-            let epoch = epoch().await?;
-            for member in members.list(&ListParams::default()).await? {
-                let name = member.name_any();
-                let status = serde_json::to_value(member.status)?;
-                let applied = status["applied"]["epoch"].as_i64();
-                ensure!(applied == Some(epoch), "{name}: {status}");
-            }
-            Ok(Some(()))
-        },
-    )
-    .await
-    .unwrap();
+    eventually("all members to act on what it wants", async || {
+        let epoch = epoch().await?;
+        for member in members.list(&ListParams::default()).await? {
+            let name = member.name_any();
+            let status = serde_json::to_value(member.status)?;
+            let applied = status["applied"]["epoch"].as_i64();
+            ensure!(applied == Some(epoch), "{name}: {status}");
+        }
+        Ok(Some(()))
+    })
+    .await?;
     // The last that there was is one more to be done by each: by then all before has been looked at.
     for number in 0..members_of_all {
         let spec = json!({
@@ -480,8 +474,8 @@ async fn restarted_hub_rewrites_no_placed_tenants() {
             "workspace": "kube-system",
         });
         let name = format!("later-{number}");
-        desk.create(TEAM, &name, spec).await.unwrap();
-        desk.shows(TEAM, &name, &[PLACED]).await.unwrap();
+        desk.within(TEAM).create(&name, spec).await?;
+        desk.within(TEAM).shows(&name, &[PLACED]).await?;
     }
     all_are_placed_still(&desk).await;
     for (edge, (objects_before, writes_before)) in edges.iter().zip(before) {
@@ -504,10 +498,11 @@ async fn restarted_hub_rewrites_no_placed_tenants() {
         assert_eq!(more, made, "{}", edge.name());
     }
     drop(memberships);
+    Ok(())
 }
 
 async fn all_are_placed_still(desk: &FleetClient) {
-    let all = desk.tenants(TEAM).list(&ListParams::default()).await;
+    let all = desk.tenants().list(&ListParams::default()).await;
     for tenant in all.unwrap() {
         let member = tenant.names_member().unwrap_or_default().to_owned();
         let on = tenant.annotations().get(names::PLACED_ON_ANNOTATION);

@@ -4,14 +4,13 @@
 use anyhow::{Result, bail, ensure};
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod};
 use krypton_tests::{
-    ChartRepository, Gate, Mode, Pair, Parts, by_agent, eventually,
-    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, condition, helm_ends, values_flag},
+    Gate, Mode, Pair, Parts, Scenario, ServedChart, TestResult, by_agent, eventually,
+    fleet::{ALL_READY, FleetClient, condition, helm_ends},
     gate,
 };
 use kube::{Api, ResourceExt, api::ListParams};
 use serde_json::{Value, json};
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const EVENTS: [&str; 4] = ["pre-install", "pre-upgrade", "pre-rollback", "pre-delete"];
 
 by_agent!(killed_helm_run_is_repaired_after_restart);
@@ -20,27 +19,26 @@ by_agent!(killed_helm_run_is_repaired_after_restart);
 struct Scene {
     pair: Pair,
     desk: FleetClient,
-    values: ValuesFile,
-    _chart: (ChartRepository, Gate),
+    chart: ServedChart,
+    _gate: Gate,
 }
 
 impl Scene {
-    async fn set(name: &str, mode: Mode, more: &[&str]) -> Self {
-        let gate = Gate::everywhere().unwrap();
-        let repository = ChartRepository::start(&[gate.chart()]).await.unwrap();
-        let mut pair = Pair::start(name, mode, Parts::WithPods).await.unwrap();
-        let values = ValuesFile::new(&json!({"gates": EVENTS}).to_string()).unwrap();
-        let mut flags = chart_flags(&repository, "gates", "1.0.0");
-        flags.push(values_flag(&values));
-        flags.extend(more.iter().map(|flag| (*flag).to_owned()));
-        pair.open(flags).await.unwrap();
-        let desk = pair.desk();
-        Self {
+    async fn set(name: &str, mode: Mode, more: &[&str]) -> TestResult<Self> {
+        let gate = Gate::everywhere()?;
+        let (pair, chart) = Scenario::new(name, mode)
+            .parts(Parts::WithPods)
+            .chart(gate.chart(), "gates")
+            .values(&json!({"gates": EVENTS}).to_string())
+            .flags(more)
+            .start()
+            .await?;
+        Ok(Self {
+            desk: pair.desk(),
             pair,
-            desk,
-            values,
-            _chart: (repository, gate),
-        }
+            chart,
+            _gate: gate,
+        })
     }
 
     fn write(&self, more: &Value) {
@@ -48,13 +46,13 @@ impl Scene {
         for (key, value) in more.as_object().unwrap() {
             values[key] = value.clone();
         }
-        self.values.write(&values.to_string()).unwrap();
+        self.chart.write(&values.to_string()).unwrap();
     }
 
     async fn install(&self, name: &str) -> Deployment {
-        self.desk.create("default", name, json!({})).await.unwrap();
+        self.desk.create(name, json!({})).await.unwrap();
         self.pass(name, "pre-install", None).await;
-        self.ready(name).await
+        self.ready(name).await.unwrap()
     }
 
     async fn at(&self, name: &str, event: &str, known: Option<&Pod>) -> Pod {
@@ -66,14 +64,11 @@ impl Scene {
     }
 
     /// Waits until the Tenant is ready. Its only deployed revision is the newest, and no revision is pending.
-    async fn ready(&self, name: &str) -> Deployment {
-        self.desk
-            .shows("default", name, &[ALL_READY])
-            .await
-            .unwrap();
+    async fn ready(&self, name: &str) -> TestResult<Deployment> {
+        self.desk.ready(name).await?;
         let release = self.pair.release(name);
         let what = format!("one deployed revision of {release}");
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, async || {
             let revisions = self.desk.revisions(name, &release).await?;
             let deployed = revisions.iter().filter(|(_, status)| status == "deployed");
             ensure!(deployed.count() == 1, "{revisions:?}");
@@ -83,9 +78,8 @@ impl Scene {
             ensure!(newest, "{revisions:?}");
             Ok(Some(()))
         })
-        .await
-        .unwrap();
-        self.serves(name).await.unwrap()
+        .await?;
+        Ok(self.serves(name).await?)
     }
 
     /// Returns the release's only Deployment, which must have an available pod.
@@ -104,7 +98,7 @@ impl Scene {
     async fn pass_all(&self, name: &str, event: &str) {
         let pods: Api<Pod> = Api::namespaced(self.desk.client.clone(), name);
         let what = format!("{name} to get past {event}");
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, async || {
             for pod in pods.list(&ListParams::default()).await? {
                 let status = pod.status.clone().unwrap_or_default();
                 let ended = status.phase.as_deref() == Some("Succeeded");
@@ -112,7 +106,7 @@ impl Scene {
                     gate::open(&self.desk, name, &pod).await?;
                 }
             }
-            let Some(tenant) = self.desk.tenants("default").get_opt(name).await? else {
+            let Some(tenant) = self.desk.tenants().get_opt(name).await? else {
                 return Ok(Some(()));
             };
             let conditions = tenant.status.unwrap_or_default().conditions;
@@ -126,7 +120,7 @@ impl Scene {
     }
 
     async fn gone(&self, name: &str) {
-        self.desk.gone("default", name).await.unwrap();
+        self.desk.gone(name).await.unwrap();
         let left = self.desk.revisions(name, &self.pair.release(name)).await;
         assert_eq!(left.unwrap(), []);
     }
@@ -139,70 +133,68 @@ impl Scene {
 }
 
 #[tokio::test]
-async fn member_power_loss_during_helm_run_is_repaired() {
-    let mut scene = Scene::set("power", Mode::Agent, &[]).await;
-    scene
-        .desk
-        .create("default", "acme", json!({}))
-        .await
-        .unwrap();
+async fn member_power_loss_during_helm_run_is_repaired() -> TestResult {
+    let mut scene = Scene::set("power", Mode::Agent, &[]).await?;
+    scene.desk.create("acme", json!({})).await?;
     scene.at("acme", "pre-install", None).await;
     scene.lose_power().await;
     // Either the run that survived the power loss or the next one finishes the installation.
     scene.pass_all("acme", "pre-install").await;
-    let before = scene.ready("acme").await;
+    let before = scene.ready("acme").await?;
 
     scene.write(&json!({"message": "second"}));
     scene.at("acme", "pre-upgrade", None).await;
     scene.lose_power().await;
-    let serving = eventually("the apiserver to answer", PATIENCE, async || {
+    let serving = eventually("the apiserver to answer", async || {
         scene.serves("acme").await.map(Some)
     });
-    assert_eq!(serving.await.unwrap().uid(), before.uid());
+    assert_eq!(serving.await?.uid(), before.uid());
     scene.pass_all("acme", "pre-upgrade").await;
-    assert_eq!(scene.ready("acme").await.uid(), before.uid());
+    assert_eq!(scene.ready("acme").await?.uid(), before.uid());
 
-    scene.desk.delete("default", "acme").await.unwrap();
+    scene.desk.delete("acme").await?;
     scene.at("acme", "pre-delete", None).await;
     scene.lose_power().await;
     scene.pass_all("acme", "pre-delete").await;
     scene.gone("acme").await;
-    let log = scene.pair.actor().unwrap().log().unwrap();
+    let log = scene.pair.actor()?.log()?;
     assert!(!log.contains("panicked"), "{log}");
+    Ok(())
 }
 
-async fn killed_helm_run_is_repaired_after_restart(mode: Mode) {
+async fn killed_helm_run_is_repaired_after_restart(mode: Mode) -> TestResult {
     // An agent has its own remediation flags, so only the proxy rolls back here.
     let rolls_back = mode == Mode::Proxy;
     let more = ["--remediation=rollback", "--helm-timeout=20s"];
-    let mut scene = Scene::set("killed", mode, &more).await;
+    let mut scene = Scene::set("killed", mode, &more).await?;
     let mut before = Vec::new();
     for name in ["upgraded", "rolled", "going"] {
         before.push(scene.install(name).await);
     }
-    let log = scene.pair.actor().unwrap().log_path().to_owned();
+    let log = scene.pair.actor()?.log_path().to_owned();
     let folder = log.parent().unwrap();
 
-    scene.desk.delete("default", "going").await.unwrap();
+    scene.desk.delete("going").await?;
     let going = scene.at("going", "pre-delete", None).await;
     scene.write(&json!({"message": "second", "brokenIn": "rolled"}));
     let upgraded = scene.at("upgraded", "pre-upgrade", None).await;
     let rolled = scene.at("rolled", "pre-upgrade", None).await;
     if rolls_back {
-        gate::open(&scene.desk, "rolled", &rolled).await.unwrap();
+        gate::open(&scene.desk, "rolled", &rolled).await?;
         scene.at("rolled", "pre-rollback", None).await;
     }
-    scene.pair.actor().unwrap().kill9().await.unwrap();
-    helm_ends(folder).await.unwrap();
+    scene.pair.actor()?.kill9().await?;
+    helm_ends(folder).await?;
     scene.write(&json!({"message": "third"}));
-    scene.pair.start_actor_again().unwrap();
+    scene.pair.start_actor_again()?;
 
     scene.pass("going", "pre-delete", Some(&going)).await;
     scene.pass("upgraded", "pre-upgrade", Some(&upgraded)).await;
     scene.gone("going").await;
-    assert_eq!(scene.ready("upgraded").await.uid(), before[0].uid());
+    assert_eq!(scene.ready("upgraded").await?.uid(), before[0].uid());
     // The pending rollback blocks other runs until its grace period ends. The earlier workload stays available.
-    assert_eq!(scene.serves("rolled").await.unwrap().uid(), before[1].uid());
+    assert_eq!(scene.serves("rolled").await?.uid(), before[1].uid());
     scene.pass("rolled", "pre-upgrade", Some(&rolled)).await;
-    assert_eq!(scene.ready("rolled").await.uid(), before[1].uid());
+    assert_eq!(scene.ready("rolled").await?.uid(), before[1].uid());
+    Ok(())
 }

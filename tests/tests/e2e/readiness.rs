@@ -2,13 +2,11 @@
 
 use anyhow::Result;
 use krypton_tests::{
-    Cluster, Mode, Pair, by_agent,
+    Cluster, Mode, Pair, Scenario, TestResult, by_agent,
     fleet::{FleetClient, condition},
 };
 use krypton_types::names;
-use serde_json::{Value, json};
-
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+use serde_json::Value;
 
 by_agent!(missing_workload_stays_not_ready);
 
@@ -36,56 +34,50 @@ async fn delete(cluster: &Cluster, release: &str) {
     cluster.kubectl(words).await.unwrap();
 }
 
-async fn missing_workload_stays_not_ready(mode: Mode) {
-    let (mut pair, _repository, values) = Pair::with_small_chart("missing", mode).await.unwrap();
+async fn missing_workload_stays_not_ready(mode: Mode) -> TestResult {
+    let (mut pair, chart) = Scenario::new("missing", mode).start().await?;
     let desk = pair.desk();
     let release = pair.release("acme");
     let [ready, progress] = ["ClusterReady", "ClusterProgress"].map(|kind| pair.condition(kind));
     let lost = (ready.as_str(), "False", "NotReady");
-    desk.create("default", "acme", json!({})).await.unwrap();
-    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
-    let there = deployment(pair.cluster(), &release).await.unwrap();
+    desk.install("acme").await?;
+    let there = deployment(pair.cluster(), &release).await?;
     delete(pair.cluster(), &release).await;
-    desk.shows("default", "acme", &[lost]).await.unwrap();
+    desk.shows("acme", &[lost]).await?;
 
-    restart(&mut pair, &desk, mode).await;
-    let tenant = desk.tenants("default").get("acme").await.unwrap();
+    restart(&mut pair, &desk, mode).await?;
+    let tenant = desk.tenants().get("acme").await?;
     let conditions = tenant.status.unwrap_or_default().conditions;
     let now = condition(&conditions, &ready).unwrap();
     assert_eq!((now.status.as_str(), now.reason.as_str()), (lost.1, lost.2));
 
     // The pause holds the upgrade back. Readiness is still followed, also after a restart.
     let paused = (progress.as_str(), "False", "Paused");
-    desk.annotate("default", "acme", names::PAUSED_ANNOTATION, "true")
-        .await
-        .unwrap();
-    values.write("{replicaCount: 0, message: other}").unwrap();
-    desk.shows("default", "acme", &[paused, lost])
-        .await
-        .unwrap();
-    pair.cluster().apply(&there.to_string()).await.unwrap();
+    desk.annotate("acme", names::PAUSED_ANNOTATION, "true")
+        .await?;
+    chart.write("{replicaCount: 0, message: other}")?;
+    desk.shows("acme", &[paused, lost]).await?;
+    pair.cluster().apply(&there.to_string()).await?;
     let back = (ready.as_str(), "True", "NoChange");
-    desk.shows("default", "acme", &[paused, back])
-        .await
-        .unwrap();
-    restart(&mut pair, &desk, mode).await;
+    desk.shows("acme", &[paused, back]).await?;
+    restart(&mut pair, &desk, mode).await?;
     delete(pair.cluster(), &release).await;
-    desk.shows("default", "acme", &[paused, lost])
-        .await
-        .unwrap();
-    let revisions = desk.revisions("acme", &release).await.unwrap();
+    desk.shows("acme", &[paused, lost]).await?;
+    let revisions = desk.revisions("acme", &release).await?;
     assert_eq!(revisions, [(1, "deployed".to_owned())]);
-    pair.stop().await.unwrap();
+    pair.stop().await?;
+    Ok(())
 }
 
-async fn restart(pair: &mut Pair, desk: &FleetClient, mode: Mode) {
-    let holder = desk.holder().await.unwrap();
-    pair.stop().await.unwrap();
-    pair.start_hub_again().unwrap();
+async fn restart(pair: &mut Pair, desk: &FleetClient, mode: Mode) -> TestResult {
+    let holder = desk.holder().await?;
+    pair.stop().await?;
+    pair.start_hub_again()?;
     if mode == Mode::Agent {
-        pair.start_agent_again().unwrap();
+        pair.start_agent_again()?;
     }
-    desk.held_by_another(&holder).await.unwrap();
+    desk.held_by_another(&holder).await?;
     // A Lease period with the Lease held: everything has been looked at.
-    desk.lease_renewed().await.unwrap();
+    desk.lease_renewed().await?;
+    Ok(())
 }

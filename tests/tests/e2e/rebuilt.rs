@@ -6,20 +6,15 @@ use std::fs;
 use k8s_openapi::api::core::v1::Namespace;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode,
-    Parts, bundle,
-    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
+    Agent, AgentOptions, Cluster, Hub, HubOptions, Membership, Merge as _, Mode, Parts,
+    ServedChart, TestResult, bundle,
+    fleet::{CONNECTED, FleetClient, HEALTHY, PATIENCE},
     in_both_modes,
     membership::replaced,
 };
-use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use serde_json::json;
 use tempfile::TempDir;
-
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
-const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
-const HEALTHY: (&str, &str, &str) = ("Healthy", "True", "Reconciling");
 
 in_both_modes!(rebuilt_cluster_is_untouched_until_edge_cluster_replaced);
 
@@ -28,93 +23,70 @@ async fn cluster_uid(cluster: &Cluster) -> String {
     namespaces.get("kube-system").await.unwrap().uid().unwrap()
 }
 
-async fn rebuilt_cluster_is_untouched_until_edge_cluster_replaced(mode: Mode) {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
-        .await
-        .unwrap();
+async fn rebuilt_cluster_is_untouched_until_edge_cluster_replaced(mode: Mode) -> TestResult {
+    let chart = ServedChart::small("replicaCount: 0").await?;
     let (home, former, rebuilt) = tokio::try_join!(
         Cluster::start("rebuilt-home", Parts::ControlPlane),
         Cluster::start("rebuilt-former", Parts::WithControllers),
         Cluster::start("rebuilt-new", Parts::WithControllers),
-    )
-    .unwrap();
-    let values = ValuesFile::new("replicaCount: 0").unwrap();
-    let options = HubOptions::new(home.kubeconfig())
-        .args(chart_flags(&repository, "small", "1.0.0"))
-        .args([values_flag(&values)])
-        .args(["--self-cluster=false"]);
-    let mut hub = Hub::start(&options).unwrap();
+    )?;
+    let options = HubOptions::new(home.kubeconfig()).args(chart.flags(&["--self-cluster=false"]));
+    let mut hub = Hub::start(&options)?;
     let (desk, at_former, at_rebuilt) = (
         FleetClient::at(&home),
         FleetClient::at(&former),
         FleetClient::at(&rebuilt),
     );
-    let mut member = Membership::join(mode, &mut hub, &home, &former, "edge-1")
-        .await
-        .unwrap();
-    at_former
-        .create("default", "acme", json!({}))
-        .await
-        .unwrap();
-    at_former
-        .shows("default", "acme", &[ALL_READY])
-        .await
-        .unwrap();
-    let before = desk
-        .member_shows("edge-1", &[CONNECTED, HEALTHY])
-        .await
-        .unwrap();
+    let mut member = Membership::join(mode, &mut hub, &home, &former, "edge-1").await?;
+    at_former.install("acme").await?;
+    let before = desk.member_shows("edge-1", &[CONNECTED, HEALTHY]).await?;
     let recorded = before.status.as_ref().unwrap().cluster_uid.clone();
     assert_eq!(recorded, Some(cluster_uid(&former).await));
     // What a person has said of the member.
     let members: Api<EdgeCluster> = Api::all(home.client());
-    let wishes = Patch::Merge(json!({
+    let wishes = json!({
         "metadata": {"labels": {"team": "a"}},
         "spec": {"allowedNamespaces": ["default"]},
-    }));
-    members
-        .patch("edge-1", &PatchParams::default(), &wishes)
-        .await
-        .unwrap();
+    });
+    members.merge("edge-1", &wishes).await?;
 
     // The cluster is built anew. What led to the former one leads to this one now.
-    let folder = TempDir::with_prefix("krypton-rebuilt-").unwrap();
+    let folder = TempDir::with_prefix("krypton-rebuilt-")?;
     if let Some(agent) = member.agent() {
-        agent.stop().await.unwrap();
+        agent.stop().await?;
         let file = folder.path().join("refused.yaml");
-        fs::write(&file, bundle(&home, "edge-1").await.unwrap()).unwrap();
+        fs::write(&file, bundle(&home, "edge-1").await?)?;
         let options = AgentOptions::new(rebuilt.kubeconfig()).join_file(&file);
-        let mut agent = Agent::start(&options).unwrap();
-        agent.wait(PATIENCE).await.unwrap();
-        let log = agent.log().unwrap();
+        let mut agent = Agent::start(&options)?;
+        agent.wait(PATIENCE).await?;
+        let log = agent.log()?;
         assert!(
             log.contains("kubectl krypton join edge-1 --replace"),
             "{log}"
         );
-        let told = desk.told("default", "edge-1", "EnrolmentRefused").await;
-        assert!(told.unwrap().contains("--replace"));
+        let told = desk.told("edge-1", "EnrolmentRefused").await;
+        assert!(told?.contains("--replace"));
     } else {
         desk.add_member("edge-1", &rebuilt.kubeconfig_with_token())
-            .await
-            .unwrap();
+            .await?;
         let changed = ("Healthy", "False", "ClusterIdentityChanged");
-        let shown = desk.member_shows("edge-1", &[changed]).await.unwrap();
-        let shown = serde_json::to_string(&shown).unwrap();
+        let shown = desk.member_shows("edge-1", &[changed]).await?;
+        let shown = serde_json::to_string(&shown)?;
         assert!(
             shown.contains("kubectl krypton join edge-1 --replace"),
             "{shown}"
         );
-        assert_eq!(at_rebuilt.namespace("krypton-system").await.unwrap(), None);
+        assert_eq!(at_rebuilt.namespace("krypton-system").await?, None);
     }
 
-    let printed = replaced(&home, "edge-1").await.unwrap();
+    let printed = replaced(&home, "edge-1").await?;
     let agent = match mode {
         Mode::Agent => {
             let file = folder.path().join("bundle.yaml");
-            fs::write(&file, printed).unwrap();
+            fs::write(&file, printed)?;
             let options = AgentOptions::new(rebuilt.kubeconfig()).join_file(&file);
-            let mut agent = Agent::start(&options).unwrap();
-            agent.ready(PATIENCE).await.unwrap();
+            let mut agent = Agent::start(&options)?;
+            agent.ready(PATIENCE).await?;
             Some(agent)
         }
         Mode::Proxy | Mode::SelfCluster => {
@@ -122,10 +94,7 @@ async fn rebuilt_cluster_is_untouched_until_edge_cluster_replaced(mode: Mode) {
             None
         }
     };
-    let after = desk
-        .member_shows("edge-1", &[CONNECTED, HEALTHY])
-        .await
-        .unwrap();
+    let after = desk.member_shows("edge-1", &[CONNECTED, HEALTHY]).await?;
     assert_ne!(after.uid(), before.uid());
     assert_eq!(after.spec.source_ref, before.spec.source_ref);
     assert_eq!(
@@ -137,37 +106,27 @@ async fn rebuilt_cluster_is_untouched_until_edge_cluster_replaced(mode: Mode) {
         after.status.as_ref().unwrap().cluster_uid,
         Some(cluster_uid(&rebuilt).await)
     );
-    desk.member_is("edge-1", mode).await.unwrap();
-    at_rebuilt
-        .create("default", "acme", json!({}))
-        .await
-        .unwrap();
-    at_rebuilt
-        .shows("default", "acme", &[ALL_READY])
-        .await
-        .unwrap();
+    desk.member_is("edge-1", mode).await?;
+    at_rebuilt.install("acme").await?;
     // What runs on the former one is as it was.
     at_former
         .newest_is("acme", "tenant-acme-edge-1", 1, "deployed")
-        .await
-        .unwrap();
+        .await?;
 
     // Its agent, started again, is told that its certificate is void.
     if let Some(mut agent) = agent {
-        member.start_again(&former).unwrap();
+        member.start_again(&former)?;
         let old = member.agent().unwrap();
-        krypton_tests::eventually("the former agent to be refused", PATIENCE, async || {
+        krypton_tests::eventually("the former agent to be refused", async || {
             let log = old.log()?;
             if log.contains("of a former EdgeCluster edge-1") {
                 return Ok(Some(()));
             }
             anyhow::bail!("{log}")
         })
-        .await
-        .unwrap();
-        desk.member_shows("edge-1", &[CONNECTED, HEALTHY])
-            .await
-            .unwrap();
-        agent.stop().await.unwrap();
+        .await?;
+        desk.member_shows("edge-1", &[CONNECTED, HEALTHY]).await?;
+        agent.stop().await?;
     }
+    Ok(())
 }

@@ -4,14 +4,13 @@ use std::fs;
 
 use anyhow::{Result, bail};
 use krypton_tests::{
-    ChartRepository, ChartSource, Mode, Pair, Parts, eventually,
-    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
+    ChartSource, Mode, Pair, Parts, Scenario, ServedChart, TestResult, eventually,
+    fleet::{FleetClient, condition},
 };
 use krypton_types::names;
 use serde_json::json;
 use tempfile::TempDir;
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const POLICY: &str = "apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicy
 metadata: {name: no-finalizers}
@@ -43,8 +42,8 @@ spec:
 /// Waits until a condition of Tenant acme has this reason and a message that contains this text.
 async fn says(desk: &FleetClient, kind: &str, reason: &str, words: &str) -> Result<()> {
     let what = format!("{kind} to be {reason} with {words:?}");
-    eventually(&what, PATIENCE, async || {
-        let tenant = desk.tenants("default").get("acme").await?;
+    eventually(&what, async || {
+        let tenant = desk.tenants().get("acme").await?;
         let conditions = tenant.status.unwrap_or_default().conditions;
         match condition(&conditions, kind) {
             Some(found) if found.reason == reason && found.message.contains(words) => Ok(Some(())),
@@ -55,19 +54,15 @@ async fn says(desk: &FleetClient, kind: &str, reason: &str, words: &str) -> Resu
 }
 
 #[tokio::test]
-async fn refused_request_sets_condition_and_retries_on_demand() {
-    let (mut pair, _repository, _values) = Pair::with_small_chart("refused", Mode::SelfCluster)
-        .await
-        .unwrap();
+async fn refused_request_sets_condition_and_retries_on_demand() -> TestResult {
+    let (mut pair, _chart) = Scenario::new("refused", Mode::SelfCluster).start().await?;
     let desk = pair.desk();
-    let log = pair.hub().unwrap().log().unwrap();
+    let log = pair.hub()?.log()?;
     assert!(!log.contains("failed to list KryptonDeployments"), "{log}");
     let paused = [(names::PAUSED_ANNOTATION, "true")];
-    desk.create_annotated("default", "acme", json!({}), &paused)
-        .await
-        .unwrap();
+    desk.create_annotated("acme", json!({}), &paused).await?;
     let cluster = pair.cluster();
-    cluster.apply(POLICY).await.unwrap();
+    cluster.apply(POLICY).await?;
     let patch = r#"{"metadata":{"finalizers":["krypton.test/probe"]}}"#;
     let probe = [
         "patch",
@@ -76,34 +71,26 @@ async fn refused_request_sets_condition_and_retries_on_demand() {
         "--type=merge",
         "--dry-run=server",
     ];
-    eventually("the policy to be in force", PATIENCE, async || {
+    eventually("the policy to be in force", async || {
         let allowed = cluster.kubectl(probe.into_iter().chain(["--patch", patch]));
         Ok(allowed.await.is_err().then_some(()))
     })
-    .await
-    .unwrap();
+    .await?;
 
-    desk.annotate("default", "acme", names::PAUSED_ANNOTATION, "false")
-        .await
-        .unwrap();
+    desk.annotate("acme", names::PAUSED_ANNOTATION, "false")
+        .await?;
     let error = pair.condition("ClusterError");
-    says(&desk, &error, "RequestRefused", "no finalizers here")
-        .await
-        .unwrap();
-    desk.told("default", "acme", "RequestRefused")
-        .await
-        .unwrap();
+    says(&desk, &error, "RequestRefused", "no finalizers here").await?;
+    desk.told("acme", "RequestRefused").await?;
 
     let binding = "validatingadmissionpolicybinding";
     cluster
         .kubectl(["delete", binding, "no-finalizers"])
-        .await
-        .unwrap();
+        .await?;
     let asked = names::RECONCILE_REQUESTED_ANNOTATION;
-    desk.annotate("default", "acme", asked, "now")
-        .await
-        .unwrap();
-    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    desk.annotate("acme", asked, "now").await?;
+    desk.ready("acme").await?;
+    Ok(())
 }
 
 /// Creates a chart with an object of a custom kind.
@@ -127,34 +114,28 @@ fn with_widget() -> Result<TempDir> {
 }
 
 #[tokio::test]
-async fn upgrade_past_deleted_kind_names_workaround() {
-    let chart = with_widget().unwrap();
-    let charts = [ChartSource::folder(chart.path())];
-    let repository = ChartRepository::start(&charts).await.unwrap();
-    let mut pair = Pair::start("widgets", Mode::SelfCluster, Parts::WithControllers)
-        .await
-        .unwrap();
+async fn upgrade_past_deleted_kind_names_workaround() -> TestResult {
+    let chart = with_widget()?;
+    let source = ChartSource::folder(chart.path());
+    let values = Some("{message: first, widget: true}");
+    let chart = ServedChart::of(source, ("widgets", "1.0.0"), values).await?;
+    let mut pair = Pair::start("widgets", Mode::SelfCluster, Parts::WithControllers).await?;
     let desk = pair.desk();
-    pair.cluster().apply(WIDGETS).await.unwrap();
-    let values = ValuesFile::new("{message: first, widget: true}").unwrap();
-    let flags = chart_flags(&repository, "widgets", "1.0.0").into_iter();
-    let flags = flags.chain([values_flag(&values)]).collect::<Vec<_>>();
-    pair.open(flags.clone()).await.unwrap();
-    desk.create("default", "acme", json!({})).await.unwrap();
-    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    pair.cluster().apply(WIDGETS).await?;
+    pair.open(chart.flags(&[])).await?;
+    desk.install("acme").await?;
     // Helm caches the known kinds for a while, so a new process is necessary.
-    pair.stop().await.unwrap();
+    pair.stop().await?;
     let delete = ["delete", "crd", "widgets.krypton.test"];
-    pair.cluster().kubectl(delete).await.unwrap();
-    values.write("{message: second}").unwrap();
-    pair.open(flags).await.unwrap();
+    pair.cluster().kubectl(delete).await?;
+    chart.write("{message: second}")?;
+    pair.open(chart.flags(&[])).await?;
 
     let error = pair.condition("ClusterError");
     let way_out = "delete the release's Secrets (label owner=helm";
-    says(&desk, &error, "UpgradeFailed", way_out).await.unwrap();
+    says(&desk, &error, "UpgradeFailed", way_out).await?;
     desk.newest_is("acme", &pair.release("acme"), 1, "deployed")
-        .await
-        .unwrap();
+        .await?;
 
     let selector = format!("owner=helm,name={}", pair.release("acme"));
     let secrets = [
@@ -164,9 +145,9 @@ async fn upgrade_past_deleted_kind_names_workaround() {
         "--selector",
         &selector,
     ];
-    pair.cluster().kubectl(secrets).await.unwrap();
-    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    pair.cluster().kubectl(secrets).await?;
+    desk.ready("acme").await?;
     desk.newest_is("acme", &pair.release("acme"), 1, "deployed")
-        .await
-        .unwrap();
+        .await?;
+    Ok(())
 }

@@ -6,17 +6,15 @@ use k8s_openapi::{
     api::core::v1::{ConfigMap, Secret},
 };
 use krypton_tests::{
-    ChartRepository, ChartSource, Mode, Pair, Parts, eventually,
-    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
+    Merge as _, Mode, Scenario, TestResult, eventually,
+    fleet::{FleetClient, condition},
 };
 use krypton_types::names;
 use kube::{
     Api, ResourceExt,
-    api::{DeleteParams, ListParams, Patch, PatchParams},
+    api::{DeleteParams, ListParams},
 };
 use serde_json::json;
-
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 
 fn secrets(desk: &FleetClient) -> Api<Secret> {
     Api::namespaced(desk.client.clone(), "acme")
@@ -29,10 +27,11 @@ fn name(release: &str, revision: u32) -> String {
 async fn damage(desk: &FleetClient, release: &str, revision: u32) -> Result<()> {
     // Base64 of nothing that was ever compressed.
     let data = ByteString(b"H4sIAAAAAAAA/2RhbWFnZWQ=".to_vec());
-    let patch = Patch::Merge(json!({"data": {"release": data}}));
-    let params = PatchParams::default();
     secrets(desk)
-        .patch(&name(release, revision), &params, &patch)
+        .merge(
+            &name(release, revision),
+            &json!({"data": {"release": data}}),
+        )
         .await?;
     Ok(())
 }
@@ -43,138 +42,101 @@ async fn uid(desk: &FleetClient, release: &str) -> Result<String> {
 }
 
 #[tokio::test]
-async fn deleted_or_damaged_release_secrets_are_repaired() {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
-        .await
-        .unwrap();
-    let mut pair = Pair::start("secrets", Mode::SelfCluster, Parts::WithControllers)
-        .await
-        .unwrap();
+async fn deleted_or_damaged_release_secrets_are_repaired() -> TestResult {
+    let (mut pair, chart) = Scenario::new("secrets", Mode::SelfCluster)
+        .values("{replicaCount: 0, message: v1}")
+        .start()
+        .await?;
     let desk = pair.desk();
-    let values = ValuesFile::new("{replicaCount: 0, message: v1}").unwrap();
     let write = |message: &str| {
         let yaml = format!("{{replicaCount: 0, message: {message}}}");
-        values.write(&yaml)
+        chart.write(&yaml)
     };
-    let flags = chart_flags(&repository, "small", "1.0.0");
-    pair.open(flags.into_iter().chain([values_flag(&values)]))
-        .await
-        .unwrap();
     let release = pair.release("acme");
-    desk.create("default", "acme", json!({})).await.unwrap();
-    desk.newest_is("acme", &release, 1, "deployed")
-        .await
-        .unwrap();
-    let first = uid(&desk, &release).await.unwrap();
+    desk.create("acme", json!({})).await?;
+    desk.newest_is("acme", &release, 1, "deployed").await?;
+    let first = uid(&desk, &release).await?;
 
     // All of them: the objects that carry the release's name are its own again.
     let api = secrets(&desk);
     let params = DeleteParams::default();
-    let before = api.get(&name(&release, 1)).await.unwrap().uid();
-    api.delete(&name(&release, 1), &params).await.unwrap();
-    eventually("revision 1 to be another", PATIENCE, async || {
+    let before = api.get(&name(&release, 1)).await?.uid();
+    api.delete(&name(&release, 1), &params).await?;
+    eventually("revision 1 to be another", async || {
         let now = api.get(&name(&release, 1)).await?;
         Ok((now.uid() != before).then_some(()))
     })
-    .await
-    .unwrap();
-    desk.newest_is("acme", &release, 1, "deployed")
-        .await
-        .unwrap();
+    .await?;
+    desk.newest_is("acme", &release, 1, "deployed").await?;
 
-    write("v2").unwrap();
-    desk.newest_is("acme", &release, 2, "deployed")
-        .await
-        .unwrap();
-    write("v3").unwrap();
-    desk.newest_is("acme", &release, 3, "deployed")
-        .await
-        .unwrap();
+    write("v2")?;
+    desk.newest_is("acme", &release, 2, "deployed").await?;
+    write("v3")?;
+    desk.newest_is("acme", &release, 3, "deployed").await?;
 
     // One in the middle: nothing is to be done, and the next upgrade goes as any.
-    api.delete(&name(&release, 2), &params).await.unwrap();
-    write("v4").unwrap();
-    desk.newest_is("acme", &release, 4, "deployed")
-        .await
-        .unwrap();
+    api.delete(&name(&release, 2), &params).await?;
+    write("v4")?;
+    desk.newest_is("acme", &release, 4, "deployed").await?;
 
     // The newest: only superseded ones are left.
-    let before = api.get(&name(&release, 4)).await.unwrap().uid();
-    api.delete(&name(&release, 4), &params).await.unwrap();
-    eventually("revision 4 to be another", PATIENCE, async || {
+    let before = api.get(&name(&release, 4)).await?.uid();
+    api.delete(&name(&release, 4), &params).await?;
+    eventually("revision 4 to be another", async || {
         let now = api.get(&name(&release, 4)).await?;
         Ok((now.uid() != before).then_some(()))
     })
-    .await
-    .unwrap();
-    desk.newest_is("acme", &release, 4, "deployed")
-        .await
-        .unwrap();
+    .await?;
+    desk.newest_is("acme", &release, 4, "deployed").await?;
 
     // Damaged, while nothing else is to be done: helm passes over it and would stumble on its name.
-    damage(&desk, &release, 4).await.unwrap();
-    desk.told("default", "acme", "ReleaseUnreadable")
-        .await
-        .unwrap();
-    eventually("one deployed release", PATIENCE, async || {
+    damage(&desk, &release, 4).await?;
+    desk.told("acme", "ReleaseUnreadable").await?;
+    eventually("one deployed release", async || {
         let revisions = desk.revisions("acme", &release).await?;
         match revisions.last() {
             Some((4.., status)) if status == "deployed" => Ok(Some(())),
             _ => bail!("{revisions:?}"),
         }
     })
-    .await
-    .unwrap();
-    let revisions = desk.revisions("acme", &release).await.unwrap();
+    .await?;
+    let revisions = desk.revisions("acme", &release).await?;
     let deployed = revisions.iter().filter(|(_, status)| status == "deployed");
     assert_eq!(deployed.count(), 1, "{revisions:?}");
     let kept = ListParams::default().fields("type=mesh.openkcm.io/unreadable-release");
-    assert_eq!(api.list(&kept).await.unwrap().items.len(), 1);
-    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
-    assert_eq!(uid(&desk, &release).await.unwrap(), first, "not made anew");
-    let log = pair.actor().unwrap().log().unwrap();
+    assert_eq!(api.list(&kept).await?.items.len(), 1);
+    desk.ready("acme").await?;
+    assert_eq!(uid(&desk, &release).await?, first, "not made anew");
+    let log = pair.actor()?.log()?;
     assert!(!log.contains("running helm uninstall"), "{log}");
 
     // Of a Tenant that is to go: what the revisions before say is removed.
     let newest = revisions.last().unwrap().0;
-    damage(&desk, &release, newest).await.unwrap();
-    desk.delete("default", "acme").await.unwrap();
-    desk.gone("default", "acme").await.unwrap();
+    damage(&desk, &release, newest).await?;
+    desk.remove("acme").await?;
+    Ok(())
 }
 
 #[tokio::test]
-async fn unreadable_only_revision_blocks_deletion_until_orphaned() {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
-        .await
-        .unwrap();
-    let mut pair = Pair::start("unread", Mode::SelfCluster, Parts::WithControllers)
-        .await
-        .unwrap();
+async fn unreadable_only_revision_blocks_deletion_until_orphaned() -> TestResult {
+    let (mut pair, _chart) = Scenario::new("unread", Mode::SelfCluster).start().await?;
     let desk = pair.desk();
-    let values = ValuesFile::new("{replicaCount: 0}").unwrap();
-    let flags = chart_flags(&repository, "small", "1.0.0");
-    pair.open(flags.into_iter().chain([values_flag(&values)]))
-        .await
-        .unwrap();
     let release = pair.release("acme");
     let error = pair.condition("ClusterError");
-    desk.create("default", "acme", json!({})).await.unwrap();
-    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    desk.install("acme").await?;
     // Of a live one it would be set aside, and the chart installed again.
-    pair.stop().await.unwrap();
-    damage(&desk, &release, 1).await.unwrap();
-    desk.delete("default", "acme").await.unwrap();
-    pair.start_actor_again().unwrap();
+    pair.stop().await?;
+    damage(&desk, &release, 1).await?;
+    desk.delete("acme").await?;
+    pair.start_actor_again()?;
     let failed = (error.as_str(), "True", "UninstallFailed");
-    let tenant = desk.shows("default", "acme", &[failed]).await.unwrap();
-    let conditions = tenant.status.unwrap().conditions;
-    let message = &condition(&conditions, &error).unwrap().message;
+    let message = desk.message("acme", &[failed]).await?;
     for part in [release.as_str(), names::ORPHAN_ANNOTATION] {
         assert!(message.contains(part), "{message}");
     }
-    desk.annotate("default", "acme", names::ORPHAN_ANNOTATION, "true")
-        .await
-        .unwrap();
-    desk.gone("default", "acme").await.unwrap();
-    uid(&desk, &release).await.unwrap();
+    desk.annotate("acme", names::ORPHAN_ANNOTATION, "true")
+        .await?;
+    desk.gone("acme").await?;
+    uid(&desk, &release).await?;
+    Ok(())
 }

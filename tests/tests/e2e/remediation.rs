@@ -2,29 +2,18 @@
 
 use anyhow::Context;
 use k8s_openapi::api::core::v1::ConfigMap;
-use krypton_tests::{
-    ChartRepository, ChartSource, Mode, Pair, Parts,
-    fleet::{ValuesFile, chart_flags, condition, values_flag},
-};
+use krypton_tests::{Mode, Scenario, TestResult, fleet::condition};
 use krypton_types::names;
 use kube::{Api, ResourceExt};
-use serde_json::json;
-
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 
 #[tokio::test]
-async fn failed_upgrade_rolls_back_once_without_automatic_retry() {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
-        .await
-        .unwrap();
-    let mut pair = Pair::start("remedy", Mode::SelfCluster, Parts::WithControllers)
-        .await
-        .unwrap();
+async fn failed_upgrade_rolls_back_once_without_automatic_retry() -> TestResult {
+    let (pair, chart) = Scenario::new("remedy", Mode::SelfCluster)
+        .values("{replicaCount: 0, message: first}")
+        .flags(&["--remediation=rollback"])
+        .start()
+        .await?;
     let desk = pair.desk();
-    let values = ValuesFile::new("{replicaCount: 0, message: first}").unwrap();
-    let more = [values_flag(&values), "--remediation=rollback".to_owned()];
-    let flags = chart_flags(&repository, "small", "1.0.0");
-    pair.open(flags.into_iter().chain(more)).await.unwrap();
     let release = pair.release("acme");
     let error = pair.condition("ClusterError");
     let maps: Api<ConfigMap> = Api::namespaced(desk.client.clone(), "acme");
@@ -33,23 +22,14 @@ async fn failed_upgrade_rolls_back_once_without_automatic_retry() {
         let data = map.data.as_ref().context("no data");
         data.unwrap().get("message").cloned().unwrap_or_default()
     };
-    desk.create("default", "acme", json!({})).await.unwrap();
-    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    desk.install("acme").await?;
     let first = map().await;
 
-    values
-        .write("{replicaCount: 0, message: second, broken: true}")
-        .unwrap();
-    desk.newest_is("acme", &release, 3, "deployed")
-        .await
-        .unwrap();
-    desk.told("default", "acme", "HelmRolledBack")
-        .await
-        .unwrap();
+    chart.write("{replicaCount: 0, message: second, broken: true}")?;
+    desk.newest_is("acme", &release, 3, "deployed").await?;
+    desk.told("acme", "HelmRolledBack").await?;
     let failed = (error.as_str(), "True", "UpgradeFailed");
-    let tenant = desk.shows("default", "acme", &[failed]).await.unwrap();
-    let conditions = tenant.status.unwrap().conditions;
-    let said = &condition(&conditions, &error).unwrap().message;
+    let said = desk.message("acme", &[failed]).await?;
     let rolled_back = map().await;
     assert_eq!(message(&rolled_back), "first");
     assert_eq!(rolled_back.uid(), first.uid());
@@ -59,23 +39,16 @@ async fn failed_upgrade_rolls_back_once_without_automatic_retry() {
     );
 
     // No more attempts follow, even after a Lease period, which spans many back-offs here.
-    desk.lease_renewed().await.unwrap();
-    desk.newest_is("acme", &release, 3, "deployed")
-        .await
-        .unwrap();
+    desk.lease_renewed().await?;
+    desk.newest_is("acme", &release, 3, "deployed").await?;
     // A user's request causes one more attempt.
     let asked = names::RECONCILE_REQUESTED_ANNOTATION;
-    desk.annotate("default", "acme", asked, "now")
-        .await
-        .unwrap();
-    desk.newest_is("acme", &release, 5, "deployed")
-        .await
-        .unwrap();
+    desk.annotate("acme", asked, "now").await?;
+    desk.newest_is("acme", &release, 5, "deployed").await?;
 
-    values.write("{replicaCount: 0, message: third}").unwrap();
-    desk.newest_is("acme", &release, 6, "deployed")
-        .await
-        .unwrap();
-    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    chart.write("{replicaCount: 0, message: third}")?;
+    desk.newest_is("acme", &release, 6, "deployed").await?;
+    desk.ready("acme").await?;
     assert_eq!(message(&map().await), "third");
+    Ok(())
 }

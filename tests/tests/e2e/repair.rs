@@ -10,8 +10,8 @@ use k8s_openapi::api::{
 };
 use krypton_runtime::newest::Newest as _;
 use krypton_tests::{
-    ChartRepository, Gate, Mode, Pair, Parts, eventually,
-    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, kill_helm, values_flag},
+    Gate, Mode, Pair, Parts, Scenario, ServedChart, TestResult, eventually,
+    fleet::{FleetClient, PATIENCE, kill_helm},
     gate,
 };
 use kube::{
@@ -21,8 +21,6 @@ use kube::{
 };
 use serde_json::json;
 use tokio::{sync::watch, task::JoinHandle};
-
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 
 /// Whether the Deployments of a namespace are available.
 #[derive(Clone, Copy, PartialEq)]
@@ -131,25 +129,23 @@ async fn whole(
 /// The member with its gates.
 struct Scene {
     pair: Pair,
-    values: ValuesFile,
-    _repository: ChartRepository,
+    chart: ServedChart,
     _gate: Gate,
 }
 
 impl Scene {
     async fn set(name: &str, events: &[&str], more: &[&str]) -> Result<Self> {
         let gate = Gate::everywhere()?;
-        let repository = ChartRepository::start(&[gate.chart()]).await?;
-        let mut pair = Pair::start(name, Mode::SelfCluster, Parts::WithPods).await?;
-        let values = ValuesFile::new(&json!({"gates": events}).to_string())?;
-        let mut flags = chart_flags(&repository, "gates", "1.0.0");
-        flags.push(values_flag(&values));
-        flags.extend(more.iter().map(|flag| (*flag).to_owned()));
-        pair.open(flags).await?;
+        let (pair, chart) = Scenario::new(name, Mode::SelfCluster)
+            .parts(Parts::WithPods)
+            .chart(gate.chart(), "gates")
+            .values(&json!({"gates": events}).to_string())
+            .flags(more)
+            .start()
+            .await?;
         Ok(Self {
             pair,
-            values,
-            _repository: repository,
+            chart,
             _gate: gate,
         })
     }
@@ -171,77 +167,60 @@ impl Scene {
 }
 
 #[tokio::test]
-async fn killed_helm_is_repaired_by_next_pass() {
-    let mut scene = Scene::set("killed", &gate::EVENTS, &[]).await.unwrap();
+async fn killed_helm_is_repaired_by_next_pass() -> TestResult {
+    let mut scene = Scene::set("killed", &gate::EVENTS, &[]).await?;
     let desk = scene.pair.desk();
     let release = scene.pair.release("acme");
-    desk.create("default", "acme", json!({})).await.unwrap();
+    desk.create("acme", json!({})).await?;
 
     // Before anything is applied, and after all of it.
-    let hook = scene.kill_at("acme", "pre-install").await.unwrap();
+    let hook = scene.kill_at("acme", "pre-install").await?;
     desk.newest_is("acme", &release, 1, "pending-install")
-        .await
-        .unwrap();
-    gate::pass(&desk, "acme", "pre-install", Some(&hook))
-        .await
-        .unwrap();
-    let hook = scene.kill_at("acme", "post-install").await.unwrap();
-    let made = objects(&desk, "acme").await.unwrap();
+        .await?;
+    gate::pass(&desk, "acme", "pre-install", Some(&hook)).await?;
+    let hook = scene.kill_at("acme", "post-install").await?;
+    let made = objects(&desk, "acme").await?;
     let serving = Serving::watch(&desk, "acme").await;
     // The hooks of an installation again, and not those of an upgrade.
-    gate::pass(&desk, "acme", "pre-install", None)
-        .await
-        .unwrap();
-    gate::pass(&desk, "acme", "post-install", Some(&hook))
-        .await
-        .unwrap();
-    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
-    let installed = whole(&desk, "acme", &release).await.unwrap();
+    gate::pass(&desk, "acme", "pre-install", None).await?;
+    gate::pass(&desk, "acme", "post-install", Some(&hook)).await?;
+    desk.ready("acme").await?;
+    let installed = whole(&desk, "acme", &release).await?;
     for (name, uid) in &installed {
         assert_eq!(made.get(name), Some(uid), "{name} was made anew");
     }
 
     // One that makes what the next does not have.
     let second = json!({"gates": gate::EVENTS, "message": "second", "extra": "left-over"});
-    scene.values.write(&second.to_string()).unwrap();
-    let hook = scene.kill_at("acme", "pre-upgrade").await.unwrap();
-    gate::pass(&desk, "acme", "pre-upgrade", Some(&hook))
-        .await
-        .unwrap();
-    let hook = scene.kill_at("acme", "post-upgrade").await.unwrap();
-    let left = objects(&desk, "acme").await.unwrap();
+    scene.chart.write(&second.to_string())?;
+    let hook = scene.kill_at("acme", "pre-upgrade").await?;
+    gate::pass(&desk, "acme", "pre-upgrade", Some(&hook)).await?;
+    let hook = scene.kill_at("acme", "post-upgrade").await?;
+    let left = objects(&desk, "acme").await?;
     assert!(left.contains_key("ConfigMap/left-over"), "{left:?}");
     let third = json!({"gates": gate::EVENTS, "message": "third"});
-    scene.values.write(&third.to_string()).unwrap();
-    gate::pass(&desk, "acme", "pre-upgrade", None)
-        .await
-        .unwrap();
-    gate::pass(&desk, "acme", "post-upgrade", Some(&hook))
-        .await
-        .unwrap();
-    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
-    eventually("nothing to be left over", PATIENCE, async || {
+    scene.chart.write(&third.to_string())?;
+    gate::pass(&desk, "acme", "pre-upgrade", None).await?;
+    gate::pass(&desk, "acme", "post-upgrade", Some(&hook)).await?;
+    desk.ready("acme").await?;
+    eventually("nothing to be left over", async || {
         whole(&desk, "acme", &release).await.map(Some)
     })
     .await
-    .map(|now| assert_eq!(now, installed))
-    .unwrap();
+    .map(|now| assert_eq!(now, installed))?;
     assert!(serving.end(), "the release kept serving");
 
-    desk.delete("default", "acme").await.unwrap();
-    let hook = scene.kill_at("acme", "pre-delete").await.unwrap();
-    let revisions = desk.revisions("acme", &release).await.unwrap();
+    desk.delete("acme").await?;
+    let hook = scene.kill_at("acme", "pre-delete").await?;
+    let revisions = desk.revisions("acme", &release).await?;
     assert_eq!(revisions.last().unwrap().1, "uninstalling");
-    gate::pass(&desk, "acme", "pre-delete", Some(&hook))
-        .await
-        .unwrap();
-    let hook = scene.kill_at("acme", "post-delete").await.unwrap();
-    gate::pass(&desk, "acme", "pre-delete", None).await.unwrap();
-    gate::pass(&desk, "acme", "post-delete", Some(&hook))
-        .await
-        .unwrap();
-    desk.gone("default", "acme").await.unwrap();
-    assert!(desk.releases().await.unwrap().is_empty());
+    gate::pass(&desk, "acme", "pre-delete", Some(&hook)).await?;
+    let hook = scene.kill_at("acme", "post-delete").await?;
+    gate::pass(&desk, "acme", "pre-delete", None).await?;
+    gate::pass(&desk, "acme", "post-delete", Some(&hook)).await?;
+    desk.gone("acme").await?;
+    assert!(desk.releases().await?.is_empty());
+    Ok(())
 }
 
 /// The time after which a lock of somebody else is broken is three times this, and a minute.
@@ -259,19 +238,19 @@ async fn die_at(scene: &Scene, namespace: &str, event: &str, args: &[&str]) -> R
 }
 
 #[tokio::test]
-async fn dead_manual_helm_run_is_repaired_without_uninstall() {
+async fn dead_manual_helm_run_is_repaired_without_uninstall() -> TestResult {
     let events = ["pre-rollback", "pre-delete", "post-delete"];
-    let scene = Scene::set("byhand", &events, &[SHORT]).await.unwrap();
+    let scene = Scene::set("byhand", &events, &[SHORT]).await?;
     let desk = scene.pair.desk();
     let names = ["rolling", "going", "gone"];
     let mut before = BTreeMap::new();
     for name in names {
-        desk.create("default", name, json!({})).await.unwrap();
+        desk.create(name, json!({})).await?;
     }
     for name in names {
-        desk.shows("default", name, &[ALL_READY]).await.unwrap();
+        desk.ready(name).await?;
         let release = scene.pair.release(name);
-        before.insert(name, whole(&desk, name, &release).await.unwrap());
+        before.insert(name, whole(&desk, name, &release).await?);
     }
     let serving = [
         Serving::watch(&desk, "rolling").await,
@@ -285,14 +264,10 @@ async fn dead_manual_helm_run_is_repaired_without_uninstall() {
         "pre-rollback",
         &["rollback", &release[0], "1"],
     )
-    .await
-    .unwrap();
+    .await?;
     desk.newest_is("rolling", &release[0], 2, "pending-rollback")
-        .await
-        .unwrap();
-    die_at(&scene, "going", "pre-delete", &["uninstall", &release[1]])
-        .await
-        .unwrap();
+        .await?;
+    die_at(&scene, "going", "pre-delete", &["uninstall", &release[1]]).await?;
     let uninstall = ["uninstall", release[2].as_str()];
     let past_the_first = async {
         gate::pass(&desk, "gone", "pre-delete", None).await?;
@@ -303,28 +278,25 @@ async fn dead_manual_helm_run_is_repaired_without_uninstall() {
         opened = past_the_first => opened.unwrap(),
     }
     for (name, release) in [("going", &release[1]), ("gone", &release[2])] {
-        desk.newest_is(name, release, 1, "uninstalling")
-            .await
-            .unwrap();
+        desk.newest_is(name, release, 1, "uninstalling").await?;
     }
 
     let locked = format!("ClusterProgress/{}", scene.pair.name());
     for name in names {
         let said = (locked.as_str(), "True", "Locked");
-        desk.shows("default", name, &[said]).await.unwrap();
+        desk.shows(name, &[said]).await?;
     }
     for (name, release) in names.iter().zip(&release) {
         // The grace is nearly as long as what is otherwise waited for.
         for _ in 0..2 {
-            let done = desk.told("default", name, "ReleaseUnlocked").await;
+            let done = desk.told(name, "ReleaseUnlocked").await;
             if done.is_ok() {
                 break;
             }
         }
-        desk.shows("default", name, &[ALL_READY]).await.unwrap();
+        desk.ready(name).await?;
         eventually(
             "hooks that were cut short to be all that is left",
-            PATIENCE,
             async || {
                 let pods: Api<Pod> = Api::namespaced(desk.client.clone(), name);
                 for pod in pods.list(&ListParams::default()).await? {
@@ -336,14 +308,14 @@ async fn dead_manual_helm_run_is_repaired_without_uninstall() {
                 whole(&desk, name, release).await.map(Some)
             },
         )
-        .await
-        .unwrap();
+        .await?;
     }
     for (name, serving) in ["rolling", "going"].into_iter().zip(serving) {
         assert!(serving.end(), "{name} kept serving");
     }
     for name in ["rolling", "going"] {
-        let now = whole(&desk, name, &scene.pair.release(name)).await.unwrap();
+        let now = whole(&desk, name, &scene.pair.release(name)).await?;
         assert_eq!(now, before[name], "{name}: nothing was made anew");
     }
+    Ok(())
 }

@@ -4,18 +4,13 @@ use anyhow::{Context, Result, bail};
 use k8s_openapi::api::core::v1::Pod;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    ChartRepository, Gate, Mode, Pair, Parts, eventually,
-    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
-    gate,
+    Gate, Merge as _, Mode, Pair, Scenario, ServedChart, TestResult, eventually,
+    fleet::FleetClient, gate,
 };
 use krypton_types::names;
-use kube::{
-    Api,
-    api::{Patch, PatchParams},
-};
+use kube::Api;
 use serde_json::json;
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const FIRST: &str = "{message: first}";
 const SECOND: &str = "{message: second}";
 
@@ -23,43 +18,37 @@ const SECOND: &str = "{message: second}";
 struct Stage {
     pair: Pair,
     desk: FleetClient,
-    values: ValuesFile,
-    _repository: ChartRepository,
+    chart: ServedChart,
 }
 
 impl Stage {
     async fn start(name: &str) -> Result<Self> {
         let gate = Gate::everywhere()?;
-        let repository = ChartRepository::start(&[gate.chart()]).await?;
-        let mut pair = Pair::start(name, Mode::SelfCluster, Parts::WithControllers).await?;
-        let values = ValuesFile::new(FIRST)?;
-        let more = [
+        let flags = [
             "--max-concurrent-helm=1",
             "--tenant-values",
             "--wait=none",
             "--helm-timeout=10m",
         ];
-        let flags = chart_flags(&repository, "gates", "1.0.0").into_iter();
-        let flags = flags.chain([values_flag(&values)]);
-        pair.open(flags.chain(more.map(str::to_owned))).await?;
+        let scenario = Scenario::new(name, Mode::SelfCluster).flags(&flags);
+        let gates = scenario.chart(gate.chart(), "gates").values(FIRST);
+        let (pair, chart) = gates.start().await?;
         Ok(Self {
             desk: pair.desk(),
             pair,
-            values,
-            _repository: repository,
+            chart,
         })
     }
 
     async fn install(&self, name: &str) -> Result<()> {
-        self.desk.create("default", name, json!({})).await?;
-        self.desk.shows("default", name, &[ALL_READY]).await?;
+        self.desk.install(name).await?;
         Ok(())
     }
 
     /// Takes the only slot with a first installation that waits for its hook.
     async fn block(&self, name: &str) -> Result<Pod> {
         let spec = json!({"values": {"gates": ["pre-install"]}});
-        self.desk.create("default", name, spec).await?;
+        self.desk.create(name, spec).await?;
         gate::at(&self.desk, name, "pre-install", None).await
     }
 
@@ -68,7 +57,7 @@ impl Stage {
         let series = format!("krypton_hub_helm_waiting{{urgency=\"{urgency}\"}} ");
         let line = format!("{series}{count}");
         let hub = self.pair.hub()?;
-        eventually(&line, PATIENCE, async || {
+        eventually(&line, async || {
             let metrics = hub.metrics().await?;
             let found = metrics.lines().find(|found| found.starts_with(&series));
             match found {
@@ -82,7 +71,7 @@ impl Stage {
     /// Ends the run that has the slot, and waits for the next ones.
     async fn release(&self, name: &str, hook: &Pod) -> Result<()> {
         gate::open(&self.desk, name, hook).await?;
-        self.desk.shows("default", name, &[ALL_READY]).await?;
+        self.desk.ready(name).await?;
         self.desk.lease_renewed().await
     }
 
@@ -104,78 +93,76 @@ impl Stage {
 
     async fn pause(&self, paused: bool) {
         let members: Api<EdgeCluster> = Api::all(self.desk.client.clone());
-        let patch = Patch::Merge(json!({"spec": {"paused": paused}}));
-        let params = PatchParams::default();
         members
-            .patch(self.pair.name(), &params, &patch)
+            .merge(self.pair.name(), &json!({"spec": {"paused": paused}}))
             .await
             .unwrap();
     }
 }
 
 #[tokio::test]
-async fn paused_or_reverted_upgrade_leaves_the_slot_queue() {
-    let mut stage = Stage::start("slots").await.unwrap();
-    stage.install("acme").await.unwrap();
+async fn paused_or_reverted_upgrade_leaves_the_slot_queue() -> TestResult {
+    let mut stage = Stage::start("slots").await?;
+    stage.install("acme").await?;
 
     // The values are taken back while the upgrade waits.
-    let hook = stage.block("first").await.unwrap();
-    stage.values.write(SECOND).unwrap();
-    stage.waiting("low", 1).await.unwrap();
-    stage.values.write(FIRST).unwrap();
-    stage.waiting("low", 0).await.unwrap();
-    stage.release("first", &hook).await.unwrap();
-    stage.is("acme", 1).await.unwrap();
+    let hook = stage.block("first").await?;
+    stage.chart.write(SECOND)?;
+    stage.waiting("low", 1).await?;
+    stage.chart.write(FIRST)?;
+    stage.waiting("low", 0).await?;
+    stage.release("first", &hook).await?;
+    stage.is("acme", 1).await?;
 
     // The member is paused.
-    let hook = stage.block("second").await.unwrap();
-    stage.values.write(SECOND).unwrap();
-    stage.waiting("low", 2).await.unwrap();
+    let hook = stage.block("second").await?;
+    stage.chart.write(SECOND)?;
+    stage.waiting("low", 2).await?;
     stage.pause(true).await;
-    stage.waiting("low", 0).await.unwrap();
+    stage.waiting("low", 0).await?;
     let progress = stage.pair.condition("ClusterProgress");
     let paused = [(progress.as_str(), "False", "Paused")];
-    stage.desk.shows("default", "acme", &paused).await.unwrap();
-    stage.desk.shows("default", "first", &paused).await.unwrap();
-    gate::open(&stage.desk, "second", &hook).await.unwrap();
-    stage.becomes("second", 1).await.unwrap();
-    stage.desk.lease_renewed().await.unwrap();
-    stage.is("acme", 1).await.unwrap();
-    stage.is("first", 1).await.unwrap();
+    stage.desk.shows("acme", &paused).await?;
+    stage.desk.shows("first", &paused).await?;
+    gate::open(&stage.desk, "second", &hook).await?;
+    stage.becomes("second", 1).await?;
+    stage.desk.lease_renewed().await?;
+    stage.is("acme", 1).await?;
+    stage.is("first", 1).await?;
     stage.pause(false).await;
-    stage.becomes("acme", 2).await.unwrap();
+    stage.becomes("acme", 2).await?;
+    Ok(())
 }
 
 #[tokio::test]
-async fn deletion_and_orphan_annotation_redirect_a_waiting_run() {
-    let mut stage = Stage::start("redirect").await.unwrap();
+async fn deletion_and_orphan_annotation_redirect_a_waiting_run() -> TestResult {
+    let mut stage = Stage::start("redirect").await?;
     for name in ["gone", "kept"] {
-        stage.install(name).await.unwrap();
+        stage.install(name).await?;
     }
-    let hook = stage.block("first").await.unwrap();
-    stage.values.write(SECOND).unwrap();
-    stage.waiting("low", 2).await.unwrap();
+    let hook = stage.block("first").await?;
+    stage.chart.write(SECOND)?;
+    stage.waiting("low", 2).await?;
     for name in ["gone", "kept"] {
-        stage.desk.delete("default", name).await.unwrap();
+        stage.desk.delete(name).await?;
     }
-    stage.waiting("high", 2).await.unwrap();
-    stage.waiting("low", 0).await.unwrap();
+    stage.waiting("high", 2).await?;
+    stage.waiting("low", 0).await?;
 
     let orphan = names::ORPHAN_ANNOTATION;
     let desk = &stage.desk;
-    desk.annotate("default", "kept", orphan, "true")
-        .await
-        .unwrap();
-    desk.gone("default", "kept").await.unwrap();
-    stage.waiting("high", 1).await.unwrap();
-    stage.release("first", &hook).await.unwrap();
-    stage.desk.gone("default", "gone").await.unwrap();
+    desk.annotate("kept", orphan, "true").await?;
+    desk.gone("kept").await?;
+    stage.waiting("high", 1).await?;
+    stage.release("first", &hook).await?;
+    stage.desk.gone("gone").await?;
 
-    stage.is("kept", 1).await.unwrap();
-    let left = stage.desk.namespace("gone").await.unwrap();
+    stage.is("kept", 1).await?;
+    let left = stage.desk.namespace("gone").await?;
     assert_eq!(left, None, "its workspace goes with it");
     for name in ["gone", "kept"] {
-        let told = stage.desk.events("default", name).await.unwrap();
+        let told = stage.desk.events(name).await?;
         assert_eq!(told.get("HelmUpgradeStart"), None, "{told:?}");
     }
+    Ok(())
 }

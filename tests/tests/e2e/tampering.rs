@@ -12,8 +12,7 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use krypton_helm::releases::record::RECORD_LABEL;
 use krypton_tests::{
-    ChartRepository, ChartSource, Mode, Pair, Parts, by_agent, eventually,
-    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
+    Mode, Pair, Scenario, ServedChart, TestResult, by_agent, eventually, fleet::FleetClient,
     kubectl_krypton,
 };
 use kube::{
@@ -22,7 +21,6 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const SYSTEM: &str = "krypton-system";
 const BINDING: &str = "
 ---
@@ -42,41 +40,29 @@ metadata: {name: victim}
 by_agent!(tampered_release_is_not_healed_from);
 
 struct Attack {
-    _repository: ChartRepository,
-    values: ValuesFile,
+    chart: ServedChart,
     pair: Pair,
     desk: FleetClient,
     release: String,
 }
 
 impl Attack {
-    async fn on(name: &str, mode: Mode, flags: &[&str]) -> Self {
-        let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
-            .await
-            .unwrap();
-        let values = ValuesFile::new("{replicaCount: 0, message: v1}").unwrap();
-        let mut pair = Pair::start(name, mode, Parts::WithControllers)
-            .await
-            .unwrap();
-        let mut all = chart_flags(&repository, "small", "1.0.0");
-        all.push(values_flag(&values));
-        all.extend(flags.iter().map(|flag| (*flag).to_owned()));
-        pair.open(all).await.unwrap();
+    async fn on(name: &str, mode: Mode, flags: &[&str]) -> TestResult<Self> {
+        let scenario = Scenario::new(name, mode).flags(flags);
+        let values = "{replicaCount: 0, message: v1}";
+        let (pair, chart) = scenario.values(values).start().await?;
         let desk = pair.desk();
-        desk.create("default", "acme", json!({})).await.unwrap();
-        desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+        desk.install("acme").await?;
         let release = pair.release("acme");
         pair.cluster()
             .kubectl(["create", "namespace", "victim"])
-            .await
-            .unwrap();
-        Self {
-            _repository: repository,
-            values,
+            .await?;
+        Ok(Self {
+            chart,
             pair,
             desk,
             release,
-        }
+        })
     }
 
     fn secret_name(&self, revision: u32) -> String {
@@ -91,7 +77,7 @@ impl Attack {
     async fn tamper(&self, revision: u32, change: impl Fn(&mut Value)) {
         let secrets = self.secrets("acme");
         let name = self.secret_name(revision);
-        eventually("the release Secret to be changed", PATIENCE, async || {
+        eventually("the release Secret to be changed", async || {
             let mut secret = secrets.get(&name).await?;
             rewrite(&mut secret, &change)?;
             let params = PostParams::default();
@@ -102,14 +88,13 @@ impl Attack {
     }
 
     /// Adds a revision that Helm never wrote.
-    async fn forge(&self, revision: u32, change: impl Fn(&mut Value)) {
+    async fn forge(&self, revision: u32, change: impl Fn(&mut Value)) -> TestResult {
         let secrets = self.secrets("acme");
-        let mut secret = secrets.get(&self.secret_name(revision - 1)).await.unwrap();
+        let mut secret = secrets.get(&self.secret_name(revision - 1)).await?;
         rewrite(&mut secret, &|release: &mut Value| {
             release["version"] = json!(revision);
             change(release);
-        })
-        .unwrap();
+        })?;
         let mut labels = secret.labels().clone();
         labels.insert("version".to_owned(), revision.to_string());
         labels.insert("mesh.openkcm.io/run".to_owned(), "upgrade-0000".to_owned());
@@ -118,13 +103,14 @@ impl Attack {
         secret.metadata.resource_version = None;
         secret.metadata.uid = None;
         let params = PostParams::default();
-        secrets.create(&params, &secret).await.unwrap();
+        secrets.create(&params, &secret).await?;
+        Ok(())
     }
 
     async fn shows_tampered(&self) {
         let error = self.pair.condition("ClusterError");
         self.desk
-            .shows("default", "acme", &[(&error, "True", "ReleaseTampered")])
+            .shows("acme", &[(&error, "True", "ReleaseTampered")])
             .await
             .unwrap();
     }
@@ -174,127 +160,118 @@ fn delete_hook(release: &mut Value) {
     }]);
 }
 
-async fn tampered_release_is_not_healed_from(mode: Mode) {
+async fn tampered_release_is_not_healed_from(mode: Mode) -> TestResult {
     let flags = ["--drift=heal", "--drift-interval=1s"];
-    let attack = Attack::on("tamper-heal", mode, &flags).await;
+    let attack = Attack::on("tamper-heal", mode, &flags).await?;
     attack.tamper(1, |release| append(release, BINDING)).await;
     attack.shows_tampered().await;
     // Drift of the other Tenant is corrected in the same time, so this one's would be, too.
     let desk = &attack.desk;
-    desk.create("default", "beta", json!({})).await.unwrap();
-    desk.shows("default", "beta", &[ALL_READY]).await.unwrap();
+    desk.install("beta").await?;
     for _ in 0..2 {
         let name = attack.pair.release("beta");
         let service = ["delete", "configmap", &name, "--namespace=beta"];
-        attack.pair.cluster().kubectl(service).await.unwrap();
-        eventually("beta to be healed", PATIENCE, async || {
+        attack.pair.cluster().kubectl(service).await?;
+        eventually("beta to be healed", async || {
             let words = ["get", "configmap", &name, "--namespace=beta"];
             Ok(Some(attack.pair.cluster().kubectl(words).await?))
         })
-        .await
-        .unwrap();
+        .await?;
     }
     attack.no_takeover().await;
 
     // After the release is rendered from the chart again, it is correct.
     attack.delete_secret(1).await;
-    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    desk.ready("acme").await?;
     desk.newest_is("acme", &attack.release, 1, "deployed")
-        .await
-        .unwrap();
+        .await?;
     attack.no_takeover().await;
+    Ok(())
 }
 
 #[tokio::test]
-async fn tampered_release_stays_tampered_after_a_restart() {
-    let mut attack = Attack::on("tamper-restart", Mode::Agent, &[]).await;
+async fn tampered_release_stays_tampered_after_a_restart() -> TestResult {
+    let mut attack = Attack::on("tamper-restart", Mode::Agent, &[]).await?;
     attack.tamper(1, |release| append(release, BINDING)).await;
     attack.shows_tampered().await;
-    attack.pair.stop().await.unwrap();
-    attack.pair.start_actor_again().unwrap();
+    attack.pair.stop().await?;
+    attack.pair.start_actor_again()?;
     let desk = attack.desk.clone();
-    desk.create("default", "beta", json!({})).await.unwrap();
-    desk.shows("default", "beta", &[ALL_READY]).await.unwrap();
+    desk.install("beta").await?;
     attack.shows_tampered().await;
 
     let home = attack.pair.cluster();
     let accept = ["accept-release", &attack.release, "-n", "acme"];
-    let said = kubectl_krypton(home, &accept).await.unwrap();
+    let said = kubectl_krypton(home, &accept).await?;
     assert!(said.contains("revision 1 of release"), "{said}");
     let resync = ["resync", "tenant", "acme", "-n", "default"];
-    kubectl_krypton(home, &resync).await.unwrap();
-    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    kubectl_krypton(home, &resync).await?;
+    desk.ready("acme").await?;
     attack.no_takeover().await;
+    Ok(())
 }
 
 #[tokio::test]
-async fn tampered_release_is_not_uninstalled_with_its_hooks() {
-    let attack = Attack::on("tamper-hooks", Mode::Agent, &[]).await;
+async fn tampered_release_is_not_uninstalled_with_its_hooks() -> TestResult {
+    let attack = Attack::on("tamper-hooks", Mode::Agent, &[]).await?;
     attack.tamper(1, delete_hook).await;
     attack.shows_tampered().await;
-    attack.desk.delete("default", "acme").await.unwrap();
+    attack.desk.delete("acme").await?;
     attack.shows_tampered().await;
     attack.no_takeover().await;
     attack.delete_secret(1).await;
-    attack.desk.gone("default", "acme").await.unwrap();
+    attack.desk.gone("acme").await?;
     attack.no_takeover().await;
+    Ok(())
 }
 
 #[tokio::test]
-async fn forged_revision_is_uninstalled_without_its_hooks() {
-    let attack = Attack::on("tamper-forged", Mode::Agent, &[]).await;
-    attack.forge(2, delete_hook).await;
-    attack.desk.delete("default", "acme").await.unwrap();
-    let told = attack.desk.told("default", "acme", "HooksSkipped").await;
-    assert!(told.unwrap().contains("revision 2"));
-    attack.desk.gone("default", "acme").await.unwrap();
+async fn forged_revision_is_uninstalled_without_its_hooks() -> TestResult {
+    let attack = Attack::on("tamper-forged", Mode::Agent, &[]).await?;
+    attack.forge(2, delete_hook).await?;
+    attack.desk.delete("acme").await?;
+    let told = attack.desk.told("acme", "HooksSkipped").await;
+    assert!(told?.contains("revision 2"));
+    attack.desk.gone("acme").await?;
     attack.no_takeover().await;
+    Ok(())
 }
 
 #[tokio::test]
-async fn upgrade_deletes_nothing_that_a_forged_revision_lists() {
-    let attack = Attack::on("tamper-upgrade", Mode::Agent, &[]).await;
-    attack.forge(2, |release| append(release, VICTIM)).await;
-    attack
-        .values
-        .write("{replicaCount: 0, message: v2}")
-        .unwrap();
+async fn upgrade_deletes_nothing_that_a_forged_revision_lists() -> TestResult {
+    let attack = Attack::on("tamper-upgrade", Mode::Agent, &[]).await?;
+    attack.forge(2, |release| append(release, VICTIM)).await?;
+    attack.chart.write("{replicaCount: 0, message: v2}")?;
     attack.shows_tampered().await;
     attack.no_takeover().await;
     attack.delete_secret(2).await;
     attack
         .desk
         .newest_is("acme", &attack.release, 2, "deployed")
-        .await
-        .unwrap();
+        .await?;
     let desk = &attack.desk;
-    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    desk.ready("acme").await?;
     attack.no_takeover().await;
+    Ok(())
 }
 
 #[tokio::test]
-async fn upgrade_over_a_tampered_release_is_refused() {
-    let attack = Attack::on("tamper-over", Mode::SelfCluster, &[]).await;
+async fn upgrade_over_a_tampered_release_is_refused() -> TestResult {
+    let attack = Attack::on("tamper-over", Mode::SelfCluster, &[]).await?;
     attack.tamper(1, |release| append(release, VICTIM)).await;
     attack.shows_tampered().await;
-    attack
-        .values
-        .write("{replicaCount: 0, message: v2}")
-        .unwrap();
+    attack.chart.write("{replicaCount: 0, message: v2}")?;
     let upgrading = "HelmUpgradeStart";
-    attack
-        .desk
-        .told("default", "acme", upgrading)
-        .await
-        .unwrap();
+    attack.desk.told("acme", upgrading).await?;
     attack.shows_tampered().await;
     attack.no_takeover().await;
+    Ok(())
 }
 
 #[tokio::test]
-async fn lost_record_renders_the_chart_again() {
-    let mut attack = Attack::on("tamper-lost", Mode::Agent, &[]).await;
-    attack.pair.stop().await.unwrap();
+async fn lost_record_renders_the_chart_again() -> TestResult {
+    let mut attack = Attack::on("tamper-lost", Mode::Agent, &[]).await?;
+    attack.pair.stop().await?;
     let system = attack.secrets(SYSTEM);
     let records = async || {
         let (key, value) = RECORD_LABEL;
@@ -304,15 +281,12 @@ async fn lost_record_renders_the_chart_again() {
     };
     let before = records().await;
     assert_eq!(before.len(), 1, "{before:?}");
-    system
-        .delete(&before[0], &DeleteParams::default())
-        .await
-        .unwrap();
-    attack.pair.start_actor_again().unwrap();
+    system.delete(&before[0], &DeleteParams::default()).await?;
+    attack.pair.start_actor_again()?;
     let desk = &attack.desk;
     desk.newest_is("acme", &attack.release, 2, "deployed")
-        .await
-        .unwrap();
-    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+        .await?;
+    desk.ready("acme").await?;
     assert_eq!(records().await, before);
+    Ok(())
 }

@@ -1,16 +1,15 @@
 //! What is done is traced to a collector, and nobody waits for one that is away.
 
 use krypton_tests::{
-    Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Collector, Daemon, Hub, HubOptions,
-    Mode, Parts, Traced, bundle, eventually,
-    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
-    in_both_modes,
+    Agent, AgentOptions, Collector, Daemon, Hub, HubOptions, Mode, Parts, ServedChart, TestResult,
+    Traced, bundle, eventually,
+    fleet::{FleetClient, PATIENCE},
+    home_and_edge, in_both_modes,
     membership::write_secret,
 };
 use serde_json::json;
 use tempfile::TempDir;
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const SECRET: &str = "hunter2-traced";
 const AWAY: &str = "traces are not sent";
 const BACK: &str = "traces are sent again";
@@ -19,56 +18,39 @@ const BAD: i32 = 2;
 
 in_both_modes!(tenant_work_is_traced_without_blocking_on_collector);
 
-async fn tenant_work_is_traced_without_blocking_on_collector(mode: Mode) {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
-        .await
-        .unwrap();
-    let (home, edge) = tokio::try_join!(
-        Cluster::start("traces-home", Parts::ControlPlane),
-        Cluster::start("traces-edge", Parts::WithControllers),
-    )
-    .unwrap();
+async fn tenant_work_is_traced_without_blocking_on_collector(mode: Mode) -> TestResult {
+    let chart = ServedChart::small(&format!("{{replicaCount: 0, token: {SECRET}}}")).await?;
+    let (home, edge) = home_and_edge("traces", Parts::ControlPlane).await?;
     let (desk, edge_desk) = (FleetClient::at(&home), FleetClient::at(&edge));
-    let mut collector = Collector::start(mode == Mode::Proxy).await.unwrap();
-    let values = ValuesFile::new(&format!("{{replicaCount: 0, token: {SECRET}}}")).unwrap();
-    let mut options = HubOptions::new(home.kubeconfig())
-        .args(chart_flags(&repository, "small", "1.0.0"))
-        .args([values_flag(&values)])
-        .args(["--self-cluster=false"]);
+    let mut collector = Collector::start(mode == Mode::Proxy).await?;
+    let mut options =
+        HubOptions::new(home.kubeconfig()).args(chart.flags(&["--self-cluster=false"]));
     for (name, value) in collector.env() {
         options = options.env(&name, &value);
     }
-    let mut hub = Hub::start(&options).unwrap();
-    hub.ready(PATIENCE).await.unwrap();
-    let folder = TempDir::new().unwrap();
+    let mut hub = Hub::start(&options)?;
+    hub.ready(PATIENCE).await?;
+    let folder = TempDir::new()?;
     let mut agent = None;
     if mode == Mode::Agent {
         let join = folder.path().join("bundle.yaml");
-        write_secret(&join, &bundle(&home, "edge-1").await.unwrap()).unwrap();
+        write_secret(&join, &bundle(&home, "edge-1").await?)?;
         let options = AgentOptions::new(edge.kubeconfig())
             .join_file(&join)
             .env(collector.env());
-        agent = Some(Agent::start(&options).unwrap());
-        agent.as_mut().unwrap().ready(PATIENCE).await.unwrap();
+        agent = Some(Agent::start(&options)?);
+        agent.as_mut().unwrap().ready(PATIENCE).await?;
     } else {
         let access = edge.kubeconfig_with_token();
-        desk.add_member("edge-1", &access).await.unwrap();
+        desk.add_member("edge-1", &access).await?;
     }
 
-    edge_desk
-        .create("default", "acme", json!({}))
-        .await
-        .unwrap();
-    edge_desk
-        .shows("default", "acme", &[ALL_READY])
-        .await
-        .unwrap();
-    desk.create("default", "acme", json!({})).await.unwrap();
-    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    edge_desk.install("acme").await?;
+    desk.install("acme").await?;
     let broken = format!("{{replicaCount: 0, broken: true, token: {SECRET}}}");
-    values.write(&broken).unwrap();
+    chart.write(&broken)?;
     let failed = ("ClusterError/edge-1", "True", "UpgradeFailed");
-    edge_desk.shows("default", "acme", &[failed]).await.unwrap();
+    edge_desk.shows("acme", &[failed]).await?;
 
     let program = match mode {
         Mode::Agent => "krypton-agent",
@@ -76,7 +58,7 @@ async fn tenant_work_is_traced_without_blocking_on_collector(mode: Mode) {
     };
     let work = |name: &'static str, attribute: &'static str, value: &'static str| {
         let collector = &collector;
-        eventually(value, PATIENCE, async move || {
+        eventually(value, async move || {
             let spans = collector.spans();
             let found = spans.into_iter().find(|span| {
                 span.service == program && span.name == name && span.of(attribute) == value
@@ -91,10 +73,10 @@ async fn tenant_work_is_traced_without_blocking_on_collector(mode: Mode) {
         assert_eq!(span.of("generation"), "1", "{span:?}");
         assert_eq!(span.parent, [0_u8; 0], "{span:?}");
     };
-    let installed = work("work", "action", "install").await.unwrap();
+    let installed = work("work", "action", "install").await?;
     about_acme(&installed);
     assert_eq!(installed.status, GOOD, "{installed:?}");
-    let helm = work("helm", "verb", "install").await.unwrap();
+    let helm = work("helm", "verb", "install").await?;
     assert_eq!(helm.trace, installed.trace);
     assert_eq!(helm.parent, installed.id);
     assert_eq!((helm.of("outcome"), helm.status), ("ok", GOOD), "{helm:?}");
@@ -108,9 +90,9 @@ async fn tenant_work_is_traced_without_blocking_on_collector(mode: Mode) {
             .iter()
             .any(|event| event.contains("running helm"))
     );
-    let chart = work("chart", "outcome", "ok").await.unwrap();
+    let chart = work("chart", "outcome", "ok").await?;
     assert!(chart.of("chart").contains("small"), "{chart:?}");
-    let upgraded = work("helm", "outcome", "failed").await.unwrap();
+    let upgraded = work("helm", "outcome", "failed").await?;
     assert_eq!(upgraded.of("verb"), "upgrade", "{upgraded:?}");
     assert_eq!(upgraded.status, BAD, "{upgraded:?}");
     let homes = collector.spans();
@@ -123,27 +105,24 @@ async fn tenant_work_is_traced_without_blocking_on_collector(mode: Mode) {
     assert!(!told.contains(SECRET), "{told}");
 
     collector.stop().await;
-    edge_desk.delete("default", "acme").await.unwrap();
-    edge_desk.gone("default", "acme").await.unwrap();
+    edge_desk.remove("acme").await?;
     let actor: &mut Daemon = match &mut agent {
         Some(agent) => agent,
         None => &mut hub,
     };
     let says = async |actor: &Daemon, line: &'static str| {
         let said = async || Ok(actor.log()?.contains(line).then_some(()));
-        eventually(line, PATIENCE, said).await.unwrap();
+        eventually(line, said).await.unwrap();
     };
     says(actor, AWAY).await;
-    collector.serve().await.unwrap();
-    edge_desk
-        .create("default", "other", json!({}))
-        .await
-        .unwrap();
+    collector.serve().await?;
+    edge_desk.create("other", json!({})).await?;
     says(actor, BACK).await;
-    assert!(actor.stop().await.unwrap().success());
-    let log = actor.log().unwrap();
+    assert!(actor.stop().await?.success());
+    let log = actor.log()?;
     assert_eq!(
         (log.matches(AWAY).count(), log.matches(BACK).count()),
         (1, 1)
     );
+    Ok(())
 }

@@ -3,12 +3,10 @@
 use anyhow::{Result, bail, ensure};
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Fault, Hub, HubOptions, Membership, Mode, Pair, Parts,
-    by_agent, eventually,
-    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
+    TestResult, by_agent, eventually,
+    fleet::{ALL_READY, FleetClient, ValuesFile, chart_flags, values_flag},
 };
 use serde_json::json;
-
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 
 by_agent!(
     upgrades_reach_all_members_and_failure_keeps_release,
@@ -43,48 +41,38 @@ async fn available(cluster: &Cluster, release: &str) -> Result<()> {
         .map(drop)
 }
 
-async fn upgrades_reach_all_members_and_failure_keeps_release(mode: Mode) {
+async fn upgrades_reach_all_members_and_failure_keeps_release(mode: Mode) -> TestResult {
     let versions = [ChartSource::small("1.0.0"), ChartSource::small("1.1.0")];
-    let repository = ChartRepository::start(&versions).await.unwrap();
+    let repository = ChartRepository::start(&versions).await?;
     let (home, edge) = tokio::try_join!(
         Cluster::start("upgrade-home", Parts::WithPods),
         Cluster::start("upgrade-edge", Parts::WithPods),
-    )
-    .unwrap();
+    )?;
     let (desk, edge_desk) = (FleetClient::at(&home), FleetClient::at(&edge));
-    let values = ValuesFile::new("message: first").unwrap();
+    let values = ValuesFile::new("message: first")?;
     let options = |version: &str| {
         let flags = chart_flags(&repository, "small", version);
         HubOptions::new(home.kubeconfig())
             .args(flags)
             .args([values_flag(&values)])
     };
-    let mut hub = Hub::start(&options("1.0.0")).unwrap();
-    let _member = Membership::join(mode, &mut hub, &home, &edge, "edge-1")
-        .await
-        .unwrap();
-    desk.create("default", "acme", json!({})).await.unwrap();
-    edge_desk
-        .create("default", "acme", json!({}))
-        .await
-        .unwrap();
+    let mut hub = Hub::start(&options("1.0.0"))?;
+    let _member = Membership::join(mode, &mut hub, &home, &edge, "edge-1").await?;
+    desk.create("acme", json!({})).await?;
+    edge_desk.create("acme", json!({})).await?;
     let places = [
         (&home, &desk, "tenant-acme-self-cluster"),
         (&edge, &edge_desk, "tenant-acme-edge-1"),
     ];
     for (_, desk, release) in places {
-        desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
-        desk.newest_is("acme", release, 1, "deployed")
-            .await
-            .unwrap();
+        desk.ready("acme").await?;
+        desk.newest_is("acme", release, 1, "deployed").await?;
     }
 
-    values.write("message: second").unwrap();
+    values.write("message: second")?;
     for (cluster, desk, release) in places {
-        desk.newest_is("acme", release, 2, "deployed")
-            .await
-            .unwrap();
-        message_is(cluster, release, "second").await.unwrap();
+        desk.newest_is("acme", release, 2, "deployed").await?;
+        message_is(cluster, release, "second").await?;
     }
     let upgraded = [
         ALL_READY,
@@ -92,73 +80,61 @@ async fn upgrades_reach_all_members_and_failure_keeps_release(mode: Mode) {
         ("ClusterReady/edge-1", "True", "Upgraded"),
         ("ClusterProgress/edge-1", "False", "UpgradeComplete"),
     ];
-    desk.shows("default", "acme", &upgraded).await.unwrap();
+    desk.shows("acme", &upgraded).await?;
 
-    hub.stop().await.unwrap();
-    let _hub = Hub::start(&options("1.1.0").in_place_of(&hub)).unwrap();
+    hub.stop().await?;
+    let _hub = Hub::start(&options("1.1.0").in_place_of(&hub))?;
     let applied = format!("{}/small:1.1.0", repository.url());
     for (_, desk, release) in places {
-        desk.newest_is("acme", release, 3, "deployed")
-            .await
-            .unwrap();
-        eventually("the new version in the status", PATIENCE, async || {
-            let tenant = desk.tenants("default").get("acme").await?;
+        desk.newest_is("acme", release, 3, "deployed").await?;
+        eventually("the new version in the status", async || {
+            let tenant = desk.tenants().get("acme").await?;
             let found = tenant.status.unwrap_or_default().last_applied_chart;
             Ok((found.as_ref() == Some(&applied)).then_some(()))
         })
-        .await
-        .unwrap();
-        desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+        .await?;
+        desk.ready("acme").await?;
     }
 
-    values.write("{message: second, broken: true}").unwrap();
+    values.write("{message: second, broken: true}")?;
     let failed = [
         ("Ready", "False", "ClustersNotReady"),
         ("ClusterReady/edge-1", "False", "UpgradeFailed"),
         ("ClusterError/edge-1", "True", "UpgradeFailed"),
     ];
-    let tenant = edge_desk.shows("default", "acme", &failed).await.unwrap();
+    let tenant = edge_desk.shows("acme", &failed).await?;
     assert_eq!(tenant.status.unwrap().phase.as_deref(), Some("Error"));
     let on_home = ("ClusterError/self-cluster", "True", "UpgradeFailed");
-    let tenant = desk
-        .shows("default", "acme", &[on_home, failed[2]])
-        .await
-        .unwrap();
+    let tenant = desk.shows("acme", &[on_home, failed[2]]).await?;
     let status = tenant.status.unwrap();
     assert_eq!(status.phase.as_deref(), Some("Error"));
     let message = status.last_message.unwrap();
     assert!(message.contains("0 of 2 clusters ready"), "{message}");
     assert!(message.contains("keeps running"), "{message}");
-    edge_desk
-        .told("default", "acme", "HelmUpgradeFailed")
-        .await
-        .unwrap();
+    edge_desk.told("acme", "HelmUpgradeFailed").await?;
     for (cluster, desk, release) in places {
-        available(cluster, release).await.unwrap();
-        let revisions = desk.revisions("acme", release).await.unwrap();
+        available(cluster, release).await?;
+        let revisions = desk.revisions("acme", release).await?;
         assert!(
             revisions.contains(&(3, "deployed".to_owned())),
             "{revisions:?}"
         );
     }
 
-    values.write("message: third").unwrap();
+    values.write("message: third")?;
     for (cluster, desk, release) in places {
-        desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
-        message_is(cluster, release, "third").await.unwrap();
-        available(cluster, release).await.unwrap();
+        desk.ready("acme").await?;
+        message_is(cluster, release, "third").await?;
+        available(cluster, release).await?;
     }
+    Ok(())
 }
 
-async fn unavailable_chart_is_reported_without_touching_releases(mode: Mode) {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
-        .await
-        .unwrap();
-    let mut pair = Pair::start("no-chart", mode, Parts::WithControllers)
-        .await
-        .unwrap();
+async fn unavailable_chart_is_reported_without_touching_releases(mode: Mode) -> TestResult {
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
+    let mut pair = Pair::start("no-chart", mode, Parts::WithControllers).await?;
     let desk = pair.desk();
-    let values = ValuesFile::new("replicaCount: 0").unwrap();
+    let values = ValuesFile::new("replicaCount: 0")?;
     // Restart the agent together with its hub, because a running agent has the chart in its cache.
     let flags = |version: &str| {
         let mut flags = chart_flags(&repository, "small", version);
@@ -166,28 +142,25 @@ async fn unavailable_chart_is_reported_without_touching_releases(mode: Mode) {
         flags
     };
     let [ready, error] = ["ClusterReady", "ClusterError"].map(|kind| pair.condition(kind));
-    pair.open(flags("1.0.0")).await.unwrap();
-    desk.create("default", "old", json!({})).await.unwrap();
-    desk.shows("default", "old", &[ALL_READY]).await.unwrap();
-    pair.stop().await.unwrap();
-    let running = desk.releases().await.unwrap();
+    pair.open(flags("1.0.0")).await?;
+    desk.install("old").await?;
+    pair.stop().await?;
+    let running = desk.releases().await?;
 
     let faults = [
         ("9.9.9", "VersionNotFound"),
         ("latest-and-greatest", "VersionInvalid"),
     ];
     for (version, reason) in faults {
-        pair.open(flags(version)).await.unwrap();
+        pair.open(flags(version)).await?;
         let refused = (error.as_str(), "True", reason);
         let still = (ready.as_str(), "True", "Installed");
         // An agent keeps its current chart until the hub sends another one.
-        desk.shows("default", "old", &[refused, still])
-            .await
-            .unwrap();
+        desk.shows("old", &[refused, still]).await?;
         if version == "9.9.9" {
-            desk.create("default", "new", json!({})).await.unwrap();
+            desk.create("new", json!({})).await?;
         }
-        let new = desk.shows("default", "new", &[refused]).await.unwrap();
+        let new = desk.shows("new", &[refused]).await?;
         let status = new.status.unwrap();
         assert_eq!(status.phase.as_deref(), Some("Error"));
         let message = status.last_message.unwrap();
@@ -195,36 +168,31 @@ async fn unavailable_chart_is_reported_without_touching_releases(mode: Mode) {
             message.contains("small") && message.contains(version),
             "{message}"
         );
-        assert_eq!(desk.releases().await.unwrap(), running, "{version}");
-        pair.stop().await.unwrap();
+        assert_eq!(desk.releases().await?, running, "{version}");
+        pair.stop().await?;
     }
-    desk.told("default", "new", "ChartVersionNotFound")
-        .await
-        .unwrap();
-    desk.told("default", "new", "ChartVersionInvalid")
-        .await
-        .unwrap();
+    desk.told("new", "ChartVersionNotFound").await?;
+    desk.told("new", "ChartVersionInvalid").await?;
 
     // With chart skipping allowed, the phase isn't an error, but the condition still reports the cause.
     pair.variables(&[("ALLOW_CHART_SKIP", "true")]);
-    pair.open(flags("9.9.9")).await.unwrap();
-    eventually("phases that leave it out", PATIENCE, async || {
+    pair.open(flags("9.9.9")).await?;
+    eventually("phases that leave it out", async || {
         let refused = [(error.as_str(), "True", "VersionNotFound")];
         for (name, phase) in [("old", "Ready"), ("new", "Pending")] {
-            let tenant = desk.shows("default", name, &refused).await?;
+            let tenant = desk.shows(name, &refused).await?;
             let found = tenant.status.and_then(|status| status.phase);
             ensure!(found.as_deref() == Some(phase), "{name} is {found:?}");
         }
         Ok(Some(()))
     })
-    .await
-    .unwrap();
-    pair.stop().await.unwrap();
+    .await?;
+    pair.stop().await?;
     pair.variables(&[]);
 
     // Several faults in sequence block the same Tenant, and the hub recovers from each.
     repository.set_fault(Fault::Down(503));
-    pair.open(flags("1.0.0")).await.unwrap();
+    pair.open(flags("1.0.0")).await?;
     let not_loaded = (error.as_str(), "True", "ChartNotLoaded");
     let faults = [
         (Fault::Down(503), "503"),
@@ -233,8 +201,8 @@ async fn unavailable_chart_is_reported_without_touching_releases(mode: Mode) {
     ];
     for (fault, words) in faults {
         repository.set_fault(fault);
-        eventually(&format!("{fault:?} to be told"), PATIENCE, async || {
-            let new = desk.shows("default", "new", &[not_loaded]).await?;
+        eventually(&format!("{fault:?} to be told"), async || {
+            let new = desk.shows("new", &[not_loaded]).await?;
             let message = new
                 .status
                 .unwrap_or_default()
@@ -245,19 +213,18 @@ async fn unavailable_chart_is_reported_without_touching_releases(mode: Mode) {
             }
             Ok(Some(()))
         })
-        .await
-        .unwrap();
-        let rss = pair.actor().unwrap().rss_bytes().unwrap();
+        .await?;
+        let rss = pair.actor()?.rss_bytes()?;
         assert!(rss < 400 << 20, "{fault:?}: {rss} bytes");
-        assert_eq!(desk.releases().await.unwrap(), running, "{fault:?}");
+        assert_eq!(desk.releases().await?, running, "{fault:?}");
     }
     // An installed release needs no repository.
     let settled = [ALL_READY, (error.as_str(), "False", "NoError")];
-    desk.shows("default", "old", &settled).await.unwrap();
+    desk.shows("old", &settled).await?;
     repository.set_fault(Fault::None);
-    desk.shows("default", "new", &[ALL_READY]).await.unwrap();
+    desk.ready("new").await?;
     desk.newest_is("old", &pair.release("old"), 1, "deployed")
-        .await
-        .unwrap();
-    pair.stop().await.unwrap();
+        .await?;
+    pair.stop().await?;
+    Ok(())
 }

@@ -5,20 +5,17 @@ use anyhow::{Result, bail};
 use k8s_openapi::api::core::v1::Secret;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Parts, Tools,
+    Cluster, Hub, HubOptions, Membership, Merge as _, Mode, Parts, ServedChart, TestResult, Tools,
     by_agent, eventually,
-    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
+    fleet::{FleetClient, PATIENCE},
+    home_and_edge,
     process::Invocation,
 };
 use krypton_types::values::lay_over;
-use kube::{
-    Api,
-    api::{DeleteParams, Patch, PatchParams},
-};
+use kube::{Api, api::DeleteParams};
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const MISSING: (&str, &str, &str) = ("ValuesResolved", "False", "ValuesMissing");
 const RESOLVED: (&str, &str, &str) = ("ValuesResolved", "True", "Resolved");
 const EDGE: &str = "edge-1";
@@ -81,15 +78,13 @@ fn config_map(name: &str, key: &str, values: &str) -> String {
 
 async fn patch_member(home: &FleetClient, spec: Value) {
     let members: Api<EdgeCluster> = Api::all(home.client.clone());
-    let patch = Patch::Merge(json!({"spec": spec}));
-    let params = PatchParams::default();
-    members.patch(EDGE, &params, &patch).await.unwrap();
+    members.merge(EDGE, &json!({"spec": spec})).await.unwrap();
 }
 
 /// Nobody says anything of the values of this member any more.
 async fn says_nothing_of_values(home: &FleetClient, member: &str) {
     let members: Api<EdgeCluster> = Api::all(home.client.clone());
-    eventually("nothing to be said of values", PATIENCE, async || {
+    eventually("nothing to be said of values", async || {
         let conditions = members.get(member).await?.status.unwrap_or_default();
         match conditions
             .conditions
@@ -105,50 +100,37 @@ async fn says_nothing_of_values(home: &FleetClient, member: &str) {
 }
 
 #[expect(clippy::too_many_lines, reason = "one life of a fleet's values")]
-async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
-        .await
-        .unwrap();
-    let (home, edge) = tokio::try_join!(
-        Cluster::start("values-home", Parts::WithControllers),
-        Cluster::start("values-edge", Parts::WithControllers),
-    )
-    .unwrap();
+async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> TestResult {
+    let chart = ServedChart::small("{replicaCount: 0, message: file}").await?;
+    let (home, edge) = home_and_edge("values", Parts::WithControllers).await?;
     let (desk, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
-    let file = ValuesFile::new("{replicaCount: 0, message: file}").unwrap();
     let options = |more: &[&str]| {
         let from = "--chart-values-from=configmap/fleet,secret/fleet-secret,configmap/perhaps?";
         HubOptions::new(home.kubeconfig())
-            .args(chart_flags(&repository, "small", "1.0.0"))
-            .args([values_flag(&file)])
+            .args(chart.flags(more))
             .args([from])
-            .args(more.iter().copied())
     };
     home.apply(&config_map("fleet", "values.yaml", "message: map"))
-        .await
-        .unwrap();
-    let mut hub = Hub::start(&options(&[])).unwrap();
-    let mut member = Membership::join(mode, &mut hub, &home, &edge, EDGE)
-        .await
-        .unwrap();
+        .await?;
+    let mut hub = Hub::start(&options(&[]))?;
+    let mut member = Membership::join(mode, &mut hub, &home, &edge, EDGE).await?;
     let on_home = Release::of("acme", HOME, &home, &desk);
     let on_edge = Release::of("acme", EDGE, &edge, &at_edge);
 
     // Values that were never there: nothing is installed, and everybody is told why.
     for name in [HOME, EDGE] {
-        desk.member_shows(name, &[MISSING]).await.unwrap();
+        desk.member_shows(name, &[MISSING]).await?;
     }
-    let told = desk.told("default", SECRET, MISSING.2).await.unwrap();
+    let told = desk.told(SECRET, MISSING.2).await?;
     assert!(told.contains(SECRET) && told.contains("optional"), "{told}");
     for at in [&desk, &at_edge] {
-        assert!(at.releases().await.unwrap().is_empty());
+        assert!(at.releases().await?.is_empty());
     }
 
     // The Secret is over the ConfigMap, which is over the file; an optional one may be missing.
     put_secret(&desk, "message: secret-one").await;
     for at in [&desk, &at_edge] {
-        at.create("default", "acme", json!({})).await.unwrap();
-        at.shows("default", "acme", &[ALL_READY]).await.unwrap();
+        at.install("acme").await?;
     }
     for release in [&on_home, &on_edge] {
         release.says("acme", 1, "secret-one").await;
@@ -164,22 +146,18 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) {
     // A member's own.
     patch_member(&desk, json!({"values": {"message": "mine"}})).await;
     on_edge.says("acme", 3, "mine").await;
-    desk.member_shows(EDGE, &[RESOLVED]).await.unwrap();
+    desk.member_shows(EDGE, &[RESOLVED]).await?;
     let from = [json!({"kind": "ConfigMap", "name": "own", "valuesKey": "k"})];
     patch_member(&desk, json!({"values": null, "valuesFrom": from})).await;
-    desk.member_shows(EDGE, &[MISSING]).await.unwrap();
-    desk.told("default", EDGE, "ValuesUnresolved")
-        .await
-        .unwrap();
+    desk.member_shows(EDGE, &[MISSING]).await?;
+    desk.told(EDGE, "ValuesUnresolved").await?;
     // A bad one is nobody else's concern, and takes nothing away.
     put_secret(&desk, "message: secret-three").await;
     on_home.says("acme", 3, "secret-three").await;
     on_edge.says("acme", 3, "mine").await;
-    home.apply(&config_map("own", "k", "message: own"))
-        .await
-        .unwrap();
+    home.apply(&config_map("own", "k", "message: own")).await?;
     on_edge.says("acme", 4, "own").await;
-    desk.member_shows(EDGE, &[RESOLVED]).await.unwrap();
+    desk.member_shows(EDGE, &[RESOLVED]).await?;
 
     // The Secret is lost: nothing changes, by a change of the file and over a restart, too.
     let releases = async || {
@@ -189,37 +167,28 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) {
     let before = releases().await;
     lose_secret(&desk).await;
     for name in [HOME, EDGE] {
-        desk.member_shows(name, &[MISSING]).await.unwrap();
+        desk.member_shows(name, &[MISSING]).await?;
     }
-    file.write("{replicaCount: 0, message: file, image: krypton.test/small:2}")
-        .unwrap();
-    desk.lease_renewed().await.unwrap();
-    hub.stop().await.unwrap();
-    hub = Hub::start(&options(&["--tenant-values"]).in_place_of(&hub)).unwrap();
-    hub.ready(PATIENCE).await.unwrap();
+    chart.write("{replicaCount: 0, message: file, image: krypton.test/small:2}")?;
+    desk.lease_renewed().await?;
+    hub.stop().await?;
+    hub = Hub::start(&options(&["--tenant-values"]).in_place_of(&hub))?;
+    hub.ready(PATIENCE).await?;
     for at in [&desk, &at_edge] {
-        at.annotate("default", "acme", "example.org/touched", "true")
-            .await
-            .unwrap();
+        at.annotate("acme", "example.org/touched", "true").await?;
     }
-    eventually("the hub to know what is missing", PATIENCE, async || {
-        let log = hub.log()?;
-        Ok(log.contains("members stay as they are").then_some(()))
-    })
-    .await
-    .unwrap();
+    hub.logs("members stay as they are").await?;
     assert_eq!(releases().await, before);
     put_secret(&desk, "message: secret-four").await;
     on_home.says("acme", 4, "secret-four").await;
     on_edge.says("acme", 5, "own").await;
     says_nothing_of_values(&desk, HOME).await;
-    desk.member_shows(EDGE, &[RESOLVED]).await.unwrap();
+    desk.member_shows(EDGE, &[RESOLVED]).await?;
 
     // A Tenant's own, over all others, and of nobody else.
     at_edge
-        .create("default", "beta", json!({"values": {"message": "beta's"}}))
-        .await
-        .unwrap();
+        .create("beta", json!({"values": {"message": "beta's"}}))
+        .await?;
     let beta = Release::of("beta", EDGE, &edge, &at_edge);
     beta.says("beta", 1, "beta's").await;
     on_edge.says("acme", 5, "own").await;
@@ -228,8 +197,8 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) {
     says_nothing_of_values(&desk, EDGE).await;
 
     // Where they are not allowed any more, the Tenant that has some stays as it is and says so.
-    hub.stop().await.unwrap();
-    hub = Hub::start(&options(&[]).in_place_of(&hub)).unwrap();
+    hub.stop().await?;
+    hub = Hub::start(&options(&[]).in_place_of(&hub))?;
     let (error, ready) = (
         format!("ClusterError/{EDGE}"),
         format!("ClusterReady/{EDGE}"),
@@ -238,26 +207,24 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) {
         (error.as_str(), "True", "ValuesNotAllowed"),
         (ready.as_str(), "True", "Installed"),
     ];
-    at_edge.shows("default", "beta", &refused).await.unwrap();
+    at_edge.shows("beta", &refused).await?;
     put_secret(&desk, "message: secret-five").await;
     on_edge.says("acme", 7, "secret-five").await;
-    let revisions = at_edge.revisions("beta", &beta.name).await.unwrap();
+    let revisions = at_edge.revisions("beta", &beta.name).await?;
     assert_eq!(revisions.last().unwrap().1, "deployed");
     let newest = revisions.last().unwrap().0;
     beta.says("beta", newest, "beta's").await;
-    let none = Patch::Merge(json!({"spec": {"values": null}}));
-    let params = PatchParams::default();
-    let tenants = at_edge.tenants("default");
-    tenants.patch("beta", &params, &none).await.unwrap();
+    let tenants = at_edge.tenants();
+    tenants
+        .merge("beta", &json!({"spec": {"values": null}}))
+        .await?;
     beta.says("beta", newest + 1, "secret-five").await;
-    at_edge
-        .shows("default", "beta", &[ALL_READY])
-        .await
-        .unwrap();
+    at_edge.ready("beta").await?;
     if let Some(agent) = member.agent() {
-        agent.stop().await.unwrap();
+        agent.stop().await?;
     }
-    hub.stop().await.unwrap();
+    hub.stop().await?;
+    Ok(())
 }
 
 /// What helm makes of these values, given one over the other, with a chart whose own are these.
@@ -292,8 +259,8 @@ fn map(value: &Value) -> Map<String, Value> {
 }
 
 #[tokio::test]
-async fn value_layers_merge_as_in_helm() {
-    let folder = TempDir::with_prefix("krypton-merge-").unwrap();
+async fn value_layers_merge_as_in_helm() -> TestResult {
+    let folder = TempDir::with_prefix("krypton-merge-")?;
     let own = json!({
         "a": {"x": 1, "deep": {"one": 1, "two": 2}}, "list": [1, 2], "text": "own", "gone": "own",
     });
@@ -338,9 +305,10 @@ async fn value_layers_merge_as_in_helm() {
             lay_over(&mut merged, &map(layer));
         }
         let layers: Vec<&Value> = layers.iter().collect();
-        let one_by_one = rendered(&folder, &own, &layers).await.unwrap();
+        let one_by_one = rendered(&folder, &own, &layers).await?;
         let merged = Value::Object(merged);
-        let at_once = rendered(&folder, &own, &[&merged]).await.unwrap();
+        let at_once = rendered(&folder, &own, &[&merged]).await?;
         assert_eq!(at_once, one_by_one, "{layers:?} became {merged}");
     }
+    Ok(())
 }

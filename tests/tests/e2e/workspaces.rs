@@ -6,16 +6,12 @@ use anyhow::ensure;
 use k8s_openapi::api::core::v1::Namespace;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    ChartRepository, ChartSource, Mode, Pair, Parts, by_agent, eventually,
-    fleet::{FleetClient, PATIENCE, chart_flags},
+    ChartRepository, ChartSource, Merge as _, Mode, Pair, Parts, TestResult, by_agent, eventually,
+    fleet::{FleetClient, chart_flags},
 };
-use kube::{
-    Api, ResourceExt,
-    api::{Patch, PatchParams},
-};
+use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const EDGE: &str = "edge-1";
 const CREATOR: &str = "mesh.openkcm.io/created-for";
 /// Kubernetes gives it to each namespace.
@@ -26,15 +22,20 @@ by_agent!(workspace_metadata_follows_fleet_and_member_configuration);
 
 async fn patch_namespace(desk: &FleetClient, name: &str, metadata: Value) {
     let namespaces: Api<Namespace> = Api::all(desk.client.clone());
-    let patch = Patch::Merge(json!({"metadata": metadata}));
-    let params = PatchParams::default();
-    namespaces.patch(name, &params, &patch).await.unwrap();
+    namespaces
+        .merge(name, &json!({"metadata": metadata}))
+        .await
+        .unwrap();
 }
 
 async fn configure_member(home: &FleetClient, configuration: Value) -> kube::Result<EdgeCluster> {
     let members: Api<EdgeCluster> = Api::all(home.client.clone());
-    let patch = Patch::Merge(json!({"spec": {"namespaceConfiguration": configuration}}));
-    members.patch(EDGE, &PatchParams::default(), &patch).await
+    members
+        .merge(
+            EDGE,
+            &json!({"spec": {"namespaceConfiguration": configuration}}),
+        )
+        .await
 }
 
 type Words = BTreeMap<String, String>;
@@ -63,7 +64,7 @@ async fn has(
 ) {
     let wanted = (words(labels), words(annotations));
     let what = format!("namespace {name} to have {wanted:?}");
-    eventually(&what, PATIENCE, async || {
+    eventually(&what, async || {
         let namespace = desk.namespace(name).await?.unwrap_or_default();
         let found = configured(&namespace);
         ensure!(found == wanted, "{found:?}");
@@ -74,13 +75,9 @@ async fn has(
     .unwrap();
 }
 
-async fn workspace_metadata_follows_fleet_and_member_configuration(mode: Mode) {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
-        .await
-        .unwrap();
-    let mut pair = Pair::start("workspaces", mode, Parts::WithControllers)
-        .await
-        .unwrap();
+async fn workspace_metadata_follows_fleet_and_member_configuration(mode: Mode) -> TestResult {
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
+    let mut pair = Pair::start("workspaces", mode, Parts::WithControllers).await?;
     let mut plain = chart_flags(&repository, "small", "1.0.0");
     plain.push("--wait=hooks".to_owned());
     let with = |more: &[&str]| {
@@ -91,20 +88,18 @@ async fn workspace_metadata_follows_fleet_and_member_configuration(mode: Mode) {
         "--workspace-labels=team=a,zone=1",
         r"--workspace-annotations=example.org/note=one\, two",
     ]);
-    pair.open(first).await.unwrap();
+    pair.open(first).await?;
     let (desk, home) = (pair.desk(), FleetClient::at(pair.home()));
     pair.cluster()
         .kubectl(["create", "namespace", "theirs"])
-        .await
-        .unwrap();
-    let theirs = desk.namespace("theirs").await.unwrap().unwrap();
+        .await?;
+    let theirs = desk.namespace("theirs").await?.unwrap();
     for name in ["acme", "theirs"] {
-        desk.create("default", name, json!({})).await.unwrap();
-        desk.shows("default", name, &[ALL_READY]).await.unwrap();
+        desk.install(name).await?;
     }
 
     // Made with them: nobody has written it since.
-    let made = desk.namespace("acme").await.unwrap().unwrap();
+    let made = desk.namespace("acme").await?.unwrap();
     let note = ("example.org/note", "one, two");
     let fleets = (words(&[("team", "a"), ("zone", "1")]), words(&[note]));
     assert_eq!(configured(&made), fleets);
@@ -125,7 +120,7 @@ async fn workspace_metadata_follows_fleet_and_member_configuration(mode: Mode) {
 
     // A member has its own over the fleet's.
     let own = json!({"labels": {"zone": "2"}, "annotations": {"example.org/own": "x"}});
-    configure_member(&home, own).await.unwrap();
+    configure_member(&home, own).await?;
     let (zone, own) = (("zone", "2"), ("example.org/own", "x"));
     has(
         &desk,
@@ -138,12 +133,12 @@ async fn workspace_metadata_follows_fleet_and_member_configuration(mode: Mode) {
     let refused = configure_member(&home, json!({"labels": {"zone": "not a value"}})).await;
     assert!(refused.is_err(), "{refused:?}");
     let marks = json!({"labels": {"zone": "3", CREATOR: "me"}});
-    configure_member(&home, marks).await.unwrap();
+    configure_member(&home, marks).await?;
     let invalid = ("ValuesResolved", "False", "NamespaceConfigurationInvalid");
-    let shown = home.member_shows(EDGE, &[invalid]).await.unwrap();
-    let said = serde_json::to_string(&shown.status).unwrap();
+    let shown = home.member_shows(EDGE, &[invalid]).await?;
+    let said = serde_json::to_string(&shown.status)?;
     assert!(said.contains(CREATOR), "{said}");
-    desk.lease_renewed().await.unwrap();
+    desk.lease_renewed().await?;
     has(
         &desk,
         "acme",
@@ -151,7 +146,7 @@ async fn workspace_metadata_follows_fleet_and_member_configuration(mode: Mode) {
         &[note, my, own],
     )
     .await;
-    configure_member(&home, Value::Null).await.unwrap();
+    configure_member(&home, Value::Null).await?;
     has(
         &desk,
         "acme",
@@ -159,35 +154,33 @@ async fn workspace_metadata_follows_fleet_and_member_configuration(mode: Mode) {
         &[note, my],
     )
     .await;
-    eventually("nothing to be said of it", PATIENCE, async || {
+    eventually("nothing to be said of it", async || {
         let shown = home.member_shows(EDGE, &[]).await?;
         let said = serde_json::to_string(&shown.status)?;
         ensure!(!said.contains("ValuesResolved"), "{said}");
         Ok(Some(()))
     })
-    .await
-    .unwrap();
+    .await?;
 
     // The fleet's changes: a key goes, another comes. And at last there is nothing.
-    pair.stop().await.unwrap();
+    pair.stop().await?;
     pair.open(with(&["--workspace-labels=team=b,tier=gold"]))
-        .await
-        .unwrap();
+        .await?;
     let now = [mine, ("team", "b"), ("tier", "gold")];
     has(&desk, "acme", &now, &[my]).await;
-    pair.stop().await.unwrap();
-    pair.open(with(&[])).await.unwrap();
+    pair.stop().await?;
+    pair.open(with(&[])).await?;
     has(&desk, "acme", &[mine], &[my]).await;
-    let bare = desk.namespace("acme").await.unwrap().unwrap();
+    let bare = desk.namespace("acme").await?.unwrap();
     assert!(!bare.annotations().contains_key(RECORD));
 
     // Nothing of all that was about the releases, or about a namespace that Krypton has not made.
     for name in ["acme", "theirs"] {
-        desk.shows("default", name, &[ALL_READY]).await.unwrap();
+        desk.ready(name).await?;
         desk.newest_is(name, &pair.release(name), 1, "deployed")
-            .await
-            .unwrap();
+            .await?;
     }
-    let after = desk.namespace("theirs").await.unwrap().unwrap();
+    let after = desk.namespace("theirs").await?.unwrap();
     assert_eq!(after.metadata, theirs.metadata);
+    Ok(())
 }

@@ -6,8 +6,8 @@ use krypton_kubectl::{Connection, join_token};
 use krypton_proto::v1::{EnrollRequest, EnrollResponse};
 use krypton_runtime::clock::wall as now;
 use krypton_runtime::tls;
-use krypton_tests::fleet::{HUB_NAMESPACE, PATIENCE};
-use krypton_tests::{Cluster, Parts, bundle, eventually};
+use krypton_tests::fleet::HUB_NAMESPACE;
+use krypton_tests::{Cluster, Parts, TestResult, bundle, eventually};
 use krypton_types::join_bundle::JoinBundle;
 use krypton_types::join_token::LONGEST_LIFE;
 use kube::api::{DeleteParams, ListParams};
@@ -37,9 +37,8 @@ async fn enrol(
 }
 
 #[tokio::test]
-async fn old_bundle_grants_no_certificate() {
-    let home = Cluster::start("attack-bundle", Parts::ControlPlane);
-    let home = home.await.unwrap();
+async fn old_bundle_grants_no_certificate() -> TestResult {
+    let home = Cluster::start("attack-bundle", Parts::ControlPlane).await?;
     let _hub = hub_alone(&home).await;
     let read = async |name| JoinBundle::parse(&bundle(&home, name).await.unwrap()).unwrap();
     let denied = Code::PermissionDenied;
@@ -47,7 +46,7 @@ async fn old_bundle_grants_no_certificate() {
 
     let used = read("edge-1").await;
     let token = used.token.as_str();
-    enrol(&used, token, &mine, HERE).await.unwrap();
+    enrol(&used, token, &mine, HERE).await?;
     let again = enrol(&used, token, &theirs, HERE).await;
     refused(again, denied, "used already by another key");
     let elsewhere = enrol(&used, token, &mine, "elsewhere").await;
@@ -75,18 +74,18 @@ async fn old_bundle_grants_no_certificate() {
     let late = enrol(&used, &expired, &theirs, HERE).await;
     refused(late, denied, "expired at");
     // This hub cannot present a certificate of the second hub's CA.
-    let foreign = Authority::generate("other.krypton", now()).unwrap();
-    let tls = tls::client_config(&foreign.roots(), None).unwrap();
+    let foreign = Authority::generate("other.krypton", now())?;
+    let tls = tls::client_config(&foreign.roots(), None)?;
     let led_here = dialer(&used.addresses, tls).connect().await;
     assert!(led_here.is_err(), "{led_here:?}");
 
     // No bundle from before the deletion creates the EdgeCluster again.
     let [used, before] = [read("edge-9").await, read("edge-9").await];
-    enrol(&used, &used.token, &mine, HERE).await.unwrap();
+    enrol(&used, &used.token, &mine, HERE).await?;
     let meanwhile = read("edge-9").await;
     let members: Api<EdgeCluster> = Api::all(home.client());
     let params = DeleteParams::default();
-    members.delete("edge-9", &params).await.unwrap();
+    members.delete("edge-9", &params).await?;
     let old = [&used, &before, &meanwhile];
     for bundle in old {
         let back = enrol(bundle, &bundle.token, &mine, HERE).await;
@@ -99,15 +98,15 @@ async fn old_bundle_grants_no_certificate() {
     };
     assert_eq!(names().await, ["edge-1"]);
     // The same holds after an operator has invited its successor.
-    eventually("a later bundle to be good", PATIENCE, async || {
+    eventually("a later bundle to be good", async || {
         let invited = read("edge-9").await;
         let enrolled = enrol(&invited, &invited.token, &theirs, HERE).await;
         Ok(Some(enrolled?))
     })
-    .await
-    .unwrap();
+    .await?;
     for bundle in old {
         let back = enrol(bundle, &bundle.token, &mine, HERE).await;
         refused(back, denied, "");
     }
+    Ok(())
 }

@@ -10,12 +10,10 @@ use krypton_proto::v1::{
     hub_message::Kind as Say,
 };
 use krypton_runtime::clock::wall as now;
-use krypton_tests::fleet::{
-    FleetClient, PATIENCE, SYSTEM_NAMESPACE, ValuesFile, chart_flags, values_flag,
-};
+use krypton_tests::fleet::{FleetClient, SYSTEM_NAMESPACE};
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Parts, eventually,
-    kubectl_krypton,
+    Cluster, Hub, HubOptions, Membership, Merge as _, Mode, Parts, ServedChart, TestResult,
+    eventually, kubectl_krypton,
 };
 use krypton_types::conditions::{ClusterState, State, Truth};
 use krypton_types::desired::DesiredState;
@@ -23,7 +21,6 @@ use krypton_types::member::MemberReport;
 use krypton_types::spiffe::SpiffeId;
 use krypton_types::tenant::{TenantKey, TenantReport};
 use kube::Api;
-use kube::api::{Patch, PatchParams};
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -149,8 +146,9 @@ impl Session {
             digest_low: 3,
         }))
         .await;
-        let asked = self.hear(|said| matches!(said, Say::Resync(_))).await;
-        asked.unwrap();
+        self.hear(|said| matches!(said, Say::Resync(_)))
+            .await
+            .unwrap();
     }
 }
 
@@ -161,44 +159,35 @@ struct Fleet {
     desk: FleetClient,
     edges: [Cluster; 2],
     members: [Membership; 2],
-    _repository: ChartRepository,
-    _values: ValuesFile,
+    _chart: ServedChart,
 }
 
 impl Fleet {
-    async fn start() -> Self {
-        let charts = [ChartSource::small("1.0.0")];
-        let (repository, home, one, two) = tokio::try_join!(
-            ChartRepository::start(&charts),
+    async fn start() -> TestResult<Self> {
+        let (chart, home, one, two) = tokio::try_join!(
+            ServedChart::small("replicaCount: 0"),
             Cluster::start("attack-agent-home", Parts::ControlPlane),
             Cluster::start("attack-agent-one", Parts::ControlPlane),
             Cluster::start("attack-agent-two", Parts::WithControllers),
-        )
-        .unwrap();
-        let values = ValuesFile::new("replicaCount: 0").unwrap();
-        let flags = ["--self-cluster=false", "--ensure-watch-crds"];
-        let options = HubOptions::new(home.kubeconfig())
-            .args(chart_flags(&repository, "small", "1.0.0"))
-            .args(flags.map(str::to_owned))
-            .args([values_flag(&values)]);
-        let mut hub = Hub::start(&options).unwrap();
-        let first = Membership::join(Mode::Agent, &mut hub, &home, &one, "edge-1");
-        let first = first.await.unwrap();
+        )?;
+        let flags = chart.flags(&["--self-cluster=false", "--ensure-watch-crds"]);
+        let options = HubOptions::new(home.kubeconfig()).args(flags);
+        let mut hub = Hub::start(&options)?;
+        let first = Membership::join(Mode::Agent, &mut hub, &home, &one, "edge-1").await?;
         let second = Membership::join(Mode::Agent, &mut hub, &home, &two, "edge-2");
-        let members = [first, second.await.unwrap()];
+        let members = [first, second.await?];
         let desk = FleetClient::at(&home);
         for member in ["edge-1", "edge-2"] {
-            desk.member_shows(member, &[CONNECTED]).await.unwrap();
+            desk.member_shows(member, &[CONNECTED]).await?;
         }
-        Self {
+        Ok(Self {
             hub,
             desk,
             home,
             edges: [one, two],
             members,
-            _repository: repository,
-            _values: values,
-        }
+            _chart: chart,
+        })
     }
 
     fn all(&self) -> Api<EdgeCluster> {
@@ -229,18 +218,22 @@ impl Fleet {
 }
 
 #[tokio::test]
-async fn stolen_agent_credential_reaches_no_other_member() {
-    let mut fleet = Box::pin(Fleet::start()).await;
+async fn stolen_agent_credential_reaches_no_other_member() -> TestResult {
+    let mut fleet = Box::pin(Fleet::start()).await?;
     let desk = fleet.desk.clone();
-    let own = Patch::Merge(json!({"spec": {"values": {"message": SECRET_VALUE}}}));
-    let params = PatchParams::default();
-    fleet.all().patch("edge-2", &params, &own).await.unwrap();
+    fleet
+        .all()
+        .merge(
+            "edge-2",
+            &json!({"spec": {"values": {"message": SECRET_VALUE}}}),
+        )
+        .await?;
     let aimed = json!({"clusterRef": {"secretName": "edge-2"}});
-    desk.create("default", "acme", aimed).await.unwrap();
+    desk.create("acme", aimed).await?;
     let at_edge = FleetClient::at(&fleet.edges[1]);
-    at_edge.create("default", "acme", json!({})).await.unwrap();
+    at_edge.create("acme", json!({})).await?;
     let ready = [("Ready", "True", "AllClustersReady")];
-    let at_home = desk.shows("default", "acme", &ready).await.unwrap();
+    let at_home = desk.shows("acme", &ready).await?;
     let chart = at_home.status.unwrap().last_applied_chart;
     let paris = json!({
         "apiVersion": "mesh.openkcm.io/v1alpha1",
@@ -248,22 +241,21 @@ async fn stolen_agent_credential_reaches_no_other_member() {
         "metadata": {"name": "paris", "namespace": "default"},
         "spec": {"account": {"name": "acme"}, "region": {"name": "edge-2"}},
     });
-    fleet.home.apply(&paris.to_string()).await.unwrap();
-    eventually("paris to be deployed", PATIENCE, async || {
+    fleet.home.apply(&paris.to_string()).await?;
+    eventually("paris to be deployed", async || {
         Ok((fleet.deployment(".status.phase").await == "Ready").then_some(()))
     })
-    .await
-    .unwrap();
+    .await?;
     let uid = fleet.deployment(".metadata.uid").await;
 
     // The thief replaces edge-1's agent.
     let agent = fleet.members[0].agent().unwrap();
-    agent.stop().await.unwrap();
+    agent.stop().await?;
     let stolen = Store::new(fleet.edges[0].client(), SYSTEM_NAMESPACE.to_owned());
-    let stolen = stolen.load().await.unwrap().identity;
+    let stolen = stolen.load().await?.identity;
     let enrolled: Enrolled = stolen.enrolled.clone().unwrap();
-    let tls = enrolled.client_config(&stolen.key).unwrap();
-    let hub = dialer(&enrolled.addresses, tls).connect().await.unwrap();
+    let tls = enrolled.client_config(&stolen.key)?;
+    let hub = dialer(&enrolled.addresses, tls).connect().await?;
     let recorded = async |name: &str| {
         let status = fleet.all().get(name).await.unwrap().status.unwrap();
         status.cluster_uid.unwrap()
@@ -276,19 +268,18 @@ async fn stolen_agent_credential_reaches_no_other_member() {
         assert_eq!(refused.code(), Code::FailedPrecondition, "{refused:?}");
         assert!(!refused.message().contains(&first), "{refused:?}");
     }
-    let told = desk.told("default", "edge-1", "CredentialUsedTwice");
-    told.await.unwrap();
+    desk.told("edge-1", "CredentialUsedTwice").await?;
 
     // Its session receives the state of edge-1, and reports on edge-1 only.
-    let mut session = Session::open(&hub, &first).await.unwrap();
+    let mut session = Session::open(&hub, &first).await?;
     session.claim(&uid).await;
     let desired = session.desired.last().unwrap();
-    let state = DesiredState::try_from(desired.clone()).unwrap();
+    let state = DesiredState::try_from(desired.clone())?;
     let values = json!(state.chart.values).to_string();
     assert!(!values.contains(SECRET_VALUE), "{values}");
     assert_eq!(state.deployments, []);
     assert_eq!(state.placed, []);
-    let member = fleet.all().get("edge-2").await.unwrap().status.unwrap();
+    let member = fleet.all().get("edge-2").await?.status.unwrap();
     let digest = member.applied.unwrap().digest;
     assert_ne!(digest, desired.digest);
     let chart_of_another = FetchChartRequest {
@@ -297,49 +288,47 @@ async fn stolen_agent_credential_reaches_no_other_member() {
     };
     let fetched = hub.fleet().fetch_chart(chart_of_another).await;
     refused(fetched.map(drop), Code::NotFound, "");
-    let id = SpiffeId::of_certificate(&enrolled.certificates[0]).unwrap();
+    let id = SpiffeId::of_certificate(&enrolled.certificates[0])?;
     let named = SpiffeId::cluster(&id.trust_domain, "edge-2").to_string();
     let request = RenewRequest {
         certificate_request: signing_request(&[named]).into(),
     };
-    let renewed = hub.fleet().renew(request.clone()).await.unwrap();
+    let renewed = hub.fleet().renew(request.clone()).await?;
     let renewed = renewed.into_inner().certificates;
-    let renewed = read_agent_certificate(&id.trust_domain, &renewed[0]).unwrap();
+    let renewed = read_agent_certificate(&id.trust_domain, &renewed[0])?;
     assert_eq!(renewed.cluster, "edge-1");
     hub_lives_on(&fleet.home).await;
     assert_eq!(fleet.shown().await, before);
-    let at_home = desk.shows("default", "acme", &ready).await.unwrap();
+    let at_home = desk.shows("acme", &ready).await?;
     assert_eq!(at_home.status.unwrap().last_applied_chart, chart);
 
     // Its report ends no deletion that waits for edge-2.
     let agent = fleet.members[1].agent().unwrap();
-    agent.stop().await.unwrap();
+    agent.stop().await?;
     let delete = ["delete", "kryptondeployment", "paris", "--wait=false"];
-    fleet.home.kubectl(delete).await.unwrap();
-    let mut session = Session::open(&hub, &first).await.unwrap();
+    fleet.home.kubectl(delete).await?;
+    let mut session = Session::open(&hub, &first).await?;
     session.claim(&uid).await;
     hub_lives_on(&fleet.home).await;
     assert_eq!(fleet.deployment(".metadata.uid").await, uid);
-    fleet.members[1].start_again(&fleet.edges[1]).unwrap();
-    eventually("paris to be gone", PATIENCE, async || {
+    fleet.members[1].start_again(&fleet.edges[1])?;
+    eventually("paris to be gone", async || {
         Ok(fleet
             .deployment(".metadata.uid")
             .await
             .is_empty()
             .then_some(()))
     })
-    .await
-    .unwrap();
+    .await?;
 
     // A ban ends its session.
-    kubectl_krypton(&fleet.home, &["ban", "edge-1"])
-        .await
-        .unwrap();
+    kubectl_krypton(&fleet.home, &["ban", "edge-1"]).await?;
     let ended = session.hear(|_| false).await.err().unwrap();
     assert!(ended.message().contains("banned"), "{ended:?}");
     let renewed = hub.fleet().renew(request).await;
     refused(renewed.map(drop), Code::PermissionDenied, "banned");
     let back = Session::open(&hub, &first).await;
     refused(back.map(drop), Code::PermissionDenied, "banned");
-    assert!(!fleet.hub.log().unwrap().contains("panicked"));
+    assert!(!fleet.hub.log()?.contains("panicked"));
+    Ok(())
 }

@@ -4,12 +4,12 @@ use k8s_openapi::api::core::v1::Secret;
 use krypton_crds::edge_cluster::{EdgeCluster, SourceRef};
 use krypton_crds::krypton_deployment::KryptonDeployment;
 use krypton_crds::tenant::Tenant;
-use krypton_tests::fleet::{
-    FleetClient, PATIENCE, ValuesFile, chart_flags, condition, values_flag,
+use krypton_tests::fleet::{FleetClient, condition};
+use krypton_tests::{
+    Cluster, Hub, HubOptions, Merge as _, Parts, ServedChart, TestResult, eventually,
 };
-use krypton_tests::{ChartRepository, ChartSource, Cluster, Hub, HubOptions, Parts, eventually};
 use krypton_types::names;
-use kube::api::{Patch, PatchParams, PostParams};
+use kube::api::PostParams;
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
@@ -47,12 +47,12 @@ fn labelled(name: &str, lure: &Lure, member: Option<&str>) -> Secret {
 }
 
 /// Creates a KryptonDeployment as the user, and returns the reason for which it has no cluster.
-async fn reason(mallory: &Client, name: &str, region: Value) -> String {
+async fn reason(mallory: &Client, name: &str, region: Value) -> TestResult<String> {
     let spec = json!({"account": {"name": "mallory"}, "region": region});
-    let object = KryptonDeployment::new(name, serde_json::from_value(spec).unwrap());
+    let object = KryptonDeployment::new(name, serde_json::from_value(spec)?);
     let all: Api<KryptonDeployment> = Api::namespaced(mallory.clone(), TEAM);
-    all.create(&PostParams::default(), &object).await.unwrap();
-    eventually(&format!("{name} to be refused"), PATIENCE, async || {
+    all.create(&PostParams::default(), &object).await?;
+    Ok(eventually(&format!("{name} to be refused"), async || {
         let status = all.get(name).await?.status.unwrap_or_default();
         let found = condition(&status.conditions, "TargetClusterResolved");
         match found.filter(|found| found.status == "False") {
@@ -60,58 +60,49 @@ async fn reason(mallory: &Client, name: &str, region: Value) -> String {
             None => anyhow::bail!("{:?}", status.conditions),
         }
     })
-    .await
-    .unwrap()
+    .await?)
 }
 
 #[tokio::test]
-async fn user_of_one_home_namespace_gets_no_member() {
-    let charts = [ChartSource::small("1.0.0")];
-    let (repository, home, edge) = tokio::try_join!(
-        ChartRepository::start(&charts),
+async fn user_of_one_home_namespace_gets_no_member() -> TestResult {
+    let (chart, home, edge) = tokio::try_join!(
+        ServedChart::small("replicaCount: 0"),
         Cluster::start("attack-user-home", Parts::WithControllers),
         Cluster::start("attack-user-edge", Parts::WithControllers),
-    )
-    .unwrap();
-    let values = ValuesFile::new("replicaCount: 0").unwrap();
+    )?;
     let flags = [
         "--kubeconfig-namespaces=default,team",
         "--no-cross-namespace-refs=true",
         "--place-tenants=true",
         "--ensure-watch-crds=true",
     ];
-    let options = HubOptions::new(home.kubeconfig())
-        .args(chart_flags(&repository, "small", "1.0.0"))
-        .args(flags.map(str::to_owned))
-        .args([values_flag(&values)]);
-    home.kubectl(["create", "namespace", TEAM]).await.unwrap();
-    let hub = Hub::start(&options).unwrap();
+    let options = HubOptions::new(home.kubeconfig()).args(chart.flags(&flags));
+    home.kubectl(["create", "namespace", TEAM]).await?;
+    let hub = Hub::start(&options)?;
     let desk = FleetClient::at(&home);
     let kubeconfig = edge.kubeconfig_with_token();
-    desk.add_member("edge-1", &kubeconfig).await.unwrap();
+    desk.add_member("edge-1", &kubeconfig).await?;
     let members: Api<EdgeCluster> = Api::all(home.client());
     let source = async |name: &str| members.get(name).await.unwrap().spec.source_ref;
-    let params = PatchParams::default();
     for name in ["edge-1", "self-cluster"] {
-        desk.member_shows(name, &[CONNECTED]).await.unwrap();
-        let own = Patch::Merge(json!({"spec": {"allowedNamespaces": ["default"]}}));
-        members.patch(name, &params, &own).await.unwrap();
+        desk.member_shows(name, &[CONNECTED]).await?;
+        members
+            .merge(name, &json!({"spec": {"allowedNamespaces": ["default"]}}))
+            .await?;
     }
     let uid = async |name: &str| members.get(name).await.unwrap().status.unwrap().cluster_uid;
     let before = [uid("edge-1").await, uid("self-cluster").await];
     let own = source("self-cluster").await;
     // A Secret of a second team.
-    home.kubectl(["create", "namespace", "vault"])
-        .await
-        .unwrap();
+    home.kubectl(["create", "namespace", "vault"]).await?;
     let literal = format!("--from-literal=kubeconfig={kubeconfig}");
     let secret = [
         "create", "secret", "generic", "edge-1", "-n", "vault", &literal,
     ];
-    home.kubectl(secret).await.unwrap();
+    home.kubectl(secret).await?;
 
-    let mallory = intruder(&home, TEAM).await;
-    home.apply(RIGHTS).await.unwrap();
+    let mallory = intruder(&home, TEAM).await?;
+    home.apply(RIGHTS).await?;
     let lure = Lure::start().await;
     let secrets: Api<Secret> = Api::namespaced(mallory.clone(), TEAM);
     for secret in [
@@ -121,17 +112,14 @@ async fn user_of_one_home_namespace_gets_no_member() {
         labelled("as-self-cluster", &lure, Some("self-cluster")),
         labelled("mallory", &lure, None),
     ] {
-        secrets
-            .create(&PostParams::default(), &secret)
-            .await
-            .unwrap();
+        secrets.create(&PostParams::default(), &secret).await?;
     }
     let waits = [
         ("TargetClusterResolved", "False", "NotAccepted"),
         ("Connected", "False", "NotAccepted"),
     ];
-    desk.member_shows("mallory", &waits).await.unwrap();
-    desk.told("default", "edge-1", "NameTaken").await.unwrap();
+    desk.member_shows("mallory", &waits).await?;
+    desk.told("edge-1", "NameTaken").await?;
     // The user can neither accept the member nor take over another.
     let theirs: Api<EdgeCluster> = Api::all(mallory.clone());
     let of_mine = json!({"kind": "Secret", "namespace": TEAM, "name": "mallory"});
@@ -139,8 +127,7 @@ async fn user_of_one_home_namespace_gets_no_member() {
         ("mallory", json!({"accepted": true})),
         ("edge-1", json!({"sourceRef": of_mine})),
     ] {
-        let patch = Patch::Merge(json!({ "spec": spec }));
-        let answer = theirs.patch(name, &params, &patch).await;
+        let answer = theirs.merge(name, &json!({ "spec": spec })).await;
         assert!(is_forbidden(&answer), "{answer:?}");
     }
 
@@ -161,18 +148,15 @@ async fn user_of_one_home_namespace_gets_no_member() {
         ("own", secret("mallory", TEAM), "NotAccepted"),
         ("own-other", secret("as-edge-1", TEAM), "NameTaken"),
     ] {
-        assert_eq!(reason(&mallory, name, region).await, expected, "{name}");
+        assert_eq!(reason(&mallory, name, region).await?, expected, "{name}");
     }
     // The member does not accept Tenants of this namespace.
     let tenants: Api<Tenant> = Api::namespaced(mallory.clone(), TEAM);
     let aimed = json!({"clusterRef": {"secretName": "edge-1"}, "workspace": TEAM});
-    let tenant = Tenant::new("raid", serde_json::from_value(aimed).unwrap());
-    tenants
-        .create(&PostParams::default(), &tenant)
-        .await
-        .unwrap();
+    let tenant = Tenant::new("raid", serde_json::from_value(aimed)?);
+    tenants.create(&PostParams::default(), &tenant).await?;
     let refused = ("Placed", "False", "NamespaceNotAllowed");
-    desk.shows(TEAM, "raid", &[refused]).await.unwrap();
+    desk.within(TEAM).shows("raid", &[refused]).await?;
 
     hub_lives_on(&home).await;
     assert_eq!(lure.connections(), 0);
@@ -185,11 +169,12 @@ async fn user_of_one_home_namespace_gets_no_member() {
     assert_eq!(source("self-cluster").await, own);
     assert_eq!([uid("edge-1").await, uid("self-cluster").await], before);
     for name in ["edge-1", "self-cluster"] {
-        desk.member_shows(name, &[CONNECTED]).await.unwrap();
+        desk.member_shows(name, &[CONNECTED]).await?;
     }
     for cluster in [&home, &edge] {
-        let releases = FleetClient::at(cluster).releases().await.unwrap();
+        let releases = FleetClient::at(cluster).releases().await?;
         assert!(releases.is_empty(), "{releases:?}");
     }
-    assert!(!hub.log().unwrap().contains("panicked"));
+    assert!(!hub.log()?.contains("panicked"));
+    Ok(())
 }

@@ -13,7 +13,7 @@ use krypton_hub::ca::Authority;
 use krypton_proto::v1::{FetchChartRequest, RenewRequest};
 use krypton_runtime::clock::wall as now;
 use krypton_runtime::tls::{self, Credential};
-use krypton_tests::{Cluster, Membership, Mode, Parts, bundle, fleet::FleetClient};
+use krypton_tests::{Cluster, Membership, Mode, Parts, TestResult, bundle, fleet::FleetClient};
 use krypton_types::join_bundle::JoinBundle;
 use rcgen::{CertificateParams, KeyPair};
 use rustls::pki_types::{PrivateKeyDer, ServerName};
@@ -85,9 +85,8 @@ async fn all_there(connections: &AtomicUsize) {
 }
 
 #[tokio::test]
-async fn pod_on_the_network_stops_no_probe() {
-    let home = Cluster::start("attack-probes", Parts::ControlPlane);
-    let home = home.await.unwrap();
+async fn pod_on_the_network_stops_no_probe() -> TestResult {
+    let home = Cluster::start("attack-probes", Parts::ControlPlane).await?;
     let hub = hub_alone(&home).await;
     let health = hub.health_address();
     let (crowd, connections) = crowd(health, 1, b"GET /heal");
@@ -101,7 +100,7 @@ async fn pod_on_the_network_stops_no_probe() {
 
     // Requests of a page in your browser after you have forwarded the port.
     let debug = hub.debug_address();
-    let before = hub.debug("log").await.unwrap();
+    let before = hub.debug("log").await?;
     for (target, hosts) in [
         ("/debug/log", "Host: example.org\r\n"),
         ("/debug/log", "Host: localhost\r\nHost: example.org\r\n"),
@@ -116,16 +115,16 @@ async fn pod_on_the_network_stops_no_probe() {
             assert!(refused, "{request:?}: {answer:?}");
         }
     }
-    assert_eq!(hub.debug("log").await.unwrap(), before);
+    assert_eq!(hub.debug("log").await?, before);
+    Ok(())
 }
 
 #[tokio::test]
-async fn stranger_on_the_network_is_not_answered() {
+async fn stranger_on_the_network_is_not_answered() -> TestResult {
     let (home, edge) = tokio::try_join!(
         Cluster::start("attack-stranger-home", Parts::ControlPlane),
         Cluster::start("attack-stranger-edge", Parts::ControlPlane),
-    )
-    .unwrap();
+    )?;
     let mut hub = hub_alone(&home).await;
     let port = hub.agents_address();
     for junk in [
@@ -138,33 +137,31 @@ async fn stranger_on_the_network_is_not_answered() {
         // At most an alert of TLS.
         assert!(answer.len() <= 16, "{answer:?}");
     }
-    let bundle = bundle(&home, "edge-1").await.unwrap();
-    let bundle = JoinBundle::parse(&bundle).unwrap();
-    let roots = bundle.roots().unwrap();
+    let bundle = bundle(&home, "edge-1").await?;
+    let bundle = JoinBundle::parse(&bundle)?;
+    let roots = bundle.roots()?;
     let mut store = RootCertStore::empty();
-    store.add(roots[0].clone()).unwrap();
+    store.add(roots[0].clone())?;
     let old = ClientConfig::builder_with_protocol_versions(&[&rustls::version::TLS12])
         .with_root_certificates(store)
         .with_no_client_auth();
-    let name = ServerName::try_from("localhost").unwrap();
-    let tcp = TcpStream::connect(port).await.unwrap();
+    let name = ServerName::try_from("localhost")?;
+    let tcp = TcpStream::connect(port).await?;
     let old = tokio_rustls::TlsConnector::from(Arc::new(old));
     let refused = old.connect(name, tcp).await.unwrap_err().to_string();
     assert!(refused.contains("ProtocolVersion"), "{refused}");
 
     // Without a certificate, and with a forged certificate in the name of a member.
-    let authority = Authority::generate("krypton", now()).unwrap();
-    let key = KeyPair::generate().unwrap();
+    let authority = Authority::generate("krypton", now())?;
+    let key = KeyPair::generate()?;
     let request = CertificateParams::default().serialize_request(&key);
     let life = Duration::from_secs(3600);
     let forged = Credential {
-        certificates: authority
-            .sign_agent(request.unwrap().der(), "edge-1", "uid", now(), life)
-            .unwrap(),
-        key: PrivateKeyDer::try_from(key.serialize_der()).unwrap(),
+        certificates: authority.sign_agent(request?.der(), "edge-1", "uid", now(), life)?,
+        key: PrivateKeyDer::try_from(key.serialize_der())?,
     };
     for credential in [None, Some(forged)] {
-        let tls = tls::client_config(&roots, credential).unwrap();
+        let tls = tls::client_config(&roots, credential)?;
         let Ok(hub) = dialer(&bundle.addresses, tls).connect().await else {
             continue;
         };
@@ -188,10 +185,10 @@ async fn stranger_on_the_network_is_not_answered() {
     // An agent joins while clients at eight addresses fill the port.
     let (crowd, connections) = crowd(port, 8, &[0x16, 0x03, 0x01]);
     all_there(&connections).await;
-    let joined = Membership::join(Mode::Agent, &mut hub, &home, &edge, "edge-1");
-    let _member = joined.await.unwrap();
+    let _member = Membership::join(Mode::Agent, &mut hub, &home, &edge, "edge-1").await?;
     let desk = FleetClient::at(&home);
-    desk.member_shows("edge-1", &[CONNECTED]).await.unwrap();
+    desk.member_shows("edge-1", &[CONNECTED]).await?;
     drop(crowd);
-    assert!(!hub.log().unwrap().contains("panicked"));
+    assert!(!hub.log()?.contains("panicked"));
+    Ok(())
 }

@@ -9,15 +9,14 @@ use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse as _, Response};
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use krypton_tests::fleet::{PATIENCE, ValuesFile, values_flag};
-use krypton_tests::{ChartRepository, ChartSource, Mode, Pair, Parts, eventually};
+use krypton_tests::fleet::{ValuesFile, values_flag};
+use krypton_tests::{ChartRepository, ChartSource, Mode, Pair, Parts, TestResult, eventually};
 use krypton_types::fingerprint::sha256_hex;
 use tokio::net::TcpListener;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::Lure;
 
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const BOMB: u64 = 200 << 20;
 
 /// An address of this machine other than loopback, if it has one.
@@ -87,7 +86,7 @@ impl Hostile {
 }
 
 #[tokio::test]
-async fn hostile_repository_reaches_nothing() {
+async fn hostile_repository_reaches_nothing() -> TestResult {
     let lure = Lure::start().await;
     let address = outward().unwrap_or(Ipv4Addr::LOCALHOST.into());
     // A repository on loopback may lead to loopback.
@@ -96,7 +95,7 @@ async fn hostile_repository_reaches_nothing() {
         false => format!("http://{}", lure.address),
     };
     let charts = [ChartSource::small("1.0.0")];
-    let good = ChartRepository::start(&charts).await.unwrap().files();
+    let good = ChartRepository::start(&charts).await?.files();
     let (_, good) = good.iter().find(|(path, _)| path.ends_with("tgz")).unwrap();
     let mut hostile = Hostile::default();
     hostile.serve("1.0.0", good.to_vec());
@@ -109,15 +108,14 @@ async fn hostile_repository_reaches_nothing() {
     hostile.serve("4.0.0", archive("4.0.0", &path, 16));
     hostile.serve("5.0.0", archive("5.0.0", "small/values.yaml", BOMB));
     hostile.list("6.0.0", "small-1.0.0.tgz", b"another content");
-    let listener = TcpListener::bind((address, 0)).await.unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
+    let listener = TcpListener::bind((address, 0)).await?;
+    let url = format!("http://{}", listener.local_addr()?);
     let app = Router::new().fallback(move |uri: Uri| async move { hostile.answer(&uri) });
     let serving = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
     let _serving = AbortOnDropHandle::new(serving);
 
-    let values = ValuesFile::new("replicaCount: 0").unwrap();
-    let pair = Pair::start("attack-charts", Mode::SelfCluster, Parts::WithControllers);
-    let mut pair = pair.await.unwrap();
+    let values = ValuesFile::new("replicaCount: 0")?;
+    let mut pair = Pair::start("attack-charts", Mode::SelfCluster, Parts::WithControllers).await?;
     let flags = |version: &str| {
         let flags = [
             ("chart-repo", url.as_str()),
@@ -132,15 +130,15 @@ async fn hostile_repository_reaches_nothing() {
             .chain([values_flag(&values)])
             .collect::<Vec<_>>()
     };
-    pair.open(flags("1.0.0")).await.unwrap();
+    pair.open(flags("1.0.0")).await?;
     let desk = pair.desk();
     let acme = ("default", "acme");
-    desk.create(acme.0, acme.1, serde_json::json!({}))
-        .await
-        .unwrap();
-    desk.shows(acme.0, acme.1, &[ALL_READY]).await.unwrap();
+    desk.within(acme.0)
+        .create(acme.1, serde_json::json!({}))
+        .await?;
+    desk.within(acme.0).ready(acme.1).await?;
     let release = pair.release("acme");
-    let before = desk.releases().await.unwrap();
+    let before = desk.releases().await?;
     let error = pair.condition("ClusterError");
     for (version, words) in [
         ("2.0.0", "led to a loopback, link-local or metadata address"),
@@ -149,24 +147,24 @@ async fn hostile_repository_reaches_nothing() {
         ("5.0.0", "is larger than"),
         ("6.0.0", "sha256 is"),
     ] {
-        pair.stop().await.unwrap();
-        pair.open(flags(version)).await.unwrap();
+        pair.stop().await?;
+        pair.open(flags(version)).await?;
         let refused = (error.as_str(), "True", "ChartNotLoaded");
-        desk.shows(acme.0, acme.1, &[refused]).await.unwrap();
-        let hub = pair.hub().unwrap();
-        eventually(&format!("{version} to be refused"), PATIENCE, async || {
+        desk.within(acme.0).shows(acme.1, &[refused]).await?;
+        let hub = pair.hub()?;
+        eventually(&format!("{version} to be refused"), async || {
             let log = hub.log()?;
             match log.contains(words) {
                 true => Ok(Some(())),
                 false => anyhow::bail!("{log}"),
             }
         })
-        .await
-        .unwrap();
-        assert_eq!(desk.releases().await.unwrap(), before, "{version}");
+        .await?;
+        assert_eq!(desk.releases().await?, before, "{version}");
     }
-    let revisions = desk.revisions("acme", &release).await.unwrap();
+    let revisions = desk.revisions("acme", &release).await?;
     assert_eq!(revisions, [(1, "deployed".to_owned())]);
     assert_eq!(lure.connections(), 0);
     assert!(!std::env::temp_dir().join(mark).exists());
+    Ok(())
 }

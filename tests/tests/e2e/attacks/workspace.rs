@@ -6,10 +6,8 @@ use k8s_openapi::api::authorization::v1::{
 use k8s_openapi::api::core::v1::{Namespace, Secret};
 use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, RoleBinding};
 use krypton_crds::tenant::Tenant;
-use krypton_tests::fleet::{
-    FleetClient, HUB_NAMESPACE, PATIENCE, SYSTEM_NAMESPACE, ValuesFile, chart_flags, values_flag,
-};
-use krypton_tests::{ChartRepository, ChartSource, Mode, Pair, Parts, by_agent, eventually};
+use krypton_tests::fleet::{FleetClient, HUB_NAMESPACE, SYSTEM_NAMESPACE};
+use krypton_tests::{Mode, Pair, Scenario, TestResult, by_agent, eventually};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
@@ -18,7 +16,6 @@ use super::{intruder, is_forbidden};
 use crate::tampering::{append, rewrite};
 
 const WORKSPACE: &str = "acme";
-const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const BINDING: &str = "apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding
 metadata: {name: takeover}
@@ -66,7 +63,7 @@ pub(crate) struct Editor {
 
 impl Editor {
     pub(crate) async fn of(pair: &Pair, workspace: &str, tenant: &str) -> Self {
-        let client = intruder(pair.cluster(), workspace).await;
+        let client = intruder(pair.cluster(), workspace).await.unwrap();
         Self {
             secrets: Api::namespaced(client.clone(), workspace),
             client,
@@ -84,7 +81,7 @@ impl Editor {
 
     pub(crate) async fn tamper(&self) {
         let name = self.stored().await.pop().unwrap().name_any();
-        eventually("the release Secret to be changed", PATIENCE, async || {
+        eventually("the release Secret to be changed", async || {
             let mut secret = self.secrets.get(&name).await?;
             rewrite(&mut secret, &take_over)?;
             let params = PostParams::default();
@@ -95,14 +92,14 @@ impl Editor {
     }
 
     /// Adds a revision that Helm never wrote.
-    pub(crate) async fn forge(&self, number: usize, status: &str) {
+    pub(crate) async fn forge(&self, number: usize, status: &str) -> TestResult {
         let mut secret = self.stored().await.pop().unwrap();
         let change = |release: &mut Value| {
             release["version"] = json!(number);
             release["info"]["status"] = json!(status);
             take_over(release);
         };
-        rewrite(&mut secret, &change).unwrap();
+        rewrite(&mut secret, &change)?;
         let labels = secret.labels_mut();
         labels.insert("version".to_owned(), number.to_string());
         labels.insert("status".to_owned(), status.to_owned());
@@ -112,28 +109,33 @@ impl Editor {
         secret.metadata.resource_version = None;
         secret.metadata.uid = None;
         let params = PostParams::default();
-        self.secrets.create(&params, &secret).await.unwrap();
+        self.secrets.create(&params, &secret).await?;
+        Ok(())
     }
 
     /// Deletes all that is stored of the release.
     pub(crate) async fn forget(&self) {
         for secret in self.stored().await {
             let params = DeleteParams::default();
-            let gone = self.secrets.delete(&secret.name_any(), &params).await;
-            gone.unwrap();
+            self.secrets
+                .delete(&secret.name_any(), &params)
+                .await
+                .unwrap();
         }
     }
 
     async fn is_rendered_again(&self) {
-        let deployed = self.desk.newest_is(WORKSPACE, &self.release, 1, "deployed");
-        deployed.await.unwrap();
+        self.desk
+            .newest_is(WORKSPACE, &self.release, 1, "deployed")
+            .await
+            .unwrap();
     }
 
     /// Waits for the agent, and checks that the user has no further rights.
-    pub(crate) async fn gains_nothing(&self) {
-        self.desk.lease_renewed().await.unwrap();
+    pub(crate) async fn gains_nothing(&self) -> TestResult {
+        self.desk.lease_renewed().await?;
         let bindings: Api<ClusterRoleBinding> = Api::all(self.desk.client.clone());
-        let binding = bindings.get_opt("takeover").await.unwrap();
+        let binding = bindings.get_opt("takeover").await?;
         assert_eq!(binding, None);
         let everything = SelfSubjectAccessReviewSpec {
             resource_attributes: Some(ResourceAttributes {
@@ -150,32 +152,31 @@ impl Editor {
         };
         let reviews: Api<SelfSubjectAccessReview> = Api::all(self.client.clone());
         let review = reviews.create(&PostParams::default(), &review).await;
-        assert!(!review.unwrap().status.unwrap().allowed);
+        assert!(!review?.status.unwrap().allowed);
+        Ok(())
     }
 
     /// Tries each write outside the rights of the user.
-    async fn is_kept_out(&self) {
+    async fn is_kept_out(&self) -> TestResult {
         let client = || self.client.clone();
         let params = (PostParams::default(), PatchParams::default());
         let binding: ClusterRoleBinding = serde_json::from_value(json!({
             "metadata": {"name": "takeover"},
             "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
-        }))
-        .unwrap();
+        }))?;
         let bindings = Api::all(client());
         assert!(is_forbidden(&bindings.create(&params.0, &binding).await));
         let admin: RoleBinding = serde_json::from_value(json!({
             "metadata": {"name": "takeover"},
             "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "admin"},
-        }))
-        .unwrap();
+        }))?;
         let bindings = Api::namespaced(client(), WORKSPACE);
         assert!(is_forbidden(&bindings.create(&params.0, &admin).await));
 
         let records: Api<Secret> = Api::namespaced(client(), SYSTEM_NAMESPACE);
         assert!(is_forbidden(&records.list(&ListParams::default()).await));
         let system: Api<Secret> = Api::namespaced(self.desk.client.clone(), SYSTEM_NAMESPACE);
-        let all = system.list(&ListParams::default()).await.unwrap().items;
+        let all = system.list(&ListParams::default()).await?.items;
         assert!(!all.is_empty());
         let patch =
             Patch::Merge(json!({"metadata": {"annotations": {"mesh.openkcm.io/adopt": "x"}}}));
@@ -191,79 +192,70 @@ impl Editor {
         let namespaces: Api<Namespace> = Api::all(client());
         let annotated = namespaces.patch(WORKSPACE, &params.1, &patch).await;
         assert!(is_forbidden(&annotated));
+        Ok(())
     }
 }
 
 by_agent!(workspace_editor_gets_no_cluster_rights);
 
-async fn workspace_editor_gets_no_cluster_rights(mode: Mode) {
-    let charts = [ChartSource::small("1.0.0")];
-    let repository = ChartRepository::start(&charts).await.unwrap();
-    let values = ValuesFile::new("{replicaCount: 0, message: v1}").unwrap();
-    let pair = Pair::start("attack-editor", mode, Parts::WithControllers);
-    let mut pair = pair.await.unwrap();
-    let mut flags = chart_flags(&repository, "small", "1.0.0");
-    flags.push(values_flag(&values));
-    let more = [
+async fn workspace_editor_gets_no_cluster_rights(mode: Mode) -> TestResult {
+    let flags = [
         "--drift=heal",
         "--drift-interval=1s",
         "--remediation=rollback",
     ];
-    flags.extend(more.map(str::to_owned));
-    pair.open(flags).await.unwrap();
+    let scenario = Scenario::new("attack-editor", mode).flags(&flags);
+    let values = "{replicaCount: 0, message: v1}";
+    let (pair, chart) = scenario.values(values).start().await?;
     let desk = pair.desk();
-    desk.create(HUB_NAMESPACE, "acme", json!({})).await.unwrap();
-    let ready = async || {
-        desk.shows(HUB_NAMESPACE, "acme", &[ALL_READY])
-            .await
-            .unwrap()
-    };
+    desk.create("acme", json!({})).await?;
+    let ready = async || desk.ready("acme").await.unwrap();
     ready().await;
     let editor = Editor::of(&pair, WORKSPACE, WORKSPACE).await;
     let error = pair.condition("ClusterError");
     let tampered = async || {
         let tampered = (error.as_str(), "True", "ReleaseTampered");
-        let shown = desk.shows(HUB_NAMESPACE, "acme", &[tampered]).await;
-        shown.unwrap();
+        desk.shows("acme", &[tampered]).await.unwrap();
     };
-    editor.is_kept_out().await;
+    editor.is_kept_out().await?;
 
     // Krypton neither heals from the user's changes, nor upgrades over them, nor rolls back to them.
     editor.tamper().await;
     tampered().await;
-    editor.gains_nothing().await;
+    editor.gains_nothing().await?;
     for status in ["deployed", "failed", "pending-rollback"] {
-        editor.forge(2, status).await;
-        editor.gains_nothing().await;
+        editor.forge(2, status).await?;
+        editor.gains_nothing().await?;
         let name = format!("sh.helm.release.v1.{}.v2", editor.release);
         let params = DeleteParams::default();
         // The agent may have taken it away as the rest of an interrupted run.
         drop(editor.secrets.delete(&name, &params).await);
     }
-    values.write("{replicaCount: 0, message: v2}").unwrap();
-    editor.gains_nothing().await;
+    chart.write("{replicaCount: 0, message: v2}")?;
+    editor.gains_nothing().await?;
     // Without any revision, the chart is rendered again.
     editor.forget().await;
     editor.is_rendered_again().await;
     ready().await;
-    editor.gains_nothing().await;
+    editor.gains_nothing().await?;
     // A forged revision over a good one, when the chart changes.
-    editor.forge(2, "failed").await;
-    values.write("{replicaCount: 0, message: v3}").unwrap();
-    editor.gains_nothing().await;
+    editor.forge(2, "failed").await?;
+    chart.write("{replicaCount: 0, message: v3}")?;
+    editor.gains_nothing().await?;
     editor.forget().await;
     editor.is_rendered_again().await;
     ready().await;
 
     // The removal runs no hook of the user.
-    editor.forge(2, "deployed").await;
-    desk.delete(HUB_NAMESPACE, "acme").await.unwrap();
-    editor.gains_nothing().await;
+    editor.forge(2, "deployed").await?;
+    desk.delete("acme").await?;
+    editor.gains_nothing().await?;
     editor.forget().await;
-    desk.gone(HUB_NAMESPACE, "acme").await.unwrap();
+    desk.gone("acme").await?;
     let bindings: Api<ClusterRoleBinding> = Api::all(desk.client.clone());
-    let binding = bindings.get_opt("takeover").await.unwrap();
+    let binding = bindings.get_opt("takeover").await?;
     assert_eq!(binding, None);
+    Ok(())
 }
 
 /// A copy of the newest revision that takes over, and that Helm reads differently from its labels.
@@ -297,66 +289,59 @@ async fn shadow(editor: &Editor, kind: &str) -> Secret {
 }
 
 #[tokio::test]
-async fn shadow_revisions_give_no_cluster_rights() {
-    let started = Pair::with_small_chart("attack-shadow", Mode::SelfCluster).await;
-    let (pair, _repository, values) = started.unwrap();
+async fn shadow_revisions_give_no_cluster_rights() -> TestResult {
+    let (pair, chart) = Scenario::new("attack-shadow", Mode::SelfCluster)
+        .start()
+        .await?;
     let (desk, error) = (pair.desk(), pair.condition("ClusterError"));
     let victim = ["create", "namespace", "victim"];
-    pair.cluster().kubectl(victim).await.unwrap();
+    pair.cluster().kubectl(victim).await?;
     let mut shadows = Vec::new();
     for kind in ["retyped", "renamed", "relabelled"] {
-        desk.create(HUB_NAMESPACE, kind, json!({})).await.unwrap();
-        desk.shows(HUB_NAMESPACE, kind, &[ALL_READY]).await.unwrap();
+        desk.install(kind).await?;
         let editor = Editor::of(&pair, kind, kind).await;
         let secret = shadow(&editor, kind).await;
         let created = editor.secrets.create(&PostParams::default(), &secret).await;
-        shadows.push((kind, created.unwrap().name_any(), editor));
+        shadows.push((kind, created?.name_any(), editor));
     }
     let refused = [(error.as_str(), "True", "ReleaseTampered")];
-    values.write("{replicaCount: 0, message: v2}").unwrap();
+    chart.write("{replicaCount: 0, message: v2}")?;
     for (kind, _, editor) in &shadows {
-        desk.shows(HUB_NAMESPACE, kind, &refused).await.unwrap();
-        editor.gains_nothing().await;
+        desk.shows(kind, &refused).await?;
+        editor.gains_nothing().await?;
     }
     for (kind, _, editor) in &shadows {
-        desk.delete(HUB_NAMESPACE, kind).await.unwrap();
-        desk.shows(HUB_NAMESPACE, kind, &refused).await.unwrap();
-        editor.gains_nothing().await;
+        desk.delete(kind).await?;
+        desk.shows(kind, &refused).await?;
+        editor.gains_nothing().await?;
     }
     for (kind, name, editor) in &shadows {
         let params = DeleteParams::default();
-        drop(editor.secrets.delete(name, &params).await.unwrap());
-        desk.gone(HUB_NAMESPACE, kind).await.unwrap();
-        editor.gains_nothing().await;
+        drop(editor.secrets.delete(name, &params).await?);
+        desk.gone(kind).await?;
+        editor.gains_nothing().await?;
     }
-    let victim = desk.namespace("victim").await.unwrap().unwrap();
+    let victim = desk.namespace("victim").await?.unwrap();
     assert_eq!(victim.metadata.deletion_timestamp, None);
+    Ok(())
 }
 
 #[tokio::test]
-async fn revision_that_helm_skips_gives_no_cluster_rights() {
-    let started = Pair::with_small_chart("attack-skipped", Mode::SelfCluster).await;
-    let (pair, _repository, values) = started.unwrap();
+async fn revision_that_helm_skips_gives_no_cluster_rights() -> TestResult {
+    let (pair, chart) = Scenario::new("attack-skipped", Mode::SelfCluster)
+        .start()
+        .await?;
     let (desk, error) = (pair.desk(), pair.condition("ClusterError"));
     let victim = ["create", "namespace", "victim"];
-    pair.cluster().kubectl(victim).await.unwrap();
-    desk.create(HUB_NAMESPACE, WORKSPACE, json!({}))
-        .await
-        .unwrap();
-    desk.shows(HUB_NAMESPACE, WORKSPACE, &[ALL_READY])
-        .await
-        .unwrap();
+    pair.cluster().kubectl(victim).await?;
+    desk.install(WORKSPACE).await?;
     let editor = Editor::of(&pair, WORKSPACE, WORKSPACE).await;
     // Only Helm reads the time.
     let mut newest = editor.stored().await.pop().unwrap();
     let spoil = |release: &mut Value| release["info"]["first_deployed"] = json!("never");
-    rewrite(&mut newest, &spoil).unwrap();
+    rewrite(&mut newest, &spoil)?;
     let (name, params) = (newest.name_any(), PostParams::default());
-    editor
-        .secrets
-        .replace(&name, &params, &newest)
-        .await
-        .unwrap();
+    editor.secrets.replace(&name, &params, &newest).await?;
     let mut older = newest.clone();
     let change = |release: &mut Value| {
         release["version"] = json!(0);
@@ -364,7 +349,7 @@ async fn revision_that_helm_skips_gives_no_cluster_rights() {
         take_over(release);
         append(release, VICTIM);
     };
-    rewrite(&mut older, &change).unwrap();
+    rewrite(&mut older, &change)?;
     older.metadata.name = Some(format!("sh.helm.release.v1.{}.v0", editor.release));
     let labels = older.labels_mut();
     labels.insert("version".to_owned(), "0".to_owned());
@@ -372,60 +357,50 @@ async fn revision_that_helm_skips_gives_no_cluster_rights() {
     older.metadata.resource_version = None;
     older.metadata.uid = None;
 
-    editor.secrets.create(&params, &older).await.unwrap();
-    values.write("{replicaCount: 0, message: v2}").unwrap();
+    editor.secrets.create(&params, &older).await?;
+    chart.write("{replicaCount: 0, message: v2}")?;
     let failed = (error.as_str(), "True", "UpgradeFailed");
-    desk.shows(HUB_NAMESPACE, WORKSPACE, &[failed])
-        .await
-        .unwrap();
-    editor.gains_nothing().await;
+    desk.shows(WORKSPACE, &[failed]).await?;
+    editor.gains_nothing().await?;
     // The first one was removed.
-    editor.secrets.create(&params, &older).await.unwrap();
-    desk.delete(HUB_NAMESPACE, WORKSPACE).await.unwrap();
+    editor.secrets.create(&params, &older).await?;
+    desk.delete(WORKSPACE).await?;
     let failed = (error.as_str(), "True", "UninstallFailed");
-    desk.shows(HUB_NAMESPACE, WORKSPACE, &[failed])
-        .await
-        .unwrap();
-    editor.gains_nothing().await;
-    let victim = desk.namespace("victim").await.unwrap().unwrap();
+    desk.shows(WORKSPACE, &[failed]).await?;
+    editor.gains_nothing().await?;
+    let victim = desk.namespace("victim").await?.unwrap();
     assert_eq!(victim.metadata.deletion_timestamp, None);
     editor.forget().await;
-    desk.gone(HUB_NAMESPACE, WORKSPACE).await.unwrap();
+    desk.gone(WORKSPACE).await?;
+    Ok(())
 }
 
 /// Older revisions go before an uninstallation, so a user who sees that knows what comes next.
 #[tokio::test]
-async fn announced_uninstall_gives_no_cluster_rights() {
-    let started = Pair::with_small_chart("attack-announced", Mode::SelfCluster).await;
-    let (pair, _repository, values) = started.unwrap();
+async fn announced_uninstall_gives_no_cluster_rights() -> TestResult {
+    let (pair, chart) = Scenario::new("attack-announced", Mode::SelfCluster)
+        .start()
+        .await?;
     let desk = pair.desk();
     let victim = ["create", "namespace", "victim"];
-    pair.cluster().kubectl(victim).await.unwrap();
-    desk.create(HUB_NAMESPACE, WORKSPACE, json!({}))
-        .await
-        .unwrap();
-    desk.shows(HUB_NAMESPACE, WORKSPACE, &[ALL_READY])
-        .await
-        .unwrap();
+    pair.cluster().kubectl(victim).await?;
+    desk.install(WORKSPACE).await?;
     let editor = Editor::of(&pair, WORKSPACE, WORKSPACE).await;
-    values.write("{replicaCount: 0, message: v2}").unwrap();
+    chart.write("{replicaCount: 0, message: v2}")?;
     desk.newest_is(WORKSPACE, &editor.release, 2, "deployed")
-        .await
-        .unwrap();
-    desk.shows(HUB_NAMESPACE, WORKSPACE, &[ALL_READY])
-        .await
-        .unwrap();
+        .await?;
+    desk.ready(WORKSPACE).await?;
     let [first, newest]: [Secret; 2] = editor.stored().await.try_into().unwrap();
     let mut changed = newest.clone();
     let change = |release: &mut Value| {
         take_over(release);
         append(release, VICTIM);
     };
-    rewrite(&mut changed, &change).unwrap();
+    rewrite(&mut changed, &change)?;
     let (first, newest) = (first.name_any(), newest.name_any());
 
-    desk.delete(HUB_NAMESPACE, WORKSPACE).await.unwrap();
-    eventually("the first revision to be gone", PATIENCE, async || {
+    desk.delete(WORKSPACE).await?;
+    eventually("the first revision to be gone", async || {
         Ok(editor
             .secrets
             .get_opt(&first)
@@ -433,20 +408,17 @@ async fn announced_uninstall_gives_no_cluster_rights() {
             .is_none()
             .then_some(()))
     })
-    .await
-    .unwrap();
+    .await?;
     let params = PostParams::default();
-    let written = editor.secrets.replace(&newest, &params, &changed).await;
-    written.unwrap();
+    editor.secrets.replace(&newest, &params, &changed).await?;
 
     let error = pair.condition("ClusterError");
     let refused = (error.as_str(), "True", "ReleaseTampered");
-    desk.shows(HUB_NAMESPACE, WORKSPACE, &[refused])
-        .await
-        .unwrap();
-    editor.gains_nothing().await;
-    let victim = desk.namespace("victim").await.unwrap().unwrap();
+    desk.shows(WORKSPACE, &[refused]).await?;
+    editor.gains_nothing().await?;
+    let victim = desk.namespace("victim").await?.unwrap();
     assert_eq!(victim.metadata.deletion_timestamp, None);
     editor.forget().await;
-    desk.gone(HUB_NAMESPACE, WORKSPACE).await.unwrap();
+    desk.gone(WORKSPACE).await?;
+    Ok(())
 }

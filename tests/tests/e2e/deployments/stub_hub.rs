@@ -47,8 +47,7 @@ use krypton_runtime::{
     lease::LeaseGoal,
 };
 use krypton_tests::{
-    ChartRepository, Cluster, Mode, daemon::Program, eventually, fleet::PATIENCE,
-    install_tls_provider,
+    ChartRepository, Cluster, Mode, daemon::Program, eventually, install_tls_provider,
 };
 use krypton_types::{
     allowed_namespaces::Allowed,
@@ -215,7 +214,7 @@ impl StubHub {
         so: impl Fn(&DeploymentReport) -> bool,
     ) -> DeploymentReport {
         let words = format!("{NAME} to say of {} that it is {what}", order.key());
-        eventually(&words, PATIENCE, async || match self.said(&order.key()) {
+        eventually(&words, async || match self.said(&order.key()) {
             Some(said)
                 if said.uid == order.uid
                     && said.observed_generation == order.generation
@@ -253,7 +252,7 @@ impl StubHub {
     pub(crate) async fn silent(&self, order: &DesiredDeployment) {
         let key = order.key();
         let words = format!("nothing to be said of {key}");
-        eventually(&words, PATIENCE, async || match self.said(&key) {
+        eventually(&words, async || match self.said(&key) {
             None => Ok(Some(())),
             said => bail!("{said:?}"),
         })

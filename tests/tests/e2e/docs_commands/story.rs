@@ -14,8 +14,8 @@ use anyhow::{Context, Result, bail};
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod};
 use krypton_kubectl::{Connection, join_info};
 use krypton_tests::{
-    AgentPod, ChartRepository, ChartSource, Cluster, HubPod, OwnChart, Parts, PodName, Tools,
-    eventually, fleet::PATIENCE, kubeconfig, membership::krypton_program,
+    AgentPod, ChartRepository, ChartSource, Cluster, HubPod, OwnChart, Parts, PodName, TestResult,
+    Tools, eventually, fleet::PATIENCE, kubeconfig, membership::krypton_program,
 };
 use kube::{Api, ResourceExt, api::ListParams};
 use tempfile::TempDir;
@@ -43,32 +43,31 @@ pub(crate) struct Story {
 }
 
 impl Story {
-    pub(crate) async fn begin(name: &str) -> Self {
+    pub(crate) async fn begin(name: &str) -> TestResult<Self> {
         let sources = [CHART.1, NEXT_VERSION].map(|it| ChartSource::small(it).name(CHART.0));
-        let repository = ChartRepository::start(&sources).await.unwrap();
+        let repository = ChartRepository::start(&sources).await?;
         let (home, edge) = (format!("{name}-home"), format!("{name}-edge"));
         let (home, edge) = tokio::try_join!(
             Cluster::start(&home, Parts::WithPods),
             Cluster::start(&edge, Parts::WithPods),
-        )
-        .unwrap();
-        let folder = TempDir::with_prefix("krypton-docs-").unwrap();
+        )?;
+        let folder = TempDir::with_prefix("krypton-docs-")?;
         for part in ["charts", "examples", "hack"] {
-            symlink(root().join(part), folder.path().join(part)).unwrap();
+            symlink(root().join(part), folder.path().join(part))?;
         }
         let contexts = [("home", &home), ("edge-1", &edge)];
         kubeconfig::write(&folder.path().join(CONTEXTS), &contexts).unwrap();
         let bin = folder.path().join("bin");
-        fs::create_dir(&bin).unwrap();
-        symlink(krypton_program().unwrap(), bin.join("kubectl-krypton")).unwrap();
-        Self {
+        fs::create_dir(&bin)?;
+        symlink(krypton_program()?, bin.join("kubectl-krypton"))?;
+        Ok(Self {
             folder,
             home,
             edge,
             repository,
             hub: None,
             agent: None,
-        }
+        })
     }
 
     /// A file beside the checkout, as a person has them.
@@ -98,7 +97,7 @@ impl Story {
                 Some(_) => At::Edge,
                 None => At::Home,
             };
-            self.types(&command.text, at, 0, None).await;
+            self.types(&command.text, at, 0, None).await.unwrap();
         }
     }
 
@@ -118,11 +117,11 @@ impl Story {
                 text = text.replace(word.as_str(), value);
             }
             let says = entry.says.as_deref();
-            self.types(&text, entry.at, entry.ends, says).await;
+            self.types(&text, entry.at, entry.ends, says).await.unwrap();
         }
     }
 
-    async fn types(&mut self, text: &str, at: At, ends: i32, says: Option<&str>) {
+    async fn types(&mut self, text: &str, at: At, ends: i32, says: Option<&str>) -> TestResult {
         let cluster = match at {
             At::Home => &self.home,
             At::Edge => &self.edge,
@@ -145,7 +144,7 @@ impl Story {
             .env("PATH", path)
             .env("KUBECONFIG", kubeconfigs);
         let began = Instant::now();
-        let ran = bash.run(DEADLINE).await.unwrap();
+        let ran = bash.run(DEADLINE).await?;
         let said = format!("{}{}", ran.stdout, ran.stderr);
         assert_eq!(ran.status.code(), Some(ends), "{text}: {said}");
         assert!(
@@ -153,7 +152,7 @@ impl Story {
             "{text}: {said}"
         );
         for chart in changed(text) {
-            self.runs_what_is_asked_for(chart).await.unwrap();
+            self.runs_what_is_asked_for(chart).await?;
         }
         // hack/first-tenant.sh adds these up.
         let place = match at {
@@ -161,6 +160,7 @@ impl Story {
             At::Edge => "edge-1",
         };
         println!("{:6.1} s  {place}: {text}", began.elapsed().as_secs_f64());
+        Ok(())
     }
 
     /// Stands in for the kubelet: a process for the pod of the Deployment, and none where there is none.
@@ -185,7 +185,7 @@ impl Story {
                     let mut hub = HubPod::start_as(cluster, &name, before.as_ref(), &[]).await?;
                     hub.hub.ready(PATIENCE).await?;
                     // The lead publishes it a moment after it is ready, and `join` reads it.
-                    eventually("the hub to admit agents", PATIENCE, async || {
+                    eventually("the hub to admit agents", async || {
                         let home = Connection::new(cluster.client(), "home");
                         Ok(join_info::read(&home, chart.namespace()).await?)
                     })
@@ -233,7 +233,7 @@ async fn pod(cluster: &Cluster, chart: OwnChart) -> Result<Option<PodName>> {
     let deployments: Api<Deployment> = Api::namespaced(cluster.client(), namespace);
     let pods: Api<Pod> = Api::namespaced(cluster.client(), namespace);
     let of = ListParams::default().labels(&format!("app.kubernetes.io/name={name}"));
-    eventually(&format!("the pods of {name}"), PATIENCE, async || {
+    eventually(&format!("the pods of {name}"), async || {
         let wanted = match deployments.get_opt(name).await? {
             None => 0,
             Some(found) => {

@@ -6,16 +6,14 @@ use anyhow::{Result, bail};
 use k8s_openapi::api::core::v1::{Event, Namespace};
 use krypton_crds::krypton_deployment::{KryptonDeployment, KryptonDeploymentStatus};
 use krypton_tests::{
-    Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode,
-    Parts, eventually,
-    fleet::{
-        FleetClient, HUB_NAMESPACE, PATIENCE, ValuesFile, chart_flags, condition, values_flag,
-    },
+    Agent, AgentOptions, Cluster, Hub, HubOptions, Membership, Merge as _, Mode, Parts,
+    ServedChart, TestResult, eventually,
+    fleet::{FleetClient, HUB_NAMESPACE, PATIENCE, condition},
     no_tenants::refuse_tenants,
 };
 use kube::{
     Api,
-    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+    api::{DeleteParams, ListParams, PostParams},
 };
 use serde_json::{Value, json};
 
@@ -35,8 +33,7 @@ pub(crate) struct Regions {
     members: BTreeMap<&'static str, Membership>,
     options: Vec<String>,
     mode: Mode,
-    pub(crate) values: ValuesFile,
-    _charts: ChartRepository,
+    pub(crate) chart: ServedChart,
     pub(crate) home: Cluster,
     pub(crate) edges: BTreeMap<&'static str, Cluster>,
     as_kamajis: bool,
@@ -44,7 +41,9 @@ pub(crate) struct Regions {
 
 impl Regions {
     pub(crate) async fn start(name: &str, mode: Mode, regions: &[&'static str]) -> Self {
-        Self::start_unusual(name, mode, regions, Unusual::default()).await
+        Self::start_unusual(name, mode, regions, Unusual::default())
+            .await
+            .unwrap()
     }
 
     pub(crate) async fn start_unusual(
@@ -52,39 +51,34 @@ impl Regions {
         mode: Mode,
         regions: &[&'static str],
         unusual: Unusual,
-    ) -> Self {
+    ) -> TestResult<Self> {
         let name = |of: &str| format!("{name}-{of}-{mode:?}").to_lowercase();
-        let home = Cluster::start(&name("home"), Parts::ControlPlane).await;
-        let home = home.unwrap();
+        let home = Cluster::start(&name("home"), Parts::ControlPlane).await?;
         let mut edges = BTreeMap::new();
         for region in regions {
-            let edge = Cluster::start(&name(region), Parts::WithControllers).await;
-            let edge = edge.unwrap();
+            let edge = Cluster::start(&name(region), Parts::WithControllers).await?;
             if unusual.as_kamajis {
-                refuse_tenants(&edge).await.unwrap();
+                refuse_tenants(&edge).await?;
             }
             edges.insert(*region, edge);
         }
-        let charts = [ChartSource::small("1.0.0")];
-        let repository = ChartRepository::start(&charts).await.unwrap();
-        let values = ValuesFile::new("replicaCount: 0").unwrap();
-        let mut options = chart_flags(&repository, "small", "1.0.0");
-        options.push(values_flag(&values));
-        options.push("--self-cluster=false".to_owned());
-        options.push("--ensure-watch-crds".to_owned());
-        options.push("--proxy-grace=5s".to_owned());
+        let chart = ServedChart::small("replicaCount: 0").await?;
+        let mut options = chart.flags(&[
+            "--self-cluster=false",
+            "--ensure-watch-crds",
+            "--proxy-grace=5s",
+        ]);
         for flag in unusual.flags {
             options.retain(|other| other.split('=').next() != flag.split('=').next());
             options.push((*flag).to_owned());
         }
-        let hub = Hub::start(&options_of(&home, &options)).unwrap();
+        let hub = Hub::start(&options_of(&home, &options))?;
         let mut this = Self {
             hub,
             members: BTreeMap::new(),
             options,
             mode,
-            values,
-            _charts: repository,
+            chart,
             home,
             edges,
             as_kamajis: unusual.as_kamajis,
@@ -99,17 +93,16 @@ impl Regions {
                         false => &["kubeconfig"],
                     };
                     let name = format!("{region}-kubeconfig");
-                    let made = this.secret(HUB_NAMESPACE, &name, edge, keys);
-                    made.await.unwrap();
+                    this.secret(HUB_NAMESPACE, &name, edge, keys).await?;
                 }
                 Mode::Agent => {
-                    let joining = Membership::join(mode, &mut this.hub, &this.home, edge, region);
-                    let member = joining.await.unwrap();
+                    let member =
+                        Membership::join(mode, &mut this.hub, &this.home, edge, region).await?;
                     this.members.insert(region, member);
                 }
             }
         }
-        this
+        Ok(this)
     }
 
     /// How a KryptonDeployment names it.
@@ -132,11 +125,12 @@ impl Regions {
     }
 
     /// The hub is killed, and another takes its place.
-    pub(crate) async fn another_hub(&mut self) {
-        self.hub.kill9().await.unwrap();
+    pub(crate) async fn another_hub(&mut self) -> TestResult {
+        self.hub.kill9().await?;
         let options = options_of(&self.home, &self.options).in_place_of(&self.hub);
-        self.hub = Hub::start(&options).unwrap();
-        self.hub.ready(PATIENCE).await.unwrap();
+        self.hub = Hub::start(&options)?;
+        self.hub.ready(PATIENCE).await?;
+        Ok(())
     }
 
     /// The agent of this region, if it has one, is another with these flags.
@@ -191,7 +185,7 @@ impl Regions {
         let spec = json!({"account": {"name": "acme"}, "region": region});
         let object = KryptonDeployment::new(name, serde_json::from_value(spec).unwrap());
         let what = format!("KryptonDeployment {name} to be admitted");
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, async || {
             let params = PostParams::default();
             Ok(Some(self.all(namespace).create(&params, &object).await?))
         })
@@ -200,11 +194,8 @@ impl Regions {
     }
 
     pub(crate) async fn patch(&self, namespace: &str, name: &str, patch: Value) {
-        let params = PatchParams::default();
         let api = self.all(namespace);
-        api.patch(name, &params, &Patch::Merge(patch))
-            .await
-            .unwrap();
+        api.merge(name, &patch).await.unwrap();
     }
 
     pub(crate) async fn delete(&self, namespace: &str, name: &str) {
@@ -220,7 +211,7 @@ impl Regions {
     ) -> KryptonDeployment {
         let what = format!("{namespace}/{name} to say {what}");
         let api = self.all(namespace);
-        let asked = eventually(&what, PATIENCE, async || {
+        let asked = eventually(&what, async || {
             let object = api.get(name).await?;
             let status = object.status.clone().unwrap_or_default();
             let now = status.observed_generation == object.metadata.generation;
@@ -252,7 +243,7 @@ impl Regions {
     pub(crate) async fn gone(&self, namespace: &str, name: &str) {
         let api = self.all(namespace);
         let what = format!("{namespace}/{name} to be gone");
-        let asked = eventually(&what, PATIENCE, async || match api.get_opt(name).await? {
+        let asked = eventually(&what, async || match api.get_opt(name).await? {
             None => Ok(Some(())),
             Some(object) => bail!("{:?} {:?}", object.metadata, object.status),
         });
@@ -264,7 +255,7 @@ impl Regions {
         let params = ListParams::default().fields(&format!(
             "involvedObject.kind=KryptonDeployment,involvedObject.name={name}"
         ));
-        let asked = eventually("the events", PATIENCE, async || {
+        let asked = eventually("the events", async || {
             let all = events.list(&params).await?.items;
             let told: Vec<String> = all.into_iter().filter_map(|event| event.reason).collect();
             let missing = reasons
@@ -293,7 +284,7 @@ fn options_of<'a>(home: &'a Cluster, options: &[String]) -> HubOptions<'a> {
 
 pub(crate) async fn namespace_goes(desk: &FleetClient, name: &str) {
     let what = format!("namespace {name} to be gone");
-    let asked = eventually(&what, PATIENCE, async || {
+    let asked = eventually(&what, async || {
         Ok(desk.namespace(name).await?.is_none().then_some(()))
     });
     asked.await.unwrap();

@@ -8,17 +8,17 @@ use k8s_openapi::api::{
     rbac::v1::ClusterRole,
 };
 use krypton_tests::{
-    Mode, Pair, Parts, by_agent, eventually,
-    fleet::{FleetClient, PATIENCE, ValuesFile},
+    Merge as _, Mode, Pair, Parts, TestResult, by_agent, eventually,
+    fleet::{FleetClient, ValuesFile},
     original::apply_crd,
 };
 use kube::{
     Api, ResourceExt,
-    api::{ListParams, Patch, PatchParams, PostParams},
+    api::{ListParams, PostParams},
 };
 use serde_json::{Value, json};
 
-use super::{ALL_READY, BY_HAND, charts, flags, maps, no_helm_ran, original};
+use super::{BY_HAND, charts, flags, maps, no_helm_ran, original};
 
 by_agent!(next_upgrade_moves_only_original_objects_from_default);
 
@@ -58,7 +58,7 @@ async fn is_left(desk: &FleetClient, release: &str, parts: &[&str]) {
         .collect();
     expected.sort();
     let what = format!("{expected:?} to be all that is left in default");
-    eventually(&what, PATIENCE, async || {
+    eventually(&what, async || {
         let mut found = in_default(desk, release).await?;
         found.sort();
         if found != expected {
@@ -72,20 +72,18 @@ async fn is_left(desk: &FleetClient, release: &str, parts: &[&str]) {
 
 /// Assigns the ConfigMap `<release>-theirs` in `default` to another release. Creates a ConfigMap with this release's
 /// annotations, but outside its manifest.
-async fn bystanders(desk: &FleetClient, release: &str, workspace: &str) {
+async fn bystanders(desk: &FleetClient, release: &str, workspace: &str) -> TestResult {
     let maps: Api<ConfigMap> = Api::namespaced(desk.client.clone(), "default");
     let theirs =
         json!({"metadata": {"annotations": {"meta.helm.sh/release-name": "somebody-elses"}}});
     let name = format!("{release}-theirs");
-    let params = PatchParams::default();
-    maps.patch(&name, &params, &Patch::Merge(theirs))
-        .await
-        .unwrap();
+    maps.merge(&name, &theirs).await?;
     let unnamed: Value = json!({"metadata": {"name": format!("{release}-unnamed"),
         "labels": {"app.kubernetes.io/managed-by": "Helm"},
         "annotations": {"meta.helm.sh/release-name": release, "meta.helm.sh/release-namespace": workspace}}});
-    let unnamed = serde_json::from_value(unnamed).unwrap();
-    maps.create(&PostParams::default(), &unnamed).await.unwrap();
+    let unnamed = serde_json::from_value(unnamed)?;
+    maps.create(&PostParams::default(), &unnamed).await?;
+    Ok(())
 }
 
 const ALL: [&str; 7] = [
@@ -105,67 +103,59 @@ const LEFT: [&str; 4] = [
     "ConfigMap {}-unnamed",
 ];
 
-async fn next_upgrade_moves_only_original_objects_from_default(mode: Mode) {
-    let charts = charts().await;
-    let mut pair = Pair::start("astray", mode, Parts::WithControllers)
-        .await
-        .unwrap();
+async fn next_upgrade_moves_only_original_objects_from_default(mode: Mode) -> TestResult {
+    let charts = charts().await?;
+    let mut pair = Pair::start("astray", mode, Parts::WithControllers).await?;
     let desk = pair.desk();
     let [acme, going, home] = ["acme", "going", "home"].map(|name| pair.release(name));
     {
         let original = original(&pair, &charts);
-        apply_crd(original.cluster, BY_HAND).await.unwrap();
+        apply_crd(original.cluster, BY_HAND).await?;
         for (name, release) in [("acme", &acme), ("going", &going)] {
             let workspace = format!("{name}-ws");
-            original.install_astray(release, &workspace).await.unwrap();
-            bystanders(&desk, release, &workspace).await;
+            original.install_astray(release, &workspace).await?;
+            bystanders(&desk, release, &workspace).await?;
             let status = original.status(None);
             let spec = json!({ "workspace": workspace });
-            original.tenant(name, spec, status).await.unwrap();
+            original.tenant(name, spec, status).await?;
         }
-        original.install(&home, "default").await.unwrap();
+        original.install(&home, "default").await?;
         let status = original.status(None);
         let spec = json!({"workspace": "default"});
-        original.tenant("home", spec, status).await.unwrap();
+        original.tenant("home", spec, status).await?;
     }
-    let before = desk.releases().await.unwrap();
-    let in_default = maps(&desk, "default").await.unwrap();
+    let before = desk.releases().await?;
+    let in_default = maps(&desk, "default").await?;
     let roles: Api<ClusterRole> = Api::all(desk.client.clone());
-    let role = roles.get(&acme).await.unwrap();
+    let role = roles.get(&acme).await?;
 
     // Adopted: the Tenants are ready with the objects in `default`, and Helm doesn't run.
-    let values = ValuesFile::new("{}").unwrap();
-    pair.open(flags(&charts, &values)).await.unwrap();
+    let values = ValuesFile::new("{}")?;
+    pair.open(flags(&charts, &values)).await?;
     for name in ["acme", "going", "home"] {
-        desk.shows("default", name, &[ALL_READY]).await.unwrap();
+        desk.ready(name).await?;
     }
     no_helm_ran(&mut pair).await;
-    assert_eq!(desk.releases().await.unwrap(), before);
+    assert_eq!(desk.releases().await?, before);
     for release in [&acme, &going] {
         is_left(&desk, release, &ALL).await;
     }
-    assert_eq!(maps(&desk, "default").await.unwrap(), in_default);
+    assert_eq!(maps(&desk, "default").await?, in_default);
 
     // Deleted before an upgrade: Helm would search for the objects in the workspace.
-    desk.delete("default", "going").await.unwrap();
-    desk.gone("default", "going").await.unwrap();
+    desk.remove("going").await?;
     is_left(&desk, &going, &LEFT).await;
     is_left(&desk, &acme, &ALL).await;
 
     // The next upgrade creates the objects in the workspace and removes those in `default`.
-    values.write("message: second").unwrap();
-    desk.newest_is("acme-ws", &acme, 2, "deployed")
-        .await
-        .unwrap();
+    values.write("message: second")?;
+    desk.newest_is("acme-ws", &acme, 2, "deployed").await?;
     is_left(&desk, &acme, &LEFT).await;
-    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
-    let removed = desk
-        .told("default", "acme", "LeftoversRemoved")
-        .await
-        .unwrap();
+    desk.ready("acme").await?;
+    let removed = desk.told("acme", "LeftoversRemoved").await?;
     assert!(removed.contains("namespace default"), "{removed}");
     assert!(removed.contains(&format!("Deployment {acme}")), "{removed}");
-    let stay = desk.told("default", "acme", "LeftoversStay").await.unwrap();
+    let stay = desk.told("acme", "LeftoversStay").await?;
     for part in [
         format!("PersistentVolumeClaim {acme}-data"),
         format!("ConfigMap {acme}-kept"),
@@ -173,20 +163,18 @@ async fn next_upgrade_moves_only_original_objects_from_default(mode: Mode) {
         assert!(stay.contains(&part), "{stay}");
     }
     assert!(!stay.contains("ClusterRole"), "{stay}");
-    assert_eq!(roles.get(&acme).await.unwrap().uid(), role.uid());
-    let now = maps(&desk, "acme-ws").await.unwrap();
+    assert_eq!(roles.get(&acme).await?.uid(), role.uid());
+    let now = maps(&desk, "acme-ws").await?;
     let names: Vec<&str> = now.keys().map(String::as_str).collect();
     let expected = ["", "-kept", "-placed", "-theirs"].map(|part| format!("{acme}{part}"));
     assert_eq!(names, expected.each_ref().map(String::as_str));
     let deployments: Api<Deployment> = Api::namespaced(desk.client.clone(), "acme-ws");
-    deployments.get(&acme).await.unwrap();
+    deployments.get(&acme).await?;
 
     // If `default` is the workspace, all objects stay in place.
-    desk.newest_is("default", &home, 2, "deployed")
-        .await
-        .unwrap();
-    desk.shows("default", "home", &[ALL_READY]).await.unwrap();
-    let after = maps(&desk, "default").await.unwrap();
+    desk.newest_is("default", &home, 2, "deployed").await?;
+    desk.ready("home").await?;
+    let after = maps(&desk, "default").await?;
     for part in ["", "-kept", "-theirs", "-placed"] {
         let name = format!("{home}{part}");
         assert_eq!(after.get(&name), in_default.get(&name), "{name}");
@@ -197,8 +185,8 @@ async fn next_upgrade_moves_only_original_objects_from_default(mode: Mode) {
     let maps_of_default: Api<ConfigMap> = Api::namespaced(desk.client.clone(), "default");
     let again = json!({"metadata": {"name": acme, "labels": {"app.kubernetes.io/managed-by": "Helm"},
         "annotations": {"meta.helm.sh/release-name": acme, "meta.helm.sh/release-namespace": "acme-ws"}}});
-    let again: ConfigMap = serde_json::from_value(again).unwrap();
-    eventually("revision 1 to be signed", PATIENCE, async || {
+    let again: ConfigMap = serde_json::from_value(again)?;
+    eventually("revision 1 to be signed", async || {
         let api: Api<k8s_openapi::api::core::v1::Secret> =
             Api::namespaced(desk.client.clone(), "acme-ws");
         let first = api.get(&format!("sh.helm.release.v1.{acme}.v1")).await?;
@@ -207,18 +195,14 @@ async fn next_upgrade_moves_only_original_objects_from_default(mode: Mode) {
             .contains_key("mesh.openkcm.io/tenant-uid")
             .then_some(()))
     })
-    .await
-    .unwrap();
+    .await?;
     maps_of_default
         .create(&PostParams::default(), &again)
-        .await
-        .unwrap();
-    values.write("message: third").unwrap();
-    desk.newest_is("acme-ws", &acme, 3, "deployed")
-        .await
-        .unwrap();
-    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
-    desk.delete("default", "acme").await.unwrap();
-    desk.gone("default", "acme").await.unwrap();
-    maps_of_default.get(&acme).await.unwrap();
+        .await?;
+    values.write("message: third")?;
+    desk.newest_is("acme-ws", &acme, 3, "deployed").await?;
+    desk.ready("acme").await?;
+    desk.remove("acme").await?;
+    maps_of_default.get(&acme).await?;
+    Ok(())
 }

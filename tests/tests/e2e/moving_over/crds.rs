@@ -5,8 +5,8 @@ use anyhow::ensure;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_crds::{krypton_deployment::KryptonDeployment, tenant::Tenant};
 use krypton_tests::{
-    Cluster, Mode, Original, Pair, Parts, by_agent, eventually,
-    fleet::{FleetClient, PATIENCE, ValuesFile},
+    Cluster, Merge as _, Mode, Original, Pair, Parts, TestResult, by_agent, eventually,
+    fleet::{FleetClient, ValuesFile},
     kubectl_krypton,
     original::apply_crd,
 };
@@ -52,10 +52,8 @@ fn condition(type_: &str) -> Value {
 }
 
 #[tokio::test]
-async fn original_crds_are_replaced_and_stored_objects_kept() {
-    let cluster = Cluster::start("old-crds", Parts::ControlPlane)
-        .await
-        .unwrap();
+async fn original_crds_are_replaced_and_stored_objects_kept() -> TestResult {
+    let cluster = Cluster::start("old-crds", Parts::ControlPlane).await?;
     let slash = condition("ClusterReady/edge-1");
     let reference = json!({"secretName": "edge-1", "secretNamespace": "default"});
     let account = json!({"name": "acme", "displayName": "Acme", "owner": "team-a"});
@@ -111,12 +109,13 @@ async fn original_crds_are_replaced_and_stored_objects_kept() {
             &ApiResource::erase::<Tenant>(&()),
             &stored,
         )
-        .await;
+        .await?;
     }
     let kind = ApiResource::erase::<KryptonDeployment>(&());
     for stored in deployments {
-        gives_way(&cluster, &KryptonDeployment::crd(), &kind, &stored).await;
+        gives_way(&cluster, &KryptonDeployment::crd(), &kind, &stored).await?;
     }
+    Ok(())
 }
 
 async fn gives_way(
@@ -124,20 +123,19 @@ async fn gives_way(
     ours: &CustomResourceDefinition,
     kind: &ApiResource,
     stored: &Stored,
-) {
+) -> TestResult {
     let file = stored.file;
     let client = cluster.client();
-    apply_crd(cluster, file).await.unwrap();
+    apply_crd(cluster, file).await?;
     let name = ours.name_any();
     let before = crd(cluster, &name).await;
     assert!(!is_ours(&before), "{file}");
     let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), "default", kind);
     let object = DynamicObject::new("acme", kind).data(json!({ "spec": stored.spec }));
-    eventually(file, PATIENCE, async || {
+    eventually(file, async || {
         Ok(Some(api.create(&PostParams::default(), &object).await?))
     })
-    .await
-    .unwrap();
+    .await?;
     let write = async |status: &Value| {
         let patch = Patch::Merge(json!({ "status": status }));
         api.patch_status("acme", &PatchParams::default(), &patch)
@@ -148,13 +146,13 @@ async fn gives_way(
     let takes = write(&slash).await.is_ok();
     let lenient = [BY_HAND, EMBEDDED];
     assert_eq!(takes, lenient.contains(&file), "{file}");
-    let found = write(&stored.status).await.unwrap();
+    let found = write(&stored.status).await?;
 
-    krypton_runtime::crd::ensure(&client, ours).await.unwrap();
+    krypton_runtime::crd::ensure(&client, ours).await?;
     let after = crd(cluster, &name).await;
     assert!(is_ours(&after), "{file}");
     assert_eq!(after.uid(), before.uid(), "{file}");
-    let read = api.get("acme").await.unwrap();
+    let read = api.get("acme").await?;
     let spec = stored.read.as_ref().unwrap_or(&stored.spec);
     assert_eq!(&read.data["spec"], spec, "{file}");
     assert_eq!(read.data["status"], found.data["status"], "{file}");
@@ -165,29 +163,28 @@ async fn gives_way(
         "{file}: nothing was written"
     );
     // What is stored stays open to updates.
-    write(&slash).await.unwrap();
-    let label = Patch::Merge(json!({"metadata": {"labels": {"touched": "true"}}}));
+    write(&slash).await?;
     let touched = api
-        .patch("acme", &PatchParams::default(), &label)
-        .await
-        .unwrap();
+        .merge(
+            "acme",
+            &json!({"metadata": {"labels": {"touched": "true"}}}),
+        )
+        .await?;
     assert_eq!(&touched.data["spec"], spec, "{file}");
 
-    api.delete("acme", &DeleteParams::default()).await.unwrap();
+    api.delete("acme", &DeleteParams::default()).await?;
     let crds: Api<CustomResourceDefinition> = Api::all(client);
-    crds.delete(&name, &DeleteParams::default()).await.unwrap();
-    eventually("the CRD to be gone", PATIENCE, async || {
+    crds.delete(&name, &DeleteParams::default()).await?;
+    eventually("the CRD to be gone", async || {
         Ok(crds.get_opt(&name).await?.is_none().then_some(()))
     })
-    .await
-    .unwrap();
+    .await?;
+    Ok(())
 }
 
-async fn tenants_of_each_generation_are_adopted_without_reinstall(mode: Mode) {
-    let charts = charts().await;
-    let mut pair = Pair::start("moving", mode, Parts::WithControllers)
-        .await
-        .unwrap();
+async fn tenants_of_each_generation_are_adopted_without_reinstall(mode: Mode) -> TestResult {
+    let charts = charts().await?;
+    let mut pair = Pair::start("moving", mode, Parts::WithControllers).await?;
     let (desk, home) = (pair.desk(), FleetClient::at(pair.home()));
     {
         let original = original(&pair, &charts);
@@ -208,40 +205,35 @@ async fn tenants_of_each_generation_are_adopted_without_reinstall(mode: Mode) {
             (WITHOUT_WORKSPACE, "third", json!({}), bare),
         ];
         for (file, name, spec, status) in generations {
-            apply_crd(original.cluster, file).await.unwrap();
+            apply_crd(original.cluster, file).await?;
             let workspace = spec["workspace"].as_str().unwrap_or(name).to_owned();
             let release = pair.release(name);
-            original.install(&release, &workspace).await.unwrap();
-            original.tenant(name, spec, status).await.unwrap();
+            original.install(&release, &workspace).await?;
+            original.tenant(name, spec, status).await?;
         }
         // Written under the last of them, as anybody's label is, it has lost its workspace for good.
-        apply_crd(original.cluster, BY_HAND).await.unwrap();
+        apply_crd(original.cluster, BY_HAND).await?;
         let release = pair.release("lost");
-        original.install(&release, "lost-ws").await.unwrap();
+        original.install(&release, "lost-ws").await?;
         let spec = json!({"workspace": "lost-ws"});
         let status = original.status(None);
-        original.tenant("lost", spec, status).await.unwrap();
-        apply_crd(original.cluster, WITHOUT_WORKSPACE)
-            .await
-            .unwrap();
+        original.tenant("lost", spec, status).await?;
+        apply_crd(original.cluster, WITHOUT_WORKSPACE).await?;
         let name = "default/lost to be without a workspace";
-        eventually(name, PATIENCE, async || {
-            let lost = desk.tenants("default").get("lost").await?;
+        eventually(name, async || {
+            let lost = desk.tenants().get("lost").await?;
             Ok(lost.spec.workspace.is_none().then_some(()))
         })
-        .await
-        .unwrap();
-        desk.annotate("default", "lost", "example.org/touched", "true")
-            .await
-            .unwrap();
+        .await?;
+        desk.annotate("lost", "example.org/touched", "true").await?;
         for file in [OF_THE_CHART, BY_HAND] {
-            apply_crd(pair.home(), file).await.unwrap();
+            apply_crd(pair.home(), file).await?;
         }
         let at_home = Original {
             cluster: pair.home(),
             ..original
         };
-        at_home.tenant("first", named, well).await.unwrap();
+        at_home.tenant("first", named, well).await?;
     }
     let kind = ApiResource::erase::<KryptonDeployment>(&());
     let deployments: Api<DynamicObject> =
@@ -253,26 +245,24 @@ async fn tenants_of_each_generation_are_adopted_without_reinstall(mode: Mode) {
     object.metadata.finalizers = Some(vec![
         "mesh.openkcm.io/kryptondeployment-finalizer".to_owned(),
     ]);
-    let object = eventually("a KryptonDeployment to be admitted", PATIENCE, async || {
+    let object = eventually("a KryptonDeployment to be admitted", async || {
         Ok(Some(
             deployments.create(&PostParams::default(), &object).await?,
         ))
     })
-    .await
-    .unwrap();
-    let before = desk.releases().await.unwrap();
+    .await?;
+    let before = desk.releases().await?;
     assert_eq!(before.len(), 4);
     let old = crd(pair.cluster(), Tenant::crd_name()).await;
     let mut uids = Vec::new();
     for name in ["first", "second", "third"] {
-        uids.push(desk.tenants("default").get(name).await.unwrap().uid());
+        uids.push(desk.tenants().get(name).await?.uid());
     }
 
-    let values = ValuesFile::new("{}").unwrap();
+    let values = ValuesFile::new("{}")?;
     let more = ["--ensure-watch-crds".to_owned()];
     pair.open(flags(&charts, &values).into_iter().chain(more))
-        .await
-        .unwrap();
+        .await?;
     let [ready, error] = ["ClusterReady", "ClusterError"].map(|kind| pair.condition(kind));
     for (name, reason, uid) in [
         ("first", "Installed", &uids[0]),
@@ -284,7 +274,7 @@ async fn tenants_of_each_generation_are_adopted_without_reinstall(mode: Mode) {
             (ready.as_str(), "True", reason),
             (error.as_str(), "False", "NoError"),
         ];
-        let tenant = desk.shows("default", name, &adopted).await.unwrap();
+        let tenant = desk.shows(name, &adopted).await?;
         assert_eq!(tenant.uid(), *uid);
         let workspace = if name == "third" {
             name.to_owned()
@@ -295,35 +285,34 @@ async fn tenants_of_each_generation_are_adopted_without_reinstall(mode: Mode) {
         assert_eq!(tenant.status.unwrap().phase.as_deref(), Some("Ready"));
     }
     let mirrored = [ALL_READY, (ready.as_str(), "True", "Installed")];
-    home.shows("default", "first", &mirrored).await.unwrap();
+    home.shows("first", &mirrored).await?;
     let told = [(error.as_str(), "True", "ReleaseInUse")];
-    let lost = desk.shows("default", "lost", &told).await.unwrap();
+    let lost = desk.shows("lost", &told).await?;
     let message = lost.status.unwrap().last_message.unwrap();
     assert!(message.contains("spec.workspace: lost-ws"), "{message}");
-    assert_eq!(desk.namespace("lost").await.unwrap(), None);
+    assert_eq!(desk.namespace("lost").await?, None);
     let now = crd(pair.cluster(), Tenant::crd_name()).await;
     assert!(is_ours(&now));
     assert_eq!(now.uid(), old.uid());
     no_helm_ran(&mut pair).await;
-    desk.lease_renewed().await.unwrap();
-    assert_eq!(desk.releases().await.unwrap(), before);
+    desk.lease_renewed().await?;
+    assert_eq!(desk.releases().await?, before);
 
     assert!(is_ours(
         &crd(pair.home(), KryptonDeployment::crd_name()).await
     ));
-    let kept = deployments.get("acme").await.unwrap();
+    let kept = deployments.get("acme").await?;
     assert_eq!(
         (kept.uid(), &kept.data["spec"]),
         (object.uid(), &object.data["spec"])
     );
     assert_eq!(kept.finalizers(), object.finalizers());
+    Ok(())
 }
 
-async fn deployments_are_adopted_without_reinstall(mode: Mode) {
-    let charts = charts().await;
-    let mut pair = Pair::start("moving-deployments", mode, Parts::WithControllers)
-        .await
-        .unwrap();
+async fn deployments_are_adopted_without_reinstall(mode: Mode) -> TestResult {
+    let charts = charts().await?;
+    let mut pair = Pair::start("moving-deployments", mode, Parts::WithControllers).await?;
     let (desk, home) = (pair.desk(), FleetClient::at(pair.home()));
     let region = match mode {
         Mode::Agent => json!({"name": pair.name()}),
@@ -332,7 +321,7 @@ async fn deployments_are_adopted_without_reinstall(mode: Mode) {
     };
     let spec = json!({"account": {"name": "acme"}, "region": region});
     for file in [EMBEDDED, "cryptoedgedeployment-g4.yaml"] {
-        apply_crd(pair.home(), file).await.unwrap();
+        apply_crd(pair.home(), file).await?;
     }
     let make = async |kind: &str, finalizer: &str, name: &str| {
         let kind = GroupVersionKind::gvk("mesh.openkcm.io", "v1alpha1", kind);
@@ -340,7 +329,7 @@ async fn deployments_are_adopted_without_reinstall(mode: Mode) {
         let api: Api<DynamicObject> = Api::namespaced_with(home.client.clone(), "default", &kind);
         let mut object = DynamicObject::new(name, &kind).data(json!({ "spec": spec }));
         object.metadata.finalizers = Some(vec![format!("mesh.openkcm.io/{finalizer}")]);
-        eventually(name, PATIENCE, async || {
+        eventually(name, async || {
             Ok(Some(api.create(&PostParams::default(), &object).await?))
         })
         .await
@@ -355,7 +344,7 @@ async fn deployments_are_adopted_without_reinstall(mode: Mode) {
         let original = original(&pair, &charts);
         for name in ["acme", "goes", "second"] {
             let release = format!("ced-{name}");
-            original.install(&release, name).await.unwrap();
+            original.install(&release, name).await?;
         }
     }
     let finalizer = "kryptondeployment-finalizer";
@@ -363,15 +352,15 @@ async fn deployments_are_adopted_without_reinstall(mode: Mode) {
     make("KryptonDeployment", finalizer, "goes").await;
     let finalizer = "cryptoedgedeployment-finalizer";
     let olds = make("CryptoEdgeDeployment", finalizer, "second").await;
-    let old = olds.get("second").await.unwrap();
-    let before = desk.releases().await.unwrap();
+    let old = olds.get("second").await?;
+    let before = desk.releases().await?;
     assert_eq!(before.len(), 3);
 
     // Nobody has told the hub to make that CRD.
-    let values = ValuesFile::new("{}").unwrap();
-    pair.open(flags(&charts, &values)).await.unwrap();
+    let values = ValuesFile::new("{}")?;
+    pair.open(flags(&charts, &values)).await?;
     let is_ready = async |name: &str| {
-        eventually("a KryptonDeployment to be ready", PATIENCE, async || {
+        eventually("a KryptonDeployment to be ready", async || {
             let found = deployments.get(name).await?;
             let status = &found.data["status"];
             let ready = status["phase"] == "Ready" && status["places"].is_array();
@@ -386,35 +375,35 @@ async fn deployments_are_adopted_without_reinstall(mode: Mode) {
     assert!(is_ours(
         &crd(pair.home(), KryptonDeployment::crd_name()).await
     ));
-    kubectl_krypton(pair.home(), &["migrate"]).await.unwrap();
+    kubectl_krypton(pair.home(), &["migrate"]).await?;
     is_ready("second").await;
     let words = ["get", "deployments", "-n", "default"];
-    let table = kubectl_krypton(pair.home(), &words).await.unwrap();
+    let table = kubectl_krypton(pair.home(), &words).await?;
     let row = table.lines().find(|line| line.contains("second")).unwrap();
     for cell in [pair.name(), "Ready", "True", "plain:1.0.0"] {
         assert!(row.contains(cell), "{table}");
     }
-    let kept = olds.get("second").await.unwrap();
+    let kept = olds.get("second").await?;
     assert_eq!(kept.resource_version(), old.resource_version());
     no_helm_ran(&mut pair).await;
-    assert_eq!(desk.releases().await.unwrap(), before);
+    assert_eq!(desk.releases().await?, before);
 
     // Somebody applies the original's over ours, where a deletion comes in: nothing that is on record is lost.
-    apply_crd(pair.home(), EMBEDDED).await.unwrap();
+    apply_crd(pair.home(), EMBEDDED).await?;
     let params = DeleteParams::default();
-    deployments.delete("goes", &params).await.unwrap();
-    eventually("the deleted one to be gone", PATIENCE, async || {
+    deployments.delete("goes", &params).await?;
+    eventually("the deleted one to be gone", async || {
         Ok(deployments.get_opt("goes").await?.is_none().then_some(()))
     })
-    .await
-    .unwrap();
-    let left = desk.revisions("goes", "ced-goes").await.unwrap();
+    .await?;
+    let left = desk.revisions("goes", "ced-goes").await?;
     assert!(left.is_empty(), "{left:?}");
     assert!(is_ours(
         &crd(pair.home(), KryptonDeployment::crd_name()).await
     ));
     is_ready("acme").await;
-    assert_eq!(desk.revisions("acme", "ced-acme").await.unwrap().len(), 1);
+    assert_eq!(desk.revisions("acme", "ced-acme").await?.len(), 1);
     // The original has not marked what it has made.
-    assert!(desk.namespace("goes").await.unwrap().is_some());
+    assert!(desk.namespace("goes").await?.is_some());
+    Ok(())
 }

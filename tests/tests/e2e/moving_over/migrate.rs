@@ -1,9 +1,7 @@
 //! Shows `kubectl krypton migrate` on a real API server with the original's CRDs.
 
 use krypton_crds::krypton_deployment::KryptonDeployment;
-use krypton_tests::{
-    Cluster, Parts, eventually, fleet::PATIENCE, kubectl_krypton, original::apply_crd,
-};
+use krypton_tests::{Cluster, Parts, TestResult, eventually, kubectl_krypton, original::apply_crd};
 use kube::{
     Api, Client, ResourceExt,
     api::{ApiResource, DynamicObject, PostParams},
@@ -23,7 +21,7 @@ async fn make(client: &Client, kind: &str, (namespace, name): (&str, &str), spec
         let finalizer = "mesh.openkcm.io/cryptoedgedeployment-finalizer";
         object.metadata.finalizers = Some(vec![finalizer.to_owned()]);
     }
-    eventually(name, PATIENCE, async || {
+    eventually(name, async || {
         Ok(Some(api.create(&PostParams::default(), &object).await?))
     })
     .await
@@ -42,17 +40,15 @@ async fn version(client: &Client, namespace: &str, name: &str) -> Option<String>
 }
 
 #[tokio::test]
-async fn old_deployments_are_migrated_and_left_unchanged() {
-    let home = Cluster::start("migrate", Parts::ControlPlane)
-        .await
-        .unwrap();
+async fn old_deployments_are_migrated_and_left_unchanged() -> TestResult {
+    let home = Cluster::start("migrate", Parts::ControlPlane).await?;
     let client = home.client();
     let migrate = async |more: &[&str]| {
         let words = [&["migrate"], more].concat();
         kubectl_krypton(&home, &words).await
     };
     assert_eq!(
-        migrate(&[]).await.unwrap(),
+        migrate(&[]).await?,
         "",
         "there is nothing, and that is no failure"
     );
@@ -63,11 +59,10 @@ async fn old_deployments_are_migrated_and_left_unchanged() {
         "account-g3.yaml",
         "region-g3.yaml",
     ] {
-        apply_crd(&home, file).await.unwrap();
+        apply_crd(&home, file).await?;
     }
     home.kubectl(["create", "namespace", "krypton-operator"])
-        .await
-        .unwrap();
+        .await?;
     make(
         &client,
         "Account",
@@ -91,31 +86,28 @@ async fn old_deployments_are_migrated_and_left_unchanged() {
             {"secret": {"name": "eu-access", "namespace": "krypton-operator"}}},
     });
     // A dry run works without the CRD of the new objects, and creates nothing.
-    let shown = migrate(&["--dry-run", "-o", "json"]).await.unwrap();
-    let shown: Value = serde_json::from_str(&shown).unwrap();
+    let shown = migrate(&["--dry-run", "-o", "json"]).await?;
+    let shown: Value = serde_json::from_str(&shown)?;
     assert_eq!(shown["items"][0]["spec"], expected, "{shown}");
     let error = migrate(&[]).await.unwrap_err().to_string();
     assert!(error.contains("kryptondeployments"), "{error}");
-    krypton_runtime::crd::ensure(&client, &KryptonDeployment::crd())
-        .await
-        .unwrap();
-    let table = migrate(&["--dry-run"]).await.unwrap();
+    krypton_runtime::crd::ensure(&client, &KryptonDeployment::crd()).await?;
+    let table = migrate(&["--dry-run"]).await?;
     assert!(
         table.contains("acme/ced-acme") && table.contains("would be created"),
         "{table}"
     );
     assert_eq!(spec(&client, "default", "acme").await, None);
     // kubectl accepts the output of `-o yaml`.
-    let yaml = migrate(&["--dry-run", "-o", "yaml"]).await.unwrap();
+    let yaml = migrate(&["--dry-run", "-o", "yaml"]).await?;
     home.apply(&yaml.replace("name: acme\n", "name: by-hand\n"))
-        .await
-        .unwrap();
+        .await?;
     assert_eq!(
         spec(&client, "default", "by-hand").await,
         Some(expected.clone())
     );
 
-    let table = migrate(&[]).await.unwrap();
+    let table = migrate(&[]).await?;
     assert!(
         table.contains("created") && !table.contains("would be"),
         "{table}"
@@ -131,10 +123,8 @@ async fn old_deployments_are_migrated_and_left_unchanged() {
     );
 
     // G4: inline. One object already exists, and one can't be converted.
-    apply_crd(&home, "cryptoedgedeployment-g4.yaml")
-        .await
-        .unwrap();
-    home.kubectl(["create", "namespace", "team"]).await.unwrap();
+    apply_crd(&home, "cryptoedgedeployment-g4.yaml").await?;
+    home.kubectl(["create", "namespace", "team"]).await?;
     let within = |account: &str| json!({"account": {"name": account}, "region": {"name": "us"}});
     for (name, account) in [("second", "b"), ("there", "c"), ("nobodys", "")] {
         make(
@@ -167,4 +157,5 @@ async fn old_deployments_are_migrated_and_left_unchanged() {
         version(&client, "team", name).await.unwrap();
     }
     assert_eq!(spec(&client, "default", "acme").await, Some(expected));
+    Ok(())
 }

@@ -3,9 +3,8 @@
 
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_crds::tenant::Tenant;
-use krypton_tests::{Mode, by_agent};
+use krypton_tests::{Merge as _, Mode, TestResult, by_agent};
 use krypton_types::names;
-use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
@@ -17,28 +16,29 @@ const PAUSED: (&str, &str, &str) = ("Placed", "False", "Paused");
 const NOT_ALLOWED: (&str, &str, &str) = ("Placed", "False", "NamespaceNotAllowed");
 const TOO_MANY: (&str, &str, &str) = ("Placed", "False", "TooMany");
 
-async fn held_back_placement_waits_and_keeps_placed_tenants(mode: Mode) {
-    let scene = Scene::open("placed-held", mode).await;
-    paused(&scene).await;
-    not_allowed(&scene).await;
-    too_many(&scene).await;
+async fn held_back_placement_waits_and_keeps_placed_tenants(mode: Mode) -> TestResult {
+    let scene = Scene::open("placed-held", mode).await?;
+    paused(&scene).await?;
+    not_allowed(&scene).await?;
+    too_many(&scene).await?;
+    Ok(())
 }
 
-async fn paused(scene: &Scene) {
+async fn paused(scene: &Scene) -> TestResult {
     let spec = json!({
         "workspace": "later-ws",
         "clusterRef": {"secretName": EDGE},
         "values": {"replicaCount": 0},
     });
     let annotations = [(names::PAUSED_ANNOTATION, "true")];
-    let create = scene
+    scene
         .home
-        .create_annotated(TEAM, "later", spec, &annotations);
-    create.await.unwrap();
-    scene.home.shows(TEAM, "later", &[PAUSED]).await.unwrap();
+        .create_annotated("later", spec, &annotations)
+        .await?;
+    scene.home.shows("later", &[PAUSED]).await?;
     assert_eq!(scene.edges("later").await, None);
     scene.pause("later", false).await;
-    scene.is_placed(TEAM, "later").await;
+    scene.is_placed(TEAM, "later").await?;
 
     scene.pause("later", true).await;
     let edit = json!({"spec": {"values": {"message": "second"}}});
@@ -47,70 +47,67 @@ async fn paused(scene: &Scene) {
     scene.on_edge("later", "the edit to be passed on", is).await;
     let progress = scene.pair.condition("ClusterProgress");
     let aside = [(progress.as_str(), "False", "Paused")];
-    scene.edge.shows(TEAM, "later", &aside).await.unwrap();
+    scene.edge.shows("later", &aside).await?;
     let release = scene.pair.release("later");
-    let revisions = scene.edge.revisions("later-ws", &release).await.unwrap();
+    let revisions = scene.edge.revisions("later-ws", &release).await?;
     assert_eq!(revisions, [(1, "deployed".to_owned())]);
 
-    scene.home.delete(TEAM, "later").await.unwrap();
-    let waits = scene.home.shows(TEAM, "later", &[PAUSED]).await.unwrap();
+    scene.home.delete("later").await?;
+    let waits = scene.home.shows("later", &[PAUSED]).await?;
     assert_eq!(waits.finalizers(), [names::PLACED_FINALIZER]);
     let stays = scene.edges("later").await.unwrap();
     assert_eq!(stays.metadata.deletion_timestamp, None);
     scene.pause("later", false).await;
-    scene.home.gone(TEAM, "later").await.unwrap();
+    scene.home.gone("later").await?;
     assert_eq!(scene.edges("later").await, None);
+    Ok(())
 }
 
-async fn not_allowed(scene: &Scene) {
+async fn not_allowed(scene: &Scene) -> TestResult {
     let members: Api<EdgeCluster> = Api::all(scene.home.client.clone());
     let allow = async |namespaces: Value| {
-        let patch = Patch::Merge(json!({"spec": {"allowedNamespaces": namespaces}}));
-        let params = PatchParams::default();
-        members.patch(EDGE, &params, &patch).await.unwrap();
+        members
+            .merge(EDGE, &json!({"spec": {"allowedNamespaces": namespaces}}))
+            .await
+            .unwrap();
     };
     scene.place(TEAM, "first").await;
-    let first = scene.is_placed(TEAM, "first").await;
+    let first = scene.is_placed(TEAM, "first").await?;
     allow(json!(["others"])).await;
-    scene
-        .home
-        .shows(TEAM, "first", &[NOT_ALLOWED])
-        .await
-        .unwrap();
+    scene.home.shows("first", &[NOT_ALLOWED]).await?;
     scene.place(TEAM, "second").await;
-    let refused = scene.home.shows(TEAM, "second", &[NOT_ALLOWED]).await;
-    assert!(refused.unwrap().finalizers().is_empty());
+    let refused = scene.home.shows("second", &[NOT_ALLOWED]).await;
+    assert!(refused?.finalizers().is_empty());
     assert_eq!(scene.edges("second").await, None);
 
     allow(json!(["others", TEAM])).await;
-    scene.is_placed(TEAM, "second").await;
-    let stays = scene.is_placed(TEAM, "first").await;
+    scene.is_placed(TEAM, "second").await?;
+    let stays = scene.is_placed(TEAM, "first").await?;
     assert_eq!(stays.metadata.uid, first.metadata.uid);
     assert_eq!(stays.metadata.generation, first.metadata.generation);
 
     // Edits don't reach the member, but a deletion does.
     allow(json!(["others"])).await;
-    let shown = scene.home.shows(TEAM, "second", &[NOT_ALLOWED]);
-    shown.await.unwrap();
+    let shown = scene.home.shows("second", &[NOT_ALLOWED]);
+    shown.await?;
     let edit = json!({"spec": {"values": {"message": "second"}}});
     scene.patch(&scene.home, "first", edit).await;
-    let shown = scene.home.shows(TEAM, "first", &[NOT_ALLOWED]);
-    shown.await.unwrap();
-    scene.home.delete(TEAM, "second").await.unwrap();
-    scene.home.gone(TEAM, "second").await.unwrap();
+    scene.home.shows("first", &[NOT_ALLOWED]).await?;
+    scene.home.remove("second").await?;
     assert_eq!(scene.edges("second").await, None);
     let stays = scene.edges("first").await.unwrap();
     assert_eq!(stays.metadata.uid, first.metadata.uid);
     assert_eq!(message(&stays), None);
     let release = scene.pair.release("first");
-    let revisions = scene.edge.revisions("first-ws", &release).await.unwrap();
+    let revisions = scene.edge.revisions("first-ws", &release).await?;
     assert_eq!(revisions, [(1, "deployed".to_owned())]);
     allow(Value::Null).await;
-    scene.is_placed(TEAM, "first").await;
+    scene.is_placed(TEAM, "first").await?;
+    Ok(())
 }
 
 /// Creates three Tenants of a size that leaves room for two.
-async fn too_many(scene: &Scene) {
+async fn too_many(scene: &Scene) -> TestResult {
     // Create them one after the other. The order of concurrent Tenants is undefined, and existing ones keep their
     // place.
     for (name, says) in [
@@ -124,12 +121,13 @@ async fn too_many(scene: &Scene) {
             "clusterRef": {"secretName": EDGE},
             "values": {"text": "x".repeat(150 * 1024)},
         });
-        scene.home.create(TEAM, name, spec).await.unwrap();
-        scene.home.shows(TEAM, name, &[says]).await.unwrap();
+        scene.home.create(name, spec).await?;
+        scene.home.shows(name, &[says]).await?;
     }
     assert_eq!(scene.edges("large-3").await, None);
-    scene.home.delete(TEAM, "large-1").await.unwrap();
-    scene.home.gone(TEAM, "large-1").await.unwrap();
-    scene.home.shows(TEAM, "large-3", &[PLACED]).await.unwrap();
+    scene.home.delete("large-1").await?;
+    scene.home.gone("large-1").await?;
+    scene.home.shows("large-3", &[PLACED]).await?;
     assert!(scene.edges("large-2").await.is_some());
+    Ok(())
 }

@@ -6,7 +6,7 @@ use std::io::Write;
 use k8s_openapi::api::core::v1::Namespace;
 use krypton_crds::tenant::TenantPlace;
 use krypton_tests::{
-    Agent, AgentOptions, Cluster, Mode, Parts, by_agent,
+    Agent, AgentOptions, Cluster, Mode, Parts, TestResult, by_agent,
     fleet::{FleetClient, PATIENCE},
     membership::replaced,
 };
@@ -22,11 +22,12 @@ by_agent!(placed_tenant_stays_bound_to_recorded_cluster);
 const ANOTHER: (&str, &str, &str) = ("Placed", "Unknown", "ClusterIdentityChanged");
 
 /// `kubectl replace`: nothing of the object stays but what is in the manifest, and the status.
-async fn replace(home: &Cluster, manifest: &Value) {
-    let mut file = NamedTempFile::new().unwrap();
-    file.write_all(manifest.to_string().as_bytes()).unwrap();
+async fn replace(home: &Cluster, manifest: &Value) -> TestResult {
+    let mut file = NamedTempFile::new()?;
+    file.write_all(manifest.to_string().as_bytes())?;
     let words = ["replace", "-f", file.path().to_str().unwrap()];
-    home.kubectl(words).await.unwrap();
+    home.kubectl(words).await?;
+    Ok(())
 }
 
 async fn uid(cluster: &Cluster) -> String {
@@ -34,12 +35,12 @@ async fn uid(cluster: &Cluster) -> String {
     namespaces.get("kube-system").await.unwrap().uid().unwrap()
 }
 
-async fn placed_tenant_stays_bound_to_recorded_cluster(mode: Mode) {
-    let mut scene = Scene::open("placed-record", mode).await;
+async fn placed_tenant_stays_bound_to_recorded_cluster(mode: Mode) -> TestResult {
+    let mut scene = Scene::open("placed-record", mode).await?;
     scene.place(TEAM, "acme").await;
     scene.place(TEAM, "kept").await;
-    let made = scene.is_placed(TEAM, "acme").await;
-    let kept = scene.is_placed(TEAM, "kept").await;
+    let made = scene.is_placed(TEAM, "acme").await?;
+    let kept = scene.is_placed(TEAM, "kept").await?;
     let place = TenantPlace {
         cluster: EDGE.to_owned(),
         cluster_uid: uid(scene.pair.cluster()).await,
@@ -54,9 +55,9 @@ async fn placed_tenant_stays_bound_to_recorded_cluster(mode: Mode) {
             "values": {"replicaCount": 0},
         },
     });
-    replace(scene.pair.home(), &anew).await;
+    replace(scene.pair.home(), &anew).await?;
     let refused = [("Placed", "False", "ClusterRefChanged")];
-    let written = scene.home.shows(TEAM, "acme", &refused).await.unwrap();
+    let written = scene.home.shows("acme", &refused).await?;
     assert_eq!(written.finalizers(), [names::PLACED_FINALIZER]);
     assert_eq!(written.annotations()[names::PLACED_ON_ANNOTATION], EDGE);
     assert_eq!(written.status.unwrap().place, Some(place));
@@ -64,42 +65,38 @@ async fn placed_tenant_stays_bound_to_recorded_cluster(mode: Mode) {
     assert_eq!(same.metadata.uid, made.metadata.uid);
     assert_eq!(same.metadata.generation, made.metadata.generation);
     // Home waits for the first one, and that is gone by then.
-    scene.home.delete(TEAM, "acme").await.unwrap();
-    scene.home.gone(TEAM, "acme").await.unwrap();
+    scene.home.remove("acme").await?;
     assert_eq!(scene.edges("acme").await, None);
     let release = scene.pair.release("acme");
-    let left = scene.edge.revisions("acme-ws", &release).await.unwrap();
+    let left = scene.edge.revisions("acme-ws", &release).await?;
     assert!(left.is_empty(), "{left:?}");
 
     // A person says that another cluster is the member of that name now.
-    let other = Cluster::start("placed-record-other", Parts::ControlPlane)
-        .await
-        .unwrap();
+    let other = Cluster::start("placed-record-other", Parts::ControlPlane).await?;
     let agent = takes_the_name(&mut scene, &other, mode).await;
-    scene.home.shows(TEAM, "kept", &[ANOTHER]).await.unwrap();
-    scene.home.delete(TEAM, "kept").await.unwrap();
-    let waits = scene.home.shows(TEAM, "kept", &[ANOTHER]).await.unwrap();
+    scene.home.shows("kept", &[ANOTHER]).await?;
+    scene.home.delete("kept").await?;
+    let waits = scene.home.shows("kept", &[ANOTHER]).await?;
     assert!(waits.metadata.deletion_timestamp.is_some());
     // What it is ordered of after that, it has made and removed.
     let spec = json!({"clusterRef": {"secretName": EDGE}, "workspace": "kube-system"});
-    scene.home.create(TEAM, "fresh", spec).await.unwrap();
-    scene.home.shows(TEAM, "fresh", &[PLACED]).await.unwrap();
-    let at_other = FleetClient::at(&other);
-    assert!(at_other.tenants(TEAM).get("fresh").await.is_ok());
-    scene.home.delete(TEAM, "fresh").await.unwrap();
-    scene.home.gone(TEAM, "fresh").await.unwrap();
-    let found = at_other.tenants(TEAM).get_opt("kept").await.unwrap();
+    scene.home.create("fresh", spec).await?;
+    scene.home.shows("fresh", &[PLACED]).await?;
+    let at_other = FleetClient::at(&other).within(TEAM);
+    assert!(at_other.tenants().get("fresh").await.is_ok());
+    scene.home.remove("fresh").await?;
+    let found = at_other.tenants().get_opt("kept").await?;
     assert_eq!(found, None);
-    let waits = scene.home.shows(TEAM, "kept", &[ANOTHER]).await.unwrap();
+    let waits = scene.home.shows("kept", &[ANOTHER]).await?;
     assert_eq!(waits.finalizers(), [names::PLACED_FINALIZER]);
     let let_go = (names::ORPHAN_ANNOTATION, "true");
-    let annotated = scene.home.annotate(TEAM, "kept", let_go.0, let_go.1);
-    annotated.await.unwrap();
-    scene.home.gone(TEAM, "kept").await.unwrap();
+    scene.home.annotate("kept", let_go.0, let_go.1).await?;
+    scene.home.gone("kept").await?;
     let same = scene.edges("kept").await.unwrap();
     assert_eq!(same.metadata.uid, kept.metadata.uid);
     assert_eq!(same.metadata.deletion_timestamp, None);
     drop(agent);
+    Ok(())
 }
 
 /// The agent of the cluster that has the member's name from now on, where it has one.
