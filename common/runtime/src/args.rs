@@ -181,7 +181,7 @@ fn split(
             None if arg.is_require_equals_set() => "true".to_owned(),
             None => match argv.next().map(OsString::into_string) {
                 Some(Ok(value)) if value == "-" || !value.starts_with('-') => value,
-                // Clap refuses both words.
+                // Left to Clap: the value is missing, or is not UTF-8.
                 other => {
                     let other = other.map(|value| value.map_or_else(|value| value, Into::into));
                     rest.push(word);
