@@ -90,9 +90,9 @@ impl Process {
         // Report mistakes on the command line before any change.
         let flags = &self.flags;
         let ports = Ports::bind(
-            flags.health_probe_bind_address.0.as_ref(),
-            flags.metrics_bind_address.0.as_ref(),
-            flags.debug_bind_address.0.as_ref(),
+            flags.health_probe_bind_address.as_ref(),
+            flags.metrics_bind_address.as_ref(),
+            flags.debug_bind_address.as_ref(),
         )
         .await?;
         let engine = Engine::start(flags).await?;

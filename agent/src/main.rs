@@ -1,28 +1,29 @@
 //! krypton-agent: installs one Helm chart for every Tenant of its cluster, as the hub specifies.
 
-use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::Parser;
 use krypton_agent::args::Flags;
-use krypton_runtime::telemetry::config::{TelemetryConfig, TellingError};
 use krypton_types::error_chain::chain;
 
 fn main() -> ExitCode {
-    let mut args: Vec<OsString> = std::env::args_os().skip(1).collect();
     // The supervisor process of one Helm run; see `krypton_helm::driver`.
-    if args.first().is_some_and(|first| first == "helm-run") {
-        return krypton_helm::driver::supervise(args.drain(1..));
+    if std::env::args_os()
+        .nth(1)
+        .is_some_and(|first| first == "helm-run")
+    {
+        return krypton_helm::driver::supervise(std::env::args_os().skip(2));
     }
-    let flags = Flags::parse();
+    let flags = match Flags::read(std::env::args_os()) {
+        Ok(flags) => flags,
+        Err(error) => error.exit(),
+    };
     if rustls::crypto::aws_lc_rs::default_provider()
         .install_default()
         .is_err()
     {
         return refuse("another TLS provider was installed before ours", 1);
     }
-    let telling = flags.telling().map_err(TellingError::from);
-    let (log, _traces) = match telling.and_then(TelemetryConfig::start) {
+    let (log, _traces) = match flags.telemetry().start() {
         Ok(started) => started,
         Err(error) => return refuse(&chain(&error), 2),
     };

@@ -225,7 +225,7 @@ async fn reach_home(
     let apiserver = StartupGrace::new();
     let may_pass = |error: &HomeError| error.may_pass(&apiserver);
     let choosing = retry_until_ready("home", stop, may_pass, async || {
-        Home::choose(&settings.home, &settings.kubeconfig_policy).await
+        Home::choose(&settings.home, &settings.kubeconfig_policy()).await
     });
     let Some(home) = choosing.await? else {
         return Ok(None);
@@ -428,7 +428,7 @@ impl Starting<'_> {
             lead: self.lead.clone(),
             given: given.clone(),
             members: Arc::clone(&self.control.members),
-            allow_chart_skip: self.settings.handling.allow_chart_skip,
+            allow_chart_skip: self.settings.allow_chart_skip,
         });
         self.write_home(&shared, discovered, shutdown);
         if let Some(listener) = port {
@@ -453,7 +453,7 @@ impl Starting<'_> {
             findings: findings_tx,
             label: discovery.label.clone(),
             key: discovery.key.clone(),
-            policy: settings.kubeconfig_policy,
+            policy: settings.kubeconfig_policy(),
         }));
         Discovered {
             sources: discovery::start(providers, self.watchdog, stop),
@@ -465,7 +465,7 @@ impl Starting<'_> {
     async fn shared(&self, sources: watch::Receiver<Sources>) -> anyhow::Result<Arc<Shared>> {
         let (settings, engine) = (self.settings, self.engine);
         let (control, observed) = (self.control, self.observed);
-        let account = settings.helm.service_account.as_ref();
+        let account = settings.helm_account();
         let own = [settings.namespace.clone()]
             .into_iter()
             .chain(account.map(|account| account.namespace().to_owned()));
@@ -487,7 +487,7 @@ impl Starting<'_> {
             facts: Arc::clone(&observed.facts),
             grace: settings.proxy_grace,
             scratch: engine.private.path().to_owned(),
-            helm_account: settings.helm.service_account.clone(),
+            helm_account: settings.helm_account(),
             notices,
             holder: control.holder.clone(),
             instance: control.instance.clone(),
@@ -495,12 +495,12 @@ impl Starting<'_> {
                 .remediated(settings.helm.retries, settings.helm.remediation)
                 .with_history(settings.helm.history_max),
             retry_max: settings.retry_max,
-            allow_chart_skip: settings.handling.allow_chart_skip,
+            allow_chart_skip: settings.allow_chart_skip,
             watch_namespaces: settings.watch_namespaces.clone(),
             found: Arc::clone(&observed.found),
             sources,
-            kubeconfig_policy: settings.kubeconfig_policy,
-            tunnels: Tunnels::start(settings.kubeconfig_policy).await?,
+            kubeconfig_policy: settings.kubeconfig_policy(),
+            tunnels: Tunnels::start(settings.kubeconfig_policy()).await?,
             connecting: Semaphore::new(CONNECTING),
             watchdog: self.watchdog.clone(),
         }))
@@ -512,7 +512,7 @@ impl Starting<'_> {
         let arbiter = &self.control.arbiter;
         let rules = Rules {
             self_cluster: settings.self_cluster,
-            allow_chart_skip: settings.handling.allow_chart_skip,
+            allow_chart_skip: settings.allow_chart_skip,
             namespaces: settings.watch_namespaces.clone(),
         };
         let placements = Arc::clone(arbiter.placements());
@@ -537,7 +537,7 @@ impl Starting<'_> {
             namespaces: settings.watch_namespaces.clone(),
             discovery_namespace: discovery.namespace_of_secrets(&settings.namespace),
             // Under lockdown, only the label opens a Secret.
-            open_namespaces: match settings.lockdown.no_cross_namespace_refs {
+            open_namespaces: match settings.lockdown().no_cross_namespace_refs {
                 true => BTreeSet::new(),
                 false => discovery.open_namespaces(&settings.namespace),
             },
@@ -605,14 +605,14 @@ impl Starting<'_> {
             sources,
             accepting: Accepting(settings.discovery.accepted_namespaces.clone()),
             given,
-            drift: settings.drift,
+            drift: settings.drift(),
             chart_crds: settings.chart_crds,
             tenant_values: settings.tenant_values,
             place_tenants: settings.place_tenants,
             overlaying,
-            handling: settings.handling,
-            lockdown: settings.lockdown.clone(),
-            namespaces: settings.namespaces.clone(),
+            handling: settings.handling(),
+            lockdown: settings.lockdown(),
+            namespaces: settings.workspace_namespaces(),
             lead: self.lead.clone(),
             shared,
             members: Arc::clone(&self.control.members),

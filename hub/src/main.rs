@@ -1,31 +1,27 @@
 //! krypton-hub: keeps one Helm chart installed for every Tenant on every cluster of a fleet.
 
-use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use krypton_hub::args::{Flags, Settings, service_account_namespace};
+use krypton_hub::args::{Settings, service_account_namespace};
 use krypton_types::error_chain::chain;
 
 /// Time for the last tasks to end, before the process exits.
 const LAST_TASKS: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
-    let mut args = std::env::args_os();
-    let program = args.next();
-    let mut args: Vec<OsString> = args.collect();
-    // The small process that watches over one helm run; see `krypton_helm::driver`.
-    if args.first().is_some_and(|first| first == "helm-run") {
-        return krypton_helm::driver::supervise(args.drain(1..));
+    // The supervisor process of one Helm run; see `krypton_helm::driver`.
+    if std::env::args_os()
+        .nth(1)
+        .is_some_and(|first| first == "helm-run")
+    {
+        return krypton_helm::driver::supervise(std::env::args_os().skip(2));
     }
-    let flags = match Flags::read(program.into_iter().chain(args)) {
-        Ok(flags) => flags,
-        Err(error) => error.exit(),
-    };
     let env = |name: &str| std::env::var(name).ok();
-    let settings = match Settings::resolve(flags, &env, service_account_namespace()) {
+    let settings = Settings::read(std::env::args_os(), &env, service_account_namespace());
+    let settings = match settings {
         Ok(settings) => settings,
-        Err(error) => return refuse(&chain(&error), 2),
+        Err(error) => error.exit(),
     };
     if rustls::crypto::aws_lc_rs::default_provider()
         .install_default()
@@ -33,7 +29,7 @@ fn main() -> ExitCode {
     {
         return refuse("another TLS provider was installed before ours", 1);
     }
-    let (log, _traces) = match settings.telling().start() {
+    let (log, _traces) = match settings.telemetry().start() {
         Ok(started) => started,
         Err(error) => return refuse(&chain(&error), 2),
     };

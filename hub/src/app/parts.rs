@@ -53,7 +53,7 @@ impl Engine {
             scratch: scratch.path().join("helm"),
             private: private.path().join("helm"),
             max_concurrent: settings.helm.max_concurrent,
-            max_per_member: settings.helm.max_per_member,
+            max_per_member: settings.helm.max_per_member(),
         });
         let helm = Arc::new(helm.await?.with_metrics(&work.helm));
         let (sender, credentials) = watch::channel(credentials::NOT_READ.map_err(Into::into));
@@ -94,7 +94,7 @@ async fn profile_access(
         Some(path) => Some(ProviderFile::load_in_time(path).await?),
         None => None,
     };
-    let policy = settings.kubeconfig_policy;
+    let policy = settings.kubeconfig_policy();
     Access::start(watchdog, file, providers, private, policy).context(
         "making a folder for the credentials of ClusterProfiles failed; name another with --private-dir",
     )

@@ -31,7 +31,7 @@ pub(super) fn providers(
                         namespace,
                         label: discovery.label.clone(),
                         key: discovery.key.clone(),
-                        policy: settings.kubeconfig_policy,
+                        policy: settings.kubeconfig_policy(),
                     }));
                 }
             }
@@ -49,7 +49,7 @@ pub(super) fn providers(
                     providers.push(Arc::new(Paired {
                         client: client.clone(),
                         namespace,
-                        policy: settings.kubeconfig_policy,
+                        policy: settings.kubeconfig_policy(),
                         pairing: ClusterApi,
                     }));
                 }
@@ -60,7 +60,7 @@ pub(super) fn providers(
                     providers.push(Arc::new(Paired {
                         client: client.clone(),
                         namespace,
-                        policy: settings.kubeconfig_policy,
+                        policy: settings.kubeconfig_policy(),
                         pairing: Kamaji { key },
                     }));
                 }
@@ -68,7 +68,7 @@ pub(super) fn providers(
             ProviderKind::File => {
                 // One each: a mount that is missing or hangs is no other's concern.
                 for path in &discovery.paths {
-                    providers.push(Arc::new(Files::new(path, settings.kubeconfig_policy)));
+                    providers.push(Arc::new(Files::new(path, settings.kubeconfig_policy())));
                 }
             }
         }

@@ -1,241 +1,202 @@
-//! The precedence and the messages of `Settings::resolve`, as tables.
+//! Precedence of variables, flags and defaults, and the notation of each value.
 
-use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::path::Path;
+
+use krypton_runtime::args::page;
 
 use super::*;
 
-pub(super) type Args = &'static [&'static str];
-pub(super) type Env = &'static [(&'static str, &'static str)];
-
-fn flags(args: &[&str]) -> Flags {
-    let all = std::iter::once("krypton-hub").chain(args.iter().copied());
-    Flags::read(all.map(OsString::from)).unwrap()
-}
-
-fn resolve_in(
+pub(super) fn read_args(
     args: &[&str],
-    env: &[(&str, &str)],
+    env: &[&str],
     service_account: Option<&str>,
-) -> Result<Settings, SettingsError> {
-    let env: BTreeMap<String, String> = env
-        .iter()
-        .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
-        .collect();
-    let service_account = service_account.map(str::to_owned);
-    Settings::resolve(flags(args), &|name| env.get(name).cloned(), service_account)
+) -> Result<Settings, clap::Error> {
+    let argv = ["krypton-hub"].iter().chain(args).map(OsString::from);
+    let env = |name: &str| {
+        let mut variables = env.iter().filter_map(|word| word.split_once('='));
+        variables.find_map(|(variable, text)| (variable == name).then(|| text.to_owned()))
+    };
+    Settings::read(argv, &env, service_account.map(str::to_owned))
 }
 
-pub(super) fn resolve(args: &[&str], env: &[(&str, &str)]) -> Result<Settings, SettingsError> {
-    resolve_in(args, env, None)
+/// Reads flags and variables that are separated by `; `.
+pub(super) fn read(words: &str) -> Result<Settings, clap::Error> {
+    read_in_pod(words, None)
 }
 
-#[test]
-fn the_namespace_has_its_own_order() {
-    const WATCH: (&str, &str) = ("WATCH_NAMESPACE", "from-watch");
-    const POD: (&str, &str) = ("POD_NAMESPACE", "from-pod");
-    const FLAG: &str = "--namespace=from-flag";
-    let cases: &[(Args, Env, Option<&str>, &str)] = &[
-        (&[FLAG], &[WATCH, POD], Some("from-file"), "from-watch"),
-        (&[FLAG], &[POD], Some("from-file"), "from-pod"),
-        (&[FLAG], &[], Some("from-file"), "from-flag"),
-        (&["--namespace="], &[], Some("from-file\n"), "from-file"),
-        (&[], &[], Some("from-file"), "from-file"),
-        (&[], &[("WATCH_NAMESPACE", "")], Some(" "), "default"),
-        (&[], &[], None, "default"),
-    ];
-    for (args, env, file, expected) in cases {
-        let settings = resolve_in(args, env, *file).unwrap();
-        assert_eq!(settings.namespace, *expected, "{args:?} {env:?} {file:?}");
+fn read_in_pod(words: &str, service_account: Option<&str>) -> Result<Settings, clap::Error> {
+    let (env, args): (Vec<&str>, Vec<&str>) = words
+        .split("; ")
+        .filter(|word| !word.is_empty())
+        .partition(|word| is_variable(word));
+    read_args(&args, &env, service_account)
+}
+
+/// Returns whether the text sets a variable: `NAME=text`.
+pub(super) fn is_variable(word: &str) -> bool {
+    let upper = |c: char| c.is_ascii_uppercase() || c == '_';
+    let name = word.split_once('=').map_or("", |(name, _)| name);
+    !name.is_empty() && name.chars().all(upper)
+}
+
+/// Each case is a line: flags and variables, then the fields of the settings as Rust shows them.
+fn check(cases: &str) {
+    for case in cases.trim_matches('\n').lines() {
+        let (words, fields) = case.split_once("| ").unwrap();
+        let found = format!("{:?}", read(words.trim_end()).unwrap());
+        for field in fields.split(" & ") {
+            assert!(found.contains(field), "{words}: no {field} in {found}");
+        }
     }
 }
 
 #[test]
-fn without_anything_the_defaults_of_the_original_hold() {
-    let settings = resolve(&[], &[]).unwrap();
-    assert_eq!(
-        settings.chart,
-        ChartSettings {
-            repo: "https://charts.jetstack.io".to_owned(),
-            name: "cert-manager".to_owned(),
-            version: "1.19.1".to_owned(),
-            install_crds: true,
-            credentials_secret: None,
-            keyring: None,
-            plain_http: false,
-            resolve_every: None,
-        }
+fn namespace_comes_from_variable_flag_or_file() {
+    let cases = [
+        (
+            "--namespace=flag; WATCH_NAMESPACE=watch; POD_NAMESPACE=pod",
+            Some("file"),
+            "watch",
+        ),
+        ("--namespace=flag; POD_NAMESPACE=pod", Some("file"), "pod"),
+        ("--namespace=flag", Some("file"), "flag"),
+        ("--namespace=", Some("file\n"), "file"),
+        ("", Some("file"), "file"),
+        ("WATCH_NAMESPACE=", Some(" "), "default"),
+        ("", None, "default"),
+    ];
+    for (words, file, expected) in cases {
+        let settings = read_in_pod(words, file).unwrap();
+        assert_eq!(settings.namespace, expected, "{words} {file:?}");
+    }
+}
+
+#[test]
+fn defaults_of_the_go_operator_hold() {
+    let settings = read("").unwrap();
+    let expected = ChartSettings {
+        repo: "https://charts.jetstack.io".to_owned(),
+        name: "cert-manager".to_owned(),
+        version: "1.19.1".to_owned(),
+        install_crds: true,
+        credentials_secret: None,
+        keyring: None,
+        plain_http: false,
+        resolve_every: None,
+    };
+    assert_eq!(settings.chart, expected);
+    check(
+        r#"
+| label: "sigs.k8s.io/multicluster-runtime-kubeconfig", key: "kubeconfig"
+| watch_namespaces: None & home: HomeSource { choice: Local & check_interval: 60s
+| allow_chart_skip: false & ensure_watch_crds: false & self_cluster: true
+| metrics_bind_address: Some(BindAddress { host: None, port: 8080 })
+| health_probe_bind_address: Some(BindAddress { host: None, port: 8081 })
+| listen: Some(BindAddress { host: Some("0.0.0.0"), port: 7443 }) & advertise: [] & proxy_grace: 60s
+| timeout: 180s, max_concurrent: 4, & history_max: 3, cache_dir: "/tmp/krypton-hub" & retry_max: 900s
+| log_format: Text & reporting_instance: None & notes: []
+"#,
     );
-    assert_eq!(
-        settings.discovery.label,
-        "sigs.k8s.io/multicluster-runtime-kubeconfig"
-    );
-    assert_eq!(settings.discovery.key, "kubeconfig");
-    assert_eq!(settings.watch_namespaces, None);
-    assert_eq!(settings.home.choice, HomeChoice::Local);
-    assert_eq!(settings.check_interval, Duration::from_secs(60));
-    assert!(
-        !settings.handling.allow_chart_skip && !settings.ensure_watch_crds && settings.self_cluster
-    );
-    assert_eq!(
-        settings.metrics_bind_address.as_ref().unwrap().to_string(),
-        ":8080"
-    );
-    assert_eq!(
-        settings
-            .health_probe_bind_address
-            .as_ref()
-            .unwrap()
-            .to_string(),
-        ":8081"
-    );
-    assert_eq!(
-        settings.listen.as_ref().unwrap().to_string(),
-        "0.0.0.0:7443"
-    );
-    assert_eq!(settings.advertise, Vec::<String>::new());
-    assert_eq!(settings.proxy_grace, Duration::from_secs(60));
-    assert_eq!(settings.helm.timeout, Duration::from_secs(180));
-    assert_eq!(settings.helm.max_concurrent, 4);
-    assert_eq!(settings.helm.max_per_member, 3);
-    assert_eq!(settings.helm.history_max, 3);
-    assert_eq!(settings.helm.cache_dir, PathBuf::from("/tmp/krypton-hub"));
-    assert_eq!(settings.retry_max, Duration::from_secs(900));
-    assert_eq!(settings.log_format, LogFormat::Text);
-    assert_eq!((settings.log_level, settings.log_filter()), (None, "info"));
-    assert_eq!(settings.reporting_instance, None);
-    let policy = settings.kubeconfig_policy;
-    assert!(!policy.allow_exec && !policy.allow_auth_provider && !policy.allow_token_file);
-    assert!(!policy.allow_files && !policy.allow_insecure_tls);
-    assert!(!policy.allow_loopback && !policy.allow_link_local && !policy.allow_proxy);
-    assert_eq!(settings.notes, Vec::<String>::new());
+    assert_eq!(settings.helm.max_per_member(), 3);
+    assert_eq!(settings.log_filter(), "info");
+    assert_eq!(settings.kubeconfig_policy(), Policy::default());
+    assert!(settings.lockdown().is_default() && settings.workspace_namespaces().is_empty());
 }
 
 #[test]
 fn giving_every_documented_default_changes_nothing() {
-    let args: Vec<String> = table::ROWS
-        .iter()
-        .filter(|row| !row.flag.is_empty() && !row.default.is_empty())
-        .map(|row| format!("--{}={}", row.flag, row.default))
-        .collect();
-    let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    let given = resolve(&args, &[]).unwrap();
-    assert_eq!(
-        format!("{given:?}"),
-        format!("{:?}", resolve(&[], &[]).unwrap())
-    );
+    let command = command();
+    let args = command.get_arguments().filter_map(|arg| {
+        let default = arg.get_default_values().first()?.to_str()?;
+        Some(format!("--{}={default}", arg.get_long()?))
+    });
+    let args: Vec<String> = args.collect();
+    assert!(args.len() > 40, "{args:?}");
+    let given = read(&args.join("; ")).unwrap();
+    assert_eq!(format!("{given:?}"), format!("{:?}", read("").unwrap()));
 }
 
 #[test]
-fn a_variable_beats_its_flag_and_says_so() {
-    type Read = fn(&Settings) -> String;
-    let cases: &[(&str, &str, &str, Read)] = &[
-        ("watch-namespaces", "WATCH_NAMESPACES", "b", |s| {
-            format!("{:?}", s.watch_namespaces)
-        }),
-        ("watch-context", "WATCH_CONTEXT", "b", |s| {
-            format!("{:?}", s.home.context)
-        }),
-        ("watch-kubeconfig", "WATCH_KUBECONFIG", "b", |s| {
-            format!("{:?}", s.home.choice)
-        }),
-        ("watch-kubeconfig", "WATCH_CLUSTER_KUBECONFIG", "b", |s| {
-            format!("{:?}", s.home.choice)
-        }),
-        (
-            "watch-kubeconfig-secret",
-            "WATCH_KUBECONFIG_SECRET",
-            "b",
-            |s| format!("{:?}", s.home.choice),
-        ),
-        ("kubeconfig-label", "KUBECONFIG_SECRET_LABEL", "b", |s| {
-            s.discovery.label.clone()
-        }),
-        ("kubeconfig-key", "KUBECONFIG_SECRET_KEY", "b", |s| {
-            s.discovery.key.clone()
-        }),
+fn variable_beats_its_flag_with_a_note() {
+    type Field = fn(&Settings) -> String;
+    let watched: Field = |settings| format!("{:?}", settings.watch_namespaces);
+    let home: Field = |settings| format!("{:?}", settings.home);
+    let discovery: Field = |settings| format!("{:?}", settings.discovery);
+    let cases = [
+        ("watch-namespaces", "WATCH_NAMESPACES", watched),
+        ("watch-context", "WATCH_CONTEXT", home),
+        ("watch-kubeconfig", "WATCH_KUBECONFIG", home),
+        ("watch-kubeconfig", "WATCH_CLUSTER_KUBECONFIG", home),
+        ("watch-kubeconfig-secret", "WATCH_KUBECONFIG_SECRET", home),
+        ("kubeconfig-label", "KUBECONFIG_SECRET_LABEL", discovery),
+        ("kubeconfig-key", "KUBECONFIG_SECRET_KEY", discovery),
     ];
-    for (flag, variable, value, read) in cases {
-        let arg = format!("--{flag}=a");
-        let by_flag = read(&resolve(&[&arg], &[]).unwrap());
+    for (flag, variable, field) in cases {
+        let by_flag = field(&read(&format!("--{flag}=a")).unwrap());
         assert!(
-            by_flag.contains('a') && !by_flag.contains("\"b\""),
+            by_flag.contains("\"a\"") && !by_flag.contains("\"b\""),
             "{flag}: {by_flag}"
         );
-        let both = resolve(&[&arg], &[(variable, value)]).unwrap();
-        assert!(read(&both).contains('b'), "{variable}: {}", read(&both));
+        let both = read(&format!("--{flag}=a; {variable}=b")).unwrap();
+        assert!(
+            field(&both).contains("\"b\""),
+            "{variable}: {}",
+            field(&both)
+        );
         assert_eq!(
             both.notes,
             [format!("variable {variable} overrides flag --{flag}")]
         );
-        let empty = resolve(&[&arg], &[(variable, "")]).unwrap();
-        assert_eq!(read(&empty), by_flag, "an empty {variable} is not given");
+        let empty = read(&format!("--{flag}=a; {variable}=")).unwrap();
+        assert_eq!(field(&empty), by_flag, "an empty {variable} is not given");
     }
 }
 
 #[test]
-fn of_two_variables_the_first_named_wins() {
-    let env = [
-        ("WATCH_CLUSTER_KUBECONFIG", "/b"),
-        ("WATCH_KUBECONFIG", "/a"),
-    ];
-    let settings = resolve(&[], &env).unwrap();
-    assert_eq!(settings.home.choice, HomeChoice::File(PathBuf::from("/a")));
+fn lists_are_parsed_and_joined() {
+    check(
+        r#"
+WATCH_CLUSTER_KUBECONFIG=/b; WATCH_KUBECONFIG=/a | choice: File("/a")
+--watch-namespaces= | watch_namespaces: None
+--watch-namespaces=* | watch_namespaces: None
+--watch-namespaces; * | watch_namespaces: None
+--watch-namespaces= , , | watch_namespaces: None
+--watch-namespaces=a | watch_namespaces: Some({"a"})
+--watch-namespaces; b , a,,a | watch_namespaces: Some({"a", "b"})
+--advertise= | advertise: []
+--advertise=b:1, a:2,,b:1 | advertise: ["b:1", "a:2"]
+-advertise=a:1,b:2; --advertise; c:3 | advertise: ["a:1", "b:2", "c:3"]
+--advertise=[fd00::1]:7443; --advertise=10.0.0.1:7443 | advertise: ["[fd00::1]:7443", "10.0.0.1:7443"]
+--advertise=a:1; KRYPTON_ADVERTISE=b:1 | advertise: ["b:1"]
+--providers= | providers: {}
+--providers=file, kamaji | providers: {Kamaji, File}
+--kubeconfig-paths=/a,/b | paths: ["/a", "/b"]
+--workspace-labels=team=a, zone=1; --workspace-labels=zone=2,empty= | workspace_labels: {"empty": "", "team": "a", "zone": "2"}
+--workspace-labels=team=a; KRYPTON_WORKSPACE_LABELS=team=b | workspace_labels: {"team": "b"}
+--workspace-annotations; example.org/note=a\, b=c\\d | workspace_annotations: {"example.org/note": "a, b=c\\d"}
+--workspace-annotations=a=b; KRYPTON_WORKSPACE_ANNOTATIONS=note=x | workspace_annotations: {"note": "x"}
+"#,
+    );
 }
 
 #[test]
-fn watched_namespaces_parse_as_list_or_all() {
-    let cases: &[(&str, Option<&[&str]>)] = &[
-        ("", None),
-        ("*", None),
-        (" * ", None),
-        (" , ,", None),
-        ("a", Some(&["a"])),
-        (" b , a,,a ", Some(&["a", "b"])),
-    ];
-    for (text, expected) in cases {
-        let settings = resolve(&["--watch-namespaces", text], &[]).unwrap();
-        let found = settings
-            .watch_namespaces
-            .map(|names| names.into_iter().collect::<Vec<_>>());
-        let expected = expected.map(|names| names.iter().map(|n| (*n).to_owned()).collect());
-        assert_eq!(found, expected, "{text:?}");
-    }
-}
-
-#[test]
-fn advertised_addresses_keep_order_without_duplicates() {
-    let cases: &[(Args, Env, &[&str])] = &[
-        (&[], &[], &[]),
-        (&["--advertise="], &[], &[]),
-        (&["--advertise=b:1, a:2,,b:1"], &[], &["b:1", "a:2"]),
-        (
-            &["--advertise=[fd00::1]:7443", "--advertise=10.0.0.1:7443"],
-            &[],
-            &["[fd00::1]:7443", "10.0.0.1:7443"],
-        ),
-        (
-            &["--advertise=a:1"],
-            &[("KRYPTON_ADVERTISE", "b:1")],
-            &["b:1"],
-        ),
-    ];
-    for (args, env, expected) in cases {
-        let settings = resolve(args, env).unwrap();
-        assert_eq!(settings.advertise, *expected, "{args:?}");
-    }
+fn unset_namespaces_never_widen_to_all() {
+    check(
+        r#"
+--namespace=hub; --kubeconfig-namespaces=; --accept-namespaces= | , namespaces: Some({"hub"}) & accepted_namespaces: Some({"hub"})
+--namespace=hub; --kubeconfig-namespaces=,; --accept-namespaces=, | , namespaces: Some({"hub"}) & accepted_namespaces: Some({"hub"})
+--namespace=hub; --kubeconfig-namespaces=a; --accept-namespaces=a | , namespaces: Some({"a"}) & accepted_namespaces: Some({"a", "hub"})
+--namespace=hub; --kubeconfig-namespaces=*; --accept-namespaces=* | , namespaces: None & accepted_namespaces: None
+"#,
+    );
 }
 
 #[test]
 fn values_come_from_objects_in_the_order_given() {
-    let cases: &[(Args, Env, &[&str])] = &[
-        (&[], &[], &[]),
+    let cases: [(&str, &[&str]); 3] = [
+        ("", &[]),
         (
-            &[
-                "--chart-values-from=secret/b/k?, configmap/a",
-                "--chart-values-from=configmap/c",
-            ],
-            &[],
+            "--chart-values-from=secret/b/k?, configmap/a; --chart-values-from=configmap/c",
             &[
                 "Secret b, key k",
                 "ConfigMap a, key values.yaml",
@@ -243,377 +204,302 @@ fn values_come_from_objects_in_the_order_given() {
             ],
         ),
         (
-            &["--chart-values-from=secret/b"],
-            &[("KRYPTON_CHART_VALUES_FROM", "configmap/a")],
+            "--chart-values-from=secret/b; KRYPTON_CHART_VALUES_FROM=configmap/a",
             &["ConfigMap a, key values.yaml"],
         ),
     ];
-    for (args, env, expected) in cases {
-        let settings = resolve(args, env).unwrap();
+    for (words, expected) in cases {
+        let settings = read(words).unwrap();
         let found = settings.chart_values_from.iter();
         let found: Vec<String> = found.map(|source| source.place.to_string()).collect();
-        assert_eq!(found, *expected, "{args:?}");
+        assert_eq!(found, expected, "{words}");
         assert!(!settings.tenant_values && !settings.place_tenants);
     }
-    assert!(resolve(&["--place-tenants"], &[]).unwrap().place_tenants);
-    assert!(resolve(&["--tenant-values"], &[]).unwrap().tenant_values);
-}
-
-#[test]
-fn workspace_labels_and_annotations_parse_as_pairs() {
-    let map = |pairs: &[(&str, &str)]| -> std::collections::BTreeMap<String, String> {
-        let pairs = pairs.iter();
-        pairs
-            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
-            .collect()
-    };
-    assert!(resolve(&[], &[]).unwrap().namespaces.is_empty());
-    let args: Args = &[
-        "--workspace-labels=team=a, zone=1",
-        "--workspace-labels=zone=2,empty=",
-        "--workspace-annotations",
-        r"example.org/note=a\, b=c\\d",
-    ];
-    let found = resolve(args, &[]).unwrap().namespaces;
-    let labels = map(&[("team", "a"), ("zone", "2"), ("empty", "")]);
-    assert_eq!(found.labels, labels);
-    let annotations = map(&[("example.org/note", r"a, b=c\d")]);
-    assert_eq!(found.annotations, annotations);
-    let env: Env = &[
-        ("KRYPTON_WORKSPACE_LABELS", "team=b"),
-        ("KRYPTON_WORKSPACE_ANNOTATIONS", "note=x"),
-    ];
-    let found = resolve(args, env).unwrap().namespaces;
-    assert_eq!(found.labels, map(&[("team", "b")]));
-    assert_eq!(found.annotations, map(&[("note", "x")]));
-}
-
-#[test]
-fn agent_port_can_be_disabled_but_not_shared() {
-    assert_eq!(resolve(&["--listen=0"], &[]).unwrap().listen, None);
-    let error = resolve(&["--listen=:8081"], &[]).unwrap_err().to_string();
-    assert!(
-        error.contains("--listen") && error.contains("--health-probe-bind-address"),
-        "{error}"
-    );
+    assert!(read("--place-tenants").unwrap().place_tenants);
+    assert!(read("--tenant-values").unwrap().tenant_values);
 }
 
 #[test]
 fn home_cluster_prefers_secret_over_file() {
-    let secret = "--watch-kubeconfig-secret=home";
-    let file = "--watch-kubeconfig=/k";
-    let settings = resolve(&[secret, file, "--namespace=krypton"], &[]).unwrap();
-    assert_eq!(
-        settings.home.choice,
-        HomeChoice::Secret {
-            namespace: "krypton".to_owned(),
-            name: "home".to_owned(),
-            key: "kubeconfig".to_owned(),
-        }
-    );
-    assert_eq!(settings.notes.len(), 1, "{:?}", settings.notes);
-
-    let elsewhere = resolve(
-        &[secret, "--watch-kubeconfig-secret-namespace=other"],
-        &[("WATCH_KUBECONFIG_SECRET_KEY", "value")],
-    );
-    let expected = HomeChoice::Secret {
-        namespace: "other".to_owned(),
-        name: "home".to_owned(),
-        key: "value".to_owned(),
-    };
-    assert_eq!(elsewhere.unwrap().home.choice, expected);
-
-    let settings = resolve(&[file], &[]).unwrap();
-    assert_eq!(settings.home.choice, HomeChoice::File(PathBuf::from("/k")));
-}
-
-#[test]
-fn the_local_configuration_keeps_all_its_places() {
-    let env = [("KUBECONFIG", "/a::/b"), ("HOME", "/home/x")];
-    let settings = resolve(&["-kubeconfig", "/c"], &env).unwrap();
-    assert_eq!(
-        settings.home.local,
-        LocalSource {
-            flag: Some(PathBuf::from("/c")),
-            kubeconfig_variable: vec![PathBuf::from("/a"), PathBuf::from("/b")],
-            user_file: Some(PathBuf::from("/home/x/.kube/config")),
-        }
+    check(
+        r#"
+--watch-kubeconfig-secret=home; --watch-kubeconfig=/k; --namespace=krypton | choice: Secret { namespace: "krypton", name: "home", key: "kubeconfig" } & notes: ["flag --watch-kubeconfig-secret is used, the watch kubeconfig file is not"]
+--watch-kubeconfig-secret=home; --watch-kubeconfig-secret-namespace=other; WATCH_KUBECONFIG_SECRET_KEY=value | choice: Secret { namespace: "other", name: "home", key: "value" } & notes: []
+--watch-kubeconfig-secret=home; --watch-kubeconfig-secret-key= | key: "kubeconfig" }
+--watch-kubeconfig=/k | choice: File("/k")
+-kubeconfig; /c; KUBECONFIG=/a::/b; HOME=/home/x | flag: Some("/c"), kubeconfig_variable: ["/a", "/b"], user_file: Some("/home/x/.kube/config")
+"#,
     );
 }
 
 #[test]
-fn ensure_watch_crds_variable_only_switches_on() {
-    let cases: &[(&[&str], &str, bool, usize)] = &[
-        (&[], "true", true, 0),
-        (&[], "1", true, 0),
-        (&[], "yes", true, 0),
-        (&[], "TRUE", false, 1),
-        (&[], "false", false, 0),
-        (&["--ensure-watch-crds"], "false", true, 0),
-        (&["--ensure-watch-crds=false"], "true", true, 0),
-        (&["--ensure-watch-crds=false"], "", false, 0),
-    ];
-    for (args, variable, expected, notes) in cases {
-        let settings = resolve(args, &[("ENSURE_WATCH_CRDS", variable)]).unwrap();
-        assert_eq!(
-            settings.ensure_watch_crds, *expected,
-            "{args:?} {variable:?}"
-        );
-        assert_eq!(
-            settings.notes.len(),
-            *notes,
-            "{args:?} {variable:?} {:?}",
-            settings.notes
-        );
-    }
+fn switching_variables_only_switch_on() {
+    const UNUSED: &str = "has no effect: only true, 1 or yes switch it on\"]";
+    check(&format!(
+        r#"
+ENSURE_WATCH_CRDS=true | ensure_watch_crds: true & notes: []
+ENSURE_WATCH_CRDS=1 | ensure_watch_crds: true & notes: []
+ENSURE_WATCH_CRDS=yes | ensure_watch_crds: true & notes: []
+ENSURE_WATCH_CRDS=TRUE | ensure_watch_crds: false & notes: ["variable ENSURE_WATCH_CRDS {UNUSED}
+ENSURE_WATCH_CRDS=false | ensure_watch_crds: false & notes: []
+--ensure-watch-crds; ENSURE_WATCH_CRDS=false | ensure_watch_crds: true & notes: []
+--ensure-watch-crds=false; ENSURE_WATCH_CRDS=true | ensure_watch_crds: true & notes: []
+--ensure-watch-crds=false; ENSURE_WATCH_CRDS= | ensure_watch_crds: false & notes: []
+ALLOW_CHART_SKIP=true | allow_chart_skip: true & notes: []
+ALLOW_CHART_SKIP=false | allow_chart_skip: false & notes: []
+ALLOW_CHART_SKIP= | allow_chart_skip: false & notes: []
+ALLOW_CHART_SKIP=True | allow_chart_skip: false & notes: ["variable ALLOW_CHART_SKIP has no effect: only true switches it on"]
+ALLOW_CHART_SKIP=1 | allow_chart_skip: false & notes: ["variable ALLOW_CHART_SKIP has no effect: only true switches it on"]
+"#
+    ));
 }
 
 #[test]
-fn allow_chart_skip_takes_exactly_true() {
-    for (text, expected, notes) in [
-        ("true", true, 0),
-        ("false", false, 0),
-        ("", false, 0),
-        ("True", false, 1),
-        ("1", false, 1),
-    ] {
-        let settings = resolve(&[], &[("ALLOW_CHART_SKIP", text)]).unwrap();
-        assert_eq!(settings.handling.allow_chart_skip, expected, "{text:?}");
-        assert_eq!(settings.notes.len(), notes, "{text:?}");
-    }
-}
-
-#[test]
-fn the_check_interval_falls_back_to_a_minute() {
-    let cases = [
-        ("5s", 5),
-        (" 5s ", 5),
-        ("90", 90),
-        ("1m30s", 90),
-        ("0", 60),
-        ("0s", 60),
-        ("-5", 60),
-        ("soon", 60),
-        ("", 60),
-    ];
-    for (text, seconds) in cases {
-        let settings = resolve(&[], &[("KRYPTON_CHECK_INTERVAL", text)]).unwrap();
-        assert_eq!(
-            settings.check_interval,
-            Duration::from_secs(seconds),
-            "{text:?}"
-        );
-    }
+fn invalid_check_interval_is_noted_and_replaced() {
+    const UNUSED: &str =
+        "check_interval: 60s & notes: [\"variable KRYPTON_CHECK_INTERVAL is neither";
+    check(&format!(
+        r#"
+KRYPTON_CHECK_INTERVAL=5s | check_interval: 5s & notes: []
+KRYPTON_CHECK_INTERVAL= 5s  | check_interval: 5s & notes: []
+KRYPTON_CHECK_INTERVAL=90 | check_interval: 90s & notes: []
+KRYPTON_CHECK_INTERVAL=1m30s | check_interval: 90s & notes: []
+KRYPTON_CHECK_INTERVAL=0 | {UNUSED}
+KRYPTON_CHECK_INTERVAL=0s | {UNUSED}
+KRYPTON_CHECK_INTERVAL=-5 | {UNUSED}
+KRYPTON_CHECK_INTERVAL=soon | {UNUSED}
+KRYPTON_CHECK_INTERVAL= | check_interval: 60s & notes: []
+"#
+    ));
 }
 
 #[test]
 fn log_settings_follow_zap_flags_unless_overridden() {
-    let cases: &[(&[&str], LogFormat)] = &[
-        (&["-zap-encoder=json"], LogFormat::Json),
-        (&["-zap-encoder=console"], LogFormat::Text),
-        (
-            &["-zap-encoder=console", "--log-format=json"],
-            LogFormat::Json,
-        ),
-        (&["-zap-encoder=json", "--log-format=text"], LogFormat::Text),
-    ];
-    for (args, expected) in cases {
-        assert_eq!(
-            resolve(args, &[]).unwrap().log_format,
-            *expected,
-            "{args:?}"
-        );
-    }
+    check(
+        "
+-zap-encoder=json | log_format: Json
+-zap-encoder=console | log_format: Text
+-zap-encoder=console; --log-format=json | log_format: Json
+-zap-encoder=json; --log-format=text | log_format: Text
+-zap-encoder=json; --log-format= | log_format: Json
+",
+    );
     let levels = [
-        ("debug", tracing::Level::DEBUG),
-        ("info", tracing::Level::INFO),
-        ("error", tracing::Level::ERROR),
-        ("panic", tracing::Level::ERROR),
-        ("1", tracing::Level::DEBUG),
-        ("4", tracing::Level::TRACE),
+        ("debug", "debug"),
+        ("info", "info"),
+        ("warn", "warn"),
+        ("error", "error"),
+        ("panic", "error"),
+        ("1", "debug"),
+        ("4", "trace"),
     ];
     for (text, expected) in levels {
-        let settings = resolve(&["-zap-log-level", text], &[]).unwrap();
-        assert_eq!(settings.log_level, Some(expected), "{text}");
-        assert_eq!(
-            settings.log_filter(),
-            expected.as_str().to_ascii_lowercase()
-        );
+        let settings = read(&format!("-zap-log-level; {text}")).unwrap();
+        assert_eq!(settings.log_filter(), expected, "{text}");
     }
 }
 
 #[test]
 fn each_insecure_flag_opens_one_thing() {
-    let name_of = |policy: &Policy| {
-        [
-            policy.allow_exec,
-            policy.allow_auth_provider,
-            policy.allow_token_file,
-            policy.allow_files,
-            policy.allow_insecure_tls,
-            policy.allow_loopback,
-            policy.allow_link_local,
-            policy.allow_proxy,
-        ]
+    let policy = |open: fn(&mut Policy)| {
+        let mut policy = Policy::default();
+        open(&mut policy);
+        policy
     };
-    let names = [
-        "exec",
-        "auth-provider",
-        "token-file",
-        "files",
-        "tls",
-        "loopback",
-        "link-local",
-        "proxy",
+    let cases = [
+        ("exec", policy(|policy| policy.allow_exec = true)),
+        (
+            "auth-provider",
+            policy(|policy| policy.allow_auth_provider = true),
+        ),
+        (
+            "token-file",
+            policy(|policy| policy.allow_token_file = true),
+        ),
+        ("files", policy(|policy| policy.allow_files = true)),
+        ("tls", policy(|policy| policy.allow_insecure_tls = true)),
+        ("loopback", policy(|policy| policy.allow_loopback = true)),
+        (
+            "link-local",
+            policy(|policy| policy.allow_link_local = true),
+        ),
+        ("proxy", policy(|policy| policy.allow_proxy = true)),
     ];
-    for (position, name) in names.iter().enumerate() {
-        let settings = resolve(&[&format!("--insecure-kubeconfig-{name}")], &[]).unwrap();
-        let mut expected = [false; 8];
-        expected[position] = true;
-        assert_eq!(name_of(&settings.kubeconfig_policy), expected, "{name}");
+    for (name, expected) in cases {
+        let settings = read(&format!("--insecure-kubeconfig-{name}")).unwrap();
+        assert_eq!(settings.kubeconfig_policy(), expected, "{name}");
     }
 }
 
 #[test]
-fn servers_can_be_disabled_but_not_share_port() {
-    let off = resolve(
-        &[
-            "--metrics-bind-address=0",
-            "--health-probe-bind-address",
-            "0",
-        ],
-        &[],
-    )
-    .unwrap();
-    assert_eq!(
-        (off.metrics_bind_address, off.health_probe_bind_address),
-        (None, None)
-    );
-    let free = [
-        "--metrics-bind-address=127.0.0.1:0",
-        "--health-probe-bind-address=127.0.0.1:0",
-    ];
-    assert!(resolve(&free, &[]).is_ok());
-    let error = resolve(&["--metrics-bind-address=:8081"], &[])
-        .unwrap_err()
-        .to_string();
-    assert!(
-        error.contains("--metrics-bind-address") && error.contains(":8081"),
-        "{error}"
-    );
+fn servers_can_be_disabled_but_not_share_a_port() {
+    check("
+--listen=0; --metrics-bind-address=0 | listen: None & metrics_bind_address: None
+--health-probe-bind-address; 0; --debug-bind-address=0 | health_probe_bind_address: None & debug_bind_address: None
+--metrics-bind-address=127.0.0.1:0; --health-probe-bind-address=127.0.0.1:0 | port: 0
+--listen=; --metrics-bind-address= | port: 7443 & port: 8080
+");
+    for flag in ["--listen", "--metrics-bind-address"] {
+        let error = read(&format!("{flag}=:8081")).unwrap_err().to_string();
+        let named = [flag, "default of --health-probe-bind-address", ":8081"];
+        assert!(named.iter().all(|word| error.contains(word)), "{error}");
+    }
 }
 
 #[test]
 fn tenant_isolation_is_off_unless_requested() {
-    assert!(resolve(&[], &[]).unwrap().lockdown.is_default());
-    let args = [
-        "--no-cross-namespace-refs",
-        "--default-service-account=installer",
-    ];
-    let lockdown = resolve(&args, &[]).unwrap().lockdown;
+    let settings = read("--no-cross-namespace-refs; --default-service-account=installer");
+    let lockdown = settings.unwrap().lockdown();
     assert!(lockdown.no_cross_namespace_refs);
     assert_eq!(lockdown.default_service_account, "installer");
-    let private = resolve(&["--private-dir=/run/krypton"], &[]).unwrap();
-    let expected = Some(PathBuf::from("/run/krypton"));
-    assert_eq!(private.helm.private_dir, expected);
+    check(r#"--private-dir=/run/krypton | private_dir: Some("/run/krypton")"#);
 }
 
 #[test]
-fn a_local_chart_needs_no_repository() {
-    let settings = resolve(&["--chart-repo=", "--chart-name=/charts/a-1.0.0.tgz"], &[]).unwrap();
-    assert_eq!(settings.chart.name, "/charts/a-1.0.0.tgz");
-    assert!(resolve(&["--chart-repo=", "--chart-name=a"], &[]).is_err());
-    let whole = "--chart-name=oci://registry.example.org/a";
-    assert!(resolve(&["--chart-repo=", whole], &[]).is_ok());
+fn policies_for_releases_are_configurable() {
+    let words = "--drift=heal; --drift-interval=1m; --wait=hooks; --delete-cert-manager-crds; ALLOW_CHART_SKIP=true";
+    let settings = read(words).unwrap();
+    let (mode, interval_seconds) = (DriftMode::Heal, 60);
+    assert_eq!(
+        settings.drift(),
+        DriftPolicy {
+            mode,
+            interval_seconds
+        }
+    );
+    let expected = Handling {
+        wait: WaitPolicy::Hooks,
+        delete_cert_manager_crds: true,
+        allow_chart_skip: true,
+    };
+    assert_eq!(settings.handling(), expected);
+}
+
+#[test]
+fn local_chart_needs_no_repository() {
+    check(
+        r#"
+--chart-repo=; --chart-name=/charts/a-1.0.0.tgz | repo: "", name: "/charts/a-1.0.0.tgz"
+--chart-repo=; --chart-name=oci://registry.example.org/a | repo: "", name: "oci://registry.example.org/a"
+"#,
+    );
+    assert!(read("--chart-repo=; --chart-name=a").is_err());
 }
 
 #[test]
 fn chart_credentials_and_resolve_interval_are_configurable() {
-    let settings = resolve(
-        &[
-            "--chart-credentials-secret=charts",
-            "--chart-resolve-interval=15m",
-            "--insecure-chart-http",
-        ],
-        &[],
-    )
-    .unwrap();
-    assert_eq!(settings.chart.credentials_secret.as_deref(), Some("charts"));
-    assert_eq!(settings.chart.resolve_every, Some(Duration::from_secs(900)));
-    assert!(settings.chart.plain_http);
-    let by_variables = [
-        ("KRYPTON_CHART_CREDENTIALS_SECRET", "other"),
-        ("KRYPTON_CHART_RESOLVE_INTERVAL", "0s"),
-    ];
-    let settings = resolve(&[], &by_variables).unwrap();
-    assert_eq!(settings.chart.credentials_secret.as_deref(), Some("other"));
-    assert_eq!(settings.chart.resolve_every, None);
+    check(
+        r#"
+--chart-credentials-secret=charts; --chart-resolve-interval=15m; --insecure-chart-http | credentials_secret: Some("charts") & resolve_every: Some(900s) & plain_http: true
+KRYPTON_CHART_CREDENTIALS_SECRET=other; KRYPTON_CHART_RESOLVE_INTERVAL=0s | credentials_secret: Some("other") & resolve_every: None
+--chart-credentials-secret= | credentials_secret: None
+"#,
+    );
 }
 
 #[test]
-fn reporting_instance_is_pod_name_or_hostname() {
-    let both = [("POD_NAME", "pod"), ("HOSTNAME", "host")];
-    assert_eq!(
-        resolve(&[], &both).unwrap().reporting_instance.as_deref(),
-        Some("pod")
-    );
-    assert_eq!(
-        resolve(&[], &both[1..])
-            .unwrap()
-            .reporting_instance
-            .as_deref(),
-        Some("host")
+fn helm_account_and_runs_have_derived_defaults() {
+    let settings = read("--namespace=hub; --helm-service-account=helm; --max-concurrent-helm=1");
+    let settings = settings.unwrap();
+    let account = settings.helm_account().map(|account| account.to_string());
+    assert_eq!(account.as_deref(), Some("system:serviceaccount:hub:helm"));
+    assert_eq!(settings.helm.max_per_member(), 1);
+    check(
+        r#"
+TMPDIR=/run | cache_dir: "/run/krypton-hub"
+TMPDIR=/run; --helm-cache-dir= | cache_dir: "/run/krypton-hub"
+TMPDIR=/run; --helm-cache-dir=/c | cache_dir: "/c"
+"#,
     );
 }
 
 #[test]
 fn own_pod_is_known_only_with_all_variables() {
-    let all = [
-        ("POD_NAME", "hub-0"),
-        ("KRYPTON_POD_NAMESPACE", "krypton"),
-        ("POD_UID", "u"),
-    ];
-    let pod = resolve(&[], &all).unwrap().pod;
-    let expected = OwnPod {
-        namespace: "krypton".to_owned(),
-        name: "hub-0".to_owned(),
-        uid: "u".to_owned(),
-    };
-    assert_eq!(pod, Some(expected));
-    for missing in 0..all.len() {
-        let mut less = all.to_vec();
-        less.remove(missing);
-        assert_eq!(resolve(&[], &less).unwrap().pod, None, "{less:?}");
-    }
-    // Where the hub's objects are is said by other variables.
-    let namespace = resolve(&["--namespace=fleet"], &all).unwrap().namespace;
-    assert_eq!(namespace, "fleet");
+    check(
+        r#"
+POD_NAME=pod; HOSTNAME=host | reporting_instance: Some("pod") & pod: None
+HOSTNAME=host | reporting_instance: Some("host") & pod: None
+POD_NAME=hub-0; KRYPTON_POD_NAMESPACE=krypton; POD_UID=u | pod: Some(OwnPod { namespace: "krypton", name: "hub-0", uid: "u" })
+POD_NAME=hub-0; KRYPTON_POD_NAMESPACE=krypton | pod: None
+POD_NAME=hub-0; POD_UID=u | pod: None
+KRYPTON_POD_NAMESPACE=krypton; POD_UID=u | pod: None
+--namespace=fleet; POD_NAME=hub-0; KRYPTON_POD_NAMESPACE=krypton; POD_UID=u | Settings { namespace: "fleet"
+"#,
+    );
 }
 
 #[test]
 fn flags_without_effect_are_noted() {
-    let settings = resolve(
-        &[
-            "--leader-elect",
-            "-zap-devel",
-            "-zap-stacktrace-level=error",
-        ],
-        &[],
-    )
-    .unwrap();
-    assert_eq!(settings.notes.len(), 3, "{:?}", settings.notes);
-    for (given, notes) in [("30s", 1), ("0s", 2)] {
-        let flag = format!("--remote-deployments-poll-interval={given}");
-        let settings = resolve(&[&flag], &[]).unwrap();
-        assert_eq!(settings.notes.len(), notes, "{:?}", settings.notes);
-    }
-    let soon = resolve(&["--remote-deployments-poll-interval=soon"], &[]);
-    assert!(soon.unwrap_err().to_string().contains("is not a duration"));
-    assert!(
-        resolve(&["--leader-elect=false"], &[])
-            .unwrap()
-            .notes
-            .is_empty()
+    check(
+        r#"
+--leader-elect; -zap-devel; -zap-stacktrace-level=error | notes: ["flag --leader-elect has no effect", "flag --zap-devel has no effect", "flag --zap-stacktrace-level has no effect"]
+--leader-elect=false; --remote-deployments-poll-interval=10s | notes: []
+--remote-deployments-poll-interval=30s | notes: ["flag --remote-deployments-poll-interval has no effect"]
+--remote-deployments-poll-interval=0s | notes: ["flag --remote-deployments-poll-interval=0s is below 1s: 10s is meant", "flag --remote-deployments-poll-interval has no effect"]
+"#,
     );
+}
+
+#[test]
+fn command_is_well_formed() {
+    let command = command();
+    let mut seen = BTreeSet::new();
+    for (variable, flag) in VARIABLES {
+        assert!(seen.insert(variable), "{variable}");
+        let mut flags = command.get_arguments().filter_map(clap::Arg::get_long);
+        assert!(flags.any(|known| known == *flag), "{flag}");
+    }
+    command.debug_assert();
+}
+
+#[test]
+fn both_dash_styles_give_the_same_settings() {
+    let one = read("-namespace; krypton; -chart-version=1.2.3; -chart-install-crds=false");
+    let two = read("--namespace=krypton; --chart-version; 1.2.3; --chart-install-crds=false");
+    let (one, two) = (one.unwrap(), two.unwrap());
+    assert_eq!(format!("{one:?}"), format!("{two:?}"));
+    assert_eq!(one.namespace, "krypton");
+    assert!(!one.chart.install_crds);
+}
+
+#[test]
+fn bare_bool_flag_consumes_no_following_argument() {
+    let settings = read("--tenant-values; --namespace; x").unwrap();
+    assert!(settings.tenant_values);
+    assert_eq!(settings.namespace, "x");
+    assert!(read("--self-cluster; false").is_err());
+}
+
+#[test]
+fn last_repeated_flag_wins() {
+    let settings = read("-namespace; a; --namespace; b").unwrap();
+    assert_eq!(settings.namespace, "b");
+}
+
+#[test]
+fn unknown_flag_is_rejected_with_nearest_name() {
+    for given in ["--chart-nam=x", "-chart-nam=x"] {
+        let error = read(given).unwrap_err();
+        assert_eq!(error.exit_code(), 2);
+        let text = error.to_string();
+        assert!(
+            text.contains("'--chart-nam'") && text.contains("'--chart-name'"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn help_ends_well_and_shows_defaults_and_variables() {
+    let error = read("-help").unwrap_err();
+    assert_eq!(error.exit_code(), 0);
+    let text = error.to_string();
+    assert!(text.contains("[default: 180s]"), "{text}");
+    assert!(text.contains("WATCH_NAMESPACES"), "{text}");
+}
+
+#[test]
+fn docs_flags_page_is_current() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/flags.md");
+    page::check(&page, &command()).unwrap();
 }

@@ -2,7 +2,7 @@
 
 use crate::telemetry::{self, Beside, Log, LogFormat, TelemetryError};
 
-use crate::telemetry::traces::{NoEndpoint, OtlpEndpoint, Traces, TracesError};
+use crate::telemetry::traces::{OtlpEndpoint, Traces, TracesError};
 
 /// Settings of the telemetry.
 #[derive(Clone, Debug)]
@@ -18,8 +18,6 @@ pub struct TelemetryConfig<'a> {
 
 #[derive(Debug, thiserror::Error)]
 pub enum TellingError {
-    #[error("--otlp-endpoint, or OTEL_EXPORTER_OTLP_ENDPOINT, is not understood")]
-    Endpoint(#[from] NoEndpoint),
     #[error(transparent)]
     Log(#[from] TelemetryError),
     #[error(transparent)]

@@ -1,0 +1,254 @@
+//! Parsers of the hub's values.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use krypton_runtime::args::go_values::parse_duration;
+use krypton_runtime::args::parsers::{
+    Maybe, duration, hub_address, invalid, invalid_secret, namespace, text_if,
+};
+use krypton_runtime::telemetry::LogFormat;
+use krypton_types::desired::namespaces::NamespaceConfiguration;
+use krypton_types::names::is_dns_subdomain;
+use krypton_types::redact::{NO_URL, has_userinfo, url_shown};
+
+use super::{DAY, List, MINUTE, Namespaces, ProviderKind};
+use crate::chart::values::{NotASource, Source};
+
+pub(super) const PER_MEMBER: &str = "a number from 1 to that of --max-concurrent-helm";
+pub(super) const PER_MEMBER_REMEDY: &str = "write how many may run at the same time for one member";
+pub(super) const REPO: &str = "the URL of a chart repository";
+pub(super) const REPO_REMEDY: &str = "write it with https:// or oci://, or leave it empty and give the path of a .tgz as --chart-name";
+
+/// Parses the items between commas, without blanks and empty items.
+pub(super) fn list<T, C: FromIterator<T>>(
+    item: fn(&str) -> Result<T, String>,
+) -> impl Fn(&str) -> Result<C, String> + Clone {
+    move |text| {
+        let items = text.split(',').map(str::trim);
+        items.filter(|text| !text.is_empty()).map(item).collect()
+    }
+}
+
+/// `*` means all. The list can be empty.
+pub(super) fn listed_namespaces(text: &str) -> Result<Namespaces, String> {
+    match text.trim() {
+        "*" => Ok(None),
+        _ => list::<_, BTreeSet<String>>(namespace)(text).map(Some),
+    }
+}
+
+/// An empty list means all, too.
+pub(super) fn namespaces(text: &str) -> Result<Namespaces, String> {
+    listed_namespaces(text).map(|listed| listed.filter(|names| !names.is_empty()))
+}
+
+pub(super) fn provider(text: &str) -> Result<ProviderKind, String> {
+    match text {
+        "kubeconfig" => Ok(ProviderKind::Kubeconfig),
+        "cluster-profile" => Ok(ProviderKind::ClusterProfile),
+        "cluster-api" => Ok(ProviderKind::ClusterApi),
+        "kamaji" => Ok(ProviderKind::Kamaji),
+        "file" => Ok(ProviderKind::File),
+        _ => Err(invalid(
+            text,
+            "a provider of members",
+            "write some of kubeconfig, cluster-profile, cluster-api, kamaji, file",
+        )),
+    }
+}
+
+/// Parses addresses, each once.
+pub(super) fn advertised(text: &str) -> Result<List<String>, String> {
+    let mut addresses: List<String> = list(hub_address)(text)?;
+    let mut seen = BTreeSet::new();
+    addresses.retain(|address| seen.insert(address.clone()));
+    Ok(addresses)
+}
+
+pub(super) fn values_source(text: &str) -> Result<Source, String> {
+    text.parse().map_err(|NotASource| {
+        invalid(
+            text,
+            "a ConfigMap or Secret with values",
+            "write configmap/NAME or secret/NAME, with /KEY if it isn't values.yaml, and with ? at the end if it may be missing",
+        )
+    })
+}
+
+pub(super) fn home_secret(text: &str) -> Result<String, String> {
+    let remedy = "write only the name, and the namespace as --watch-kubeconfig-secret-namespace";
+    text_if(is_dns_subdomain(text), text, "the name of a Secret", remedy)
+}
+
+pub(super) fn chart_secret(text: &str) -> Result<String, String> {
+    let remedy = "write only the name; the Secret is in the hub's namespace";
+    text_if(is_dns_subdomain(text), text, "the name of a Secret", remedy)
+}
+
+pub(super) fn account_name(text: &str) -> Result<String, String> {
+    let remedy = "write only the name; the account is in each Tenant's own namespace";
+    text_if(
+        is_dns_subdomain(text),
+        text,
+        "the name of a service account",
+        remedy,
+    )
+}
+
+pub(super) fn data_key(text: &str) -> Result<String, String> {
+    let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let is_key = !text.is_empty() && text.len() <= 253 && text.chars().all(legal);
+    text_if(
+        is_key,
+        text,
+        "a key of a Secret",
+        "write letters, digits, '-', '_' or '.'",
+    )
+}
+
+/// Accepts an optional DNS subdomain and `/`, then 1 to 63 letters, digits, `-`, `_` or `.`, with a letter or digit at
+/// both ends.
+pub(super) fn label_key(text: &str) -> Result<String, String> {
+    let (prefix, name) = match text.split_once('/') {
+        Some((prefix, name)) => (Some(prefix), name),
+        None => (None, text),
+    };
+    let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
+    let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let is_key = prefix.is_none_or(is_dns_subdomain)
+        && name.len() <= 63
+        && name.chars().all(legal)
+        && edge(name.chars().next())
+        && edge(name.chars().next_back());
+    text_if(
+        is_key,
+        text,
+        "a label key",
+        "write it as name or as example.org/name",
+    )
+}
+
+fn without_userinfo(url: &str) -> Result<(), String> {
+    match url.contains("://") && has_userinfo(url) {
+        false => Ok(()),
+        true => Err(invalid_secret(
+            "a URL without user and password",
+            "put them into a Secret and name it with --chart-credentials-secret",
+        )),
+    }
+}
+
+/// Accepts an empty text, which requires a chart name that contains the location.
+pub(super) fn chart_repo(text: &str) -> Result<String, String> {
+    without_userinfo(text)?;
+    let schemes = ["https://", "http://", "oci://"].iter();
+    let mut rests = schemes.filter_map(|scheme| text.strip_prefix(scheme));
+    let is_url = rests.any(|rest| !rest.is_empty()) && url_shown(text) != NO_URL;
+    match text.is_empty() || is_url {
+        true => Ok(text.to_owned()),
+        false => Err(invalid_secret(REPO, REPO_REMEDY)),
+    }
+}
+
+pub(super) fn chart_name(text: &str) -> Result<String, String> {
+    without_userinfo(text)?;
+    let remedy = "write the chart's name, or the path of a .tgz";
+    text_if(!text.is_empty(), text, "a chart name", remedy)
+}
+
+pub(super) fn resolve_interval(text: &str) -> Result<Maybe<Duration>, String> {
+    match (text, parse_duration(text)) {
+        ("", _) | (_, Some(Duration::ZERO)) => Ok(None),
+        _ => duration(MINUTE..=DAY, "a duration from 1m to 24h, or 0")(text).map(Some),
+    }
+}
+
+pub(super) fn program(text: &str) -> Result<PathBuf, String> {
+    let remedy = "write the path of helm, or leave the flag out";
+    text_if(!text.is_empty(), text, "a program", remedy).map(PathBuf::from)
+}
+
+/// Parses `KEY=VALUE` between commas. `\,` stands for a comma, and `\\` for a backslash.
+fn pairs(text: &str) -> Result<BTreeMap<String, String>, String> {
+    let (mut items, mut item) = (Vec::new(), String::new());
+    let mut rest = text.chars();
+    while let Some(next) = rest.next() {
+        match next {
+            '\\' => item.extend(rest.next()),
+            ',' => items.push(std::mem::take(&mut item)),
+            other => item.push(other),
+        }
+    }
+    items.push(item);
+    let items = items.iter().map(|item| item.trim());
+    let pair = |item: &str| match item.split_once('=') {
+        Some((key, value)) => Ok((key.to_owned(), value.to_owned())),
+        None => Err(invalid(
+            text,
+            "a list of KEY=VALUE",
+            "write KEY=VALUE, separated by commas",
+        )),
+    };
+    items.filter(|item| !item.is_empty()).map(pair).collect()
+}
+
+fn checked(text: &str, configuration: &NamespaceConfiguration) -> Result<(), String> {
+    let checked = configuration.check();
+    checked.map_err(|error| invalid(text, "one that namespaces can have", error.remedy()))
+}
+
+pub(super) fn labels(text: &str) -> Result<BTreeMap<String, String>, String> {
+    let configuration = NamespaceConfiguration {
+        labels: pairs(text)?,
+        ..NamespaceConfiguration::default()
+    };
+    checked(text, &configuration)?;
+    Ok(configuration.labels)
+}
+
+pub(super) fn annotations(text: &str) -> Result<BTreeMap<String, String>, String> {
+    let configuration = NamespaceConfiguration {
+        annotations: pairs(text)?,
+        ..NamespaceConfiguration::default()
+    };
+    checked(text, &configuration)?;
+    Ok(configuration.annotations)
+}
+
+/// Keeps the text, which has no effect but in a note.
+pub(super) fn poll_interval(text: &str) -> Result<String, String> {
+    let is_duration = parse_duration(text).is_some();
+    text_if(
+        is_duration,
+        text,
+        "a duration",
+        "write numbers with units, as 10s",
+    )
+}
+
+/// Parses a level of Zap.
+pub(super) fn log_filter(text: &str) -> Result<&'static str, String> {
+    match (text, text.parse::<u8>()) {
+        ("debug", _) | (_, Ok(1)) => Ok("debug"),
+        ("info", _) => Ok("info"),
+        ("warn", _) => Ok("warn"),
+        ("error" | "panic", _) => Ok("error"),
+        (_, Ok(2..)) => Ok("trace"),
+        _ => Err(invalid(
+            text,
+            "a log level",
+            "write debug, info, warn, error, panic or a number from 1 to 255",
+        )),
+    }
+}
+
+/// Parses an encoder of Zap.
+pub(super) fn encoder(text: &str) -> Result<LogFormat, String> {
+    match text {
+        "json" => Ok(LogFormat::Json),
+        "console" => Ok(LogFormat::Text),
+        _ => Err(invalid(text, "an encoder", "write json or console")),
+    }
+}
