@@ -109,7 +109,7 @@ pub type Namespaces = Maybe<BTreeSet<String>>;
 
 /// Installs one Helm chart at one version for every Tenant on every cluster of a fleet
 ///
-/// Flags may be written with one dash or with two. A variable overrides its flag. docs/flags.md lists all flags, and the
+/// Flags may be written with one dash or with two. A variable overrides its flag. docs/reference/flags.md lists all flags, and the
 /// variables without a flag.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "krypton-hub", version, max_term_width = 100)]

@@ -1,4 +1,4 @@
-//! Generates the tables of flags in `docs/flags.md` and `docs/agent-flags.md`.
+//! Generates the tables of flags in `docs/reference/`.
 
 use std::path::Path;
 use std::{env, fs};
