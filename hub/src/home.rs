@@ -184,16 +184,6 @@ async fn choose_with(
     }
 }
 
-/// Longest pause after a failed write on the home cluster.
-const WRITE_RETRY_MAX: Duration = Duration::from_secs(30);
-
-/// Pause after this many consecutive failed writes on the home cluster: at first up to 1 s, doubling up to
-/// 30 s.
-pub fn write_backoff(failures: u32, jitter: f64) -> Duration {
-    // The reconciler's back-off starts at five times as much.
-    krypton_runtime::retry::backoff(failures, 5 * WRITE_RETRY_MAX, jitter) / 5
-}
-
 /// Calls [`client_named`] with the hub's user agent.
 ///
 /// Must be called inside a tokio runtime.

@@ -47,27 +47,24 @@ impl Ready {
     }
 }
 
-struct Waiting {
-    need: Need,
-    id: Id,
+/// A release that waits, and its task.
+pub(super) struct Waiting {
+    pub(super) need: Need,
+    pub(super) attempt: Attempt,
+    pub(super) begun: BootTime,
+    pub(super) span: Span,
     task: AbortHandle,
-    attempt: Attempt,
-    begun: BootTime,
-    span: Span,
 }
 
 /// A wait that ended without a slot.
 pub(super) struct Failed {
     pub(super) key: OwnerKey,
-    pub(super) action: Action,
-    pub(super) attempt: Attempt,
-    pub(super) begun: BootTime,
-    pub(super) span: Span,
+    pub(super) waiting: Waiting,
     /// `None` if the task itself has failed.
     pub(super) fault: Option<Fault>,
 }
 
-pub(super) type Waited = (OwnerKey, Result<(Slot, Option<PathBuf>), Fault>);
+pub(super) type Waited = Result<(Slot, Option<PathBuf>), Fault>;
 
 /// The waiting releases of one member, each once.
 #[derive(Default)]
@@ -102,26 +99,22 @@ impl HelmQueue {
         if self.waiting.contains_key(key) {
             return;
         }
-        let (name, member, tools) = (key.clone(), member.to_owned(), tools.clone());
+        let (member, tools) = (member.to_owned(), tools.clone());
         let (chart, urgency) = (need.chart.clone(), need.urgency);
         let waiting = async move {
             let chart = match &chart {
-                Some(chart) => match Box::pin(fetched(&tools.charts, chart)).await {
-                    Ok(path) => Some(path),
-                    Err(fault) => return (name, Err(fault)),
-                },
+                Some(chart) => Some(Box::pin(fetched(&tools.charts, chart)).await?),
                 None => None,
             };
-            (name, Ok((tools.helm.slot(&member, urgency).await, chart)))
+            Ok((tools.helm.slot(&member, urgency).await, chart))
         };
         let task = self.tasks.spawn(waiting.instrument(span.clone()));
         let waiting = Waiting {
             need,
-            id: task.id(),
-            task,
             attempt,
             begun: BootTime::now(),
             span,
+            task,
         };
         self.waiting.insert(key.clone(), waiting);
     }
@@ -133,25 +126,25 @@ impl HelmQueue {
     ) -> Option<Result<OwnerKey, Failed>> {
         let id = ended.as_ref().map_or_else(JoinError::id, |(id, _)| *id);
         // A wait that was cancelled may still have received its slot. Dropping `ended` returns that slot.
-        let key = self.waiting.iter().find(|(_, waiting)| waiting.id == id);
+        let key = self
+            .waiting
+            .iter()
+            .find(|(_, waiting)| waiting.task.id() == id);
         let key = key.map(|(key, _)| key.clone())?;
         let waiting = self.waiting.remove(&key)?;
-        let span = waiting.span;
         let fault = match ended {
-            Ok((_, (_, Ok((slot, chart))))) => {
+            Ok((_, Ok((slot, chart)))) => {
+                let span = waiting.span;
                 let ready = Ready { slot, chart, span };
                 self.ready.insert(key.clone(), (waiting.need, ready));
                 return Some(Ok(key));
             }
-            Ok((_, (_, Err(fault)))) => Some(fault),
+            Ok((_, Err(fault))) => Some(fault),
             Err(_) => None,
         };
         Some(Err(Failed {
             key,
-            action: waiting.need.action,
-            attempt: waiting.attempt,
-            begun: waiting.begun,
-            span,
+            waiting,
             fault,
         }))
     }
@@ -328,7 +321,7 @@ mod tests {
         let Some(Err(failed)) = queue.ended(ended) else {
             panic!("there is no such chart");
         };
-        assert_eq!((failed.key, failed.action), (key("acme"), install.action));
+        assert_eq!((failed.key, failed.waiting.need), (key("acme"), install));
         assert!(failed.fault.is_some());
         assert_eq!(queue.waiting(Priority::High), 0);
         drop(held);

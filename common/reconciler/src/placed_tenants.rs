@@ -267,7 +267,7 @@ impl Reconciler {
                 done.confirmed.map(|state| (state, true))
             }
             Err(Fault::Stale) => (failures > STALE_IS_SAID).then(|| {
-                let message = "what is on this cluster is not what can be seen of it: a Tenant of this name cannot be read, or changes all the time";
+                let message = "the Tenant cannot be read, or it changes before each write; look for another controller that writes it";
                 let state = State::new(Truth::Unknown, reason::NOT_WRITTEN, message);
                 (state, false)
             }),

@@ -8,24 +8,21 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use krypton_helm::chart::ChartRef;
-use krypton_helm::releases::labels::ReleaseKey;
-use krypton_helm::releases::revision::Revision;
 use krypton_helm::slots::priority::Priority;
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::lease::LeaseState;
 use krypton_runtime::newest::Newest as _;
-use krypton_types::conditions::ClusterState;
 use krypton_types::desired::DesiredState;
 use krypton_types::names;
 use krypton_types::tenant::Next;
 use tracing::{Instrument as _, Span};
 
 use super::digests::Digests;
-use super::helm_queue::{Need, Ready};
+use super::helm_queue::Need;
 use crate::actions::{Job, runs_helm};
 use crate::index::CrdState;
 use crate::owner::{OwnerKey, ReleaseOwner};
-use crate::plan::{self, Action, Attempt, Permit, Plan, View};
+use crate::plan::{self, Action, Attempt, Permit, View};
 use crate::run_loop::{Reconciler, StatusMode};
 use crate::status::throttle;
 use crate::workload::{self, Strays};
@@ -35,24 +32,6 @@ pub(super) struct Running {
     key: OwnerKey,
     attempt: Attempt,
     span: Span,
-}
-
-/// The plan for one owner of a release, and its inputs.
-struct Decided {
-    owner: ReleaseOwner,
-    release: ReleaseKey,
-    newest: Option<Revision>,
-    plan: Plan,
-    need: Option<Need>,
-    /// The chart and the Helm slot, if the action waited for them and has them.
-    ready: Option<Ready>,
-    told: Option<ClusterState>,
-    next: Option<Next>,
-    workspace_exists: bool,
-    permitted: bool,
-    last: bool,
-    desired: Arc<DesiredState>,
-    fingerprint: Arc<str>,
 }
 
 impl Reconciler {
@@ -128,19 +107,18 @@ impl Reconciler {
             self.forget(key);
             return false;
         };
-        let Some(decided) = self.decide(key, owner, now) else {
+        let Some((job, need)) = self.decide(key, owner, now) else {
             return false;
         };
-        let (owner, plan) = (&decided.owner, &decided.plan);
+        let (owner, plan) = (&job.owner, &job.plan);
         // Report a new owner before its first job ends. Without a report, it would seem to be missing on this member.
         if plan.ours && !self.report_store.has(key) {
             let before = self.slots.get(key);
             let before = before.and_then(|slot| slot.memory.last_word(owner, &self.member.name));
             let state = before.unwrap_or_else(|| plan.state.clone());
-            self.report_store
-                .put(owner, state, "", decided.next, plan.gone);
+            self.report_store.put(owner, state, "", job.next, plan.gone);
         }
-        let revision = decided.newest.as_ref().map(|newest| newest.revision);
+        let revision = job.newest.as_ref().map(|newest| newest.revision);
         if self.drift_first(key, plan, revision, now) {
             return false;
         }
@@ -148,12 +126,12 @@ impl Reconciler {
             self.queue.add_at(key.clone(), at);
             return false;
         }
-        if plan.action == Action::Nothing && !self.news(key, owner, plan, decided.next) {
-            let release = (&decided.release, revision);
-            self.begin_drift(key, owner, decided.plan, release, now);
+        if plan.action == Action::Nothing && !self.news(key, owner, plan, job.next) {
+            let release = (&job.release, revision);
+            self.begin_drift(key, &job.owner, job.plan, release, now);
             return false;
         }
-        self.begin(key, decided)
+        self.begin(job, need)
     }
 
     fn forget(&mut self, key: &OwnerKey) {
@@ -164,8 +142,14 @@ impl Reconciler {
         self.report_store.forget(key);
     }
 
-    /// Plans for one owner; `None` while its back-off lasts.
-    fn decide(&mut self, key: &OwnerKey, owner: ReleaseOwner, now: BootTime) -> Option<Decided> {
+    /// Plans for one owner; `None` while its back-off lasts. Returns the planned job, with its chart and slot if it
+    /// has waited for them, and what it needs for a Helm run.
+    fn decide(
+        &mut self,
+        key: &OwnerKey,
+        owner: ReleaseOwner,
+        now: BootTime,
+    ) -> Option<(Job, Option<Need>)> {
         let cluster = &self.member.name;
         let release_key = owner.release(cluster);
         let desired = self.desired_now();
@@ -246,21 +230,24 @@ impl Reconciler {
         if let Some(at) = plan.wake {
             self.queue.add_at(key.clone(), at);
         }
-        Some(Decided {
+        let job = Job {
+            key: key.clone(),
             newest: newest.cloned(),
-            release: release_key,
+            revisions: Vec::new(),
             owner,
             plan,
-            need,
-            ready,
             told,
             next,
             workspace_exists,
-            permitted,
+            tenants: self.index.crd().unwrap_or(CrdState::Missing),
             last,
             desired: Arc::clone(&desired),
             fingerprint,
-        })
+            permitted,
+            ready,
+            release: release_key,
+        };
+        Some((job, need))
     }
 
     /// Whether no owner stays on the member after this one.
@@ -277,70 +264,36 @@ impl Reconciler {
     }
 
     /// Starts the action, or waits for its chart, slot or turn. Returns true if it waits for a turn.
-    fn begin(&mut self, key: &OwnerKey, decided: Decided) -> bool {
-        let Decided {
-            newest,
-            release,
-            owner,
-            plan,
-            need,
-            ready,
-            told,
-            next,
-            workspace_exists,
-            permitted,
-            last,
-            desired,
-            fingerprint,
-        } = decided;
-        let span = match &ready {
+    fn begin(&mut self, mut job: Job, need: Option<Need>) -> bool {
+        let key = job.key.clone();
+        let span = match &job.ready {
             Some(ready) => ready.span.clone(),
-            None => key.span(&self.member.name, owner.generation(), &release),
+            None => key.span(&self.member.name, job.owner.generation(), &job.release),
         };
-        span.record("action", plan.action.name());
-        let reading = matches!(plan.action, Action::ReadRelease(_));
-        let attempt = Attempt::of(&owner, &desired, &fingerprint);
-        if let Some(need) = need.filter(|_| ready.is_none()) {
-            let of_member = (&*self.member.name, &self.performer.tools);
-            if let Some(slot) = self.slots.get_mut(key) {
-                slot.reading = reading;
+        span.record("action", job.plan.action.name());
+        let attempt = Attempt::of(&job.owner, &job.desired, &job.fingerprint);
+        let slot = self.slots.entry(key.clone()).or_default();
+        if job.ready.is_none() {
+            if let Some(need) = need {
+                slot.reading = matches!(job.plan.action, Action::ReadRelease(_));
+                let of_member = (&*self.member.name, &self.performer.tools);
+                self.helm.wait(&key, need, attempt, span, of_member);
+                return false;
             }
-            self.helm.wait(key, need, attempt, span, of_member);
-            return false;
-        }
-        if ready.is_none() {
             if !self.calls.is_free() {
-                self.calls.add(key.clone());
+                self.calls.add(key);
                 return true;
             }
             self.calls.start(key.clone());
         }
         self.queue.start(key.clone());
-        if let Some(slot) = self.slots.get_mut(key) {
-            slot.removing = owner.is_going();
-            slot.reading = reading;
-        }
-        let revisions = self.index.release(&release).into_iter();
-        let job = Job {
-            key: key.clone(),
-            newest,
-            revisions: revisions.cloned().collect(),
-            owner,
-            plan,
-            told,
-            next,
-            release,
-            workspace_exists,
-            tenants: self.index.crd().unwrap_or(CrdState::Missing),
-            last,
-            desired,
-            fingerprint,
-            permitted,
-            ready,
-        };
+        slot.removing = job.owner.is_going();
+        slot.reading = matches!(job.plan.action, Action::ReadRelease(_));
+        let revisions = self.index.release(&job.release).into_iter();
+        job.revisions = revisions.cloned().collect();
         let performing = Arc::clone(&self.performer).perform(Box::new(job));
         let running = Running {
-            key: key.clone(),
+            key,
             attempt,
             span: span.clone(),
         };

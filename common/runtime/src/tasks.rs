@@ -106,7 +106,7 @@ impl<K, T: Send + 'static> KeyedTasks<K, T> {
         task
     }
 
-    /// Waits until a task ends. Waits forever if there is none.
+    /// Waits until a task ends. Waits forever if no task runs.
     pub async fn next(&mut self) -> (K, Result<T, JoinError>) {
         loop {
             let Some(ended) = self.tasks.join_next_with_id().await else {
@@ -117,6 +117,11 @@ impl<K, T: Send + 'static> KeyedTasks<K, T> {
                 return (key, ended.map(|(_, result)| result));
             }
         }
+    }
+
+    /// Returns the keys of the running tasks.
+    pub fn keys(&self) -> impl Iterator<Item = &K> {
+        self.keys.values()
     }
 
     /// Waits until all tasks have ended, and drops their results.

@@ -199,12 +199,13 @@ impl<K: Ord + Clone> WorkQueue<K> {
         }
     }
 
-    /// Keeps a key from leaving the queue before this time.
+    /// Keeps a key from leaving the queue before this time. A key that waits for a later time keeps waiting until it is
+    /// added again.
     pub fn delay(&mut self, key: K, until: BootTime) {
         self.entries.entry(key).or_default().not_before = until;
     }
 
-    /// Ends the back-off of a key, because its object is another one now.
+    /// Ends the back-off of a key, because its object is another one now. The caller also adds the key.
     pub fn reset(&mut self, key: &K) {
         if let Some(entry) = self.entries.get_mut(key) {
             (entry.not_before, entry.failures) = (BootTime::default(), 0);
@@ -512,8 +513,9 @@ mod tests {
                         *earliest = time.min(*earliest);
                     }
                     2 => {
-                        queue.delay(key, time);
-                        not_before.insert(key, time);
+                        let until = time.max(not_before.get(&key).copied().unwrap_or_default());
+                        queue.delay(key, until);
+                        not_before.insert(key, until);
                     }
                     3 if busy.remove(&key) => queue.done(&key, Outcome::Done, now, 0.0),
                     4 => {

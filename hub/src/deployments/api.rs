@@ -23,7 +23,6 @@ pub(super) enum Write {
 
 /// A completed write.
 pub(super) struct Written {
-    pub(super) key: DeploymentKey,
     /// The version before the write.
     pub(super) before: Option<String>,
     /// `None` if nothing was written.
@@ -73,7 +72,6 @@ pub(super) async fn write(
         Some(Outcome::Forgets) | None => (None, Vec::new()),
     };
     Written {
-        key,
         before,
         object,
         forgets,
@@ -138,7 +136,6 @@ async fn write_now(
 
 /// A reread deletion. `found` is `None` if the read failed or the object is not deleted.
 pub(super) struct Reading {
-    pub(super) key: DeploymentKey,
     pub(super) uid: String,
     pub(super) found: Option<Deletion>,
 }
@@ -146,7 +143,7 @@ pub(super) struct Reading {
 pub(super) async fn read(client: Client, key: DeploymentKey, uid: String) -> Reading {
     let objects: Api<KryptonDeployment> = Api::namespaced(client.clone(), &key.namespace);
     let found = read_deletion(client, &objects, &key.name, &uid).await;
-    Reading { key, uid, found }
+    Reading { uid, found }
 }
 
 #[cfg(test)]

@@ -12,7 +12,9 @@ use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_crds::krypton_deployment::{KryptonDeployment, Place};
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::newest::NewestSeen as _;
+use krypton_runtime::tasks::KeyedTasks;
 use krypton_runtime::watch::listed_anew;
+use krypton_runtime::work_queue::{Outcome, WorkQueue};
 use krypton_types::deployment::{DeploymentKey, DesiredDeployment, ReportedEvent};
 use krypton_types::error_chain::chain;
 use krypton_types::names;
@@ -21,7 +23,7 @@ use kube::core::DeserializeGuard;
 use kube::runtime::watcher::{self, Config, Event, watcher};
 use kube::{Client, CustomResourceExt as _, Resource as _, ResourceExt as _};
 use tokio::sync::watch;
-use tokio::task::{JoinError, JoinSet};
+use tokio::task::JoinError;
 use tokio_util::sync::CancellationToken;
 use tracing::field::Empty;
 use tracing::{Instrument as _, Span};
@@ -32,15 +34,13 @@ use crate::deployments::plan::{At, Decision, News, Site, View, decide, warning};
 use crate::deployments::target::{self, Cluster, Named as Aimed, Sight, named, trusted};
 use crate::discovery::Kind;
 use crate::discovery::named_secrets::{Findings, Named, Naming, SecretName};
-use crate::leader::home_writer::{Deletion, HomeWrites, Wrote};
+use crate::leader::home_writer::{self, Deletion, HomeWrites, Wrote};
 use crate::leader::{Leader, Watched};
 use crate::members::deployment_orders::{DEPLOYMENTS_MAX, Deployments, ORDERS_MAX};
 use crate::members::found::Found as Clusters;
 use crate::notices::EventRecorder;
 use crate::tenants::Reports;
 
-/// Minimum interval between two writes of one object.
-const PACE: Duration = Duration::from_secs(1);
 /// Pause after a failed read or a write conflict, with 50 % jitter.
 const AFTER_FAILURE: Duration = Duration::from_secs(3);
 /// Retry interval for checking whether home's CRD retains `status.places`.
@@ -108,11 +108,6 @@ struct Slot {
     object: Arc<KryptonDeployment>,
     deletion: Option<Deletion>,
     told: RecordedEvents,
-    /// The earliest time of the next write or read.
-    next: BootTime,
-    busy: bool,
-    /// Consecutive failed writes. A conflict does not count.
-    failures: u32,
 }
 
 /// The state of the list of one kind.
@@ -122,9 +117,11 @@ struct Known {
     synced: bool,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct DeploymentStore {
     slots: BTreeMap<DeploymentKey, Slot>,
+    /// The objects to write or read.
+    queue: WorkQueue<DeploymentKey>,
     listing: BTreeSet<DeploymentKey>,
     synced: bool,
     /// Consecutive 403 or 404 responses of home.
@@ -133,6 +130,21 @@ struct DeploymentStore {
     of_clusters: Known,
     /// Home's CRD drops `status.places`. The hub decides nothing until this time.
     forgets: Option<BootTime>,
+}
+
+impl Default for DeploymentStore {
+    fn default() -> Self {
+        Self {
+            slots: BTreeMap::new(),
+            queue: home_writer::queue(REQUESTS),
+            listing: BTreeSet::new(),
+            synced: false,
+            refused: 0,
+            clusters: target::Clusters::default(),
+            of_clusters: Known::default(),
+            forgets: None,
+        }
+    }
 }
 
 /// Reconciles KryptonDeployments until `stop`. Every hub publishes orders. Only the leader writes.
@@ -161,7 +173,9 @@ pub async fn run(keep: Controller, mut lead: Leader, stop: CancellationToken) {
             members.begins(tenure.as_ref());
             // A standby's view may be stale: the leader orders and writes nothing based on it.
             store.unlist();
-            requests.readings = JoinSet::new();
+            for key in std::mem::take(&mut requests.readings).keys() {
+                store.queue.done(key, Outcome::Done, now, 0.0);
+            }
         }
         if leading && led != tenure.as_ref().map(|tenure| tenure.since) {
             // The previous leader recorded the earlier events.
@@ -195,12 +209,12 @@ pub async fn run(keep: Controller, mut lead: Leader, stop: CancellationToken) {
             Ok(()) = findings.changed() => news = true,
             Some(event) = objects.next() => news = store.see(event, &keep),
             Some(event) = members.next() => news = store.see_member(event),
-            Some(written) = requests.writes.join_next(), if !requests.writes.is_empty() => {
-                store.write_ended(written, &keep);
+            (key, written) = requests.writes.next() => {
+                store.write_ended(key, written, &keep);
                 news = true;
             }
-            Some(reading) = requests.readings.join_next(), if !requests.readings.is_empty() => {
-                store.reading_ended(reading);
+            (key, reading) = requests.readings.next() => {
+                store.reading_ended(key, reading);
                 news = true;
             }
             () = clock::sleep_until(due, now) => {}
@@ -215,8 +229,8 @@ pub async fn run(keep: Controller, mut lead: Leader, stop: CancellationToken) {
 /// Requests in flight.
 #[derive(Default)]
 struct Requests {
-    writes: JoinSet<Written>,
-    readings: JoinSet<Reading>,
+    writes: KeyedTasks<DeploymentKey, Written>,
+    readings: KeyedTasks<DeploymentKey, Reading>,
 }
 
 impl Requests {
@@ -229,15 +243,16 @@ impl Requests {
         (leading, won): (bool, Option<Timestamp>),
         now: BootTime,
     ) -> Option<BootTime> {
-        let mut wake: Option<BootTime> = None;
+        if !leading {
+            return None;
+        }
+        let mut steps = BTreeMap::new();
         for (key, decision, deeds) in decisions {
-            let slot = store.slots.get_mut(&key).filter(|_| leading);
-            let Some(slot) = slot else { continue };
+            let Some(slot) = store.slots.get_mut(&key) else {
+                continue;
+            };
             if let Some(won) = won {
                 slot.tell(deeds, won, &keep.notices);
-            }
-            if slot.busy {
-                continue;
             }
             let Some(mut step) = Step::of(decision, &slot.object) else {
                 continue;
@@ -250,28 +265,38 @@ impl Requests {
             if let Step::Write(Write::Status(status), _) = &mut step {
                 status.hub_epoch = Some(epoch);
             }
-            let free = self.writes.len() + self.readings.len() < REQUESTS;
-            if slot.next > now || !free {
-                let soon = BootTime(now.0 + LOOK_EVERY);
-                let due = if free { slot.next } else { soon };
-                wake = Some(wake.map_or(due, |wake| wake.min(due)));
-                continue;
-            }
-            (slot.busy, slot.next) = (true, BootTime(now.0 + PACE));
-            let (client, span) = (keep.client.clone(), span(&key, &slot.object));
-            match step {
-                Step::Read => {
-                    let uid = slot.object.metadata.uid.clone().unwrap_or_default();
-                    self.readings.spawn(read(client, key, uid).instrument(span));
-                }
-                Step::Write(what, news) => {
-                    let object = Arc::clone(&slot.object);
-                    let write = write(client, key, object, what, news);
-                    self.writes.spawn(lead.tracked(write.instrument(span)));
-                }
+            store.queue.add(key.clone());
+            steps.insert(key, step);
+        }
+        while let Some(key) = store.queue.pop(now) {
+            if let (Some(slot), Some(step)) = (store.slots.get(&key), steps.remove(&key)) {
+                home_writer::start(&mut store.queue, key.clone(), now);
+                self.begin(key, &slot.object, step, (keep, lead));
             }
         }
-        wake
+        store.queue.wake()
+    }
+
+    fn begin(
+        &mut self,
+        key: DeploymentKey,
+        object: &Arc<KryptonDeployment>,
+        step: Step,
+        (keep, lead): (&Controller, &Leader),
+    ) {
+        let (client, of, span) = (keep.client.clone(), key.clone(), span(&key, object));
+        match step {
+            Step::Read => {
+                let uid = object.metadata.uid.clone().unwrap_or_default();
+                let read = read(client, of, uid).instrument(span);
+                self.readings.spawn(key, read);
+            }
+            Step::Write(what, news) => {
+                let write = write(client, of, Arc::clone(object), what, news);
+                let write = lead.tracked(write.instrument(span));
+                self.writes.spawn(key, write);
+            }
+        }
     }
 }
 
@@ -328,8 +353,7 @@ impl DeploymentStore {
         (self.synced, self.refused, self.of_clusters.synced) = (false, 0, false);
         self.forgets = None;
         for slot in self.slots.values_mut() {
-            // Reads in flight are dropped. A write in flight completes and reports its result.
-            (slot.deletion, slot.busy) = (None, false);
+            slot.deletion = None;
         }
     }
 
@@ -543,7 +567,8 @@ impl DeploymentStore {
             }
             Ok(Event::InitDone) => {
                 let listed = std::mem::take(&mut self.listing);
-                self.slots.retain(|key, _| listed.contains(key));
+                let gone = self.slots.extract_if(.., |key, _| !listed.contains(key));
+                gone.for_each(|(key, _)| self.queue.forget(&key));
                 self.synced = true;
                 true
             }
@@ -556,6 +581,7 @@ impl DeploymentStore {
             Ok(Event::Delete(guard)) => {
                 if let Some((key, _)) = read(guard) {
                     self.slots.remove(&key);
+                    self.queue.forget(&key);
                 }
                 true
             }
@@ -602,10 +628,8 @@ impl DeploymentStore {
             object: Arc::new(object),
             deletion: None,
             told: RecordedEvents::default(),
-            next: BootTime::default(),
-            busy: false,
-            failures: 0,
         };
+        self.queue.reset(&key);
         self.slots.insert(key, slot);
     }
 
@@ -641,38 +665,43 @@ impl DeploymentStore {
         before.as_ref() != Some(&cluster)
     }
 
-    fn write_ended(&mut self, written: Result<Written, JoinError>, keep: &Controller) {
+    fn write_ended(
+        &mut self,
+        key: DeploymentKey,
+        written: Result<Written, JoinError>,
+        keep: &Controller,
+    ) {
         match written {
             Ok(written) => {
                 if let Some(came) = written.came {
                     keep.writes.count(HomeWrites::DEPLOYMENT, came);
                 }
-                self.take_written(written, &keep.notices);
+                self.take_written(key, written, &keep.notices);
             }
             Err(error) => {
-                tracing::error!(%error, "a write of a KryptonDeployment ended badly");
-                self.none_busy();
+                tracing::error!(%error, deployment = %key, "the write of a KryptonDeployment panicked");
+                self.ended(&key, Outcome::Failed);
             }
         }
     }
 
-    fn reading_ended(&mut self, reading: Result<Reading, JoinError>) {
+    fn reading_ended(&mut self, key: DeploymentKey, reading: Result<Reading, JoinError>) {
         match reading {
-            Ok(reading) => self.take_reading(&reading),
+            Ok(reading) => self.take_reading(&key, &reading),
             Err(error) => {
-                tracing::error!(%error, "a read of a KryptonDeployment ended badly");
-                self.none_busy();
+                tracing::error!(%error, deployment = %key, "the read of a KryptonDeployment panicked");
+                self.ended(&key, Outcome::Failed);
             }
         }
     }
 
     /// Stores the written object, unless the watch has delivered a newer one.
-    fn take_written(&mut self, written: Written, notices: &EventRecorder) {
+    fn take_written(&mut self, key: DeploymentKey, written: Written, notices: &EventRecorder) {
         if written.forgets
             && self.forgets.is_none()
-            && let Some(slot) = self.slots.get(&written.key)
+            && let Some(slot) = self.slots.get(&key)
         {
-            span(&written.key, &slot.object).in_scope(|| tracing::warn!("{FORGETS}"));
+            span(&key, &slot.object).in_scope(|| tracing::warn!("{FORGETS}"));
             tell(&slot.object, vec![warning("CrdOutdated", FORGETS)], notices);
         }
         if written.forgets {
@@ -681,39 +710,43 @@ impl DeploymentStore {
         if let Some(object) = &written.object {
             tell(object, written.news, notices);
         }
+        let outcome = match (&written.object, written.came) {
+            (Some(_), _) => Outcome::Done,
+            (None, Some(Wrote::Failed)) => Outcome::Failed,
+            (None, Some(Wrote::Ok | Wrote::Conflict) | None) => Outcome::Again(later()),
+        };
+        self.ended(&key, outcome);
         // The watch may have delivered the object's deletion first.
-        let Some(slot) = self.slots.get_mut(&written.key) else {
+        let Some(slot) = self.slots.get_mut(&key) else {
             return;
         };
-        slot.busy = false;
-        slot.failures = match written.came {
-            Some(Wrote::Failed) => slot.failures.saturating_add(1),
-            Some(Wrote::Ok | Wrote::Conflict) | None => 0,
-        };
-        let Some(mut object) = written.object else {
-            slot.next = match slot.failures {
-                0 => later(),
-                failures => BootTime(
-                    BootTime::now().0 + crate::home::write_backoff(failures, rand::random()),
-                ),
-            };
-            return;
-        };
-        if slot.object.metadata.resource_version == written.before {
+        if let Some(mut object) = written.object
+            && slot.object.metadata.resource_version == written.before
+        {
             object.metadata.managed_fields = None;
             slot.object = Arc::new(object);
         }
     }
 
-    fn take_reading(&mut self, reading: &Reading) {
-        let Some(slot) = self.slots.get_mut(&reading.key) else {
-            return;
+    fn take_reading(&mut self, key: &DeploymentKey, reading: &Reading) {
+        let slot = self.slots.get_mut(key);
+        let same = slot.filter(|slot| slot.object.metadata.uid.as_ref() == Some(&reading.uid));
+        let outcome = match (same, reading.found) {
+            (Some(slot), Some(found)) => {
+                slot.deletion = Some(found);
+                Outcome::Done
+            }
+            _ => Outcome::Again(later()),
         };
-        slot.busy = false;
-        let same = slot.object.metadata.uid.as_ref() == Some(&reading.uid);
-        match reading.found.filter(|_| same) {
-            Some(found) => slot.deletion = Some(found),
-            None => slot.next = later(),
+        self.ended(key, outcome);
+    }
+
+    /// Ends a request. The next decision finds what is left to do.
+    fn ended(&mut self, key: &DeploymentKey, outcome: Outcome) {
+        self.queue
+            .done(key, outcome, BootTime::now(), rand::random());
+        if !self.slots.contains_key(key) {
+            self.queue.forget(key);
         }
     }
 
@@ -721,12 +754,6 @@ impl DeploymentStore {
     fn forget_told(&mut self) {
         for slot in self.slots.values_mut() {
             slot.told = RecordedEvents::default();
-        }
-    }
-
-    fn none_busy(&mut self) {
-        for slot in self.slots.values_mut() {
-            slot.busy = false;
         }
     }
 }

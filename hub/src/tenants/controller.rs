@@ -13,7 +13,9 @@ use krypton_runtime::call::call;
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::effect;
 use krypton_runtime::events::{Events, ObjectEvent};
+use krypton_runtime::tasks::KeyedTasks;
 use krypton_runtime::watch::listed_anew;
+use krypton_runtime::work_queue::{Outcome, WorkQueue};
 use krypton_types::conditions::Phase;
 use krypton_types::error_chain::chain;
 use krypton_types::names;
@@ -31,15 +33,13 @@ use tracing::{Instrument as _, Span};
 
 use super::concerns::{Concerns, recorded_with};
 use super::placement::{self, Deletion, Step, Verdict};
-use crate::leader::home_writer::{self, HomeWrites, Wrote};
+use crate::leader::home_writer::{self, HomeWrites, PACE, Wrote};
 use crate::leader::{Leader, Watched};
 use crate::members::placement_orders::Placements;
 use crate::members::tenant_reports::{Dirty, Heard, Reports, START_GRACE};
 use crate::tenants::placement_orders::{CrdSeen, Doubted, Placing};
 use crate::tenants::status::{Memory, Now, Rules, decide, misses};
 
-/// Minimum interval between two writes of one Tenant's status.
-const PACE: Duration = Duration::from_secs(1);
 /// Minimum interval between two checks that write nothing. Many reports change nothing here.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// Throttle for each scanned member. In a fleet of 5,000, a Tenant with unnamed members is checked every 5
@@ -58,12 +58,6 @@ const RECORD_AGAIN: Duration = Duration::from_secs(600);
 struct Slot {
     tenant: Arc<Tenant>,
     memory: Memory,
-    /// The earliest time of the next check.
-    next: BootTime,
-    /// Whether a write is in flight. The Tenant is checked again after it.
-    writing: bool,
-    /// Consecutive failed writes. A conflict does not count.
-    failures: u32,
     /// The last written `status.next`. A CRD with an earlier schema drops it.
     wrote_next: Option<Vec<NextStep>>,
 }
@@ -73,9 +67,6 @@ impl Slot {
         Self {
             tenant,
             memory: Memory::default(),
-            next: BootTime::default(),
-            writing: false,
-            failures: 0,
             wrote_next: None,
         }
     }
@@ -123,7 +114,7 @@ pub(super) enum Turn {
 }
 
 /// Home's Tenants, and the set of Tenants to check.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct TenantStore {
     /// `Some` if the hub places Tenants.
     placing: Option<Placing>,
@@ -133,9 +124,7 @@ pub(super) struct TenantStore {
     listed: BTreeSet<TenantKey>,
     /// Whether the list is complete.
     synced: bool,
-    dirty: BTreeSet<TenantKey>,
-    /// Tenants to check later, by time.
-    later: BTreeSet<(BootTime, TenantKey)>,
+    queue: WorkQueue<TenantKey>,
     /// The Tenants that concern a member name or a cluster UID.
     index: Concerns,
     /// Tenants with unnamed members, known only as a count. Any member may be one of them.
@@ -144,9 +133,24 @@ pub(super) struct TenantStore {
     decided: u64,
 }
 
+impl Default for TenantStore {
+    fn default() -> Self {
+        Self {
+            placing: None,
+            no_records: None,
+            slots: BTreeMap::new(),
+            listed: BTreeSet::new(),
+            synced: false,
+            queue: home_writer::queue(WRITERS),
+            index: Concerns::default(),
+            missing: BTreeSet::new(),
+            decided: 0,
+        }
+    }
+}
+
 /// A completed write.
 struct Written {
-    key: TenantKey,
     before: Option<String>,
     object: Option<Tenant>,
     /// Whether the write was to record the placement.
@@ -180,7 +184,7 @@ pub async fn run(
         ..TenantStore::default()
     };
     let told = Events::start(client.clone(), instance);
-    let mut writes: JoinSet<Written> = JoinSet::new();
+    let mut writes: KeyedTasks<TenantKey, Written> = KeyedTasks::default();
     let mut looks: JoinSet<(Doubted, Option<CrdSeen>)> = JoinSet::new();
     let mut look_next = BootTime::default();
     let mut led = None;
@@ -226,7 +230,7 @@ pub async fn run(
                 wall: clock::wall(),
                 patient: patient_until.is_some(),
             };
-            while store.synced && writes.len() < WRITERS {
+            while store.synced {
                 let (key, tenant, change) = match store.next(&reports, &rules, &lead, now) {
                     Turn::Write(key, tenant, change) => (key, tenant, change),
                     Turn::Yield => {
@@ -236,12 +240,10 @@ pub async fn run(
                     Turn::Rest => break,
                 };
                 let span = span(&key, &tenant);
-                let write = write(client.clone(), key, tenant, change);
-                writes.spawn(lead.tracked(write.instrument(span)));
+                let write = write(client.clone(), key.clone(), tenant, change);
+                writes.spawn(key, lead.tracked(write.instrument(span)));
             }
-            let wakes = store
-                .wakes()
-                .filter(|_| store.synced && writes.len() < WRITERS);
+            let wakes = store.queue.wake().filter(|_| store.synced);
             wake = wake.into_iter().chain(wakes).min();
         }
         tokio::select! {
@@ -255,26 +257,19 @@ pub async fn run(
             },
             Some(looked) = looks.join_next(), if !looks.is_empty() => {
                 if let (Ok((of, deletion)), Some(placing)) = (looked, &mut store.placing) {
-                    store.dirty.extend(of.keys().cloned());
+                    store.queue.extend(of.keys().cloned());
                     placing.told(of, deletion);
                 }
             }
-            Some(written) = writes.join_next(), if !writes.is_empty() => match written {
+            (key, written) = writes.next() => match written {
                 Ok(written) => {
                     reports.writes.count(HomeWrites::TENANT, written.came);
-                    // Record events only after the write succeeds: a rejected write is retried.
-                    if let Some(tenant) = &written.object {
-                        let orphaned = written.orphaned.as_deref().map(orphaned);
-                        let phase = written.phase.as_deref().map(phase_set);
-                        for news in orphaned.into_iter().chain(phase) {
-                            told.tell(tenant.object_ref(&()), news);
-                        }
-                    }
-                    store.take_written(written, &reports, BootTime::now());
+                    record_events(&told, &written);
+                    store.take_written(key, written, &reports, BootTime::now());
                 }
                 Err(error) => {
-                    tracing::error!(%error, "a write of a status ended badly");
-                    store.none_in_flight();
+                    tracing::error!(%error, tenant = %key, "the write of a Tenant panicked");
+                    store.queue.done(&key, Outcome::Failed, BootTime::now(), rand::random());
                 }
             },
             () = clock::sleep_until(wake, now) => {}
@@ -334,30 +329,22 @@ impl TenantStore {
         now: Now,
     ) -> Turn {
         let mut steps = 0;
-        while self.later.first().is_some_and(|(at, _)| *at <= now.boot) {
-            let due = self.later.pop_first();
-            self.dirty.extend(due.map(|(_, key)| key));
-        }
-        while !self.dirty.is_empty() {
+        while self.queue.is_free() {
             if steps >= STEPS {
                 return Turn::Yield;
             }
-            let Some(key) = self.dirty.pop_first() else {
+            let Some(key) = self.queue.pop(now.boot) else {
                 break;
             };
             steps += 1;
-            let Some(slot) = self.slots.get(&key).filter(|slot| !slot.writing) else {
+            let Some(slot) = self.slots.get(&key) else {
                 continue;
             };
-            if slot.next > now.boot {
-                self.later.insert((slot.next, key));
-                continue;
-            }
             let tenant = Arc::clone(&slot.tenant);
             let recorded = tenant.status.as_ref();
             let Some(epoch) = lead.mark(recorded.and_then(|status| status.hub_epoch)) else {
                 // A later leader wrote it. Check it again under a later epoch.
-                self.later.insert((BootTime(now.boot.0 + PACE), key));
+                self.queue.add_at(key, BootTime(now.boot.0 + PACE));
                 continue;
             };
             let (heard, scanned) = heard(reports, &key, &tenant, &slot.memory, now.boot);
@@ -372,9 +359,6 @@ impl TenantStore {
             if verdict.place.is_some() {
                 decision.status.place = verdict.place;
             }
-            if let Some(due) = decision.due {
-                self.later.insert((due, key.clone()));
-            }
             let Some(slot) = self.slots.get_mut(&key) else {
                 continue;
             };
@@ -385,21 +369,30 @@ impl TenantStore {
             }
             slot.memory = decision.memory;
             let change = match verdict.step {
-                Step::Begin(member) => Change::Begin(member),
-                Step::End { orphaned } => Change::End { orphaned },
-                Step::Nothing if slot.says(&decision.status) => {
-                    slot.next = BootTime(now.boot.0 + LOOK_EVERY.max(scan));
-                    continue;
-                }
+                Step::Begin(member) => Some(Change::Begin(member)),
+                Step::End { orphaned } => Some(Change::End { orphaned }),
+                Step::Nothing if slot.says(&decision.status) => None,
                 Step::Nothing => {
                     decision.status.hub_epoch = Some(epoch);
                     slot.wrote_next = Some(decision.status.next.clone());
-                    Change::Status(Box::new(decision.status))
+                    Some(Change::Status(Box::new(decision.status)))
                 }
             };
-            slot.next = BootTime(now.boot.0 + PACE.max(scan));
-            slot.writing = true;
-            return Turn::Write(key, tenant, change);
+            let pause = match change {
+                Some(_) => PACE,
+                None => LOOK_EVERY,
+            };
+            if change.is_some() {
+                self.queue.start(key.clone());
+            }
+            let next = BootTime(now.boot.0 + pause.max(scan));
+            self.queue.delay(key.clone(), next);
+            if let Some(due) = decision.due {
+                self.queue.add_at(key.clone(), due);
+            }
+            if let Some(change) = change {
+                return Turn::Write(key, tenant, change);
+            }
         }
         Turn::Rest
     }
@@ -453,24 +446,23 @@ impl TenantStore {
 
     /// Simulates a write that completes before any other event.
     pub(super) fn was_written(&mut self, key: &TenantKey, object: Tenant, reports: &Reports) {
+        let due = self.queue.due_at(key);
         self.put(key.clone(), object, reports);
-        self.dirty.remove(key);
-        if let Some(slot) = self.slots.get_mut(key) {
-            (slot.writing, slot.next) = (false, BootTime::default());
+        let now = BootTime::default();
+        self.queue.done(key, Outcome::Done, now, 0.0);
+        self.queue.forget(key);
+        if let Some(due) = due {
+            self.queue.add_at(key.clone(), due);
         }
-    }
-
-    fn wakes(&self) -> Option<BootTime> {
-        self.later.first().map(|(at, _)| *at)
     }
 
     fn touch(&mut self, keys: BTreeSet<TenantKey>) {
         let here = keys.into_iter().filter(|key| self.slots.contains_key(key));
-        self.dirty.extend(here);
+        self.queue.extend(here);
     }
 
     fn touch_all(&mut self) {
-        self.dirty.extend(self.slots.keys().cloned());
+        self.queue.extend(self.slots.keys().cloned());
     }
 
     /// Discards the memory of earlier decisions.
@@ -478,13 +470,6 @@ impl TenantStore {
         for slot in self.slots.values_mut() {
             slot.memory = Memory::default();
             slot.wrote_next = None;
-        }
-        self.touch_all();
-    }
-
-    fn none_in_flight(&mut self) {
-        for slot in self.slots.values_mut() {
-            slot.writing = false;
         }
         self.touch_all();
     }
@@ -546,17 +531,15 @@ impl TenantStore {
         let tenant = Arc::new(tenant);
         let before = self.slots.get(&key).map(|slot| Arc::clone(&slot.tenant));
         self.index.follow(&key, before.as_deref(), Some(&tenant));
-        self.dirty.insert(key.clone());
+        self.queue.add(key.clone());
         if let Some(placing) = &mut self.placing {
             placing.touch([key.clone()]);
         }
         match self.slots.get_mut(&key) {
             // The Tenant was recreated: the memory belongs to its predecessor.
             Some(slot) if slot.tenant.metadata.uid != tenant.metadata.uid => {
-                *slot = Slot {
-                    writing: slot.writing,
-                    ..Slot::new(tenant)
-                };
+                *slot = Slot::new(tenant);
+                self.queue.reset(&key);
             }
             Some(slot) => slot.tenant = tenant,
             None => {
@@ -570,41 +553,48 @@ impl TenantStore {
             self.index.follow(key, Some(&slot.tenant), None);
             self.missing.remove(key);
         }
+        self.queue.forget(key);
     }
 
     /// Stores the written object, unless the watch has delivered a newer one.
-    fn take_written(&mut self, written: Written, reports: &Reports, now: BootTime) {
-        let Some(slot) = self.slots.get_mut(&written.key) else {
-            return;
+    fn take_written(&mut self, key: TenantKey, written: Written, reports: &Reports, now: BootTime) {
+        // After a conflict or a success, check again after the throttle.
+        let outcome = match written.came {
+            Wrote::Failed => Outcome::Failed,
+            Wrote::Ok | Wrote::Conflict => Outcome::Again(now),
         };
-        slot.writing = false;
+        self.queue.done(&key, outcome, now, rand::random());
+        let Some(slot) = self.slots.get_mut(&key) else {
+            return self.queue.forget(&key);
+        };
         if written.object.is_none() {
             slot.wrote_next = None;
-        }
-        slot.failures = match written.came {
-            Wrote::Failed => slot.failures.saturating_add(1),
-            Wrote::Ok | Wrote::Conflict => 0,
-        };
-        if slot.failures > 0 {
-            let pause = crate::home::write_backoff(slot.failures, rand::random());
-            slot.next = BootTime(now.0 + pause);
         }
         if let Some(object) = written.object.as_ref().filter(|_| written.recording) {
             match place(object) {
                 // The next step writes no status, so the throttle does not apply. A user waits for it.
-                Some(_) if !is_held(object) => slot.next = BootTime::default(),
+                Some(_) if !is_held(object) => self.queue.reset(&key),
                 Some(_) => {}
                 None => self.no_records = Some(BootTime(now.0 + RECORD_AGAIN)),
             }
         }
+        // Otherwise, the watch has delivered a newer object.
         let newest = slot.version() == written.before.as_ref();
         if let Some(object) = written.object.filter(|_| newest) {
-            self.put(written.key, object, reports);
-        } else {
-            // The write was rejected or lost, or the watch delivered a newer object. Check again after the
-            // throttle.
-            self.dirty.insert(written.key);
+            self.put(key, object, reports);
         }
+    }
+}
+
+/// Records the events of a write after it succeeded. A rejected write is retried.
+fn record_events(events: &Events, written: &Written) {
+    let Some(tenant) = &written.object else {
+        return;
+    };
+    let orphaned = written.orphaned.as_deref().map(orphaned);
+    let phase = written.phase.as_deref().map(phase_set);
+    for event in orphaned.into_iter().chain(phase) {
+        events.tell(tenant.object_ref(&()), event);
     }
 }
 
@@ -746,7 +736,6 @@ async fn write(client: Client, key: TenantKey, tenant: Arc<Tenant>, change: Chan
         Change::Status(_) | Change::Begin(_) => None,
     };
     Written {
-        key,
         before,
         object,
         recording,

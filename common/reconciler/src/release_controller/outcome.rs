@@ -33,24 +33,21 @@ impl Reconciler {
         };
         let Failed {
             key,
-            action,
-            attempt,
-            begun,
-            span,
+            waiting,
             fault,
         } = failed;
         let now = BootTime::now();
         let outcome = fault.as_ref().map_or("failed", Fault::outcome);
-        span.record("outcome", outcome);
-        let _within = span.entered();
+        waiting.span.record("outcome", outcome);
+        let _within = waiting.span.entered();
         let work = &self.performer.tools.work;
-        work.reconciled(&action, now.since(begun), outcome);
+        work.reconciled(&waiting.need.action, now.since(waiting.begun), outcome);
         match fault {
-            Some(fault) => self.failed((&key, false), attempt, fault, now),
+            Some(fault) => self.failed((&key, false), waiting.attempt, fault, now),
             None => {
                 tracing::error!(member = %self.member.name, "the wait for Helm ended badly");
                 let slot = self.slots.entry(key.clone()).or_default();
-                slot.hold(attempt, BootTime(now.0 + self.member.retry_max));
+                slot.hold(waiting.attempt, BootTime(now.0 + self.member.retry_max));
             }
         }
         self.owners_changed([key].into());

@@ -264,15 +264,16 @@ async fn failed_writes_back_off() {
     let mut pause = |came| {
         let before = BootTime::now();
         let written = Written {
-            key: key.clone(),
             before: None,
             object: None,
             forgets: false,
             news: Vec::new(),
             came: Some(came),
         };
-        world.store.take_written(written, &EventRecorder::nowhere());
-        world.store.slots[&key].next.since(before)
+        let store = &mut world.store;
+        home_writer::start(&mut store.queue, key.clone(), before);
+        store.take_written(key.clone(), written, &EventRecorder::nowhere());
+        store.queue.not_before(&key).since(before)
     };
     for full in [1, 2, 4, 8, 16, 30, 30] {
         let full = Duration::from_secs(full);

@@ -59,7 +59,6 @@ fn next(store: &mut TenantStore, reports: &Reports, millis: u64) -> Option<Tenan
 
 fn written(before: &str, object: Option<Tenant>) -> Written {
     Written {
-        key: key(),
         before: Some(before.to_owned()),
         object,
         recording: false,
@@ -87,6 +86,7 @@ fn status_writes_are_limited_to_once_per_second() {
             version += 1;
             let object = object(&version.to_string(), Some(status));
             store.take_written(
+                key(),
                 written(&before, Some(object)),
                 &reports,
                 BootTime::default(),
@@ -107,11 +107,11 @@ fn rejected_write_is_retried_after_its_interval() {
     assert!(next(&mut store, &reports, 0).is_some());
     says(&reports, reason::UPGRADED);
     assert_eq!(next(&mut store, &reports, 2000), None, "one is in flight");
-    store.take_written(written("1", None), &reports, BootTime::default());
+    store.take_written(key(), written("1", None), &reports, BootTime::default());
     assert!(next(&mut store, &reports, 2000).is_some());
-    store.take_written(written("1", None), &reports, BootTime::default());
+    store.take_written(key(), written("1", None), &reports, BootTime::default());
     assert_eq!(next(&mut store, &reports, 2999), None);
-    assert_eq!(store.wakes(), Some(at(3000).boot));
+    assert_eq!(store.queue.wake(), Some(at(3000).boot));
     assert!(next(&mut store, &reports, 3000).is_some());
 }
 
@@ -127,10 +127,10 @@ fn failed_writes_back_off() {
     let mut now = 0;
     let mut pause = |store: &mut TenantStore, ended: Written| {
         assert!(next(store, &reports, now).is_some());
-        store.take_written(ended, &reports, at(now).boot);
+        store.take_written(key(), ended, &reports, at(now).boot);
         assert_eq!(next(store, &reports, now), None);
         let before = at(now).boot;
-        let wakes = store.wakes().unwrap();
+        let wakes = store.queue.wake().unwrap();
         now = u64::try_from(wakes.0.as_millis()).unwrap() + 1;
         wakes.since(before)
     };
@@ -156,14 +156,16 @@ fn late_write_response_does_not_undo_watch_updates() {
     store.put(key(), object("2", Some(status.clone())), &reports);
     store.put(key(), object("3", Some(status.clone())), &reports);
     store.take_written(
+        key(),
         written("1", Some(object("2", Some(status)))),
         &reports,
         BootTime::default(),
     );
     assert_eq!(store.slots[&key()].version().unwrap(), "3");
     // Neither does the response restore a deleted Tenant.
-    store.slots.clear();
+    store.drop_slot(&key());
     store.take_written(
+        key(),
         written("3", Some(object("4", None))),
         &reports,
         BootTime::default(),
@@ -204,7 +206,7 @@ fn placement_record_precedes_finalizer_where_crd_keeps_it() {
             recording: true,
             ..written("1", Some(named("2", Some(*status))))
         };
-        store.take_written(answer, &reports, BootTime::default());
+        store.take_written(key(), answer, &reports, BootTime::default());
         assert_eq!(store.no_records.is_some(), !keeps);
         let due = if keeps { 1 } else { 1000 };
         assert!(
@@ -247,11 +249,16 @@ fn field_unknown_to_old_crd_is_written_once() {
     // The CRD dropped the field from the write.
     status.next.clear();
     let kept = object("1", Some(status.clone()));
-    store.take_written(written("0", Some(kept)), &reports, BootTime::default());
+    store.take_written(
+        key(),
+        written("0", Some(kept)),
+        &reports,
+        BootTime::default(),
+    );
     assert_eq!(next(&mut store, &reports, 2_000), None);
     failing(200);
     assert!(next(&mut store, &reports, 4_000).is_some(), "it is another");
-    store.take_written(written("1", None), &reports, BootTime::default());
+    store.take_written(key(), written("1", None), &reports, BootTime::default());
     assert!(
         next(&mut store, &reports, 6_000).is_some(),
         "it was refused"
@@ -404,7 +411,8 @@ fn members_known_by_number_only_are_found_again() {
         let millis = 102_000 + 2_000 * number as u64;
         let object = object(&format!("{}", number + 2), Some(status.clone()));
         store.put(key(), object, &reports);
-        store.slots.get_mut(&key()).unwrap().writing = false;
+        let queue = &mut store.queue;
+        queue.done(&key(), Outcome::Done, BootTime::default(), 0.0);
         if let Some(next) = next(&mut store, &reports, millis) {
             status = next;
         }
