@@ -5,7 +5,7 @@ use std::fs;
 use krypton_tests::{
     Answer, AnsweringProxy, Cluster, Hub, HubOptions, Lie, Parts, ServedChart, TestResult,
     answering_proxy::{READS, Verb},
-    fleet::{FleetClient, HEALTHY, PATIENCE, condition},
+    fleet::{FleetClient, HEALTHY, PATIENCE},
     home_and_edge,
 };
 use serde_json::json;

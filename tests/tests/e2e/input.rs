@@ -8,9 +8,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use krypton_crds::tenant::Tenant;
 use krypton_tests::{
     Cluster, Hub, HubOptions, Mode, Pair, Parts, ServedChart, TestResult, by_agent, eventually,
-    eventually_within,
-    fleet::{FleetClient, condition},
-    home_and_edge,
+    eventually_within, fleet::FleetClient, home_and_edge,
 };
 use krypton_types::names;
 use kube::{

@@ -1,10 +1,6 @@
 //! Shows that mutually untrusted Tenants are confined to a namespace and a service account each.
 
-use krypton_tests::{
-    Cluster, Mode, Scenario, TestResult,
-    fleet::{FleetClient, condition},
-    in_both_modes,
-};
+use krypton_tests::{Cluster, Mode, Scenario, TestResult, fleet::FleetClient, in_both_modes};
 use serde_json::{Value, json};
 
 use crate::attacks::workspace::Editor;

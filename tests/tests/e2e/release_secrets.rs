@@ -5,10 +5,7 @@ use k8s_openapi::{
     ByteString,
     api::core::v1::{ConfigMap, Secret},
 };
-use krypton_tests::{
-    Merge as _, Mode, Scenario, TestResult, eventually,
-    fleet::{FleetClient, condition},
-};
+use krypton_tests::{Merge as _, Mode, Scenario, TestResult, eventually, fleet::FleetClient};
 use krypton_types::names;
 use kube::{
     Api, ResourceExt,

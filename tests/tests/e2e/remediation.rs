@@ -2,7 +2,7 @@
 
 use anyhow::Context;
 use k8s_openapi::api::core::v1::ConfigMap;
-use krypton_tests::{Mode, Scenario, TestResult, fleet::condition};
+use krypton_tests::{Mode, Scenario, TestResult};
 use krypton_types::names;
 use kube::{Api, ResourceExt};
 

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use krypton_tests::fleet::{FleetClient, PATIENCE, condition};
+use krypton_tests::fleet::{FleetClient, PATIENCE};
 use krypton_tests::{Cluster, Hub, HubOptions, Parts, TestResult};
 use rcgen::{CertificateParams, KeyPair};
 use rustls::ServerConfig;
