@@ -105,10 +105,11 @@ impl Membership {
             Mode::Proxy => edge.kubeconfig_with_token(),
             Mode::SelfCluster | Mode::Agent => String::new(),
         };
-        Self::join_by(mode, hub, home, (&access, edge.kubeconfig()), name).await
+        let options = AgentOptions::new(edge.kubeconfig());
+        Self::join_by(mode, hub, home, (&access, options), name).await
     }
 
-    /// Like `join`, with a specific kubeconfig for the hub and a kubeconfig file for the agent.
+    /// Like `join`, with a specific kubeconfig for the hub and specific options for the agent.
     ///
     /// # Errors
     /// See `join`.
@@ -116,7 +117,7 @@ impl Membership {
         mode: Mode,
         hub: &mut Hub,
         home: &Cluster,
-        (kubeconfig, file): (&str, &Path),
+        (kubeconfig, options): (&str, AgentOptions<'_>),
         name: &str,
     ) -> Result<Self> {
         match mode {
@@ -127,14 +128,8 @@ impl Membership {
             }
             Mode::Agent => {
                 hub.ready(PATIENCE).await?;
-                let bundle = bundle(home, name).await?;
-                let folder = TempDir::with_prefix("krypton-join-").context("making a folder")?;
-                let join = folder.path().join("bundle.yaml");
-                write_secret(&join, &bundle)?;
-                let options = AgentOptions::new(file).join_file(&join);
-                let mut agent = Agent::start(&options)?;
-                agent.ready(PATIENCE).await?;
-                Ok(Self { agent: Some(agent) })
+                let agent = Some(enrolled_agent(home, name, options).await?);
+                Ok(Self { agent })
             }
         }
     }
@@ -162,6 +157,23 @@ impl Membership {
         }
         Ok(())
     }
+}
+
+/// Starts an agent with a bundle for this name, and waits until it is ready.
+///
+/// # Errors
+/// Returns an error if the hub provides no bundle, or the agent doesn't become ready.
+pub async fn enrolled_agent(
+    home: &Cluster,
+    name: &str,
+    options: AgentOptions<'_>,
+) -> Result<Agent> {
+    let folder = TempDir::with_prefix("krypton-join-").context("creating a folder")?;
+    let join = folder.path().join("bundle.yaml");
+    write_secret(&join, &bundle(home, name).await?)?;
+    let mut agent = Agent::start(&options.join_file(&join))?;
+    agent.ready(PATIENCE).await?;
+    Ok(agent)
 }
 
 /// Returns the output of `kubectl krypton join` for this name, once the hub has published its addresses.

@@ -10,13 +10,12 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::apps::v1::Deployment;
 use krypton_tests::{
     Agent, AgentOptions, AnsweringProxy, ChartRepository, ChartSource, Cluster, Daemon, FaultProxy,
-    Hub, Parts, Traffic, bundle, eventually_within,
-    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, kill_helm, values_flag},
-    membership::write_secret,
+    Hub, Parts, Traffic, eventually_within,
+    fleet::{FleetClient, ValuesFile, chart_flags, kill_helm, values_flag},
+    membership::enrolled_agent,
 };
 use kube::{Api, Client};
 use serde_json::json;
-use tempfile::TempDir;
 use tokio::sync::Mutex;
 
 use super::{
@@ -134,12 +133,8 @@ impl Stage {
             fs::read_to_string(two.way.kubeconfig()).context("reading a kubeconfig")?;
         let desk = FleetClient::at(&home);
         desk.add_member(Edge::Two.name(), &kubeconfig).await?;
-        let folder = TempDir::with_prefix("krypton-join-").context("making a folder")?;
-        let join = folder.path().join("bundle.yaml");
-        write_secret(&join, &bundle(&home, Edge::One.name()).await?)?;
         let way = one.way.kubeconfig();
-        let mut agent = Agent::start(&AgentOptions::new(&way).join_file(&join))?;
-        agent.ready(PATIENCE).await?;
+        let agent = enrolled_agent(&home, Edge::One.name(), AgentOptions::new(&way)).await?;
         Ok(Self {
             hubs,
             agent: Mutex::new(agent),

@@ -112,7 +112,7 @@ impl Scene {
         let mut hub = Hub::start(&options)?;
         let file = proxy.kubeconfig();
         let through = fs::read_to_string(&file)?;
-        let by = (through.as_str(), file.as_path());
+        let by = (through.as_str(), AgentOptions::new(&file));
         let membership = Membership::join_by(mode, &mut hub, &home, by, EDGE).await?;
         let scene = Self {
             membership,

@@ -5,10 +5,11 @@ use std::net::SocketAddr;
 use anyhow::bail;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    Agent, AgentOptions, Cluster, Hub, HubOptions, Membership, Mode, Pair, Parts, Scenario,
-    ServedChart, TestResult, bundle, eventually,
+    AgentOptions, Cluster, Hub, HubOptions, Membership, Mode, Pair, Parts, Scenario, ServedChart,
+    TestResult, eventually,
     fleet::{CONNECTED, FleetClient, PATIENCE},
     home_and_edge,
+    membership::enrolled_agent,
 };
 use kube::Api;
 use serde_json::{Value, json};
@@ -198,14 +199,9 @@ async fn agent_without_full_cluster_access_leaves_proxy_acting() -> TestResult {
     let folder = TempDir::with_prefix("krypton-blind-")?;
     let mut kubeconfig: Value = serde_saphyr::from_str(&edge.kubeconfig_with_token())?;
     kubeconfig["users"][0]["user"] = json!({"token": token.trim()});
-    let (blind, join_file) = (
-        folder.path().join("kubeconfig.yaml"),
-        folder.path().join("bundle.yaml"),
-    );
+    let blind = folder.path().join("kubeconfig.yaml");
     std::fs::write(&blind, kubeconfig.to_string())?;
-    std::fs::write(&join_file, bundle(&home, "edge-1").await?)?;
-    let mut agent = Agent::start(&AgentOptions::new(&blind).join_file(&join_file))?;
-    agent.ready(PATIENCE).await?;
+    let _agent = enrolled_agent(&home, "edge-1", AgentOptions::new(&blind)).await?;
     let members: Api<EdgeCluster> = Api::all(home.client());
     eventually("the agent to be known at home", async || {
         let status = members.get("edge-1").await?.status.unwrap_or_default();
@@ -263,14 +259,8 @@ async fn disconnected_agent_keeps_acting_while_hub_observes() -> TestResult {
     } = Stage::set("cut").await?;
     hub.ready(PATIENCE).await?;
     let way = Way::to(hub.agents_address()).await;
-    let folder = TempDir::with_prefix("krypton-cut-")?;
-    let join_file = folder.path().join("bundle.yaml");
-    std::fs::write(&join_file, bundle(&home, "edge-1").await?)?;
-    let agent = AgentOptions::new(edge.kubeconfig())
-        .join_file(&join_file)
-        .args([format!("--hub={}", way.address)]);
-    let mut agent = Agent::start(&agent)?;
-    agent.ready(PATIENCE).await?;
+    let options = AgentOptions::new(edge.kubeconfig()).args([format!("--hub={}", way.address)]);
+    let _agent = enrolled_agent(&home, "edge-1", options).await?;
     desk.member_is("edge-1", Mode::Agent).await?;
     desk.add_member("edge-1", &edge.kubeconfig_with_token())
         .await?;

@@ -1,14 +1,12 @@
 //! What is logged of a Tenant says of which, and how much is logged is changed while it runs.
 
 use krypton_tests::{
-    Agent, AgentOptions, Daemon, Hub, HubOptions, Mode, Parts, ServedChart, TestResult, bundle,
-    eventually,
+    AgentOptions, Daemon, Hub, HubOptions, Mode, Parts, ServedChart, TestResult, eventually,
     fleet::{FleetClient, PATIENCE},
     home_and_edge, in_both_modes, kubectl_krypton,
-    membership::write_secret,
+    membership::enrolled_agent,
 };
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
 /// Where nothing is done but for one Tenant or deployment.
 const OF_A_TENANT: [&str; 3] = [
@@ -94,17 +92,11 @@ async fn log_lines_identify_tenant_and_level_changes_live(mode: Mode) -> TestRes
         .env("POD_NAME", "krypton-hub-0");
     let mut hub = Hub::start(&options)?;
     hub.ready(PATIENCE).await?;
-    let folder = TempDir::new()?;
     let mut agent = None;
     if mode == Mode::Agent {
-        let join = folder.path().join("bundle.yaml");
-        write_secret(&join, &bundle(&home, "edge-1").await?)?;
         let json = [("KRYPTON_LOG_FORMAT".to_owned(), "json".to_owned())];
-        let options = AgentOptions::new(edge.kubeconfig())
-            .join_file(&join)
-            .env(json);
-        agent = Some(Agent::start(&options)?);
-        agent.as_mut().unwrap().ready(PATIENCE).await?;
+        let options = AgentOptions::new(edge.kubeconfig()).env(json);
+        agent = Some(enrolled_agent(&home, "edge-1", options).await?);
     } else {
         let access = edge.kubeconfig_with_token();
         desk.add_member("edge-1", &access).await?;

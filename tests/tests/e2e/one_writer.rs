@@ -18,7 +18,7 @@ use krypton_tests::{
     Mode, Parts, TestResult, Traffic, bundle, eventually,
     fleet::{FleetClient, PATIENCE, chart_flags, helm_processes},
     gate,
-    membership::write_secret,
+    membership::{enrolled_agent, write_secret},
 };
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
@@ -54,21 +54,15 @@ impl Home {
 
     /// The member's first agent, which holds the Lease.
     async fn join(&self, name: &str, edge: &Cluster, by: &Path, helm: &str) -> Agent {
-        let mut agent = self.begin_to_join(name, by, helm).await.unwrap();
-        agent.ready(PATIENCE).await.unwrap();
+        let agent = self.begin_to_join(name, by, helm).await.unwrap();
         let holder = FleetClient::at(edge).held_by_another("").await.unwrap();
         assert!(holder.starts_with("agent/one/"), "{holder}");
         agent
     }
 
     async fn begin_to_join(&self, name: &str, by: &Path, helm: &str) -> TestResult<Agent> {
-        let folder = TempDir::with_prefix("krypton-join-")?;
-        let file = folder.path().join("bundle.yaml");
-        write_secret(&file, &bundle(&self.cluster, name).await?)?;
-        let options = AgentOptions::new(by).join_file(&file).args([helm]);
-        let mut agent = Agent::start(&options)?;
-        agent.ready(PATIENCE).await?;
-        Ok(agent)
+        let options = AgentOptions::new(by).args([helm]);
+        Ok(enrolled_agent(&self.cluster, name, options).await?)
     }
 }
 

@@ -1,14 +1,12 @@
 //! What is done is traced to a collector, and nobody waits for one that is away.
 
 use krypton_tests::{
-    Agent, AgentOptions, Collector, Daemon, Hub, HubOptions, Mode, Parts, ServedChart, TestResult,
-    Traced, bundle, eventually,
+    AgentOptions, Collector, Hub, HubOptions, Membership, Mode, Parts, ServedChart, TestResult,
+    Traced, eventually,
     fleet::{FleetClient, PATIENCE},
     home_and_edge, in_both_modes,
-    membership::write_secret,
 };
 use serde_json::json;
-use tempfile::TempDir;
 
 const SECRET: &str = "hunter2-traced";
 const AWAY: &str = "traces are not sent";
@@ -30,20 +28,10 @@ async fn tenant_work_is_traced_without_blocking_on_collector(mode: Mode) -> Test
     }
     let mut hub = Hub::start(&options)?;
     hub.ready(PATIENCE).await?;
-    let folder = TempDir::new()?;
-    let mut agent = None;
-    if mode == Mode::Agent {
-        let join = folder.path().join("bundle.yaml");
-        write_secret(&join, &bundle(&home, "edge-1").await?)?;
-        let options = AgentOptions::new(edge.kubeconfig())
-            .join_file(&join)
-            .env(collector.env());
-        agent = Some(Agent::start(&options)?);
-        agent.as_mut().unwrap().ready(PATIENCE).await?;
-    } else {
-        let access = edge.kubeconfig_with_token();
-        desk.add_member("edge-1", &access).await?;
-    }
+    let access = edge.kubeconfig_with_token();
+    let options = AgentOptions::new(edge.kubeconfig()).env(collector.env());
+    let by = (access.as_str(), options);
+    let mut member = Membership::join_by(mode, &mut hub, &home, by, "edge-1").await?;
 
     edge_desk.install("acme").await?;
     desk.install("acme").await?;
@@ -106,18 +94,11 @@ async fn tenant_work_is_traced_without_blocking_on_collector(mode: Mode) -> Test
 
     collector.stop().await;
     edge_desk.remove("acme").await?;
-    let actor: &mut Daemon = match &mut agent {
-        Some(agent) => agent,
-        None => &mut hub,
-    };
-    let says = async |actor: &Daemon, line: &'static str| {
-        let said = async || Ok(actor.log()?.contains(line).then_some(()));
-        eventually(line, said).await.unwrap();
-    };
-    says(actor, AWAY).await;
+    let actor = member.actor(&mut hub);
+    actor.logs(AWAY).await?;
     collector.serve().await?;
     edge_desk.create("other", json!({})).await?;
-    says(actor, BACK).await;
+    actor.logs(BACK).await?;
     assert!(actor.stop().await?.success());
     let log = actor.log()?;
     assert_eq!(
