@@ -21,7 +21,7 @@ use super::stored::Foreign;
 use super::trust::{self, compared};
 use super::{ActionRunner, Fault, Job, JobResult, ReleaseNews, suspended, unavailable};
 use crate::helm_queue::Ready;
-use crate::plan::{Run, repair};
+use crate::plan::{Run, revisions};
 
 /// The reason that a failed run is reported with.
 pub(super) fn failed(run: Run) -> &'static str {
@@ -131,8 +131,8 @@ impl ActionRunner {
     ) -> Upgrade {
         let policy = &self.member.policy;
         let fingerprint = chart.fingerprint();
-        let history_max = repair::history(policy.history_max, &job.revisions, &fingerprint);
-        let kind = match run == Run::Install && repair::begins_anew(&job.revisions) {
+        let history_max = revisions::history(policy.history_max, &job.revisions, &fingerprint);
+        let kind = match run == Run::Install && revisions::begins_anew(&job.revisions) {
             true => INSTALL_RUN,
             false => UPGRADE_RUN,
         };

@@ -17,7 +17,7 @@ use kube::{Client, ResourceExt};
 use serde_json::{Value, json};
 
 use super::{ActionRunner, Fault, Job, JobResult, in_time};
-use crate::plan::repair;
+use crate::plan::revisions;
 
 /// Kinds whose deletion can destroy data that no chart can recreate. Only a user may delete them.
 const HOLDS_DATA: [&str; 4] = [
@@ -113,7 +113,7 @@ impl ActionRunner {
             _ => false,
         };
         let all: Vec<&Revision> = job.revisions.iter().collect();
-        let adopted = repair::adopted(&all).into_iter();
+        let adopted = revisions::adopted(&all).into_iter();
         let former = all.iter().copied().filter(forgotten);
         let former: Vec<(u32, Left)> = former
             .map(|revision| (revision.revision, Left::ByAttempt))

@@ -17,7 +17,7 @@ use super::stored::Foreign;
 use super::trust::check_rollback;
 use super::{ActionRunner, Fault, Job, JobResult, ReleaseNews, in_time, suspended, unavailable};
 use crate::helm_queue::Ready;
-use crate::plan::repair;
+use crate::plan::revisions;
 
 impl ActionRunner {
     /// Marks the current revision before the rollback, so Krypton recognizes the lock if the rollback dies.
@@ -78,7 +78,7 @@ impl ActionRunner {
             to,
             timeout: self.member.policy.helm_timeout,
             server_side: releases::decode(current).is_ok_and(|facts| facts.server_side),
-            history_max: repair::history(
+            history_max: revisions::history(
                 self.member.policy.history_max,
                 &job.revisions,
                 &chart.fingerprint(),

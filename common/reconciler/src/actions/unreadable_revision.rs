@@ -16,7 +16,7 @@ use kube::api::{Api, DeleteParams, PostParams, Preconditions};
 
 use super::{ActionRunner, Fault, Job, JobResult, ReleaseNews, in_time, unavailable};
 use crate::helm_queue::Ready;
-use crate::plan::repair;
+use crate::plan::revisions;
 
 /// The type of a Secret that was set aside. Helm looks only for its own type.
 const SET_ASIDE_TYPE: &str = "mesh.openkcm.io/unreadable-release";
@@ -161,7 +161,7 @@ impl ActionRunner {
         job: &Job,
         done: &mut JobResult,
     ) -> Result<(), Fault> {
-        let repeated = repair::repeated(&job.revisions);
+        let repeated = revisions::repeated(&job.revisions);
         if repeated.is_empty() {
             return Ok(());
         }
@@ -227,7 +227,7 @@ impl ActionRunner {
             });
             beyond.push((meta, alone));
         }
-        for (meta, alone) in repair::forgettable(beyond) {
+        for (meta, alone) in revisions::forgettable(beyond) {
             if alone {
                 tracing::warn!(member = %self.member.name, secret = meta.name.as_deref(),
                     "too many failed attempts; forgetting objects of the oldest");
