@@ -1,8 +1,8 @@
 //! Decides the next action and the conditions of one Tenant or KryptonDeployment from a view of the member, without
 //! I/O.
 //!
-//! A plan is made in one direction: `state` names the situation of the release, `action` chooses the action for it, and
-//! `conditions` words it for users. `coming` adds the time of the next plan, `drift` the drift check, and `refusal`
+//! A plan takes three steps: `state` names the situation of the release, `action` chooses the action for it, and
+//! `conditions` words it for users. `coming` adds the time of the next plan, and `drift` the drift check. `refusal`
 //! replaces a plan that the API server has just refused.
 
 mod action;

@@ -1,4 +1,4 @@
-//! What this process remembers of one owner between two plans.
+//! The memory of one owner between two plans.
 
 use krypton_helm::releases::Status;
 use krypton_helm::releases::revision::Revision;

@@ -1,4 +1,4 @@
-//! Who owns a release, and who may use its workspace.
+//! Owners of a release, and the right to use its workspace.
 
 use krypton_helm::releases::labels::ReleaseKey;
 use krypton_helm::releases::revision::Revision;
@@ -111,7 +111,7 @@ fn first_claimant<'a>(view: &View<'a>, labelled: Option<&str>) -> Option<&'a Rel
     })
 }
 
-/// Returns whether the owner may take over a release without a label of its own, and how to permit that.
+/// Returns whether the owner may take over a release without its label, and how to permit that.
 fn adoption(
     owner: &ReleaseOwner,
     lockdown: bool,

@@ -54,7 +54,7 @@ impl Remedy {
 
 /// One row of the table.
 struct Row {
-    /// Whether a state of a release that is to be present belongs to this row.
+    /// Whether a state belongs to this row, while no removal is due.
     is: fn(&ReleaseState<'_>) -> bool,
     /// The newest revision's label `status`, or a description if the label is not sufficient.
     name: &'static str,

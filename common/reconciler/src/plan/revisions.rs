@@ -1,4 +1,4 @@
-//! What the revisions of a release show beyond their states.
+//! Facts that follow from all revisions of a release: leftovers, the history to keep, and the last good revision.
 
 use krypton_helm::releases::Status;
 use krypton_helm::releases::labels::INSTALL_RUN;

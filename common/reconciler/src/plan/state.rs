@@ -36,7 +36,7 @@ pub(super) enum ReleaseState<'a> {
         size: usize,
         most: usize,
     },
-    /// The release belongs to another owner, as the message says.
+    /// The release belongs to another owner, which the message names.
     Foreign(String),
 
     // The objects around the release are not ready.
@@ -91,7 +91,7 @@ pub(super) enum ReleaseState<'a> {
     },
     Held(Hold<'a>),
 
-    // The release is to be removed.
+    // A removal is due.
     /// Only the finalizers of other controllers are left.
     AwaitsFinalizers,
     Orphaned,
@@ -300,7 +300,7 @@ fn refused<'a>(view: &View<'_>) -> Option<ReleaseState<'a>> {
     })
 }
 
-/// Returns the state of a release that is to be present, before the hold.
+/// Returns the state of a release without a due removal, before the hold.
 fn present<'a>(view: &'a View<'a>) -> ReleaseState<'a> {
     let state = match ownership(view) {
         Ownership::Theirs(message) => return ReleaseState::Foreign(message),

@@ -58,7 +58,7 @@ pub struct View<'a> {
     pub memory: &'a Memory,
 }
 
-/// What keeps Krypton from changing the member for an owner.
+/// The reason why Krypton must not change the member for an owner.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Hold<'a> {
     pub(super) reason: &'static str,
