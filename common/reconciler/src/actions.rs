@@ -126,7 +126,7 @@ pub(super) struct JobResult {
     pub spoke: bool,
     /// The action stopped because it needs a Helm slot.
     pub needs_slot: bool,
-    pub fault: Option<Fault>,
+    pub fault: Option<ActionError>,
 }
 
 /// Result of reading a release's Secrets.
@@ -142,28 +142,28 @@ pub(super) enum ReleaseNews {
 
 /// Why an action did not succeed.
 #[derive(Debug)]
-pub(super) enum Fault {
+pub(super) enum ActionError {
     /// Shown in a condition and retried after a back-off. `permanent` if only a change can help.
-    Shown {
+    Failed {
         reason: &'static str,
         message: String,
         permanent: bool,
     },
     /// An input of the plan has changed: plan again shortly.
-    Stale,
+    Conflict,
     /// A transient failure of the API server, which the Tenant did not cause.
-    Passing(String),
+    Transient(String),
     /// The API server refuses the request itself; a retry alone does not help.
     Refused(String),
 }
 
-impl Fault {
+impl ActionError {
     /// Returns the outcome for metrics.
     pub(super) fn outcome(&self) -> &'static str {
         match self {
-            Self::Shown { .. } => "failed",
-            Self::Stale => "stale",
-            Self::Passing(_) | Self::Refused(_) => "passing",
+            Self::Failed { .. } => "failed",
+            Self::Conflict => "stale",
+            Self::Transient(_) | Self::Refused(_) => "passing",
         }
     }
 }
@@ -221,19 +221,22 @@ impl ActionRunner {
     }
 
     /// Returns a runner that acts as the owner's service account, if the owner has one.
-    fn acting_for(self: Arc<Self>, job: &Job) -> Result<(Arc<Self>, Option<TempPath>), Fault> {
+    fn acting_for(
+        self: Arc<Self>,
+        job: &Job,
+    ) -> Result<(Arc<Self>, Option<TempPath>), ActionError> {
         let user = job.owner.user(&job.desired.lockdown);
         let Some(user) = user.filter(|_| job.plan.action != Action::Nothing) else {
             return Ok((self, None));
         };
-        let client = client_as(&self.member.client, &user).map_err(|_| Fault::Shown {
+        let client = client_as(&self.member.client, &user).map_err(|_| ActionError::Failed {
             reason: reason::HELM_UNAVAILABLE,
             message: "spec.serviceAccountName is not the name of a service account; correct it"
                 .to_owned(),
             permanent: true,
         })?;
         let kubeconfig = kubeconfig_as(&self.member.kubeconfig, &user);
-        let kubeconfig = kubeconfig.map_err(|error| Fault::Shown {
+        let kubeconfig = kubeconfig.map_err(|error| ActionError::Failed {
             reason: reason::HELM_UNAVAILABLE,
             message: format!(
                 "writing the kubeconfig of helm failed: {error}; is --private-dir full?"
@@ -275,7 +278,7 @@ impl ActionRunner {
             }
         };
         done.fault = result.err();
-        let outcome = done.fault.as_ref().map_or("ok", Fault::outcome);
+        let outcome = done.fault.as_ref().map_or("ok", ActionError::outcome);
         Span::current().record("outcome", outcome);
         let took = BootTime::now().since(begun);
         let work = &self.tools.work;
@@ -309,33 +312,33 @@ impl ActionRunner {
         Api::namespaced(self.client(), &release.namespace)
     }
 
-    pub(super) fn still_permitted(&self) -> Result<(), Fault> {
+    pub(super) fn still_permitted(&self) -> Result<(), ActionError> {
         let permitted = self.stop.is_open() && self.hold.get().may_start(BootTime::now());
-        if permitted { Ok(()) } else { Err(Fault::Stale) }
+        permitted.then_some(()).ok_or(ActionError::Conflict)
     }
 }
 
-impl Fault {
+impl ActionError {
     pub(super) fn text(&self) -> &str {
         match self {
-            Self::Shown { message, .. } | Self::Passing(message) | Self::Refused(message) => {
+            Self::Failed { message, .. } | Self::Transient(message) | Self::Refused(message) => {
                 message
             }
-            Self::Stale => "changed meanwhile",
+            Self::Conflict => "changed meanwhile",
         }
     }
 }
 
-fn unavailable(error: &HelmError) -> Fault {
-    Fault::Shown {
+fn unavailable(error: &HelmError) -> ActionError {
+    ActionError::Failed {
         reason: reason::HELM_UNAVAILABLE,
         message: chain(error),
         permanent: false,
     }
 }
 
-fn suspended(message: String) -> Fault {
-    Fault::Shown {
+fn suspended(message: String) -> ActionError {
+    ActionError::Failed {
         reason: reason::SUSPENDED,
         message,
         permanent: false,
@@ -343,13 +346,13 @@ fn suspended(message: String) -> Fault {
 }
 
 /// Converts an API error: some status codes are refusals, all other errors are transient.
-fn unanswered(what: &str, error: &kube::Error) -> Fault {
+fn unanswered(what: &str, error: &kube::Error) -> ActionError {
     let message = format!("{what}: {}", chain(error));
     match error {
         kube::Error::Api(status) if matches!(status.code, 400 | 403 | 405 | 413 | 415 | 422) => {
-            Fault::Refused(message)
+            ActionError::Refused(message)
         }
-        _ => Fault::Passing(message),
+        _ => ActionError::Transient(message),
     }
 }
 
@@ -358,19 +361,19 @@ fn unanswered(what: &str, error: &kube::Error) -> Fault {
 fn in_time<T>(
     what: &str,
     call: impl Future<Output = kube::Result<T>>,
-) -> impl Future<Output = Result<T, Fault>> {
+) -> impl Future<Output = Result<T, ActionError>> {
     let call = tokio::time::timeout(DEADLINE, Box::pin(call));
     async move {
         match call.await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(kube::Error::Api(status))) if status.code == 409 || status.code == 404 => {
-                Err(Fault::Stale)
+                Err(ActionError::Conflict)
             }
             Ok(Err(kube::Error::Api(status))) if is_suspended(&status.message) => {
                 Err(suspended(status.message.clone()))
             }
             Ok(Err(error)) => Err(unanswered(what, &error)),
-            Err(_) => Err(Fault::Passing(format!(
+            Err(_) => Err(ActionError::Transient(format!(
                 "{what}: no answer within {} s",
                 DEADLINE.as_secs()
             ))),
@@ -393,10 +396,13 @@ mod tests {
             unanswered("writing", &kube::Error::Api(Box::new(status)))
         };
         for code in [400, 403, 405, 413, 415, 422] {
-            assert!(matches!(answered(code), Fault::Refused(_)), "{code}");
+            assert!(matches!(answered(code), ActionError::Refused(_)), "{code}");
         }
         for code in [401, 429, 500, 503] {
-            assert!(matches!(answered(code), Fault::Passing(_)), "{code}");
+            assert!(
+                matches!(answered(code), ActionError::Transient(_)),
+                "{code}"
+            );
         }
     }
 }

@@ -15,7 +15,7 @@ use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Preconditions};
 use kube::core::{ApiResource, GroupVersionKind, ObjectMeta};
 
 use super::leftovers::bears_marks;
-use super::{ActionRunner, DEADLINE, Fault, Job};
+use super::{ActionError, ActionRunner, DEADLINE, Job};
 
 const NAMES: [&str; 6] = [
     "certificaterequests.cert-manager.io",
@@ -30,18 +30,18 @@ const NAMES: [&str; 6] = [
 enum Stop {
     /// The CRDs stay, and an event gives the reason.
     Stay(String),
-    Fault(Fault),
+    Error(ActionError),
 }
 
-impl From<Fault> for Stop {
-    fn from(fault: Fault) -> Self {
-        Self::Fault(fault)
+impl From<ActionError> for Stop {
+    fn from(error: ActionError) -> Self {
+        Self::Error(error)
     }
 }
 
 impl ActionRunner {
     /// Deletes the CRDs if the flag is set. CRDs that stay now stay for good, because the Tenant is then gone.
-    pub(super) async fn delete_cert_manager_crds(&self, job: &Job) -> Result<(), Fault> {
+    pub(super) async fn delete_cert_manager_crds(&self, job: &Job) -> Result<(), ActionError> {
         let wanted = job.desired.handling.delete_cert_manager_crds;
         if !wanted || !job.last || job.newest.is_some() {
             return Ok(());
@@ -61,7 +61,7 @@ impl ActionRunner {
                 reason: "CrdsStay",
                 message: format!("the CRDs of cert-manager stay: {why}"),
             },
-            Err(Stop::Fault(fault)) => return Err(fault),
+            Err(Stop::Error(fault)) => return Err(fault),
         };
         self.tell(&job.owner, told);
         Ok(())
@@ -151,8 +151,8 @@ async fn answered<T>(what: &str, call: impl Future<Output = kube::Result<T>>) ->
         Ok(Err(kube::Error::Api(status))) if (400..429).contains(&status.code) => {
             Err(Stop::Stay(format!("{what}: {}", status.message)))
         }
-        Ok(Err(error)) => Err(Fault::Passing(format!("{what}: {}", chain(&error))).into()),
-        Err(_) => Err(Fault::Passing(format!("{what}: no answer in time")).into()),
+        Ok(Err(error)) => Err(ActionError::Transient(format!("{what}: {}", chain(&error))).into()),
+        Err(_) => Err(ActionError::Transient(format!("{what}: no answer in time")).into()),
     }
 }
 

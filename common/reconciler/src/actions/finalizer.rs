@@ -5,14 +5,18 @@ use krypton_runtime::effect;
 use krypton_runtime::events::ObjectEvent;
 use krypton_types::names;
 
-use super::{ActionRunner, Fault, Job, JobResult, ReleaseNews, in_time};
+use super::{ActionError, ActionRunner, Job, JobResult, ReleaseNews, in_time};
 use crate::owner::ReleaseOwner;
 use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
 
 impl ActionRunner {
-    pub(super) async fn add_finalizer(&self, job: &Job, done: &mut JobResult) -> Result<(), Fault> {
+    pub(super) async fn add_finalizer(
+        &self,
+        job: &Job,
+        done: &mut JobResult,
+    ) -> Result<(), ActionError> {
         let ReleaseOwner::Tenant(tenant) = &job.owner else {
             return Ok(());
         };
@@ -38,12 +42,12 @@ impl ActionRunner {
         job: &Job,
         orphaned: bool,
         done: &mut JobResult,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ActionError> {
         // Without the finalizer, no process would uninstall a release that an incomplete list omitted.
         if !orphaned && job.newest.is_none() {
             self.relist(job, done).await?;
             if matches!(&done.release, Some(ReleaseNews::All { metas, .. }) if !metas.is_empty()) {
-                return Err(Fault::Stale);
+                return Err(ActionError::Conflict);
             }
         }
         if !orphaned {
@@ -83,7 +87,11 @@ impl ActionRunner {
         Ok(())
     }
 
-    pub(super) async fn annotate(&self, job: &Job, done: &mut JobResult) -> Result<(), Fault> {
+    pub(super) async fn annotate(
+        &self,
+        job: &Job,
+        done: &mut JobResult,
+    ) -> Result<(), ActionError> {
         self.say(job, done).await?;
         let ReleaseOwner::Tenant(tenant) = &job.owner else {
             return Ok(());

@@ -16,7 +16,7 @@ use kube::discovery::{ApiCapabilities, Scope, pinned_kind};
 use kube::{Client, ResourceExt};
 use serde_json::{Value, json};
 
-use super::{ActionRunner, Fault, Job, JobResult, in_time};
+use super::{ActionError, ActionRunner, Job, JobResult, in_time};
 use crate::plan::revisions;
 
 /// Kinds whose deletion can destroy data that no chart can recreate. Only a user may delete them.
@@ -36,7 +36,7 @@ impl ActionRunner {
         job: &Job,
         revision: u32,
         done: &mut JobResult,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ActionError> {
         let unmarked = json!({ RUN_LABEL: null });
         self.see_to(job, (revision, Left::ByAttempt), unmarked, done)
             .await
@@ -49,7 +49,7 @@ impl ActionRunner {
         job: &Job,
         revision: u32,
         done: &mut JobResult,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ActionError> {
         let owner = json!({
             OWNER_UID_LABEL: job.owner.uid(),
             OWNER_NAMESPACE_LABEL: job.owner.namespace(),
@@ -65,11 +65,11 @@ impl ActionRunner {
         (revision, left): (u32, Left),
         labels: Value,
         done: &mut JobResult,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ActionError> {
         // The release is as desired, even if the sweep fails.
         self.say(job, done).await?;
         let Some(newest) = &job.newest else {
-            return Err(Fault::Stale);
+            return Err(ActionError::Conflict);
         };
         let former = self.revision_secret(&job.release, revision).await?;
         let kept = self.revision_secret(&job.release, newest.revision).await?;
@@ -83,7 +83,12 @@ impl ActionRunner {
         self.relist(job, done).await
     }
 
-    async fn mark_seen_to(&self, job: &Job, secret: &Secret, labels: Value) -> Result<(), Fault> {
+    async fn mark_seen_to(
+        &self,
+        job: &Job,
+        secret: &Secret,
+        labels: Value,
+    ) -> Result<(), ActionError> {
         self.still_permitted()?;
         let patch = Patch::Merge(json!({ "metadata": {
             "resourceVersion": secret.metadata.resource_version,
@@ -102,7 +107,7 @@ impl ActionRunner {
     }
 
     /// Sweeps before an uninstallation, because Helm removes only the objects that its newest revision declares.
-    pub(super) async fn sweep_before_uninstall(&self, job: &Job) -> Result<(), Fault> {
+    pub(super) async fn sweep_before_uninstall(&self, job: &Job) -> Result<(), ActionError> {
         let Some(newest) = &job.newest else {
             return Ok(());
         };
@@ -123,7 +128,7 @@ impl ActionRunner {
             return Ok(());
         }
         let Some(kept) = self.revision_secret(&job.release, newest.revision).await? else {
-            return Err(Fault::Stale);
+            return Err(ActionError::Conflict);
         };
         for (revision, left) in former {
             if let Some(secret) = self.revision_secret(&job.release, revision).await? {
@@ -140,7 +145,7 @@ impl ActionRunner {
         job: &Job,
         attempt: &Secret,
         kept: &Secret,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ActionError> {
         self.remove_left_over(job, (attempt, kept), Left::ByAttempt, true)
             .await
     }
@@ -152,7 +157,7 @@ impl ActionRunner {
         (former, kept): (&Secret, &Secret),
         left: Left,
         anyhow: bool,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ActionError> {
         // A revision that cannot be decoded lists no objects. Helm skips it, too.
         let (Ok(former), Ok(kept)) = (releases::objects(former), releases::objects(kept)) else {
             return Ok(());
@@ -192,11 +197,11 @@ impl ActionRunner {
                 Ok(Fate::Stays) => stays.push(shown),
                 Ok(Fate::NotThere) => {}
                 Err(Refused::Forbidden) => stays.push(shown),
-                Err(Refused::Fault(Fault::Passing(problem))) if anyhow => {
+                Err(Refused::Error(ActionError::Transient(problem))) if anyhow => {
                     tracing::warn!(object = %shown, %problem, "not removed");
                     stays.push(shown);
                 }
-                Err(Refused::Fault(fault)) => return Err(fault),
+                Err(Refused::Error(fault)) => return Err(fault),
             }
         }
         let [gone, staying] = left.words();
@@ -256,12 +261,12 @@ fn listed(what: &str, names: &[String]) -> Option<String> {
 
 enum Refused {
     Forbidden,
-    Fault(Fault),
+    Error(ActionError),
 }
 
-impl From<Fault> for Refused {
-    fn from(fault: Fault) -> Self {
-        Self::Fault(fault)
+impl From<ActionError> for Refused {
+    fn from(error: ActionError) -> Self {
+        Self::Error(error)
     }
 }
 
@@ -294,8 +299,10 @@ async fn remove(
         // The cluster no longer has the kind, and so no objects of it.
         Ok(Err(kube::Error::Api(status))) if status.code == 404 => return Ok(Fate::NotThere),
         Ok(Err(kube::Error::Discovery(_))) => return Ok(Fate::NotThere),
-        Ok(Err(error)) => return Err(Fault::Passing(chain(&error)).into()),
-        Err(_) => return Err(Fault::Passing("asking for kinds: no answer".to_owned()).into()),
+        Ok(Err(error)) => return Err(ActionError::Transient(chain(&error)).into()),
+        Err(_) => {
+            return Err(ActionError::Transient("asking for kinds: no answer".to_owned()).into());
+        }
     };
     let api: Api<DynamicObject> = match about.scope {
         Scope::Namespaced => {
@@ -313,8 +320,12 @@ async fn remove(
                 return Err(Refused::Forbidden);
             }
             Ok(Ok(found)) => found,
-            Ok(Err(error)) => return Err(Fault::Passing(chain(&error)).into()),
-            Err(_) => return Err(Fault::Passing("reading an object: no answer".to_owned()).into()),
+            Ok(Err(error)) => return Err(ActionError::Transient(chain(&error)).into()),
+            Err(_) => {
+                return Err(
+                    ActionError::Transient("reading an object: no answer".to_owned()).into(),
+                );
+            }
         };
     let Some(found) = found else {
         return Ok(Fate::NotThere);
@@ -343,13 +354,13 @@ async fn remove(
         Ok(Ok(_)) => Ok(Fate::Removed),
         Ok(Err(kube::Error::Api(status))) if status.code == 403 => Err(Refused::Forbidden),
         Ok(Err(kube::Error::Api(status))) if status.code == 409 && left == Left::InDefault => {
-            Err(Fault::Stale.into())
+            Err(ActionError::Conflict.into())
         }
         Ok(Err(kube::Error::Api(status))) if [404, 409].contains(&status.code) => {
             Ok(Fate::NotThere)
         }
-        Ok(Err(error)) => Err(Fault::Passing(chain(&error)).into()),
-        Err(_) => Err(Fault::Passing("removing an object: no answer".to_owned()).into()),
+        Ok(Err(error)) => Err(ActionError::Transient(chain(&error)).into()),
+        Err(_) => Err(ActionError::Transient("removing an object: no answer".to_owned()).into()),
     }
 }
 

@@ -15,13 +15,15 @@ use serde_json::json;
 
 use super::stored::Foreign;
 use super::trust::check_rollback;
-use super::{ActionRunner, Fault, Job, JobResult, ReleaseNews, in_time, suspended, unavailable};
+use super::{
+    ActionError, ActionRunner, Job, JobResult, ReleaseNews, in_time, suspended, unavailable,
+};
 use crate::helm_queue::Ready;
 use crate::plan::revisions;
 
 impl ActionRunner {
     /// Marks the current revision before the rollback, so Krypton recognizes the lock if the rollback dies.
-    async fn sign(&self, job: &Job, current: &Secret, by: u32) -> Result<(), Fault> {
+    async fn sign(&self, job: &Job, current: &Secret, by: u32) -> Result<(), ActionError> {
         self.still_permitted()?;
         let patch = Patch::Merge(json!({ "metadata": {
             "resourceVersion": current.metadata.resource_version,
@@ -42,9 +44,9 @@ impl ActionRunner {
         to: u32,
         ready: Option<Ready>,
         done: &mut JobResult,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ActionError> {
         let (Some(newest), Some(ready)) = (&job.newest, ready) else {
-            return Err(Fault::Stale);
+            return Err(ActionError::Conflict);
         };
         self.still_permitted()?;
         let Some(current) = self.revision_secret(&job.release, newest.revision).await? else {
@@ -114,13 +116,13 @@ impl ActionRunner {
                 self.tell(&job.owner, told);
                 return Ok(());
             }
-            Err(HelmError::Stopped) => return Err(Fault::Stale),
+            Err(HelmError::Stopped) => return Err(ActionError::Conflict),
             Err(error) if error.is_local() => return Err(unavailable(&error)),
             Err(HelmError::Suspended { complaint }) => return Err(suspended(complaint)),
             Err(error) => chain(&error),
             Ok(()) => format!("helm ended well, but revision {to} is not deployed again"),
         };
-        Err(Fault::Shown {
+        Err(ActionError::Failed {
             reason: reason::ROLLBACK_FAILED,
             message,
             permanent: false,

@@ -6,7 +6,7 @@ use krypton_runtime::effect;
 use krypton_runtime::events::ObjectEvent;
 
 use super::super::helm_queue::Ready;
-use super::{ActionRunner, Fault, Job, JobResult, in_time};
+use super::{ActionError, ActionRunner, Job, JobResult, in_time};
 use kube::ResourceExt;
 use kube::api::PostParams;
 
@@ -17,7 +17,7 @@ impl ActionRunner {
         (revision, was): (u32, &str),
         ready: Option<Ready>,
         done: &mut JobResult,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ActionError> {
         let Some(secret) = self.revision_secret(&job.release, revision).await? else {
             return self.relist(job, done).await;
         };

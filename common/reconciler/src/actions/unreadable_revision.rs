@@ -14,7 +14,7 @@ use krypton_types::error_chain::chain;
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, PostParams, Preconditions};
 
-use super::{ActionRunner, Fault, Job, JobResult, ReleaseNews, in_time, unavailable};
+use super::{ActionError, ActionRunner, Job, JobResult, ReleaseNews, in_time, unavailable};
 use crate::helm_queue::Ready;
 use crate::plan::revisions;
 
@@ -31,14 +31,14 @@ impl ActionRunner {
         error: &ReleaseError,
         ready: Option<Ready>,
         done: &mut JobResult,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ActionError> {
         let Some(Ready { slot, .. }) = ready else {
             done.needs_slot = true;
             return Ok(());
         };
         let (why, name) = (chain(error), secret.name_any());
         let going = job.owner.is_going() || job.desired.retire;
-        let failed = |message: String| Fault::Shown {
+        let failed = |message: String| ActionError::Failed {
             reason: if going {
                 reason::UNINSTALL_FAILED
             } else {
@@ -63,9 +63,9 @@ impl ActionRunner {
             Ok(false) => {}
             // A newer Helm wrote it, or it exceeds Krypton's size limit. Krypton must not judge it.
             Ok(true) => return Err(failed(format!("{why}; helm can read it"))),
-            Err(HelmError::Stopped) => return Err(Fault::Stale),
+            Err(HelmError::Stopped) => return Err(ActionError::Conflict),
             Err(error) if error.is_local() => return Err(unavailable(&error)),
-            Err(error) => return Err(Fault::Passing(chain(&error))),
+            Err(error) => return Err(ActionError::Transient(chain(&error))),
         }
         if going {
             self.relist(job, done).await?;
@@ -109,7 +109,7 @@ impl ActionRunner {
         release: &ReleaseKey,
         secret: &Secret,
         revision: u32,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ActionError> {
         let uid = secret.uid().unwrap_or_default();
         let copy = Secret {
             metadata: ObjectMeta {
@@ -134,7 +134,7 @@ impl ActionRunner {
         .await
         {
             // The copy already exists.
-            Ok(_) | Err(Fault::Stale) => Ok(()),
+            Ok(_) | Err(ActionError::Conflict) => Ok(()),
             Err(fault) => Err(fault),
         }
     }
@@ -160,7 +160,7 @@ impl ActionRunner {
         &self,
         job: &Job,
         done: &mut JobResult,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ActionError> {
         let repeated = revisions::repeated(&job.revisions);
         if repeated.is_empty() {
             return Ok(());
@@ -186,7 +186,7 @@ impl ActionRunner {
         &self,
         job: &Job,
         done: &mut JobResult,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ActionError> {
         self.relist(job, done).await?;
         // The list becomes outdated below, so don't return it.
         let Some(ReleaseNews::All { metas, .. }) = done.release.take() else {
@@ -209,7 +209,7 @@ impl ActionRunner {
         release: &ReleaseKey,
         kept: u32,
         attempts: Vec<Failed>,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ActionError> {
         if attempts.is_empty() {
             return Ok(());
         }
@@ -241,7 +241,7 @@ impl ActionRunner {
         &self,
         release: &ReleaseKey,
         attempt: &ObjectMeta,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ActionError> {
         self.still_permitted()?;
         let removing = self.remove(release, attempt);
         in_time("removing a revision", effect!("release.forget", removing)).await

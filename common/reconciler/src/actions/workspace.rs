@@ -1,6 +1,6 @@
 //! Creates and deletes the namespace of a release.
 
-use super::{ActionRunner, Fault, Job, JobResult, in_time};
+use super::{ActionError, ActionRunner, Job, JobResult, in_time};
 use crate::index::CREATOR_LABEL;
 use crate::workspaces::metadata::Words;
 use k8s_openapi::api::core::v1::Namespace;
@@ -19,7 +19,7 @@ impl ActionRunner {
         &self,
         job: &Job,
         done: &mut JobResult,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ActionError> {
         let uid = job.owner.uid().to_owned();
         let marks = [
             (CREATOR_LABEL.to_owned(), uid),
@@ -60,7 +60,7 @@ impl ActionRunner {
                 Ok(())
             }
             // It is there after all, and not ours. The watch may have shown it long ago, to who did not see it.
-            Err(Fault::Stale) => {
+            Err(ActionError::Conflict) => {
                 let name = &job.release.namespace;
                 let there = in_time("reading the workspace", api.get_metadata(name)).await?;
                 done.workspace = Some(there.metadata);
@@ -78,7 +78,7 @@ impl ActionRunner {
                     message: message.clone(),
                 };
                 self.tell(&job.owner, told);
-                Err(Fault::Shown {
+                Err(ActionError::Failed {
                     reason: reason::INSTALL_FAILED,
                     message,
                     permanent: false,
@@ -91,7 +91,7 @@ impl ActionRunner {
         &self,
         job: &Job,
         done: &mut JobResult,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ActionError> {
         self.say(job, done).await?;
         let api: Api<Namespace> = Api::all(self.client());
         let name = &job.release.namespace;
@@ -100,7 +100,7 @@ impl ActionRunner {
         };
         let ours = fresh.labels().contains_key(CREATOR_LABEL);
         if !ours {
-            return Err(Fault::Stale);
+            return Err(ActionError::Conflict);
         }
         if Box::pin(self.is_occupied(job)).await? {
             return self.remove_finalizer(job, false, done).await;
@@ -129,7 +129,7 @@ impl ActionRunner {
                 };
                 self.tell(&job.owner, told);
                 // The watch shows it terminating, and then gone; until then there is nothing to do.
-                Err(Fault::Stale)
+                Err(ActionError::Conflict)
             }
             Err(fault) => Err(fault),
         }
