@@ -19,7 +19,6 @@ mod workspace;
 
 use std::borrow::Cow;
 use std::sync::Arc;
-use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -29,6 +28,7 @@ use krypton_helm::releases::Release;
 use krypton_helm::releases::labels::ReleaseKey;
 use krypton_helm::releases::revision::Revision;
 use krypton_runtime::access::{client_as, kubeconfig_as};
+use krypton_runtime::call::ApiError;
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::events::{Events, ObjectEvent};
 use krypton_runtime::lease::LeaseState;
@@ -50,8 +50,6 @@ use crate::owner::{OwnerKey, ReleaseOwner};
 use crate::plan::{Action, Attempt, Plan, Run};
 use crate::report_store::ReportStore;
 use crate::run_loop::{Member, Tools};
-
-const DEADLINE: Duration = Duration::from_secs(10);
 
 /// Whether an action runs Helm, and so needs a slot.
 pub(super) fn runs_helm(action: &Action) -> bool {
@@ -345,40 +343,23 @@ fn suspended(message: String) -> ActionError {
     }
 }
 
-/// Converts an API error: some status codes are refusals, all other errors are transient.
-fn unanswered(what: &str, error: &kube::Error) -> ActionError {
-    let message = format!("{what}: {}", chain(error));
-    match error {
-        kube::Error::Api(status) if matches!(status.code, 400 | 403 | 405 | 413 | 415 | 422) => {
-            ActionError::Refused(message)
+impl From<ApiError> for ActionError {
+    /// An answer that a retry of the same request would get again is a refusal.
+    fn from(error: ApiError) -> Self {
+        let Some(status) = error.status() else {
+            return transient(&error);
+        };
+        match status.code {
+            404 | 409 => Self::Conflict,
+            _ if is_suspended(&status.message) => suspended(status.message.clone()),
+            400 | 403 | 405 | 413 | 415 | 422 => Self::Refused(chain(&error)),
+            _ => transient(&error),
         }
-        _ => ActionError::Transient(message),
     }
 }
 
-/// Limits a call to [`DEADLINE`]. The call is boxed, because it is large and each Tenant that waits for Helm would
-/// reserve memory for it.
-fn in_time<T>(
-    what: &str,
-    call: impl Future<Output = kube::Result<T>>,
-) -> impl Future<Output = Result<T, ActionError>> {
-    let call = tokio::time::timeout(DEADLINE, Box::pin(call));
-    async move {
-        match call.await {
-            Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(kube::Error::Api(status))) if status.code == 409 || status.code == 404 => {
-                Err(ActionError::Conflict)
-            }
-            Ok(Err(kube::Error::Api(status))) if is_suspended(&status.message) => {
-                Err(suspended(status.message.clone()))
-            }
-            Ok(Err(error)) => Err(unanswered(what, &error)),
-            Err(_) => Err(ActionError::Transient(format!(
-                "{what}: no answer within {} s",
-                DEADLINE.as_secs()
-            ))),
-        }
-    }
+fn transient(error: &dyn std::error::Error) -> ActionError {
+    ActionError::Transient(chain(error))
 }
 
 #[cfg(test)]
@@ -388,12 +369,11 @@ mod tests {
     #[test]
     fn answers_that_repeat_are_refusals() {
         let answered = |code: u16| {
-            let status = kube::core::Status {
-                code,
-                message: "no".to_owned(),
-                ..kube::core::Status::default()
-            };
-            unanswered("writing", &kube::Error::Api(Box::new(status)))
+            let status = kube::core::Status::failure("no", "Reason").with_code(code);
+            ActionError::from(ApiError::Failed {
+                attempt: "writing".into(),
+                source: Box::new(kube::Error::Api(status.boxed())),
+            })
         };
         for code in [400, 403, 405, 413, 415, 422] {
             assert!(matches!(answered(code), ActionError::Refused(_)), "{code}");

@@ -1,13 +1,14 @@
 //! Confirms a deletion before an uninstallation. A Tenant that is deleted together with its CRD keeps its release.
 
 use krypton_crds::tenant::Tenant;
+use krypton_runtime::call::call;
 use krypton_runtime::newest::Newest as _;
 use krypton_types::conditions::reason;
 use krypton_types::deployment::DesiredDeployment;
 use krypton_types::desired::DesiredState;
 use krypton_types::names;
 
-use super::{ActionError, ActionRunner, Job, in_time};
+use super::{ActionError, ActionRunner, Job};
 use crate::owner::ReleaseOwner;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::Api;
@@ -30,7 +31,7 @@ impl ActionRunner {
         tenant: &Tenant,
     ) -> Result<(), ActionError> {
         let crds: Api<CustomResourceDefinition> = Api::all(self.client());
-        let crd = in_time("reading the CRD", crds.get_metadata(Tenant::crd_name())).await?;
+        let crd = call("reading the CRD", crds.get_metadata(Tenant::crd_name())).await?;
         if crd.metadata.deletion_timestamp.is_some() {
             return Err(ActionError::Conflict);
         }
@@ -49,7 +50,7 @@ impl ActionRunner {
         }
         let api = self.tenants(&tenant.namespace().unwrap_or_default());
         let reading = api.get_metadata(tenant.metadata.name.as_deref().unwrap_or_default());
-        let fresh = in_time("reading the Tenant again", reading).await?;
+        let fresh = call("reading the Tenant again", reading).await?;
         let same = fresh.metadata.uid == tenant.metadata.uid
             && fresh.metadata.deletion_timestamp.is_some()
                 == tenant.metadata.deletion_timestamp.is_some();

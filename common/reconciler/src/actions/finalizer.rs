@@ -1,11 +1,12 @@
 //! The finalizer of a Tenant, and the annotations that Krypton writes on it.
 
 use krypton_crds::tenant::Tenant;
+use krypton_runtime::call::call;
 use krypton_runtime::effect;
 use krypton_runtime::events::ObjectEvent;
 use krypton_types::names;
 
-use super::{ActionError, ActionRunner, Job, JobResult, ReleaseNews, in_time};
+use super::{ActionError, ActionRunner, Job, JobResult, ReleaseNews};
 use crate::owner::ReleaseOwner;
 use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
@@ -31,9 +32,9 @@ impl ActionRunner {
         }
         let mut finalizers = tenant.finalizers().to_vec();
         finalizers.push(names::TENANT_FINALIZER.to_owned());
-        let call = self.patch_tenant(tenant, done, json!({ "finalizers": finalizers }));
-        let call = in_time("adding the finalizer", effect!("finalizer.add", call));
-        done.tenant = Some(call.await?);
+        let patching = self.patch_tenant(tenant, done, json!({ "finalizers": finalizers }));
+        let patching = effect!("finalizer.add", patching);
+        done.tenant = Some(call("adding the finalizer", patching).await?);
         Ok(())
     }
 
@@ -81,9 +82,9 @@ impl ActionRunner {
             let annotation = names::fingerprint_annotation(&self.member.name);
             metadata["annotations"] = json!({ annotation: null });
         }
-        let call = self.patch_tenant(tenant, done, metadata);
-        let call = in_time("removing the finalizer", effect!("finalizer.remove", call));
-        done.tenant = Some(call.await?);
+        let patching = self.patch_tenant(tenant, done, metadata);
+        let patching = effect!("finalizer.remove", patching);
+        done.tenant = Some(call("removing the finalizer", patching).await?);
         Ok(())
     }
 
@@ -101,9 +102,9 @@ impl ActionRunner {
             krypton_types::fingerprint::original(&chart.repo, &chart.name, &chart.version);
         let annotation = names::fingerprint_annotation(&self.member.name);
         let metadata = json!({ "annotations": { annotation: fingerprint } });
-        let call = self.patch_tenant(tenant, done, metadata);
-        let call = in_time("annotating the Tenant", effect!("tenant.annotate", call));
-        done.tenant = Some(call.await?);
+        let patching = self.patch_tenant(tenant, done, metadata);
+        let patching = effect!("tenant.annotate", patching);
+        done.tenant = Some(call("annotating the Tenant", patching).await?);
         Ok(())
     }
 

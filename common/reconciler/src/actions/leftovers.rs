@@ -7,16 +7,17 @@ use krypton_helm::releases::labels::{
 };
 use krypton_helm::releases::revision::Revision;
 use krypton_helm::releases::{self, Declared, Status};
+use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::effect;
 use krypton_runtime::events::ObjectEvent;
-use krypton_types::error_chain::chain;
 use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, Preconditions};
-use kube::core::{ApiResource, GroupVersionKind, ObjectMeta, PartialObjectMeta};
-use kube::discovery::{ApiCapabilities, Scope, pinned_kind};
+use kube::core::{ObjectMeta, PartialObjectMeta};
+use kube::discovery::Scope;
 use kube::{Client, ResourceExt};
 use serde_json::{Value, json};
 
-use super::{ActionError, ActionRunner, Job, JobResult, in_time};
+use super::trust::kind;
+use super::{ActionError, ActionRunner, Job, JobResult, transient};
 use crate::plan::revisions;
 
 /// Kinds whose deletion can destroy data that no chart can recreate. Only a user may delete them.
@@ -98,11 +99,11 @@ impl ActionRunner {
         let name = secret.name_any();
         let client = self.member.helm_client.clone();
         let api: Api<Secret> = Api::namespaced(client, &job.release.namespace);
-        let call = effect!(
+        let marking = effect!(
             "release.mark-seen-to",
             api.patch_metadata(&name, &params, &patch)
         );
-        in_time("marking a revision as seen to", call).await?;
+        call("marking a revision as seen to", marking).await?;
         Ok(())
     }
 
@@ -201,7 +202,7 @@ impl ActionRunner {
                     tracing::warn!(object = %shown, %problem, "not removed");
                     stays.push(shown);
                 }
-                Err(Refused::Error(fault)) => return Err(fault),
+                Err(Refused::Error(error)) => return Err(error),
             }
         }
         let [gone, staying] = left.words();
@@ -264,6 +265,15 @@ enum Refused {
     Error(ActionError),
 }
 
+impl From<ApiError> for Refused {
+    fn from(error: ApiError) -> Self {
+        match error.code() {
+            Some(403) => Self::Forbidden,
+            _ => Self::Error(transient(&error)),
+        }
+    }
+}
+
 impl From<ActionError> for Refused {
     fn from(error: ActionError) -> Self {
         Self::Error(error)
@@ -288,23 +298,11 @@ async fn remove(
     left: Left,
     elsewhere: bool,
 ) -> Result<Fate, Refused> {
-    let (group, version) = object
-        .api_version
-        .split_once('/')
-        .unwrap_or(("", &object.api_version));
-    let kind = GroupVersionKind::gvk(group, version, &object.kind);
-    let known = tokio::time::timeout(super::DEADLINE, Box::pin(pinned_kind(client, &kind))).await;
-    let (resource, about): (ApiResource, ApiCapabilities) = match known {
-        Ok(Ok(known)) => known,
-        // The cluster no longer has the kind, and so no objects of it.
-        Ok(Err(kube::Error::Api(status))) if status.code == 404 => return Ok(Fate::NotThere),
-        Ok(Err(kube::Error::Discovery(_))) => return Ok(Fate::NotThere),
-        Ok(Err(error)) => return Err(ActionError::Transient(chain(&error)).into()),
-        Err(_) => {
-            return Err(ActionError::Transient("asking for kinds: no answer".to_owned()).into());
-        }
+    // Without the kind, the cluster has no objects of it.
+    let Some((resource, scope)) = kind(client, object).await? else {
+        return Ok(Fate::NotThere);
     };
-    let api: Api<DynamicObject> = match about.scope {
+    let api: Api<DynamicObject> = match scope {
         Scope::Namespaced => {
             let namespace = object.namespace.as_deref().unwrap_or(&of.namespace);
             Api::namespaced_with(client.clone(), namespace, &resource)
@@ -313,20 +311,9 @@ async fn remove(
         Scope::Cluster if elsewhere || left == Left::InDefault => return Ok(Fate::NotThere),
         Scope::Cluster => Api::all_with(client.clone(), &resource),
     };
-    let call = api.get_metadata_opt(&object.name);
+    let reading = api.get_metadata_opt(&object.name);
     let found: Option<PartialObjectMeta<DynamicObject>> =
-        match tokio::time::timeout(super::DEADLINE, Box::pin(call)).await {
-            Ok(Err(kube::Error::Api(status))) if status.code == 403 => {
-                return Err(Refused::Forbidden);
-            }
-            Ok(Ok(found)) => found,
-            Ok(Err(error)) => return Err(ActionError::Transient(chain(&error)).into()),
-            Err(_) => {
-                return Err(
-                    ActionError::Transient("reading an object: no answer".to_owned()).into(),
-                );
-            }
-        };
+        call("reading an object", reading).await?;
     let Some(found) = found else {
         return Ok(Fate::NotThere);
     };
@@ -349,18 +336,15 @@ async fn remove(
         }),
         ..DeleteParams::background()
     };
-    let call = effect!("leftover.remove", api.delete(&object.name, &params));
-    match tokio::time::timeout(super::DEADLINE, Box::pin(call)).await {
-        Ok(Ok(_)) => Ok(Fate::Removed),
-        Ok(Err(kube::Error::Api(status))) if status.code == 403 => Err(Refused::Forbidden),
-        Ok(Err(kube::Error::Api(status))) if status.code == 409 && left == Left::InDefault => {
-            Err(ActionError::Conflict.into())
-        }
-        Ok(Err(kube::Error::Api(status))) if [404, 409].contains(&status.code) => {
-            Ok(Fate::NotThere)
-        }
-        Ok(Err(error)) => Err(ActionError::Transient(chain(&error)).into()),
-        Err(_) => Err(ActionError::Transient("removing an object: no answer".to_owned()).into()),
+    let removing = effect!("leftover.remove", api.delete(&object.name, &params));
+    let removed = call("removing an object", removing).await;
+    let Err(error) = removed else {
+        return Ok(Fate::Removed);
+    };
+    match error.code() {
+        Some(409) if left == Left::InDefault => Err(ActionError::Conflict.into()),
+        Some(404 | 409) => Ok(Fate::NotThere),
+        _ => Err(error.into()),
     }
 }
 

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use krypton_crds::tenant::Tenant;
 use krypton_helm::releases::labels::ReleaseKey;
+use krypton_runtime::call::call;
 use krypton_runtime::events::ObjectEvent;
 use kube::api::{Api, DynamicObject, ListParams};
 use kube::core::discovery::v2::{APIGroupDiscovery, APIGroupDiscoveryList, APIResourceDiscovery};
@@ -14,7 +15,7 @@ use kube::core::{ApiResource, ObjectList, PartialObjectMeta};
 use kube::{Client, Resource as _, ResourceExt as _};
 
 use super::leftovers::bears_marks;
-use super::{ActionError, ActionRunner, Job, in_time};
+use super::{ActionError, ActionRunner, Job};
 use crate::index::CrdState;
 
 /// Objects in an answer.
@@ -125,7 +126,7 @@ async fn served(client: &Client) -> Result<Kinds, ActionError> {
     let what = "listing the kinds of the cluster";
     let core = async { refused(client.list_core_api_versions_aggregated().await) };
     let others = async { refused(client.list_api_groups_aggregated().await) };
-    let lists = [in_time(what, core).await?, in_time(what, others).await?];
+    let lists = [call(what, core).await?, call(what, others).await?];
     Ok(kinds(lists.map(Result::unwrap_or_default)))
 }
 
@@ -214,12 +215,11 @@ async fn look(
     let mut found = Vec::new();
     for _ in 0..PAGES {
         let what = format!("listing {}", kind.plural);
-        let call = async { refused(api.list_metadata(&params).await) };
-        let list: ObjectList<PartialObjectMeta<DynamicObject>> = match in_time(&what, call).await {
-            Ok(Ok(list)) => list,
-            Ok(Err(why)) => return Ok(vec![format!("{} ({why})", kind.plural)]),
-            // After a 404, discovery runs again and shows whether the cluster serves the kind.
-            Err(fault) => return Err(fault),
+        let listing = async { refused(api.list_metadata(&params).await) };
+        // After a 404, discovery runs again and shows whether the cluster serves the kind.
+        let list: ObjectList<PartialObjectMeta<DynamicObject>> = match call(what, listing).await? {
+            Ok(list) => list,
+            Err(why) => return Ok(vec![format!("{} ({why})", kind.plural)]),
         };
         let objects = list.items.iter().map(|object| &object.metadata);
         found.extend(objects.filter_map(|object| judge.reason(kind, object)));

@@ -5,6 +5,7 @@ use krypton_helm::driver::{HelmError, Rollback};
 use krypton_helm::releases::labels::ROLLBACK_LABEL;
 use krypton_helm::releases::revision::Revision;
 use krypton_helm::releases::{self, Status};
+use krypton_runtime::call::call;
 use krypton_runtime::effect;
 use krypton_runtime::events::ObjectEvent;
 use krypton_types::conditions::reason;
@@ -15,9 +16,7 @@ use serde_json::json;
 
 use super::stored::Foreign;
 use super::trust::check_rollback;
-use super::{
-    ActionError, ActionRunner, Job, JobResult, ReleaseNews, in_time, suspended, unavailable,
-};
+use super::{ActionError, ActionRunner, Job, JobResult, ReleaseNews, suspended, unavailable};
 use crate::helm_queue::Ready;
 use crate::plan::revisions;
 
@@ -32,9 +31,12 @@ impl ActionRunner {
         let (name, params) = (current.name_any(), PatchParams::default());
         let client = self.member.helm_client.clone();
         let api: Api<Secret> = Api::namespaced(client, &job.release.namespace);
-        let call = api.patch_metadata(&name, &params, &patch);
-        let call = effect!("release.sign-rollback", call);
-        in_time("signing a rollback", call).await?;
+        let signing = api.patch_metadata(&name, &params, &patch);
+        call(
+            "signing a rollback",
+            effect!("release.sign-rollback", signing),
+        )
+        .await?;
         Ok(())
     }
 

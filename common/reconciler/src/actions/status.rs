@@ -4,6 +4,7 @@
 use std::pin::pin;
 
 use krypton_helm::releases;
+use krypton_runtime::call::call;
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::effect;
 use krypton_runtime::events::ObjectEvent;
@@ -13,7 +14,7 @@ use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
-use super::{ActionError, ActionRunner, Job, JobResult, in_time};
+use super::{ActionError, ActionRunner, Job, JobResult};
 use crate::owner::ReleaseOwner;
 use crate::run_loop::StatusMode;
 use crate::status;
@@ -68,11 +69,14 @@ impl ActionRunner {
                 let api = self.tenants(job.key.namespace());
                 let params = PatchParams::default();
                 let patch = Patch::Merge(&patch);
-                let call = effect!(
+                let writing = effect!(
                     "tenant.status",
                     api.patch_status(job.key.name(), &params, &patch)
                 );
-                match in_time("writing the status", call).await {
+                match call("writing the status", writing)
+                    .await
+                    .map_err(ActionError::from)
+                {
                     Ok(tenant) => done.tenant = Some(tenant),
                     Err(fault) => {
                         done.said = None;
@@ -157,7 +161,7 @@ impl ActionRunner {
         if let (ActionError::Conflict, ReleaseOwner::Tenant(tenant)) = (&fault, &job.owner) {
             // Another client has written to the Tenant. A new generation has not been reconciled yet.
             let api = self.tenants(job.key.namespace());
-            let fresh = in_time("reading the Tenant", api.get(job.key.name())).await?;
+            let fresh = call("reading the Tenant", api.get(job.key.name())).await?;
             if fresh.uid() == tenant.uid()
                 && fresh.metadata.generation == tenant.metadata.generation
             {

@@ -13,12 +13,13 @@ use krypton_helm::releases::record::{ReleaseRecord, Verdict};
 use krypton_helm::releases::revision::Revision;
 use krypton_helm::releases::{self, DATA_KEY, ReleaseError, SECRET_TYPE, Status};
 use krypton_runtime::bound::{self, Pages};
+use krypton_runtime::call::call;
 use krypton_types::conditions::reason;
 use kube::ResourceExt;
 use kube::api::{ListParams, ObjectList};
 
 use super::trust::{Owned, tampered, verdict};
-use super::{ActionError, ActionRunner, Job, JobResult, in_time};
+use super::{ActionError, ActionRunner, Job, JobResult};
 
 /// A revision has at most 1.4 MB in a response, which may have 16 MiB. Only one page is in memory.
 const PAGE: u32 = 10;
@@ -149,7 +150,7 @@ impl ActionRunner {
         let mut found = 0;
         loop {
             let listing = api.list_metadata(&params);
-            let page = in_time("listing the release's revisions", listing).await?;
+            let page = call("listing the release's revisions", listing).await?;
             for item in &page.items {
                 let meta = &item.metadata;
                 let seen = meta.name.as_ref().and_then(|name| stored.seen.get(name));
@@ -183,7 +184,7 @@ impl ActionRunner {
         params: &ListParams,
     ) -> Result<ObjectList<Secret>, ActionError> {
         let api = self.secrets(&job.release);
-        in_time("reading the release's revisions", api.list(params)).await
+        Ok(call("reading the release's revisions", api.list(params)).await?)
     }
 
     /// Deletes every revision except this one, and returns whether there were any. Helm skips a revision that it

@@ -12,16 +12,18 @@ use krypton_helm::releases::labels::ReleaseKey;
 use krypton_helm::releases::record::{ReleaseRecord, Verdict};
 use krypton_helm::releases::revision::Revision;
 use krypton_helm::releases::{self, Declared, Status, UNCLEAR};
+use krypton_runtime::call::call;
 use krypton_runtime::events::ObjectEvent;
 use krypton_types::conditions::reason;
 use krypton_types::error_chain::chain;
+use kube::Client;
 use kube::api::{Api, DynamicObject};
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::discovery::{Scope, pinned_kind};
 
 use super::leftovers::bears_marks;
 use super::stored::Stored;
-use super::{ActionError, ActionRunner, DEADLINE, Job, JobResult, in_time};
+use super::{ActionError, ActionRunner, Job, JobResult, transient};
 use crate::release_record;
 
 const RECORD_TRIES: u32 = 3;
@@ -42,7 +44,7 @@ impl ActionRunner {
         release: &ReleaseKey,
     ) -> Result<ReleaseRecord, ActionError> {
         let reading = release_record::read(&self.member.client, release);
-        in_time("reading the record of the release", reading).await
+        Ok(call("reading the record of the release", reading).await?)
     }
 
     /// Records the digest of a revision that Helm has just deployed. If that fails, the revision counts as
@@ -62,10 +64,10 @@ impl ActionRunner {
                 .retain(|number, _| kept(number) && *number < revision);
             record.digests.insert(revision, digest.to_owned());
             let writing = release_record::write(&record, &self.member.client, &job.release);
-            let Err(fault) = in_time("writing the record of the release", writing).await else {
+            let Err(error) = call("writing the record of the release", writing).await else {
                 return;
             };
-            tracing::warn!(member = %self.member.name, revision, attempt, problem = fault.text(),
+            tracing::warn!(member = %self.member.name, revision, attempt, problem = %chain(&error),
                 "failed to record the release's digest");
             tokio::time::sleep(BETWEEN_TRIES).await;
             if let Ok(newer) = self.release_record(&job.release).await {
@@ -81,7 +83,7 @@ impl ActionRunner {
         }
         let record = self.release_record(&job.release).await?;
         let deleting = release_record::delete(&record, &self.member.client);
-        in_time("deleting the record of the release", deleting).await
+        Ok(call("deleting the record of the release", deleting).await?)
     }
 
     /// Returns an error unless Helm may compare with this revision. Upgrades and rollbacks delete the objects of its
@@ -119,8 +121,7 @@ impl ActionRunner {
             .ok_or(ActionError::Conflict)?;
         match verdict(record, secret)? {
             (_, Verdict::Recorded) => {
-                return releases::has_delete_hooks(secret)
-                    .map_err(|error| ActionError::Transient(chain(&error)));
+                return releases::has_delete_hooks(secret).map_err(|error| transient(&error));
             }
             (revision, Verdict::Tampered) => return Err(tampered(&job.release, revision)),
             (_, Verdict::Unrecorded) => {}
@@ -203,12 +204,12 @@ impl ActionRunner {
             if known.contains(&object) {
                 continue;
             }
-            let kind = (object.api_version.clone(), object.kind.clone());
-            if !kinds.contains_key(&kind) {
-                let found = self.kind(&object).await?;
-                kinds.insert(kind.clone(), found);
+            let name = (object.api_version.clone(), object.kind.clone());
+            if !kinds.contains_key(&name) {
+                let found = kind(client, &object).await?;
+                kinds.insert(name.clone(), found);
             }
-            let Some(Some((resource, scope))) = kinds.get(&kind) else {
+            let Some(Some((resource, scope))) = kinds.get(&name) else {
                 continue;
             };
             let api: Api<DynamicObject> = match (scope, object.namespace.as_deref()) {
@@ -227,11 +228,9 @@ impl ActionRunner {
                     "too many objects of other namespaces",
                 ));
             }
-            let found = in_time(
-                "reading an object of the release",
-                api.get_metadata_opt(&object.name),
-            );
-            if let Some(found) = found.await?
+            let reading = api.get_metadata_opt(&object.name);
+            let found = call("reading an object of the release", reading).await?;
+            if let Some(found) = found
                 && !bears_marks(&found.metadata, release)
             {
                 let named = format!("{} {}", object.kind, object.name);
@@ -241,25 +240,28 @@ impl ActionRunner {
         }
         Ok(())
     }
+}
 
-    /// Returns the kind and its scope; `None` if the cluster has no such kind.
-    async fn kind(&self, object: &Declared) -> Result<Option<(ApiResource, Scope)>, ActionError> {
-        let (group, version) = object
-            .api_version
-            .split_once('/')
-            .unwrap_or(("", &object.api_version));
-        let kind = GroupVersionKind::gvk(group, version, &object.kind);
-        let asked = Box::pin(pinned_kind(&self.member.helm_client, &kind));
-        match tokio::time::timeout(DEADLINE, asked).await {
-            Ok(Ok((resource, about))) => Ok(Some((resource, about.scope))),
-            Ok(Err(kube::Error::Api(status))) if status.code == 404 => Ok(None),
-            Ok(Err(kube::Error::Discovery(_))) => Ok(None),
-            Ok(Err(error)) => Err(ActionError::Transient(chain(&error))),
-            Err(_) => Err(ActionError::Transient(
-                "discovering kinds: no response".to_owned(),
-            )),
+/// Returns the kind of an object and its scope; `None` if the cluster has no such kind.
+pub(super) async fn kind(
+    client: &Client,
+    object: &Declared,
+) -> Result<Option<(ApiResource, Scope)>, ActionError> {
+    let (group, version) = object
+        .api_version
+        .split_once('/')
+        .unwrap_or(("", &object.api_version));
+    let kind = GroupVersionKind::gvk(group, version, &object.kind);
+    let discovering = async {
+        match pinned_kind(client, &kind).await {
+            Ok((resource, about)) => Ok(Some((resource, about.scope))),
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
+            Err(kube::Error::Discovery(_)) => Ok(None),
+            Err(error) => Err(error),
         }
-    }
+    };
+    let found = call("discovering kinds", discovering).await;
+    found.map_err(|error| transient(&error))
 }
 
 /// Returns the revision that Helm compares with in an upgrade.

@@ -2,11 +2,12 @@
 
 use krypton_helm::releases::labels::{INSTALL_RUN, RUN_LABEL};
 use krypton_helm::releases::{self, Status};
+use krypton_runtime::call::call;
 use krypton_runtime::effect;
 use krypton_runtime::events::ObjectEvent;
 
 use super::super::helm_queue::Ready;
-use super::{ActionError, ActionRunner, Job, JobResult, in_time};
+use super::{ActionError, ActionRunner, Job, JobResult};
 use kube::ResourceExt;
 use kube::api::PostParams;
 
@@ -35,11 +36,8 @@ impl ActionRunner {
         let name = unlocked.name_any();
         let api = self.secrets(&job.release);
         let params = PostParams::default();
-        in_time(
-            "unlocking the release",
-            effect!("release.unlock", api.replace(&name, &params, &unlocked)),
-        )
-        .await?;
+        let unlocking = effect!("release.unlock", api.replace(&name, &params, &unlocked));
+        call("unlocking the release", unlocking).await?;
         let message = format!("revision {revision} was left {was} by a helm that is gone");
         self.tell(
             &job.owner,

@@ -7,6 +7,7 @@ use krypton_helm::driver::{HelmError, Look};
 use krypton_helm::releases::labels::ReleaseKey;
 use krypton_helm::releases::revision::Revision;
 use krypton_helm::releases::{self, ReleaseError, Status};
+use krypton_runtime::call::call;
 use krypton_runtime::effect;
 use krypton_runtime::events::ObjectEvent;
 use krypton_types::conditions::reason;
@@ -14,7 +15,7 @@ use krypton_types::error_chain::chain;
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, PostParams, Preconditions};
 
-use super::{ActionError, ActionRunner, Job, JobResult, ReleaseNews, in_time, unavailable};
+use super::{ActionError, ActionRunner, Job, JobResult, ReleaseNews, transient, unavailable};
 use crate::helm_queue::Ready;
 use crate::plan::revisions;
 
@@ -65,7 +66,7 @@ impl ActionRunner {
             Ok(true) => return Err(failed(format!("{why}; helm can read it"))),
             Err(HelmError::Stopped) => return Err(ActionError::Conflict),
             Err(error) if error.is_local() => return Err(unavailable(&error)),
-            Err(error) => return Err(ActionError::Transient(chain(&error))),
+            Err(error) => return Err(transient(&error)),
         }
         if going {
             self.relist(job, done).await?;
@@ -87,7 +88,7 @@ impl ActionRunner {
             .await?;
         self.still_permitted()?;
         let removing = self.remove(&job.release, &secret.metadata);
-        in_time(
+        call(
             "removing a revision",
             effect!("release.set-aside", removing),
         )
@@ -127,15 +128,12 @@ impl ActionRunner {
         };
         let params = PostParams::default();
         let api: Api<Secret> = Api::namespaced(self.member.helm_client.clone(), &release.namespace);
-        match in_time(
-            "setting a release aside",
-            effect!("release.copy", api.create(&params, &copy)),
-        )
-        .await
-        {
+        let copying = effect!("release.copy", api.create(&params, &copy));
+        let copied = call("setting a release aside", copying).await;
+        match copied.map_err(ActionError::from) {
             // The copy already exists.
             Ok(_) | Err(ActionError::Conflict) => Ok(()),
-            Err(fault) => Err(fault),
+            Err(error) => Err(error),
         }
     }
 
@@ -244,7 +242,7 @@ impl ActionRunner {
     ) -> Result<(), ActionError> {
         self.still_permitted()?;
         let removing = self.remove(release, attempt);
-        in_time("removing a revision", effect!("release.forget", removing)).await
+        Ok(call("removing a revision", effect!("release.forget", removing)).await?)
     }
 }
 
