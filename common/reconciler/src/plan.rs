@@ -27,7 +27,7 @@ use krypton_types::conditions::{ClusterState, Truth};
 
 pub use action::{Action, Run};
 pub use coming::Coming;
-pub use memory::{Applied, Attempt, Drifted, Failure, Memory, Refusal, tried};
+pub use memory::{Applied, Attempt, Drifted, Failure, Memory, Refusal};
 pub use ownership::PREVIOUS_UID_ANNOTATION;
 pub(crate) use ownership::may_use;
 pub use policy::{HISTORY, Policy, Remediation};

@@ -56,7 +56,7 @@ pub struct Drifted {
 }
 
 /// Identifies the inputs of an attempt to install or upgrade. A failure with other inputs does not count.
-pub fn tried(fingerprint: &str, desired: &DesiredState) -> String {
+fn tried(fingerprint: &str, desired: &DesiredState) -> String {
     let mut tried = vec![fingerprint.to_owned()];
     // The content may be available now if the hub has found its digest since the last attempt.
     tried.extend(desired.chart.pinned.clone());

@@ -180,7 +180,8 @@ impl<'a> ReleaseState<'a> {
 pub(super) fn release_state<'a>(view: &'a View<'a>) -> ReleaseState<'a> {
     let owner = view.owner;
     let here = owner.is_for(view.cluster, view.source_namespace);
-    if !here && !(owner.is_going() && view.has_finalizer()) {
+    let was_here = owner.is_going() && view.has_finalizer();
+    if !here && !was_here {
         return ReleaseState::OtherMember;
     }
     if owner.is_going() {
