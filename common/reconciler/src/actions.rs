@@ -19,7 +19,6 @@ mod workspace;
 
 use std::borrow::Cow;
 use std::sync::Arc;
-use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -29,6 +28,7 @@ use krypton_helm::releases::Release;
 use krypton_helm::releases::labels::ReleaseKey;
 use krypton_helm::releases::revision::Revision;
 use krypton_runtime::access::{client_as, kubeconfig_as};
+use krypton_runtime::call::ApiError;
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::events::{Events, ObjectEvent};
 use krypton_runtime::lease::LeaseState;
@@ -50,8 +50,6 @@ use crate::owner::{OwnerKey, ReleaseOwner};
 use crate::plan::{Action, Attempt, Plan, Run};
 use crate::report_store::ReportStore;
 use crate::run_loop::{Member, Tools};
-
-const DEADLINE: Duration = Duration::from_secs(10);
 
 /// Whether an action runs Helm, and so needs a slot.
 pub(super) fn runs_helm(action: &Action) -> bool {
@@ -123,7 +121,7 @@ pub(super) struct JobResult {
     pub spoke: bool,
     /// The action stopped because it needs a Helm slot.
     pub needs_slot: bool,
-    pub fault: Option<Fault>,
+    pub fault: Option<ActionError>,
 }
 
 /// Result of reading a release's Secrets.
@@ -139,28 +137,28 @@ pub(super) enum ReleaseNews {
 
 /// Why an action did not succeed.
 #[derive(Debug)]
-pub(super) enum Fault {
+pub(super) enum ActionError {
     /// Shown in a condition and retried after a back-off. `permanent` if only a change can help.
-    Shown {
+    Failed {
         reason: &'static str,
         message: String,
         permanent: bool,
     },
     /// An input of the plan has changed: plan again shortly.
-    Stale,
+    Conflict,
     /// A transient failure of the API server, which the Tenant did not cause.
-    Passing(String),
+    Transient(String),
     /// The API server refuses the request itself; a retry alone does not help.
     Refused(String),
 }
 
-impl Fault {
+impl ActionError {
     /// Returns the outcome for metrics.
     pub(super) fn outcome(&self) -> &'static str {
         match self {
-            Self::Shown { .. } => "failed",
-            Self::Stale => "stale",
-            Self::Passing(_) | Self::Refused(_) => "passing",
+            Self::Failed { .. } => "failed",
+            Self::Conflict => "stale",
+            Self::Transient(_) | Self::Refused(_) => "passing",
         }
     }
 }
@@ -218,19 +216,22 @@ impl ActionRunner {
     }
 
     /// Returns a runner that acts as the owner's service account, if the owner has one.
-    fn acting_for(self: Arc<Self>, job: &Job) -> Result<(Arc<Self>, Option<TempPath>), Fault> {
+    fn acting_for(
+        self: Arc<Self>,
+        job: &Job,
+    ) -> Result<(Arc<Self>, Option<TempPath>), ActionError> {
         let user = job.owner.user(&job.desired.lockdown);
         let Some(user) = user.filter(|_| job.plan.action != Action::Nothing) else {
             return Ok((self, None));
         };
-        let client = client_as(&self.member.client, &user).map_err(|_| Fault::Shown {
+        let client = client_as(&self.member.client, &user).map_err(|_| ActionError::Failed {
             reason: reason::HELM_UNAVAILABLE,
             message: "spec.serviceAccountName is not the name of a service account; correct it"
                 .to_owned(),
             permanent: true,
         })?;
         let kubeconfig = kubeconfig_as(&self.member.kubeconfig, &user);
-        let kubeconfig = kubeconfig.map_err(|error| Fault::Shown {
+        let kubeconfig = kubeconfig.map_err(|error| ActionError::Failed {
             reason: reason::HELM_UNAVAILABLE,
             message: format!(
                 "writing the kubeconfig of helm failed: {error}; is --private-dir full?"
@@ -272,7 +273,7 @@ impl ActionRunner {
             }
         };
         done.fault = result.err();
-        let outcome = done.fault.as_ref().map_or("ok", Fault::outcome);
+        let outcome = done.fault.as_ref().map_or("ok", ActionError::outcome);
         Span::current().record("outcome", outcome);
         let took = BootTime::now().since(begun);
         let work = &self.tools.work;
@@ -306,73 +307,56 @@ impl ActionRunner {
         Api::namespaced(self.client(), &release.namespace)
     }
 
-    pub(super) fn still_permitted(&self) -> Result<(), Fault> {
+    pub(super) fn still_permitted(&self) -> Result<(), ActionError> {
         let permitted = self.stop.is_open() && self.hold.get().may_start(BootTime::now());
-        if permitted { Ok(()) } else { Err(Fault::Stale) }
+        permitted.then_some(()).ok_or(ActionError::Conflict)
     }
 }
 
-impl Fault {
+impl ActionError {
     pub(super) fn text(&self) -> &str {
         match self {
-            Self::Shown { message, .. } | Self::Passing(message) | Self::Refused(message) => {
+            Self::Failed { message, .. } | Self::Transient(message) | Self::Refused(message) => {
                 message
             }
-            Self::Stale => "changed meanwhile",
+            Self::Conflict => "changed meanwhile",
         }
     }
 }
 
-fn unavailable(error: &HelmError) -> Fault {
-    Fault::Shown {
+fn unavailable(error: &HelmError) -> ActionError {
+    ActionError::Failed {
         reason: reason::HELM_UNAVAILABLE,
         message: chain(error),
         permanent: false,
     }
 }
 
-fn suspended(message: String) -> Fault {
-    Fault::Shown {
+fn suspended(message: String) -> ActionError {
+    ActionError::Failed {
         reason: reason::SUSPENDED,
         message,
         permanent: false,
     }
 }
 
-/// Converts an API error: some status codes are refusals, all other errors are transient.
-fn unanswered(what: &str, error: &kube::Error) -> Fault {
-    let message = format!("{what}: {}", chain(error));
-    match error {
-        kube::Error::Api(status) if matches!(status.code, 400 | 403 | 405 | 413 | 415 | 422) => {
-            Fault::Refused(message)
+impl From<ApiError> for ActionError {
+    /// An answer that a retry of the same request would get again is a refusal.
+    fn from(error: ApiError) -> Self {
+        let Some(status) = error.status() else {
+            return transient(&error);
+        };
+        match status.code {
+            404 | 409 => Self::Conflict,
+            _ if is_suspended(&status.message) => suspended(status.message.clone()),
+            400 | 403 | 405 | 413 | 415 | 422 => Self::Refused(chain(&error)),
+            _ => transient(&error),
         }
-        _ => Fault::Passing(message),
     }
 }
 
-/// Limits a call to [`DEADLINE`]. The call is boxed, because it is large and each Tenant that waits for Helm would
-/// reserve memory for it.
-fn in_time<T>(
-    what: &str,
-    call: impl Future<Output = kube::Result<T>>,
-) -> impl Future<Output = Result<T, Fault>> {
-    let call = tokio::time::timeout(DEADLINE, Box::pin(call));
-    async move {
-        match call.await {
-            Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(kube::Error::Api(status))) if status.code == 409 || status.code == 404 => {
-                Err(Fault::Stale)
-            }
-            Ok(Err(kube::Error::Api(status))) if is_suspended(&status.message) => {
-                Err(suspended(status.message.clone()))
-            }
-            Ok(Err(error)) => Err(unanswered(what, &error)),
-            Err(_) => Err(Fault::Passing(format!(
-                "{what}: no answer within {} s",
-                DEADLINE.as_secs()
-            ))),
-        }
-    }
+fn transient(error: &dyn std::error::Error) -> ActionError {
+    ActionError::Transient(chain(error))
 }
 
 #[cfg(test)]
@@ -382,18 +366,20 @@ mod tests {
     #[test]
     fn answers_that_repeat_are_refusals() {
         let answered = |code: u16| {
-            let status = kube::core::Status {
-                code,
-                message: "no".to_owned(),
-                ..kube::core::Status::default()
-            };
-            unanswered("writing", &kube::Error::Api(Box::new(status)))
+            let status = kube::core::Status::failure("no", "Reason").with_code(code);
+            ActionError::from(ApiError::Failed {
+                attempt: "writing".into(),
+                source: Box::new(kube::Error::Api(status.boxed())),
+            })
         };
         for code in [400, 403, 405, 413, 415, 422] {
-            assert!(matches!(answered(code), Fault::Refused(_)), "{code}");
+            assert!(matches!(answered(code), ActionError::Refused(_)), "{code}");
         }
         for code in [401, 429, 500, 503] {
-            assert!(matches!(answered(code), Fault::Passing(_)), "{code}");
+            assert!(
+                matches!(answered(code), ActionError::Transient(_)),
+                "{code}"
+            );
         }
     }
 }

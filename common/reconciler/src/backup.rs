@@ -22,6 +22,7 @@ use k8s_openapi::api::core::v1::{Namespace, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_crds::tenant::{Tenant, TenantSpec};
 use krypton_runtime::bound::{self, Beyond, Pages};
+use krypton_runtime::call::{ApiError, call_within};
 use krypton_runtime::effect;
 use krypton_runtime::lease::SYSTEM_NAMESPACE;
 use krypton_types::names;
@@ -49,22 +50,12 @@ const LARGEST: u64 = 16 << 20;
 
 #[derive(Debug, Error)]
 pub enum RescueError {
-    #[error("listing Tenants before letting them go failed")]
-    List(#[source] kube::Error),
-    #[error("Secret {SYSTEM_NAMESPACE}/{0} could not be {1}")]
-    Secret(String, &'static str, #[source] kube::Error),
-    #[error("Secrets with rescued Tenants in {SYSTEM_NAMESPACE} could not be listed")]
-    Records(#[source] kube::Error),
+    #[error(transparent)]
+    Api(#[from] ApiError),
     #[error(
         "Secret {SYSTEM_NAMESPACE}/{0} does not hold a readable Tenant; delete it if the Tenant is not needed"
     )]
     Content(String, #[source] std::io::Error),
-    #[error("letting go of Tenant {0} failed")]
-    Release(String, #[source] kube::Error),
-    #[error("putting back Tenant {0} failed")]
-    Restore(String, #[source] kube::Error),
-    #[error("no answer within {} s", DEADLINE.as_secs())]
-    Deadline,
     #[error("the list of {0} does not end")]
     Endless(&'static str, #[source] Beyond),
 }
@@ -186,9 +177,12 @@ pub async fn keep_and_release(
     let (mut released, mut refused) = (0, None);
     let mut pages = Pages::default();
     loop {
-        let list = in_time(all.list(&params))
-            .await?
-            .map_err(RescueError::List)?;
+        let list = call_within(
+            DEADLINE,
+            "listing Tenants before letting them go",
+            all.list(&params),
+        )
+        .await?;
         let objects = list.items.len();
         // A Tenant that does not decode has no finalizer of Krypton, and no API server would accept it again.
         let tenants = list.items.into_iter().filter_map(|tenant| tenant.0.ok());
@@ -222,12 +216,12 @@ async fn keep_one(client: &Client, tenant: &Tenant, deleted: Deleted) -> Result<
     });
     let params = PatchParams::default();
     let (name, patch) = (tenant.name_any(), Patch::Merge(&patch));
-    let call = api.patch_metadata(&name, &params, &patch);
-    match in_time(effect!("rescue.let-go", call)).await? {
+    let patching = effect!("rescue.let-go", api.patch_metadata(&name, &params, &patch));
+    match call_within(DEADLINE, format!("letting go of Tenant {name}"), patching).await {
         Ok(_) => Ok(true),
         // Deleted, or written by another client: the next round retries.
-        Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => Ok(false),
-        Err(error) => Err(RescueError::Release(name, error)),
+        Err(error) if matches!(error.code(), Some(404 | 409)) => Ok(false),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -247,8 +241,8 @@ impl Kept {
 async fn keep(client: &Client, tenant: Kept) -> Result<(), RescueError> {
     let api: Api<Secret> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
     let name = record_name(&tenant.namespace, &tenant.name);
-    let found = in_time(api.get_opt(&name)).await?;
-    let found = found.map_err(|error| RescueError::Secret(name.clone(), "read", error))?;
+    let reading = format!("reading Secret {SYSTEM_NAMESPACE}/{name}");
+    let found = call_within(DEADLINE, reading, api.get_opt(&name)).await?;
     let before = found.as_ref().and_then(|secret| unpack(secret).ok());
     let tenant = tenant.after(before.clone());
     if before.as_ref() == Some(&tenant) {
@@ -266,10 +260,9 @@ async fn keep(client: &Client, tenant: Kept) -> Result<(), RescueError> {
             None => api.create(&params, &secret).await,
         }
     };
-    let written = in_time(effect!("rescue.keep", writing)).await?;
-    written
-        .map(drop)
-        .map_err(|error| RescueError::Secret(name.clone(), "written", error))
+    let attempt = format!("writing Secret {SYSTEM_NAMESPACE}/{name}");
+    call_within(DEADLINE, attempt, effect!("rescue.keep", writing)).await?;
+    Ok(())
 }
 
 /// Result of a restore for a recorded name.
@@ -339,8 +332,8 @@ pub async fn records(client: &Client) -> Result<Vec<Record>, RescueError> {
     let mut records = Vec::new();
     let mut pages = Pages::default();
     loop {
-        let list = in_time(secrets.list(&params)).await?;
-        let list = list.map_err(RescueError::Records)?;
+        let attempt = "listing the Secrets with rescued Tenants";
+        let list = call_within(DEADLINE, attempt, secrets.list(&params)).await?;
         let objects = list.items.len();
         for secret in list.items {
             let record = Record::of(secret);
@@ -365,38 +358,39 @@ pub(crate) async fn forget(client: &Client, secret: &Secret) -> Result<(), Rescu
     };
     let name = secret.name_any();
     let forgetting = effect!("rescue.forget", secrets.delete(&name, &params));
-    match in_time(forgetting).await? {
+    let attempt = format!("deleting Secret {SYSTEM_NAMESPACE}/{name}");
+    match call_within(DEADLINE, attempt, forgetting).await {
         Ok(_) => Ok(()),
-        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
-        Err(error) => Err(RescueError::Secret(name, "deleted", error)),
+        Err(error) if error.code() == Some(404) => Ok(()),
+        Err(error) => Err(error.into()),
     }
 }
 
 async fn put_back(client: &Client, kept: Kept) -> Result<Option<Restored>, RescueError> {
     let api: Api<Tenant> = Api::namespaced(client.clone(), &kept.namespace);
     let name = format!("{}/{}", kept.namespace, kept.name);
-    let restore = |error| RescueError::Restore(name.clone(), error);
+    let attempt = format!("putting back Tenant {name}");
     let (namespace, deleted, uid) = (kept.namespace.clone(), kept.deleted, kept.uid.clone());
     let (params, tenant) = (PostParams::default(), kept.into_tenant());
     let creating = effect!("rescue.put-back", api.create(&params, &tenant));
-    let there = match in_time(creating).await? {
+    let there = match call_within(DEADLINE, attempt.clone(), creating).await {
         Ok(tenant) => Some(tenant),
-        Err(kube::Error::Api(status)) if status.code == 409 => {
-            let found = in_time(api.get_opt(&tenant.name_any())).await?;
-            found.map_err(restore)?
+        Err(error) if error.code() == Some(409) => {
+            call_within(DEADLINE, attempt, api.get_opt(&tenant.name_any())).await?
         }
-        Err(kube::Error::Api(status)) if status.code == 404 || status.code == 403 => {
+        Err(error) if matches!(error.code(), Some(403 | 404)) => {
             // If its namespace is deleted or terminating, the Tenant is rightly gone. Otherwise a policy rejects it.
             let namespaces: Api<Namespace> = Api::all(client.clone());
-            let found = in_time(namespaces.get_metadata_opt(&namespace)).await?;
-            let found = found.map_err(restore)?;
+            let found =
+                call_within(DEADLINE, attempt, namespaces.get_metadata_opt(&namespace)).await?;
             if found.is_some_and(|found| found.metadata.deletion_timestamp.is_none()) {
-                return Err(restore(kube::Error::Api(status)));
+                return Err(error.into());
             }
-            tracing::warn!(object = %name, reason = %status.message, "not put back");
+            let reason = error.status().map(|status| &*status.message);
+            tracing::warn!(object = %name, reason, "not put back");
             None
         }
-        Err(error) => return Err(restore(error)),
+        Err(error) => return Err(error.into()),
     };
     let Some(there) = there else { return Ok(None) };
     // An earlier, incomplete attempt created the Tenant if the UID matches. Otherwise it is another Tenant.
@@ -413,11 +407,6 @@ async fn put_back(client: &Client, kept: Kept) -> Result<Option<Restored>, Rescu
     Ok(Some(Restored::Back(there, deleted)))
 }
 
-async fn in_time<T>(call: impl Future<Output = T>) -> Result<T, RescueError> {
-    let answer = tokio::time::timeout(DEADLINE, call).await;
-    answer.map_err(|_| RescueError::Deadline)
-}
-
 /// Repeats a user's deletion. The finalizer of the restored Tenant makes the reconciler uninstall its release.
 async fn delete(api: &Api<Tenant>, tenant: &Tenant) -> Result<Deleted, RescueError> {
     let preconditions = Preconditions {
@@ -429,15 +418,16 @@ async fn delete(api: &Api<Tenant>, tenant: &Tenant) -> Result<Deleted, RescueErr
         ..DeleteParams::default()
     };
     let name = tenant.name_any();
-    match effect!("rescue.delete", api.delete(&name, &params)).await {
+    let deleting = effect!("rescue.delete", api.delete(&name, &params));
+    match call_within(DEADLINE, format!("deleting Tenant {name} again"), deleting).await {
         Ok(_) => Ok(Deleted::Yes),
-        // Already deleted, or replaced by another Tenant.
-        Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => {
-            Ok(Deleted::Yes)
-        }
-        // An older chart may not grant this permission. The user must delete the Tenant again.
-        Err(kube::Error::Api(status)) if status.code == 403 => Ok(Deleted::Perhaps),
-        Err(error) => Err(RescueError::Restore(name, error)),
+        Err(error) => match error.code() {
+            // Already deleted, or replaced by another Tenant.
+            Some(404 | 409) => Ok(Deleted::Yes),
+            // An older chart may not grant this permission. The user must delete the Tenant again.
+            Some(403) => Ok(Deleted::Perhaps),
+            _ => Err(error.into()),
+        },
     }
 }
 

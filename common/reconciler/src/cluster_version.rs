@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
+use krypton_runtime::call::call;
 use krypton_runtime::clock::BootTime;
 use krypton_types::error_chain::chain;
 use tokio::task::{JoinError, JoinSet};
 
 use crate::run_loop::Reconciler;
 
-const DEADLINE: Duration = Duration::from_secs(10);
 const ASK_EVERY: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
@@ -46,12 +46,9 @@ impl Reconciler {
         self.version.due = BootTime(now.0 + ASK_EVERY);
         let client = self.member.client.clone();
         self.version.asking.spawn(async move {
-            let asked = tokio::time::timeout(DEADLINE, client.apiserver_version()).await;
-            match asked {
-                Ok(Ok(version)) => Ok(version.git_version),
-                Ok(Err(error)) => Err(chain(&error)),
-                Err(_) => Err(format!("no answer within {} s", DEADLINE.as_secs())),
-            }
+            let version = call("reading /version", client.apiserver_version()).await;
+            let version = version.map_err(|error| chain(&error))?;
+            Ok(version.git_version)
         });
     }
 

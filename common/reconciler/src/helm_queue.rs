@@ -15,7 +15,7 @@ use krypton_types::error_chain::chain;
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 use tracing::{Instrument as _, Span};
 
-use crate::actions::Fault;
+use crate::actions::ActionError;
 use crate::owner::OwnerKey;
 use crate::plan::{Action, Attempt};
 use crate::run_loop::Tools;
@@ -61,10 +61,10 @@ pub(super) struct Failed {
     pub(super) key: OwnerKey,
     pub(super) waiting: Waiting,
     /// `None` if the task itself has failed.
-    pub(super) fault: Option<Fault>,
+    pub(super) fault: Option<ActionError>,
 }
 
-pub(super) type Waited = Result<(Slot, Option<PathBuf>), Fault>;
+pub(super) type Waited = Result<(Slot, Option<PathBuf>), ActionError>;
 
 /// The waiting releases of one member, each once.
 #[derive(Default)]
@@ -161,10 +161,10 @@ impl HelmQueue {
     }
 }
 
-async fn fetched(charts: &Arc<ChartCache>, chart: &ChartRef) -> Result<PathBuf, Fault> {
+async fn fetched(charts: &Arc<ChartCache>, chart: &ChartRef) -> Result<PathBuf, ActionError> {
     match charts.fetch(chart).await {
         Ok(fetched) => Ok(fetched.path),
-        Err(error) => Err(Fault::Shown {
+        Err(error) => Err(ActionError::Failed {
             reason: match error.fault() {
                 ChartFault::NotLoaded => reason::CHART_NOT_LOADED,
                 ChartFault::VersionNotFound => reason::VERSION_NOT_FOUND,

@@ -5,11 +5,10 @@
 
 pub mod anchor;
 
-use std::time::Duration;
-
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::effect;
 use krypton_runtime::lease::SYSTEM_NAMESPACE;
 use krypton_types::desired::{DesiredState, Version};
@@ -23,16 +22,13 @@ use self::anchor::Bookkeeping;
 /// Name of the record. It is a Secret, since values may be secret.
 pub const RECORD_NAME: &str = "krypton-desired-state";
 pub(crate) const KEY: &str = "desired.json";
-const DEADLINE: Duration = Duration::from_secs(10);
+const READING: &str = "reading Secret krypton-system/krypton-desired-state";
+const WRITING: &str = "writing Secret krypton-system/krypton-desired-state";
 
 #[derive(Debug, Error)]
 pub enum RecordError {
-    #[error("reading Secret {SYSTEM_NAMESPACE}/{RECORD_NAME} failed")]
-    Read(#[source] kube::Error),
-    #[error("writing Secret {SYSTEM_NAMESPACE}/{RECORD_NAME} failed")]
-    Write(#[source] kube::Error),
-    #[error("Secret {SYSTEM_NAMESPACE}/{RECORD_NAME}: no answer within {} s", DEADLINE.as_secs())]
-    Deadline,
+    #[error(transparent)]
+    Api(#[from] ApiError),
     #[error("the desired state cannot be written as JSON")]
     Encode(#[source] serde_json::Error),
 }
@@ -41,10 +37,7 @@ impl RecordError {
     /// Returns true for an error that may be transient. A missing permission is not.
     pub fn may_pass(&self) -> bool {
         match self {
-            Self::Read(kube::Error::Api(status)) | Self::Write(kube::Error::Api(status)) => {
-                !matches!(status.code, 401 | 403)
-            }
-            Self::Read(_) | Self::Write(_) | Self::Deadline => true,
+            Self::Api(error) => !matches!(error.code(), Some(401 | 403)),
             Self::Encode(_) => false,
         }
     }
@@ -90,9 +83,7 @@ pub async fn record(client: &Client, incoming: &DesiredState) -> Result<Recordin
         },
         false => (None, None),
     };
-    let recorded = tokio::time::timeout(DEADLINE, record_now(client, incoming, owner.as_ref()))
-        .await
-        .unwrap_or(Err(RecordError::Deadline))?;
+    let recorded = record_now(client, incoming, owner.as_ref()).await?;
     Ok(Recording {
         unowned: unowned.or(recorded.unowned),
         ..recorded
@@ -105,7 +96,7 @@ async fn record_now(
     owner: Option<&OwnerReference>,
 ) -> Result<Recording, RecordError> {
     let api: Api<Secret> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
-    let secret = api.get_opt(RECORD_NAME).await.map_err(RecordError::Read)?;
+    let secret = call(READING, api.get_opt(RECORD_NAME)).await?;
     let record = secret.as_ref().and_then(read);
     let advance = advance(record.as_ref(), incoming);
     let metadata = secret.as_ref().map(|secret| &secret.metadata);
@@ -142,21 +133,25 @@ async fn record_now(
         next.metadata.owner_references = (!owners.is_empty()).then(|| owners.clone());
         let params = PostParams::default();
         // The resourceVersion of the read lets one of several concurrent writers win. The others read again.
-        let written = match secret.is_some() {
-            true => effect!("ledger.replace", api.replace(RECORD_NAME, &params, &next)).await,
-            false => effect!("ledger.create", api.create(&params, &next)).await,
-        };
-        match written {
-            Ok(_) => break,
-            // The state is recorded, with or without its owner.
-            Err(error) if advance == Advance::Recorded => {
-                unowned = Some(chain(&error));
-                break;
+        let writing = async {
+            match secret.is_some() {
+                true => effect!("ledger.replace", api.replace(RECORD_NAME, &params, &next)).await,
+                false => effect!("ledger.create", api.create(&params, &next)).await,
             }
-            Err(kube::Error::Api(status)) if status.code == 403 && *owners != before => {
+        };
+        let Err(error) = call(WRITING, writing).await else {
+            break;
+        };
+        // The state is recorded, with or without its owner.
+        if advance == Advance::Recorded {
+            unowned = Some(chain(&error));
+            break;
+        }
+        match error.status() {
+            Some(status) if status.code == 403 && *owners != before => {
                 unowned = Some(status.message.clone());
             }
-            Err(error) => return Err(RecordError::Write(error)),
+            _ => return Err(error.into()),
         }
     }
     Ok(Recording { advance, unowned })
@@ -165,10 +160,7 @@ async fn record_now(
 /// Returns the state that was last acted on. A new process starts with it.
 pub async fn read_record(client: &Client) -> Result<Option<DesiredState>, RecordError> {
     let api: Api<Secret> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
-    let secret = tokio::time::timeout(DEADLINE, api.get_opt(RECORD_NAME))
-        .await
-        .map_err(|_| RecordError::Deadline)?
-        .map_err(RecordError::Read)?;
+    let secret = call(READING, api.get_opt(RECORD_NAME)).await?;
     Ok(secret.as_ref().and_then(read))
 }
 
@@ -298,7 +290,8 @@ mod tests {
             _ => 200,
         });
         let refused = record(&client, &wanted).await;
-        assert!(matches!(refused, Err(RecordError::Write(_))), "{refused:?}");
+        let error = refused.unwrap_err();
+        assert!(chain(&error).starts_with(WRITING), "{error:?}");
         assert_eq!(owners_written(&asked), [1, 0]);
     }
 }

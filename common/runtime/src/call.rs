@@ -63,28 +63,31 @@ fn fix(error: &kube::Error) -> &'static str {
 }
 
 /// Runs a call with the deadline [`CALL`].
-pub async fn call<T>(
+pub fn call<T>(
     attempt: impl Into<Cow<'static, str>>,
     request: impl Future<Output = kube::Result<T>>,
-) -> Result<T, ApiError> {
-    call_within(CALL, attempt, request).await
+) -> impl Future<Output = Result<T, ApiError>> {
+    call_within(CALL, attempt, request)
 }
 
-/// Runs a call with another deadline. The request is boxed, because it is large and its caller often waits in a
-/// long-lived task.
-pub async fn call_within<T>(
+/// Runs a call with another deadline. The request is boxed here and not at the first poll, because it is large and its
+/// caller often waits in a long-lived task.
+pub fn call_within<T>(
     deadline: Duration,
     attempt: impl Into<Cow<'static, str>>,
     request: impl Future<Output = kube::Result<T>>,
-) -> Result<T, ApiError> {
+) -> impl Future<Output = Result<T, ApiError>> {
     let attempt = attempt.into();
-    match tokio::time::timeout(deadline, Box::pin(request)).await {
-        Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(source)) => Err(ApiError::Failed {
-            attempt,
-            source: Box::new(source),
-        }),
-        Err(_) => Err(ApiError::Timeout { attempt, deadline }),
+    let answer = tokio::time::timeout(deadline, Box::pin(request));
+    async move {
+        match answer.await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(source)) => Err(ApiError::Failed {
+                attempt,
+                source: Box::new(source),
+            }),
+            Err(_) => Err(ApiError::Timeout { attempt, deadline }),
+        }
     }
 }
 

@@ -7,15 +7,15 @@ use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_helm::releases;
 use krypton_helm::releases::labels::OWNER_UID_LABEL;
+use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::effect;
 use krypton_runtime::events::ObjectEvent;
-use krypton_types::error_chain::chain;
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Preconditions};
 use kube::core::{ApiResource, GroupVersionKind, ObjectMeta};
 
 use super::leftovers::bears_marks;
-use super::{ActionRunner, DEADLINE, Fault, Job};
+use super::{ActionError, ActionRunner, Job, transient};
 
 const NAMES: [&str; 6] = [
     "certificaterequests.cert-manager.io",
@@ -30,18 +30,31 @@ const NAMES: [&str; 6] = [
 enum Stop {
     /// The CRDs stay, and an event gives the reason.
     Stay(String),
-    Fault(Fault),
+    Error(ActionError),
 }
 
-impl From<Fault> for Stop {
-    fn from(fault: Fault) -> Self {
-        Self::Fault(fault)
+impl From<ApiError> for Stop {
+    /// The API server would refuse a refused request again, so the CRDs stay. After a server error or a timeout, Krypton
+    /// retries.
+    fn from(error: ApiError) -> Self {
+        match error.status() {
+            Some(status) if (400..429).contains(&status.code) => {
+                Self::Stay(format!("{error}: {}", status.message))
+            }
+            _ => Self::Error(transient(&error)),
+        }
+    }
+}
+
+impl From<ActionError> for Stop {
+    fn from(error: ActionError) -> Self {
+        Self::Error(error)
     }
 }
 
 impl ActionRunner {
     /// Deletes the CRDs if the flag is set. CRDs that stay now stay for good, because the Tenant is then gone.
-    pub(super) async fn delete_cert_manager_crds(&self, job: &Job) -> Result<(), Fault> {
+    pub(super) async fn delete_cert_manager_crds(&self, job: &Job) -> Result<(), ActionError> {
         let wanted = job.desired.handling.delete_cert_manager_crds;
         if !wanted || !job.last || job.newest.is_some() {
             return Ok(());
@@ -61,7 +74,7 @@ impl ActionRunner {
                 reason: "CrdsStay",
                 message: format!("the CRDs of cert-manager stay: {why}"),
             },
-            Err(Stop::Fault(fault)) => return Err(fault),
+            Err(Stop::Error(error)) => return Err(error),
         };
         self.tell(&job.owner, told);
         Ok(())
@@ -75,14 +88,14 @@ impl ActionRunner {
             .labels(&format!("owner=helm,{OWNER_UID_LABEL}"))
             .fields(&format!("type={}", releases::SECRET_TYPE))
             .limit(1);
-        let left = answered("listing releases", releases.list_metadata(&ours)).await?;
+        let left = call("listing releases", releases.list_metadata(&ours)).await?;
         if !left.items.is_empty() {
             return Ok(Vec::new());
         }
         let api: Api<CustomResourceDefinition> = Api::all(client.clone());
         let mut found = Vec::new();
         for name in NAMES {
-            let Some(crd) = answered("reading a CRD", api.get_opt(name)).await? else {
+            let Some(crd) = call("reading a CRD", api.get_opt(name)).await? else {
                 continue;
             };
             if crd.metadata.deletion_timestamp.is_some() {
@@ -99,7 +112,7 @@ impl ActionRunner {
             };
             let instances: Api<DynamicObject> = Api::all_with(client.clone(), &kind);
             let one = ListParams::default().limit(1);
-            let any = answered("listing what is left", instances.list_metadata(&one)).await?;
+            let any = call("listing what is left", instances.list_metadata(&one)).await?;
             if let Some(object) = any.items.first() {
                 return Err(Stop::Stay(format!(
                     "there is {}",
@@ -118,7 +131,7 @@ impl ActionRunner {
                 ..DeleteParams::default()
             };
             let deleting = effect!("cert-manager-crd.delete", api.delete(name, &params));
-            answered("deleting a CRD", deleting).await?;
+            call("deleting a CRD", deleting).await?;
             deleted.push(*name);
         }
         Ok(deleted)
@@ -140,19 +153,6 @@ fn shown(kind: &ApiResource, object: &ObjectMeta) -> String {
     match &object.namespace {
         Some(namespace) => format!("{} {namespace}/{name}", kind.kind),
         None => format!("{} {name}", kind.kind),
-    }
-}
-
-/// Returns the answer. The API server would refuse a refused request again, so the CRDs stay. After a server error or
-/// a timeout, Krypton retries.
-async fn answered<T>(what: &str, call: impl Future<Output = kube::Result<T>>) -> Result<T, Stop> {
-    match tokio::time::timeout(DEADLINE, Box::pin(call)).await {
-        Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(kube::Error::Api(status))) if (400..429).contains(&status.code) => {
-            Err(Stop::Stay(format!("{what}: {}", status.message)))
-        }
-        Ok(Err(error)) => Err(Fault::Passing(format!("{what}: {}", chain(&error))).into()),
-        Err(_) => Err(Fault::Passing(format!("{what}: no answer in time")).into()),
     }
 }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 use flate2::read::MultiGzDecoder;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_helm::releases::manifest;
+use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::crd::established;
 use krypton_runtime::effect;
 use krypton_types::names;
@@ -21,7 +22,6 @@ use crate::drift::HELM;
 
 /// Limit for all data that is read from an archive, unpacked. The chart cache accepts no larger chart.
 const LARGEST: u64 = 100 << 20;
-const DEADLINE: Duration = Duration::from_secs(10);
 const SERVED_WITHIN: Duration = Duration::from_secs(20);
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Number of attempts if another client writes at the same time.
@@ -37,22 +37,12 @@ pub(crate) enum ChartCrdError {
     },
     #[error("{file} of the chart is not YAML; helm would not take it either")]
     Yaml { file: String },
-    #[error("CRD {name}: reading it failed")]
-    Read {
-        name: String,
-        #[source]
-        source: kube::Error,
-    },
+    #[error(transparent)]
+    Read(#[from] ApiError),
     #[error(
         "CRD {name}: bringing it up to date failed; apply it yourself, or use --chart-crds=create"
     )]
-    Write {
-        name: String,
-        #[source]
-        source: kube::Error,
-    },
-    #[error("CRD {name}: no answer within {} s", DEADLINE.as_secs())]
-    Deadline { name: String },
+    Write { name: String, source: ApiError },
     #[error("CRD {name} belongs to {owner} and is left; use --chart-crds=create")]
     Theirs { name: String, owner: String },
     #[error("CRD {name} is there, but the apiserver does not serve it yet")]
@@ -127,11 +117,7 @@ async fn applied(
     crd: &Value,
     permitted: &impl Fn() -> bool,
 ) -> Result<bool, ChartCrdError> {
-    let found = in_time(name, api.get_opt(name)).await?;
-    let found = found.map_err(|source| ChartCrdError::Read {
-        name: name.to_owned(),
-        source,
-    })?;
+    let found = call(format!("reading CRD {name}"), api.get_opt(name)).await?;
     if let Some(owner) = owner(name, found.as_ref()) {
         let name = name.to_owned();
         return Err(ChartCrdError::Theirs { name, owner });
@@ -150,10 +136,10 @@ async fn applied(
         ..PatchParams::apply(HELM)
     };
     let patch = Patch::Apply(&wanted);
-    let call = effect!("chart-crd.apply", api.patch(name, &params, &patch));
-    match in_time(name, call).await? {
+    let applying = effect!("chart-crd.apply", api.patch(name, &params, &patch));
+    match call(format!("applying CRD {name}"), applying).await {
         Ok(_) => Ok(true),
-        Err(kube::Error::Api(status)) if status.code == 409 => Ok(false),
+        Err(error) if error.code() == Some(409) => Ok(false),
         Err(source) => Err(ChartCrdError::Write {
             name: name.to_owned(),
             source,
@@ -186,15 +172,6 @@ async fn served(api: &Api<CustomResourceDefinition>, name: &str) -> Result<(), C
     looked.map_err(|_| ChartCrdError::NotServed {
         name: name.to_owned(),
     })
-}
-
-async fn in_time<T>(
-    name: &str,
-    call: impl Future<Output = kube::Result<T>>,
-) -> Result<kube::Result<T>, ChartCrdError> {
-    let name = name.to_owned();
-    let call = tokio::time::timeout(DEADLINE, Box::pin(call)).await;
-    call.map_err(|_| ChartCrdError::Deadline { name })
 }
 
 #[cfg(test)]

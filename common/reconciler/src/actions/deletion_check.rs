@@ -1,13 +1,14 @@
 //! Confirms a deletion before an uninstallation. A Tenant that is deleted together with its CRD keeps its release.
 
 use krypton_crds::tenant::Tenant;
+use krypton_runtime::call::call;
 use krypton_runtime::newest::Newest as _;
 use krypton_types::conditions::reason;
 use krypton_types::deployment::DesiredDeployment;
 use krypton_types::desired::DesiredState;
 use krypton_types::names;
 
-use super::{ActionRunner, Fault, Job, in_time};
+use super::{ActionError, ActionRunner, Job};
 use crate::owner::ReleaseOwner;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::Api;
@@ -15,21 +16,24 @@ use kube::{CustomResourceExt, ResourceExt};
 
 impl ActionRunner {
     /// Reads the deletion a second time. Fails if it is no longer valid, or if the CRD's deletion caused it.
-    pub(super) async fn confirm_deletion(&self, job: &Job) -> Result<(), Fault> {
+    pub(super) async fn confirm_deletion(&self, job: &Job) -> Result<(), ActionError> {
         match &job.owner {
             ReleaseOwner::Tenant(tenant) => self.confirm_tenants_deletion(tenant).await,
             ReleaseOwner::Deployment(order) => {
                 let confirmed = still_ordered(order, job.desired.retire, &self.desired.get());
-                confirmed.then_some(()).ok_or(Fault::Stale)
+                confirmed.then_some(()).ok_or(ActionError::Conflict)
             }
         }
     }
 
-    pub(super) async fn confirm_tenants_deletion(&self, tenant: &Tenant) -> Result<(), Fault> {
+    pub(super) async fn confirm_tenants_deletion(
+        &self,
+        tenant: &Tenant,
+    ) -> Result<(), ActionError> {
         let crds: Api<CustomResourceDefinition> = Api::all(self.client());
-        let crd = in_time("reading the CRD", crds.get_metadata(Tenant::crd_name())).await?;
+        let crd = call("reading the CRD", crds.get_metadata(Tenant::crd_name())).await?;
         if crd.metadata.deletion_timestamp.is_some() {
-            return Err(Fault::Stale);
+            return Err(ActionError::Conflict);
         }
         let times = [
             tenant.metadata.deletion_timestamp.as_ref(),
@@ -38,7 +42,7 @@ impl ActionRunner {
         if let [Some(deleted), Some(made)] = times.map(|time| time.map(|time| time.0))
             && deleted < made
         {
-            return Err(Fault::Shown {
+            return Err(ActionError::Failed {
                 reason: reason::UNINSTALL_FAILED,
                 message: with_a_former_crd(),
                 permanent: true,
@@ -46,7 +50,7 @@ impl ActionRunner {
         }
         let api = self.tenants(&tenant.namespace().unwrap_or_default());
         let reading = api.get_metadata(tenant.metadata.name.as_deref().unwrap_or_default());
-        let fresh = in_time("reading the Tenant again", reading).await?;
+        let fresh = call("reading the Tenant again", reading).await?;
         let same = fresh.metadata.uid == tenant.metadata.uid
             && fresh.metadata.deletion_timestamp.is_some()
                 == tenant.metadata.deletion_timestamp.is_some();
@@ -62,7 +66,11 @@ impl ActionRunner {
                 && annotated(names::PAUSED_ANNOTATION)
         };
         let same = same && ordered;
-        if same { Ok(()) } else { Err(Fault::Stale) }
+        if same {
+            Ok(())
+        } else {
+            Err(ActionError::Conflict)
+        }
     }
 }
 

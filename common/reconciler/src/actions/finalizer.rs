@@ -1,18 +1,23 @@
 //! The finalizer of a Tenant, and the annotations that Krypton writes on it.
 
 use krypton_crds::tenant::Tenant;
+use krypton_runtime::call::call;
 use krypton_runtime::effect;
 use krypton_runtime::events::ObjectEvent;
 use krypton_types::names;
 
-use super::{ActionRunner, Fault, Job, JobResult, ReleaseNews, in_time};
+use super::{ActionError, ActionRunner, Job, JobResult, ReleaseNews};
 use crate::owner::ReleaseOwner;
 use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
 
 impl ActionRunner {
-    pub(super) async fn add_finalizer(&self, job: &Job, done: &mut JobResult) -> Result<(), Fault> {
+    pub(super) async fn add_finalizer(
+        &self,
+        job: &Job,
+        done: &mut JobResult,
+    ) -> Result<(), ActionError> {
         let ReleaseOwner::Tenant(tenant) = &job.owner else {
             return Ok(());
         };
@@ -27,9 +32,9 @@ impl ActionRunner {
         }
         let mut finalizers = tenant.finalizers().to_vec();
         finalizers.push(names::TENANT_FINALIZER.to_owned());
-        let call = self.patch_tenant(tenant, done, json!({ "finalizers": finalizers }));
-        let call = in_time("adding the finalizer", effect!("finalizer.add", call));
-        done.tenant = Some(call.await?);
+        let patching = self.patch_tenant(tenant, done, json!({ "finalizers": finalizers }));
+        let patching = effect!("finalizer.add", patching);
+        done.tenant = Some(call("adding the finalizer", patching).await?);
         Ok(())
     }
 
@@ -38,12 +43,12 @@ impl ActionRunner {
         job: &Job,
         orphaned: bool,
         done: &mut JobResult,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ActionError> {
         // Without the finalizer, no process would uninstall a release that an incomplete list omitted.
         if !orphaned && job.newest.is_none() {
             self.relist(job, done).await?;
             if matches!(&done.release, Some(ReleaseNews::All { metas, .. }) if !metas.is_empty()) {
-                return Err(Fault::Stale);
+                return Err(ActionError::Conflict);
             }
         }
         if !orphaned {
@@ -77,13 +82,17 @@ impl ActionRunner {
             let annotation = names::fingerprint_annotation(&self.member.name);
             metadata["annotations"] = json!({ annotation: null });
         }
-        let call = self.patch_tenant(tenant, done, metadata);
-        let call = in_time("removing the finalizer", effect!("finalizer.remove", call));
-        done.tenant = Some(call.await?);
+        let patching = self.patch_tenant(tenant, done, metadata);
+        let patching = effect!("finalizer.remove", patching);
+        done.tenant = Some(call("removing the finalizer", patching).await?);
         Ok(())
     }
 
-    pub(super) async fn annotate(&self, job: &Job, done: &mut JobResult) -> Result<(), Fault> {
+    pub(super) async fn annotate(
+        &self,
+        job: &Job,
+        done: &mut JobResult,
+    ) -> Result<(), ActionError> {
         self.say(job, done).await?;
         let ReleaseOwner::Tenant(tenant) = &job.owner else {
             return Ok(());
@@ -93,9 +102,9 @@ impl ActionRunner {
             krypton_types::fingerprint::original(&chart.repo, &chart.name, &chart.version);
         let annotation = names::fingerprint_annotation(&self.member.name);
         let metadata = json!({ "annotations": { annotation: fingerprint } });
-        let call = self.patch_tenant(tenant, done, metadata);
-        let call = in_time("annotating the Tenant", effect!("tenant.annotate", call));
-        done.tenant = Some(call.await?);
+        let patching = self.patch_tenant(tenant, done, metadata);
+        let patching = effect!("tenant.annotate", patching);
+        done.tenant = Some(call("annotating the Tenant", patching).await?);
         Ok(())
     }
 

@@ -19,9 +19,9 @@ use krypton_types::error_chain::chain;
 use super::chart_crds::{self, ChartCrdError};
 use super::stored::Foreign;
 use super::trust::{self, compared};
-use super::{ActionRunner, Fault, Job, JobResult, ReleaseNews, suspended, unavailable};
+use super::{ActionError, ActionRunner, Job, JobResult, ReleaseNews, suspended, unavailable};
 use crate::helm_queue::Ready;
-use crate::plan::{Run, repair};
+use crate::plan::{Run, revisions};
 
 /// The reason that a failed run is reported with.
 pub(super) fn failed(run: Run) -> &'static str {
@@ -39,9 +39,9 @@ impl ActionRunner {
         again: bool,
         ready: Option<Ready>,
         done: &mut JobResult,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ActionError> {
         let Some((ready, path)) = ready.and_then(Ready::with_chart) else {
-            return Err(Fault::Stale);
+            return Err(ActionError::Conflict);
         };
         self.still_permitted()?;
         let server_side = match &job.newest {
@@ -90,7 +90,7 @@ impl ActionRunner {
             }
         };
         if let Some(compared) = compared {
-            let secret = stored.revision(compared).ok_or(Fault::Stale)?;
+            let secret = stored.revision(compared).ok_or(ActionError::Conflict)?;
             self.check_compared(job, &stored.record, secret).await?;
         }
         self.check_again(job, &stored).await?;
@@ -131,8 +131,8 @@ impl ActionRunner {
     ) -> Upgrade {
         let policy = &self.member.policy;
         let fingerprint = chart.fingerprint();
-        let history_max = repair::history(policy.history_max, &job.revisions, &fingerprint);
-        let kind = match run == Run::Install && repair::begins_anew(&job.revisions) {
+        let history_max = revisions::history(policy.history_max, &job.revisions, &fingerprint);
+        let kind = match run == Run::Install && revisions::begins_anew(&job.revisions) {
             true => INSTALL_RUN,
             false => UPGRADE_RUN,
         };
@@ -170,7 +170,7 @@ impl ActionRunner {
         (secret, revision): (Secret, u32),
         (digest, record): (Option<String>, ReleaseRecord),
         done: &mut JobResult,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ActionError> {
         let facts = releases::decode(&secret).ok();
         if let Some(digest) = digest {
             self.put_on_record(job, revision, &digest, record).await;
@@ -187,10 +187,10 @@ impl ActionRunner {
         Ok(())
     }
 
-    async fn replace_crds(&self, chart: &Path, why: &'static str) -> Result<(), Fault> {
+    async fn replace_crds(&self, chart: &Path, why: &'static str) -> Result<(), ActionError> {
         let failed = |error: ChartCrdError| match error {
-            ChartCrdError::NotPermitted => Fault::Stale,
-            error => Fault::Shown {
+            ChartCrdError::NotPermitted => ActionError::Conflict,
+            error => ActionError::Failed {
                 reason: why,
                 message: chain(&error),
                 permanent: false,
@@ -198,7 +198,10 @@ impl ActionRunner {
         };
         let path = chart.to_owned();
         let reading = tokio::task::spawn_blocking(move || chart_crds::of_chart(&path));
-        let crds = reading.await.map_err(|_| Fault::Stale)?.map_err(failed)?;
+        let crds = reading
+            .await
+            .map_err(|_| ActionError::Conflict)?
+            .map_err(failed)?;
         let permitted = || self.still_permitted().is_ok();
         let replacing = chart_crds::replace(&self.fleet_client, &crds, permitted);
         Box::pin(replacing).await.map_err(failed)
@@ -212,7 +215,7 @@ fn is_deployed_by(secret: &Secret, upgrade: &Upgrade) -> bool {
     })
 }
 
-fn not_deployed(job: &Job, run: Run, expected: u32, error: Option<HelmError>) -> Fault {
+fn not_deployed(job: &Job, run: Run, expected: u32, error: Option<HelmError>) -> ActionError {
     let (message, permanent) = match error {
         None => {
             let name = &job.release.name;
@@ -221,12 +224,12 @@ fn not_deployed(job: &Job, run: Run, expected: u32, error: Option<HelmError>) ->
             );
             (message, false)
         }
-        Some(HelmError::Stopped) => return Fault::Stale,
+        Some(HelmError::Stopped) => return ActionError::Conflict,
         Some(error) if error.is_local() => return unavailable(&error),
         Some(HelmError::Suspended { complaint }) => return suspended(complaint),
         Some(error) => (chain(&error), error.is_permanent()),
     };
-    Fault::Shown {
+    ActionError::Failed {
         reason: failed(run),
         message,
         permanent,

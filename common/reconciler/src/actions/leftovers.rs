@@ -7,17 +7,18 @@ use krypton_helm::releases::labels::{
 };
 use krypton_helm::releases::revision::Revision;
 use krypton_helm::releases::{self, Declared, Status};
+use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::effect;
 use krypton_runtime::events::ObjectEvent;
-use krypton_types::error_chain::chain;
 use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, Preconditions};
-use kube::core::{ApiResource, GroupVersionKind, ObjectMeta, PartialObjectMeta};
-use kube::discovery::{ApiCapabilities, Scope, pinned_kind};
+use kube::core::{ObjectMeta, PartialObjectMeta};
+use kube::discovery::Scope;
 use kube::{Client, ResourceExt};
 use serde_json::{Value, json};
 
-use super::{ActionRunner, Fault, Job, JobResult, in_time};
-use crate::plan::repair;
+use super::trust::kind;
+use super::{ActionError, ActionRunner, Job, JobResult, transient};
+use crate::plan::revisions;
 
 /// Kinds whose deletion can destroy data that no chart can recreate. Only a user may delete them.
 const HOLDS_DATA: [&str; 4] = [
@@ -36,7 +37,7 @@ impl ActionRunner {
         job: &Job,
         revision: u32,
         done: &mut JobResult,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ActionError> {
         let unmarked = json!({ RUN_LABEL: null });
         self.see_to(job, (revision, Left::ByAttempt), unmarked, done)
             .await
@@ -49,7 +50,7 @@ impl ActionRunner {
         job: &Job,
         revision: u32,
         done: &mut JobResult,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ActionError> {
         let owner = json!({
             OWNER_UID_LABEL: job.owner.uid(),
             OWNER_NAMESPACE_LABEL: job.owner.namespace(),
@@ -65,11 +66,11 @@ impl ActionRunner {
         (revision, left): (u32, Left),
         labels: Value,
         done: &mut JobResult,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ActionError> {
         // The release is as desired, even if the sweep fails.
         self.say(job, done).await?;
         let Some(newest) = &job.newest else {
-            return Err(Fault::Stale);
+            return Err(ActionError::Conflict);
         };
         let former = self.revision_secret(&job.release, revision).await?;
         let kept = self.revision_secret(&job.release, newest.revision).await?;
@@ -83,7 +84,12 @@ impl ActionRunner {
         self.relist(job, done).await
     }
 
-    async fn mark_seen_to(&self, job: &Job, secret: &Secret, labels: Value) -> Result<(), Fault> {
+    async fn mark_seen_to(
+        &self,
+        job: &Job,
+        secret: &Secret,
+        labels: Value,
+    ) -> Result<(), ActionError> {
         self.still_permitted()?;
         let patch = Patch::Merge(json!({ "metadata": {
             "resourceVersion": secret.metadata.resource_version,
@@ -93,16 +99,16 @@ impl ActionRunner {
         let name = secret.name_any();
         let client = self.member.helm_client.clone();
         let api: Api<Secret> = Api::namespaced(client, &job.release.namespace);
-        let call = effect!(
+        let marking = effect!(
             "release.mark-seen-to",
             api.patch_metadata(&name, &params, &patch)
         );
-        in_time("marking a revision as seen to", call).await?;
+        call("marking a revision as seen to", marking).await?;
         Ok(())
     }
 
     /// Sweeps before an uninstallation, because Helm removes only the objects that its newest revision declares.
-    pub(super) async fn sweep_before_uninstall(&self, job: &Job) -> Result<(), Fault> {
+    pub(super) async fn sweep_before_uninstall(&self, job: &Job) -> Result<(), ActionError> {
         let Some(newest) = &job.newest else {
             return Ok(());
         };
@@ -113,7 +119,7 @@ impl ActionRunner {
             _ => false,
         };
         let all: Vec<&Revision> = job.revisions.iter().collect();
-        let adopted = repair::adopted(&all).into_iter();
+        let adopted = revisions::adopted(&all).into_iter();
         let former = all.iter().copied().filter(forgotten);
         let former: Vec<(u32, Left)> = former
             .map(|revision| (revision.revision, Left::ByAttempt))
@@ -123,7 +129,7 @@ impl ActionRunner {
             return Ok(());
         }
         let Some(kept) = self.revision_secret(&job.release, newest.revision).await? else {
-            return Err(Fault::Stale);
+            return Err(ActionError::Conflict);
         };
         for (revision, left) in former {
             if let Some(secret) = self.revision_secret(&job.release, revision).await? {
@@ -140,7 +146,7 @@ impl ActionRunner {
         job: &Job,
         attempt: &Secret,
         kept: &Secret,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ActionError> {
         self.remove_left_over(job, (attempt, kept), Left::ByAttempt, true)
             .await
     }
@@ -152,7 +158,7 @@ impl ActionRunner {
         (former, kept): (&Secret, &Secret),
         left: Left,
         anyhow: bool,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ActionError> {
         // A revision that cannot be decoded lists no objects. Helm skips it, too.
         let (Ok(former), Ok(kept)) = (releases::objects(former), releases::objects(kept)) else {
             return Ok(());
@@ -192,11 +198,11 @@ impl ActionRunner {
                 Ok(Fate::Stays) => stays.push(shown),
                 Ok(Fate::NotThere) => {}
                 Err(Refused::Forbidden) => stays.push(shown),
-                Err(Refused::Fault(Fault::Passing(problem))) if anyhow => {
+                Err(Refused::Error(ActionError::Transient(problem))) if anyhow => {
                     tracing::warn!(object = %shown, %problem, "not removed");
                     stays.push(shown);
                 }
-                Err(Refused::Fault(fault)) => return Err(fault),
+                Err(Refused::Error(error)) => return Err(error),
             }
         }
         let [gone, staying] = left.words();
@@ -256,12 +262,21 @@ fn listed(what: &str, names: &[String]) -> Option<String> {
 
 enum Refused {
     Forbidden,
-    Fault(Fault),
+    Error(ActionError),
 }
 
-impl From<Fault> for Refused {
-    fn from(fault: Fault) -> Self {
-        Self::Fault(fault)
+impl From<ApiError> for Refused {
+    fn from(error: ApiError) -> Self {
+        match error.code() {
+            Some(403) => Self::Forbidden,
+            _ => Self::Error(transient(&error)),
+        }
+    }
+}
+
+impl From<ActionError> for Refused {
+    fn from(error: ActionError) -> Self {
+        Self::Error(error)
     }
 }
 
@@ -283,21 +298,11 @@ async fn remove(
     left: Left,
     elsewhere: bool,
 ) -> Result<Fate, Refused> {
-    let (group, version) = object
-        .api_version
-        .split_once('/')
-        .unwrap_or(("", &object.api_version));
-    let kind = GroupVersionKind::gvk(group, version, &object.kind);
-    let known = tokio::time::timeout(super::DEADLINE, Box::pin(pinned_kind(client, &kind))).await;
-    let (resource, about): (ApiResource, ApiCapabilities) = match known {
-        Ok(Ok(known)) => known,
-        // The cluster no longer has the kind, and so no objects of it.
-        Ok(Err(kube::Error::Api(status))) if status.code == 404 => return Ok(Fate::NotThere),
-        Ok(Err(kube::Error::Discovery(_))) => return Ok(Fate::NotThere),
-        Ok(Err(error)) => return Err(Fault::Passing(chain(&error)).into()),
-        Err(_) => return Err(Fault::Passing("asking for kinds: no answer".to_owned()).into()),
+    // Without the kind, the cluster has no objects of it.
+    let Some((resource, scope)) = kind(client, object).await? else {
+        return Ok(Fate::NotThere);
     };
-    let api: Api<DynamicObject> = match about.scope {
+    let api: Api<DynamicObject> = match scope {
         Scope::Namespaced => {
             let namespace = object.namespace.as_deref().unwrap_or(&of.namespace);
             Api::namespaced_with(client.clone(), namespace, &resource)
@@ -306,16 +311,9 @@ async fn remove(
         Scope::Cluster if elsewhere || left == Left::InDefault => return Ok(Fate::NotThere),
         Scope::Cluster => Api::all_with(client.clone(), &resource),
     };
-    let call = api.get_metadata_opt(&object.name);
+    let reading = api.get_metadata_opt(&object.name);
     let found: Option<PartialObjectMeta<DynamicObject>> =
-        match tokio::time::timeout(super::DEADLINE, Box::pin(call)).await {
-            Ok(Err(kube::Error::Api(status))) if status.code == 403 => {
-                return Err(Refused::Forbidden);
-            }
-            Ok(Ok(found)) => found,
-            Ok(Err(error)) => return Err(Fault::Passing(chain(&error)).into()),
-            Err(_) => return Err(Fault::Passing("reading an object: no answer".to_owned()).into()),
-        };
+        call("reading an object", reading).await?;
     let Some(found) = found else {
         return Ok(Fate::NotThere);
     };
@@ -338,18 +336,15 @@ async fn remove(
         }),
         ..DeleteParams::background()
     };
-    let call = effect!("leftover.remove", api.delete(&object.name, &params));
-    match tokio::time::timeout(super::DEADLINE, Box::pin(call)).await {
-        Ok(Ok(_)) => Ok(Fate::Removed),
-        Ok(Err(kube::Error::Api(status))) if status.code == 403 => Err(Refused::Forbidden),
-        Ok(Err(kube::Error::Api(status))) if status.code == 409 && left == Left::InDefault => {
-            Err(Fault::Stale.into())
-        }
-        Ok(Err(kube::Error::Api(status))) if [404, 409].contains(&status.code) => {
-            Ok(Fate::NotThere)
-        }
-        Ok(Err(error)) => Err(Fault::Passing(chain(&error)).into()),
-        Err(_) => Err(Fault::Passing("removing an object: no answer".to_owned()).into()),
+    let removing = effect!("leftover.remove", api.delete(&object.name, &params));
+    let removed = call("removing an object", removing).await;
+    let Err(error) = removed else {
+        return Ok(Fate::Removed);
+    };
+    match error.code() {
+        Some(409) if left == Left::InDefault => Err(ActionError::Conflict.into()),
+        Some(404 | 409) => Ok(Fate::NotThere),
+        _ => Err(error.into()),
     }
 }
 

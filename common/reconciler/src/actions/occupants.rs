@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use krypton_crds::tenant::Tenant;
 use krypton_helm::releases::labels::ReleaseKey;
+use krypton_runtime::call::call;
 use krypton_runtime::events::ObjectEvent;
 use kube::api::{Api, DynamicObject, ListParams};
 use kube::core::discovery::v2::{APIGroupDiscovery, APIGroupDiscoveryList, APIResourceDiscovery};
@@ -14,7 +15,7 @@ use kube::core::{ApiResource, ObjectList, PartialObjectMeta};
 use kube::{Client, Resource as _, ResourceExt as _};
 
 use super::leftovers::bears_marks;
-use super::{ActionRunner, Fault, Job, in_time};
+use super::{ActionError, ActionRunner, Job};
 use crate::index::CrdState;
 
 /// Objects in an answer.
@@ -69,7 +70,7 @@ struct Judge<'a> {
 
 impl ActionRunner {
     /// Returns whether the workspace stays, and reports the objects that keep it.
-    pub(super) async fn is_occupied(&self, job: &Job) -> Result<bool, Fault> {
+    pub(super) async fn is_occupied(&self, job: &Job) -> Result<bool, ActionError> {
         let client = &self.member.helm_client;
         let kinds = served(client).await?;
         // Discovery may lag behind the CRDs.
@@ -78,7 +79,7 @@ impl ActionRunner {
             Tenant::kind(&()).into_owned(),
         );
         if job.tenants != CrdState::Missing && !kinds.scopes.contains_key(&tenants) {
-            return Err(Fault::Stale);
+            return Err(ActionError::Conflict);
         }
         let own = job.owner.tenant().and_then(|tenant| tenant.uid());
         let judge = Judge {
@@ -121,11 +122,11 @@ fn message(namespace: &str, found: &[String]) -> String {
 }
 
 /// All kinds of the cluster, by aggregated discovery.
-async fn served(client: &Client) -> Result<Kinds, Fault> {
+async fn served(client: &Client) -> Result<Kinds, ActionError> {
     let what = "listing the kinds of the cluster";
     let core = async { refused(client.list_core_api_versions_aggregated().await) };
     let others = async { refused(client.list_api_groups_aggregated().await) };
-    let lists = [in_time(what, core).await?, in_time(what, others).await?];
+    let lists = [call(what, core).await?, call(what, others).await?];
     Ok(kinds(lists.map(Result::unwrap_or_default)))
 }
 
@@ -207,19 +208,18 @@ async fn look(
     client: &Client,
     kind: &ApiResource,
     judge: &Judge<'_>,
-) -> Result<Vec<String>, Fault> {
+) -> Result<Vec<String>, ActionError> {
     let api: Api<DynamicObject> =
         Api::namespaced_with(client.clone(), &judge.release.namespace, kind);
     let mut params = ListParams::default().limit(PAGE);
     let mut found = Vec::new();
     for _ in 0..PAGES {
         let what = format!("listing {}", kind.plural);
-        let call = async { refused(api.list_metadata(&params).await) };
-        let list: ObjectList<PartialObjectMeta<DynamicObject>> = match in_time(&what, call).await {
-            Ok(Ok(list)) => list,
-            Ok(Err(why)) => return Ok(vec![format!("{} ({why})", kind.plural)]),
-            // After a 404, discovery runs again and shows whether the cluster serves the kind.
-            Err(fault) => return Err(fault),
+        let listing = async { refused(api.list_metadata(&params).await) };
+        // After a 404, discovery runs again and shows whether the cluster serves the kind.
+        let list: ObjectList<PartialObjectMeta<DynamicObject>> = match call(what, listing).await? {
+            Ok(list) => list,
+            Err(why) => return Ok(vec![format!("{} ({why})", kind.plural)]),
         };
         let objects = list.items.iter().map(|object| &object.metadata);
         found.extend(objects.filter_map(|object| judge.reason(kind, object)));
@@ -499,7 +499,7 @@ mod tests {
     }
 
     /// Looks at ConfigMaps of an apiserver that answers so.
-    async fn looked(answer: fn(&str) -> (u16, Value)) -> Result<Vec<String>, Fault> {
+    async fn looked(answer: fn(&str) -> (u16, Value)) -> Result<Vec<String>, ActionError> {
         let service = tower::service_fn(move |request: http::Request<Body>| async move {
             let (code, body) = answer(request.uri().query().unwrap_or_default());
             let mut response = http::Response::new(Body::from(body.to_string().into_bytes()));
@@ -555,9 +555,9 @@ mod tests {
             assert_eq!(looked(answer).await.ok().unwrap(), [expected]);
         }
         let unserved = looked(|_| status(404, "gone")).await;
-        assert!(matches!(unserved, Err(Fault::Stale)));
+        assert!(matches!(unserved, Err(ActionError::Conflict)));
         let failed = looked(|_| status(500, "etcdserver: request timed out")).await;
-        assert!(matches!(failed, Err(Fault::Passing(_))));
+        assert!(matches!(failed, Err(ActionError::Transient(_))));
     }
 
     #[tokio::test]

@@ -3,10 +3,10 @@
 use krypton_helm::releases;
 use krypton_helm::releases::labels::ReleaseKey;
 use krypton_helm::releases::revision::Revision;
-use krypton_types::error_chain::chain;
+use krypton_runtime::call::call;
 
 use super::super::helm_queue::Ready;
-use super::{ActionRunner, Fault, Job, JobResult, ReleaseNews, in_time, trust};
+use super::{ActionError, ActionRunner, Job, JobResult, ReleaseNews, transient, trust};
 use crate::index::number;
 use crate::plan;
 use k8s_openapi::api::core::v1::Secret;
@@ -21,7 +21,7 @@ impl ActionRunner {
         revision: u32,
         ready: Option<Ready>,
         done: &mut JobResult,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ActionError> {
         let Some(secret) = self.revision_secret(&job.release, revision).await? else {
             return self.relist(job, done).await;
         };
@@ -32,7 +32,7 @@ impl ActionRunner {
                 if self.still_permitted().is_err()
                     || plan::paused(&job.owner, &job.desired).is_some() =>
             {
-                return Err(Fault::Passing(chain(&error)));
+                return Err(transient(&error));
             }
             Err(error) => return self.set_aside(job, &secret, &error, ready, done).await,
         };
@@ -48,18 +48,18 @@ impl ActionRunner {
         &self,
         release: &ReleaseKey,
         revision: u32,
-    ) -> Result<Option<Secret>, Fault> {
+    ) -> Result<Option<Secret>, ActionError> {
         let name = releases::secret_name(&release.name, revision);
-        in_time("reading the release", self.secrets(release).get_opt(&name)).await
+        Ok(call("reading the release", self.secrets(release).get_opt(&name)).await?)
     }
 
     /// Reads the release's Secrets afresh, without their content.
-    pub(super) async fn relist(&self, job: &Job, done: &mut JobResult) -> Result<(), Fault> {
+    pub(super) async fn relist(&self, job: &Job, done: &mut JobResult) -> Result<(), ActionError> {
         let labels = format!("owner=helm,name={}", job.release.name);
         let of_helm = format!("type={}", releases::SECRET_TYPE);
         let params = ListParams::default().labels(&labels).fields(&of_helm);
         let api = self.secrets(&job.release);
-        let list: ObjectList<PartialObjectMeta<Secret>> = in_time(
+        let list: ObjectList<PartialObjectMeta<Secret>> = call(
             "listing the release's revisions",
             api.list_metadata(&params),
         )

@@ -5,6 +5,7 @@ use krypton_helm::driver::{HelmError, Rollback};
 use krypton_helm::releases::labels::ROLLBACK_LABEL;
 use krypton_helm::releases::revision::Revision;
 use krypton_helm::releases::{self, Status};
+use krypton_runtime::call::call;
 use krypton_runtime::effect;
 use krypton_runtime::events::ObjectEvent;
 use krypton_types::conditions::reason;
@@ -15,13 +16,13 @@ use serde_json::json;
 
 use super::stored::Foreign;
 use super::trust::check_rollback;
-use super::{ActionRunner, Fault, Job, JobResult, ReleaseNews, in_time, suspended, unavailable};
+use super::{ActionError, ActionRunner, Job, JobResult, ReleaseNews, suspended, unavailable};
 use crate::helm_queue::Ready;
-use crate::plan::repair;
+use crate::plan::revisions;
 
 impl ActionRunner {
     /// Marks the current revision before the rollback, so Krypton recognizes the lock if the rollback dies.
-    async fn sign(&self, job: &Job, current: &Secret, by: u32) -> Result<(), Fault> {
+    async fn sign(&self, job: &Job, current: &Secret, by: u32) -> Result<(), ActionError> {
         self.still_permitted()?;
         let patch = Patch::Merge(json!({ "metadata": {
             "resourceVersion": current.metadata.resource_version,
@@ -30,9 +31,12 @@ impl ActionRunner {
         let (name, params) = (current.name_any(), PatchParams::default());
         let client = self.member.helm_client.clone();
         let api: Api<Secret> = Api::namespaced(client, &job.release.namespace);
-        let call = api.patch_metadata(&name, &params, &patch);
-        let call = effect!("release.sign-rollback", call);
-        in_time("signing a rollback", call).await?;
+        let signing = api.patch_metadata(&name, &params, &patch);
+        call(
+            "signing a rollback",
+            effect!("release.sign-rollback", signing),
+        )
+        .await?;
         Ok(())
     }
 
@@ -42,9 +46,9 @@ impl ActionRunner {
         to: u32,
         ready: Option<Ready>,
         done: &mut JobResult,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ActionError> {
         let (Some(newest), Some(ready)) = (&job.newest, ready) else {
-            return Err(Fault::Stale);
+            return Err(ActionError::Conflict);
         };
         self.still_permitted()?;
         let Some(current) = self.revision_secret(&job.release, newest.revision).await? else {
@@ -78,7 +82,7 @@ impl ActionRunner {
             to,
             timeout: self.member.policy.helm_timeout,
             server_side: releases::decode(current).is_ok_and(|facts| facts.server_side),
-            history_max: repair::history(
+            history_max: revisions::history(
                 self.member.policy.history_max,
                 &job.revisions,
                 &chart.fingerprint(),
@@ -114,13 +118,13 @@ impl ActionRunner {
                 self.tell(&job.owner, told);
                 return Ok(());
             }
-            Err(HelmError::Stopped) => return Err(Fault::Stale),
+            Err(HelmError::Stopped) => return Err(ActionError::Conflict),
             Err(error) if error.is_local() => return Err(unavailable(&error)),
             Err(HelmError::Suspended { complaint }) => return Err(suspended(complaint)),
             Err(error) => chain(&error),
             Ok(()) => format!("helm ended well, but revision {to} is not deployed again"),
         };
-        Err(Fault::Shown {
+        Err(ActionError::Failed {
             reason: reason::ROLLBACK_FAILED,
             message,
             permanent: false,

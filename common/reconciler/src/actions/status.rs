@@ -4,6 +4,7 @@
 use std::pin::pin;
 
 use krypton_helm::releases;
+use krypton_runtime::call::call;
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::effect;
 use krypton_runtime::events::ObjectEvent;
@@ -13,7 +14,7 @@ use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
-use super::{ActionRunner, Fault, Job, JobResult, in_time};
+use super::{ActionError, ActionRunner, Job, JobResult};
 use crate::owner::ReleaseOwner;
 use crate::run_loop::StatusMode;
 use crate::status;
@@ -21,7 +22,7 @@ use crate::status::throttle::{PAUSE, QUIET, with_detail};
 
 impl ActionRunner {
     /// Reports the state, writes it to the Tenant if this process does that here, and emits events for changes.
-    pub(super) async fn say(&self, job: &Job, done: &mut JobResult) -> Result<(), Fault> {
+    pub(super) async fn say(&self, job: &Job, done: &mut JobResult) -> Result<(), ActionError> {
         self.say_state(job, &job.plan.state, done).await
     }
 
@@ -30,7 +31,7 @@ impl ActionRunner {
         job: &Job,
         state: &ClusterState,
         done: &mut JobResult,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ActionError> {
         if job.plan.ours {
             let applied_chart = job.plan.applied_chart.as_deref().unwrap_or_default();
             let owner = &job.owner;
@@ -68,15 +69,20 @@ impl ActionRunner {
                 let api = self.tenants(job.key.namespace());
                 let params = PatchParams::default();
                 let patch = Patch::Merge(&patch);
-                let call = effect!(
+                let writing = effect!(
                     "tenant.status",
                     api.patch_status(job.key.name(), &params, &patch)
                 );
-                match in_time("writing the status", call).await {
+                match call("writing the status", writing)
+                    .await
+                    .map_err(ActionError::from)
+                {
                     Ok(tenant) => done.tenant = Some(tenant),
                     Err(fault) => {
                         done.said = None;
-                        if let Fault::Passing(message) | Fault::Refused(message) = &fault {
+                        if let ActionError::Transient(message) | ActionError::Refused(message) =
+                            &fault
+                        {
                             let message = message.clone();
                             let told = ObjectEvent {
                                 warning: true,
@@ -133,7 +139,12 @@ impl ActionRunner {
         }
     }
 
-    async fn tell_hook(&self, job: &Job, done: &mut JobResult, revision: u32) -> Result<(), Fault> {
+    async fn tell_hook(
+        &self,
+        job: &Job,
+        done: &mut JobResult,
+        revision: u32,
+    ) -> Result<(), ActionError> {
         let secret = self.revision_secret(&job.release, revision).await?;
         let running = secret.and_then(|secret| releases::running_hook(&secret).ok().flatten());
         let announced = &job.plan.state;
@@ -147,10 +158,10 @@ impl ActionRunner {
         let Err(fault) = self.say_state(job, &state, done).await else {
             return Ok(());
         };
-        if let (Fault::Stale, ReleaseOwner::Tenant(tenant)) = (&fault, &job.owner) {
+        if let (ActionError::Conflict, ReleaseOwner::Tenant(tenant)) = (&fault, &job.owner) {
             // Another client has written to the Tenant. A new generation has not been reconciled yet.
             let api = self.tenants(job.key.namespace());
-            let fresh = in_time("reading the Tenant", api.get(job.key.name())).await?;
+            let fresh = call("reading the Tenant", api.get(job.key.name())).await?;
             if fresh.uid() == tenant.uid()
                 && fresh.metadata.generation == tenant.metadata.generation
             {

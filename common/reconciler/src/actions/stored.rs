@@ -13,12 +13,13 @@ use krypton_helm::releases::record::{ReleaseRecord, Verdict};
 use krypton_helm::releases::revision::Revision;
 use krypton_helm::releases::{self, DATA_KEY, ReleaseError, SECRET_TYPE, Status};
 use krypton_runtime::bound::{self, Pages};
+use krypton_runtime::call::call;
 use krypton_types::conditions::reason;
 use kube::ResourceExt;
 use kube::api::{ListParams, ObjectList};
 
 use super::trust::{Owned, tampered, verdict};
-use super::{ActionRunner, Fault, Job, JobResult, in_time};
+use super::{ActionError, ActionRunner, Job, JobResult};
 
 /// A revision has at most 1.4 MB in a response, which may have 16 MiB. Only one page is in memory.
 const PAGE: u32 = 10;
@@ -66,17 +67,18 @@ impl ActionRunner {
         keep: &[u32],
         foreign: Foreign,
         done: &mut JobResult,
-    ) -> Result<Result<Stored, Unreadable>, Fault> {
+    ) -> Result<Result<Stored, Unreadable>, ActionError> {
         let reading = Box::pin(self.read_stored(job, keep, foreign));
         let read = tokio::time::timeout(READ_ALL, reading).await;
-        let late = || Fault::Passing("reading the release's revisions takes too long".to_owned());
+        let late =
+            || ActionError::Transient("reading the release's revisions takes too long".to_owned());
         let (stored, stale) = match read.map_err(|_| late())?? {
             Ok(read) => read,
             Err(unreadable) => return Ok(Err(unreadable)),
         };
         if stale {
             self.relist(job, done).await?;
-            return Err(Fault::Stale);
+            return Err(ActionError::Conflict);
         }
         Ok(Ok(stored))
     }
@@ -87,7 +89,7 @@ impl ActionRunner {
         job: &Job,
         keep: &[u32],
         foreign: Foreign,
-    ) -> Result<Result<(Stored, bool), Unreadable>, Fault> {
+    ) -> Result<Result<(Stored, bool), Unreadable>, ActionError> {
         let record = match job.revisions.is_empty() {
             true => ReleaseRecord::default(),
             false => self.release_record(&job.release).await?,
@@ -138,7 +140,7 @@ impl ActionRunner {
     }
 
     /// Fails if any revision has changed since it was checked. This is the last call before Helm starts.
-    pub(super) async fn check_again(&self, job: &Job, stored: &Stored) -> Result<(), Fault> {
+    pub(super) async fn check_again(&self, job: &Job, stored: &Stored) -> Result<(), ActionError> {
         if stored.seen.is_empty() {
             return Ok(());
         }
@@ -148,7 +150,7 @@ impl ActionRunner {
         let mut found = 0;
         loop {
             let listing = api.list_metadata(&params);
-            let page = in_time("listing the release's revisions", listing).await?;
+            let page = call("listing the release's revisions", listing).await?;
             for item in &page.items {
                 let meta = &item.metadata;
                 let seen = meta.name.as_ref().and_then(|name| stored.seen.get(name));
@@ -164,7 +166,7 @@ impl ActionRunner {
             let more = pages.follow(&mut params, page.metadata, objects);
             if !more.map_err(|_| too_many(job))? {
                 let all = found == stored.seen.len();
-                return all.then_some(()).ok_or(Fault::Stale);
+                return all.then_some(()).ok_or(ActionError::Conflict);
             }
         }
     }
@@ -180,9 +182,9 @@ impl ActionRunner {
         &self,
         job: &Job,
         params: &ListParams,
-    ) -> Result<ObjectList<Secret>, Fault> {
+    ) -> Result<ObjectList<Secret>, ActionError> {
         let api = self.secrets(&job.release);
-        in_time("reading the release's revisions", api.list(params)).await
+        Ok(call("reading the release's revisions", api.list(params)).await?)
     }
 
     /// Deletes every revision except this one, and returns whether there were any. Helm skips a revision that it
@@ -193,7 +195,7 @@ impl ActionRunner {
         job: &Job,
         stored: &Stored,
         number: u32,
-    ) -> Result<bool, Fault> {
+    ) -> Result<bool, ActionError> {
         let other = |meta: &&ObjectMeta| {
             Revision::of(meta).is_some_and(|(_, revision)| revision.revision != number)
         };
@@ -214,7 +216,7 @@ impl ActionRunner {
         revision: &Revision,
         secret: &Secret,
         owned: &mut Owned,
-    ) -> Result<bool, Fault> {
+    ) -> Result<bool, ActionError> {
         if verdict(record, secret)?.1 == Verdict::Recorded {
             return Ok(false);
         }
@@ -223,7 +225,7 @@ impl ActionRunner {
             .await
         {
             Ok(()) => return Ok(false),
-            Err(Fault::Shown { message, .. }) => {
+            Err(ActionError::Failed { message, .. }) => {
                 tracing::warn!(member = %self.member.name, %message, "removing a revision");
             }
             Err(fault) => return Err(fault),
@@ -253,7 +255,7 @@ async fn examined(
     release: &ReleaseKey,
     record: &mut ReleaseRecord,
     secrets: Vec<Secret>,
-) -> Result<Vec<(Secret, Result<Checked, Fault>)>, Fault> {
+) -> Result<Vec<(Secret, Result<Checked, ActionError>)>, ActionError> {
     let (of, known) = (release.clone(), std::mem::take(record));
     let examining = tokio::task::spawn_blocking(move || {
         let one = |secret| {
@@ -264,11 +266,15 @@ async fn examined(
         (known, all)
     });
     let all;
-    (*record, all) = examining.await.map_err(|_| Fault::Stale)?;
+    (*record, all) = examining.await.map_err(|_| ActionError::Conflict)?;
     Ok(all)
 }
 
-fn check(release: &ReleaseKey, record: &ReleaseRecord, secret: &Secret) -> Result<Checked, Fault> {
+fn check(
+    release: &ReleaseKey,
+    record: &ReleaseRecord,
+    secret: &Secret,
+) -> Result<Checked, ActionError> {
     let revision = Revision::of(&secret.metadata)
         .filter(|(of, _)| of == release)
         .filter(|_| secret.type_.as_deref() == Some(SECRET_TYPE));
@@ -298,9 +304,9 @@ fn check(release: &ReleaseKey, record: &ReleaseRecord, secret: &Secret) -> Resul
 }
 
 /// Returns a permanent failure. A user who writes in a loop then gets only one attempt in each longest pause.
-fn moving(job: &Job, meta: &ObjectMeta) -> Fault {
+fn moving(job: &Job, meta: &ObjectMeta) -> ActionError {
     let name = meta.name.as_deref().unwrap_or_default();
-    Fault::Shown {
+    ActionError::Failed {
         reason: reason::RELEASE_TAMPERED,
         message: format!(
             "Secret {}/{name} was written while Helm was about to start; find out who writes it",
@@ -310,9 +316,9 @@ fn moving(job: &Job, meta: &ObjectMeta) -> Fault {
     }
 }
 
-fn too_many(job: &Job) -> Fault {
+fn too_many(job: &Job) -> ActionError {
     let (namespace, name) = (&job.release.namespace, &job.release.name);
-    Fault::Shown {
+    ActionError::Failed {
         reason: reason::RELEASE_TAMPERED,
         message: format!(
             "namespace {namespace} holds more than {MOST_REVISIONS} revisions of release {name}; delete Secrets with \
@@ -322,9 +328,9 @@ fn too_many(job: &Job) -> Fault {
     }
 }
 
-fn misleading(secret: &Secret, what: &str) -> Fault {
+fn misleading(secret: &Secret, what: &str) -> ActionError {
     let (namespace, name) = (secret.namespace().unwrap_or_default(), secret.name_any());
-    Fault::Shown {
+    ActionError::Failed {
         reason: reason::RELEASE_TAMPERED,
         message: format!(
             "Secret {namespace}/{name} {what}, so Helm could take it for another revision; delete it"

@@ -12,16 +12,18 @@ use krypton_helm::releases::labels::ReleaseKey;
 use krypton_helm::releases::record::{ReleaseRecord, Verdict};
 use krypton_helm::releases::revision::Revision;
 use krypton_helm::releases::{self, Declared, Status, UNCLEAR};
+use krypton_runtime::call::call;
 use krypton_runtime::events::ObjectEvent;
 use krypton_types::conditions::reason;
 use krypton_types::error_chain::chain;
+use kube::Client;
 use kube::api::{Api, DynamicObject};
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::discovery::{Scope, pinned_kind};
 
 use super::leftovers::bears_marks;
 use super::stored::Stored;
-use super::{ActionRunner, DEADLINE, Fault, Job, JobResult, in_time};
+use super::{ActionError, ActionRunner, Job, JobResult, transient};
 use crate::release_record;
 
 const RECORD_TRIES: u32 = 3;
@@ -40,9 +42,9 @@ impl ActionRunner {
     pub(crate) async fn release_record(
         &self,
         release: &ReleaseKey,
-    ) -> Result<ReleaseRecord, Fault> {
+    ) -> Result<ReleaseRecord, ActionError> {
         let reading = release_record::read(&self.member.client, release);
-        in_time("reading the record of the release", reading).await
+        Ok(call("reading the record of the release", reading).await?)
     }
 
     /// Records the digest of a revision that Helm has just deployed. If that fails, the revision counts as
@@ -62,10 +64,10 @@ impl ActionRunner {
                 .retain(|number, _| kept(number) && *number < revision);
             record.digests.insert(revision, digest.to_owned());
             let writing = release_record::write(&record, &self.member.client, &job.release);
-            let Err(fault) = in_time("writing the record of the release", writing).await else {
+            let Err(error) = call("writing the record of the release", writing).await else {
                 return;
             };
-            tracing::warn!(member = %self.member.name, revision, attempt, problem = fault.text(),
+            tracing::warn!(member = %self.member.name, revision, attempt, problem = %chain(&error),
                 "failed to record the release's digest");
             tokio::time::sleep(BETWEEN_TRIES).await;
             if let Ok(newer) = self.release_record(&job.release).await {
@@ -75,13 +77,13 @@ impl ActionRunner {
     }
 
     /// Deletes the record of a release that is gone.
-    pub(super) async fn delete_record(&self, job: &Job) -> Result<(), Fault> {
+    pub(super) async fn delete_record(&self, job: &Job) -> Result<(), ActionError> {
         if job.newest.is_some() {
             return Ok(());
         }
         let record = self.release_record(&job.release).await?;
         let deleting = release_record::delete(&record, &self.member.client);
-        in_time("deleting the record of the release", deleting).await
+        Ok(call("deleting the record of the release", deleting).await?)
     }
 
     /// Returns an error unless Helm may compare with this revision. Upgrades and rollbacks delete the objects of its
@@ -91,7 +93,7 @@ impl ActionRunner {
         job: &Job,
         record: &ReleaseRecord,
         secret: &Secret,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ActionError> {
         match verdict(record, secret)? {
             (_, Verdict::Recorded) => Ok(()),
             (revision, Verdict::Tampered) => Err(tampered(&job.release, revision)),
@@ -109,16 +111,17 @@ impl ActionRunner {
         job: &Job,
         stored: &Stored,
         done: &mut JobResult,
-    ) -> Result<bool, Fault> {
+    ) -> Result<bool, ActionError> {
         let Some(newest) = &job.newest else {
             return Ok(false);
         };
         let record = &stored.record;
-        let secret = stored.revision(newest.revision).ok_or(Fault::Stale)?;
+        let secret = stored
+            .revision(newest.revision)
+            .ok_or(ActionError::Conflict)?;
         match verdict(record, secret)? {
             (_, Verdict::Recorded) => {
-                return releases::has_delete_hooks(secret)
-                    .map_err(|error| Fault::Passing(chain(&error)));
+                return releases::has_delete_hooks(secret).map_err(|error| transient(&error));
             }
             (revision, Verdict::Tampered) => return Err(tampered(&job.release, revision)),
             (_, Verdict::Unrecorded) => {}
@@ -150,7 +153,7 @@ impl ActionRunner {
         job: &Job,
         record: &ReleaseRecord,
         done: &mut JobResult,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ActionError> {
         let on_record = |it: &&Revision| record.digests.contains_key(&it.revision);
         let Some(good) = job.revisions.iter().rfind(on_record) else {
             return Ok(());
@@ -161,19 +164,19 @@ impl ActionRunner {
             return Ok(());
         }
         let kept = self.revision_secret(&job.release, good.revision).await?;
-        let kept = kept.ok_or(Fault::Stale)?;
+        let kept = kept.ok_or(ActionError::Conflict)?;
         if verdict(record, &kept)?.1 != Verdict::Recorded {
             return Ok(());
         }
         for attempt in newer {
             let failed = self.revision_secret(&job.release, attempt.revision).await?;
-            let failed = failed.ok_or(Fault::Stale)?;
+            let failed = failed.ok_or(ActionError::Conflict)?;
             self.still_permitted()?;
             self.sweep_attempt(job, &failed, &kept).await?;
             self.forget(&job.release, &failed.metadata).await?;
         }
         self.relist(job, done).await?;
-        Err(Fault::Stale)
+        Err(ActionError::Conflict)
     }
 
     /// Returns an error if the stored manifest lists an object outside the workspace that does not belong to this
@@ -184,10 +187,10 @@ impl ActionRunner {
         revision: u32,
         secret: &Secret,
         owned: &mut Owned,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ActionError> {
         let release = &job.release;
-        let objects =
-            releases::strict_objects(secret).map_err(|error| Fault::Passing(chain(&error)))?;
+        let objects = releases::strict_objects(secret)
+            .map_err(|error| ActionError::Transient(chain(&error)))?;
         let Some(objects) = objects else {
             return Err(claims(release, revision, UNCLEAR));
         };
@@ -201,12 +204,12 @@ impl ActionRunner {
             if known.contains(&object) {
                 continue;
             }
-            let kind = (object.api_version.clone(), object.kind.clone());
-            if !kinds.contains_key(&kind) {
-                let found = self.kind(&object).await?;
-                kinds.insert(kind.clone(), found);
+            let name = (object.api_version.clone(), object.kind.clone());
+            if !kinds.contains_key(&name) {
+                let found = kind(client, &object).await?;
+                kinds.insert(name.clone(), found);
             }
-            let Some(Some((resource, scope))) = kinds.get(&kind) else {
+            let Some(Some((resource, scope))) = kinds.get(&name) else {
                 continue;
             };
             let api: Api<DynamicObject> = match (scope, object.namespace.as_deref()) {
@@ -225,11 +228,9 @@ impl ActionRunner {
                     "too many objects of other namespaces",
                 ));
             }
-            let found = in_time(
-                "reading an object of the release",
-                api.get_metadata_opt(&object.name),
-            );
-            if let Some(found) = found.await?
+            let reading = api.get_metadata_opt(&object.name);
+            let found = call("reading an object of the release", reading).await?;
+            if let Some(found) = found
                 && !bears_marks(&found.metadata, release)
             {
                 let named = format!("{} {}", object.kind, object.name);
@@ -239,23 +240,28 @@ impl ActionRunner {
         }
         Ok(())
     }
+}
 
-    /// Returns the kind and its scope; `None` if the cluster has no such kind.
-    async fn kind(&self, object: &Declared) -> Result<Option<(ApiResource, Scope)>, Fault> {
-        let (group, version) = object
-            .api_version
-            .split_once('/')
-            .unwrap_or(("", &object.api_version));
-        let kind = GroupVersionKind::gvk(group, version, &object.kind);
-        let asked = Box::pin(pinned_kind(&self.member.helm_client, &kind));
-        match tokio::time::timeout(DEADLINE, asked).await {
-            Ok(Ok((resource, about))) => Ok(Some((resource, about.scope))),
-            Ok(Err(kube::Error::Api(status))) if status.code == 404 => Ok(None),
-            Ok(Err(kube::Error::Discovery(_))) => Ok(None),
-            Ok(Err(error)) => Err(Fault::Passing(chain(&error))),
-            Err(_) => Err(Fault::Passing("discovering kinds: no response".to_owned())),
+/// Returns the kind of an object and its scope; `None` if the cluster has no such kind.
+pub(super) async fn kind(
+    client: &Client,
+    object: &Declared,
+) -> Result<Option<(ApiResource, Scope)>, ActionError> {
+    let (group, version) = object
+        .api_version
+        .split_once('/')
+        .unwrap_or(("", &object.api_version));
+    let kind = GroupVersionKind::gvk(group, version, &object.kind);
+    let discovering = async {
+        match pinned_kind(client, &kind).await {
+            Ok((resource, about)) => Ok(Some((resource, about.scope))),
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
+            Err(kube::Error::Discovery(_)) => Ok(None),
+            Err(error) => Err(error),
         }
-    }
+    };
+    let found = call("discovering kinds", discovering).await;
+    found.map_err(|error| transient(&error))
 }
 
 /// Returns the revision that Helm compares with in an upgrade.
@@ -265,10 +271,13 @@ pub(super) fn compared(job: &Job) -> Option<u32> {
     compared.or(job.newest.as_ref()).map(|it| it.revision)
 }
 
-pub(super) fn verdict(record: &ReleaseRecord, secret: &Secret) -> Result<(u32, Verdict), Fault> {
-    let (_, revision) = Revision::of(&secret.metadata).ok_or(Fault::Stale)?;
+pub(super) fn verdict(
+    record: &ReleaseRecord,
+    secret: &Secret,
+) -> Result<(u32, Verdict), ActionError> {
+    let (_, revision) = Revision::of(&secret.metadata).ok_or(ActionError::Conflict)?;
     // The function that decodes the Secret handles a failure to decode it.
-    let digest = releases::digest(secret).map_err(|_| Fault::Stale)?;
+    let digest = releases::digest(secret).map_err(|_| ActionError::Conflict)?;
     let verdict = record.verdict(revision.revision, &digest);
     Ok((revision.revision, verdict))
 }
@@ -278,7 +287,7 @@ pub(super) fn check_unchanged(
     release: &ReleaseKey,
     record: &ReleaseRecord,
     secret: &Secret,
-) -> Result<bool, Fault> {
+) -> Result<bool, ActionError> {
     match verdict(record, secret)? {
         (_, Verdict::Recorded) => Ok(true),
         (_, Verdict::Unrecorded) => Ok(false),
@@ -291,11 +300,15 @@ pub(super) fn check_rollback(
     release: &ReleaseKey,
     record: &ReleaseRecord,
     secret: &Secret,
-) -> Result<String, Fault> {
+) -> Result<String, ActionError> {
     match verdict(record, secret)? {
-        (revision, Verdict::Recorded) => record.digests.get(&revision).cloned().ok_or(Fault::Stale),
+        (revision, Verdict::Recorded) => record
+            .digests
+            .get(&revision)
+            .cloned()
+            .ok_or(ActionError::Conflict),
         (revision, Verdict::Tampered) => Err(tampered(release, revision)),
-        (revision, Verdict::Unrecorded) => Err(Fault::Shown {
+        (revision, Verdict::Unrecorded) => Err(ActionError::Failed {
             reason: reason::ROLLBACK_FAILED,
             message: format!(
                 "Krypton has not deployed revision {revision} of release {}, so it does not roll back to it",
@@ -306,7 +319,7 @@ pub(super) fn check_rollback(
     }
 }
 
-pub(super) fn tampered(release: &ReleaseKey, revision: u32) -> Fault {
+pub(super) fn tampered(release: &ReleaseKey, revision: u32) -> ActionError {
     refused(
         release,
         revision,
@@ -314,14 +327,14 @@ pub(super) fn tampered(release: &ReleaseKey, revision: u32) -> Fault {
     )
 }
 
-fn claims(release: &ReleaseKey, revision: u32, object: &str) -> Fault {
+fn claims(release: &ReleaseKey, revision: u32, object: &str) -> ActionError {
     let what = format!(
         "was not deployed by Krypton and lists {object}, which does not belong to the release"
     );
     refused(release, revision, what)
 }
 
-fn refused(release: &ReleaseKey, revision: u32, what: String) -> Fault {
+fn refused(release: &ReleaseKey, revision: u32, what: String) -> ActionError {
     let message = format!(
         "revision {revision} of release {} {what}; to render the chart again, delete Secret {}/{}, or accept the \
          revision with kubectl krypton accept-release",
@@ -329,7 +342,7 @@ fn refused(release: &ReleaseKey, revision: u32, what: String) -> Fault {
         release.namespace,
         releases::secret_name(&release.name, revision),
     );
-    Fault::Shown {
+    ActionError::Failed {
         reason: reason::RELEASE_TAMPERED,
         message,
         permanent: true,

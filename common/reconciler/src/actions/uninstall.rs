@@ -8,7 +8,7 @@ use krypton_types::error_chain::chain;
 
 use super::super::helm_queue::Ready;
 use super::stored::Foreign;
-use super::{ActionRunner, Fault, Job, JobResult, ReleaseNews, suspended, unavailable};
+use super::{ActionError, ActionRunner, Job, JobResult, ReleaseNews, suspended, unavailable};
 use kube::ResourceExt;
 
 impl ActionRunner {
@@ -17,9 +17,9 @@ impl ActionRunner {
         job: &Job,
         ready: Option<Ready>,
         done: &mut JobResult,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ActionError> {
         let Some(ready) = ready else {
-            return Err(Fault::Stale);
+            return Err(ActionError::Conflict);
         };
         self.still_permitted()?;
         self.confirm_deletion(job).await?;
@@ -44,7 +44,7 @@ impl ActionRunner {
         // The deletions announce the run, so it takes place at another time.
         if self.leave_only(job, &stored, newest).await? {
             self.relist(job, done).await?;
-            return Err(Fault::Stale);
+            return Err(ActionError::Conflict);
         }
         if hooks {
             self.wait_unannounced().await;
@@ -82,10 +82,10 @@ impl ActionRunner {
                 self.tell(&job.owner, told);
                 Ok(())
             }
-            Err(HelmError::Stopped) => Err(Fault::Stale),
+            Err(HelmError::Stopped) => Err(ActionError::Conflict),
             Err(error) if error.is_local() => Err(unavailable(&error)),
             Err(HelmError::Suspended { complaint }) => Err(suspended(complaint)),
-            Ok(()) => Err(Fault::Shown {
+            Ok(()) => Err(ActionError::Failed {
                 reason: reason::UNINSTALL_FAILED,
                 message: format!(
                     "release {} is still there after helm uninstall",
@@ -102,7 +102,7 @@ impl ActionRunner {
                 };
                 self.tell(&job.owner, told);
                 let permanent = error.is_permanent();
-                Err(Fault::Shown {
+                Err(ActionError::Failed {
                     reason: reason::UNINSTALL_FAILED,
                     message,
                     permanent,

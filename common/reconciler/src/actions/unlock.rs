@@ -2,11 +2,12 @@
 
 use krypton_helm::releases::labels::{INSTALL_RUN, RUN_LABEL};
 use krypton_helm::releases::{self, Status};
+use krypton_runtime::call::call;
 use krypton_runtime::effect;
 use krypton_runtime::events::ObjectEvent;
 
 use super::super::helm_queue::Ready;
-use super::{ActionRunner, Fault, Job, JobResult, in_time};
+use super::{ActionError, ActionRunner, Job, JobResult};
 use kube::ResourceExt;
 use kube::api::PostParams;
 
@@ -17,7 +18,7 @@ impl ActionRunner {
         (revision, was): (u32, &str),
         ready: Option<Ready>,
         done: &mut JobResult,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ActionError> {
         let Some(secret) = self.revision_secret(&job.release, revision).await? else {
             return self.relist(job, done).await;
         };
@@ -35,11 +36,8 @@ impl ActionRunner {
         let name = unlocked.name_any();
         let api = self.secrets(&job.release);
         let params = PostParams::default();
-        in_time(
-            "unlocking the release",
-            effect!("release.unlock", api.replace(&name, &params, &unlocked)),
-        )
-        .await?;
+        let unlocking = effect!("release.unlock", api.replace(&name, &params, &unlocked));
+        call("unlocking the release", unlocking).await?;
         let message = format!("revision {revision} was left {was} by a helm that is gone");
         self.tell(
             &job.owner,

@@ -7,6 +7,7 @@ use krypton_helm::driver::{HelmError, Look};
 use krypton_helm::releases::labels::ReleaseKey;
 use krypton_helm::releases::revision::Revision;
 use krypton_helm::releases::{self, ReleaseError, Status};
+use krypton_runtime::call::call;
 use krypton_runtime::effect;
 use krypton_runtime::events::ObjectEvent;
 use krypton_types::conditions::reason;
@@ -14,9 +15,9 @@ use krypton_types::error_chain::chain;
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, PostParams, Preconditions};
 
-use super::{ActionRunner, Fault, Job, JobResult, ReleaseNews, in_time, unavailable};
+use super::{ActionError, ActionRunner, Job, JobResult, ReleaseNews, transient, unavailable};
 use crate::helm_queue::Ready;
-use crate::plan::repair;
+use crate::plan::revisions;
 
 /// The type of a Secret that was set aside. Helm looks only for its own type.
 const SET_ASIDE_TYPE: &str = "mesh.openkcm.io/unreadable-release";
@@ -31,14 +32,14 @@ impl ActionRunner {
         error: &ReleaseError,
         ready: Option<Ready>,
         done: &mut JobResult,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ActionError> {
         let Some(Ready { slot, .. }) = ready else {
             done.needs_slot = true;
             return Ok(());
         };
         let (why, name) = (chain(error), secret.name_any());
         let going = job.owner.is_going() || job.desired.retire;
-        let failed = |message: String| Fault::Shown {
+        let failed = |message: String| ActionError::Failed {
             reason: if going {
                 reason::UNINSTALL_FAILED
             } else {
@@ -63,9 +64,9 @@ impl ActionRunner {
             Ok(false) => {}
             // A newer Helm wrote it, or it exceeds Krypton's size limit. Krypton must not judge it.
             Ok(true) => return Err(failed(format!("{why}; helm can read it"))),
-            Err(HelmError::Stopped) => return Err(Fault::Stale),
+            Err(HelmError::Stopped) => return Err(ActionError::Conflict),
             Err(error) if error.is_local() => return Err(unavailable(&error)),
-            Err(error) => return Err(Fault::Passing(chain(&error))),
+            Err(error) => return Err(transient(&error)),
         }
         if going {
             self.relist(job, done).await?;
@@ -87,7 +88,7 @@ impl ActionRunner {
             .await?;
         self.still_permitted()?;
         let removing = self.remove(&job.release, &secret.metadata);
-        in_time(
+        call(
             "removing a revision",
             effect!("release.set-aside", removing),
         )
@@ -109,7 +110,7 @@ impl ActionRunner {
         release: &ReleaseKey,
         secret: &Secret,
         revision: u32,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ActionError> {
         let uid = secret.uid().unwrap_or_default();
         let copy = Secret {
             metadata: ObjectMeta {
@@ -127,15 +128,12 @@ impl ActionRunner {
         };
         let params = PostParams::default();
         let api: Api<Secret> = Api::namespaced(self.member.helm_client.clone(), &release.namespace);
-        match in_time(
-            "setting a release aside",
-            effect!("release.copy", api.create(&params, &copy)),
-        )
-        .await
-        {
+        let copying = effect!("release.copy", api.create(&params, &copy));
+        let copied = call("setting a release aside", copying).await;
+        match copied.map_err(ActionError::from) {
             // The copy already exists.
-            Ok(_) | Err(Fault::Stale) => Ok(()),
-            Err(fault) => Err(fault),
+            Ok(_) | Err(ActionError::Conflict) => Ok(()),
+            Err(error) => Err(error),
         }
     }
 
@@ -160,8 +158,8 @@ impl ActionRunner {
         &self,
         job: &Job,
         done: &mut JobResult,
-    ) -> Result<(), Fault> {
-        let repeated = repair::repeated(&job.revisions);
+    ) -> Result<(), ActionError> {
+        let repeated = revisions::repeated(&job.revisions);
         if repeated.is_empty() {
             return Ok(());
         }
@@ -186,7 +184,7 @@ impl ActionRunner {
         &self,
         job: &Job,
         done: &mut JobResult,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ActionError> {
         self.relist(job, done).await?;
         // The list becomes outdated below, so don't return it.
         let Some(ReleaseNews::All { metas, .. }) = done.release.take() else {
@@ -209,7 +207,7 @@ impl ActionRunner {
         release: &ReleaseKey,
         kept: u32,
         attempts: Vec<Failed>,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ActionError> {
         if attempts.is_empty() {
             return Ok(());
         }
@@ -227,7 +225,7 @@ impl ActionRunner {
             });
             beyond.push((meta, alone));
         }
-        for (meta, alone) in repair::forgettable(beyond) {
+        for (meta, alone) in revisions::forgettable(beyond) {
             if alone {
                 tracing::warn!(member = %self.member.name, secret = meta.name.as_deref(),
                     "too many failed attempts; forgetting objects of the oldest");
@@ -241,10 +239,10 @@ impl ActionRunner {
         &self,
         release: &ReleaseKey,
         attempt: &ObjectMeta,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ActionError> {
         self.still_permitted()?;
         let removing = self.remove(release, attempt);
-        in_time("removing a revision", effect!("release.forget", removing)).await
+        Ok(call("removing a revision", effect!("release.forget", removing)).await?)
     }
 }
 

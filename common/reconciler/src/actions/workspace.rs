@@ -1,6 +1,6 @@
 //! Creates and deletes the namespace of a release.
 
-use super::{ActionRunner, Fault, Job, JobResult, in_time};
+use super::{ActionError, ActionRunner, Job, JobResult};
 use crate::index::CREATOR_LABEL;
 use crate::workspaces::metadata::Words;
 use k8s_openapi::api::core::v1::Namespace;
@@ -9,6 +9,7 @@ use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, PostParams, Preconditions};
 use std::collections::BTreeMap;
 
+use krypton_runtime::call::call;
 use krypton_runtime::effect;
 use krypton_runtime::events::ObjectEvent;
 use krypton_types::conditions::reason;
@@ -19,7 +20,7 @@ impl ActionRunner {
         &self,
         job: &Job,
         done: &mut JobResult,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ActionError> {
         let uid = job.owner.uid().to_owned();
         let marks = [
             (CREATOR_LABEL.to_owned(), uid),
@@ -41,12 +42,9 @@ impl ActionRunner {
         };
         let api: Api<Namespace> = Api::all(self.client());
         let params = PostParams::default();
-        match in_time(
-            "creating the workspace",
-            effect!("workspace.create", api.create(&params, &namespace)),
-        )
-        .await
-        {
+        let creating = effect!("workspace.create", api.create(&params, &namespace));
+        let created = call("creating the workspace", creating).await;
+        match created.map_err(ActionError::from) {
             Ok(created) => {
                 done.workspace = Some(created.metadata);
                 done.progressed = true;
@@ -59,18 +57,18 @@ impl ActionRunner {
                 self.tell(&job.owner, told);
                 Ok(())
             }
-            // It is there after all, and not ours. The watch may have shown it long ago, to who did not see it.
-            Err(Fault::Stale) => {
+            // Another client created it. The watch may have shown it before.
+            Err(ActionError::Conflict) => {
                 let name = &job.release.namespace;
-                let there = in_time("reading the workspace", api.get_metadata(name)).await?;
+                let there = call("reading the workspace", api.get_metadata(name)).await?;
                 done.workspace = Some(there.metadata);
                 Ok(())
             }
-            Err(fault) => {
+            Err(error) => {
                 let message = format!(
                     "creating namespace {}: {}",
                     job.release.namespace,
-                    fault.text()
+                    error.text()
                 );
                 let told = ObjectEvent {
                     warning: true,
@@ -78,7 +76,7 @@ impl ActionRunner {
                     message: message.clone(),
                 };
                 self.tell(&job.owner, told);
-                Err(Fault::Shown {
+                Err(ActionError::Failed {
                     reason: reason::INSTALL_FAILED,
                     message,
                     permanent: false,
@@ -91,16 +89,16 @@ impl ActionRunner {
         &self,
         job: &Job,
         done: &mut JobResult,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ActionError> {
         self.say(job, done).await?;
         let api: Api<Namespace> = Api::all(self.client());
         let name = &job.release.namespace;
-        let Some(fresh) = in_time("reading the workspace", api.get_opt(name)).await? else {
+        let Some(fresh) = call("reading the workspace", api.get_opt(name)).await? else {
             return Ok(());
         };
         let ours = fresh.labels().contains_key(CREATOR_LABEL);
         if !ours {
-            return Err(Fault::Stale);
+            return Err(ActionError::Conflict);
         }
         if Box::pin(self.is_occupied(job)).await? {
             return self.remove_finalizer(job, false, done).await;
@@ -114,24 +112,15 @@ impl ActionRunner {
             preconditions: Some(preconditions),
             ..DeleteParams::default()
         };
-        match in_time(
-            "deleting the workspace",
-            effect!("workspace.delete", api.delete(name, &params)),
-        )
-        .await
-        {
-            Ok(_) => {
-                let message = format!("deleting namespace {name}");
-                let told = ObjectEvent {
-                    warning: false,
-                    reason: "WorkspaceDeleted",
-                    message,
-                };
-                self.tell(&job.owner, told);
-                // The watch shows it terminating, and then gone; until then there is nothing to do.
-                Err(Fault::Stale)
-            }
-            Err(fault) => Err(fault),
-        }
+        let deleting = effect!("workspace.delete", api.delete(name, &params));
+        call("deleting the workspace", deleting).await?;
+        let told = ObjectEvent {
+            warning: false,
+            reason: "WorkspaceDeleted",
+            message: format!("deleting namespace {name}"),
+        };
+        self.tell(&job.owner, told);
+        // The watch shows that the namespace is terminating, and then that it is gone.
+        Err(ActionError::Conflict)
     }
 }

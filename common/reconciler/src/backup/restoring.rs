@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_crds::tenant::Tenant;
+use krypton_runtime::call::call;
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::events::{Events, ObjectEvent};
 use krypton_runtime::retry::backoff;
@@ -18,8 +19,6 @@ use crate::backup::{self, Deleted, Deletions, Record, Restored};
 
 /// Longest pause between two attempts to restore a Tenant.
 const RETRY_MAX: Duration = Duration::from_secs(60);
-
-const DEADLINE: Duration = Duration::from_secs(10);
 
 /// A recorded Tenant that is not restored yet.
 #[derive(Clone, Debug)]
@@ -46,8 +45,7 @@ pub(crate) async fn keep_tenants(client: &Client, known: &Deletions) -> CrdRound
     let kept = async {
         let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
         let reading = crds.get_metadata_opt(Tenant::crd_name());
-        let crd = tokio::time::timeout(DEADLINE, reading).await;
-        let crd = crd.map_err(|_| format!("no answer within {} s", DEADLINE.as_secs()))?;
+        let crd = call("reading the CRD of Tenants", reading).await;
         let crd = crd.map_err(|error| chain(&error))?;
         let Some(deleted) = crd.and_then(|crd| crd.metadata.deletion_timestamp) else {
             return Ok(None);

@@ -8,8 +8,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use krypton_crds::tenant::{Tenant, TenantSpec};
-use krypton_helm::releases::Status;
 use krypton_helm::releases::revision::Revision;
+use krypton_helm::releases::{Release, Status};
 use krypton_types::allowed_namespaces::Allowed;
 use krypton_types::conditions::{State, Truth, reason};
 use krypton_types::desired::crd_policy::CrdPolicy;
@@ -27,10 +27,10 @@ const CLUSTER: &str = "edge-1";
 const ORIGINAL: &str = "dd782c04db309dcc54c116da69b3f09bdae53e49d4d4e087fb6bce3a92e80a8d";
 
 /// One Tenant on one member, without any fault until a test adds one.
-struct World {
+pub(super) struct World {
     tenant: Tenant,
     others: Vec<Tenant>,
-    revisions: Vec<Revision>,
+    pub(super) revisions: Vec<Revision>,
     workspace: Option<Workspace>,
     elsewhere: Option<String>,
     shared: bool,
@@ -39,14 +39,14 @@ struct World {
     read: bool,
     unready: Option<String>,
     allowed: Allowed,
-    memory: Memory,
+    pub(super) memory: Memory,
     permit: Permit,
     desired: DesiredState,
     now: BootTime,
     policy: Policy,
 }
 
-fn world() -> World {
+pub(super) fn world() -> World {
     let mut tenant = Tenant::new("acme", TenantSpec::default());
     tenant.metadata.namespace = Some("team".to_owned());
     tenant.metadata.uid = Some("uid-1".to_owned());
@@ -100,15 +100,37 @@ fn world() -> World {
 }
 
 impl World {
-    fn plan(&self) -> Plan {
-        let tenant = ReleaseOwner::Tenant(Arc::new(self.tenant.clone()));
+    pub(super) fn plan(&self) -> Plan {
+        self.view(&self.owner(), self.others(), plan)
+    }
+
+    /// Passes the Tenant's state to `look`.
+    pub(super) fn state<T>(&self, look: impl FnOnce(&ReleaseState<'_>) -> T) -> T {
+        let look = |view: &View<'_>| look(&release_state(view));
+        self.view(&self.owner(), self.others(), look)
+    }
+
+    fn owner(&self) -> ReleaseOwner {
+        ReleaseOwner::Tenant(Arc::new(self.tenant.clone()))
+    }
+
+    fn others(&self) -> Vec<ReleaseOwner> {
         let others = self.others.iter().cloned();
         let others = others.map(|other| ReleaseOwner::Tenant(Arc::new(other)));
-        self.plan_of(&tenant, others.collect())
+        others.collect()
     }
 
     /// Plans for `owner` in the same world, in which the `others` request the same release.
     fn plan_of(&self, owner: &ReleaseOwner, others: Vec<ReleaseOwner>) -> Plan {
+        self.view(owner, others, plan)
+    }
+
+    fn view<T>(
+        &self,
+        owner: &ReleaseOwner,
+        others: Vec<ReleaseOwner>,
+        look: impl FnOnce(&View<'_>) -> T,
+    ) -> T {
         let release_key = owner.release(CLUSTER);
         let revisions: Vec<&Revision> = self.revisions.iter().collect();
         let mut claimants = others;
@@ -118,7 +140,7 @@ impl World {
         let newest = revisions.last();
         let newest = newest.filter(|newest| self.read && !newest.is_foreign());
         let own = newest.map(|newest| release(newest.revision, "cert-manager", "1.19.1"));
-        plan(&View {
+        look(&View {
             cluster: CLUSTER,
             source_namespace: None,
             now: self.now,
@@ -141,7 +163,7 @@ impl World {
         })
     }
 
-    fn ours(&self, revision: u32, status: Status) -> Revision {
+    pub(super) fn ours(&self, revision: u32, status: Status) -> Revision {
         Revision {
             revision,
             status,
@@ -157,7 +179,7 @@ impl World {
     }
 
     /// A revision without Krypton's labels.
-    fn foreign(&self, revision: u32, status: Status) -> Revision {
+    pub(super) fn foreign(&self, revision: u32, status: Status) -> Revision {
         Revision {
             fingerprint: None,
             owner_uid: None,
@@ -173,7 +195,7 @@ impl World {
         self
     }
 
-    fn deleted(mut self) -> Self {
+    pub(super) fn deleted(mut self) -> Self {
         self.tenant.metadata.deletion_timestamp =
             Some(Time(Timestamp::from_second(1_000).unwrap()));
         self
@@ -184,7 +206,7 @@ impl World {
         self
     }
 
-    pub(crate) fn failed(mut self, reason: &'static str, retry_in: u64) -> Self {
+    fn failed(mut self, reason: &'static str, retry_in: u64) -> Self {
         let going = self.tenant.metadata.deletion_timestamp.is_some()
             || self.desired.retire
             || reason == krypton_types::conditions::reason::UNINSTALL_FAILED;
@@ -317,7 +339,7 @@ fn disallowed_or_oversized_values_block_release_changes() {
         // Neither another version nor a failed revision starts Helm, and the running release stays ready.
         let mut w = w.deployed();
         w.memory.said = Some(ClusterState {
-            ready: state(Truth::True, reason::INSTALLED, ""),
+            ready: State::new(Truth::True, reason::INSTALLED, ""),
             progress: None,
             error: None,
         });
@@ -369,15 +391,9 @@ fn deleted_tenant_follows_repair_table() {
     for status in Status::ALL {
         let mut w = world().deleted();
         w.revisions = vec![w.ours(1, status)];
-        let found = repair::found(&w.revisions.iter().collect::<Vec<_>>());
-        assert_eq!(repair::row(found).deleted, repair::Remedy::Uninstall);
         assert_eq!(w.plan().action, Action::Uninstall, "{status}");
     }
     let mut w = world().deleted();
-    assert_eq!(
-        repair::row(repair::Found::Absent).deleted,
-        repair::Remedy::LetGo
-    );
     assert_eq!(w.plan().action, Action::DeleteWorkspace);
     w.workspace = None;
     assert_eq!(w.plan().action, Action::RemoveFinalizer { orphaned: false });
@@ -762,7 +778,7 @@ fn unread_release_is_read_before_it_is_judged() {
     let plan = started().plan();
     assert_eq!(plan.action, Action::ReadRelease(1));
     assert_eq!(ready(&plan).0, Truth::Unknown);
-    let missing = state(
+    let missing = State::new(
         Truth::False,
         reason::NOT_READY,
         "Deployment acme/web: not found",
@@ -830,11 +846,11 @@ fn readiness_is_followed_while_work_is_held_back() {
         assert_eq!(progress, [reason::LOCKED, reason::PAUSED]);
         now
     };
-    let installed = state(Truth::True, reason::INSTALLED, "release installed");
-    let lost = state(Truth::False, reason::NOT_READY, MISSING);
-    let back = state(Truth::True, reason::NO_CHANGE, "release ready");
-    let announced = state(Truth::False, reason::UPGRADING, "upgrading release");
-    let failed = state(Truth::False, reason::CHART_NOT_LOADED, "no answer");
+    let installed = State::new(Truth::True, reason::INSTALLED, "release installed");
+    let lost = State::new(Truth::False, reason::NOT_READY, MISSING);
+    let back = State::new(Truth::True, reason::NO_CHANGE, "release ready");
+    let announced = State::new(Truth::False, reason::UPGRADING, "upgrading release");
+    let failed = State::new(Truth::False, reason::CHART_NOT_LOADED, "no answer");
     for (before, unready, after) in [
         (&installed, None, &installed),
         (&installed, Some(MISSING), &lost),
@@ -872,7 +888,7 @@ fn failing_upgrades() -> [World; 3] {
 
 #[test]
 fn readiness_is_followed_while_an_upgrade_fails() {
-    let installed = state(Truth::True, reason::INSTALLED, "release installed");
+    let installed = State::new(Truth::True, reason::INSTALLED, "release installed");
     let back = (Truth::True, reason::NO_CHANGE);
     for mut w in failing_upgrades() {
         w.memory.said = said(installed.clone());
@@ -894,7 +910,7 @@ fn readiness_is_followed_while_an_upgrade_fails() {
 #[test]
 fn release_is_read_once_while_upgrade_fails() {
     for mut w in failing_upgrades() {
-        let installed = state(Truth::True, reason::INSTALLED, "release installed");
+        let installed = State::new(Truth::True, reason::INSTALLED, "release installed");
         w.memory.said = said(installed);
         w.read = false;
         assert_eq!(w.plan().action, Action::ReadRelease(1));
@@ -1427,7 +1443,7 @@ fn only_settled_writable_release_is_checked_for_drift() {
 
 fn failed_to_stay_ready() -> ClusterState {
     ClusterState {
-        ready: state(Truth::False, reason::NOT_READY, "0 of 1 available"),
+        ready: State::new(Truth::False, reason::NOT_READY, "0 of 1 available"),
         progress: None,
         error: None,
     }

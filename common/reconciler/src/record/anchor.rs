@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use krypton_runtime::call::{ApiError, call_within};
 use krypton_runtime::effect;
 use krypton_runtime::lease::SYSTEM_NAMESPACE;
 use krypton_types::error_chain::chain;
@@ -27,7 +28,7 @@ const ANNOTATIONS: [(&str, &str); 2] = [
          chart.",
     ),
 ];
-/// Deadline for the anchor. The write of the desired state waits for it.
+/// Deadline of each call. The write of the desired state waits for it.
 const DEADLINE: Duration = Duration::from_secs(3);
 
 /// Krypton's own objects on a member, apart from Tenants, workspaces and releases.
@@ -64,27 +65,18 @@ pub fn owns(kept: Bookkeeping) -> bool {
 /// Reason why there is no anchor. No other operation depends on the anchor.
 #[derive(Debug, Error)]
 pub enum AnchorError {
-    #[error("reading ConfigMap {SYSTEM_NAMESPACE}/{ANCHOR_NAME} failed")]
-    Read(#[source] kube::Error),
-    #[error("making ConfigMap {SYSTEM_NAMESPACE}/{ANCHOR_NAME} failed")]
-    Create(#[source] kube::Error),
+    #[error(transparent)]
+    Api(#[from] ApiError),
     #[error("ConfigMap {SYSTEM_NAMESPACE}/{ANCHOR_NAME} is being deleted")]
     Terminating,
-    #[error("ConfigMap {SYSTEM_NAMESPACE}/{ANCHOR_NAME}: no answer within {} s", DEADLINE.as_secs())]
-    Deadline,
 }
 
 /// Creates or updates the anchor, and returns the owner reference for its dependents.
 pub async fn ensure(client: &Client) -> Result<OwnerReference, AnchorError> {
-    tokio::time::timeout(DEADLINE, ensure_now(client))
-        .await
-        .unwrap_or(Err(AnchorError::Deadline))
-}
-
-async fn ensure_now(client: &Client) -> Result<OwnerReference, AnchorError> {
     let api: Api<ConfigMap> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
     let params = PostParams::default();
-    let found = api.get_opt(ANCHOR_NAME).await.map_err(AnchorError::Read)?;
+    let attempt = |what| format!("{what} ConfigMap {SYSTEM_NAMESPACE}/{ANCHOR_NAME}");
+    let found = call_within(DEADLINE, attempt("reading"), api.get_opt(ANCHOR_NAME)).await?;
     let anchor = match found {
         None => {
             let new = mended(&ConfigMap {
@@ -94,8 +86,8 @@ async fn ensure_now(client: &Client) -> Result<OwnerReference, AnchorError> {
                 },
                 ..ConfigMap::default()
             });
-            let call = effect!("anchor.create", api.create(&params, &new));
-            call.await.map_err(AnchorError::Create)?
+            let creating = effect!("anchor.create", api.create(&params, &new));
+            call_within(DEADLINE, attempt("creating"), creating).await?
         }
         Some(found) if found.metadata.deletion_timestamp.is_some() => {
             return Err(AnchorError::Terminating);
@@ -104,9 +96,10 @@ async fn ensure_now(client: &Client) -> Result<OwnerReference, AnchorError> {
             // The replacement carries the resourceVersion of the read.
             let next = mended(&found);
             if next != found {
-                let call = effect!("anchor.update", api.replace(ANCHOR_NAME, &params, &next));
+                let updating = effect!("anchor.update", api.replace(ANCHOR_NAME, &params, &next));
+                let updated = call_within(DEADLINE, attempt("updating"), updating).await;
                 // The anchor works without its label and annotations.
-                if let Err(error) = call.await {
+                if let Err(error) = updated {
                     tracing::debug!(error = %chain(&error), "the anchor lacks a label or an annotation");
                 }
             }

@@ -11,7 +11,7 @@ use krypton_types::conditions::reason as why;
 use tokio::task::{Id, JoinError};
 
 use super::Running;
-use crate::actions::{Fault, JobResult, ReleaseNews};
+use crate::actions::{ActionError, JobResult, ReleaseNews};
 use crate::helm_queue::{Failed, Waited};
 use crate::owner::OwnerKey;
 use crate::placed_tenants::STALE_IS_SAID;
@@ -37,7 +37,7 @@ impl Reconciler {
             fault,
         } = failed;
         let now = BootTime::now();
-        let outcome = fault.as_ref().map_or("failed", Fault::outcome);
+        let outcome = fault.as_ref().map_or("failed", ActionError::outcome);
         waiting.span.record("outcome", outcome);
         let _within = waiting.span.entered();
         let work = &self.performer.tools.work;
@@ -96,7 +96,7 @@ impl Reconciler {
         let refusal = slot.memory.refusal.as_ref();
         let of_action = refusal.is_some_and(|refusal| !refusal.of_status);
         let said_it = done.spoke && of_action;
-        if !(said_it || matches!(done.fault, Some(Fault::Stale))) {
+        if !(said_it || matches!(done.fault, Some(ActionError::Conflict))) {
             slot.stale = 0;
         }
         match done.fault {
@@ -141,20 +141,20 @@ impl Reconciler {
         &mut self,
         (key, spoke): (&OwnerKey, bool),
         attempt: Attempt,
-        fault: Fault,
+        fault: ActionError,
         now: BootTime,
     ) {
         let slot = self.slots.entry(key.clone()).or_default();
         let fault = lasting(fault, slot.stale);
-        let refused = matches!(fault, Fault::Refused(_));
+        let refused = matches!(fault, ActionError::Refused(_));
         match fault {
-            Fault::Stale => {
+            ActionError::Conflict => {
                 let pause = AFTER_CONFLICT * (1 << slot.stale.min(4));
                 let pause = pause.mul_f64(1.0 + rand::random::<f64>());
                 slot.stale += 1;
                 slot.not_before = Some(BootTime(now.0 + pause));
             }
-            Fault::Passing(problem) | Fault::Refused(problem) => {
+            ActionError::Transient(problem) | ActionError::Refused(problem) => {
                 let before = slot.memory.refusal.take();
                 let same = before.is_some_and(|before| before.attempt == attempt);
                 slot.failures = if same { slot.failures + 1 } else { 1 };
@@ -177,7 +177,7 @@ impl Reconciler {
                     shown,
                 });
             }
-            Fault::Shown {
+            ActionError::Failed {
                 reason,
                 message,
                 permanent,
@@ -297,9 +297,9 @@ fn is_of_release(reason: &str) -> bool {
 }
 
 /// Turns a conflict that keeps recurring into a refusal, which the conditions show.
-fn lasting(fault: Fault, stale: u32) -> Fault {
+fn lasting(fault: ActionError, stale: u32) -> ActionError {
     match fault {
-        Fault::Stale if stale >= STALE_IS_SAID => Fault::Refused(
+        ActionError::Conflict if stale >= STALE_IS_SAID => ActionError::Refused(
             "the API server keeps answering 404 or 409, or an object changes before each write; look for a proxy or \
              another controller"
                 .to_owned(),
@@ -318,11 +318,14 @@ mod tests {
 
     #[test]
     fn repeated_stale_answer_is_shown() {
-        let after = |stale| lasting(Fault::Stale, stale);
-        assert!(matches!(after(STALE_IS_SAID - 1), Fault::Stale));
-        assert!(matches!(after(STALE_IS_SAID), Fault::Refused(_)));
-        let passing = lasting(Fault::Passing("no answer".to_owned()), STALE_IS_SAID);
-        assert!(matches!(passing, Fault::Passing(_)));
+        let after = |stale| lasting(ActionError::Conflict, stale);
+        assert!(matches!(after(STALE_IS_SAID - 1), ActionError::Conflict));
+        assert!(matches!(after(STALE_IS_SAID), ActionError::Refused(_)));
+        let passing = lasting(
+            ActionError::Transient("no answer".to_owned()),
+            STALE_IS_SAID,
+        );
+        assert!(matches!(passing, ActionError::Transient(_)));
     }
 
     #[test]

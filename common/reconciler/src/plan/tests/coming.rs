@@ -1,5 +1,7 @@
 //! Tests of the next step in a report.
 
+use krypton_types::tenant::{Next, Step};
+
 use super::*;
 
 fn coming(step: Step, after: Option<u64>, now: BootTime, attempts: u32) -> Option<Coming> {

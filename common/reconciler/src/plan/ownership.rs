@@ -1,0 +1,170 @@
+//! Owners of a release, and the right to use its workspace.
+
+use krypton_helm::releases::labels::ReleaseKey;
+use krypton_helm::releases::revision::Revision;
+use krypton_types::names;
+
+use super::view::View;
+use crate::index::Workspace;
+use crate::owner::ReleaseOwner;
+
+/// Annotation on a Tenant that Krypton recreated after the deletion of its CRD: the Tenant's previous UID.
+pub const PREVIOUS_UID_ANNOTATION: &str = "mesh.openkcm.io/previous-uid";
+
+/// The owner of a release, as seen by this Tenant or KryptonDeployment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Ownership {
+    /// The release does not exist, and Krypton may create it.
+    Free,
+    Mine,
+    /// Krypton must read this revision, the newest, first.
+    Unread(u32),
+    /// The release belongs to another owner. The message names the owner and the fix.
+    Theirs(String),
+}
+
+impl Ownership {
+    pub(super) fn into_foreign(self) -> Option<String> {
+        match self {
+            Self::Theirs(message) => Some(message),
+            Self::Free | Self::Mine | Self::Unread(_) => None,
+        }
+    }
+}
+
+/// Returns the owner of the release. A release has one owner, and Krypton never takes it from another claimant.
+pub(super) fn ownership(view: &View<'_>) -> Ownership {
+    let ReleaseKey {
+        namespace: workspace,
+        name,
+    } = view.release_key;
+    let (owner, kind) = (view.owner, view.owner.kind());
+    let labelled = view.revisions.iter().rev().find_map(|revision| {
+        let uid = revision.owner_uid.as_deref()?;
+        Some((uid, revision.owner_namespace.as_deref()))
+    });
+    let first = first_claimant(view, labelled.map(|(uid, _)| uid));
+    if let Some(first) = first.filter(|first| first.uid() != owner.uid()) {
+        let remedy = match owner {
+            ReleaseOwner::Tenant(_) => "give this Tenant another workspace",
+            ReleaseOwner::Deployment(_) => "give this KryptonDeployment another name",
+        };
+        return Ownership::Theirs(format!(
+            "release {name} in namespace {workspace} belongs to {} {}/{}; {remedy}",
+            first.kind(),
+            first.namespace(),
+            first.name(),
+        ));
+    }
+    let Some(newest) = view.newest() else {
+        // The Go operator's G3 CRD has no workspace field, so a Tenant written under that CRD loses the value.
+        return view.elsewhere.map_or(Ownership::Free, |namespace| {
+            Ownership::Theirs(format!(
+                "the former operator has installed release {name} in namespace {namespace}, and this Tenant names no \
+                 workspace: delete it, which leaves that release as it is, and make it anew with \
+                 spec.workspace: {namespace} and the annotation {}",
+                names::fingerprint_annotation(view.cluster),
+            ))
+        });
+    };
+    let lockdown = view.desired.lockdown.no_cross_namespace_refs;
+    let (adopted, remedy) = adoption(owner, lockdown, view.workspace, workspace);
+    let theirs = |what: String| {
+        let message = format!("release {name} in namespace {workspace} {what}; {remedy}");
+        Ownership::Theirs(message)
+    };
+    match labelled {
+        _ if adopted => Ownership::Mine,
+        Some((uid, namespace)) => {
+            let restored = owner.annotation(PREVIOUS_UID_ANNOTATION) == Some(uid);
+            let ours = uid == owner.uid()
+                || namespace == Some(owner.namespace())
+                || (!lockdown && restored);
+            match ours {
+                true => Ownership::Mine,
+                false => theirs(format!(
+                    "was made for a {kind} of namespace {} that is gone",
+                    namespace.unwrap_or("unknown")
+                )),
+            }
+        }
+        None if !lockdown && view.original_fingerprint().is_some() => Ownership::Mine,
+        None if !lockdown && owner.deployment().is_some() => match view.read(newest) {
+            None => Ownership::Unread(newest.revision),
+            Some(release) if view.is_of_our_chart(release) => Ownership::Mine,
+            Some(release) => theirs(format!(
+                "is of chart {} and was not made by Krypton",
+                release.chart_name
+            )),
+        },
+        None => theirs("was not made by Krypton".to_owned()),
+    }
+}
+
+/// Returns the claimant with the label's UID, or else the oldest one that may use the workspace.
+fn first_claimant<'a>(view: &View<'a>, labelled: Option<&str>) -> Option<&'a ReleaseOwner> {
+    let mut claimants = view.claimants.iter();
+    let owner = claimants.find(|claimant| Some(claimant.uid()) == labelled);
+    owner.or_else(|| {
+        let mut claimants = view.claimants.iter();
+        claimants.find(|claimant| may_use_workspace(view, claimant))
+    })
+}
+
+/// Returns whether the owner may take over a release without its label, and how to permit that.
+fn adoption(
+    owner: &ReleaseOwner,
+    lockdown: bool,
+    workspace: Option<&Workspace>,
+    namespace: &str,
+) -> (bool, String) {
+    let adopt = names::ADOPT_ANNOTATION;
+    if lockdown {
+        let open = workspace.is_some_and(|workspace| is_open_to(workspace, owner));
+        let (of, name) = (owner.namespace(), owner.name());
+        let remedy = format!(
+            "an operator of the cluster can annotate namespace {namespace} with {adopt}={of}/{name} to hand it over"
+        );
+        return (open, remedy);
+    }
+    let kind = owner.kind();
+    let remedy = format!("annotate this {kind} with {adopt}=true to take it over");
+    (owner.annotation(adopt) == Some("true"), remedy)
+}
+
+/// Whether `owner`, this owner or another claimant of the release, may use the workspace.
+pub(super) fn may_use_workspace(view: &View<'_>, owner: &ReleaseOwner) -> bool {
+    let lockdown = view.desired.lockdown.no_cross_namespace_refs;
+    !lockdown || may_use(owner, view.release_key, view.workspace, view.newest())
+}
+
+/// Whether an operator of the cluster has opened the workspace to the owner.
+fn is_open_to(workspace: &Workspace, owner: &ReleaseOwner) -> bool {
+    let open_to = workspace.open_to.as_deref();
+    open_to.and_then(|open_to| open_to.split_once('/')) == Some((owner.namespace(), owner.name()))
+}
+
+/// Whether lockdown lets the owner use its release's workspace. It may use its own namespace, a namespace created for
+/// it, and a namespace that an operator of the cluster has opened to it.
+pub(crate) fn may_use(
+    owner: &ReleaseOwner,
+    release: &ReleaseKey,
+    workspace: Option<&Workspace>,
+    newest: Option<&Revision>,
+) -> bool {
+    let Some(workspace) = workspace else {
+        return true;
+    };
+    let created_for = workspace.creator.as_deref();
+    // The Tenant was restored under another UID. Only a user with write access to the workspace can label a release
+    // there.
+    let before = |revision: &Revision| {
+        revision.owner_uid.is_some()
+            && revision.owner_uid.as_deref() == created_for
+            && revision.owner_namespace.as_deref() == Some(owner.namespace())
+    };
+    release.namespace == owner.namespace()
+        || created_for == Some(owner.uid())
+        || newest.is_some_and(before)
+        || is_open_to(workspace, owner)
+}
