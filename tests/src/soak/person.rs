@@ -116,7 +116,7 @@ impl Person<'_> {
         let (api, name) = (self.tenants(), tenant.name());
         let what = format!("{name} to be patched");
         eventually(&what, async || {
-            api.merge(&name, &patch).await?;
+            api.merge(&name, patch).await?;
             Ok(Some(()))
         })
         .await
