@@ -119,7 +119,7 @@ pub struct Unresolved {
 }
 
 /// A discovered cluster. A cluster without usable access is a member too: its EdgeCluster shows the error.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
     pub origin: Origin,
     /// UID of the object; empty for a file.
@@ -136,7 +136,7 @@ pub struct Source {
 }
 
 /// All sources of one provider.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listing {
     /// `None` until the first list is complete. If the provider fails, its last sources stay.
     pub sources: Option<Arc<BTreeMap<Origin, Arc<Source>>>>,
@@ -373,7 +373,7 @@ async fn follow(provider: Arc<dyn Provider>, finds: Finds, stop: CancellationTok
         tracing::error!(
             provider = name,
             panicked = ended.is_err(),
-            "looking for members has ended; those that were found stay as they are, until the hub is started again"
+            "discovery has ended; its members stay as they are until the hub restarts"
         );
         all.send_modify(|all| all.0[index].listing.closed = true);
     }

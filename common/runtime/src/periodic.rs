@@ -90,7 +90,7 @@ impl Periodic {
     }
 }
 
-/// Logs a failure of a task once, and the recovery. Logs equal failures in between at debug level.
+/// Logs a failure of a task once, and the recovery. Logs equal failures at debug level.
 #[derive(Debug)]
 pub struct FailureLog {
     task: String,
@@ -115,7 +115,7 @@ impl FailureLog {
     pub fn failed(&mut self, problem: String) -> bool {
         let is_new = self.problem.as_ref() != Some(&problem);
         if is_new {
-            tracing::warn!(task = self.task, problem, "task failed; it is tried again");
+            tracing::warn!(task = self.task, problem, "task failed; retrying");
         } else {
             tracing::debug!(task = self.task, problem, "task still fails");
         }
@@ -127,7 +127,7 @@ impl FailureLog {
     pub fn succeeded(&mut self) -> bool {
         let recovered = self.problem.take().is_some();
         if recovered {
-            tracing::info!(task = self.task, "task succeeds again");
+            tracing::info!(task = self.task, "task succeeded again");
         }
         recovered
     }

@@ -53,7 +53,7 @@ pub async fn keep(
     mut lead: Leader,
     stop: CancellationToken,
 ) {
-    let mut pace = Periodic::new("publishing how to join", SCHEDULE);
+    let mut pace = Periodic::new("publishing join information", SCHEDULE);
     loop {
         let done = match lead.writes(BootTime::now()) {
             true => {

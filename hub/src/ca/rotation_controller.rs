@@ -82,7 +82,7 @@ struct Seen {
 /// Polls the Secret until `stop`.
 pub(crate) async fn keep(rotation: Rotation, stop: CancellationToken) {
     let mut seen = Seen::default();
-    let mut pace = Periodic::new("looking after the hub's CA", SCHEDULE);
+    let mut pace = Periodic::new("checking the hub's CA", SCHEDULE);
     loop {
         let done = Box::pin(rotation.look(&mut seen)).await;
         let rest = pace.rest(done.map(|()| Next::AsScheduled));

@@ -29,7 +29,7 @@ fn file(path: &Path) -> SettingsFile {
 ///
 /// # Errors
 ///
-/// If the file can't be read in time, or its content is no mapping.
+/// If the file can't be read in time, or its content is not a mapping.
 pub async fn load(path: &Path) -> Result<Map<String, Value>, ValuesFileError> {
     parse(path, &file(path).read_in_time().await?)
 }

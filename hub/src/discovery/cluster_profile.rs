@@ -187,7 +187,7 @@ impl Provider for ClusterProfiles {
     fn follow(self: Arc<Self>, finds: Finds) -> BoxFuture<'static, ()> {
         let namespace = self.namespace.as_deref();
         let read = |object| Profile::read(&object);
-        let running = Running {
+        let profiles = ProfileList {
             file: self.access.file.clone(),
             file_follows: true,
             profiles: Listed::objects(&self.client, namespace, profile::API, read),
@@ -195,12 +195,12 @@ impl Provider for ClusterProfiles {
             wake: None,
             access: Arc::clone(&self.access),
         };
-        provider::run(running, finds).boxed()
+        provider::run(profiles, finds).boxed()
     }
 }
 
 /// The listed profiles, their members, and the provider file.
-struct Running {
+struct ProfileList {
     access: Arc<Access>,
     file: watch::Receiver<Option<Arc<ProviderFile>>>,
     /// Whether the file may still change.
@@ -211,7 +211,7 @@ struct Running {
     wake: Option<BootTime>,
 }
 
-impl Running {
+impl ProfileList {
     fn follow(&mut self) {
         if let Some(known) = self.profiles.known() {
             self.members
@@ -220,7 +220,7 @@ impl Running {
     }
 }
 
-impl Discovery for Running {
+impl Discovery for ProfileList {
     async fn changed(&mut self) -> bool {
         let now = BootTime::now();
         tokio::select! {

@@ -49,17 +49,17 @@ impl Provider for LabelledSecrets {
         let read = move |secret| read(&secret, (&label, &key), &policy).map(Arc::new);
         let secrets = Listed::secrets(&self.client, self.namespace.as_deref(), config, read);
         let client = self.client.clone();
-        provider::run(Found { client, secrets }, finds).boxed()
+        provider::run(LabelledList { client, secrets }, finds).boxed()
     }
 }
 
 /// The labelled Secrets, each with its source.
-struct Found {
+struct LabelledList {
     client: Client,
     secrets: Listed<Secret, Arc<Source>>,
 }
 
-impl Discovery for Found {
+impl Discovery for LabelledList {
     async fn changed(&mut self) -> bool {
         self.secrets.changed().await;
         true

@@ -23,7 +23,7 @@ use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::kubeconfig_secret;
-use super::provider::{self, Discovery, by_origin, secrets};
+use super::provider::{self, BATCH, Discovery, by_origin, secrets};
 use super::{Finds, Kind, Origin, Provider, Source, Unresolved};
 
 /// A Secret on the home cluster.
@@ -145,7 +145,7 @@ impl Provider for NamedSecrets {
         let mut named = self.named.clone();
         // The first names count as a change.
         named.mark_changed();
-        let watches = Watches {
+        let watches = NamedList {
             provider: self,
             named,
             watches: SelectAll::new(),
@@ -156,19 +156,19 @@ impl Provider for NamedSecrets {
     }
 }
 
-type Event = (SecretName, Result<Option<Secret>, String>);
+type SecretEvent = (SecretName, Result<Option<Secret>, String>);
 
 /// A watch of each referenced Secret.
-struct Watches {
+struct NamedList {
     provider: Arc<NamedSecrets>,
     named: watch::Receiver<Named>,
-    watches: SelectAll<BoxStream<'static, Event>>,
+    watches: SelectAll<BoxStream<'static, SecretEvent>>,
     /// Each guard ends its watch when it is dropped.
     watched: BTreeMap<SecretName, DropGuard>,
     slots: BTreeMap<SecretName, Slot>,
 }
 
-impl Watches {
+impl NamedList {
     /// Starts and ends watches by the referenced names.
     fn follow(&mut self, named: &BTreeMap<SecretName, Naming>) {
         self.watched.retain(|name, _| named.contains_key(name));
@@ -184,7 +184,7 @@ impl Watches {
     }
 }
 
-impl Discovery for Watches {
+impl Discovery for NamedList {
     async fn changed(&mut self) -> bool {
         tokio::select! {
             next = self.named.changed() => {
@@ -195,6 +195,12 @@ impl Discovery for Watches {
             }
             Some((name, event)) = self.watches.next(), if !self.watches.is_empty() => {
                 self.slots.entry(name).or_default().take(event);
+                for _ in 0..BATCH {
+                    let Some(Some((name, event))) = self.watches.next().now_or_never() else {
+                        break;
+                    };
+                    self.slots.entry(name).or_default().take(event);
+                }
                 true
             }
         }
@@ -247,7 +253,7 @@ impl Slot {
 }
 
 /// Watches one Secret.
-fn watch_one(client: &Client, name: &SecretName) -> impl Stream<Item = Event> + use<> {
+fn watch_one(client: &Client, name: &SecretName) -> impl Stream<Item = SecretEvent> + use<> {
     let config = Config::default().fields(&format!("metadata.name={}", name.name));
     let watch = Watch::of(secrets(client, Some(&name.namespace)), config);
     let mut store: Store<Secret> = Store::default();

@@ -22,7 +22,7 @@ use kube::{Client, Resource};
 use super::{Finds, Origin, Source};
 
 /// Most events taken in before the sources are published. It splits a flood into batches.
-const BATCH: usize = 512;
+pub(super) const BATCH: usize = 512;
 /// Objects per page of a list. The client decodes a page as a whole, and a kubeconfig has about 10 KiB.
 const PAGE: u32 = 100;
 
@@ -93,7 +93,7 @@ impl ApiKind {
         Err(WatchError::NotServed {
             plural: self.plural,
             group: self.group,
-            versions: self.versions.join(", "),
+            versions: self.versions.join(" or "),
         })
     }
 }
@@ -104,14 +104,14 @@ pub(super) enum WatchError {
     #[error(transparent)]
     Api(#[from] ApiError),
     #[error(
-        "{plural} of {group} are not served, or in no version of {versions}; they are looked for again until their CRD is there"
+        "the API server serves no {plural}.{group} of version {versions}; the hub looks again until their CRD is there"
     )]
     NotServed {
         plural: &'static str,
         group: &'static str,
         versions: String,
     },
-    #[error("watching {0} failed; it is tried again")]
+    #[error("failed to watch {0}; retrying")]
     Watch(&'static str, #[source] watcher::Error),
 }
 
@@ -215,7 +215,7 @@ impl<K: Resource + Send + 'static, V> Listed<K, V> {
         }
     }
 
-    /// Takes in an object that was read by itself.
+    /// Takes in an object that was read separately.
     pub(super) fn put(&mut self, object: K) {
         self.store.apply(Event::Apply(object), &self.read);
     }

@@ -20,7 +20,7 @@ pub const MAX_BYTES: u64 = 1024 * 1024;
 /// A file that a flag names.
 #[derive(Clone, Debug)]
 pub struct SettingsFile {
-    /// What the file is, for messages.
+    /// For messages.
     pub name: &'static str,
     /// The flag that names it.
     pub flag: &'static str,
@@ -45,7 +45,7 @@ impl SettingsFile {
     ///
     /// # Errors
     ///
-    /// If it can't be read, or is no such file.
+    /// If the file can't be read, isn't regular, or is too large.
     pub fn read(&self) -> Result<Vec<u8>, FileError> {
         let failed = |source| FileError::Read(self.clone(), source);
         // Opening a pipe would wait for a writer.

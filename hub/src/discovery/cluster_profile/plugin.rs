@@ -264,13 +264,13 @@ impl Process {
             }
         };
         if timeout(LAST_WORDS, rest).await.is_err() {
-            tracing::warn!(plugin = %program, "a process that it has started has left its group and goes on");
+            tracing::warn!(plugin = %program, "a process of the plugin left its group and keeps running");
         }
         let status = self.child.wait().await?;
         self.group.reaped = true;
         let orphans = process_group::orphans_of(pid);
         if timeout(LAST_WORDS, orphans).await.is_err() {
-            tracing::warn!(plugin = %program, "a killed process that it has started is still there");
+            tracing::warn!(plugin = %program, "a killed process of the plugin still exists");
         }
         Ok(status)
     }
