@@ -183,7 +183,11 @@ impl<K: Send + 'static, E: Send + 'static> Watch<K, E> {
                     }
                     None => self.fails(),
                 },
-                () = at(self.empty.again) => (self.events, self.opens) = (None, None),
+                () = at(self.empty.again) => {
+                    // A stream may wait before it lists.
+                    self.empty.again = None;
+                    (self.events, self.opens) = (None, None);
+                }
                 () = at(self.awaited.map(|(due, _)| due)) => {
                     let silence = self.awaited.map_or(SILENCE, |(_, silence)| silence);
                     tracing::warn!(silent_s = silence.as_secs(), "no response to a list in a new term; retrying");
@@ -375,29 +379,34 @@ mod tests {
     }
 
     /// Counts the lists until they stop. The list at `full` has an object and then fails; all others are
-    /// empty.
-    async fn lists_until_it_is_quiet(full: usize) -> u32 {
-        let made = Mutex::new(0);
+    /// empty. Each is slow, and none is interrupted.
+    async fn lists_until_it_is_quiet(full: usize) -> usize {
+        let opened = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&opened);
         let mut events = Watch::new(move || {
-            let mut made = made.lock().unwrap();
-            *made += 1;
-            let something = (*made == full).then_some(Ok(Event::InitApply(1)));
-            let failed = (*made == full).then(failure);
-            let events = [Ok(Event::Init)].into_iter().chain(something);
-            let events = events.chain([Ok(Event::InitDone)]).chain(failed);
-            stream::iter(events).chain(stream::pending())
+            let is_full = count.fetch_add(1, Ordering::Relaxed) + 1 == full;
+            let something = is_full.then_some(Ok(Event::InitApply(1)));
+            let failed = is_full.then(failure);
+            let events = something.into_iter().chain([Ok(Event::InitDone)]);
+            let slow = stream::once(async {
+                tokio::time::sleep(FIRST).await;
+                Ok(Event::Init)
+            });
+            slow.chain(stream::iter(events.chain(failed)))
+                .chain(stream::pending())
         });
         let mut whole = 0;
         let quiet = Duration::from_secs(3600);
         while let Ok(event) = tokio::time::timeout(quiet, events.next()).await {
-            whole += u32::from(matches!(event, Ok(Event::InitDone)));
+            whole += usize::from(matches!(event, Ok(Event::InitDone)));
         }
+        assert_eq!(opened.load(Ordering::Relaxed), whole);
         whole
     }
 
     #[tokio::test(start_paused = true)]
     async fn relists_confirm_empty_list_after_full_one() {
-        assert_eq!(lists_until_it_is_quiet(1).await, 1 + 1 + LOOKS);
+        assert_eq!(lists_until_it_is_quiet(1).await, 1 + 1 + LOOKS as usize);
         // Without objects before, an empty list is accepted immediately, as for most members at startup.
         assert_eq!(lists_until_it_is_quiet(9).await, 1);
     }
