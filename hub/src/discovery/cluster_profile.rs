@@ -39,7 +39,7 @@ use credential::Credential;
 use plugin::{Limits, Plugins};
 use profile::Profile;
 use provider_file::ProviderFile;
-use state::{Due, Good, Held, Life};
+use state::{Due, Good, Life, ProfileState};
 use token_file::TokenFile;
 
 /// Access to the clusters of all profiles, shared by the providers of several namespaces.
@@ -91,7 +91,7 @@ impl Access {
     }
 
     /// Runs the program of a plan and returns the credential without using it.
-    async fn ask(&self, plan: &Plan) -> Result<Credential, String> {
+    async fn run(&self, plan: &Plan) -> Result<Credential, String> {
         let ran = self.plugins.run(&plan.command).await;
         let answer = ran.map_err(|error| chain(&error))?;
         credential::read(&answer, plan.command.api_version)
@@ -100,7 +100,7 @@ impl Access {
 
     /// Builds the access for clients from a credential. If the previous access has the same plan, its token
     /// file gets the new token, so the kubeconfig stays the same.
-    fn put_to_use(
+    fn build_access(
         &self,
         plan: &Arc<Plan>,
         credential: Credential,
@@ -232,19 +232,19 @@ impl Discovery for ProfileList {
             Some(ended) = self.members.runs.join_next(), if !self.members.runs.is_empty() => {
                 // Otherwise the run was aborted together with its profile.
                 if let Ok((key, plan, answer)) = ended {
-                    self.members.asked(&self.access, &key, &plan, answer);
+                    self.members.run_ended(&self.access, &key, &plan, answer);
                 }
             }
             () = clock::sleep_until(self.wake, now) => {}
         }
-        self.wake = self.members.attend(&self.access, BootTime::now());
+        self.wake = self.members.start_due_work(&self.access, BootTime::now());
         true
     }
 
     async fn reread(&mut self, origin: &Origin) {
         let now = BootTime::now();
         if self.members.doubt(origin, now) {
-            self.wake = self.members.attend(&self.access, now);
+            self.wake = self.members.start_due_work(&self.access, now);
         }
     }
 
@@ -258,15 +258,15 @@ impl Discovery for ProfileList {
     }
 }
 
-type Asked = (Key, Arc<Plan>, Result<Credential, String>);
+type EndedRun = (Key, Arc<Plan>, Result<Credential, String>);
 
 /// The known profiles, and at most one running program for each.
 #[derive(Default)]
 struct Members {
-    held: BTreeMap<Key, Held>,
+    held: BTreeMap<Key, ProfileState>,
     /// The provider file that the plans are based on.
     file: Option<Arc<ProviderFile>>,
-    runs: JoinSet<Asked>,
+    runs: JoinSet<EndedRun>,
     running: BTreeMap<Key, AbortHandle>,
 }
 
@@ -307,7 +307,7 @@ impl Members {
             _ => {
                 self.forget(key);
                 self.held
-                    .insert(key.clone(), Held::new(profile.clone(), wanted));
+                    .insert(key.clone(), ProfileState::new(profile.clone(), wanted));
             }
         }
     }
@@ -330,11 +330,11 @@ impl Members {
     }
 
     /// Starts all due work and returns when to check again.
-    fn attend(&mut self, access: &Arc<Access>, now: BootTime) -> Option<BootTime> {
+    fn start_due_work(&mut self, access: &Arc<Access>, now: BootTime) -> Option<BootTime> {
         let mut wake: Option<BootTime> = None;
         for (key, held) in &mut self.held {
             let Some(plan) = held.plan() else {
-                wake = wake.into_iter().chain(held.turns(now)).min();
+                wake = wake.into_iter().chain(held.expiry(now)).min();
                 continue;
             };
             let mut due = held.due(now);
@@ -343,7 +343,7 @@ impl Members {
                 if let Some(good) = good {
                     let before = Some(&good);
                     let credential = good.credential.clone();
-                    let built = access.put_to_use(&plan, credential, good.life, before);
+                    let built = access.build_access(&plan, credential, good.life, before);
                     if let Err(problem) = &built {
                         tracing::warn!(origin = %held.profile.origin, provider = plan.command.provider, problem, "the credential could not be put to use; it is tried again");
                     }
@@ -359,18 +359,18 @@ impl Members {
                     let (key, access) = (key.clone(), Arc::clone(access));
                     let of = key.clone();
                     let run = self.runs.spawn(async move {
-                        let answer = access.ask(&plan).await;
+                        let answer = access.run(&plan).await;
                         (key, plan, answer)
                     });
                     self.running.insert(of, run);
                 }
             }
-            wake = wake.into_iter().chain(held.turns(now)).min();
+            wake = wake.into_iter().chain(held.expiry(now)).min();
         }
         wake
     }
 
-    fn asked(
+    fn run_ended(
         &mut self,
         access: &Access,
         key: &Key,
@@ -392,7 +392,7 @@ impl Members {
                     let program = &plan.command.program;
                     format!("{program} has given a credential that has expired already")
                 })?;
-            access.put_to_use(plan, credential, life, held.good())
+            access.build_access(plan, credential, life, held.good())
         });
         if let Err(problem) = &outcome {
             tracing::warn!(origin = %held.profile.origin, provider = plan.command.provider, problem, "no new credential; it is tried again");
@@ -401,8 +401,8 @@ impl Members {
     }
 
     fn sources(&mut self, now: BootTime) -> BTreeMap<Origin, Arc<Source>> {
-        let source = |held: &mut Held| {
-            let (access, stale) = held.say(now);
+        let source = |held: &mut ProfileState| {
+            let (access, stale) = held.access(now);
             let profile = &held.profile;
             let source = Source {
                 origin: profile.origin.clone(),

@@ -238,3 +238,49 @@ pub(super) fn secrets(client: &Client, namespace: Option<&str>) -> Api<Secret> {
         None => Api::all(client.clone()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use futures::{StreamExt as _, stream};
+    use kube::ResourceExt as _;
+
+    use super::*;
+
+    fn failure() -> Result<Event<Secret>, WatchError> {
+        let source = watcher::Error::NoResourceVersion;
+        Err(WatchError::Watch("Secrets", source))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failed_watch_keeps_objects_until_next_list() {
+        let mut secret = Secret::default();
+        secret.metadata.name = Some("a".to_owned());
+        // In reverse order.
+        let watches = Mutex::new(vec![
+            vec![Ok(Event::Init), Ok(Event::InitDone)],
+            vec![failure()],
+            vec![
+                Ok(Event::Init),
+                Ok(Event::InitApply(secret)),
+                Ok(Event::InitDone),
+                failure(),
+            ],
+        ]);
+        let watch = Watch::new(move || {
+            let events = watches.lock().unwrap().pop().unwrap_or_default();
+            stream::iter(events).chain(stream::pending())
+        });
+        let name = |secret: Secret| Some(secret.name_any());
+        let mut listed = Listed::new("Secrets", watch, name);
+        assert_eq!(listed.known(), None);
+        listed.changed().await;
+        assert!(listed.known().unwrap().values().eq(["a"]));
+        assert!(listed.trouble().unwrap().contains("watch Secrets"));
+        // The next failure is the same and no change.
+        listed.changed().await;
+        assert!(listed.known().unwrap().is_empty());
+        assert_eq!(listed.trouble(), None);
+    }
+}

@@ -106,7 +106,7 @@ impl std::fmt::Display for Said {
 /// Runs programs with limited concurrency.
 #[derive(Debug)]
 pub(super) struct Plugins {
-    turns: Semaphore,
+    slots: Semaphore,
     /// Semaphores by provider name, as in the provider file.
     of_provider: Mutex<BTreeMap<String, Arc<Semaphore>>>,
     limits: Limits,
@@ -121,7 +121,7 @@ impl Plugins {
         let host = ["PATH"].iter().chain(&OF_A_POD);
         let host = host.filter_map(|name| Some((name.into(), std::env::var_os(name)?)));
         Self {
-            turns: Semaphore::new(AT_ONCE),
+            slots: Semaphore::new(AT_ONCE),
             of_provider: Mutex::default(),
             limits,
             folder,
@@ -129,13 +129,13 @@ impl Plugins {
         }
     }
 
-    fn turns_of(&self, provider: &str) -> Arc<Semaphore> {
+    fn slots_of(&self, provider: &str) -> Arc<Semaphore> {
         let mut all = self
             .of_provider
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let turns = all.entry(provider.to_owned());
-        Arc::clone(turns.or_insert_with(|| Arc::new(Semaphore::new(OF_A_PROVIDER))))
+        let slots = all.entry(provider.to_owned());
+        Arc::clone(slots.or_insert_with(|| Arc::new(Semaphore::new(OF_A_PROVIDER))))
     }
 
     /// Runs the program once a slot is free, and returns its standard output. Dropping the future kills the
@@ -145,10 +145,10 @@ impl Plugins {
             program: command.program.clone(),
             source,
         };
-        let of_provider = self.turns_of(&command.provider);
+        let of_provider = self.slots_of(&command.provider);
         // The semaphores are never closed.
         let _of_provider = of_provider.acquire().await;
-        let _turn = self.turns.acquire().await;
+        let _slot = self.slots.acquire().await;
         let home = tempfile::Builder::new()
             .prefix("plugin-")
             .tempdir_in(&self.folder)

@@ -97,12 +97,12 @@ impl Stage {
     /// Performs all due work.
     async fn settle(&mut self) {
         loop {
-            self.members.attend(&self.access, BootTime::now());
-            let Some(asked) = self.members.runs.join_next().await else {
+            self.members.start_due_work(&self.access, BootTime::now());
+            let Some(ended) = self.members.runs.join_next().await else {
                 return;
             };
-            let (key, plan, answer) = asked.unwrap();
-            self.members.asked(&self.access, &key, &plan, answer);
+            let (key, plan, answer) = ended.unwrap();
+            self.members.run_ended(&self.access, &key, &plan, answer);
         }
     }
 
