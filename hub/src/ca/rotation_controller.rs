@@ -37,15 +37,15 @@ enum RotationError {
     #[error(transparent)]
     Api(#[from] ApiError),
     #[error(
-        "it is gone; this hub goes on with the CA that it has, the next one would make a new one: restore it from a backup"
+        "Secret {CA_SECRET} is missing; restore it from a backup: this hub keeps its CA, but the next one would create another"
     )]
     Gone,
-    #[error("it cannot be used, and this hub goes on with the CA that it has: {0}; restore it")]
+    #[error("Secret {CA_SECRET} is unusable, so this hub keeps its CA: {0}; restore it")]
     Unusable(&'static str),
-    #[error("its trust-domain is another than before; restore it, or start the hub again")]
+    #[error("the trust domain in Secret {CA_SECRET} has changed; restore it, or restart the hub")]
     TrustDomain,
     #[error(
-        "its rotation cannot go on: {0}; remove next.crt and next.key from it, and start the rotation again"
+        "the rotation in Secret {CA_SECRET} cannot continue: {0}; remove next.crt and next.key from it, and start the rotation again"
     )]
     Broken(&'static str),
     #[error("a new root could not be made")]
