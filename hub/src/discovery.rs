@@ -7,21 +7,21 @@ pub mod kamaji;
 pub mod kubeconfig_files;
 mod kubeconfig_secret;
 pub mod labelled_secrets;
-pub mod listed;
 pub mod membership;
 pub mod named_secrets;
 pub mod object_and_secret;
+mod provider;
 pub mod register;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use futures::FutureExt as _;
 use futures::future::BoxFuture;
-use futures::{FutureExt as _, StreamExt as _};
 use jiff::Timestamp;
 use krypton_crds::edge_cluster::SourceRef;
-use krypton_runtime::newest::{Newest as _, NewestSeen as _};
+use krypton_runtime::newest::Newest as _;
 use krypton_runtime::watchdog::Watchdog;
 use krypton_types::kubeconfig::Sanitized;
 use tokio::sync::{Notify, watch};
@@ -119,7 +119,7 @@ pub struct Unresolved {
 }
 
 /// A discovered cluster. A cluster without usable access is a member too: its EdgeCluster shows the error.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
     pub origin: Origin,
     /// UID of the object; empty for a file.
@@ -136,7 +136,7 @@ pub struct Source {
 }
 
 /// All sources of one provider.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listing {
     /// `None` until the first list is complete. If the provider fails, its last sources stay.
     pub sources: Option<Arc<BTreeMap<Origin, Arc<Source>>>>,
@@ -163,58 +163,52 @@ pub trait Provider: Send + Sync + 'static {
     fn follow(self: Arc<Self>, finds: Finds) -> BoxFuture<'static, ()>;
 }
 
-/// The provider's end: its slot, and the sources that it has to read again.
+/// The provider's end: its listing, and the sources that it has to read again.
 #[derive(Debug)]
 pub struct Finds {
-    listing: watch::Sender<Listing>,
+    all: watch::Sender<Sources>,
+    /// The provider's place in `all`.
+    index: usize,
     doubts: Arc<Doubts>,
     departures: Arc<Departures>,
 }
 
 impl Finds {
-    /// Publishes a complete list of sources. An unchanged list notifies no receiver.
-    pub fn found(&self, sources: BTreeMap<Origin, Arc<Source>>) {
-        self.found_amid(None, sources);
-    }
-
-    /// Publishes the visible sources when some of them cannot be read.
-    pub fn found_amid(&self, trouble: Option<String>, sources: BTreeMap<Origin, Arc<Source>>) {
-        if let Some(before) = &self.listing.get().sources {
-            self.departures.note(before, &sources);
+    /// Publishes the sources, and why they may be outdated. Without `sources`, the earlier ones stay. An
+    /// unchanged listing notifies no receiver.
+    pub fn publish(&self, sources: Option<BTreeMap<Origin, Arc<Source>>>, trouble: Option<String>) {
+        let before = self.all.get().0.swap_remove(self.index).listing;
+        let next = match (sources, trouble) {
+            (Some(sources), trouble) => {
+                if let Some(before) = &before.sources {
+                    self.departures.note(before, &sources);
+                }
+                Listing {
+                    sources: Some(Arc::new(sources)),
+                    trouble,
+                    closed: false,
+                }
+            }
+            (None, Some(why)) => Listing {
+                trouble: Some(why),
+                ..before.clone()
+            },
+            (None, None) => return,
+        };
+        if next != before {
+            self.all.send_modify(|all| all.0[self.index].listing = next);
         }
-        self.listing.send_if_modified(|listing| {
-            let next = Listing {
-                sources: Some(Arc::new(sources)),
-                trouble,
-                closed: false,
-            };
-            let changed = *listing != next;
-            *listing = next;
-            changed
-        });
-    }
-
-    /// Updates the known sources while the provider cannot list. Any earlier trouble stays.
-    pub fn known_better(&self, sources: BTreeMap<Origin, Arc<Source>>) {
-        self.listing.send_if_modified(|listing| {
-            let changed = listing.sources.as_deref() != Some(&sources);
-            listing.sources = Some(Arc::new(sources));
-            changed
-        });
-    }
-
-    /// Records that the provider cannot list its sources.
-    pub fn trouble(&self, why: String) {
-        self.listing.send_if_modified(|listing| {
-            let changed = listing.trouble.as_ref() != Some(&why);
-            listing.trouble = Some(why);
-            changed
-        });
     }
 
     /// Waits for a source to read again immediately because its cluster has rejected the credential.
     pub async fn doubted(&self) -> Origin {
-        self.doubts.next().await
+        loop {
+            let more = self.doubts.more.notified();
+            if let Some(origin) = self.doubts.lock().pop_first() {
+                return origin;
+            }
+            more.await;
+        }
     }
 }
 
@@ -227,23 +221,12 @@ struct Doubts {
 
 impl Doubts {
     fn add(&self, origin: &Origin) {
-        let mut origins = self.origins.lock().unwrap_or_else(PoisonError::into_inner);
-        origins.insert(origin.clone());
-        drop(origins);
+        self.lock().insert(origin.clone());
         self.more.notify_one();
     }
 
-    async fn next(&self) -> Origin {
-        loop {
-            let first = {
-                let mut origins = self.origins.lock().unwrap_or_else(PoisonError::into_inner);
-                origins.pop_first()
-            };
-            match first {
-                Some(origin) => return origin,
-                None => self.more.notified().await,
-            }
-        }
+    fn lock(&self) -> MutexGuard<'_, BTreeSet<Origin>> {
+        self.origins.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -291,7 +274,7 @@ impl Departures {
         away
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<Origin, bool>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Origin, bool>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -353,71 +336,51 @@ pub fn start(
     watchdog: &Watchdog,
     stop: &CancellationToken,
 ) -> watch::Receiver<Sources> {
-    let mut changes = futures::stream::SelectAll::new();
-    let mut all = Vec::new();
-    for (index, provider) in providers.into_iter().enumerate() {
-        let doubts = Arc::new(Doubts::default());
-        let departures = Arc::new(Departures::default());
-        let (listing, listings) = watch::channel(Listing::default());
+    let new = |provider| Found::new(provider, Listing::default());
+    let (all, sources) = watch::channel(Sources(providers.into_iter().map(new).collect()));
+    for (index, found) in all.get().0.into_iter().enumerate() {
+        let name = found.provider.describe();
+        tracing::info!(provider = name, "looking for members");
         let finds = Finds {
-            listing: listing.clone(),
-            doubts: Arc::clone(&doubts),
-            departures: Arc::clone(&departures),
+            all: all.clone(),
+            index,
+            doubts: found.doubts,
+            departures: found.departures,
         };
-        tracing::info!(provider = provider.describe(), "looking for members");
-        let name = provider.describe();
         let watched = format!("looking for members: {name}");
-        let following = Arc::clone(&provider).follow(finds);
-        let stop = stop.clone();
         let span = tracing::error_span!("discovery", provider = name);
-        let following = async move {
-            // A panic of one provider must not affect the others.
-            let following = std::panic::AssertUnwindSafe(following).catch_unwind();
-            // During shutdown, the tasks that a provider depends on end too, so its end is not an error.
-            if let Some(ended) = stop.run_until_cancelled(following).await
-                && !stop.is_cancelled()
-            {
-                tracing::error!(
-                    provider = name,
-                    panicked = ended.is_err(),
-                    "looking for members has ended; those that were found stay as they are, until the hub is started again"
-                );
-            }
-            listing.send_modify(|listing| listing.closed = true);
-        };
+        let following = follow(found.provider, finds, stop.clone());
         tokio::spawn(watchdog.watch(watched, following.instrument(span)));
-        changes.push(Box::pin(futures::stream::unfold(
-            listings,
-            move |mut listings| async move {
-                listings.changed().await.ok()?;
-                let listing = listings.see();
-                Some(((index, listing), listings))
-            },
-        )));
-        all.push(Found {
-            provider,
-            listing: Listing::default(),
-            doubts,
-            departures,
-        });
     }
-    let (sources, receiver) = watch::channel(Sources(all));
     let stop = stop.clone();
-    let gathering = async move {
-        while let Some(Some((index, listing))) = stop.run_until_cancelled(changes.next()).await {
-            sources.send_modify(|sources| sources.0[index].listing = listing);
-        }
-        // Keep the channel open during shutdown. Otherwise members would leave the fleet.
+    tokio::spawn(async move {
+        // Keep the channel open although all providers have ended. Otherwise members would leave the fleet.
         stop.cancelled().await;
-    };
-    tokio::spawn(watchdog.watch("gathering members", gathering));
-    receiver
+        drop(all);
+    });
+    sources
 }
 
-#[cfg(test)]
+/// Runs a provider. Its end or panic closes its listing and affects no other provider.
+async fn follow(provider: Arc<dyn Provider>, finds: Finds, stop: CancellationToken) {
+    let (all, index) = (finds.all.clone(), finds.index);
+    let name = provider.describe();
+    let following = std::panic::AssertUnwindSafe(provider.follow(finds)).catch_unwind();
+    // During shutdown, the tasks that a provider depends on end too, so its end is not an error.
+    if let Some(ended) = stop.run_until_cancelled(following).await
+        && !stop.is_cancelled()
+    {
+        tracing::error!(
+            provider = name,
+            panicked = ended.is_err(),
+            "discovery has ended; its members stay as they are until the hub restarts"
+        );
+        all.send_modify(|all| all.0[index].listing.closed = true);
+    }
+}
+
 impl Found {
-    /// A listing without a running provider.
-    pub(crate) fn given(provider: Arc<dyn Provider>, listing: Listing) -> Self {
+    pub(crate) fn new(provider: Arc<dyn Provider>, listing: Listing) -> Self {
         Self {
             provider,
             listing,

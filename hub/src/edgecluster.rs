@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_runtime::clock;
-use krypton_runtime::watch::listed_anew;
+use krypton_runtime::watch::Watch;
 use krypton_types::desired::ChartState;
 use krypton_types::desired::crd_policy::CrdPolicy;
 use krypton_types::desired::drift::DriftPolicy;
@@ -30,13 +30,13 @@ use krypton_types::desired::namespaces::NamespaceConfiguration;
 use krypton_types::error_chain::chain;
 use kube::Client;
 use kube::api::Api;
-use kube::runtime::watcher::{Config, watcher};
+use kube::runtime::watcher::Config;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::chart::values::Problem;
 use crate::discovery::Sources;
-use crate::leader::{Leader, Watched};
+use crate::leader::Leader;
 use crate::members::Members;
 use crate::members::found::Found as Clusters;
 use crate::proxy::Shared;
@@ -111,18 +111,15 @@ impl std::fmt::Debug for Fleet {
 /// Follows sources and EdgeClusters until `stop`, then stops all proxies and waits for them.
 pub async fn run(fleet: Fleet, stop: CancellationToken) {
     let api: Api<EdgeCluster> = Api::all(fleet.client.clone());
-    let mut events = Watched::new(move || {
-        let api = api.clone();
-        listed_anew(move || watcher(api.clone(), Config::default()))
-    });
+    let mut events = Watch::of(api, Config::default());
     let mut heartbeat = tokio::time::interval(HEARTBEAT);
     let mut controller = Controller::new(fleet);
     loop {
         let pass = Pass::now(&controller.fleet.lead);
-        let listed_again = events.begins(pass.stand.tenure());
+        let listed_again = events.begin(pass.stand.tenure().map(|tenure| tenure.since));
         controller.begin(listed_again, &pass);
         if controller.is_due(&pass) {
-            controller.reconcile(events.of(), &pass);
+            controller.reconcile(events.term(), &pass);
             // Without this, one poll would run as long as anything is ready.
             tokio::task::yield_now().await;
         }
@@ -153,7 +150,7 @@ pub async fn run(fleet: Fleet, stop: CancellationToken) {
             () = controller.fleet.found.changed.notified() => controller.look(),
             () = controller.fleet.shared.facts.changed.notified() => {}
             _ = heartbeat.tick() => controller.look_at_all(),
-            Some(event) = events.next() => match event {
+            event = events.next() => match event {
                 Ok(event) => controller.see(event, &mut events),
                 Err(error) => tracing::warn!(error = %chain(&error), "watching EdgeClusters failed; it is tried again"),
             },

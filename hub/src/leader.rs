@@ -7,7 +7,6 @@
 mod election;
 pub mod home_writer;
 pub mod pod_label;
-mod watched;
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -29,7 +28,6 @@ use crate::desired;
 use election::{ElectionState, Sight};
 pub use election::{LeaderState, LeaderTerm};
 use home_writer::{Verdict, verdict};
-pub(crate) use watched::Watched;
 
 /// Duration of the Lease without a renewal. After the leader is killed, another hub takes over after this time and
 /// one more poll. The duration exceeds an API server outage of half a second many times over.

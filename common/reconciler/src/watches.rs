@@ -8,7 +8,7 @@ use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, StatefulSet};
 use k8s_openapi::api::core::v1::{Namespace, Secret};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_crds::tenant::Tenant;
-use krypton_runtime::watch::listed_anew;
+use krypton_runtime::watch;
 use kube::api::Api;
 use kube::core::{ApiResource, DeserializeGuard, PartialObjectMeta};
 use kube::runtime::watcher::{self, Config, Event, watcher};
@@ -105,7 +105,8 @@ fn stream<K: Send + 'static, W>(
 where
     W: Stream<Item = watcher::Result<Event<K>>> + Send + 'static,
 {
-    listed_anew(open)
+    watch::Watch::new(open)
+        .into_stream()
         .map(move |event| match event {
             Ok(event) => seen(event),
             Err(error) => Seen::Failed { what, error },

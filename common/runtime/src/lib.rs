@@ -19,6 +19,7 @@ pub mod fuzzing;
 pub mod lease;
 pub mod metrics;
 pub mod newest;
+pub mod periodic;
 pub mod process_group;
 pub mod rate_limit;
 pub mod retry;

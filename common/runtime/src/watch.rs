@@ -1,12 +1,20 @@
-//! Restarts a failed watch with a new list, after a back-off.
+//! A watch that lists again after each failure, after an empty list, and in each leader term.
 
+pub mod store;
+
+use std::fmt;
 use std::time::Duration;
 
 use futures::stream::{self, BoxStream};
-use futures::{Stream, StreamExt};
+use futures::{FutureExt as _, Stream, StreamExt as _};
+use kube::Resource;
+use kube::api::Api;
 use kube::runtime::utils::Backoff;
-use kube::runtime::watcher::{self, Event};
+use kube::runtime::watcher::{self, Config, Event, watcher};
+use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep_until};
+
+use crate::clock::BootTime;
 
 const FIRST: Duration = Duration::from_millis(500);
 const LONGEST: Duration = Duration::from_secs(8);
@@ -14,6 +22,12 @@ const LONGEST: Duration = Duration::from_secs(8);
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 /// Number of empty lists until the result is accepted, after ten minutes.
 const LOOKS: u32 = 7;
+/// Time without an event after which the list of a restarted watch is requested again. It doubles each time.
+/// Together with the duration of the hub's Lease, it allows a second request within ten seconds of a takeover.
+const SILENCE: Duration = Duration::from_secs(2);
+const SILENCE_MAX: Duration = Duration::from_secs(60);
+/// Further time after a failure. It exceeds the back-off.
+const AFTER_FAILURE: Duration = Duration::from_secs(10);
 
 /// Back-off of half a second that doubles up to eight, with jitter in the upper half. A success resets it.
 /// kube's default grows to 30 s and resets only after two minutes. After an outage, the first response is
@@ -44,101 +58,199 @@ impl Backoff for WatchBackoff {
     }
 }
 
-/// Returns the events of the watch that `open` creates. Creates another one after each failure.
+type Events<K, E> = BoxStream<'static, Result<Event<K>, E>>;
+
+/// Watches objects. Opens another watch, with a new list, after each failure.
 ///
-/// Unlike this function, kube's own watcher resumes at the last `resourceVersion`. That is wrong if etcd was
+/// Unlike this type, kube's own watcher resumes at the last `resourceVersion`. That is wrong if etcd was
 /// restored from a backup: the version is then in the future. The watch receives no events until the server
 /// reaches that version, and the changes before it are lost. The watcher also never leaves a
 /// `resourceVersion` that the server rejects as too old before the stream starts. And its back-off does not
 /// grow, because it counts the start of a list, before the request, as a success.
 ///
-/// If the process may list but not watch, or no watch gets through, this function lists at least every eight
+/// If the process may list but not watch, or no watch gets through, this type lists at least every eight
 /// seconds. A watch counts as a success after its first event, or after it was open for that long.
 ///
-/// After an empty list that follows a non-empty one, this function lists again later. The server may not have
+/// After an empty list that follows a non-empty one, this type lists again later. The server may not have
 /// known all objects yet, and a watch never reports unchanged ones.
-pub fn listed_anew<K, W>(
-    open: impl Fn() -> W + Send + 'static,
-) -> BoxStream<'static, watcher::Result<Event<K>>>
-where
-    K: Send + 'static,
-    W: Stream<Item = watcher::Result<Event<K>>> + Send + 'static,
-{
-    struct State<K, O> {
-        open: O,
-        events: Option<BoxStream<'static, watcher::Result<Event<K>>>>,
-        pauses: WatchBackoff,
-        failed: bool,
-        /// Time since which the list is complete.
-        whole: Option<Instant>,
-        /// Number of consecutive complete lists without a successful watch. A complete list resets the
-        /// earlier failures, because the first response after an outage is often another failure.
-        unwatched: u32,
-        doubt: Doubt,
+pub struct Watch<K, E = watcher::Error> {
+    open: Box<dyn Fn() -> Events<K, E> + Send>,
+    /// `None` until the next watch opens.
+    events: Option<Events<K, E>>,
+    /// When the next watch opens. `None` means immediately.
+    opens: Option<Instant>,
+    backoff: WatchBackoff,
+    /// Time since which the list is complete.
+    complete: Option<Instant>,
+    /// Number of consecutive complete lists without a successful watch. A complete list resets the earlier
+    /// failures, because the first response after an outage is often another failure.
+    unwatched: u32,
+    empty: EmptyLists,
+    /// Start of the leader term for which the watch last restarted.
+    term: Option<BootTime>,
+    /// Set while the list of a restarted watch is outstanding: the deadline for its next event, and the
+    /// timeout for each event.
+    awaited: Option<(Instant, Duration)>,
+}
+
+impl<K, E> fmt::Debug for Watch<K, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watch")
+            .field("term", &self.term)
+            .finish_non_exhaustive()
     }
-    impl<K, O> State<K, O> {
-        fn fails(&mut self) {
-            (self.events, self.failed) = (None, true);
-            if let Some(since) = self.whole.take() {
-                if since.elapsed() >= LONGEST {
-                    self.unwatched = 0;
-                }
-                self.pauses.failures = self.unwatched;
-                self.unwatched += 1;
-            }
+}
+
+impl<K> Watch<K>
+where
+    K: Resource + Clone + DeserializeOwned + fmt::Debug + Send + 'static,
+{
+    /// Watches the objects of `api` that `config` selects.
+    pub fn of(api: Api<K>, config: Config) -> Self {
+        Self::new(move || watcher(api.clone(), config.clone()))
+    }
+}
+
+impl<K: Send + 'static, E: Send + 'static> Watch<K, E> {
+    /// Watches with the streams that `open` returns. A stream must start with a list.
+    pub fn new<W>(open: impl Fn() -> W + Send + 'static) -> Self
+    where
+        W: Stream<Item = Result<Event<K>, E>> + Send + 'static,
+    {
+        Self {
+            open: Box::new(move || open().boxed()),
+            events: None,
+            opens: None,
+            backoff: WatchBackoff::default(),
+            complete: None,
+            unwatched: 0,
+            empty: EmptyLists::default(),
+            term: None,
+            awaited: None,
         }
     }
-    let state = State {
-        open,
-        events: None,
-        pauses: WatchBackoff::default(),
-        failed: false,
-        whole: None,
-        unwatched: 0,
-        doubt: Doubt::default(),
-    };
-    stream::unfold(state, |mut this| async move {
+
+    /// Drops the current watch and lists again. A list that hangs is requested again.
+    pub fn restart(&mut self) {
+        self.restart_within(SILENCE);
+    }
+
+    fn restart_within(&mut self, silence: Duration) {
+        (self.events, self.opens, self.complete) = (None, None, None);
+        (self.backoff, self.unwatched) = (WatchBackoff::default(), 0);
+        self.empty = EmptyLists::default();
+        self.awaited = Some((Instant::now() + silence, silence));
+    }
+
+    /// Restarts the watch if `term` is the start of a new leader term, and returns whether it did. The data of a
+    /// standby may be stale, because it was disconnected or its watch hung without an error. The caller must
+    /// then ignore its data until the list is complete. An unconfirmed leader keeps its term, and a standby has
+    /// none.
+    pub fn begin(&mut self, term: Option<BootTime>) -> bool {
+        let is_new = term.is_some() && term != self.term;
+        if is_new {
+            self.term = term;
+            self.restart();
+        }
+        is_new
+    }
+
+    /// Returns the start of the leader term for which the watch last restarted.
+    pub fn term(&self) -> Option<BootTime> {
+        self.term
+    }
+
+    /// Returns the next event or failure. Safe to drop.
+    pub async fn next(&mut self) -> Result<Event<K>, E> {
         loop {
-            let Some(events) = &mut this.events else {
-                let pause = this.failed.then(|| this.pauses.next()).flatten();
-                tokio::time::sleep(pause.unwrap_or_default()).await;
-                this.events = Some((this.open)().boxed());
+            let Some(events) = &mut self.events else {
+                if let Some(opens) = self.opens {
+                    sleep_until(opens).await;
+                }
+                self.events = Some((self.open)());
                 continue;
             };
-            let next = tokio::select! {
-                next = events.next() => next,
-                () = this.doubt.is_due() => {
-                    (this.events, this.failed) = (None, false);
-                    continue;
-                }
-            };
-            match next {
-                Some(Ok(event)) => {
-                    match event {
-                        Event::Init | Event::InitApply(_) => {}
-                        Event::InitDone => this.whole = Some(Instant::now()),
-                        Event::Apply(_) | Event::Delete(_) => {
-                            this.pauses.reset();
-                            this.unwatched = 0;
-                        }
+            tokio::select! {
+                biased;
+                next = events.next() => match next {
+                    Some(Ok(event)) => {
+                        self.succeeds(&event);
+                        return Ok(event);
                     }
-                    this.doubt.see(&event);
-                    return Some((Ok(event), this));
+                    Some(Err(error)) => {
+                        self.fails();
+                        return Err(error);
+                    }
+                    None => self.fails(),
+                },
+                () = at(self.empty.again) => {
+                    // A stream may wait before it lists.
+                    self.empty.again = None;
+                    (self.events, self.opens) = (None, None);
                 }
-                Some(Err(error)) => {
-                    this.fails();
-                    return Some((Err(error), this));
+                () = at(self.awaited.map(|(due, _)| due)) => {
+                    let silence = self.awaited.map_or(SILENCE, |(_, silence)| silence);
+                    tracing::warn!(silent_s = silence.as_secs(), "no response to a list in a new term; retrying");
+                    self.restart_within((silence * 2).min(SILENCE_MAX));
                 }
-                None => this.fails(),
             }
         }
-    })
-    .boxed()
+    }
+
+    /// Returns an event or failure that has already arrived, to handle several of them together.
+    pub fn ready(&mut self) -> Option<Result<Event<K>, E>> {
+        self.next().now_or_never()
+    }
+
+    pub fn into_stream(self) -> BoxStream<'static, Result<Event<K>, E>> {
+        stream::unfold(self, |mut watch| async move {
+            let next = watch.next().await;
+            Some((next, watch))
+        })
+        .boxed()
+    }
+
+    fn succeeds(&mut self, event: &Event<K>) {
+        let waits = !matches!(event, Event::InitDone);
+        let awaited = self.awaited.filter(|_| waits);
+        self.awaited = awaited.map(|(_, silence)| (Instant::now() + silence, silence));
+        match event {
+            Event::Init | Event::InitApply(_) => {}
+            Event::InitDone => self.complete = Some(Instant::now()),
+            Event::Apply(_) | Event::Delete(_) => {
+                self.backoff.reset();
+                self.unwatched = 0;
+            }
+        }
+        self.empty.see(event);
+    }
+
+    fn fails(&mut self) {
+        if let Some(since) = self.complete.take() {
+            if since.elapsed() >= LONGEST {
+                self.unwatched = 0;
+            }
+            self.backoff.failures = self.unwatched;
+            self.unwatched += 1;
+        }
+        self.events = None;
+        self.opens = self.backoff.next().map(|pause| Instant::now() + pause);
+        if let Some((due, silence)) = &mut self.awaited {
+            *due = Instant::now() + AFTER_FAILURE + *silence;
+        }
+    }
+}
+
+async fn at(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
+        None => std::future::pending().await,
+    }
 }
 
 /// Decides whether an empty list needs another check.
 #[derive(Debug, Default)]
-struct Doubt {
+struct EmptyLists {
     /// Whether an earlier list had objects.
     had: bool,
     listed: bool,
@@ -147,7 +259,7 @@ struct Doubt {
     again: Option<Instant>,
 }
 
-impl Doubt {
+impl EmptyLists {
     fn see<K>(&mut self, event: &Event<K>) {
         match event {
             Event::Init => (self.listed, self.again) = (false, None),
@@ -164,18 +276,12 @@ impl Doubt {
             Event::Delete(_) => {}
         }
     }
-
-    async fn is_due(&self) {
-        match self.again {
-            Some(again) => sleep_until(again).await,
-            None => std::future::pending().await,
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Arc, Mutex};
 
     use super::*;
 
@@ -196,7 +302,7 @@ mod tests {
             failing(),
             failing(),
         ]);
-        let mut events = listed_anew(move || {
+        let mut events = Watch::new(move || {
             let events = watches.lock().unwrap().pop().unwrap_or_default();
             stream::iter(events).chain(stream::pending())
         });
@@ -204,7 +310,7 @@ mod tests {
         let mut before = tokio::time::Instant::now();
         let mut seen = String::new();
         while pauses.len() < 6 {
-            let event = events.next().await.unwrap();
+            let event = events.next().await;
             if matches!(event, Ok(Event::Init)) {
                 pauses.push(before.elapsed());
             }
@@ -228,7 +334,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn relist_backs_off_when_watch_always_fails() {
-        let mut events = listed_anew(|| {
+        let mut events = Watch::new(|| {
             let events = [
                 Ok(Event::Init),
                 Ok(Event::InitApply(1)),
@@ -238,7 +344,7 @@ mod tests {
         });
         let (mut lists, began) = (0, Instant::now());
         while began.elapsed() < Duration::from_secs(600) {
-            lists += u32::from(matches!(events.next().await, Some(Ok(Event::InitDone))));
+            lists += u32::from(matches!(events.next().await, Ok(Event::InitDone)));
         }
         assert!((75..170).contains(&lists), "{lists} in ten minutes");
     }
@@ -253,7 +359,7 @@ mod tests {
             ]
         };
         let opened = Mutex::new(0);
-        let mut events = listed_anew(move || {
+        let mut events = Watch::new(move || {
             let mut opened = opened.lock().unwrap();
             *opened += 1;
             let events = match *opened {
@@ -265,7 +371,7 @@ mod tests {
         });
         let mut whole = Vec::new();
         while whole.len() < 2 {
-            if matches!(events.next().await, Some(Ok(Event::InitDone))) {
+            if matches!(events.next().await, Ok(Event::InitDone)) {
                 whole.push(Instant::now());
             }
         }
@@ -273,31 +379,103 @@ mod tests {
     }
 
     /// Counts the lists until they stop. The list at `full` has an object and then fails; all others are
-    /// empty.
-    async fn lists_until_it_is_quiet(full: usize) -> u32 {
-        let made = Mutex::new(0);
-        let mut events = listed_anew(move || {
-            let mut made = made.lock().unwrap();
-            *made += 1;
-            let something = (*made == full).then_some(Ok(Event::InitApply(1)));
-            let failed = (*made == full).then(failure);
-            let events = [Ok(Event::Init)].into_iter().chain(something);
-            let events = events.chain([Ok(Event::InitDone)]).chain(failed);
-            stream::iter(events).chain(stream::pending())
+    /// empty. Each is slow, and none is interrupted.
+    async fn lists_until_it_is_quiet(full: usize) -> usize {
+        let opened = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&opened);
+        let mut events = Watch::new(move || {
+            let is_full = count.fetch_add(1, Ordering::Relaxed) + 1 == full;
+            let something = is_full.then_some(Ok(Event::InitApply(1)));
+            let failed = is_full.then(failure);
+            let events = something.into_iter().chain([Ok(Event::InitDone)]);
+            let slow = stream::once(async {
+                tokio::time::sleep(FIRST).await;
+                Ok(Event::Init)
+            });
+            slow.chain(stream::iter(events.chain(failed)))
+                .chain(stream::pending())
         });
         let mut whole = 0;
         let quiet = Duration::from_secs(3600);
         while let Ok(event) = tokio::time::timeout(quiet, events.next()).await {
-            whole += u32::from(matches!(event, Some(Ok(Event::InitDone))));
+            whole += usize::from(matches!(event, Ok(Event::InitDone)));
         }
+        assert_eq!(opened.load(Ordering::Relaxed), whole);
         whole
     }
 
     #[tokio::test(start_paused = true)]
     async fn relists_confirm_empty_list_after_full_one() {
-        assert_eq!(lists_until_it_is_quiet(1).await, 1 + 1 + LOOKS);
+        assert_eq!(lists_until_it_is_quiet(1).await, 1 + 1 + LOOKS as usize);
         // Without objects before, an empty list is accepted immediately, as for most members at startup.
         assert_eq!(lists_until_it_is_quiet(9).await, 1);
+    }
+
+    /// The first `hang` watches never complete their list. Each later one lists nothing and stays open.
+    fn watched(hang: usize) -> (Arc<AtomicUsize>, Watch<()>) {
+        let opened = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&opened);
+        let watch = Watch::new(move || {
+            let number = count.fetch_add(1, Ordering::Relaxed);
+            let list = [Ok(Event::Init), Ok(Event::InitDone)];
+            let listed = list.into_iter().take(if number < hang { 1 } else { 2 });
+            stream::iter(listed).chain(stream::pending())
+        });
+        (opened, watch)
+    }
+
+    async fn listed(watch: &mut Watch<()>) {
+        while !matches!(watch.next().await, Ok(Event::InitDone)) {}
+    }
+
+    #[tokio::test]
+    async fn watch_restarts_only_with_new_term() {
+        let (opened, mut watch) = watched(0);
+        let term = |seconds| Some(BootTime(Duration::from_secs(seconds)));
+        listed(&mut watch).await;
+        let mut lists = 1;
+        for (term, is_new) in [
+            (None, false),
+            (term(1), true),
+            // The leader was unconfirmed and kept its Lease.
+            (term(1), false),
+            (None, false),
+            (term(1), false),
+            (term(2), true),
+        ] {
+            assert_eq!(watch.begin(term), is_new, "{term:?}");
+            if is_new {
+                listed(&mut watch).await;
+                lists += 1;
+            }
+            assert!(watch.ready().is_none());
+            assert_eq!(opened.load(Ordering::Relaxed), lists);
+        }
+        assert_eq!(watch.term(), term(2));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn hanging_list_is_retried_but_not_quiet_watch() {
+        let (opened, mut watch) = watched(2);
+        let began = Instant::now();
+        watch.begin(Some(BootTime(Duration::from_secs(1))));
+        listed(&mut watch).await;
+        assert_eq!(opened.load(Ordering::Relaxed), 3);
+        assert!(began.elapsed() >= SILENCE);
+        assert!(watch.awaited.is_none(), "a watch may be quiet");
+    }
+
+    /// A caller that waits for other things too drops `next` again and again.
+    #[tokio::test(start_paused = true)]
+    async fn dropped_wait_does_not_prolong_pause() {
+        let mut watch = Watch::new(|| stream::iter([failure()]));
+        assert!(watch.next().await.is_err());
+        let failed = Instant::now();
+        while tokio::time::timeout(FIRST / 10, watch.next())
+            .await
+            .is_err()
+        {}
+        assert!(failed.elapsed() <= FIRST + FIRST / 10);
     }
 
     #[test]

@@ -5,49 +5,43 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::effect;
 use krypton_runtime::newest::NewestSeen as _;
-use krypton_runtime::retry::backoff;
-use krypton_types::error_chain::chain;
+use krypton_runtime::periodic::{Next, Periodic, Schedule};
 use krypton_types::join_info::{JoinInfo, NAME};
+use kube::Client;
 use kube::api::{Api, PostParams};
-use kube::{Client, Error as KubeError};
 use thiserror::Error;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::leader::Leader;
 
-const DEADLINE: Duration = Duration::from_secs(10);
 /// Attempts to write, because other writers may cause conflicts.
 const TRIES: usize = 3;
 /// Another writer may have deleted or changed the ConfigMap.
-const CHECK_EVERY: Duration = Duration::from_secs(10 * 60);
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+const SCHEDULE: Schedule = Schedule {
+    every: Duration::from_secs(10 * 60),
+    jitter: 0.0,
+    retry_max: Duration::from_secs(60),
+};
 
 #[derive(Debug, Error)]
 pub enum JoinInfoError {
-    #[error("reading ConfigMap {namespace}/{NAME} failed")]
-    Read {
-        namespace: String,
-        #[source]
-        source: KubeError,
-    },
+    #[error(transparent)]
+    Read(#[from] ApiError),
     #[error(
-        "writing ConfigMap {namespace}/{NAME} failed; check that the namespace exists and that the hub may create and update ConfigMaps there"
+        "publishing how to join failed; check that namespace {namespace} exists and that the hub may create and update ConfigMaps there"
     )]
     Write {
         namespace: String,
         #[source]
-        source: KubeError,
+        source: ApiError,
     },
     #[error("ConfigMap {namespace}/{NAME} is written by others all the time; find out by whom")]
     Unsteady { namespace: String },
-    #[error(
-        "ConfigMap {namespace}/{NAME}: no answer within {} s; check that home answers", DEADLINE.as_secs()
-    )]
-    Deadline { namespace: String },
 }
 
 /// Publishes `info` when it changes, and periodically until `stop`, because another writer may delete or change
@@ -59,37 +53,21 @@ pub async fn keep(
     mut lead: Leader,
     stop: CancellationToken,
 ) {
-    let mut failures = 0;
+    let mut pace = Periodic::new("publishing join information", SCHEDULE);
     loop {
-        if !lead.writes(BootTime::now()) {
-            tokio::select! {
-                () = stop.cancelled() => return,
-                decided = lead.changed() => if !decided { return },
+        let done = match lead.writes(BootTime::now()) {
+            true => {
+                let (newest, may_write) = (info.see(), || lead.writes(BootTime::now()));
+                let publishing = publish_while(client.clone(), &namespace, &newest, &may_write);
+                lead.tracked(publishing).await.map(|()| Next::AsScheduled)
             }
-            continue;
-        }
-        let newest = info.see();
-        let pause = match lead
-            .tracked(publish_while(client.clone(), &namespace, &newest, &|| {
-                lead.writes(BootTime::now())
-            }))
-            .await
-        {
-            Ok(()) => {
-                failures = 0;
-                CHECK_EVERY
-            }
-            Err(error) => {
-                tracing::warn!(error = %chain(&error), "publishing how to join failed; it is tried again");
-                failures += 1;
-                backoff(failures, LONGEST_PAUSE, rand::random())
-            }
+            false => Ok(Next::OnTrigger),
         };
         tokio::select! {
+            () = pace.rest(done) => {}
             () = stop.cancelled() => return,
             Ok(()) = info.changed() => {}
             decided = lead.changed() => if !decided { return },
-            () = tokio::time::sleep(pause) => {}
         }
     }
 }
@@ -112,8 +90,9 @@ async fn publish_while(
 ) -> Result<(), JoinInfoError> {
     let api: Api<ConfigMap> = Api::namespaced(client, namespace);
     let params = PostParams::default();
+    let attempt = |verb| format!("{verb} ConfigMap {namespace}/{NAME}");
     for _ in 0..TRIES {
-        let written = match get(&api, namespace).await? {
+        let written = match call(attempt("reading"), api.get_opt(NAME)).await? {
             Some(found) if found.data.as_ref().map(JoinInfo::of).as_ref() == Some(info) => {
                 return Ok(());
             }
@@ -121,8 +100,8 @@ async fn publish_while(
             Some(mut found) => {
                 found.data.get_or_insert_default().extend(info.data());
                 // The object carries the resourceVersion of the read.
-                let call = effect!("join-info.replace", api.replace(NAME, &params, &found));
-                in_time(namespace, call).await?
+                let request = effect!("join-info.replace", api.replace(NAME, &params, &found));
+                call(attempt("writing"), request).await
             }
             None => {
                 let new = ConfigMap {
@@ -133,42 +112,20 @@ async fn publish_while(
                     data: Some(info.data().into()),
                     ..ConfigMap::default()
                 };
-                let call = effect!("join-info.create", api.create(&params, &new));
-                in_time(namespace, call).await?
+                let request = effect!("join-info.create", api.create(&params, &new));
+                call(attempt("writing"), request).await
             }
         };
         match written {
-            Ok(_) => return Ok(()),
             // Another writer created, changed or deleted the ConfigMap since the read.
-            Err(KubeError::Api(status)) if status.code == 409 => {}
-            Err(source) => {
-                return Err(JoinInfoError::Write {
-                    namespace: namespace.to_owned(),
-                    source,
-                });
+            Err(error) if error.code() == Some(409) => {}
+            written => {
+                let namespace = namespace.to_owned();
+                let failed = |source| JoinInfoError::Write { namespace, source };
+                return written.map(drop).map_err(failed);
             }
         }
     }
     let namespace = namespace.to_owned();
     Err(JoinInfoError::Unsteady { namespace })
-}
-
-async fn get(api: &Api<ConfigMap>, namespace: &str) -> Result<Option<ConfigMap>, JoinInfoError> {
-    in_time(namespace, api.get_opt(NAME))
-        .await?
-        .map_err(|source| JoinInfoError::Read {
-            namespace: namespace.to_owned(),
-            source,
-        })
-}
-
-async fn in_time<T>(
-    namespace: &str,
-    call: impl Future<Output = Result<T, KubeError>>,
-) -> Result<Result<T, KubeError>, JoinInfoError> {
-    tokio::time::timeout(DEADLINE, call)
-        .await
-        .map_err(|_| JoinInfoError::Deadline {
-            namespace: namespace.to_owned(),
-        })
 }

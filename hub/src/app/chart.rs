@@ -16,7 +16,7 @@ use super::parts::Engine;
 use crate::args::Settings;
 use crate::chart::credentials;
 use crate::chart::values::{self, Problem, Readings};
-use crate::chart::values_file::{self, ValuesFile};
+use crate::chart::values_file;
 use crate::chart::values_status::Teller;
 use crate::chart::version_pin::{ChartPin, Kept, Meaning};
 use crate::desired;
@@ -27,7 +27,7 @@ pub(super) type Values = serde_json::Map<String, serde_json::Value>;
 
 pub(super) async fn values_of_file(settings: &Settings) -> anyhow::Result<Values> {
     Ok(match &settings.chart_values_file {
-        Some(path) => ValuesFile::load_in_time(path).await?,
+        Some(path) => values_file::load(path).await?,
         None => Values::new(),
     })
 }
@@ -123,8 +123,8 @@ impl ChartFollower {
         });
         let (values_tx, values) = watch::channel(values);
         if let Some(path) = settings.chart_values_file.clone() {
-            let every = values_file::POLL_INTERVAL;
-            let following = values_file::watch(path, every, values_tx, readiness.clone());
+            let readiness = readiness.clone();
+            let following = async move { values_file::follow(&path, values_tx, readiness).await };
             tokio::spawn(watchdog.watch("the values file", following));
         }
         // A record counts only if it was read in a term of this hub.

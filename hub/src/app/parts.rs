@@ -8,13 +8,14 @@ use krypton_helm::chart::{ChartCache, CredentialsNow};
 use krypton_helm::driver::{Helm, HelmConfig, Keyring};
 use krypton_reconciler::drift::DriftMetrics;
 use krypton_reconciler::metrics::WorkMetrics;
+use krypton_runtime::periodic::file;
 use krypton_runtime::scratch;
 use krypton_runtime::watchdog::Watchdog;
 use tempfile::TempDir;
 use tokio::sync::watch;
 
 use crate::args::{ProviderKind, Settings};
-use crate::chart::{credentials, values_file};
+use crate::chart::credentials;
 use crate::discovery::cluster_profile::Access;
 use crate::discovery::cluster_profile::provider_file::ProviderFile;
 use crate::members::found::Found;
@@ -91,7 +92,7 @@ async fn profile_access(
     let profiles = discovery.providers.contains(&ProviderKind::ClusterProfile);
     let file = discovery.provider_file.as_deref().filter(|_| profiles);
     let providers = match file {
-        Some(path) => Some(ProviderFile::load_in_time(path).await?),
+        Some(path) => Some(ProviderFile::load(path).await?),
         None => None,
     };
     let policy = settings.kubeconfig_policy();
@@ -103,7 +104,7 @@ async fn profile_access(
 /// Opens the keyring once, as its mount may hang.
 async fn check_keyring(file: &Path) -> anyhow::Result<()> {
     let at = file.to_owned();
-    let opened = values_file::in_time(values_file::DEADLINE, move || std::fs::File::open(at)).await;
+    let opened = file::in_time(file::DEADLINE, move || std::fs::File::open(at)).await;
     let path = file.display();
     let opened = opened.with_context(|| {
         format!("--chart-keyring: {path} does not answer; check whether its mount hangs")

@@ -5,17 +5,17 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Secret;
 use krypton_crds::edge_cluster::EdgeCluster;
+use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::effect;
-use krypton_runtime::retry::backoff;
+use krypton_runtime::periodic::{Next, Periodic, Schedule};
 use krypton_types::ca_rotation::{
     Awaited, LOCK_OUT_ANNOTATION, LOOK_EVERY, Phase, REQUEST_ANNOTATION, SETTLE,
     STANDING_ANNOTATION, Stage, Standing, Step, Wishes, next,
 };
-use krypton_types::error_chain::chain;
 use krypton_types::names::CA_SECRET;
+use kube::Client;
 use kube::api::{Api, ListParams, PostParams};
-use kube::{Client, Error as KubeError};
 use thiserror::Error;
 use tokio_util::sync::CancellationToken;
 
@@ -23,31 +23,29 @@ use crate::ca::{self, Authority, AuthorityError, Data, Live, stage};
 use crate::leader::Leader;
 use crate::notices::{EventRecorder, MemberEvent};
 
-const DEADLINE: Duration = Duration::from_secs(10);
-const RETRY_MAX: Duration = Duration::from_secs(60);
+/// Jitter keeps two hubs from polling at the same moment.
+const SCHEDULE: Schedule = Schedule {
+    every: LOOK_EVERY,
+    jitter: 0.2,
+    retry_max: Duration::from_secs(60),
+};
 /// EdgeClusters per page. Each has a few kilobytes.
 const PAGE: u32 = 500;
 
 #[derive(Debug, Error)]
 enum RotationError {
-    #[error("{attempt} failed; check that home answers and that the hub has its rights there")]
-    Call {
-        attempt: &'static str,
-        #[source]
-        source: KubeError,
-    },
-    #[error("{attempt}: no answer within {} s; check that home answers", DEADLINE.as_secs())]
-    Deadline { attempt: &'static str },
+    #[error(transparent)]
+    Api(#[from] ApiError),
     #[error(
-        "it is gone; this hub goes on with the CA that it has, the next one would make a new one: restore it from a backup"
+        "Secret {CA_SECRET} is missing; restore it from a backup: this hub keeps its CA, but the next one would create another"
     )]
     Gone,
-    #[error("it cannot be used, and this hub goes on with the CA that it has: {0}; restore it")]
+    #[error("Secret {CA_SECRET} is unusable, so this hub keeps its CA: {0}; restore it")]
     Unusable(&'static str),
-    #[error("its trust-domain is another than before; restore it, or start the hub again")]
+    #[error("the trust domain in Secret {CA_SECRET} has changed; restore it, or restart the hub")]
     TrustDomain,
     #[error(
-        "its rotation cannot go on: {0}; remove next.crt and next.key from it, and start the rotation again"
+        "the rotation in Secret {CA_SECRET} cannot continue: {0}; remove next.crt and next.key from it, and start the rotation again"
     )]
     Broken(&'static str),
     #[error("a new root could not be made")]
@@ -84,23 +82,11 @@ struct Seen {
 /// Polls the Secret until `stop`.
 pub(crate) async fn keep(rotation: Rotation, stop: CancellationToken) {
     let mut seen = Seen::default();
-    let mut failures = 0;
+    let mut pace = Periodic::new("checking the hub's CA", SCHEDULE);
     loop {
-        let pause = match Box::pin(rotation.look(&mut seen)).await {
-            Ok(()) => {
-                failures = 0;
-                // Jitter keeps two hubs from polling at the same moment.
-                LOOK_EVERY.mul_f64(0.8 + 0.2 * rand::random::<f64>())
-            }
-            Err(error) => {
-                tracing::warn!(secret = %format_args!("{}/{CA_SECRET}", rotation.namespace),
-                    error = %chain(&error), "the hub's CA was not looked after; it is tried again");
-                failures += 1;
-                backoff(failures, RETRY_MAX, rand::random())
-            }
-        };
-        let sleep = tokio::time::sleep(pause);
-        if stop.run_until_cancelled(sleep).await.is_none() {
+        let done = Box::pin(rotation.look(&mut seen)).await;
+        let rest = pace.rest(done.map(|()| Next::AsScheduled));
+        if stop.run_until_cancelled(rest).await.is_none() {
             return;
         }
     }
@@ -109,7 +95,8 @@ pub(crate) async fn keep(rotation: Rotation, stop: CancellationToken) {
 impl Rotation {
     async fn look(&self, seen: &mut Seen) -> Result<(), RotationError> {
         let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
-        let found = in_time("reading it", api.get_opt(CA_SECRET)).await?;
+        let attempt = format!("reading Secret {}/{CA_SECRET}", self.namespace);
+        let found = call(attempt, api.get_opt(CA_SECRET)).await?;
         let mut secret = found.ok_or(RotationError::Gone)?;
         let leads = self.lead.writes(BootTime::now());
         if seen.resting.is_some() && seen.resting == secret.metadata.resource_version {
@@ -169,16 +156,12 @@ impl Rotation {
             return Ok(());
         }
         // `secret` carries the resourceVersion that was read, so the write fails on a conflict.
-        let call = effect!("authority.step", api.replace(CA_SECRET, &params, &secret));
-        let written = self.lead.tracked(in_time("writing it", call)).await;
-        match written {
-            Ok(_) => {}
+        let request = effect!("authority.step", api.replace(CA_SECRET, &params, &secret));
+        let attempt = format!("writing Secret {}/{CA_SECRET}", self.namespace);
+        match self.lead.tracked(call(attempt, request)).await {
             // A different hub or a user has changed the Secret. The next read handles the change.
-            Err(RotationError::Call {
-                source: KubeError::Api(status),
-                ..
-            }) if status.code == 409 => return Ok(()),
-            Err(error) => return Err(error),
+            Err(error) if error.code() == Some(409) => return Ok(()),
+            written => drop(written?),
         }
         tracing::info!(phase = %stands.phase, root = %stands.root, "the rotation of the CA has made a step");
         seen.waits_for(&[]);
@@ -206,7 +189,7 @@ impl Rotation {
         let mut params = ListParams::default().limit(PAGE);
         let mut members = Vec::new();
         loop {
-            let page = in_time("listing the EdgeClusters", api.list(&params)).await?;
+            let page = call("listing the EdgeClusters", api.list(&params)).await?;
             members.extend(page.items);
             match page.metadata.continue_.filter(|token| !token.is_empty()) {
                 Some(token) => params = params.continue_token(&token),
@@ -271,14 +254,4 @@ fn mark(secret: &mut Secret, stage: Stage, now: jiff::Timestamp) {
     if let Ok(text) = serde_json::to_string(&standing) {
         annotations.insert(STANDING_ANNOTATION.to_owned(), text);
     }
-}
-
-async fn in_time<T>(
-    attempt: &'static str,
-    call: impl Future<Output = kube::Result<T>>,
-) -> Result<T, RotationError> {
-    tokio::time::timeout(DEADLINE, call)
-        .await
-        .map_err(|_| RotationError::Deadline { attempt })?
-        .map_err(|source| RotationError::Call { attempt, source })
 }

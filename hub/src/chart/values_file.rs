@@ -1,242 +1,52 @@
 //! The file of chart values. The hub validates the complete file and follows its changes.
 
-use std::io::Read as _;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::Path;
 
 use krypton_runtime::admin::Readiness;
+use krypton_runtime::periodic::file::{FileError, POLL_INTERVAL, SettingsFile, follow_file};
 use serde_json::{Map, Value};
 use serde_saphyr::UserMessageFormatter;
 use tokio::sync::watch;
-use tokio::time::MissedTickBehavior;
-
-/// Size limit of the file, 1 MiB, equal to that of a Secret or ConfigMap.
-pub const MAX_BYTES: u64 = 1024 * 1024;
-/// Poll interval. A mounted Secret changes by swapped symlinks, which watches of a path miss.
-pub const POLL_INTERVAL: Duration = Duration::from_secs(2);
-/// A read that takes longer counts as hung: its mount doesn't respond.
-pub const DEADLINE: Duration = Duration::from_secs(10);
-const ABOUT: &str = "values file";
 
 /// Why a values file is unusable. Never contains the file's content, which may be secret.
 #[derive(Debug, thiserror::Error)]
 pub enum ValuesFileError {
-    #[error("reading the values file {path} failed; correct --chart-values-file or the file's permissions", path = path.display())]
-    Read {
-        path: PathBuf,
-        #[source]
-        source: std::io::Error,
-    },
-    #[error("the values file {path} does not answer within {} s; check whether its mount hangs", DEADLINE.as_secs(), path = path.display())]
-    Hangs { path: PathBuf },
-    #[error("the values file {path} is not a regular file; name a file with --chart-values-file", path = path.display())]
-    NotAFile { path: PathBuf },
-    #[error("the values file {path} is larger than 1 MiB; shorten it", path = path.display())]
-    TooLarge { path: PathBuf },
-    #[error("the values file {path}, line {line}, is not valid YAML: {reason}", path = path.display())]
-    Yaml {
-        path: PathBuf,
-        line: u64,
-        reason: String,
-    },
-    #[error("the values file {path}, line {line}, holds {found}; write a mapping of value names to values", path = path.display())]
-    NotAMapping {
-        path: PathBuf,
-        line: u64,
-        found: &'static str,
-    },
+    #[error(transparent)]
+    File(#[from] FileError),
+    #[error("the values file {path}: {problem}")]
+    Content { path: String, problem: NotValues },
 }
 
-/// Namespace for the functions of the values file.
-#[derive(Clone, Copy, Debug)]
-pub struct ValuesFile;
-
-impl ValuesFile {
-    /// Loads the values from the file at `path`. An empty file, or one with comments only, has none.
-    pub fn load(path: &Path) -> Result<Map<String, Value>, ValuesFileError> {
-        parse(path, &read(path)?)
-    }
-
-    /// Like [`Self::load`], for a mount that may hang.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::load`], and if the mount doesn't respond in time.
-    pub async fn load_in_time(path: &Path) -> Result<Map<String, Value>, ValuesFileError> {
-        let at = path.to_owned();
-        let loaded = in_time(DEADLINE, move || Self::load(&at)).await;
-        loaded.unwrap_or_else(|| {
-            Err(ValuesFileError::Hangs {
-                path: path.to_owned(),
-            })
-        })
+fn file(path: &Path) -> SettingsFile {
+    SettingsFile {
+        name: "values file",
+        flag: "--chart-values-file",
+        path: path.to_owned(),
     }
 }
 
-/// Reads on a separate thread, which outlives `deadline` if its mount hangs. Returns `None` then.
-pub(crate) async fn in_time<T: Send + 'static>(
-    deadline: Duration,
-    read: impl FnOnce() -> T + Send + 'static,
-) -> Option<T> {
-    let reading = tokio::task::spawn_blocking(read);
-    tokio::time::timeout(deadline, reading).await.ok()?.ok()
+/// Loads the values from the file at `path`. An empty file, or one with comments only, has none.
+///
+/// # Errors
+///
+/// If the file can't be read in time, or its content is not a mapping.
+pub async fn load(path: &Path) -> Result<Map<String, Value>, ValuesFileError> {
+    parse(path, &file(path).read_in_time().await?)
 }
 
 /// Sends the values after each change to valid content. Logs invalid content once and keeps the last good
 /// values. While the file doesn't respond, `readiness` has a note. Ends when all receivers are dropped.
-pub async fn watch(
-    path: PathBuf,
-    every: Duration,
-    tx: watch::Sender<Map<String, Value>>,
-    readiness: Readiness,
-) {
-    let at = path.clone();
-    let hangs = move |hangs: bool| {
-        let why = ValuesFileError::Hangs { path: at.clone() };
-        if hangs {
-            tracing::error!(error = %why, "the chart values stay as they were");
-        } else {
-            tracing::info!(path = %at.display(), "the values file answers again");
-        }
-        readiness.note(ABOUT, hangs.then(|| why.to_string()));
-    };
-    follow(path, (every, DEADLINE), tx, read, hangs).await;
-}
-
-async fn follow(
-    path: PathBuf,
-    (every, deadline): (Duration, Duration),
-    tx: watch::Sender<Map<String, Value>>,
-    read: impl Fn(&Path) -> Result<Vec<u8>, ValuesFileError> + Clone + Send + 'static,
-    hangs: impl Fn(bool),
-) {
-    let mut follower = Follower::default();
-    let mut ticks = tokio::time::interval(every);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        tokio::select! {
-            () = tx.closed() => return,
-            _ = ticks.tick() => {}
-        }
-        let (at, read) = (path.clone(), read.clone());
-        let looking = read_patiently(deadline, move || read(&at), &hangs);
-        let content = tokio::select! {
-            () = tx.closed() => return,
-            content = looking => content,
-        };
-        let Some(content) = content else {
-            continue; // the runtime is shutting down
-        };
-        match follower.observe(&path, content) {
-            Observation::Same => {}
-            Observation::Good(values) => {
-                let changed = tx.send_if_modified(|current| {
-                    let differs = *current != values;
-                    if differs {
-                        *current = values;
-                    }
-                    differs
-                });
-                if changed {
-                    tracing::info!(path = %path.display(), "chart values changed");
-                }
-            }
-            Observation::Bad(error) => {
-                tracing::error!(
-                    error = &error as &dyn std::error::Error,
-                    "the chart values stay as they were"
-                );
-            }
-        }
-    }
-}
-
-/// Reads on a separate thread. If the read takes longer than `deadline`, calls `hangs(true)`, waits for the
-/// same read, and then calls `hangs(false)`. No second thread hangs on one mount. Returns `None` when the
-/// runtime ends.
-pub(crate) async fn read_patiently<T: Send + 'static>(
-    deadline: Duration,
-    read: impl FnOnce() -> T + Send + 'static,
-    hangs: impl Fn(bool),
-) -> Option<T> {
-    let mut reading = tokio::task::spawn_blocking(read);
-    if let Ok(ended) = tokio::time::timeout(deadline, &mut reading).await {
-        return ended.ok();
-    }
-    hangs(true);
-    let ended = reading.await;
-    hangs(false);
-    ended.ok()
-}
-
-/// The result of one poll of the file.
-#[derive(Debug)]
-enum Observation {
-    /// Same as at the last poll, good or bad.
-    Same,
-    Good(Map<String, Value>),
-    Bad(ValuesFileError),
-}
-
-/// Remembers the last poll to handle each content once.
-#[derive(Debug, Default)]
-struct Follower {
-    last: Option<Result<Vec<u8>, String>>,
-}
-
-impl Follower {
-    fn observe(&mut self, path: &Path, content: Result<Vec<u8>, ValuesFileError>) -> Observation {
-        let seen = match &content {
-            Ok(bytes) => Ok(bytes.clone()),
-            Err(error) => Err(error.to_string()),
-        };
-        if self.last.as_ref() == Some(&seen) {
-            return Observation::Same;
-        }
-        self.last = Some(seen);
-        match content.and_then(|bytes| parse(path, &bytes)) {
-            Ok(values) => Observation::Good(values),
-            Err(error) => Observation::Bad(error),
-        }
-    }
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, ValuesFileError> {
-    let failed = |source| ValuesFileError::Read {
-        path: path.to_owned(),
-        source,
-    };
-    // Opening a pipe would wait for a writer.
-    if !std::fs::metadata(path).map_err(failed)?.is_file() {
-        return Err(ValuesFileError::NotAFile {
-            path: path.to_owned(),
-        });
-    }
-    let mut bytes = Vec::new();
-    let file = std::fs::File::open(path).map_err(failed)?;
-    file.take(MAX_BYTES + 1)
-        .read_to_end(&mut bytes)
-        .map_err(failed)?;
-    if bytes.len() as u64 > MAX_BYTES {
-        return Err(ValuesFileError::TooLarge {
-            path: path.to_owned(),
-        });
-    }
-    Ok(bytes)
+pub async fn follow(path: &Path, tx: watch::Sender<Map<String, Value>>, readiness: Readiness) {
+    let file = file(path);
+    let about = file.name;
+    let hangs = |why| readiness.note(about, why);
+    follow_file(file, POLL_INTERVAL, tx, parse, hangs).await;
 }
 
 fn parse(path: &Path, bytes: &[u8]) -> Result<Map<String, Value>, ValuesFileError> {
-    mapping(bytes).map_err(|error| match error {
-        NotValues::Yaml { line, reason } => ValuesFileError::Yaml {
-            path: path.to_owned(),
-            line,
-            reason,
-        },
-        NotValues::NotAMapping { line, found } => ValuesFileError::NotAMapping {
-            path: path.to_owned(),
-            line,
-            found,
-        },
+    mapping(bytes).map_err(|problem| ValuesFileError::Content {
+        path: path.display().to_string(),
+        problem,
     })
 }
 
@@ -290,16 +100,12 @@ fn first_line(bytes: &[u8]) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use krypton_runtime::newest::NewestSeen as _;
     use proptest::prelude::*;
 
     use super::*;
 
     fn load(content: &[u8]) -> Result<Map<String, Value>, ValuesFileError> {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("values.yaml");
-        std::fs::write(&path, content).unwrap();
-        ValuesFile::load(&path)
+        parse(Path::new("values.yaml"), content)
     }
 
     #[test]
@@ -345,9 +151,9 @@ mod tests {
     #[test]
     fn non_mapping_is_rejected_with_its_line() {
         let cases = [
-            ("# values\n\n- a\n- b\n", "line 3, holds a list"),
-            ("---\n42\n", "line 2, holds a single value"),
-            ("just text", "line 1, holds a single value"),
+            ("# values\n\n- a\n- b\n", "line 3 holds a list"),
+            ("---\n42\n", "line 2 holds a single value"),
+            ("just text", "line 1 holds a single value"),
         ];
         for (content, expected) in cases {
             let text = load(content.as_bytes()).unwrap_err().to_string();
@@ -367,7 +173,11 @@ mod tests {
             ("a: hunter2\n---\nb: 1\n", 2..=3),
         ] {
             let error = load(content.as_bytes()).unwrap_err();
-            let ValuesFileError::Yaml { line: found, .. } = &error else {
+            let ValuesFileError::Content {
+                problem: NotValues::Yaml { line: found, .. },
+                ..
+            } = &error
+            else {
                 panic!("{error:?}")
             };
             assert!(line.contains(found), "{content:?}: {error}");
@@ -376,132 +186,6 @@ mod tests {
                 "{error:?}"
             );
         }
-    }
-
-    #[test]
-    fn only_regular_files_up_to_one_mebibyte_load() {
-        let directory = tempfile::tempdir().unwrap();
-        let missing = ValuesFile::load(&directory.path().join("none.yaml")).unwrap_err();
-        assert!(
-            matches!(missing, ValuesFileError::Read { .. }),
-            "{missing:?}"
-        );
-        let folder = ValuesFile::load(directory.path()).unwrap_err();
-        assert!(
-            matches!(folder, ValuesFileError::NotAFile { .. }),
-            "{folder:?}"
-        );
-
-        let mut content = b"a: ".to_vec();
-        content.resize(MAX_BYTES as usize, b'x');
-        assert_eq!(load(&content).unwrap().len(), 1);
-        content.push(b'x');
-        assert!(matches!(
-            load(&content),
-            Err(ValuesFileError::TooLarge { .. })
-        ));
-    }
-
-    #[test]
-    fn each_content_is_judged_once() {
-        let path = Path::new("values.yaml");
-        let mut follower = Follower::default();
-        let mut look = |content: &str| follower.observe(path, Ok(content.as_bytes().to_vec()));
-        assert!(matches!(look("a: 1"), Observation::Good(_)));
-        assert!(matches!(look("a: 1"), Observation::Same));
-        assert!(matches!(look("- a"), Observation::Bad(_)));
-        assert!(matches!(look("- a"), Observation::Same));
-        assert!(matches!(look("- b"), Observation::Bad(_)));
-        assert!(matches!(look("a: 1"), Observation::Good(_)));
-
-        let gone = || ValuesFileError::NotAFile {
-            path: path.to_owned(),
-        };
-        assert!(matches!(
-            follower.observe(path, Err(gone())),
-            Observation::Bad(_)
-        ));
-        assert!(matches!(
-            follower.observe(path, Err(gone())),
-            Observation::Same
-        ));
-    }
-
-    #[tokio::test]
-    async fn valid_edit_is_loaded_and_invalid_one_ignored() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("values.yaml");
-        // Change the file like a mounted Secret: swap the symlink, never the file.
-        let swap = |content: &str, version: &str| {
-            let file = directory.path().join(version);
-            std::fs::write(&file, content).unwrap();
-            let link = directory.path().join("link");
-            std::os::unix::fs::symlink(&file, &link).unwrap();
-            std::fs::rename(&link, &path).unwrap();
-        };
-        swap("a: 1", "v1");
-        let (tx, mut rx) = watch::channel(ValuesFile::load(&path).unwrap());
-        let watching = tokio::spawn(watch(
-            path.clone(),
-            Duration::from_millis(5),
-            tx,
-            Readiness::new(),
-        ));
-
-        swap("a: 2", "v2");
-        rx.changed().await.unwrap();
-        assert_eq!(rx.see()["a"], 2);
-        swap("- not a mapping", "v3");
-        swap("a: 4", "v4");
-        rx.changed().await.unwrap();
-        assert_eq!(rx.see()["a"], 4);
-
-        drop(rx);
-        watching.await.unwrap();
-    }
-
-    #[tokio::test]
-    async fn hung_mount_is_reported_and_file_read_later() {
-        // The mount responds once for each message.
-        let (answers, mount) = std::sync::mpsc::channel::<&'static [u8]>();
-        let mount = std::sync::Arc::new(std::sync::Mutex::new(mount));
-        let looks = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
-        let read = {
-            let looks = std::sync::Arc::clone(&looks);
-            move |_: &Path| {
-                looks.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
-                let answer = mount.lock().unwrap().recv();
-                Ok(answer.unwrap_or_default().to_vec())
-            }
-        };
-        let (told, mut hangs) = tokio::sync::mpsc::channel(8);
-        let (tx, mut rx) = watch::channel(Map::new());
-        let millis = Duration::from_millis;
-        let path = PathBuf::from("values.yaml");
-        let following = tokio::spawn(follow(path, (millis(1), millis(20)), tx, read, move |is| {
-            told.try_send(is).unwrap();
-        }));
-        assert_eq!(hangs.recv().await, Some(true));
-        assert_eq!(looks.load(std::sync::atomic::Ordering::SeqCst), 1);
-        answers.send(b"a: 2").unwrap();
-        assert_eq!(hangs.recv().await, Some(false));
-        rx.changed().await.unwrap();
-        assert_eq!(rx.see()["a"], 2);
-        // The watch ends even while the mount hangs again.
-        assert_eq!(hangs.recv().await, Some(true));
-        drop(rx);
-        following.await.unwrap();
-        drop(answers);
-    }
-
-    #[tokio::test]
-    async fn hung_read_ends_at_its_deadline() {
-        let (answers, answer) = std::sync::mpsc::channel::<()>();
-        let hung = in_time(Duration::from_millis(10), move || answer.recv());
-        let ended = tokio::time::timeout(Duration::from_secs(5), hung).await;
-        assert_eq!(ended, Ok(None));
-        drop(answers);
-        assert_eq!(in_time(DEADLINE, || 1).await, Some(1));
     }
 
     proptest! {

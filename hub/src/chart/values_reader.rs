@@ -15,6 +15,7 @@ use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::effect;
 use krypton_runtime::newest::NewestSeen as _;
+use krypton_runtime::periodic::file::MAX_BYTES;
 use krypton_runtime::retry::backoff;
 use krypton_runtime::watch::WatchBackoff;
 use krypton_types::error_chain::chain;
@@ -28,7 +29,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::chart::values::{Place, Reading, Readings, word};
-use crate::chart::values_file::{self, MAX_BYTES};
+use crate::chart::values_file;
 
 /// The Secret with the fleet's salt, in the hub's namespace.
 pub const SALT_NAME: &str = "krypton-hub-values-salt";

@@ -13,14 +13,14 @@ use krypton_crds::krypton_deployment::{KryptonDeployment, Place};
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::newest::NewestSeen as _;
 use krypton_runtime::tasks::KeyedTasks;
-use krypton_runtime::watch::listed_anew;
+use krypton_runtime::watch::Watch;
 use krypton_runtime::work_queue::{Outcome, WorkQueue};
 use krypton_types::deployment::{DeploymentKey, DesiredDeployment, ReportedEvent};
 use krypton_types::error_chain::chain;
 use krypton_types::names;
 use kube::api::Api;
 use kube::core::DeserializeGuard;
-use kube::runtime::watcher::{self, Config, Event, watcher};
+use kube::runtime::watcher::{self, Config, Event};
 use kube::{Client, CustomResourceExt as _, Resource as _, ResourceExt as _};
 use tokio::sync::watch;
 use tokio::task::JoinError;
@@ -34,8 +34,8 @@ use crate::deployments::plan::{At, Decision, News, Site, View, decide, warning};
 use crate::deployments::target::{self, Cluster, Named as Aimed, Sight, named, trusted};
 use crate::discovery::Kind;
 use crate::discovery::named_secrets::{Findings, Named, Naming, SecretName};
+use crate::leader::Leader;
 use crate::leader::home_writer::{self, Deletion, HomeWrites, Wrote};
-use crate::leader::{Leader, Watched};
 use crate::members::deployment_orders::{DEPLOYMENTS_MAX, Deployments, ORDERS_MAX};
 use crate::members::found::Found as Clusters;
 use crate::notices::EventRecorder;
@@ -150,15 +150,9 @@ impl Default for DeploymentStore {
 /// Reconciles KryptonDeployments until `stop`. Every hub publishes orders. Only the leader writes.
 pub async fn run(keep: Controller, mut lead: Leader, stop: CancellationToken) {
     let objects: Api<DeserializeGuard<KryptonDeployment>> = Api::all(keep.client.clone());
-    let mut objects = Watched::new(move || {
-        let objects = objects.clone();
-        listed_anew(move || watcher(objects.clone(), Config::default()))
-    });
+    let mut objects = Watch::of(objects, Config::default());
     let members: Api<EdgeCluster> = Api::all(keep.client.clone());
-    let mut members = Watched::new(move || {
-        let members = members.clone();
-        listed_anew(move || watcher(members.clone(), Config::default()))
-    });
+    let mut members = Watch::of(members, Config::default());
     let mut said = keep.deployments.changes();
     let mut findings = keep.findings.clone();
     let (mut store, mut led) = (DeploymentStore::default(), None);
@@ -169,28 +163,29 @@ pub async fn run(keep: Controller, mut lead: Leader, stop: CancellationToken) {
         let leading = lead.writes(now);
         let tenure = lead.tenure();
         let won = tenure.as_ref().map(|tenure| tenure.won);
-        if objects.begins(tenure.as_ref()) {
-            members.begins(tenure.as_ref());
+        let tenure = tenure.map(|tenure| tenure.since);
+        if objects.begin(tenure) {
+            members.begin(tenure);
             // A standby's view may be stale: the leader orders and writes nothing based on it.
             store.unlist();
             for key in std::mem::take(&mut requests.readings).keys() {
                 store.queue.done(key, Outcome::Done, now, 0.0);
             }
         }
-        if leading && led != tenure.as_ref().map(|tenure| tenure.since) {
+        if leading && led != tenure {
             // The previous leader recorded the earlier events.
             store.forget_told();
-            led = tenure.map(|tenure| tenure.since);
+            led = tenure;
             look = true;
         }
         if store.forgets.is_some_and(|until| until <= now) {
             // Objects read before this may lack their stored places.
-            objects.anew();
+            objects.restart();
             (store.forgets, store.synced, store.refused) = (None, false, 0);
         }
         if look && now >= look_next {
             let found = findings.see();
-            let decisions = store.decide(&keep, &found, objects.of());
+            let decisions = store.decide(&keep, &found, objects.term());
             let wake = requests.start(&mut store, decisions, (&keep, &lead), (leading, won), now);
             look = wake.is_some();
             // As in the fleet's loop: pause for as long as the decisions took, so other tasks can run.
@@ -207,8 +202,8 @@ pub async fn run(keep: Controller, mut lead: Leader, stop: CancellationToken) {
             decided = lead.changed() => { if !decided { return } look = true; }
             Ok(()) = said.changed() => news = true,
             Ok(()) = findings.changed() => news = true,
-            Some(event) = objects.next() => news = store.see(event, &keep),
-            Some(event) = members.next() => news = store.see_member(event),
+            event = objects.next() => news = store.see(event, &keep),
+            event = members.next() => news = store.see_member(event),
             (key, written) = requests.writes.next() => {
                 store.write_ended(key, written, &keep);
                 news = true;

@@ -8,7 +8,8 @@ use kube::runtime::watcher::Config;
 use serde_json::Value;
 
 use super::Kind;
-use crate::discovery::object_and_secret::{Pairing, Subject};
+use super::object_and_secret::{Pairing, Subject};
+use super::provider::ApiKind;
 
 const CLUSTER_NAME_LABEL: &str = "cluster.x-k8s.io/cluster-name";
 const SECRET_TYPE: &str = "cluster.x-k8s.io/secret";
@@ -23,16 +24,12 @@ impl Pairing for ClusterApi {
         Kind::Cluster
     }
 
-    fn group(&self) -> &'static str {
-        "cluster.x-k8s.io"
-    }
-
-    fn versions(&self) -> &'static [&'static str] {
-        &["v1beta2", "v1beta1"]
-    }
-
-    fn plural(&self) -> &'static str {
-        "clusters"
+    fn api(&self) -> ApiKind {
+        ApiKind {
+            group: "cluster.x-k8s.io",
+            versions: &["v1beta2", "v1beta1"],
+            plural: "clusters",
+        }
     }
 
     fn secrets(&self) -> Config {

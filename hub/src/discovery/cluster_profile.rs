@@ -18,30 +18,28 @@ use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use futures::FutureExt as _;
 use futures::future::BoxFuture;
-use futures::stream::BoxStream;
-use futures::{FutureExt as _, StreamExt as _};
 use krypton_runtime::clock::{self, BootTime};
-use krypton_runtime::newest::{Newest as _, NewestSeen as _};
-use krypton_runtime::watch::WatchBackoff;
+use krypton_runtime::newest::Newest as _;
+use krypton_runtime::watch::store::Key;
 use krypton_runtime::watchdog::Watchdog;
 use krypton_types::error_chain::chain;
 use krypton_types::kubeconfig::{self, Policy};
 use kube::Client;
-use kube::api::{Api, DynamicObject};
-use kube::runtime::watcher::{self, Config, Event};
+use kube::api::DynamicObject;
 use serde_json::{Map, Value};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 
-use super::listed::{self, Key, Listed, OBJECTS_MAX};
+use super::provider::{self, Discovery, Listed};
 use super::{Finds, Kind, Origin, Provider, Source};
 use access_plan::Plan;
 use credential::Credential;
 use plugin::{Limits, Plugins};
 use profile::Profile;
 use provider_file::ProviderFile;
-use state::{Due, Good, Held, Life};
+use state::{Due, Good, Life, ProfileState};
 use token_file::TokenFile;
 
 /// Access to the clusters of all profiles, shared by the providers of several namespaces.
@@ -66,8 +64,7 @@ impl Access {
     ) -> io::Result<Arc<Self>> {
         let (tx, file) = watch::channel(first.map(Arc::new));
         if let Some(path) = path {
-            let every = provider_file::POLL_INTERVAL;
-            let following = provider_file::watch(path.to_owned(), every, tx);
+            let following = provider_file::follow(path.to_owned(), tx);
             tokio::spawn(watchdog.watch("the file of access providers", following));
         }
         Self::new(file, scratch, policy, Limits::default())
@@ -94,7 +91,7 @@ impl Access {
     }
 
     /// Runs the program of a plan and returns the credential without using it.
-    async fn ask(&self, plan: &Plan) -> Result<Credential, String> {
+    async fn run(&self, plan: &Plan) -> Result<Credential, String> {
         let ran = self.plugins.run(&plan.command).await;
         let answer = ran.map_err(|error| chain(&error))?;
         credential::read(&answer, plan.command.api_version)
@@ -103,7 +100,7 @@ impl Access {
 
     /// Builds the access for clients from a credential. If the previous access has the same plan, its token
     /// file gets the new token, so the kubeconfig stays the same.
-    fn put_to_use(
+    fn build_access(
         &self,
         plan: &Arc<Plan>,
         credential: Credential,
@@ -188,177 +185,115 @@ impl Provider for ClusterProfiles {
     }
 
     fn follow(self: Arc<Self>, finds: Finds) -> BoxFuture<'static, ()> {
-        async move { self.run(&finds).await }.boxed()
+        let namespace = self.namespace.as_deref();
+        let read = |object| Profile::read(&object);
+        let profiles = ProfileList {
+            file: self.access.file.clone(),
+            file_follows: true,
+            profiles: Listed::objects(&self.client, namespace, profile::API, read),
+            members: Members::default(),
+            wake: None,
+            access: Arc::clone(&self.access),
+        };
+        provider::run(profiles, finds).boxed()
     }
 }
 
-type Events = BoxStream<'static, watcher::Result<Event<DynamicObject>>>;
-type Asked = (Key, Arc<Plan>, Result<Credential, String>);
+/// The listed profiles, their members, and the provider file.
+struct ProfileList {
+    access: Arc<Access>,
+    file: watch::Receiver<Option<Arc<ProviderFile>>>,
+    /// Whether the file may still change.
+    file_follows: bool,
+    profiles: Listed<DynamicObject, Profile>,
+    members: Members,
+    /// When the next work is due.
+    wake: Option<BootTime>,
+}
+
+impl ProfileList {
+    fn follow(&mut self) {
+        if let Some(known) = self.profiles.known() {
+            self.members
+                .follow(known, self.file.get(), &self.access.policy);
+        }
+    }
+}
+
+impl Discovery for ProfileList {
+    async fn changed(&mut self) -> bool {
+        let now = BootTime::now();
+        tokio::select! {
+            () = self.profiles.changed() => self.follow(),
+            news = self.file.changed(), if self.file_follows => {
+                self.file_follows = news.is_ok();
+                self.follow();
+            }
+            Some(ended) = self.members.runs.join_next(), if !self.members.runs.is_empty() => {
+                // Otherwise the run was aborted together with its profile.
+                if let Ok((key, plan, answer)) = ended {
+                    self.members.run_ended(&self.access, &key, &plan, answer);
+                }
+            }
+            () = clock::sleep_until(self.wake, now) => {}
+        }
+        self.wake = self.members.start_due_work(&self.access, BootTime::now());
+        true
+    }
+
+    async fn reread(&mut self, origin: &Origin) {
+        let now = BootTime::now();
+        if self.members.doubt(origin, now) {
+            self.wake = self.members.start_due_work(&self.access, now);
+        }
+    }
+
+    fn sources(&mut self) -> Option<BTreeMap<Origin, Arc<Source>>> {
+        self.profiles.known()?;
+        Some(self.members.sources(BootTime::now()))
+    }
+
+    fn trouble(&self) -> Option<String> {
+        self.profiles.trouble()
+    }
+}
+
+type EndedRun = (Key, Arc<Plan>, Result<Credential, String>);
 
 /// The known profiles, and at most one running program for each.
 #[derive(Default)]
 struct Members {
-    held: BTreeMap<Key, Held>,
-    runs: JoinSet<Asked>,
+    held: BTreeMap<Key, ProfileState>,
+    /// The provider file that the plans are based on.
+    file: Option<Arc<ProviderFile>>,
+    runs: JoinSet<EndedRun>,
     running: BTreeMap<Key, AbortHandle>,
 }
 
-impl ClusterProfiles {
-    async fn run(&self, finds: &Finds) {
-        let mut file = self.access.file.clone();
-        let mut file_follows = true;
-        let mut listed = Listed::default();
-        let mut members = Members::default();
-        // Restart a failed watch: only a new list shows that the failure is over.
-        let (mut events, mut again) = (Some(self.watch()), None);
-        let mut pauses = WatchBackoff::default();
-        let mut trouble: Option<String> = None;
-        let (mut changed, mut wake) = (false, None);
-        loop {
-            let now = BootTime::now();
-            if std::mem::take(&mut changed) || wake.is_some_and(|wake| wake <= now) {
-                wake = members.attend(&self.access, now);
-                let sources = members.sources(now);
-                match (listed.known(), &trouble) {
-                    (None, _) => {}
-                    (Some(_), None) => finds.found(sources),
-                    (Some(_), Some(_)) => finds.known_better(sources),
-                }
-            }
-            tokio::select! {
-                event = next(&mut events) => match event {
-                    Ok(event) => {
-                        let touched = touched(&event);
-                        if listed.take(event, |object| Profile::read(&object)) {
-                            let file = file.get();
-                            changed |= members.follow(&listed, touched.as_ref(), file.as_deref(), &self.access.policy);
-                        }
-                        if listed.known().is_some() && touched.is_none() {
-                            // A complete list ends any earlier failure.
-                            (pauses, changed) = (WatchBackoff::default(), true);
-                            if trouble.take().is_some() {
-                                tracing::info!(provider = self.describe(), "watching again");
-                            }
-                        }
-                        if listed.left_out() {
-                            tracing::warn!(
-                                provider = self.describe(),
-                                "more than {OBJECTS_MAX} ClusterProfiles: the others are left out"
-                            );
-                        }
-                    }
-                    Err(why) => {
-                        if trouble.as_ref() != Some(&why) {
-                            tracing::warn!(provider = self.describe(), problem = why, "looking for ClusterProfiles failed; it is tried again");
-                            finds.trouble(why.clone());
-                        }
-                        trouble = Some(why);
-                        events = None;
-                        again = pauses.next().map(|pause| BootTime(BootTime::now().0 + pause));
-                    }
-                },
-                () = clock::sleep_until(again, now), if events.is_none() => events = Some(self.watch()),
-                news = file.changed(), if file_follows => {
-                    file_follows = news.is_ok();
-                    let file = file.see();
-                    changed |= members.follow(&listed, None, file.as_deref(), &self.access.policy);
-                }
-                origin = finds.doubted() => changed |= members.doubt(&origin, BootTime::now()),
-                Some(asked) = members.runs.join_next(), if !members.runs.is_empty() => {
-                    // Otherwise the run was aborted together with its profile.
-                    if let Ok((key, plan, answer)) = asked {
-                        members.asked(&self.access, &key, &plan, answer);
-                        changed = true;
-                    }
-                }
-                () = clock::sleep_until(wake, now), if wake.is_some() => {}
-            }
-        }
-    }
-
-    fn watch(&self) -> Events {
-        let resource = profile::api_resource();
-        let api: Api<DynamicObject> = match &self.namespace {
-            Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, &resource),
-            None => Api::all_with(self.client.clone(), &resource),
-        };
-        listed::watch(api, Config::default())
-    }
-}
-
-/// Returns the next event or the failure. Never resolves without a watch.
-async fn next(events: &mut Option<Events>) -> Result<Event<DynamicObject>, String> {
-    match events {
-        None => std::future::pending().await,
-        Some(events) => match events.next().await {
-            Some(Ok(event)) => Ok(event),
-            Some(Err(error)) if no_such_api(&error) => Err(
-                "the cluster has no ClusterProfiles; they are looked for as soon as their CRD (clusterprofiles.multicluster.x-k8s.io, v1alpha1) is there".to_owned(),
-            ),
-            Some(Err(error)) => Err(chain(&error)),
-            None => Err("the watch has ended".to_owned()),
-        },
-    }
-}
-
-fn no_such_api(error: &watcher::Error) -> bool {
-    let code = match error {
-        watcher::Error::InitialListFailed(kube::Error::Api(status))
-        | watcher::Error::WatchStartFailed(kube::Error::Api(status)) => status.code,
-        _ => return false,
-    };
-    code == 404
-}
-
-/// Returns the one profile of an event, or `None` if the event may affect all.
-fn touched(event: &Event<DynamicObject>) -> Option<Key> {
-    match event {
-        Event::Init | Event::InitDone => None,
-        Event::InitApply(object) | Event::Apply(object) | Event::Delete(object) => {
-            Some(listed::key(object))
-        }
-    }
-}
-
 impl Members {
-    /// Takes over listed profiles, one or all. Returns whether a relevant change occurred. Without a change
-    /// of the provider file, an event without relevant changes has no effect.
+    /// Takes over the listed profiles. Returns whether one of them, or the file, has changed.
     fn follow(
         &mut self,
-        listed: &Listed<Profile>,
-        one: Option<&Key>,
-        file: Option<&ProviderFile>,
+        known: &BTreeMap<Key, Profile>,
+        file: Option<Arc<ProviderFile>>,
         policy: &Policy,
     ) -> bool {
-        let Some(known) = listed.known() else {
-            return false;
-        };
-        let Some(key) = one else {
-            let gone = |key: &&Key| !known.contains_key(*key);
-            let gone: Vec<Key> = self.held.keys().filter(gone).cloned().collect();
-            for key in gone {
-                self.forget(&key);
-            }
-            for (key, profile) in known {
-                self.put(key, profile, file, policy);
-            }
-            return true;
-        };
-        match known.get(key) {
-            None => self.forget(key),
-            Some(profile)
-                if self
-                    .held
-                    .get(key)
-                    .is_some_and(|held| held.profile == *profile) =>
-            {
-                false
-            }
-            Some(profile) => {
-                self.put(key, profile, file, policy);
-                true
+        let gone = self.held.keys().filter(|key| !known.contains_key(*key));
+        let gone: Vec<Key> = gone.cloned().collect();
+        let mut changed = !gone.is_empty() || file != self.file;
+        let all = file != self.file;
+        self.file = file.clone();
+        for key in gone {
+            self.forget(&key);
+        }
+        for (key, profile) in known {
+            let held = self.held.get(key);
+            if all || held.is_none_or(|held| held.profile != *profile) {
+                self.put(key, profile, file.as_deref(), policy);
+                changed = true;
             }
         }
+        changed
     }
 
     fn put(&mut self, key: &Key, profile: &Profile, file: Option<&ProviderFile>, policy: &Policy) {
@@ -372,17 +307,17 @@ impl Members {
             _ => {
                 self.forget(key);
                 self.held
-                    .insert(key.clone(), Held::new(profile.clone(), wanted));
+                    .insert(key.clone(), ProfileState::new(profile.clone(), wanted));
             }
         }
     }
 
     /// Removes a profile and aborts its running program.
-    fn forget(&mut self, key: &Key) -> bool {
+    fn forget(&mut self, key: &Key) {
         if let Some(run) = self.running.remove(key) {
             run.abort();
         }
-        self.held.remove(key).is_some()
+        self.held.remove(key);
     }
 
     fn doubt(&mut self, origin: &Origin, now: BootTime) -> bool {
@@ -395,11 +330,11 @@ impl Members {
     }
 
     /// Starts all due work and returns when to check again.
-    fn attend(&mut self, access: &Arc<Access>, now: BootTime) -> Option<BootTime> {
+    fn start_due_work(&mut self, access: &Arc<Access>, now: BootTime) -> Option<BootTime> {
         let mut wake: Option<BootTime> = None;
         for (key, held) in &mut self.held {
             let Some(plan) = held.plan() else {
-                wake = wake.into_iter().chain(held.turns(now)).min();
+                wake = wake.into_iter().chain(held.expiry(now)).min();
                 continue;
             };
             let mut due = held.due(now);
@@ -408,7 +343,7 @@ impl Members {
                 if let Some(good) = good {
                     let before = Some(&good);
                     let credential = good.credential.clone();
-                    let built = access.put_to_use(&plan, credential, good.life, before);
+                    let built = access.build_access(&plan, credential, good.life, before);
                     if let Err(problem) = &built {
                         tracing::warn!(origin = %held.profile.origin, provider = plan.command.provider, problem, "the credential could not be put to use; it is tried again");
                     }
@@ -424,18 +359,18 @@ impl Members {
                     let (key, access) = (key.clone(), Arc::clone(access));
                     let of = key.clone();
                     let run = self.runs.spawn(async move {
-                        let answer = access.ask(&plan).await;
+                        let answer = access.run(&plan).await;
                         (key, plan, answer)
                     });
                     self.running.insert(of, run);
                 }
             }
-            wake = wake.into_iter().chain(held.turns(now)).min();
+            wake = wake.into_iter().chain(held.expiry(now)).min();
         }
         wake
     }
 
-    fn asked(
+    fn run_ended(
         &mut self,
         access: &Access,
         key: &Key,
@@ -457,7 +392,7 @@ impl Members {
                     let program = &plan.command.program;
                     format!("{program} has given a credential that has expired already")
                 })?;
-            access.put_to_use(plan, credential, life, held.good())
+            access.build_access(plan, credential, life, held.good())
         });
         if let Err(problem) = &outcome {
             tracing::warn!(origin = %held.profile.origin, provider = plan.command.provider, problem, "no new credential; it is tried again");
@@ -466,8 +401,8 @@ impl Members {
     }
 
     fn sources(&mut self, now: BootTime) -> BTreeMap<Origin, Arc<Source>> {
-        let source = |held: &mut Held| {
-            let (access, stale) = held.say(now);
+        let source = |held: &mut ProfileState| {
+            let (access, stale) = held.access(now);
             let profile = &held.profile;
             let source = Source {
                 origin: profile.origin.clone(),

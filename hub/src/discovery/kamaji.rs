@@ -7,7 +7,8 @@ use kube::runtime::watcher::Config;
 use serde_json::Value;
 
 use super::Kind;
-use crate::discovery::object_and_secret::{Pairing, Subject};
+use super::object_and_secret::{Pairing, Subject};
+use super::provider::ApiKind;
 
 const COMPONENT_LABEL: &str = "kamaji.clastix.io/component";
 const COMPONENT: &str = "admin-kubeconfig";
@@ -46,16 +47,12 @@ impl Pairing for Kamaji {
         Kind::TenantControlPlane
     }
 
-    fn group(&self) -> &'static str {
-        "kamaji.clastix.io"
-    }
-
-    fn versions(&self) -> &'static [&'static str] {
-        &["v1alpha1"]
-    }
-
-    fn plural(&self) -> &'static str {
-        "tenantcontrolplanes"
+    fn api(&self) -> ApiKind {
+        ApiKind {
+            group: "kamaji.clastix.io",
+            versions: &["v1alpha1"],
+            plural: "tenantcontrolplanes",
+        }
     }
 
     fn secrets(&self) -> Config {

@@ -12,16 +12,20 @@ use std::time::Duration;
 
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
+use krypton_runtime::periodic::file::{DEADLINE, read_or_wait};
+use krypton_runtime::periodic::{Next, Periodic, Schedule};
 use krypton_types::conditions::reason;
 use krypton_types::error_chain::chain;
 use krypton_types::kubeconfig::{self, Policy, Sanitized};
-use tokio::time::MissedTickBehavior;
 
+use super::provider::by_origin;
 use super::{Finds, Kind, Origin, Provider, Source, Unresolved};
 
-const EVERY: Duration = Duration::from_secs(2);
-/// If the file system doesn't respond for this long, the provider reports trouble and keeps waiting.
-const DEADLINE: Duration = Duration::from_secs(10);
+const SCHEDULE: Schedule = Schedule {
+    every: Duration::from_secs(2),
+    jitter: 0.0,
+    retry_max: Duration::from_secs(2),
+};
 /// Files per directory. At 256 KiB each, the hub reads at most 250 MiB, one file after the other, and keeps
 /// far less.
 const FILES_MAX: usize = 1_000;
@@ -120,52 +124,42 @@ enum LookError {
 
 impl Files {
     async fn run(&self, finds: &Finds) {
+        let mut pace = Periodic::new("looking for kubeconfigs", SCHEDULE);
         let mut seen = Seen::default();
-        let mut said = None;
-        let mut ticks = tokio::time::interval(EVERY);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
+            let (path, policy, before) = (self.path.clone(), self.policy, seen.clone());
+            let hangs = |hangs: bool| {
+                let path = self.path.display();
+                let why =
+                    format!("{path}: the file system does not answer; see whether its mount hangs");
+                finds.publish(None, hangs.then_some(why));
+            };
+            let look = move || look(&path, &policy, &before);
+            let Some(looked) = read_or_wait(DEADLINE, look, hangs).await else {
+                return; // the runtime is shutting down
+            };
+            let done = match looked {
+                Ok(next) => {
+                    if next.left_out && !seen.left_out {
+                        tracing::warn!(path = %self.path.display(), "more than {FILES_MAX} kubeconfigs: the others are left out");
+                    }
+                    seen = next;
+                    let sources = by_origin(seen.files.values().map(|file| &file.source));
+                    finds.publish(Some(sources), None);
+                    Ok(Next::AsScheduled)
+                }
+                Err(error) => {
+                    finds.publish(None, Some(chain(&error)));
+                    Err(error)
+                }
+            };
             tokio::select! {
-                _ = ticks.tick() => {}
+                () = pace.rest(done) => {}
                 // Read the file again even if its metadata is unchanged.
                 origin = finds.doubted() => {
                     if let Some(file) = seen.files.get_mut(Path::new(&origin.name)) {
                         file.stamp = None;
                     }
-                }
-            }
-            let (path, policy, before) = (self.path.clone(), self.policy, seen.clone());
-            let mut look = tokio::task::spawn_blocking(move || look(&path, &policy, &before));
-            let looked = match tokio::time::timeout(DEADLINE, &mut look).await {
-                Ok(looked) => looked,
-                Err(_) => {
-                    let path = self.path.display();
-                    finds.trouble(format!(
-                        "{path}: the file system does not answer; see whether its mount hangs"
-                    ));
-                    look.await
-                }
-            };
-            // `look` never panics, and the task is cancelled only when the runtime shuts down.
-            let Ok(looked) = looked else { return };
-            match looked {
-                Ok(next) => {
-                    if next.left_out && !seen.left_out {
-                        tracing::warn!(path = %self.path.display(), "more than {FILES_MAX} kubeconfigs: the others are left out");
-                    }
-                    (seen, said) = (next, None);
-                    let sources = seen.files.values();
-                    let sources =
-                        sources.map(|file| (file.source.origin.clone(), Arc::clone(&file.source)));
-                    finds.found(sources.collect());
-                }
-                Err(error) => {
-                    let why = chain(&error);
-                    if said.as_ref() != Some(&why) {
-                        tracing::warn!(problem = %why, "kubeconfigs cannot be looked for; those that were found stay");
-                        said = Some(why.clone());
-                    }
-                    finds.trouble(why);
                 }
             }
         }

@@ -1,38 +1,25 @@
 //! Secrets that hold the kubeconfig of a member, for all providers.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Secret;
+use krypton_runtime::call::call;
 use krypton_types::conditions::reason;
 use krypton_types::error_chain::chain;
 use krypton_types::kubeconfig::{self, Policy, Sanitized};
 use kube::Client;
-use kube::api::Api;
 
+use super::provider::secrets;
 use super::{Origin, Unresolved};
-
-const DEADLINE: Duration = Duration::from_secs(10);
-
-/// The Secrets of one namespace, or of all for `None`.
-pub(crate) fn of(client: &Client, namespace: Option<&str>) -> Api<Secret> {
-    match namespace {
-        Some(namespace) => Api::namespaced(client.clone(), namespace),
-        None => Api::all(client.clone()),
-    }
-}
 
 /// Reads the Secret of `origin` again, in the same namespace, because the watch may lag.
 pub(super) async fn again(client: &Client, origin: &Origin, name: &str) -> Option<Secret> {
-    let api = of(client, Some(origin.namespace.as_deref()?));
-    match tokio::time::timeout(DEADLINE, api.get(name)).await {
-        Ok(Ok(secret)) => Some(secret),
-        Ok(Err(error)) => {
-            tracing::debug!(%origin, error = %chain(&error), "reading the Secret again failed");
-            None
-        }
-        Err(_) => None,
-    }
+    let api = secrets(client, Some(origin.namespace.as_deref()?));
+    let read = call("reading the Secret again", api.get(name)).await;
+    read.inspect_err(
+        |error| tracing::debug!(%origin, error = %chain(error), "still using the last read Secret"),
+    )
+    .ok()
 }
 
 /// Parses the kubeconfig under `key`. Errors name the key and the Secret, described by `object`. If the key

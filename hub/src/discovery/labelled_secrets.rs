@@ -1,19 +1,19 @@
 //! Labelled kubeconfig Secrets, in one namespace or in all.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use futures::FutureExt as _;
 use futures::future::BoxFuture;
-use futures::{FutureExt as _, StreamExt as _};
 use k8s_openapi::api::core::v1::Secret;
-use krypton_types::error_chain::chain;
 use krypton_types::kubeconfig::Policy;
 use krypton_types::names;
-use kube::runtime::watcher::{Config, Event};
+use kube::runtime::watcher::Config;
 use kube::{Client, ResourceExt as _};
 
-use super::listed::{self, Listed, OBJECTS_MAX};
+use super::kubeconfig_secret;
+use super::provider::{self, Discovery, Listed, by_origin};
 use super::{Finds, Kind, Origin, Provider, Source};
-use crate::discovery::kubeconfig_secret;
 
 /// Provider of the labelled Secrets of one namespace, or of all.
 pub struct LabelledSecrets {
@@ -44,51 +44,39 @@ impl Provider for LabelledSecrets {
     }
 
     fn follow(self: Arc<Self>, finds: Finds) -> BoxFuture<'static, ()> {
-        async move { self.run(&finds).await }.boxed()
+        let config = Config::default().labels(&format!("{}=true", self.label));
+        let (label, key, policy) = (self.label.clone(), self.key.clone(), self.policy);
+        let read = move |secret| read(&secret, (&label, &key), &policy).map(Arc::new);
+        let secrets = Listed::secrets(&self.client, self.namespace.as_deref(), config, read);
+        let client = self.client.clone();
+        provider::run(LabelledList { client, secrets }, finds).boxed()
     }
 }
 
-impl LabelledSecrets {
-    async fn run(&self, finds: &Finds) {
-        let api = kubeconfig_secret::of(&self.client, self.namespace.as_deref());
-        let config = Config::default().labels(&format!("{}=true", self.label));
-        let mut events = listed::watch(api, config);
-        let mut listed = Listed::default();
-        loop {
-            let event = tokio::select! {
-                event = events.next() => match event {
-                    Some(Ok(event)) => event,
-                    Some(Err(error)) => {
-                        tracing::warn!(provider = self.describe(), error = %chain(&error), "watching failed; it is tried again");
-                        finds.trouble(chain(&error));
-                        continue;
-                    }
-                    None => return,
-                },
-                origin = finds.doubted() => match kubeconfig_secret::again(&self.client, &origin, &origin.name).await {
-                    Some(secret) => Event::Apply(secret),
-                    None => continue,
-                },
-            };
-            let read = |secret: Secret| {
-                read(&secret, (&self.label, &self.key), &self.policy).map(Arc::new)
-            };
-            if !listed.take(event, read) {
-                continue;
-            }
-            if listed.left_out() {
-                tracing::warn!(
-                    provider = self.describe(),
-                    "more than {OBJECTS_MAX} Secrets: the others are left out"
-                );
-            }
-            if let Some(known) = listed.known() {
-                let by_origin = known
-                    .values()
-                    .map(|source| (source.origin.clone(), Arc::clone(source)));
-                finds.found(by_origin.collect());
-            }
+/// The labelled Secrets, each with its source.
+struct LabelledList {
+    client: Client,
+    secrets: Listed<Secret, Arc<Source>>,
+}
+
+impl Discovery for LabelledList {
+    async fn changed(&mut self) -> bool {
+        self.secrets.changed().await;
+        true
+    }
+
+    async fn reread(&mut self, origin: &Origin) {
+        if let Some(secret) = kubeconfig_secret::again(&self.client, origin, &origin.name).await {
+            self.secrets.put(secret);
         }
+    }
+
+    fn sources(&mut self) -> Option<BTreeMap<Origin, Arc<Source>>> {
+        Some(by_origin(self.secrets.known()?.values()))
+    }
+
+    fn trouble(&self) -> Option<String> {
+        self.secrets.trouble()
     }
 }
 

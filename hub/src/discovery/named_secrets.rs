@@ -3,24 +3,28 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use futures::future::BoxFuture;
-use futures::{FutureExt as _, StreamExt as _};
+use futures::stream::{BoxStream, SelectAll};
+use futures::{FutureExt as _, Stream, StreamExt as _};
 use k8s_openapi::api::core::v1::Secret;
-use krypton_runtime::newest::{Newest as _, NewestSeen as _};
+use krypton_runtime::newest::{Newest as _, NewestSeen as _, PutNews as _};
+use krypton_runtime::periodic::FailureLog;
+use krypton_runtime::watch::Watch;
+use krypton_runtime::watch::store::Store;
 use krypton_types::conditions::reason;
 use krypton_types::error_chain::chain;
 use krypton_types::kubeconfig::Policy;
 use krypton_types::names;
-use kube::runtime::watcher::{Config, Event};
+use kube::runtime::watcher::Config;
 use kube::{Client, ResourceExt as _};
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::listed::{self, Listed};
+use super::kubeconfig_secret;
+use super::provider::{self, BATCH, Discovery, by_origin, secrets};
 use super::{Finds, Kind, Origin, Provider, Source, Unresolved};
-use crate::discovery::kubeconfig_secret;
 
 /// A Secret on the home cluster.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -93,22 +97,17 @@ struct Slot {
     /// `None` until the first read.
     secret: Option<Option<Secret>>,
     trouble: Option<String>,
-    /// Number of watch events.
-    told: u64,
-    /// Number of changes of any kind.
-    changes: u64,
+    /// The parsed Secret. `None` after a change of the other fields.
+    reading: Option<Reading>,
 }
 
-/// The parsed content of a Secret after this many changes, once for each reference.
+/// A parsed Secret, as this reference requires.
 #[derive(Debug)]
 struct Reading {
     naming: Naming,
-    changes: Option<u64>,
     finding: Option<Finding>,
     source: Option<Arc<Source>>,
 }
-
-type Slots = Arc<(Mutex<BTreeMap<SecretName, Slot>>, Notify)>;
 
 impl fmt::Debug for NamedSecrets {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -143,109 +142,163 @@ impl Provider for NamedSecrets {
     }
 
     fn follow(self: Arc<Self>, finds: Finds) -> BoxFuture<'static, ()> {
-        async move { self.run(&finds).await }.boxed()
+        let mut named = self.named.clone();
+        // The first names count as a change.
+        named.mark_changed();
+        let watches = NamedList {
+            provider: self,
+            named,
+            watches: SelectAll::new(),
+            watched: BTreeMap::new(),
+            slots: BTreeMap::new(),
+        };
+        provider::run(watches, finds).boxed()
     }
 }
 
-impl NamedSecrets {
-    async fn run(&self, finds: &Finds) {
-        let slots = Slots::default();
-        let mut following: BTreeMap<SecretName, DropGuard> = BTreeMap::new();
-        let mut readings = BTreeMap::new();
-        let mut changed = self.named.clone();
-        loop {
-            let named = changed.see();
-            if let Some(named) = &named {
-                following.retain(|name, _| named.contains_key(name));
-                slots
-                    .0
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .retain(|name, _| named.contains_key(name));
-                for name in named.keys() {
-                    if !following.contains_key(name) {
-                        let stop = CancellationToken::new();
-                        let follow = follow(self.client.clone(), name.clone(), Arc::clone(&slots));
-                        tokio::spawn({
-                            let stop = stop.clone();
-                            async move { stop.run_until_cancelled(follow).await }
-                        });
-                        following.insert(name.clone(), stop.drop_guard());
-                    }
-                }
-                self.look(named, &slots, &mut readings);
-                self.tell(finds, &readings);
+type SecretEvent = (SecretName, Result<Option<Secret>, String>);
+
+/// A watch of each referenced Secret.
+struct NamedList {
+    provider: Arc<NamedSecrets>,
+    named: watch::Receiver<Named>,
+    watches: SelectAll<BoxStream<'static, SecretEvent>>,
+    /// Each guard ends its watch when it is dropped.
+    watched: BTreeMap<SecretName, DropGuard>,
+    slots: BTreeMap<SecretName, Slot>,
+}
+
+impl NamedList {
+    /// Starts and ends watches by the referenced names.
+    fn follow(&mut self, named: &BTreeMap<SecretName, Naming>) {
+        self.watched.retain(|name, _| named.contains_key(name));
+        for name in named.keys() {
+            if !self.watched.contains_key(name) {
+                let stop = CancellationToken::new();
+                let watch = watch_one(&self.provider.client, name);
+                let watch = watch.take_until(stop.clone().cancelled_owned());
+                self.watches.push(watch.boxed());
+                self.watched.insert(name.clone(), stop.drop_guard());
             }
-            tokio::select! {
-                next = changed.changed() => if next.is_err() { return },
-                () = slots.1.notified() => {}
-                origin = finds.doubted() => {
-                    let Some(namespace) = origin.namespace.clone() else { continue };
-                    let name = SecretName { namespace, name: origin.name.clone() };
-                    let told = told(&slots, &name);
-                    if following.contains_key(&name)
-                        && let Some(secret) = kubeconfig_secret::again(&self.client, &origin, &name.name).await
-                    {
-                        // A watch event that arrived since the read is newer.
-                        put(&slots, &name, |slot| {
-                            if slot.told == told {
-                                slot.secret = Some(Some(secret));
-                            }
-                        });
-                    }
+        }
+    }
+}
+
+impl Discovery for NamedList {
+    async fn changed(&mut self) -> bool {
+        tokio::select! {
+            next = self.named.changed() => {
+                if let Some(named) = self.named.see() {
+                    self.follow(&named);
                 }
+                next.is_ok()
+            }
+            Some((name, event)) = self.watches.next(), if !self.watches.is_empty() => {
+                self.slots.entry(name).or_default().take(event);
+                for _ in 0..BATCH {
+                    let Some(Some((name, event))) = self.watches.next().now_or_never() else {
+                        break;
+                    };
+                    self.slots.entry(name).or_default().take(event);
+                }
+                true
             }
         }
     }
 
+    async fn reread(&mut self, origin: &Origin) {
+        let name = SecretName {
+            namespace: origin.namespace.clone().unwrap_or_default(),
+            name: origin.name.clone(),
+        };
+        if self.watched.contains_key(&name)
+            && let Some(secret) =
+                kubeconfig_secret::again(&self.provider.client, origin, &name.name).await
+        {
+            let slot = self.slots.entry(name).or_default();
+            (slot.secret, slot.reading) = (Some(Some(secret)), None);
+        }
+    }
+
+    fn sources(&mut self) -> Option<BTreeMap<Origin, Arc<Source>>> {
+        let named = self.named.get()?;
+        self.provider.read_changed(&named, &mut self.slots);
+        let sources = self.slots.values().filter_map(|it| it.reading.as_ref());
+        Some(by_origin(sources.filter_map(|it| it.source.as_ref())))
+    }
+
+    fn trouble(&self) -> Option<String> {
+        None
+    }
+
+    /// A reader of a finding looks up the member next, so the member comes first.
+    fn published(&mut self) {
+        let finding = |(name, slot): (&SecretName, &Slot)| {
+            let finding = slot.reading.as_ref()?.finding.clone()?;
+            Some((name.clone(), finding))
+        };
+        let findings = self.slots.iter().filter_map(finding).collect();
+        self.provider.findings.put(Arc::new(findings));
+    }
+}
+
+impl Slot {
+    fn take(&mut self, event: Result<Option<Secret>, String>) {
+        self.reading = None;
+        match event {
+            Ok(secret) => (self.secret, self.trouble) = (Some(secret), None),
+            Err(why) => self.trouble = Some(why),
+        }
+    }
+}
+
+/// Watches one Secret.
+fn watch_one(client: &Client, name: &SecretName) -> impl Stream<Item = SecretEvent> + use<> {
+    let config = Config::default().fields(&format!("metadata.name={}", name.name));
+    let watch = Watch::of(secrets(client, Some(&name.namespace)), config);
+    let mut store: Store<Secret> = Store::default();
+    let mut log = FailureLog::new(format!("watching Secret {name}"));
+    let name = name.clone();
+    let event = move |event| {
+        let event = match event {
+            Ok(event) => store.apply(event, Some).then(|| {
+                log.succeeded();
+                let known = store.known().and_then(|known| known.values().next());
+                Ok(known.cloned())
+            }),
+            Err(error) => {
+                let why = chain(&error);
+                log.failed(why.clone()).then_some(Err(why))
+            }
+        };
+        std::future::ready(event.map(|event| (name.clone(), event)))
+    };
+    watch.into_stream().filter_map(event)
+}
+
+impl NamedSecrets {
     /// Reads the changed Secrets and returns their number.
-    fn look(
+    fn read_changed(
         &self,
         named: &BTreeMap<SecretName, Naming>,
-        slots: &Slots,
-        readings: &mut BTreeMap<SecretName, Reading>,
+        slots: &mut BTreeMap<SecretName, Slot>,
     ) -> usize {
-        readings.retain(|name, _| named.contains_key(name));
-        let slots = slots.0.lock().unwrap_or_else(PoisonError::into_inner);
+        slots.retain(|name, _| named.contains_key(name));
         let mut read = 0;
         for (name, naming) in named {
-            let slot = slots.get(name);
-            let changes = slot.map(|slot| slot.changes);
-            let same = |it: &Reading| it.naming == *naming && it.changes == changes;
-            if readings.get(name).is_some_and(same) {
+            let slot = slots.entry(name.clone()).or_default();
+            if slot.reading.as_ref().is_some_and(|it| it.naming == *naming) {
                 continue;
             }
             read += 1;
             let (finding, source) = self.read(name, naming, slot);
-            let reading = Reading {
+            slot.reading = Some(Reading {
                 naming: naming.clone(),
-                changes,
                 finding,
                 source: source.map(Arc::new),
-            };
-            readings.insert(name.clone(), reading);
+            });
         }
         read
-    }
-
-    fn tell(&self, finds: &Finds, readings: &BTreeMap<SecretName, Reading>) {
-        let mut findings = BTreeMap::new();
-        let mut sources = BTreeMap::new();
-        for (name, reading) in readings {
-            let finding = reading.finding.clone();
-            findings.extend(finding.map(|finding| (name.clone(), finding)));
-            let source = reading.source.clone();
-            sources.extend(source.map(|source| (name.origin(), source)));
-        }
-        // Publish the member first: a reader of the finding looks up the member next.
-        finds.found(sources);
-        self.findings.send_if_modified(|before| {
-            let news = **before != findings;
-            if news {
-                *before = Arc::new(findings);
-            }
-            news
-        });
     }
 
     /// Returns the finding for a Secret, and its member.
@@ -253,13 +306,12 @@ impl NamedSecrets {
         &self,
         name: &SecretName,
         naming: &Naming,
-        slot: Option<&Slot>,
+        slot: &Slot,
     ) -> (Option<Finding>, Option<Source>) {
-        let slot = slot.filter(|slot| slot.secret.is_some() || slot.trouble.is_some());
-        let Some(slot) = slot else {
+        if slot.secret.is_none() && slot.trouble.is_none() {
             let source = pending(name, format!("Secret {name} is being looked for"));
             return (None, naming.trusted.then_some(source));
-        };
+        }
         let Some(secret) = &slot.secret else {
             let why = slot.trouble.clone().unwrap_or_default();
             let source = pending(name, format!("Secret {name} cannot be read: {why}"));
@@ -327,49 +379,6 @@ fn pending(name: &SecretName, message: String) -> Source {
         }),
         stale: None,
         suspended: None,
-    }
-}
-
-fn told(slots: &Slots, name: &SecretName) -> u64 {
-    let all = slots.0.lock().unwrap_or_else(PoisonError::into_inner);
-    all.get(name).map_or(0, |slot| slot.told)
-}
-
-fn put(slots: &Slots, name: &SecretName, change: impl FnOnce(&mut Slot)) {
-    let mut all = slots.0.lock().unwrap_or_else(PoisonError::into_inner);
-    let slot = all.entry(name.clone()).or_default();
-    change(slot);
-    slot.changes += 1;
-    drop(all);
-    slots.1.notify_one();
-}
-
-/// Watches one Secret.
-async fn follow(client: Client, name: SecretName, slots: Slots) {
-    let api = kubeconfig_secret::of(&client, Some(&name.namespace));
-    let config = Config::default().fields(&format!("metadata.name={}", name.name));
-    let mut events = listed::watch(api, config);
-    let mut listed: Listed<Secret> = Listed::default();
-    while let Some(event) = events.next().await {
-        match event {
-            Ok(event) => {
-                let relevant =
-                    matches!(event, Event::InitDone | Event::Apply(_) | Event::Delete(_));
-                listed.take(event, Some);
-                if let Some(known) = listed.known().filter(|_| relevant) {
-                    let secret = known.values().next().cloned();
-                    put(&slots, &name, |slot| {
-                        slot.secret = Some(secret);
-                        slot.trouble = None;
-                        slot.told += 1;
-                    });
-                }
-            }
-            Err(error) => {
-                tracing::warn!(secret = %name, error = %chain(&error), "watching failed; it is tried again");
-                put(&slots, &name, |slot| slot.trouble = Some(chain(&error)));
-            }
-        }
     }
 }
 

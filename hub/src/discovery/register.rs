@@ -3,16 +3,16 @@
 //! again only after the running hub has seen it away. This needs no finalizer, which would outlive the hub.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_crds::edge_cluster::{EdgeCluster, SourceRef};
+use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::effect;
 use krypton_types::names::MEMBERS_CONFIG_MAP;
+use kube::Client;
 use kube::api::{Api, PostParams};
-use kube::{Client, Error as KubeError};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -23,32 +23,13 @@ const KEY: &str = "members.json";
 /// A ConfigMap holds 1 MiB. Sources beyond this size are not recorded and may return after a user deletes
 /// their EdgeCluster.
 const SIZE_MAX: usize = 900 * 1024;
-const DEADLINE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Error)]
 pub enum RegisterError {
-    #[error(
-        "reading ConfigMap {namespace}/{MEMBERS_CONFIG_MAP} failed; check that the hub may get it"
-    )]
-    Read {
-        namespace: String,
-        #[source]
-        source: KubeError,
-    },
-    #[error(
-        "writing ConfigMap {namespace}/{MEMBERS_CONFIG_MAP} failed; check that the hub may create and update it"
-    )]
-    Write {
-        namespace: String,
-        #[source]
-        source: KubeError,
-    },
-    #[error("reading the CRD of EdgeClusters failed")]
-    Crd(#[source] KubeError),
+    #[error(transparent)]
+    Api(#[from] ApiError),
     #[error("there is no CRD of EdgeClusters, or it is being deleted")]
     NoCrd,
-    #[error("ConfigMap {namespace}/{MEMBERS_CONFIG_MAP}: no answer within {} s", DEADLINE.as_secs())]
-    Deadline { namespace: String },
 }
 
 /// A source and its requested member name.
@@ -64,6 +45,14 @@ pub struct Register {
 }
 
 impl Register {
+    /// An empty record.
+    pub fn new(crd: String) -> Self {
+        Self {
+            crd,
+            entries: BTreeMap::new(),
+        }
+    }
+
     /// Returns the entries whose member name has no EdgeCluster with a source. An EdgeCluster that was
     /// created later for an agent has none.
     pub fn dismissed(&self, bound: &BTreeMap<String, Option<SourceRef>>) -> BTreeSet<Entry> {
@@ -193,30 +182,16 @@ pub struct OnRecord {
 /// Loads the register. A record for a different CRD counts as empty.
 pub async fn load(client: Client, namespace: &str) -> Result<OnRecord, RegisterError> {
     let api: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
-    let found = in_time(namespace, api.get_opt(MEMBERS_CONFIG_MAP)).await?;
-    let found = found.map_err(|source| RegisterError::Read {
-        namespace: namespace.to_owned(),
-        source,
-    })?;
-    let crd = crd(client, namespace).await?.ok_or(RegisterError::NoCrd)?;
-    let Some(found) = found else {
-        let register = Register {
-            crd,
-            ..Register::default()
-        };
-        return Ok(OnRecord {
-            register,
-            version: None,
-        });
-    };
+    let attempt = format!("reading ConfigMap {namespace}/{MEMBERS_CONFIG_MAP}");
+    let found = call(attempt, api.get_opt(MEMBERS_CONFIG_MAP)).await?;
+    let crd = crd(client).await?.ok_or(RegisterError::NoCrd)?;
+    let found = found.unwrap_or_default();
     let text = found.data.unwrap_or_default().remove(KEY);
-    let mut register = Register::read(text.as_deref().unwrap_or_default());
-    if register.crd != crd {
-        register = Register {
-            crd,
-            ..Register::default()
-        };
-    }
+    let register = Register::read(text.as_deref().unwrap_or_default());
+    let register = match register.crd == crd {
+        true => register,
+        false => Register::new(crd),
+    };
     Ok(OnRecord {
         register,
         version: found.metadata.resource_version,
@@ -241,23 +216,20 @@ pub async fn save(
         ..ConfigMap::default()
     };
     let params = PostParams::default();
+    let attempt = format!("writing ConfigMap {namespace}/{MEMBERS_CONFIG_MAP}");
     let written = match &on_record.version {
         None => {
-            let call = effect!("register.create", api.create(&params, &object));
-            in_time(namespace, call).await?
+            let request = effect!("register.create", api.create(&params, &object));
+            call(attempt, request).await?
         }
         Some(_) => {
-            let call = effect!(
+            let request = effect!(
                 "register.replace",
                 api.replace(MEMBERS_CONFIG_MAP, &params, &object)
             );
-            in_time(namespace, call).await?
+            call(attempt, request).await?
         }
     };
-    let written = written.map_err(|source| RegisterError::Write {
-        namespace: namespace.to_owned(),
-        source,
-    })?;
     Ok(OnRecord {
         register: next,
         version: written.metadata.resource_version,
@@ -265,21 +237,17 @@ pub async fn save(
 }
 
 /// UID of the CRD of EdgeClusters, or `None` if it is missing or being deleted.
-pub async fn crd(client: Client, namespace: &str) -> Result<Option<String>, RegisterError> {
+pub async fn crd(client: Client) -> Result<Option<String>, ApiError> {
     let api: Api<CustomResourceDefinition> = Api::all(client);
     let name = EdgeCluster::crd().metadata.name.unwrap_or_default();
-    let found = in_time(namespace, api.get_metadata_opt(&name)).await?;
-    let found = found.map_err(RegisterError::Crd)?;
+    let found = call(
+        "reading the CRD of EdgeClusters",
+        api.get_metadata_opt(&name),
+    )
+    .await?;
     Ok(found
         .filter(|crd| crd.metadata.deletion_timestamp.is_none())
         .and_then(|crd| crd.metadata.uid))
-}
-
-async fn in_time<T>(namespace: &str, call: impl Future<Output = T>) -> Result<T, RegisterError> {
-    let deadline = |_| RegisterError::Deadline {
-        namespace: namespace.to_owned(),
-    };
-    tokio::time::timeout(DEADLINE, call).await.map_err(deadline)
 }
 
 #[cfg(test)]

@@ -63,15 +63,15 @@ impl Provider for Fake {
             if matches!(self.habit, Habit::NeverLists) {
                 return pending().await;
             }
-            finds.found(one(self.namespace, "first"));
+            finds.publish(Some(one(self.namespace, "first")), None);
             match self.habit {
                 Habit::Panics => panic!("as it does"),
                 Habit::Ends => return,
                 Habit::Floods(times) => {
                     for time in 0..times {
-                        finds.found(one(self.namespace, &format!("change {time}")));
+                        finds.publish(Some(one(self.namespace, &format!("change {time}"))), None);
                     }
-                    finds.found(one(self.namespace, "last"));
+                    finds.publish(Some(one(self.namespace, "last")), None);
                 }
                 Habit::Good | Habit::NeverLists => {}
             }
@@ -79,7 +79,7 @@ impl Provider for Fake {
             loop {
                 let doubted = finds.doubted().await;
                 let namespace = doubted.namespace.unwrap_or_default();
-                finds.found(one(&namespace, "again"));
+                finds.publish(Some(one(&namespace, "again")), None);
             }
         }
         .boxed()
@@ -175,23 +175,25 @@ async fn of_a_flood_only_the_newest_is_kept() {
 
 #[tokio::test]
 async fn trouble_keeps_sources_and_clears_on_next_list() {
-    let (listing, listings) = watch::channel(Listing::default());
-    let doubts = Arc::new(Doubts::default());
+    let given = Found::new(fake("a", Habit::Good), Listing::default());
+    let (all, sources) = watch::channel(Sources(vec![given]));
+    let listing = || sources.get().0.swap_remove(0).listing;
     let finds = Finds {
-        listing,
-        doubts,
+        all,
+        index: 0,
+        doubts: Arc::default(),
         departures: Arc::default(),
     };
-    finds.trouble("the watch failed".to_owned());
-    assert_eq!(listings.get().sources, None);
-    finds.found(one("a", "first"));
-    assert_eq!(listings.get().trouble, None);
-    finds.trouble("the watch failed".to_owned());
-    assert!(listings.get().sources.is_some());
-    finds.found_amid(Some("half of it failed".to_owned()), one("a", "next"));
-    assert_eq!(listings.get().trouble.as_deref(), Some("half of it failed"));
-    finds.found(one("a", "next"));
-    assert_eq!(listings.get().trouble, None);
+    finds.publish(None, Some("the watch failed".to_owned()));
+    assert_eq!(listing().sources, None);
+    finds.publish(Some(one("a", "first")), None);
+    assert_eq!(listing().trouble, None);
+    finds.publish(None, Some("the watch failed".to_owned()));
+    assert!(listing().sources.is_some());
+    finds.publish(Some(one("a", "next")), Some("half of it failed".to_owned()));
+    assert_eq!(listing().trouble.as_deref(), Some("half of it failed"));
+    finds.publish(Some(one("a", "next")), None);
+    assert_eq!(listing().trouble, None);
 }
 
 #[tokio::test]
@@ -231,7 +233,7 @@ impl Provider for ByName {
 fn departures(steps: &[(Option<&str>, Option<&str>)]) -> Vec<usize> {
     let labelled: Arc<dyn Provider> = fake("a", Habit::Good);
     let providers = [labelled, Arc::new(ByName) as Arc<dyn Provider>];
-    let given = |provider| Found::given(provider, Listing::default());
+    let given = |provider| Found::new(provider, Listing::default());
     let mut sources = Sources(providers.map(given).into());
     let mut counts = Vec::new();
     for (by_label, by_name) in steps {

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use futures::FutureExt as _;
 use krypton_crds::edge_cluster::{EdgeCluster, SourceRef};
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::newest::{Newest as _, NewestSeen as _, PutNews as _};
 use krypton_runtime::tasks::KeyedTasks;
+use krypton_runtime::watch::Watch;
 use krypton_runtime::work_queue::{Outcome, WorkQueue};
 use krypton_types::deployment::DesiredDeployment;
 use krypton_types::placed_tenant::PlacedTenant;
@@ -30,7 +30,7 @@ use crate::chart::values::Readings;
 use crate::discovery::Origin;
 use crate::discovery::membership::{Membership, Refusal};
 use crate::leader::home_writer::{self, HomeWrites, PACE, Wrote};
-use crate::leader::{Leader, LeaderState, Watched};
+use crate::leader::{Leader, LeaderState};
 use crate::members::duplicates::{self, Verdict};
 use crate::members::remote_orders::Orders;
 use crate::members::{self, DesiredStatePublisher, Members, observation};
@@ -456,17 +456,14 @@ impl Controller {
     }
 
     /// Handles an event, and all further events that are ready.
-    pub(super) fn see(&mut self, event: Event<EdgeCluster>, events: &mut Watched<EdgeCluster>) {
+    pub(super) fn see(&mut self, event: Event<EdgeCluster>, events: &mut Watch<EdgeCluster>) {
         let mut dirty = BTreeSet::new();
         let mut next = Some(event);
         for _ in 0..=BATCH {
             let Some(event) = next else { break };
             cut_off(&self.fleet.members, &event);
             self.look |= self.known.see(event, &mut dirty);
-            next = match events.next().now_or_never() {
-                Some(Some(Ok(event))) => Some(event),
-                _ => None,
-            };
+            next = events.ready().and_then(Result::ok);
         }
         self.queue.extend(dirty);
     }

@@ -128,7 +128,7 @@ impl SourceHistory {
         }
         if edge_clusters.vanished {
             self.call.spawn(lead.tracked(async move {
-                let found = register::crd(client.clone(), &namespace).await;
+                let found = register::crd(client.clone()).await;
                 // If no member needs the CRD, only this creates it again.
                 if leading
                     && matches!(found, Ok(None))
@@ -136,7 +136,7 @@ impl SourceHistory {
                 {
                     tracing::warn!(error = %chain(&error), "the CRD of EdgeClusters is gone and is not made again yet");
                 }
-                said(found.map(Said::Crd))
+                said(found.map(Said::Crd).map_err(RegisterError::from))
             }));
             return None;
         }
@@ -194,10 +194,7 @@ impl SourceHistory {
                     tracing::warn!(
                         "the CRD of EdgeClusters was deleted, and with it all of them: every member comes back"
                     );
-                    *register = Register {
-                        crd: uid,
-                        ..Register::default()
-                    };
+                    *register = Register::new(uid);
                 }
             }
             Said::Failed => {

@@ -6,14 +6,15 @@
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
-use krypton_runtime::access::{self, reason_of};
+use krypton_runtime::access;
 use krypton_runtime::admin::Readiness;
+use krypton_runtime::call::{ApiError, call_within};
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::effect;
 use krypton_types::error_chain::chain;
 use krypton_types::names::LEADER_LABEL;
 use kube::api::{Api, Patch, PatchParams};
-use kube::{Client, Config, Error as KubeError};
+use kube::{Client, Config};
 use serde_json::{Value, json};
 use thiserror::Error;
 
@@ -39,26 +40,20 @@ pub enum LabelError {
         "pod {pod} is not there, or is another by now; do POD_NAME, KRYPTON_POD_NAMESPACE and POD_UID say where this hub runs?"
     )]
     Gone { pod: String },
-    #[error("labelling pod {pod} with {LEADER_LABEL} failed")]
-    Call {
-        pod: String,
-        #[source]
-        source: KubeError,
-    },
-    #[error("labelling pod {pod} with {LEADER_LABEL}: no answer within {} s", CALL.as_secs())]
-    Deadline { pod: String },
+    #[error(transparent)]
+    Api(ApiError),
 }
 
 impl LabelError {
-    pub(crate) fn of(pod: String, source: KubeError) -> Self {
-        match &source {
-            KubeError::Api(status) if status.code == 403 => Self::Forbidden {
+    fn of(pod: String, error: ApiError) -> Self {
+        match error.status() {
+            Some(status) if status.code == 403 => Self::Forbidden {
                 pod,
-                reason: reason_of(&source),
+                reason: status.message.clone(),
             },
             // A different UID causes a conflict or an invalid request.
-            KubeError::Api(status) if matches!(status.code, 404 | 409 | 422) => Self::Gone { pod },
-            _ => Self::Call { pod, source },
+            Some(status) if matches!(status.code, 404 | 409 | 422) => Self::Gone { pod },
+            _ => Self::Api(error),
         }
     }
 }
@@ -144,7 +139,7 @@ impl Went {
             Ok(()) => Self::Well,
             Err(LabelError::Gone { .. }) => Self::Nowhere,
             Err(LabelError::Forbidden { .. }) => Self::Refused,
-            Err(LabelError::Call { .. } | LabelError::Deadline { .. }) => Self::Badly,
+            Err(LabelError::Api(_)) => Self::Badly,
         }
     }
 
@@ -248,15 +243,13 @@ impl Label {
         };
         let pod = format!("{}/{name}", self.own.namespace);
         let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
-        let asked = effect!(
+        let request = effect!(
             "lead.label",
             self.pods.patch_metadata(name, &params, &patch)
         );
-        let done = match tokio::time::timeout(CALL, asked).await {
-            Ok(Ok(_)) => Ok(()),
-            Ok(Err(source)) => Err(LabelError::of(pod, source)),
-            Err(_) => Err(LabelError::Deadline { pod }),
-        };
+        let attempt = format!("labelling pod {pod} with {LEADER_LABEL}");
+        let done = call_within(CALL, attempt, request).await;
+        let done = done.map(drop).map_err(|error| LabelError::of(pod, error));
         let went = Went::of(&done);
         match deed {
             // A standby does not need the label, so its errors are not reported.

@@ -14,7 +14,7 @@ use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::effect;
 use krypton_runtime::events::{Events, ObjectEvent};
 use krypton_runtime::tasks::KeyedTasks;
-use krypton_runtime::watch::listed_anew;
+use krypton_runtime::watch::Watch;
 use krypton_runtime::work_queue::{Outcome, WorkQueue};
 use krypton_types::conditions::Phase;
 use krypton_types::error_chain::chain;
@@ -23,7 +23,7 @@ use krypton_types::placed_tenant::{is_held, place};
 use krypton_types::tenant::TenantKey;
 use kube::api::{Api, Patch, PatchParams};
 use kube::core::DeserializeGuard;
-use kube::runtime::watcher::{Config, Event, watcher};
+use kube::runtime::watcher::{Config, Event};
 use kube::{Client, CustomResourceExt, Resource, ResourceExt};
 use serde_json::json;
 use tokio::task::JoinSet;
@@ -33,8 +33,8 @@ use tracing::{Instrument as _, Span};
 
 use super::concerns::{Concerns, recorded_with};
 use super::placement::{self, Deletion, Step, Verdict};
+use crate::leader::Leader;
 use crate::leader::home_writer::{self, HomeWrites, PACE, Wrote};
-use crate::leader::{Leader, Watched};
 use crate::members::placement_orders::Placements;
 use crate::members::tenant_reports::{Dirty, Heard, Reports, START_GRACE};
 use crate::tenants::placement_orders::{CrdSeen, Doubted, Placing};
@@ -175,10 +175,7 @@ pub async fn run(
     stop: CancellationToken,
 ) {
     let api: Api<DeserializeGuard<Tenant>> = Api::all(client.clone());
-    let mut events = Watched::new(move || {
-        let api = api.clone();
-        listed_anew(move || watcher(api.clone(), Config::default()))
-    });
+    let mut events = Watch::of(api, Config::default());
     let mut store = TenantStore {
         placing: placements.map(Placing::new),
         ..TenantStore::default()
@@ -193,13 +190,12 @@ pub async fn run(
     loop {
         let now = BootTime::now();
         let leading = lead.writes(now);
-        let tenure = lead.tenure();
-        if events.begins(tenure.as_ref()) {
+        let tenure = lead.tenure().map(|tenure| tenure.since);
+        if events.begin(tenure) {
             // A standby's view may be stale: the leader orders and writes nothing based on it.
             store.unlist();
             looks = JoinSet::new();
         }
-        let tenure = tenure.map(|tenure| tenure.since);
         if leading && led != tenure {
             // Another hub may have written in the interim. Treat the recorded status as after a restart.
             patient_until = Some(BootTime(now.0 + START_GRACE));
@@ -211,7 +207,7 @@ pub async fn run(
             store.touch_all();
         }
         // Every hub gives orders, because each serves its own members. Only the leader writes their basis.
-        store.give_orders(&reports, events.of());
+        store.give_orders(&reports, events.term());
         if looks.is_empty()
             && now >= look_next
             && let Some(doubted) = store.placing.as_mut().and_then(Placing::doubted)
@@ -251,7 +247,7 @@ pub async fn run(
             () = tokio::task::yield_now(), if more => {}
             () = reports.changed.notified() => {}
             decided = lead.changed() => if !decided { return },
-            Some(event) = events.next() => match event {
+            event = events.next() => match event {
                 Ok(event) => store.see(event, &rules, &reports),
                 Err(error) => tracing::debug!(error = %chain(&error), "watching home's Tenants failed; it is tried again"),
             },

@@ -106,7 +106,7 @@ impl std::fmt::Display for Said {
 /// Runs programs with limited concurrency.
 #[derive(Debug)]
 pub(super) struct Plugins {
-    turns: Semaphore,
+    slots: Semaphore,
     /// Semaphores by provider name, as in the provider file.
     of_provider: Mutex<BTreeMap<String, Arc<Semaphore>>>,
     limits: Limits,
@@ -121,7 +121,7 @@ impl Plugins {
         let host = ["PATH"].iter().chain(&OF_A_POD);
         let host = host.filter_map(|name| Some((name.into(), std::env::var_os(name)?)));
         Self {
-            turns: Semaphore::new(AT_ONCE),
+            slots: Semaphore::new(AT_ONCE),
             of_provider: Mutex::default(),
             limits,
             folder,
@@ -129,13 +129,13 @@ impl Plugins {
         }
     }
 
-    fn turns_of(&self, provider: &str) -> Arc<Semaphore> {
+    fn slots_of(&self, provider: &str) -> Arc<Semaphore> {
         let mut all = self
             .of_provider
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let turns = all.entry(provider.to_owned());
-        Arc::clone(turns.or_insert_with(|| Arc::new(Semaphore::new(OF_A_PROVIDER))))
+        let slots = all.entry(provider.to_owned());
+        Arc::clone(slots.or_insert_with(|| Arc::new(Semaphore::new(OF_A_PROVIDER))))
     }
 
     /// Runs the program once a slot is free, and returns its standard output. Dropping the future kills the
@@ -145,84 +145,34 @@ impl Plugins {
             program: command.program.clone(),
             source,
         };
-        let of_provider = self.turns_of(&command.provider);
+        let of_provider = self.slots_of(&command.provider);
         // The semaphores are never closed.
         let _of_provider = of_provider.acquire().await;
-        let _turn = self.turns.acquire().await;
+        let _slot = self.slots.acquire().await;
         let home = tempfile::Builder::new()
             .prefix("plugin-")
             .tempdir_in(&self.folder)
             .map_err(failed)?;
         let mut process = self.start(command, home.path().as_os_str().to_owned())?;
-        let ended = process.group.ended();
-        tokio::pin!(ended);
-        let deadline = tokio::time::sleep(self.limits.deadline);
-        tokio::pin!(deadline);
-        let mut late = false;
-        let too_much = loop {
-            if process.answer.len() > self.limits.answer {
-                break true;
-            }
-            tokio::select! {
-                biased;
-                ended = &mut ended => {
-                    ended.map_err(failed)?;
-                    break false;
-                }
-                () = &mut deadline => {
-                    late = true;
-                    break false;
-                }
-                () = process.ears.listen(&mut process.answer, self.limits.answer + 1) => {}
-            }
-        };
-        // Kill all processes that the program left running, even after a successful exit.
-        process_group::kill(process.group.pid);
-        let rest = async {
-            while process.ears.open() {
-                process
-                    .ears
-                    .listen(&mut process.answer, self.limits.answer + 1)
-                    .await;
-            }
-        };
-        if timeout(LAST_WORDS, rest).await.is_err() {
-            tracing::warn!(plugin = %command.program, "a process that it has started has left its group and goes on");
-        }
-        let status = process.child.wait().await.map_err(failed)?;
-        process.group.reaped = true;
-        if timeout(LAST_WORDS, process_group::orphans_of(process.group.pid))
-            .await
-            .is_err()
-        {
-            tracing::warn!(plugin = %command.program, "a killed process that it has started is still there");
-        }
+        let Limits { deadline, answer } = self.limits;
+        let late = process.end(self.limits).await.map_err(failed)?;
+        let status = process.clean_up(&command.program, answer).await;
+        let status = status.map_err(failed)?;
         let program = command.program.clone();
-        let said = || {
-            Said::of(
-                process
-                    .ears
-                    .tail
-                    .iter()
-                    .copied()
-                    .collect::<Vec<u8>>()
-                    .as_slice(),
-            )
-        };
+        let said = process.said();
         if late {
-            let (deadline, said) = (self.limits.deadline, said());
             return Err(PluginError::Deadline {
                 program,
                 deadline,
                 said,
             });
         }
-        if too_much || process.answer.len() > self.limits.answer {
-            let limit = self.limits.answer;
+        if process.answer.len() > answer {
+            let limit = answer;
             return Err(PluginError::TooMuch { program, limit });
         }
         if !status.success() {
-            let (how, said) = (how(status), said());
+            let how = how(status);
             return Err(PluginError::Failed { program, how, said });
         }
         Ok(process.answer)
@@ -254,16 +204,13 @@ impl Plugins {
             .map_err(failed)?;
         let pid = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
         let pid = pid.ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
-        let ears = Ears {
-            stdout: child.stdout.take(),
-            stderr: child.stderr.take(),
-            tail: VecDeque::new(),
-        };
         Ok(Process {
             group: Group { pid, reaped: false },
+            stdout: child.stdout.take(),
+            stderr: child.stderr.take(),
             child,
-            ears,
             answer: Vec::new(),
+            tail: VecDeque::new(),
         })
     }
 }
@@ -276,12 +223,84 @@ fn how(status: ExitStatus) -> String {
     }
 }
 
+/// A running program and its output.
 struct Process {
     // Dropped before the child, which would reap it: the PID must still be valid when the group is killed.
     group: Group,
     child: Child,
-    ears: Ears,
+    /// `None` once the stream is closed, as for standard error.
+    stdout: Option<ChildStdout>,
+    stderr: Option<ChildStderr>,
     answer: Vec<u8>,
+    /// The end of standard error.
+    tail: VecDeque<u8>,
+}
+
+impl Process {
+    /// Waits until the program ends, writes too much, or reaches its deadline. Returns whether it is late.
+    async fn end(&mut self, limits: Limits) -> io::Result<bool> {
+        let ended = self.group.ended();
+        let deadline = tokio::time::sleep(limits.deadline);
+        tokio::pin!(ended, deadline);
+        while self.answer.len() <= limits.answer {
+            tokio::select! {
+                biased;
+                ended = &mut ended => return ended.map(|()| false),
+                () = &mut deadline => return Ok(true),
+                () = self.read(limits.answer + 1) => {}
+            }
+        }
+        Ok(false)
+    }
+
+    /// Kills all processes that the program left running, even after a successful exit, and reads the rest of
+    /// the output.
+    async fn clean_up(&mut self, program: &str, answer: usize) -> io::Result<ExitStatus> {
+        let pid = self.group.pid;
+        process_group::kill(pid);
+        let rest = async {
+            while self.stdout.is_some() || self.stderr.is_some() {
+                self.read(answer + 1).await;
+            }
+        };
+        if timeout(LAST_WORDS, rest).await.is_err() {
+            tracing::warn!(plugin = %program, "a process of the plugin left its group and keeps running");
+        }
+        let status = self.child.wait().await?;
+        self.group.reaped = true;
+        let orphans = process_group::orphans_of(pid);
+        if timeout(LAST_WORDS, orphans).await.is_err() {
+            tracing::warn!(plugin = %program, "a killed process of the plugin still exists");
+        }
+        Ok(status)
+    }
+
+    /// Reads the next output, at most `most` bytes of standard output. Never resolves once both streams are
+    /// closed. Safe to cancel.
+    async fn read(&mut self, most: usize) {
+        let (mut out, mut err) = ([0; 4096], [0; 4096]);
+        tokio::select! {
+            read = next(&mut self.stdout, &mut out) => match read {
+                0 => self.stdout = None,
+                count => {
+                    let room = most.saturating_sub(self.answer.len());
+                    self.answer.extend(out.iter().take(count.min(room)));
+                }
+            },
+            read = next(&mut self.stderr, &mut err) => match read {
+                0 => self.stderr = None,
+                count => {
+                    self.tail.extend(err.iter().take(count));
+                    let over = self.tail.len().saturating_sub(TAIL);
+                    self.tail.drain(..over);
+                }
+            },
+        }
+    }
+
+    fn said(&mut self) -> Said {
+        Said::of(self.tail.make_contiguous())
+    }
 }
 
 /// The program's process group, killed on drop.
@@ -314,42 +333,6 @@ impl Drop for Group {
     fn drop(&mut self) {
         if !self.reaped {
             process_group::kill(self.pid);
-        }
-    }
-}
-
-/// Reads both streams until they are closed.
-struct Ears {
-    stdout: Option<ChildStdout>,
-    stderr: Option<ChildStderr>,
-    tail: VecDeque<u8>,
-}
-
-impl Ears {
-    fn open(&self) -> bool {
-        self.stdout.is_some() || self.stderr.is_some()
-    }
-
-    /// Reads the next output, at most `most` bytes of standard output. Never resolves once both streams are
-    /// closed. Safe to cancel.
-    async fn listen(&mut self, answer: &mut Vec<u8>, most: usize) {
-        let (mut out, mut err) = ([0; 4096], [0; 4096]);
-        tokio::select! {
-            read = next(&mut self.stdout, &mut out) => match read {
-                0 => self.stdout = None,
-                count => {
-                    let room = most.saturating_sub(answer.len());
-                    answer.extend(out.iter().take(count.min(room)));
-                }
-            },
-            read = next(&mut self.stderr, &mut err) => match read {
-                0 => self.stderr = None,
-                count => {
-                    self.tail.extend(err.iter().take(count));
-                    let over = self.tail.len().saturating_sub(TAIL);
-                    self.tail.drain(..over);
-                }
-            },
         }
     }
 }

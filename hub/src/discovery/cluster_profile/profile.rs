@@ -6,18 +6,20 @@ use std::collections::BTreeMap;
 use krypton_types::kubeconfig::SIZE_MAX;
 use krypton_types::names;
 use kube::ResourceExt as _;
-use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
+use kube::api::DynamicObject;
 use serde_json::{Map, Value};
 
+use super::super::provider::ApiKind;
 use super::super::{Kind, Origin};
 
 /// A profile is usable only with this condition.
 const READY: &str = "ControlPlaneHealthy";
 
-pub(super) fn api_resource() -> ApiResource {
-    let gvk = GroupVersionKind::gvk("multicluster.x-k8s.io", "v1alpha1", "ClusterProfile");
-    ApiResource::from_gvk_with_plural(&gvk, "clusterprofiles")
-}
+pub(super) const API: ApiKind = ApiKind {
+    group: "multicluster.x-k8s.io",
+    versions: &["v1alpha1"],
+    plural: "clusterprofiles",
+};
 
 /// A ClusterProfile.
 #[derive(Clone, Debug, PartialEq, Eq)]

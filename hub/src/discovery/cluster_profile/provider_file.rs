@@ -2,22 +2,12 @@
 //! has the format of the Cluster Inventory API. The hub validates the complete file and follows its
 //! changes.
 
-use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
-use krypton_types::error_chain::chain;
+use krypton_runtime::periodic::file::{FileError, POLL_INTERVAL, SettingsFile, follow_file};
 use serde_json::{Map, Value};
 use tokio::sync::watch;
-use tokio::time::MissedTickBehavior;
-
-use crate::chart::values_file::{DEADLINE, in_time, read_patiently};
-
-/// Size limit of the file, equal to that of a ConfigMap.
-const MAX_BYTES: u64 = 1024 * 1024;
-/// Poll interval. A mounted ConfigMap changes by swapped symlinks, which watches of a path miss.
-pub const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 /// All access providers in order of preference.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -92,18 +82,8 @@ pub enum EnvsPolicy {
 /// Why a provider file is unusable. Never contains the file's content, which may be secret.
 #[derive(Debug, thiserror::Error)]
 pub enum ProviderFileError {
-    #[error("reading the provider file {path} failed; correct --clusterprofile-provider-file or the file's permissions", path = path.display())]
-    Read {
-        path: PathBuf,
-        #[source]
-        source: std::io::Error,
-    },
-    #[error("the provider file {path} does not answer within {} s; check whether its mount hangs", DEADLINE.as_secs(), path = path.display())]
-    Hangs { path: PathBuf },
-    #[error("the provider file {path} is not a regular file; name a file with --clusterprofile-provider-file", path = path.display())]
-    NotAFile { path: PathBuf },
-    #[error("the provider file {path} is larger than 1 MiB; shorten it", path = path.display())]
-    TooLarge { path: PathBuf },
+    #[error(transparent)]
+    File(#[from] FileError),
     #[error("the provider file {path}, line {line}, column {column}, is not valid JSON; correct it", path = path.display())]
     Json {
         path: PathBuf,
@@ -120,23 +100,12 @@ pub enum ProviderFileError {
 
 impl ProviderFile {
     /// Loads the file at `path`.
-    pub fn load(path: &Path) -> Result<Self, ProviderFileError> {
-        parse(path, &read(path)?)
-    }
-
-    /// Like [`Self::load`], for a mount that may hang.
     ///
     /// # Errors
     ///
-    /// As [`Self::load`], and if the mount doesn't respond in time.
-    pub async fn load_in_time(path: &Path) -> Result<Self, ProviderFileError> {
-        let at = path.to_owned();
-        let loaded = in_time(DEADLINE, move || Self::load(&at)).await;
-        loaded.unwrap_or_else(|| {
-            Err(ProviderFileError::Hangs {
-                path: path.to_owned(),
-            })
-        })
+    /// If the file can't be read in time, or its content is invalid.
+    pub async fn load(path: &Path) -> Result<Self, ProviderFileError> {
+        parse(path, &file(path).read_in_time().await?)
     }
 
     /// Names of the providers, for messages.
@@ -150,81 +119,19 @@ impl ProviderFile {
     }
 }
 
-/// Sends the file's content after each change to a valid file. Logs an invalid file once and keeps the last
-/// good one. Ends when all receivers are dropped.
-pub async fn watch(path: PathBuf, every: Duration, tx: watch::Sender<Option<Arc<ProviderFile>>>) {
-    let mut last = None;
-    let mut ticks = tokio::time::interval(every);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        tokio::select! {
-            () = tx.closed() => return,
-            _ = ticks.tick() => {}
-        }
-        let at = path.clone();
-        let hangs = |hangs: bool| {
-            let path = path.display();
-            if hangs {
-                tracing::error!(%path, "the file of access providers does not answer; check whether its mount hangs");
-            } else {
-                tracing::info!(%path, "the file of access providers answers again");
-            }
-        };
-        let looking = read_patiently(DEADLINE, move || read(&at), hangs);
-        let content = tokio::select! {
-            () = tx.closed() => return,
-            content = looking => content,
-        };
-        let Some(content) = content else {
-            continue; // the runtime is shutting down
-        };
-        let seen = match &content {
-            Ok(bytes) => Ok(bytes.clone()),
-            Err(error) => Err(chain(error)),
-        };
-        if last.as_ref() == Some(&seen) {
-            continue;
-        }
-        last = Some(seen);
-        match content.and_then(|bytes| parse(&path, &bytes)) {
-            Ok(file) => {
-                let changed = tx.send_if_modified(|before| {
-                    let differs = before.as_deref() != Some(&file);
-                    if differs {
-                        *before = Some(Arc::new(file));
-                    }
-                    differs
-                });
-                if changed {
-                    tracing::info!(path = %path.display(), "the access providers of ClusterProfiles have changed");
-                }
-            }
-            Err(error) => {
-                tracing::error!(error = %chain(&error), "the access providers of ClusterProfiles stay as they were");
-            }
-        }
+fn file(path: &Path) -> SettingsFile {
+    SettingsFile {
+        name: "provider file",
+        flag: "--clusterprofile-provider-file",
+        path: path.to_owned(),
     }
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, ProviderFileError> {
-    let path_buf = || path.to_owned();
-    let failed = |source| ProviderFileError::Read {
-        path: path_buf(),
-        source,
-    };
-    // Opening a pipe would wait for a writer.
-    if !std::fs::metadata(path).map_err(failed)?.is_file() {
-        return Err(ProviderFileError::NotAFile { path: path_buf() });
-    }
-    let mut bytes = Vec::new();
-    let file = std::fs::File::open(path).map_err(failed)?;
-    file.take(MAX_BYTES + 1)
-        .read_to_end(&mut bytes)
-        .map_err(failed)?;
-    if bytes.len() as u64 > MAX_BYTES {
-        return Err(ProviderFileError::TooLarge { path: path_buf() });
-    }
-    Ok(bytes)
+/// Sends the file's content after each change to a valid file. Logs an invalid file once and keeps the last
+/// good one. Ends when all receivers are dropped.
+pub(super) async fn follow(path: PathBuf, tx: watch::Sender<Option<Arc<ProviderFile>>>) {
+    let parse = |path: &Path, bytes: &[u8]| parse(path, bytes).map(|file| Some(Arc::new(file)));
+    follow_file(file(&path), POLL_INTERVAL, tx, parse, |_| {}).await;
 }
 
 pub(crate) fn parse(path: &Path, bytes: &[u8]) -> Result<ProviderFile, ProviderFileError> {
@@ -428,7 +335,6 @@ fn exec(at: &At<'_>) -> Result<Exec, Wrong> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use krypton_runtime::newest::NewestSeen as _;
 
     fn read_text(text: &str) -> Result<ProviderFile, ProviderFileError> {
         parse(Path::new("/etc/providers.json"), text.as_bytes())
@@ -530,30 +436,5 @@ mod tests {
             said.contains("$.providers[1].name is there twice"),
             "{said}"
         );
-    }
-
-    #[tokio::test]
-    async fn changed_file_is_reloaded_and_bad_file_ignored() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("config.json");
-        let write = |text: &str| {
-            std::fs::write(folder.path().join("next"), text).unwrap();
-            std::fs::rename(folder.path().join("next"), &path).unwrap();
-        };
-        write(r#"{"providers": []}"#);
-        let first = Arc::new(ProviderFile::load(&path).unwrap());
-        let (tx, mut rx) = watch::channel(Some(first));
-        let watching = tokio::spawn(watch(path.clone(), Duration::from_millis(5), tx));
-        write("{");
-        let one = r#"{"providers": [{"name": "a", "execConfig": {"apiVersion": "client.authentication.k8s.io/v1", "command": "a"}}]}"#;
-        write(one);
-        rx.changed().await.unwrap();
-        assert_eq!(rx.see().as_ref().unwrap().names(), "a");
-        write("{");
-        write(&one.replace("\"a\"", "\"b\""));
-        rx.changed().await.unwrap();
-        assert_eq!(rx.see().as_ref().unwrap().names(), "b");
-        drop(rx);
-        watching.await.unwrap();
     }
 }

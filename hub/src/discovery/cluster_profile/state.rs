@@ -75,7 +75,7 @@ pub(super) enum Due {
 
 /// State of one profile.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct ProfileState {
     pub profile: Profile,
     wanted: Result<Arc<Plan>, Unresolved>,
     running: bool,
@@ -100,7 +100,7 @@ pub(super) struct Held {
     said: Unresolved,
 }
 
-impl Held {
+impl ProfileState {
     pub(super) fn new(profile: Profile, wanted: Result<Plan, Unresolved>) -> Self {
         let message = format!(
             "{} is new: its credential is being asked for",
@@ -262,7 +262,7 @@ impl Held {
     }
 
     /// Returns the access to publish, and why it differs from the wanted one.
-    pub(super) fn say(
+    pub(super) fn access(
         &mut self,
         now: BootTime,
     ) -> (Result<Arc<Sanitized>, Unresolved>, Option<Unresolved>) {
@@ -303,7 +303,7 @@ impl Held {
     }
 
     /// Returns when the published access changes without an event, because the old access expires.
-    pub(super) fn turns(&self, now: BootTime) -> Option<BootTime> {
+    pub(super) fn expiry(&self, now: BootTime) -> Option<BootTime> {
         let ends = self.good.as_ref()?.life.ends?;
         (ends > now && (self.failure.is_some() || self.wanted.is_err())).then_some(ends)
     }
@@ -369,13 +369,13 @@ mod tests {
         }
     }
 
-    fn held() -> Held {
+    fn held() -> ProfileState {
         let profile = Profile::read(&profile::object("edge-1", json!({}))).unwrap();
-        Held::new(profile, Ok(plan("x", "a")))
+        ProfileState::new(profile, Ok(plan("x", "a")))
     }
 
     /// A profile that ran at 100 s, with this outcome.
-    fn with(life: Life) -> Held {
+    fn with(life: Life) -> ProfileState {
         let mut held = held();
         held.started(at(100));
         let first = plan("x", "a");
@@ -383,13 +383,13 @@ mod tests {
         held
     }
 
-    fn failed(held: &mut Held, seconds: u64) {
+    fn failed(held: &mut ProfileState, seconds: u64) {
         held.started(at(seconds));
         held.ended(Err("it is broken".to_owned()), at(seconds), 1.0);
     }
 
-    fn reasons(held: &mut Held, seconds: u64) -> (&'static str, &'static str) {
-        let (access, stale) = held.say(at(seconds));
+    fn reasons(held: &mut ProfileState, seconds: u64) -> (&'static str, &'static str) {
+        let (access, stale) = held.access(at(seconds));
         (
             access.map_or_else(|why| why.reason, |_| "ok"),
             stale.map_or("", |stale| stale.reason),
@@ -443,14 +443,14 @@ mod tests {
         assert_eq!(held.due(at(100)), Due::Rebuild);
         held.rebuilt(Ok(good(plan("x", "b"), "t", Life::default())), at(100), 1.0);
         assert_eq!(held.due(at(1000)), Due::Nothing);
-        assert_eq!(held.say(at(101)).0.unwrap().server, "b");
+        assert_eq!(held.access(at(101)).0.unwrap().server, "b");
     }
 
     #[test]
     fn failed_rebuild_backs_off_and_delays_no_renewal() {
         let mut held = with(until(1000, 500));
         held.want(Ok(plan("x", "b")));
-        let fail = |held: &mut Held, second| {
+        let fail = |held: &mut ProfileState, second| {
             assert_eq!(held.due(at(second)), Due::Rebuild, "{second}");
             held.rebuilt(Err("no room left".to_owned()), at(second), 1.0);
         };
@@ -483,7 +483,7 @@ mod tests {
     fn provider_failure_is_reported_and_backs_off() {
         let mut held = held();
         failed(&mut held, 100);
-        let (access, _) = held.say(at(100));
+        let (access, _) = held.access(at(100));
         let why = access.unwrap_err();
         assert_eq!(why.reason, "AccessProviderFailed");
         assert!(
@@ -507,9 +507,9 @@ mod tests {
         assert_eq!(reasons(&mut held, 150), ("ok", ""));
         failed(&mut held, 180);
         assert_eq!(reasons(&mut held, 181), ("ok", "RemoteClusterStale"));
-        assert_eq!(held.turns(at(181)), Some(at(200)));
+        assert_eq!(held.expiry(at(181)), Some(at(200)));
         assert_eq!(reasons(&mut held, 200), ("AccessProviderFailed", ""));
-        assert_eq!(held.turns(at(200)), None);
+        assert_eq!(held.expiry(at(200)), None);
         held.started(at(210));
         held.ended(Ok(good(plan("x", "a"), "u", until(400, 380))), at(210), 0.0);
         assert_eq!(reasons(&mut held, 210), ("ok", ""));
@@ -521,11 +521,11 @@ mod tests {
         held.want(Ok(plan("y", "b")));
         assert_eq!(reasons(&mut held, 110), ("ok", ""));
         failed(&mut held, 110);
-        assert_eq!(held.say(at(110)).0.unwrap().server, "a");
+        assert_eq!(held.access(at(110)).0.unwrap().server, "a");
         assert_eq!(reasons(&mut held, 110), ("ok", "RemoteClusterStale"));
         held.started(at(120));
         held.ended(Ok(good(plan("y", "b"), "t", Life::default())), at(120), 0.0);
-        assert_eq!(held.say(at(120)).0.unwrap().server, "b");
+        assert_eq!(held.access(at(120)).0.unwrap().server, "b");
         assert_eq!(reasons(&mut held, 120), ("ok", ""));
     }
 
@@ -564,7 +564,7 @@ mod tests {
     #[test]
     fn refused_credentials_are_renewed_with_backoff() {
         let mut held = with(Life::default());
-        let renewed = |held: &mut Held, token: &str, seconds| {
+        let renewed = |held: &mut ProfileState, token: &str, seconds| {
             held.doubt(at(seconds));
             held.started(at(seconds));
             let good = good(plan("x", "a"), token, Life::default());

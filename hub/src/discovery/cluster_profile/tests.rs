@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
+use krypton_runtime::watch::store::Store;
 use krypton_types::conditions::reason;
+use kube::runtime::watcher::Event;
 use serde_json::json;
 
 use super::provider_file::{AccessProvider, ApiVersion, ArgsPolicy, EnvsPolicy, Exec};
@@ -19,7 +21,7 @@ struct Stage {
     folder: tempfile::TempDir,
     access: Arc<Access>,
     file: watch::Sender<Option<Arc<ProviderFile>>>,
-    listed: Listed<Profile>,
+    listed: Store<Profile>,
     members: Members,
 }
 
@@ -36,13 +38,12 @@ impl Stage {
             folder,
             access,
             file,
-            listed: Listed::default(),
+            listed: Store::default(),
             members: Members::default(),
         };
-        stage.listed.take(Event::<DynamicObject>::Init, |_| None);
         stage
             .listed
-            .take(Event::<DynamicObject>::InitDone, |_| None);
+            .apply(Event::<DynamicObject>::InitDone, |_| None);
         stage.fakes(&[("a", ANSWERS)]);
         stage.answer(&json!({"token": "one"}));
         stage
@@ -68,7 +69,7 @@ impl Stage {
         let providers = fakes.iter().map(provider).collect();
         self.file
             .send_replace(Some(Arc::new(ProviderFile { providers })));
-        self.follow(None);
+        self.follow();
     }
 
     fn answer(&self, status: &Value) {
@@ -80,29 +81,28 @@ impl Stage {
         std::fs::read(self.folder.path().join("count")).map_or(0, |count| count.len() / 2)
     }
 
-    fn follow(&mut self, key: Option<&Key>) -> bool {
-        let file = self.file.get();
+    fn follow(&mut self) -> bool {
+        let known = self.listed.known().unwrap();
         self.members
-            .follow(&self.listed, key, file.as_deref(), &Policy::default())
+            .follow(known, self.file.get(), &Policy::default())
     }
 
     fn apply(&mut self, name: &str, status: Value) -> bool {
         let object = profile::object(name, status);
-        let key = listed::key(&object);
         self.listed
-            .take(Event::Apply(object), |object| Profile::read(&object));
-        self.follow(Some(&key))
+            .apply(Event::Apply(object), |object| Profile::read(&object));
+        self.follow()
     }
 
     /// Performs all due work.
     async fn settle(&mut self) {
         loop {
-            self.members.attend(&self.access, BootTime::now());
-            let Some(asked) = self.members.runs.join_next().await else {
+            self.members.start_due_work(&self.access, BootTime::now());
+            let Some(ended) = self.members.runs.join_next().await else {
                 return;
             };
-            let (key, plan, answer) = asked.unwrap();
-            self.members.asked(&self.access, &key, &plan, answer);
+            let (key, plan, answer) = ended.unwrap();
+            self.members.run_ended(&self.access, &key, &plan, answer);
         }
     }
 
@@ -289,9 +289,8 @@ async fn deleted_profile_removes_token_and_recreated_one_restarts() {
     assert_eq!(files(), 1);
     drop(source);
     let object = profile::object("edge-1", Value::Null);
-    let key = listed::key(&object);
-    stage.listed.take(Event::Delete(object), |_| None);
-    assert!(stage.follow(Some(&key)));
+    stage.listed.apply(Event::Delete(object), |_| None);
+    assert!(stage.follow());
     assert!(stage.members.sources(BootTime::now()).is_empty());
     let left = std::fs::read_dir(stage.folder.path().join("cluster-profiles")).unwrap();
     assert_eq!(left.count(), 0);
@@ -313,7 +312,7 @@ fn decided(listing: Listing, covered: bool) -> membership::Membership {
             std::future::pending().boxed()
         }
     }
-    let found = Found::given(Arc::new(Fake(covered)), listing);
+    let found = Found::new(Arc::new(Fake(covered)), listing);
     let origin = Origin {
         kind: Kind::ClusterProfile,
         namespace: Some("fleet".to_owned()),

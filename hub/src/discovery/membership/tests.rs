@@ -59,7 +59,7 @@ fn listing(sources: impl IntoIterator<Item = Source>) -> Listing {
 }
 
 fn found(namespace: &'static str, listing: Listing) -> Found {
-    Found::given(Arc::new(Of(namespace)), listing)
+    Found::new(Arc::new(Of(namespace)), listing)
 }
 
 type Bound = BTreeMap<String, Option<SourceRef>>;

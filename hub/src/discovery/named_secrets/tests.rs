@@ -37,8 +37,7 @@ fn slot(secret: Option<Option<Secret>>, trouble: Option<&str>) -> Slot {
     Slot {
         secret,
         trouble: trouble.map(str::to_owned),
-        told: 0,
-        changes: 0,
+        reading: None,
     }
 }
 
@@ -54,7 +53,7 @@ async fn named_secret_becomes_member_if_trusted_or_open() {
     ] {
         let naming = Naming { key: None, trusted };
         let read = slot(Some(Some(secret(labels))), None);
-        let (finding, source) = provider.read(&name(), &naming, Some(&read));
+        let (finding, source) = provider.read(&name(), &naming, &read);
         let expected = Finding::There {
             member: "admin".to_owned(),
             open: is_open,
@@ -71,23 +70,23 @@ async fn unread_secret_is_unknown_and_last_read_stands() {
         key: Some("admin.conf".to_owned()),
         trusted: true,
     };
-    let read = |slot: Option<&Slot>| provider.read(&name(), &naming, slot);
-    let (finding, source) = read(None);
+    let read = |slot: &Slot| provider.read(&name(), &naming, slot);
+    let (finding, source) = read(&Slot::default());
     assert_eq!(finding, None);
     assert_eq!(source.unwrap().access.unwrap_err().reason, reason::STARTING);
-    let (finding, source) = read(Some(&slot(None, Some("no answer"))));
+    let (finding, source) = read(&slot(None, Some("no answer")));
     assert_eq!(finding, Some(Finding::Unread("no answer".to_owned())));
     assert_eq!(source.unwrap().access.unwrap_err().reason, reason::STARTING);
-    let (finding, source) = read(Some(&slot(Some(None), None)));
+    let (finding, source) = read(&slot(Some(None), None));
     assert_eq!((finding, source), (Some(Finding::NotThere), None));
     let mut going = secret(&[]);
     let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(jiff::Timestamp::UNIX_EPOCH);
     going.metadata.deletion_timestamp = Some(now);
-    let (finding, _) = read(Some(&slot(Some(Some(going)), None)));
+    let (finding, _) = read(&slot(Some(Some(going)), None));
     assert_eq!(finding, Some(Finding::NotThere));
 
     let later = slot(Some(Some(secret(&[]))), Some("no answer"));
-    let source = read(Some(&later)).1.unwrap();
+    let source = read(&later).1.unwrap();
     assert_eq!(source.stale.unwrap().reason, reason::SOURCE_UNAVAILABLE);
     let fault = source.access.unwrap_err().message;
     assert!(
@@ -123,24 +122,21 @@ async fn secret_is_read_again_only_after_its_change() {
     let mut named: BTreeMap<_, _> = [name(), other.clone()]
         .map(|name| (name, naming.clone()))
         .into();
-    let (slots, mut readings) = (Slots::default(), BTreeMap::new());
-    assert_eq!(provider.look(&named, &slots, &mut readings), 2);
-    assert_eq!(provider.look(&named, &slots, &mut readings), 0);
-    put(&slots, &name(), |slot| {
-        slot.secret = Some(Some(secret(&[])))
-    });
-    assert_eq!(provider.look(&named, &slots, &mut readings), 1);
-    assert!(matches!(
-        readings[&name()].finding,
-        Some(Finding::There { .. })
-    ));
-    put(&slots, &name(), |slot| {
-        slot.trouble = Some("no answer".to_owned())
-    });
-    assert_eq!(provider.look(&named, &slots, &mut readings), 1);
+    let mut slots = BTreeMap::new();
+    assert_eq!(provider.read_changed(&named, &mut slots), 2);
+    assert_eq!(provider.read_changed(&named, &mut slots), 0);
+    slots.get_mut(&name()).unwrap().take(Ok(Some(secret(&[]))));
+    assert_eq!(provider.read_changed(&named, &mut slots), 1);
+    let reading = slots[&name()].reading.as_ref().unwrap();
+    assert!(matches!(reading.finding, Some(Finding::There { .. })));
+    slots
+        .get_mut(&name())
+        .unwrap()
+        .take(Err("no answer".to_owned()));
+    assert_eq!(provider.read_changed(&named, &mut slots), 1);
     named.get_mut(&other).unwrap().trusted = false;
-    assert_eq!(provider.look(&named, &slots, &mut readings), 1);
+    assert_eq!(provider.read_changed(&named, &mut slots), 1);
     named.remove(&other);
-    assert_eq!(provider.look(&named, &slots, &mut readings), 0);
-    assert!(!readings.contains_key(&other));
+    assert_eq!(provider.read_changed(&named, &mut slots), 0);
+    assert!(!slots.contains_key(&other));
 }

@@ -54,7 +54,7 @@ fn found(sources: Option<&[(&str, &str, &str)]>) -> Found {
         sources,
         ..Listing::default()
     };
-    Found::given(Arc::new(Given), listing)
+    Found::new(Arc::new(Given), listing)
 }
 
 fn bound(names: &[&str]) -> BTreeMap<String, Option<SourceRef>> {

@@ -1,0 +1,324 @@
+//! Follows a file of settings on a mount that may hang.
+
+use std::error::Error;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use krypton_types::error_chain::chain;
+use tokio::sync::watch;
+
+use crate::newest::PutNews as _;
+
+/// A mounted ConfigMap or Secret changes by swapped symlinks, which watches of a path miss.
+pub const POLL_INTERVAL: Duration = Duration::from_secs(2);
+/// A read that takes longer counts as hung: its mount doesn't respond.
+pub const DEADLINE: Duration = Duration::from_secs(10);
+/// Size limit of a file, 1 MiB, equal to that of a Secret or ConfigMap.
+pub const MAX_BYTES: u64 = 1024 * 1024;
+
+/// A file that a flag names.
+#[derive(Clone, Debug)]
+pub struct SettingsFile {
+    /// For messages.
+    pub name: &'static str,
+    /// The flag that names it.
+    pub flag: &'static str,
+    pub path: PathBuf,
+}
+
+/// Why a file is unusable. Never contains the file's content, which may be secret.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    #[error("reading the {} {} failed; correct {} or the file's permissions", .0.name, .0.path.display(), .0.flag)]
+    Read(SettingsFile, #[source] io::Error),
+    #[error("the {} {} does not answer within {} s; check whether its mount hangs", .0.name, .0.path.display(), DEADLINE.as_secs())]
+    Hangs(SettingsFile),
+    #[error("the {} {} is not a regular file; name a file with {}", .0.name, .0.path.display(), .0.flag)]
+    NotAFile(SettingsFile),
+    #[error("the {} {} is larger than 1 MiB; shorten it", .0.name, .0.path.display())]
+    TooLarge(SettingsFile),
+}
+
+impl SettingsFile {
+    /// Reads a regular file within its size limit.
+    ///
+    /// # Errors
+    ///
+    /// If the file can't be read, isn't regular, or is too large.
+    pub fn read(&self) -> Result<Vec<u8>, FileError> {
+        let failed = |source| FileError::Read(self.clone(), source);
+        // Opening a pipe would wait for a writer.
+        if !std::fs::metadata(&self.path).map_err(failed)?.is_file() {
+            return Err(FileError::NotAFile(self.clone()));
+        }
+        let mut bytes = Vec::new();
+        let file = std::fs::File::open(&self.path).map_err(failed)?;
+        file.take(MAX_BYTES + 1)
+            .read_to_end(&mut bytes)
+            .map_err(failed)?;
+        if bytes.len() as u64 > MAX_BYTES {
+            return Err(FileError::TooLarge(self.clone()));
+        }
+        Ok(bytes)
+    }
+
+    /// Reads the file on a mount that may hang.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::read`], and if the mount doesn't respond in time.
+    pub async fn read_in_time(&self) -> Result<Vec<u8>, FileError> {
+        let file = self.clone();
+        let read = in_time(DEADLINE, move || file.read()).await;
+        read.unwrap_or_else(|| Err(FileError::Hangs(self.clone())))
+    }
+}
+
+/// Sends the parsed content of `file` after each change to valid content. Logs invalid content once, and keeps the last
+/// good content. Calls `hangs` with a message while the file doesn't respond, and with `None` afterwards. Ends when
+/// all receivers are dropped.
+pub async fn follow_file<T: PartialEq, E: Error + From<FileError>>(
+    file: SettingsFile,
+    every: Duration,
+    newest: watch::Sender<T>,
+    parse: impl Fn(&Path, &[u8]) -> Result<T, E>,
+    hangs: impl Fn(Option<String>),
+) {
+    let (name, path) = (file.name, file.path.clone());
+    let reader = file.clone();
+    let read = move || reader.read();
+    let hangs = |is: bool| {
+        let why = is.then(|| FileError::Hangs(file.clone()).to_string());
+        match &why {
+            Some(why) => tracing::error!(error = %why, "keeping the last content of the {name}"),
+            None => tracing::info!(path = %path.display(), "the {name} answers again"),
+        }
+        hangs(why);
+    };
+    let put = |content: T| {
+        if newest.put(content) {
+            tracing::info!(path = %path.display(), "the {name} has changed");
+        }
+    };
+    let parse = |bytes: &[u8]| parse(&path, bytes);
+    let following = follow(name, (every, DEADLINE), read, parse, put, hangs);
+    tokio::select! {
+        () = newest.closed() => {}
+        () = following => {}
+    }
+}
+
+async fn follow<T, E: Error + From<FileError>>(
+    name: &'static str,
+    (every, deadline): (Duration, Duration),
+    read: impl Fn() -> Result<Vec<u8>, FileError> + Clone + Send + 'static,
+    parse: impl Fn(&[u8]) -> Result<T, E>,
+    put: impl Fn(T),
+    hangs: impl Fn(bool),
+) {
+    let mut last = None;
+    loop {
+        let Some(content) = read_or_wait(deadline, read.clone(), &hangs).await else {
+            return; // the runtime is shutting down
+        };
+        let seen = content
+            .as_ref()
+            .map(Vec::clone)
+            .map_err(|error| chain(error));
+        if last.as_ref() != Some(&seen) {
+            last = Some(seen);
+            match content.map_err(E::from).and_then(|bytes| parse(&bytes)) {
+                Ok(content) => put(content),
+                Err(error) => {
+                    tracing::error!(error = %chain(&error), "keeping the last content of the {name}");
+                }
+            }
+        }
+        tokio::time::sleep(every).await;
+    }
+}
+
+/// Reads on a separate thread, which outlives `deadline` if its mount hangs. Returns `None` then.
+pub async fn in_time<T: Send + 'static>(
+    deadline: Duration,
+    read: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    let reading = tokio::task::spawn_blocking(read);
+    tokio::time::timeout(deadline, reading).await.ok()?.ok()
+}
+
+/// Reads on a separate thread. If the read takes longer than `deadline`, calls `hangs(true)`, waits for the
+/// same read, and then calls `hangs(false)`. No second thread hangs on one mount. Returns `None` when the
+/// runtime ends.
+pub async fn read_or_wait<T: Send + 'static>(
+    deadline: Duration,
+    read: impl FnOnce() -> T + Send + 'static,
+    hangs: impl Fn(bool),
+) -> Option<T> {
+    let mut reading = tokio::task::spawn_blocking(read);
+    if let Ok(ended) = tokio::time::timeout(deadline, &mut reading).await {
+        return ended.ok();
+    }
+    hangs(true);
+    let ended = reading.await;
+    hangs(false);
+    ended.ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Arc, Mutex, mpsc};
+
+    use super::*;
+    use crate::newest::NewestSeen as _;
+
+    #[derive(Debug, thiserror::Error)]
+    enum ParseError {
+        #[error(transparent)]
+        File(#[from] FileError),
+        #[error("no number")]
+        NoNumber,
+    }
+
+    fn number(bytes: &[u8]) -> Result<u32, ParseError> {
+        let text = std::str::from_utf8(bytes).ok();
+        text.and_then(|text| text.parse().ok())
+            .ok_or(ParseError::NoNumber)
+    }
+
+    fn file(path: &Path) -> SettingsFile {
+        SettingsFile {
+            name: "test file",
+            flag: "--test-file",
+            path: path.to_owned(),
+        }
+    }
+
+    #[test]
+    fn only_regular_files_up_to_one_mebibyte_load() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        let missing = file(&path).read().unwrap_err();
+        assert!(matches!(missing, FileError::Read(..)), "{missing:?}");
+        let folder = file(directory.path()).read().unwrap_err();
+        assert!(matches!(folder, FileError::NotAFile(_)), "{folder:?}");
+
+        let mut content = vec![b'x'; MAX_BYTES as usize];
+        std::fs::write(&path, &content).unwrap();
+        assert_eq!(file(&path).read().unwrap(), content);
+        content.push(b'x');
+        std::fs::write(&path, &content).unwrap();
+        let error = file(&path).read().unwrap_err();
+        assert!(matches!(error, FileError::TooLarge(_)), "{error:?}");
+    }
+
+    #[tokio::test]
+    async fn valid_edit_is_loaded_and_invalid_one_ignored() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("number");
+        // Change the file like a mounted Secret: swap the symlink, never the file.
+        let swap = |content: &str, version: &str| {
+            let file = directory.path().join(version);
+            std::fs::write(&file, content).unwrap();
+            let link = directory.path().join("link");
+            std::os::unix::fs::symlink(&file, &link).unwrap();
+            std::fs::rename(&link, &path).unwrap();
+        };
+        swap("1", "v1");
+        let (tx, mut rx) = watch::channel(1);
+        let parse = |_: &Path, bytes: &[u8]| number(bytes);
+        let every = Duration::from_millis(5);
+        let following = tokio::spawn(follow_file(file(&path), every, tx, parse, |_| {}));
+        swap("2", "v2");
+        rx.changed().await.unwrap();
+        assert_eq!(rx.see(), 2);
+        swap("no number", "v3");
+        swap("4", "v4");
+        rx.changed().await.unwrap();
+        assert_eq!(rx.see(), 4);
+        drop(rx);
+        following.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn each_content_is_judged_once() {
+        let contents = [Ok("1"), Ok("1"), Ok("x"), Ok("x"), Ok("y"), Ok("1")];
+        let contents = Mutex::new(contents.into_iter().chain([Err(()), Err(())]));
+        let (ended, end) = tokio::sync::oneshot::channel::<()>();
+        let ended = Mutex::new(Some(ended));
+        let read = Arc::new(move || match contents.lock().unwrap().next() {
+            Some(Ok(text)) => Ok(text.as_bytes().to_vec()),
+            Some(Err(())) => Err(FileError::NotAFile(file(Path::new("test")))),
+            None => {
+                ended.lock().unwrap().take();
+                Ok(b"0".to_vec())
+            }
+        });
+        let judged = Mutex::new(Vec::new());
+        let parse = |bytes: &[u8]| {
+            judged
+                .lock()
+                .unwrap()
+                .push(String::from_utf8_lossy(bytes).into_owned());
+            number(bytes)
+        };
+        let times = (Duration::from_millis(1), DEADLINE);
+        let following = follow("test", times, move || read(), parse, |_| {}, |_| {});
+        tokio::select! {
+            _ = end => {}
+            () = following => {}
+        }
+        let judged = judged.lock().unwrap();
+        assert_eq!(judged[..4], ["1", "x", "y", "1"]);
+        assert!(judged[4..].iter().all(|it| it == "0"), "{judged:?}");
+    }
+
+    #[tokio::test]
+    async fn hung_mount_is_reported_and_file_read_later() {
+        // The mount responds once for each message.
+        let (answers, mount) = mpsc::channel::<&'static [u8]>();
+        let mount = Arc::new(Mutex::new(mount));
+        let looks = Arc::new(AtomicUsize::new(0));
+        let read = {
+            let looks = Arc::clone(&looks);
+            move || {
+                looks.fetch_add(1, Ordering::SeqCst);
+                let answer = mount.lock().unwrap().recv();
+                Ok(answer.unwrap_or_default().to_vec())
+            }
+        };
+        let (told, mut hangs) = tokio::sync::mpsc::channel(8);
+        let (put, mut content) = tokio::sync::mpsc::channel(8);
+        let millis = Duration::from_millis;
+        let following = tokio::spawn(follow(
+            "test",
+            (millis(1), millis(20)),
+            read,
+            number,
+            move |number| put.try_send(number).unwrap(),
+            move |is| told.try_send(is).unwrap(),
+        ));
+        assert_eq!(hangs.recv().await, Some(true));
+        assert_eq!(looks.load(Ordering::SeqCst), 1);
+        answers.send(b"2").unwrap();
+        assert_eq!(hangs.recv().await, Some(false));
+        assert_eq!(content.recv().await, Some(2));
+        // The loop can be dropped while the mount hangs again.
+        assert_eq!(hangs.recv().await, Some(true));
+        following.abort();
+        assert!(following.await.unwrap_err().is_cancelled());
+        drop(answers);
+    }
+
+    #[tokio::test]
+    async fn hung_read_ends_at_its_deadline() {
+        let (answers, answer) = mpsc::channel::<()>();
+        let hung = in_time(Duration::from_millis(10), move || answer.recv());
+        let ended = tokio::time::timeout(Duration::from_secs(5), hung).await;
+        assert_eq!(ended, Ok(None));
+        drop(answers);
+        assert_eq!(in_time(DEADLINE, || 1).await, Some(1));
+    }
+}
