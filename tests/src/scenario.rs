@@ -125,8 +125,8 @@ impl<'a> Scenario<'a> {
             Some((source, name)) => ServedChart::of(source, (name, "1.0.0"), self.values).await?,
             None => ServedChart::small(self.values.unwrap_or("replicaCount: 0")).await?,
         };
-        let mut pair = Pair::start(self.name, self.mode, self.parts).await?;
-        pair.open(chart.flags(self.flags)).await?;
+        let mut pair = Box::pin(Pair::start(self.name, self.mode, self.parts)).await?;
+        Box::pin(pair.open(chart.flags(self.flags))).await?;
         Ok((pair, chart))
     }
 }

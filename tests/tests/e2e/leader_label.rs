@@ -286,7 +286,7 @@ spec: {containers: [{name: one, image: one}]}
             "pods of its own release only",
         ),
     ] {
-        let refused = as_the_hub.merge(pod, &&patch).await;
+        let refused = as_the_hub.merge(pod, &patch).await;
         let refused = refused.map(drop).unwrap_err().to_string();
         assert!(refused.contains(words), "{patch}: {refused}");
     }

@@ -103,17 +103,13 @@ async fn original_crds_are_replaced_and_stored_objects_kept() -> TestResult {
         },
     ];
     for stored in tenants {
-        gives_way(
-            &cluster,
-            &Tenant::crd(),
-            &ApiResource::erase::<Tenant>(&()),
-            &stored,
-        )
-        .await?;
+        let kind = ApiResource::erase::<Tenant>(&());
+        Box::pin(gives_way(&cluster, &Tenant::crd(), &kind, &stored)).await?;
     }
     let kind = ApiResource::erase::<KryptonDeployment>(&());
     for stored in deployments {
-        gives_way(&cluster, &KryptonDeployment::crd(), &kind, &stored).await?;
+        let crd = KryptonDeployment::crd();
+        Box::pin(gives_way(&cluster, &crd, &kind, &stored)).await?;
     }
     Ok(())
 }
