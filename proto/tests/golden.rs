@@ -191,6 +191,7 @@ fn member() -> MemberReport {
 fn agent_says() -> Vec<Said> {
     let gone = Report {
         tenants: vec![Tenant {
+            name: "gone".to_owned(),
             state: None,
             ..tenant(0)
         }],

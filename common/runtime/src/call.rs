@@ -113,10 +113,8 @@ mod tests {
         let status = Status::failure("you may not", "Forbidden").with_code(403);
         let answer = std::future::ready(kube::Result::<()>::Err(kube::Error::Api(status.boxed())));
         let error = call("reading the Secret a/b", answer).await.unwrap_err();
-        assert_eq!(error.code(), Some(404));
-        assert!(
-            chain(&error).starts_with("reading the Secret a/b failed: "),
-            "{error}"
-        );
+        assert_eq!(error.code(), Some(403));
+        let message = "reading the Secret a/b failed; grant the missing permission: ";
+        assert!(chain(&error).starts_with(message), "{}", chain(&error));
     }
 }

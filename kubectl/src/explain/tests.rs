@@ -546,7 +546,7 @@ fn explain_works_without_home_tenant_and_on_edge() {
     ] {
         edge.acts = acts;
         let lines = [
-            "! this cluster is not home",
+            "! this is not the home cluster",
             line,
             "✓ Installed: release installed",
         ];
