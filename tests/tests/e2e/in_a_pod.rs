@@ -7,6 +7,7 @@ use krypton_tests::{
     fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
     membership::{bundle_of, write_secret},
 };
+use krypton_types::join_info::NAME as JOIN_INFO;
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -92,6 +93,10 @@ async fn hub_and_agent_await_apiserver_and_reload_tokens() -> TestResult {
     hub.ready(PATIENCE).await?;
     hub.stop().await?;
 
+    // The next hub listens at another address, and `join` must not read this one's.
+    let delete = ["delete", "configmap", JOIN_INFO, "-n", NAMESPACE];
+    home.kubectl(delete.into_iter().chain(["--ignore-not-found"]))
+        .await?;
     home.stop_apiserver().await?;
     let options = HubOptions::new(&home_config)
         .env("POD_NAMESPACE", NAMESPACE)
@@ -102,7 +107,10 @@ async fn hub_and_agent_await_apiserver_and_reload_tokens() -> TestResult {
     home.start_apiserver().await?;
     hub.ready(PATIENCE).await?;
 
-    let bundle = bundle_of(&home, NAMESPACE, "edge-1").await?;
+    let bundle = eventually("the hub to admit agents", async || {
+        Ok(bundle_of(&home, NAMESPACE, "edge-1").await.ok())
+    })
+    .await?;
     let folder = TempDir::with_prefix("krypton-join-")?;
     let file = folder.path().join("bundle.yaml");
     write_secret(&file, &bundle)?;
