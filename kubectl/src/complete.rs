@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use clap::builder::{PossibleValue, StyledStr};
-use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory as _, FromArgMatches as _};
+use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory as _};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::api::ListParams;
 use kube::core::ApiResource;
@@ -160,11 +160,20 @@ fn help(text: Option<&StyledStr>) -> String {
     sentence.trim_end_matches('.').to_owned()
 }
 
+/// Returns the selected cluster. The command may have no such arguments.
+fn home_args(matches: &ArgMatches) -> HomeArgs {
+    let kubeconfig = matches.try_get_one("kubeconfig").ok().flatten().cloned();
+    let context = matches.try_get_one("context").ok().flatten().cloned();
+    HomeArgs {
+        kubeconfig,
+        context,
+    }
+}
+
 /// Returns the names of the objects of a kind, or of the namespaces, on the cluster that the arguments select.
 async fn names(kind: Option<Kind>, matches: &ArgMatches, env: Env<'_>) -> Vec<String> {
     let listing = async {
-        let args = HomeArgs::from_arg_matches(matches).ok()?;
-        let home = connect(&args, env).await.ok()?;
+        let home = connect(&home_args(matches), env).await.ok()?;
         let namespace = matches.try_get_one::<String>("namespace").ok().flatten();
         let objects = match kind {
             Some(kind) => {
@@ -238,7 +247,7 @@ mod tests {
         let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
         let (_, matches) = typed(&words);
         assert_eq!(matches.get_one::<String>("namespace").unwrap(), "team");
-        let home = HomeArgs::from_arg_matches(&matches).unwrap();
+        let home = home_args(&matches);
         assert_eq!(home.context.as_deref(), Some("edge"));
         assert_eq!(home.kubeconfig.as_deref(), Some(Path::new("f")));
         assert_eq!(matches.get_one::<Output>("output"), None);
