@@ -173,12 +173,8 @@ async fn why_not(entry: &Entry) -> Option<String> {
         return Some("nobody runs it".to_owned());
     };
     let module = module.rsplit("::").next().unwrap_or(module);
-    let there = ["tests/tests/e2e", "agent/src/args"]
-        .into_iter()
-        .any(|folder| {
-            let file = root().join(folder).join(format!("{module}.rs"));
-            fs::read_to_string(file).is_ok_and(|text| tests_of(&text).contains(name))
-        });
+    let file = root().join(format!("tests/tests/e2e/{module}.rs"));
+    let there = fs::read_to_string(file).is_ok_and(|text| tests_of(&text).contains(name));
     (!there).then(|| format!("there is no test {module}::{name}"))
 }
 

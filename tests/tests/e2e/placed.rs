@@ -412,14 +412,14 @@ async fn restarted_hub_rewrites_no_placed_tenants() -> TestResult {
         memberships.push(joining.await?);
     }
     home.kubectl(["create", "namespace", TEAM]).await?;
-    let desk = FleetClient::at(&home);
+    let desk = FleetClient::at(&home).within(TEAM);
     for number in 0..members_of_all * each {
         let spec = json!({
             "clusterRef": {"secretName": format!("edge-{}", number % members_of_all)},
             "workspace": "kube-system",
         });
         let name = format!("tenant-{number}");
-        desk.within(TEAM).create(&name, spec).await?;
+        desk.create(&name, spec).await?;
     }
     let refused = |tenant: &Tenant| {
         let conditions = tenant.status.clone().unwrap_or_default().conditions;
@@ -474,8 +474,8 @@ async fn restarted_hub_rewrites_no_placed_tenants() -> TestResult {
             "workspace": "kube-system",
         });
         let name = format!("later-{number}");
-        desk.within(TEAM).create(&name, spec).await?;
-        desk.within(TEAM).shows(&name, &[PLACED]).await?;
+        desk.create(&name, spec).await?;
+        desk.shows(&name, &[PLACED]).await?;
     }
     all_are_placed_still(&desk).await;
     for (edge, (objects_before, writes_before)) in edges.iter().zip(before) {
