@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn unlisted_orders_are_forgotten_and_only_changes_are_due() {
+    fn unlisted_orders_are_forgotten_and_changes_queued() {
         let mut placed_tenants = PlacedTenants::new(Duration::ZERO);
         let (a, b) = (order("a", false), order("b", false));
         assert_eq!(placed_tenants.ordered(&[a.clone(), b.clone()]), []);

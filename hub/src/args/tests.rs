@@ -332,7 +332,7 @@ fn each_insecure_flag_opens_one_thing() {
 }
 
 #[test]
-fn servers_can_be_disabled_but_not_share_a_port() {
+fn servers_can_be_disabled_but_share_no_port() {
     check("
 --listen=0; --metrics-bind-address=0 | listen: None & metrics_bind_address: None
 --health-probe-bind-address; 0; --debug-bind-address=0 | health_probe_bind_address: None & debug_bind_address: None
