@@ -32,6 +32,9 @@ pub(super) struct Standing {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     Nothing,
+    /// The EdgeCluster is deleted and no longer has the finalizer. Send the member no new order: it would
+    /// install again what it has just uninstalled.
+    Gone,
     /// Add the finalizer: a deletion must wait for the member.
     PutOn,
     /// Remove the finalizer, for this cause.
@@ -79,7 +82,7 @@ pub(super) fn step(object: &EdgeCluster, standing: &Standing) -> Step {
         };
     }
     if !held(object) {
-        return Step::Nothing;
+        return Step::Gone;
     }
     let orphaned = object.annotations().get(names::ORPHAN_ANNOTATION);
     if !uninstalls(object) || orphaned.is_some_and(|value| value == "true") {
@@ -120,7 +123,7 @@ impl Step {
             Self::Uninstall(_) => (false, true),
             // A member that was ordered to uninstall must stop.
             Self::Wait(_) | Self::TakeOff(LetGo::Orphaned | LetGo::CrdDeleted) => (true, false),
-            Self::Read | Self::TakeOff(LetGo::Uninstalled) => return None,
+            Self::Gone | Self::Read | Self::TakeOff(LetGo::Uninstalled) => return None,
         };
         Some(Order { paused, retire })
     }
@@ -130,7 +133,7 @@ impl Step {
         match self {
             Self::PutOn => Some(finalizers(object, true)),
             Self::TakeOff(_) => Some(finalizers(object, false)),
-            Self::Nothing | Self::Read | Self::Wait(_) | Self::Uninstall(_) => None,
+            Self::Nothing | Self::Gone | Self::Read | Self::Wait(_) | Self::Uninstall(_) => None,
         }
     }
 
@@ -147,7 +150,7 @@ impl Step {
             ),
             Self::Wait(why) => (reason::UNINSTALL_WAITS, format!("{why}; {remedy}")),
             Self::Uninstall(how) => (reason::UNINSTALLING, format!("{how}; {remedy}")),
-            Self::Nothing | Self::PutOn | Self::TakeOff(_) => return None,
+            Self::Nothing | Self::Gone | Self::PutOn | Self::TakeOff(_) => return None,
         };
         Some(State::new(Truth::False, why, message))
     }
@@ -240,7 +243,7 @@ impl Retirements {
                 "it was deleted with deletionPolicy Uninstall: the member uninstalls its releases",
             ),
             Step::TakeOff(why) => why.told()?,
-            Step::Wait(_) | Step::Nothing | Step::PutOn | Step::Read => return None,
+            Step::Wait(_) | Step::Nothing | Step::Gone | Step::PutOn | Step::Read => return None,
         };
         let uid = object.metadata.uid.clone().unwrap_or_default();
         let new = !self.told.contains(&(uid.clone(), reason));
@@ -407,10 +410,20 @@ mod tests {
     }
 
     #[test]
+    fn member_without_finalizer_gets_no_new_order() {
+        let mut gone = deleted();
+        gone.metadata.finalizers = None;
+        assert_eq!(step(&gone, &done()), Step::Gone);
+        gone.spec.deletion_policy = DeletionPolicy::default();
+        assert_eq!(step(&gone, &Standing::default()), Step::Gone);
+    }
+
+    #[test]
     fn only_confirmed_deletion_orders_uninstall() {
         let said = String::new;
         for (step, ordered) in [
             (Step::Nothing, Some((true, false))),
+            (Step::Gone, None),
             (Step::PutOn, Some((true, false))),
             (Step::TakeOff(LetGo::NotWanted), Some((true, false))),
             (Step::Read, None),

@@ -134,7 +134,11 @@ async fn agent_keeps_working_without_hub_and_across_restart() -> TestResult {
     for change in 1..=3 {
         chart.write(&format!("replicaCount: 0\nmessage: change-{change}"))?;
         eventually("the hub to take the change", async || {
-            let taken = pair.hub()?.log()?.matches("the values file has changed").count();
+            let taken = pair
+                .hub()?
+                .log()?
+                .matches("the values file has changed")
+                .count();
             Ok((taken >= change).then_some(()))
         })
         .await?;

@@ -251,10 +251,13 @@ fn names_in(text: &str) -> BTreeSet<&str> {
 fn metrics_named_in_docs_and_benchmarks_exist() -> TestResult {
     let there = both();
     let mut texts = vec![("README.md".to_owned(), read("README.md"))];
-    for folder in ["docs", "tests/src/bench"] {
-        for file in fs::read_dir(root().join(folder))? {
+    let mut folders = vec![root().join("docs"), root().join("tests/src/bench")];
+    while let Some(folder) = folders.pop() {
+        for file in fs::read_dir(folder)? {
             let path = file?.path();
-            if path.is_file() {
+            if path.is_dir() {
+                folders.push(path);
+            } else {
                 texts.push((path.display().to_string(), fs::read_to_string(&path)?));
             }
         }
