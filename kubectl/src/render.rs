@@ -25,6 +25,25 @@ pub(crate) struct View {
 /// A column of a table of `K`: its header, and the cell of an object.
 pub(crate) type Column<K> = (&'static str, fn(&K, View) -> String);
 
+/// The columns of every object.
+pub(crate) mod common_columns {
+    use kube::Resource;
+
+    use super::{View, age_of, or_dash};
+
+    pub(crate) fn namespace<K: Resource>(object: &K, _: View) -> String {
+        or_dash(object.meta().namespace.as_deref())
+    }
+
+    pub(crate) fn name<K: Resource>(object: &K, _: View) -> String {
+        or_dash(object.meta().name.as_deref())
+    }
+
+    pub(crate) fn age<K: Resource>(object: &K, view: View) -> String {
+        age_of(object.meta(), view.now)
+    }
+}
+
 /// Rows of cells under a header.
 #[derive(Clone, Debug)]
 pub(crate) struct Table {

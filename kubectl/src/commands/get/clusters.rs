@@ -4,10 +4,10 @@ use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterStatus, Mode};
 use krypton_types::desired::Version;
 use serde_json::Value;
 
-use crate::render::{Column, Table, View, age, age_of, or_dash, reason_and_message};
+use crate::render::{Column, Table, View, age, common_columns, or_dash, reason_and_message};
 
 const COLUMNS: [Column<EdgeCluster>; 7] = [
-    ("NAME", |it, _| or_dash(it.metadata.name.as_deref())),
+    ("NAME", common_columns::name),
     ("MODE", |it, _| mode(it)),
     ("CONNECTED", |it, _| connected(it)),
     ("READY", |it, _| {
@@ -21,7 +21,7 @@ const COLUMNS: [Column<EdgeCluster>; 7] = [
         let applied = status(it).and_then(|status| status.applied.as_ref());
         or_dash(applied.map(|applied| version(applied.epoch, applied.generation)))
     }),
-    ("AGE", |it, view| age_of(&it.metadata, view.now)),
+    ("AGE", common_columns::age),
 ];
 
 const WIDE_COLUMNS: [Column<EdgeCluster>; 5] = [

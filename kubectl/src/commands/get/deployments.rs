@@ -6,13 +6,13 @@ use krypton_crds::krypton_deployment::{
 use krypton_types::conditions;
 use serde_json::Value;
 
-use crate::render::{Column, Table, View, age_of, chart_cell, message_cell, one_line, or_dash};
+use crate::render::{
+    Column, Table, View, chart_cell, common_columns, message_cell, one_line, or_dash,
+};
 
 const COLUMNS: [Column<KryptonDeployment>; 9] = [
-    ("NAMESPACE", |it, _| {
-        or_dash(it.metadata.namespace.as_deref())
-    }),
-    ("NAME", |it, _| or_dash(it.metadata.name.as_deref())),
+    ("NAMESPACE", common_columns::namespace),
+    ("NAME", common_columns::name),
     ("REGION", |it, _| one_line(&it.spec.region.name)),
     ("CLUSTER", |it, _| or_dash(status(it).map(clusters))),
     ("PHASE", |it, _| {
@@ -38,7 +38,7 @@ const COLUMNS: [Column<KryptonDeployment>; 9] = [
     ("MESSAGE", |it, view| {
         message_cell(status(it).and_then(|it| it.last_message.as_deref()), view)
     }),
-    ("AGE", |it, view| age_of(&it.metadata, view.now)),
+    ("AGE", common_columns::age),
 ];
 
 /// One row for each KryptonDeployment; complete charts and messages if wide.

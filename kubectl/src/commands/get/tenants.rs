@@ -9,15 +9,13 @@ use krypton_types::conditions::{self, ClusterState, State, Truth};
 use serde_json::Value;
 
 use crate::render::{
-    Column, Printed, Table, View, age_of, chart_cell, decoded, message_cell, one_line, or_dash,
-    reason_and_message,
+    Column, Printed, Table, View, chart_cell, common_columns, decoded, message_cell, one_line,
+    or_dash, reason_and_message,
 };
 
 const COLUMNS: [Column<Tenant>; 7] = [
-    ("NAMESPACE", |it, _| {
-        or_dash(it.metadata.namespace.as_deref())
-    }),
-    ("NAME", |it, _| or_dash(it.metadata.name.as_deref())),
+    ("NAMESPACE", common_columns::namespace),
+    ("NAME", common_columns::name),
     ("PHASE", |it, _| {
         or_dash(status(it).and_then(|status| status.phase.as_deref()))
     }),
@@ -31,7 +29,7 @@ const COLUMNS: [Column<Tenant>; 7] = [
     ("MESSAGE", |it, view| {
         message_cell(status(it).and_then(|it| it.last_message.as_deref()), view)
     }),
-    ("AGE", |it, view| age_of(&it.metadata, view.now)),
+    ("AGE", common_columns::age),
 ];
 
 /// One row for each Tenant. If wide, complete charts and messages, and one line for each cluster.
