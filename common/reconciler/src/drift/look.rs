@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use krypton_helm::releases::ORIGINALS_NAMESPACE;
 use krypton_helm::releases::labels::ReleaseKey;
+use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::effect;
 use krypton_types::desired::drift::DriftMode;
@@ -29,7 +30,6 @@ use crate::drift::heal_limit::Guard;
 
 /// Pause between two requests: ten requests a second, a small share of an API server's capacity.
 const PACE: Duration = Duration::from_millis(100);
-const DEADLINE: Duration = Duration::from_secs(10);
 /// Maximum number of objects to check in one release. The largest charts have some hundreds.
 const MOST: usize = 4096;
 
@@ -39,14 +39,8 @@ pub(crate) enum LookError {
     /// The reconciler has another action for the Tenant.
     #[error("it was called off")]
     CalledOff,
-    #[error("{what}")]
-    Call {
-        what: String,
-        #[source]
-        source: kube::Error,
-    },
-    #[error("{what}: no answer within {} s", DEADLINE.as_secs())]
-    Deadline { what: String },
+    #[error(transparent)]
+    Api(#[from] ApiError),
 }
 
 /// Cache of a member between checks. Losing it costs only requests.
@@ -378,14 +372,14 @@ impl Looker<'_> {
         if self.kinds.of(id, now).is_none() && self.asked.insert(id.api_version.clone()) {
             self.turn().await?;
             let (client, version) = (self.task.client.clone(), id.api_version.clone());
-            let what = format!("asking which kinds {version} has");
-            let call = async {
+            let attempt = format!("listing the kinds of {version}");
+            let request = async {
                 match version.contains('/') {
                     true => client.list_api_group_resources(&version).await,
                     false => client.list_core_api_resources(&version).await,
                 }
             };
-            let listed = match in_time(what, call).await? {
+            let listed = match answer(attempt, request).await? {
                 Answer::Is(listed) => listed.resources,
                 Answer::NotFound | Answer::Conflict => Vec::new(),
                 Answer::Refused(why) => return Ok(Err(why)),
@@ -424,8 +418,8 @@ impl Looker<'_> {
             Ok(request) => request,
             Err(error) => return Ok(Answer::Refused(error.to_string())),
         };
-        let call = self.task.client.request::<Value>(request);
-        in_time(format!("reading {id}"), call).await
+        let request = self.task.client.request::<Value>(request);
+        answer(format!("reading {id}"), request).await
     }
 
     async fn apply(
@@ -445,13 +439,13 @@ impl Looker<'_> {
             Ok(request) => request,
             Err(error) => return Ok(Answer::Refused(error.to_string())),
         };
-        let call = self.task.client.request::<Value>(request);
-        let what = format!("applying {id}");
-        let answer = match how.dry_run {
-            true => in_time(what, call).await?,
-            false => in_time(what, effect!("drift.heal", call)).await?,
+        let request = self.task.client.request::<Value>(request);
+        let attempt = format!("applying {id}");
+        let answered = match how.dry_run {
+            true => answer(attempt, request).await?,
+            false => answer(attempt, effect!("drift.heal", request)).await?,
         };
-        Ok(match answer {
+        Ok(match answered {
             // The API server's message may quote a secret value.
             Answer::Refused(_) if id.kind == "Secret" => {
                 Answer::Refused("the apiserver refuses what the chart has".to_owned())
@@ -498,25 +492,23 @@ fn left_alone(live: &Value) -> bool {
 }
 
 /// Returns a response about the object. A failure of the API server ends the check.
-async fn in_time<T>(
-    what: String,
-    call: impl Future<Output = kube::Result<T>>,
+async fn answer<T>(
+    attempt: String,
+    request: impl Future<Output = kube::Result<T>>,
 ) -> Result<Answer<T>, LookError> {
-    match tokio::time::timeout(DEADLINE, call).await {
-        Err(_) => Err(LookError::Deadline { what }),
-        Ok(Ok(answer)) => Ok(Answer::Is(answer)),
-        Ok(Err(kube::Error::Api(status))) => match status.code {
-            404 => Ok(Answer::NotFound),
-            409 => Ok(Answer::Conflict),
-            // Authentication failed, or the API server is overloaded or unavailable. A 500 can come from a failed
-            // webhook or from an invalid manifest.
-            401 | 429 | 501.. => {
-                let source = kube::Error::Api(status);
-                Err(LookError::Call { what, source })
-            }
-            _ => Ok(Answer::Refused(status.message)),
-        },
-        Ok(Err(source)) => Err(LookError::Call { what, source }),
+    let error = match call(attempt, request).await {
+        Ok(answer) => return Ok(Answer::Is(answer)),
+        Err(error) => error,
+    };
+    match error.status() {
+        Some(status) if status.code == 404 => Ok(Answer::NotFound),
+        Some(status) if status.code == 409 => Ok(Answer::Conflict),
+        // Authentication failed, or the API server is overloaded or unavailable. A 500 can come from a failed
+        // webhook or from an invalid manifest.
+        Some(status) if !matches!(status.code, 401 | 429 | 501..) => {
+            Ok(Answer::Refused(status.message.clone()))
+        }
+        _ => Err(error.into()),
     }
 }
 

@@ -330,7 +330,7 @@ async fn uncomparable_object_is_reported_unhealthy_apiserver_aborts_check() {
     for code in [401, 429, 503, 504] {
         let mut looks = Looks::at(of(Method::GET, code), DriftMode::Heal);
         let error = looks.look(&manifest("hello")).await.unwrap_err();
-        assert!(matches!(error, LookError::Call { .. }), "{code}");
+        assert!(matches!(error, LookError::Api(_)), "{code}");
     }
     // A check queries an unserved kind only once.
     let mut looks = Looks::at(server(None), DriftMode::Heal);
