@@ -1,7 +1,5 @@
 //! Identity of a cluster: its UID and its Kubernetes version.
 
-use std::time::Duration;
-
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_crds::HELM_KEEPS;
@@ -10,9 +8,8 @@ use kube::api::Api;
 use thiserror::Error;
 
 use crate::access::reason_of;
+use crate::call::{ApiError, call};
 use crate::retry::StartupGrace;
-
-const DEADLINE: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cluster {
@@ -31,17 +28,15 @@ pub enum ClusterError {
         "the cluster does not know who we are: {0}; the credentials of the kubeconfig or of the pod are refused"
     )]
     Unauthorized(String),
-    #[error("asking the cluster who it is failed; is its apiserver up, and is that its address?")]
-    Call(#[source] kube::Error),
-    #[error("the cluster does not answer within {} s; is its apiserver up?", DEADLINE.as_secs())]
-    Deadline,
+    #[error(transparent)]
+    Call(ApiError),
 }
 
 impl ClusterError {
     /// Returns whether a retry can succeed without a user's action.
     pub fn may_pass(&self, apiserver: &StartupGrace) -> bool {
         match self {
-            Self::Call(_) | Self::Deadline => {
+            Self::Call(_) => {
                 apiserver.was_silent();
                 true
             }
@@ -74,16 +69,15 @@ pub async fn ask(client: &Client) -> Result<Cluster, ClusterError> {
             kubernetes_version: version.git_version,
         })
     };
-    match tokio::time::timeout(DEADLINE, asked).await {
-        Ok(answer) => answer.map_err(|error| match &error {
-            kube::Error::Api(status) if status.code == 403 => {
-                ClusterError::Forbidden(reason_of(&error))
+    call("reading the UID and version of the cluster", asked)
+        .await
+        .map_err(|error| match (&error, error.code()) {
+            (ApiError::Failed { source, .. }, Some(403)) => {
+                ClusterError::Forbidden(reason_of(source))
             }
-            kube::Error::Api(status) if status.code == 401 => {
-                ClusterError::Unauthorized(reason_of(&error))
+            (ApiError::Failed { source, .. }, Some(401)) => {
+                ClusterError::Unauthorized(reason_of(source))
             }
             _ => ClusterError::Call(error),
-        }),
-        Err(_) => Err(ClusterError::Deadline),
-    }
+        })
 }
