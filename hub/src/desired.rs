@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use krypton_runtime::call::{ApiError, call_within};
 use krypton_runtime::effect;
 use krypton_types::desired::ChartState;
 use krypton_types::names::EPOCH_CONFIG_MAP;
 use kube::Client;
 use kube::api::{Api, PostParams};
 use serde_json::{Map, Value};
-use thiserror::Error;
 
 use crate::args::ChartSettings;
 
@@ -18,46 +18,25 @@ const KEY: &str = "epoch";
 /// A new leader waits for the epoch.
 const DEADLINE: Duration = Duration::from_secs(3);
 
-#[derive(Debug, Error)]
-pub enum EpochError {
-    #[error("reading ConfigMap {0}/{EPOCH_CONFIG_MAP} failed")]
-    Read(String, #[source] kube::Error),
-    #[error("writing ConfigMap {0}/{EPOCH_CONFIG_MAP} failed")]
-    Write(String, #[source] kube::Error),
-    #[error("ConfigMap {namespace}/{EPOCH_CONFIG_MAP}: no answer within {seconds} s", seconds = DEADLINE.as_secs())]
-    Deadline { namespace: String },
-}
-
 /// Takes the next epoch, above the recorded one and above `at_least`: if home was restored from a backup, a
 /// member may know a later epoch. Within an epoch, the hub numbers generations itself.
-pub async fn next_epoch(
-    client: &Client,
-    namespace: &str,
-    at_least: u64,
-) -> Result<u64, EpochError> {
-    tokio::time::timeout(DEADLINE, next_epoch_now(client, namespace, at_least))
-        .await
-        .unwrap_or_else(|_| {
-            Err(EpochError::Deadline {
-                namespace: namespace.to_owned(),
-            })
-        })
+pub async fn next_epoch(client: &Client, namespace: &str, at_least: u64) -> Result<u64, ApiError> {
+    let attempt = format!("taking an epoch from ConfigMap {namespace}/{EPOCH_CONFIG_MAP}");
+    call_within(
+        DEADLINE,
+        attempt,
+        next_epoch_now(client, namespace, at_least),
+    )
+    .await
 }
 
-async fn next_epoch_now(
-    client: &Client,
-    namespace: &str,
-    at_least: u64,
-) -> Result<u64, EpochError> {
+async fn next_epoch_now(client: &Client, namespace: &str, at_least: u64) -> kube::Result<u64> {
     let api: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
-    let found = api
-        .get_opt(EPOCH_CONFIG_MAP)
-        .await
-        .map_err(|error| EpochError::Read(namespace.to_owned(), error))?;
+    let found = api.get_opt(EPOCH_CONFIG_MAP).await?;
     let next = recorded(found.as_ref()).max(at_least).saturating_add(1);
     let data = Some([(KEY.to_owned(), next.to_string())].into());
     let params = PostParams::default();
-    let written = match found {
+    match found {
         // The version that was read is the precondition: two hubs never take the same epoch.
         Some(found) => {
             let next = ConfigMap { data, ..found };
@@ -65,7 +44,7 @@ async fn next_epoch_now(
                 "epoch.replace",
                 api.replace(EPOCH_CONFIG_MAP, &params, &next)
             )
-            .await
+            .await?
         }
         None => {
             let metadata = ObjectMeta {
@@ -77,10 +56,9 @@ async fn next_epoch_now(
                 data,
                 ..ConfigMap::default()
             };
-            effect!("epoch.create", api.create(&params, &new)).await
+            effect!("epoch.create", api.create(&params, &new)).await?
         }
     };
-    written.map_err(|error| EpochError::Write(namespace.to_owned(), error))?;
     Ok(next)
 }
 

@@ -12,6 +12,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use krypton_runtime::admin::Readiness;
+use krypton_runtime::call::ApiError;
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::lease::{self, LeaseGoal, LeaseName, LeaseState, Times};
 use krypton_runtime::newest::{Newest as _, NewestSeen as _};
@@ -229,7 +230,7 @@ pub struct Standing {
     idle: CancellationToken,
 }
 
-type Taking = Pin<Box<dyn Future<Output = Result<u64, desired::EpochError>> + Send>>;
+type Taking = Pin<Box<dyn Future<Output = Result<u64, ApiError>> + Send>>;
 
 impl LeaderElection {
     /// Starts a task that runs the election until [`Standing::leave`]. Calls `won` with each new epoch, before
@@ -403,7 +404,7 @@ fn late(before: Option<BootTime>, now: Option<BootTime>, times: &Times) -> bool 
 }
 
 /// Waits forever if no epoch is being taken.
-async fn ended(taking: &mut Option<Taking>) -> Result<u64, desired::EpochError> {
+async fn ended(taking: &mut Option<Taking>) -> Result<u64, ApiError> {
     let Some(call) = taking else {
         return std::future::pending().await;
     };
