@@ -23,6 +23,7 @@ use krypton_runtime::admin::ReadinessGuard;
 use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::newest::NewestSeen as _;
+use krypton_runtime::periodic::{Next, Periodic, Schedule};
 use krypton_runtime::retry::backoff;
 use krypton_types::error_chain::chain;
 use krypton_types::join_info::JoinInfo;
@@ -42,9 +43,12 @@ use crate::leader::Leader;
 use crate::observe::member_metrics::FleetView;
 
 const RETRY_MAX: Duration = Duration::from_secs(30);
-/// Interval for deleting expired join tokens.
-const SWEEP_EVERY: Duration = Duration::from_secs(15 * 60);
-const SWEEP_AGAIN: Duration = Duration::from_secs(30);
+/// When expired join tokens are deleted.
+const SWEEP: Schedule = Schedule {
+    every: Duration::from_secs(15 * 60),
+    jitter: 0.0,
+    retry_max: Duration::from_secs(30),
+};
 
 /// Inputs of the agents' endpoint.
 pub struct Gateway {
@@ -211,6 +215,7 @@ async fn prepare(
 
 /// Deletes expired join tokens periodically while this hub leads.
 async fn sweep(client: &Client, namespace: &str, mut lead: Leader) {
+    let mut pace = Periodic::new("deleting expired join tokens", SWEEP);
     loop {
         if !lead.writes(BootTime::now()) {
             if !lead.changed().await {
@@ -218,20 +223,13 @@ async fn sweep(client: &Client, namespace: &str, mut lead: Leader) {
             }
             continue;
         }
-        let pause = match lead
-            .tracked(join_token::sweep(client.clone(), namespace, clock::wall()))
-            .await
-        {
-            Ok(0) => SWEEP_EVERY,
-            Ok(swept) => {
-                tracing::info!(swept, "cleared expired join tokens");
-                SWEEP_EVERY
+        let sweeping = join_token::sweep(client.clone(), namespace, clock::wall());
+        let done = lead.tracked(sweeping).await.map(|swept| {
+            if swept > 0 {
+                tracing::info!(swept, "deleted expired join tokens");
             }
-            Err(error) => {
-                tracing::warn!(error = %chain(&error), "clearing expired join tokens failed; it is tried again");
-                SWEEP_AGAIN
-            }
-        };
-        tokio::time::sleep(pause).await;
+            Next::AsScheduled
+        });
+        pace.rest(done).await;
     }
 }

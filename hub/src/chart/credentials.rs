@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Secret;
 use krypton_helm::chart::{ChartCache, Credentials, CredentialsError, CredentialsNow};
 use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::newest::Newest as _;
-use krypton_runtime::retry::backoff;
+use krypton_runtime::periodic::{Next, Periodic, Schedule};
 use krypton_types::error_chain::chain;
 use kube::Client;
 use kube::api::Api;
@@ -15,8 +15,12 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 const DEADLINE: Duration = Duration::from_secs(10);
-const LOOK_EVERY: Duration = Duration::from_secs(30);
-const RETRY_MAX: Duration = Duration::from_secs(30);
+/// Jitter keeps two hubs from polling at the same moment.
+const SCHEDULE: Schedule = Schedule {
+    every: Duration::from_secs(30),
+    jitter: 0.2,
+    retry_max: Duration::from_secs(30),
+};
 
 /// The value before the first read.
 pub const NOT_READ: Result<Arc<Credentials>, &str> =
@@ -80,26 +84,16 @@ pub async fn keep(
 ) {
     let secret = format!("{}/{}", of.namespace, of.name);
     let mut seen = None;
-    let mut failures = 0;
+    let mut pace = Periodic::new("reading the charts' credentials", SCHEDULE);
     loop {
-        let pause = match of.read().await {
-            Ok(found) => {
-                failures = 0;
-                let meaning = meaning(found.as_ref(), &mut seen);
-                if follow(&secret, meaning, &tx) {
-                    of.charts.forget_failures();
-                }
-                // Jitter keeps two hubs from polling at the same moment.
-                LOOK_EVERY.mul_f64(0.8 + 0.2 * rand::random::<f64>())
+        let done = of.read().await.map(|found| {
+            let meaning = meaning(found.as_ref(), &mut seen);
+            if follow(&secret, meaning, &tx) {
+                of.charts.forget_failures();
             }
-            Err(error) => {
-                tracing::warn!(%secret, error = %chain(&error), "the charts' credentials were not looked after; it is tried again");
-                failures += 1;
-                backoff(failures, RETRY_MAX, rand::random())
-            }
-        };
-        let sleep = tokio::time::sleep(pause);
-        if stop.run_until_cancelled(sleep).await.is_none() {
+            Next::AsScheduled
+        });
+        if stop.run_until_cancelled(pace.rest(done)).await.is_none() {
             return;
         }
     }
