@@ -82,11 +82,7 @@ fn report(generation: i64) -> TenantReport {
         observed_generation: generation,
         applied_chart: String::new(),
         next: None,
-        state: ClusterState {
-            ready: State::new(Truth::True, "Installed", ""),
-            progress: None,
-            error: None,
-        },
+        state: ClusterState::from(State::new(Truth::True, "Installed", "")),
     }
 }
 

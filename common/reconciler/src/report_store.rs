@@ -354,15 +354,11 @@ mod tests {
             observed_generation: generation,
             applied_chart: String::new(),
             next: None,
-            state: ClusterState {
-                ready: State {
-                    truth: Truth::True,
-                    reason: "Installed".to_owned(),
-                    message: String::new(),
-                },
-                progress: None,
-                error: None,
-            },
+            state: ClusterState::from(State {
+                truth: Truth::True,
+                reason: "Installed".to_owned(),
+                message: String::new(),
+            }),
         }
     }
 

@@ -109,6 +109,17 @@ pub struct ClusterState {
     pub error: Option<State>,
 }
 
+impl From<State> for ClusterState {
+    /// Neither progress nor error is known.
+    fn from(ready: State) -> Self {
+        Self {
+            ready,
+            progress: None,
+            error: None,
+        }
+    }
+}
+
 impl ClusterState {
     /// Returns whether the member no longer has this Tenant. Such a state is shown for a while and not counted.
     pub fn has_departed(&self) -> bool {

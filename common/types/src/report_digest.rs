@@ -100,11 +100,7 @@ mod tests {
             observed_generation: generation,
             applied_chart: String::new(),
             next: None,
-            state: ClusterState {
-                ready: State::new(Truth::True, "Installed", ""),
-                progress: None,
-                error: None,
-            },
+            state: ClusterState::from(State::new(Truth::True, "Installed", "")),
         }
     }
 

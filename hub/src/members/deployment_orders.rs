@@ -65,11 +65,7 @@ mod tests {
             observed_generation: 1,
             gone: false,
             applied_chart: String::new(),
-            state: ClusterState {
-                ready: State::new(Truth::False, why, ""),
-                progress: None,
-                error: None,
-            },
+            state: ClusterState::from(State::new(Truth::False, why, "")),
             events: Vec::new(),
         }
     }

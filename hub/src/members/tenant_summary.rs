@@ -60,8 +60,8 @@ mod tests {
 
     #[test]
     fn tenant_listing_is_bounded_and_worst_first() {
-        let state = |number: usize| ClusterState {
-            ready: State::new(
+        let state = |number: usize| {
+            ClusterState::from(State::new(
                 if number.is_multiple_of(2) {
                     Truth::True
                 } else {
@@ -69,9 +69,7 @@ mod tests {
                 },
                 "R".repeat(number % 1024 + 1),
                 "",
-            ),
-            progress: None,
-            error: None,
+            ))
         };
         for (count, name) in [(3, 3), (10_000, 12), (10_000, 253)] {
             let tenants: Vec<_> = (0..count)

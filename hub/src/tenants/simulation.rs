@@ -129,11 +129,7 @@ pub(super) fn report(ready: bool) -> TenantReport {
         observed_generation: 1,
         applied_chart: String::new(),
         next: None,
-        state: ClusterState {
-            ready,
-            progress: None,
-            error: None,
-        },
+        state: ClusterState::from(ready),
     }
 }
 

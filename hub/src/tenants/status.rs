@@ -128,11 +128,7 @@ pub(super) fn decide(
         unheard: None,
     };
     if let Some((member, ready)) = refused {
-        let refused = ClusterState {
-            ready: ready.clone(),
-            progress: None,
-            error: None,
-        };
+        let refused = ClusterState::from(ready.clone());
         members.counted.insert((*member).to_owned(), refused);
     }
     if own && !members.counted.contains_key(names::SELF_CLUSTER) {
@@ -369,11 +365,7 @@ fn unheard_of(before: Option<Unheard>, recorded: usize, known: usize, silent: us
 }
 
 fn ready_alone(truth: Truth, why: &str, message: &str) -> ClusterState {
-    ClusterState {
-        ready: State::new(truth, why, message),
-        progress: None,
-        error: None,
-    }
+    ClusterState::from(State::new(truth, why, message))
 }
 
 /// Returns the member that the Tenant names and the refusal, if the member does not allow the Tenant's

@@ -28,8 +28,8 @@ pub(super) fn conditions(is: &ReleaseState<'_>, view: &View<'_>) -> ClusterState
     let said = || view.said();
     let after = |why, message: &str| after_failure(why, message, view);
     match is {
-        OtherMember => only_ready(other_member(owner, view.cluster)),
-        NamespaceNotAllowed(ready) => only_ready(ready.clone()),
+        OtherMember => ClusterState::from(other_member(owner, view.cluster)),
+        NamespaceNotAllowed(ready) => ClusterState::from(ready.clone()),
 
         WorkspaceInvalid => failed(reason::WORKSPACE_INVALID, &invalid(owner, namespace)),
         WorkspaceProtected(of) => failed(
@@ -179,7 +179,7 @@ fn given_up(owner: &ReleaseOwner, failure: &Failure) -> String {
 /// updated.
 fn held(hold: Hold<'_>, view: &View<'_>) -> ClusterState {
     let unseen = || {
-        only_ready(State::new(
+        ClusterState::from(State::new(
             Truth::Unknown,
             hold.reason,
             "not looked after yet",
@@ -233,7 +233,7 @@ pub(super) fn is_before_helm(why: &str) -> bool {
 /// Nothing changes, so the last reported state stays.
 fn unchanged(said: Option<ClusterState>) -> ClusterState {
     let unseen = || {
-        only_ready(State::new(
+        ClusterState::from(State::new(
             Truth::Unknown,
             reason::NO_CHANGE,
             "looking at the release",
@@ -415,14 +415,6 @@ fn failed(why: &str, message: &str) -> ClusterState {
         ready: State::new(Truth::False, why, message),
         progress: Some(State::new(Truth::False, why, "")),
         error: Some(State::new(Truth::True, why, message)),
-    }
-}
-
-fn only_ready(ready: State) -> ClusterState {
-    ClusterState {
-        ready,
-        progress: None,
-        error: None,
     }
 }
 

@@ -338,11 +338,11 @@ fn disallowed_or_oversized_values_block_release_changes() {
         assert!(plan.state.ready.message.contains("spec.values"));
         // Neither another version nor a failed revision starts Helm, and the running release stays ready.
         let mut w = w.deployed();
-        w.memory.said = Some(ClusterState {
-            ready: State::new(Truth::True, reason::INSTALLED, ""),
-            progress: None,
-            error: None,
-        });
+        w.memory.said = Some(ClusterState::from(State::new(
+            Truth::True,
+            reason::INSTALLED,
+            "",
+        )));
         w.desired.chart.version = "1.20.0".to_owned();
         let plan = w.plan();
         assert_eq!(plan.action, Action::Nothing);
@@ -762,11 +762,7 @@ fn held_back(mut w: World) -> [World; 2] {
 }
 
 fn said(ready: State) -> Option<ClusterState> {
-    Some(ClusterState {
-        ready,
-        progress: None,
-        error: None,
-    })
+    Some(ClusterState::from(ready))
 }
 
 #[test]
@@ -1103,11 +1099,11 @@ fn a_cluster_that_is_suspended_has_not_failed() {
 fn stays_ready_after(why: &'static str) {
     let mut w = world().deployed().failed(why, 60);
     w.revisions[0].fingerprint = Some("older".to_owned());
-    w.memory.said = Some(ClusterState {
-        ready: State::new(Truth::True, reason::INSTALLED, "release installed"),
-        progress: None,
-        error: None,
-    });
+    w.memory.said = Some(ClusterState::from(State::new(
+        Truth::True,
+        reason::INSTALLED,
+        "release installed",
+    )));
     let plan = w.plan();
     assert_eq!(plan.action, Action::Nothing);
     assert_eq!(ready(&plan), (Truth::True, reason::INSTALLED));
@@ -1442,11 +1438,11 @@ fn only_settled_writable_release_is_checked_for_drift() {
 }
 
 fn failed_to_stay_ready() -> ClusterState {
-    ClusterState {
-        ready: State::new(Truth::False, reason::NOT_READY, "0 of 1 available"),
-        progress: None,
-        error: None,
-    }
+    ClusterState::from(State::new(
+        Truth::False,
+        reason::NOT_READY,
+        "0 of 1 available",
+    ))
 }
 
 #[test]

@@ -16,11 +16,7 @@ fn ready(truth: Truth) -> ClusterState {
     } else {
         reason::NOT_READY
     };
-    ClusterState {
-        ready: state(truth, reason, ""),
-        progress: None,
-        error: None,
-    }
+    ClusterState::from(state(truth, reason, ""))
 }
 
 fn failed(reason: &str) -> ClusterState {

@@ -143,11 +143,7 @@ async fn deployment_shows_only_charts_given_by_hub() {
             observed_generation: 0,
             gone: false,
             applied_chart: claimed.to_owned(),
-            state: ClusterState {
-                ready: State::new(Truth::True, reason::INSTALLED, ""),
-                progress: None,
-                error: None,
-            },
+            state: ClusterState::from(State::new(Truth::True, reason::INSTALLED, "")),
             events: Vec::new(),
         };
         let said = [(key.clone(), Some(report))].into();

@@ -61,11 +61,7 @@ fn report(why: &str) -> TenantReport {
         observed_generation: 1,
         applied_chart: String::new(),
         next: None,
-        state: ClusterState {
-            ready: State::new(Truth::True, why, ""),
-            progress: None,
-            error: None,
-        },
+        state: ClusterState::from(State::new(Truth::True, why, "")),
     }
 }
 

@@ -37,11 +37,7 @@ fn says(reports: &Reports, why: &str) {
         observed_generation: 1,
         applied_chart: String::new(),
         next: None,
-        state: ClusterState {
-            ready: State::new(Truth::True, why, ""),
-            progress: None,
-            error: None,
-        },
+        state: ClusterState::from(State::new(Truth::True, why, "")),
     };
     reports.report(MEMBER, Changed::new([(key(), Some(report))].into()));
     reports.hearing(MEMBER, Hearing::Full);
@@ -234,11 +230,7 @@ fn field_unknown_to_old_crd_is_written_once() {
             observed_generation: 1,
             applied_chart: String::new(),
             next,
-            state: ClusterState {
-                ready: State::new(Truth::False, reason::INSTALL_FAILED, ""),
-                progress: None,
-                error: None,
-            },
+            state: ClusterState::from(State::new(Truth::False, reason::INSTALL_FAILED, "")),
         };
         reports.report(MEMBER, Changed::new([(key(), Some(report))].into()));
         reports.hearing(MEMBER, Hearing::Full);
