@@ -12,7 +12,9 @@ mod messages;
 mod namespaces;
 mod plan;
 mod proxies;
+pub mod publisher;
 mod source_history;
+pub mod status;
 mod values;
 
 use std::sync::Arc;

@@ -28,9 +28,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
 use crate::discovery::{Origin, Sources, Unresolved};
-use crate::members::Slot;
 use crate::members::arbiter::{ReportArbiter, ReporterId};
 use crate::members::found::Found;
+use crate::members::member::PublishedState;
 use crate::members::observation::ObservationBoard;
 use crate::notices::EventRecorder;
 
@@ -108,7 +108,7 @@ impl std::fmt::Debug for Shared {
 pub struct Inputs {
     pub access: watch::Receiver<Access>,
     pub permit: watch::Receiver<Permit>,
-    pub slot: watch::Receiver<Option<Slot>>,
+    pub published: watch::Receiver<Option<PublishedState>>,
     pub presence: watch::Receiver<Presence>,
     /// Namespaces on the home cluster whose Tenants may reference the member.
     pub allowed: watch::Receiver<Allowed>,
@@ -301,12 +301,12 @@ async fn act(
         let may_act = is_of(name, shared, reached, &permit) && permit.may_act;
         let presence = inputs.presence.see();
         let (role, look_again) = role_of(presence, permit.acts, shared.grace, now);
-        let slot = inputs.slot.see();
-        if let (true, Some(slot), Role::Act | Role::Observe) = (may_act, slot, role) {
+        let published = inputs.published.see();
+        if let (true, Some(published), Role::Act | Role::Observe) = (may_act, published, role) {
             let run = Run {
                 role,
                 look_again,
-                first: slot.desired,
+                first: published.desired,
             };
             if let Some(end) = reconcile(name, shared, inputs, reached, run, (stop, replaced)).await
             {
@@ -318,7 +318,7 @@ async fn act(
             () = stop.cancelled() => return Break(()),
             () = replaced.cancelled() => return Continue(()),
             changed = inputs.permit.changed() => if changed.is_err() { return Break(()) },
-            changed = inputs.slot.changed() => if changed.is_err() { return Break(()) },
+            changed = inputs.published.changed() => if changed.is_err() { return Break(()) },
             changed = inputs.presence.changed() => if changed.is_err() { return Break(()) },
             () = clock::sleep_until(look_again, now) => {}
             uid = probe(&reached.client, PROBE_EVERY) => {
@@ -522,10 +522,10 @@ async fn reconcile(
                 report_store.resend();
                 complete = Some(asks.see());
             }
-            changed = inputs.slot.changed() => {
+            changed = inputs.published.changed() => {
                 if changed.is_err() { break Some(Break(())) }
-                if let Some(slot) = inputs.slot.see().as_ref() {
-                    desired.send_replace(Arc::clone(&slot.desired));
+                if let Some(published) = inputs.published.see().as_ref() {
+                    desired.send_replace(Arc::clone(&published.desired));
                 }
             }
             changed = inputs.permit.changed() => {

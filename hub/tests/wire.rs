@@ -28,12 +28,14 @@ use krypton_hub::agent_server::fleet_service::FleetService;
 use krypton_hub::agent_server::listener;
 use krypton_hub::agent_server::session::Sessions;
 use krypton_hub::ca::{Authority, Live, read_agent_certificate};
+use krypton_hub::edgecluster::publisher::{DesiredStatePublisher, MemberInputs, Order};
 use krypton_hub::leader::Leader;
+use krypton_hub::members::Members;
 use krypton_hub::members::agent_keys;
 use krypton_hub::members::arbiter::{Presence, ReportArbiter};
 use krypton_hub::members::found::Found;
+use krypton_hub::members::member::Admission;
 use krypton_hub::members::observation::{MemberObservation, ObservationBoard};
-use krypton_hub::members::{Admission, DesiredStatePublisher, MemberInputs, Members, Order};
 use krypton_hub::notices::EventRecorder;
 use krypton_hub::observe::metrics::{Message, SessionMetrics};
 use krypton_hub::tenants::Reports;
@@ -156,7 +158,7 @@ impl Home {
     fn give(&mut self, names: &[String], version: &str) {
         for name in names {
             let member = self.members.get(name).unwrap();
-            let before = member.slot.get();
+            let before = member.published.get();
             let next = self.publisher.next(
                 before.as_ref(),
                 1,
@@ -170,7 +172,7 @@ impl Home {
                 Order::default(),
                 BootTime::now(),
             );
-            member.slot.send_replace(next.or(before));
+            member.published.send_replace(next.or(before));
         }
     }
 

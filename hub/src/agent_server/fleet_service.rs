@@ -23,7 +23,7 @@ use crate::agent_server::listener::Peer;
 use crate::agent_server::session::{Sessions, admit};
 use crate::ca::{AGENT_CERTIFICATE_LIFE, AgentCertificate, Live, read_agent_certificate};
 use crate::members::agent_keys::{self, Verdict};
-use crate::members::{Asking, Member};
+use crate::members::member::{Asking, Member};
 
 /// Concurrent chart streams to agents. A chart has at most 10 MiB, and each stream holds two chunks.
 const CHART_STREAMS: usize = 32;
@@ -203,10 +203,10 @@ impl Fleet for FleetService {
         // The hub fetches only charts from the member's desired state, so agents cannot use it to reach other
         // addresses.
         let desired = member
-            .slot
+            .published
             .get()
             .as_ref()
-            .map(|slot| Arc::clone(&slot.desired))
+            .map(|published| Arc::clone(&published.desired))
             .filter(|desired| desired.digest() == asked.digest)
             .ok_or_else(|| Status::not_found("the member's desired state is another by now"))?;
         let [of_all, of_member] = [&self.chart_streams, &member.charts].map(|places| {

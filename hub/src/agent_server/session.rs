@@ -34,8 +34,9 @@ use crate::members::agent_keys::{self, Verdict};
 use crate::members::arbiter::{AgentDetails, ReportArbiter, ReporterId, SILENCE};
 use crate::members::deployment_orders::DEPLOYMENTS_MAX;
 use crate::members::found::Found;
+use crate::members::member::{Admission, MESSAGE, Member, PublishedState};
 use crate::members::placement_orders::PLACED_MAX;
-use crate::members::{Admission, MESSAGE, Member, Members, NotFound, Slot};
+use crate::members::{Members, NotFound};
 use crate::notices::{EventRecorder, MemberEvent};
 use crate::observe::metrics::{Message, SessionMetrics};
 use crate::tenants::TENANTS_MAX;
@@ -328,7 +329,7 @@ impl Live<'_> {
         mut asks: watch::Receiver<u64>,
         mut authority: watch::Receiver<Arc<Authority>>,
     ) -> Result<(), Status> {
-        let mut slot = self.member.slot.subscribe();
+        let mut published = self.member.published.subscribe();
         let mut admission = self.member.admission.subscribe();
         // Include changes since the admission.
         admission.mark_changed();
@@ -351,10 +352,10 @@ impl Live<'_> {
         let resume = tokio::time::sleep(Duration::ZERO);
         tokio::pin!(resume);
         loop {
-            // The slot of a standby has no epoch or one of an earlier leader. It must not reach agents.
+            // The state of a standby has no epoch or one of an earlier leader. It must not reach agents.
             let epoch = lead.tenure().map_or(0, |tenure| tenure.epoch).max(1);
-            let given = |slot: &Slot| slot.desired.version.epoch >= epoch;
-            desired_due &= slot.get().as_ref().is_some_and(given);
+            let given = |published: &PublishedState| published.desired.version.epoch >= epoch;
+            desired_due &= published.get().as_ref().is_some_and(given);
             tokio::select! {
                 biased;
                 () = self.cut.cancelled() => {
@@ -381,7 +382,7 @@ impl Live<'_> {
                 () = &mut silence => {
                     return Err(Status::deadline_exceeded(format!("nothing heard for {} s", SILENCE.as_secs())));
                 }
-                changed = slot.changed() => {
+                changed = published.changed() => {
                     if changed.is_err() { return Err(Status::unavailable("the hub stops")) }
                     desired_due = true;
                 }
@@ -393,8 +394,8 @@ impl Live<'_> {
                     let Ok(permit) = permit else { return Ok(()) };
                     let (name, kind) = if desired_due {
                         desired_due = false;
-                        let slot = slot.see();
-                        ("desired", slot.as_ref().map(|slot| Say::Desired((*slot.message).clone())))
+                        let published = published.see();
+                        ("desired", published.as_ref().map(|published| Say::Desired((*published.message).clone())))
                     } else if roots_due {
                         roots_due = false;
                         ("roots", Some(Say::Roots(self.roots(&authority.get()))))
@@ -431,7 +432,7 @@ impl Live<'_> {
                         self.trusted = trusts.read().map_err(|problem| broken(&problem))?;
                         self.see(&authority.get())?;
                     }
-                    self.take(message, slot.get().as_ref())?;
+                    self.take(message, published.get().as_ref())?;
                 }
             }
         }
@@ -475,7 +476,11 @@ impl Live<'_> {
     }
 
     /// Processes one message.
-    fn take(&self, message: AgentMessage, slot: Option<&Slot>) -> Result<(), Status> {
+    fn take(
+        &self,
+        message: AgentMessage,
+        published: Option<&PublishedState>,
+    ) -> Result<(), Status> {
         let broken = |problem: WireError| broken(&problem);
         let arbiter = &self.sessions.arbiter;
         self.count("agent", kind(&message));
@@ -533,11 +538,11 @@ impl Live<'_> {
                 );
             }
             Some(Said::Applied(applied)) => {
-                let newest = applied.read().zip(slot);
-                if let Some(((version, _), slot)) = newest
-                    && version == slot.desired.version
+                let newest = applied.read().zip(published);
+                if let Some(((version, _), published)) = newest
+                    && version == published.desired.version
                 {
-                    let took = BootTime::now().since(slot.since);
+                    let took = BootTime::now().since(published.since);
                     self.sessions
                         .metrics
                         .propagation
@@ -654,7 +659,8 @@ mod tests {
     use krypton_types::conditions::{self, Truth};
 
     use super::*;
-    use crate::members::observation::{self, ObservationBoard};
+    use crate::edgecluster::status::status;
+    use crate::members::observation::ObservationBoard;
     use crate::tenants::{Counts, Reports};
 
     const MEMBER: &str = "edge-1";
@@ -704,7 +710,7 @@ mod tests {
         let status = || {
             let facts = report_store.get(MEMBER).unwrap_or_default();
             let (counts, now) = (Counts::default(), clock::wall());
-            let status = observation::status(MEMBER, None, &facts, counts, None, 1, now);
+            let status = status(MEMBER, None, &facts, counts, None, 1, now);
             conditions::find(&status.conditions, agent_keys::ONE_KEY)
         };
 

@@ -20,7 +20,9 @@ use super::credential_expiry::{Reminders, Validity};
 use super::decommission::{self, Reading, Retirements};
 use super::plan::{self, conditions, mark};
 use super::proxies::Proxies;
+use super::publisher::DesiredStatePublisher;
 use super::source_history::SourceHistory;
+use super::status::status;
 use super::values::Overlays;
 use super::{
     AFTER_FAILURE, BATCH, Fleet, FleetChart, LOOK_EVERY, PATIENCE, UNHEARD, WRITERS, acceptance,
@@ -32,8 +34,9 @@ use crate::discovery::membership::{Membership, Refusal};
 use crate::leader::home_writer::{self, HomeWrites, PACE, Wrote};
 use crate::leader::{Leader, LeaderState};
 use crate::members::duplicates::{self, Verdict};
+use crate::members::member::Member;
 use crate::members::remote_orders::Orders;
-use crate::members::{self, DesiredStatePublisher, Members, observation};
+use crate::members::{self, Members};
 use crate::notices::MemberEvent;
 use crate::proxy::{Access, Permit};
 
@@ -413,7 +416,7 @@ impl Controller {
         let tenure = pass.stand.tenure();
         facts.unheard = tenure.is_none_or(|tenure| unheard(tenure.since));
         let recorded = object.status.as_ref();
-        let mut status = observation::status(
+        let mut status = status(
             &name,
             recorded,
             &facts,
@@ -423,11 +426,11 @@ impl Controller {
             clock::wall(),
         );
         let member = self.fleet.members.get(&name).ok();
-        let slot = member.and_then(|member| member.slot.get());
+        let published = member.and_then(|member| member.published.get());
         status.desired = desired_status::desired(
             recorded.and_then(|status| status.desired.as_ref()),
             self.wrote.of(&name),
-            slot.as_ref(),
+            published.as_ref(),
             pass.now,
             clock::wall(),
         );
@@ -526,7 +529,7 @@ pub(super) fn banned(name: &str) -> String {
     format!("spec.banned is set on EdgeCluster {name}; whoever set it can lift it")
 }
 
-pub(super) fn enter(members: &Members, known: &EdgeClusters, name: &str) -> Arc<members::Member> {
+pub(super) fn enter(members: &Members, known: &EdgeClusters, name: &str) -> Arc<Member> {
     let object = known.objects.get(name);
     let uid = object.and_then(|object| object.metadata.uid.as_deref());
     members.enter(name, uid.unwrap_or_default())

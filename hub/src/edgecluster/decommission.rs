@@ -9,8 +9,8 @@ use krypton_types::names;
 use kube::api::Api;
 use kube::{Client, ResourceExt as _};
 
+use super::publisher::Order;
 use crate::leader::home_writer::{Deletion, read_deletion};
-use crate::members::Order;
 use crate::notices::MemberEvent;
 use crate::tenants::Retired;
 

@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use krypton_crds::edge_cluster::{Desired, EdgeClusterStatus};
 use krypton_runtime::clock::BootTime;
 
-use crate::members::Slot;
+use crate::members::member::PublishedState;
 
 /// The last written desired state, by member. A CRD with an earlier schema drops it.
 #[derive(Debug, Default)]
@@ -52,14 +52,17 @@ impl Wrote {
 pub(super) fn desired(
     recorded: Option<&Desired>,
     wrote: Option<&Desired>,
-    given: Option<&Slot>,
+    given: Option<&PublishedState>,
     now: BootTime,
     wall: Timestamp,
 ) -> Option<Desired> {
-    let Some(slot) = given else {
+    let Some(published) = given else {
         return recorded.cloned();
     };
-    let (version, chart) = (slot.desired.version, slot.desired.chart.applied_name());
+    let (version, chart) = (
+        published.desired.version,
+        published.desired.chart.applied_name(),
+    );
     let same = |recorded: &&Desired| {
         (recorded.epoch, recorded.generation) == (version.epoch, version.generation)
             && recorded.chart == chart
@@ -67,7 +70,7 @@ pub(super) fn desired(
     if let Some(told) = recorded.filter(same).or(wrote.filter(same)) {
         return Some(told.clone());
     }
-    let ago = i64::try_from(now.since(slot.since).as_secs()).unwrap_or_default();
+    let ago = i64::try_from(now.since(published.since).as_secs()).unwrap_or_default();
     let since = wall.checked_sub(ago.seconds()).unwrap_or(wall);
     let since = Timestamp::from_second(since.as_second()).unwrap_or(since);
     Some(Desired {

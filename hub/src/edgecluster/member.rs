@@ -10,10 +10,12 @@ use super::api::{EdgeClusters, write_finalizers};
 use super::controller::{Controller, Pass, View, banned, enter};
 use super::decommission::{self, Standing, Step};
 use super::plan::{self, Wishes, mark};
+use super::publisher::{MemberInputs, Order};
 use super::values::too_large;
 use super::{LOOK_EVERY, acceptance, messages, namespaces};
 use crate::leader::home_writer::{Deletion, PACE};
-use crate::members::{Admission, Member, MemberInputs, Order, duplicates};
+use crate::members::duplicates;
+use crate::members::member::{Admission, Member};
 use crate::proxy::Permit;
 use crate::tenants::Retired;
 
@@ -52,7 +54,8 @@ impl Controller {
         });
         let step = decommission::step(object, &standing.unwrap_or_default());
         let order = step.order(wishes.paused || asleep.is_some());
-        let retires = (entry.slot.get().as_ref()).is_some_and(|slot| slot.desired.retire);
+        let retires =
+            (entry.published.get().as_ref()).is_some_and(|published| published.desired.retire);
         let order = decommission::given(order, held_back.is_some(), retires);
         let acting = self.publish((name, object), &entry, order, view, pass);
         let condition = step.condition();
@@ -99,8 +102,8 @@ impl Controller {
         held_back: Option<String>,
     ) -> Standing {
         let facts = self.fleet.shared.facts.get(name).unwrap_or_default();
-        let ordered = entry.slot.get().as_ref().and_then(|slot| {
-            let desired = &slot.desired;
+        let ordered = entry.published.get().as_ref().and_then(|published| {
+            let desired = &published.desired;
             desired.retire.then(|| (desired.version, desired.digest()))
         });
         let deployments = self.fleet.shared.arbiter.deployments();
@@ -128,11 +131,11 @@ impl Controller {
         view: &View,
         pass: &Pass,
     ) -> Acting {
-        let had = || Some(entry.slot.get().as_ref()?.desired.chart.clone());
+        let had = || Some(entry.published.get().as_ref()?.desired.chart.clone());
         let chart = self
             .overlays
             .of((name, object), &view.given, &view.readings, had);
-        let had = || Some(entry.slot.get().as_ref()?.desired.namespaces.clone());
+        let had = || Some(entry.published.get().as_ref()?.desired.namespaces.clone());
         let namespaces = namespaces::of_member(&self.fleet.namespaces, &object.spec, had);
         let next = order.and_then(|order| {
             let deployments = view.ordered.as_ref()?.get(name);
@@ -144,7 +147,7 @@ impl Controller {
                 deployments: deployments.map_or(&[], |orders| orders),
                 placed: placed.map_or(&[], |orders| orders),
             };
-            let before = entry.slot.get();
+            let before = entry.published.get();
             self.publisher
                 .next(before.as_ref(), self.dealt_epoch, &dealt, order, pass.now)
         });
@@ -161,7 +164,7 @@ impl Controller {
             if self.fleet.reports.dealt(name, &chart) {
                 self.fleet.shared.arbiter.deployments().look_again();
             }
-            entry.slot.send_replace(Some(next));
+            entry.published.send_replace(Some(next));
         }
         Acting { acted, acts, deals }
     }
@@ -235,8 +238,10 @@ impl Controller {
         proxy.allowed.put(plan::allowed(object));
         // The desired state comes first. A standby has one without an epoch, or of an earlier term, and a proxy does not
         // start with one of an earlier term.
-        let slot = entry.slot.get();
-        let epoch = slot.as_ref().map(|slot| slot.desired.version.epoch);
+        let published = entry.published.get();
+        let epoch = published
+            .as_ref()
+            .map(|published| published.desired.version.epoch);
         let of_now = |epoch| epoch > 0 && (acting.acted || epoch >= self.first_epoch);
         let given = acting.acted || acting.deals;
         proxy.permit.put(Permit {

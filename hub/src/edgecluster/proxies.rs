@@ -9,7 +9,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
-use crate::members::Member;
+use crate::members::member::Member;
 use crate::proxy::{self, Access, Inputs, Permit, Shared};
 
 /// A member's proxy.
@@ -103,7 +103,7 @@ fn start(shared: &Arc<Shared>, name: &str, access: Access, member: &Member) -> R
     let inputs = Inputs {
         access: access_rx,
         permit: permit_rx,
-        slot: member.slot.subscribe(),
+        published: member.published.subscribe(),
         presence: shared.arbiter.presence(name),
         allowed: allowed_rx,
     };

@@ -27,7 +27,7 @@ use crate::ca::Authority;
 use crate::edgecluster::FleetChart;
 use crate::edgecluster::credential_expiry::Validity;
 use crate::leader::LeaderState;
-use crate::members::MemberSnapshot;
+use crate::members::member::MemberSnapshot;
 use crate::members::observation::{MemberObservation, Values};
 use crate::observe::member_metrics::{FleetView, mode_name};
 use crate::tenants::Counts;
@@ -316,15 +316,15 @@ impl ConditionNow {
 
 impl MemberDump {
     pub(crate) fn of(snapshot: MemberSnapshot, now: BootTime) -> Self {
-        let slot = snapshot.slot.as_ref();
-        let desired = slot.map(|slot| &slot.desired);
+        let published = snapshot.published.as_ref();
+        let desired = published.map(|published| &published.desired);
         Self {
             edge_cluster_uid: snapshot.uid,
-            wanted: slot.map(|slot| DesiredNow {
-                version: slot.desired.version.to_string(),
-                digest: slot.message.digest.clone(),
+            wanted: published.map(|published| DesiredNow {
+                version: published.desired.version.to_string(),
+                digest: published.message.digest.clone(),
             }),
-            wanted_for_seconds: slot.map(|slot| now.since(slot.since).as_secs()),
+            wanted_for_seconds: published.map(|published| now.since(published.since).as_secs()),
             paused: desired.is_some_and(|desired| desired.paused),
             retire: desired.is_some_and(|desired| desired.retire),
             deployments: desired.map_or(0, |desired| desired.deployments.len()),

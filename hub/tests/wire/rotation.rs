@@ -13,7 +13,7 @@ use krypton_agent::credentials::enrollment::keep_renewed;
 use krypton_agent::credentials::store::{Enrolled, Identity, Membership, Store, new_key};
 use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec, EdgeClusterStatus};
 use krypton_hub::ca::{self, Data, stage};
-use krypton_hub::members::observation;
+use krypton_hub::edgecluster;
 use krypton_hub::tenants::Counts;
 use krypton_proto::Bytes;
 use krypton_proto::v1::TrustedRoots;
@@ -71,7 +71,8 @@ impl Rig {
         let objects = self.members.iter_mut().map(|(name, status)| {
             if let Some(found) = home.facts.get(name) {
                 let (counts, now) = (Counts::default(), clock::wall());
-                *status = observation::status(name, Some(status), &found, counts, None, 1, now);
+                *status =
+                    edgecluster::status::status(name, Some(status), &found, counts, None, 1, now);
             }
             let mut object = EdgeCluster::new(name, EdgeClusterSpec::default());
             object.metadata.uid = Some(uid(name));

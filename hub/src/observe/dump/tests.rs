@@ -12,7 +12,8 @@ use tokio::sync::watch;
 
 use super::*;
 use crate::leader::Leader;
-use crate::members::{Admission, Members, Slot};
+use crate::members::Members;
+use crate::members::member::{Admission, PublishedState};
 use crate::observe::member_metrics::Acting;
 
 const HIDDEN: &str = "hidden";
@@ -124,7 +125,7 @@ fn fleet() -> FleetView {
         digest: "newer".to_owned(),
         ..(&desired).into()
     };
-    member.slot.send_replace(Some(Slot {
+    member.published.send_replace(Some(PublishedState {
         desired: Arc::new(desired),
         message: Arc::new(message),
         since: BootTime(Duration::from_secs(60)),

@@ -1,0 +1,290 @@
+//! Makes the desired states of members, from what is the same for the fleet and from what differs. Performs no I/O.
+
+use std::sync::Arc;
+
+use krypton_runtime::clock::BootTime;
+use krypton_types::deployment::DesiredDeployment;
+use krypton_types::desired::crd_policy::CrdPolicy;
+use krypton_types::desired::drift::DriftPolicy;
+use krypton_types::desired::handling::Handling;
+use krypton_types::desired::lockdown::Lockdown;
+use krypton_types::desired::namespaces::NamespaceConfiguration;
+use krypton_types::desired::{ChartState, DesiredState, Version};
+use krypton_types::placed_tenant::PlacedTenant;
+
+use crate::members::member::PublishedState;
+
+/// Creates desired states. Members with equal inputs share one, and the version of each member only increases.
+#[derive(Debug, Default)]
+pub struct DesiredStatePublisher {
+    /// The fields up to `lockdown` are the same for all members.
+    drift: DriftPolicy,
+    chart_crds: CrdPolicy,
+    tenant_values: bool,
+    handling: Handling,
+    lockdown: Lockdown,
+    generation: u64,
+    /// The latest shared published for each combination of `paused` and `retire`.
+    latest: [Option<PublishedState>; 4],
+}
+
+/// How a member handles its releases.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Order {
+    pub paused: bool,
+    pub retire: bool,
+}
+
+/// The inputs of a member's desired state.
+#[derive(Clone, Copy, Debug)]
+pub struct MemberInputs<'a> {
+    pub chart: &'a ChartState,
+    /// Whether only this member receives this chart state. Then the desired state is not shared.
+    pub own: bool,
+    /// Metadata of workspaces. Where it differs from the fleet's, `own` is true.
+    pub namespaces: &'a NamespaceConfiguration,
+    /// Orders of the home cluster for this member. If there are any, the desired state is not shared.
+    pub deployments: &'a [DesiredDeployment],
+    /// Tenants of the home cluster that are placed on this member. If there are any, the desired state is not
+    /// shared.
+    pub placed: &'a [PlacedTenant],
+}
+
+impl DesiredStatePublisher {
+    pub fn new(
+        drift: DriftPolicy,
+        chart_crds: CrdPolicy,
+        tenant_values: bool,
+        handling: Handling,
+    ) -> Self {
+        Self {
+            drift,
+            chart_crds,
+            tenant_values,
+            handling,
+            ..Self::default()
+        }
+    }
+
+    /// Sets the isolation of tenants.
+    #[must_use]
+    pub fn locked_down(self, lockdown: Lockdown) -> Self {
+        Self { lockdown, ..self }
+    }
+
+    /// Returns the published's next content; `None` if the current one is up to date.
+    pub fn next(
+        &mut self,
+        before: Option<&PublishedState>,
+        epoch: u64,
+        chart: &MemberInputs<'_>,
+        order: Order,
+        now: BootTime,
+    ) -> Option<PublishedState> {
+        let MemberInputs {
+            chart,
+            own,
+            namespaces,
+            deployments,
+            placed,
+        } = *chart;
+        let own = own || !deployments.is_empty() || !placed.is_empty();
+        let as_wanted = |published: &PublishedState| {
+            published.desired.version.epoch == epoch
+                && (published.desired.paused, published.desired.retire)
+                    == (order.paused, order.retire)
+                && published.desired.drift == self.drift
+                && published.desired.chart_crds == self.chart_crds
+                && published.desired.tenant_values == self.tenant_values
+                && published.desired.handling == self.handling
+                && published.desired.lockdown == self.lockdown
+                && published.desired.chart == *chart
+                && published.desired.namespaces == *namespaces
+                && published.desired.deployments == deployments
+                && published.desired.placed == placed
+        };
+        if before.is_some_and(as_wanted) {
+            return None;
+        }
+        let after = |published: &PublishedState| {
+            before.is_none_or(|before| before.desired.version < published.desired.version)
+        };
+        let latest = &mut self.latest[usize::from(order.paused) + 2 * usize::from(order.retire)];
+        if let Some(published) = latest
+            .as_ref()
+            .filter(|published| !own && as_wanted(published) && after(published))
+        {
+            return Some(published.clone());
+        }
+        self.generation += 1;
+        let desired = DesiredState {
+            version: Version {
+                epoch,
+                generation: self.generation,
+            },
+            chart: chart.clone(),
+            paused: order.paused,
+            retire: order.retire,
+            drift: self.drift,
+            chart_crds: self.chart_crds,
+            tenant_values: self.tenant_values,
+            handling: self.handling,
+            lockdown: self.lockdown.clone(),
+            namespaces: namespaces.clone(),
+            deployments: deployments.to_vec(),
+            placed: placed.to_vec(),
+        };
+        let published = PublishedState {
+            message: Arc::new((&desired).into()),
+            desired: Arc::new(desired),
+            since: now,
+        };
+        if !own {
+            *latest = Some(published.clone());
+        }
+        Some(published)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    static PLAIN: NamespaceConfiguration = NamespaceConfiguration {
+        labels: BTreeMap::new(),
+        annotations: BTreeMap::new(),
+    };
+
+    fn chart(version: u8) -> Arc<ChartState> {
+        Arc::new(ChartState {
+            repo: "https://example.org".to_owned(),
+            name: "small".to_owned(),
+            version: format!("1.0.{version}"),
+            ..ChartState::default()
+        })
+    }
+
+    fn of_all(chart: &ChartState) -> MemberInputs<'_> {
+        MemberInputs {
+            chart,
+            own: false,
+            namespaces: &PLAIN,
+            deployments: &[],
+            placed: &[],
+        }
+    }
+
+    #[test]
+    fn member_override_leaves_shared_desired_state_unchanged() {
+        let mut publisher = DesiredStatePublisher::default();
+        let (now, order) = (BootTime::now(), Order::default());
+        let (all, alone) = (chart(1), chart(2));
+        let first = publisher.next(None, 1, &of_all(&all), order, now).unwrap();
+        let own = MemberInputs {
+            chart: &alone,
+            own: true,
+            namespaces: &PLAIN,
+            deployments: &[],
+            placed: &[],
+        };
+        let mine = publisher.next(Some(&first), 1, &own, order, now).unwrap();
+        assert!(mine.desired.version > first.desired.version);
+        assert!(publisher.next(Some(&mine), 1, &own, order, now).is_none());
+        let second = publisher.next(None, 1, &of_all(&all), order, now).unwrap();
+        assert!(Arc::ptr_eq(&first.desired, &second.desired));
+        // A member without its override gets the shared chart, with a later version than its own.
+        let back = publisher
+            .next(Some(&mine), 1, &of_all(&all), order, now)
+            .unwrap();
+        assert_eq!(back.desired.chart, *all);
+        assert!(back.desired.version > mine.desired.version);
+    }
+
+    #[test]
+    fn orders_reach_their_member_and_changes_bump_version() {
+        let mut publisher = DesiredStatePublisher::default();
+        let (now, order, all) = (BootTime::now(), Order::default(), chart(1));
+        let first = publisher.next(None, 1, &of_all(&all), order, now).unwrap();
+        let mut orders = [DesiredDeployment {
+            name: "acme".to_owned(),
+            ..DesiredDeployment::default()
+        }];
+        fn dealt<'a>(
+            chart: &'a ChartState,
+            deployments: &'a [DesiredDeployment],
+        ) -> MemberInputs<'a> {
+            MemberInputs {
+                deployments,
+                ..of_all(chart)
+            }
+        }
+        let mine = publisher.next(Some(&first), 1, &dealt(&all, &orders), order, now);
+        let mine = mine.unwrap();
+        assert_eq!(mine.desired.deployments, orders);
+        let again = publisher.next(Some(&mine), 1, &dealt(&all, &orders), order, now);
+        assert!(again.is_none());
+        let other = publisher.next(None, 1, &of_all(&all), order, now).unwrap();
+        assert!(Arc::ptr_eq(&first.desired, &other.desired));
+        orders[0].remove = true;
+        let removes = publisher.next(Some(&mine), 1, &dealt(&all, &orders), order, now);
+        assert!(removes.unwrap().desired.version > mine.desired.version);
+    }
+
+    #[test]
+    fn lockdown_goes_to_every_member() {
+        let lockdown = Lockdown {
+            no_cross_namespace_refs: true,
+            default_service_account: "installer".to_owned(),
+        };
+        let (now, order) = (BootTime::now(), Order::default());
+        let plain = DesiredStatePublisher::default().next(None, 1, &of_all(&chart(1)), order, now);
+        let mut publisher = DesiredStatePublisher::default().locked_down(lockdown.clone());
+        let locked = publisher.next(plain.as_ref(), 1, &of_all(&chart(1)), order, now);
+        assert_eq!(locked.unwrap().desired.lockdown, lockdown);
+    }
+
+    #[test]
+    fn members_with_equal_orders_share_desired_state() {
+        let mut publisher = DesiredStatePublisher::default();
+        let now = BootTime::now();
+        let first = publisher
+            .next(None, 1, &of_all(&chart(1)), Order::default(), now)
+            .unwrap();
+        let second = publisher
+            .next(None, 1, &of_all(&chart(1)), Order::default(), now)
+            .unwrap();
+        assert!(Arc::ptr_eq(&first.desired, &second.desired));
+        assert!(
+            publisher
+                .next(Some(&first), 1, &of_all(&chart(1)), Order::default(), now)
+                .is_none()
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn desired_state_version_only_increases_per_member(
+            steps in proptest::collection::vec((0_usize..3, 0_u8..3, any::<[bool; 2]>(), any::<bool>()), 1..60)
+        ) {
+            let mut publisher = DesiredStatePublisher::default();
+            let mut epoch = 1;
+            let mut members: [Option<PublishedState>; 3] = [None, None, None];
+            for (member, version, [paused, retire], later_epoch) in steps {
+                let order = Order { paused, retire };
+                epoch += u64::from(later_epoch);
+                let before = members[member].clone();
+                if let Some(next) = publisher.next(before.as_ref(), epoch, &of_all(&chart(version)), order, BootTime::now()) {
+                    prop_assert!(before.is_none_or(|before| before.desired.version < next.desired.version));
+                    members[member] = Some(next);
+                }
+                let now = members[member].as_ref().unwrap();
+                prop_assert_eq!((now.desired.paused, now.desired.retire), (paused, retire));
+                prop_assert_eq!(&now.desired.chart, &*chart(version));
+            }
+        }
+    }
+}

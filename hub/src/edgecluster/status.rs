@@ -1,0 +1,312 @@
+//! Derives the status of an EdgeCluster from what the hub observes of its member. Performs no I/O.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use krypton_crds::edge_cluster::{
+    Applied, EdgeClusterStatus, Mode, SummarisedTenants, TenantCounts,
+};
+use krypton_types::conditions::{self, State, Truth, reason};
+
+use super::credential_expiry::{self, Credential, Validity};
+use crate::members::agent_keys;
+use crate::members::observation::{MemberObservation, Values};
+use crate::tenants::Counts;
+
+/// Minimum interval between writes of `lastSeen`, in seconds.
+const LAST_SEEN_EVERY: i64 = 60;
+
+/// Derives the EdgeCluster's status from the observation. The result equals `before` if nothing has changed.
+/// Without `summarised`, the recorded summary stays.
+pub fn status(
+    member: &str,
+    before: Option<&EdgeClusterStatus>,
+    facts: &MemberObservation,
+    counts: Counts,
+    summarised: Option<SummarisedTenants>,
+    generation: i64,
+    now: Timestamp,
+) -> EdgeClusterStatus {
+    let mut next = before.cloned().unwrap_or_default();
+    // While a member is unknown, the status that another hub or an earlier process recorded stays for a while.
+    let starting = |state: &State| state.reason == reason::STARTING;
+    let nothing = starting(&facts.connected) && starting(&facts.healthy);
+    let stands = nothing && !facts.unheard && next.mode.is_some();
+    if !stands {
+        next.mode = Some(facts.mode);
+        next.holder.clone_from(&facts.holder);
+    }
+    for (type_, state) in [
+        ("Connected", &facts.connected),
+        (
+            conditions::TARGET_RESOLVED,
+            facts.source.as_ref().unwrap_or(&facts.resolved),
+        ),
+        ("Healthy", &facts.healthy),
+    ] {
+        let of_source = type_ == conditions::TARGET_RESOLVED;
+        if stands && !of_source && conditions::find(&next.conditions, type_).is_some() {
+            continue;
+        }
+        conditions::set(&mut next.conditions, type_, state, generation, now);
+    }
+    if let Some(state) = &facts.uninstalled {
+        conditions::set(&mut next.conditions, "Uninstalled", state, generation, now);
+    }
+    match &facts.values {
+        Values::NotKnown => {}
+        Values::Plain => next
+            .conditions
+            .retain(|condition| condition.type_ != conditions::VALUES_RESOLVED),
+        Values::Said(state) => {
+            conditions::set(
+                &mut next.conditions,
+                conditions::VALUES_RESOLVED,
+                state,
+                generation,
+                now,
+            );
+        }
+    }
+    if facts.kubernetes_version.is_some() {
+        next.kubernetes_version
+            .clone_from(&facts.kubernetes_version);
+    }
+    // The UID of the first cluster under this name is never overwritten.
+    if next.cluster_uid.is_none() && facts.mode != Mode::None {
+        next.cluster_uid.clone_from(&facts.uid);
+    }
+    if facts.agent_version.is_some() {
+        next.agent_version.clone_from(&facts.agent_version);
+    }
+    let certificate = certificate(next.certificate_expiry.as_ref(), facts);
+    if let Some(certificate) = certificate {
+        next.certificate_expiry = Some(whole_seconds(certificate.not_after));
+    }
+    if facts.roots.is_some() {
+        next.roots.clone_from(&facts.roots);
+    }
+    if let Some(key) = facts.agent_key.as_ref().filter(|_| facts.certificate_said) {
+        agent_keys::seen(&mut next.agent_keys, key, now);
+    }
+    let (refused, keys) = (facts.key_refused, next.agent_keys.as_ref());
+    agent_keys::put(&mut next.conditions, refused, keys, generation, now);
+    let credentials = [
+        (Credential::Agent, certificate),
+        (Credential::Access, facts.access),
+    ];
+    credential_expiry::put(&mut next.conditions, member, credentials, generation, now);
+    if facts.connected.truth == Truth::True {
+        next.tenants = Some(TenantCounts {
+            total: counts.total,
+            ready: counts.ready,
+            pending: counts.pending,
+            error: counts.error,
+        });
+        if let Some(listed) = summarised {
+            let any = listed != SummarisedTenants::default();
+            next.summarised = any.then_some(listed);
+        }
+        let due = next
+            .last_seen
+            .as_ref()
+            .is_none_or(|seen| now.as_second() - seen.0.as_second() >= LAST_SEEN_EVERY);
+        if due {
+            next.last_seen = Some(whole_seconds(now));
+        }
+    }
+    if let Some((version, digest)) = &facts.applied {
+        next.applied = Some(Applied {
+            epoch: version.epoch,
+            generation: version.generation,
+            digest: digest.clone(),
+        });
+    }
+    next
+}
+
+/// Returns the validity of the agent's certificate. A session's report takes precedence. Otherwise the later of
+/// the known and the recorded one counts, because another hub may have recorded a renewal.
+fn certificate(recorded: Option<&Time>, facts: &MemberObservation) -> Option<Validity> {
+    let recorded = recorded.map(|until| Validity::until(until.0));
+    let Some(known) = facts.certificate else {
+        return recorded;
+    };
+    let later = |recorded: &Validity| {
+        !facts.certificate_said && recorded.not_after.as_second() > known.not_after.as_second()
+    };
+    Some(recorded.filter(later).unwrap_or(known))
+}
+
+/// The API stores whole seconds. A value read back must equal the written one.
+fn whole_seconds(time: Timestamp) -> Time {
+    Time(Timestamp::from_second(time.as_second()).unwrap_or(time))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn last_seen_is_written_once_per_minute() {
+        let facts = MemberObservation {
+            mode: Mode::Proxy,
+            connected: State::new(Truth::True, reason::CONNECTED, ""),
+            uid: Some("u".to_owned()),
+            ..MemberObservation::default()
+        };
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let first = status("a", None, &facts, Counts::default(), None, 1, at(100));
+        let again = status(
+            "a",
+            Some(&first),
+            &facts,
+            Counts::default(),
+            None,
+            1,
+            at(159),
+        );
+        assert_eq!(first, again);
+        let later = status(
+            "a",
+            Some(&first),
+            &facts,
+            Counts::default(),
+            None,
+            1,
+            at(160),
+        );
+        assert_ne!(first, later);
+    }
+
+    #[test]
+    fn earlier_certificate_expiry_is_recorded_only_from_session() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        for (known, said, recorded, expected) in [
+            (None, false, None, None),
+            (None, false, Some(200), Some(200)),
+            (Some(100), false, None, Some(100)),
+            (Some(100), false, Some(200), Some(200)),
+            (Some(300), false, Some(200), Some(300)),
+            (Some(100), true, Some(200), Some(100)),
+            (Some(300), true, Some(200), Some(300)),
+        ] {
+            let facts = MemberObservation {
+                certificate: known.map(|end| Validity::until(at(end))),
+                certificate_said: said,
+                ..MemberObservation::default()
+            };
+            let before = EdgeClusterStatus {
+                certificate_expiry: recorded.map(|end| Time(at(end))),
+                ..EdgeClusterStatus::default()
+            };
+            let next = status(
+                "a",
+                Some(&before),
+                &facts,
+                Counts::default(),
+                None,
+                1,
+                at(0),
+            );
+            let found = next.certificate_expiry.map(|end| end.0.as_second());
+            assert_eq!(found, expected, "{known:?} {said} {recorded:?}");
+            let stands = conditions::find(&next.conditions, "CertificateCurrent").is_some();
+            assert_eq!(stands, expected.is_some());
+        }
+    }
+
+    #[test]
+    fn silent_member_keeps_recorded_status_for_grace_period() {
+        let said = MemberObservation {
+            mode: Mode::Proxy,
+            connected: State::new(Truth::True, reason::CONNECTED, ""),
+            healthy: State::new(Truth::True, reason::RECONCILING, ""),
+            holder: Some("hub/a".to_owned()),
+            ..MemberObservation::default()
+        };
+        let of = |before: Option<&EdgeClusterStatus>, facts: &MemberObservation| {
+            let at = Timestamp::from_second(100).unwrap();
+            status("a", before, facts, Counts::default(), None, 1, at)
+        };
+        let first = of(None, &said);
+        let silent = |unheard| MemberObservation {
+            unheard,
+            ..MemberObservation::default()
+        };
+        let lost = MemberObservation {
+            connected: State::new(Truth::False, reason::UNREACHABLE, ""),
+            ..silent(false)
+        };
+        let word = |status: &EdgeClusterStatus, type_| {
+            conditions::find(&status.conditions, type_)
+                .map(|it| format!("{:?} {}", it.truth, it.reason))
+        };
+        for (facts, mode, holder, connected, healthy) in [
+            (
+                silent(false),
+                Mode::Proxy,
+                true,
+                "True Connected",
+                "True Reconciling",
+            ),
+            (
+                silent(true),
+                Mode::None,
+                false,
+                "Unknown Starting",
+                "Unknown Starting",
+            ),
+            (
+                lost,
+                Mode::None,
+                false,
+                "False Unreachable",
+                "Unknown Starting",
+            ),
+            // A report counts at any time.
+            (
+                MemberObservation {
+                    unheard: true,
+                    ..said
+                },
+                Mode::Proxy,
+                true,
+                "True Connected",
+                "True Reconciling",
+            ),
+        ] {
+            let next = of(Some(&first), &facts);
+            assert_eq!(
+                (next.mode, next.holder.is_some()),
+                (Some(mode), holder),
+                "{facts:?}"
+            );
+            assert_eq!(word(&next, "Connected").as_deref(), Some(connected));
+            assert_eq!(word(&next, "Healthy").as_deref(), Some(healthy));
+        }
+        // Without a recorded status, nothing can stay.
+        let new = of(None, &silent(false));
+        assert_eq!(word(&new, "Connected").as_deref(), Some("Unknown Starting"));
+    }
+
+    #[test]
+    fn the_cluster_uid_on_record_is_never_overwritten() {
+        let with = |uid: &str| MemberObservation {
+            mode: Mode::Proxy,
+            uid: Some(uid.to_owned()),
+            ..MemberObservation::default()
+        };
+        let at = Timestamp::UNIX_EPOCH;
+        let first = status("a", None, &with("u"), Counts::default(), None, 1, at);
+        let second = status(
+            "a",
+            Some(&first),
+            &with("v"),
+            Counts::default(),
+            None,
+            1,
+            at,
+        );
+        assert_eq!(second.cluster_uid.as_deref(), Some("u"));
+    }
+}
