@@ -49,8 +49,7 @@ use crate::edgecluster::{self, Accepting, Fleet, FleetChart, Overlaying};
 use crate::home::{self, Home, HomeError};
 use crate::leader::pod_label::Label;
 use crate::leader::{Leader, LeaderElection, Standing};
-use crate::members::Members;
-use crate::members::arbiter::ReportArbiter;
+use crate::members::MemberRegistry;
 use crate::notices::EventRecorder;
 use crate::observe::dump::{self, Dumper};
 use crate::observe::member_metrics::Acting;
@@ -321,9 +320,7 @@ async fn label(clearing: JoinHandle<Option<Label>>, lead: Leader) {
 /// The registry of members, and this hub's name.
 struct Control {
     settings: Arc<Settings>,
-    members: Arc<Members>,
-    arbiter: Arc<ReportArbiter>,
-    ahead: watch::Sender<u64>,
+    members: Arc<MemberRegistry>,
     given: watch::Sender<FleetChart>,
     /// Whether a recorded version resolves the chart's version range.
     pins: bool,
@@ -340,14 +337,10 @@ impl Control {
         pins: bool,
         given: &watch::Sender<FleetChart>,
     ) -> Self {
-        let ahead = watch::Sender::new(0);
-        let (reports, facts) = (Arc::clone(&observed.reports), Arc::clone(&observed.facts));
         let instance = settings.reporting_instance.as_deref();
         Self {
             settings: Arc::clone(settings),
-            members: Arc::new(Members::default()),
-            arbiter: Arc::new(ReportArbiter::new(reports, facts, ahead.clone())),
-            ahead,
+            members: Arc::clone(&observed.members),
             given: given.clone(),
             pins,
             holder: format!(
@@ -371,17 +364,16 @@ impl Control {
             namespace: self.settings.namespace.clone(),
             holder: self.holder.clone(),
             times: Times::of_lead(self.settings.lead),
-            ahead: self.ahead.clone(),
+            ahead: self.members.ahead().clone(),
             readiness: readiness.clone(),
         };
-        let (arbiter, members) = (Arc::clone(&self.arbiter), Arc::clone(&self.members));
+        let members = Arc::clone(&self.members);
         let (given, pins) = (self.given.clone(), self.pins);
         let (standing, leading) = election.stand(move |tenure, begins| {
-            arbiter.set_epoch(tenure.epoch);
+            members.set_epoch(tenure.epoch);
             if begins {
                 // Objects that this hub read on home earlier may be stale.
-                members.anew(tenure.since);
-                arbiter.anew(tenure.since);
+                members.begin_term(tenure.since);
             }
             // With a recorded version of a range, members get nothing before the record is read.
             if !pins {
@@ -427,7 +419,6 @@ impl Starting<'_> {
         self.observed.view.acts(Acting {
             lead: self.lead.clone(),
             given: given.clone(),
-            members: Arc::clone(&self.control.members),
             allow_chart_skip: self.settings.allow_chart_skip,
         });
         self.write_home(&shared, discovered, shutdown);
@@ -464,7 +455,7 @@ impl Starting<'_> {
 
     async fn shared(&self, sources: watch::Receiver<Sources>) -> anyhow::Result<Arc<Shared>> {
         let (settings, engine) = (self.settings, self.engine);
-        let (control, observed) = (self.control, self.observed);
+        let control = self.control;
         let account = settings.helm_account();
         let own = [settings.namespace.clone()]
             .into_iter()
@@ -483,8 +474,7 @@ impl Starting<'_> {
                 work: engine.work.clone(),
                 watchdog: self.watchdog.clone(),
             },
-            arbiter: Arc::clone(&control.arbiter),
-            facts: Arc::clone(&observed.facts),
+            members: Arc::clone(&control.members),
             grace: settings.proxy_grace,
             scratch: engine.private.path().to_owned(),
             helm_account: settings.helm_account(),
@@ -497,7 +487,6 @@ impl Starting<'_> {
             retry_max: settings.retry_max,
             allow_chart_skip: settings.allow_chart_skip,
             watch_namespaces: settings.watch_namespaces.clone(),
-            found: Arc::clone(&observed.found),
             sources,
             kubeconfig_policy: settings.kubeconfig_policy(),
             tunnels: Tunnels::start(settings.kubeconfig_policy()).await?,
@@ -509,13 +498,13 @@ impl Starting<'_> {
     /// Starts the writers of Tenants' status and of KryptonDeployments.
     fn write_home(&self, shared: &Shared, discovered: Discovered, shutdown: &mut Shutdown) {
         let (settings, reports) = (self.settings, &self.observed.reports);
-        let arbiter = &self.control.arbiter;
+        let members = &self.control.members;
         let rules = Rules {
             self_cluster: settings.self_cluster,
             allow_chart_skip: settings.allow_chart_skip,
             namespaces: settings.watch_namespaces.clone(),
         };
-        let placements = Arc::clone(arbiter.placements());
+        let placements = Arc::clone(members.placements());
         let (lead, stop) = (self.lead, &shutdown.home);
         let aggregating = tenants::run(
             self.client.clone(),
@@ -529,8 +518,8 @@ impl Starting<'_> {
         let discovery = &settings.discovery;
         let keep = deployments::Controller {
             client: self.client.clone(),
-            deployments: Arc::clone(arbiter.deployments()),
-            found: Arc::clone(&self.observed.found),
+            deployments: Arc::clone(members.deployments()),
+            members: Arc::clone(members),
             notices: shared.notices.clone(),
             named: discovered.named,
             findings: discovered.findings,
@@ -546,12 +535,12 @@ impl Starting<'_> {
             reports: Arc::clone(reports),
         };
         let keeping = deployments::run(keep, lead.clone(), stop.clone());
-        let (arbiter, stop) = (Arc::clone(arbiter), stop.clone());
+        let (members, stop) = (Arc::clone(members), stop.clone());
         let lasting = &mut shutdown.lasting;
         lasting.spawn("the aggregator", aggregating);
         lasting.spawn("keeping KryptonDeployments", keeping);
-        lasting.spawn("keeping the members' voices", async move {
-            arbiter.keep(stop).await;
+        lasting.spawn("selecting the members' reporters", async move {
+            members.run(stop).await;
         });
     }
 
@@ -564,8 +553,6 @@ impl Starting<'_> {
     ) {
         let sessions = Sessions {
             members: Arc::clone(&self.control.members),
-            arbiter: Arc::clone(&self.control.arbiter),
-            found: Arc::clone(&self.observed.found),
             metrics: Arc::clone(&self.observed.sessions),
             notices: shared.notices.clone(),
             hub_version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -615,9 +602,7 @@ impl Starting<'_> {
             namespaces: settings.workspace_namespaces(),
             lead: self.lead.clone(),
             shared,
-            members: Arc::clone(&self.control.members),
             reports: Arc::clone(&self.observed.reports),
-            found: Arc::clone(&self.observed.found),
         }
     }
 }

@@ -39,8 +39,6 @@ use tokio_util::sync::CancellationToken;
 use crate::chart::values::Problem;
 use crate::discovery::Sources;
 use crate::leader::Leader;
-use crate::members::Members;
-use crate::members::found::Found as Clusters;
 use crate::proxy::Shared;
 use crate::tenants::Reports;
 
@@ -99,9 +97,7 @@ pub struct Fleet {
     /// Whether this hub leads, and writes on home.
     pub lead: Leader,
     pub shared: Arc<Shared>,
-    pub members: Arc<Members>,
     pub reports: Arc<Reports>,
-    pub found: Arc<Clusters>,
 }
 
 impl std::fmt::Debug for Fleet {
@@ -149,8 +145,8 @@ pub async fn run(fleet: Fleet, stop: CancellationToken) {
                 if !decided { break }
                 controller.look_now();
             }
-            () = controller.fleet.found.changed.notified() => controller.look(),
-            () = controller.fleet.shared.facts.changed.notified() => {}
+            () = controller.fleet.shared.members.uid_changed.notified() => controller.look(),
+            () = controller.fleet.shared.members.changed.notified() => {}
             _ = heartbeat.tick() => controller.look_at_all(),
             event = events.next() => match event {
                 Ok(event) => controller.see(event, &mut events),

@@ -1,28 +1,36 @@
-//! Registry of members that may connect, each with its desired state. Discovery publishes the states; sessions and
-//! proxies read them.
+//! The members of the fleet: who may connect, what each one is to have, and what is known of it.
+//!
+//! One lock covers all members. The stores of reports are locked after it, never before.
 
 pub mod agent_keys;
 pub mod arbiter;
 mod claims;
 pub mod deployment_orders;
 pub mod duplicates;
-pub mod found;
+mod health;
 pub mod member;
 pub mod observation;
 pub mod placement_orders;
 pub mod remote_orders;
+mod report_set;
 pub(crate) mod tenant_reports;
 pub(crate) mod tenant_summary;
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::newest::Newest as _;
 use krypton_types::desired::Version;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
+use crate::members::arbiter::Reporters;
+use crate::members::claims::Witnesses;
+use crate::members::deployment_orders::Deployments;
 use crate::members::member::{Member, MemberSnapshot, refuse};
+use crate::members::observation::{ClusterUids, MemberObservation};
+use crate::members::placement_orders::Placements;
+use crate::tenants::Reports;
 
 /// Message for an agent of a deleted EdgeCluster.
 pub const GONE: &str = "its EdgeCluster is gone; run 'kubectl krypton join' again";
@@ -35,32 +43,114 @@ pub enum NotFound {
     Gone,
 }
 
+/// What the hub knows of one member.
 #[derive(Debug, Default)]
-struct Registry {
+struct Entry {
+    /// `None` without an EdgeCluster.
+    member: Option<Arc<Member>>,
+    reporters: Reporters,
+    /// `None` until something is observed.
+    observation: Option<MemberObservation>,
+    uids: ClusterUids,
+}
+
+impl Entry {
+    fn is_empty(&self) -> bool {
+        self.member.is_none()
+            && self.observation.is_none()
+            && self.uids == ClusterUids::default()
+            && self.reporters.is_idle()
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The EdgeClusters have been listed once.
     listed: bool,
     /// Start of the leader term in which the hub must list the EdgeClusters before it admits agents.
     awaited: Option<BootTime>,
-    members: BTreeMap<String, Arc<Member>>,
+    members: BTreeMap<String, Entry>,
+    /// Members whose observation or Tenant counts have changed.
+    changed: BTreeSet<String>,
+    /// Members to evaluate again at a certain time, even without a report.
+    due: BTreeSet<(BootTime, String)>,
+    /// The epoch that this hub issues.
+    epoch: u64,
+    witnesses: Witnesses,
 }
 
-/// All members, by name.
+/// All members, by name, and the stores of their reports.
 #[derive(Debug, Default)]
-pub struct Members {
-    registry: Mutex<Registry>,
+pub struct MemberRegistry {
+    state: Mutex<State>,
+    /// Notified when an observation or a Tenant count changes.
+    pub changed: Notify,
+    /// Notified when the UID of a member's cluster changes.
+    pub uid_changed: Notify,
+    due_changed: Notify,
+    reports: Arc<Reports>,
+    deployments: Arc<Deployments>,
+    placements: Arc<Placements>,
+    /// The latest epoch that a member has and this hub has not issued. It means that the home cluster was
+    /// restored.
+    ahead: watch::Sender<u64>,
 }
 
-impl Members {
-    /// Starts a leader term. [`Self::get`] finds no member until the EdgeClusters are [listed](Self::listed_in)
+/// One member, while the registry is locked.
+struct Locked<'a> {
+    registry: &'a MemberRegistry,
+    name: &'a str,
+    entry: &'a mut Entry,
+    changed: &'a mut BTreeSet<String>,
+    due: &'a mut BTreeSet<(BootTime, String)>,
+    witnesses: &'a mut Witnesses,
+    epoch: u64,
+}
+
+impl MemberRegistry {
+    pub fn new(reports: Arc<Reports>) -> Self {
+        Self {
+            reports,
+            ..Self::default()
+        }
+    }
+
+    /// Reports of the members on KryptonDeployments.
+    pub fn deployments(&self) -> &Arc<Deployments> {
+        &self.deployments
+    }
+
+    /// Reports of the members on placed Tenants.
+    pub fn placements(&self) -> &Arc<Placements> {
+        &self.placements
+    }
+
+    /// The latest epoch that a member has and this hub has not issued.
+    pub fn ahead(&self) -> &watch::Sender<u64> {
+        &self.ahead
+    }
+
+    /// Begins a leader term. [`Self::get`] finds no member until the EdgeClusters are [listed](Self::listed_in)
     /// in it.
-    pub fn anew(&self, since: BootTime) {
-        self.lock().awaited = Some(since);
+    pub fn begin_term(&self, since: BootTime) {
+        self.deployments.anew(since);
+        self.placements.anew(since);
+        self.reports.aim_anew();
+        let names: Vec<String> = {
+            let mut state = self.lock();
+            state.awaited = Some(since);
+            state.members.keys().cloned().collect()
+        };
+        for name in names {
+            self.with(&name, |member| member.begin_term(since));
+        }
     }
 
     /// Records that the EdgeClusters were listed in this term and the admissions derive from that list.
     pub fn listed_in(&self, since: Option<BootTime>) {
-        let mut registry = self.lock();
-        if registry.awaited == since {
-            registry.awaited = None;
+        let mut state = self.lock();
+        if state.awaited == since {
+            state.awaited = None;
         }
     }
 
@@ -68,95 +158,148 @@ impl Members {
     ///
     /// # Errors Fails if there is no such member, or if the EdgeClusters are not listed yet.
     pub fn get(&self, name: &str) -> Result<Arc<Member>, NotFound> {
-        let registry = self.lock();
-        if registry.awaited.is_some() {
+        let state = self.lock();
+        if state.awaited.is_some() {
             return Err(NotFound::NotYet);
         }
-        match registry.members.get(name) {
+        match state
+            .members
+            .get(name)
+            .and_then(|entry| entry.member.as_ref())
+        {
             Some(member) => Ok(Arc::clone(member)),
-            None if registry.listed => Err(NotFound::Gone),
+            None if state.listed => Err(NotFound::Gone),
             None => Err(NotFound::NotYet),
         }
     }
 
     /// Returns the version of each member's desired state and the time since when it applies.
     pub fn wanted(&self) -> BTreeMap<String, (Version, BootTime)> {
-        let registry = self.lock();
-        let wanted = registry.members.iter().filter_map(|(name, member)| {
+        self.each_member(|member| {
             let published = member.published.get();
             let published = published.as_ref()?;
-            Some((name.clone(), (published.desired.version, published.since)))
-        });
-        wanted.collect()
+            Some((published.desired.version, published.since))
+        })
     }
 
     /// Returns a snapshot of each member, by name.
     pub fn snapshots(&self) -> BTreeMap<String, MemberSnapshot> {
-        let registry = self.lock();
-        let members = registry.members.iter();
-        let snapshot = |member: &Member| MemberSnapshot {
-            uid: member.uid.clone(),
-            published: member.published.get(),
-            refused: member.admission.get().refused.is_some(),
-            sessions: member
-                .lock()
-                .iter()
-                .map(|(replica, (number, _))| (replica.clone(), *number))
-                .collect(),
-        };
-        members
-            .map(|(name, member)| (name.clone(), snapshot(member)))
-            .collect()
+        self.each_member(|member| Some(member.snapshot()))
+    }
+
+    fn each_member<T>(&self, look: impl Fn(&Member) -> Option<T>) -> BTreeMap<String, T> {
+        let state = self.lock();
+        let looked = state.members.iter().filter_map(|(name, entry)| {
+            let looked = look(entry.member.as_ref()?)?;
+            Some((name.clone(), looked))
+        });
+        looked.collect()
     }
 
     /// Returns the member of this EdgeCluster. A new UID creates a new member and rejects the sessions of the
     /// old one.
     pub fn enter(&self, name: &str, uid: &str) -> Arc<Member> {
-        let mut registry = self.lock();
-        let published = match registry.members.get(name) {
-            Some(found) if found.uid == uid => return Arc::clone(found),
-            Some(found) => {
-                refuse(
-                    found,
-                    "its EdgeCluster was made anew; run 'kubectl krypton join' again",
-                );
-                Arc::clone(&found.published)
-            }
-            None => Arc::new(watch::Sender::new(None)),
-        };
-        let member = Arc::new(Member::new(uid.to_owned(), published));
-        registry
-            .members
-            .insert(name.to_owned(), Arc::clone(&member));
-        member
+        self.with(name, |locked| {
+            let entry = &mut locked.entry.member;
+            let published = match entry {
+                Some(member) if member.uid == uid => return Arc::clone(member),
+                Some(before) => {
+                    refuse(
+                        before,
+                        "its EdgeCluster was made anew; run 'kubectl krypton join' again",
+                    );
+                    Arc::clone(&before.published)
+                }
+                None => Arc::new(watch::Sender::new(None)),
+            };
+            let member = Arc::new(Member::new(uid.to_owned(), published));
+            *entry = Some(Arc::clone(&member));
+            member
+        })
     }
 
     /// Rejects the sessions of this EdgeCluster's member immediately, because a reconcile of a large fleet
     /// takes time.
     pub fn cut(&self, name: &str, uid: Option<&str>, why: &str) {
-        let registry = self.lock();
-        let member = registry.members.get(name);
+        let state = self.lock();
+        let member = state
+            .members
+            .get(name)
+            .and_then(|entry| entry.member.as_ref());
         if let Some(member) = member.filter(|member| Some(&*member.uid) == uid) {
             refuse(member, why);
         }
     }
 
-    /// Rejects the sessions of members without an EdgeCluster, once all EdgeClusters are known. Keeps the entry
-    /// of a member that is still needed, because its EdgeCluster is about to be created.
-    pub fn keep(&self, has_object: impl Fn(&str) -> bool, needed: impl Fn(&str) -> bool) {
-        let mut registry = self.lock();
-        registry.listed = true;
-        registry.members.retain(|name, member| {
+    /// Rejects the sessions of members without an EdgeCluster, once all EdgeClusters are known, and forgets
+    /// them, except those with a proxy: their EdgeCluster is about to be created. Forgets what was observed of
+    /// members that are not `needed`, and returns their names.
+    pub fn retain(
+        &self,
+        has_object: impl Fn(&str) -> bool,
+        has_proxy: impl Fn(&str) -> bool,
+        needed: impl Fn(&str) -> bool,
+    ) -> Vec<String> {
+        let mut state = self.lock();
+        let State {
+            listed,
+            members,
+            changed,
+            witnesses,
+            ..
+        } = &mut *state;
+        *listed = true;
+        let mut forgotten = Vec::new();
+        for (name, entry) in members.iter_mut() {
             let here = has_object(name);
-            if !here {
+            if let Some(member) = entry.member.as_ref().filter(|_| !here) {
                 refuse(member, GONE);
             }
-            here || needed(name)
-        });
+            if !here && !has_proxy(name) {
+                entry.member = None;
+            }
+            if entry.observation.is_none() || needed(name) {
+                continue;
+            }
+            (entry.observation, entry.uids) = (None, ClusterUids::default());
+            changed.remove(name);
+            if entry.reporters.is_idle() {
+                entry.reporters = Reporters::default();
+                witnesses.hear(name, None);
+                self.reports.forget(name);
+                self.deployments.forget(name);
+                self.placements.forget(name);
+            }
+            forgotten.push(name.clone());
+        }
+        members.retain(|_, entry| !entry.is_empty());
+        forgotten
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Registry> {
-        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic cannot leave these plain values half written, so a poisoned lock is safe to use.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn with<T>(&self, name: &str, act: impl FnOnce(&mut Locked<'_>) -> T) -> T {
+        let mut state = self.lock();
+        let State {
+            members,
+            changed,
+            due,
+            witnesses,
+            epoch,
+            ..
+        } = &mut *state;
+        act(&mut Locked {
+            registry: self,
+            name,
+            entry: members.entry(name.to_owned()).or_default(),
+            changed,
+            due,
+            witnesses,
+            epoch: *epoch,
+        })
     }
 }
 
@@ -168,7 +311,7 @@ mod tests {
 
     #[test]
     fn cut_hits_only_member_with_matching_uid() {
-        let members = Members::default();
+        let members = MemberRegistry::default();
         let (one, other) = (members.enter("a", "u"), members.enter("b", "u"));
         members.cut("a", Some("before"), "gone");
         members.cut("a", None, "gone");
@@ -180,12 +323,12 @@ mod tests {
 
     #[test]
     fn members_are_unknown_until_tenure_lists_edge_clusters() {
-        let members = Members::default();
+        let members = MemberRegistry::default();
         members.enter("a", "u");
         let [first, second] = [1, 2].map(|since| BootTime(Duration::from_secs(since)));
-        members.anew(second);
+        members.begin_term(second);
         for of in [None, Some(first)] {
-            members.keep(|name| name == "a", |_| false);
+            members.retain(|name| name == "a", |_| false, |_| true);
             members.listed_in(of);
             assert_eq!(members.get("a").unwrap_err(), NotFound::NotYet);
             assert_eq!(members.get("b").unwrap_err(), NotFound::NotYet);
@@ -197,10 +340,10 @@ mod tests {
 
     #[test]
     fn member_is_unknown_until_listed_and_then_gone() {
-        let members = Members::default();
+        let members = MemberRegistry::default();
         assert_eq!(members.get("a").unwrap_err(), NotFound::NotYet);
         members.enter("a", "u");
-        members.keep(|name| name == "a", |_| false);
+        members.retain(|name| name == "a", |_| false, |_| true);
         assert_eq!(members.get("b").unwrap_err(), NotFound::Gone);
         let before = members.get("a").unwrap();
         let after = members.enter("a", "v");

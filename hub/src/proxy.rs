@@ -28,10 +28,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
 use crate::discovery::{Origin, Sources, Unresolved};
-use crate::members::arbiter::{ReportArbiter, ReporterId};
-use crate::members::found::Found;
+use crate::members::MemberRegistry;
+use crate::members::arbiter::ReporterId;
 use crate::members::member::PublishedState;
-use crate::members::observation::ObservationBoard;
 use crate::notices::EventRecorder;
 
 use connect::Reached;
@@ -69,8 +68,7 @@ impl Access {
 /// State that all proxies share.
 pub struct Shared {
     pub tools: Tools,
-    pub facts: Arc<ObservationBoard>,
-    pub arbiter: Arc<ReportArbiter>,
+    pub members: Arc<MemberRegistry>,
     /// Time for which an agent must have been away before the hub acts on its member.
     pub grace: Duration,
     pub scratch: PathBuf,
@@ -83,7 +81,6 @@ pub struct Shared {
     pub retry_max: Duration,
     pub allow_chart_skip: bool,
     pub watch_namespaces: Option<std::collections::BTreeSet<String>>,
-    pub found: Arc<Found>,
     pub sources: watch::Receiver<Sources>,
     /// Restrictions on the content of kubeconfigs.
     pub kubeconfig_policy: kubeconfig::Policy,
@@ -231,13 +228,13 @@ async fn newer(
         match found {
             Ok((mut reached, answer)) => {
                 resolved(name, shared, is_resolved());
-                shared.facts.set(name, |facts| {
+                shared.members.observe(name, |facts| {
                     facts.kubernetes_version = Some(answer.version);
                     facts.access = reached.used().validity;
                 });
                 let link = State::new(Truth::True, reason::CONNECTED, "");
-                shared.arbiter.link(name, Some(link), BootTime::now());
-                shared.found.set(name, Some(answer.uid.clone()));
+                shared.members.link(name, Some(link), BootTime::now());
+                shared.members.found_uid(name, Some(answer.uid.clone()));
                 reached.uid = answer.uid;
                 return Some(reached);
             }
@@ -250,9 +247,9 @@ async fn newer(
                 told = Some(why);
                 resolved(name, shared, state.clone());
                 if !in_use {
-                    shared.arbiter.link(name, Some(state), BootTime::now());
+                    shared.members.link(name, Some(state), BootTime::now());
                     // Other members that wait for this one's identity must not wait for a kubeconfig.
-                    shared.found.set(name, None);
+                    shared.members.found_uid(name, None);
                 }
                 // Another access may succeed. So may a later attempt, if a certificate is not valid yet.
                 if let Ok(changed) = tokio::time::timeout(REFUSED_AGAIN, access.changed()).await {
@@ -268,7 +265,7 @@ fn is_resolved() -> State {
 }
 
 fn resolved(name: &str, shared: &Shared, state: State) {
-    shared.facts.set(name, |facts| facts.resolved = state);
+    shared.members.observe(name, |facts| facts.resolved = state);
 }
 
 fn say_unanswered(name: &str, shared: &Shared, in_use: bool, problem: String) {
@@ -279,8 +276,8 @@ fn say_unanswered(name: &str, shared: &Shared, in_use: bool, problem: String) {
         resolved(name, shared, state);
     } else {
         let link = connect::unreachable(problem);
-        shared.arbiter.link(name, Some(link), BootTime::now());
-        shared.found.set(name, None);
+        shared.members.link(name, Some(link), BootTime::now());
+        shared.members.found_uid(name, None);
     }
 }
 
@@ -362,7 +359,7 @@ fn probed(
         Err(_) if lost < PROBES_LOST => return Continue(()),
         Err(problem) => connect::unreachable(problem),
     };
-    shared.arbiter.link(name, Some(link), BootTime::now());
+    shared.members.link(name, Some(link), BootTime::now());
     Continue(())
 }
 
@@ -374,7 +371,7 @@ fn is_of(name: &str, shared: &Shared, reached: &Reached, permit: &Permit) -> boo
         Some(recorded) => *recorded == reached.uid,
     };
     if ours {
-        shared.facts.set(name, |facts| {
+        shared.members.observe(name, |facts| {
             if permit.may_act {
                 facts.uid = Some(reached.uid.clone());
             }
@@ -453,7 +450,7 @@ async fn reconcile(
 ) -> Option<ControlFlow<()>> {
     tracing::info!(member = %name, role = ?run.role, "acting as the member's proxy");
     let mut asks = shared
-        .arbiter
+        .members
         .open(name, ReporterId::Proxy, BootTime::now());
     let mut complete = Some(0);
     let (desired, desired_rx) = watch::channel(Arc::clone(&run.first));
@@ -515,7 +512,7 @@ async fn reconcile(
             () = stop.cancelled() => break Some(Break(())),
             () = replaced.cancelled() => break Some(Continue(())),
             changes = report_store.changes() => {
-                shared.arbiter.say(name, ReporterId::Proxy, changes, complete.take(), BootTime::now());
+                shared.members.report(name, ReporterId::Proxy, changes, complete.take(), BootTime::now());
             }
             changed = asks.changed() => {
                 if changed.is_err() { break Some(Break(())) }
@@ -553,7 +550,7 @@ async fn reconcile(
         tracing::error!(member = %name, %error, "the reconciler ended badly");
     }
     shared
-        .arbiter
+        .members
         .close(name, ReporterId::Proxy, BootTime::now());
     ended
 }

@@ -30,12 +30,11 @@ use krypton_hub::agent_server::session::Sessions;
 use krypton_hub::ca::{Authority, Live, read_agent_certificate};
 use krypton_hub::edgecluster::publisher::{DesiredStatePublisher, MemberInputs, Order};
 use krypton_hub::leader::Leader;
-use krypton_hub::members::Members;
+use krypton_hub::members::MemberRegistry;
 use krypton_hub::members::agent_keys;
-use krypton_hub::members::arbiter::{Presence, ReportArbiter};
-use krypton_hub::members::found::Found;
+use krypton_hub::members::arbiter::Presence;
 use krypton_hub::members::member::Admission;
-use krypton_hub::members::observation::{MemberObservation, ObservationBoard};
+use krypton_hub::members::observation::MemberObservation;
 use krypton_hub::notices::EventRecorder;
 use krypton_hub::observe::metrics::{Message, SessionMetrics};
 use krypton_hub::tenants::Reports;
@@ -91,11 +90,9 @@ fn chart(version: &str) -> Arc<ChartState> {
 /// State of a hub that survives a restart of its listener.
 struct Home {
     authority: Arc<Live>,
-    members: Arc<Members>,
+    members: Arc<MemberRegistry>,
     publisher: DesiredStatePublisher,
-    facts: Arc<ObservationBoard>,
     reports: Arc<Reports>,
-    arbiter: Arc<ReportArbiter>,
     metrics: Arc<SessionMetrics>,
     charts: Arc<ChartCache>,
     /// How far the hub's clock is ahead when it creates certificates.
@@ -120,20 +117,11 @@ impl Home {
     fn of(authority: Authority) -> Self {
         krypton_tls_provider();
         let folder = TempDir::new().unwrap();
-        let (reports, facts) = (
-            Arc::new(Reports::default()),
-            Arc::new(ObservationBoard::default()),
-        );
+        let reports = Arc::new(Reports::default());
         Self {
             authority: Arc::new(Live::new(authority)),
-            members: Arc::new(Members::default()),
+            members: Arc::new(MemberRegistry::new(Arc::clone(&reports))),
             publisher: DesiredStatePublisher::default(),
-            arbiter: Arc::new(ReportArbiter::new(
-                Arc::clone(&reports),
-                Arc::clone(&facts),
-                watch::Sender::new(0),
-            )),
-            facts,
             reports,
             metrics: Arc::default(),
             charts: Arc::new(ChartCache::new(folder.path().join("charts")).unwrap()),
@@ -149,8 +137,11 @@ impl Home {
             self.members.enter(name, &uid(name));
         }
         let known = names.to_vec();
-        self.members
-            .keep(|name| known.iter().any(|known| known == name), |_| false);
+        self.members.retain(
+            |name| known.iter().any(|known| known == name),
+            |_| false,
+            |_| true,
+        );
         self.give(names, "1.0.0");
         self
     }
@@ -188,8 +179,6 @@ impl Home {
         let stop = CancellationToken::new();
         let sessions = Sessions {
             members: Arc::clone(&self.members),
-            arbiter: Arc::clone(&self.arbiter),
-            found: Arc::new(Found::default()),
             metrics: Arc::clone(&self.metrics),
             notices: EventRecorder::nowhere(),
             hub_version: hub_version.to_owned(),
@@ -260,12 +249,16 @@ impl Home {
     /// Waits until the hub's observation of a member satisfies `wanted`.
     async fn knows(&self, name: &str, wanted: impl Fn(&MemberObservation) -> bool) {
         let all = async {
-            while !self.facts.get(name).is_some_and(|facts| wanted(&facts)) {
-                self.facts.changed.notified().await;
+            while !self
+                .members
+                .observation(name)
+                .is_some_and(|facts| wanted(&facts))
+            {
+                self.members.changed.notified().await;
             }
         };
         let waited = tokio::time::timeout(PATIENCE, all).await;
-        assert!(waited.is_ok(), "{:?}", self.facts.get(name));
+        assert!(waited.is_ok(), "{:?}", self.members.observation(name));
     }
 }
 
@@ -609,7 +602,8 @@ async fn new_enrolment_retries_until_edge_cluster_is_seen() {
     }
     assert_eq!(home.metrics.sessions.get(), 0);
     // A member whose EdgeCluster was deleted is rejected, even with a new certificate.
-    home.members.keep(|_| false, |name| name == "edge-0");
+    home.members
+        .retain(|_| false, |name| name == "edge-0", |_| true);
     let cut_off = ("edge-0", "uid-of-edge-0", 0);
     assert_eq!(code(&home, cut_off).await, Some(Code::PermissionDenied));
 
@@ -652,7 +646,7 @@ async fn agent_session_is_bound_to_member_and_cluster() {
         }))
         .await;
     home.knows("edge-0", |facts| facts.holder.is_some()).await;
-    assert_eq!(home.facts.get("edge-1"), None);
+    assert_eq!(home.members.observation("edge-1"), None);
     // The member is now recorded with another cluster.
     let recorded = Admission {
         refused: None,
@@ -801,7 +795,7 @@ async fn certificate_renews_for_requesting_member_unless_removed() {
     let certificate = read_agent_certificate(TRUST_DOMAIN, &renewed.certificates[0]).unwrap();
     assert_eq!(certificate.cluster, "edge-0");
     assert_eq!(certificate.uid, uid("edge-0"));
-    home.members.keep(|_| false, |_| false);
+    home.members.retain(|_| false, |_| false, |_| true);
     let status = connection.fleet().renew(request).await.unwrap_err();
     assert_eq!(status.code(), Code::PermissionDenied);
 }
@@ -886,7 +880,7 @@ async fn deleted_or_recreated_edge_cluster_disconnects_member() {
         if anew {
             home.members.enter("edge-0", "another-uid");
         } else {
-            home.members.keep(|_| false, |_| false);
+            home.members.retain(|_| false, |_| false, |_| true);
         }
         agent.is_up(false).await;
         let why = format!("{:?}", &agent.link.get());
@@ -1094,7 +1088,7 @@ async fn flooding_agent_disconnect_is_detected_despite_backlog() {
     let heard = home.count("agent", "report");
     flooding.abort();
     drop(loud);
-    let mut presence = home.arbiter.presence("edge-0");
+    let mut presence = home.members.presence("edge-0");
     let away = presence.wait_for(|presence| matches!(presence, Presence::Away(_)));
     tokio::time::timeout(PATIENCE, away).await.unwrap().unwrap();
     let after = home.count("agent", "report");
@@ -1238,7 +1232,7 @@ async fn half_open_connection_is_detected_by_both_sides() {
     agent.has("1.0.0").await;
     relay.swallow.cancel();
     agent.is_up(false).await;
-    let mut presence = home.arbiter.presence("edge-0");
+    let mut presence = home.members.presence("edge-0");
     let away = presence.wait_for(|presence| matches!(presence, Presence::Away(_)));
     tokio::time::timeout(PATIENCE, away).await.unwrap().unwrap();
     assert_eq!(home.metrics.sessions.get(), 0);

@@ -7,7 +7,7 @@ use krypton_proto::v1::{
 use krypton_reconciler::report_store::{ReportStore, SlotKey};
 use krypton_types::deployment::DeploymentKey;
 use krypton_types::desired::Version;
-use krypton_types::report_digest::{AccountDigest, together};
+use krypton_types::report_digest::{ReportDigest, together};
 use krypton_types::tenant::TenantKey;
 
 /// One slot for each kind of message. A newer message replaces an unsent one.
@@ -18,9 +18,9 @@ pub(super) struct ReportQueue {
     account: Option<Account>,
     heartbeat: bool,
     changed: bool,
-    digest: AccountDigest,
-    deployments: AccountDigest<DeploymentKey>,
-    placed: AccountDigest<TenantKey>,
+    digest: ReportDigest,
+    deployments: ReportDigest<DeploymentKey>,
+    placed: ReportDigest<TenantKey>,
 }
 
 /// A full report in progress.
@@ -41,9 +41,9 @@ impl ReportQueue {
             account: Some(Account::new(0)),
             heartbeat: false,
             changed: false,
-            digest: AccountDigest::default(),
-            deployments: AccountDigest::default(),
-            placed: AccountDigest::default(),
+            digest: ReportDigest::default(),
+            deployments: ReportDigest::default(),
+            placed: ReportDigest::default(),
         }
     }
 
@@ -58,9 +58,9 @@ impl ReportQueue {
     /// Restarts the full report. The caller must call [`ReportStore::resend`].
     pub(super) fn resync(&mut self, number: u64) {
         self.account = Some(Account::new(number));
-        self.digest = AccountDigest::default();
-        self.deployments = AccountDigest::default();
-        self.placed = AccountDigest::default();
+        self.digest = ReportDigest::default();
+        self.deployments = ReportDigest::default();
+        self.placed = ReportDigest::default();
     }
 
     pub(super) fn heartbeat(&mut self) {
@@ -237,7 +237,7 @@ mod tests {
                 match report_queue.next(report_store) {
                     Some(agent_message::Kind::Report(report)) => self.hear(report),
                     Some(agent_message::Kind::Heartbeat(beat)) => {
-                        let mut digest = AccountDigest::default();
+                        let mut digest = ReportDigest::default();
                         for (key, report) in &self.known {
                             digest.set(key, Some(report));
                         }
@@ -319,9 +319,9 @@ mod tests {
         report_store.resend();
         let mut report_queue = ReportQueue::new();
         report_queue.heartbeat();
-        let mut tenants: AccountDigest = AccountDigest::default();
-        let mut deployments = AccountDigest::default();
-        let mut placed = AccountDigest::default();
+        let mut tenants: ReportDigest = ReportDigest::default();
+        let mut deployments = ReportDigest::default();
+        let mut placed = ReportDigest::default();
         let mut beats = 0;
         while report_queue.has_something() {
             match report_queue.next(&report_store) {

@@ -170,7 +170,7 @@ async fn heartbeat_carries_report_digest_and_resync_resends_all() {
     let mut session = hub.session().await;
     session.greet().await;
     account(&mut session).await;
-    let mut digest = krypton_types::report_digest::AccountDigest::default();
+    let mut digest = krypton_types::report_digest::ReportDigest::default();
     digest.set(&key("a"), Some(&report(1)));
     digest.set(&key("b"), Some(&report(1)));
     let (tenants, sum) = digest.value();

@@ -11,12 +11,12 @@ use crate::tenant::TenantKey;
 /// Digest of a set of reports on Tenants or KryptonDeployments. It does not depend on their order. Replacing one
 /// report takes constant time.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AccountDigest<K = TenantKey> {
+pub struct ReportDigest<K = TenantKey> {
     parts: BTreeMap<K, u128>,
     sum: u128,
 }
 
-impl<K> Default for AccountDigest<K> {
+impl<K> Default for ReportDigest<K> {
     fn default() -> Self {
         Self {
             parts: BTreeMap::new(),
@@ -25,9 +25,12 @@ impl<K> Default for AccountDigest<K> {
     }
 }
 
-impl<K: Ord + Clone + Serialize> AccountDigest<K> {
+impl<K: Ord + Clone> ReportDigest<K> {
     /// Replaces the previous report with `report`. `None` removes it.
-    pub fn set(&mut self, key: &K, report: Option<&impl Serialize>) {
+    pub fn set(&mut self, key: &K, report: Option<&impl Serialize>)
+    where
+        K: Serialize,
+    {
         self.set_part(key, report.map(|report| part(key, report)));
     }
 
@@ -109,7 +112,7 @@ mod tests {
         fn digest_depends_only_on_final_report_set(
             steps in proptest::collection::vec((0_u8..6, proptest::option::of(0_i64..4)), 0..60)
         ) {
-            let mut stepwise = AccountDigest::default();
+            let mut stepwise = ReportDigest::default();
             let mut set = BTreeMap::new();
             for (name, generation) in steps {
                 let report = generation.map(report);
@@ -119,7 +122,7 @@ mod tests {
                     None => set.remove(&name),
                 };
             }
-            let mut at_once = AccountDigest::default();
+            let mut at_once = ReportDigest::default();
             for (name, report) in set.iter().rev() {
                 at_once.set(&key(*name), Some(report));
             }
@@ -130,7 +133,7 @@ mod tests {
     #[test]
     fn digest_differs_for_changed_or_missing_reports() {
         let of = |reports: &[(u8, i64)]| {
-            let mut digest = AccountDigest::default();
+            let mut digest = ReportDigest::default();
             for (name, generation) in reports {
                 digest.set(&key(*name), Some(&report(*generation)));
             }
@@ -140,7 +143,7 @@ mod tests {
         assert_ne!(base, of(&[(1, 2), (2, 1)]));
         assert_ne!(base, of(&[(1, 1), (3, 2)]));
         assert_ne!(base, of(&[(1, 1)]));
-        let mut kept = AccountDigest::default();
+        let mut kept = ReportDigest::default();
         kept.set(&key(1), Some(&report(1)));
         kept.set(&key(2), Some(&report(2)));
         kept.retain(|found| *found == key(1));

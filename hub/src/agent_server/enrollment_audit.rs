@@ -10,7 +10,7 @@ use krypton_types::join_token::public_part;
 use kube::runtime::events::EventType;
 
 use crate::agent_server::enrollment_service::{Admitted, EnrolmentError};
-use crate::members::Members;
+use crate::members::MemberRegistry;
 use crate::notices::{EventRecorder, MemberEvent};
 use crate::observe::metrics::{Outcome, SessionMetrics};
 
@@ -25,7 +25,7 @@ pub mod reason {
 /// Destinations of the records.
 #[derive(Debug)]
 pub struct Audit {
-    pub members: Arc<Members>,
+    pub members: Arc<MemberRegistry>,
     pub notices: EventRecorder,
     pub metrics: Arc<SessionMetrics>,
 }

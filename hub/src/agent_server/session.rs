@@ -31,12 +31,11 @@ use crate::ca::{AgentCertificate, Authority};
 use crate::edgecluster::credential_expiry::Validity;
 use crate::leader::Leader;
 use crate::members::agent_keys::{self, Verdict};
-use crate::members::arbiter::{AgentDetails, ReportArbiter, ReporterId, SILENCE};
+use crate::members::arbiter::{AgentDetails, ReporterId, SILENCE};
 use crate::members::deployment_orders::DEPLOYMENTS_MAX;
-use crate::members::found::Found;
 use crate::members::member::{Admission, MESSAGE, Member, PublishedState};
 use crate::members::placement_orders::PLACED_MAX;
-use crate::members::{Members, NotFound};
+use crate::members::{MemberRegistry, NotFound};
 use crate::notices::{EventRecorder, MemberEvent};
 use crate::observe::metrics::{Message, SessionMetrics};
 use crate::tenants::TENANTS_MAX;
@@ -68,9 +67,7 @@ const RENEWAL_WITHIN: [Duration; 2] = [Duration::from_secs(5), Duration::from_se
 /// State that all sessions share.
 #[derive(Debug)]
 pub struct Sessions {
-    pub members: Arc<Members>,
-    pub arbiter: Arc<ReportArbiter>,
-    pub found: Arc<Found>,
+    pub members: Arc<MemberRegistry>,
     pub metrics: Arc<SessionMetrics>,
     pub notices: EventRecorder,
     pub hub_version: String,
@@ -88,7 +85,7 @@ pub(crate) type Incoming = mpsc::Receiver<Result<HubMessage, Status>>;
 /// Returns the member of a certificate if the hub admits it now. The connection may be older than the current
 /// admission.
 pub fn admit(
-    members: &Members,
+    members: &MemberRegistry,
     certificate: &AgentCertificate,
     authority: &Authority,
 ) -> Result<Arc<Member>, Status> {
@@ -173,7 +170,7 @@ impl Sessions {
             Verdict::Newer => Ok(()),
             Verdict::Foreign => {
                 let message = agent_keys::refusal(name);
-                self.arbiter.agent_key_refused(name, now);
+                self.members.agent_key_refused(name, now);
                 self.notices.tell(MemberEvent {
                     member: name.clone(),
                     uid: member.uid.clone(),
@@ -277,8 +274,7 @@ impl Sessions {
         };
         tracing::info!(member = %name, agent_replica = %hello.replica, agent = %hello.agent_version, session = number, "session begins");
         self.metrics.sessions.inc();
-        self.found.set_by_agent(name, hello.cluster_uid.clone());
-        self.arbiter.agent(
+        self.members.agent(
             name,
             &AgentDetails {
                 cluster_uid: hello.cluster_uid,
@@ -292,7 +288,7 @@ impl Sessions {
                 applied: hello.applied.and_then(v1::Applied::read),
             },
         );
-        let asks = self.arbiter.open(name, live.id, BootTime::now());
+        let asks = self.members.open(name, live.id, BootTime::now());
         live.run(incoming, outgoing, asks, authority).await
     }
 }
@@ -316,7 +312,7 @@ impl Drop for Live<'_> {
         self.sessions.metrics.sessions.dec();
         self.member.end_session(&self.replica, self.number);
         self.sessions
-            .arbiter
+            .members
             .close(self.name, self.id, BootTime::now());
     }
 }
@@ -449,7 +445,7 @@ impl Live<'_> {
             trusted: self.trusted.iter().map(RootDigest::to_string).collect(),
             issuer: Some(issuer.to_string()),
         };
-        self.sessions.arbiter.agent_roots(self.name, roots);
+        self.sessions.members.agent_roots(self.name, roots);
         let ours = RootDigest::of_all(&authority.roots());
         Ok(self.trusted != ours || authority.signing() != Some(issuer))
     }
@@ -482,7 +478,7 @@ impl Live<'_> {
         published: Option<&PublishedState>,
     ) -> Result<(), Status> {
         let broken = |problem: WireError| broken(&problem);
-        let arbiter = &self.sessions.arbiter;
+        let members = &self.sessions.members;
         self.count("agent", kind(&message));
         match message.kind {
             Some(Said::Report(report)) => {
@@ -514,7 +510,7 @@ impl Live<'_> {
                     deployments,
                     placed,
                 };
-                let kept = arbiter.say(
+                let kept = members.report(
                     self.name,
                     self.id,
                     changes,
@@ -530,7 +526,7 @@ impl Live<'_> {
             Some(Said::Heartbeat(heartbeat)) => {
                 let digest =
                     (u128::from(heartbeat.digest_high) << 64) | u128::from(heartbeat.digest_low);
-                arbiter.compare(
+                members.compare(
                     self.name,
                     self.id,
                     (heartbeat.tenants, digest),
@@ -660,8 +656,7 @@ mod tests {
 
     use super::*;
     use crate::edgecluster::status::status;
-    use crate::members::observation::ObservationBoard;
-    use crate::tenants::{Counts, Reports};
+    use crate::tenants::Counts;
 
     const MEMBER: &str = "edge-1";
 
@@ -680,16 +675,9 @@ mod tests {
 
     #[test]
     fn second_key_in_use_reaches_status_and_event() {
-        let (reports, report_store) = (
-            Arc::new(Reports::default()),
-            Arc::new(ObservationBoard::default()),
-        );
-        let arbiter = ReportArbiter::new(reports, Arc::clone(&report_store), watch::Sender::new(0));
         let (notices, mut heard) = EventRecorder::heard();
         let sessions = Sessions {
             members: Arc::default(),
-            arbiter: Arc::new(arbiter),
-            found: Arc::default(),
             metrics: Arc::default(),
             notices,
             hub_version: String::new(),
@@ -708,7 +696,7 @@ mod tests {
             ..Admission::default()
         });
         let status = || {
-            let facts = report_store.get(MEMBER).unwrap_or_default();
+            let facts = sessions.members.observation(MEMBER).unwrap_or_default();
             let (counts, now) = (Counts::default(), clock::wall());
             let status = status(MEMBER, None, &facts, counts, None, 1, now);
             conditions::find(&status.conditions, agent_keys::ONE_KEY)

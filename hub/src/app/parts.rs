@@ -18,8 +18,7 @@ use crate::args::{ProviderKind, Settings};
 use crate::chart::credentials;
 use crate::discovery::cluster_profile::Access;
 use crate::discovery::cluster_profile::provider_file::ProviderFile;
-use crate::members::found::Found;
-use crate::members::observation::ObservationBoard;
+use crate::members::MemberRegistry;
 use crate::observe::member_metrics::FleetView;
 use crate::observe::metrics::SessionMetrics;
 use crate::tenants::Reports;
@@ -119,8 +118,7 @@ async fn check_keyring(file: &Path) -> anyhow::Result<()> {
 
 /// Knowledge about members, from reports and from the hub's own calls.
 pub(super) struct Observed {
-    pub(super) found: Arc<Found>,
-    pub(super) facts: Arc<ObservationBoard>,
+    pub(super) members: Arc<MemberRegistry>,
     pub(super) reports: Arc<Reports>,
     pub(super) view: Arc<FleetView>,
     pub(super) sessions: Arc<SessionMetrics>,
@@ -128,12 +126,11 @@ pub(super) struct Observed {
 
 impl Observed {
     pub(super) fn new() -> Self {
-        let facts = Arc::new(ObservationBoard::default());
         let reports = Arc::new(Reports::default());
+        let members = Arc::new(MemberRegistry::new(Arc::clone(&reports)));
         Self {
-            found: Arc::new(Found::default()),
-            view: Arc::new(FleetView::new(Arc::clone(&facts), Arc::clone(&reports))),
-            facts,
+            view: Arc::new(FleetView::new(Arc::clone(&members), Arc::clone(&reports))),
+            members,
             reports,
             sessions: Arc::new(SessionMetrics::default()),
         }

@@ -36,8 +36,8 @@ use crate::discovery::Kind;
 use crate::discovery::named_secrets::{Findings, Named, Naming, SecretName};
 use crate::leader::Leader;
 use crate::leader::home_writer::{self, Deletion, HomeWrites, Wrote};
+use crate::members::MemberRegistry;
 use crate::members::deployment_orders::{DEPLOYMENTS_MAX, Deployments, ORDERS_MAX};
-use crate::members::found::Found as Clusters;
 use crate::notices::EventRecorder;
 use crate::tenants::Reports;
 
@@ -79,7 +79,7 @@ const NOT_KNOWN: u32 = 2;
 pub struct Controller {
     pub client: Client,
     pub deployments: Arc<Deployments>,
-    pub found: Arc<Clusters>,
+    pub members: Arc<MemberRegistry>,
     pub notices: EventRecorder,
     /// Publishes the named Secrets to discovery.
     pub named: watch::Sender<Named>,
@@ -367,7 +367,8 @@ impl DeploymentStore {
         }
         // The hub records no UID for a member that does not act, so use the UID that it found. Only a user
         // changes a recorded one.
-        self.clusters.learn(|name| keep.found.get(name).flatten());
+        self.clusters
+            .learn(|name| keep.members.cluster_uid(name).flatten());
         // Oldest first: beyond the member's limit, the newest objects wait.
         let slots = self.by_age();
         keep.named.send_if_modified(|before| {

@@ -57,13 +57,13 @@ pub(super) fn say_waiting(
     );
     let state = State::new(Truth::False, reason::NOT_ACCEPTED, message.clone());
     let mut news = false;
-    shared.facts.set(name, |facts| {
+    shared.members.observe(name, |facts| {
         news = facts.resolved != state;
         facts.resolved = state.clone();
     });
     // An agent needs no acceptance.
     let link = (!enrolled(object)).then_some(state);
-    shared.arbiter.link(name, link, now);
+    shared.members.link(name, link, now);
     if news && leading {
         shared.notices.tell(MemberEvent {
             member: name.to_owned(),

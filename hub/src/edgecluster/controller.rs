@@ -36,7 +36,7 @@ use crate::leader::{Leader, LeaderState};
 use crate::members::duplicates::{self, Verdict};
 use crate::members::member::Member;
 use crate::members::remote_orders::Orders;
-use crate::members::{self, Members};
+use crate::members::{self, MemberRegistry};
 use crate::notices::MemberEvent;
 use crate::proxy::{Access, Permit};
 
@@ -120,8 +120,8 @@ impl Controller {
                 fleet.namespace.clone(),
                 fleet.sources.clone(),
             ),
-            orders: fleet.shared.arbiter.deployments().orders(),
-            placements: fleet.shared.arbiter.placements().orders(),
+            orders: fleet.shared.members.deployments().orders(),
+            placements: fleet.shared.members.placements().orders(),
             fleet,
             known: EdgeClusters::default(),
             proxies: Proxies::default(),
@@ -202,8 +202,7 @@ impl Controller {
         let mut wanted = plan::wanted(self.fleet.home.as_ref(), &membership);
         let waiting = acceptance::take_waiting(&mut wanted, &known, &self.fleet.accepting);
         for name in std::mem::take(&mut known.anew) {
-            self.fleet.shared.arbiter.forget_agent(&name, pass.now);
-            self.fleet.found.forget_agent(&name);
+            self.fleet.shared.members.forget_agent(&name, pass.now);
         }
         self.note_certificates(&known, pass);
         for (name, member) in wanted.iter().chain(&waiting) {
@@ -212,7 +211,7 @@ impl Controller {
                 let accepted = waiting.contains_key(name).then_some(false);
                 self.create(name, member.1.clone(), accepted, pass);
             } else if !waiting.contains_key(name) {
-                let entry = || enter(&self.fleet.members, &known, name);
+                let entry = || enter(&self.fleet.shared.members, &known, name);
                 let shared = &self.fleet.shared;
                 self.proxies.reach(name, member.0.clone(), shared, entry);
             }
@@ -254,9 +253,9 @@ impl Controller {
             let Some(until) = certificate_end(object) else {
                 continue;
             };
-            shared.arbiter.agent_known(name, pass.now);
+            shared.members.agent_known(name, pass.now);
             let leads = pass.stand.tenure().is_some();
-            shared.facts.set(name, |facts| {
+            shared.members.observe(name, |facts| {
                 facts.certificate_said &= leads;
                 if !facts.certificate_said {
                     facts.certificate = Some(Validity::until(until));
@@ -303,7 +302,7 @@ impl Controller {
         let placed = placed.or_else(|| (!self.fleet.place_tenants).then(BTreeMap::new));
         self.fleet.overlaying.ask(known.objects.values());
         let readings = self.fleet.overlaying.readings.see();
-        let claims = plan::claims(known, &wanted, &membership, &self.fleet.found);
+        let claims = plan::claims(known, &wanted, &membership, &self.fleet.shared.members);
         View {
             verdicts: duplicates::verdicts(&claims),
             membership,
@@ -332,20 +331,18 @@ impl Controller {
             .collect();
         self.retirements.keep(|uid| uids.contains(uid));
         let is_running = |name: &str| self.proxies.running.contains_key(name);
-        self.fleet.members.keep(here, is_running);
-        self.fleet.members.listed_in(listed_in);
         let needed = |name: &str| {
             here(name)
                 || is_running(name)
                 || self.proxies.is_leaving(name)
                 || view.wanted.contains_key(name)
         };
-        for name in self.fleet.shared.facts.forget(needed) {
-            self.fleet.shared.arbiter.forget(&name);
-            self.fleet.found.remove(&name);
+        let members = &self.fleet.shared.members;
+        for name in members.retain(here, is_running, needed) {
             self.wrote.forget(&name);
             self.queue.forget(&name);
         }
+        members.listed_in(listed_in);
     }
 
     /// Starts a write of an EdgeCluster.
@@ -364,7 +361,7 @@ impl Controller {
     pub(super) fn write(&mut self, pass: &Pass) -> (Option<BootTime>, bool) {
         let now = pass.now;
         let book_due = self.book.work(&mut self.known, &self.fleet.lead, now);
-        for name in self.fleet.shared.facts.take_changed() {
+        for name in self.fleet.shared.members.take_changed() {
             // A decommissioned member's EdgeCluster is released once the member reports completion.
             let object = self.known.objects.get(&name);
             self.look |= object.is_some_and(decommission::leaving);
@@ -399,9 +396,10 @@ impl Controller {
 
     fn write_status(&mut self, name: String, pass: &Pass) {
         let (shared, reports) = (&self.fleet.shared, &self.fleet.reports);
-        let (Some(object), Some(mut facts)) =
-            (self.known.objects.get(&name), shared.facts.get(&name))
-        else {
+        let (Some(object), Some(mut facts)) = (
+            self.known.objects.get(&name),
+            shared.members.observation(&name),
+        ) else {
             return;
         };
         let Some(epoch) = self.fleet.lead.mark(mark(object)) else {
@@ -425,7 +423,7 @@ impl Controller {
             object.metadata.generation.unwrap_or_default(),
             clock::wall(),
         );
-        let member = self.fleet.members.get(&name).ok();
+        let member = shared.members.get(&name).ok();
         let published = member.and_then(|member| member.published.get());
         status.desired = desired_status::desired(
             recorded.and_then(|status| status.desired.as_ref()),
@@ -464,7 +462,7 @@ impl Controller {
         let mut next = Some(event);
         for _ in 0..=BATCH {
             let Some(event) = next else { break };
-            cut_off(&self.fleet.members, &event);
+            cut_off(&self.fleet.shared.members, &event);
             self.look |= self.known.see(event, &mut dirty);
             next = events.ready().and_then(Result::ok);
         }
@@ -473,10 +471,7 @@ impl Controller {
 
     pub(super) fn proxy_ended(&mut self, name: &str) {
         self.look = true;
-        let shared = &self.fleet.shared;
-        shared.arbiter.link(name, None, BootTime::now());
-        self.fleet.found.forget(name);
-        shared.facts.set(name, |facts| facts.access = None);
+        self.fleet.shared.members.unlink(name, BootTime::now());
     }
 
     pub(super) fn take_reading(&mut self, reading: Reading) {
@@ -514,7 +509,7 @@ impl Controller {
 }
 
 /// Disconnects a member that is banned or deleted, before the next decision.
-fn cut_off(members: &Members, event: &Event<EdgeCluster>) {
+fn cut_off(members: &MemberRegistry, event: &Event<EdgeCluster>) {
     let (object, why) = match event {
         Event::Apply(object) if object.spec.banned => (object, None),
         Event::Delete(object) => (object, Some(members::GONE.to_owned())),
@@ -529,7 +524,7 @@ pub(super) fn banned(name: &str) -> String {
     format!("spec.banned is set on EdgeCluster {name}; whoever set it can lift it")
 }
 
-pub(super) fn enter(members: &Members, known: &EdgeClusters, name: &str) -> Arc<Member> {
+pub(super) fn enter(members: &MemberRegistry, known: &EdgeClusters, name: &str) -> Arc<Member> {
     let object = known.objects.get(name);
     let uid = object.and_then(|object| object.metadata.uid.as_deref());
     members.enter(name, uid.unwrap_or_default())

@@ -41,7 +41,7 @@ impl Controller {
         let asleep = source
             .and_then(|source| source.suspended.clone())
             .map(|why| (reason::SUSPENDED, why));
-        let entry = enter(&self.fleet.members, known, name);
+        let entry = enter(&self.fleet.shared.members, known, name);
         let verdict = view.verdicts.get(name);
         let held_back =
             verdict.and_then(|verdict| duplicates::held_back(name, verdict, wishes.banned));
@@ -61,8 +61,8 @@ impl Controller {
         let condition = step.condition();
         let shared = &self.fleet.shared;
         shared
-            .facts
-            .set(name, |facts| facts.uninstalled = condition);
+            .members
+            .observe(name, |facts| facts.uninstalled = condition);
         self.write_finalizers(name, object, &step, pass);
         self.read_deletion(name, object, &step, pass);
         self.report_step(object, &step, pass);
@@ -71,7 +71,7 @@ impl Controller {
         self.admit((name, object), &entry, wishes, may_act, &acting);
         self.fleet
             .shared
-            .arbiter
+            .members
             .hold_back(name, held_back, pass.now);
     }
 
@@ -101,12 +101,17 @@ impl Controller {
         read: Option<Deletion>,
         held_back: Option<String>,
     ) -> Standing {
-        let facts = self.fleet.shared.facts.get(name).unwrap_or_default();
+        let facts = self
+            .fleet
+            .shared
+            .members
+            .observation(name)
+            .unwrap_or_default();
         let ordered = entry.published.get().as_ref().and_then(|published| {
             let desired = &published.desired;
             desired.retire.then(|| (desired.version, desired.digest()))
         });
-        let deployments = self.fleet.shared.arbiter.deployments();
+        let deployments = self.fleet.shared.members.deployments();
         Standing {
             read,
             held_back,
@@ -162,7 +167,7 @@ impl Controller {
         if let Some(next) = next.filter(|_| too_large.is_none() && deals) {
             let chart = next.desired.chart.applied_name();
             if self.fleet.reports.dealt(name, &chart) {
-                self.fleet.shared.arbiter.deployments().look_again();
+                self.fleet.shared.members.deployments().look_again();
             }
             entry.published.send_replace(Some(next));
         }

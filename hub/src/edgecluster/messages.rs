@@ -23,7 +23,7 @@ pub(super) fn tell_of_values(
 ) {
     let name = object.metadata.name.as_deref().unwrap_or_default();
     let mut news = None;
-    shared.facts.set(name, |facts| {
+    shared.members.observe(name, |facts| {
         if *values == Values::NotKnown {
             return;
         }
@@ -79,7 +79,7 @@ pub(super) fn tell_refused(
 /// Reports a source that its provider cannot read.
 pub(super) fn say_of_source(shared: &Shared, name: &str, doubt: Option<&Unresolved>) {
     let state = doubt.map(|doubt| State::new(Truth::Unknown, doubt.reason, doubt.message.clone()));
-    shared.facts.set(name, |facts| facts.source = state);
+    shared.members.observe(name, |facts| facts.source = state);
 }
 
 /// Reports a member without a source: it has an agent, or its source is gone.
@@ -92,10 +92,10 @@ pub(super) fn say_source_gone(
 ) {
     if joined(object) {
         let message = "a member by its agent; the hub has no kubeconfig for it";
-        shared.facts.set(name, |facts| {
+        shared.members.observe(name, |facts| {
             facts.resolved = State::new(Truth::True, reason::BY_AGENT, message);
         });
-        shared.arbiter.link(name, None, now);
+        shared.members.link(name, None, now);
         return;
     }
     let gone = match why {
@@ -107,7 +107,7 @@ pub(super) fn say_source_gone(
         ),
     };
     shared
-        .facts
-        .set(name, |facts| facts.resolved = gone.clone());
-    shared.arbiter.link(name, Some(gone), now);
+        .members
+        .observe(name, |facts| facts.resolved = gone.clone());
+    shared.members.link(name, Some(gone), now);
 }

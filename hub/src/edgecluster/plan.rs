@@ -14,8 +14,8 @@ use super::api::{Bound, EdgeClusters, enrolled, joined};
 use super::source_history::SourceHistory;
 use crate::discovery::membership::{self, Before, Membership};
 use crate::discovery::{Found, Source, Sources};
+use crate::members::MemberRegistry;
 use crate::members::duplicates::Claim;
-use crate::members::found::Found as Clusters;
 use crate::proxy::Access;
 use crate::tenants::{Target, Targets};
 
@@ -75,7 +75,7 @@ pub(super) fn claims(
     known: &EdgeClusters,
     wanted: &BTreeMap<String, (Access, SourceRef)>,
     membership: &Membership,
-    found: &Clusters,
+    members: &MemberRegistry,
 ) -> BTreeMap<String, Claim> {
     // Members without an EdgeCluster count too: one of them may take precedence.
     let names: BTreeSet<&String> = known.objects.keys().chain(wanted.keys()).collect();
@@ -83,7 +83,7 @@ pub(super) fn claims(
         .into_iter()
         .map(|name| {
             let object = known.objects.get(name);
-            let uid = found.get(name);
+            let uid = members.cluster_uid(name);
             let agent = object.is_some_and(enrolled);
             let recorded = object.and_then(|object| object.status.as_ref()?.cluster_uid.clone());
             let claim = Claim {

@@ -104,7 +104,7 @@ fn start(shared: &Arc<Shared>, name: &str, access: Access, member: &Member) -> R
         access: access_rx,
         permit: permit_rx,
         published: member.published.subscribe(),
-        presence: shared.arbiter.presence(name),
+        presence: shared.members.presence(name),
         allowed: allowed_rx,
     };
     let following = proxy::run(name.to_owned(), Arc::clone(shared), inputs, stop.clone());

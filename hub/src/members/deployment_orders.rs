@@ -28,13 +28,9 @@ impl Order for DesiredDeployment {
 impl Deployments {
     /// Returns how many deployments a decommissioned member has, and how many of them are uninstalled.
     pub(crate) fn retired(&self, member: &str) -> (usize, usize) {
-        let members = self.lock();
-        let Some(found) = members.get(member) else {
-            return (0, 0);
-        };
-        let gone = |said: &&Said| said.report.state.ready.reason == reason::UNINSTALLED;
-        let gone = found.said.values().filter(gone);
-        (found.said.len(), gone.count())
+        self.count(member, |report| {
+            report.state.ready.reason == reason::UNINSTALLED
+        })
     }
 }
 
@@ -99,14 +95,14 @@ mod tests {
         let changes = deployments.changes();
         said(&deployments, "a", Some("Installed"));
         said(&deployments, "b", Some("Installed"));
-        deployments.whole("edge-1");
+        deployments.finish("edge-1");
         let before = deployments.digest("edge-1");
         deployments.begin("edge-1");
         let key = order("n", "b").key();
         assert!(!deployments.said("edge-1", &key).unwrap().fresh);
         said(&deployments, "a", Some("Installed"));
         assert_eq!(deployments.digest("edge-1"), before);
-        deployments.whole("edge-1");
+        deployments.finish("edge-1");
         assert_eq!(deployments.said("edge-1", &key), None);
         assert_eq!(deployments.digest("edge-1").0, 1);
         assert!(changes.has_changed().unwrap());

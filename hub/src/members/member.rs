@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use krypton_crds::edge_cluster::AgentKeys;
 use krypton_runtime::clock::BootTime;
+use krypton_runtime::newest::Newest as _;
 use krypton_runtime::rate_limit::{Bucket, Rate};
 use krypton_types::desired::DesiredState;
 use tokio::sync::{Semaphore, watch};
@@ -168,12 +169,25 @@ impl Member {
         }
     }
 
+    pub(super) fn snapshot(&self) -> MemberSnapshot {
+        let sessions = self.lock();
+        let sessions = sessions.iter();
+        MemberSnapshot {
+            uid: self.uid.clone(),
+            published: self.published.get(),
+            refused: self.admission.get().refused.is_some(),
+            sessions: sessions
+                .map(|(replica, (number, _))| (replica.clone(), *number))
+                .collect(),
+        }
+    }
+
     fn allowances(&self) -> MutexGuard<'_, Allowances> {
         let allowances = &self.allowances;
         allowances.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, BTreeMap<String, (u64, CancellationToken)>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, (u64, CancellationToken)>> {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,15 +1,14 @@
 //! What the hub observes of each member.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, PoisonError};
+use std::collections::BTreeSet;
 
 use jiff::Timestamp;
 use krypton_crds::edge_cluster::{AgentKey, AgentRoots, Mode};
 use krypton_types::conditions::{State, Truth, reason};
 use krypton_types::desired::Version;
-use tokio::sync::Notify;
 
 use crate::edgecluster::credential_expiry::Validity;
+use crate::members::{Locked, MemberRegistry};
 
 /// Current state of one member as the hub observes it.
 #[derive(Clone, Debug, PartialEq)]
@@ -85,74 +84,100 @@ impl Default for MemberObservation {
     }
 }
 
-/// Observations of all members, one slot each, and the set of changed members.
-#[derive(Debug, Default)]
-pub struct ObservationBoard {
-    slots: Mutex<(BTreeMap<String, MemberObservation>, BTreeSet<String>)>,
-    pub changed: Notify,
+impl MemberObservation {
+    /// Forgets what an agent's session has reported of itself.
+    pub(super) fn forget_agent(&mut self) {
+        (self.agent_version, self.roots) = (None, None);
+        (self.certificate, self.certificate_said) = (None, false);
+    }
 }
 
-impl ObservationBoard {
+/// UID of a member's cluster, by source.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct ClusterUids {
+    /// From the hub's own connection. The outer `None` means that it has not been tried yet.
+    pub(super) hub: Option<Option<String>>,
+    /// From the agent's session.
+    pub(super) agent: Option<String>,
+}
+
+impl MemberRegistry {
     /// Changes a member's observation.
-    pub fn set(&self, member: &str, change: impl FnOnce(&mut MemberObservation)) {
-        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        let facts = slots.0.entry(member.to_owned()).or_default();
-        let before = facts.clone();
-        change(facts);
-        if *facts != before {
-            slots.1.insert(member.to_owned());
-            drop(slots);
-            self.changed.notify_one();
-        }
+    pub fn observe(&self, member: &str, change: impl FnOnce(&mut MemberObservation)) {
+        self.with(member, |member| member.observe(change));
     }
 
-    /// Marks a member whose Tenant counts have changed.
-    pub fn touch(&self, member: &str) {
-        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        slots.1.insert(member.to_owned());
-        drop(slots);
-        self.changed.notify_one();
+    /// Returns what the hub observes of the member, if it has observed anything.
+    pub fn observation(&self, member: &str) -> Option<MemberObservation> {
+        self.lock().members.get(member)?.observation.clone()
     }
 
-    pub fn get(&self, member: &str) -> Option<MemberObservation> {
-        self.slots
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .0
-            .get(member)
-            .cloned()
-    }
-
-    /// Drops all members except those to `keep`, and returns the names of the dropped ones.
-    pub fn forget(&self, keep: impl Fn(&str) -> bool) -> Vec<String> {
-        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        let gone: Vec<String> = slots.0.keys().filter(|name| !keep(name)).cloned().collect();
-        for name in &gone {
-            slots.0.remove(name);
-            slots.1.remove(name);
-        }
-        gone
-    }
-
-    /// Returns the members that changed since the last call.
+    /// Returns the members whose observation or Tenant counts have changed since the last call.
     pub fn take_changed(&self) -> BTreeSet<String> {
-        std::mem::take(&mut self.slots.lock().unwrap_or_else(PoisonError::into_inner).1)
+        std::mem::take(&mut self.lock().changed)
     }
 
     /// Maps each member's observation with `look`.
-    pub fn each<T>(&self, look: impl Fn(&str, &MemberObservation) -> T) -> Vec<T> {
-        let slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        let facts = slots.0.iter();
-        facts.map(|(name, facts)| look(name, facts)).collect()
+    pub fn observations<T>(&self, look: impl Fn(&str, &MemberObservation) -> T) -> Vec<T> {
+        let state = self.lock();
+        let members = state.members.iter();
+        let observed =
+            members.filter_map(|(name, entry)| Some((name, entry.observation.as_ref()?)));
+        observed
+            .map(|(name, observation)| look(name, observation))
+            .collect()
     }
 
     /// Returns the number of connected members, and of all members.
     pub fn connected(&self) -> (usize, usize) {
-        let slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        let connected = slots
-            .0
-            .values()
-            .filter(|facts| facts.connected.truth == Truth::True);
-        (connected.count(), slots.0.len())
+        let connected =
+            self.observations(|_, observation| observation.connected.truth == Truth::True);
+        let count = connected.iter().filter(|connected| **connected).count();
+        (count, connected.len())
+    }
+
+    /// Sets the UID from the hub's own connection; `None` if the cluster did not respond.
+    pub fn found_uid(&self, member: &str, uid: Option<String>) {
+        self.with(member, |member| {
+            member.set_uids(|uids| {
+                // A cluster that stops responding keeps its identity.
+                uids.hub = Some(uid.or_else(|| uids.hub.take().flatten()));
+            });
+        });
+    }
+
+    /// Returns the UID of the member's cluster, `None` before the first attempt to read it. The agent's report
+    /// takes precedence, because it runs on the cluster.
+    pub fn cluster_uid(&self, member: &str) -> Option<Option<String>> {
+        let state = self.lock();
+        let uids = &state.members.get(member)?.uids;
+        match &uids.agent {
+            Some(uid) => Some(Some(uid.clone())),
+            None => uids.hub.clone(),
+        }
+    }
+}
+
+impl Locked<'_> {
+    pub(super) fn observe(&mut self, change: impl FnOnce(&mut MemberObservation)) {
+        let before = self.entry.observation.clone();
+        change(self.entry.observation.get_or_insert_default());
+        if self.entry.observation != before {
+            self.touch();
+        }
+    }
+
+    /// Marks the member as changed.
+    pub(super) fn touch(&mut self) {
+        self.changed.insert(self.name.to_owned());
+        self.registry.changed.notify_one();
+    }
+
+    pub(super) fn set_uids(&mut self, change: impl FnOnce(&mut ClusterUids)) {
+        let before = self.entry.uids.clone();
+        change(&mut self.entry.uids);
+        if self.entry.uids != before {
+            self.registry.uid_changed.notify_one();
+        }
     }
 }

@@ -6,9 +6,11 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use krypton_runtime::clock::BootTime;
-use krypton_types::report_digest::AccountDigest;
+use krypton_types::report_digest;
 use serde::Serialize;
 use tokio::sync::watch;
+
+use crate::members::report_set::ReportSet;
 
 /// An order of the home cluster to a member.
 pub trait Order: Clone + PartialEq {
@@ -31,22 +33,7 @@ pub struct Said<R> {
     pub fresh: bool,
 }
 
-#[derive(Debug)]
-pub(crate) struct OfMember<O: Order> {
-    pub(crate) said: BTreeMap<O::Key, Said<O::Report>>,
-    digest: AccountDigest<O::Key>,
-    whole: bool,
-}
-
-impl<O: Order> Default for OfMember<O> {
-    fn default() -> Self {
-        Self {
-            said: BTreeMap::new(),
-            digest: AccountDigest::default(),
-            whole: false,
-        }
-    }
-}
+type Reports<O> = ReportSet<<O as Order>::Key, <O as Order>::Report>;
 
 /// Orders and reports of all members.
 #[derive(Debug)]
@@ -56,7 +43,7 @@ pub struct RemoteOrders<O: Order> {
     /// Start of the leader term whose sources have not been read yet. Until then, orders are ignored because
     /// they derive from older reads. Changed while the orders are locked.
     awaited: Mutex<Option<BootTime>>,
-    members: Mutex<BTreeMap<String, OfMember<O>>>,
+    members: Mutex<BTreeMap<String, Reports<O>>>,
     /// Counts changes of reports. Callers wait on it for the next change.
     changed: watch::Sender<u64>,
 }
@@ -148,16 +135,30 @@ impl<O: Order> RemoteOrders<O> {
 
     /// Returns the member's latest report on an order. `None` does not mean that the order was not carried out.
     pub fn said(&self, member: &str, key: &O::Key) -> Option<Said<O::Report>> {
-        self.lock().get(member)?.said.get(key).cloned()
+        let members = self.lock();
+        let reports = members.get(member)?;
+        Some(said::<O>(reports, key, reports.get(key)?))
     }
 
     /// Returns the member's latest reports on all orders.
     pub fn all(&self, member: &str) -> BTreeMap<O::Key, Said<O::Report>> {
         let members = self.lock();
-        members
-            .get(member)
-            .map(|found| found.said.clone())
-            .unwrap_or_default()
+        let reports = members.get(member).into_iter();
+        reports
+            .flat_map(|reports| {
+                let all = reports.iter();
+                all.map(|(key, report)| (key.clone(), said::<O>(reports, key, report)))
+            })
+            .collect()
+    }
+
+    /// Counts the orders that the member has reported on, and those whose report fulfils `is`.
+    pub(crate) fn count(&self, member: &str, is: impl Fn(&O::Report) -> bool) -> (usize, usize) {
+        let members = self.lock();
+        members.get(member).map_or((0, 0), |reports| {
+            let fulfil = reports.iter().filter(|(_, report)| is(report));
+            (reports.len(), fulfil.count())
+        })
     }
 
     /// Applies one member's changes. Returns false if the member has more reports than [`Order::MOST`].
@@ -170,57 +171,45 @@ impl<O: Order> RemoteOrders<O> {
             return true;
         }
         let mut members = self.lock();
-        let found = members.entry(member.to_owned()).or_default();
+        let reports = members.entry(member.to_owned()).or_default();
         for (key, report) in changes {
-            found.digest.set(&key, report.as_ref());
             match report {
                 Some(report) => {
-                    let fresh = true;
-                    found.said.insert(key, Said { report, fresh })
+                    let part = report_digest::part(&key, &report);
+                    reports.insert(key, report, part);
                 }
-                None => found.said.remove(&key),
-            };
+                None => drop(reports.remove(&key)),
+            }
         }
         // Reports of an earlier reporter stay until the full report is complete, and may be on other orders.
-        let kept = found.said.len() <= O::MOST
-            || found.said.values().filter(|said| said.fresh).count() <= O::MOST;
+        let kept = reports.len() <= O::MOST || reports.current_len() <= O::MOST;
         drop(members);
-        self.changed.send_modify(|changes| *changes += 1);
+        self.look_again();
         kept
     }
 
     /// Starts a new full report. Earlier reports stay until it is complete.
     pub(crate) fn begin(&self, member: &str) {
-        if let Some(found) = self.lock().get_mut(member) {
-            found.whole = false;
-            found.said.values_mut().for_each(|said| said.fresh = false);
+        if let Some(reports) = self.lock().get_mut(member) {
+            reports.begin();
         }
     }
 
     /// Records that the full report is complete, and drops reports that it does not contain.
-    pub(crate) fn whole(&self, member: &str) {
+    pub(crate) fn finish(&self, member: &str) {
         let mut members = self.lock();
-        let found = members.entry(member.to_owned()).or_default();
-        if found.whole {
-            return;
-        }
-        found.whole = true;
-        let known = found.said.len();
-        found.said.retain(|_, said| said.fresh);
-        let said = &found.said;
-        found.digest.retain(|key| said.contains_key(key));
-        let fewer = said.len() < known;
+        let dropped = members.entry(member.to_owned()).or_default().finish();
         drop(members);
-        if fewer {
-            self.changed.send_modify(|changes| *changes += 1);
+        if !dropped.is_empty() {
+            self.look_again();
         }
     }
 
     /// Returns the number of orders that the member has reported on, and the digest of these reports.
     pub(crate) fn digest(&self, member: &str) -> (u64, u128) {
         let members = self.lock();
-        let found = members.get(member);
-        found.map(|found| found.digest.value()).unwrap_or_default()
+        let reports = members.get(member);
+        reports.map(ReportSet::digest).unwrap_or_default()
     }
 
     /// Forgets a deleted member. The caller withdraws its orders.
@@ -228,9 +217,16 @@ impl<O: Order> RemoteOrders<O> {
         self.lock().remove(member);
     }
 
-    pub(crate) fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, OfMember<O>>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Reports<O>>> {
         // A panic cannot leave these plain values half written, so a poisoned lock is safe to use.
         self.members.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn said<O: Order>(reports: &Reports<O>, key: &O::Key, report: &O::Report) -> Said<O::Report> {
+    Said {
+        report: report.clone(),
+        fresh: reports.is_current(key),
     }
 }
 

@@ -9,11 +9,12 @@ use krypton_runtime::clock::BootTime;
 use krypton_types::allowed_namespaces::Allowed;
 use krypton_types::conditions::{self, ClusterState, State, reason};
 use krypton_types::names;
-use krypton_types::report_digest::{self, AccountDigest};
+use krypton_types::report_digest;
 use krypton_types::tenant::{TenantKey, TenantReport};
 use tokio::sync::Notify;
 
 use crate::leader::home_writer::HomeWrites;
+use crate::members::report_set::ReportSet;
 use crate::members::tenant_summary;
 
 /// Grace period after a member's start, before a member without a full report counts as silent.
@@ -48,12 +49,7 @@ struct MemberReports {
     hearing: Hearing,
     /// Time of the last (re)start of its reports.
     begun: BootTime,
-    tenants: BTreeMap<Arc<TenantKey>, Arc<TenantReport>>,
-    /// Tenants reported since then. The hub drops the others when the full report is complete.
-    fresh: BTreeSet<Arc<TenantKey>>,
-    /// The member has sent a full report since then.
-    whole: bool,
-    digest: AccountDigest,
+    tenants: ReportSet<Arc<TenantKey>, Arc<TenantReport>>,
     /// Size of all texts in `tenants`, in bytes.
     texts: usize,
     /// Chart of the latest desired state for this member, in the format of a Tenant's status.
@@ -101,7 +97,7 @@ impl Board {
         (name, reports)
     }
 
-    fn put(&mut self, name: &Name, key: TenantKey, report: TenantReport) {
+    fn put(&mut self, name: &Name, key: TenantKey, report: TenantReport, part: u128) {
         let known = self.reporters.get_key_value(&key);
         let key = known.map_or_else(|| Arc::new(key), |(key, _)| Arc::clone(key));
         let reports = self.members.entry(Arc::clone(name)).or_default();
@@ -113,20 +109,33 @@ impl Board {
         }
         reports.texts = others + texts(&report);
         let report = Arc::new(report);
-        let reporters = self.reporters.entry(Arc::clone(&key)).or_default();
-        reporters.insert(Arc::clone(name), Arc::clone(&report));
-        let reports = self.members.entry(Arc::clone(name)).or_default();
-        if !reports.whole {
-            reports.fresh.insert(Arc::clone(&key));
-        }
-        reports.tenants.insert(key, report);
+        reports
+            .tenants
+            .insert(Arc::clone(&key), Arc::clone(&report), part);
+        let reporters = self.reporters.entry(key).or_default();
+        reporters.insert(Arc::clone(name), report);
     }
 
-    fn take_out(&mut self, member: &str, key: &TenantKey) {
-        if let Some(reports) = self.members.get_mut(member)
-            && let Some(before) = reports.tenants.remove(key)
-        {
-            reports.texts -= texts(&before);
+    fn take_out(&mut self, member: &str, key: &Arc<TenantKey>) {
+        let reports = self.members.get_mut(member);
+        if let Some(before) = reports.and_then(|reports| reports.tenants.remove(key)) {
+            self.is_gone(member, key, &before);
+        }
+        self.dirty.keys.insert(TenantKey::clone(key));
+    }
+
+    fn take_out_all(&mut self, member: &str) {
+        let reports = self.members.get_mut(member);
+        let tenants = reports.map(|reports| std::mem::take(&mut reports.tenants));
+        for (key, report) in tenants.iter().flat_map(ReportSet::iter) {
+            self.is_gone(member, key, report);
+        }
+    }
+
+    /// Follows the removal of a member's report.
+    fn is_gone(&mut self, member: &str, key: &Arc<TenantKey>, report: &TenantReport) {
+        if let Some(reports) = self.members.get_mut(member) {
+            reports.texts -= texts(report);
         }
         if let Some(reporters) = self.reporters.get_mut(key) {
             reporters.remove(member);
@@ -134,7 +143,7 @@ impl Board {
                 self.reporters.remove(key);
             }
         }
-        self.dirty.keys.insert(key.clone());
+        self.dirty.keys.insert(TenantKey::clone(key));
     }
 
     /// Marks a member as changed; its Tenants are then reconciled.
@@ -218,16 +227,12 @@ impl Reports {
         let report_store = &mut *state;
         let name = report_store.member(member).0;
         for (key, change) in changes.0 {
-            let reports = report_store.member(member).1;
-            reports
-                .digest
-                .set_part(&key, change.as_ref().map(|(_, part)| *part));
             match change {
-                Some((report, _)) => {
+                Some((report, part)) => {
                     report_store.dirty.keys.insert(key.clone());
-                    report_store.put(&name, key, report);
+                    report_store.put(&name, key, report, part);
                 }
-                None => report_store.take_out(member, &key),
+                None => report_store.take_out(member, &Arc::new(key)),
             }
         }
         let kept = report_store.member(member).1.tenants.len() <= TENANTS_MAX;
@@ -245,14 +250,9 @@ impl Reports {
         let full = hearing == Hearing::Full;
         reports.hearing = hearing;
         let until = BootTime(reports.begun.0 + START_GRACE);
-        if full && !reports.whole {
-            reports.whole = true;
-            let fresh = std::mem::take(&mut reports.fresh);
-            reports.digest.retain(|key| fresh.contains(key));
-            let said = reports.tenants.keys();
-            let stale: Vec<_> = said.filter(|key| !fresh.contains(*key)).cloned().collect();
-            for key in stale {
-                state.take_out(member, &key);
+        if full {
+            for (key, report) in reports.tenants.finish() {
+                state.is_gone(member, &key, &report);
             }
         }
         // The grace period no longer applies.
@@ -342,8 +342,7 @@ impl Reports {
         let mut state = self.lock();
         let (name, reports) = state.member(member);
         reports.hearing = Hearing::NotYet;
-        reports.fresh.clear();
-        reports.whole = false;
+        reports.tenants.begin();
         state.begins(name, now);
         drop(state);
         self.changed.notify_one();
@@ -355,12 +354,8 @@ impl Reports {
         if !state.members.contains_key(member) {
             return;
         }
+        state.take_out_all(member);
         let (name, reports) = state.member(member);
-        let said: Vec<_> = reports.tenants.keys().cloned().collect();
-        for key in said {
-            state.take_out(member, &key);
-        }
-        let reports = state.member(member).1;
         *reports = MemberReports {
             begun: reports.begun,
             dealt: reports.dealt.take(),
@@ -376,7 +371,8 @@ impl Reports {
     pub fn digest(&self, member: &str) -> Option<(u64, u128)> {
         let state = self.lock();
         let reports = state.members.get(member)?;
-        reports.whole.then(|| reports.digest.value())
+        let complete = reports.tenants.is_complete();
+        complete.then(|| reports.tenants.digest())
     }
 
     /// Counts a member's Tenants whose release was uninstalled with the member. Returns `None` until the full
@@ -384,11 +380,11 @@ impl Reports {
     pub fn retired(&self, member: &str) -> Option<Retired> {
         let state = self.lock();
         let reports = state.members.get(member)?;
-        if !reports.whole || reports.hearing != Hearing::Full {
+        if !reports.tenants.is_complete() || reports.hearing != Hearing::Full {
             return None;
         }
-        let tenants = reports.tenants.values();
-        let gone = tenants.filter(|report| report.state.ready.reason == reason::UNINSTALLED);
+        let tenants = reports.tenants.iter();
+        let gone = tenants.filter(|(_, report)| report.state.ready.reason == reason::UNINSTALLED);
         Some(Retired {
             tenants: reports.tenants.len(),
             gone: gone.count(),
@@ -399,12 +395,8 @@ impl Reports {
     pub fn counts(&self, member: &str, allow_chart_skip: bool) -> Counts {
         let state = self.lock();
         let mut counts = Counts::default();
-        for report in state
-            .members
-            .get(member)
-            .into_iter()
-            .flat_map(|found| found.tenants.values())
-        {
+        let reports = state.members.get(member).into_iter();
+        for (_, report) in reports.flat_map(|reports| reports.tenants.iter()) {
             counts.total += 1;
             match conditions::phase(&report.state, allow_chart_skip) {
                 conditions::Phase::Ready => counts.ready += 1,
@@ -481,11 +473,10 @@ impl Reports {
     pub(crate) fn reported_by(&self, member: &str) -> BTreeSet<TenantKey> {
         let state = self.lock();
         let reports = state.members.get(member);
-        let keys = reports.map(|reports| reports.tenants.keys());
-        keys.into_iter()
-            .flatten()
-            .map(|key| TenantKey::clone(key))
-            .collect()
+        let reported = reports
+            .into_iter()
+            .flat_map(|reports| reports.tenants.iter());
+        reported.map(|(key, _)| TenantKey::clone(key)).collect()
     }
 
     /// Returns and clears the changes since the last call.
@@ -521,7 +512,10 @@ impl Reports {
     pub fn listing(&self, member: &str, allow_chart_skip: bool) -> Option<SummarisedTenants> {
         let state = self.lock();
         let summarised = state.summarised.as_ref()?;
-        let reports = state.members.get(member).filter(|found| found.whole)?;
+        let reports = state
+            .members
+            .get(member)
+            .filter(|found| found.tenants.is_complete())?;
         let reported = summarised.iter().filter_map(|key| {
             let report = reports.tenants.get(key)?;
             Some((key, &report.state))
@@ -532,12 +526,9 @@ impl Reports {
     /// Forgets a deleted member that has no reporter.
     pub fn forget(&self, member: &str) {
         let mut state = self.lock();
+        state.take_out_all(member);
         let (name, reports) = state.member(member);
         let until = BootTime(reports.begun.0 + START_GRACE);
-        let said: Vec<_> = reports.tenants.keys().cloned().collect();
-        for key in said {
-            state.take_out(member, &key);
-        }
         state.awaited.remove(&(until, name));
         state.members.remove(member);
     }

@@ -186,8 +186,8 @@ pub fn router(dumper: Arc<Dumper>) -> Router {
 
 fn seen(mut dump: Dump, view: &FleetView, only: Option<&str>, now: BootTime) -> Dump {
     let acting = view.acting();
-    let mut snapshots = acting.map_or_else(BTreeMap::new, |acting| acting.members.snapshots());
-    let facts = view.facts.each(|name, facts| {
+    let mut snapshots = view.members.snapshots();
+    let facts = view.members.observations(|name, facts| {
         let wanted = only.is_none_or(|only| only == name);
         wanted.then(|| (name.to_owned(), facts.clone()))
     });

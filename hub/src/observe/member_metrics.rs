@@ -24,14 +24,14 @@ use crate::ca::Live;
 use crate::edgecluster::FleetChart;
 use crate::edgecluster::credential_expiry::{Credential, Standing, Validity};
 use crate::leader::Leader;
-use crate::members::Members;
-use crate::members::observation::{MemberObservation, ObservationBoard};
+use crate::members::MemberRegistry;
+use crate::members::observation::MemberObservation;
 use crate::tenants::Reports;
 
 /// The state that the metrics read.
 #[derive(Debug, Default)]
 pub struct FleetView {
-    pub facts: Arc<ObservationBoard>,
+    pub members: Arc<MemberRegistry>,
     pub reports: Arc<Reports>,
     acting: OnceLock<Acting>,
     authority: OnceLock<Arc<Live>>,
@@ -43,7 +43,6 @@ pub struct FleetView {
 pub struct Acting {
     pub lead: Leader,
     pub given: watch::Receiver<FleetChart>,
-    pub members: Arc<Members>,
     pub allow_chart_skip: bool,
 }
 
@@ -103,9 +102,9 @@ pub(crate) fn mode_name(mode: Mode) -> &'static str {
 }
 
 impl FleetView {
-    pub fn new(facts: Arc<ObservationBoard>, reports: Arc<Reports>) -> Self {
+    pub fn new(members: Arc<MemberRegistry>, reports: Arc<Reports>) -> Self {
         Self {
-            facts,
+            members,
             reports,
             ..Self::default()
         }
@@ -133,13 +132,13 @@ impl FleetView {
     }
 
     /// Returns how long each member has lagged behind its desired state, or zero if it doesn't lag.
-    fn behind(&self, acting: &Acting, rows: &[Row], now: BootTime) -> Vec<(String, Duration)> {
-        let slots = acting.members.wanted();
+    fn behind(&self, rows: &[Row], now: BootTime) -> Vec<(String, Duration)> {
+        let published = self.members.wanted();
         let mut known = self.behind.lock().unwrap_or_else(PoisonError::into_inner);
         let mut next = BTreeMap::new();
         let mut found = Vec::new();
         for row in rows {
-            let Some(wanted) = slots.get(&row.name) else {
+            let Some(wanted) = published.get(&row.name) else {
                 continue;
             };
             let late = behind(known.get(&row.name).copied(), *wanted, row.applied);
@@ -153,7 +152,7 @@ impl FleetView {
 
     fn rows(&self, encoder: &mut Encoder<'_>, acting: &Acting, leads: bool) -> fmt::Result {
         let rows = if leads {
-            self.facts.each(Row::of)
+            self.members.observations(Row::of)
         } else {
             Vec::new()
         };
@@ -175,7 +174,7 @@ impl FleetView {
                 (vec![member, ("mode", mode_name(row.mode))], 1)
             }),
         )?;
-        let late = self.behind(acting, &rows, BootTime::now());
+        let late = self.behind(&rows, BootTime::now());
         encoder.family(
             "member_behind",
             "For how long the member has not taken up a desired state that it was to take up; 0 when it has the newest.",
@@ -273,7 +272,7 @@ impl Collector for FleetView {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut encoder = Encoder(encoder);
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-        let (connected, all) = self.facts.connected();
+        let (connected, all) = self.members.connected();
         // Export no series for members that have left.
         let runtime = tokio::runtime::Handle::try_current();
         let tasks = runtime.map_or(0, |runtime| runtime.metrics().num_alive_tasks());
@@ -380,7 +379,6 @@ mod tests {
             view.acts(Acting {
                 lead,
                 given: watch::channel(given).1,
-                members: Arc::default(),
                 allow_chart_skip: false,
             });
             Self {
@@ -408,19 +406,19 @@ mod tests {
     fn only_leading_hub_exports_member_metrics() {
         let stage = Stage::new();
         let end = |second| Timestamp::from_second(second).unwrap();
-        stage.view.facts.set("edge-1", |facts| {
+        stage.view.members.observe("edge-1", |facts| {
             facts.certificate = Some(Validity::until(end(1000)));
             facts.connected = State::new(Truth::True, reason::CONNECTED, "");
             facts.mode = Mode::Agent;
         });
-        stage.view.facts.set("edge-2", |facts| {
+        stage.view.members.observe("edge-2", |facts| {
             let now = clock::wall();
             facts.access = Some(Validity {
                 not_before: now,
                 not_after: end(now.as_second() + 1000),
             });
         });
-        stage.view.facts.set("asleep", |facts| {
+        stage.view.members.observe("asleep", |facts| {
             facts.healthy = State::new(Truth::Unknown, reason::SUSPENDED, "");
         });
         stage.sessions.certificate("hub", end(3000));

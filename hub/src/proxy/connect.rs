@@ -187,8 +187,8 @@ pub(super) async fn reach(
 
 /// Returns a callback that shows oversized responses in the member's conditions.
 pub(super) fn report_to(name: &str, shared: &Arc<Shared>) -> access::Report {
-    let (name, arbiter) = (name.to_owned(), Arc::clone(&shared.arbiter));
-    Arc::new(move |cut_off| arbiter.offend(&name, cut_off.to_string(), BootTime::now()))
+    let (name, members) = (name.to_owned(), Arc::clone(&shared.members));
+    Arc::new(move |cut_off| members.offend(&name, cut_off.to_string(), BootTime::now()))
 }
 
 fn validity_of(sanitized: &Sanitized, now: Timestamp) -> Option<Validity> {

@@ -69,7 +69,7 @@ impl Rig {
     fn edge_clusters(&mut self) -> Vec<EdgeCluster> {
         let home = &self.home;
         let objects = self.members.iter_mut().map(|(name, status)| {
-            if let Some(found) = home.facts.get(name) {
+            if let Some(found) = home.members.observation(name) {
                 let (counts, now) = (Counts::default(), clock::wall());
                 *status =
                     edgecluster::status::status(name, Some(status), &found, counts, None, 1, now);
@@ -101,7 +101,7 @@ impl Rig {
 
     /// Runs a step whenever a report arrives, until `wanted` accepts one.
     async fn until(&mut self, wanted: impl Fn(&Step) -> bool) -> Step {
-        let report_store = Arc::clone(&self.home.facts);
+        let report_store = Arc::clone(&self.home.members);
         let mut last = Step::Rest;
         let looking = async {
             loop {

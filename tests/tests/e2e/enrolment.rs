@@ -17,7 +17,7 @@ use krypton_hub::agent_server::join_token::{self, Refusal};
 use krypton_hub::agent_server::listener::Peer;
 use krypton_hub::ca::{Authority, AuthorityError, Live, read_agent_certificate};
 use krypton_hub::leader::Leader;
-use krypton_hub::members::Members;
+use krypton_hub::members::MemberRegistry;
 use krypton_hub::notices::EventRecorder;
 use krypton_hub::observe::metrics::SessionMetrics;
 use krypton_kubectl::Connection;
@@ -82,7 +82,7 @@ async fn hub(client: &Client) -> Result<(Enrolment, Arc<Authority>)> {
     let live = Arc::new(Live::new(authority?));
     let authority = live.now();
     let audit = Audit {
-        members: Arc::new(Members::default()),
+        members: Arc::new(MemberRegistry::default()),
         notices: EventRecorder::start(
             client.clone(),
             "test".to_owned(),

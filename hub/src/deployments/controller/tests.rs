@@ -18,7 +18,7 @@ fn world() -> World {
     let keep = Controller {
         client: Client::try_from(nowhere).unwrap(),
         deployments: Arc::default(),
-        found: Arc::default(),
+        members: Arc::default(),
         notices: EventRecorder::nowhere(),
         named,
         findings: watch::channel(Arc::default()).1,

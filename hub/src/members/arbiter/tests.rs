@@ -1,29 +1,27 @@
+use std::sync::Arc;
+
+use krypton_crds::edge_cluster::Mode;
 use krypton_runtime::newest::Newest as _;
 use krypton_types::conditions::ClusterState;
 use krypton_types::deployment::{DeploymentKey, DeploymentReport};
 use krypton_types::tenant::{TenantKey, TenantReport};
 
 use super::*;
+use crate::members::health::reported;
+use crate::tenants::Reports;
 
 const MEMBER: &str = "edge-1";
 
 struct Fleet {
-    arbiter: ReportArbiter,
+    members: MemberRegistry,
     reports: Arc<Reports>,
-    facts: Arc<ObservationBoard>,
 }
 
 fn fleet() -> Fleet {
-    let (reports, facts) = (
-        Arc::new(Reports::default()),
-        Arc::new(ObservationBoard::default()),
-    );
-    let ahead = watch::Sender::new(0);
-    let arbiter = ReportArbiter::new(Arc::clone(&reports), Arc::clone(&facts), ahead);
+    let reports = Arc::new(Reports::default());
     Fleet {
-        arbiter,
+        members: MemberRegistry::new(Arc::clone(&reports)),
         reports,
-        facts,
     }
 }
 
@@ -79,7 +77,7 @@ fn changes(member: Option<MemberReport>, tenants: &[(&str, &str)]) -> Changes {
 
 impl Fleet {
     fn mode(&self) -> (Mode, String) {
-        let facts = self.facts.get(MEMBER).unwrap();
+        let facts = self.members.observation(MEMBER).unwrap();
         (facts.mode, facts.healthy.reason)
     }
 }
@@ -88,24 +86,24 @@ impl Fleet {
 fn lease_holder_is_reporter_among_agent_and_proxy() {
     let fleet = fleet();
     let (proxy, agent) = (ReporterId::Proxy, ReporterId::Session(1));
-    let _asks = fleet.arbiter.open(MEMBER, proxy, at(0));
+    let _asks = fleet.members.open(MEMBER, proxy, at(0));
     let first = changes(Some(writing("hub/a")), &[("t", "OfTheProxy")]);
-    fleet.arbiter.say(MEMBER, proxy, first, Some(0), at(1));
+    fleet.members.report(MEMBER, proxy, first, Some(0), at(1));
     assert_eq!(fleet.mode(), (Mode::Proxy, reason::RECONCILING.to_owned()));
     // The agent connects, observes and waits for the Lease. Its reports do not count yet.
-    let asks = fleet.arbiter.open(MEMBER, agent, at(2));
+    let asks = fleet.members.open(MEMBER, agent, at(2));
     let seen = changes(
         Some(observing("hub/a")),
         &[("t", "OfTheAgent"), ("u", "OfTheAgent")],
     );
-    fleet.arbiter.say(MEMBER, agent, seen, Some(0), at(3));
+    fleet.members.report(MEMBER, agent, seen, Some(0), at(3));
     assert_eq!(fleet.reports.counts(MEMBER, false).total, 1);
-    assert_eq!(fleet.arbiter.presence(MEMBER).get(), Presence::Ready);
+    assert_eq!(fleet.members.presence(MEMBER).get(), Presence::Ready);
     // The proxy yields. The hub requests a full report from the agent, because the earlier one was dropped.
-    fleet.arbiter.close(MEMBER, proxy, at(4));
+    fleet.members.close(MEMBER, proxy, at(4));
     assert_eq!(asks.get(), 1);
     let holds = changes(Some(writing("agent/a")), &[("t", "Again"), ("u", "Again")]);
-    fleet.arbiter.say(MEMBER, agent, holds, Some(1), at(5));
+    fleet.members.report(MEMBER, agent, holds, Some(1), at(5));
     assert_eq!(fleet.mode(), (Mode::Agent, reason::RECONCILING.to_owned()));
     assert_eq!(fleet.reports.counts(MEMBER, false).total, 2);
 }
@@ -117,7 +115,9 @@ fn unrecorded_desired_state_makes_the_member_stale() {
             problem: Some(problem.to_owned()).filter(|problem| !problem.is_empty()),
             ..writing("agent/a")
         };
-        let healthy = spoken(ReporterId::Session(1), &said, true).healthy.unwrap();
+        let healthy = reported(ReporterId::Session(1), &said, true)
+            .healthy
+            .unwrap();
         (healthy.truth, healthy.reason, healthy.message)
     };
     let (truth, reason, message) = healthy("exceeded quota: secrets");
@@ -131,21 +131,21 @@ fn unrecorded_desired_state_makes_the_member_stale() {
 fn only_complete_report_removes_missing_tenants() {
     let fleet = fleet();
     let agent = ReporterId::Session(1);
-    let _first = fleet.arbiter.open(MEMBER, agent, at(0));
+    let _first = fleet.members.open(MEMBER, agent, at(0));
     let all = changes(Some(writing("agent/a")), &[("t", "A"), ("u", "A")]);
-    fleet.arbiter.say(MEMBER, agent, all, Some(0), at(1));
-    fleet.arbiter.close(MEMBER, agent, at(2));
+    fleet.members.report(MEMBER, agent, all, Some(0), at(1));
+    fleet.members.close(MEMBER, agent, at(2));
     let agent = ReporterId::Session(2);
-    let _second = fleet.arbiter.open(MEMBER, agent, at(3));
+    let _second = fleet.members.open(MEMBER, agent, at(3));
     fleet
-        .arbiter
-        .say(MEMBER, agent, changes(None, &[("u", "B")]), None, at(4));
+        .members
+        .report(MEMBER, agent, changes(None, &[("u", "B")]), None, at(4));
     assert_eq!(
         fleet.reports.counts(MEMBER, false).total,
         2,
         "an unfinished account removes nothing"
     );
-    fleet.arbiter.say(
+    fleet.members.report(
         MEMBER,
         agent,
         changes(Some(writing("agent/a")), &[]),
@@ -159,32 +159,32 @@ fn only_complete_report_removes_missing_tenants() {
 fn observing_proxy_reports_after_agent_is_lost() {
     let fleet = fleet();
     let agent = ReporterId::Session(1);
-    let _asks = fleet.arbiter.open(MEMBER, agent, at(0));
-    fleet.arbiter.say(
+    let _asks = fleet.members.open(MEMBER, agent, at(0));
+    fleet.members.report(
         MEMBER,
         agent,
         changes(Some(writing("agent/a")), &[]),
         Some(0),
         at(1),
     );
-    fleet.arbiter.close(MEMBER, agent, at(2));
+    fleet.members.close(MEMBER, agent, at(2));
     assert_eq!(
-        fleet.arbiter.presence(MEMBER).get(),
+        fleet.members.presence(MEMBER).get(),
         Presence::Away(at(1)),
         "it may have died right after"
     );
     // Its last status stays for half a minute after the last report.
     assert_eq!(fleet.mode(), (Mode::Agent, reason::RECONCILING.to_owned()));
-    fleet.arbiter.link(MEMBER, None, at(31));
+    fleet.members.link(MEMBER, None, at(31));
     assert_eq!(fleet.mode(), (Mode::Agent, reason::AGENT_AWAY.to_owned()));
-    let _asks = fleet.arbiter.open(MEMBER, ReporterId::Proxy, at(3));
+    let _asks = fleet.members.open(MEMBER, ReporterId::Proxy, at(3));
     let seen = changes(Some(observing("agent/a")), &[("t", "Seen")]);
     fleet
-        .arbiter
-        .say(MEMBER, ReporterId::Proxy, seen, Some(0), at(4));
+        .members
+        .report(MEMBER, ReporterId::Proxy, seen, Some(0), at(4));
     assert_eq!(fleet.mode(), (Mode::Agent, reason::OBSERVING.to_owned()));
     assert_eq!(
-        fleet.facts.get(MEMBER).unwrap().holder.as_deref(),
+        fleet.members.observation(MEMBER).unwrap().holder.as_deref(),
         Some("agent/a")
     );
     assert_eq!(fleet.reports.counts(MEMBER, false).total, 1);
@@ -194,17 +194,17 @@ fn observing_proxy_reports_after_agent_is_lost() {
 fn digest_mismatch_requests_full_report_once() {
     let fleet = fleet();
     let agent = ReporterId::Session(1);
-    let asks = fleet.arbiter.open(MEMBER, agent, at(0));
+    let asks = fleet.members.open(MEMBER, agent, at(0));
     let all = changes(Some(writing("agent/a")), &[("t", "A")]);
-    fleet.arbiter.say(MEMBER, agent, all, Some(0), at(1));
+    fleet.members.report(MEMBER, agent, all, Some(0), at(1));
     let same = fleet.reports.digest(MEMBER).unwrap();
-    fleet.arbiter.compare(MEMBER, agent, same, at(1));
+    fleet.members.compare(MEMBER, agent, same, at(1));
     assert_eq!(asks.get(), 0);
-    fleet.arbiter.compare(MEMBER, agent, (2, same.1), at(1));
-    fleet.arbiter.compare(MEMBER, agent, (2, same.1), at(1));
+    fleet.members.compare(MEMBER, agent, (2, same.1), at(1));
+    fleet.members.compare(MEMBER, agent, (2, same.1), at(1));
     assert_eq!(asks.get(), 1);
     let again = changes(Some(writing("agent/a")), &[("u", "A"), ("v", "A")]);
-    fleet.arbiter.say(MEMBER, agent, again, Some(1), at(2));
+    fleet.members.report(MEMBER, agent, again, Some(1), at(2));
     assert_eq!(
         fleet.reports.digest(MEMBER).unwrap().0,
         2,
@@ -216,7 +216,7 @@ fn digest_mismatch_requests_full_report_once() {
 fn deployment_reports_count_only_from_current_reporter() {
     let fleet = fleet();
     let (proxy, agent) = (ReporterId::Proxy, ReporterId::Session(1));
-    let deployments = Arc::clone(fleet.arbiter.deployments());
+    let deployments = Arc::clone(fleet.members.deployments());
     // A Tenant with the same name has no reports.
     let key = DeploymentKey {
         namespace: key("t").namespace,
@@ -239,26 +239,26 @@ fn deployment_reports_count_only_from_current_reporter() {
         let held = deployments.said(MEMBER, &key).unwrap();
         (held.report.state.ready.reason, held.fresh)
     };
-    let _asks = fleet.arbiter.open(MEMBER, proxy, at(0));
+    let _asks = fleet.members.open(MEMBER, proxy, at(0));
     let first = of(writing("hub/a"), "OfTheProxy");
-    fleet.arbiter.say(MEMBER, proxy, first, Some(0), at(1));
+    fleet.members.report(MEMBER, proxy, first, Some(0), at(1));
     assert_eq!(held(), ("OfTheProxy".to_owned(), true));
     assert_eq!(fleet.reports.counts(MEMBER, false).total, 0);
-    let asks = fleet.arbiter.open(MEMBER, agent, at(2));
+    let asks = fleet.members.open(MEMBER, agent, at(2));
     let seen = of(observing("hub/a"), "OfTheAgent");
-    fleet.arbiter.say(MEMBER, agent, seen, Some(0), at(3));
+    fleet.members.report(MEMBER, agent, seen, Some(0), at(3));
     assert_eq!(held(), ("OfTheProxy".to_owned(), true));
     // The proxy's report stays until the agent has sent its full report.
-    fleet.arbiter.close(MEMBER, proxy, at(4));
+    fleet.members.close(MEMBER, proxy, at(4));
     assert_eq!((held(), asks.get()), (("OfTheProxy".to_owned(), false), 1));
     let again = of(writing("agent/a"), "OfTheAgent");
-    fleet.arbiter.say(MEMBER, agent, again, Some(1), at(5));
+    fleet.members.report(MEMBER, agent, again, Some(1), at(5));
     assert_eq!(held(), ("OfTheAgent".to_owned(), true));
     // The stored report matches the digest, so the hub requests nothing.
     let part = krypton_types::report_digest::part(&key, &said("OfTheAgent"));
-    fleet.arbiter.compare(MEMBER, agent, (1, part), at(60));
+    fleet.members.compare(MEMBER, agent, (1, part), at(60));
     assert_eq!(asks.get(), 1);
-    fleet.arbiter.compare(MEMBER, agent, (0, 0), at(60));
+    fleet.members.compare(MEMBER, agent, (0, 0), at(60));
     assert_eq!(asks.get(), 2);
 }
 
@@ -266,26 +266,26 @@ fn deployment_reports_count_only_from_current_reporter() {
 fn never_ready_agent_blocks_no_proxy() {
     let fleet = fleet();
     let agent = ReporterId::Session(1);
-    let _asks = fleet.arbiter.open(MEMBER, agent, at(100));
-    assert_eq!(fleet.arbiter.presence(MEMBER).get(), Presence::Never);
-    fleet.arbiter.close(MEMBER, agent, at(101));
-    assert_eq!(fleet.arbiter.presence(MEMBER).get(), Presence::Away(at(0)));
+    let _asks = fleet.members.open(MEMBER, agent, at(100));
+    assert_eq!(fleet.members.presence(MEMBER).get(), Presence::Never);
+    fleet.members.close(MEMBER, agent, at(101));
+    assert_eq!(fleet.members.presence(MEMBER).get(), Presence::Away(at(0)));
 }
 
 #[test]
 fn agent_absence_counts_from_last_ready_contact() {
     let fleet = fleet();
-    let presence = fleet.arbiter.presence(MEMBER);
+    let presence = fleet.members.presence(MEMBER);
     let [first, second] = [1, 2].map(ReporterId::Session);
     for agent in [first, second] {
-        let _asks = fleet.arbiter.open(MEMBER, agent, at(100));
+        let _asks = fleet.members.open(MEMBER, agent, at(100));
         let ready = changes(Some(writing("agent/a")), &[]);
-        fleet.arbiter.say(MEMBER, agent, ready, Some(0), at(100));
+        fleet.members.report(MEMBER, agent, ready, Some(0), at(100));
     }
-    fleet.arbiter.compare(MEMBER, first, (0, 0), at(150));
-    fleet.arbiter.compare(MEMBER, second, (0, 0), at(140));
+    fleet.members.compare(MEMBER, first, (0, 0), at(150));
+    fleet.members.compare(MEMBER, second, (0, 0), at(140));
     // The machine is gone. The hub notices the silence after half a minute.
-    fleet.arbiter.close(MEMBER, first, at(180));
+    fleet.members.close(MEMBER, first, at(180));
     assert_eq!(presence.get(), Presence::Ready);
     let deaf = MemberReport {
         ready: false,
@@ -294,10 +294,10 @@ fn agent_absence_counts_from_last_ready_contact() {
     };
     // The agent waits half a minute for its API server before it reports the failure.
     fleet
-        .arbiter
-        .say(MEMBER, second, changes(Some(deaf), &[]), None, at(190));
+        .members
+        .report(MEMBER, second, changes(Some(deaf), &[]), None, at(190));
     assert_eq!(presence.get(), Presence::Away(at(150)));
-    fleet.arbiter.compare(MEMBER, second, (0, 0), at(200));
+    fleet.members.compare(MEMBER, second, (0, 0), at(200));
     assert_eq!(presence.get(), Presence::Away(at(150)));
 }
 
@@ -305,8 +305,8 @@ fn agent_absence_counts_from_last_ready_contact() {
 fn hold_back_overrides_reporter_until_lifted() {
     let fleet = fleet();
     let agent = ReporterId::Session(1);
-    let _asks = fleet.arbiter.open(MEMBER, agent, at(0));
-    fleet.arbiter.say(
+    let _asks = fleet.members.open(MEMBER, agent, at(0));
+    fleet.members.report(
         MEMBER,
         agent,
         changes(Some(writing("agent/a")), &[]),
@@ -314,20 +314,20 @@ fn hold_back_overrides_reporter_until_lifted() {
         at(1),
     );
     let why = Some((reason::BANNED, "by a person".to_owned()));
-    fleet.arbiter.hold_back(MEMBER, why, at(2));
+    fleet.members.hold_back(MEMBER, why, at(2));
     assert_eq!(fleet.mode(), (Mode::None, reason::BANNED.to_owned()));
-    fleet.arbiter.hold_back(MEMBER, None, at(3));
+    fleet.members.hold_back(MEMBER, None, at(3));
     assert_eq!(fleet.mode(), (Mode::Agent, reason::RECONCILING.to_owned()));
 }
 
 #[test]
 fn unready_agent_makes_no_proxy_yield() {
     let fleet = fleet();
-    let _asks = fleet.arbiter.open(MEMBER, ReporterId::Session(1), at(100));
+    let _asks = fleet.members.open(MEMBER, ReporterId::Session(1), at(100));
     // The agent's certificate is recorded by now.
-    fleet.arbiter.agent_known(MEMBER, at(101));
+    fleet.members.agent_known(MEMBER, at(101));
     assert_eq!(
-        fleet.arbiter.presence(MEMBER).get(),
+        fleet.members.presence(MEMBER).get(),
         Presence::Never,
         "who is not ready is waited for by nobody"
     );
@@ -337,30 +337,26 @@ fn unready_agent_makes_no_proxy_yield() {
 fn agent_without_tenants_is_resynced_after_proxy_leaves() {
     let fleet = fleet();
     let (proxy, agent) = (ReporterId::Proxy, ReporterId::Session(1));
-    let _asks = fleet.arbiter.open(MEMBER, proxy, at(0));
+    let _asks = fleet.members.open(MEMBER, proxy, at(0));
     let first = changes(Some(writing("hub/a")), &[("t", "OfTheProxy")]);
-    fleet.arbiter.say(MEMBER, proxy, first, Some(0), at(1));
-    let asks = fleet.arbiter.open(MEMBER, agent, at(2));
+    fleet.members.report(MEMBER, proxy, first, Some(0), at(1));
+    let asks = fleet.members.open(MEMBER, agent, at(2));
     let empty = changes(Some(observing("hub/a")), &[]);
-    fleet.arbiter.say(MEMBER, agent, empty, Some(0), at(3));
-    fleet.arbiter.close(MEMBER, proxy, at(4));
+    fleet.members.report(MEMBER, agent, empty, Some(0), at(3));
+    fleet.members.close(MEMBER, proxy, at(4));
     assert_eq!(asks.get(), 1, "what was said to nobody is asked for");
     let empty = changes(Some(writing("agent/a")), &[]);
-    fleet.arbiter.say(MEMBER, agent, empty, Some(1), at(5));
+    fleet.members.report(MEMBER, agent, empty, Some(1), at(5));
     assert_eq!(fleet.reports.digest(MEMBER), Some((0, 0)));
 }
 
 #[test]
 fn implausible_epoch_claim_is_ignored() {
-    let (reports, facts) = (
-        Arc::new(Reports::default()),
-        Arc::new(ObservationBoard::default()),
-    );
-    let (ahead, heard) = watch::channel(0);
-    let arbiter = ReportArbiter::new(reports, facts, ahead);
-    arbiter.set_epoch(7);
+    let members = MemberRegistry::default();
+    let heard = members.ahead().subscribe();
+    members.set_epoch(7);
     let agent = ReporterId::Session(1);
-    let _asks = arbiter.open(MEMBER, agent, at(0));
+    let _asks = members.open(MEMBER, agent, at(0));
     let knows = |epoch| {
         let ahead = Some(Version {
             epoch,
@@ -372,16 +368,16 @@ fn implausible_epoch_claim_is_ignored() {
         };
         changes(Some(report), &[])
     };
-    arbiter.say(MEMBER, agent, knows(u64::MAX), None, at(1));
+    members.report(MEMBER, agent, knows(u64::MAX), None, at(1));
     assert_eq!(heard.get(), 0);
-    arbiter.say(MEMBER, agent, knows(9), None, at(2));
+    members.report(MEMBER, agent, knows(9), None, at(2));
     assert_eq!(heard.get(), 9);
 }
 
 #[test]
 fn tenants_that_are_not_restored_are_shown() {
     let healthy = |report: &MemberReport| {
-        let state = spoken(ReporterId::Proxy, report, true).healthy.unwrap();
+        let state = reported(ReporterId::Proxy, report, true).healthy.unwrap();
         (state.truth, state.reason, state.message)
     };
     let refused = MemberReport {
@@ -396,27 +392,26 @@ fn tenants_that_are_not_restored_are_shown() {
 
 #[test]
 fn claimed_epochs_are_followed_with_growing_pauses() {
-    let (ahead, heard) = watch::channel(0);
-    let facts = Arc::new(ObservationBoard::default());
-    let arbiter = ReportArbiter::new(Arc::new(Reports::default()), facts, ahead);
-    arbiter.set_epoch(7);
+    let members = MemberRegistry::default();
+    let heard = members.ahead().subscribe();
+    members.set_epoch(7);
     let agent = ReporterId::Session(1);
     let claims = |member: &str, report: MemberReport, now: u64| {
-        let epoch = arbiter.epoch.load(Ordering::Relaxed);
+        let epoch = members.lock().epoch;
         let ahead = Some(Version {
             epoch,
             generation: 9,
         });
         let report = MemberReport { ahead, ..report };
-        arbiter.say(member, agent, changes(Some(report), &[]), None, at(now));
+        members.report(member, agent, changes(Some(report), &[]), None, at(now));
         let followed = heard.get() >= epoch;
         if followed {
-            arbiter.set_epoch(heard.get() + 1);
+            members.set_epoch(heard.get() + 1);
         }
         followed
     };
     for member in [MEMBER, "edge-2"] {
-        drop(arbiter.open(member, agent, at(0)));
+        drop(members.open(member, agent, at(0)));
     }
     assert!(!claims(MEMBER, observing("agent/a"), 1), "it has no record");
     // A member claims a later epoch all day.
@@ -440,11 +435,10 @@ fn claimed_epochs_are_followed_with_growing_pauses() {
 
 #[test]
 fn waiting_epoch_claim_is_followed_when_due() {
-    let (ahead, heard) = watch::channel(0);
-    let facts = Arc::new(ObservationBoard::default());
-    let arbiter = ReportArbiter::new(Arc::new(Reports::default()), facts, ahead);
+    let members = MemberRegistry::default();
+    let heard = members.ahead().subscribe();
     let agent = ReporterId::Session(1);
-    drop(arbiter.open(MEMBER, agent, at(0)));
+    drop(members.open(MEMBER, agent, at(0)));
     for (epoch, now, expected) in [(3, 1, 3), (4, 2, 3), (4, 21, 4)] {
         let ahead = Some(Version {
             epoch,
@@ -454,11 +448,12 @@ fn waiting_epoch_claim_is_followed_when_due() {
             ahead,
             ..writing("agent/a")
         };
-        arbiter.say(MEMBER, agent, changes(Some(report), &[]), None, at(now));
+        members.report(MEMBER, agent, changes(Some(report), &[]), None, at(now));
         assert_eq!(heard.get(), expected, "{now}");
         if now == 2 {
-            let due = arbiter
-                .due()
+            let due = members
+                .lock()
+                .due
                 .iter()
                 .any(|due| *due == (at(21), MEMBER.to_owned()));
             assert!(due, "it is looked at again by itself");
@@ -467,9 +462,9 @@ fn waiting_epoch_claim_is_followed_when_due() {
 }
 
 #[test]
-fn forgotten_agent_clears_its_presence_and_facts() {
+fn forgotten_agent_clears_its_presence_and_observation() {
     let fleet = fleet();
-    fleet.arbiter.agent_known(MEMBER, at(100));
+    fleet.members.agent_known(MEMBER, at(100));
     let agent = AgentDetails {
         cluster_uid: "old".to_owned(),
         kubernetes_version: "v1".to_owned(),
@@ -478,28 +473,28 @@ fn forgotten_agent_clears_its_presence_and_facts() {
         key: krypton_crds::edge_cluster::AgentKey::default(),
         applied: None,
     };
-    fleet.arbiter.agent(MEMBER, &agent);
-    fleet.arbiter.forget_agent(MEMBER, at(101));
-    assert_eq!(fleet.arbiter.presence(MEMBER).get(), Presence::Never);
-    let facts = fleet.facts.get(MEMBER).unwrap();
+    fleet.members.agent(MEMBER, &agent);
+    fleet.members.forget_agent(MEMBER, at(101));
+    assert_eq!(fleet.members.presence(MEMBER).get(), Presence::Never);
+    let facts = fleet.members.observation(MEMBER).unwrap();
     assert_eq!((facts.uid, facts.certificate), (None, None));
 }
 
 #[test]
 fn suspended_member_health_is_unknown_not_false() {
     let fleet = fleet();
-    let _asks = fleet.arbiter.open(MEMBER, ReporterId::Proxy, at(0));
+    let _asks = fleet.members.open(MEMBER, ReporterId::Proxy, at(0));
     let said = changes(Some(writing("hub/a")), &[("t", "A")]);
     fleet
-        .arbiter
-        .say(MEMBER, ReporterId::Proxy, said, Some(0), at(1));
+        .members
+        .report(MEMBER, ReporterId::Proxy, said, Some(0), at(1));
     for (why, truth) in [
         (reason::SUSPENDED, Truth::Unknown),
         (reason::DUPLICATE, Truth::False),
     ] {
         let held = Some((why, "it is Sleeping".to_owned()));
-        fleet.arbiter.hold_back(MEMBER, held, at(2));
-        let facts = fleet.facts.get(MEMBER).unwrap();
+        fleet.members.hold_back(MEMBER, held, at(2));
+        let facts = fleet.members.observation(MEMBER).unwrap();
         assert_eq!(
             (facts.mode, facts.healthy.truth),
             (Mode::None, truth),
@@ -508,7 +503,7 @@ fn suspended_member_health_is_unknown_not_false() {
         assert_eq!(facts.healthy.message, "it is Sleeping");
         assert_eq!(facts.connected.truth, Truth::True, "{why}");
     }
-    fleet.arbiter.hold_back(MEMBER, None, at(3));
+    fleet.members.hold_back(MEMBER, None, at(3));
     assert_eq!(fleet.mode(), (Mode::Proxy, reason::RECONCILING.to_owned()));
 }
 
@@ -516,10 +511,10 @@ fn suspended_member_health_is_unknown_not_false() {
 fn new_tenure_forgets_reports_of_closed_session() {
     let fleet = fleet();
     let agent = ReporterId::Session(1);
-    let _asks = fleet.arbiter.open(MEMBER, agent, at(0));
+    let _asks = fleet.members.open(MEMBER, agent, at(0));
     let said = changes(Some(writing("agent/a")), &[("t", "A")]);
-    fleet.arbiter.say(MEMBER, agent, said, Some(0), at(1));
-    fleet.arbiter.agent(
+    fleet.members.report(MEMBER, agent, said, Some(0), at(1));
+    fleet.members.agent(
         MEMBER,
         &AgentDetails {
             cluster_uid: "u".to_owned(),
@@ -531,12 +526,12 @@ fn new_tenure_forgets_reports_of_closed_session() {
         },
     );
     // While its session lives, its reports stay current.
-    fleet.arbiter.anew(at(2));
+    fleet.members.begin_term(at(2));
     assert_eq!(fleet.reports.counts(MEMBER, false).total, 1);
-    assert!(fleet.facts.get(MEMBER).unwrap().certificate_said);
-    fleet.arbiter.close(MEMBER, agent, at(3));
-    fleet.arbiter.anew(at(4));
-    let facts = fleet.facts.get(MEMBER).unwrap();
+    assert!(fleet.members.observation(MEMBER).unwrap().certificate_said);
+    fleet.members.close(MEMBER, agent, at(3));
+    fleet.members.begin_term(at(4));
+    let facts = fleet.members.observation(MEMBER).unwrap();
     assert_eq!(fleet.reports.counts(MEMBER, false).total, 0);
     assert_eq!((facts.applied, facts.holder), (None, None));
     assert_eq!((facts.agent_version, facts.certificate), (None, None));
@@ -558,16 +553,16 @@ fn new_tenure_keeps_proxy_reports_only_if_connected() {
         ),
     ] {
         let fleet = fleet();
-        let asks = fleet.arbiter.open(MEMBER, ReporterId::Proxy, at(0));
+        let asks = fleet.members.open(MEMBER, ReporterId::Proxy, at(0));
         let all = changes(Some(observing("hub/b")), &[("t", "A")]);
         fleet
-            .arbiter
-            .say(MEMBER, ReporterId::Proxy, all, Some(0), at(1));
+            .members
+            .report(MEMBER, ReporterId::Proxy, all, Some(0), at(1));
         let now = changes(Some(said), &[]);
         fleet
-            .arbiter
-            .say(MEMBER, ReporterId::Proxy, now, None, at(2));
-        fleet.arbiter.anew(at(3));
+            .members
+            .report(MEMBER, ReporterId::Proxy, now, None, at(2));
+        fleet.members.begin_term(at(3));
         assert_eq!(fleet.reports.counts(MEMBER, false).total, total);
         assert_eq!(asks.get(), asked);
     }
@@ -576,20 +571,20 @@ fn new_tenure_keeps_proxy_reports_only_if_connected() {
 #[test]
 fn answer_beyond_the_limits_shows_for_a_while() {
     let fleet = fleet();
-    let healthy = || fleet.facts.get(MEMBER).unwrap().healthy.reason;
-    fleet.arbiter.open(MEMBER, ReporterId::Proxy, at(1));
+    let healthy = || fleet.members.observation(MEMBER).unwrap().healthy.reason;
+    fleet.members.open(MEMBER, ReporterId::Proxy, at(1));
     let said = changes(Some(writing("hub")), &[]);
     fleet
-        .arbiter
-        .say(MEMBER, ReporterId::Proxy, said, Some(0), at(1));
+        .members
+        .report(MEMBER, ReporterId::Proxy, said, Some(0), at(1));
     assert_eq!(healthy(), reason::RECONCILING);
-    fleet.arbiter.offend(MEMBER, "first".to_owned(), at(2));
-    fleet.arbiter.offend(MEMBER, "second".to_owned(), at(100));
-    let facts = fleet.facts.get(MEMBER).unwrap();
+    fleet.members.offend(MEMBER, "first".to_owned(), at(2));
+    fleet.members.offend(MEMBER, "second".to_owned(), at(100));
+    let facts = fleet.members.observation(MEMBER).unwrap();
     let limited = State::new(Truth::False, reason::LIMIT_EXCEEDED, "first");
     assert_eq!(facts.healthy, limited);
     assert_eq!(facts.connected.truth, Truth::True);
-    let settle = |seconds| fleet.arbiter.link(MEMBER, None, at(seconds));
+    let settle = |seconds| fleet.members.link(MEMBER, None, at(seconds));
     settle(399);
     assert_eq!(healthy(), reason::LIMIT_EXCEEDED);
     settle(400);
@@ -598,10 +593,9 @@ fn answer_beyond_the_limits_shows_for_a_while() {
 
 #[test]
 fn lone_epoch_claim_is_shown_as_unconfirmed() {
-    let (ahead, heard) = watch::channel(0);
-    let facts = Arc::new(ObservationBoard::default());
-    let arbiter = ReportArbiter::new(Arc::new(Reports::default()), Arc::clone(&facts), ahead);
-    arbiter.set_epoch(7);
+    let members = MemberRegistry::default();
+    let heard = members.ahead().subscribe();
+    members.set_epoch(7);
     let agent = ReporterId::Session(1);
     let says = |member: &str, claims: Option<u64>, now: u64| {
         let ahead = claims.map(|epoch| Version {
@@ -612,15 +606,15 @@ fn lone_epoch_claim_is_shown_as_unconfirmed() {
             ahead,
             ..writing("agent/a")
         };
-        arbiter.say(member, agent, changes(Some(report), &[]), None, at(now));
+        members.report(member, agent, changes(Some(report), &[]), None, at(now));
         heard.get()
     };
     for member in [MEMBER, "edge-2", "edge-3"] {
-        drop(arbiter.open(member, agent, at(0)));
+        drop(members.open(member, agent, at(0)));
     }
     assert_eq!(says("edge-2", None, 1), 0);
     assert_eq!(says(MEMBER, Some(12), 2), 0);
-    let healthy = facts.get(MEMBER).unwrap().healthy;
+    let healthy = members.observation(MEMBER).unwrap().healthy;
     assert_eq!(healthy.reason, reason::STALE);
     assert!(healthy.message.contains("no other member confirms it"));
     // The hub takes the later of two claims, because one later epoch satisfies both.

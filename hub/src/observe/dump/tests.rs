@@ -12,7 +12,6 @@ use tokio::sync::watch;
 
 use super::*;
 use crate::leader::Leader;
-use crate::members::Members;
 use crate::members::member::{Admission, PublishedState};
 use crate::observe::member_metrics::Acting;
 
@@ -85,7 +84,7 @@ fn chart() -> ChartState {
 
 fn fleet() -> FleetView {
     let view = FleetView::default();
-    view.facts.set("edge-1", |facts| {
+    view.members.observe("edge-1", |facts| {
         facts.mode = Mode::Agent;
         facts.connected = State::new(Truth::True, "Connected", HIDDEN);
         facts.healthy = State::new(Truth::True, "Reconciling", HIDDEN);
@@ -102,11 +101,10 @@ fn fleet() -> FleetView {
         };
         facts.applied = Some((version, "sha".to_owned()));
     });
-    view.facts.set("edge-2", |facts| {
+    view.members.observe("edge-2", |facts| {
         facts.values = Values::Said(State::new(Truth::False, "ValuesMissing", HIDDEN));
     });
-    let members = Members::default();
-    let member = members.enter("edge-1", "uid-of-the-object");
+    let member = view.members.enter("edge-1", "uid-of-the-object");
     member.admission.send_replace(Admission {
         refused: Some(HIDDEN.to_owned()),
         ..Admission::default()
@@ -138,7 +136,6 @@ fn fleet() -> FleetView {
     view.acts(Acting {
         lead: Leader::alone(),
         given: watch::channel(given).1,
-        members: Arc::new(members),
         allow_chart_skip: false,
     });
     view
@@ -243,10 +240,10 @@ fn dump_filters_by_member_and_starts_empty() {
 #[test]
 fn a_thousand_members_are_less_than_two_mebibytes() {
     let view = fleet();
-    let facts = view.facts.get("edge-1").unwrap();
+    let facts = view.members.observation("edge-1").unwrap();
     for number in 0..1000 {
-        view.facts
-            .set(&format!("edge-{number:04}"), |slot| *slot = facts.clone());
+        view.members
+            .observe(&format!("edge-{number:04}"), |slot| *slot = facts.clone());
     }
     let text = serde_json::to_string(&seen(empty(), &view, None, BootTime::now())).unwrap();
     assert!(text.len() < 2 << 20, "{}", text.len());

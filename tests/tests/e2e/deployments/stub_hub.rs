@@ -22,16 +22,11 @@ use krypton_helm::{
 use krypton_hub::{
     agent_server::{fleet_service::FleetService, listener, session::Sessions},
     ca::{Authority, Live},
+    edgecluster::publisher::{DesiredStatePublisher, MemberInputs, Order},
     leader::Leader,
-    members::{
-        DesiredStatePublisher, MemberInputs, Members, Order, Slot,
-        arbiter::{ReportArbiter, ReporterId},
-        found::Found,
-        observation::ObservationBoard,
-    },
+    members::{MemberRegistry, arbiter::ReporterId, member::PublishedState},
     notices::EventRecorder,
     observe::metrics::SessionMetrics,
-    tenants::Reports,
 };
 use krypton_reconciler::{
     drift::DriftMetrics,
@@ -76,8 +71,7 @@ const TRUST_DOMAIN: &str = "test.krypton";
 /// Dropping the stub stops everything. The supervisor stops Helm.
 pub(crate) struct StubHub {
     mode: Mode,
-    members: Arc<Members>,
-    arbiter: Arc<ReportArbiter>,
+    members: Arc<MemberRegistry>,
     publisher: DesiredStatePublisher,
     pub(crate) chart: ChartState,
     authority: Arc<Live>,
@@ -100,22 +94,15 @@ impl StubHub {
     ) -> Result<Self> {
         install_tls_provider();
         let stop = CancellationToken::new();
-        let members = Arc::new(Members::default());
+        let members = Arc::new(MemberRegistry::default());
         members.enter(NAME, UID);
-        members.keep(|name| name == NAME, |_| false);
-        let (reports, facts) = (
-            Arc::<Reports>::default(),
-            Arc::<ObservationBoard>::default(),
-        );
-        let arbiter = Arc::new(ReportArbiter::new(reports, facts, watch::Sender::new(0)));
+        members.retain(|name| name == NAME, |_| false, |_| true);
         let scratch = TempDir::with_prefix("krypton-stub-").context("making a folder")?;
         let charts = Arc::new(ChartCache::new(scratch.path().join("of-hub"))?);
         let authority = Authority::generate(TRUST_DOMAIN, clock::wall())?;
         let authority = Arc::new(Live::new(authority));
         let sessions = Sessions {
             members: Arc::clone(&members),
-            arbiter: Arc::clone(&arbiter),
-            found: Arc::new(Found::default()),
             metrics: Arc::<SessionMetrics>::default(),
             notices: EventRecorder::nowhere(),
             hub_version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -142,7 +129,6 @@ impl StubHub {
         let mut stub = Self {
             mode,
             members,
-            arbiter,
             publisher: DesiredStatePublisher::new(
                 drift,
                 CrdPolicy::default(),
@@ -179,7 +165,7 @@ impl StubHub {
 
     /// Replaces the member's orders with these, as the fleet does.
     pub(crate) fn order(&mut self, orders: &[&DesiredDeployment]) {
-        let deployments = self.arbiter.deployments();
+        let deployments = self.members.deployments();
         let orders = orders.iter().copied().cloned().collect();
         deployments.order([(NAME.to_owned(), orders)].into());
         let ordered = deployments.orders().get().unwrap_or_default();
@@ -190,19 +176,19 @@ impl StubHub {
             deployments: ordered.get(NAME).map_or(&[], |orders| orders),
             placed: &[],
         };
-        let slot = self.members.enter(NAME, UID);
-        let before = slot.slot.get();
+        let member = self.members.enter(NAME, UID);
+        let before = member.published.get();
         let order = Order::default();
         let next = self
             .publisher
             .next(before.as_ref(), 1, &dealt, order, BootTime::now());
         if let Some(next) = next {
-            slot.slot.send_replace(Some(next));
+            member.published.send_replace(Some(next));
         }
     }
 
     pub(crate) fn said(&self, key: &DeploymentKey) -> Option<DeploymentReport> {
-        let said = self.arbiter.deployments().said(NAME, key);
+        let said = self.members.deployments().said(NAME, key);
         said.map(|said| said.report)
     }
 
@@ -279,8 +265,8 @@ impl StubHub {
             member: self.member(),
             tools: self.tools().await?,
             report_store: Arc::default(),
-            slot: self.members.enter(NAME, UID).slot.subscribe(),
-            arbiter: Arc::clone(&self.arbiter),
+            published: self.members.enter(NAME, UID).published.subscribe(),
+            members: Arc::clone(&self.members),
             stop: stop.clone(),
         };
         let task = match self.mode {
@@ -360,8 +346,8 @@ struct Acting {
     member: Member,
     tools: Tools,
     report_store: Arc<ReportStore>,
-    slot: watch::Receiver<Option<Slot>>,
-    arbiter: Arc<ReportArbiter>,
+    published: watch::Receiver<Option<PublishedState>>,
+    members: Arc<MemberRegistry>,
     stop: CancellationToken,
 }
 
@@ -390,35 +376,35 @@ impl Acting {
     /// Runs as the hub's proxy.
     async fn by_proxy(self) {
         let (desired_tx, desired) = watch::channel(None);
-        let (mut slot, report_store, arbiter) = (
-            self.slot.clone(),
+        let (mut published, report_store, members) = (
+            self.published.clone(),
             Arc::clone(&self.report_store),
-            Arc::clone(&self.arbiter),
+            Arc::clone(&self.members),
         );
-        let mut asks = arbiter.open(NAME, ReporterId::Proxy, BootTime::now());
+        let mut asks = members.open(NAME, ReporterId::Proxy, BootTime::now());
         let following = tokio::spawn(async move {
             let mut complete = Some(0);
-            slot.mark_changed();
+            published.mark_changed();
             loop {
                 tokio::select! {
                     changes = report_store.changes() => {
-                        arbiter.say(NAME, ReporterId::Proxy, changes, complete.take(), BootTime::now());
+                        members.report(NAME, ReporterId::Proxy, changes, complete.take(), BootTime::now());
                     }
                     Ok(()) = asks.changed() => {
                         report_store.resend();
                         complete = Some(asks.see());
                     }
-                    Ok(()) = slot.changed() => {
-                        let slot = slot.see();
-                        desired_tx.send_replace(slot.as_ref().map(|slot| Arc::clone(&slot.desired)));
+                    Ok(()) = published.changed() => {
+                        let published = published.see();
+                        desired_tx.send_replace(published.as_ref().map(|published| Arc::clone(&published.desired)));
                     }
                 }
             }
         });
-        let arbiter = Arc::clone(&self.arbiter);
+        let members = Arc::clone(&self.members);
         self.reconcile(desired).await;
         following.abort();
-        arbiter.close(NAME, ReporterId::Proxy, BootTime::now());
+        members.close(NAME, ReporterId::Proxy, BootTime::now());
     }
 
     /// Waits for the first desired state, then reconciles.

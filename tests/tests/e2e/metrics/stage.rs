@@ -11,7 +11,7 @@ use krypton_crds::edge_cluster::Mode;
 use krypton_hub::{
     edgecluster::{FleetChart, credential_expiry::Validity},
     leader::{Leader, LeaderState},
-    members::{Members, Slot},
+    members::member::PublishedState,
     observe::{
         member_metrics::{Acting, FleetView},
         metrics::{SessionMetrics, registry},
@@ -66,16 +66,15 @@ fn report(ready: Truth, error: Option<Truth>) -> TenantReport {
 /// Returns the metrics of a leader or follower. The member edge-1 has applied this version.
 fn hub_of(leads: bool, applied: Version, left: i64) -> String {
     let view = Arc::new(FleetView::default());
-    let members = Arc::new(Members::default());
     let since = BootTime(BootTime::now().0.saturating_sub(Duration::from_secs(1000)));
-    let slot = Slot {
+    let published = PublishedState {
         desired: Arc::new(desired()),
         message: Arc::default(),
         since,
     };
-    let member = members.enter("edge-1", "uid");
-    member.slot.send_replace(Some(slot));
-    view.facts.set("edge-1", |facts| {
+    let member = view.members.enter("edge-1", "uid");
+    member.published.send_replace(Some(published));
+    view.members.observe("edge-1", |facts| {
         facts.mode = Mode::Agent;
         facts.connected = State::new(Truth::True, reason::CONNECTED, "");
         facts.applied = Some((applied, String::new()));
@@ -90,12 +89,12 @@ fn hub_of(leads: bool, applied: Version, left: i64) -> String {
         ("lost-2", Mode::Proxy),
         ("lost-3", Mode::Agent),
     ] {
-        view.facts.set(name, |facts| {
+        view.members.observe(name, |facts| {
             facts.mode = mode;
             facts.connected = State::new(Truth::False, reason::UNREACHABLE, "");
         });
     }
-    view.facts.set("asleep", |facts| {
+    view.members.observe("asleep", |facts| {
         facts.healthy = State::new(Truth::Unknown, reason::SUSPENDED, "");
     });
     let key = |name: &str| TenantKey {
@@ -123,7 +122,6 @@ fn hub_of(leads: bool, applied: Version, left: i64) -> String {
     view.acts(Acting {
         lead,
         given: watch::channel(given).1,
-        members,
         allow_chart_skip: false,
     });
     let sessions = SessionMetrics::default();

@@ -1,0 +1,210 @@
+//! Derives the state of a member from the report of its selected reporter. Performs no I/O.
+
+use krypton_crds::edge_cluster::Mode;
+use krypton_types::conditions::{State, Truth, reason};
+use krypton_types::desired::Version;
+use krypton_types::member::MemberReport;
+
+use crate::members::arbiter::{AGENT_HOLDER, Presence, ReporterId};
+use crate::members::observation::MemberObservation;
+use crate::tenants::Hearing;
+
+/// State of a member, derived from its reports. What is `None` stays as it was.
+#[derive(Debug)]
+pub(super) struct MemberHealth {
+    pub(super) mode: Mode,
+    pub(super) connected: Option<State>,
+    pub(super) healthy: Option<State>,
+    pub(super) holder: Option<Option<String>>,
+    pub(super) applied: Option<(Version, String)>,
+    /// The later epoch that the member has on record.
+    pub(super) ahead: Option<u64>,
+    pub(super) hearing: Option<Hearing>,
+}
+
+impl MemberHealth {
+    /// Changes nothing but the mode.
+    fn unchanged(mode: Mode) -> Self {
+        Self {
+            mode,
+            connected: None,
+            healthy: None,
+            holder: None,
+            applied: None,
+            ahead: None,
+            hearing: None,
+        }
+    }
+
+    pub(super) fn put(&self, observation: &mut MemberObservation) {
+        observation.mode = self.mode;
+        if let Some(connected) = &self.connected {
+            observation.connected.clone_from(connected);
+        }
+        if let Some(healthy) = &self.healthy {
+            observation.healthy.clone_from(healthy);
+        }
+        if let Some(holder) = &self.holder {
+            observation.holder.clone_from(holder);
+        }
+        if self.applied.is_some() {
+            observation.applied.clone_from(&self.applied);
+        }
+    }
+}
+
+/// The selected reporter of a member.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Selected<'a> {
+    pub(super) id: ReporterId,
+    pub(super) report: Option<&'a MemberReport>,
+    /// Its full report has arrived.
+    pub(super) complete: bool,
+}
+
+/// Derives the state from the selected reporter, or from the hub's own connection.
+pub(super) fn health(
+    selected: Option<Selected<'_>>,
+    link: Option<&State>,
+    held_back: Option<&(&'static str, String)>,
+    presence: Presence,
+    silent: bool,
+) -> MemberHealth {
+    let mut health = match selected {
+        Some(Selected {
+            id,
+            report: Some(report),
+            complete,
+        }) => reported(id, report, complete),
+        Some(Selected { id, .. }) => {
+            let agent = id != ReporterId::Proxy;
+            let mode = if agent { Mode::Agent } else { Mode::Proxy };
+            MemberHealth {
+                connected: agent.then(|| State::new(Truth::True, reason::CONNECTED, "")),
+                healthy: Some(State::new(Truth::Unknown, reason::STARTING, "")),
+                ..MemberHealth::unchanged(mode)
+            }
+        }
+        None => unreported(link, presence, silent),
+    };
+    if let Some((why, message)) = held_back {
+        health.mode = Mode::None;
+        // A suspended member is not unhealthy.
+        let truth = match *why {
+            reason::SUSPENDED => Truth::Unknown,
+            _ => Truth::False,
+        };
+        health.healthy = Some(State::new(truth, *why, message.clone()));
+        health.hearing =
+            (*why != reason::CONNECTING).then(|| Hearing::Silent(format!("{why}: {message}")));
+    }
+    health
+}
+
+pub(super) fn reported(id: ReporterId, report: &MemberReport, complete: bool) -> MemberHealth {
+    let problem = report.problem.clone().unwrap_or_default();
+    let agent = id != ReporterId::Proxy;
+    let connected = if report.connected {
+        State::new(Truth::True, reason::CONNECTED, "")
+    } else if agent {
+        let message =
+            format!("the agent is connected, its apiserver does not answer it: {problem}");
+        State::new(Truth::False, reason::UNREACHABLE, message)
+    } else {
+        State::new(Truth::False, reason::UNREACHABLE, problem.clone())
+    };
+    let held_by_agent = report
+        .holder
+        .as_ref()
+        .map(|holder| holder.starts_with(AGENT_HOLDER));
+    // Until the full report is complete, a missing Tenant means nothing.
+    let hearing = match (report.connected, report.synced && complete) {
+        (true, true) => Some(Hearing::Full),
+        (true, false) => None,
+        (false, _) => {
+            let why = format!("the cluster does not answer: {problem}");
+            Some(Hearing::Silent(why))
+        }
+    };
+    MemberHealth {
+        mode: if held_by_agent.unwrap_or(agent) {
+            Mode::Agent
+        } else {
+            Mode::Proxy
+        },
+        connected: Some(connected),
+        healthy: Some(healthy(agent, report)),
+        holder: Some(report.holder.clone()),
+        applied: report.applied.clone(),
+        // Only the Lease holder has a record on the member to compare with.
+        ahead: report
+            .ahead
+            .filter(|_| report.writing)
+            .map(|version| version.epoch),
+        hearing,
+    }
+}
+
+fn healthy(agent: bool, report: &MemberReport) -> State {
+    let problem = report.problem.clone().unwrap_or_default();
+    if report.ahead.is_some() {
+        let message = "the member has seen a later desired state; the hub takes a new epoch";
+        return State::new(Truth::False, reason::STALE, message);
+    }
+    if let Some(other) = report.holder.as_ref().filter(|_| !report.writing) {
+        let who = if agent {
+            "the connected agent"
+        } else {
+            "this hub"
+        };
+        let message = format!("{other} holds the Lease; {who} observes");
+        return State::new(Truth::True, reason::OBSERVING, message);
+    }
+    if !report.connected {
+        return State::new(Truth::Unknown, reason::UNREACHABLE, problem);
+    }
+    if let Some(why) = &report.not_restored {
+        return State::new(Truth::False, reason::NOT_RESTORED, why.clone());
+    }
+    if !(report.synced && report.writing && report.applied.is_some()) {
+        return State::new(Truth::Unknown, reason::STARTING, problem);
+    }
+    if problem.is_empty() {
+        return State::new(Truth::True, reason::RECONCILING, "");
+    }
+    let message = format!("the newest desired state is not on record: {problem}");
+    State::new(Truth::False, reason::STALE, message)
+}
+
+/// Derives the state of a member without a reporter from the hub's own connection, if there is one.
+fn unreported(link: Option<&State>, presence: Presence, silent: bool) -> MemberHealth {
+    match (link, presence) {
+        // The agent may reconnect soon, so its last status stays for a while.
+        (_, Presence::Away(_) | Presence::Ready) if !silent => MemberHealth::unchanged(Mode::Agent),
+        (None, Presence::Away(_) | Presence::Ready) => {
+            let message = "the agent is not connected; it goes on with the last desired state it has. Look at its log and at the way from there to the hub";
+            MemberHealth {
+                connected: Some(State::new(Truth::False, reason::AGENT_AWAY, message)),
+                healthy: Some(State::new(Truth::Unknown, reason::AGENT_AWAY, message)),
+                holder: Some(None),
+                hearing: Some(Hearing::Silent(message.to_owned())),
+                ..MemberHealth::unchanged(Mode::Agent)
+            }
+        }
+        (Some(link), _) if link.truth == Truth::False => MemberHealth {
+            connected: Some(link.clone()),
+            healthy: Some(State::new(
+                Truth::Unknown,
+                link.reason.clone(),
+                link.message.clone(),
+            )),
+            holder: Some(None),
+            hearing: Some(Hearing::Silent(link.message.clone())),
+            ..MemberHealth::unchanged(Mode::None)
+        },
+        (link, _) => MemberHealth {
+            connected: link.cloned(),
+            ..MemberHealth::unchanged(Mode::None)
+        },
+    }
+}
