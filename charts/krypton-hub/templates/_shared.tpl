@@ -229,7 +229,7 @@ metadata:
   labels:
     {{- include "krypton.labels" . | nindent 4 }}
 rules:
-  # helm acts as this account (--helm-service-account).
+  # Run Helm as this account (--helm-service-account).
   - {apiGroups: [""], resources: [serviceaccounts], resourceNames: [{{ quote $name }}], verbs: [impersonate]}
 ---
 {{ include "krypton.binding" (dict "root" . "kind" "Role" "name" $role "namespace" $namespace) }}
@@ -237,41 +237,40 @@ rules:
 {{- end }}
 
 {{/*
-What the reconciler of a cluster needs there, whoever runs it: the agent, or the hub on home.
-Cluster-wide, because Tenants and their workspaces may be in any namespace, and because the watches
-choose by label, which RBAC cannot.
+Rights of the reconciler on its cluster, in the agent and in the hub on home. They are cluster-wide,
+because Tenants and their workspaces may be in any namespace, and because RBAC cannot restrict a watch
+to a label.
 */}}
 {{- define "krypton.reconcilerRules" -}}
-# The CRD is followed by its name, made when missing, brought up to date. It is made by a server-side
-# apply, whose create is asked for by name, so that this is no right to make others.
+# Watch, create and update the CRD. Server-side apply checks `create` for the name, so this grants no other CRD.
 - {apiGroups: [apiextensions.k8s.io], resources: [customresourcedefinitions], resourceNames: [tenants.mesh.openkcm.io], verbs: [get, list, watch, create, patch, update]}
-# Followed; read again before anything is uninstalled.
+# Watch Tenants, and read a Tenant again before its release is uninstalled.
 - {apiGroups: [mesh.openkcm.io], resources: [tenants], verbs: [get, list, watch]}
-# Finalizer and annotations.
+# Set the finalizer and annotations.
 - {apiGroups: [mesh.openkcm.io], resources: [tenants], verbs: [patch]}
-# Put back when their CRD had been deleted; and deleted again, if they had been before it.
+# Restore Tenants after their CRD was deleted, unless a Tenant was deleted before its CRD.
 - {apiGroups: [mesh.openkcm.io], resources: [tenants], verbs: [create, delete]}
-# Those that home places here are made by the create above, kept as home has them, and deleted by the delete.
+# Update Tenants that home places here. The rights above create and delete them.
 - {apiGroups: [mesh.openkcm.io], resources: [tenants], verbs: [update]}
-# How they stand.
+# Write the status.
 - {apiGroups: [mesh.openkcm.io], resources: [tenants/status], verbs: [patch]}
-# Workspaces are followed; the UID of kube-system says which cluster this is.
+# Watch workspaces. The UID of kube-system identifies the cluster.
 - {apiGroups: [""], resources: [namespaces], verbs: [get, list, watch]}
-# Workspaces and krypton-system are made when missing; a workspace that Krypton has made goes with its
-# last Tenant. Their names are the Tenants'.
+# Create workspaces and krypton-system. Delete a workspace that Krypton created with its last Tenant. Their names
+# depend on the Tenants.
 - {apiGroups: [""], resources: [namespaces], verbs: [create, delete]}
-# Those that Krypton has made keep the labels and annotations that the fleet gives them.
+# Set the fleet's labels and annotations on workspaces that Krypton created.
 - {apiGroups: [""], resources: [namespaces], verbs: [patch]}
-# Helm's release Secrets, in the workspaces: followed without their content, the newest one read.
+# Watch the metadata of Helm's release Secrets, and read the newest Secret.
 - {apiGroups: [""], resources: [secrets], verbs: [get, list, watch]}
-# A release that a killed helm has left locked is unlocked.
+# Unlock a release that a killed Helm process left locked.
 - {apiGroups: [""], resources: [secrets], verbs: [update]}
-# Whether what a release has installed is ready.
+# Check the workloads of a release.
 - {apiGroups: [apps], resources: [deployments, statefulsets, daemonsets], verbs: [list, watch]}
-# Told on the Tenant, in its namespace.
+# Record events on Tenants.
 - {apiGroups: [""], resources: [events], verbs: [create]}
 {{- if .Values.tenantServiceAccounts.impersonate }}
-# Helm acts as the service account of a Tenant's namespace (spec.serviceAccountName, --default-service-account).
+# Run Helm as a service account of a Tenant's namespace (spec.serviceAccountName, --default-service-account).
 - apiGroups: [""]
   resources: [serviceaccounts]
   {{- with .Values.tenantServiceAccounts.names }}
@@ -281,13 +280,13 @@ choose by label, which RBAC cannot.
 {{- end }}
 {{- end }}
 
-{{/* What the reconciler keeps in krypton-system. A create by name is not to be had in RBAC. */}}
+{{/* Rights of the reconciler in krypton-system. RBAC cannot restrict `create` to a name. */}}
 {{- define "krypton.systemRules" -}}
-# Who writes on this cluster.
+# The Lease of the writer on this cluster.
 - {apiGroups: [coordination.k8s.io], resources: [leases], resourceNames: [krypton-agent], verbs: [get, update]}
 - {apiGroups: [coordination.k8s.io], resources: [leases], verbs: [create]}
-# The desired state, a Secret for each Tenant to restore after the deletion of its CRD, and a record of each release.
-# Their names depend on Tenant and release.
+# Secrets with the desired state, with the backup of each Tenant, and with the record of each release. Their names
+# depend on Tenant and release.
 - {apiGroups: [""], resources: [secrets], verbs: [create, get, update, delete]}
 # The anchor, which owns the desired state.
 - {apiGroups: [""], resources: [configmaps], resourceNames: [krypton-root-owner], verbs: [get, update]}
