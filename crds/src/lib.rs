@@ -18,7 +18,7 @@ use crate::{edge_cluster::EdgeCluster, krypton_deployment::KryptonDeployment, te
 
 /// Rises with every change of a schema. A CRD on a cluster with this number or a higher one is left
 /// alone, so that two versions of Krypton on one cluster do not take turns.
-pub const SCHEMA_VERSION: u32 = 11;
+pub const SCHEMA_VERSION: u32 = 12;
 
 /// The annotation of a CRD that holds its `SCHEMA_VERSION`.
 pub const SCHEMA_VERSION_ANNOTATION: &str = "mesh.openkcm.io/schema-version";

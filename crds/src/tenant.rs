@@ -134,27 +134,27 @@ pub struct TenantStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "condition_list::schema")]
     pub conditions: Vec<Condition>,
-    /// What clusters do next by themselves, of those where something has failed or is waited for.
+    /// The next automatic step of each cluster after a failure or while it waits.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["cluster"]))]
-    pub next: Vec<NextStep>,
-    /// Where home has placed it. Kept by the hub: put there before anything is ordered, and not changed after.
+    pub next_steps: Vec<NextStep>,
+    /// The cluster that the hub placed the Tenant on. The hub records it before it orders anything, and never
+    /// changes it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub place: Option<TenantPlace>,
+    pub placement: Option<TenantPlacement>,
     /// The epoch of the hub that has written this last on home, as far as it has changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hub_epoch: Option<u64>,
 }
 
-/// What a cluster does next, unless something changes before.
+/// The next step of a cluster, unless something changes before.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NextStep {
     pub cluster: String,
-    /// `Retry`: what has failed is tried again. `Unlock`: the release is taken over from whoever holds it. `GivenUp`:
-    /// nothing, until chart, values or Tenant change or a person asks for it. `Wait`: so long workloads have to become
-    /// ready.
-    pub what: String,
+    /// `Retry`: the failed action is retried. `Unlock`: the release is unlocked. `GivenUp`: nothing happens until
+    /// chart, values or Tenant change, or you request a retry. `Wait`: the workloads have until then to become ready.
+    pub action: String,
     /// By the cluster's clock.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at: Option<Time>,
@@ -166,7 +166,7 @@ pub struct NextStep {
 /// The cluster that a Tenant of home is placed on.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct TenantPlace {
+pub struct TenantPlacement {
     /// The member, by the name that it had then.
     pub cluster: String,
     /// By which the cluster is known, whichever member it is.

@@ -318,9 +318,9 @@ fn hello(protocol: u32, version: &str) -> Hello {
 
 impl Home {
     /// Returns the number of messages of a kind.
-    fn count(&self, of: &'static str, kind: &'static str) -> u64 {
+    fn count(&self, sender: &'static str, kind: &'static str) -> u64 {
         let messages = &self.metrics.messages;
-        messages.get_or_create(&Message { of, kind }).get()
+        messages.get_or_create(&Message { sender, kind }).get()
     }
 }
 
@@ -577,7 +577,7 @@ async fn stale_or_unknown_member_is_refused_with_remedy() {
 }
 
 #[tokio::test]
-async fn new_enrolment_retries_until_edge_cluster_is_seen() {
+async fn new_enrollment_retries_until_edge_cluster_is_seen() {
     let mut home = Home::new().with_members(&names(1));
     let port = home.listen(None).await;
     let cases = [
@@ -1038,7 +1038,7 @@ async fn flooding_agent_is_throttled_without_loss_or_disruption() {
         say.send(AgentMessage { kind: Some(last) }).await.unwrap();
     });
     // The throttled agent still receives changes, and other agents' reports arrive.
-    until(|| home.metrics.slowed.get() > 0).await;
+    until(|| home.metrics.throttled.get() > 0).await;
     home.give(&members, "1.0.1");
     other.has("1.0.1").await;
     let Say::Desired(_) = loud.hear().await.unwrap() else {
@@ -1088,7 +1088,7 @@ async fn flooding_agent_disconnect_is_detected_despite_backlog() {
         }
     });
     // The queue of unread messages is full.
-    until(|| home.metrics.slowed.get() > 0 && loud.say.capacity() == 0).await;
+    until(|| home.metrics.throttled.get() > 0 && loud.say.capacity() == 0).await;
     let heard = home.count("agent", "report");
     flooding.abort();
     drop(loud);
@@ -1196,7 +1196,7 @@ async fn two_hundred_agents_at_once_are_all_served() {
     }
     assert_eq!(home.metrics.sessions.get(), 200);
     // They share one address, as behind a NAT. Concurrent handshakes stay within its share.
-    let most = home.metrics.door.handshakes_most.get();
+    let most = home.metrics.door.handshakes_max.get();
     assert!((1..=64).contains(&most), "{most}");
     println!("most handshakes at a time: {most}");
     for agent in agents {

@@ -448,15 +448,15 @@ impl ChartCache {
     /// Records the outcome of a fetch in the metrics and in a span.
     async fn counted(
         &self,
-        from: &'static str,
+        source: &'static str,
         chart: &ChartRef,
         fetch: impl Future<Output = Result<Fetched, ChartError>>,
     ) -> Result<Fetched, ChartError> {
-        let span = tracing::error_span!("chart", %chart, from, outcome = Empty);
+        let span = tracing::error_span!("chart", %chart, source, outcome = Empty);
         let since = BootTime::now();
         let fetched = fetch.instrument(span.clone()).await;
         let took = BootTime::now().since(since);
-        let outcome = self.metrics.fetched(from, took, fetched.as_ref().err());
+        let outcome = self.metrics.fetched(source, took, fetched.as_ref().err());
         span.record("outcome", outcome);
         fetched
     }

@@ -31,7 +31,7 @@ pub struct HelmNow {
 #[serde(rename_all = "camelCase")]
 struct WaitingNow {
     member: String,
-    urgency: &'static str,
+    priority: &'static str,
     for_seconds: u64,
 }
 
@@ -75,9 +75,9 @@ impl HelmNow {
             per_member: load.per_member,
             running: load.running,
             waiting: waiting
-                .map(|(member, urgency, since)| WaitingNow {
+                .map(|(member, priority, since)| WaitingNow {
                     member,
-                    urgency: urgency.name(),
+                    priority: priority.name(),
                     for_seconds: now.since(since).as_secs(),
                 })
                 .collect(),

@@ -157,8 +157,8 @@ impl ActionError {
     pub(super) fn outcome(&self) -> &'static str {
         match self {
             Self::Failed { .. } => "failed",
-            Self::Conflict => "stale",
-            Self::Transient(_) | Self::Refused(_) => "passing",
+            Self::Conflict => "conflict",
+            Self::Transient(_) | Self::Refused(_) => "transient",
         }
     }
 }

@@ -204,7 +204,7 @@ impl Reconciler {
             let result = performer.place(&order, step).await;
             let outcome = match &result {
                 Ok(_) => "ok",
-                Err(Fault::Stale) => "stale",
+                Err(Fault::Stale) => "conflict",
                 Err(Fault::Shown(_)) => "failed",
             };
             Span::current().record("outcome", outcome);

@@ -82,7 +82,7 @@ impl Reconciler {
     /// Returns the number of waiting owners: for complete lists, for a turn, and for Helm with high and low priority.
     pub(super) fn waiting(&self) -> [usize; 4] {
         let [urgent, runs] =
-            [Priority::High, Priority::Low].map(|urgency| self.helm.waiting(urgency));
+            [Priority::High, Priority::Low].map(|priority| self.helm.waiting(priority));
         [self.queue.ready(), self.calls.ready(), urgent, runs]
     }
 
@@ -410,7 +410,7 @@ fn need(action: &Action, view: &View<'_>, needs_slot: bool) -> Option<Need> {
     (runs_helm(action) || (needs_slot && reads)).then(|| Need {
         action: action.clone(),
         chart,
-        urgency: action.urgency(view.memory.failure.is_some()),
+        priority: action.priority(view.memory.failure.is_some()),
         generation: view.owner.generation(),
     })
 }
@@ -435,7 +435,7 @@ fn same_but_for_time(
     let timeless = |status: &krypton_crds::tenant::TenantStatus| {
         let mut status = status.clone();
         // A CRD of an earlier schema drops the next steps, so only the memory of the last write counts.
-        status.next.clear();
+        status.next_steps.clear();
         for condition in &mut status.conditions {
             condition.last_transition_time.0 = Timestamp::UNIX_EPOCH;
         }

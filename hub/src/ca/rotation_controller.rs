@@ -205,7 +205,7 @@ impl Rotation {
             uid: member.uid.clone(),
             reason: "LockedOut",
             message: format!(
-                "the hub's CA was rotated without it, as a person has asked: {member}; run 'kubectl krypton join {name}' and enrol its agent again"
+                "the hub's CA was rotated without it, as a person has asked: {member}; run 'kubectl krypton join {name}' and enroll its agent again"
             ),
         });
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use krypton_crds::edge_cluster::EdgeCluster;
-use krypton_crds::krypton_deployment::{KryptonDeployment, Place};
+use krypton_crds::krypton_deployment::{KryptonDeployment, Placement};
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::newest::NewestSeen as _;
 use krypton_runtime::tasks::KeyedTasks;
@@ -43,7 +43,7 @@ use crate::tenants::Reports;
 
 /// Pause after a failed read or a write conflict, with 50 % jitter.
 const AFTER_FAILURE: Duration = Duration::from_secs(3);
-/// Retry interval for checking whether home's CRD retains `status.places`.
+/// Retry interval for checking whether home's CRD retains `status.placements`.
 const TRY_AGAIN: Duration = Duration::from_secs(20);
 const FORGETS: &str = "home's CRD of KryptonDeployments does not keep where one is deployed: it is older than this hub, and until it is brought up to date none is written or ordered anew";
 /// Minimum interval between two decisions on all objects.
@@ -128,7 +128,7 @@ struct DeploymentStore {
     refused: u32,
     clusters: target::Clusters,
     of_clusters: Known,
-    /// Home's CRD drops `status.places`. The hub decides nothing until this time.
+    /// Home's CRD drops `status.placements`. The hub decides nothing until this time.
     forgets: Option<BootTime>,
 }
 
@@ -179,7 +179,7 @@ pub async fn run(keep: Controller, mut lead: Leader, stop: CancellationToken) {
             look = true;
         }
         if store.forgets.is_some_and(|until| until <= now) {
-            // Objects read before this may lack their stored places.
+            // Objects read before this may lack their stored placements.
             objects.restart();
             (store.forgets, store.synced, store.refused) = (None, false, 0);
         }
@@ -428,8 +428,8 @@ impl DeploymentStore {
             Aimed::Profile { .. } => None,
         };
         let aim = target::aim(&aimed, &object.spec.region.name, &key.namespace, sight);
-        let site = |place: Place| {
-            let member = target::acting(&place.cluster_uid, &place.cluster, &self.clusters);
+        let site = |placement: Placement| {
+            let member = target::acting(&placement.cluster_uid, &placement.cluster, &self.clusters);
             let at = member.and_then(|name| {
                 let cluster = self.clusters.get(&name)?.clone();
                 Some(At {
@@ -446,7 +446,7 @@ impl DeploymentStore {
                 })
             });
             Site {
-                place,
+                placement,
                 at: at.unwrap_or_default(),
             }
         };
@@ -454,7 +454,7 @@ impl DeploymentStore {
             object,
             sites: recorded(object).iter().cloned().map(site).collect(),
             aim: aim.map(|(cluster, cluster_uid)| {
-                site(Place {
+                site(Placement {
                     cluster,
                     cluster_uid,
                     key: key_named,
@@ -496,9 +496,9 @@ impl DeploymentStore {
             }
         };
         for (key, slot) in by_age {
-            for place in recorded(&slot.object) {
-                let source = self.clusters.get(&place.cluster);
-                let same = |it: &&Cluster| it.cluster_uid.as_ref() == Some(&place.cluster_uid);
+            for placement in recorded(&slot.object) {
+                let source = self.clusters.get(&placement.cluster);
+                let same = |it: &&Cluster| it.cluster_uid.as_ref() == Some(&placement.cluster_uid);
                 let source = source
                     .filter(same)
                     .and_then(|cluster| cluster.source.as_ref());
@@ -510,7 +510,7 @@ impl DeploymentStore {
                         namespace,
                         name: secret,
                     };
-                    name(secret, place.key.clone(), true);
+                    name(secret, placement.key.clone(), true);
                 }
             }
             if let Aimed::Secret {
@@ -760,17 +760,17 @@ fn tell(object: &KryptonDeployment, news: Vec<News>, notices: &EventRecorder) {
     }
 }
 
-/// Returns the span of a read or write, with the cluster of the latest place.
+/// Returns the span of a read or write, with the cluster of the latest placement.
 fn span(key: &DeploymentKey, object: &KryptonDeployment) -> Span {
-    let member = recorded(object).last().map(|place| &*place.cluster);
+    let member = recorded(object).last().map(|placement| &*placement.cluster);
     let generation = object.metadata.generation;
     tracing::error_span!("home", deployment = %key, member, generation, outcome = Empty)
 }
 
-fn recorded(object: &KryptonDeployment) -> &[Place] {
+fn recorded(object: &KryptonDeployment) -> &[Placement] {
     let status = object.status.as_ref();
     status
-        .and_then(|status| status.places.as_deref())
+        .and_then(|status| status.placements.as_deref())
         .unwrap_or_default()
 }
 

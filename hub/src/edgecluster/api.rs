@@ -328,27 +328,27 @@ mod tests {
     #[test]
     fn status_patch_clears_absent_fields() {
         let recorded: EdgeClusterStatus = serde_json::from_value(json!({
-            "holder": "agent-1",
+            "leaseHolder": "agent-1",
             "kubernetesVersion": "v1",
-            "roots": {"trusted": ["a"], "issuer": "a"},
-            "summarised": {"tenants": [], "omitted": 1},
+            "trustedRoots": {"trusted": ["a"], "issuer": "a"},
+            "tenantSummaries": {"tenants": [], "omitted": 1},
         }))
         .unwrap();
         let next: EdgeClusterStatus = serde_json::from_value(json!({
             "kubernetesVersion": "v2",
-            "roots": {"issuer": "b"},
+            "trustedRoots": {"issuer": "b"},
         }))
         .unwrap();
         let expected = json!({
-            "holder": null,
+            "leaseHolder": null,
             "kubernetesVersion": "v2",
-            "roots": {"trusted": null, "issuer": "b"},
-            "summarised": null,
+            "trustedRoots": {"trusted": null, "issuer": "b"},
+            "tenantSummaries": null,
         });
         assert_eq!(status_patch(Some(&recorded), &next), expected);
         assert_eq!(
             status_patch(None, &next),
-            json!({"kubernetesVersion": "v2", "roots": {"issuer": "b"}})
+            json!({"kubernetesVersion": "v2", "trustedRoots": {"issuer": "b"}})
         );
     }
 

@@ -98,7 +98,7 @@ impl Credential {
                 Truth::False,
                 reason::EXPIRED,
                 format!(
-                    "the agent's certificate expired at {end}; run 'kubectl krypton join {member}' and enrol the agent again. Until then it goes on with the last desired state it has"
+                    "the agent's certificate expired at {end}; run 'kubectl krypton join {member}' and enroll the agent again. Until then it goes on with the last desired state it has"
                 ),
             ),
             (Self::Access, Standing::Soon) => State::new(

@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn new_enrolment_voids_all_older_keys() {
+    fn new_enrollment_voids_all_older_keys() {
         let keys = enrolled(None, key("a", 0));
         let keys = renewed(Some(&keys), key("a", 0), key("thief", 10), at(10)).unwrap();
         let anew = enrolled(Some(&keys), key("b", 60));
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn concurrent_key_use_is_shown_until_next_enrolment() {
+    fn concurrent_key_use_is_shown_until_next_enrollment() {
         let mut shown = Vec::new();
         let keys = enrolled(None, key("a", 0));
         let status = |shown: &[Condition]| shown.first().map(|it| it.status.clone());

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use krypton_crds::edge_cluster::{
-    AgentKey, AgentRoots, Applied, EdgeClusterStatus, Mode, SummarisedTenants, TenantCounts,
+    AgentKey, AgentRoots, Applied, EdgeClusterStatus, Mode, TenantCounts, TenantSummaries,
 };
 use krypton_types::conditions::{self, State, Truth, reason};
 use krypton_types::desired::Version;
@@ -172,7 +172,7 @@ pub fn status(
     before: Option<&EdgeClusterStatus>,
     facts: &MemberObservation,
     counts: Counts,
-    summarised: Option<SummarisedTenants>,
+    summarised: Option<TenantSummaries>,
     generation: i64,
     now: Timestamp,
 ) -> EdgeClusterStatus {
@@ -183,7 +183,7 @@ pub fn status(
     let stands = nothing && !facts.unheard && next.mode.is_some();
     if !stands {
         next.mode = Some(facts.mode);
-        next.holder.clone_from(&facts.holder);
+        next.lease_holder.clone_from(&facts.holder);
     }
     for (type_, state) in [
         ("Connected", &facts.connected),
@@ -233,7 +233,7 @@ pub fn status(
         next.certificate_expiry = Some(whole_seconds(certificate.not_after));
     }
     if facts.roots.is_some() {
-        next.roots.clone_from(&facts.roots);
+        next.trusted_roots.clone_from(&facts.roots);
     }
     if let Some(key) = facts.agent_key.as_ref().filter(|_| facts.certificate_said) {
         agent_keys::seen(&mut next.agent_keys, key, now);
@@ -253,8 +253,8 @@ pub fn status(
             error: counts.error,
         });
         if let Some(listed) = summarised {
-            let any = listed != SummarisedTenants::default();
-            next.summarised = any.then_some(listed);
+            let any = listed != TenantSummaries::default();
+            next.tenant_summaries = any.then_some(listed);
         }
         let due = next
             .last_seen
@@ -427,7 +427,7 @@ mod tests {
         ] {
             let next = of(Some(&first), &facts);
             assert_eq!(
-                (next.mode, next.holder.is_some()),
+                (next.mode, next.lease_holder.is_some()),
                 (Some(mode), holder),
                 "{facts:?}"
             );

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use krypton_crds::edge_cluster::SummarisedTenants;
+use krypton_crds::edge_cluster::TenantSummaries;
 use krypton_runtime::clock::BootTime;
 use krypton_types::allowed_namespaces::Allowed;
 use krypton_types::conditions::{self, ClusterState, State, reason};
@@ -518,7 +518,7 @@ impl Reports {
 
     /// Lists the member's state in Tenants whose status is a summary. Returns `None` until these Tenants and
     /// the member's full report are known.
-    pub fn listing(&self, member: &str, allow_chart_skip: bool) -> Option<SummarisedTenants> {
+    pub fn listing(&self, member: &str, allow_chart_skip: bool) -> Option<TenantSummaries> {
         let state = self.lock();
         let summarised = state.summarised.as_ref()?;
         let reports = state.members.get(member).filter(|found| found.whole)?;

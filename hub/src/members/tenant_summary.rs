@@ -1,7 +1,7 @@
 //! Summarizes the state of one member's Tenants that are on too many members for a list in their own status.
 //! Performs no I/O and bounds the size.
 
-use krypton_crds::edge_cluster::{SummarisedTenant, SummarisedTenants};
+use krypton_crds::edge_cluster::{TenantSummaries, TenantSummary};
 use krypton_types::conditions::{ClusterState, Standing};
 use krypton_types::tenant::TenantKey;
 
@@ -16,12 +16,12 @@ pub(crate) const REASON_MAX: usize = 128;
 pub(super) fn listing<'a>(
     reported: impl Iterator<Item = (&'a TenantKey, &'a ClusterState)>,
     allow_chart_skip: bool,
-) -> SummarisedTenants {
+) -> TenantSummaries {
     let mut all: Vec<_> = reported
         .map(|(key, state)| (Standing::of(state, allow_chart_skip), key, state))
         .collect();
     all.sort_by_key(|(standing, key, _)| (*standing, *key));
-    let (mut listed, mut taken) = (SummarisedTenants::default(), 0);
+    let (mut listed, mut taken) = (TenantSummaries::default(), 0);
     for (standing, key, state) in all {
         let told = match (&state.error, standing) {
             (Some(error), Standing::Error) => error,
@@ -33,10 +33,10 @@ pub(super) fn listing<'a>(
             listed.omitted += 1;
             continue;
         }
-        listed.tenants.push(SummarisedTenant {
+        listed.tenants.push(TenantSummary {
             namespace: key.namespace.clone(),
             name: key.name.clone(),
-            standing: word(standing).to_owned(),
+            state: word(standing).to_owned(),
             reason,
         });
     }
@@ -88,7 +88,7 @@ mod tests {
             assert!(
                 listed
                     .tenants
-                    .is_sorted_by_key(|tenant| tenant.standing == "Ready")
+                    .is_sorted_by_key(|tenant| tenant.state == "Ready")
             );
             assert_eq!(listed.omitted == 0, count == 3);
         }

@@ -159,7 +159,7 @@ impl FleetView {
         };
         encoder.family(
             "member_connected",
-            "Whether the member's apiserver has answered within 30 s; absent for members that are banned or asleep.",
+            "Whether the member's API server answered within the last 30 s. Absent for banned and suspended members.",
             None,
             rows.iter().filter_map(|row| {
                 let labels = vec![("member", row.name.as_str())];
@@ -168,7 +168,7 @@ impl FleetView {
         )?;
         encoder.family(
             "member_mode",
-            "1, with who acts on the member: agent, proxy (the hub) or none.",
+            "Always 1. The label names the process that reconciles the member: agent, proxy (the hub) or none.",
             None,
             rows.iter().map(|row| {
                 let member = ("member", row.name.as_str());
@@ -178,7 +178,7 @@ impl FleetView {
         let late = self.behind(acting, &rows, BootTime::now());
         encoder.family(
             "member_behind",
-            "For how long the member has not taken up a desired state that it was to take up; 0 when it has the newest.",
+            "How long the member has lagged behind its desired state, or 0 if it acts on the latest one.",
             Some(&Unit::Seconds),
             late.iter().map(|(member, late)| {
                 let seconds = i64::try_from(late.as_secs()).unwrap_or(i64::MAX);
@@ -197,7 +197,7 @@ impl FleetView {
         });
         encoder.family(
             "member_tenants",
-            "Tenants of the member as last reported, by how they stand there.",
+            "Tenants of the member as last reported, by phase.",
             None,
             counts,
         )?;
@@ -213,13 +213,13 @@ impl FleetView {
         };
         encoder.family(
             "agent_certificate_expiry_timestamp",
-            "When the certificate of the member's agent expires, in seconds since 1970.",
+            "Expiry time of the certificate of the member's agent, in seconds since 1970.",
             Some(&Unit::Seconds),
             ends(0),
         )?;
         encoder.family(
             "access_expiry_timestamp",
-            "When the credential of the member's kubeconfig expires, in seconds since 1970.",
+            "Expiry time of the credential in the member's kubeconfig, in seconds since 1970.",
             Some(&Unit::Seconds),
             ends(1),
         )?;
@@ -234,8 +234,8 @@ impl FleetView {
         });
         encoder.family(
             "member_credential_due",
-            "Whether a fifth of the credential's life or less is left: what the EdgeCluster's conditions CertificateCurrent \
-             (agent) and AccessCurrent (access) say.",
+            "Whether at most a fifth of the credential's lifetime is left, as the EdgeCluster's conditions CertificateCurrent \
+             (agent) and AccessCurrent (access) report.",
             None,
             due,
         )
@@ -283,29 +283,21 @@ impl Collector for FleetView {
         for (name, help, value) in [
             (
                 "leader",
-                "Whether this hub is the one that leads: it writes on home.",
+                "Whether this hub is the leader.",
                 i64::from(leading),
             ),
             (
                 "epoch",
-                "Epoch in which this hub has last given desired states; 0 before it has led.",
+                "Epoch in which this hub last published desired states, or 0 before it was the leader.",
                 i64::try_from(epoch).unwrap_or(i64::MAX),
             ),
-            (
-                "members",
-                "Members of the fleet that are known.",
-                number(all),
-            ),
+            ("members", "Known members of the fleet.", number(all)),
             (
                 "members_connected",
-                "Members whose apiserver has answered within 30 s.",
+                "Members whose API server answered within the last 30 s.",
                 number(connected),
             ),
-            (
-                "tasks",
-                "Tasks of the hub that have not ended.",
-                number(tasks),
-            ),
+            ("tasks", "Running tasks of the hub.", number(tasks)),
         ] {
             encoder.gauge(name, help, value)?;
         }
@@ -425,7 +417,7 @@ mod tests {
         });
         stage.sessions.certificate("hub", end(3000));
         stage.sessions.certificate("ca", end(4000));
-        stage.sessions.enrolment(Outcome::Refused);
+        stage.sessions.enrollment(Outcome::Refused);
         let standby = stage.scrape();
         has(&standby, "leader 0");
         has(&standby, "members 3");
@@ -445,7 +437,7 @@ mod tests {
             "member_credential_due{member=\"edge-2\",credential=\"access\"} 0",
             "certificate_expiry_timestamp_seconds{certificate=\"hub\"} 3000",
             "certificate_expiry_timestamp_seconds{certificate=\"ca\"} 4000",
-            "enrolments_total{outcome=\"refused\"} 1",
+            "enrollments_total{outcome=\"refused\"} 1",
         ] {
             has(&leader, line);
         }

@@ -68,7 +68,7 @@ pub(super) fn put(
     });
     let listed_next = members.next.iter();
     let listed_next = listed_next.filter(|(name, _)| listed.contains_key(name.as_str()));
-    status.next = listed_next
+    status.next_steps = listed_next
         .map(|(name, next)| next.in_status(name))
         .collect();
     for (name, state) in &listed {

@@ -194,7 +194,7 @@ fn elsewhere(object: &Value) -> Option<String> {
     let listed = object.pointer("/status/conditions")?.clone();
     let conditions: Vec<_> = serde_json::from_value(listed).ok()?;
     let placed =
-        ["/spec/clusterRef/secretName", "/status/place/cluster"].map(|at| text_at(object, at));
+        ["/spec/clusterRef/secretName", "/status/placement/cluster"].map(|at| text_at(object, at));
     let created_there: Vec<String> = conditions::clusters(&conditions)
         .into_keys()
         .filter(|cluster| cluster != SELF_CLUSTER && !placed.contains(&Some(cluster.clone())))

@@ -86,10 +86,10 @@ metadata: {name: {{ .Values.extra | quote }}}
 "#;
 /// Of an agent's process, which a proxy has not.
 const OF_AGENTS: [&str; 10] = [
-    "enrolment.edge-cluster",
-    "enrolment.enrol",
-    "enrolment.mark",
-    "enrolment.renew",
+    "enrollment.edge-cluster",
+    "enrollment.enroll",
+    "enrollment.mark",
+    "enrollment.renew",
     "hub-chart.fetch",
     "identity.create",
     "identity.keep",

@@ -64,7 +64,7 @@ async fn rebuilt_cluster_is_untouched_until_edge_cluster_replaced(mode: Mode) ->
             log.contains("kubectl krypton join edge-1 --replace"),
             "{log}"
         );
-        let told = desk.told("edge-1", "EnrolmentRefused").await;
+        let told = desk.told("edge-1", "EnrollmentRefused").await;
         assert!(told?.contains("--replace"));
     } else {
         desk.add_member("edge-1", &rebuilt.kubeconfig_with_token())

@@ -282,7 +282,7 @@ impl ActionRunner {
         let seen = self.look_at(&mut look).await;
         let outcome = match &seen {
             Ok(Some(_)) => "ok",
-            Ok(None) => "stale",
+            Ok(None) => "conflict",
             Err(_) => "failed",
         };
         Span::current().record("outcome", outcome);

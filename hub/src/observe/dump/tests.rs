@@ -183,7 +183,7 @@ fn fleet_dump_is_complete_and_hides_secrets() {
             "waiting": { "calls": 0, "lists": 0, "runs": 0, "urgent": 0 },
             "helm": {
                 "inAll": 4, "perMember": 3, "running": { "edge-1": 2 },
-                "waiting": [{ "member": "edge-2", "urgency": "high", "forSeconds": 70 }],
+                "waiting": [{ "member": "edge-2", "priority": "high", "forSeconds": 70 }],
             },
             "members": {
                 "edge-1": {

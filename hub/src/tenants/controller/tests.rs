@@ -194,9 +194,9 @@ fn placement_record_precedes_finalizer_where_crd_keeps_it() {
         else {
             panic!("it is not put on record");
         };
-        assert_eq!(status.place.as_ref().unwrap().cluster_uid, "cluster-1");
+        assert_eq!(status.placement.as_ref().unwrap().cluster_uid, "cluster-1");
         if !keeps {
-            status.place = None;
+            status.placement = None;
         }
         let answer = Written {
             recording: true,
@@ -237,9 +237,9 @@ fn field_unknown_to_old_crd_is_written_once() {
     };
     failing(100);
     let mut status = next(&mut store, &reports, 0).unwrap();
-    assert_eq!(status.next.len(), 1);
+    assert_eq!(status.next_steps.len(), 1);
     // The CRD dropped the field from the write.
-    status.next.clear();
+    status.next_steps.clear();
     let kept = object("1", Some(status.clone()));
     store.take_written(
         key(),

@@ -37,7 +37,7 @@ fn held(mut tenant: Tenant) -> Tenant {
 }
 
 fn on_record_at(mut tenant: Tenant, cluster: &str, uid: &str) -> Tenant {
-    tenant.status.get_or_insert_default().place = Some(TenantPlace {
+    tenant.status.get_or_insert_default().placement = Some(TenantPlacement {
         cluster: cluster.to_owned(),
         cluster_uid: uid.to_owned(),
     });

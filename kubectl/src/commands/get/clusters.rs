@@ -34,7 +34,7 @@ const WIDE_COLUMNS: [Column<EdgeCluster>; 5] = [
         or_dash(seen.map(|seen| age(seen.0, view.now)))
     }),
     ("HOLDER", |it, _| {
-        or_dash(status(it).and_then(|status| status.holder.as_deref()))
+        or_dash(status(it).and_then(|status| status.lease_holder.as_deref()))
     }),
     ("CLUSTER-UID", |it, _| {
         or_dash(status(it).and_then(|status| status.cluster_uid.as_deref()))

@@ -4,7 +4,7 @@
 use std::io::Write;
 
 use k8s_openapi::api::core::v1::Namespace;
-use krypton_crds::tenant::TenantPlace;
+use krypton_crds::tenant::TenantPlacement;
 use krypton_tests::{
     Agent, AgentOptions, Cluster, Mode, Parts, TestResult, by_agent,
     fleet::{FleetClient, PATIENCE},
@@ -41,7 +41,7 @@ async fn placed_tenant_stays_bound_to_recorded_cluster(mode: Mode) -> TestResult
     scene.place(TEAM, "kept").await;
     let made = scene.is_placed(TEAM, "acme").await?;
     let kept = scene.is_placed(TEAM, "kept").await?;
-    let place = TenantPlace {
+    let place = TenantPlacement {
         cluster: EDGE.to_owned(),
         cluster_uid: uid(scene.pair.cluster()).await,
     };
@@ -60,7 +60,7 @@ async fn placed_tenant_stays_bound_to_recorded_cluster(mode: Mode) -> TestResult
     let written = scene.home.shows("acme", &refused).await?;
     assert_eq!(written.finalizers(), [names::PLACED_FINALIZER]);
     assert_eq!(written.annotations()[names::PLACED_ON_ANNOTATION], EDGE);
-    assert_eq!(written.status.unwrap().place, Some(place));
+    assert_eq!(written.status.unwrap().placement, Some(place));
     let same = scene.edges("acme").await.unwrap();
     assert_eq!(same.metadata.uid, made.metadata.uid);
     assert_eq!(same.metadata.generation, made.metadata.generation);
