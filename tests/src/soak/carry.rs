@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use futures::future::try_join_all;
 use krypton_tests::{
     Answer, Fault as OfRepository, Lie, Traffic, answering_proxy::ALL, fleet::FleetClient,
@@ -29,7 +29,6 @@ pub(crate) async fn carry_out(
     ledger: &Ledger,
 ) -> Result<()> {
     let away = fault.away();
-    let person = |edge: Edge| Person::at(stage.site(edge), home, ledger);
     match fault {
         Fault::HubKilled { hub, .. } => {
             let post = stage.hubs.at(*hub)?;
@@ -132,6 +131,14 @@ pub(crate) async fn carry_out(
             rolled_out(stage).await
         }
         Fault::Repository { how, .. } => repository(stage, *how, away).await,
+        _ => Box::pin(by_person(fault, stage, home, ledger)).await,
+    }
+}
+
+/// A fault that a person makes at an API server.
+async fn by_person(fault: &Fault, stage: &Stage, home: &Client, ledger: &Ledger) -> Result<()> {
+    let person = |edge: Edge| Person::at(stage.site(edge), home, ledger);
+    match fault {
         Fault::Crd { edge } => person(*edge).delete_crd().await,
         Fault::Created { tenant, workspace } => {
             person(tenant.edge()).create(*tenant, *workspace).await
@@ -146,7 +153,7 @@ pub(crate) async fn carry_out(
         Fault::Paused { tenant, .. } => {
             let person = person(tenant.edge());
             person.pause(*tenant, true).await?;
-            sleep(away).await;
+            sleep(fault.away()).await;
             person.pause(*tenant, false).await
         }
         Fault::ReleaseDeleted { tenant, all } => {
@@ -168,6 +175,7 @@ pub(crate) async fn carry_out(
             object,
             gone,
         } => person(tenant.edge()).drift(*tenant, *object, *gone).await,
+        _ => bail!("nobody makes {fault:?}"),
     }
 }
 
