@@ -24,7 +24,7 @@ pub const SCHEMA_VERSION: u32 = 12;
 pub const SCHEMA_VERSION_ANNOTATION: &str = "mesh.openkcm.io/schema-version";
 
 /// An annotation for what outlives a release. What a chart has installed and somebody deleted, and what
-/// Krypton then made anew, would go with the chart's next upgrade; with a CRD go all its objects
+/// Krypton then recreated, would go with the chart's next upgrade; with a CRD go all its objects
 /// (<https://helm.sh/docs/howto/charts_tips_and_tricks/#tell-helm-not-to-uninstall-a-resource>).
 pub const HELM_KEEPS: [&str; 2] = ["helm.sh/resource-policy", "keep"];
 

@@ -33,7 +33,7 @@ use crate::{condition_list, free_form, published::published};
     doc = "A tenant, for which Krypton keeps the fleet's Helm chart installed.",
     // The release may be there by then, and would be left behind.
     validation = Rule::new("!has(self.spec) || !has(self.spec.workspace) || self.spec.workspace in ['', self.metadata.name] || (has(oldSelf.spec) && has(oldSelf.spec.workspace) && oldSelf.spec.workspace != '') || !self.metadata.name.matches('^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$')")
-        .message("the workspace was the Tenant's name until now and cannot be changed; delete the Tenant and create it anew"),
+        .message("the workspace was the Tenant's name until now and cannot be changed; delete the Tenant and create it again"),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(name = "Workspace", type_ = "string", json_path = ".spec.workspace"),
     printcolumn(
@@ -61,7 +61,7 @@ use crate::{condition_list, free_form, published::published};
 )]
 #[x_kube(
     validation = Rule::new("!has(oldSelf.workspace) || oldSelf.workspace == '' || has(self.workspace)")
-        .message("workspace cannot be removed once set; delete the Tenant and create it anew")
+        .message("workspace cannot be removed once set; delete the Tenant and create it again")
 )]
 #[schemars(extend("default" = {}))]
 #[serde(rename_all = "camelCase")]
@@ -75,7 +75,7 @@ pub struct TenantSpec {
             .message("workspace must be a legal namespace name: 1 to 63 of a-z, 0-9 and '-', with a letter or digit first and last")
             .optional_old_self(true),
         validation = Rule::new("self == oldSelf || oldSelf == ''")
-            .message("workspace cannot be changed once set; delete the Tenant and create it anew")
+            .message("workspace cannot be changed once set; delete the Tenant and create it again")
     )]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workspace: Option<String>,

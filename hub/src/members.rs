@@ -239,7 +239,7 @@ pub struct Members {
 impl Members {
     /// Starts a leader term. [`Self::get`] finds no member until the EdgeClusters are [listed](Self::listed_in)
     /// in it.
-    pub fn anew(&self, since: BootTime) {
+    pub fn reset_for_term(&self, since: BootTime) {
         self.lock().awaited = Some(since);
     }
 
@@ -305,7 +305,7 @@ impl Members {
             Some(found) => {
                 refuse(
                     found,
-                    "its EdgeCluster was made anew; run 'kubectl krypton join' again",
+                    "its EdgeCluster was recreated; run 'kubectl krypton join' again",
                 );
                 Arc::clone(&found.slot)
             }
@@ -727,11 +727,11 @@ mod tests {
     }
 
     #[test]
-    fn members_are_unknown_until_tenure_lists_edge_clusters() {
+    fn members_are_unknown_until_term_lists_edge_clusters() {
         let members = Members::default();
         members.enter("a", "u");
         let [first, second] = [1, 2].map(|since| BootTime(Duration::from_secs(since)));
-        members.anew(second);
+        members.reset_for_term(second);
         for of in [None, Some(first)] {
             members.keep(|name| name == "a", |_| false);
             members.listed_in(of);

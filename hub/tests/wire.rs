@@ -876,12 +876,12 @@ async fn a_banned_member_is_cut_off_at_once() {
 
 #[tokio::test]
 async fn deleted_or_recreated_edge_cluster_disconnects_member() {
-    for anew in [false, true] {
+    for again in [false, true] {
         let home = Home::new().with_members(&names(1));
         let port = home.listen(None).await;
         let mut agent = Agent::start(home.dialer(port.address, "edge-0"), "a", "c");
         agent.has("1.0.0").await;
-        if anew {
+        if again {
             home.members.enter("edge-0", "another-uid");
         } else {
             home.members.keep(|_| false, |_| false);

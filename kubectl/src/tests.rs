@@ -757,8 +757,9 @@ fn digest(of: &str) -> String {
 }
 
 fn stands(phase: &str) -> (u16, Value) {
-    let standing = json!({"phase": phase, "root": digest("new"), "since": "2026-01-02T03:00:05Z"});
-    authority(json!({"mesh.openkcm.io/ca-rotation": standing.to_string()}))
+    let rotation_state =
+        json!({"phase": phase, "root": digest("new"), "since": "2026-01-02T03:00:05Z"});
+    authority(json!({"mesh.openkcm.io/ca-rotation": rotation_state.to_string()}))
 }
 
 /// edge-1 and edge-4 are finished, edge-2 is disconnected, and edge-3 is too old to report its roots.

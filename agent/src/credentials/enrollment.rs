@@ -42,17 +42,17 @@ const ROOTS_RETRY_MAX: Duration = Duration::from_secs(60);
 pub enum EnrollError {
     #[error("the hub could not be asked for a certificate")]
     Dial(#[source] DialError),
-    #[error("the hub at {address} gives cluster {cluster} no certificate: {words}")]
+    #[error("the hub at {address} gives cluster {cluster} no certificate: {message}")]
     Refused {
         address: String,
         cluster: String,
-        words: String,
+        message: String,
     },
-    #[error("asking the hub at {address} for a certificate failed ({code:?}): {words}")]
+    #[error("asking the hub at {address} for a certificate failed ({code:?}): {message}")]
     Call {
         address: String,
         code: Code,
-        words: String,
+        message: String,
     },
     #[error("the hub at {address} gave no certificate within {} s", CALL.as_secs())]
     Deadline { address: String },
@@ -90,7 +90,7 @@ impl EnrollError {
             return Self::Dial(refused);
         }
         let address = connection.address().to_owned();
-        let words = status.message().chars().take(500).collect();
+        let message = status.message().chars().take(500).collect();
         match status.code() {
             Code::PermissionDenied
             | Code::FailedPrecondition
@@ -100,12 +100,12 @@ impl EnrollError {
             | Code::Unimplemented => Self::Refused {
                 address,
                 cluster: cluster.to_owned(),
-                words,
+                message,
             },
             code => Self::Call {
                 address,
                 code,
-                words,
+                message,
             },
         }
     }
@@ -627,9 +627,9 @@ mod tests {
     #[tokio::test]
     async fn a_refusal_ends_it_with_the_hubs_words() {
         let authority = FakeAuthority::new();
-        let words = "the join token of cluster edge-1 was used already by another key";
+        let message = "the join token of cluster edge-1 was used already by another key";
         let answers = Answers {
-            enroll: Box::new(move |_| Err(Status::failed_precondition(words))),
+            enroll: Box::new(move |_| Err(Status::failed_precondition(message))),
             ..Answers::default()
         };
         let own = authority.hub(Valid::Now);
@@ -637,7 +637,7 @@ mod tests {
         let error = enrolled(&bundle(&authority, &hub), &new_key().unwrap())
             .await
             .unwrap_err();
-        assert!(chain(&error).contains(words), "{error:?}");
+        assert!(chain(&error).contains(message), "{error:?}");
         assert!(!error.may_pass());
     }
 

@@ -140,7 +140,7 @@ pub enum Start {
 
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error(
-    "this cluster has joined as {joined}, and the join bundle is for {wanted}; releases carry that name. Take the bundle away to go on as {joined}; to start anew as {wanted}, delete Secret {namespace}/{}",
+    "this cluster has joined as {joined}, and the join bundle is for {wanted}; releases carry that name. Take the bundle away to go on as {joined}; to start again as {wanted}, delete Secret {namespace}/{}",
     crate::credentials::store::SECRET
 )]
 pub struct OtherCluster {

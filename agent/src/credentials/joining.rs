@@ -135,7 +135,7 @@ async fn join_once(joining: &Joining<'_>, stop: &CancellationToken) -> anyhow::R
         (Ok(None), _) => return Ok(Joined::Stopped),
         (Err(error), Some(before)) => {
             tracing::error!(error = %chain(&error),
-                "joining anew failed; the agent goes on as it had joined before");
+                "joining again failed; the agent goes on as it had joined before");
             return Ok(Joined::As(Box::new((kept, before))));
         }
         // Another replica may have used the token with a key that replaced ours.

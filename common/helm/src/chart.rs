@@ -21,6 +21,7 @@ mod archive;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod archive_promises;
 mod astray;
+mod cache_state;
 mod credentials;
 mod download;
 mod error;
@@ -33,18 +34,17 @@ mod private_tests;
 pub(crate) mod provenance;
 pub(crate) mod range;
 mod source;
-mod standing;
 #[cfg(test)]
 mod tests;
 pub(crate) mod version;
 
 pub use archive::ArchiveError;
+pub use cache_state::CacheState;
 pub use credentials::{Credentials, CredentialsError};
 pub use download::CHART_LIMIT;
 pub use error::{ChartError, ChartFault};
 pub use provenance::Prover;
 pub use source::ChartSource;
-pub use standing::Standing;
 pub use version::{exact_version, is_range};
 
 use download::Way;

@@ -179,12 +179,13 @@ impl Reconciler {
         }
         let claimants = self.index.claimants(&release_key);
         let newest = revisions.last().copied();
-        let facts = self.facts.get(&release_key);
-        let facts =
-            facts.filter(|facts| newest.is_some_and(|newest| newest.revision == facts.revision));
+        let release_details = self.release_details.get(&release_key);
+        let release_details = release_details.filter(|release_details| {
+            newest.is_some_and(|newest| newest.revision == release_details.revision)
+        });
         let seen = self.index.release_workloads(&release_key);
         let strays = Strays::of(&release_key.namespace, newest);
-        let expected = facts.map(|facts| facts.workloads.as_slice());
+        let expected = release_details.map(|release_details| release_details.workloads.as_slice());
         let unready = workload::unready(expected, &seen, strays);
         let elsewhere = is_lost(&owner, cluster, revisions.is_empty())
             .then(|| self.index.foreign_elsewhere(&release_key))
@@ -207,7 +208,7 @@ impl Reconciler {
             workspace: self.index.workspaces.get(&release_key.namespace),
             elsewhere,
             workspace_shared: others,
-            facts: facts.map(Arc::as_ref),
+            release_details: release_details.map(Arc::as_ref),
             unready: unready.as_deref(),
             allowed: &allowed,
             memory: &slot.memory,

@@ -27,8 +27,8 @@ use crate::root_digest::RootDigest;
 pub const REQUEST_ANNOTATION: &str = "mesh.openkcm.io/rotate-ca";
 /// Members that the rotation must not wait for: a [`LockOut`].
 pub const LOCK_OUT_ANNOTATION: &str = "mesh.openkcm.io/rotate-ca-lock-out";
-/// Progress of the rotation, for users: a [`Standing`]. The hub relies on the Secret's data instead.
-pub const STANDING_ANNOTATION: &str = "mesh.openkcm.io/ca-rotation";
+/// Progress of the rotation, for users: a [`RotationState`]. The hub relies on the Secret's data instead.
+pub const ROTATION_STATE_ANNOTATION: &str = "mesh.openkcm.io/ca-rotation";
 
 /// Interval at which each hub reads the Secret.
 pub const LOOK_EVERY: Duration = Duration::from_secs(10);
@@ -59,7 +59,7 @@ pub struct Stage {
 
 /// Progress of the rotation as stored in the Secret's metadata.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Standing {
+pub struct RotationState {
     pub phase: Phase,
     pub root: String,
     pub since: Timestamp,

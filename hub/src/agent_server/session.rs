@@ -93,12 +93,13 @@ pub fn admit(
 ) -> Result<Arc<Member>, Status> {
     let name = &certificate.cluster;
     let refusal = |why: &str| {
-        let words = format!("{why}; run 'kubectl krypton join {name}' and enroll the agent again");
+        let message =
+            format!("{why}; run 'kubectl krypton join {name}' and enroll the agent again");
         match is_news(certificate, clock::wall()) {
             true => Status::unavailable(format!(
-                "the certificate is new, and its EdgeCluster may not be known to this hub yet. If it stays so: {words}"
+                "the certificate is new, and its EdgeCluster may not be known to this hub yet. If it stays so: {message}"
             )),
-            false => Status::permission_denied(words),
+            false => Status::permission_denied(message),
         }
     };
     let member = members.get(name).map_err(|problem| match problem {
@@ -352,7 +353,10 @@ impl Live<'_> {
         tokio::pin!(resume);
         loop {
             // The slot of a standby has no epoch or one of an earlier leader. It must not reach agents.
-            let epoch = lead.tenure().map_or(0, |tenure| tenure.epoch).max(1);
+            let epoch = lead
+                .leader_term()
+                .map_or(0, |leader_term| leader_term.epoch)
+                .max(1);
             let given = |slot: &Slot| slot.desired.version.epoch >= epoch;
             desired_due &= slot.get().as_ref().is_some_and(given);
             tokio::select! {

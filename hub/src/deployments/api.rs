@@ -287,20 +287,20 @@ mod tests {
             (None, None, false, finalizers(), &["write"], None),
         ];
         for (read, stored, keeps, what, asked, known) in table {
-            let words = format!("{read:?} {stored:?} {keeps} {what:?}");
+            let case = format!("{read:?} {stored:?} {keeps} {what:?}");
             let key = DeploymentKey {
                 namespace: "accounts".to_owned(),
                 name: "acme".to_owned(),
             };
             let (client, log) = home(object(stored), keeps).await;
             let written = write(client, key, Arc::new(object(read)), what, Vec::new()).await;
-            assert_eq!(*log.lock().unwrap(), asked, "{words}");
-            assert_eq!(written.forgets, asked.contains(&"crd"), "{words}");
+            assert_eq!(*log.lock().unwrap(), asked, "{case}");
+            assert_eq!(written.forgets, asked.contains(&"crd"), "{case}");
             let placements = written.object.and_then(|it| it.status?.placements);
             let placements: Option<Vec<String>> =
                 placements.map(|placements| placements.into_iter().map(|it| it.cluster).collect());
             let known = known.map(|known| known.iter().map(|it| (*it).to_owned()).collect());
-            assert_eq!(placements, known, "{words}");
+            assert_eq!(placements, known, "{case}");
         }
     }
 }

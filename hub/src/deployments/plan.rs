@@ -52,7 +52,7 @@ pub(super) struct Site {
 pub(super) struct View<'a> {
     pub(super) object: &'a KryptonDeployment,
     /// The target cluster, or the state for `TargetClusterResolved` without one.
-    pub(super) aim: Result<Site, State>,
+    pub(super) target: Result<Site, State>,
     /// The recorded placements.
     pub(super) sites: Vec<Site>,
     /// Why the object is deleted. The hub reads it again before it acts on the deletion.
@@ -109,13 +109,13 @@ pub(super) fn decide(view: &View<'_>) -> Decision {
 }
 
 /// The condition `Ready`, with the matching phase and human-readable line.
-struct Standing {
+struct Assessment {
     phase: DeploymentPhase,
     ready: State,
     last_message: String,
 }
 
-impl Standing {
+impl Assessment {
     /// Appends `more` to both messages.
     fn and(mut self, more: &str) -> Self {
         for line in [&mut self.ready.message, &mut self.last_message] {
@@ -161,8 +161,8 @@ impl View<'_> {
     }
 
     /// Returns the events that members reported for this object, by member.
-    pub(super) fn deeds(&self) -> Vec<(String, Vec<ReportedEvent>)> {
-        let sites = self.sites.iter().chain(self.aim.as_ref().ok());
+    pub(super) fn reported_events(&self) -> Vec<(String, Vec<ReportedEvent>)> {
+        let sites = self.sites.iter().chain(self.target.as_ref().ok());
         let of = |site: &Site| {
             let said = self.said(site).filter(|said| said.fresh)?;
             let (member, _) = site.at.member.as_ref()?;
@@ -234,8 +234,8 @@ impl View<'_> {
     /// Decides on an object that is not deleted.
     fn stay(&self) -> Decision {
         let account = !self.object.spec.account.name.is_empty();
-        let target = self.aim.as_ref().ok().filter(|_| account);
-        let standing = self.standing(target, account);
+        let target = self.target.as_ref().ok().filter(|_| account);
+        let assessment = self.assessment(target, account);
         let (mut told, mut placements) = (Vec::new(), Vec::new());
         let mut orders = BTreeMap::new();
         let finalized = self.finalized();
@@ -251,7 +251,7 @@ impl View<'_> {
                 .iter()
                 .find(|site| site.placement.cluster_uid == *uid);
             // The release is ready there, according to a report on this very order.
-            let there = standing.ready.truth == Truth::True
+            let there = assessment.ready.truth == Truth::True
                 && here.is_some_and(|here| !here.placement.removing)
                 && self.said(target).is_some_and(|said| said.fresh);
             for site in &self.sites {
@@ -302,14 +302,14 @@ impl View<'_> {
                 news("FinalizerAdded", names::DEPLOYMENT_FINALIZER),
             ]
         });
-        let standing = match target {
-            Some(target) => self.with_former(standing, &target.placement.cluster_uid),
-            None => standing,
+        let assessment = match target {
+            Some(target) => self.with_former(assessment, &target.placement.cluster_uid),
+            None => assessment,
         };
         self.decision(
             orders,
             (finalizers, with_finalizers),
-            (standing, placements, told),
+            (assessment, placements, told),
         )
     }
 
@@ -342,7 +342,7 @@ impl View<'_> {
                 told.push(warning("Orphaned", message));
             }
         } else if held {
-            let aimed = self.aim.as_ref().ok().filter(|_| unrecorded);
+            let aimed = self.target.as_ref().ok().filter(|_| unrecorded);
             for site in self.sites.iter().chain(aimed) {
                 if self.gone(site) {
                     told.push(self.let_go(site));
@@ -361,7 +361,7 @@ impl View<'_> {
                 }
             }
         }
-        let unknown = unrecorded && !lets_go && self.aim.is_err();
+        let unknown = unrecorded && !lets_go && self.target.is_err();
         let done = placements.is_empty() && !unknown;
         let finalizers = self.finalizers(held && !done);
         let with_finalizers = finalizers.as_ref().map(|_| {
@@ -369,13 +369,13 @@ impl View<'_> {
             std::mem::take(&mut told)
         });
         let read = held && !done && !lets_go && self.deletion.is_none();
-        let standing = self.leaving(&placements, unknown);
+        let assessment = self.leaving(&placements, unknown);
         Decision {
             read: read && placements.iter().any(|placement| !placement.removing),
             ..self.decision(
                 orders,
                 (finalizers, with_finalizers),
-                (standing, placements, told),
+                (assessment, placements, told),
             )
         }
     }
@@ -384,9 +384,9 @@ impl View<'_> {
         &self,
         orders: BTreeMap<String, DesiredDeployment>,
         (finalizers, with_finalizers): (Option<Vec<String>>, Option<Vec<News>>),
-        (standing, placements, told): (Standing, Vec<Placement>, Vec<News>),
+        (assessment, placements, told): (Assessment, Vec<Placement>, Vec<News>),
     ) -> Decision {
-        let (mut status, mut with_status) = self.status(standing);
+        let (mut status, mut with_status) = self.status(assessment);
         let recorded = self.recorded();
         status.placements = (recorded.is_some() || !placements.is_empty()).then_some(placements);
         if status.placements.as_deref() != recorded {
@@ -417,18 +417,18 @@ impl View<'_> {
         warning("Orphaned", message)
     }
 
-    fn standing(&self, target: Option<&Site>, account: bool) -> Standing {
+    fn assessment(&self, target: Option<&Site>, account: bool) -> Assessment {
         let region = self.region();
         if !account {
             let message = "spec.account.name is empty: write whose deployment it is";
             return error(State::new(Truth::False, ready::ACCOUNT_MISSING, message));
         }
         let Some(target) = target else {
-            let why = self.aim.as_ref().err();
+            let why = self.target.as_ref().err();
             let message = why.map_or("", |why| &why.message);
             let truth = why.map_or(Truth::Unknown, |why| why.truth);
             let line = format!("Edge cluster {region} not available: {message}");
-            return Standing {
+            return Assessment {
                 phase: match truth {
                     Truth::False => DeploymentPhase::Error,
                     _ => DeploymentPhase::Pending,
@@ -440,7 +440,7 @@ impl View<'_> {
         let cluster = &target.placement.cluster;
         if let Some(line) = unheard(target) {
             let line = format!("Edge cluster {region} not available: {line}");
-            return Standing {
+            return Assessment {
                 last_message: line.clone(),
                 ..error(State::new(Truth::Unknown, ready::EDGE_UNAVAILABLE, line))
             };
@@ -456,17 +456,17 @@ impl View<'_> {
             let message = format!("cluster {cluster} is yet to say how it stands");
             return pending(State::new(Truth::False, ready::NOT_READY, message));
         };
-        let standing = self.reported(&said.state, cluster);
+        let assessment = self.reported(&said.state, cluster);
         // A ready release may still lag behind the desired state, such as when it is paused.
         let held = said.state.progress.as_ref();
         match held.filter(|it| it.reason == reason::PAUSED) {
-            Some(paused) => standing.and(&paused.message),
-            None => standing,
+            Some(paused) => assessment.and(&paused.message),
+            None => assessment,
         }
     }
 
     /// Returns the readiness from the member's report on the latest order.
-    fn reported(&self, state: &ClusterState, cluster: &str) -> Standing {
+    fn reported(&self, state: &ClusterState, cluster: &str) -> Assessment {
         if let Some(wrong) = state.error.as_ref().filter(|it| it.truth == Truth::True) {
             return error(State::new(
                 Truth::False,
@@ -475,7 +475,7 @@ impl View<'_> {
             ));
         }
         match state.ready.truth {
-            Truth::True => Standing {
+            Truth::True => Assessment {
                 phase: DeploymentPhase::Ready,
                 ready: State::new(
                     Truth::True,
@@ -496,7 +496,7 @@ impl View<'_> {
     }
 
     /// Adds the earlier locations of the release to the message.
-    fn with_former(&self, standing: Standing, here: &str) -> Standing {
+    fn with_former(&self, assessment: Assessment, here: &str) -> Assessment {
         let former = self
             .sites
             .iter()
@@ -518,17 +518,17 @@ impl View<'_> {
             })
             .collect();
         match more.is_empty() {
-            true => standing,
-            false => standing.and(&more.join("; ")),
+            true => assessment,
+            false => assessment.and(&more.join("; ")),
         }
     }
 
-    fn leaving(&self, placements: &[Placement], unknown: bool) -> Standing {
+    fn leaving(&self, placements: &[Placement], unknown: bool) -> Assessment {
         let orphan = format!(
             "annotation {}=true lets go and leaves the release",
             names::ORPHAN_ANNOTATION
         );
-        let aimed = self.aim.as_ref();
+        let aimed = self.target.as_ref();
         let site = placements.first().and_then(|placement| {
             let mut all = self.sites.iter().chain(aimed.ok());
             let is = |site: &&Site| site.placement.cluster_uid == placement.cluster_uid;
@@ -565,12 +565,12 @@ impl View<'_> {
     }
 
     /// Returns the status and its events. A changed `Ready` reason emits an event.
-    fn status(&self, standing: Standing) -> (KryptonDeploymentStatus, Vec<News>) {
+    fn status(&self, assessment: Assessment) -> (KryptonDeploymentStatus, Vec<News>) {
         let before = self.object.status.as_ref();
         let mut conditions: Vec<Condition> =
             before.map_or_else(Vec::new, |status| status.conditions.clone());
         let generation = self.object.metadata.generation.unwrap_or_default();
-        let target = match &self.aim {
+        let target = match &self.target {
             Err(state) => state.clone(),
             Ok(site) => {
                 let member = site.at.member.as_ref();
@@ -604,27 +604,27 @@ impl View<'_> {
         conditions::set(
             &mut conditions,
             READY,
-            &standing.ready,
+            &assessment.ready,
             generation,
             self.now,
         );
         let mut told = Vec::new();
-        let applied = self.aim.as_ref().ok().and_then(|site| self.said(site));
+        let applied = self.target.as_ref().ok().and_then(|site| self.said(site));
         let applied = applied.map(|said| said.report.applied_chart.clone());
         let applied = applied.filter(|chart| !chart.is_empty());
         let chart_before = before.and_then(|status| status.last_applied_chart.clone());
-        if standing.ready.truth == Truth::True
+        if assessment.ready.truth == Truth::True
             && let Some(chart) = applied.as_ref()
             && chart_before.as_ref() != Some(chart)
         {
             told.push(news("HelmDeployed", format!("{}: {chart}", self.release())));
         }
-        if was.as_deref() != Some(&standing.ready.reason) {
-            told.push(transition(&standing.ready));
+        if was.as_deref() != Some(&assessment.ready.reason) {
+            told.push(transition(&assessment.ready));
         }
         let status = KryptonDeploymentStatus {
-            phase: Some(standing.phase),
-            last_message: Some(cut(standing.last_message)),
+            phase: Some(assessment.phase),
+            last_message: Some(cut(assessment.last_message)),
             last_applied_chart: applied.or(chart_before),
             observed_generation: Some(generation),
             conditions,
@@ -674,16 +674,16 @@ fn failed(said: &str) -> &str {
     }
 }
 
-fn error(state: State) -> Standing {
-    Standing {
+fn error(state: State) -> Assessment {
+    Assessment {
         phase: DeploymentPhase::Error,
         last_message: state.message.clone(),
         ready: state,
     }
 }
 
-fn pending(state: State) -> Standing {
-    Standing {
+fn pending(state: State) -> Assessment {
+    Assessment {
         phase: DeploymentPhase::Pending,
         ..error(state)
     }

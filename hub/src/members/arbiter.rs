@@ -175,10 +175,10 @@ impl ReportArbiter {
     /// A member without a session may have had one with the previous leader. Its agent therefore counts as away
     /// from `now`. The arbiter drops reports of earlier terms, because another hub may have newer ones. The
     /// recorded status stays.
-    pub fn anew(&self, now: BootTime) {
-        self.deployments.anew(now);
-        self.placements.anew(now);
-        self.reports.aim_anew();
+    pub fn reset_for_term(&self, now: BootTime) {
+        self.deployments.reset_for_term(now);
+        self.placements.reset_for_term(now);
+        self.reports.reset_targets();
         let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
         for (name, member) in members.iter_mut() {
             if member.arbiter.keys().any(|id| *id != ReporterId::Proxy) {

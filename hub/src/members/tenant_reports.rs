@@ -271,7 +271,7 @@ impl Reports {
     }
 
     /// Sets the members that Tenants may reference, derived from all EdgeClusters.
-    pub fn aim(&self, targets: Targets) {
+    pub fn set_targets(&self, targets: Targets) {
         let mut state = self.lock();
         let Some(before) = state.targets.replace(Arc::default()) else {
             state.targets = Some(Arc::new(targets));
@@ -328,7 +328,7 @@ impl Reports {
     }
 
     /// Clears the members that Tenants may reference, until the hub has read the EdgeClusters again.
-    pub fn aim_anew(&self) {
+    pub fn reset_targets(&self) {
         self.lock().targets = None;
     }
 

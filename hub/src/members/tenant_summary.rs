@@ -2,7 +2,7 @@
 //! Performs no I/O and bounds the size.
 
 use krypton_crds::edge_cluster::{TenantSummaries, TenantSummary};
-use krypton_types::conditions::{ClusterState, Standing};
+use krypton_types::conditions::{ClusterState, Readiness};
 use krypton_types::tenant::TenantKey;
 
 /// Maximum size of the list in one EdgeCluster, in bytes. Keeps the object far below the limit of etcd.
@@ -18,13 +18,13 @@ pub(super) fn listing<'a>(
     allow_chart_skip: bool,
 ) -> TenantSummaries {
     let mut all: Vec<_> = reported
-        .map(|(key, state)| (Standing::of(state, allow_chart_skip), key, state))
+        .map(|(key, state)| (Readiness::of(state, allow_chart_skip), key, state))
         .collect();
-    all.sort_by_key(|(standing, key, _)| (*standing, *key));
+    all.sort_by_key(|(readiness, key, _)| (*readiness, *key));
     let (mut listed, mut taken) = (TenantSummaries::default(), 0);
-    for (standing, key, state) in all {
-        let told = match (&state.error, standing) {
-            (Some(error), Standing::Error) => error,
+    for (readiness, key, state) in all {
+        let told = match (&state.error, readiness) {
+            (Some(error), Readiness::Error) => error,
             _ => &state.ready,
         };
         let reason = told.within(REASON_MAX, 0).reason;
@@ -36,19 +36,19 @@ pub(super) fn listing<'a>(
         listed.tenants.push(TenantSummary {
             namespace: key.namespace.clone(),
             name: key.name.clone(),
-            state: word(standing).to_owned(),
+            state: word(readiness).to_owned(),
             reason,
         });
     }
     listed
 }
 
-pub(crate) fn word(standing: Standing) -> &'static str {
-    match standing {
-        Standing::Error => "Error",
-        Standing::NotReady => "NotReady",
-        Standing::Unknown => "Unknown",
-        Standing::Ready => "Ready",
+pub(crate) fn word(readiness: Readiness) -> &'static str {
+    match readiness {
+        Readiness::Error => "Error",
+        Readiness::NotReady => "NotReady",
+        Readiness::Unknown => "Unknown",
+        Readiness::Ready => "Ready",
     }
 }
 

@@ -22,7 +22,7 @@ use tokio::sync::watch;
 
 use crate::ca::Live;
 use crate::edgecluster::FleetChart;
-use crate::edgecluster::credential_expiry::{Credential, Standing, Validity};
+use crate::edgecluster::credential_expiry::{Credential, CredentialState, Validity};
 use crate::leader::Leader;
 use crate::members::Members;
 use crate::members::observation::{MemberObservation, ObservationBoard};
@@ -227,7 +227,7 @@ impl FleetView {
             let named = [(Credential::Agent, "agent"), (Credential::Access, "access")];
             let with = named.into_iter().zip(row.credentials);
             with.filter_map(move |((_, name), validity)| {
-                let due = validity?.at(now) != Standing::Current;
+                let due = validity?.at(now) != CredentialState::Current;
                 let labels = vec![("member", row.name.as_str()), ("credential", name)];
                 Some((labels, i64::from(due)))
             })

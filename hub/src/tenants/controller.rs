@@ -190,17 +190,17 @@ pub async fn run(
     loop {
         let now = BootTime::now();
         let leading = lead.writes(now);
-        let tenure = lead.tenure().map(|tenure| tenure.since);
-        if events.begin(tenure) {
+        let leader_term = lead.leader_term().map(|leader_term| leader_term.since);
+        if events.begin(leader_term) {
             // A standby's view may be stale: the leader orders and writes nothing based on it.
             store.unlist();
             looks = JoinSet::new();
         }
-        if leading && led != tenure {
+        if leading && led != leader_term {
             // Another hub may have written in the interim. Treat the recorded status as after a restart.
             patient_until = Some(BootTime(now.0 + START_GRACE));
             store.forget();
-            led = tenure;
+            led = leader_term;
         }
         store.take_in(reports.take_dirty(now), &reports, &rules);
         if patient_until.take_if(|until| *until <= now).is_some() {
@@ -278,7 +278,7 @@ impl TenantStore {
     fn unlist(&mut self) {
         self.synced = false;
         if let Some(placing) = &mut self.placing {
-            placing.anew();
+            placing.reset();
         }
     }
 

@@ -338,7 +338,7 @@ fn placed(tenant: &Tenant, on: &str, view: &View<'_>) -> Verdict {
     if !deleted {
         if ![Some(on), Some(member)].contains(&tenant.names_member()) {
             let message = format!(
-                "clusterRef names {} now, and cannot be changed once the Tenant is placed: it stays on {member}; put clusterRef back, or delete the Tenant and create it anew",
+                "clusterRef names {} now, and cannot be changed once the Tenant is placed: it stays on {member}; put clusterRef back, or delete the Tenant and create it again",
                 tenant.names_member().unwrap_or("nobody")
             );
             let changed = State::new(Truth::False, reason::CLUSTER_REF_CHANGED, message);
@@ -403,7 +403,7 @@ fn not_there(tenant: &Tenant, on: &str, away: Away<'_>) -> Verdict {
             );
             if tenant.metadata.deletion_timestamp.is_none() {
                 message += &format!(
-                    "; to have it here, annotate the Tenant with {ORPHAN_ANNOTATION}=true, delete it and create it anew"
+                    "; to have it here, annotate the Tenant with {ORPHAN_ANNOTATION}=true, delete it and create it again"
                 );
             }
             (reason::IDENTITY_CHANGED, message)

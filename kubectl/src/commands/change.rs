@@ -161,7 +161,7 @@ fn step(verb: Verb, kind: Kind, object: &Value, now: Timestamp) -> Step {
         (Verb::Resync, _) => (
             true,
             json!({"metadata": {"annotations": {RECONCILE_REQUESTED_ANNOTATION: now.to_string()}}}),
-            ("is reconciled anew", ""),
+            ("is reconciled again", ""),
         ),
         (Verb::Accept, _) => (
             object.pointer("/spec/accepted") == Some(&json!(false)),
@@ -249,7 +249,7 @@ mod tests {
                 Kind::Tenant,
                 &paused,
                 true,
-                "is reconciled anew",
+                "is reconciled again",
             ),
             (Verb::Accept, Kind::Cluster, &waiting, true, "accepted"),
             (

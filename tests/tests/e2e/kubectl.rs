@@ -59,7 +59,7 @@ async fn paused_tenant_stands_still_and_leaving_uninstalls(mode: Mode) -> TestRe
     desk.shows("acme", &[paused]).await?;
     assert_eq!(desk.revisions("acme", &release).await?, one);
     let asked = at_member("resync").await;
-    assert!(asked.contains("is reconciled anew"), "{asked}");
+    assert!(asked.contains("is reconciled again"), "{asked}");
     assert_eq!(desk.revisions("acme", &release).await?, one);
     at_member("resume").await;
     desk.newest_is("acme", &release, 2, "deployed").await?;
@@ -175,7 +175,7 @@ async fn kubectl_plugin_reports_exit_codes_changes_and_completions() -> TestResu
     let folder = tempfile::tempdir()?;
     let log = folder.path().join("watched");
     let watch = home
-        .aim(&krypton_program()?)
+        .invocation(&krypton_program()?)
         .args(["get", "clusters", "--watch"]);
     let mut watching = Process::spawn("watching", &watch, &log)?;
     reads(&watching, "edge-2").await?;

@@ -112,7 +112,7 @@ impl ActionRunner {
     }
 
     /// Waits for a Helm run that writes `revision`, and reports the hook that Helm waits for.
-    pub(super) async fn telling<T>(
+    pub(super) async fn reporting_hooks<T>(
         &self,
         job: &Job,
         done: &mut JobResult,

@@ -11,7 +11,7 @@ const UID: &str = "uid-of-acme";
 struct World {
     object: KryptonDeployment,
     /// The target member, or the reason for the lack of one.
-    aim: Result<&'static str, State>,
+    target: Result<&'static str, State>,
     members: BTreeMap<&'static str, At>,
     deletion: Option<Deletion>,
 }
@@ -35,7 +35,7 @@ fn world() -> World {
     object.metadata.generation = Some(3);
     World {
         object,
-        aim: Ok("edge-1"),
+        target: Ok("edge-1"),
         members: BTreeMap::new(),
         deletion: None,
     }
@@ -141,8 +141,8 @@ impl World {
         let placements = status.and_then(|status| status.placements.clone());
         decide(&View {
             object: &self.object,
-            aim: self
-                .aim
+            target: self
+                .target
                 .clone()
                 .map(|name| self.site(placement(name, false))),
             sites: placements
@@ -303,9 +303,9 @@ fn silent_member_makes_ready_unknown_and_removes_nothing() {
     );
     assert_eq!(orders(&decision), HERE);
     let why = || State::new(Truth::False, "SecretNotFound", "there is no Secret");
-    for (aim, account) in [(Err(why()), "acme"), (Ok("edge-1"), "")] {
+    for (target, account) in [(Err(why()), "acme"), (Ok("edge-1"), "")] {
         let mut world = here();
-        world.aim = aim;
+        world.target = target;
         world.object.spec.account.name = account.to_owned();
         let decision = world.decide();
         assert_eq!(decision.status.phase, Some(DeploymentPhase::Error));
@@ -372,7 +372,7 @@ fn old_place_stays_until_new_one_is_ready() {
     assert_eq!(placements(&moved().says("edge-0", gone()).decide()), BOTH);
     // If the object targets the cluster again, the hub records this before it orders the release.
     let mut back = leaves();
-    back.aim = Ok("edge-0");
+    back.target = Ok("edge-0");
     let decision = back.decide();
     assert_eq!(placements(&decision), BOTH);
     assert_eq!(orders(&decision), HERE);
@@ -403,7 +403,7 @@ fn renamed_cluster_is_same_place() {
     renamed.placement.cluster_uid = "uid-of-edge-1".to_owned();
     let view = View {
         object: &world.object,
-        aim: Ok(renamed),
+        target: Ok(renamed),
         sites: vec![world.site(placement("edge-1", false))],
         deletion: None,
         check_every: 60,
@@ -474,7 +474,7 @@ fn unrecorded_deployment_is_assumed_at_its_target() {
     assert_eq!(placements(&decision), [("edge-1", true)]);
     assert_eq!(decision.finalizers, None);
     let mut nowhere = unrecorded(Some(Deletion::OfTheObject));
-    nowhere.aim = Err(State::new(Truth::False, "SecretNotFound", "no Secret x"));
+    nowhere.target = Err(State::new(Truth::False, "SecretNotFound", "no Secret x"));
     let decision = nowhere.decide();
     assert_eq!(decision.finalizers, None);
     let line = decision.status.last_message.unwrap();

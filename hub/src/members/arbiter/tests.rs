@@ -513,7 +513,7 @@ fn suspended_member_health_is_unknown_not_false() {
 }
 
 #[test]
-fn new_tenure_forgets_reports_of_closed_session() {
+fn new_term_forgets_reports_of_closed_session() {
     let fleet = fleet();
     let agent = ReporterId::Session(1);
     let _asks = fleet.arbiter.open(MEMBER, agent, at(0));
@@ -531,11 +531,11 @@ fn new_tenure_forgets_reports_of_closed_session() {
         },
     );
     // While its session lives, its reports stay current.
-    fleet.arbiter.anew(at(2));
+    fleet.arbiter.reset_for_term(at(2));
     assert_eq!(fleet.reports.counts(MEMBER, false).total, 1);
     assert!(fleet.facts.get(MEMBER).unwrap().certificate_said);
     fleet.arbiter.close(MEMBER, agent, at(3));
-    fleet.arbiter.anew(at(4));
+    fleet.arbiter.reset_for_term(at(4));
     let facts = fleet.facts.get(MEMBER).unwrap();
     assert_eq!(fleet.reports.counts(MEMBER, false).total, 0);
     assert_eq!((facts.applied, facts.holder), (None, None));
@@ -545,7 +545,7 @@ fn new_tenure_forgets_reports_of_closed_session() {
 }
 
 #[test]
-fn new_tenure_keeps_proxy_reports_only_if_connected() {
+fn new_term_keeps_proxy_reports_only_if_connected() {
     for (said, total, asked) in [
         (observing("hub/b"), 1, 0),
         (
@@ -567,7 +567,7 @@ fn new_tenure_keeps_proxy_reports_only_if_connected() {
         fleet
             .arbiter
             .say(MEMBER, ReporterId::Proxy, now, None, at(2));
-        fleet.arbiter.anew(at(3));
+        fleet.arbiter.reset_for_term(at(3));
         assert_eq!(fleet.reports.counts(MEMBER, false).total, total);
         assert_eq!(asks.get(), asked);
     }

@@ -1,4 +1,4 @@
-//! What home has on record of where a Tenant is placed: somebody who writes the Tenant anew does not change
+//! What home has on record of where a Tenant is placed: somebody who writes the Tenant again does not change
 //! it, and another cluster of the member's name is not asked.
 
 use std::io::Write;
@@ -45,7 +45,7 @@ async fn placed_tenant_stays_bound_to_recorded_cluster(mode: Mode) -> TestResult
         cluster: EDGE.to_owned(),
         cluster_uid: uid(scene.pair.cluster()).await,
     };
-    let anew = json!({
+    let again = json!({
         "apiVersion": "mesh.openkcm.io/v1alpha1",
         "kind": "Tenant",
         "metadata": {"namespace": TEAM, "name": "acme"},
@@ -55,7 +55,7 @@ async fn placed_tenant_stays_bound_to_recorded_cluster(mode: Mode) -> TestResult
             "values": {"replicaCount": 0},
         },
     });
-    replace(scene.pair.home(), &anew).await?;
+    replace(scene.pair.home(), &again).await?;
     let refused = [("Placed", "False", "ClusterRefChanged")];
     let written = scene.home.shows("acme", &refused).await?;
     assert_eq!(written.finalizers(), [names::PLACED_FINALIZER]);
