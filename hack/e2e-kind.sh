@@ -317,7 +317,7 @@ member_is() {
     agent) pod=$(on_edge get pods -n "$agent_namespace" -o jsonpath='{.items[*].metadata.name}') ;;
     proxy) pod=$(on_home get pods -n "$hub_namespace" -o jsonpath='{.items[*].metadata.name}') ;;
   esac
-  found=$(on_home get edgecluster "$member" -o jsonpath='{.status.mode} {.status.conditions[?(@.type=="Connected")].status} {.status.conditions[?(@.type=="Healthy")].status} {.status.holder}')
+  found=$(on_home get edgecluster "$member" -o jsonpath='{.status.mode} {.status.conditions[?(@.type=="Connected")].status} {.status.conditions[?(@.type=="Healthy")].status} {.status.leaseHolder}')
   [[ $found == "$1 True True "*/"$pod"/* ]]
 }
 # The pods that have the leader's label: one, or none for the moment.

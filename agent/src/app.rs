@@ -86,7 +86,7 @@ struct Process {
 impl Process {
     async fn run(self, log: Log) -> anyhow::Result<()> {
         let readiness = Readiness::new();
-        let starting = readiness.guard("cluster and enrolment");
+        let starting = readiness.guard("cluster and enrollment");
         // Report mistakes on the command line before any change.
         let flags = &self.flags;
         let ports = Ports::bind(

@@ -171,7 +171,7 @@ impl AgentView {
             reports_unsent: self.report_store.unsent(),
             helm: HelmNow::of(helm, now),
             charts: joined.map_or_else(Vec::new, |(_, charts)| {
-                CachedChart::all(charts.standing(), now)
+                CachedChart::all(charts.cache_state(), now)
             }),
             waiting: self.work.waiting().into(),
             reconciling: reconciler.as_ref().err().copied().unwrap_or("told"),

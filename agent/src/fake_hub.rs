@@ -176,14 +176,14 @@ impl FakeSession {
     }
 }
 
-type Enrol = Box<dyn Fn(EnrollRequest) -> Result<EnrollResponse, Status> + Send + Sync>;
+type Enroll = Box<dyn Fn(EnrollRequest) -> Result<EnrollResponse, Status> + Send + Sync>;
 /// Parts of a chart stream, with an optional final error.
 type Parts = Vec<Result<ChartPart, Status>>;
 type Renew = Box<dyn Fn(RenewRequest) -> Result<RenewResponse, Status> + Send + Sync>;
 
 /// Responses of the fake hub.
 pub(crate) struct Answers {
-    pub(crate) enrol: Enrol,
+    pub(crate) enroll: Enroll,
     pub(crate) renew: Renew,
     pub(crate) chart: Mutex<(Option<FetchChartRequest>, Parts)>,
 }
@@ -191,7 +191,7 @@ pub(crate) struct Answers {
 impl Default for Answers {
     fn default() -> Self {
         Self {
-            enrol: Box::new(|_| Err(Status::unimplemented("no enrolment in this test"))),
+            enroll: Box::new(|_| Err(Status::unimplemented("no enrollment in this test"))),
             renew: Box::new(|_| Err(Status::unimplemented("no renewal in this test"))),
             chart: Mutex::default(),
         }
@@ -374,6 +374,6 @@ impl Enrollment for FakeService {
         &self,
         request: Request<EnrollRequest>,
     ) -> Result<Response<EnrollResponse>, Status> {
-        (self.answers.enrol)(request.into_inner()).map(Response::new)
+        (self.answers.enroll)(request.into_inner()).map(Response::new)
     }
 }

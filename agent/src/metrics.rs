@@ -61,25 +61,18 @@ impl Collector for State {
             (
                 (
                     "session_connected",
-                    "Whether there is a session with the hub.",
+                    "Whether the agent has a session with the hub.",
                 ),
                 up,
             ),
             (
-                (
-                    "certificate_expiry_seconds",
-                    "Deprecated, use krypton_agent_certificate_expiry_timestamp_seconds; 0 before enrolment.",
-                ),
-                expiry.as_second(),
-            ),
-            (
-                ("tenants", "Tenants of this cluster that are known."),
+                ("tenants", "Known Tenants of this cluster."),
                 number(self.report_store.tenants()),
             ),
             (
                 (
                     "reports_unsent",
-                    "Tenants, deployments and placed Tenants of which the hub is yet to be told.",
+                    "Tenants, KryptonDeployments and placed Tenants whose report the agent has not sent yet.",
                 ),
                 number(self.report_store.unsent()),
             ),
@@ -88,7 +81,7 @@ impl Collector for State {
         }
         let about = (
             "certificate_expiry_timestamp",
-            "When the client certificate expires, in seconds since 1970; absent before enrolment.",
+            "Expiry time of the client certificate, in seconds since 1970. Absent before enrollment.",
         );
         if expiry != Timestamp::UNIX_EPOCH {
             gauge(encoder, about, Some(&Unit::Seconds), expiry.as_second())?;
@@ -96,7 +89,7 @@ impl Collector for State {
         let kind = ConstGauge::new(0_i64).metric_type();
         let (name, help) = (
             "tenants_by_phase",
-            "Tenants of this cluster that are known, by how they stand on it.",
+            "Known Tenants of this cluster, by phase.",
         );
         let mut family = encoder.encode_descriptor(name, help, None, kind)?;
         for (phase, count) in [Phase::Ready, Phase::Pending, Phase::Error]
@@ -115,21 +108,21 @@ impl Collector for State {
             (
                 (
                     "desired_state_epoch",
-                    "Epoch of the newest desired state that is known; absent while there is none.",
+                    "Epoch of the latest known desired state. Absent without a desired state.",
                 ),
                 number(desired.version.epoch),
             ),
             (
                 (
                     "desired_state_generation",
-                    "Generation, within its epoch, of the newest desired state that is known; absent while there is none.",
+                    "Generation of the latest known desired state within its epoch. Absent without a desired state.",
                 ),
                 number(desired.version.generation),
             ),
             (
                 (
                     "desired_state_acted_on",
-                    "Whether the newest desired state that is known is on record on this cluster and acted on.",
+                    "Whether the latest known desired state is recorded on this cluster and acted on.",
                 ),
                 i64::from(acted_on),
             ),
@@ -176,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn expiry_metric_is_absent_before_enrolment() {
+    fn expiry_metric_is_absent_before_enrollment() {
         let (expiry_tx, expiry) = watch::channel(Timestamp::UNIX_EPOCH);
         let (desired_tx, desired) = watch::channel(None);
         let state = State {
@@ -209,7 +202,6 @@ mod tests {
         let after = scrape();
         for line in [
             "krypton_agent_certificate_expiry_timestamp_seconds 7000",
-            "krypton_agent_certificate_expiry_seconds 7000",
             "krypton_agent_desired_state_generation 3",
             "krypton_agent_desired_state_acted_on 0",
             "krypton_agent_tenants_by_phase{phase=\"error\"} 0",

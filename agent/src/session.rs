@@ -128,13 +128,13 @@ pub struct Session {
 pub enum SessionError {
     #[error("there is no session with the hub")]
     Dial(#[source] DialError),
-    #[error("the hub at {address} refuses this agent: {words}")]
-    Refused { address: String, words: String },
-    #[error("the session with the hub at {address} broke ({code:?}): {words}; it is tried again")]
+    #[error("the hub at {address} refuses this agent: {message}")]
+    Refused { address: String, message: String },
+    #[error("the session with the hub at {address} broke ({code:?}): {message}; it is tried again")]
     Broken {
         address: String,
         code: Code,
-        words: String,
+        message: String,
     },
     #[error("the hub at {0} has ended the session; it is tried again")]
     Ended(String),
@@ -182,7 +182,7 @@ pub async fn run(session: Session, stop: CancellationToken) {
         };
         let pause = match &ending {
             Ending::Drain { reason, pause } => {
-                tracing::info!(%reason, "the session ends; it is made anew");
+                tracing::info!(%reason, "the session ended; reconnecting");
                 pace.drained(BootTime::now(), *pause, rand::random())
             }
             Ending::Error(error) => {
@@ -477,15 +477,15 @@ fn meaning(connection: &Connection, status: &Status) -> SessionError {
         return SessionError::Dial(refused);
     }
     let address = connection.address().to_owned();
-    let words: String = status.message().chars().take(500).collect();
+    let message: String = status.message().chars().take(500).collect();
     match status.code() {
         Code::PermissionDenied | Code::FailedPrecondition | Code::Unauthenticated => {
-            SessionError::Refused { address, words }
+            SessionError::Refused { address, message }
         }
         code => SessionError::Broken {
             address,
             code,
-            words,
+            message,
         },
     }
 }

@@ -1,4 +1,4 @@
-//! Writes `crds/<plural>.<group>.yaml` anew, and the charts' copies: `cargo run -p krypton-crds --example
+//! Writes `crds/<plural>.<group>.yaml` again, and the charts' copies: `cargo run -p krypton-crds --example
 //! crdgen`.
 
 use std::{fs, io, path::Path};

@@ -219,15 +219,14 @@ pub struct EdgeClusterStatus {
         skip_serializing_if = "Option::is_none"
     )]
     pub cluster_uid: Option<String>,
-    /// Who holds the member's Lease.
+    /// The holder of the member's Lease.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub holder: Option<String>,
+    pub lease_holder: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenants: Option<TenantCounts>,
-    /// How the member stands with the Tenants of home that are on so many members that their own status
-    /// does not list all.
+    /// The member's state of each Tenant that runs on so many members that its own status cannot list them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub summarised: Option<SummarisedTenants>,
+    pub tenant_summaries: Option<TenantSummaries>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub applied: Option<Applied>,
     /// The desired state that the member is given: it is behind while `applied` is another.
@@ -236,16 +235,16 @@ pub struct EdgeClusterStatus {
     /// When the agent's certificate expires.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate_expiry: Option<Time>,
-    /// When the certificate expires that an agent has enrolled for last. While `certificateExpiry` is
-    /// not as late, that agent has not connected yet.
+    /// When the certificate of the latest enrollment expires. While `certificateExpiry` is earlier, the
+    /// enrolled agent has not connected yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub enrolled_until: Option<Time>,
+    pub pending_certificate_expiry: Option<Time>,
     /// The keys that the member's agent may use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent_keys: Option<AgentKeys>,
-    /// How the agent stands to the hub's CA.
+    /// The roots of the hub's CA that the agent trusts, and the issuer of its certificate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub roots: Option<AgentRoots>,
+    pub trusted_roots: Option<AgentRoots>,
     /// When the member was last heard of; written at most once a minute.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_seen: Option<Time>,
@@ -276,28 +275,28 @@ pub struct TenantCounts {
     pub error: u32,
 }
 
-/// Of a member, Tenants whose status on home is a summary.
+/// Tenants of a member whose status on home is a summary.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct SummarisedTenants {
-    // Both are always written, so that a merge leaves nothing of what was.
+pub struct TenantSummaries {
+    // Both are always written, so that a merge patch clears the previous content.
     #[serde(default)]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
-    pub tenants: Vec<SummarisedTenant>,
-    /// How many more there are than have room here; those that are well go first.
+    pub tenants: Vec<TenantSummary>,
+    /// Number of Tenants left out for lack of space. Ready Tenants are left out first.
     #[serde(default)]
     pub omitted: u32,
 }
 
-/// One of them.
+/// The state of one Tenant on the member.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct SummarisedTenant {
+pub struct TenantSummary {
     pub namespace: String,
     pub name: String,
     /// `Error`, `NotReady`, `Unknown` or `Ready`.
-    pub standing: String,
-    /// Of the condition that tells most.
+    pub state: String,
+    /// Reason of the most important condition.
     pub reason: String,
 }
 
@@ -372,13 +371,13 @@ impl EdgeClusterStatus {
         (applied <= desired).then_some(applied < desired)
     }
 
-    /// When the certificate expires of an agent that has enrolled and not connected since; `None` when
-    /// there is none.
-    pub fn never_came(&self) -> Option<&Time> {
+    /// When the certificate of an agent expires that has enrolled but not connected since. `None` if there is no
+    /// such agent.
+    pub fn expiry_before_connection(&self) -> Option<&Time> {
         let seen = self.certificate_expiry.as_ref();
-        let enrolled = self.enrolled_until.as_ref()?;
-        seen.is_none_or(|seen| seen.0 < enrolled.0)
-            .then_some(enrolled)
+        let pending = self.pending_certificate_expiry.as_ref()?;
+        seen.is_none_or(|seen| seen.0 < pending.0)
+            .then_some(pending)
     }
 }
 

@@ -135,19 +135,18 @@ pub struct KryptonDeploymentStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "condition_list::schema")]
     pub conditions: Vec<Condition>,
-    /// Where the release is ordered to be, or to go. Kept by the hub, and not there before it has first ordered
-    /// anything.
+    /// The clusters on which the release is ordered or being removed. Unset until the hub orders the first one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub places: Option<Vec<Place>>,
+    pub placements: Option<Vec<Placement>>,
     /// The epoch of the hub that has written this last, as far as it has changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hub_epoch: Option<u64>,
 }
 
-/// A cluster that the release is ordered of.
+/// A cluster on which the release is ordered.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Place {
+pub struct Placement {
     /// The member, by the name that it had last.
     pub cluster: String,
     /// By which the cluster is known, whichever member it is.
@@ -155,7 +154,7 @@ pub struct Place {
     /// The key of the kubeconfig in the member's Secret, where it was named.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// The release is to go from there.
+    /// The release is being removed from the cluster.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub removing: bool,
 }

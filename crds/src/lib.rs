@@ -18,13 +18,13 @@ use crate::{edge_cluster::EdgeCluster, krypton_deployment::KryptonDeployment, te
 
 /// Rises with every change of a schema. A CRD on a cluster with this number or a higher one is left
 /// alone, so that two versions of Krypton on one cluster do not take turns.
-pub const SCHEMA_VERSION: u32 = 11;
+pub const SCHEMA_VERSION: u32 = 12;
 
 /// The annotation of a CRD that holds its `SCHEMA_VERSION`.
 pub const SCHEMA_VERSION_ANNOTATION: &str = "mesh.openkcm.io/schema-version";
 
 /// An annotation for what outlives a release. What a chart has installed and somebody deleted, and what
-/// Krypton then made anew, would go with the chart's next upgrade; with a CRD go all its objects
+/// Krypton then recreated, would go with the chart's next upgrade; with a CRD go all its objects
 /// (<https://helm.sh/docs/howto/charts_tips_and_tricks/#tell-helm-not-to-uninstall-a-resource>).
 pub const HELM_KEEPS: [&str; 2] = ["helm.sh/resource-policy", "keep"];
 

@@ -33,7 +33,7 @@ use crate::{condition_list, free_form, published::published};
     doc = "A tenant, for which Krypton keeps the fleet's Helm chart installed.",
     // The release may be there by then, and would be left behind.
     validation = Rule::new("!has(self.spec) || !has(self.spec.workspace) || self.spec.workspace in ['', self.metadata.name] || (has(oldSelf.spec) && has(oldSelf.spec.workspace) && oldSelf.spec.workspace != '') || !self.metadata.name.matches('^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$')")
-        .message("the workspace was the Tenant's name until now and cannot be changed; delete the Tenant and create it anew"),
+        .message("the workspace was the Tenant's name until now and cannot be changed; delete the Tenant and create it again"),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(name = "Workspace", type_ = "string", json_path = ".spec.workspace"),
     printcolumn(
@@ -61,7 +61,7 @@ use crate::{condition_list, free_form, published::published};
 )]
 #[x_kube(
     validation = Rule::new("!has(oldSelf.workspace) || oldSelf.workspace == '' || has(self.workspace)")
-        .message("workspace cannot be removed once set; delete the Tenant and create it anew")
+        .message("workspace cannot be removed once set; delete the Tenant and create it again")
 )]
 #[schemars(extend("default" = {}))]
 #[serde(rename_all = "camelCase")]
@@ -75,7 +75,7 @@ pub struct TenantSpec {
             .message("workspace must be a legal namespace name: 1 to 63 of a-z, 0-9 and '-', with a letter or digit first and last")
             .optional_old_self(true),
         validation = Rule::new("self == oldSelf || oldSelf == ''")
-            .message("workspace cannot be changed once set; delete the Tenant and create it anew")
+            .message("workspace cannot be changed once set; delete the Tenant and create it again")
     )]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workspace: Option<String>,
@@ -134,27 +134,27 @@ pub struct TenantStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "condition_list::schema")]
     pub conditions: Vec<Condition>,
-    /// What clusters do next by themselves, of those where something has failed or is waited for.
+    /// The next automatic step of each cluster after a failure or while it waits.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["cluster"]))]
-    pub next: Vec<NextStep>,
-    /// Where home has placed it. Kept by the hub: put there before anything is ordered, and not changed after.
+    pub next_steps: Vec<NextStep>,
+    /// The cluster that the hub placed the Tenant on. The hub records it before it orders anything, and never
+    /// changes it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub place: Option<TenantPlace>,
+    pub placement: Option<TenantPlacement>,
     /// The epoch of the hub that has written this last on home, as far as it has changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hub_epoch: Option<u64>,
 }
 
-/// What a cluster does next, unless something changes before.
+/// The next step of a cluster, unless something changes before.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NextStep {
     pub cluster: String,
-    /// `Retry`: what has failed is tried again. `Unlock`: the release is taken over from whoever holds it. `GivenUp`:
-    /// nothing, until chart, values or Tenant change or a person asks for it. `Wait`: so long workloads have to become
-    /// ready.
-    pub what: String,
+    /// `Retry`: the failed action is retried. `Unlock`: the release is unlocked. `GivenUp`: nothing happens until
+    /// chart, values or Tenant change, or you request a retry. `Wait`: the workloads have until then to become ready.
+    pub action: String,
     /// By the cluster's clock.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at: Option<Time>,
@@ -166,7 +166,7 @@ pub struct NextStep {
 /// The cluster that a Tenant of home is placed on.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct TenantPlace {
+pub struct TenantPlacement {
     /// The member, by the name that it had then.
     pub cluster: String,
     /// By which the cluster is known, whichever member it is.

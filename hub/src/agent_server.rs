@@ -33,7 +33,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use self::enrollment_service::{Audit, Enrolment};
+use self::enrollment_service::{Audit, EnrollmentService};
 use self::fleet_service::FleetService;
 use self::listener::ListenerError;
 use self::session::Sessions;
@@ -169,14 +169,14 @@ pub async fn run(gateway: Gateway, stop: CancellationToken) {
     let fleet = FleetService::new(sessions, charts, Arc::clone(&authority))
         .recording(client.clone())
         .into_server();
-    let enrolment = Arc::new(Enrolment::new(
+    let enrollment = Arc::new(EnrollmentService::new(
         client.clone(),
         namespace.clone(),
         Arc::clone(&authority),
         audit,
         lead.clone(),
     ));
-    let routes = tonic::service::Routes::new(fleet).add_service(enrolment.service());
+    let routes = tonic::service::Routes::new(fleet).add_service(enrollment.service());
     let credential = async {
         let (authority, tls) = (Arc::clone(&authority), Arc::clone(&tls));
         listener::keep_credential(authority, tls, metrics, stop.clone()).await;

@@ -48,7 +48,7 @@ use crate::discovery::{self, Sources};
 use crate::edgecluster::{self, Accepting, Fleet, FleetChart, Overlaying};
 use crate::home::{self, Home, HomeError};
 use crate::leader::pod_label::Label;
-use crate::leader::{Leader, LeaderElection, Standing};
+use crate::leader::{ElectionHandle, Leader, LeaderElection};
 use crate::members::MemberRegistry;
 use crate::notices::EventRecorder;
 use crate::observe::dump::{self, Dumper};
@@ -136,8 +136,8 @@ async fn main_loop(
     let pinned = version.pinned.take();
     let control = Control::new(&settings, &observed, pinned.is_some(), follower.given());
     let mut lasting = Tasks::new(watchdog.clone());
-    let standing = control.elect(&home, &readiness, &mut lasting)?;
-    let mut lead = standing.lead.clone();
+    let election_handle = control.elect(&home, &readiness, &mut lasting)?;
+    let mut lead = election_handle.lead.clone();
     lasting.spawn(LABEL, label(clearing, lead.clone()));
     if let Some(pinned) = pinned {
         tasks.spawn(pinned.keep(lead.clone(), stop.clone()));
@@ -153,7 +153,7 @@ async fn main_loop(
     let now = follower.given().get();
     teller.tell(now.problem.as_ref(), now.chart.is_some());
     let mut shutdown = Shutdown {
-        standing,
+        election_handle,
         lasting,
         tasks,
         serving: CancellationToken::new(),
@@ -358,7 +358,7 @@ impl Control {
         home: &Home,
         readiness: &Readiness,
         lasting: &mut Tasks,
-    ) -> anyhow::Result<Standing> {
+    ) -> anyhow::Result<ElectionHandle> {
         let election = LeaderElection {
             client: home::client(home.config.clone()).context("making home's client failed")?,
             namespace: self.settings.namespace.clone(),
@@ -369,19 +369,19 @@ impl Control {
         };
         let members = Arc::clone(&self.members);
         let (given, pins) = (self.given.clone(), self.pins);
-        let (standing, leading) = election.stand(move |tenure, begins| {
-            members.set_epoch(tenure.epoch);
+        let (election_handle, leading) = election.stand(move |leader_term, begins| {
+            members.set_epoch(leader_term.epoch);
             if begins {
                 // Objects that this hub read on home earlier may be stale.
-                members.begin_term(tenure.since);
+                members.begin_term(leader_term.since);
             }
             // With a recorded version of a range, members get nothing before the record is read.
             if !pins {
-                given.send_modify(|given| given.epoch = tenure.epoch);
+                given.send_modify(|given| given.epoch = leader_term.epoch);
             }
         });
         lasting.spawn(LEAD, leading);
-        Ok(standing)
+        Ok(election_handle)
     }
 }
 

@@ -114,7 +114,11 @@ pub async fn run(fleet: Fleet, stop: CancellationToken) {
     let mut controller = Controller::new(fleet);
     loop {
         let pass = Pass::now(&controller.fleet.lead);
-        let listed_again = events.begin(pass.stand.tenure().map(|tenure| tenure.since));
+        let listed_again = events.begin(
+            pass.stand
+                .leader_term()
+                .map(|leader_term| leader_term.since),
+        );
         controller.begin(listed_again, &pass);
         if controller.is_due(&pass) {
             controller.reconcile(events.term(), &pass);

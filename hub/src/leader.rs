@@ -59,8 +59,8 @@ impl Leader {
             renewed: Some(BootTime::now()),
             term: Some(
                 stand
-                    .tenure()
-                    .map_or_else(Default::default, |tenure| tenure.term.clone()),
+                    .leader_term()
+                    .map_or_else(Default::default, |leader_term| leader_term.term.clone()),
             ),
             ..LeaseState::default()
         };
@@ -103,16 +103,16 @@ impl Leader {
     /// Whether the hub may write on the home cluster now. Check it before each write.
     pub fn writes(&self, now: BootTime) -> bool {
         let stand = self.stand.get();
-        let LeaderState::Leading(tenure) = &stand else {
+        let LeaderState::Leading(leader_term) = &stand else {
             return false;
         };
         let hold = self.hold.get();
-        hold.is_fresh(now, &self.times) && hold.term.as_ref() == Some(&tenure.term)
+        hold.is_fresh(now, &self.times) && hold.term.as_ref() == Some(&leader_term.term)
     }
 
     /// Whether the hub serves agents.
     pub fn serves(&self) -> bool {
-        self.stand.get().tenure().is_some()
+        self.stand.get().leader_term().is_some()
     }
 
     /// Checks that this hub serves agents.
@@ -158,15 +158,15 @@ impl Leader {
     }
 
     /// Returns the current leader term, also while it is unconfirmed.
-    pub fn tenure(&self) -> Option<LeaderTerm> {
-        self.stand.get().tenure().cloned()
+    pub fn leader_term(&self) -> Option<LeaderTerm> {
+        self.stand.get().leader_term().cloned()
     }
 
     /// Returns the epoch to write to an object of the home cluster whose recorded epoch is `recorded`. Returns
     /// `None` if this hub is not the leader, or if a later leader has written the object. The hub then takes an
     /// epoch above the recorded one.
     pub fn mark(&self, recorded: Option<u64>) -> Option<u64> {
-        let ours = self.stand.get().tenure()?.epoch;
+        let ours = self.stand.get().leader_term()?.epoch;
         match verdict(ours, recorded) {
             Verdict::Write => Some(ours),
             Verdict::Overtaken(epoch) => {
@@ -178,7 +178,7 @@ impl Leader {
 
     /// Records the epochs of objects on the home cluster. The next leader takes an epoch above all of them.
     pub fn sees(&self, recorded: impl Iterator<Item = u64>) {
-        let ours = self.stand.get().tenure().map_or(0, |it| it.epoch);
+        let ours = self.stand.get().leader_term().map_or(0, |it| it.epoch);
         let greatest =
             recorded.filter(|it| matches!(verdict(ours, Some(*it)), Verdict::Overtaken(_)));
         if let Some(epoch) = greatest.max() {
@@ -224,7 +224,7 @@ impl std::fmt::Debug for LeaderElection {
 
 /// Handle of a running election.
 #[derive(Debug)]
-pub struct Standing {
+pub struct ElectionHandle {
     pub lead: Leader,
     leaving: CancellationToken,
     idle: CancellationToken,
@@ -233,12 +233,12 @@ pub struct Standing {
 type Taking = Pin<Box<dyn Future<Output = Result<u64, ApiError>> + Send>>;
 
 impl LeaderElection {
-    /// Starts a task that runs the election until [`Standing::leave`]. Calls `won` with each new epoch, before
+    /// Starts a task that runs the election until [`ElectionHandle::leave`]. Calls `won` with each new epoch, before
     /// the hub publishes its leadership. The second argument is true for the first epoch of a leader term.
     pub fn stand(
         self,
         won: impl Fn(&LeaderTerm, bool) + Send + 'static,
-    ) -> (Standing, impl Future<Output = ()> + Send + 'static) {
+    ) -> (ElectionHandle, impl Future<Output = ()> + Send + 'static) {
         let (holds, hold) = watch::channel(LeaseState::default());
         let (stand, stand_rx) = watch::channel(LeaderState::Standby { leader: None });
         let (leaving, idle) = (CancellationToken::new(), CancellationToken::new());
@@ -266,12 +266,12 @@ impl LeaderElection {
         let task = async {
             tokio::join!(lease, deciding);
         };
-        let standing = Standing {
+        let election_handle = ElectionHandle {
             lead,
             leaving,
             idle,
         };
-        (standing, task)
+        (election_handle, task)
     }
 
     async fn run(
@@ -282,7 +282,7 @@ impl LeaderElection {
         leaving: CancellationToken,
     ) {
         let mut ahead = self.ahead.subscribe();
-        let mut office = ElectionState::new(self.times);
+        let mut election = ElectionState::new(self.times);
         let mut taking: Option<Taking> = None;
         let mut taken = None;
         // The greatest epoch that this hub has taken.
@@ -291,8 +291,8 @@ impl LeaderElection {
         loop {
             let hold = holds.see();
             let now = BootTime::now();
-            let before = office.stand.clone();
-            let next = office.next(&Sight {
+            let before = election.stand.clone();
+            let next = election.next(&Sight {
                 hold: &hold,
                 ahead: ahead.see(),
                 taken: taken.take(),
@@ -308,21 +308,21 @@ impl LeaderElection {
                     desired::next_epoch(&client, &namespace, at_least).await
                 }));
             }
-            if office.stand != before {
-                if let LeaderState::Leading(tenure) = &office.stand
-                    && before.tenure() != Some(tenure)
+            if election.stand != before {
+                if let LeaderState::Leading(leader_term) = &election.stand
+                    && before.leader_term() != Some(leader_term)
                 {
-                    let begins = before.tenure().is_none();
-                    won(tenure, begins);
+                    let begins = before.leader_term().is_none();
+                    won(leader_term, begins);
                 }
-                self.tell(&before, &office.stand, now);
-                stand.send_replace(office.stand.clone());
+                self.tell(&before, &election.stand, now);
+                stand.send_replace(election.stand.clone());
             } else if late(renewed, hold.renewed, &self.times) {
                 // The Lease was stale before this renewal. Tasks that stopped writing must check again.
-                stand.send_replace(office.stand.clone());
+                stand.send_replace(election.stand.clone());
             }
             renewed = hold.renewed;
-            if office.stand == LeaderState::Leaving {
+            if election.stand == LeaderState::Leaving {
                 return;
             }
             tokio::select! {
@@ -350,39 +350,39 @@ impl LeaderElection {
                 Some(format!("standby: {leader} leads"))
             }
             LeaderState::Standby { leader: None } => {
-                if before.tenure().is_some() {
+                if before.leader_term().is_some() {
                     tracing::warn!("the lead is lost: nothing was heard of home for too long");
                 }
                 Some("standby: nobody leads yet".to_owned())
             }
             LeaderState::TakingEpoch => Some("standby: about to lead".to_owned()),
-            LeaderState::Leading(tenure) => {
+            LeaderState::Leading(leader_term) => {
                 match before {
                     LeaderState::Unconfirmed(_) => {
                         tracing::info!(
-                            epoch = tenure.epoch,
+                            epoch = leader_term.epoch,
                             "home answers again; the lead was kept"
                         );
                     }
                     LeaderState::Leading(_) => {
                         tracing::warn!(
-                            epoch = tenure.epoch,
+                            epoch = leader_term.epoch,
                             "a later epoch was known: home was restored, or another hub was here"
                         );
                     }
                     _ => {
                         tracing::info!(
-                            epoch = tenure.epoch,
-                            former = tenure.former,
+                            epoch = leader_term.epoch,
+                            former = leader_term.former,
                             "this hub leads"
                         );
                     }
                 }
                 None
             }
-            LeaderState::Unconfirmed(tenure) => {
+            LeaderState::Unconfirmed(leader_term) => {
                 tracing::warn!(
-                    led_for_s = now.since(tenure.since).as_secs(),
+                    led_for_s = now.since(leader_term.since).as_secs(),
                     "the Lease was not renewed in time: nothing is written until it is"
                 );
                 Some(
@@ -413,7 +413,7 @@ async fn ended(taking: &mut Option<Taking>) -> Result<u64, ApiError> {
     epoch
 }
 
-impl Standing {
+impl ElectionHandle {
     /// Stops new writes, waits for writes in flight, and then releases the Lease.
     pub async fn leave(&self) {
         self.leaving.cancel();

@@ -133,9 +133,9 @@ impl MemberRegistry {
     /// Begins a leader term. [`Self::get`] finds no member until the EdgeClusters are [listed](Self::listed_in)
     /// in it.
     pub fn begin_term(&self, since: BootTime) {
-        self.deployments.anew(since);
-        self.placements.anew(since);
-        self.reports.aim_anew();
+        self.deployments.reset_for_term(since);
+        self.placements.reset_for_term(since);
+        self.reports.reset_targets();
         let names: Vec<String> = {
             let mut state = self.lock();
             state.awaited = Some(since);
@@ -206,7 +206,7 @@ impl MemberRegistry {
                 Some(before) => {
                     refuse(
                         before,
-                        "its EdgeCluster was made anew; run 'kubectl krypton join' again",
+                        "its EdgeCluster was recreated; run 'kubectl krypton join' again",
                     );
                     Arc::clone(&before.published)
                 }
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn members_are_unknown_until_tenure_lists_edge_clusters() {
+    fn members_are_unknown_until_term_lists_edge_clusters() {
         let members = MemberRegistry::default();
         members.enter("a", "u");
         let [first, second] = [1, 2].map(|since| BootTime(Duration::from_secs(since)));

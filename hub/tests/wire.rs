@@ -313,9 +313,9 @@ fn hello(protocol: u32, version: &str) -> Hello {
 
 impl Home {
     /// Returns the number of messages of a kind.
-    fn count(&self, of: &'static str, kind: &'static str) -> u64 {
+    fn count(&self, sender: &'static str, kind: &'static str) -> u64 {
         let messages = &self.metrics.messages;
-        messages.get_or_create(&Message { of, kind }).get()
+        messages.get_or_create(&Message { sender, kind }).get()
     }
 }
 
@@ -572,7 +572,7 @@ async fn stale_or_unknown_member_is_refused_with_remedy() {
 }
 
 #[tokio::test]
-async fn new_enrolment_retries_until_edge_cluster_is_seen() {
+async fn new_enrollment_retries_until_edge_cluster_is_seen() {
     let mut home = Home::new().with_members(&names(1));
     let port = home.listen(None).await;
     let cases = [
@@ -872,12 +872,12 @@ async fn a_banned_member_is_cut_off_at_once() {
 
 #[tokio::test]
 async fn deleted_or_recreated_edge_cluster_disconnects_member() {
-    for anew in [false, true] {
+    for again in [false, true] {
         let home = Home::new().with_members(&names(1));
         let port = home.listen(None).await;
         let mut agent = Agent::start(home.dialer(port.address, "edge-0"), "a", "c");
         agent.has("1.0.0").await;
-        if anew {
+        if again {
             home.members.enter("edge-0", "another-uid");
         } else {
             home.members.retain(|_| false, |_| false, |_| true);
@@ -1034,7 +1034,7 @@ async fn flooding_agent_is_throttled_without_loss_or_disruption() {
         say.send(AgentMessage { kind: Some(last) }).await.unwrap();
     });
     // The throttled agent still receives changes, and other agents' reports arrive.
-    until(|| home.metrics.slowed.get() > 0).await;
+    until(|| home.metrics.throttled.get() > 0).await;
     home.give(&members, "1.0.1");
     other.has("1.0.1").await;
     let Say::Desired(_) = loud.hear().await.unwrap() else {
@@ -1084,7 +1084,7 @@ async fn flooding_agent_disconnect_is_detected_despite_backlog() {
         }
     });
     // The queue of unread messages is full.
-    until(|| home.metrics.slowed.get() > 0 && loud.say.capacity() == 0).await;
+    until(|| home.metrics.throttled.get() > 0 && loud.say.capacity() == 0).await;
     let heard = home.count("agent", "report");
     flooding.abort();
     drop(loud);
@@ -1192,7 +1192,7 @@ async fn two_hundred_agents_at_once_are_all_served() {
     }
     assert_eq!(home.metrics.sessions.get(), 200);
     // They share one address, as behind a NAT. Concurrent handshakes stay within its share.
-    let most = home.metrics.door.handshakes_most.get();
+    let most = home.metrics.door.handshakes_max.get();
     assert!((1..=64).contains(&most), "{most}");
     println!("most handshakes at a time: {most}");
     for agent in agents {

@@ -65,7 +65,7 @@ fn fleet() -> Vec<Value> {
                 "applied": {"epoch": 1, "generation": 7, "digest": "abc"},
                 "desired": {"epoch": 1, "generation": 8, "chart": "r/c:1"},
                 "conditions": [condition("Connected", "True", "Connected", "ok")],
-                "holder": "hub-0",
+                "leaseHolder": "hub-0",
                 "clusterUID": "u-1",
                 "lastSeen": "2026-01-02T03:03:55Z",
             }),
@@ -159,13 +159,13 @@ fn deployments_table_shows_region_and_clusters() {
         "phase": "Ready",
         "lastAppliedChart": "https://charts.example.org/small:1.0.0",
         "lastMessage": "Successfully deployed to region rome",
-        "places": [place("paris", true), place("rome", false)],
+        "placements": [place("paris", true), place("rome", false)],
         "conditions": [condition("Ready", "True", "Deployed", "")],
     });
     let objects = [
         deployment("acme", moved),
         deployment("new", Value::Null),
-        deployment("odd", json!({"places": "none"})),
+        deployment("odd", json!({"placements": "none"})),
     ];
     let expected = "\
 NAMESPACE   NAME   REGION           CLUSTER               PHASE   READY     CHART         MESSAGE                                AGE
@@ -207,17 +207,18 @@ async fn single_tenant_view_has_row_per_cluster() {
             condition("ClusterError/edge-2", "True", "InstallFailed", "no room"),
         ],
     });
-    let of = |name: &str, connected: &str, standing: &str| {
-        let listed = json!({"namespace": "team", "name": "acme", "standing": standing, "reason": "Installed"});
-        let other = json!({"namespace": "team", "name": "other", "standing": "Error", "reason": "InstallFailed"});
+    let of = |name: &str, connected: &str, state: &str| {
+        let listed =
+            json!({"namespace": "team", "name": "acme", "state": state, "reason": "Installed"});
+        let other = json!({"namespace": "team", "name": "other", "state": "Error", "reason": "InstallFailed"});
         let status = json!({
             "conditions": [condition("Connected", connected, "Connected", "")],
-            "summarised": {"tenants": [other, listed], "omitted": 0},
+            "tenantSummaries": {"tenants": [other, listed], "omitted": 0},
         });
         cluster(name, json!({}), status)
     };
     let mut full = of("edge-4", "True", "Ready");
-    full["status"]["summarised"] = json!({"tenants": [], "omitted": 1});
+    full["status"]["tenantSummaries"] = json!({"tenants": [], "omitted": 1});
     let members = vec![
         of("edge-1", "True", "Ready"),
         of("edge-2", "True", "Ready"),
@@ -756,8 +757,9 @@ fn digest(of: &str) -> String {
 }
 
 fn stands(phase: &str) -> (u16, Value) {
-    let standing = json!({"phase": phase, "root": digest("new"), "since": "2026-01-02T03:00:05Z"});
-    authority(json!({"mesh.openkcm.io/ca-rotation": standing.to_string()}))
+    let rotation_state =
+        json!({"phase": phase, "root": digest("new"), "since": "2026-01-02T03:00:05Z"});
+    authority(json!({"mesh.openkcm.io/ca-rotation": rotation_state.to_string()}))
 }
 
 /// edge-1 and edge-4 are finished, edge-2 is disconnected, and edge-3 is too old to report its roots.
@@ -765,7 +767,7 @@ fn rotating() -> (u16, Value) {
     let with = |name: &str, roots: Value, connected: &str| {
         let status = json!({
             "certificateExpiry": "2026-02-01T00:00:00Z", "agentVersion": "0.1.0",
-            "lastSeen": "2026-01-02T03:02:05Z", "roots": roots,
+            "lastSeen": "2026-01-02T03:02:05Z", "trustedRoots": roots,
             "conditions": [condition("Connected", connected, "x", "")],
         });
         cluster(name, json!({}), status)

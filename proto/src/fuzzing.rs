@@ -124,6 +124,12 @@ mod tests {
     /// `WRITE_CORPUS=1` writes the seeds.
     #[test]
     fn each_seed_keeps_its_promises() {
+        write_agent_seeds();
+        write_hub_seeds();
+        shared::replay(TARGETS);
+    }
+
+    fn write_agent_seeds() {
         let state = |message: &str| v1::TenantState {
             observed_generation: 3,
             applied_chart: "https://example.com/small:1.0.0".to_owned(),
@@ -238,6 +244,9 @@ mod tests {
                 ("refused-cut", vec![0x12, 0x20, 0x0a]),
             ],
         );
+    }
+
+    fn write_hub_seeds() {
         let desired = serde_json::json!({
             "version": {"epoch": 1, "generation": 2},
             "chart": {
@@ -319,6 +328,5 @@ mod tests {
                 ),
             ],
         );
-        shared::replay(TARGETS);
     }
 }

@@ -14,6 +14,7 @@ pub mod v1 {
         clippy::large_enum_variant,
         reason = "of a session's messages one lives at a time, and the largest is the one that matters"
     )]
+    #![allow(clippy::too_many_lines, reason = "generated")]
     tonic::include_proto!("krypton.fleet.v1");
 }
 

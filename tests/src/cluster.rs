@@ -317,11 +317,11 @@ impl Cluster {
 
     /// Returns an invocation of kubectl or Helm for this cluster, without arguments.
     pub fn command(&self, tool: &str) -> Invocation {
-        self.aim(&self.tools.binary(tool))
+        self.invocation(&self.tools.binary(tool))
     }
 
     /// Like `command`, for any program that reads KUBECONFIG.
-    pub fn aim(&self, program: &Path) -> Invocation {
+    pub fn invocation(&self, program: &Path) -> Invocation {
         let home = self.components.home();
         Invocation::new(program)
             .env("PATH", path_with(&self.tools))

@@ -217,7 +217,7 @@ pub async fn join_command(
 async fn join(home: &Cluster, namespace: &str, name: &str, more: &[&str]) -> Result<String> {
     let program = KUBECTL_KRYPTON.find()?;
     let join = home
-        .aim(&program)
+        .invocation(&program)
         .args(["join", name, "-n", namespace, "--ttl", "1h"])
         .args(more.iter().copied());
     eventually("a join bundle", async || {
@@ -232,7 +232,7 @@ async fn join(home: &Cluster, namespace: &str, name: &str, more: &[&str]) -> Res
 /// Returns an error with the command's message if the command fails or times out.
 pub async fn kubectl_krypton(home: &Cluster, words: &[&str]) -> Result<String> {
     let program = KUBECTL_KRYPTON.find()?;
-    let run = home.aim(&program).args(words.iter().copied());
+    let run = home.invocation(&program).args(words.iter().copied());
     run.output(JOIN_DEADLINE).await
 }
 
@@ -242,7 +242,7 @@ pub async fn kubectl_krypton(home: &Cluster, words: &[&str]) -> Result<String> {
 /// Returns an error if the command can't be started or times out.
 pub async fn krypton_ends(home: &Cluster, words: &[&str]) -> Result<Ran> {
     let program = krypton_program()?;
-    let run = home.aim(&program).args(words.iter().copied());
+    let run = home.invocation(&program).args(words.iter().copied());
     run.run(JOIN_DEADLINE).await
 }
 

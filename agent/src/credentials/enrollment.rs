@@ -39,20 +39,20 @@ const ROOTS_RETRY_MAX: Duration = Duration::from_secs(60);
 
 /// Reason why the agent got no certificate.
 #[derive(Debug, Error)]
-pub enum EnrolError {
+pub enum EnrollError {
     #[error("the hub could not be asked for a certificate")]
     Dial(#[source] DialError),
-    #[error("the hub at {address} gives cluster {cluster} no certificate: {words}")]
+    #[error("the hub at {address} gives cluster {cluster} no certificate: {message}")]
     Refused {
         address: String,
         cluster: String,
-        words: String,
+        message: String,
     },
-    #[error("asking the hub at {address} for a certificate failed ({code:?}): {words}")]
+    #[error("asking the hub at {address} for a certificate failed ({code:?}): {message}")]
     Call {
         address: String,
         code: Code,
-        words: String,
+        message: String,
     },
     #[error("the hub at {address} gave no certificate within {} s", CALL.as_secs())]
     Deadline { address: String },
@@ -84,13 +84,13 @@ pub enum EnrolError {
     Gone,
 }
 
-impl EnrolError {
+impl EnrollError {
     fn of(connection: &Connection, cluster: &str, status: &Status) -> Self {
         if let Some(refused) = connection.refused() {
             return Self::Dial(refused);
         }
         let address = connection.address().to_owned();
-        let words = status.message().chars().take(500).collect();
+        let message = status.message().chars().take(500).collect();
         match status.code() {
             Code::PermissionDenied
             | Code::FailedPrecondition
@@ -100,12 +100,12 @@ impl EnrolError {
             | Code::Unimplemented => Self::Refused {
                 address,
                 cluster: cluster.to_owned(),
-                words,
+                message,
             },
             code => Self::Call {
                 address,
                 code,
-                words,
+                message,
             },
         }
     }
@@ -132,14 +132,14 @@ impl EnrolError {
 
 /// Requests a certificate for `key` with the bundle's token. Connects to the hub at `addresses`, which may differ from
 /// the bundle's.
-pub async fn enrol(
+pub async fn enroll(
     bundle: &JoinBundle,
     addresses: Vec<String>,
     key: &KeyPair,
     cluster_uid: &str,
-) -> Result<Enrolled, EnrolError> {
-    let roots = bundle.roots().map_err(EnrolError::Bundle)?;
-    let config = tls::client_config(&roots, None).map_err(EnrolError::Tls)?;
+) -> Result<Enrolled, EnrollError> {
+    let roots = bundle.roots().map_err(EnrollError::Bundle)?;
+    let config = tls::client_config(&roots, None).map_err(EnrollError::Tls)?;
     let tls = Arc::new(ArcSwap::from_pointee(config));
     let dialer = Dialer::new(addresses, tls);
     let request = EnrollRequest {
@@ -150,15 +150,15 @@ pub async fn enrol(
     };
     let mut left = dialer.ways();
     let (connection, answer) = loop {
-        let connection = dialer.connect().await.map_err(EnrolError::Dial)?;
+        let connection = dialer.connect().await.map_err(EnrollError::Dial)?;
         let mut client = connection.enrollment();
-        let asked = effect!("enrolment.enrol", client.enroll(request.clone()));
+        let asked = effect!("enrollment.enroll", client.enroll(request.clone()));
         let answer = tokio::time::timeout(CALL, asked).await;
         left = left.saturating_sub(1);
         match answered(&connection, &bundle.cluster, answer) {
             Ok(answer) => break (connection, answer),
             // A hub that is not the leader returns this code. A retry with the same key does not use the token twice.
-            Err(EnrolError::Call {
+            Err(EnrollError::Call {
                 code: Code::Unavailable,
                 ..
             }) if left > 0 => dialer.pass_on(connection.address()),
@@ -337,7 +337,7 @@ impl Keeper {
             }
             // Retry also errors that the user must fix, such as a missing permission: the hub announces its roots only
             // once.
-            Err(error) if !matches!(error, EnrolError::Roots(_) | EnrolError::Tls(_)) => {
+            Err(error) if !matches!(error, EnrollError::Roots(_) | EnrollError::Tls(_)) => {
                 self.failures += 1;
                 let pause = backoff(self.failures, ROOTS_RETRY_MAX, rand::random());
                 self.times.roots = Some(BootTime(BootTime::now().0 + pause));
@@ -400,13 +400,13 @@ impl Keeper {
     }
 
     /// Uses `next` for new connections. If the certificate is new, the session reconnects immediately.
-    fn adopt(&self, next: &Kept) -> Result<Timestamp, EnrolError> {
+    fn adopt(&self, next: &Kept) -> Result<Timestamp, EnrollError> {
         let Some(enrolled) = &next.identity.enrolled else {
-            return Err(EnrolError::Gone);
+            return Err(EnrollError::Gone);
         };
         let config = enrolled
             .client_config(&next.identity.key)
-            .map_err(EnrolError::Tls)?;
+            .map_err(EnrollError::Tls)?;
         let before = self.kept.identity.enrolled.as_ref();
         match before.is_some_and(|before| before.certificates == enrolled.certificates) {
             true => self.dialer.replace(config),
@@ -427,30 +427,30 @@ async fn keep_roots(
     store: &Store,
     ours: &Kept,
     roots: Vec<CertificateDer<'static>>,
-) -> Result<Kept, EnrolError> {
-    let trusted = ours.identity.enrolled.as_ref().ok_or(EnrolError::Gone)?;
-    trusted_roots::check(&trusted.roots, &roots).map_err(EnrolError::Roots)?;
-    let stored = store.read().await.map_err(EnrolError::Keep)?;
-    let stored = stored.ok_or(EnrolError::Gone)?;
+) -> Result<Kept, EnrollError> {
+    let trusted = ours.identity.enrolled.as_ref().ok_or(EnrollError::Gone)?;
+    trusted_roots::check(&trusted.roots, &roots).map_err(EnrollError::Roots)?;
+    let stored = store.read().await.map_err(EnrollError::Keep)?;
+    let stored = stored.ok_or(EnrollError::Gone)?;
     let mut identity = match expires(&stored) >= expires(ours) {
         true => stored.identity.clone(),
         false => ours.identity.clone(),
     };
-    let enrolled = identity.enrolled.as_mut().ok_or(EnrolError::Gone)?;
+    let enrolled = identity.enrolled.as_mut().ok_or(EnrollError::Gone)?;
     enrolled.roots = roots;
     // Never store an identity that TLS rejects.
     enrolled
         .client_config(&identity.key)
-        .map_err(EnrolError::Tls)?;
+        .map_err(EnrollError::Tls)?;
     if identity.enrolled == stored.identity.enrolled {
         return Ok(stored);
     }
     let wanted = identity.enrolled.clone();
     let kept = store.keep(stored, identity).await;
-    let kept = kept.map_err(EnrolError::Keep)?;
+    let kept = kept.map_err(EnrollError::Keep)?;
     match kept.identity.enrolled == wanted {
         true => Ok(kept),
-        false => Err(EnrolError::Overtaken),
+        false => Err(EnrollError::Overtaken),
     }
 }
 
@@ -459,32 +459,32 @@ pub async fn renew(
     store: &Store,
     ours: &Kept,
     link: &mut watch::Receiver<Link>,
-) -> Result<Kept, EnrolError> {
-    let stored = store.read().await.map_err(EnrolError::Keep)?;
+) -> Result<Kept, EnrollError> {
+    let stored = store.read().await.map_err(EnrollError::Keep)?;
     let base = match stored {
         Some(stored) if expires(&stored) > expires(ours) => return Ok(stored),
         Some(stored) => stored,
-        None => return Err(EnrolError::Gone),
+        None => return Err(EnrollError::Gone),
     };
     let Some(enrolled) = &base.identity.enrolled else {
-        return Err(EnrolError::Gone);
+        return Err(EnrollError::Gone);
     };
     let membership = enrolled.membership();
     let trusted = ours.identity.enrolled.as_ref().unwrap_or(enrolled);
     // The session logs the reason if it is down.
     drop(tokio::time::timeout(LOOK_EVERY, link.wait_for(Link::is_up)).await);
     let connection = link.see().connection().cloned();
-    let connection = connection.ok_or(EnrolError::NoSession)?;
-    let key = new_key().map_err(EnrolError::Keep)?;
+    let connection = connection.ok_or(EnrollError::NoSession)?;
+    let key = new_key().map_err(EnrollError::Keep)?;
     let message = RenewRequest {
         certificate_request: request(&key)?.into(),
     };
     let mut client = connection.fleet();
-    let asked = effect!("enrolment.renew", client.renew(message));
+    let asked = effect!("enrollment.renew", client.renew(message));
     let answer = tokio::time::timeout(CALL, asked).await;
     let answer = answered(&connection, &membership.cluster, answer)?;
     let roots = ders(answer.roots);
-    trusted_roots::check(&trusted.roots, &roots).map_err(EnrolError::Roots)?;
+    trusted_roots::check(&trusted.roots, &roots).map_err(EnrollError::Roots)?;
     let enrolled = checked(
         &connection,
         &key,
@@ -498,19 +498,19 @@ pub async fn renew(
     };
     let wanted = identity.enrolled.clone();
     let kept = store.keep(base, identity).await;
-    let kept = kept.map_err(EnrolError::Keep)?;
+    let kept = kept.map_err(EnrollError::Keep)?;
     // The Secret now holds another replica's write. It is either a renewal, or only new roots with the old certificate.
     match kept.identity.enrolled == wanted || expires(&kept) > expires(ours) {
         true => Ok(kept),
-        false => Err(EnrolError::Overtaken),
+        false => Err(EnrollError::Overtaken),
     }
 }
 
-fn request(key: &KeyPair) -> Result<Vec<u8>, EnrolError> {
+fn request(key: &KeyPair) -> Result<Vec<u8>, EnrollError> {
     // The hub uses only the key of the request.
     let request = CertificateParams::default()
         .serialize_request(key)
-        .map_err(EnrolError::Request)?;
+        .map_err(EnrollError::Request)?;
     Ok(request.der().to_vec())
 }
 
@@ -518,11 +518,11 @@ fn answered<T>(
     connection: &Connection,
     cluster: &str,
     answer: Result<Result<tonic::Response<T>, Status>, tokio::time::error::Elapsed>,
-) -> Result<T, EnrolError> {
+) -> Result<T, EnrollError> {
     match answer {
         Ok(Ok(answer)) => Ok(answer.into_inner()),
-        Ok(Err(status)) => Err(EnrolError::of(connection, cluster, &status)),
-        Err(_) => Err(EnrolError::Deadline {
+        Ok(Err(status)) => Err(EnrollError::of(connection, cluster, &status)),
+        Err(_) => Err(EnrollError::Deadline {
             address: connection.address().to_owned(),
         }),
     }
@@ -534,15 +534,15 @@ fn checked(
     membership: Membership,
     certificates: Vec<CertificateDer<'static>>,
     roots: Vec<CertificateDer<'static>>,
-) -> Result<Enrolled, EnrolError> {
+) -> Result<Enrolled, EnrollError> {
     let enrolled = Enrolled::check(key, membership, certificates, roots).map_err(|source| {
-        EnrolError::Certificate {
+        EnrollError::Certificate {
             address: connection.address().to_owned(),
             source,
         }
     })?;
     // Never store an identity that TLS rejects.
-    enrolled.client_config(key).map_err(EnrolError::Tls)?;
+    enrolled.client_config(key).map_err(EnrollError::Tls)?;
     Ok(enrolled)
 }
 
@@ -576,7 +576,7 @@ mod tests {
     async fn hub_that_signs(authority: &Arc<FakeAuthority>, cluster: &'static str) -> FakeHub {
         let signing = Arc::clone(authority);
         let answers = Answers {
-            enrol: Box::new(move |request| {
+            enroll: Box::new(move |request| {
                 assert_eq!(request.cluster_uid, "uid-1");
                 let own = signing.sign(&request.certificate_request, cluster);
                 let roots = signing.roots();
@@ -591,8 +591,8 @@ mod tests {
         FakeHub::start_as(authority, own, answers, "127.0.0.1:0").await
     }
 
-    async fn enrolled(bundle: &JoinBundle, key: &KeyPair) -> Result<Enrolled, EnrolError> {
-        enrol(bundle, bundle.addresses.clone(), key, "uid-1").await
+    async fn enrolled(bundle: &JoinBundle, key: &KeyPair) -> Result<Enrolled, EnrollError> {
+        enroll(bundle, bundle.addresses.clone(), key, "uid-1").await
     }
 
     #[tokio::test]
@@ -627,9 +627,9 @@ mod tests {
     #[tokio::test]
     async fn a_refusal_ends_it_with_the_hubs_words() {
         let authority = FakeAuthority::new();
-        let words = "the join token of cluster edge-1 was used already by another key";
+        let message = "the join token of cluster edge-1 was used already by another key";
         let answers = Answers {
-            enrol: Box::new(move |_| Err(Status::failed_precondition(words))),
+            enroll: Box::new(move |_| Err(Status::failed_precondition(message))),
             ..Answers::default()
         };
         let own = authority.hub(Valid::Now);
@@ -637,7 +637,7 @@ mod tests {
         let error = enrolled(&bundle(&authority, &hub), &new_key().unwrap())
             .await
             .unwrap_err();
-        assert!(chain(&error).contains(words), "{error:?}");
+        assert!(chain(&error).contains(message), "{error:?}");
         assert!(!error.may_pass());
     }
 
@@ -651,7 +651,7 @@ mod tests {
         assert!(chain(&error).contains("another CA"), "{error:?}");
 
         let answers = Answers {
-            enrol: Box::new(|_| Err(Status::unavailable("busy"))),
+            enroll: Box::new(|_| Err(Status::unavailable("busy"))),
             ..Answers::default()
         };
         let own = authority.hub(Valid::Now);
@@ -756,7 +756,7 @@ mod tests {
         let store = store_overtaken_by(&before, &with_roots).await;
         let ours = store.read().await.unwrap().unwrap();
         let error = renew(&store, &ours, &mut link).await.unwrap_err();
-        assert!(matches!(error, EnrolError::Overtaken), "{error:?}");
+        assert!(matches!(error, EnrollError::Overtaken), "{error:?}");
         let stored = store.read().await.unwrap().unwrap();
         assert_eq!(stored.identity.enrolled, with_roots.enrolled);
         // The next attempt has no conflict.

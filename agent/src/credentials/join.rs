@@ -135,12 +135,12 @@ pub enum Start {
     /// Use the stored identity.
     AsBefore,
     /// Enroll with the bundle. A stored identity stays in use until the hub has responded.
-    Enrol,
+    Enroll,
 }
 
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error(
-    "this cluster has joined as {joined}, and the join bundle is for {wanted}; releases carry that name. Take the bundle away to go on as {joined}; to start anew as {wanted}, delete Secret {namespace}/{}",
+    "this cluster has joined as {joined}, and the join bundle is for {wanted}; releases carry that name. Take the bundle away to go on as {joined}; to start again as {wanted}, delete Secret {namespace}/{}",
     crate::credentials::store::SECRET
 )]
 pub struct OtherCluster {
@@ -166,7 +166,7 @@ pub fn decide(
             Ok(Start::AsBefore)
         }
         (Some(_), None) => Ok(Start::AsBefore),
-        (_, Some(_)) | (None, None) => Ok(Start::Enrol),
+        (_, Some(_)) | (None, None) => Ok(Start::Enroll),
     }
 }
 
@@ -201,15 +201,15 @@ mod tests {
     }
 
     #[test]
-    fn bundle_enrols_once_and_new_bundle_enrols_again() {
+    fn bundle_enrolls_once_and_new_bundle_enrolls_again() {
         let old = bundle("edge-1", 'a');
         let mine = enrolled(&old);
         let decide = |enrolled, bundle| decide(enrolled, bundle, "krypton-system");
-        assert_eq!(decide(None, Some(&old)), Ok(Start::Enrol));
+        assert_eq!(decide(None, Some(&old)), Ok(Start::Enroll));
         assert_eq!(decide(Some(&mine), None), Ok(Start::AsBefore));
         assert_eq!(decide(Some(&mine), Some(&old)), Ok(Start::AsBefore));
         let new = bundle("edge-1", 'b');
-        assert_eq!(decide(Some(&mine), Some(&new)), Ok(Start::Enrol));
+        assert_eq!(decide(Some(&mine), Some(&new)), Ok(Start::Enroll));
     }
 
     #[test]

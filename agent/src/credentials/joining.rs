@@ -8,7 +8,7 @@ use krypton_types::join_bundle::JoinBundle;
 use kube::Client;
 use tokio_util::sync::CancellationToken;
 
-use super::enrollment::{self, EnrolError};
+use super::enrollment::{self, EnrollError};
 use super::join::{self, JoinError, Places, Start};
 use super::store::{self, Enrolled, Identity, IdentityError, Kept, Store};
 
@@ -106,7 +106,7 @@ async fn join_once(joining: &Joining<'_>, stop: &CancellationToken) -> anyhow::R
     };
     let start = join::decide(before.as_ref(), bundle.as_ref(), &places.namespace)?;
     let bundle = match (start, bundle) {
-        (Start::Enrol, Some(bundle)) => bundle,
+        (Start::Enroll, Some(bundle)) => bundle,
         _ => {
             return Ok(match kept.zip(before) {
                 Some(joined) => Joined::As(Box::new(joined)),
@@ -135,7 +135,7 @@ async fn join_once(joining: &Joining<'_>, stop: &CancellationToken) -> anyhow::R
         (Ok(None), _) => return Ok(Joined::Stopped),
         (Err(error), Some(before)) => {
             tracing::error!(error = %chain(&error),
-                "joining anew failed; the agent goes on as it had joined before");
+                "joining again failed; the agent goes on as it had joined before");
             return Ok(Joined::As(Box::new((kept, before))));
         }
         // Another replica may have used the token with a key that replaced ours.
@@ -170,12 +170,12 @@ async fn ask(
     bundle: &JoinBundle,
     identity: &Identity,
     stop: &CancellationToken,
-) -> Result<Option<Enrolled>, EnrolError> {
+) -> Result<Option<Enrolled>, EnrollError> {
     let new = identity.enrolled.is_none();
-    let may_pass = |error: &EnrolError| new && error.may_pass();
-    retry_until_ready("enrolment", stop, may_pass, async || {
+    let may_pass = |error: &EnrollError| new && error.may_pass();
+    retry_until_ready("enrollment", stop, may_pass, async || {
         let addresses = addresses(joining.hub, &bundle.addresses);
-        enrollment::enrol(bundle, addresses, &identity.key, &joining.cluster.uid).await
+        enrollment::enroll(bundle, addresses, &identity.key, &joining.cluster.uid).await
     })
     .await
 }

@@ -37,7 +37,7 @@ pub enum TrustError {
     #[error("one of them is no X.509 certificate of a CA")]
     NotAnAuthority,
     #[error(
-        "none of them is trusted until now; if the hub's CA was made anew on purpose, run 'kubectl krypton join' again"
+        "none of them is trusted until now; if the hub's CA was recreated on purpose, run 'kubectl krypton join' again"
     )]
     Strangers,
 }

@@ -77,9 +77,9 @@ impl HubChart {
         let got = download(&connection, digest, &mut growing.part).await;
         got.map_err(|problem| match problem {
             Problem::Call(status) => {
-                let words: String = status.message().chars().take(500).collect();
+                let message: String = status.message().chars().take(500).collect();
                 let address = connection.address();
-                format!("the hub at {address} does not give it: {words}")
+                format!("the hub at {address} does not give it: {message}")
             }
             Problem::Content(problem) => {
                 // Discard corrupt content instead of resuming it.

@@ -21,6 +21,7 @@ mod archive;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod archive_promises;
 mod astray;
+mod cache_state;
 mod credentials;
 mod download;
 mod error;
@@ -33,18 +34,17 @@ mod private_tests;
 pub(crate) mod provenance;
 pub(crate) mod range;
 mod source;
-mod standing;
 #[cfg(test)]
 mod tests;
 pub(crate) mod version;
 
 pub use archive::ArchiveError;
+pub use cache_state::CacheState;
 pub use credentials::{Credentials, CredentialsError};
 pub use download::CHART_LIMIT;
 pub use error::{ChartError, ChartFault};
 pub use provenance::Prover;
 pub use source::ChartSource;
-pub use standing::Standing;
 pub use version::{exact_version, is_range};
 
 use download::Way;
@@ -448,15 +448,15 @@ impl ChartCache {
     /// Records the outcome of a fetch in the metrics and in a span.
     async fn counted(
         &self,
-        from: &'static str,
+        source: &'static str,
         chart: &ChartRef,
         fetch: impl Future<Output = Result<Fetched, ChartError>>,
     ) -> Result<Fetched, ChartError> {
-        let span = tracing::error_span!("chart", %chart, from, outcome = Empty);
+        let span = tracing::error_span!("chart", %chart, source, outcome = Empty);
         let since = BootTime::now();
         let fetched = fetch.instrument(span.clone()).await;
         let took = BootTime::now().since(since);
-        let outcome = self.metrics.fetched(from, took, fetched.as_ref().err());
+        let outcome = self.metrics.fetched(source, took, fetched.as_ref().err());
         span.record("outcome", outcome);
         fetched
     }

@@ -133,7 +133,7 @@ impl Upgrade {
     fn verb(&self) -> &'static str {
         let run = self.labels.get(RUN_LABEL);
         match (self.again, run) {
-            (true, _) => "repeat",
+            (true, _) => "reinstall",
             (false, Some(run)) if run.starts_with(INSTALL_RUN) => "install",
             (false, _) => "upgrade",
         }
@@ -470,12 +470,12 @@ impl Helm {
 
     /// Waits for the right to run Helm for this member. A run's deadline starts after this wait, so a run
     /// that hangs does not shorten the time of the next one.
-    pub async fn slot(&self, member: &str, urgency: Priority) -> Slot {
+    pub async fn slot(&self, member: &str, priority: Priority) -> Slot {
         let since = BootTime::now();
-        let waits = self.metrics.waits(urgency);
-        let slot = self.slots.take(member, urgency).await;
+        let waits = self.metrics.waits(priority);
+        let slot = self.slots.take(member, priority).await;
         drop(waits);
-        self.metrics.waited(urgency, BootTime::now().since(since));
+        self.metrics.waited(priority, BootTime::now().since(since));
         slot
     }
 
@@ -638,7 +638,7 @@ impl Helm {
         stop: &StopSignal,
     ) -> Result<bool, HelmError> {
         let run = self.run_look(slot, look, stop);
-        self.counted("look", run).await
+        self.counted("get", run).await
     }
 
     async fn run_look(

@@ -6,7 +6,7 @@ use krypton_runtime::clock::BootTime;
 use krypton_types::conditions::reason;
 use serde::Serialize;
 
-use crate::chart::{ChartFault, ChartRef, Standing};
+use crate::chart::{CacheState, ChartFault, ChartRef};
 use crate::driver::Load;
 
 /// Reference to a chart, without the user, password and query of its repository's URL.
@@ -31,7 +31,7 @@ pub struct HelmNow {
 #[serde(rename_all = "camelCase")]
 struct WaitingNow {
     member: String,
-    urgency: &'static str,
+    priority: &'static str,
     for_seconds: u64,
 }
 
@@ -75,9 +75,9 @@ impl HelmNow {
             per_member: load.per_member,
             running: load.running,
             waiting: waiting
-                .map(|(member, urgency, since)| WaitingNow {
+                .map(|(member, priority, since)| WaitingNow {
                     member,
-                    urgency: urgency.name(),
+                    priority: priority.name(),
                     for_seconds: now.since(since).as_secs(),
                 })
                 .collect(),
@@ -87,16 +87,16 @@ impl HelmNow {
 
 impl CachedChart {
     /// Returns all charts, sorted by their reference.
-    pub fn all(standing: Vec<(ChartRef, Standing)>, now: BootTime) -> Vec<Self> {
-        let each = standing.into_iter();
+    pub fn all(cache_state: Vec<(ChartRef, CacheState)>, now: BootTime) -> Vec<Self> {
+        let each = cache_state.into_iter();
         let mut all: Vec<Self> = each
-            .map(|(chart, standing)| Self::of(&chart, standing, now))
+            .map(|(chart, cache_state)| Self::of(&chart, cache_state, now))
             .collect();
         all.sort_by(|one, other| one.chart.cmp(&other.chart));
         all
     }
 
-    fn of(chart: &ChartRef, standing: Standing, now: BootTime) -> Self {
+    fn of(chart: &ChartRef, cache_state: CacheState, now: BootTime) -> Self {
         let fetching = Self {
             chart: ChartShown::of(&chart.repo, &chart.name, &chart.version),
             state: "fetching",
@@ -107,9 +107,9 @@ impl CachedChart {
             attempts: 0,
             retry_in_seconds: None,
         };
-        match standing {
-            Standing::Fetching => fetching,
-            Standing::Here {
+        match cache_state {
+            CacheState::Fetching => fetching,
+            CacheState::Here {
                 since,
                 version,
                 sha256,
@@ -120,7 +120,7 @@ impl CachedChart {
                 sha256: Some(sha256),
                 ..fetching
             },
-            Standing::Failed {
+            CacheState::Failed {
                 fault,
                 times,
                 since,

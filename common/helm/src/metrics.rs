@@ -23,10 +23,10 @@ pub type Histograms = Family<Labels<1>, Histogram, fn() -> Histogram>;
 pub const HELM_VERBS: [&str; 6] = [
     "install",
     "upgrade",
-    "repeat",
+    "reinstall",
     "rollback",
     "uninstall",
-    "look",
+    "get",
 ];
 /// Values of the `outcome` label of Helm runs.
 pub const HELM_OUTCOMES: [&str; 8] = [
@@ -87,9 +87,9 @@ impl Default for HelmMetrics {
                 drop(this.runs.get_or_create(&labels));
             }
         }
-        for urgency in [Priority::High, Priority::Low].map(Priority::name) {
-            drop(this.wait_duration.get_or_create(&[("urgency", urgency)]));
-            drop(this.waiting.get_or_create(&[("urgency", urgency)]));
+        for priority in [Priority::High, Priority::Low].map(Priority::name) {
+            drop(this.wait_duration.get_or_create(&[("priority", priority)]));
+            drop(this.waiting.get_or_create(&[("priority", priority)]));
         }
         this
     }
@@ -103,10 +103,10 @@ impl Default for ChartMetrics {
             hits: Counter::default(),
             here: Gauge::default(),
         };
-        for from in CHART_SOURCES {
-            drop(this.fetch_duration.get_or_create(&[("from", from)]));
+        for source in CHART_SOURCES {
+            drop(this.fetch_duration.get_or_create(&[("source", source)]));
             for outcome in CHART_OUTCOMES {
-                let labels = [("from", from), ("outcome", outcome)];
+                let labels = [("source", source), ("outcome", outcome)];
                 drop(this.fetches.get_or_create(&labels));
             }
         }
@@ -150,50 +150,46 @@ impl HelmMetrics {
     }
 
     /// Counts a waiting run until the result is dropped.
-    pub(crate) fn waits(&self, urgency: Priority) -> Counted {
-        let waiting = self.waiting.get_or_create(&[("urgency", urgency.name())]);
+    pub(crate) fn waits(&self, priority: Priority) -> Counted {
+        let waiting = self.waiting.get_or_create(&[("priority", priority.name())]);
         Counted::by(&waiting)
     }
 
-    pub(crate) fn waited(&self, urgency: Priority, for_: Duration) {
+    pub(crate) fn waited(&self, priority: Priority, for_: Duration) {
         let wait = self
             .wait_duration
-            .get_or_create(&[("urgency", urgency.name())]);
+            .get_or_create(&[("priority", priority.name())]);
         wait.observe(for_.as_secs_f64());
     }
 
     /// Registers all metrics in `registry`.
     pub fn register(&self, registry: &mut Registry) {
-        registry.register(
-            "helm_runs",
-            "Runs of helm that have ended",
-            self.runs.clone(),
-        );
+        registry.register("helm_runs", "Completed Helm runs", self.runs.clone());
         registry.register_with_unit(
             "helm_run_duration",
-            "From the right to run helm to its end",
+            "Duration of Helm runs, from the slot to the end",
             Unit::Seconds,
             self.run_duration.clone(),
         );
         registry.register_with_unit(
             "helm_wait_duration",
-            "Waiting for the right to run helm",
+            "Time that a Helm run waited for a slot",
             Unit::Seconds,
             self.wait_duration.clone(),
         );
         registry.register(
             "helm_runs_in_flight",
-            "Rights to run helm that are taken",
+            "Helm slots in use",
             self.in_flight.clone(),
         );
         registry.register(
             "helm_runs_limit",
-            "How many helm processes may live at once",
+            "Number of Helm slots",
             self.limit.clone(),
         );
         registry.register(
             "helm_waiting",
-            "Tenants and deployments that wait for the right to run helm",
+            "Tenants and KryptonDeployments that wait for a Helm slot",
             self.waiting.clone(),
         );
     }
@@ -203,7 +199,7 @@ impl ChartMetrics {
     /// Records a fetch from the `repository` or the `hub`. Returns the value of the `outcome` label.
     pub(crate) fn fetched(
         &self,
-        from: &'static str,
+        source: &'static str,
         took: Duration,
         error: Option<&ChartError>,
     ) -> &'static str {
@@ -213,9 +209,9 @@ impl ChartMetrics {
             Some(ChartFault::VersionNotFound) => "version_not_found",
             Some(ChartFault::VersionInvalid) => "version_invalid",
         };
-        let labels = [("from", from), ("outcome", outcome)];
+        let labels = [("source", source), ("outcome", outcome)];
         self.fetches.get_or_create(&labels).inc();
-        let duration = self.fetch_duration.get_or_create(&[("from", from)]);
+        let duration = self.fetch_duration.get_or_create(&[("source", source)]);
         duration.observe(took.as_secs_f64());
         outcome
     }
@@ -224,23 +220,23 @@ impl ChartMetrics {
     pub fn register(&self, registry: &mut Registry) {
         registry.register(
             "chart_fetches",
-            "Fetches of a chart that have ended",
+            "Completed chart fetches",
             self.fetches.clone(),
         );
         registry.register_with_unit(
             "chart_fetch_duration",
-            "From asking for a chart to having it checked and stored",
+            "Time from the request for a chart until it is verified and stored",
             Unit::Seconds,
             self.fetch_duration.clone(),
         );
         registry.register(
             "chart_cache_hits",
-            "Charts that were asked for and were here",
+            "Requests for a chart that the cache answered",
             self.hits.clone(),
         );
         registry.register(
             "chart_cache_charts",
-            "Charts that are here",
+            "Charts in the cache",
             self.here.clone(),
         );
     }

@@ -55,7 +55,7 @@ pub struct Load {
 #[derive(Debug)]
 struct Waiting {
     member: String,
-    urgency: Priority,
+    priority: Priority,
     since: BootTime,
     give: oneshot::Sender<Slot>,
 }
@@ -116,7 +116,7 @@ impl Slots {
     }
 
     /// Waits for a slot. Dropping the future removes the run from the queue without side effects.
-    pub(super) async fn take(&self, member: &str, urgency: Priority) -> Slot {
+    pub(super) async fn take(&self, member: &str, priority: Priority) -> Slot {
         let (give, taken) = oneshot::channel();
         let number = {
             let mut state = self.lock();
@@ -124,7 +124,7 @@ impl Slots {
             let number = state.number;
             let waiting = Waiting {
                 member: member.to_owned(),
-                urgency,
+                priority,
                 since: BootTime::now(),
                 give,
             };
@@ -146,7 +146,7 @@ impl Slots {
             per_member: self.0.limits.per_member,
             running: state.running.clone(),
             waiting: waiting
-                .map(|waiting| (waiting.member.clone(), waiting.urgency, waiting.since))
+                .map(|waiting| (waiting.member.clone(), waiting.priority, waiting.since))
                 .collect(),
         }
     }
@@ -173,18 +173,18 @@ impl Slots {
             .filter(|(_, waiting)| load(&waiting.member) < limits.per_member)
             .map(|(number, waiting)| Waiter {
                 number: *number,
-                urgency: waiting.urgency,
+                priority: waiting.priority,
                 since: waiting.since,
                 load: load(&waiting.member),
             });
         let number = priority::next(waiting, state.last, BootTime::now())?;
         let Waiting {
             member,
-            urgency,
+            priority,
             give,
             ..
         } = state.waiting.remove(&number)?;
-        state.last = Some(urgency);
+        state.last = Some(priority);
         state.in_all += 1;
         self.0.taken.inc();
         *state.running.entry(member.clone()).or_default() += 1;
@@ -266,8 +266,8 @@ mod tests {
             for (step, member, high, pick) in steps {
                 match step {
                     0 | 1 => {
-                        let urgency = if high { Priority::High } else { Priority::Low };
-                        waiting.push((member, Box::pin(slots.take(names[member], urgency))));
+                        let priority = if high { Priority::High } else { Priority::Low };
+                        waiting.push((member, Box::pin(slots.take(names[member], priority))));
                     }
                     2 if !held.is_empty() => drop(held.remove(pick % held.len())),
                     3 if !waiting.is_empty() => drop(waiting.remove(pick % waiting.len())),

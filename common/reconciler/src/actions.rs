@@ -106,7 +106,7 @@ pub(super) struct JobResult {
     pub next: Option<Next>,
     pub tenant: Option<Tenant>,
     pub release: Option<ReleaseNews>,
-    pub facts: Option<Release>,
+    pub release_details: Option<Release>,
     /// See `plan::Memory::unrecorded`.
     pub unrecorded: Option<(u32, bool)>,
     pub workspace: Option<ObjectMeta>,
@@ -131,7 +131,7 @@ pub(super) enum ReleaseNews {
         metas: Vec<ObjectMeta>,
         version: u64,
     },
-    /// One revision. `JobResult::facts` has its content if it could be decoded.
+    /// One revision. `JobResult::release_details` has its content if it could be decoded.
     One(Box<ObjectMeta>),
 }
 
@@ -157,8 +157,8 @@ impl ActionError {
     pub(super) fn outcome(&self) -> &'static str {
         match self {
             Self::Failed { .. } => "failed",
-            Self::Conflict => "stale",
-            Self::Transient(_) | Self::Refused(_) => "passing",
+            Self::Conflict => "conflict",
+            Self::Transient(_) | Self::Refused(_) => "transient",
         }
     }
 }
@@ -191,7 +191,7 @@ impl ActionRunner {
             next: job.next,
             tenant: None,
             release: None,
-            facts: None,
+            release_details: None,
             unrecorded: None,
             workspace: None,
             applied: None,
@@ -293,12 +293,12 @@ impl ActionRunner {
         match owner {
             ReleaseOwner::Tenant(tenant) => self.events.tell(tenant.object_ref(&()), told),
             ReleaseOwner::Deployment(order) => {
-                let deed = ReportedEvent {
+                let reported_event = ReportedEvent {
                     at: u64::try_from(clock::wall().as_nanosecond()).unwrap_or_default(),
                     reason: told.reason.to_owned(),
                     message: told.message,
                 };
-                self.report_store.did(order, deed);
+                self.report_store.did(order, reported_event);
             }
         }
     }

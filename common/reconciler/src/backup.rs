@@ -49,7 +49,7 @@ const CLOCKS_DIFFER_BY: SignedDuration = SignedDuration::from_secs(60);
 const LARGEST: u64 = 16 << 20;
 
 #[derive(Debug, Error)]
-pub enum RescueError {
+pub enum BackupError {
     #[error(transparent)]
     Api(#[from] ApiError),
     #[error(
@@ -171,7 +171,7 @@ pub async fn keep_and_release(
     client: &Client,
     crd_deleted: Timestamp,
     known: &Deletions,
-) -> Result<(usize, Option<RescueError>), RescueError> {
+) -> Result<(usize, Option<BackupError>), BackupError> {
     let all: Api<DeserializeGuard<Tenant>> = Api::all(client.clone());
     let mut params = ListParams::default().limit(PAGE);
     let (mut released, mut refused) = (0, None);
@@ -196,14 +196,14 @@ pub async fn keep_and_release(
             }
         }
         let more = pages.follow(&mut params, list.metadata, objects);
-        if !more.map_err(|beyond| RescueError::Endless("Tenants", beyond))? {
+        if !more.map_err(|beyond| BackupError::Endless("Tenants", beyond))? {
             return Ok((released, refused));
         }
     }
 }
 
 /// Returns true if the finalizer was removed.
-async fn keep_one(client: &Client, tenant: &Tenant, deleted: Deleted) -> Result<bool, RescueError> {
+async fn keep_one(client: &Client, tenant: &Tenant, deleted: Deleted) -> Result<bool, BackupError> {
     keep(client, Kept::of(tenant, deleted)).await?;
     let ours = [names::TENANT_FINALIZER, names::PLACED_FINALIZER];
     let finalizers = tenant.finalizers().iter();
@@ -216,7 +216,7 @@ async fn keep_one(client: &Client, tenant: &Tenant, deleted: Deleted) -> Result<
     });
     let params = PatchParams::default();
     let (name, patch) = (tenant.name_any(), Patch::Merge(&patch));
-    let patching = effect!("rescue.let-go", api.patch_metadata(&name, &params, &patch));
+    let patching = effect!("backup.let-go", api.patch_metadata(&name, &params, &patch));
     match call_within(DEADLINE, format!("letting go of Tenant {name}"), patching).await {
         Ok(_) => Ok(true),
         // Deleted, or written by another client: the next round retries.
@@ -238,7 +238,7 @@ impl Kept {
 }
 
 /// Writes the record and replaces an older one of this name.
-async fn keep(client: &Client, tenant: Kept) -> Result<(), RescueError> {
+async fn keep(client: &Client, tenant: Kept) -> Result<(), BackupError> {
     let api: Api<Secret> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
     let name = record_name(&tenant.namespace, &tenant.name);
     let reading = format!("reading Secret {SYSTEM_NAMESPACE}/{name}");
@@ -261,7 +261,7 @@ async fn keep(client: &Client, tenant: Kept) -> Result<(), RescueError> {
         }
     };
     let attempt = format!("writing Secret {SYSTEM_NAMESPACE}/{name}");
-    call_within(DEADLINE, attempt, effect!("rescue.keep", writing)).await?;
+    call_within(DEADLINE, attempt, effect!("backup.keep", writing)).await?;
     Ok(())
 }
 
@@ -277,7 +277,7 @@ pub enum Restored {
 #[derive(Debug)]
 pub struct Record {
     secret: Secret,
-    kept: Result<Kept, RescueError>,
+    kept: Result<Kept, BackupError>,
 }
 
 impl Record {
@@ -315,7 +315,7 @@ impl Record {
     /// Creates the Tenant again, and deletes the record.
     ///
     /// # Errors If the API server rejects the Tenant, or the record cannot be deleted.
-    pub async fn put_back(self, client: &Client) -> Result<Option<Restored>, RescueError> {
+    pub async fn put_back(self, client: &Client) -> Result<Option<Restored>, BackupError> {
         let restored = put_back(client, self.kept?).await?;
         forget(client, &self.secret).await?;
         Ok(restored)
@@ -325,10 +325,10 @@ impl Record {
 /// Lists all records.
 ///
 /// # Errors If they cannot be listed.
-pub async fn records(client: &Client) -> Result<Vec<Record>, RescueError> {
+pub async fn records(client: &Client) -> Result<Vec<Record>, BackupError> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
     let mut params = ListParams::default().labels(RECORD_LABEL).limit(PAGE);
-    let endless = |beyond| RescueError::Endless("Secrets with rescued Tenants", beyond);
+    let endless = |beyond| BackupError::Endless("Secrets with rescued Tenants", beyond);
     let mut records = Vec::new();
     let mut pages = Pages::default();
     loop {
@@ -347,7 +347,7 @@ pub async fn records(client: &Client) -> Result<Vec<Record>, RescueError> {
     }
 }
 
-pub(crate) async fn forget(client: &Client, secret: &Secret) -> Result<(), RescueError> {
+pub(crate) async fn forget(client: &Client, secret: &Secret) -> Result<(), BackupError> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
     let params = DeleteParams {
         preconditions: Some(Preconditions {
@@ -357,7 +357,7 @@ pub(crate) async fn forget(client: &Client, secret: &Secret) -> Result<(), Rescu
         ..DeleteParams::default()
     };
     let name = secret.name_any();
-    let forgetting = effect!("rescue.forget", secrets.delete(&name, &params));
+    let forgetting = effect!("backup.forget", secrets.delete(&name, &params));
     let attempt = format!("deleting Secret {SYSTEM_NAMESPACE}/{name}");
     match call_within(DEADLINE, attempt, forgetting).await {
         Ok(_) => Ok(()),
@@ -366,13 +366,13 @@ pub(crate) async fn forget(client: &Client, secret: &Secret) -> Result<(), Rescu
     }
 }
 
-async fn put_back(client: &Client, kept: Kept) -> Result<Option<Restored>, RescueError> {
+async fn put_back(client: &Client, kept: Kept) -> Result<Option<Restored>, BackupError> {
     let api: Api<Tenant> = Api::namespaced(client.clone(), &kept.namespace);
     let name = format!("{}/{}", kept.namespace, kept.name);
     let attempt = format!("putting back Tenant {name}");
     let (namespace, deleted, uid) = (kept.namespace.clone(), kept.deleted, kept.uid.clone());
     let (params, tenant) = (PostParams::default(), kept.into_tenant());
-    let creating = effect!("rescue.put-back", api.create(&params, &tenant));
+    let creating = effect!("backup.put-back", api.create(&params, &tenant));
     let there = match call_within(DEADLINE, attempt.clone(), creating).await {
         Ok(tenant) => Some(tenant),
         Err(error) if error.code() == Some(409) => {
@@ -408,7 +408,7 @@ async fn put_back(client: &Client, kept: Kept) -> Result<Option<Restored>, Rescu
 }
 
 /// Repeats a user's deletion. The finalizer of the restored Tenant makes the reconciler uninstall its release.
-async fn delete(api: &Api<Tenant>, tenant: &Tenant) -> Result<Deleted, RescueError> {
+async fn delete(api: &Api<Tenant>, tenant: &Tenant) -> Result<Deleted, BackupError> {
     let preconditions = Preconditions {
         uid: tenant.uid(),
         resource_version: None,
@@ -418,7 +418,7 @@ async fn delete(api: &Api<Tenant>, tenant: &Tenant) -> Result<Deleted, RescueErr
         ..DeleteParams::default()
     };
     let name = tenant.name_any();
-    let deleting = effect!("rescue.delete", api.delete(&name, &params));
+    let deleting = effect!("backup.delete", api.delete(&name, &params));
     match call_within(DEADLINE, format!("deleting Tenant {name} again"), deleting).await {
         Ok(_) => Ok(Deleted::Yes),
         Err(error) => match error.code() {
@@ -431,8 +431,8 @@ async fn delete(api: &Api<Tenant>, tenant: &Tenant) -> Result<Deleted, RescueErr
     }
 }
 
-fn pack(name: &str, kept: &Kept) -> Result<Vec<u8>, RescueError> {
-    let content = |error| RescueError::Content(name.to_owned(), error);
+fn pack(name: &str, kept: &Kept) -> Result<Vec<u8>, BackupError> {
+    let content = |error| BackupError::Content(name.to_owned(), error);
     let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
     let json = serde_json::to_vec(kept).map_err(|error| content(error.into()))?;
     encoder
@@ -441,8 +441,8 @@ fn pack(name: &str, kept: &Kept) -> Result<Vec<u8>, RescueError> {
         .map_err(content)
 }
 
-fn unpack(secret: &Secret) -> Result<Kept, RescueError> {
-    let content = |error| RescueError::Content(secret.name_any(), error);
+fn unpack(secret: &Secret) -> Result<Kept, BackupError> {
+    let content = |error| BackupError::Content(secret.name_any(), error);
     let missing = || std::io::Error::other(format!("key {RECORD_KEY} is missing"));
     let packed = secret
         .data
@@ -606,7 +606,7 @@ mod tests {
         data.insert(RECORD_KEY.to_owned(), ByteString(b"rubbish".to_vec()));
         let record = Record::of(secret);
         assert_eq!(record.key().to_string(), "krypton-system/record");
-        assert!(matches!(record.kept, Err(RescueError::Content(..))));
+        assert!(matches!(record.kept, Err(BackupError::Content(..))));
     }
 
     #[test]

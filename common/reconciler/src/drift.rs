@@ -110,7 +110,7 @@ pub struct Seen {
 /// Counters of the drift checks of all members of a process.
 #[derive(Clone, Debug, Default)]
 pub struct DriftMetrics {
-    pub looks: Counter,
+    pub checks: Counter,
     pub requests: Counter,
     pub found: Counter,
     pub healed: Counter,
@@ -121,26 +121,30 @@ pub struct DriftMetrics {
 impl DriftMetrics {
     pub fn register(&self, registry: &mut Registry) {
         for (name, help, counter) in [
-            ("drift_looks", "Looks at a release for drift", &self.looks),
+            ("drift_checks", "Drift checks of releases", &self.checks),
             (
                 "drift_requests",
-                "Requests made in looking for drift and putting it right",
+                "API requests of drift checks and corrections",
                 &self.requests,
             ),
             (
                 "drift_objects_found",
-                "Objects found not to be as their chart has them, each time anew",
+                "Drifted objects found, counted in each check",
                 &self.found,
             ),
-            ("drift_objects_healed", "Objects put right", &self.healed),
+            (
+                "drift_objects_healed",
+                "Drifted objects that Krypton corrected",
+                &self.healed,
+            ),
             (
                 "drift_heals_failed",
-                "Attempts to put an object right that failed",
+                "Failed corrections of drifted objects",
                 &self.failed,
             ),
             (
                 "drift_heals_held_back",
-                "Objects left as they are for now, since somebody else changes them again and again",
+                "Drifted objects not corrected for now because another writer keeps changing them",
                 &self.held_back,
             ),
         ] {

@@ -64,7 +64,7 @@ pub struct OwnerNow {
     pub failed_with: Option<&'static str>,
     pub attempts: u32,
     pub retry_in_seconds: Option<u64>,
-    /// The next step, as in `status.next`.
+    /// The next step, as in `status.nextSteps`.
     pub next: Option<&'static str>,
     pub next_look_in_seconds: Option<u64>,
 }

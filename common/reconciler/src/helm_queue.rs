@@ -26,7 +26,7 @@ pub(super) struct Need {
     pub(super) action: Action,
     /// `None` if the run needs no chart.
     pub(super) chart: Option<ChartRef>,
-    pub(super) urgency: Priority,
+    pub(super) priority: Priority,
     pub(super) generation: i64,
 }
 
@@ -100,13 +100,13 @@ impl HelmQueue {
             return;
         }
         let (member, tools) = (member.to_owned(), tools.clone());
-        let (chart, urgency) = (need.chart.clone(), need.urgency);
+        let (chart, priority) = (need.chart.clone(), need.priority);
         let waiting = async move {
             let chart = match &chart {
                 Some(chart) => Some(Box::pin(fetched(&tools.charts, chart)).await?),
                 None => None,
             };
-            Ok((tools.helm.slot(&member, urgency).await, chart))
+            Ok((tools.helm.slot(&member, priority).await, chart))
         };
         let task = self.tasks.spawn(waiting.instrument(span.clone()));
         let waiting = Waiting {
@@ -155,8 +155,8 @@ impl HelmQueue {
     }
 
     /// Returns the number of waiting releases with this priority.
-    pub(super) fn waiting(&self, urgency: Priority) -> usize {
-        let of = |waiting: &&Waiting| waiting.need.urgency == urgency;
+    pub(super) fn waiting(&self, priority: Priority) -> usize {
+        let of = |waiting: &&Waiting| waiting.need.priority == priority;
         self.waiting.values().filter(of).count()
     }
 }
@@ -222,7 +222,7 @@ mod tests {
 
     fn need(action: Action) -> Need {
         Need {
-            urgency: action.urgency(false),
+            priority: action.priority(false),
             action,
             chart: None,
             generation: 1,

@@ -18,7 +18,7 @@ use kube::runtime::watcher::Event;
 
 use crate::owner::{OwnerKey, ReleaseOwner};
 use crate::workload::{WorkloadKey, WorkloadState};
-use crate::workspaces::metadata::Words;
+use crate::workspaces::metadata::NamespaceMetadata;
 use kept::{Heap, Kept};
 
 /// Label on a namespace that Krypton created. The value is the UID of the Tenant or KryptonDeployment.
@@ -34,7 +34,7 @@ pub struct Workspace {
     pub open_to: Option<String>,
     pub uid: String,
     /// Metadata of a namespace that Krypton created. `None` for other namespaces.
-    pub words: Option<Box<Words>>,
+    pub namespace_metadata: Option<Box<NamespaceMetadata>>,
 }
 
 impl Workspace {
@@ -47,7 +47,9 @@ impl Workspace {
             open_to: (meta.annotations.as_ref())
                 .and_then(|annotations| annotations.get(names::ADOPT_ANNOTATION))
                 .cloned(),
-            words: creator.is_some().then(|| Box::new(Words::of(meta))),
+            namespace_metadata: creator
+                .is_some()
+                .then(|| Box::new(NamespaceMetadata::of(meta))),
             creator,
         }
     }
@@ -287,7 +289,7 @@ impl Index {
     }
 
     /// Marks the known Tenants as incomplete until the next list.
-    pub fn list_tenants_anew(&mut self) {
+    pub fn list_tenants_again(&mut self) {
         self.tenants.synced = false;
     }
 

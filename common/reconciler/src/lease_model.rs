@@ -142,7 +142,7 @@ struct Process {
 
 /// The hub's knowledge of an agent's session.
 #[derive(Clone, Copy, Default)]
-struct Voice {
+struct Reporter {
     open: bool,
     ready: bool,
     heard: BootTime,
@@ -163,7 +163,7 @@ struct World {
     slow_writes: Time,
     numbers: u64,
     processes: Vec<Process>,
-    voices: [Voice; AGENTS],
+    reporters: [Reporter; AGENTS],
     presence: Presence,
     quiet_since: Time,
     last_acted: Time,
@@ -184,7 +184,7 @@ impl World {
             slow_writes: 0,
             numbers: 0,
             processes: Vec::new(),
-            voices: Default::default(),
+            reporters: Default::default(),
             presence: Presence::Never,
             quiet_since: 0,
             last_acted: 0,
@@ -283,7 +283,7 @@ impl World {
                     process.up = true;
                     process.incarnation += 1;
                     if index == PROXY {
-                        self.voices = Default::default();
+                        self.reporters = Default::default();
                         self.presence = Presence::Away(self.boot(PROXY));
                     }
                 }
@@ -626,21 +626,28 @@ impl World {
                 let listed = theirs >= life.ready_at && heard.is_some();
                 (life.stopping.is_none() && listed && connected, connected)
             });
-            let voice = &mut self.voices[index];
+            let reporter = &mut self.reporters[index];
             if speaks && reachable {
                 if ready {
-                    voice.able = Some(now);
-                } else if voice.ready && !connected {
-                    voice.able = voice.able.map(Presence::able_before);
+                    reporter.able = Some(now);
+                } else if reporter.ready && !connected {
+                    reporter.able = reporter.able.map(Presence::able_before);
                 }
-                (voice.open, voice.ready, voice.heard) = (true, ready, now);
-            } else if (reachable && !process.up) || now.since(voice.heard) >= SILENCE {
+                (reporter.open, reporter.ready, reporter.heard) = (true, ready, now);
+            } else if (reachable && !process.up) || now.since(reporter.heard) >= SILENCE {
                 // The kernel of a dead process closes the session immediately. Otherwise, only silence shows it.
-                voice.open = false;
+                reporter.open = false;
             }
         }
-        let ready = self.voices.iter().any(|voice| voice.open && voice.ready);
-        let able = self.voices.iter().filter_map(|voice| voice.able).max();
+        let ready = self
+            .reporters
+            .iter()
+            .any(|reporter| reporter.open && reporter.ready);
+        let able = self
+            .reporters
+            .iter()
+            .filter_map(|reporter| reporter.able)
+            .max();
         self.presence = self.presence.next(ready, able.unwrap_or(now));
     }
 

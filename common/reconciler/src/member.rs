@@ -62,7 +62,7 @@ impl Reconciler {
         if !permitted {
             let replaced = self.index.schema().flatten().is_some();
             if self.listed == ListedUnder::Originals && replaced {
-                (self.listed, self.list_anew) = (ListedUnder::Observed, true);
+                (self.listed, self.list_again) = (ListedUnder::Observed, true);
             }
             return;
         }
@@ -232,7 +232,7 @@ impl Reconciler {
         }
         if ensured && (self.crd_lost || self.listed != ListedUnder::Ours) {
             // An older list lacks restored Tenants, and an older schema lacks some of their fields.
-            (self.crd_lost, self.list_anew) = (false, true);
+            (self.crd_lost, self.list_again) = (false, true);
             self.listed = ListedUnder::Ours;
         }
         self.waiting = Some(waiting);
@@ -252,7 +252,7 @@ impl Reconciler {
             // By now every listed Tenant has its report.
             synced: self.index.synced()
                 && self.index.crd() == Some(CrdState::Present)
-                && !(self.permitted && (self.crd_lost || self.list_anew))
+                && !(self.permitted && (self.crd_lost || self.list_again))
                 && self.listed.will_do(self.permitted),
             ready: connected && self.index.ready(),
             writing: self.permitted,

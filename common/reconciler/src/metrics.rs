@@ -15,7 +15,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::plan::Action;
 
-const RECONCILE_OUTCOMES: [&str; 4] = ["ok", "stale", "passing", "failed"];
+const RECONCILE_OUTCOMES: [&str; 4] = ["ok", "conflict", "transient", "failed"];
 /// The queues in which Tenants and KryptonDeployments wait.
 const WAITS: [&str; 4] = ["lists", "calls", "urgent", "runs"];
 /// The watches on a member: the reconciler's name and the value of the label.
@@ -65,10 +65,10 @@ impl Default for WorkMetrics {
             }
         }
         for wait in WAITS {
-            drop(this.waiting.get_or_create(&[("for", wait)]));
+            drop(this.waiting.get_or_create(&[("queue", wait)]));
         }
         for (_, what) in WATCHES {
-            drop(this.watch_errors.get_or_create(&[("what", what)]));
+            drop(this.watch_errors.get_or_create(&[("resource", what)]));
         }
         this
     }
@@ -95,7 +95,7 @@ impl Part {
             return;
         }
         for (wait, (before, now)) in WAITS.iter().zip(before.waiting.iter().zip(now.waiting)) {
-            let gauge = self.of.waiting.get_or_create(&[("for", *wait)]);
+            let gauge = self.of.waiting.get_or_create(&[("queue", *wait)]);
             gauge.inc_by(number(now) - number(*before));
         }
         let leases = i64::from(now.writes) - i64::from(before.writes);
@@ -122,7 +122,7 @@ impl WorkMetrics {
         }
     }
 
-    /// Counts a finished action. The outcome is `ok`, `stale`, `passing` or `failed`.
+    /// Counts a finished action. The outcome is `ok`, `conflict`, `transient` or `failed`.
     pub(crate) fn reconciled(&self, action: &Action, took: Duration, outcome: &'static str) {
         let action = action.name();
         let labels = [("action", action), ("outcome", outcome)];
@@ -133,52 +133,54 @@ impl WorkMetrics {
 
     /// Returns the queue lengths, summed over all reconcilers.
     pub fn waiting(&self) -> [(&'static str, i64); 4] {
-        WAITS.map(|wait| (wait, self.waiting.get_or_create(&[("for", wait)]).get()))
+        WAITS.map(|wait| (wait, self.waiting.get_or_create(&[("queue", wait)]).get()))
     }
 
     /// Counts a failed watch. `what` is the reconciler's name for it.
     pub(crate) fn watch_failed(&self, what: &str) {
         if let Some((_, what)) = WATCHES.iter().find(|(called, _)| *called == what) {
-            self.watch_errors.get_or_create(&[("what", *what)]).inc();
+            self.watch_errors
+                .get_or_create(&[("resource", *what)])
+                .inc();
         }
     }
 
     /// Registers all metrics and the version of the build.
     pub fn register(&self, registry: &mut Registry) {
         let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
-        registry.register("build", "Which version runs", build);
+        registry.register("build", "Version of the running build", build);
         self.helm.register(registry);
         self.charts.register(registry);
         registry.register(
             "reconciles",
-            "Actions on Tenants and deployments that have ended; one that rested on what had changed is stale, one \
-             that the apiserver did not take is passing",
+            "Completed actions on Tenants and KryptonDeployments. The outcome conflict means that the object had changed, \
+             transient that the API server did not accept the request",
             self.reconciles.clone(),
         );
         registry.register_with_unit(
             "reconcile_duration",
-            "From the beginning of an action to its end, without the wait for a slot of helm",
+            "Duration of actions, without the wait for a Helm slot",
             Unit::Seconds,
             self.reconcile_duration.clone(),
         );
         registry.register(
-            "subjects_waiting",
-            "Tenants and deployments that are to be looked at and cannot be yet, by what they wait for",
+            "releases_waiting",
+            "Tenants and KryptonDeployments that wait for a reconcile, by queue",
             self.waiting.clone(),
         );
         registry.register(
             "leases_held",
-            "Members whose Lease this process holds, so that it writes there",
+            "Members whose Lease this process holds",
             self.leases.clone(),
         );
         registry.register(
             "watch_errors",
-            "Watches on members that have failed, each time anew",
+            "Failures of watches on members",
             self.watch_errors.clone(),
         );
         registry.register(
             "events_dropped",
-            "Kubernetes events on Tenants that were not told, since too many waited",
+            "Kubernetes events that were dropped because the queue was full",
             self.events_dropped.clone(),
         );
     }
@@ -212,15 +214,21 @@ mod tests {
             &before,
             r#"helm_runs_total{verb="install",outcome="failed"} 0"#,
         );
-        has(&before, r#"reconciles_total{action="say",outcome="ok"} 0"#);
-        has(&before, r#"chart_fetches_total{from="hub",outcome="ok"} 0"#);
-        has(&before, r#"watch_errors_total{what="tenants"} 0"#);
+        has(
+            &before,
+            r#"reconciles_total{action="status",outcome="ok"} 0"#,
+        );
+        has(
+            &before,
+            r#"chart_fetches_total{source="hub",outcome="ok"} 0"#,
+        );
+        has(&before, r#"watch_errors_total{resource="tenants"} 0"#);
         let took = Duration::from_secs(7);
         metrics.helm.ran("install", took, Some(&HelmError::Stopped));
         metrics
             .helm
-            .ran("look", took, Some(&HelmError::NoSupervisor));
-        metrics.reconciled(&Action::Uninstall, took, "passing");
+            .ran("get", took, Some(&HelmError::NoSupervisor));
+        metrics.reconciled(&Action::Uninstall, took, "transient");
         for (called, _) in WATCHES {
             metrics.watch_failed(called);
         }
@@ -235,14 +243,14 @@ mod tests {
         );
         has(
             &after,
-            r#"helm_runs_total{verb="look",outcome="not_started"} 1"#,
+            r#"helm_runs_total{verb="get",outcome="not_started"} 1"#,
         );
-        has(&after, r#"helm_run_duration_seconds_count{verb="look"} 0"#);
+        has(&after, r#"helm_run_duration_seconds_count{verb="get"} 0"#);
         has(
             &after,
-            r#"reconciles_total{action="uninstall",outcome="passing"} 1"#,
+            r#"reconciles_total{action="uninstall",outcome="transient"} 1"#,
         );
-        has(&after, r#"watch_errors_total{what="releases"} 1"#);
+        has(&after, r#"watch_errors_total{resource="releases"} 1"#);
         let series = |text: &str| text.lines().filter(|line| !line.starts_with('#')).count();
         assert_eq!(series(&before), series(&after), "none is new");
     }
@@ -259,12 +267,12 @@ mod tests {
         two.tell(depths(0, 4));
         one.tell(depths(1, 2));
         let text = rendered(&metrics);
-        has(&text, r#"subjects_waiting{for="lists"} 1"#);
-        has(&text, r#"subjects_waiting{for="runs"} 6"#);
+        has(&text, r#"releases_waiting{queue="lists"} 1"#);
+        has(&text, r#"releases_waiting{queue="runs"} 6"#);
         has(&text, "leases_held 2");
         drop(one);
         let text = rendered(&metrics);
-        has(&text, r#"subjects_waiting{for="runs"} 4"#);
+        has(&text, r#"releases_waiting{queue="runs"} 4"#);
         has(&text, "leases_held 1");
     }
 }

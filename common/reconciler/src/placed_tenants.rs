@@ -151,7 +151,7 @@ impl Reconciler {
         let listed = self.index.synced()
             && self.index.crd() == Some(CrdState::Present)
             && self.listed == ListedUnder::Ours
-            && !(self.crd_lost || self.list_anew);
+            && !(self.crd_lost || self.list_again);
         // An observer reports nothing either, as the writer may know a later order.
         let acts = self.permitted && !self.misses_pause && self.waiting.is_some();
         let Some(desired) = self.recorded.clone().filter(|_| listed && acts) else {
@@ -204,7 +204,7 @@ impl Reconciler {
             let result = performer.place(&order, step).await;
             let outcome = match &result {
                 Ok(_) => "ok",
-                Err(Fault::Stale) => "stale",
+                Err(Fault::Stale) => "conflict",
                 Err(Fault::Shown(_)) => "failed",
             };
             Span::current().record("outcome", outcome);

@@ -135,8 +135,8 @@ async fn record_now(
         // The resourceVersion of the read lets one of several concurrent writers win. The others read again.
         let writing = async {
             match secret.is_some() {
-                true => effect!("ledger.replace", api.replace(RECORD_NAME, &params, &next)).await,
-                false => effect!("ledger.create", api.create(&params, &next)).await,
+                true => effect!("record.replace", api.replace(RECORD_NAME, &params, &next)).await,
+                false => effect!("record.create", api.create(&params, &next)).await,
             }
         };
         let Err(error) = call(WRITING, writing).await else {

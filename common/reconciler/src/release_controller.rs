@@ -82,7 +82,7 @@ impl Reconciler {
     /// Returns the number of waiting owners: for complete lists, for a turn, and for Helm with high and low priority.
     pub(super) fn waiting(&self) -> [usize; 4] {
         let [urgent, runs] =
-            [Priority::High, Priority::Low].map(|urgency| self.helm.waiting(urgency));
+            [Priority::High, Priority::Low].map(|priority| self.helm.waiting(priority));
         [self.queue.ready(), self.calls.ready(), urgent, runs]
     }
 
@@ -179,12 +179,13 @@ impl Reconciler {
         }
         let claimants = self.index.claimants(&release_key);
         let newest = revisions.last().copied();
-        let facts = self.facts.get(&release_key);
-        let facts =
-            facts.filter(|facts| newest.is_some_and(|newest| newest.revision == facts.revision));
+        let release_details = self.release_details.get(&release_key);
+        let release_details = release_details.filter(|release_details| {
+            newest.is_some_and(|newest| newest.revision == release_details.revision)
+        });
         let seen = self.index.release_workloads(&release_key);
         let strays = Strays::of(&release_key.namespace, newest);
-        let expected = facts.map(|facts| facts.workloads.as_slice());
+        let expected = release_details.map(|release_details| release_details.workloads.as_slice());
         let unready = workload::unready(expected, &seen, strays);
         let elsewhere = is_lost(&owner, cluster, revisions.is_empty())
             .then(|| self.index.foreign_elsewhere(&release_key))
@@ -207,7 +208,7 @@ impl Reconciler {
             workspace: self.index.workspaces.get(&release_key.namespace),
             elsewhere,
             workspace_shared: others,
-            facts: facts.map(Arc::as_ref),
+            release_details: release_details.map(Arc::as_ref),
             unready: unready.as_deref(),
             allowed: &allowed,
             memory: &slot.memory,
@@ -410,7 +411,7 @@ fn need(action: &Action, view: &View<'_>, needs_slot: bool) -> Option<Need> {
     (runs_helm(action) || (needs_slot && reads)).then(|| Need {
         action: action.clone(),
         chart,
-        urgency: action.urgency(view.memory.failure.is_some()),
+        priority: action.priority(view.memory.failure.is_some()),
         generation: view.owner.generation(),
     })
 }
@@ -435,7 +436,7 @@ fn same_but_for_time(
     let timeless = |status: &krypton_crds::tenant::TenantStatus| {
         let mut status = status.clone();
         // A CRD of an earlier schema drops the next steps, so only the memory of the last write counts.
-        status.next.clear();
+        status.next_steps.clear();
         for condition in &mut status.conditions {
             condition.last_transition_time.0 = Timestamp::UNIX_EPOCH;
         }

@@ -168,21 +168,21 @@ impl ReportStore {
     }
 
     /// Adds an event to the order's report. Drops the event if the order has no report yet.
-    pub(crate) fn did(&self, order: &DesiredDeployment, mut deed: ReportedEvent) {
+    pub(crate) fn did(&self, order: &DesiredDeployment, mut reported_event: ReportedEvent) {
         let key = order.key();
         let report = self.lock().deployments.get(&key).cloned();
         let Some(mut report) = report.filter(|report| report.uid == order.uid) else {
             return;
         };
         // An applied chart means that the release existed before and is installed again.
-        if deed.reason == "HelmInstallStart" && !report.applied_chart.is_empty() {
-            "ReleaseMissing".clone_into(&mut deed.reason);
+        if reported_event.reason == "HelmInstallStart" && !report.applied_chart.is_empty() {
+            "ReleaseMissing".clone_into(&mut reported_event.reason);
         }
         if TOLD_AT_HOME
             .iter()
-            .any(|(reason, ..)| *reason == deed.reason)
+            .any(|(reason, ..)| *reason == reported_event.reason)
         {
-            report.events.push(deed);
+            report.events.push(reported_event);
             self.deployment(&key, Some(report));
         }
     }
@@ -416,13 +416,13 @@ mod tests {
         assert_eq!(said.applied_chart, "r/c:1", "what was known stands");
         let key_of = OwnerKey::Deployment(order.key());
         assert!(report_store.is_of(&key_of, &owner));
-        let anew = DesiredDeployment {
+        let recreated = DesiredDeployment {
             uid: "uid-2".to_owned(),
             ..order.clone()
         };
-        let anew = ReleaseOwner::Deployment(Arc::new(anew));
+        let recreated = ReleaseOwner::Deployment(Arc::new(recreated));
         assert!(
-            !report_store.is_of(&key_of, &anew),
+            !report_store.is_of(&key_of, &recreated),
             "what is said of the former is not said of it"
         );
         report_store.tenant(&key("a"), None);

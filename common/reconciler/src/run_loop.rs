@@ -225,7 +225,7 @@ async fn reconcile(
         crd_checked: false,
         waiting: None,
         crd_lost: false,
-        list_anew: false,
+        list_again: false,
         listed: ListedUnder::default(),
         crd_not_before: BootTime::default(),
         crd_failures: 0,
@@ -235,7 +235,7 @@ async fn reconcile(
         on_record: false,
         misses_pause: false,
         slots: BTreeMap::new(),
-        facts: BTreeMap::new(),
+        release_details: BTreeMap::new(),
         queue: WorkQueue::new(usize::MAX, no_backoff, no_backoff),
         calls: WorkQueue::new(CALLS, no_backoff, no_backoff),
         helm: HelmQueue::default(),
@@ -363,7 +363,7 @@ pub(crate) struct Reconciler {
     /// The CRD was missing. Until it is reconciled, a missing Tenant may be one that is not restored yet.
     pub crd_lost: bool,
     /// The Tenants must be listed again.
-    pub list_anew: bool,
+    pub list_again: bool,
     pub listed: ListedUnder,
     pub crd_not_before: BootTime,
     pub crd_failures: u32,
@@ -375,7 +375,7 @@ pub(crate) struct Reconciler {
     /// The reconciler does not act, as it could not save a pause.
     pub misses_pause: bool,
     pub slots: BTreeMap<OwnerKey, Slot>,
-    pub facts: BTreeMap<ReleaseKey, Arc<Release>>,
+    pub release_details: BTreeMap<ReleaseKey, Arc<Release>>,
     /// The owners to reconcile.
     pub queue: WorkQueue<OwnerKey>,
     /// The owners that wait to run an action. Limits all actions except Helm runs.
@@ -404,8 +404,8 @@ impl Reconciler {
             self.bounds
                 .apply(&self.member.client, &mut watches, &mut tenants, now);
             self.reconcile_member(now);
-            if std::mem::take(&mut self.list_anew) {
-                self.index.list_tenants_anew();
+            if std::mem::take(&mut self.list_again) {
+                self.index.list_tenants_again();
                 tenants = None;
             }
             self.take_orders();

@@ -38,7 +38,7 @@ pub fn status(
     next.phase = Some(summary.phase.to_string());
     next.last_message = Some(summary.last_message);
     next.observed_generation = Some(generation);
-    next.next = coming
+    next.next_steps = coming
         .map(|coming| coming.in_status(cluster))
         .into_iter()
         .collect();

@@ -60,7 +60,7 @@ impl Workspaces {
     pub(super) fn touch(&mut self, namespaces: &BTreeSet<String>, index: &Index) {
         for name in namespaces {
             match index.workspaces.get(name) {
-                Some(found) if found.words.is_some() => self.queue.add(name.clone()),
+                Some(found) if found.namespace_metadata.is_some() => self.queue.add(name.clone()),
                 Some(_) => self.queue.remove(name),
                 None => self.queue.forget(name),
             }
@@ -101,11 +101,14 @@ impl Reconciler {
 
     fn reconcile_workspace(&mut self, name: String, desired: &DesiredState) {
         let change = self.index.workspaces.get(&name).and_then(|workspace| {
-            let words = workspace
-                .words
+            let namespace_metadata = workspace
+                .namespace_metadata
                 .as_ref()
                 .filter(|_| !workspace.terminating)?;
-            Some((workspace.uid.clone(), words.change(&desired.namespaces)?))
+            Some((
+                workspace.uid.clone(),
+                namespace_metadata.change(&desired.namespaces)?,
+            ))
         });
         let Some((uid, change)) = change else {
             return;

@@ -37,19 +37,19 @@ impl Collector for ProcessMetrics {
         };
         gauge(
             "process_start_time",
-            "When the process started, in seconds since 1970.",
+            "Start time of the process, in seconds since 1970.",
             Some(&Unit::Seconds),
             u64::try_from(self.started.as_second()).ok(),
         )?;
         gauge(
             "process_resident_memory",
-            "Memory of the process that is in use, without runs of helm.",
+            "Resident memory of the process, without Helm runs.",
             Some(&Unit::Bytes),
             resident(),
         )?;
         gauge(
             "process_open_fds",
-            "Files and connections of the process that are open.",
+            "Open file descriptors of the process.",
             None,
             fs::read_dir("/proc/self/fd")
                 .ok()
@@ -57,7 +57,7 @@ impl Collector for ProcessMetrics {
         )?;
         gauge(
             "process_max_fds",
-            "Files and connections that the process may have open.",
+            "Maximum number of open file descriptors of the process.",
             None,
             getrlimit(Resource::Nofile).current,
         )?;
@@ -68,7 +68,7 @@ impl Collector for ProcessMetrics {
         let counter = ConstCounter::new(seconds);
         let metric = encoder.encode_descriptor(
             "process_cpu",
-            "Processor time of the process, without runs of helm.",
+            "CPU time of the process, without Helm runs.",
             Some(&Unit::Seconds),
             counter.metric_type(),
         )?;

@@ -27,8 +27,8 @@ use crate::root_digest::RootDigest;
 pub const REQUEST_ANNOTATION: &str = "mesh.openkcm.io/rotate-ca";
 /// Members that the rotation must not wait for: a [`LockOut`].
 pub const LOCK_OUT_ANNOTATION: &str = "mesh.openkcm.io/rotate-ca-lock-out";
-/// Progress of the rotation, for users: a [`Standing`]. The hub relies on the Secret's data instead.
-pub const STANDING_ANNOTATION: &str = "mesh.openkcm.io/ca-rotation";
+/// Progress of the rotation, for users: a [`RotationState`]. The hub relies on the Secret's data instead.
+pub const ROTATION_STATE_ANNOTATION: &str = "mesh.openkcm.io/ca-rotation";
 
 /// Interval at which each hub reads the Secret.
 pub const LOOK_EVERY: Duration = Duration::from_secs(10);
@@ -59,7 +59,7 @@ pub struct Stage {
 
 /// Progress of the rotation as stored in the Secret's metadata.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Standing {
+pub struct RotationState {
     pub phase: Phase,
     pub root: String,
     pub since: Timestamp,
@@ -159,9 +159,9 @@ fn await_one(stage: Stage, member: &EdgeCluster, now: Timestamp) -> Option<Await
     let status = member.status.clone().unwrap_or_default();
     // An agent that has enrolled but not connected is visible only here: the rest of the status describes its
     // predecessor.
-    let never_came = status.never_came().map(|time| time.0);
+    let pending = status.expiry_before_connection().map(|time| time.0);
     let seen = status.certificate_expiry.map(|time| time.0);
-    let expiry = seen.max(never_came);
+    let expiry = seen.max(pending);
     // A cluster with an agent is a member even if no other source declares it.
     let by_agent = expiry.is_some() || member.spec.source_ref.is_none();
     let out = name == SELF_CLUSTER
@@ -172,9 +172,9 @@ fn await_one(stage: Stage, member: &EdgeCluster, now: Timestamp) -> Option<Await
         return None;
     }
     let root = stage.root.to_string();
-    let why = match (status.roots, stage.phase) {
+    let why = match (status.trusted_roots, stage.phase) {
         (_, Phase::Steady) => return None,
-        (Some(_), _) if never_came.is_some_and(|expiry| expiry > now) => Why::NotHeard,
+        (Some(_), _) if pending.is_some_and(|expiry| expiry > now) => Why::NotHeard,
         (None, _) => Why::NotHeard,
         (Some(roots), Phase::Switched) if roots.issuer.as_ref() == Some(&root) => return None,
         (Some(roots), _) if roots.trusted.is_empty() => Why::SaysNothing,

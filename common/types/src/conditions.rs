@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 pub mod reason;
 mod summary;
 
-pub use summary::{Phase, READY, Standing, Summary, Tally, phase, summarise, summarise_many};
+pub use summary::{Phase, READY, Readiness, Summary, Tally, phase, summarise, summarise_many};
 
 /// Condition of an EdgeCluster: whether all sources of its values are available.
 pub const VALUES_RESOLVED: &str = "ValuesResolved";

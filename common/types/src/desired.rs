@@ -237,6 +237,8 @@ impl DesiredState {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
     use super::*;
     use crate::desired::drift::DriftMode;
     use crate::desired::handling::WaitPolicy;
@@ -351,9 +353,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn unset_policies_stay_out_of_digest_and_record() {
-        let plain = DesiredState {
+    fn plain() -> DesiredState {
+        DesiredState {
             version: Version::default(),
             chart: chart(),
             paused: false,
@@ -366,148 +367,90 @@ mod tests {
             namespaces: NamespaceConfiguration::default(),
             deployments: Vec::new(),
             placed: Vec::new(),
-        };
+        }
+    }
+
+    #[test]
+    fn unset_policies_stay_out_of_digest_and_record() {
         // As computed by an agent without drift detection.
-        let before = serde_json::json!({ "chart": plain.chart, "paused": false });
+        let before = serde_json::json!({ "chart": plain().chart, "paused": false });
         let before = fingerprint::sha256_hex(before.to_string().as_bytes());
-        assert_eq!(plain.digest(), before);
-        let recorded = serde_json::to_value(&plain).unwrap();
-        assert!(recorded.get("drift").is_none(), "{recorded}");
-        let heals = DesiredState {
-            drift: DriftPolicy {
-                mode: DriftMode::Heal,
-                ..DriftPolicy::default()
-            },
-            ..plain.clone()
-        };
-        assert_ne!(heals.digest(), plain.digest());
-        assert_eq!(heals.chart.fingerprint(), plain.chart.fingerprint());
-        let replaces = DesiredState {
-            chart_crds: CrdPolicy::CreateReplace,
-            ..plain.clone()
-        };
-        assert_ne!(replaces.digest(), plain.digest());
-        let with_tenants = DesiredState {
-            tenant_values: true,
-            ..plain.clone()
-        };
-        assert_ne!(with_tenants.digest(), plain.digest());
-        let mut salted = plain.clone();
-        salted.chart.confidential = Some(Confidential {
-            salt: "s".to_owned(),
-            paths: vec!["/a".to_owned()],
-        });
-        assert_ne!(salted.digest(), plain.digest());
-        let hasty = DesiredState {
-            handling: Handling {
-                wait: WaitPolicy::None,
-                ..Handling::default()
-            },
-            ..plain.clone()
-        };
-        assert_ne!(hasty.digest(), plain.digest());
-        let mut pinned = plain.clone();
-        pinned.chart.pinned = Some("1.19.1@sha256:ab".to_owned());
-        // An agent that does not know this field keeps its behaviour.
-        assert_eq!(pinned.digest(), plain.digest());
-        assert!(recorded.get("wait").is_none(), "{recorded}");
-        let locked = DesiredState {
-            lockdown: Lockdown {
-                no_cross_namespace_refs: true,
-                ..Lockdown::default()
-            },
-            ..plain.clone()
-        };
-        assert_ne!(locked.digest(), plain.digest());
-        assert!(recorded.get("lockdown").is_none(), "{recorded}");
-        let tidy = DesiredState {
-            handling: Handling {
-                delete_cert_manager_crds: true,
-                ..Handling::default()
-            },
-            ..plain.clone()
-        };
-        assert_ne!(tidy.digest(), plain.digest());
-        let lenient = DesiredState {
-            handling: Handling {
-                allow_chart_skip: true,
-                ..Handling::default()
-            },
-            ..plain.clone()
-        };
-        assert_ne!(lenient.digest(), plain.digest());
-        assert!(recorded.get("allowChartSkip").is_none(), "{recorded}");
-        assert!(
-            recorded.get("namespaceConfiguration").is_none(),
-            "{recorded}"
-        );
-        let labelled = DesiredState {
-            namespaces: NamespaceConfiguration {
-                labels: [("team".to_owned(), "a".to_owned())].into(),
-                ..NamespaceConfiguration::default()
-            },
-            ..plain.clone()
-        };
-        assert_ne!(labelled.digest(), plain.digest());
-        assert!(recorded.get("deployments").is_none(), "{recorded}");
+        assert_eq!(plain().digest(), before);
+        let recorded = serde_json::to_value(plain()).unwrap();
+        for unset in [
+            "drift",
+            "wait",
+            "lockdown",
+            "allowChartSkip",
+            "namespaceConfiguration",
+            "deployments",
+            "placed",
+        ] {
+            assert!(recorded.get(unset).is_none(), "{unset}: {recorded}");
+        }
+    }
+
+    #[test]
+    fn each_policy_changes_digest_and_survives_record() {
         let order = DesiredDeployment {
             name: "acme".to_owned(),
             uid: "uid-1".to_owned(),
             ..DesiredDeployment::default()
         };
-        let ordered = DesiredState {
-            deployments: vec![order.clone()],
-            ..plain.clone()
-        };
-        assert_ne!(ordered.digest(), plain.digest());
-        let removes = DesiredState {
-            deployments: vec![DesiredDeployment {
-                remove: true,
-                ..order
-            }],
-            ..plain.clone()
-        };
-        assert_ne!(removes.digest(), ordered.digest());
-        assert!(recorded.get("placed").is_none(), "{recorded}");
         let tenant = PlacedTenant {
             name: "acme".to_owned(),
             uid: "uid-1".to_owned(),
             ..PlacedTenant::default()
         };
-        let places = DesiredState {
-            placed: vec![tenant.clone()],
-            ..plain.clone()
+        let removed_order = DesiredDeployment {
+            remove: true,
+            ..order.clone()
         };
-        assert_ne!(places.digest(), plain.digest());
-        let takes_back = DesiredState {
-            placed: vec![PlacedTenant {
-                remove: true,
-                ..tenant
-            }],
-            ..plain.clone()
+        let removed_tenant = PlacedTenant {
+            remove: true,
+            ..tenant.clone()
         };
-        assert_ne!(takes_back.digest(), places.digest());
-        for state in [
-            places,
-            takes_back,
-            plain,
-            heals,
-            replaces,
-            with_tenants,
-            salted,
-            hasty,
-            tidy,
-            lenient,
-            labelled,
-            ordered,
-            removes,
-        ] {
+        let confidential = Confidential {
+            salt: "s".to_owned(),
+            paths: vec!["/a".to_owned()],
+        };
+        let labels = BTreeMap::from([("team".to_owned(), "a".to_owned())]);
+        let changes: [&dyn Fn(&mut DesiredState); 14] = [
+            &|_| {},
+            &|state| state.drift.mode = DriftMode::Heal,
+            &|state| state.chart_crds = CrdPolicy::CreateReplace,
+            &|state| state.tenant_values = true,
+            &|state| state.chart.confidential = Some(confidential.clone()),
+            &|state| state.handling.wait = WaitPolicy::None,
+            &|state| state.handling.delete_cert_manager_crds = true,
+            &|state| state.handling.allow_chart_skip = true,
+            &|state| state.lockdown.no_cross_namespace_refs = true,
+            &|state| state.namespaces.labels.clone_from(&labels),
+            &|state| state.deployments = vec![order.clone()],
+            &|state| state.deployments = vec![removed_order.clone()],
+            &|state| state.placed = vec![tenant.clone()],
+            &|state| state.placed = vec![removed_tenant.clone()],
+        ];
+        let mut digests = BTreeSet::new();
+        for (number, change) in changes.iter().enumerate() {
+            let mut state = plain();
+            change(&mut state);
+            assert!(digests.insert(state.digest()), "{number}");
             let recorded = serde_json::to_value(&state).unwrap();
-            assert_eq!(
-                serde_json::from_value::<DesiredState>(recorded).unwrap(),
-                state
-            );
+            let read: DesiredState = serde_json::from_value(recorded).unwrap();
+            assert_eq!(read, state);
         }
+        let mut heals = plain();
+        heals.drift.mode = DriftMode::Heal;
+        assert_eq!(heals.chart.fingerprint(), plain().chart.fingerprint());
+    }
+
+    #[test]
+    fn pinned_version_changes_no_digest() {
+        let mut pinned = plain();
+        pinned.chart.pinned = Some("1.19.1@sha256:ab".to_owned());
+        // An agent that does not know this field keeps its behaviour.
+        assert_eq!(pinned.digest(), plain().digest());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Orders from the home cluster to a member: create or delete a Tenant.
 
-use krypton_crds::tenant::{Tenant, TenantPlace};
+use krypton_crds::tenant::{Tenant, TenantPlacement};
 use kube::ResourceExt as _;
 
 use serde::{Deserialize, Serialize};
@@ -119,8 +119,8 @@ pub fn placed_on(tenant: &Tenant) -> Option<&str> {
 }
 
 /// Returns the recorded cluster on which the Tenant is placed.
-pub fn place(tenant: &Tenant) -> Option<&TenantPlace> {
-    tenant.status.as_ref()?.place.as_ref()
+pub fn place(tenant: &Tenant) -> Option<&TenantPlacement> {
+    tenant.status.as_ref()?.placement.as_ref()
 }
 
 /// Returns whether a deletion of the Tenant waits for the member.
@@ -154,7 +154,7 @@ mod tests {
     fn status_place_wins_until_deleted_and_released() {
         let spec = serde_json::json!({ "clusterRef": { "secretName": "edge-2" } });
         let mut tenant = Tenant::new("acme", serde_json::from_value(spec).unwrap());
-        tenant.status.get_or_insert_default().place = Some(TenantPlace {
+        tenant.status.get_or_insert_default().placement = Some(TenantPlacement {
             cluster: "edge-1".to_owned(),
             cluster_uid: "u-1".to_owned(),
         });

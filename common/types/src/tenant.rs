@@ -86,16 +86,19 @@ impl Next {
 
     /// Reads the next step of `cluster` from a status. Returns `None` if this version does not know the step.
     pub fn from_status(status: &TenantStatus, cluster: &str) -> Option<Self> {
-        let said = status.next.iter().find(|next| next.cluster == cluster)?;
+        let said = status
+            .next_steps
+            .iter()
+            .find(|next| next.cluster == cluster)?;
         let at = said.at.as_ref().map(|at| at.0);
-        Some(Self::new(Step::of(&said.what)?, at, said.attempts))
+        Some(Self::new(Step::of(&said.action)?, at, said.attempts))
     }
 
     /// Converts the next step of `cluster` into its form in the status.
     pub fn in_status(self, cluster: &str) -> NextStep {
         NextStep {
             cluster: cluster.to_owned(),
-            what: self.step.as_str().to_owned(),
+            action: self.step.as_str().to_owned(),
             at: self.at.map(Time),
             attempts: self.attempts,
         }

@@ -9,7 +9,7 @@ use krypton_types::error_chain::chain;
 use krypton_types::join_token::public_part;
 use kube::runtime::events::EventType;
 
-use crate::agent_server::enrollment_service::{Admitted, EnrolmentError};
+use crate::agent_server::enrollment_service::{Admitted, EnrollmentError};
 use crate::members::MemberRegistry;
 use crate::notices::{EventRecorder, MemberEvent};
 use crate::observe::metrics::{Outcome, SessionMetrics};
@@ -19,7 +19,7 @@ const SHOWN_CHARS: usize = 64;
 /// Reasons of the events.
 pub mod reason {
     pub const ENROLLED: &str = "AgentEnrolled";
-    pub const REFUSED: &str = "EnrolmentRefused";
+    pub const REFUSED: &str = "EnrollmentRefused";
 }
 
 /// Destinations of the records.
@@ -83,7 +83,7 @@ impl Attempt {
 
 impl Audit {
     pub(super) fn admitted(&self, attempt: &Attempt, admitted: &Admitted) {
-        self.metrics.enrolment(Outcome::Admitted);
+        self.metrics.enrollment(Outcome::Admitted);
         let again = if admitted.again { " again" } else { "" };
         tracing::info!(
             member = admitted.cluster,
@@ -105,25 +105,25 @@ impl Audit {
             ),
         };
         let action = if admitted.again {
-            "EnrolAgain"
+            "EnrollAgain"
         } else {
-            "Enrol"
+            "Enroll"
         };
         self.notices.tell_of(EventType::Normal, action, notice);
     }
 
     /// Records a rejection. The caller receives `error` without its sources.
-    pub(super) fn refused(&self, attempt: &Attempt, error: &EnrolmentError) {
-        self.metrics.enrolment(match error {
-            EnrolmentError::TooOften(_) => Outcome::Slowed,
+    pub(super) fn refused(&self, attempt: &Attempt, error: &EnrollmentError) {
+        self.metrics.enrollment(match error {
+            EnrollmentError::TooOften(_) => Outcome::Throttled,
             error if error.is_refusal() => Outcome::Refused,
             _ => Outcome::Failed,
         });
         let address = attempt.address.map(|address| address.to_string());
         let address = address.unwrap_or_default();
-        if let EnrolmentError::TooOften(_) = error {
+        if let EnrollmentError::TooOften(_) = error {
             // The rejections that caused the throttling were recorded already.
-            tracing::debug!(address, token = attempt.token(), %error, "an enrolment was put off");
+            tracing::debug!(address, token = attempt.token(), %error, "an enrollment was put off");
             return;
         }
         tracing::warn!(
@@ -133,7 +133,7 @@ impl Audit {
             agent_version = ?attempt.agent_version,
             cluster_uid = ?attempt.cluster_uid,
             error = %chain(error),
-            "an enrolment was refused"
+            "an enrollment was refused"
         );
         let Some(member) = attempt.member.clone().filter(|_| error.is_refusal()) else {
             return;
@@ -143,7 +143,7 @@ impl Audit {
         let notice = MemberEvent {
             uid,
             reason: reason::REFUSED,
-            message: format!("an enrolment {} was refused: {error}", attempt.who()),
+            message: format!("an enrollment {} was refused: {error}", attempt.who()),
             member,
         };
         self.notices

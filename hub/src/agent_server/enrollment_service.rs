@@ -52,11 +52,11 @@ const UID_MAX: usize = 64;
 
 /// Why an enrollment failed. The agent receives the `Display` text.
 #[derive(Debug, Error)]
-pub(crate) enum EnrolmentError {
-    #[error("the hub is busy with other enrolments; try again later")]
+pub(crate) enum EnrollmentError {
+    #[error("the hub is busy with other enrollments; try again later")]
     Busy,
     #[error(
-        "too many enrolments from {} were refused; the next one is looked at in {} s", .0.whose, .0.wait.as_secs() + 1
+        "too many enrollments from {} were refused; the next one is looked at in {} s", .0.whose, .0.wait.as_secs() + 1
     )]
     TooOften(TooOften),
     #[error("the hub had no answer of its home cluster within {} s; try again later", DEADLINE.as_secs())]
@@ -101,7 +101,7 @@ pub(crate) enum EnrolmentError {
     Sign(#[source] AuthorityError),
 }
 
-impl EnrolmentError {
+impl EnrollmentError {
     fn status(&self) -> Status {
         let message = self.to_string();
         match self {
@@ -170,7 +170,7 @@ impl EnrolmentError {
 }
 
 /// Issues certificates to agents.
-pub struct Enrolment {
+pub struct EnrollmentService {
     client: Client,
     /// Namespace of the hub, which contains the tokens.
     namespace: String,
@@ -181,15 +181,15 @@ pub struct Enrolment {
     lead: Leader,
 }
 
-impl fmt::Debug for Enrolment {
+impl fmt::Debug for EnrollmentService {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Enrolment")
+        f.debug_struct("EnrollmentService")
             .field("namespace", &self.namespace)
             .finish_non_exhaustive()
     }
 }
 
-impl Enrolment {
+impl EnrollmentService {
     pub fn new(
         client: Client,
         namespace: String,
@@ -229,10 +229,10 @@ impl Enrolment {
         request: &v1::EnrollRequest,
         attempt: &mut Attempt,
         now: Timestamp,
-    ) -> Result<Admitted, EnrolmentError> {
+    ) -> Result<Admitted, EnrollmentError> {
         let key = public_key_digest(&request.certificate_request)?;
         if !is_uid(&request.cluster_uid) {
-            return Err(EnrolmentError::ClusterUid);
+            return Err(EnrollmentError::ClusterUid);
         }
         let by = Caller {
             key: &key,
@@ -241,7 +241,7 @@ impl Enrolment {
         let client = || self.client.clone();
         let shown = join_token::look_up(client(), &self.namespace, &request.token)
             .await
-            .map_err(EnrolmentError::Token)?;
+            .map_err(EnrollmentError::Token)?;
         if let Some(record) = shown.record() {
             attempt.is_of(&record.cluster);
         }
@@ -253,7 +253,7 @@ impl Enrolment {
         let record = shown.record().cloned().ok_or(Refusal::Unknown)?;
         let cluster = record.cluster.clone();
         if !is_member_name(&cluster) || cluster == SELF_CLUSTER {
-            return Err(EnrolmentError::Name { cluster });
+            return Err(EnrollmentError::Name { cluster });
         }
         let object = self.edge_cluster_of(&record, again).await?;
         attempt.has_object(object.metadata.uid.as_ref());
@@ -262,20 +262,20 @@ impl Enrolment {
         // Mark the token before the certificate leaves the hub: a second key with this token is then rejected.
         join_token::redeem(client(), &self.namespace, shown, by, &uid, now)
             .await
-            .map_err(EnrolmentError::Token)??;
+            .map_err(EnrollmentError::Token)??;
         let authority = self.authority.now();
         let request = &request.certificate_request;
         let signed = authority.sign_agent(request, &cluster, &uid, now, AGENT_CERTIFICATE_LIFE);
         let certificates = match signed {
             Err(AuthorityError::Request(error)) => return Err(error.into()),
-            signed => signed.map_err(EnrolmentError::Sign)?,
+            signed => signed.map_err(EnrollmentError::Sign)?,
         };
         // Record the key before the certificate leaves the hub: a rotation of the CA then waits for this agent.
         let own = certificates.first();
         let own = own.and_then(|own| read_agent_certificate(authority.trust_domain(), own).ok());
         if let Some(own) = own {
             let key = agent_keys::key_of(&own);
-            let note = |object: &EdgeCluster| Ok(enrolment_note(object, &own, &key));
+            let note = |object: &EdgeCluster| Ok(enrollment_note(object, &own, &key));
             mark(client(), object, note).await?;
         }
         Ok(Admitted {
@@ -292,7 +292,7 @@ impl Enrolment {
         &self,
         token: &Record,
         used: bool,
-    ) -> Result<EdgeCluster, EnrolmentError> {
+    ) -> Result<EdgeCluster, EnrollmentError> {
         let cluster = &token.cluster;
         let client = || self.client.clone();
         let gone = || Refusal::Gone {
@@ -304,7 +304,7 @@ impl Enrolment {
             return Ok(present.filter(bound).ok_or_else(gone)?);
         }
         let tokens = join_token::of_member(client(), &self.namespace, cluster).await;
-        let tokens = tokens.map_err(EnrolmentError::Token)?;
+        let tokens = tokens.map_err(EnrollmentError::Token)?;
         let present = get(client(), cluster).await?;
         let uid = present
             .as_ref()
@@ -323,16 +323,16 @@ impl Enrolment {
         &self,
         request: &v1::EnrollRequest,
         attempt: &mut Attempt,
-    ) -> Result<Admitted, EnrolmentError> {
+    ) -> Result<Admitted, EnrollmentError> {
         self.pace
             .begin(attempt.ip(), attempt.token(), BootTime::now())
-            .map_err(EnrolmentError::TooOften)?;
+            .map_err(EnrollmentError::TooOften)?;
         let Ok(_place) = self.places.try_acquire() else {
-            return Err(EnrolmentError::Busy);
+            return Err(EnrollmentError::Busy);
         };
         tokio::time::timeout(DEADLINE, self.admit(request, attempt, clock::wall()))
             .await
-            .unwrap_or(Err(EnrolmentError::Deadline))
+            .unwrap_or(Err(EnrollmentError::Deadline))
     }
 }
 
@@ -346,7 +346,7 @@ pub(crate) struct Admitted {
 }
 
 #[tonic::async_trait]
-impl Enrollment for Enrolment {
+impl Enrollment for EnrollmentService {
     async fn enroll(
         &self,
         request: Request<v1::EnrollRequest>,
@@ -363,7 +363,7 @@ impl Enrollment for Enrolment {
         let attending = self.attend(&request, &mut attempt);
         let admitted = self.lead.tracked(attending).await;
         request.token.zeroize();
-        if !admitted.as_ref().is_err_and(EnrolmentError::counts) {
+        if !admitted.as_ref().is_err_and(EnrollmentError::counts) {
             self.pace.harmless(attempt.ip(), attempt.token());
         }
         match admitted {
@@ -383,13 +383,13 @@ impl Enrollment for Enrolment {
 }
 
 /// Checks that the cluster with `cluster_uid` may join as this member.
-fn check(cluster: &str, object: &EdgeCluster, cluster_uid: &str) -> Result<(), EnrolmentError> {
+fn check(cluster: &str, object: &EdgeCluster, cluster_uid: &str) -> Result<(), EnrollmentError> {
     let cluster = cluster.to_owned();
     if object.metadata.deletion_timestamp.is_some() {
-        return Err(EnrolmentError::BeingDeleted { cluster });
+        return Err(EnrollmentError::BeingDeleted { cluster });
     }
     if object.spec.banned {
-        return Err(EnrolmentError::Banned { cluster });
+        return Err(EnrollmentError::Banned { cluster });
     }
     let known = object
         .status
@@ -403,25 +403,25 @@ fn check(cluster: &str, object: &EdgeCluster, cluster_uid: &str) -> Result<(), E
                 found = cluster_uid,
                 "another cluster asked for a certificate"
             );
-            Err(EnrolmentError::AnotherCluster { cluster })
+            Err(EnrollmentError::AnotherCluster { cluster })
         }
         _ => Ok(()),
     }
 }
 
-async fn get(client: Client, cluster: &str) -> Result<Option<EdgeCluster>, EnrolmentError> {
+async fn get(client: Client, cluster: &str) -> Result<Option<EdgeCluster>, EnrollmentError> {
     let api: Api<EdgeCluster> = Api::all(client);
     api.get_opt(cluster)
         .await
-        .map_err(|source| EnrolmentError::EdgeCluster {
+        .map_err(|source| EnrollmentError::EdgeCluster {
             cluster: cluster.to_owned(),
             source,
         })
 }
 
-async fn get_or_make(client: Client, cluster: &str) -> Result<EdgeCluster, EnrolmentError> {
+async fn get_or_make(client: Client, cluster: &str) -> Result<EdgeCluster, EnrollmentError> {
     let api: Api<EdgeCluster> = Api::all(client);
-    let failed = |source| EnrolmentError::EdgeCluster {
+    let failed = |source| EnrollmentError::EdgeCluster {
         cluster: cluster.to_owned(),
         source,
     };
@@ -431,25 +431,25 @@ async fn get_or_make(client: Client, cluster: &str) -> Result<EdgeCluster, Enrol
             return Ok(object);
         }
         let params = PostParams::default();
-        match effect!("enrolment.edge-cluster", api.create(&params, &new)).await {
+        match effect!("enrollment.edge-cluster", api.create(&params, &new)).await {
             Err(KubeError::Api(status)) if status.code == 409 => {}
             made => return made.map_err(failed),
         }
     }
     let cluster = cluster.to_owned();
-    Err(EnrolmentError::Unsteady { cluster })
+    Err(EnrollmentError::Unsteady { cluster })
 }
 
 /// Returns the status patch with the expiry of the enrolled certificate and its key, which voids all older
 /// keys. `None` if the status has both.
-fn enrolment_note(object: &EdgeCluster, own: &AgentCertificate, key: &AgentKey) -> Option<Value> {
+fn enrollment_note(object: &EdgeCluster, own: &AgentCertificate, key: &AgentKey) -> Option<Value> {
     let status = object.status.as_ref();
     let keys = status.and_then(|status| status.agent_keys.as_ref());
-    let before = status.and_then(|status| status.enrolled_until.as_ref());
+    let before = status.and_then(|status| status.pending_certificate_expiry.as_ref());
     let until = before.map_or(own.not_after, |before| before.0.max(own.not_after));
     let next = agent_keys::enrolled(keys, key.clone());
     let noted = keys == Some(&next) && before.is_some_and(|before| before.0 == until);
-    (!noted).then(|| json!({ "enrolledUntil": Time(until), "agentKeys": agent_keys::patch(&next) }))
+    (!noted).then(|| json!({ "pendingCertificateExpiry": Time(until), "agentKeys": agent_keys::patch(&next) }))
 }
 
 /// Records the key that replaces the agent's current one.
@@ -469,8 +469,8 @@ pub(crate) async fn note_renewal(
         let keys =
             agent_keys::renewed(keys, by.clone(), key.clone(), now).map_err(
                 |refused| match refused {
-                    NotRenewed::Renewing => EnrolmentError::Renewing,
-                    NotRenewed::Replaced => EnrolmentError::Replaced,
+                    NotRenewed::Renewing => EnrollmentError::Renewing,
+                    NotRenewed::Replaced => EnrollmentError::Replaced,
                 },
             )?;
         Ok(Some(json!({ "agentKeys": agent_keys::patch(&keys) })))
@@ -483,8 +483,8 @@ pub(crate) async fn note_renewal(
 async fn mark(
     client: Client,
     mut object: EdgeCluster,
-    note: impl Fn(&EdgeCluster) -> Result<Option<Value>, EnrolmentError>,
-) -> Result<(), EnrolmentError> {
+    note: impl Fn(&EdgeCluster) -> Result<Option<Value>, EnrollmentError>,
+) -> Result<(), EnrollmentError> {
     let cluster = object.metadata.name.clone().unwrap_or_default();
     let uid = object.metadata.uid.clone();
     let api: Api<EdgeCluster> = Api::all(client.clone());
@@ -498,10 +498,10 @@ async fn mark(
         }));
         let params = PatchParams::default();
         let call = api.patch_status(&cluster, &params, &patch);
-        match effect!("enrolment.mark", call).await {
+        match effect!("enrollment.mark", call).await {
             Ok(_) => return Ok(()),
             Err(KubeError::Api(status)) if matches!(status.code, 404 | 409) => {}
-            Err(source) => return Err(EnrolmentError::EdgeCluster { cluster, source }),
+            Err(source) => return Err(EnrollmentError::EdgeCluster { cluster, source }),
         }
         let found = get(client.clone(), &cluster).await?;
         let found = found.filter(|found| found.metadata.uid == uid);
@@ -509,7 +509,7 @@ async fn mark(
             cluster: cluster.clone(),
         })?;
     }
-    Err(EnrolmentError::Unsteady { cluster })
+    Err(EnrollmentError::Unsteady { cluster })
 }
 
 fn is_uid(text: &str) -> bool {
@@ -587,7 +587,7 @@ mod tests {
     #[test]
     fn internal_error_detail_is_hidden_from_client() {
         let error =
-            EnrolmentError::Token(TokenError::Api(krypton_runtime::call::ApiError::Timeout {
+            EnrollmentError::Token(TokenError::Api(krypton_runtime::call::ApiError::Timeout {
                 attempt: "reading Secret krypton/krypton-join-x".into(),
                 deadline: DEADLINE,
             }));

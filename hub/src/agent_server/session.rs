@@ -91,12 +91,13 @@ pub fn admit(
 ) -> Result<Arc<Member>, Status> {
     let name = &certificate.cluster;
     let refusal = |why: &str| {
-        let words = format!("{why}; run 'kubectl krypton join {name}' and enrol the agent again");
+        let message =
+            format!("{why}; run 'kubectl krypton join {name}' and enroll the agent again");
         match is_news(certificate, clock::wall()) {
             true => Status::unavailable(format!(
-                "the certificate is new, and its EdgeCluster may not be known to this hub yet. If it stays so: {words}"
+                "the certificate is new, and its EdgeCluster may not be known to this hub yet. If it stays so: {message}"
             )),
-            false => Status::permission_denied(words),
+            false => Status::permission_denied(message),
         }
     };
     let member = members.get(name).map_err(|problem| match problem {
@@ -138,13 +139,13 @@ fn is_still_let_in(
 
 fn former_authority(name: &str) -> Status {
     Status::unauthenticated(format!(
-        "the agent's certificate is of a root that is trusted no more: the hub's CA was rotated; run 'kubectl krypton join {name}' and enrol it again"
+        "the agent's certificate is of a root that is trusted no more: the hub's CA was rotated; run 'kubectl krypton join {name}' and enroll it again"
     ))
 }
 
 fn expired() -> Status {
     Status::unauthenticated(
-        "the agent's certificate has expired; run 'kubectl krypton join' and enrol it again",
+        "the agent's certificate has expired; run 'kubectl krypton join' and enroll it again",
     )
 }
 
@@ -349,7 +350,7 @@ impl Live<'_> {
         tokio::pin!(resume);
         loop {
             // The state of a standby has no epoch or one of an earlier leader. It must not reach agents.
-            let epoch = lead.tenure().map_or(0, |tenure| tenure.epoch).max(1);
+            let epoch = lead.leader_term().map_or(0, |term| term.epoch).max(1);
             let given = |published: &PublishedState| published.desired.version.epoch >= epoch;
             desired_due &= published.get().as_ref().is_some_and(given);
             tokio::select! {
@@ -422,7 +423,7 @@ impl Live<'_> {
                         }
                         (listens, slowed) = (false, true);
                         resume.as_mut().reset(from);
-                        self.sessions.metrics.slowed.inc();
+                        self.sessions.metrics.throttled.inc();
                     }
                     if let Some(Said::TrustedRoots(trusts)) = &message.kind {
                         self.trusted = trusts.read().map_err(|problem| broken(&problem))?;
@@ -466,9 +467,9 @@ impl Live<'_> {
         }
     }
 
-    fn count(&self, of: &'static str, kind: &'static str) {
+    fn count(&self, sender: &'static str, kind: &'static str) {
         let messages = &self.sessions.metrics.messages;
-        messages.get_or_create(&Message { of, kind }).inc();
+        messages.get_or_create(&Message { sender, kind }).inc();
     }
 
     /// Processes one message.

@@ -159,7 +159,7 @@ impl ChartFollower {
             let next = fleet_chart(&self.settings, &self.meaning, &values, &readings);
             put(&self.given, next, teller);
         }
-        if let Some(epoch) = self.meaning.epoch(lead.tenure().as_ref()) {
+        if let Some(epoch) = self.meaning.epoch(lead.leader_term().as_ref()) {
             self.given
                 .send_if_modified(|given| std::mem::replace(&mut given.epoch, epoch) != epoch);
         }
@@ -178,11 +178,11 @@ impl ChartFollower {
 
     /// Reports the chart's status again in a new term.
     pub(super) fn lead_changed(&mut self, lead: &Leader, teller: &mut Teller) {
-        if let Some(tenure) = lead.tenure()
-            && self.led != Some(tenure.since)
+        if let Some(leader_term) = lead.leader_term()
+            && self.led != Some(leader_term.since)
         {
-            self.led = Some(tenure.since);
-            teller.anew(self.given.get().chart.is_some());
+            self.led = Some(leader_term.since);
+            teller.reset(self.given.get().chart.is_some());
         }
     }
 }

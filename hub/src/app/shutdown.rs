@@ -6,11 +6,11 @@ use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use super::{AGENTS, FLEET, LEAD};
-use crate::leader::{self, Standing};
+use crate::leader::{self, ElectionHandle};
 
 /// All running tasks, in the order in which they end.
 pub(super) struct Shutdown {
-    pub(super) standing: Standing,
+    pub(super) election_handle: ElectionHandle,
     /// Tasks that run until the hub stops.
     pub(super) lasting: Tasks,
     /// Tasks that may end before.
@@ -47,7 +47,7 @@ impl Shutdown {
     pub(super) async fn end(mut self) -> anyhow::Result<()> {
         // First of all, so another hub can lead while this one waits for Helm. It keeps the Leases of those
         // members until then.
-        self.standing.leave().await;
+        self.election_handle.leave().await;
         let lasting = &mut self.lasting;
         let given_up = tokio::time::timeout(leader::GIVING_UP, lasting.end_of(LEAD)).await;
         if given_up.is_err() {

@@ -10,8 +10,8 @@ use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::effect;
 use krypton_runtime::periodic::{Next, Periodic, Schedule};
 use krypton_types::ca_rotation::{
-    Awaited, LOCK_OUT_ANNOTATION, LOOK_EVERY, Phase, REQUEST_ANNOTATION, SETTLE,
-    STANDING_ANNOTATION, Stage, Standing, Step, Wishes, next,
+    Awaited, LOCK_OUT_ANNOTATION, LOOK_EVERY, Phase, REQUEST_ANNOTATION, ROTATION_STATE_ANNOTATION,
+    RotationState, SETTLE, Stage, Step, Wishes, next,
 };
 use krypton_types::names::CA_SECRET;
 use kube::Client;
@@ -205,7 +205,7 @@ impl Rotation {
             uid: member.uid.clone(),
             reason: "LockedOut",
             message: format!(
-                "the hub's CA was rotated without it, as a person has asked: {member}; run 'kubectl krypton join {name}' and enrol its agent again"
+                "the hub's CA was rotated without it, as a person has asked: {member}; run 'kubectl krypton join {name}' and enroll its agent again"
             ),
         });
     }
@@ -241,7 +241,7 @@ fn wishes(secret: &Secret) -> Wishes {
 
 /// Records the stage in an annotation and removes the completed request.
 fn mark(secret: &mut Secret, stage: Stage, now: jiff::Timestamp) {
-    let standing = Standing {
+    let rotation_state = RotationState {
         phase: stage.phase,
         root: stage.root.to_string(),
         since: jiff::Timestamp::from_second(now.as_second()).unwrap_or(now),
@@ -251,7 +251,7 @@ fn mark(secret: &mut Secret, stage: Stage, now: jiff::Timestamp) {
     if stage.phase != Phase::Switched {
         annotations.remove(LOCK_OUT_ANNOTATION);
     }
-    if let Ok(text) = serde_json::to_string(&standing) {
-        annotations.insert(STANDING_ANNOTATION.to_owned(), text);
+    if let Ok(text) = serde_json::to_string(&rotation_state) {
+        annotations.insert(ROTATION_STATE_ANNOTATION.to_owned(), text);
     }
 }

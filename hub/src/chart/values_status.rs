@@ -73,30 +73,30 @@ impl Teller {
             self.readiness.note(ABOUT, None);
             tracing::info!("the fleet's values are read");
             if let Some(place) = before.as_ref().and_then(Problem::place) {
-                let words = "values of the chart are read from here".to_owned();
-                self.publish(place, EventType::Normal, "ValuesResolved", words);
+                let message = "values of the chart are read from here".to_owned();
+                self.publish(place, EventType::Normal, "ValuesResolved", message);
             }
             return;
         };
-        let words = format!("the fleet's values: {problem} ({})", meanwhile(has_good));
-        self.readiness.note(ABOUT, Some(words.clone()));
+        let message = format!("the fleet's values: {problem} ({})", meanwhile(has_good));
+        self.readiness.note(ABOUT, Some(message.clone()));
         if matches!(problem, Problem::NotYet(_)) {
             return;
         }
-        tracing::error!(reason = problem.reason(), "{words}");
+        tracing::error!(reason = problem.reason(), "{message}");
         if let Some(place) = problem.place() {
-            self.publish(place, EventType::Warning, problem.reason(), words);
+            self.publish(place, EventType::Warning, problem.reason(), message);
         }
     }
 
     /// Reports an existing problem again when this hub becomes leader.
-    pub fn anew(&mut self, has_good: bool) {
+    pub fn reset(&mut self, has_good: bool) {
         if let Some(problem) = self.told.take() {
             self.tell(Some(&problem), has_good);
         }
     }
 
-    fn publish(&self, place: &Place, type_: EventType, reason: &'static str, words: String) {
+    fn publish(&self, place: &Place, type_: EventType, reason: &'static str, message: String) {
         let about = ObjectReference {
             api_version: Some("v1".to_owned()),
             kind: Some(word(place.kind).to_owned()),
@@ -107,7 +107,7 @@ impl Teller {
         let event = Event {
             type_,
             reason: reason.to_owned(),
-            note: Some(words),
+            note: Some(message),
             action: "ReadValues".to_owned(),
             secondary: None,
         };

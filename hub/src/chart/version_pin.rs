@@ -62,11 +62,11 @@ impl Meaning {
         }
     }
 
-    /// Returns the epoch to send with this version: that of `tenure`, once this hub has read the record in
+    /// Returns the epoch to send with this version: that of `leader_term`, once this hub has read the record in
     /// that term.
-    pub fn epoch(&self, tenure: Option<&LeaderTerm>) -> Option<u64> {
-        let tenure = tenure?;
-        (self.under == Some(tenure.since)).then_some(tenure.epoch)
+    pub fn epoch(&self, leader_term: Option<&LeaderTerm>) -> Option<u64> {
+        let leader_term = leader_term?;
+        (self.under == Some(leader_term.since)).then_some(leader_term.epoch)
     }
 }
 
@@ -344,14 +344,14 @@ impl Kept {
             let due = async {
                 loop {
                     let now = BootTime::now();
-                    if let Some(tenure) = lead.tenure().filter(|_| lead.writes(now))
-                        && led != Some(tenure.since)
+                    if let Some(leader_term) = lead.leader_term().filter(|_| lead.writes(now))
+                        && led != Some(leader_term.since)
                     {
                         // Another leader may have changed the record.
-                        led = Some(tenure.since);
+                        led = Some(leader_term.since);
                         return;
                     }
-                    let standby = lead.tenure().is_none().then_some(of_standby);
+                    let standby = lead.leader_term().is_none().then_some(of_standby);
                     let next = next.into_iter().chain(standby).min();
                     tokio::select! {
                         () = clock::sleep_until(next, now) => return,
@@ -367,7 +367,7 @@ impl Kept {
                 tokio::select! {
                     () = self.look(Some(&now_led)) => {}
                     // Members wait for the record, and resolving a range may take long.
-                    () = another_tenure(&mut lead, now_led.tenure()) => {}
+                    () = another_leader_term(&mut lead, now_led.leader_term()) => {}
                 }
             };
             if stop.run_until_cancelled(look).await.is_none() {
@@ -379,7 +379,9 @@ impl Kept {
     async fn look(&mut self, lead: Option<&Leader>) {
         // Take the term before the read. A record that is read in this term includes the writes of all
         // earlier leaders.
-        let under = lead.and_then(Leader::tenure).map(|tenure| tenure.since);
+        let under = lead
+            .and_then(Leader::leader_term)
+            .map(|leader_term| leader_term.since);
         let ended = match self.read(under).await {
             Ok(found) => self.look_up(found, lead).await,
             Err(error) => Err(error),
@@ -423,7 +425,7 @@ impl Kept {
     ) -> Result<Option<Duration>, PinError> {
         let recorded = record(found.as_ref(), &self.pin.of());
         let recorded = recorded.is_some_and(|record| record.content.is_some());
-        let leads = lead.is_some_and(|lead| lead.tenure().is_some());
+        let leads = lead.is_some_and(|lead| lead.leader_term().is_some());
         // Without a record, a standby resolves the version itself, but less often than it checks for a
         // record.
         let lately = |at: BootTime| BootTime::now().since(at) < RETRY_MAX;
@@ -456,10 +458,10 @@ fn a_little_later(pause: Duration) -> Duration {
 }
 
 /// Waits until this hub leads in a different term than `before`.
-async fn another_tenure(lead: &mut Leader, before: Option<LeaderTerm>) {
-    let before = before.map(|tenure| tenure.since);
+async fn another_leader_term(lead: &mut Leader, before: Option<LeaderTerm>) {
+    let before = before.map(|leader_term| leader_term.since);
     loop {
-        let now = lead.tenure().map(|tenure| tenure.since);
+        let now = lead.leader_term().map(|leader_term| leader_term.since);
         if now.is_some() && now != before {
             return;
         }
@@ -582,9 +584,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn tenure_has_no_epoch_before_record_is_read() {
+    async fn term_has_no_epoch_before_record_is_read() {
         let at = |seconds| BootTime(Duration::from_secs(seconds));
-        let tenure = |epoch, since| LeaderTerm {
+        let leader_term = |epoch, since| LeaderTerm {
             epoch,
             term: LeaseTerm::default(),
             since: at(since),
@@ -593,8 +595,8 @@ mod tests {
         };
         let (tx, rx) = watch::channel(Meaning::unread("1.0.0", false));
         let kept = kept(tx);
-        let epoch = |tenure: Option<&LeaderTerm>| rx.get().epoch(tenure);
-        let first = tenure(7, 100);
+        let epoch = |leader_term: Option<&LeaderTerm>| rx.get().epoch(leader_term);
+        let first = leader_term(7, 100);
         // A standby follows the record, which gives it no epoch.
         let version = |version: &str| Some((version.to_owned(), None));
         kept.tell(version("1.1.0"), None);
@@ -605,12 +607,15 @@ mod tests {
         assert_eq!(rx.get().version, "1.2.0");
         // Neither a later lookup nor a later epoch of the same term removes the epoch.
         kept.tell(version("1.3.0"), None);
-        assert_eq!(epoch(Some(&tenure(8, 100))), Some(8));
+        assert_eq!(epoch(Some(&leader_term(8, 100))), Some(8));
         // After a lost and regained leadership, another hub may have written the record.
-        assert_eq!((epoch(None), epoch(Some(&tenure(10, 200)))), (None, None));
+        assert_eq!(
+            (epoch(None), epoch(Some(&leader_term(10, 200)))),
+            (None, None)
+        );
         // Without a record, the known version counts.
         kept.tell(None, Some(at(200)));
-        assert_eq!(epoch(Some(&tenure(10, 200))), Some(10));
+        assert_eq!(epoch(Some(&leader_term(10, 200))), Some(10));
         assert_eq!(rx.get().version, "1.3.0");
     }
 

@@ -27,7 +27,7 @@ pub(super) struct Written {
     pub(super) before: Option<String>,
     /// `None` if nothing was written.
     pub(super) object: Option<KryptonDeployment>,
-    /// Whether the hub wrote nothing because home's CRD drops `status.places`.
+    /// Whether the hub wrote nothing because home's CRD drops `status.placements`.
     pub(super) forgets: bool,
     /// Events to record now.
     pub(super) news: Vec<News>,
@@ -80,9 +80,9 @@ pub(super) async fn write(
     }
 }
 
-/// Prevents the loss of recorded places. Under a CRD that lacks the field, every write of an object drops
-/// its stored places. A dry run detects this before the write. Before the first record, the object is
-/// reread: under such a CRD it is read without places even if some are stored.
+/// Prevents the loss of recorded placements. Under a CRD that lacks the field, every write of an object drops
+/// its stored placements. A dry run detects this before the write. Before the first record, the object is
+/// reread: under such a CRD it is read without placements even if some are stored.
 async fn write_now(
     client: &Client,
     key: &DeploymentKey,
@@ -90,14 +90,14 @@ async fn write_now(
     write: &Write,
 ) -> kube::Result<Outcome> {
     let api: Api<KryptonDeployment> = Api::namespaced(client.clone(), &key.namespace);
-    let places = |object: &KryptonDeployment| object.status.as_ref()?.places.clone();
+    let placements = |object: &KryptonDeployment| object.status.as_ref()?.placements.clone();
     let records = match write {
-        Write::Finalizers(_) => places(object).is_some(),
-        Write::Status(status) => status.places.is_some(),
+        Write::Finalizers(_) => placements(object).is_some(),
+        Write::Status(status) => status.placements.is_some(),
     };
-    if records && places(object).is_none() {
+    if records && placements(object).is_none() {
         let fresh = api.get(&key.name).await?;
-        if places(&fresh).is_some() {
+        if placements(&fresh).is_some() {
             return Ok(Outcome::Read(fresh));
         }
     }
@@ -121,7 +121,7 @@ async fn write_now(
             dry_run: true,
             ..PatchParams::default()
         };
-        if places(&send(&trial).await?).is_none() {
+        if placements(&send(&trial).await?).is_none() {
             return Ok(Outcome::Forgets);
         }
     }
@@ -160,22 +160,23 @@ mod tests {
 
     type Asked = Arc<Mutex<Vec<&'static str>>>;
 
-    fn object(places: Option<&[&str]>) -> KryptonDeployment {
+    fn object(placements: Option<&[&str]>) -> KryptonDeployment {
         let spec = json!({"account": {"name": "a"}, "region": {"name": "paris"}});
         let mut object = KryptonDeployment::new("acme", serde_json::from_value(spec).unwrap());
         object.metadata.namespace = Some("accounts".to_owned());
         object.metadata.resource_version = Some("7".to_owned());
-        object.status = Some(status(places));
+        object.status = Some(status(placements));
         object
     }
 
-    fn status(places: Option<&[&str]>) -> KryptonDeploymentStatus {
-        let place = |cluster: &&str| json!({"cluster": cluster, "clusterUid": "u"});
-        let places = places.map(|places| places.iter().map(place).collect::<Vec<_>>());
-        serde_json::from_value(json!({"places": places})).unwrap()
+    fn status(placements: Option<&[&str]>) -> KryptonDeploymentStatus {
+        let placement = |cluster: &&str| json!({"cluster": cluster, "clusterUid": "u"});
+        let placements =
+            placements.map(|placements| placements.iter().map(placement).collect::<Vec<_>>());
+        serde_json::from_value(json!({"placements": placements})).unwrap()
     }
 
-    /// A home cluster with this object, and the log of its requests. It keeps the sent places or drops
+    /// A home cluster with this object, and the log of its requests. It keeps the sent placements or drops
     /// them.
     async fn home(stored: KryptonDeployment, keeps: bool) -> (Client, Asked) {
         let asked = Asked::default();
@@ -215,7 +216,7 @@ mod tests {
     async fn write_is_withheld_when_places_would_be_lost() {
         type Places<'a> = Option<&'a [&'a str]>;
         let finalizers = || Write::Finalizers(Vec::new());
-        let record = |places: &[&str]| Write::Status(status(Some(places)));
+        let record = |placements: &[&str]| Write::Status(status(Some(placements)));
         type Case<'a> = (
             Places<'a>,
             Places<'a>,
@@ -225,8 +226,8 @@ mod tests {
             Places<'a>,
         );
         let table: Vec<Case<'_>> = vec![
-            // Read object, stored object, whether the CRD keeps places, the write; then the requests and
-            // the known places.
+            // Read object, stored object, whether the CRD keeps placements, the write; then the requests and
+            // the known placements.
             (
                 None,
                 None,
@@ -286,20 +287,20 @@ mod tests {
             (None, None, false, finalizers(), &["write"], None),
         ];
         for (read, stored, keeps, what, asked, known) in table {
-            let words = format!("{read:?} {stored:?} {keeps} {what:?}");
+            let case = format!("{read:?} {stored:?} {keeps} {what:?}");
             let key = DeploymentKey {
                 namespace: "accounts".to_owned(),
                 name: "acme".to_owned(),
             };
             let (client, log) = home(object(stored), keeps).await;
             let written = write(client, key, Arc::new(object(read)), what, Vec::new()).await;
-            assert_eq!(*log.lock().unwrap(), asked, "{words}");
-            assert_eq!(written.forgets, asked.contains(&"crd"), "{words}");
-            let places = written.object.and_then(|it| it.status?.places);
-            let places: Option<Vec<String>> =
-                places.map(|places| places.into_iter().map(|it| it.cluster).collect());
+            assert_eq!(*log.lock().unwrap(), asked, "{case}");
+            assert_eq!(written.forgets, asked.contains(&"crd"), "{case}");
+            let placements = written.object.and_then(|it| it.status?.placements);
+            let placements: Option<Vec<String>> =
+                placements.map(|placements| placements.into_iter().map(|it| it.cluster).collect());
             let known = known.map(|known| known.iter().map(|it| (*it).to_owned()).collect());
-            assert_eq!(places, known, "{words}");
+            assert_eq!(placements, known, "{case}");
         }
     }
 }

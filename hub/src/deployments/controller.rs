@@ -9,7 +9,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use krypton_crds::edge_cluster::EdgeCluster;
-use krypton_crds::krypton_deployment::{KryptonDeployment, Place};
+use krypton_crds::krypton_deployment::{KryptonDeployment, Placement};
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::newest::NewestSeen as _;
 use krypton_runtime::tasks::KeyedTasks;
@@ -43,9 +43,9 @@ use crate::tenants::Reports;
 
 /// Pause after a failed read or a write conflict, with 50 % jitter.
 const AFTER_FAILURE: Duration = Duration::from_secs(3);
-/// Retry interval for checking whether home's CRD retains `status.places`.
+/// Retry interval for checking whether home's CRD retains `status.placements`.
 const TRY_AGAIN: Duration = Duration::from_secs(20);
-const FORGETS: &str = "home's CRD of KryptonDeployments does not keep where one is deployed: it is older than this hub, and until it is brought up to date none is written or ordered anew";
+const FORGETS: &str = "home's CRD of KryptonDeployments does not keep where one is deployed: it is older than this hub, and until it is brought up to date none is written or ordered again";
 /// Minimum interval between two decisions on all objects.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Maximum number of writes and reads in flight. Others wait.
@@ -128,7 +128,7 @@ struct DeploymentStore {
     refused: u32,
     clusters: target::Clusters,
     of_clusters: Known,
-    /// Home's CRD drops `status.places`. The hub decides nothing until this time.
+    /// Home's CRD drops `status.placements`. The hub decides nothing until this time.
     forgets: Option<BootTime>,
 }
 
@@ -161,25 +161,25 @@ pub async fn run(keep: Controller, mut lead: Leader, stop: CancellationToken) {
     loop {
         let now = BootTime::now();
         let leading = lead.writes(now);
-        let tenure = lead.tenure();
-        let won = tenure.as_ref().map(|tenure| tenure.won);
-        let tenure = tenure.map(|tenure| tenure.since);
-        if objects.begin(tenure) {
-            members.begin(tenure);
+        let leader_term = lead.leader_term();
+        let won = leader_term.as_ref().map(|leader_term| leader_term.won);
+        let leader_term = leader_term.map(|leader_term| leader_term.since);
+        if objects.begin(leader_term) {
+            members.begin(leader_term);
             // A standby's view may be stale: the leader orders and writes nothing based on it.
             store.unlist();
             for key in std::mem::take(&mut requests.readings).keys() {
                 store.queue.done(key, Outcome::Done, now, 0.0);
             }
         }
-        if leading && led != tenure {
+        if leading && led != leader_term {
             // The previous leader recorded the earlier events.
             store.forget_told();
-            led = tenure;
+            led = leader_term;
             look = true;
         }
         if store.forgets.is_some_and(|until| until <= now) {
-            // Objects read before this may lack their stored places.
+            // Objects read before this may lack their stored placements.
             objects.restart();
             (store.forgets, store.synced, store.refused) = (None, false, 0);
         }
@@ -242,12 +242,12 @@ impl Requests {
             return None;
         }
         let mut steps = BTreeMap::new();
-        for (key, decision, deeds) in decisions {
+        for (key, decision, reported_events) in decisions {
             let Some(slot) = store.slots.get_mut(&key) else {
                 continue;
             };
             if let Some(won) = won {
-                slot.tell(deeds, won, &keep.notices);
+                slot.tell(reported_events, won, &keep.notices);
             }
             let Some(mut step) = Step::of(decision, &slot.object) else {
                 continue;
@@ -329,14 +329,14 @@ impl Slot {
     /// Records the events that members reported. `won` is the start of this hub's leadership.
     fn tell(
         &mut self,
-        deeds: Vec<(String, Vec<ReportedEvent>)>,
+        reported_events: Vec<(String, Vec<ReportedEvent>)>,
         won: Timestamp,
         notices: &EventRecorder,
     ) {
         let created = self.object.metadata.creation_timestamp.as_ref();
         let was_there = created.is_some_and(|time| time.0 < won);
-        for (member, deeds) in deeds {
-            let news = self.told.news(&member, &deeds, was_there);
+        for (member, reported_events) in reported_events {
+            let news = self.told.news(&member, &reported_events, was_there);
             tell(&self.object, news, notices);
         }
     }
@@ -389,13 +389,13 @@ impl DeploymentStore {
                 taken >= DEPLOYMENTS_MAX || bytes >= ORDERS_MAX
             };
             let view = self.view(key, slot, keep, findings, full);
-            let (decision, deeds) = (decide(&view), view.deeds());
+            let (decision, reported_events) = (decide(&view), view.reported_events());
             for (cluster, order) in &decision.orders {
                 let orders = ordered.entry(cluster.clone()).or_default();
                 *sizes.entry(cluster.clone()).or_insert(0) += order.size();
                 orders.push(order.clone());
             }
-            decisions.push((key.clone(), decision, deeds));
+            decisions.push((key.clone(), decision, reported_events));
         }
         // The orders are based on reads of this term.
         keep.deployments.read_in(of);
@@ -428,9 +428,9 @@ impl DeploymentStore {
             Aimed::Secret { key, .. } => key.clone(),
             Aimed::Profile { .. } => None,
         };
-        let aim = target::aim(&aimed, &object.spec.region.name, &key.namespace, sight);
-        let site = |place: Place| {
-            let member = target::acting(&place.cluster_uid, &place.cluster, &self.clusters);
+        let target = target::select(&aimed, &object.spec.region.name, &key.namespace, sight);
+        let site = |placement: Placement| {
+            let member = target::acting(&placement.cluster_uid, &placement.cluster, &self.clusters);
             let at = member.and_then(|name| {
                 let cluster = self.clusters.get(&name)?.clone();
                 Some(At {
@@ -447,15 +447,15 @@ impl DeploymentStore {
                 })
             });
             Site {
-                place,
+                placement,
                 at: at.unwrap_or_default(),
             }
         };
         View {
             object,
             sites: recorded(object).iter().cloned().map(site).collect(),
-            aim: aim.map(|(cluster, cluster_uid)| {
-                site(Place {
+            target: target.map(|(cluster, cluster_uid)| {
+                site(Placement {
                     cluster,
                     cluster_uid,
                     key: key_named,
@@ -497,9 +497,9 @@ impl DeploymentStore {
             }
         };
         for (key, slot) in by_age {
-            for place in recorded(&slot.object) {
-                let source = self.clusters.get(&place.cluster);
-                let same = |it: &&Cluster| it.cluster_uid.as_ref() == Some(&place.cluster_uid);
+            for placement in recorded(&slot.object) {
+                let source = self.clusters.get(&placement.cluster);
+                let same = |it: &&Cluster| it.cluster_uid.as_ref() == Some(&placement.cluster_uid);
                 let source = source
                     .filter(same)
                     .and_then(|cluster| cluster.source.as_ref());
@@ -511,7 +511,7 @@ impl DeploymentStore {
                         namespace,
                         name: secret,
                     };
-                    name(secret, place.key.clone(), true);
+                    name(secret, placement.key.clone(), true);
                 }
             }
             if let Aimed::Secret {
@@ -761,17 +761,17 @@ fn tell(object: &KryptonDeployment, news: Vec<News>, notices: &EventRecorder) {
     }
 }
 
-/// Returns the span of a read or write, with the cluster of the latest place.
+/// Returns the span of a read or write, with the cluster of the latest placement.
 fn span(key: &DeploymentKey, object: &KryptonDeployment) -> Span {
-    let member = recorded(object).last().map(|place| &*place.cluster);
+    let member = recorded(object).last().map(|placement| &*placement.cluster);
     let generation = object.metadata.generation;
     tracing::error_span!("home", deployment = %key, member, generation, outcome = Empty)
 }
 
-fn recorded(object: &KryptonDeployment) -> &[Place] {
+fn recorded(object: &KryptonDeployment) -> &[Placement] {
     let status = object.status.as_ref();
     status
-        .and_then(|status| status.places.as_deref())
+        .and_then(|status| status.placements.as_deref())
         .unwrap_or_default()
 }
 

@@ -20,16 +20,20 @@ impl RecordedEvents {
     pub(super) fn news(
         &mut self,
         member: &str,
-        deeds: &[ReportedEvent],
+        reported_events: &[ReportedEvent],
         was_there: bool,
     ) -> Vec<News> {
-        let now = deeds.iter().map(|deed| deed.at);
+        let now = reported_events
+            .iter()
+            .map(|reported_event| reported_event.at);
         let known = !self.0.contains_key(member) && was_there;
         let told = self.0.entry(member.to_owned()).or_default();
-        let fresh = deeds
+        let fresh = reported_events
             .iter()
-            .filter(|deed| !known && !told.contains(&deed.at));
-        let news = fresh.filter_map(|deed| event(member, deed)).collect();
+            .filter(|reported_event| !known && !told.contains(&reported_event.at));
+        let news = fresh
+            .filter_map(|reported_event| event(member, reported_event))
+            .collect();
         told.extend(now);
         while told.len() > KEPT {
             told.pop_first();
@@ -38,13 +42,13 @@ impl RecordedEvents {
     }
 }
 
-fn event(member: &str, deed: &ReportedEvent) -> Option<News> {
+fn event(member: &str, reported_event: &ReportedEvent) -> Option<News> {
     let mut known = TOLD_AT_HOME.iter();
-    let (_, reason, warning) = known.find(|(reason, ..)| *reason == deed.reason)?;
+    let (_, reason, warning) = known.find(|(reason, ..)| *reason == reported_event.reason)?;
     Some(News {
         warning: *warning,
         reason,
-        message: format!("cluster {member}: {}", deed.message),
+        message: format!("cluster {member}: {}", reported_event.message),
     })
 }
 
@@ -52,7 +56,7 @@ fn event(member: &str, deed: &ReportedEvent) -> Option<News> {
 mod tests {
     use super::*;
 
-    fn deed(at: u64, reason: &str) -> ReportedEvent {
+    fn reported_event(at: u64, reason: &str) -> ReportedEvent {
         ReportedEvent {
             at,
             reason: reason.to_owned(),
@@ -64,10 +68,17 @@ mod tests {
     fn reported_action_emits_one_event_across_hubs() {
         let (mut new, mut old) = (RecordedEvents::default(), RecordedEvents::default());
         let reasons = |news: Vec<News>| -> Vec<&str> { news.iter().map(|it| it.reason).collect() };
-        let (made, healed) = (deed(1, "WorkspaceCreated"), deed(2, "DriftHealed"));
+        let (made, healed) = (
+            reported_event(1, "WorkspaceCreated"),
+            reported_event(2, "DriftHealed"),
+        );
         let first = [made.clone()];
         let both = [made, healed.clone()];
-        let more = [healed, deed(3, "DriftHealed"), deed(4, "NotForHome")];
+        let more = [
+            healed,
+            reported_event(3, "DriftHealed"),
+            reported_event(4, "NotForHome"),
+        ];
         assert_eq!(
             reasons(new.news("paris", &first, false)),
             ["EdgeNamespaceCreated"]

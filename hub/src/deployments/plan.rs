@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use krypton_crds::krypton_deployment::{
-    DeploymentPhase, KryptonDeployment, KryptonDeploymentStatus, Place,
+    DeploymentPhase, KryptonDeployment, KryptonDeploymentStatus, Placement,
 };
 use krypton_types::conditions::{self, ClusterState, READY, State, TARGET_RESOLVED, Truth, reason};
 use krypton_types::deployment::{DesiredDeployment, PASSED_ON, ReportedEvent};
@@ -41,10 +41,10 @@ pub(super) struct At {
     pub(super) full: bool,
 }
 
-/// A place that is recorded, or is about to be.
+/// A placement that is recorded, or is about to be.
 #[derive(Clone, Debug)]
 pub(super) struct Site {
-    pub(super) place: Place,
+    pub(super) placement: Placement,
     pub(super) at: At,
 }
 
@@ -52,8 +52,8 @@ pub(super) struct Site {
 pub(super) struct View<'a> {
     pub(super) object: &'a KryptonDeployment,
     /// The target cluster, or the state for `TargetClusterResolved` without one.
-    pub(super) aim: Result<Site, State>,
-    /// The recorded places.
+    pub(super) target: Result<Site, State>,
+    /// The recorded placements.
     pub(super) sites: Vec<Site>,
     /// Why the object is deleted. The hub reads it again before it acts on the deletion.
     pub(super) deletion: Option<Deletion>,
@@ -109,13 +109,13 @@ pub(super) fn decide(view: &View<'_>) -> Decision {
 }
 
 /// The condition `Ready`, with the matching phase and human-readable line.
-struct Standing {
+struct Assessment {
     phase: DeploymentPhase,
     ready: State,
     last_message: String,
 }
 
-impl Standing {
+impl Assessment {
     /// Appends `more` to both messages.
     fn and(mut self, more: &str) -> Self {
         for line in [&mut self.ready.message, &mut self.last_message] {
@@ -161,8 +161,8 @@ impl View<'_> {
     }
 
     /// Returns the events that members reported for this object, by member.
-    pub(super) fn deeds(&self) -> Vec<(String, Vec<ReportedEvent>)> {
-        let sites = self.sites.iter().chain(self.aim.as_ref().ok());
+    pub(super) fn reported_events(&self) -> Vec<(String, Vec<ReportedEvent>)> {
+        let sites = self.sites.iter().chain(self.target.as_ref().ok());
         let of = |site: &Site| {
             let said = self.said(site).filter(|said| said.fresh)?;
             let (member, _) = site.at.member.as_ref()?;
@@ -175,7 +175,7 @@ impl View<'_> {
     /// removal order: an earlier order's report proves nothing.
     fn gone(&self, site: &Site) -> bool {
         let generation = self.object.metadata.generation.unwrap_or_default();
-        site.place.removing
+        site.placement.removing
             && self.said(site).is_some_and(|said| {
                 said.fresh && said.report.gone && said.report.observed_generation == generation
             })
@@ -226,17 +226,17 @@ impl View<'_> {
         (finalized != self.finalized()).then_some(finalizers)
     }
 
-    /// Returns the recorded places. `None` before the first one.
-    fn recorded(&self) -> Option<&[Place]> {
-        self.object.status.as_ref()?.places.as_deref()
+    /// Returns the recorded placements. `None` before the first one.
+    fn recorded(&self) -> Option<&[Placement]> {
+        self.object.status.as_ref()?.placements.as_deref()
     }
 
     /// Decides on an object that is not deleted.
     fn stay(&self) -> Decision {
         let account = !self.object.spec.account.name.is_empty();
-        let target = self.aim.as_ref().ok().filter(|_| account);
-        let standing = self.standing(target, account);
-        let (mut told, mut places) = (Vec::new(), Vec::new());
+        let target = self.target.as_ref().ok().filter(|_| account);
+        let assessment = self.assessment(target, account);
+        let (mut told, mut placements) = (Vec::new(), Vec::new());
         let mut orders = BTreeMap::new();
         let finalized = self.finalized();
         let mut give = |site: &Site, remove: bool| {
@@ -245,38 +245,38 @@ impl View<'_> {
             }
         };
         if let Some(target) = target {
-            let uid = &target.place.cluster_uid;
+            let uid = &target.placement.cluster_uid;
             let here = self
                 .sites
                 .iter()
-                .find(|site| site.place.cluster_uid == *uid);
+                .find(|site| site.placement.cluster_uid == *uid);
             // The release is ready there, according to a report on this very order.
-            let there = standing.ready.truth == Truth::True
-                && here.is_some_and(|here| !here.place.removing)
+            let there = assessment.ready.truth == Truth::True
+                && here.is_some_and(|here| !here.placement.removing)
                 && self.said(target).is_some_and(|said| said.fresh);
             for site in &self.sites {
-                if site.place.cluster_uid == *uid {
+                if site.placement.cluster_uid == *uid {
                     // The same cluster may have another member name now, and may be the target again.
-                    places.push(target.place.clone());
-                    if !site.place.removing && !target.at.full {
+                    placements.push(target.placement.clone());
+                    if !site.placement.removing && !target.at.full {
                         give(target, false);
                     }
                 } else if self.orphaned() || self.gone(site) {
                     told.push(self.let_go(site));
                 } else {
                     // An earlier location is removed once the release at the new one is ready. That is final.
-                    let removing = site.place.removing || there;
-                    places.push(Place {
+                    let removing = site.placement.removing || there;
+                    placements.push(Placement {
                         removing,
-                        ..site.place.clone()
+                        ..site.placement.clone()
                     });
-                    give(site, site.place.removing);
+                    give(site, site.placement.removing);
                 }
             }
             if here.is_none() {
-                // Record the place before ordering it. After a crash, the next leader finds it again.
-                places.push(target.place.clone());
-                let (cluster, region) = (&target.place.cluster, self.region());
+                // Record the placement before ordering it. After a crash, the next leader finds it again.
+                placements.push(target.placement.clone());
+                let (cluster, region) = (&target.placement.cluster, self.region());
                 let message = format!("routed to cluster {cluster} of region {region}");
                 told.push(news("Routing", message));
             }
@@ -285,12 +285,12 @@ impl View<'_> {
             // namespace receives no order.
             let from = self.object.namespace().unwrap_or_default();
             for site in &self.sites {
-                places.push(site.place.clone());
+                placements.push(site.placement.clone());
                 let refusal =
                     |(name, member): &(String, Cluster)| member.allowed.refusal(name, &from);
                 let refused = site.at.member.as_ref().and_then(refusal);
                 if refused.is_none() {
-                    give(site, site.place.removing);
+                    give(site, site.placement.removing);
                 }
             }
         }
@@ -302,14 +302,14 @@ impl View<'_> {
                 news("FinalizerAdded", names::DEPLOYMENT_FINALIZER),
             ]
         });
-        let standing = match target {
-            Some(target) => self.with_former(standing, &target.place.cluster_uid),
-            None => standing,
+        let assessment = match target {
+            Some(target) => self.with_former(assessment, &target.placement.cluster_uid),
+            None => assessment,
         };
         self.decision(
             orders,
             (finalizers, with_finalizers),
-            (standing, places, told),
+            (assessment, placements, told),
         )
     }
 
@@ -318,9 +318,9 @@ impl View<'_> {
         let confirmed = self.deletion == Some(Deletion::OfTheObject);
         let lets_go = self.orphaned() || self.deletion == Some(Deletion::OfTheCrd);
         let held = self.finalized();
-        let (mut told, mut places) = (Vec::new(), Vec::new());
+        let (mut told, mut placements) = (Vec::new(), Vec::new());
         let mut orders = BTreeMap::new();
-        // An object created by krypton-operator has the finalizer but no recorded places.
+        // An object created by krypton-operator has the finalizer but no recorded placements.
         let unrecorded = held && self.recorded().is_none();
         if held && lets_go {
             let why = match self.deletion {
@@ -330,7 +330,7 @@ impl View<'_> {
             let left: Vec<&str> = self
                 .sites
                 .iter()
-                .map(|it| it.place.cluster.as_str())
+                .map(|it| it.placement.cluster.as_str())
                 .collect();
             if !left.is_empty() || unrecorded {
                 let release = self.release();
@@ -342,40 +342,40 @@ impl View<'_> {
                 told.push(warning("Orphaned", message));
             }
         } else if held {
-            let aimed = self.aim.as_ref().ok().filter(|_| unrecorded);
+            let aimed = self.target.as_ref().ok().filter(|_| unrecorded);
             for site in self.sites.iter().chain(aimed) {
                 if self.gone(site) {
                     told.push(self.let_go(site));
                     continue;
                 }
-                let removing = site.place.removing || confirmed;
-                places.push(Place {
+                let removing = site.placement.removing || confirmed;
+                placements.push(Placement {
                     removing,
-                    ..site.place.clone()
+                    ..site.placement.clone()
                 });
                 // Until the deletion is confirmed, the order is paused and changes nothing.
                 if let Some((member, _)) = site.at.member.as_ref().filter(|_| !unrecorded) {
-                    let order = self.order(site.place.removing);
-                    let paused = order.paused || !site.place.removing;
+                    let order = self.order(site.placement.removing);
+                    let paused = order.paused || !site.placement.removing;
                     orders.insert(member.clone(), DesiredDeployment { paused, ..order });
                 }
             }
         }
-        let unknown = unrecorded && !lets_go && self.aim.is_err();
-        let done = places.is_empty() && !unknown;
+        let unknown = unrecorded && !lets_go && self.target.is_err();
+        let done = placements.is_empty() && !unknown;
         let finalizers = self.finalizers(held && !done);
         let with_finalizers = finalizers.as_ref().map(|_| {
             told.push(news("FinalizerRemoved", names::DEPLOYMENT_FINALIZER));
             std::mem::take(&mut told)
         });
         let read = held && !done && !lets_go && self.deletion.is_none();
-        let standing = self.leaving(&places, unknown);
+        let assessment = self.leaving(&placements, unknown);
         Decision {
-            read: read && places.iter().any(|place| !place.removing),
+            read: read && placements.iter().any(|placement| !placement.removing),
             ..self.decision(
                 orders,
                 (finalizers, with_finalizers),
-                (standing, places, told),
+                (assessment, placements, told),
             )
         }
     }
@@ -384,12 +384,12 @@ impl View<'_> {
         &self,
         orders: BTreeMap<String, DesiredDeployment>,
         (finalizers, with_finalizers): (Option<Vec<String>>, Option<Vec<News>>),
-        (standing, places, told): (Standing, Vec<Place>, Vec<News>),
+        (assessment, placements, told): (Assessment, Vec<Placement>, Vec<News>),
     ) -> Decision {
-        let (mut status, mut with_status) = self.status(standing);
+        let (mut status, mut with_status) = self.status(assessment);
         let recorded = self.recorded();
-        status.places = (recorded.is_some() || !places.is_empty()).then_some(places);
-        if status.places.as_deref() != recorded {
+        status.placements = (recorded.is_some() || !placements.is_empty()).then_some(placements);
+        if status.placements.as_deref() != recorded {
             with_status.splice(0..0, told);
         }
         Decision {
@@ -403,7 +403,7 @@ impl View<'_> {
     }
 
     fn let_go(&self, site: &Site) -> News {
-        let cluster = &site.place.cluster;
+        let cluster = &site.placement.cluster;
         if self.gone(site) {
             let said = self.said(site).map(|said| &said.report.state.ready);
             let left = said.filter(|ready| ready.reason == reason::UNINSTALLED);
@@ -417,18 +417,18 @@ impl View<'_> {
         warning("Orphaned", message)
     }
 
-    fn standing(&self, target: Option<&Site>, account: bool) -> Standing {
+    fn assessment(&self, target: Option<&Site>, account: bool) -> Assessment {
         let region = self.region();
         if !account {
             let message = "spec.account.name is empty: write whose deployment it is";
             return error(State::new(Truth::False, ready::ACCOUNT_MISSING, message));
         }
         let Some(target) = target else {
-            let why = self.aim.as_ref().err();
+            let why = self.target.as_ref().err();
             let message = why.map_or("", |why| &why.message);
             let truth = why.map_or(Truth::Unknown, |why| why.truth);
             let line = format!("Edge cluster {region} not available: {message}");
-            return Standing {
+            return Assessment {
                 phase: match truth {
                     Truth::False => DeploymentPhase::Error,
                     _ => DeploymentPhase::Pending,
@@ -437,10 +437,10 @@ impl View<'_> {
                 last_message: line,
             };
         };
-        let cluster = &target.place.cluster;
+        let cluster = &target.placement.cluster;
         if let Some(line) = unheard(target) {
             let line = format!("Edge cluster {region} not available: {line}");
-            return Standing {
+            return Assessment {
                 last_message: line.clone(),
                 ..error(State::new(Truth::Unknown, ready::EDGE_UNAVAILABLE, line))
             };
@@ -456,17 +456,17 @@ impl View<'_> {
             let message = format!("cluster {cluster} is yet to say how it stands");
             return pending(State::new(Truth::False, ready::NOT_READY, message));
         };
-        let standing = self.reported(&said.state, cluster);
+        let assessment = self.reported(&said.state, cluster);
         // A ready release may still lag behind the desired state, such as when it is paused.
         let held = said.state.progress.as_ref();
         match held.filter(|it| it.reason == reason::PAUSED) {
-            Some(paused) => standing.and(&paused.message),
-            None => standing,
+            Some(paused) => assessment.and(&paused.message),
+            None => assessment,
         }
     }
 
     /// Returns the readiness from the member's report on the latest order.
-    fn reported(&self, state: &ClusterState, cluster: &str) -> Standing {
+    fn reported(&self, state: &ClusterState, cluster: &str) -> Assessment {
         if let Some(wrong) = state.error.as_ref().filter(|it| it.truth == Truth::True) {
             return error(State::new(
                 Truth::False,
@@ -475,7 +475,7 @@ impl View<'_> {
             ));
         }
         match state.ready.truth {
-            Truth::True => Standing {
+            Truth::True => Assessment {
                 phase: DeploymentPhase::Ready,
                 ready: State::new(
                     Truth::True,
@@ -496,12 +496,15 @@ impl View<'_> {
     }
 
     /// Adds the earlier locations of the release to the message.
-    fn with_former(&self, standing: Standing, here: &str) -> Standing {
-        let former = self.sites.iter().filter(|it| it.place.cluster_uid != here);
+    fn with_former(&self, assessment: Assessment, here: &str) -> Assessment {
+        let former = self
+            .sites
+            .iter()
+            .filter(|it| it.placement.cluster_uid != here);
         let more: Vec<String> = former
             .map(|site| {
-                let cluster = &site.place.cluster;
-                let waits = match site.place.removing {
+                let cluster = &site.placement.cluster;
+                let waits = match site.placement.removing {
                     true => "goes",
                     false => "stays until this one is ready",
                 };
@@ -515,20 +518,20 @@ impl View<'_> {
             })
             .collect();
         match more.is_empty() {
-            true => standing,
-            false => standing.and(&more.join("; ")),
+            true => assessment,
+            false => assessment.and(&more.join("; ")),
         }
     }
 
-    fn leaving(&self, places: &[Place], unknown: bool) -> Standing {
+    fn leaving(&self, placements: &[Placement], unknown: bool) -> Assessment {
         let orphan = format!(
             "annotation {}=true lets go and leaves the release",
             names::ORPHAN_ANNOTATION
         );
-        let aimed = self.aim.as_ref();
-        let site = places.first().and_then(|place| {
+        let aimed = self.target.as_ref();
+        let site = placements.first().and_then(|placement| {
             let mut all = self.sites.iter().chain(aimed.ok());
-            let is = |site: &&Site| site.place.cluster_uid == place.cluster_uid;
+            let is = |site: &&Site| site.placement.cluster_uid == placement.cluster_uid;
             all.find(is)
         });
         let line = match site {
@@ -538,14 +541,14 @@ impl View<'_> {
             }
             None => "nothing is left to be removed".to_owned(),
             Some(site) => {
-                let cluster = &site.place.cluster;
+                let cluster = &site.placement.cluster;
                 let said = self.said(site).map(|said| &said.report.state);
                 let wrong = said.and_then(|state| state.error.as_ref());
                 let wrong = wrong.filter(|it| it.truth == Truth::True);
                 let going = said.and_then(|state| state.progress.as_ref());
                 if let Some(why) = unheard(site) {
                     format!("deletion waits: {why}; {orphan}")
-                } else if !site.place.removing {
+                } else if !site.placement.removing {
                     "the deletion is looked at".to_owned()
                 } else if let Some(wrong) = wrong {
                     let message = format!("cluster {cluster}: {}", wrong.message);
@@ -562,12 +565,12 @@ impl View<'_> {
     }
 
     /// Returns the status and its events. A changed `Ready` reason emits an event.
-    fn status(&self, standing: Standing) -> (KryptonDeploymentStatus, Vec<News>) {
+    fn status(&self, assessment: Assessment) -> (KryptonDeploymentStatus, Vec<News>) {
         let before = self.object.status.as_ref();
         let mut conditions: Vec<Condition> =
             before.map_or_else(Vec::new, |status| status.conditions.clone());
         let generation = self.object.metadata.generation.unwrap_or_default();
-        let target = match &self.aim {
+        let target = match &self.target {
             Err(state) => state.clone(),
             Ok(site) => {
                 let member = site.at.member.as_ref();
@@ -577,11 +580,14 @@ impl View<'_> {
                         State::new(
                             Truth::Unknown,
                             krypton_types::conditions::reason::STARTING,
-                            format!("EdgeCluster {} is new", site.place.cluster),
+                            format!("EdgeCluster {} is new", site.placement.cluster),
                         )
                     },
                     |state| State {
-                        message: format!("EdgeCluster {}: {}", site.place.cluster, state.message),
+                        message: format!(
+                            "EdgeCluster {}: {}",
+                            site.placement.cluster, state.message
+                        ),
                         ..state
                     },
                 )
@@ -598,31 +604,31 @@ impl View<'_> {
         conditions::set(
             &mut conditions,
             READY,
-            &standing.ready,
+            &assessment.ready,
             generation,
             self.now,
         );
         let mut told = Vec::new();
-        let applied = self.aim.as_ref().ok().and_then(|site| self.said(site));
+        let applied = self.target.as_ref().ok().and_then(|site| self.said(site));
         let applied = applied.map(|said| said.report.applied_chart.clone());
         let applied = applied.filter(|chart| !chart.is_empty());
         let chart_before = before.and_then(|status| status.last_applied_chart.clone());
-        if standing.ready.truth == Truth::True
+        if assessment.ready.truth == Truth::True
             && let Some(chart) = applied.as_ref()
             && chart_before.as_ref() != Some(chart)
         {
             told.push(news("HelmDeployed", format!("{}: {chart}", self.release())));
         }
-        if was.as_deref() != Some(&standing.ready.reason) {
-            told.push(transition(&standing.ready));
+        if was.as_deref() != Some(&assessment.ready.reason) {
+            told.push(transition(&assessment.ready));
         }
         let status = KryptonDeploymentStatus {
-            phase: Some(standing.phase),
-            last_message: Some(cut(standing.last_message)),
+            phase: Some(assessment.phase),
+            last_message: Some(cut(assessment.last_message)),
             last_applied_chart: applied.or(chart_before),
             observed_generation: Some(generation),
             conditions,
-            places: None,
+            placements: None,
             hub_epoch: before.and_then(|status| status.hub_epoch),
         };
         (status, told)
@@ -645,7 +651,7 @@ fn transition(to: &State) -> News {
 
 /// Returns why the site's member sends no current report.
 fn unheard(site: &Site) -> Option<String> {
-    let cluster = &site.place.cluster;
+    let cluster = &site.placement.cluster;
     let Some((name, found)) = &site.at.member else {
         return Some(format!(
             "there is no EdgeCluster {cluster} any more, or it is of another cluster"
@@ -668,16 +674,16 @@ fn failed(said: &str) -> &str {
     }
 }
 
-fn error(state: State) -> Standing {
-    Standing {
+fn error(state: State) -> Assessment {
+    Assessment {
         phase: DeploymentPhase::Error,
         last_message: state.message.clone(),
         ready: state,
     }
 }
 
-fn pending(state: State) -> Standing {
-    Standing {
+fn pending(state: State) -> Assessment {
+    Assessment {
         phase: DeploymentPhase::Pending,
         ..error(state)
     }

@@ -197,7 +197,7 @@ pub(super) struct Sight<'a> {
 }
 
 /// Returns the target member and the UID of its cluster, or the state for `TargetClusterResolved`.
-pub(super) fn aim(
+pub(super) fn select(
     named: &Named,
     region: &str,
     from: &str,
@@ -306,7 +306,7 @@ fn unbound(secret: &SecretName, wanted: &str, clusters: &Clusters) -> State {
             Truth::Unknown,
             reason::STARTING,
             format!(
-                "EdgeCluster {wanted} is being made of Secret {secret}; if it was deleted by a person, delete and make the Secret anew"
+                "EdgeCluster {wanted} is being made of Secret {secret}; if it was deleted by a person, delete and create the Secret again"
             ),
         ),
     }

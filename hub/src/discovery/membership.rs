@@ -63,7 +63,7 @@ impl fmt::Display for Refusal {
             ),
             Self::Dismissed { member } => write!(
                 f,
-                "EdgeCluster {member} was deleted; to have the member back, take the label off and put it on again, or delete and make the object anew"
+                "EdgeCluster {member} was deleted; to have the member back, take the label off and put it on again, or delete and create the object again"
             ),
         }
     }
@@ -205,12 +205,12 @@ fn note_trouble(name: &str, source: &SourceRef, found: &[&Found], membership: &m
         let covering = || found.iter().filter(|found| found.provider.covers(origin));
         // A source is gone once all providers that cover it have listed. If one lists it, that provider
         // decides.
-        let telling = |found: &&&Found| match &found.listing.sources {
+        let naming = |found: &&&Found| match &found.listing.sources {
             Some(sources) => here && sources.contains_key(origin),
             None => !here,
         };
-        let telling = covering().find(telling).or_else(|| covering().next());
-        telling.map(|found| &found.listing)
+        let naming = covering().find(naming).or_else(|| covering().next());
+        naming.map(|found| &found.listing)
     });
     match (listing, origin) {
         (Some(listing), Some(origin)) if here => {

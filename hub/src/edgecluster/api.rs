@@ -29,7 +29,7 @@ pub(super) struct EdgeClusters {
     /// Whether the list is complete.
     pub(super) synced: bool,
     /// Members whose EdgeCluster was deleted or recreated. Earlier observations belong to another object.
-    pub(super) anew: BTreeSet<String>,
+    pub(super) recreated: BTreeSet<String>,
     /// Whether an EdgeCluster was deleted, by a user or with the CRD.
     pub(super) vanished: bool,
 }
@@ -64,11 +64,11 @@ impl EdgeClusters {
             }
             Event::InitDone => {
                 let listed = self.listed.take().unwrap_or_default();
-                let (anew, vanished) = (&mut self.anew, &mut self.vanished);
+                let (recreated, vanished) = (&mut self.recreated, &mut self.vanished);
                 self.objects.retain(|name, _| {
                     let stays = listed.contains(name);
                     if !stays {
-                        anew.insert(name.clone());
+                        recreated.insert(name.clone());
                         *vanished = true;
                     }
                     stays
@@ -89,7 +89,7 @@ impl EdgeClusters {
             Event::Delete(object) => {
                 self.objects.remove(&name(&object));
                 self.vanished = true;
-                self.anew.insert(name(&object));
+                self.recreated.insert(name(&object));
                 true
             }
         }
@@ -118,7 +118,7 @@ impl EdgeClusters {
         let before = self.objects.get(&name).map(matters);
         let after = matters(&object);
         if before.as_ref().is_some_and(|before| before.1 != after.1) {
-            self.anew.insert(name.clone());
+            self.recreated.insert(name.clone());
         }
         let changed = before != Some(after);
         self.objects.insert(name, object);
@@ -328,27 +328,27 @@ mod tests {
     #[test]
     fn status_patch_clears_absent_fields() {
         let recorded: EdgeClusterStatus = serde_json::from_value(json!({
-            "holder": "agent-1",
+            "leaseHolder": "agent-1",
             "kubernetesVersion": "v1",
-            "roots": {"trusted": ["a"], "issuer": "a"},
-            "summarised": {"tenants": [], "omitted": 1},
+            "trustedRoots": {"trusted": ["a"], "issuer": "a"},
+            "tenantSummaries": {"tenants": [], "omitted": 1},
         }))
         .unwrap();
         let next: EdgeClusterStatus = serde_json::from_value(json!({
             "kubernetesVersion": "v2",
-            "roots": {"issuer": "b"},
+            "trustedRoots": {"issuer": "b"},
         }))
         .unwrap();
         let expected = json!({
-            "holder": null,
+            "leaseHolder": null,
             "kubernetesVersion": "v2",
-            "roots": {"trusted": null, "issuer": "b"},
-            "summarised": null,
+            "trustedRoots": {"trusted": null, "issuer": "b"},
+            "tenantSummaries": null,
         });
         assert_eq!(status_patch(Some(&recorded), &next), expected);
         assert_eq!(
             status_patch(None, &next),
-            json!({"kubernetesVersion": "v2", "roots": {"issuer": "b"}})
+            json!({"kubernetesVersion": "v2", "trustedRoots": {"issuer": "b"}})
         );
     }
 

@@ -163,16 +163,16 @@ impl Controller {
     /// Discards the state that another hub may have changed.
     pub(super) fn begin(&mut self, listed_again: bool, pass: &Pass) {
         self.look |= self.look_at.take_if(|at| *at <= pass.now).is_some();
-        let tenure = pass.stand.tenure();
+        let leader_term = pass.stand.leader_term();
         if listed_again {
             // A standby's view may be stale. It decides nothing.
             self.known.unlist();
-            self.fleet.reports.aim_anew();
+            self.fleet.reports.reset_targets();
             self.retirements.read_again();
             self.readings = JoinSet::new();
-            self.first_epoch = tenure.map_or(0, |tenure| tenure.epoch);
+            self.first_epoch = leader_term.map_or(0, |leader_term| leader_term.epoch);
         }
-        let since = tenure.map(|tenure| tenure.since);
+        let since = leader_term.map(|leader_term| leader_term.since);
         if pass.leading && self.led != since {
             // Another hub may have recorded events, and which sources are members.
             self.reminders = Reminders::default();
@@ -198,10 +198,10 @@ impl Controller {
         self.fleet.lead.sees(marks);
         let membership = self.membership(&known, pass);
         // Before reports of a new member arrive.
-        self.fleet.reports.aim(plan::targets(&known));
+        self.fleet.reports.set_targets(plan::targets(&known));
         let mut wanted = plan::wanted(self.fleet.home.as_ref(), &membership);
         let waiting = acceptance::take_waiting(&mut wanted, &known, &self.fleet.accepting);
-        for name in std::mem::take(&mut known.anew) {
+        for name in std::mem::take(&mut known.recreated) {
             self.fleet.shared.members.forget_agent(&name, pass.now);
         }
         self.note_certificates(&known, pass);
@@ -254,7 +254,7 @@ impl Controller {
                 continue;
             };
             shared.members.agent_known(name, pass.now);
-            let leads = pass.stand.tenure().is_some();
+            let leads = pass.stand.leader_term().is_some();
             shared.members.observe(name, |facts| {
                 facts.certificate_said &= leads;
                 if !facts.certificate_said {
@@ -292,9 +292,11 @@ impl Controller {
     ) -> View {
         let given = self.fleet.given.see();
         // The epoch of a term may arrive before the term does. By then this hub must list everything again.
-        let tenure = pass.stand.tenure();
-        if let Some(tenure) = tenure.filter(|tenure| given.epoch >= tenure.epoch) {
-            self.dealt_epoch = tenure.epoch;
+        let leader_term = pass.stand.leader_term();
+        if let Some(leader_term) =
+            leader_term.filter(|leader_term| given.epoch >= leader_term.epoch)
+        {
+            self.dealt_epoch = leader_term.epoch;
         }
         // Until home's objects are listed, no member gets orders.
         let ordered = self.orders.see();
@@ -411,8 +413,8 @@ impl Controller {
             return;
         };
         let unheard = |since: BootTime| pass.now.since(since) >= UNHEARD;
-        let tenure = pass.stand.tenure();
-        facts.unheard = tenure.is_none_or(|tenure| unheard(tenure.since));
+        let leader_term = pass.stand.leader_term();
+        facts.unheard = leader_term.is_none_or(|leader_term| unheard(leader_term.since));
         let recorded = object.status.as_ref();
         let mut status = status(
             &name,

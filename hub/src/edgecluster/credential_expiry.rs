@@ -41,21 +41,21 @@ impl Validity {
     }
 
     /// Returns the expiry state at `now`.
-    pub fn at(self, now: Timestamp) -> Standing {
+    pub fn at(self, now: Timestamp) -> CredentialState {
         let life = self.not_after.duration_since(self.not_before);
         let left = self.not_after.duration_since(now);
         if !left.is_positive() {
-            Standing::Expired
+            CredentialState::Expired
         } else if left.as_nanos() * 100 <= life.as_nanos() * LEFT_PERCENT {
-            Standing::Soon
+            CredentialState::Soon
         } else {
-            Standing::Current
+            CredentialState::Current
         }
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum CredentialState {
     Current,
     Soon,
     Expired,
@@ -86,29 +86,29 @@ impl Credential {
         let end = Timestamp::from_second(validity.not_after.as_second());
         let end = end.unwrap_or(validity.not_after);
         match (self, validity.at(now)) {
-            (_, Standing::Current) => State::new(Truth::True, reason::CURRENT, ""),
-            (Self::Agent, Standing::Soon) => State::new(
+            (_, CredentialState::Current) => State::new(Truth::True, reason::CURRENT, ""),
+            (Self::Agent, CredentialState::Soon) => State::new(
                 Truth::False,
                 reason::SOON,
                 format!(
                     "the agent's certificate expires at {end} and should have been renewed by now; its log says why it was not. When it has expired, 'kubectl krypton join {member}' is the only way back"
                 ),
             ),
-            (Self::Agent, Standing::Expired) => State::new(
+            (Self::Agent, CredentialState::Expired) => State::new(
                 Truth::False,
                 reason::EXPIRED,
                 format!(
-                    "the agent's certificate expired at {end}; run 'kubectl krypton join {member}' and enrol the agent again. Until then it goes on with the last desired state it has"
+                    "the agent's certificate expired at {end}; run 'kubectl krypton join {member}' and enroll the agent again. Until then it goes on with the last desired state it has"
                 ),
             ),
-            (Self::Access, Standing::Soon) => State::new(
+            (Self::Access, CredentialState::Soon) => State::new(
                 Truth::False,
                 reason::SOON,
                 format!(
                     "the credential of the member's kubeconfig expires at {end}; put a newer kubeconfig into its source"
                 ),
             ),
-            (Self::Access, Standing::Expired) => State::new(
+            (Self::Access, CredentialState::Expired) => State::new(
                 Truth::False,
                 reason::EXPIRED,
                 format!(
@@ -231,29 +231,29 @@ mod tests {
     fn certificate_expires_soon_in_last_fifth_of_life() {
         let validity = life(1000, 2000);
         for (now, expected) in [
-            (0, Standing::Current),
-            (1799, Standing::Current),
-            (1800, Standing::Soon),
-            (1999, Standing::Soon),
-            (2000, Standing::Expired),
-            (9999, Standing::Expired),
+            (0, CredentialState::Current),
+            (1799, CredentialState::Current),
+            (1800, CredentialState::Soon),
+            (1999, CredentialState::Soon),
+            (2000, CredentialState::Expired),
+            (9999, CredentialState::Expired),
         ] {
             assert_eq!(validity.at(at(now)), expected, "{now}");
         }
-        assert_eq!(life(1000, 1000).at(at(999)), Standing::Current);
+        assert_eq!(life(1000, 1000).at(at(999)), CredentialState::Current);
         // If only the expiry is recorded, the usual lifetime applies.
         let known = Validity::until(at(100 * DAY));
-        assert_eq!(known.at(at(98 * DAY)), Standing::Current);
-        assert_eq!(known.at(at(99 * DAY)), Standing::Soon);
+        assert_eq!(known.at(at(98 * DAY)), CredentialState::Current);
+        assert_eq!(known.at(at(99 * DAY)), CredentialState::Soon);
     }
 
     proptest! {
         #[test]
         fn it_never_gets_better_by_itself(from in 0_i64..1000, length in 0_i64..1000, now in 0_i64..3000, later in 0_i64..1000) {
             let rank = |now| match life(from, from + length).at(at(now)) {
-                Standing::Current => 0,
-                Standing::Soon => 1,
-                Standing::Expired => 2,
+                CredentialState::Current => 0,
+                CredentialState::Soon => 1,
+                CredentialState::Expired => 2,
             };
             prop_assert!(rank(now) <= rank(now + later));
         }

@@ -16,7 +16,7 @@ use crate::tenants::Retired;
 
 /// Inputs of the decision, in addition to the EdgeCluster.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Standing {
+pub(super) struct DecommissionState {
     /// The result of rereading the deletion.
     pub(super) read: Option<Deletion>,
     /// Why Krypton must not act on the member now.
@@ -73,7 +73,7 @@ pub(super) fn leaving(object: &EdgeCluster) -> bool {
     object.metadata.deletion_timestamp.is_some() && held(object)
 }
 
-pub(super) fn step(object: &EdgeCluster, standing: &Standing) -> Step {
+pub(super) fn step(object: &EdgeCluster, progress: &DecommissionState) -> Step {
     if object.metadata.deletion_timestamp.is_none() {
         return match (uninstalls(object), held(object)) {
             (true, false) => Step::PutOn,
@@ -88,16 +88,16 @@ pub(super) fn step(object: &EdgeCluster, standing: &Standing) -> Step {
     if !uninstalls(object) || orphaned.is_some_and(|value| value == "true") {
         return Step::TakeOff(LetGo::Orphaned);
     }
-    match standing.read {
+    match progress.read {
         None => return Step::Read,
         Some(Deletion::OfTheCrd) => return Step::TakeOff(LetGo::CrdDeleted),
         Some(Deletion::OfTheObject) => {}
     }
-    if let Some(why) = &standing.held_back {
+    if let Some(why) = &progress.held_back {
         return Step::Wait(why.clone());
     }
-    match standing.retired {
-        Some(retired) if standing.taken && standing.connected => {
+    match progress.retired {
+        Some(retired) if progress.taken && progress.connected => {
             if retired.gone == retired.tenants {
                 Step::TakeOff(LetGo::Uninstalled)
             } else {
@@ -107,7 +107,7 @@ pub(super) fn step(object: &EdgeCluster, standing: &Standing) -> Step {
                 ))
             }
         }
-        _ if standing.connected => {
+        _ if progress.connected => {
             Step::Uninstall("the member has not yet said that it has begun".to_owned())
         }
         _ => Step::Uninstall("the member cannot be reached; it is waited for".to_owned()),
@@ -299,8 +299,8 @@ mod tests {
     }
 
     /// A member that has carried out its order.
-    fn done() -> Standing {
-        Standing {
+    fn done() -> DecommissionState {
+        DecommissionState {
             read: Some(Deletion::OfTheObject),
             held_back: None,
             connected: true,
@@ -314,7 +314,7 @@ mod tests {
 
     #[test]
     fn finalizer_follows_uninstall_policy_except_on_home() {
-        let none = Standing::default();
+        let none = DecommissionState::default();
         let mut object = member(DeletionPolicy::Retain);
         assert_eq!(step(&object, &none), Step::Nothing);
         object.spec.deletion_policy = DeletionPolicy::Uninstall;
@@ -335,7 +335,7 @@ mod tests {
     #[test]
     fn finalizer_is_removed_once_nothing_is_left() {
         assert_eq!(step(&deleted(), &done()), Step::TakeOff(LetGo::Uninstalled));
-        let none_at_all = Standing {
+        let none_at_all = DecommissionState {
             retired: Some(Retired::default()),
             ..done()
         };
@@ -351,60 +351,60 @@ mod tests {
             tenants: 2,
             gone: 1,
         };
-        for (standing, words) in [
+        for (progress, expected) in [
             (
-                Standing {
+                DecommissionState {
                     retired: Some(left),
                     ..done()
                 },
                 "1 of 2",
             ),
             (
-                Standing {
+                DecommissionState {
                     retired: None,
                     ..done()
                 },
                 "not yet said",
             ),
             (
-                Standing {
+                DecommissionState {
                     taken: false,
                     ..done()
                 },
                 "not yet said",
             ),
             (
-                Standing {
+                DecommissionState {
                     connected: false,
                     ..done()
                 },
                 "cannot be reached",
             ),
             (
-                Standing {
+                DecommissionState {
                     held_back: Some("it is paused".to_owned()),
                     ..done()
                 },
                 "it is paused",
             ),
         ] {
-            let step = step(&deleted(), &standing);
-            assert!(!matches!(step, Step::TakeOff(_)), "{standing:?}");
+            let step = step(&deleted(), &progress);
+            assert!(!matches!(step, Step::TakeOff(_)), "{progress:?}");
             let said = step.condition().unwrap().message;
-            assert!(said.contains(words) && said.contains("orphan"), "{said}");
+            assert!(said.contains(expected) && said.contains("orphan"), "{said}");
         }
     }
 
     #[test]
     fn deletion_is_reread_and_crd_deletion_uninstalls_nothing() {
-        let unread = Standing {
+        let unread = DecommissionState {
             read: None,
             ..done()
         };
         assert_eq!(step(&deleted(), &unread), Step::Read);
-        let crd = Standing {
+        let crd = DecommissionState {
             read: Some(Deletion::OfTheCrd),
-            ..Standing::default()
+            ..DecommissionState::default()
         };
         assert_eq!(step(&deleted(), &crd), Step::TakeOff(LetGo::CrdDeleted));
     }
@@ -415,7 +415,7 @@ mod tests {
         gone.metadata.finalizers = None;
         assert_eq!(step(&gone, &done()), Step::Gone);
         gone.spec.deletion_policy = DeletionPolicy::default();
-        assert_eq!(step(&gone, &Standing::default()), Step::Gone);
+        assert_eq!(step(&gone, &DecommissionState::default()), Step::Gone);
     }
 
     #[test]
@@ -453,7 +453,7 @@ mod tests {
 
     #[test]
     fn orphan_annotation_or_retain_policy_releases_immediately() {
-        let unread = Standing::default();
+        let unread = DecommissionState::default();
         let mut orphaned = deleted();
         orphaned
             .annotations_mut()

@@ -108,7 +108,7 @@ mod tests {
         assert!(!wrote.is_so("b", Some(&bare), &next));
         assert!(!wrote.is_so("a", Some(&bare), &status(Some(said(2)))));
         let other = EdgeClusterStatus {
-            holder: Some("x".to_owned()),
+            lease_holder: Some("x".to_owned()),
             ..next.clone()
         };
         assert!(!wrote.is_so("a", Some(&bare), &other));

@@ -8,7 +8,7 @@ use krypton_types::conditions::{Truth, reason};
 
 use super::api::{EdgeClusters, write_finalizers};
 use super::controller::{Controller, Pass, View, banned, enter};
-use super::decommission::{self, Standing, Step};
+use super::decommission::{self, DecommissionState, Step};
 use super::plan::{self, Wishes, mark};
 use super::publisher::{MemberInputs, Order};
 use super::values::too_large;
@@ -45,14 +45,14 @@ impl Controller {
         let verdict = view.verdicts.get(name);
         let held_back =
             verdict.and_then(|verdict| duplicates::held_back(name, verdict, wishes.banned));
-        let standing = decommission::leaving(object).then(|| {
+        let progress = decommission::leaving(object).then(|| {
             let why = held_back.as_ref().or(asleep.as_ref());
             let why = why.map(|(_, why)| why.clone());
             let paused = wishes.paused.then(|| "it is paused".to_owned());
             let read = self.retirements.of(object);
-            self.standing(name, &entry, read, why.or(paused))
+            self.progress(name, &entry, read, why.or(paused))
         });
-        let step = decommission::step(object, &standing.unwrap_or_default());
+        let step = decommission::step(object, &progress.unwrap_or_default());
         let order = step.order(wishes.paused || asleep.is_some());
         let retires =
             (entry.published.get().as_ref()).is_some_and(|published| published.desired.retire);
@@ -94,13 +94,13 @@ impl Controller {
     }
 
     /// How a member stands that departs together with its releases.
-    fn standing(
+    fn progress(
         &self,
         name: &str,
         entry: &Member,
         read: Option<Deletion>,
         held_back: Option<String>,
-    ) -> Standing {
+    ) -> DecommissionState {
         let facts = self
             .fleet
             .shared
@@ -112,7 +112,7 @@ impl Controller {
             desired.retire.then(|| (desired.version, desired.digest()))
         });
         let deployments = self.fleet.shared.members.deployments();
-        Standing {
+        DecommissionState {
             read,
             held_back,
             connected: facts.connected.truth == Truth::True,

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use krypton_crds::edge_cluster::{
-    Applied, EdgeClusterStatus, Mode, SummarisedTenants, TenantCounts,
+    Applied, EdgeClusterStatus, Mode, TenantSummaries, TenantCounts,
 };
 use krypton_types::conditions::{self, State, Truth, reason};
 
@@ -22,7 +22,7 @@ pub fn status(
     before: Option<&EdgeClusterStatus>,
     facts: &MemberObservation,
     counts: Counts,
-    summarised: Option<SummarisedTenants>,
+    summarised: Option<TenantSummaries>,
     generation: i64,
     now: Timestamp,
 ) -> EdgeClusterStatus {
@@ -33,7 +33,7 @@ pub fn status(
     let stands = nothing && !facts.unheard && next.mode.is_some();
     if !stands {
         next.mode = Some(facts.mode);
-        next.holder.clone_from(&facts.holder);
+        next.lease_holder.clone_from(&facts.holder);
     }
     for (type_, state) in [
         ("Connected", &facts.connected),
@@ -83,7 +83,7 @@ pub fn status(
         next.certificate_expiry = Some(whole_seconds(certificate.not_after));
     }
     if facts.roots.is_some() {
-        next.roots.clone_from(&facts.roots);
+        next.trusted_roots.clone_from(&facts.roots);
     }
     if let Some(key) = facts.agent_key.as_ref().filter(|_| facts.certificate_said) {
         agent_keys::seen(&mut next.agent_keys, key, now);
@@ -103,8 +103,8 @@ pub fn status(
             error: counts.error,
         });
         if let Some(listed) = summarised {
-            let any = listed != SummarisedTenants::default();
-            next.summarised = any.then_some(listed);
+            let any = listed != TenantSummaries::default();
+            next.tenant_summaries = any.then_some(listed);
         }
         let due = next
             .last_seen
@@ -277,7 +277,7 @@ mod tests {
         ] {
             let next = of(Some(&first), &facts);
             assert_eq!(
-                (next.mode, next.holder.is_some()),
+                (next.mode, next.lease_holder.is_some()),
                 (Some(mode), holder),
                 "{facts:?}"
             );
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cluster_uid_on_record_is_never_overwritten() {
+    fn recorded_cluster_uid_is_never_overwritten() {
         let with = |uid: &str| MemberObservation {
             mode: Mode::Proxy,
             uid: Some(uid.to_owned()),

@@ -43,9 +43,9 @@ pub enum LeaderState {
 }
 
 impl LeaderState {
-    pub fn tenure(&self) -> Option<&LeaderTerm> {
+    pub fn leader_term(&self) -> Option<&LeaderTerm> {
         match self {
-            Self::Leading(tenure) | Self::Unconfirmed(tenure) => Some(tenure),
+            Self::Leading(leader_term) | Self::Unconfirmed(leader_term) => Some(leader_term),
             Self::Standby { .. } | Self::TakingEpoch | Self::Leaving => None,
         }
     }
@@ -69,7 +69,7 @@ impl LeaderState {
     /// states stay.
     pub fn deals(&self, given: u64, acts: bool) -> bool {
         match self {
-            Self::Leading(tenure) => given >= tenure.epoch,
+            Self::Leading(leader_term) => given >= leader_term.epoch,
             Self::Unconfirmed(_) => false,
             Self::Standby { .. } | Self::TakingEpoch | Self::Leaving => !acts,
         }
@@ -134,21 +134,20 @@ impl ElectionState {
         let term = hold.term.as_ref().filter(|_| fresh);
         let before = std::mem::replace(&mut self.stand, LeaderState::TakingEpoch);
         self.stand = match (before, term) {
-            (LeaderState::Leading(tenure) | LeaderState::Unconfirmed(tenure), Some(term))
-                if tenure.term == *term =>
-            {
-                LeaderState::Leading(tenure)
-            }
+            (
+                LeaderState::Leading(leader_term) | LeaderState::Unconfirmed(leader_term),
+                Some(term),
+            ) if leader_term.term == *term => LeaderState::Leading(leader_term),
             (LeaderState::TakingEpoch, Some(_)) => LeaderState::TakingEpoch,
             // The Lease is new, or was lost and acquired again. Another hub may have led since.
             (_, Some(_)) => {
                 self.epoch_due = now;
                 LeaderState::TakingEpoch
             }
-            (LeaderState::Leading(tenure) | LeaderState::Unconfirmed(tenure), None)
+            (LeaderState::Leading(leader_term) | LeaderState::Unconfirmed(leader_term), None)
                 if self.may_still(hold, now) =>
             {
-                LeaderState::Unconfirmed(tenure)
+                LeaderState::Unconfirmed(leader_term)
             }
             (_, None) => LeaderState::Standby {
                 leader: hold.other.clone(),
@@ -196,9 +195,9 @@ impl ElectionState {
                     former: self.former.take(),
                 });
             }
-            LeaderState::Leading(tenure) if same => {
+            LeaderState::Leading(leader_term) if same => {
                 self.epoch_due = BootTime(now.0 + EPOCH_EVERY);
-                tenure.epoch = epoch;
+                leader_term.epoch = epoch;
             }
             _ => {}
         }
@@ -208,7 +207,7 @@ impl ElectionState {
         self.taking.is_none()
             && match &self.stand {
                 LeaderState::TakingEpoch => true,
-                LeaderState::Leading(tenure) => sight.ahead >= tenure.epoch,
+                LeaderState::Leading(leader_term) => sight.ahead >= leader_term.epoch,
                 LeaderState::Standby { .. }
                 | LeaderState::Unconfirmed(_)
                 | LeaderState::Leaving => false,
@@ -260,18 +259,18 @@ mod tests {
     }
 
     struct Table {
-        office: ElectionState,
+        election: ElectionState,
         ahead: u64,
     }
 
     impl Table {
         fn new() -> Self {
-            let office = ElectionState::new(TIMES);
-            Self { office, ahead: 0 }
+            let election = ElectionState::new(TIMES);
+            Self { election, ahead: 0 }
         }
 
         fn look(&mut self, hold: &LeaseState, now: f64, taken: Option<Result<u64, ()>>) -> Next {
-            self.office.next(&Sight {
+            self.election.next(&Sight {
                 hold,
                 ahead: self.ahead,
                 taken,
@@ -292,13 +291,13 @@ mod tests {
         }
 
         pub(crate) fn word(&self) -> String {
-            match &self.office.stand {
+            match &self.election.stand {
                 LeaderState::Standby { leader } => {
                     format!("standby of {}", leader.as_deref().unwrap_or("nobody"))
                 }
                 LeaderState::TakingEpoch => "enters".to_owned(),
-                LeaderState::Leading(tenure) => format!("leads {}", tenure.epoch),
-                LeaderState::Unconfirmed(tenure) => format!("doubts {}", tenure.epoch),
+                LeaderState::Leading(leader_term) => format!("leads {}", leader_term.epoch),
+                LeaderState::Unconfirmed(leader_term) => format!("doubts {}", leader_term.epoch),
                 LeaderState::Leaving => "leaves".to_owned(),
             }
         }
@@ -325,12 +324,15 @@ mod tests {
         assert!(table.look(&ours(11.0, 1), 11.5, None).take_epoch);
         table.look(&ours(11.0, 1), 11.6, Some(Ok(7)));
         assert_eq!(table.word(), "leads 7");
-        let tenure = table.office.stand.tenure().cloned();
-        assert_eq!(tenure.and_then(|it| it.former).as_deref(), Some("hub/b"));
+        let leader_term = table.election.stand.leader_term().cloned();
+        assert_eq!(
+            leader_term.and_then(|it| it.former).as_deref(),
+            Some("hub/b")
+        );
     }
 
     #[test]
-    fn an_epoch_of_another_tenure_is_lost() {
+    fn an_epoch_of_another_term_is_lost() {
         let mut table = Table::new();
         assert!(table.look(&ours(10.0, 1), 10.0, None).take_epoch);
         // Another hub has led since, with an epoch above the late one.
@@ -421,8 +423,8 @@ mod tests {
 
     #[test]
     fn only_leader_or_unreplaced_former_leader_acts() {
-        let leads = || Table::leading().office.stand;
-        let doubts = || LeaderState::Unconfirmed(leads().tenure().unwrap().clone());
+        let leads = || Table::leading().election.stand;
+        let doubts = || LeaderState::Unconfirmed(leads().leader_term().unwrap().clone());
         let standby = |leader: Option<&str>| LeaderState::Standby {
             leader: leader.map(str::to_owned),
         };
@@ -463,7 +465,7 @@ mod tests {
             (LeaseState::default(), 502.0, "standby of nobody", false),
         ] {
             table.look(&hold, now, None);
-            acts = table.office.stand.acts(acts);
+            acts = table.election.stand.acts(acts);
             assert_eq!((table.word().as_str(), acts), (word, expected), "{now}");
         }
         // The Lease is renewed again, and no other hub has held it.
@@ -471,14 +473,14 @@ mod tests {
         table.look(&ours(100.0, 1), 131.0, None);
         table.look(&ours(140.0, 1), 140.0, None);
         assert_eq!(table.word(), "enters");
-        assert!(table.office.stand.acts(true));
+        assert!(table.election.stand.acts(true));
     }
 
     #[test]
     fn leaving_hub_does_not_lead_again() {
         let mut table = Table::leading();
         let hold = ours(101.0, 1);
-        table.office.next(&Sight {
+        table.election.next(&Sight {
             hold: &hold,
             ahead: 0,
             taken: None,

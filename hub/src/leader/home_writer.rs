@@ -46,9 +46,9 @@ impl HomeWrites {
     pub(crate) const TENANT: &str = "tenant";
     pub(crate) const DEPLOYMENT: &str = "kryptondeployment";
 
-    /// Counts a completed write. `of` is one of the kinds above.
-    pub(crate) fn count(&self, of: &'static str, wrote: Wrote) {
-        let labels = [("of", of), ("outcome", wrote.name())];
+    /// Counts a completed write. `kind` is one of the kinds above.
+    pub(crate) fn count(&self, kind: &'static str, wrote: Wrote) {
+        let labels = [("kind", kind), ("outcome", wrote.name())];
         self.0.get_or_create(&labels).inc();
     }
 }
@@ -56,9 +56,9 @@ impl HomeWrites {
 impl Default for HomeWrites {
     fn default() -> Self {
         let writes = Family::default();
-        for of in [Self::EDGE_CLUSTER, Self::TENANT, Self::DEPLOYMENT] {
+        for kind in [Self::EDGE_CLUSTER, Self::TENANT, Self::DEPLOYMENT] {
             for wrote in Wrote::ALL {
-                let labels = [("of", of), ("outcome", wrote.name())];
+                let labels = [("kind", kind), ("outcome", wrote.name())];
                 drop(writes.get_or_create(&labels));
             }
         }

@@ -114,9 +114,11 @@ impl Course {
         Err(self.own.into_iter().chain(former).min())
     }
 
-    fn did(&mut self, deed: &LabelChange, went: Went, now: BootTime) {
-        let again = went.again(deed).map(|pause| BootTime(now.0 + pause));
-        match deed {
+    fn did(&mut self, label_change: &LabelChange, went: Went, now: BootTime) {
+        let again = went
+            .again(label_change)
+            .map(|pause| BootTime(now.0 + pause));
+        match label_change {
             LabelChange::Own(_) => self.own = again,
             LabelChange::Former(former) => self.former = again.map(|at| (former.clone(), at)),
         }
@@ -144,8 +146,8 @@ impl Went {
     }
 
     /// Returns the delay before the change is repeated; `None` if it is not.
-    fn again(self, deed: &LabelChange) -> Option<Duration> {
-        match (self, deed) {
+    fn again(self, label_change: &LabelChange) -> Option<Duration> {
+        match (self, label_change) {
             (Self::Badly, _) => Some(RETRY),
             (_, LabelChange::Own(true)) | (Self::Refused, LabelChange::Own(false)) => {
                 Some(LOOK_EVERY)
@@ -210,21 +212,22 @@ impl Label {
     pub async fn keep(mut self, mut lead: Leader) {
         loop {
             let stand = lead.stand();
-            let tenure = stand.tenure();
-            let former = tenure.and_then(|tenure| tenure.former.as_deref());
+            let leader_term = stand.leader_term();
+            let former = leader_term.and_then(|leader_term| leader_term.former.as_deref());
             let former = former.and_then(pod_of).filter(|pod| *pod != self.own.name);
-            let leads = tenure.map(|tenure| (tenure.since, former));
+            let leads = leader_term.map(|leader_term| (leader_term.since, former));
             match self.course.next(leads, BootTime::now()) {
                 // Another hub may lead by now and may have removed the label from this pod.
-                Ok(deed)
+                Ok(label_change)
                     if matches!(stand, LeaderState::Unconfirmed(_))
-                        || (deed == LabelChange::Own(true) && !lead.writes(BootTime::now())) =>
+                        || (label_change == LabelChange::Own(true)
+                            && !lead.writes(BootTime::now())) =>
                 {
-                    self.course.did(&deed, Went::Badly, BootTime::now());
+                    self.course.did(&label_change, Went::Badly, BootTime::now());
                 }
-                Ok(deed) => {
-                    let went = self.carry_out(&deed).await;
-                    self.course.did(&deed, went, BootTime::now());
+                Ok(label_change) => {
+                    let went = self.carry_out(&label_change).await;
+                    self.course.did(&label_change, went, BootTime::now());
                 }
                 // The pod is deleted together with this process.
                 Err(_) if stand == LeaderState::Leaving => return,
@@ -236,8 +239,8 @@ impl Label {
         }
     }
 
-    async fn carry_out(&mut self, deed: &LabelChange) -> Went {
-        let (name, patch) = match deed {
+    async fn carry_out(&mut self, label_change: &LabelChange) -> Went {
+        let (name, patch) = match label_change {
             LabelChange::Own(on) => (&self.own.name, own_patch(&self.own.uid, *on)),
             LabelChange::Former(name) => (name, former_patch()),
         };
@@ -251,7 +254,7 @@ impl Label {
         let done = call_within(CALL, attempt, request).await;
         let done = done.map(drop).map_err(|error| LabelError::of(pod, error));
         let went = Went::of(&done);
-        match deed {
+        match label_change {
             // A standby does not need the label, so its errors are not reported.
             LabelChange::Own(on) => self.tell(done.as_ref().err().filter(|_| *on)),
             // The pod was deleted with its node, or never existed.
@@ -316,16 +319,16 @@ mod tests {
         went: Went,
         now: BootTime,
     ) -> (Vec<LabelChange>, Option<BootTime>) {
-        let mut deeds = Vec::new();
+        let mut label_changes = Vec::new();
         loop {
             match course.next(lead, now) {
-                Ok(deed) => {
-                    course.did(&deed, went, now);
-                    deeds.push(deed);
+                Ok(label_change) => {
+                    course.did(&label_change, went, now);
+                    label_changes.push(label_change);
                 }
-                Err(wake) => return (deeds, wake),
+                Err(wake) => return (label_changes, wake),
             }
-            assert!(deeds.len() < 5, "{deeds:?}");
+            assert!(label_changes.len() < 5, "{label_changes:?}");
         }
     }
 
@@ -345,9 +348,9 @@ mod tests {
         let mut course = Course::new(at(0));
         done(&mut course, None, well, at(0));
         let lead = Some((at(1), Some("hub-a")));
-        let (deeds, wake) = done(&mut course, lead, well, at(1));
+        let (label_changes, wake) = done(&mut course, lead, well, at(1));
         assert_eq!(
-            deeds,
+            label_changes,
             [
                 LabelChange::Former("hub-a".to_owned()),
                 LabelChange::Own(true)
@@ -362,8 +365,8 @@ mod tests {
         // The label is removed immediately when leadership is lost, and set when it is regained.
         let lost = done(&mut course, None, well, at(12));
         assert_eq!(lost, (vec![LabelChange::Own(false)], None));
-        let (deeds, _) = done(&mut course, Some((at(13), None)), well, at(13));
-        assert_eq!(deeds, [LabelChange::Own(true)]);
+        let (label_changes, _) = done(&mut course, Some((at(13), None)), well, at(13));
+        assert_eq!(label_changes, [LabelChange::Own(true)]);
     }
 
     #[test]
@@ -380,8 +383,8 @@ mod tests {
             let mut course = Course::new(at(0));
             done(&mut course, None, Went::Well, at(0));
             let lead = Some((at(1), Some("hub-a")));
-            let (deeds, wake) = done(&mut course, lead, went, at(1));
-            assert_eq!(deeds.len(), 2);
+            let (label_changes, wake) = done(&mut course, lead, went, at(1));
+            assert_eq!(label_changes.len(), 2);
             assert_eq!(wake, Some(BootTime(at(1).0 + pause)));
             let later = BootTime(at(1).0 + pause);
             assert_eq!(done(&mut course, lead, went, later).0, again);
@@ -395,9 +398,12 @@ mod tests {
     fn failed_label_removal_is_retried() {
         for (went, pause) in [(Went::Badly, RETRY), (Went::Refused, LOOK_EVERY)] {
             let mut course = Course::new(at(0));
-            let (deeds, wake) = done(&mut course, None, went, at(0));
+            let (label_changes, wake) = done(&mut course, None, went, at(0));
             let again = BootTime(at(0).0 + pause);
-            assert_eq!((deeds, wake), (vec![LabelChange::Own(false)], Some(again)));
+            assert_eq!(
+                (label_changes, wake),
+                (vec![LabelChange::Own(false)], Some(again))
+            );
             assert_eq!(
                 done(&mut course, None, went, again).0,
                 [LabelChange::Own(false)]

@@ -277,15 +277,18 @@ mod tests {
     }
 
     #[test]
-    fn new_enrolment_voids_all_older_keys() {
+    fn new_enrollment_voids_all_older_keys() {
         let keys = enrolled(None, key("a", 0));
         let keys = renewed(Some(&keys), key("a", 0), key("thief", 10), at(10)).unwrap();
-        let anew = enrolled(Some(&keys), key("b", 60));
+        let enrolled_again = enrolled(Some(&keys), key("b", 60));
         for void in ["a", "thief"] {
-            assert_eq!(judge(Some(&anew), void, at(79)), Verdict::Replaced);
-            assert_eq!(judge(Some(&anew), void, at(80)), Verdict::Foreign);
+            assert_eq!(
+                judge(Some(&enrolled_again), void, at(79)),
+                Verdict::Replaced
+            );
+            assert_eq!(judge(Some(&enrolled_again), void, at(80)), Verdict::Foreign);
         }
-        assert_eq!(judge(Some(&anew), "b", at(80)), Verdict::Good);
+        assert_eq!(judge(Some(&enrolled_again), "b", at(80)), Verdict::Good);
         // A second enrollment with the same key, after a lost response, voids nothing.
         assert_eq!(enrolled(Some(&keys), key("a", 60)), keys);
     }
@@ -293,8 +296,15 @@ mod tests {
     #[test]
     fn voided_key_cannot_renew() {
         let keys = enrolled(None, key("stolen", 0));
-        let anew = enrolled(Some(&keys), key("b", 60));
-        let by = |name, minute| renewed(Some(&anew), key(name, minute), key("c", 61), at(61));
+        let enrolled_again = enrolled(Some(&keys), key("b", 60));
+        let by = |name, minute| {
+            renewed(
+                Some(&enrolled_again),
+                key(name, minute),
+                key("c", 61),
+                at(61),
+            )
+        };
         assert_eq!(by("stolen", 0), Err(NotRenewed::Replaced));
         // The home cluster was restored from a backup, so the hub issued this key after the record.
         let restored = by("later", 90).unwrap();
@@ -326,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn concurrent_key_use_is_shown_until_next_enrolment() {
+    fn concurrent_key_use_is_shown_until_next_enrollment() {
         let mut shown = Vec::new();
         let keys = enrolled(None, key("a", 0));
         let status = |shown: &[Condition]| shown.first().map(|it| it.status.clone());
@@ -337,8 +347,8 @@ mod tests {
         // A restarted hub reads it from the recorded status.
         put(&mut shown, None, Some(&keys), 1, at(3));
         assert_eq!(status(&shown).as_deref(), Some("False"));
-        let anew = enrolled(Some(&keys), key("b", 4));
-        put(&mut shown, Some(at(2)), Some(&anew), 1, at(5));
+        let enrolled_again = enrolled(Some(&keys), key("b", 4));
+        put(&mut shown, Some(at(2)), Some(&enrolled_again), 1, at(5));
         assert_eq!(status(&shown).as_deref(), Some("True"));
     }
 }

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn read_from_earlier_tenure_orders_nothing() {
+    fn read_from_earlier_term_orders_nothing() {
         let deployments = Deployments::default();
         let mut orders = deployments.orders();
         let give = |deployments: &Deployments| {
@@ -120,7 +120,7 @@ mod tests {
         let [first, second] = [1, 2].map(|since| Some(BootTime(Duration::from_secs(since))));
         give(&deployments);
         assert!(orders.see().is_some());
-        deployments.anew(second.unwrap());
+        deployments.reset_for_term(second.unwrap());
         assert!(orders.see().is_none());
         // From a task that has not noticed the new term, and from one that has read in an earlier term.
         for of in [None, first] {

@@ -132,7 +132,7 @@ pub fn held_back(name: &str, verdict: &Verdict, banned: bool) -> Option<(&'stati
         Verdict::Renamed(old) => Some((
             reason::RENAMED,
             format!(
-                "this cluster is known as member {old}; releases carry that name. Put the Secret back under the old name, or delete EdgeCluster {old} to have everything installed anew under this one"
+                "this cluster is known as member {old}; releases carry that name. Put the Secret back under the old name, or delete EdgeCluster {old} to have everything installed again under this one"
             ),
         )),
         Verdict::Changed { found, .. } => Some((

@@ -61,7 +61,7 @@ impl<O: Order> Default for RemoteOrders<O> {
 
 impl<O: Order> RemoteOrders<O> {
     /// Starts a leader term. Clears the orders until the sources are [read in it](Self::read_in).
-    pub fn anew(&self, since: BootTime) {
+    pub fn reset_for_term(&self, since: BootTime) {
         self.orders.send_modify(|all| {
             *self.awaited() = Some(since);
             *all = None;

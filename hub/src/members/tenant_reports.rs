@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use krypton_crds::edge_cluster::SummarisedTenants;
+use krypton_crds::edge_cluster::TenantSummaries;
 use krypton_runtime::clock::BootTime;
 use krypton_types::allowed_namespaces::Allowed;
 use krypton_types::conditions::{self, ClusterState, State, reason};
@@ -271,7 +271,7 @@ impl Reports {
     }
 
     /// Sets the members that Tenants may reference, derived from all EdgeClusters.
-    pub fn aim(&self, targets: Targets) {
+    pub fn set_targets(&self, targets: Targets) {
         let mut state = self.lock();
         let Some(before) = state.targets.replace(Arc::default()) else {
             state.targets = Some(Arc::new(targets));
@@ -328,7 +328,7 @@ impl Reports {
     }
 
     /// Clears the members that Tenants may reference, until the hub has read the EdgeClusters again.
-    pub fn aim_anew(&self) {
+    pub fn reset_targets(&self) {
         self.lock().targets = None;
     }
 
@@ -509,7 +509,7 @@ impl Reports {
 
     /// Lists the member's state in Tenants whose status is a summary. Returns `None` until these Tenants and
     /// the member's full report are known.
-    pub fn listing(&self, member: &str, allow_chart_skip: bool) -> Option<SummarisedTenants> {
+    pub fn listing(&self, member: &str, allow_chart_skip: bool) -> Option<TenantSummaries> {
         let state = self.lock();
         let summarised = state.summarised.as_ref()?;
         let reports = state

@@ -1,8 +1,8 @@
 //! Summarizes the state of one member's Tenants that are on too many members for a list in their own status.
 //! Performs no I/O and bounds the size.
 
-use krypton_crds::edge_cluster::{SummarisedTenant, SummarisedTenants};
-use krypton_types::conditions::{ClusterState, Standing};
+use krypton_crds::edge_cluster::{TenantSummaries, TenantSummary};
+use krypton_types::conditions::{ClusterState, Readiness};
 use krypton_types::tenant::TenantKey;
 
 /// Maximum size of the list in one EdgeCluster, in bytes. Keeps the object far below the limit of etcd.
@@ -16,15 +16,15 @@ pub(crate) const REASON_MAX: usize = 128;
 pub(super) fn listing<'a>(
     reported: impl Iterator<Item = (&'a TenantKey, &'a ClusterState)>,
     allow_chart_skip: bool,
-) -> SummarisedTenants {
+) -> TenantSummaries {
     let mut all: Vec<_> = reported
-        .map(|(key, state)| (Standing::of(state, allow_chart_skip), key, state))
+        .map(|(key, state)| (Readiness::of(state, allow_chart_skip), key, state))
         .collect();
-    all.sort_by_key(|(standing, key, _)| (*standing, *key));
-    let (mut listed, mut taken) = (SummarisedTenants::default(), 0);
-    for (standing, key, state) in all {
-        let told = match (&state.error, standing) {
-            (Some(error), Standing::Error) => error,
+    all.sort_by_key(|(readiness, key, _)| (*readiness, *key));
+    let (mut listed, mut taken) = (TenantSummaries::default(), 0);
+    for (readiness, key, state) in all {
+        let told = match (&state.error, readiness) {
+            (Some(error), Readiness::Error) => error,
             _ => &state.ready,
         };
         let reason = told.within(REASON_MAX, 0).reason;
@@ -33,22 +33,22 @@ pub(super) fn listing<'a>(
             listed.omitted += 1;
             continue;
         }
-        listed.tenants.push(SummarisedTenant {
+        listed.tenants.push(TenantSummary {
             namespace: key.namespace.clone(),
             name: key.name.clone(),
-            standing: word(standing).to_owned(),
+            state: word(readiness).to_owned(),
             reason,
         });
     }
     listed
 }
 
-pub(crate) fn word(standing: Standing) -> &'static str {
-    match standing {
-        Standing::Error => "Error",
-        Standing::NotReady => "NotReady",
-        Standing::Unknown => "Unknown",
-        Standing::Ready => "Ready",
+pub(crate) fn word(readiness: Readiness) -> &'static str {
+    match readiness {
+        Readiness::Error => "Error",
+        Readiness::NotReady => "NotReady",
+        Readiness::Unknown => "Unknown",
+        Readiness::Ready => "Ready",
     }
 }
 
@@ -88,7 +88,7 @@ mod tests {
             assert!(
                 listed
                     .tenants
-                    .is_sorted_by_key(|tenant| tenant.standing == "Ready")
+                    .is_sorted_by_key(|tenant| tenant.state == "Ready")
             );
             assert_eq!(listed.omitted == 0, count == 3);
         }

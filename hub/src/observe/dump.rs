@@ -162,7 +162,7 @@ impl Dumper {
             chart: None,
             ca: self.view.authority().map(|live| CaNow::of(&live.now())),
             helm: HelmNow::of(self.helm.load(), BootTime::now()),
-            charts: CachedChart::all(self.charts.standing(), BootTime::now()),
+            charts: CachedChart::all(self.charts.cache_state(), BootTime::now()),
             waiting: self.work.waiting().into(),
             members: BTreeMap::new(),
         };
@@ -214,12 +214,12 @@ impl LeadNow {
             LeaderState::Unconfirmed(_) => ("doubt", None),
             LeaderState::Leaving => ("leaving", None),
         };
-        let tenure = stand.tenure();
+        let leader_term = stand.leader_term();
         Self {
             stand: word,
             leader,
-            epoch: tenure.map(|tenure| tenure.epoch),
-            won: tenure.map(|tenure| tenure.won),
+            epoch: leader_term.map(|leader_term| leader_term.epoch),
+            won: leader_term.map(|leader_term| leader_term.won),
         }
     }
 }

@@ -22,7 +22,7 @@ use tokio::sync::watch;
 
 use crate::ca::Live;
 use crate::edgecluster::FleetChart;
-use crate::edgecluster::credential_expiry::{Credential, Standing, Validity};
+use crate::edgecluster::credential_expiry::{Credential, CredentialState, Validity};
 use crate::leader::Leader;
 use crate::members::MemberRegistry;
 use crate::members::observation::MemberObservation;
@@ -158,7 +158,7 @@ impl FleetView {
         };
         encoder.family(
             "member_connected",
-            "Whether the member's apiserver has answered within 30 s; absent for members that are banned or asleep.",
+            "Whether the member's API server answered within the last 30 s. Absent for banned and suspended members.",
             None,
             rows.iter().filter_map(|row| {
                 let labels = vec![("member", row.name.as_str())];
@@ -167,7 +167,7 @@ impl FleetView {
         )?;
         encoder.family(
             "member_mode",
-            "1, with who acts on the member: agent, proxy (the hub) or none.",
+            "Always 1. The label names the process that reconciles the member: agent, proxy (the hub) or none.",
             None,
             rows.iter().map(|row| {
                 let member = ("member", row.name.as_str());
@@ -177,7 +177,7 @@ impl FleetView {
         let late = self.behind(&rows, BootTime::now());
         encoder.family(
             "member_behind",
-            "For how long the member has not taken up a desired state that it was to take up; 0 when it has the newest.",
+            "How long the member has lagged behind its desired state, or 0 if it acts on the latest one.",
             Some(&Unit::Seconds),
             late.iter().map(|(member, late)| {
                 let seconds = i64::try_from(late.as_secs()).unwrap_or(i64::MAX);
@@ -196,7 +196,7 @@ impl FleetView {
         });
         encoder.family(
             "member_tenants",
-            "Tenants of the member as last reported, by how they stand there.",
+            "Tenants of the member as last reported, by phase.",
             None,
             counts,
         )?;
@@ -212,13 +212,13 @@ impl FleetView {
         };
         encoder.family(
             "agent_certificate_expiry_timestamp",
-            "When the certificate of the member's agent expires, in seconds since 1970.",
+            "Expiry time of the certificate of the member's agent, in seconds since 1970.",
             Some(&Unit::Seconds),
             ends(0),
         )?;
         encoder.family(
             "access_expiry_timestamp",
-            "When the credential of the member's kubeconfig expires, in seconds since 1970.",
+            "Expiry time of the credential in the member's kubeconfig, in seconds since 1970.",
             Some(&Unit::Seconds),
             ends(1),
         )?;
@@ -226,15 +226,15 @@ impl FleetView {
             let named = [(Credential::Agent, "agent"), (Credential::Access, "access")];
             let with = named.into_iter().zip(row.credentials);
             with.filter_map(move |((_, name), validity)| {
-                let due = validity?.at(now) != Standing::Current;
+                let due = validity?.at(now) != CredentialState::Current;
                 let labels = vec![("member", row.name.as_str()), ("credential", name)];
                 Some((labels, i64::from(due)))
             })
         });
         encoder.family(
             "member_credential_due",
-            "Whether a fifth of the credential's life or less is left: what the EdgeCluster's conditions CertificateCurrent \
-             (agent) and AccessCurrent (access) say.",
+            "Whether at most a fifth of the credential's lifetime is left, as the EdgeCluster's conditions CertificateCurrent \
+             (agent) and AccessCurrent (access) report.",
             None,
             due,
         )
@@ -282,29 +282,21 @@ impl Collector for FleetView {
         for (name, help, value) in [
             (
                 "leader",
-                "Whether this hub is the one that leads: it writes on home.",
+                "Whether this hub is the leader.",
                 i64::from(leading),
             ),
             (
                 "epoch",
-                "Epoch in which this hub has last given desired states; 0 before it has led.",
+                "Epoch in which this hub last published desired states, or 0 before it was the leader.",
                 i64::try_from(epoch).unwrap_or(i64::MAX),
             ),
-            (
-                "members",
-                "Members of the fleet that are known.",
-                number(all),
-            ),
+            ("members", "Known members of the fleet.", number(all)),
             (
                 "members_connected",
-                "Members whose apiserver has answered within 30 s.",
+                "Members whose API server answered within the last 30 s.",
                 number(connected),
             ),
-            (
-                "tasks",
-                "Tasks of the hub that have not ended.",
-                number(tasks),
-            ),
+            ("tasks", "Running tasks of the hub.", number(tasks)),
         ] {
             encoder.gauge(name, help, value)?;
         }
@@ -423,7 +415,7 @@ mod tests {
         });
         stage.sessions.certificate("hub", end(3000));
         stage.sessions.certificate("ca", end(4000));
-        stage.sessions.enrolment(Outcome::Refused);
+        stage.sessions.enrollment(Outcome::Refused);
         let standby = stage.scrape();
         has(&standby, "leader 0");
         has(&standby, "members 3");
@@ -443,7 +435,7 @@ mod tests {
             "member_credential_due{member=\"edge-2\",credential=\"access\"} 0",
             "certificate_expiry_timestamp_seconds{certificate=\"hub\"} 3000",
             "certificate_expiry_timestamp_seconds{certificate=\"ca\"} 4000",
-            "enrolments_total{outcome=\"refused\"} 1",
+            "enrollments_total{outcome=\"refused\"} 1",
         ] {
             has(&leader, line);
         }

@@ -24,14 +24,14 @@ pub const PREFIX: &str = "krypton_hub";
 /// Labels of a message.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct Message {
-    pub of: &'static str,
+    pub sender: &'static str,
     pub kind: &'static str,
 }
 
 /// Label of a rejected connection.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Why {
-    why: &'static str,
+struct Refused {
+    reason: &'static str,
 }
 
 /// Metrics of the agents' port before a session exists.
@@ -40,19 +40,19 @@ pub struct DoorMetrics {
     /// Handshakes in progress.
     pub handshakes: Gauge,
     /// Maximum number of concurrent handshakes since the start.
-    pub handshakes_most: Gauge,
-    refused: Family<Why, Counter>,
+    pub handshakes_max: Gauge,
+    refused: Family<Refused, Counter>,
 }
 
 impl Default for DoorMetrics {
     fn default() -> Self {
         let refused = Family::default();
-        for why in listener::REFUSED_WHY {
-            drop(refused.get_or_create(&Why { why }));
+        for reason in listener::REFUSED_WHY {
+            drop(refused.get_or_create(&Refused { reason }));
         }
         Self {
             handshakes: Gauge::default(),
-            handshakes_most: Gauge::default(),
+            handshakes_max: Gauge::default(),
             refused,
         }
     }
@@ -62,18 +62,18 @@ impl DoorMetrics {
     /// Counts a handshake in progress until the returned guard is dropped.
     pub(crate) fn handshake(&self) -> Handshake<'_> {
         let now = self.handshakes.inc() + 1;
-        let most = self.handshakes_most.inner();
-        most.fetch_max(now, Ordering::Relaxed);
+        let max = self.handshakes_max.inner();
+        max.fetch_max(now, Ordering::Relaxed);
         Handshake(self)
     }
 
-    pub(crate) fn refused(&self, why: &'static str) {
-        self.refused.get_or_create(&Why { why }).inc();
+    pub(crate) fn refused(&self, reason: &'static str) {
+        self.refused.get_or_create(&Refused { reason }).inc();
     }
 
     /// Number of connections rejected for this reason.
-    pub fn refusals(&self, why: &'static str) -> u64 {
-        self.refused.get_or_create(&Why { why }).get()
+    pub fn refusals(&self, reason: &'static str) -> u64 {
+        self.refused.get_or_create(&Refused { reason }).get()
     }
 }
 
@@ -93,7 +93,7 @@ pub struct SessionMetrics {
     pub door: DoorMetrics,
     pub sessions: Gauge,
     /// How often the hub throttled a session.
-    pub slowed: Counter,
+    pub throttled: Counter,
     /// Messages of sessions, by sender and kind.
     pub messages: Family<Message, Counter>,
     /// Reports on Tenants received from sessions.
@@ -103,7 +103,7 @@ pub struct SessionMetrics {
     /// Expiry times of the hub's own certificates.
     certificates: Family<[(&'static str, &'static str); 1], Gauge>,
     /// Enrollments by outcome.
-    enrolments: Family<[(&'static str, &'static str); 1], Counter>,
+    enrollments: Family<[(&'static str, &'static str); 1], Counter>,
 }
 
 /// The outcome of an enrollment.
@@ -114,18 +114,18 @@ pub enum Outcome {
     /// The hub failed; the agent should retry.
     Failed,
     /// Not processed because too many earlier attempts were rejected.
-    Slowed,
+    Throttled,
 }
 
 impl Outcome {
-    const ALL: [Self; 4] = [Self::Admitted, Self::Refused, Self::Failed, Self::Slowed];
+    const ALL: [Self; 4] = [Self::Admitted, Self::Refused, Self::Failed, Self::Throttled];
 
     fn name(self) -> &'static str {
         match self {
             Self::Admitted => "admitted",
             Self::Refused => "refused",
             Self::Failed => "failed",
-            Self::Slowed => "slowed",
+            Self::Throttled => "throttled",
         }
     }
 }
@@ -138,8 +138,8 @@ impl SessionMetrics {
             .set(end.as_second());
     }
 
-    pub fn enrolment(&self, outcome: Outcome) {
-        self.enrolments
+    pub fn enrollment(&self, outcome: Outcome) {
+        self.enrollments
             .get_or_create(&[("outcome", outcome.name())])
             .inc();
     }
@@ -163,24 +163,24 @@ const MESSAGES: [(&str, &[&str]); 2] = [
 
 impl Default for SessionMetrics {
     fn default() -> Self {
-        let (messages, enrolments) = (Family::default(), Family::default());
-        for (of, kinds) in MESSAGES {
+        let (messages, enrollments) = (Family::default(), Family::default());
+        for (sender, kinds) in MESSAGES {
             for kind in kinds {
-                drop(messages.get_or_create(&Message { of, kind }));
+                drop(messages.get_or_create(&Message { sender, kind }));
             }
         }
         for outcome in Outcome::ALL {
-            drop(enrolments.get_or_create(&[("outcome", outcome.name())]));
+            drop(enrollments.get_or_create(&[("outcome", outcome.name())]));
         }
         Self {
             door: DoorMetrics::default(),
             sessions: Gauge::default(),
-            slowed: Counter::default(),
+            throttled: Counter::default(),
             messages,
             reports: Counter::default(),
             propagation: Histogram::new(exponential_buckets(0.001, 1.5, 30)),
             certificates: Family::default(),
-            enrolments,
+            enrollments,
         }
     }
 }
@@ -199,61 +199,57 @@ pub fn registry(
     drift.register(registry);
     registry.register(
         "home_writes",
-        "Writes of EdgeClusters, Tenants and KryptonDeployments on home that have ended; a conflict is one that \
-         somebody else's write overtook",
+        "Completed writes of EdgeClusters, Tenants and KryptonDeployments on the home cluster. The outcome conflict means \
+         that another writer was faster",
         fleet.reports.writes.0.clone(),
     );
     registry.register_collector(Box::new(fleet));
-    registry.register(
-        "sessions",
-        "Live sessions of agents",
-        sessions.sessions.clone(),
-    );
+    registry.register("sessions", "Open agent sessions", sessions.sessions.clone());
     let door = &sessions.door;
     registry.register(
         "handshakes_in_flight",
-        "TLS handshakes that go on",
+        "TLS handshakes in progress",
         door.handshakes.clone(),
     );
     registry.register(
-        "handshakes_in_flight_most",
-        "The most TLS handshakes at a time since the start",
-        door.handshakes_most.clone(),
+        "handshakes_in_flight_max",
+        "Maximum number of concurrent TLS handshakes since the start",
+        door.handshakes_max.clone(),
     );
     registry.register(
         "connections_refused",
-        "Connections that were refused at the agents' port",
+        "Rejected connections to the agents' port",
         door.refused.clone(),
     );
     registry.register(
-        "sessions_slowed",
-        "How often a session was made to wait since its member says too much",
-        sessions.slowed.clone(),
+        "sessions_throttled",
+        "Number of times that the hub throttled a session because of its member's message rate",
+        sessions.throttled.clone(),
     );
     registry.register(
         "messages",
-        "Messages of sessions, by who says them",
+        "Messages of sessions, by sender",
         sessions.messages.clone(),
     );
     registry.register(
         "tenant_reports",
-        "Reports on Tenants that sessions have brought",
+        "Reports on Tenants received from sessions",
         sessions.reports.clone(),
     );
     registry.register_with_unit(
         "certificate_expiry_timestamp",
-        "When the hub's certificate and its CA expire, in seconds since 1970",
+        "Expiry time of the hub's certificate and of its CA, in seconds since 1970",
         Unit::Seconds,
         sessions.certificates.clone(),
     );
     registry.register(
-        "enrolments",
-        "Attempts of agents to get a first certificate, by outcome",
-        sessions.enrolments.clone(),
+        "enrollments",
+        "Enrollment attempts of agents, by outcome",
+        sessions.enrollments.clone(),
     );
     registry.register_with_unit(
         "desired_propagation",
-        "From a new desired state to an agent's word that it has it",
+        "Time from a new desired state until an agent confirms it",
         Unit::Seconds,
         sessions.propagation.clone(),
     );

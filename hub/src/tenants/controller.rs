@@ -50,7 +50,7 @@ const WRITERS: usize = 8;
 /// Tenants and reports that one iteration of the loop examines before it yields.
 const STEPS: usize = 4_096;
 
-/// Retry interval after home's CRD dropped `status.place`.
+/// Retry interval after home's CRD dropped `status.placement`.
 const RECORD_AGAIN: Duration = Duration::from_secs(600);
 
 /// One of home's Tenants.
@@ -58,7 +58,7 @@ const RECORD_AGAIN: Duration = Duration::from_secs(600);
 struct Slot {
     tenant: Arc<Tenant>,
     memory: Memory,
-    /// The last written `status.next`. A CRD with an earlier schema drops it.
+    /// The last written `status.nextSteps`. A CRD with an earlier schema drops it.
     wrote_next: Option<Vec<NextStep>>,
 }
 
@@ -74,13 +74,13 @@ impl Slot {
     /// Returns whether the recorded status equals `status`, apart from a `next` that the CRD dropped.
     fn says(&self, status: &TenantStatus) -> bool {
         let recorded = self.tenant.status.as_ref();
-        let wrote = self.wrote_next.as_ref() == Some(&status.next);
+        let wrote = self.wrote_next.as_ref() == Some(&status.next_steps);
         let but_for_next = |recorded: &TenantStatus| {
-            let next = status.next.clone();
+            let next = status.next_steps.clone();
             wrote
-                && recorded.next.is_empty()
+                && recorded.next_steps.is_empty()
                 && (TenantStatus {
-                    next,
+                    next_steps: next,
                     ..recorded.clone()
                 }) == *status
         };
@@ -118,7 +118,7 @@ pub(super) enum Turn {
 pub(super) struct TenantStore {
     /// `Some` if the hub places Tenants.
     placing: Option<Placing>,
-    /// Until this time, the hub assumes that home's CRD drops `status.place`.
+    /// Until this time, the hub assumes that home's CRD drops `status.placement`.
     no_records: Option<BootTime>,
     slots: BTreeMap<TenantKey, Slot>,
     listed: BTreeSet<TenantKey>,
@@ -190,17 +190,17 @@ pub async fn run(
     loop {
         let now = BootTime::now();
         let leading = lead.writes(now);
-        let tenure = lead.tenure().map(|tenure| tenure.since);
-        if events.begin(tenure) {
+        let leader_term = lead.leader_term().map(|leader_term| leader_term.since);
+        if events.begin(leader_term) {
             // A standby's view may be stale: the leader orders and writes nothing based on it.
             store.unlist();
             looks = JoinSet::new();
         }
-        if leading && led != tenure {
+        if leading && led != leader_term {
             // Another hub may have written in the interim. Treat the recorded status as after a restart.
             patient_until = Some(BootTime(now.0 + START_GRACE));
             store.forget();
-            led = tenure;
+            led = leader_term;
         }
         store.take_in(reports.take_dirty(now), &reports, &rules);
         if patient_until.take_if(|until| *until <= now).is_some() {
@@ -278,7 +278,7 @@ impl TenantStore {
     fn unlist(&mut self) {
         self.synced = false;
         if let Some(placing) = &mut self.placing {
-            placing.anew();
+            placing.reset();
         }
     }
 
@@ -353,7 +353,7 @@ impl TenantStore {
             let placed = verdict.placed.as_ref();
             placement::put(&mut decision.status, placed, generation, now.wall);
             if verdict.place.is_some() {
-                decision.status.place = verdict.place;
+                decision.status.placement = verdict.place;
             }
             let Some(slot) = self.slots.get_mut(&key) else {
                 continue;
@@ -370,7 +370,7 @@ impl TenantStore {
                 Step::Nothing if slot.says(&decision.status) => None,
                 Step::Nothing => {
                     decision.status.hub_epoch = Some(epoch);
-                    slot.wrote_next = Some(decision.status.next.clone());
+                    slot.wrote_next = Some(decision.status.next_steps.clone());
                     Some(Change::Status(Box::new(decision.status)))
                 }
             };
@@ -676,7 +676,7 @@ async fn write(client: Client, key: TenantKey, tenant: Arc<Tenant>, change: Chan
     let api: Api<Tenant> = Api::namespaced(client, &key.namespace);
     let before = tenant.metadata.resource_version.clone();
     let recording =
-        matches!(&change, Change::Status(status) if status.place.as_ref() != place(&tenant));
+        matches!(&change, Change::Status(status) if status.placement.as_ref() != place(&tenant));
     let request = async {
         let params = PatchParams::default();
         let metadata = |finalizers: Vec<String>, on: Option<&str>| {
@@ -696,8 +696,8 @@ async fn write(client: Client, key: TenantKey, tenant: Arc<Tenant>, change: Chan
                 });
                 // A merge patch removes only fields that are null.
                 patch["status"]["summary"] = json!(status.summary);
-                if status.next.is_empty() {
-                    patch["status"]["next"] = json!(null);
+                if status.next_steps.is_empty() {
+                    patch["status"]["nextSteps"] = json!(null);
                 }
                 let patch = Patch::Merge(&patch);
                 let call = api.patch_status(&key.name, &params, &patch);

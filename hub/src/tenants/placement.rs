@@ -2,7 +2,7 @@
 //! Tenant at home, and the condition `Placed`. Pure.
 
 use jiff::Timestamp;
-use krypton_crds::tenant::{Tenant, TenantPlace, TenantStatus};
+use krypton_crds::tenant::{Tenant, TenantPlacement, TenantStatus};
 use krypton_reconciler::plan::PREVIOUS_UID_ANNOTATION;
 use krypton_types::conditions::{self, State, Truth, reason};
 use krypton_types::names::{
@@ -21,7 +21,7 @@ use crate::members::tenant_reports::{Heard, Hearing, Target, Targets};
 pub(super) struct View<'a> {
     /// Whether the hub places Tenants.
     pub(super) place: bool,
-    /// Whether home's CRD retains `status.place`.
+    /// Whether home's CRD retains `status.placement`.
     pub(super) records: bool,
     /// `None` until the EdgeClusters are known.
     pub(super) targets: Option<&'a Targets>,
@@ -68,7 +68,7 @@ pub(super) struct Verdict {
     /// The condition. `None` removes it.
     pub(super) placed: Option<State>,
     /// The placement to record in the status. It stays there for the lifetime of the Tenant.
-    pub(super) place: Option<TenantPlace>,
+    pub(super) place: Option<TenantPlacement>,
 }
 
 /// Why the hub cannot send an order for a placed Tenant.
@@ -133,7 +133,7 @@ pub(super) fn member<'a>(tenant: &'a Tenant, targets: Option<&'a Targets>) -> Op
 
 /// Returns the member that receives orders for a Tenant placed `on` a member. This is the recorded cluster
 /// under its current name. Without a record, only the name identifies it: an older hub placed the Tenant,
-/// or home's CRD drops `status.place`.
+/// or home's CRD drops `status.placement`.
 fn acting<'a>(tenant: &'a Tenant, on: &'a str, targets: &'a Targets) -> Result<&'a str, Away<'a>> {
     let here = targets.get(on);
     let Some(place) = place(tenant) else {
@@ -253,14 +253,14 @@ pub(super) fn decide(tenant: &Tenant, view: &View<'_>) -> Verdict {
 }
 
 /// Returns the placement of a Tenant that an older hub placed without recording the cluster.
-fn unrecorded(tenant: &Tenant, on: &str, view: &View<'_>) -> Option<TenantPlace> {
+fn unrecorded(tenant: &Tenant, on: &str, view: &View<'_>) -> Option<TenantPlacement> {
     let target = view.targets?.get(on)?;
     (view.records && place(tenant).is_none()).then_some(())?;
     on_record(on, target)
 }
 
-fn on_record(member: &str, target: &Target) -> Option<TenantPlace> {
-    Some(TenantPlace {
+fn on_record(member: &str, target: &Target) -> Option<TenantPlacement> {
+    Some(TenantPlacement {
         cluster: member.to_owned(),
         cluster_uid: target.cluster_uid.clone()?,
     })
@@ -338,7 +338,7 @@ fn placed(tenant: &Tenant, on: &str, view: &View<'_>) -> Verdict {
     if !deleted {
         if ![Some(on), Some(member)].contains(&tenant.names_member()) {
             let message = format!(
-                "clusterRef names {} now, and cannot be changed once the Tenant is placed: it stays on {member}; put clusterRef back, or delete the Tenant and create it anew",
+                "clusterRef names {} now, and cannot be changed once the Tenant is placed: it stays on {member}; put clusterRef back, or delete the Tenant and create it again",
                 tenant.names_member().unwrap_or("nobody")
             );
             let changed = State::new(Truth::False, reason::CLUSTER_REF_CHANGED, message);
@@ -403,7 +403,7 @@ fn not_there(tenant: &Tenant, on: &str, away: Away<'_>) -> Verdict {
             );
             if tenant.metadata.deletion_timestamp.is_none() {
                 message += &format!(
-                    "; to have it here, annotate the Tenant with {ORPHAN_ANNOTATION}=true, delete it and create it anew"
+                    "; to have it here, annotate the Tenant with {ORPHAN_ANNOTATION}=true, delete it and create it again"
                 );
             }
             (reason::IDENTITY_CHANGED, message)

@@ -72,7 +72,7 @@ impl Placing {
 
     /// Starts over with a new list of home. All orders are published again after it, and all causes of
     /// deletion are read again.
-    pub(super) fn anew(&mut self) {
+    pub(super) fn reset(&mut self) {
         self.given = false;
         self.changed.extend(self.orders.keys().cloned());
         self.dirty.extend(self.of.keys().cloned());
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn new_tenure_rechecks_deletion_before_removal() {
+    fn new_term_rechecks_deletion_before_removal() {
         let placements = Arc::new(Placements::default());
         let mut placing = Placing::new(Arc::clone(&placements));
         let targets: Targets = [("edge-1".to_owned(), Target::default())].into();
@@ -312,8 +312,8 @@ mod tests {
         placing.give(|_| Some(&deleted), &targets);
         assert!(removes());
         let since = BootTime(std::time::Duration::from_secs(1));
-        placements.anew(since);
-        placing.anew();
+        placements.reset_for_term(since);
+        placing.reset();
         placements.read_in(Some(since));
         placing.give(|_| Some(&deleted), &targets);
         assert!(placements.orders().get().is_some() && !removes());

@@ -36,7 +36,7 @@ impl Rehearsal {
             each,
             lead: Leader::alone(),
         };
-        home.reports.aim(targets(members));
+        home.reports.set_targets(targets(members));
         for number in 0..members {
             let name = member(number);
             home.reports.begin(&name, BootTime::default());

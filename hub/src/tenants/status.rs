@@ -320,7 +320,7 @@ fn part(
                 "it has no Tenant of this namespace and name any more; this condition goes in a minute",
             );
         }
-        (Hearing::NotYet, Some(_)) => "it has begun anew and not said all again",
+        (Hearing::NotYet, Some(_)) => "it has begun again and not said all again",
         (Hearing::Silent(why), _) => why,
         (Hearing::NotYet, None) => "not heard since the hub was started",
     };

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use krypton_crds::tenant::{ClusterSummary, TenantStatus};
 use krypton_types::conditions::{
-    self, ClusterState, MESSAGE_MAX, Standing, Summary, Tally, Truth, summarise, summarise_many,
+    self, ClusterState, MESSAGE_MAX, Readiness, Summary, Tally, Truth, summarise, summarise_many,
 };
 use krypton_types::tenant::Next;
 
@@ -68,7 +68,7 @@ pub(super) fn put(
     });
     let listed_next = members.next.iter();
     let listed_next = listed_next.filter(|(name, _)| listed.contains_key(name.as_str()));
-    status.next = listed_next
+    status.next_steps = listed_next
         .map(|(name, next)| next.in_status(name))
         .collect();
     for (name, state) in &listed {
@@ -102,10 +102,10 @@ fn worst(members: &Members, allow_chart_skip: bool) -> BTreeMap<&str, ClusterSta
     let mut wrong: Vec<_> = members
         .counted
         .iter()
-        .map(|(name, state)| (Standing::of(state, allow_chart_skip), name, state))
-        .filter(|(standing, ..)| *standing != Standing::Ready)
+        .map(|(name, state)| (Readiness::of(state, allow_chart_skip), name, state))
+        .filter(|(readiness, ..)| *readiness != Readiness::Ready)
         .collect();
-    wrong.sort_by_key(|(standing, name, _)| (*standing, *name));
+    wrong.sort_by_key(|(readiness, name, _)| (*readiness, *name));
     let wrong = wrong.into_iter().map(|(_, name, state)| (name, state));
     wrong
         .chain(&members.departed)

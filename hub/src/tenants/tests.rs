@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use krypton_crds::tenant::{Tenant, TenantPlace, TenantSpec, TenantStatus};
+use krypton_crds::tenant::{Tenant, TenantPlacement, TenantSpec, TenantStatus};
 use krypton_runtime::clock::BootTime;
 use krypton_types::allowed_namespaces::Allowed;
 use krypton_types::conditions::{self, ClusterState, State, Truth, reason};
@@ -391,7 +391,7 @@ fn member_report_skips_tenant_from_disallowed_namespace() {
 /// Records the placement on this member, with its cluster's UID.
 fn placed_on(mut tenant: Tenant, member: &str, cluster_uid: &str) -> Tenant {
     let status = tenant.status.get_or_insert_default();
-    status.place = Some(TenantPlace {
+    status.placement = Some(TenantPlacement {
         cluster: member.to_owned(),
         cluster_uid: cluster_uid.to_owned(),
     });
@@ -467,11 +467,14 @@ fn tenant_counts_only_its_own_member() {
         // Members that counted without `clusterRef` disappear.
         let mut before = acme.clone();
         before.spec.cluster_ref = None;
-        let place = before.status.take().and_then(|status| status.place);
+        let place = before.status.take().and_then(|status| status.placement);
         let before = aggregated(&before, &said, Some(&targets), &rules(), false, now);
         assert_eq!(conditions::clusters(&before.conditions).len(), 3);
         let mut named = acme.clone();
-        named.status = Some(TenantStatus { place, ..before });
+        named.status = Some(TenantStatus {
+            placement: place,
+            ..before
+        });
         if !counted.is_empty() {
             assert_eq!(shown(&named, Some(&targets)), expected, "{case}");
         }

@@ -5,7 +5,7 @@ use krypton_runtime::lease::LeaseTerm;
 
 use super::*;
 
-fn tenure(epoch: u64) -> LeaderTerm {
+fn leader_term(epoch: u64) -> LeaderTerm {
     LeaderTerm {
         epoch,
         term: LeaseTerm::default(),
@@ -62,18 +62,18 @@ async fn standby_rejects_agents_and_names_leader() {
         .await;
     refused(chart.err().unwrap());
 
-    stand.send_replace(LeaderState::Leading(tenure(2)));
+    stand.send_replace(LeaderState::Leading(leader_term(2)));
     let mut stream = Stream::open(&dialer, first()).await.unwrap();
     assert!(matches!(stream.hear().await.unwrap(), Say::Welcome(_)));
 }
 
 #[tokio::test]
 async fn session_survives_unconfirmed_lead_but_not_loss() {
-    let (stand, home) = home_of(LeaderState::Leading(tenure(1)));
+    let (stand, home) = home_of(LeaderState::Leading(leader_term(1)));
     let port = home.listen(None).await;
     let dialer = home.dialer(port.address, "edge-0");
     let mut stream = Stream::open(&dialer, first()).await.unwrap();
-    stand.send_replace(LeaderState::Unconfirmed(tenure(1)));
+    stand.send_replace(LeaderState::Unconfirmed(leader_term(1)));
     // The hub serves new and existing sessions while it is unconfirmed.
     let mut other = Hello {
         replica: "other".to_owned(),
@@ -82,14 +82,14 @@ async fn session_survives_unconfirmed_lead_but_not_loss() {
     other.cluster_uid = "cluster".to_owned();
     let mut second = Stream::open(&dialer, Said::Hello(other)).await.unwrap();
     assert!(matches!(second.hear().await.unwrap(), Say::Welcome(_)));
-    stand.send_replace(LeaderState::Leading(tenure(1)));
+    stand.send_replace(LeaderState::Leading(leader_term(1)));
 
     stand.send_replace(standby());
     for stream in [&mut stream, &mut second] {
         let expected = ("this hub does not lead any more".to_owned(), 1_000);
         assert_eq!(drained(stream).await, expected);
     }
-    stand.send_replace(LeaderState::Leading(tenure(3)));
+    stand.send_replace(LeaderState::Leading(leader_term(3)));
     let mut again = Stream::open(&dialer, first()).await.unwrap();
     assert!(matches!(again.hear().await.unwrap(), Say::Welcome(_)));
     // On a shutdown, the stop token drains the session, not the leader state.

@@ -165,7 +165,7 @@ impl Rig {
         let kept = store.load().await.unwrap();
         let identity = match kept.identity.enrolled {
             Some(_) => kept.identity.clone(),
-            None => self.enrol(name),
+            None => self.enroll(name),
         };
         let kept = store.keep(kept, identity).await.unwrap();
         let enrolled = kept.identity.enrolled.clone().unwrap();
@@ -199,7 +199,7 @@ impl Rig {
         }
     }
 
-    fn enrol(&self, name: &str) -> Identity {
+    fn enroll(&self, name: &str) -> Identity {
         let key = new_key().unwrap();
         let request = rcgen::CertificateParams::default();
         let request = request.serialize_request(&**key).unwrap();

@@ -161,7 +161,7 @@ fn step(verb: Verb, kind: Kind, object: &Value, now: Timestamp) -> Step {
         (Verb::Resync, _) => (
             true,
             json!({"metadata": {"annotations": {RECONCILE_REQUESTED_ANNOTATION: now.to_string()}}}),
-            ("is reconciled anew", ""),
+            ("is reconciled again", ""),
         ),
         (Verb::Accept, _) => (
             object.pointer("/spec/accepted") == Some(&json!(false)),
@@ -194,7 +194,7 @@ fn elsewhere(object: &Value) -> Option<String> {
     let listed = object.pointer("/status/conditions")?.clone();
     let conditions: Vec<_> = serde_json::from_value(listed).ok()?;
     let placed =
-        ["/spec/clusterRef/secretName", "/status/place/cluster"].map(|at| text_at(object, at));
+        ["/spec/clusterRef/secretName", "/status/placement/cluster"].map(|at| text_at(object, at));
     let created_there: Vec<String> = conditions::clusters(&conditions)
         .into_keys()
         .filter(|cluster| cluster != SELF_CLUSTER && !placed.contains(&Some(cluster.clone())))
@@ -249,7 +249,7 @@ mod tests {
                 Kind::Tenant,
                 &paused,
                 true,
-                "is reconciled anew",
+                "is reconciled again",
             ),
             (Verb::Accept, Kind::Cluster, &waiting, true, "accepted"),
             (

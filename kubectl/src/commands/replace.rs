@@ -63,7 +63,7 @@ impl Old {
     /// Returns whether an agent has a certificate for it, even if the agent has not yet connected with it.
     fn has_enrolled(&self) -> bool {
         self.status().is_some_and(|status| {
-            status.certificate_expiry.is_some() || status.enrolled_until.is_some()
+            status.certificate_expiry.is_some() || status.pending_certificate_expiry.is_some()
         })
     }
 
@@ -258,7 +258,7 @@ mod tests {
         let source = json!({"sourceRef": {"kind": "Secret", "namespace": "n", "name": "edge-1"}});
         let enrolled = json!({"certificateExpiry": "2027-01-01T00:00:00Z"});
         assert!(!old(source.clone(), json!({})).needs_bundle());
-        let not_seen = json!({"enrolledUntil": "2027-01-01T00:00:00Z"});
+        let not_seen = json!({"pendingCertificateExpiry": "2027-01-01T00:00:00Z"});
         assert!(old(source.clone(), not_seen).needs_bundle());
         assert!(old(source, enrolled.clone()).needs_bundle());
         assert!(old(json!({}), enrolled).needs_bundle());

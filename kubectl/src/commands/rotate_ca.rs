@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::Secret;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_types::ca_rotation::{
     Awaited, LOCK_OUT_ANNOTATION, LOOK_EVERY, LockOut, Phase, REQUEST_ANNOTATION,
-    STANDING_ANNOTATION, Stage, Standing, awaited,
+    ROTATION_STATE_ANNOTATION, RotationState, Stage, awaited,
 };
 use krypton_types::names::{CA_SECRET, namespace_name};
 use kube::api::{ListParams, Patch, PatchParams};
@@ -65,7 +65,7 @@ pub(crate) async fn run(
     retry_conflicts(&object, async || {
         let (namespace, found) = home.search_hub(&object, &namespaces, read).await?;
         let record = Record::of(&found);
-        let members = match record.standing {
+        let members = match record.rotation_state {
             Some(_) => {
                 home.all::<EdgeCluster>()
                     .list(ListParams::default())
@@ -102,8 +102,8 @@ fn refused<T>(why: impl Into<String>) -> Result<T, KubectlError> {
 }
 
 fn start(record: &Record, now: Timestamp) -> Result<Change, KubectlError> {
-    match &record.standing {
-        Some(Standing { phase, .. }) if *phase != Phase::Steady => refused(format!(
+    match &record.rotation_state {
+        Some(RotationState { phase, .. }) if *phase != Phase::Steady => refused(format!(
             "another rotation is under way ({phase}); '{SHOW_STATUS}' shows its progress"
         )),
         _ if record.requested.is_some() => refused(format!(
@@ -181,11 +181,11 @@ fn not_named(waiting: &[Awaited]) -> String {
 }
 
 fn status(record: &Record, members: &[EdgeCluster], now: Timestamp) -> Printed {
-    let mut stdout = match &record.standing {
-        Some(standing) => {
-            let ago = age(standing.since, now);
-            let root: String = one_line(&standing.root).chars().take(16).collect();
-            let phase = match standing.phase {
+    let mut stdout = match &record.rotation_state {
+        Some(rotation_state) => {
+            let ago = age(rotation_state.since, now);
+            let root: String = one_line(&rotation_state.root).chars().take(16).collect();
+            let phase = match rotation_state.phase {
                 Phase::Steady => format!(
                     "No rotation of the CA is under way; the last one ended {ago} ago with the root"
                 ),
@@ -233,7 +233,7 @@ fn status(record: &Record, members: &[EdgeCluster], now: Timestamp) -> Printed {
 /// The Secret's annotations.
 #[derive(Clone, Debug, Default)]
 struct Record {
-    standing: Option<Standing>,
+    rotation_state: Option<RotationState>,
     requested: Option<Timestamp>,
     lock_out: Option<LockOut>,
 }
@@ -243,7 +243,8 @@ impl Record {
         let text = |key| found.metadata.annotations.as_ref()?.get(key);
         let requested = text(REQUEST_ANNOTATION);
         Self {
-            standing: text(STANDING_ANNOTATION).and_then(|text| serde_json::from_str(text).ok()),
+            rotation_state: text(ROTATION_STATE_ANNOTATION)
+                .and_then(|text| serde_json::from_str(text).ok()),
             requested: requested.map(|text| text.parse().unwrap_or(Timestamp::UNIX_EPOCH)),
             lock_out: text(LOCK_OUT_ANNOTATION).and_then(|text| serde_json::from_str(text).ok()),
         }
@@ -251,9 +252,9 @@ impl Record {
 
     /// The stage of a rotation that is under way.
     fn stage(&self) -> Option<Stage> {
-        let standing = self.standing.as_ref()?;
-        let root = standing.root.parse().ok()?;
-        let phase = standing.phase;
+        let rotation_state = self.rotation_state.as_ref()?;
+        let root = rotation_state.root.parse().ok()?;
+        let phase = rotation_state.phase;
         (phase != Phase::Steady).then_some(Stage { phase, root })
     }
 }

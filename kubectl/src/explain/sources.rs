@@ -10,7 +10,7 @@ use krypton_crds::tenant::Tenant;
 use krypton_runtime::access::reason_of;
 use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::lease::{LEASE_NAME, SYSTEM_NAMESPACE};
-use krypton_types::conditions::{self, Standing};
+use krypton_types::conditions::{self, Readiness};
 use krypton_types::names::HUB_LEASE;
 use krypton_types::tenant::TenantKey;
 use kube::api::ListParams;
@@ -111,7 +111,7 @@ pub(super) fn members_to_tell(tenant: &Answer<Tenant>, on: Option<&str>) -> Vec<
     let status = tenant.status.clone().unwrap_or_default();
     let mut clusters: Vec<_> = conditions::clusters(&status.conditions)
         .into_iter()
-        .map(|(name, state)| (Standing::of(&state, false), name))
+        .map(|(name, state)| (Readiness::of(&state, false), name))
         .collect();
     clusters.sort();
     let mut names: Vec<String> = clusters.into_iter().map(|(_, name)| name).collect();

@@ -70,7 +70,7 @@ fn failed(next: Value) -> Value {
         "InstallFailed",
         Some(("InstallFailed", "helm said no")),
     );
-    tenant["status"]["next"] = json!([next]);
+    tenant["status"]["nextSteps"] = json!([next]);
     tenant
 }
 
@@ -79,7 +79,7 @@ fn edge() -> Value {
         "apiVersion": "mesh.openkcm.io/v1alpha1", "kind": "EdgeCluster",
         "metadata": {"name": "edge-1"}, "spec": {},
         "status": {
-            "mode": "agent", "agentVersion": "0.1.0", "holder": "agent/a", "lastSeen": "2026-11-23T00:39:30Z",
+            "mode": "agent", "agentVersion": "0.1.0", "leaseHolder": "agent/a", "lastSeen": "2026-11-23T00:39:30Z",
             "applied": {"epoch": 3, "generation": 14, "digest": "d"},
             "desired": {"epoch": 3, "generation": 14, "chart": "r/c:1", "since": "2026-11-23T00:20:00Z"},
             "conditions": [
@@ -164,7 +164,7 @@ fn healthy_tenant_is_shown_without_remedy() {
 
 #[test]
 fn failure_shows_cause_and_next_step() {
-    let retry = |at: &str| json!({"cluster": "edge-1", "what": "Retry", "at": at, "attempts": 3});
+    let retry = |at: &str| json!({"cluster": "edge-1", "action": "Retry", "at": at, "attempts": 3});
     let cases = [
         (
             retry("2026-11-23T00:42:05Z"),
@@ -175,15 +175,15 @@ fn failure_shows_cause_and_next_step() {
             "! next: another attempt, due 2026-11-23T00:39:00Z (60s ago), after 3 failed attempts; no result yet",
         ),
         (
-            json!({"cluster": "edge-1", "what": "GivenUp", "attempts": 1}),
+            json!({"cluster": "edge-1", "action": "GivenUp", "attempts": 1}),
             "! next: nothing. It was given up after 1 failed attempt, until chart, values or Tenant change\n      → one more: kubectl",
         ),
         (
-            json!({"cluster": "edge-1", "what": "Unlock", "at": "2026-11-23T00:50:00Z", "attempts": 0}),
+            json!({"cluster": "edge-1", "action": "Unlock", "at": "2026-11-23T00:50:00Z", "attempts": 0}),
             "! next: the lock of the release is taken over at 2026-11-23T00:50:00Z (in 10m)",
         ),
         (
-            json!({"cluster": "edge-1", "what": "Wait", "at": "2026-11-23T00:45:00Z", "attempts": 0}),
+            json!({"cluster": "edge-1", "action": "Wait", "at": "2026-11-23T00:45:00Z", "attempts": 0}),
             "! next: its workloads have until 2026-11-23T00:45:00Z (in 5m) to become ready",
         ),
     ];
@@ -192,7 +192,7 @@ fn failure_shows_cause_and_next_step() {
         tells(&on_edge(failed(next), edge()), false, &[cause, line]);
     }
     // The command ignores the unknown step of a later version.
-    let ponder = json!({"cluster": "edge-1", "what": "Ponder", "attempts": 0});
+    let ponder = json!({"cluster": "edge-1", "action": "Ponder", "attempts": 0});
     tells(
         &on_edge(failed(ponder), edge()),
         false,
@@ -200,12 +200,15 @@ fn failure_shows_cause_and_next_step() {
     );
 }
 
+/// Checks the readiness and a line of the explanation of each Tenant.
+fn explains(cases: Vec<(Value, bool, &str)>) {
+    for (tenant, ready, line) in cases {
+        tells(&on_edge(tenant, edge()), ready, &[line]);
+    }
+}
+
 #[test]
-fn each_state_of_a_tenant_has_its_words() {
-    let error = |reason: &str| {
-        let told = Some((reason, "so it is"));
-        tenant(("False", reason, "so it is"), reason, told)
-    };
+fn tenant_metadata_is_explained() {
     let annotated =
         |name: &str, value: &str| with(well(), "/metadata/annotations", json!({ name: value }));
     let cases: Vec<(Value, bool, &str)> = vec![
@@ -247,6 +250,17 @@ fn each_state_of_a_tenant_has_its_words() {
             false,
             "? it has no status yet\n    → see its events",
         ),
+    ];
+    explains(cases);
+}
+
+#[test]
+fn tenant_conditions_are_explained_with_remedy() {
+    let error = |reason: &str| {
+        let told = Some((reason, "so it is"));
+        tenant(("False", reason, "so it is"), reason, told)
+    };
+    let cases: Vec<(Value, bool, &str)> = vec![
         (
             error(reason::CHART_NOT_LOADED),
             false,
@@ -324,7 +338,7 @@ fn each_state_of_a_tenant_has_its_words() {
             saying(
                 with(
                     well(),
-                    "/status/place",
+                    "/status/placement",
                     json!({"cluster": "edge-1", "clusterUid": "u"}),
                 ),
                 condition("Placed", "False", "AlreadyThere", "somebody's"),
@@ -338,9 +352,7 @@ fn each_state_of_a_tenant_has_its_words() {
             "? Ordered: not yet",
         ),
     ];
-    for (tenant, ready, line) in cases {
-        tells(&on_edge(tenant, edge()), ready, &[line]);
-    }
+    explains(cases);
 }
 
 #[test]

@@ -94,7 +94,7 @@ pub(crate) async fn measure(options: &Options) -> Result<Vec<Line>> {
 async fn line(stage: &Stage, options: &Options, how: How, when: When) -> Result<Line> {
     let prefix = format!("{how:?}-{when:?}").to_lowercase();
     let members = stage.make_members(&prefix, options.agents).await?;
-    let agents = Agents::start(stage.enrol(&members).await?);
+    let agents = Agents::start(stage.enroll(&members).await?);
     agents
         .all("have a session", DEADLINE, |seen: &Seen| seen.up)
         .await?;

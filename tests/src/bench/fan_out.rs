@@ -38,7 +38,7 @@ use crate::{
 };
 
 const PROPAGATION: &str = "krypton_hub_desired_propagation_seconds";
-const HANDSHAKES: &str = "krypton_hub_handshakes_in_flight_most";
+const HANDSHAKES: &str = "krypton_hub_handshakes_in_flight_max";
 const CREATES_AT_ONCE: usize = 16;
 pub(crate) const DEADLINE: Duration = Duration::from_secs(180);
 /// CPU time is read so often while idle: long against its unit, short against the minute between two
@@ -201,7 +201,7 @@ impl Stage {
         let alone = Memory::of(self.hub.pid())?;
 
         say(&format!("fan-out: {count} agents connect at once"));
-        let enrolled = self.enrol(&members).await?;
+        let enrolled = self.enroll(&members).await?;
         let watch = self.watch().await?;
         let (clock, before) = (Instant::now(), Times::of(self.hub.pid())?);
         let agents = Agents::start(enrolled);
@@ -256,7 +256,7 @@ impl Stage {
     }
 
     /// By the hub's own CA, once it has made one.
-    pub(crate) async fn enrol(&self, members: &[Member]) -> Result<Vec<Enrolled>> {
+    pub(crate) async fn enroll(&self, members: &[Member]) -> Result<Vec<Enrolled>> {
         let client = self.home.client();
         let secrets: Api<Secret> = Api::namespaced(client.clone(), HUB_NAMESPACE);
         eventually_within("the hub's CA", DEADLINE, async || {
@@ -268,8 +268,8 @@ impl Stage {
         .await?;
         let authority = Authority::load_or_make(client, HUB_NAMESPACE, "bench.krypton").await?;
         let hub = self.hub.agents_address().to_string();
-        let enrol = |member| Enrolled::new(&authority, member, &hub);
-        members.iter().map(enrol).collect()
+        let enroll = |member| Enrolled::new(&authority, member, &hub);
+        members.iter().map(enroll).collect()
     }
 
     async fn watch(&self) -> Result<Arrivals<EdgeCluster>> {

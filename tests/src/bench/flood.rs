@@ -36,8 +36,8 @@ const HEADS: [&str; 7] = [
     "target",
 ];
 const HOSTILE: &str = "hostile";
-const REPORTS: &str = "krypton_hub_messages_total{of=\"agent\",kind=\"report\"}";
-const SLOWED: &str = "krypton_hub_sessions_slowed_total";
+const REPORTS: &str = "krypton_hub_messages_total{sender=\"agent\",kind=\"report\"}";
+const THROTTLED: &str = "krypton_hub_sessions_throttled_total";
 /// Between two changes of the chart's values, which the hub looks for every two seconds.
 const CHANGE_EVERY: Duration = Duration::from_secs(4);
 const TARGET: f64 = 1.1;
@@ -76,7 +76,7 @@ struct Part {
     seconds: f64,
     /// That the hub took in, of all.
     taken_in: u64,
-    slowed: u64,
+    throttled: u64,
     /// CPU time of the hub and of others, in seconds.
     hub: f64,
     neighbours: f64,
@@ -98,7 +98,7 @@ pub(crate) async fn measure(options: &Options) -> Result<Flood> {
     let members = stage
         .make_members("simulated", 2 * options.agents + floods)
         .await?;
-    let mut enrolled = stage.enrol(&members).await?;
+    let mut enrolled = stage.enroll(&members).await?;
     let mut split = |count: u32| -> Vec<Enrolled> {
         let rest = enrolled.len().saturating_sub(count as usize);
         enrolled.split_off(rest)
@@ -150,7 +150,10 @@ pub(crate) async fn measure(options: &Options) -> Result<Flood> {
             part.hub += Times::of(stage.hub.pid())?.since(&times).total();
             part.neighbours += took * neighbours.cores(stage.known()?)?;
             let after = stage.hub.metrics().await?;
-            for (sum, name) in [(&mut part.taken_in, REPORTS), (&mut part.slowed, SLOWED)] {
+            for (sum, name) in [
+                (&mut part.taken_in, REPORTS),
+                (&mut part.throttled, THROTTLED),
+            ] {
                 // Nobody has reported before the first probe.
                 let before = number(&metrics, name).unwrap_or_default();
                 *sum += number(&after, name)? - before;
@@ -230,8 +233,8 @@ pub(crate) fn render(measured: &Flood) -> String {
         row("reports that the hub takes in a second", 0, "", &|part| {
             a_second(part.taken_in as f64, part)
         }),
-        row("sessions slowed, times a second", 0, "", &|part| {
-            a_second(part.slowed as f64, part)
+        row("sessions throttled, times a second", 0, "", &|part| {
+            a_second(part.throttled as f64, part)
         }),
         row("cores of the hub", 3, "", &|part| a_second(part.hub, part)),
         row("cores kept busy by others", 2, "", &|part| {

@@ -40,7 +40,7 @@ pub(crate) fn measure(options: &Options) -> Result<Measured> {
     let start = begun.elapsed();
     let apart = members / CHANGES;
     let mut rows = Vec::new();
-    for what in ["falls silent", "is heard again", "reports all anew"] {
+    for what in ["falls silent", "is heard again", "reports all again"] {
         let (before, mut decisions) = (Times::of(std::process::id())?, 0);
         for change in 0..CHANGES {
             let member = change * apart;

@@ -178,7 +178,7 @@ impl Setup {
             .map_err(|error| with_log(error, self.actor()))
     }
 
-    /// Ends the agent and starts it anew, so that it lists and looks at everything again. What that took of
+    /// Ends the agent and starts it again, so that it lists and looks at everything again. What that took of
     /// the edge, until it asks nothing more.
     pub(crate) async fn pass(&mut self) -> Result<Traffic> {
         if let Some(agent) = &mut self.agent {

@@ -29,7 +29,7 @@ use crate::{
 };
 
 const REPORTS: &str = "krypton_hub_tenant_reports_total";
-const SLOWED: &str = "krypton_hub_sessions_slowed_total";
+const THROTTLED: &str = "krypton_hub_sessions_throttled_total";
 const TARGET: f64 = 20_000.0;
 /// Interval at which each agent changes all its Tenants. The resulting rate far exceeds the hub's target rate.
 const CHANGE_EVERY: Duration = Duration::from_millis(250);
@@ -61,7 +61,7 @@ pub(crate) struct Measured {
     alone: f64,
     seconds: f64,
     taken_in: u64,
-    slowed: u64,
+    throttled: u64,
     /// Status writes of the Tenants on the home cluster.
     writes: u64,
     /// Time until the home cluster shows the last reports.
@@ -103,7 +103,7 @@ pub(crate) async fn measure(options: &Options) -> Result<Measured> {
         let tenant = Tenant::new(&crate::name(number), TenantSpec::default());
         tenants.create(&PostParams::default(), &tenant).await?;
     }
-    let agents = Agents::start(stage.enrol(&members).await?);
+    let agents = Agents::start(stage.enroll(&members).await?);
     let up = |seen: &Seen| seen.up.and(seen.desired).map(|(_, at)| at);
     agents.all("have a desired state", DEADLINE, up).await?;
     agents.report_tenants(options.tenants);
@@ -142,7 +142,7 @@ pub(crate) async fn measure(options: &Options) -> Result<Measured> {
         alone,
         seconds,
         taken_in: more(REPORTS)?,
-        slowed: more(SLOWED)?,
+        throttled: more(THROTTLED)?,
         writes,
         shown: last.elapsed(),
         hub,
@@ -227,8 +227,8 @@ pub(crate) fn render(measured: &Measured) -> String {
             target(taken_in),
         ),
         row(
-            "sessions slowed, times a second",
-            a_second(measured.slowed),
+            "sessions throttled, times a second",
+            a_second(measured.throttled),
             1,
             String::new(),
         ),

@@ -1,4 +1,4 @@
-//! Many Tenants that nothing is to be done for: what an agent asks that is started anew beside them, what it
+//! Many Tenants that nothing is to be done for: what an agent asks that is restarted beside them, what it
 //! asks afterwards, and what it takes of the machine.
 
 use std::{fs, time::Duration};
@@ -59,7 +59,7 @@ pub(crate) async fn measure(options: &Options, repository: &ChartRepository) -> 
 async fn at_rest(options: &Options, setup: &mut Setup) -> Result<Measured> {
     setup.install(0..options.tenants).await?;
     let before = setup.revisions().await?;
-    say("all Ready; the agent is started anew");
+    say("all Ready; the agent is restarted");
     let pass = setup.pass().await?;
     say(&format!("at rest for {} s", options.seconds));
     let cpu = setup.actor().cpu_seconds()?;

@@ -3,14 +3,14 @@
 
 #[path = "../soak/carry.rs"]
 mod carry;
+#[path = "../soak/expected_state.rs"]
+mod expected_state;
 #[path = "../soak/fault.rs"]
 mod fault;
 #[path = "../soak/hubs.rs"]
 mod hubs;
 #[path = "../soak/judgement.rs"]
 mod judgement;
-#[path = "../soak/ledger.rs"]
-mod ledger;
 #[path = "../soak/person.rs"]
 mod person;
 #[path = "../soak/plan.rs"]

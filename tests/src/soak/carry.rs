@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use futures::future::try_join_all;
 use krypton_tests::{
     Answer, Fault as OfRepository, Lie, Traffic, answering_proxy::ALL, fleet::FleetClient,
@@ -11,9 +11,9 @@ use kube::Client;
 use tokio::time::sleep;
 
 use super::{
+    expected_state::ExpectedState,
     fault::{Answered, Away, Fault, Way},
     hubs::{self, Post},
-    ledger::Ledger,
     person::Person,
     stage::{Stage, VERSIONS, message, values},
     whom::{Edge, Seat},
@@ -26,10 +26,9 @@ pub(crate) async fn carry_out(
     fault: &Fault,
     stage: &Stage,
     home: &Client,
-    ledger: &Ledger,
+    expected_state: &ExpectedState,
 ) -> Result<()> {
     let away = fault.away();
-    let person = |edge: Edge| Person::at(stage.site(edge), home, ledger);
     match fault {
         Fault::HubKilled { hub, .. } => {
             let post = stage.hubs.at(*hub)?;
@@ -119,7 +118,7 @@ pub(crate) async fn carry_out(
         }
         Fault::Kubeconfig { .. } => kubeconfig(stage, away).await,
         Fault::Message { number } => {
-            ledger.change(|expected| expected.message = message(*number));
+            expected_state.change(|expected| expected.message = message(*number));
             stage.values.write(&values(&message(*number)))
         }
         Fault::Version { number } => {
@@ -127,11 +126,24 @@ pub(crate) async fn carry_out(
                 .get(*number as usize)
                 .copied()
                 .unwrap_or(VERSIONS[0]);
-            ledger.change(|expected| expected.version = version.to_owned());
+            expected_state.change(|expected| expected.version = version.to_owned());
             stage.hubs.set_version(*number);
             rolled_out(stage).await
         }
         Fault::Repository { how, .. } => repository(stage, *how, away).await,
+        _ => Box::pin(by_person(fault, stage, home, expected_state)).await,
+    }
+}
+
+/// A fault that a person makes at an API server.
+async fn by_person(
+    fault: &Fault,
+    stage: &Stage,
+    home: &Client,
+    expected_state: &ExpectedState,
+) -> Result<()> {
+    let person = |edge: Edge| Person::at(stage.site(edge), home, expected_state);
+    match fault {
         Fault::Crd { edge } => person(*edge).delete_crd().await,
         Fault::Created { tenant, workspace } => {
             person(tenant.edge()).create(*tenant, *workspace).await
@@ -146,7 +158,7 @@ pub(crate) async fn carry_out(
         Fault::Paused { tenant, .. } => {
             let person = person(tenant.edge());
             person.pause(*tenant, true).await?;
-            sleep(away).await;
+            sleep(fault.away()).await;
             person.pause(*tenant, false).await
         }
         Fault::ReleaseDeleted { tenant, all } => {
@@ -168,6 +180,7 @@ pub(crate) async fn carry_out(
             object,
             gone,
         } => person(tenant.edge()).drift(*tenant, *object, *gone).await,
+        _ => bail!("nobody makes {fault:?}"),
     }
 }
 

@@ -310,7 +310,7 @@ impl Kind {
             Self::Crd => "CRD of Tenants deleted",
             Self::Created => "Tenant created",
             Self::Deleted => "Tenant deleted",
-            Self::Recreated => "Tenant deleted and created anew",
+            Self::Recreated => "Tenant deleted and created again",
             Self::WorkspaceSet => "workspace of a Tenant set",
             Self::Paused => "Tenant paused",
             Self::ReleaseDeleted => "release Secrets deleted",

@@ -133,152 +133,155 @@ fn healthy_snapshot_breaks_no_promise() {
     assert_eq!(judge(&expected(), &whole()), []);
 }
 
+type Breaks = fn(&mut Snapshot);
+
+/// Each violation with the promise that it breaks.
+const VIOLATIONS: &[(&str, Breaks)] = &[
+    ("a live Tenant stays", |seen| {
+        here(seen).0.tenants.remove("t-000");
+    }),
+    ("a live Tenant stays", |seen| of_one(seen).deleting = true),
+    ("nobody else writes a spec", |seen| {
+        of_one(seen).workspace = "other".to_owned();
+    }),
+    ("no finalizer is lost", |seen| {
+        of_one(seen).finalizers.clear()
+    }),
+    ("no foreign finalizer is touched", |seen| {
+        let edge = seen.edges.get_mut(&Edge::Two).unwrap();
+        edge.tenants.get_mut("t-001").unwrap().finalizers.pop();
+    }),
+    ("the status is true", |seen| of_one(seen).observed = 1),
+    ("the status is true", |seen| {
+        of_one(seen).chart = "http://charts/small:0.9.0".to_owned();
+    }),
+    ("the status is true", |seen| {
+        of_one(seen).phase = "Error".to_owned();
+    }),
+    ("the status is true", |seen| {
+        let ready = condition("Unknown");
+        of_one(seen).conditions.insert("Ready".to_owned(), ready);
+    }),
+    ("home tells the truth", |seen| {
+        seen.home.remove("t-000");
+    }),
+    ("home tells the truth", |seen| {
+        let unheard = condition("Unknown");
+        let told = seen.home.get_mut("t-000").unwrap();
+        told.conditions
+            .insert("ClusterReady/edge-1".to_owned(), unheard);
+    }),
+    ("home tells the truth", |seen| {
+        let told = seen.home.get_mut("t-000").unwrap();
+        let other = condition("True");
+        told.conditions
+            .insert("ClusterReady/edge-2".to_owned(), other);
+    }),
+    ("home tells the truth", |seen| {
+        let said = seen.members.get_mut("edge-2").unwrap();
+        said.insert("Connected".to_owned(), condition("False"));
+    }),
+    ("exactly one hub leads", |seen| {
+        seen.hubs.insert(Seat::A, true);
+    }),
+    ("exactly one hub leads", |seen| {
+        seen.hubs.insert(Seat::B, false);
+    }),
+    ("exactly one hub leads", |seen| {
+        seen.hubs.remove(&Seat::A);
+    }),
+    ("exactly one hub leads", |seen| {
+        seen.holder = "hub/hub-a/1".to_owned()
+    }),
+    ("exactly one hub leads", |seen| seen.holder.clear()),
+    ("there is one release", |seen| {
+        let (edge, place) = here(seen);
+        edge.releases.remove(&place);
+    }),
+    ("there is one release", |seen| {
+        let again = revisions(seen).clone();
+        let place = ("t-000".to_owned(), ONE.release());
+        here(seen).0.releases.insert(place, again);
+    }),
+    ("one revision, the newest, is deployed", |seen| {
+        let third = revision(3, "pending-upgrade", &expected());
+        revisions(seen).push(third);
+    }),
+    ("one revision, the newest, is deployed", |seen| {
+        let second = revision(2, "failed", &expected());
+        *revisions(seen).last_mut().unwrap() = second;
+    }),
+    ("one revision, the newest, is deployed", |seen| {
+        let first = revision(1, "deployed", &expected());
+        *revisions(seen).first_mut().unwrap() = first;
+    }),
+    ("the release is the desired one", |seen| {
+        revisions(seen).last_mut().unwrap().fingerprint.clear();
+    }),
+    ("the release is the desired one", |seen| {
+        let former = Ok(("deployed".to_owned(), "0.9.0".to_owned()));
+        revisions(seen).last_mut().unwrap().content = former;
+    }),
+    ("the release is the desired one", |seen| {
+        let damaged = Err("damaged".to_owned());
+        revisions(seen).last_mut().unwrap().content = damaged;
+    }),
+    ("the objects are those of the chart", |seen| {
+        let (edge, place) = here(seen);
+        edge.objects.remove(&(Object::Service, place));
+    }),
+    ("the objects are those of the chart", |seen| {
+        let (edge, place) = here(seen);
+        let map = edge.objects.get_mut(&(Object::ConfigMap, place)).unwrap();
+        map.content.insert("message".to_owned(), "m-0".to_owned());
+    }),
+    ("what is deleted goes", |seen| {
+        let left = of_one(seen).clone();
+        here(seen).0.tenants.insert("t-008".to_owned(), left);
+    }),
+    ("what is deleted goes", |seen| {
+        let left = seen.home["t-000"].clone();
+        seen.home.insert("t-008".to_owned(), left);
+    }),
+    ("what is deleted goes", |seen| {
+        let place = ("t-008-ws".to_owned(), Tenant(8).release());
+        let left = revisions(seen).clone();
+        here(seen).0.releases.insert(place, left);
+    }),
+    ("what is deleted goes", |seen| {
+        let left = ObjectSeen {
+            release: Tenant(8).release(),
+            ..ObjectSeen::default()
+        };
+        let place = ("theirs-0".to_owned(), Tenant(8).release());
+        here(seen)
+            .0
+            .objects
+            .insert((Object::ConfigMap, place), left);
+    }),
+    ("what is deleted goes", |seen| {
+        let made = NamespaceSeen {
+            terminating: false,
+            made: true,
+        };
+        here(seen).0.namespaces.insert("t-008-ws".to_owned(), made);
+    }),
+    ("what is deleted goes", |seen| {
+        let (edge, _) = here(seen);
+        edge.namespaces.get_mut("t-000-ws").unwrap().terminating = true;
+    }),
+    ("no foreign object is touched", |seen| {
+        here(seen).0.foreign.clear()
+    }),
+    ("no foreign object is touched", |seen| {
+        let foreign = here(seen).0.foreign.values_mut();
+        foreign.for_each(|content| *content = "{ }".to_owned());
+    }),
+];
+
 #[test]
 fn each_violation_breaks_its_promise() {
-    type Breaks = fn(&mut Snapshot);
-    let table: &[(&str, Breaks)] = &[
-        ("a live Tenant stays", |seen| {
-            here(seen).0.tenants.remove("t-000");
-        }),
-        ("a live Tenant stays", |seen| of_one(seen).deleting = true),
-        ("nobody else writes a spec", |seen| {
-            of_one(seen).workspace = "other".to_owned();
-        }),
-        ("no finalizer is lost", |seen| {
-            of_one(seen).finalizers.clear()
-        }),
-        ("no foreign finalizer is touched", |seen| {
-            let edge = seen.edges.get_mut(&Edge::Two).unwrap();
-            edge.tenants.get_mut("t-001").unwrap().finalizers.pop();
-        }),
-        ("the status is true", |seen| of_one(seen).observed = 1),
-        ("the status is true", |seen| {
-            of_one(seen).chart = "http://charts/small:0.9.0".to_owned();
-        }),
-        ("the status is true", |seen| {
-            of_one(seen).phase = "Error".to_owned();
-        }),
-        ("the status is true", |seen| {
-            let ready = condition("Unknown");
-            of_one(seen).conditions.insert("Ready".to_owned(), ready);
-        }),
-        ("home tells the truth", |seen| {
-            seen.home.remove("t-000");
-        }),
-        ("home tells the truth", |seen| {
-            let unheard = condition("Unknown");
-            let told = seen.home.get_mut("t-000").unwrap();
-            told.conditions
-                .insert("ClusterReady/edge-1".to_owned(), unheard);
-        }),
-        ("home tells the truth", |seen| {
-            let told = seen.home.get_mut("t-000").unwrap();
-            let other = condition("True");
-            told.conditions
-                .insert("ClusterReady/edge-2".to_owned(), other);
-        }),
-        ("home tells the truth", |seen| {
-            let said = seen.members.get_mut("edge-2").unwrap();
-            said.insert("Connected".to_owned(), condition("False"));
-        }),
-        ("exactly one hub leads", |seen| {
-            seen.hubs.insert(Seat::A, true);
-        }),
-        ("exactly one hub leads", |seen| {
-            seen.hubs.insert(Seat::B, false);
-        }),
-        ("exactly one hub leads", |seen| {
-            seen.hubs.remove(&Seat::A);
-        }),
-        ("exactly one hub leads", |seen| {
-            seen.holder = "hub/hub-a/1".to_owned()
-        }),
-        ("exactly one hub leads", |seen| seen.holder.clear()),
-        ("there is one release", |seen| {
-            let (edge, place) = here(seen);
-            edge.releases.remove(&place);
-        }),
-        ("there is one release", |seen| {
-            let again = revisions(seen).clone();
-            let place = ("t-000".to_owned(), ONE.release());
-            here(seen).0.releases.insert(place, again);
-        }),
-        ("one revision, the newest, is deployed", |seen| {
-            let third = revision(3, "pending-upgrade", &expected());
-            revisions(seen).push(third);
-        }),
-        ("one revision, the newest, is deployed", |seen| {
-            let second = revision(2, "failed", &expected());
-            *revisions(seen).last_mut().unwrap() = second;
-        }),
-        ("one revision, the newest, is deployed", |seen| {
-            let first = revision(1, "deployed", &expected());
-            *revisions(seen).first_mut().unwrap() = first;
-        }),
-        ("the release is the desired one", |seen| {
-            revisions(seen).last_mut().unwrap().fingerprint.clear();
-        }),
-        ("the release is the desired one", |seen| {
-            let former = Ok(("deployed".to_owned(), "0.9.0".to_owned()));
-            revisions(seen).last_mut().unwrap().content = former;
-        }),
-        ("the release is the desired one", |seen| {
-            let damaged = Err("damaged".to_owned());
-            revisions(seen).last_mut().unwrap().content = damaged;
-        }),
-        ("the objects are those of the chart", |seen| {
-            let (edge, place) = here(seen);
-            edge.objects.remove(&(Object::Service, place));
-        }),
-        ("the objects are those of the chart", |seen| {
-            let (edge, place) = here(seen);
-            let map = edge.objects.get_mut(&(Object::ConfigMap, place)).unwrap();
-            map.content.insert("message".to_owned(), "m-0".to_owned());
-        }),
-        ("what is deleted goes", |seen| {
-            let left = of_one(seen).clone();
-            here(seen).0.tenants.insert("t-008".to_owned(), left);
-        }),
-        ("what is deleted goes", |seen| {
-            let left = seen.home["t-000"].clone();
-            seen.home.insert("t-008".to_owned(), left);
-        }),
-        ("what is deleted goes", |seen| {
-            let place = ("t-008-ws".to_owned(), Tenant(8).release());
-            let left = revisions(seen).clone();
-            here(seen).0.releases.insert(place, left);
-        }),
-        ("what is deleted goes", |seen| {
-            let left = ObjectSeen {
-                release: Tenant(8).release(),
-                ..ObjectSeen::default()
-            };
-            let place = ("theirs-0".to_owned(), Tenant(8).release());
-            here(seen)
-                .0
-                .objects
-                .insert((Object::ConfigMap, place), left);
-        }),
-        ("what is deleted goes", |seen| {
-            let made = NamespaceSeen {
-                terminating: false,
-                made: true,
-            };
-            here(seen).0.namespaces.insert("t-008-ws".to_owned(), made);
-        }),
-        ("what is deleted goes", |seen| {
-            let (edge, _) = here(seen);
-            edge.namespaces.get_mut("t-000-ws").unwrap().terminating = true;
-        }),
-        ("no foreign object is touched", |seen| {
-            here(seen).0.foreign.clear()
-        }),
-        ("no foreign object is touched", |seen| {
-            let foreign = here(seen).0.foreign.values_mut();
-            foreign.for_each(|content| *content = "{ }".to_owned());
-        }),
-    ];
-    for (number, (promise, breaks)) in table.iter().enumerate() {
+    for (number, (promise, breaks)) in VIOLATIONS.iter().enumerate() {
         let mut seen = whole();
         breaks(&mut seen);
         let found = judge(&expected(), &seen);

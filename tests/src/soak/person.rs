@@ -25,9 +25,9 @@ use kube::{
 use serde_json::{Value, json};
 
 use super::{
+    expected_state::ExpectedState,
     fault::Mark,
     judgement::FOREIGN_FINALIZER,
-    ledger::Ledger,
     snapshot::{EdgeSeen, unpacked},
     stage::Site,
     whom::{Object, Tenant, Workspace},
@@ -41,7 +41,7 @@ const SMALL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/small");
 pub(crate) struct Person<'a> {
     pub(crate) site: &'a Site,
     pub(crate) home: &'a Client,
-    pub(crate) ledger: &'a Ledger,
+    pub(crate) expected_state: &'a ExpectedState,
 }
 
 impl Person<'_> {
@@ -59,7 +59,7 @@ impl Person<'_> {
             Workspace::Unset => json!({}),
             workspace => json!({"workspace": workspace.namespace(tenant)}),
         };
-        self.ledger.want(tenant, workspace);
+        self.expected_state.want(tenant, workspace);
         let object = TenantObject::new(&tenant.name(), serde_json::from_value(spec)?);
         let plain = TenantObject::new(&tenant.name(), Default::default());
         admitted(&self.tenants(), &object, async || self.crd_is_whole().await).await?;
@@ -84,7 +84,7 @@ impl Person<'_> {
     }
 
     pub(crate) async fn delete(&self, tenant: Tenant) -> Result<()> {
-        let Some(wanted) = self.ledger.let_go(tenant) else {
+        let Some(wanted) = self.expected_state.let_go(tenant) else {
             bail!("{} is not there", tenant.name());
         };
         stamped(&self.tenants(), &tenant.name()).await?;
@@ -98,7 +98,7 @@ impl Person<'_> {
     pub(crate) async fn set_workspace(&self, tenant: Tenant) -> Result<()> {
         let patch = json!({"spec": {"workspace": tenant.name()}});
         self.patch(tenant, &patch).await?;
-        self.ledger.change(|expected| {
+        self.expected_state.change(|expected| {
             if let Some(wanted) = expected.tenants.get_mut(&tenant) {
                 wanted.workspace = Workspace::Named;
             }
@@ -145,14 +145,14 @@ impl Person<'_> {
             Ok(Some(()))
         })
         .await?;
-        self.ledger.hold(tenant, held);
+        self.expected_state.hold(tenant, held);
         Ok(())
     }
 
     /// Deletes the Tenant CRD together with all Tenants. Removes foreign finalizers first, because they would block the
     /// deletion.
     pub(crate) async fn delete_crd(&self) -> Result<()> {
-        let expected = self.ledger.expected();
+        let expected = self.expected_state.expected();
         let here = expected
             .tenants
             .iter()
@@ -225,7 +225,7 @@ impl Person<'_> {
         tenant: Tenant,
         mut act: impl AsyncFnMut(&[Secret], &Api<Secret>) -> Result<()>,
     ) -> Result<()> {
-        let wanted = self.ledger.wanted(tenant).context("not a Tenant")?;
+        let wanted = self.expected_state.wanted(tenant).context("not a Tenant")?;
         let namespace = wanted.workspace.namespace(tenant);
         let api: Api<Secret> = Api::namespaced(self.site.client.clone(), &namespace);
         let release = tenant.release();
@@ -245,7 +245,7 @@ impl Person<'_> {
 
     /// Creates a foreign ConfigMap in the workspace.
     pub(crate) async fn put_object(&self, tenant: Tenant, number: u32) -> Result<()> {
-        let wanted = self.ledger.wanted(tenant).context("not a Tenant")?;
+        let wanted = self.expected_state.wanted(tenant).context("not a Tenant")?;
         let namespace = wanted.workspace.namespace(tenant);
         let api: Api<ConfigMap> = Api::namespaced(self.site.client.clone(), &namespace);
         let name = format!("foreign-{number}");
@@ -259,7 +259,7 @@ impl Person<'_> {
         .await?;
         let key = (self.site.edge, format!("ConfigMap {namespace}/{name}"));
         let content = serde_json::to_string(&made)?;
-        self.ledger.change(|expected| {
+        self.expected_state.change(|expected| {
             expected.foreign.insert(key, content);
         });
         Ok(())
@@ -267,7 +267,7 @@ impl Person<'_> {
 
     /// Installs a foreign release in the workspace.
     pub(crate) async fn put_release(&self, tenant: Tenant, number: u32) -> Result<()> {
-        let wanted = self.ledger.wanted(tenant).context("not a Tenant")?;
+        let wanted = self.expected_state.wanted(tenant).context("not a Tenant")?;
         let namespace = wanted.workspace.namespace(tenant);
         let name = format!("foreign-{number}");
         let cluster = &self.site.cluster;
@@ -300,7 +300,7 @@ impl Person<'_> {
         })
         .await?;
         let edge = self.site.edge;
-        self.ledger.change(|expected| {
+        self.expected_state.change(|expected| {
             let own = foreign
                 .into_iter()
                 .map(|(what, content)| ((edge, what), content));
@@ -312,7 +312,7 @@ impl Person<'_> {
     /// Edits an object of the chart, or deletes it.
     pub(crate) async fn drift(&self, tenant: Tenant, object: Object, gone: bool) -> Result<()> {
         let client = self.site.client.clone();
-        let wanted = self.ledger.wanted(tenant).context("not a Tenant")?;
+        let wanted = self.expected_state.wanted(tenant).context("not a Tenant")?;
         let namespace = wanted.workspace.namespace(tenant);
         match object {
             Object::ConfigMap => {
@@ -346,7 +346,7 @@ impl Person<'_> {
                 return Ok(Some(()));
             }
             let uid = api.get(name).await?.uid().unwrap_or_default();
-            self.ledger.may_go(&uid);
+            self.expected_state.may_go(&uid);
             let params = DeleteParams {
                 preconditions: Some(Preconditions {
                     uid: Some(uid),
@@ -364,8 +364,10 @@ impl Person<'_> {
     /// restores Tenants as it last saw them, and Tenants that it hadn't seen yet are lost.
     pub(crate) async fn insist(&self) -> Result<usize> {
         let (edge, api) = (self.site.edge, self.tenants());
-        let mut missing = self.ledger.expected().tenants;
-        missing.retain(|tenant, _| tenant.edge() == edge && !self.ledger.is_installed(*tenant));
+        let mut missing = self.expected_state.expected().tenants;
+        missing.retain(|tenant, _| {
+            tenant.edge() == edge && !self.expected_state.is_installed(*tenant)
+        });
         let undone = eventually("all Tenants to be read", async || {
             self.crd_is_whole().await?;
             let mut undone = 0;
@@ -375,7 +377,7 @@ impl Person<'_> {
                 let tenant = Tenant(tenant.context("a Tenant of another name")?);
                 missing.remove(&tenant);
                 ensure!(tenant.edge() == edge, "{name} is on the wrong edge");
-                let live = self.ledger.is_wanted(tenant);
+                let live = self.expected_state.is_wanted(tenant);
                 if !live && found.metadata.deletion_timestamp.is_none() {
                     api.delete(&name, &DeleteParams::default()).await?;
                     undone += 1;
@@ -451,7 +453,11 @@ pub(crate) async fn insist(people: [Person<'_>; 2]) -> Result<usize> {
 }
 
 impl<'a> Person<'a> {
-    pub(crate) fn at(site: &'a Site, home: &'a Client, ledger: &'a Ledger) -> Self {
-        Self { site, home, ledger }
+    pub(crate) fn at(site: &'a Site, home: &'a Client, expected_state: &'a ExpectedState) -> Self {
+        Self {
+            site,
+            home,
+            expected_state,
+        }
     }
 }

@@ -10,9 +10,10 @@ use tempfile::TempDir;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::{
-    Args, carry, hubs,
+    Args, carry,
+    expected_state::ExpectedState,
+    hubs,
     judgement::{self, Expected, Violation},
-    ledger::Ledger,
     person::{Person, insist},
     plan::{Burst, Plan, Shape, Step},
     report::{Summary, load_average},
@@ -80,7 +81,7 @@ async fn soak(args: &Args, logs: &Path, summary: &mut Summary) -> Result<()> {
         hubs: args.hubs.into(),
     };
     let plan = Plan::new(shape);
-    let ledger = Arc::new(Ledger::new(Expected {
+    let expected_state = Arc::new(ExpectedState::new(Expected {
         repository: stage.repository.url(),
         version: VERSIONS[0].to_owned(),
         message: message(0),
@@ -88,12 +89,13 @@ async fn soak(args: &Args, logs: &Path, summary: &mut Summary) -> Result<()> {
         hubs: args.hubs.into(),
         ..Expected::default()
     }));
-    let _witnesses = Edge::ALL.map(|edge| Witness::start(edge, &stage.site(edge).client, &ledger));
-    let _at_home = Witness::of_leads(&home, &ledger);
+    let _witnesses =
+        Edge::ALL.map(|edge| Witness::start(edge, &stage.site(edge).client, &expected_state));
+    let _at_home = Witness::of_leads(&home, &expected_state);
     let mut run = Run {
         stage: &stage,
         home: &home,
-        ledger: &ledger,
+        expected_state: &expected_state,
         summary,
         timeline: File::create(logs.join("timeline.txt")).context("making the timeline")?,
         true_after: Duration::ZERO,
@@ -119,7 +121,7 @@ async fn soak(args: &Args, logs: &Path, summary: &mut Summary) -> Result<()> {
 struct Run<'a> {
     stage: &'a Stage,
     home: &'a Client,
-    ledger: &'a Arc<Ledger>,
+    expected_state: &'a Arc<ExpectedState>,
     summary: &'a mut Summary,
     timeline: File,
     /// How long the last quiet had lasted when everything was as it should be.
@@ -128,7 +130,7 @@ struct Run<'a> {
 
 impl Run<'_> {
     fn people(&self) -> [Person<'_>; 2] {
-        Edge::ALL.map(|edge| Person::at(self.stage.site(edge), self.home, self.ledger))
+        Edge::ALL.map(|edge| Person::at(self.stage.site(edge), self.home, self.expected_state))
     }
 
     /// All Tenants, installed, before anything goes wrong.
@@ -136,7 +138,7 @@ impl Run<'_> {
         let first = plan.first();
         let creating = first.iter().map(async |(tenant, workspace)| {
             let site = self.stage.site(tenant.edge());
-            let person = Person::at(site, self.home, self.ledger);
+            let person = Person::at(site, self.home, self.expected_state);
             person.create(*tenant, *workspace).await
         });
         for created in join_all(creating).await {
@@ -208,7 +210,7 @@ impl Run<'_> {
             burst.steps.len(),
             burst.length.as_secs(),
             late.as_secs(),
-            self.ledger.expected().tenants.len()
+            self.expected_state.expected().tenants.len()
         );
         say(&line);
         self.note(&line);
@@ -226,7 +228,7 @@ impl Run<'_> {
     async fn step(&self, step: &Step, begun: Instant) -> (Result<()>, String) {
         sleep_until(begun + step.at).await;
         let from = jiff::Timestamp::now();
-        let carried = carry::carry_out(&step.fault, self.stage, self.home, self.ledger);
+        let carried = carry::carry_out(&step.fault, self.stage, self.home, self.expected_state);
         let outcome = Box::pin(carried).await;
         let told = format!("  {from} to {}: {:?}", jiff::Timestamp::now(), step.fault);
         (outcome, told)
@@ -242,11 +244,11 @@ impl Run<'_> {
         loop {
             let seen = self.look().await;
             let late = since.elapsed() >= patience;
-            let watched = self.ledger.violations();
+            let watched = self.expected_state.violations();
             match seen {
                 Ok(seen) => {
                     self.summary.checks += 1;
-                    let mut found = judgement::judge(&self.ledger.expected(), &seen);
+                    let mut found = judgement::judge(&self.expected_state.expected(), &seen);
                     found.extend(watched.iter().cloned());
                     if found.is_empty() {
                         self.true_after = since.elapsed();
@@ -270,8 +272,8 @@ impl Run<'_> {
         })
         .await?;
         self.summary.checks += 1;
-        let mut found = judgement::judge(&self.ledger.expected(), &seen);
-        found.extend(self.ledger.violations());
+        let mut found = judgement::judge(&self.expected_state.expected(), &seen);
+        found.extend(self.expected_state.violations());
         Ok(Some(found).filter(|found| !found.is_empty()))
     }
 

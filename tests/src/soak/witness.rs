@@ -16,7 +16,7 @@ use kube::{
 use tokio::task::JoinHandle;
 
 use super::{
-    ledger::Ledger,
+    expected_state::ExpectedState,
     snapshot::Place,
     whom::{Edge, Object},
 };
@@ -29,23 +29,23 @@ const RELEASE_ANNOTATION: &str = "meta.helm.sh/release-name";
 pub(crate) struct Witness(Vec<JoinHandle<()>>);
 
 impl Witness {
-    pub(crate) fn start(edge: Edge, client: &Client, ledger: &Arc<Ledger>) -> Self {
+    pub(crate) fn start(edge: Edge, client: &Client, expected_state: &Arc<ExpectedState>) -> Self {
         Self(vec![
-            watch::<ConfigMap>(edge, Object::ConfigMap, client, ledger),
-            watch::<Service>(edge, Object::Service, client, ledger),
-            watch::<Deployment>(edge, Object::Deployment, client, ledger),
+            watch::<ConfigMap>(edge, Object::ConfigMap, client, expected_state),
+            watch::<Service>(edge, Object::Service, client, expected_state),
+            watch::<Deployment>(edge, Object::Deployment, client, expected_state),
         ])
     }
 }
 
 impl Witness {
     /// Of home.
-    pub(crate) fn of_leads(home: &Client, ledger: &Arc<Ledger>) -> Self {
+    pub(crate) fn of_leads(home: &Client, expected_state: &Arc<ExpectedState>) -> Self {
         let tenant = |tenant: &Tenant| tenant.status.as_ref()?.hub_epoch;
         let member = |member: &EdgeCluster| member.status.as_ref()?.hub_epoch;
         Self(vec![
-            watch_leads(tenant, home, ledger),
-            watch_leads(member, home, ledger),
+            watch_leads(tenant, home, expected_state),
+            watch_leads(member, home, expected_state),
         ])
     }
 }
@@ -56,42 +56,11 @@ impl Drop for Witness {
     }
 }
 
-fn watch<K>(edge: Edge, kind: Object, client: &Client, ledger: &Arc<Ledger>) -> JoinHandle<()>
-where
-    K: Resource<DynamicType = ()>
-        + Clone
-        + std::fmt::Debug
-        + serde::de::DeserializeOwned
-        + Send
-        + 'static,
-{
-    let api: Api<K> = Api::all(client.clone());
-    let ledger = Arc::clone(ledger);
-    tokio::spawn(async move {
-        let config = Config::default().labels("app.kubernetes.io/managed-by=Helm");
-        let mut events = watcher(api, config).boxed();
-        let mut listed = BTreeSet::new();
-        while let Some(event) = events.next().await {
-            match event {
-                Ok(Event::Init) => listed.clear(),
-                Ok(Event::InitApply(object)) => {
-                    listed.insert(place(&object));
-                    there(&ledger, edge, kind, &object);
-                }
-                Ok(Event::InitDone) => ledger.only(edge, kind, &listed),
-                Ok(Event::Apply(object)) => there(&ledger, edge, kind, &object),
-                Ok(Event::Delete(object)) => ledger.gone(edge, kind, &place(&object)),
-                // The apiserver is away.
-                Err(_) => tokio::time::sleep(PAUSE).await,
-            }
-        }
-    })
-}
-
-fn watch_leads<K>(
-    written_by: fn(&K) -> Option<u64>,
+fn watch<K>(
+    edge: Edge,
+    kind: Object,
     client: &Client,
-    ledger: &Arc<Ledger>,
+    expected_state: &Arc<ExpectedState>,
 ) -> JoinHandle<()>
 where
     K: Resource<DynamicType = ()>
@@ -102,7 +71,43 @@ where
         + 'static,
 {
     let api: Api<K> = Api::all(client.clone());
-    let ledger = Arc::clone(ledger);
+    let expected_state = Arc::clone(expected_state);
+    tokio::spawn(async move {
+        let config = Config::default().labels("app.kubernetes.io/managed-by=Helm");
+        let mut events = watcher(api, config).boxed();
+        let mut listed = BTreeSet::new();
+        while let Some(event) = events.next().await {
+            match event {
+                Ok(Event::Init) => listed.clear(),
+                Ok(Event::InitApply(object)) => {
+                    listed.insert(place(&object));
+                    there(&expected_state, edge, kind, &object);
+                }
+                Ok(Event::InitDone) => expected_state.only(edge, kind, &listed),
+                Ok(Event::Apply(object)) => there(&expected_state, edge, kind, &object),
+                Ok(Event::Delete(object)) => expected_state.gone(edge, kind, &place(&object)),
+                // The apiserver is away.
+                Err(_) => tokio::time::sleep(PAUSE).await,
+            }
+        }
+    })
+}
+
+fn watch_leads<K>(
+    written_by: fn(&K) -> Option<u64>,
+    client: &Client,
+    expected_state: &Arc<ExpectedState>,
+) -> JoinHandle<()>
+where
+    K: Resource<DynamicType = ()>
+        + Clone
+        + std::fmt::Debug
+        + serde::de::DeserializeOwned
+        + Send
+        + 'static,
+{
+    let api: Api<K> = Api::all(client.clone());
+    let expected_state = Arc::clone(expected_state);
     tokio::spawn(async move {
         let mut events = watcher(api, Config::default()).boxed();
         while let Some(event) = events.next().await {
@@ -110,7 +115,7 @@ where
                 Ok(Event::InitApply(object) | Event::Apply(object)) => {
                     if let Some(epoch) = written_by(&object) {
                         let what = format!("{} {}", K::kind(&()), object.name_any());
-                        ledger.written(&what, &object.uid().unwrap_or_default(), epoch);
+                        expected_state.written(&what, &object.uid().unwrap_or_default(), epoch);
                     }
                 }
                 Ok(_) => {}
@@ -120,11 +125,16 @@ where
     })
 }
 
-fn there<K: Resource<DynamicType = ()>>(ledger: &Ledger, edge: Edge, kind: Object, object: &K) {
+fn there<K: Resource<DynamicType = ()>>(
+    expected_state: &ExpectedState,
+    edge: Edge,
+    kind: Object,
+    object: &K,
+) {
     let release = object.annotations().get(RELEASE_ANNOTATION);
     if let Some(release) = release.filter(|release| release.starts_with("tenant-")) {
         let uid = object.uid().unwrap_or_default();
-        ledger.there(edge, kind, &place(object), release, &uid);
+        expected_state.there(edge, kind, &place(object), release, &uid);
     }
 }
 

@@ -1,4 +1,4 @@
-//! The anchor on a member: what it owns goes with it and is made anew; a restore, which gives all that there is new
+//! The anchor on a member: what it owns goes with it and is recreated; a restore, which gives all that there is new
 //! UIDs, has the garbage collector take away nothing of value.
 
 use std::{collections::BTreeMap, io::Write as _};
@@ -47,12 +47,12 @@ async fn anchored(desk: &FleetClient, before: Option<&str>) -> String {
     eventually("the record to be owned by the anchor", async || {
         let anchor = maps.get(ANCHOR_NAME).await?.uid().unwrap_or_default();
         ensure!(Some(anchor.as_str()) != before, "the anchor of before");
-        let ledger = secrets.get(RECORD_NAME).await?;
-        let owned = ledger
+        let record = secrets.get(RECORD_NAME).await?;
+        let owned = record
             .owner_references()
             .iter()
             .any(|owner| owner.uid == anchor);
-        ensure!(owned, "{:?}", ledger.owner_references());
+        ensure!(owned, "{:?}", record.owner_references());
         Ok(Some(anchor))
     })
     .await
@@ -141,7 +141,7 @@ async fn of_value(desk: &FleetClient) -> Result<BTreeMap<String, String>> {
 }
 
 /// As a backup has it: with its owners, without what the apiserver gives.
-fn anew(object: &DynamicObject) -> DynamicObject {
+fn recreated(object: &DynamicObject) -> DynamicObject {
     let mut new = object.clone();
     let metadata = &mut new.metadata;
     (metadata.uid, metadata.resource_version) = (None, None);
@@ -149,7 +149,7 @@ fn anew(object: &DynamicObject) -> DynamicObject {
     if let Some(fields) = new.data.as_object_mut() {
         fields.remove("status");
     }
-    // Addresses are given anew.
+    // Addresses are given again.
     if let Some(spec) = new
         .data
         .get_mut("spec")
@@ -200,7 +200,7 @@ async fn restore(desk: &FleetClient) -> Result<BTreeMap<String, String>> {
         for (kind, object) in objects {
             let api: Api<DynamicObject> =
                 Api::namespaced_with(client.clone(), &namespace.name_any(), &kind);
-            api.create(&params, &anew(&object)).await?;
+            api.create(&params, &recreated(&object)).await?;
         }
     }
     let mut new = Tenant::new(TENANT, tenant.spec.clone());
@@ -221,8 +221,8 @@ async fn collected(desk: &FleetClient, owner: &OwnerReference) {
     let secrets = secrets(desk);
     eventually("what is owned by a former anchor to go", async || {
         let canary = maps.get_opt("canary").await?;
-        let ledger = secrets.get_metadata_opt(RECORD_NAME).await?;
-        let former = ledger.is_some_and(|ledger| ledger.owner_references().contains(owner));
+        let record = secrets.get_metadata_opt(RECORD_NAME).await?;
+        let former = record.is_some_and(|record| record.owner_references().contains(owner));
         Ok((canary.is_none() && !former).then_some(()))
     })
     .await
@@ -273,7 +273,7 @@ async fn anchor_owns_only_record_and_loss_is_harmless(mode: Mode) -> TestResult 
     // All is restored while nobody looks.
     let owner = secrets(&desk).get(RECORD_NAME).await?.owner_references()[0].clone();
     pair.stop().await?;
-    rescue_of_nobody(&desk).await?;
+    backup_of_nobody(&desk).await?;
     let revisions = desk.revisions(TENANT, &release).await?;
     let former = of_value(&desk).await?;
     let restored = restore(&desk).await?;
@@ -310,7 +310,7 @@ async fn anchor_owns_only_record_and_loss_is_harmless(mode: Mode) -> TestResult 
 }
 
 /// Creates the record of a Tenant whose namespace is gone.
-async fn rescue_of_nobody(desk: &FleetClient) -> TestResult {
+async fn backup_of_nobody(desk: &FleetClient) -> TestResult {
     let tenant = json!({"namespace": "gone", "name": "acme", "uid": "1", "labels": {},
         "annotations": {}, "spec": {}});
     let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
@@ -354,8 +354,8 @@ async fn record_swaps_former_anchor_and_keeps_other_owners(mode: Mode) -> TestRe
     pair.start_actor_again()?;
 
     assert_eq!(anchored(&desk, None).await, uid);
-    let ledger = secrets(&desk).get(RECORD_NAME).await?;
-    assert_eq!(ledger.owner_references(), [theirs, ours]);
+    let record = secrets(&desk).get(RECORD_NAME).await?;
+    assert_eq!(record.owner_references(), [theirs, ours]);
     let anchor = maps(&desk).get(ANCHOR_NAME).await?;
     assert_eq!(anchor.labels().get("team").map(String::as_str), Some("a"));
     let label = anchor.labels().get("app.kubernetes.io/managed-by");

@@ -102,7 +102,7 @@ async fn reinstalled_charts_adopt_state_left_by_uninstall() -> TestResult {
     hub.hub.ready(PATIENCE).await?;
     // The edge cluster needs only the command that the plugin prints on the home cluster.
     let command = join_command(&home, namespace, EDGE, &OwnChart::Agent.folder()).await?;
-    let paste = edge.aim(Path::new("/bin/sh")).args(["-c", &command]);
+    let paste = edge.invocation(Path::new("/bin/sh")).args(["-c", &command]);
     paste.output(HELM_DEADLINE).await?;
     let mut agent = AgentPod::start(&edge).await?;
     agent.agent.ready(PATIENCE).await?;

@@ -86,10 +86,10 @@ metadata: {name: {{ .Values.extra | quote }}}
 "#;
 /// Of an agent's process, which a proxy has not.
 const OF_AGENTS: [&str; 10] = [
-    "enrolment.edge-cluster",
-    "enrolment.enrol",
-    "enrolment.mark",
-    "enrolment.renew",
+    "enrollment.edge-cluster",
+    "enrollment.enroll",
+    "enrollment.mark",
+    "enrollment.renew",
     "hub-chart.fetch",
     "identity.create",
     "identity.keep",
@@ -235,7 +235,8 @@ async fn walk(mode: Mode, every: bool, plan: &str) -> Result<Vec<String>> {
         walk.through("installations that fail", place.refused())
             .await?;
         walk.through("drift", place.drift()).await?;
-        walk.through("the CRD deleted", place.rescue()).await?;
+        walk.through("the CRD deleted", place.restore_from_backup())
+            .await?;
         place.age().await?;
         walk.kill_and_start_with("--remediation=rollback").await?;
         walk.through("what is out of date", place.renewed()).await?;
@@ -360,7 +361,7 @@ impl Keeper {
     async fn unharmed(&self, place: &Place) -> Result<()> {
         let api: Api<Deployment> = Api::namespaced(place.edge.client.clone(), "keeper");
         let now = api.get(&release("keeper")).await?.uid();
-        ensure!(now == self.uid, "the Deployment was made anew");
+        ensure!(now == self.uid, "the Deployment was recreated");
         ensure!(
             !self.deleted.load(Ordering::SeqCst),
             "the Deployment was deleted"
@@ -576,7 +577,7 @@ impl Place {
         self.whole("keeper").await
     }
 
-    async fn rescue(&self) -> Result<()> {
+    async fn restore_from_backup(&self) -> Result<()> {
         let crds: Api<CustomResourceDefinition> = Api::all(self.edge.client.clone());
         let before = crds.get(Tenant::crd_name()).await?.uid();
         let tenants = self.edge.tenants();
@@ -733,7 +734,7 @@ impl Place {
         .await
     }
 
-    /// Its source is labelled anew.
+    /// Its source is labelled again.
     async fn coming_back(&self) -> Result<()> {
         let members: Api<EdgeCluster> = Api::all(self.home.client.clone());
         let maps: Api<ConfigMap> = Api::namespaced(self.home.client.clone(), HUB_NAMESPACE);

@@ -84,7 +84,7 @@ async fn a_restart_finds_everything_as_it_was_left(mode: Mode) -> TestResult {
             &format!("EdgeCluster {name} to name the new holder"),
             async || {
                 let member = desk.member_shows(name, &[CONNECTED, HEALTHY]).await?;
-                let named = member.status.unwrap_or_default().holder;
+                let named = member.status.unwrap_or_default().lease_holder;
                 let named = named.unwrap_or_default();
                 // The hub knows an agent's replica, which is a prefix of its holder identity.
                 let same = match (mode, name) {

@@ -159,7 +159,7 @@ async fn agent_keeps_working_without_hub_and_across_restart() -> TestResult {
 async fn desired_sent(pair: &mut Pair) -> u64 {
     let metrics = pair.hub().unwrap().metrics().await.unwrap();
     let line = metrics.lines().find_map(|line| {
-        line.strip_prefix("krypton_hub_messages_total{of=\"hub\",kind=\"desired\"} ")
+        line.strip_prefix("krypton_hub_messages_total{sender=\"hub\",kind=\"desired\"} ")
     });
     line.map_or(0, |count| count.parse().unwrap())
 }
@@ -279,7 +279,7 @@ async fn disconnected_agent_keeps_acting_while_hub_observes() -> TestResult {
         let member = desk.member_shows("edge-1", &[observing]).await?;
         let status = member.status.unwrap_or_default();
         let counted = status.tenants.map(|tenants| (tenants.total, tenants.ready));
-        match (counted, status.holder.as_ref() == Some(&agents)) {
+        match (counted, status.lease_holder.as_ref() == Some(&agents)) {
             (Some((1, 1)), true) => Ok(Some(())),
             found => bail!("{found:?}"),
         }

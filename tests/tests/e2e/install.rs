@@ -18,7 +18,7 @@ by_agent!(original_release_is_adopted_foreign_only_with_annotation);
 ///
 /// Excludes two kinds of background requests. The hub gets a namespace once a minute to verify the cluster's identity.
 /// The API server lists its services every three minutes.
-fn telling(requests: &BTreeMap<(String, String), u64>) -> BTreeMap<(String, String), u64> {
+fn of_actions(requests: &BTreeMap<(String, String), u64>) -> BTreeMap<(String, String), u64> {
     let watched = [
         "secrets",
         "tenants",
@@ -125,14 +125,14 @@ async fn real_chart_installs_once_and_stays_unchanged(mode: Mode) -> TestResult 
         .await?;
     let touched = desk.tenants().get("acme").await?;
     let releases = desk.releases().await?;
-    let before = telling(&pair.cluster().requests().await?);
+    let before = of_actions(&pair.cluster().requests().await?);
     let helms = ("POST".to_owned(), "secrets".to_owned());
     assert!(
         before.contains_key(&helms),
         "the install is not in the count: {before:?}"
     );
     desk.lease_renewed().await?;
-    let after = telling(&pair.cluster().requests().await?);
+    let after = of_actions(&pair.cluster().requests().await?);
     assert_eq!(before, after);
     assert_eq!(desk.releases().await?, releases);
     assert_eq!(desk.tenants().get("acme").await?, touched);

@@ -59,7 +59,7 @@ async fn paused_tenant_stands_still_and_leaving_uninstalls(mode: Mode) -> TestRe
     desk.shows("acme", &[paused]).await?;
     assert_eq!(desk.revisions("acme", &release).await?, one);
     let asked = at_member("resync").await;
-    assert!(asked.contains("is reconciled anew"), "{asked}");
+    assert!(asked.contains("is reconciled again"), "{asked}");
     assert_eq!(desk.revisions("acme", &release).await?, one);
     at_member("resume").await;
     desk.newest_is("acme", &release, 2, "deployed").await?;
@@ -175,7 +175,7 @@ async fn kubectl_plugin_reports_exit_codes_changes_and_completions() -> TestResu
     let folder = tempfile::tempdir()?;
     let log = folder.path().join("watched");
     let watch = home
-        .aim(&krypton_program()?)
+        .invocation(&krypton_program()?)
         .args(["get", "clusters", "--watch"]);
     let mut watching = Process::spawn("watching", &watch, &log)?;
     reads(&watching, "edge-2").await?;
@@ -227,6 +227,84 @@ fn with_path(invocation: Invocation, folder: &Path) -> Invocation {
     invocation.env("PATH", std::env::join_paths(folders).unwrap())
 }
 
+/// Commands, and how they end for a viewer, an operator and a CA operator.
+const RIGHTS: &[(&[&str], [ExitCode; 3])] = {
+    use ExitCode::{Done, NotFound, NotPermitted as No, NotReady, Refused};
+    &[
+        (&["get", "clusters"], [Done, Done, No]),
+        (&["get", "tenants", "-A"], [Done, Done, No]),
+        (&["get", "deployments", "-A"], [Done, Done, No]),
+        // The Tenant has no report yet. A user without read access gets a message about the missing information.
+        (
+            &["explain", "tenant", "acme", "-n", "default"],
+            [NotReady, NotReady, NotReady],
+        ),
+        (&["pause", "cluster", "edge-1"], [No, Done, No]),
+        (&["resume", "cluster", "edge-1"], [No, Done, No]),
+        (
+            &["pause", "tenant", "acme", "-n", "default"],
+            [No, Done, No],
+        ),
+        (
+            &["resync", "tenant", "acme", "-n", "default"],
+            [No, Done, No],
+        ),
+        (
+            &["resume", "tenant", "acme", "-n", "default"],
+            [No, Done, No],
+        ),
+        (&["ban", "edge-1"], [No, Done, No]),
+        (&["unban", "edge-1"], [No, Done, No]),
+        (&["leave", "edge-2", "--orphan"], [No, Done, No]),
+        (&["join", "edge-3", "-n", HUB_NAMESPACE], [No, Done, No]),
+        (&["migrate", "--dry-run"], [No, Done, No]),
+        (&["support-bundle", "--file", "FILE"], [Done, Done, No]),
+        // No process listens in the pod. A user with the right to forward its port gets that error.
+        (
+            &["log-level", "hub", "-n", HUB_NAMESPACE],
+            [No, Refused, No],
+        ),
+        // There is no CA. A user with read access gets that error.
+        (
+            &["rotate-ca", "--status", "-n", HUB_NAMESPACE],
+            [No, No, NotFound],
+        ),
+        (
+            &["leave", "self-cluster", "--orphan"],
+            [Refused, Refused, Refused],
+        ),
+    ]
+};
+
+/// Service accounts with the chart's roles, from the fewest rights to the most special ones.
+async fn people(home: &Cluster) -> TestResult<Vec<ServiceAccountAccess>> {
+    let mut people = Vec::new();
+    for role in ["krypton-viewer", "krypton-operator", "krypton-ca-operator"] {
+        let account = format!("people:{role}");
+        home.kubectl(["create", "serviceaccount", role, "-n", "people"])
+            .await?;
+        let near = [
+            "create",
+            "rolebinding",
+            role,
+            "-n",
+            HUB_NAMESPACE,
+            "--role",
+            role,
+        ];
+        home.kubectl(near.into_iter().chain(["--serviceaccount", &account]))
+            .await?;
+        if role != "krypton-ca-operator" {
+            let wide = ["create", "clusterrolebinding", role, "--clusterrole", role];
+            home.kubectl(wide.into_iter().chain(["--serviceaccount", &account]))
+                .await?;
+        }
+        let access = ServiceAccountAccess::new(home, "people", role).await;
+        people.push(access?);
+    }
+    Ok(people)
+}
+
 #[tokio::test]
 async fn each_role_permits_only_its_own_commands() -> TestResult {
     let home = Cluster::start("roles", Parts::ControlPlane).await?;
@@ -274,79 +352,11 @@ async fn each_role_permits_only_its_own_commands() -> TestResult {
         to: nothing.address(),
     };
     let _kubelet = Kubelet::start(&home, &[pod]).await?;
-    let mut people = Vec::new();
-    for role in ["krypton-viewer", "krypton-operator", "krypton-ca-operator"] {
-        let account = format!("people:{role}");
-        home.kubectl(["create", "serviceaccount", role, "-n", "people"])
-            .await?;
-        let near = [
-            "create",
-            "rolebinding",
-            role,
-            "-n",
-            HUB_NAMESPACE,
-            "--role",
-            role,
-        ];
-        home.kubectl(near.into_iter().chain(["--serviceaccount", &account]))
-            .await?;
-        if role != "krypton-ca-operator" {
-            let wide = ["create", "clusterrolebinding", role, "--clusterrole", role];
-            home.kubectl(wide.into_iter().chain(["--serviceaccount", &account]))
-                .await?;
-        }
-        let access = ServiceAccountAccess::new(&home, "people", role).await;
-        people.push(access?);
-    }
-    use ExitCode::{Done, NotFound, NotPermitted as No, NotReady, Refused};
+    let people = people(&home).await?;
     let versions = kubectl_krypton(&home, &["version", "-n", HUB_NAMESPACE]).await?;
     assert!(versions.contains("\nhub 0.1.0 "), "{versions}");
     let folder = tempfile::tempdir()?;
-    let rows: [(&[&str], [ExitCode; 3]); 18] = [
-        (&["get", "clusters"], [Done, Done, No]),
-        (&["get", "tenants", "-A"], [Done, Done, No]),
-        (&["get", "deployments", "-A"], [Done, Done, No]),
-        // The Tenant has no report yet. A user without read access gets a message about the missing information.
-        (
-            &["explain", "tenant", "acme", "-n", "default"],
-            [NotReady, NotReady, NotReady],
-        ),
-        (&["pause", "cluster", "edge-1"], [No, Done, No]),
-        (&["resume", "cluster", "edge-1"], [No, Done, No]),
-        (
-            &["pause", "tenant", "acme", "-n", "default"],
-            [No, Done, No],
-        ),
-        (
-            &["resync", "tenant", "acme", "-n", "default"],
-            [No, Done, No],
-        ),
-        (
-            &["resume", "tenant", "acme", "-n", "default"],
-            [No, Done, No],
-        ),
-        (&["ban", "edge-1"], [No, Done, No]),
-        (&["unban", "edge-1"], [No, Done, No]),
-        (&["leave", "edge-2", "--orphan"], [No, Done, No]),
-        (&["join", "edge-3", "-n", HUB_NAMESPACE], [No, Done, No]),
-        (&["migrate", "--dry-run"], [No, Done, No]),
-        (&["support-bundle", "--file", "FILE"], [Done, Done, No]),
-        // No process listens in the pod. A user with the right to forward its port gets that error.
-        (
-            &["log-level", "hub", "-n", HUB_NAMESPACE],
-            [No, Refused, No],
-        ),
-        // There is no CA. A user with read access gets that error.
-        (
-            &["rotate-ca", "--status", "-n", HUB_NAMESPACE],
-            [No, No, NotFound],
-        ),
-        (
-            &["leave", "self-cluster", "--orphan"],
-            [Refused, Refused, Refused],
-        ),
-    ];
-    for (words, expected) in rows {
+    for (words, expected) in RIGHTS {
         // The user with the fewest rights comes first.
         for (number, (person, expected)) in people.iter().zip(expected).enumerate() {
             let kubeconfig = person.kubeconfig();
@@ -361,7 +371,7 @@ async fn each_role_permits_only_its_own_commands() -> TestResult {
             let ran = krypton_ends(&home, &words).await?;
             let code = ran.status.code();
             let told = format!("{words:?}: {}{}", ran.stdout, ran.stderr);
-            assert_eq!(code, Some(expected as i32), "{told}");
+            assert_eq!(code, Some(*expected as i32), "{told}");
         }
     }
     Ok(())

@@ -312,7 +312,7 @@ async fn killed_leader_is_replaced_and_sessions_return(mode: Mode) -> TestResult
     assert!(said.iter().all(|reason| reason == "Connected"), "{said:?}");
     let mut now = FleetClient::at(&stage.edge).releases().await?;
     now.retain(|name, _| !name.contains("second"));
-    assert_eq!(now, releases, "nothing was installed anew");
+    assert_eq!(now, releases, "nothing was installed again");
     for name in ["first", "second"] {
         let told = FleetClient::at(&stage.edge).events(name).await?;
         for done in ["WorkspaceCreated", "HelmInstallStart", "HelmInstalled"] {

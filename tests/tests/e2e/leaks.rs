@@ -431,7 +431,7 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
         "upgrade --install",
         "TRACE",
         "UpgradeFailed",
-        "EnrolmentRefused",
+        "EnrollmentRefused",
         // The dumps, as they are and within the bundles.
         "\"edgeClusterUid\":\"",
         "\"edgeClusterUid\": \"",

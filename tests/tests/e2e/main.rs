@@ -23,7 +23,7 @@ mod docs;
 mod docs_commands;
 mod doubt;
 mod drift;
-mod enrolment;
+mod enrollment;
 mod expiry;
 mod explain;
 mod failpoints;

@@ -636,7 +636,7 @@ async fn secret_elsewhere_captures_no_agents_member() -> TestResult {
     let members: Api<EdgeCluster> = Api::all(fleet.desk.client.clone());
     let settled = eventually("the holder to be gone", async || {
         let member = members.get(EDGE).await?;
-        let holder = member.status.clone().and_then(|status| status.holder);
+        let holder = member.status.clone().and_then(|status| status.lease_holder);
         Ok(holder.is_none().then_some(member))
     });
     let settled = settled.await?;

@@ -105,7 +105,7 @@ async fn charts_lint_clean_and_match_golden_output() -> TestResult {
     }
     assert!(
         stale.is_empty(),
-        "{stale:?} do not render what is in tests/golden; look at the difference, then write it anew \
+        "{stale:?} do not render what is in tests/golden; look at the difference, then write it again \
          with: WRITE_GOLDEN=1 cargo test -p krypton-tests --test e2e packaging"
     );
     Ok(())

@@ -163,9 +163,9 @@ async fn placed_tenant_follows_home_and_leaves_member_first(mode: Mode) -> TestR
     let is = |found: &Tenant| is(found) && found.spec.cluster_ref.is_none();
     scene.on_edge("acme", "the edit to be put back", is).await;
     scene.edge.delete("acme").await?;
-    let anew = |found: &Tenant| found.uid() != made.uid() && message(found) == Some("second");
+    let again = |found: &Tenant| found.uid() != made.uid() && message(found) == Some("second");
     scene
-        .on_edge("acme", "the Tenant to be made again", anew)
+        .on_edge("acme", "the Tenant to be made again", again)
         .await;
     scene.is_placed(TEAM, "acme").await?;
 
@@ -353,7 +353,7 @@ async fn hub_crash_and_member_removal_keep_placed_tenants(mode: Mode) -> TestRes
     Ok(())
 }
 
-/// Its source is labelled anew.
+/// Its source is labelled again.
 async fn comes_back(home: &FleetClient) -> Result<()> {
     let maps: Api<ConfigMap> = Api::namespaced(home.client.clone(), HUB_NAMESPACE);
     home.label_member(EDGE, false).await?;

@@ -1,4 +1,4 @@
-//! A member whose cluster was built anew: nobody acts on it until a person says that it is the same
+//! A member whose cluster was rebuilt: nobody acts on it until a person says that it is the same
 //! member, and then it is.
 
 use std::fs;
@@ -50,7 +50,7 @@ async fn rebuilt_cluster_is_untouched_until_edge_cluster_replaced(mode: Mode) ->
     });
     members.merge("edge-1", &wishes).await?;
 
-    // The cluster is built anew. What led to the former one leads to this one now.
+    // The cluster is rebuilt. What led to the former one leads to this one now.
     let folder = TempDir::with_prefix("krypton-rebuilt-")?;
     if let Some(agent) = member.agent() {
         agent.stop().await?;
@@ -64,7 +64,7 @@ async fn rebuilt_cluster_is_untouched_until_edge_cluster_replaced(mode: Mode) ->
             log.contains("kubectl krypton join edge-1 --replace"),
             "{log}"
         );
-        let told = desk.told("edge-1", "EnrolmentRefused").await;
+        let told = desk.told("edge-1", "EnrollmentRefused").await;
         assert!(told?.contains("--replace"));
     } else {
         desk.add_member("edge-1", &rebuilt.kubeconfig_with_token())

@@ -103,7 +103,7 @@ async fn deleted_or_damaged_release_secrets_are_repaired() -> TestResult {
     let kept = ListParams::default().fields("type=mesh.openkcm.io/unreadable-release");
     assert_eq!(api.list(&kept).await?.items.len(), 1);
     desk.ready("acme").await?;
-    assert_eq!(uid(&desk, &release).await?, first, "not made anew");
+    assert_eq!(uid(&desk, &release).await?, first, "not recreated");
     let log = pair.actor()?.log()?;
     assert!(!log.contains("running helm uninstall"), "{log}");
 

@@ -187,7 +187,7 @@ async fn killed_helm_is_repaired_by_next_pass() -> TestResult {
     desk.ready("acme").await?;
     let installed = whole(&desk, "acme", &release).await?;
     for (name, uid) in &installed {
-        assert_eq!(made.get(name), Some(uid), "{name} was made anew");
+        assert_eq!(made.get(name), Some(uid), "{name} was recreated");
     }
 
     // One that makes what the next does not have.
@@ -315,7 +315,7 @@ async fn dead_manual_helm_run_is_repaired_without_uninstall() -> TestResult {
     }
     for name in ["rolling", "going"] {
         let now = whole(&desk, name, &scene.pair.release(name)).await?;
-        assert_eq!(now, before[name], "{name}: nothing was made anew");
+        assert_eq!(now, before[name], "{name}: nothing was recreated");
     }
     Ok(())
 }

@@ -53,8 +53,8 @@ impl Stage {
     }
 
     /// Waits until so many releases wait for the slot.
-    async fn waiting(&mut self, urgency: &str, count: usize) -> Result<()> {
-        let series = format!("krypton_hub_helm_waiting{{urgency=\"{urgency}\"}} ");
+    async fn waiting(&mut self, priority: &str, count: usize) -> Result<()> {
+        let series = format!("krypton_hub_helm_waiting{{priority=\"{priority}\"}} ");
         let line = format!("{series}{count}");
         let hub = self.pair.hub()?;
         eventually(&line, async || {

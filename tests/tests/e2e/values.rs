@@ -99,7 +99,6 @@ async fn says_nothing_of_values(home: &FleetClient, member: &str) {
     .unwrap();
 }
 
-#[expect(clippy::too_many_lines, reason = "one life of a fleet's values")]
 async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> TestResult {
     let chart = ServedChart::small("{replicaCount: 0, message: file}").await?;
     let (home, edge) = home_and_edge("values", Parts::WithControllers).await?;

@@ -72,7 +72,7 @@ pub enum DialError {
     )]
     OursExpired(String),
     #[error(
-        "the hub at {0} does not know the CA of our certificate: it is another hub, or its CA was made anew or rotated while this agent was away; run 'kubectl krypton join' again"
+        "the hub at {0} does not know the CA of our certificate: it is another hub, or its CA was recreated or rotated while this agent was away; run 'kubectl krypton join' again"
     )]
     OursUnknown(String),
     #[error(

@@ -26,15 +26,15 @@ pub enum CredentialsError {
     Half(&'static str, &'static str),
     #[error("it has both token and username; leave out one of them")]
     Both,
-    #[error("its {0} holds characters that cannot be sent; write it anew")]
+    #[error("its {0} holds characters that cannot be sent; write it again")]
     Characters(&'static str),
     #[error(
-        "its {DOCKER_CONFIG} is not what 'kubectl create secret docker-registry' writes; make it anew"
+        "its {DOCKER_CONFIG} is not what 'kubectl create secret docker-registry' writes; create it again"
     )]
     Docker,
-    #[error("its ca.crt holds no certificate; write it anew, as PEM")]
+    #[error("its ca.crt holds no certificate; write it again, as PEM")]
     NoAuthority,
-    #[error("its {0} cannot be read as PEM; write it anew")]
+    #[error("its {0} cannot be read as PEM; write it again")]
     Pem(&'static str, #[source] reqwest::Error),
     #[error("an HTTP client with its certificates could not be made; do key and certificate fit?")]
     Client(#[source] reqwest::Error),

@@ -34,7 +34,7 @@ impl Priority {
 pub(crate) struct Waiter {
     /// Unique number in order of arrival.
     pub(crate) number: u64,
-    pub(crate) urgency: Priority,
+    pub(crate) priority: Priority,
     pub(crate) since: BootTime,
     /// Number of slots that its member uses now.
     pub(crate) load: usize,
@@ -56,7 +56,7 @@ pub(crate) fn next(
     };
     let (mut high, mut low): (Option<Waiter>, Option<Waiter>) = (None, None);
     for waiter in waiting {
-        let best = match waiter.urgency {
+        let best = match waiter.priority {
             Priority::High => &mut high,
             Priority::Low => &mut low,
         };
@@ -77,10 +77,10 @@ mod tests {
 
     use super::*;
 
-    fn waiter(number: u64, urgency: Priority, since: u64, load: usize) -> Waiter {
+    fn waiter(number: u64, priority: Priority, since: u64, load: usize) -> Waiter {
         Waiter {
             number,
-            urgency,
+            priority,
             since: BootTime(Duration::from_secs(since)),
             load,
         }
@@ -149,13 +149,13 @@ mod tests {
                 now += step.seconds;
                 if let Some((high, load)) = step.comes {
                     number += 1;
-                    let urgency = if high { Priority::High } else { Priority::Low };
-                    waiting.push(waiter(number, urgency, now, load));
+                    let priority = if high { Priority::High } else { Priority::Low };
+                    waiting.push(waiter(number, priority, now, load));
                 }
                 for one in &waiting {
                     if at(now).since(one.since) >= OVERDUE {
                         let same = waiting.iter().filter(|other| {
-                            other.urgency == one.urgency && other.number < one.number
+                            other.priority == one.priority && other.number < one.number
                         });
                         let ahead = same.count();
                         passed.entry(one.number).or_insert((0, ahead));
@@ -168,7 +168,7 @@ mod tests {
                 prop_assert_eq!(chosen.is_some(), !waiting.is_empty());
                 if let Some(chosen) = chosen {
                     let index = waiting.iter().position(|one| one.number == chosen).unwrap();
-                    last = Some(waiting.remove(index).urgency);
+                    last = Some(waiting.remove(index).priority);
                     passed.remove(&chosen);
                     for (turns, ahead) in passed.values_mut() {
                         *turns += 1;
@@ -183,14 +183,14 @@ mod tests {
             kinds in proptest::collection::vec((any::<bool>(), 0..120_u64, 0..3_usize), 0..20),
             last in proptest::option::of(any::<bool>()),
         ) {
-            let urgency = |high: bool| if high { Priority::High } else { Priority::Low };
+            let priority = |high: bool| if high { Priority::High } else { Priority::Low };
             let mut all: Vec<Waiter> = (0..)
                 .zip(&kinds)
-                .map(|(number, (high, since, load))| waiter(number, urgency(*high), *since, *load))
+                .map(|(number, (high, since, load))| waiter(number, priority(*high), *since, *load))
                 .collect();
-            let there = next(all.iter().copied(), last.map(urgency), at(120));
+            let there = next(all.iter().copied(), last.map(priority), at(120));
             all.reverse();
-            prop_assert_eq!(next(all.iter().copied(), last.map(urgency), at(120)), there);
+            prop_assert_eq!(next(all.iter().copied(), last.map(priority), at(120)), there);
         }
     }
 }

@@ -48,7 +48,7 @@ impl ActionRunner {
             None => true,
             Some(newest) => match self.revision_secret(&job.release, newest.revision).await? {
                 Some(secret) => match releases::decode(&secret) {
-                    Ok(facts) => facts.server_side,
+                    Ok(release_details) => release_details.server_side,
                     Err(error) => {
                         let ready = Some(ready);
                         return self.set_aside(job, &secret, &error, ready, done).await;
@@ -100,11 +100,11 @@ impl ActionRunner {
         let ended = match run {
             Run::Install => {
                 let running = effect!("helm.install", running);
-                self.telling(job, done, expected, running).await
+                self.reporting_hooks(job, done, expected, running).await
             }
             Run::Upgrade => {
                 let running = effect!("helm.upgrade", running);
-                self.telling(job, done, expected, running).await
+                self.reporting_hooks(job, done, expected, running).await
             }
         };
         // The exit code is a hint. The release Secret decides.
@@ -132,7 +132,7 @@ impl ActionRunner {
         let policy = &self.member.policy;
         let fingerprint = chart.fingerprint();
         let history_max = revisions::history(policy.history_max, &job.revisions, &fingerprint);
-        let kind = match run == Run::Install && revisions::begins_anew(&job.revisions) {
+        let kind = match run == Run::Install && revisions::is_first_install(&job.revisions) {
             true => INSTALL_RUN,
             false => UPGRADE_RUN,
         };
@@ -171,16 +171,16 @@ impl ActionRunner {
         (digest, record): (Option<String>, ReleaseRecord),
         done: &mut JobResult,
     ) -> Result<(), ActionError> {
-        let facts = releases::decode(&secret).ok();
+        let release_details = releases::decode(&secret).ok();
         if let Some(digest) = digest {
             self.put_on_record(job, revision, &digest, record).await;
             // An undecodable Secret is set aside by the next pass.
-            if facts.is_some() && releases::digest(&secret).ok() != Some(digest) {
+            if release_details.is_some() && releases::digest(&secret).ok() != Some(digest) {
                 return Err(trust::tampered(&job.release, revision));
             }
         }
         done.release = Some(ReleaseNews::One(Box::new(secret.metadata)));
-        done.facts = facts;
+        done.release_details = release_details;
         done.applied = Some(run);
         done.progressed = true;
         tracing::info!(member = %self.member.name, revision, "deployed");

@@ -205,7 +205,7 @@ impl ActionRunner {
                 Err(Refused::Error(error)) => return Err(error),
             }
         }
-        let [gone, staying] = left.words();
+        let [gone, staying] = left.description();
         let told = [
             (false, "LeftoversRemoved", gone, removed),
             (true, "LeftoversStay", staying, stays),
@@ -235,7 +235,7 @@ enum Left {
 
 impl Left {
     /// Returns the event texts for removed and for remaining objects.
-    fn words(self) -> [&'static str; 2] {
+    fn description(self) -> [&'static str; 2] {
         match self {
             Self::ByAttempt => [
                 "removed what a failed attempt left",

@@ -25,8 +25,8 @@ impl ActionRunner {
         let Some(secret) = self.revision_secret(&job.release, revision).await? else {
             return self.relist(job, done).await;
         };
-        let facts = match releases::decode(&secret) {
-            Ok(facts) => facts,
+        let release_details = match releases::decode(&secret) {
+            Ok(release_details) => release_details,
             // Without a permit, or while paused, reading must not lead to a write.
             Err(error)
                 if self.still_permitted().is_err()
@@ -39,7 +39,7 @@ impl ActionRunner {
         let record = self.release_record(&job.release).await?;
         let recorded = trust::check_unchanged(&job.release, &record, &secret)?;
         done.unrecorded = (!recorded).then_some((revision, job.permitted));
-        done.facts = Some(facts);
+        done.release_details = Some(release_details);
         done.release = Some(ReleaseNews::One(Box::new(secret.metadata)));
         Ok(())
     }

@@ -81,7 +81,8 @@ impl ActionRunner {
             namespace: job.release.namespace.clone(),
             to,
             timeout: self.member.policy.helm_timeout,
-            server_side: releases::decode(current).is_ok_and(|facts| facts.server_side),
+            server_side: releases::decode(current)
+                .is_ok_and(|release_details| release_details.server_side),
             history_max: revisions::history(
                 self.member.policy.history_max,
                 &job.revisions,

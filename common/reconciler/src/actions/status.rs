@@ -63,8 +63,8 @@ impl ActionRunner {
                     "status": next,
                 });
                 // A merge patch removes only fields that are null.
-                if next.next.is_empty() {
-                    patch["status"]["next"] = Value::Null;
+                if next.next_steps.is_empty() {
+                    patch["status"]["nextSteps"] = Value::Null;
                 }
                 let api = self.tenants(job.key.namespace());
                 let params = PatchParams::default();
@@ -112,7 +112,7 @@ impl ActionRunner {
     }
 
     /// Waits for a Helm run that writes `revision`, and reports the hook that Helm waits for.
-    pub(super) async fn telling<T>(
+    pub(super) async fn reporting_hooks<T>(
         &self,
         job: &Job,
         done: &mut JobResult,

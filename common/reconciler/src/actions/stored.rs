@@ -287,11 +287,12 @@ fn check(
         let what = "has the labels of the release and not the name or type of a revision";
         return Err(misleading(secret, what));
     };
-    let facts = match releases::check_keys(secret).and_then(|()| releases::decode(secret)) {
-        Ok(facts) => facts,
+    let release_details = match releases::check_keys(secret).and_then(|()| releases::decode(secret))
+    {
+        Ok(release_details) => release_details,
         Err(error) => return Ok(Checked::Unreadable(error)),
     };
-    if facts.status != revision.status {
+    if release_details.status != revision.status {
         let what = "has another status in its payload than in its label";
         return Err(misleading(secret, what));
     }

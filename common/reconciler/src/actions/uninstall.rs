@@ -66,7 +66,7 @@ impl ActionRunner {
                 .uninstall(ready.slot, &uninstall, &self.stop),
         );
         let running = effect!("helm.uninstall", running);
-        let ended = self.telling(job, done, newest, running).await;
+        let ended = self.reporting_hooks(job, done, newest, running).await;
         self.relist(job, done).await?;
         let gone =
             matches!(&done.release, Some(ReleaseNews::All { metas, .. }) if metas.is_empty());

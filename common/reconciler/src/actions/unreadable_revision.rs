@@ -60,7 +60,7 @@ impl ActionRunner {
             cache_key: self.member.name.clone(),
         };
         let looked = Box::pin(self.tools.helm.can_decode(slot, &look, &self.stop));
-        match effect!("helm.look", looked).await {
+        match effect!("helm.get", looked).await {
             Ok(false) => {}
             // A newer Helm wrote it, or it exceeds Krypton's size limit. Krypton must not judge it.
             Ok(true) => return Err(failed(format!("{why}; helm can read it"))),

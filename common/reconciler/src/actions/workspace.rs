@@ -2,7 +2,7 @@
 
 use super::{ActionError, ActionRunner, Job, JobResult};
 use crate::index::CREATOR_LABEL;
-use crate::workspaces::metadata::Words;
+use crate::workspaces::metadata::NamespaceMetadata;
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
@@ -26,16 +26,17 @@ impl ActionRunner {
             (CREATOR_LABEL.to_owned(), uid),
             (names::MANAGED_BY_LABEL.to_owned(), "krypton".to_owned()),
         ];
-        let words = Words {
+        let namespace_metadata = NamespaceMetadata {
             labels: marks.into(),
             annotations: BTreeMap::new(),
         };
-        let words = words.given(&job.desired.namespaces);
+        let namespace_metadata = namespace_metadata.given(&job.desired.namespaces);
         let namespace = Namespace {
             metadata: ObjectMeta {
                 name: Some(job.release.namespace.clone()),
-                labels: Some(words.labels),
-                annotations: (!words.annotations.is_empty()).then_some(words.annotations),
+                labels: Some(namespace_metadata.labels),
+                annotations: (!namespace_metadata.annotations.is_empty())
+                    .then_some(namespace_metadata.annotations),
                 ..ObjectMeta::default()
             },
             ..Namespace::default()

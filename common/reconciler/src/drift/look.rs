@@ -103,7 +103,7 @@ pub(crate) async fn look(
     }
     let mut pace = tokio::time::interval(PACE);
     pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    task.metrics.looks.inc();
+    task.metrics.checks.inc();
     let mut looker = Looker {
         task,
         pace,

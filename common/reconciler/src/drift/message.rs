@@ -37,10 +37,10 @@ pub(crate) fn with_findings(message: &str, findings: Option<&str>) -> String {
 /// Equal findings produce equal text, as each change of the text causes a status write.
 pub(crate) fn described(seen: &Seen) -> Option<String> {
     let mut parts = Vec::new();
-    let standing = |finding: &&Finding| finding.outcome != Outcome::Healed;
-    let standing: Vec<&Finding> = seen.findings.iter().filter(standing).collect();
-    parts.extend(standing.iter().take(NAMED).map(|finding| one(finding)));
-    if let Some(more @ 1..) = standing.len().checked_sub(NAMED) {
+    let uncorrected = |finding: &&Finding| finding.outcome != Outcome::Healed;
+    let uncorrected: Vec<&Finding> = seen.findings.iter().filter(uncorrected).collect();
+    parts.extend(uncorrected.iter().take(NAMED).map(|finding| one(finding)));
+    if let Some(more @ 1..) = uncorrected.len().checked_sub(NAMED) {
         parts.push(format!("and {more} more"));
     }
     if let Some((object, why)) = seen.unseen.first() {

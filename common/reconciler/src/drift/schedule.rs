@@ -282,7 +282,7 @@ impl ActionRunner {
         let seen = self.look_at(&mut look).await;
         let outcome = match &seen {
             Ok(Some(_)) => "ok",
-            Ok(None) => "stale",
+            Ok(None) => "conflict",
             Err(_) => "failed",
         };
         Span::current().record("outcome", outcome);
@@ -293,15 +293,17 @@ impl ActionRunner {
                     self.tell(&look.owner, told);
                 }
                 let held_back = !recorded && look.wanted.mode == DriftMode::Heal;
-                let words = described(&seen).map(|words| match held_back {
-                    false => words,
+                let message = described(&seen).map(|message| match held_back {
+                    false => message,
                     true => {
-                        format!("{words}; not corrected, as Krypton has no record of this revision")
+                        format!(
+                            "{message}; not corrected, as Krypton has no record of this revision"
+                        )
                     }
                 });
                 Some(Drifted {
                     revision: seen.revision,
-                    words,
+                    message,
                 })
             }
             // The release has changed in the meantime.

@@ -11,7 +11,7 @@ use krypton_types::tenant::TenantKey;
 
 use super::{CrdState, ReleaseKey, Workspace};
 use crate::workload::{WorkloadKey, WorkloadState};
-use crate::workspaces::metadata::Words;
+use crate::workspaces::metadata::NamespaceMetadata;
 
 /// Entries with their resourceVersions, and an estimate of their bytes.
 #[derive(Debug)]
@@ -153,16 +153,19 @@ impl Heap for Revision {
 
 impl Heap for Workspace {
     fn heap(&self) -> usize {
-        let words = self.words.as_ref().map_or(0, |words| {
-            let Words {
-                labels,
-                annotations,
-            } = &**words;
-            let all = labels.iter().chain(annotations);
-            all.map(|(key, value)| size_of::<(String, String)>() + key.len() + value.len())
-                .sum()
-        });
-        words + self.creator.heap() + self.open_to.heap() + self.uid.len()
+        let namespace_metadata = self
+            .namespace_metadata
+            .as_ref()
+            .map_or(0, |namespace_metadata| {
+                let NamespaceMetadata {
+                    labels,
+                    annotations,
+                } = &**namespace_metadata;
+                let all = labels.iter().chain(annotations);
+                all.map(|(key, value)| size_of::<(String, String)>() + key.len() + value.len())
+                    .sum()
+            });
+        namespace_metadata + self.creator.heap() + self.open_to.heap() + self.uid.len()
     }
 }
 

@@ -43,14 +43,14 @@ pub enum Action {
 impl Action {
     /// All values of [`Self::name`].
     pub(crate) const NAMES: [&'static str; 15] = [
-        "say",
+        "status",
         "add_finalizer",
         "create_workspace",
         "read_release",
         "unlock",
         "install",
         "upgrade",
-        "install_again",
+        "reinstall",
         "sweep",
         "sweep_default",
         "rollback",
@@ -60,17 +60,17 @@ impl Action {
         "remove_finalizer",
     ];
 
-    /// Returns the action's name in metrics. `Nothing` is `say`, because Krypton may still report the state.
+    /// Returns the action's name in metrics. `Nothing` is `status`, because Krypton may still report the state.
     pub(crate) fn name(&self) -> &'static str {
         match self {
-            Self::Nothing => "say",
+            Self::Nothing => "status",
             Self::AddFinalizer => "add_finalizer",
             Self::CreateWorkspace => "create_workspace",
             Self::ReadRelease(_) => "read_release",
             Self::Unlock { .. } => "unlock",
             Self::Helm(Run::Install) => "install",
             Self::Helm(Run::Upgrade) => "upgrade",
-            Self::InstallAgain => "install_again",
+            Self::InstallAgain => "reinstall",
             Self::Sweep(_) => "sweep",
             Self::SweepDefault(_) => "sweep_default",
             Self::Rollback(_) => "rollback",
@@ -82,7 +82,7 @@ impl Action {
     }
 
     /// Gives first installations and uninstallations priority over upgrades and retries.
-    pub fn urgency(&self, failed: bool) -> Priority {
+    pub fn priority(&self, failed: bool) -> Priority {
         match self {
             Self::Helm(Run::Install) | Self::InstallAgain | Self::Uninstall if !failed => {
                 Priority::High

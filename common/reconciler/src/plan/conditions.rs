@@ -138,7 +138,7 @@ fn invalid(owner: &ReleaseOwner, workspace: &str) -> String {
 }
 
 fn protected(owner: &ReleaseOwner, workspace: &str, of: &str) -> String {
-    let remedy = "delete the Tenant, and create it anew with another spec.workspace";
+    let remedy = "delete the Tenant, and create it again with another spec.workspace";
     format!(
         "namespace {workspace} belongs to {of} and is never a workspace; {}",
         another_workspace(owner, remedy)
@@ -151,7 +151,7 @@ fn forbidden(owner: &ReleaseOwner, workspace: &str) -> String {
         "namespace {workspace} is neither {of}, where this {} is, nor was it made for it; {}, or have an operator of \
          the cluster annotate the namespace with {}={of}/{}",
         owner.kind(),
-        another_workspace(owner, "make the Tenant anew with another spec.workspace"),
+        another_workspace(owner, "create the Tenant again with another spec.workspace"),
         names::ADOPT_ANNOTATION,
         owner.name(),
     )
@@ -161,7 +161,7 @@ fn forbidden(owner: &ReleaseOwner, workspace: &str) -> String {
 fn another_workspace(owner: &ReleaseOwner, of_tenant: &'static str) -> &'static str {
     match owner {
         ReleaseOwner::Tenant(_) => of_tenant,
-        ReleaseOwner::Deployment(_) => "make the KryptonDeployment anew under another name",
+        ReleaseOwner::Deployment(_) => "create the KryptonDeployment again under another name",
     }
 }
 

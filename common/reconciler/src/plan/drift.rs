@@ -22,8 +22,8 @@ pub(super) fn over(mut plan: Plan, view: &View<'_>) -> Plan {
     let ready = &mut plan.state.ready;
     // The findings of an earlier process stay until this process has checked the release.
     if off || wanted.mistaken.is_some() || last.is_some() {
-        let words = last.filter(|_| !off).and_then(|last| last.words.clone());
-        let said: Vec<String> = wanted.mistaken.clone().into_iter().chain(words).collect();
+        let message = last.filter(|_| !off).and_then(|last| last.message.clone());
+        let said: Vec<String> = wanted.mistaken.clone().into_iter().chain(message).collect();
         let said = (!said.is_empty()).then(|| said.join("; "));
         ready.message = with_findings(&ready.message, said.as_deref());
     }

@@ -48,11 +48,11 @@ pub struct Memory {
     pub let_go: Option<String>,
 }
 
-/// Drift of a revision; `None` in `words` means no drift.
+/// Drift of a revision; `None` in `message` means no drift.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Drifted {
     pub revision: u32,
-    pub words: Option<String>,
+    pub message: Option<String>,
 }
 
 /// Identifies the inputs of an attempt to install or upgrade. A failure with other inputs does not count.

@@ -61,7 +61,7 @@ pub(super) fn ownership(view: &View<'_>) -> Ownership {
         return view.elsewhere.map_or(Ownership::Free, |namespace| {
             Ownership::Theirs(format!(
                 "the former operator has installed release {name} in namespace {namespace}, and this Tenant names no \
-                 workspace: delete it, which leaves that release as it is, and make it anew with \
+                 workspace: delete it, which leaves that release as it is, and create it again with \
                  spec.workspace: {namespace} and the annotation {}",
                 names::fingerprint_annotation(view.cluster),
             ))

@@ -37,7 +37,7 @@ enum Remedy {
 }
 
 impl Remedy {
-    fn words(self) -> &'static str {
+    fn description(self) -> &'static str {
         match self {
             Self::Compare => "nothing; `helm upgrade --install` when it is not as desired",
             Self::Apply => "`helm upgrade --install`",
@@ -91,7 +91,7 @@ const TABLE: [Row; 12] = [
         cause: "not installed yet; or all Secrets were deleted by hand",
         present: Remedy::Apply,
         deleted: Remedy::LetGo,
-        promise: "objects that carry the release's name are taken over, not made anew",
+        promise: "objects that carry the release's name are taken over, not recreated",
     },
     Row {
         is: is_deployed,
@@ -163,7 +163,7 @@ const TABLE: [Row; 12] = [
         cause: "a person's `helm uninstall --keep-history`",
         present: Remedy::Apply,
         deleted: Remedy::Uninstall,
-        promise: "installed anew, with its hooks",
+        promise: "installed again, with its hooks",
     },
     Row {
         is: |is| matches!(is, ReleaseState::Unknown(_)),
@@ -194,8 +194,8 @@ fn markdown() -> String {
         let cells = [
             row.name,
             row.cause,
-            row.present.words(),
-            row.deleted.words(),
+            row.present.description(),
+            row.deleted.description(),
             row.promise,
         ];
         text.push_str(&format!("| {} |\n", cells.join(" | ")));
@@ -286,6 +286,6 @@ fn the_page_shows_the_table() {
         let now = format!("{before}{begin}{}{end}{after}", markdown());
         std::fs::write(&page, now).unwrap();
     } else {
-        assert_eq!(shown, markdown(), "WRITE_DOCS=1 writes it anew");
+        assert_eq!(shown, markdown(), "WRITE_DOCS=1 writes it again");
     }
 }

@@ -149,7 +149,7 @@ fn is_installations(revision: &Revision) -> bool {
 
 /// Whether a run after these revisions is an installation, because no revision was ever deployed. A revision that
 /// Krypton unlocked may lack its run label, and then counts as deployed.
-pub(crate) fn begins_anew<'a>(revisions: impl IntoIterator<Item = &'a Revision>) -> bool {
+pub(crate) fn is_first_install<'a>(revisions: impl IntoIterator<Item = &'a Revision>) -> bool {
     let mut revisions = revisions.into_iter();
     revisions.all(|revision| match revision.status {
         Status::Deployed | Status::Superseded => false,
@@ -295,9 +295,9 @@ mod tests {
     #[test]
     fn run_after_possible_deployment_is_not_install() {
         let of = |status, run| revision(1, status, run);
-        assert!(begins_anew(&[]));
-        assert!(begins_anew(&[of(Status::Failed, Some("install-1"))]));
-        assert!(begins_anew(&[of(Status::Uninstalled, None)]));
+        assert!(is_first_install(&[]));
+        assert!(is_first_install(&[of(Status::Failed, Some("install-1"))]));
+        assert!(is_first_install(&[of(Status::Uninstalled, None)]));
         for once_deployed in [
             of(Status::Failed, None),
             of(Status::Failed, Some("upgrade-1")),
@@ -305,7 +305,7 @@ mod tests {
             of(Status::Superseded, Some("install-1")),
         ] {
             let then = revision(2, Status::Failed, Some("install-2"));
-            assert!(!begins_anew(&[once_deployed, then]));
+            assert!(!is_first_install(&[once_deployed, then]));
         }
     }
 

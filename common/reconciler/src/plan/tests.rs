@@ -34,8 +34,8 @@ pub(super) struct World {
     workspace: Option<Workspace>,
     elsewhere: Option<String>,
     shared: bool,
-    facts: Option<Release>,
-    /// Whether this process has read the deployed revision, if the test sets no `facts`.
+    release_details: Option<Release>,
+    /// Whether this process has read the deployed revision, if the test sets no `release_details`.
     read: bool,
     unready: Option<String>,
     allowed: Allowed,
@@ -63,11 +63,11 @@ pub(super) fn world() -> World {
             creator: Some("uid-1".to_owned()),
             open_to: None,
             uid: "ns-uid".to_owned(),
-            words: None,
+            namespace_metadata: None,
         }),
         elsewhere: None,
         shared: false,
-        facts: None,
+        release_details: None,
         read: true,
         unready: None,
         allowed: Allowed::default(),
@@ -156,7 +156,7 @@ impl World {
             workspace: self.workspace.as_ref(),
             elsewhere: self.elsewhere.as_deref(),
             workspace_shared: self.shared,
-            facts: self.facts.as_ref().or(own.as_ref()),
+            release_details: self.release_details.as_ref().or(own.as_ref()),
             unready: self.unready.as_deref(),
             allowed: &self.allowed,
             memory: &self.memory,
@@ -201,8 +201,8 @@ impl World {
         self
     }
 
-    fn facts(mut self, chart: &str, version: &str) -> Self {
-        self.facts = Some(release(1, chart, version));
+    fn release_details(mut self, chart: &str, version: &str) -> Self {
+        self.release_details = Some(release(1, chart, version));
         self
     }
 
@@ -258,7 +258,7 @@ fn new_tenant_gets_finalizer_workspace_then_release() {
         creator: None,
         open_to: None,
         uid: "n".to_owned(),
-        words: None,
+        namespace_metadata: None,
     });
     assert_eq!(w.plan().action, Action::Helm(Run::Install));
 }
@@ -488,7 +488,7 @@ fn tenant_with_release_elsewhere_is_not_reinstalled() {
 
 #[test]
 fn default_leftovers_are_swept_once_workspace_is_ready() {
-    let mut w = world().facts("cert-manager", "1.19.1");
+    let mut w = world().release_details("cert-manager", "1.19.1");
     w.revisions = vec![w.foreign(1, Status::Deployed)];
     assert_eq!(w.plan().action, Action::Nothing, "adopted as it is");
 
@@ -498,8 +498,8 @@ fn default_leftovers_are_swept_once_workspace_is_ready() {
     ];
     // Without the manifest, the owner of a workload is unknown.
     assert_eq!(w.plan().action, Action::ReadRelease(2));
-    if let Some(facts) = &mut w.facts {
-        facts.revision = 2;
+    if let Some(release_details) = &mut w.release_details {
+        release_details.revision = 2;
     }
     let plan = w.plan();
     assert_eq!(plan.action, Action::SweepDefault(1));
@@ -596,7 +596,7 @@ fn original_release_is_adopted_without_helm_run() {
     let mut w = world();
     w.revisions = vec![w.foreign(1, Status::Deployed)];
     assert_eq!(w.plan().action, Action::ReadRelease(1));
-    let w = w.facts("cert-manager", "v1.19.1");
+    let w = w.release_details("cert-manager", "v1.19.1");
     let plan = w.plan();
     assert_eq!(plan.action, Action::Nothing);
     assert_eq!(ready(&plan), (Truth::True, reason::NO_CHANGE));
@@ -604,14 +604,14 @@ fn original_release_is_adopted_without_helm_run() {
 
 #[test]
 fn stale_annotation_does_not_hide_upgrade() {
-    let mut w = world().facts("cert-manager", "v1.18.0");
+    let mut w = world().release_details("cert-manager", "v1.18.0");
     w.revisions = vec![w.foreign(1, Status::Deployed)];
     assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
 }
 
 #[test]
 fn unknown_release_is_refused_without_adopt_annotation() {
-    let mut w = world().facts("cert-manager", "v1.19.1");
+    let mut w = world().release_details("cert-manager", "v1.19.1");
     w.revisions = vec![w.foreign(1, Status::Deployed)];
     w.tenant.metadata.annotations = None;
     let plan = w.plan();
@@ -1371,7 +1371,7 @@ proptest! {
         w.desired.paused = paused;
         w.workspace = workspace.map(|(terminating, ours)| Workspace {
             terminating, creator: ours.then(|| "uid-1".to_owned()), open_to: None, uid: "n".to_owned(),
-            words: None,
+            namespace_metadata: None,
         });
         let plan = w.plan();
         let newest = w.revisions.last().map(|revision| revision.status);
@@ -1450,9 +1450,9 @@ fn drift_message_survives_restart_within_its_revision() {
     let said = |w: &World| w.plan().state.ready.message;
     let mut w = drifting(DriftMode::Warn);
     let plain = said(&w);
-    let drifted = |revision: u32, words: Option<&str>| Drifted {
+    let drifted = |revision: u32, message: Option<&str>| Drifted {
         revision,
-        words: words.map(str::to_owned),
+        message: message.map(str::to_owned),
     };
     w.memory.drift = Some(drifted(1, Some("x is deleted")));
     let plan = w.plan();

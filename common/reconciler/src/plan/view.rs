@@ -50,7 +50,7 @@ pub struct View<'a> {
     /// Whether other Tenants or KryptonDeployments use the workspace.
     pub workspace_shared: bool,
     /// The newest revision, decoded; `None` until an action reads it.
-    pub facts: Option<&'a Release>,
+    pub release_details: Option<&'a Release>,
     /// Description of the first workload that is not ready.
     pub unready: Option<&'a str>,
     /// The namespaces whose Tenants may name this member.
@@ -106,13 +106,13 @@ impl<'a> View<'a> {
 
     /// Returns the decoded content of the revision, if an action has read it.
     pub(super) fn read(&self, revision: &Revision) -> Option<&Release> {
-        self.facts
-            .filter(|facts| facts.revision == revision.revision)
+        self.release_details
+            .filter(|release_details| release_details.revision == revision.revision)
     }
 
     /// Whether the release contains the desired chart, in any version.
-    pub(super) fn is_of_our_chart(&self, facts: &Release) -> bool {
-        facts.chart_name == self.chart.name.rsplit('/').next().unwrap_or_default()
+    pub(super) fn is_of_our_chart(&self, release_details: &Release) -> bool {
+        release_details.chart_name == self.chart.name.rsplit('/').next().unwrap_or_default()
     }
 
     /// Returns the run that makes the release as desired: until a revision has been deployed, an installation.

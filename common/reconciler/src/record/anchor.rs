@@ -24,7 +24,7 @@ const ANNOTATIONS: [(&str, &str); 2] = [
     (
         "mesh.openkcm.io/description",
         "Owns Krypton's record of the desired state of this cluster, Secret krypton-desired-state, which Krypton \
-         makes anew. Deleting this takes that record away and nothing else: no Tenant, no release, no object of a \
+         recreates. Deleting this takes that record away and nothing else: no Tenant, no release, no object of a \
          chart.",
     ),
 ];
@@ -112,8 +112,8 @@ pub async fn ensure(client: &Client) -> Result<OwnerReference, AnchorError> {
 /// Adds missing labels and annotations, and keeps existing values.
 fn mended(anchor: &ConfigMap) -> ConfigMap {
     let mut next = anchor.clone();
-    let add = |map: &mut Option<BTreeMap<String, String>>, words: &[(&str, &str)]| {
-        for (key, value) in words {
+    let add = |map: &mut Option<BTreeMap<String, String>>, entries: &[(&str, &str)]| {
+        for (key, value) in entries {
             let map = map.get_or_insert_default();
             map.entry((*key).to_owned())
                 .or_insert_with(|| (*value).to_owned());
@@ -210,8 +210,8 @@ mod tests {
     fn anchor_gains_missing_metadata_and_keeps_foreign() {
         let new = mended(&anchor("now"));
         assert_eq!(mended(&new), new, "once is enough");
-        let words = new.metadata.annotations.unwrap();
-        assert_eq!(words.len(), ANNOTATIONS.len());
+        let entries = new.metadata.annotations.unwrap();
+        assert_eq!(entries.len(), ANNOTATIONS.len());
         let mut theirs = anchor("now");
         theirs.metadata.labels = Some([("team".to_owned(), "a".to_owned())].into());
         theirs.metadata.annotations =

@@ -73,7 +73,7 @@ impl Reconciler {
     }
 
     fn record(&mut self, mut done: JobResult, now: BootTime) {
-        let read = done.facts.is_some();
+        let read = done.release_details.is_some();
         let one = self.learn(&mut done);
         let slot = self.slots.entry(done.key.clone()).or_default();
         slot.removing = false;
@@ -128,10 +128,11 @@ impl Reconciler {
             }
             None => {}
         }
-        if let Some(facts) = done.facts.take() {
-            self.facts.insert(done.of.clone(), Arc::new(facts));
+        if let Some(release_details) = done.release_details.take() {
+            self.release_details
+                .insert(done.of.clone(), Arc::new(release_details));
         } else if self.index.release(&done.of).is_empty() {
-            self.facts.remove(&done.of);
+            self.release_details.remove(&done.of);
         }
         one
     }

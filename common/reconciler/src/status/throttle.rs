@@ -76,15 +76,15 @@ mod tests {
     fn other_words_wait_and_another_state_does_not() {
         let before = state("Installing", "0 of 3");
         let said = Some((&before, at(0)));
-        let words = state("Installing", "1 of 3");
-        assert_eq!(not_before(said, &words, at(1)), Some(at(5000)));
-        assert_eq!(not_before(said, &words, at(5000)), None);
+        let later = state("Installing", "1 of 3");
+        assert_eq!(not_before(said, &later, at(1)), Some(at(5000)));
+        assert_eq!(not_before(said, &later, at(5000)), None);
         assert_eq!(not_before(said, &state("InstallFailed", ""), at(1)), None);
         assert_eq!(not_before(said, &before, at(1)), None, "it is no news");
-        assert_eq!(not_before(None, &words, at(1)), None);
+        assert_eq!(not_before(None, &later, at(1)), None);
         let with_error = ClusterState {
             error: Some(before.ready.clone()),
-            ..words
+            ..later
         };
         assert_eq!(not_before(said, &with_error, at(1)), None);
     }

@@ -53,12 +53,12 @@ impl Given {
 
 /// All labels and annotations of a namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Words {
+pub struct NamespaceMetadata {
     pub labels: BTreeMap<String, String>,
     pub annotations: BTreeMap<String, String>,
 }
 
-impl Words {
+impl NamespaceMetadata {
     pub fn of(meta: &ObjectMeta) -> Self {
         Self {
             labels: meta.labels.clone().unwrap_or_default(),
@@ -128,16 +128,16 @@ mod tests {
         }
     }
 
-    fn marked() -> Words {
-        Words {
+    fn marked() -> NamespaceMetadata {
+        NamespaceMetadata {
             labels: map(&[("mesh.openkcm.io/created-for", "uid"), ("theirs", "1")]),
             annotations: map(&[("note", "theirs")]),
         }
     }
 
     /// Merges as the API server does.
-    fn merged(words: &Words, patch: &Value) -> Words {
-        let mut next = words.clone();
+    fn merged(namespace_metadata: &NamespaceMetadata, patch: &Value) -> NamespaceMetadata {
+        let mut next = namespace_metadata.clone();
         for (map, part) in [
             (&mut next.labels, "labels"),
             (&mut next.annotations, "annotations"),
@@ -191,33 +191,39 @@ mod tests {
     #[test]
     fn changed_or_removed_metadata_is_restored() {
         let first = wanted(&[("team", "a")], &[("owner", "x")]);
-        let mut words = marked().given(&first);
-        words.labels.insert("team".to_owned(), "mine".to_owned());
-        words.annotations.remove("owner");
-        let patch = words.change(&first).unwrap();
+        let mut namespace_metadata = marked().given(&first);
+        namespace_metadata
+            .labels
+            .insert("team".to_owned(), "mine".to_owned());
+        namespace_metadata.annotations.remove("owner");
+        let patch = namespace_metadata.change(&first).unwrap();
         assert_eq!(
             patch,
             json!({"labels": {"team": "a"}, "annotations": {"owner": "x"}})
         );
-        words.annotations.remove(GIVEN_ANNOTATION);
-        let patch = words.change(&first).unwrap();
-        assert_eq!(merged(&words, &patch), marked().given(&first));
+        namespace_metadata.annotations.remove(GIVEN_ANNOTATION);
+        let patch = namespace_metadata.change(&first).unwrap();
+        assert_eq!(merged(&namespace_metadata, &patch), marked().given(&first));
     }
 
     #[test]
     fn namespace_markers_are_never_removed() {
-        let mut words = marked();
+        let mut namespace_metadata = marked();
         let record = json!({"labels": ["mesh.openkcm.io/created-for", "theirs"]}).to_string();
-        words
+        namespace_metadata
             .annotations
             .insert(GIVEN_ANNOTATION.to_owned(), record);
-        let patch = words.change(&NamespaceConfiguration::default()).unwrap();
+        let patch = namespace_metadata
+            .change(&NamespaceConfiguration::default())
+            .unwrap();
         assert_eq!(patch["labels"], json!({"theirs": null}));
         // An unreadable annotation counts as missing.
-        words
+        namespace_metadata
             .annotations
             .insert(GIVEN_ANNOTATION.to_owned(), "{".to_owned());
-        let patch = words.change(&NamespaceConfiguration::default()).unwrap();
+        let patch = namespace_metadata
+            .change(&NamespaceConfiguration::default())
+            .unwrap();
         assert_eq!(
             patch,
             json!({"labels": {}, "annotations": {GIVEN_ANNOTATION: null}})

@@ -513,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn conflicting_write_does_not_end_lease_tenure() {
+    fn conflicting_write_does_not_end_lease_term() {
         let mut actor = holding(10);
         actor.begin(HOLD, at(0), wall(0));
         let asked = (at(25), at(25));

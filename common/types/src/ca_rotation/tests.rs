@@ -29,7 +29,7 @@ fn member(name: &str, roots: Option<(&[String], &str)>) -> EdgeCluster {
     let mut member = EdgeCluster::new(name, EdgeClusterSpec::default());
     member.status = Some(EdgeClusterStatus {
         certificate_expiry: Some(Time(now() + Duration::from_secs(60))),
-        roots: roots.map(|(trusted, issuer)| AgentRoots {
+        trusted_roots: roots.map(|(trusted, issuer)| AgentRoots {
             trusted: trusted.to_vec(),
             issuer: Some(issuer.to_owned()),
         }),
@@ -155,8 +155,8 @@ fn enrolled_unseen_agent_is_awaited_until_expiry() {
         });
         member.status = Some(EdgeClusterStatus {
             certificate_expiry: seen.map(at),
-            enrolled_until: enrolled.map(at),
-            roots,
+            pending_certificate_expiry: enrolled.map(at),
+            trusted_roots: roots,
             ..EdgeClusterStatus::default()
         });
         let found = [Phase::Announced, Phase::Switched].map(|phase| why(phase, &member));
@@ -304,7 +304,7 @@ proptest! {
                 _ => {
                     let mut member = renewed(&name);
                     let until = Time(now() + Duration::from_secs(90));
-                    member.status.as_mut().unwrap().enrolled_until = Some(until);
+                    member.status.as_mut().unwrap().pending_certificate_expiry = Some(until);
                     member
                 }
             }

@@ -76,14 +76,14 @@ impl Tally {
 /// State of a Tenant on a member, the worst first. `lastMessage` names the member in the worst state, and the first
 /// by name among equals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Standing {
+pub enum Readiness {
     Error,
     NotReady,
     Unknown,
     Ready,
 }
 
-impl Standing {
+impl Readiness {
     /// Classifies a member's state. With `allow_chart_skip`, a failure to fetch the chart is not an error.
     pub fn of(state: &ClusterState, allow_chart_skip: bool) -> Self {
         match (counted_error(state, allow_chart_skip), state.ready.truth) {
@@ -122,18 +122,18 @@ fn overall(
         unknown: unheard,
         ..Tally::default()
     };
-    let mut worst: Option<(Standing, &String, &ClusterState)> = None;
+    let mut worst: Option<(Readiness, &String, &ClusterState)> = None;
     for (name, state) in clusters {
-        let standing = Standing::of(state, allow_chart_skip);
-        *match standing {
-            Standing::Error => &mut tally.error,
-            Standing::NotReady => &mut tally.not_ready,
-            Standing::Unknown => &mut tally.unknown,
-            Standing::Ready => &mut tally.ready,
+        let readiness = Readiness::of(state, allow_chart_skip);
+        *match readiness {
+            Readiness::Error => &mut tally.error,
+            Readiness::NotReady => &mut tally.not_ready,
+            Readiness::Unknown => &mut tally.unknown,
+            Readiness::Ready => &mut tally.ready,
         } += 1;
         // The iteration is in the order of names, so the first of equals stays.
-        if worst.is_none_or(|(before, ..)| standing < before) {
-            worst = Some((standing, name, state));
+        if worst.is_none_or(|(before, ..)| readiness < before) {
+            worst = Some((readiness, name, state));
         }
     }
 
@@ -142,7 +142,7 @@ fn overall(
     if counts && !complaints.is_empty() {
         text.push_str(&format!(" ({complaints})"));
     }
-    let named = worst.filter(|(standing, ..)| *standing != Standing::Ready);
+    let named = worst.filter(|(readiness, ..)| *readiness != Readiness::Ready);
     if let Some((_, name, state)) = named {
         text.push_str(&complaint(name, state));
     } else if unheard > 0 {

@@ -277,7 +277,7 @@ async fn strangers_do_not_take_the_places_of_agents() {
 }
 
 #[tokio::test]
-async fn idle_strangers_leave_room_for_enrolment() {
+async fn idle_strangers_leave_room_for_enrollment() {
     let limits = Limits {
         strangers: 8,
         stranger: PATIENCE,

@@ -47,14 +47,14 @@ fn object(name: &str, region: serde_json::Value) -> KryptonDeployment {
 
 fn placed(name: &str, region: serde_json::Value, key: Option<&str>) -> KryptonDeployment {
     let mut object = object(name, region);
-    let places = vec![Place {
+    let placements = vec![Placement {
         cluster: "edge-1".to_owned(),
         cluster_uid: "uid-of-edge-1".to_owned(),
         key: key.map(str::to_owned),
         removing: false,
     }];
     object.status = Some(KryptonDeploymentStatus {
-        places: Some(places),
+        placements: Some(placements),
         ..KryptonDeploymentStatus::default()
     });
     object

@@ -11,7 +11,7 @@ const UID: &str = "uid-of-acme";
 struct World {
     object: KryptonDeployment,
     /// The target member, or the reason for the lack of one.
-    aim: Result<&'static str, State>,
+    target: Result<&'static str, State>,
     members: BTreeMap<&'static str, At>,
     deletion: Option<Deletion>,
 }
@@ -35,15 +35,15 @@ fn world() -> World {
     object.metadata.generation = Some(3);
     World {
         object,
-        aim: Ok("edge-1"),
+        target: Ok("edge-1"),
         members: BTreeMap::new(),
         deletion: None,
     }
     .member("edge-1")
 }
 
-fn place(cluster: &str, removing: bool) -> Place {
-    Place {
+fn placement(cluster: &str, removing: bool) -> Placement {
+    Placement {
         cluster: cluster.to_owned(),
         cluster_uid: format!("uid-of-{cluster}"),
         key: None,
@@ -106,11 +106,13 @@ impl World {
         self
     }
 
-    /// Adds the finalizer and these recorded places to the object.
-    fn placed(mut self, places: &[(&str, bool)]) -> Self {
-        let places = places.iter().map(|(name, removing)| place(name, *removing));
+    /// Adds the finalizer and these recorded placements to the object.
+    fn placed(mut self, placements: &[(&str, bool)]) -> Self {
+        let placements = placements
+            .iter()
+            .map(|(name, removing)| placement(name, *removing));
         let status = self.object.status.get_or_insert_default();
-        status.places = Some(places.collect());
+        status.placements = Some(placements.collect());
         self.finalized()
     }
 
@@ -126,21 +128,24 @@ impl World {
         self
     }
 
-    fn site(&self, place: Place) -> Site {
-        let at = self.members.get(place.cluster.as_str());
+    fn site(&self, placement: Placement) -> Site {
+        let at = self.members.get(placement.cluster.as_str());
         Site {
             at: at.cloned().unwrap_or_default(),
-            place,
+            placement,
         }
     }
 
     fn decide(&self) -> Decision {
         let status = self.object.status.as_ref();
-        let places = status.and_then(|status| status.places.clone());
+        let placements = status.and_then(|status| status.placements.clone());
         decide(&View {
             object: &self.object,
-            aim: self.aim.clone().map(|name| self.site(place(name, false))),
-            sites: places
+            target: self
+                .target
+                .clone()
+                .map(|name| self.site(placement(name, false))),
+            sites: placements
                 .into_iter()
                 .flatten()
                 .map(|it| self.site(it))
@@ -168,11 +173,11 @@ fn reasons(news: &[News]) -> Vec<&str> {
     news.iter().map(|news| news.reason).collect()
 }
 
-/// Returns the places to record, and whether each is being removed.
-fn places(decision: &Decision) -> Vec<(&str, bool)> {
-    let places = decision.status.places.iter().flatten();
-    places
-        .map(|place| (place.cluster.as_str(), place.removing))
+/// Returns the placements to record, and whether each is being removed.
+fn placements(decision: &Decision) -> Vec<(&str, bool)> {
+    let placements = decision.status.placements.iter().flatten();
+    placements
+        .map(|placement| (placement.cluster.as_str(), placement.removing))
         .collect()
 }
 
@@ -183,7 +188,7 @@ fn deployment_is_recorded_before_it_is_ordered() {
     let decision = world().decide();
     let finalizers = decision.finalizers.as_deref().unwrap();
     assert_eq!(finalizers, [names::DEPLOYMENT_FINALIZER]);
-    assert_eq!(places(&decision), HERE);
+    assert_eq!(placements(&decision), HERE);
     assert!(decision.orders.is_empty(), "{:?}", decision.orders);
     assert_eq!(
         reasons(&decision.with_finalizers),
@@ -196,7 +201,7 @@ fn deployment_is_recorded_before_it_is_ordered() {
     for half in [without, world().finalized()] {
         let decision = half.decide();
         assert!(decision.orders.is_empty(), "{:?}", decision.orders);
-        assert_eq!(places(&decision), HERE);
+        assert_eq!(placements(&decision), HERE);
     }
     let decision = world().placed(&HERE).decide();
     assert_eq!(decision.finalizers, None);
@@ -298,20 +303,20 @@ fn silent_member_makes_ready_unknown_and_removes_nothing() {
     );
     assert_eq!(orders(&decision), HERE);
     let why = || State::new(Truth::False, "SecretNotFound", "there is no Secret");
-    for (aim, account) in [(Err(why()), "acme"), (Ok("edge-1"), "")] {
+    for (target, account) in [(Err(why()), "acme"), (Ok("edge-1"), "")] {
         let mut world = here();
-        world.aim = aim;
+        world.target = target;
         world.object.spec.account.name = account.to_owned();
         let decision = world.decide();
         assert_eq!(decision.status.phase, Some(DeploymentPhase::Error));
         assert_eq!(orders(&decision), HERE);
-        assert_eq!(places(&decision), HERE);
+        assert_eq!(placements(&decision), HERE);
         // A member that no longer allows the namespace gets no order, and nothing is removed.
         let member = world.members.get_mut("edge-1").unwrap().member.as_mut();
         member.unwrap().1.allowed = krypton_types::allowed_namespaces::Allowed::new(Some(&[]));
         let decision = world.decide();
         assert!(orders(&decision).is_empty());
-        assert_eq!(places(&decision), HERE);
+        assert_eq!(placements(&decision), HERE);
     }
 }
 
@@ -324,20 +329,20 @@ fn old_place_stays_until_new_one_is_ready() {
     let installing = report((Truth::False, reason::INSTALLING), None);
     let decision = moved().says("edge-1", installing).decide();
     assert_eq!(
-        (orders(&decision), places(&decision)),
+        (orders(&decision), placements(&decision)),
         (BOTH.to_vec(), BOTH.to_vec())
     );
     // The removal is recorded before it is ordered, and it is final.
     let decision = moved().says("edge-1", well()).decide();
     assert_eq!(
-        (orders(&decision), places(&decision)),
+        (orders(&decision), placements(&decision)),
         (BOTH.to_vec(), LEAVES.to_vec())
     );
     // A report from before a change of hub or reporter is not enough.
     let mut stale = moved().says("edge-1", well());
     let said = &mut stale.members.get_mut("edge-1").unwrap().said;
     said.as_mut().unwrap().fresh = false;
-    assert_eq!(places(&stale.decide()), BOTH);
+    assert_eq!(placements(&stale.decide()), BOTH);
 
     let leaves = || world().member("edge-0").placed(&LEAVES);
     for world in [
@@ -347,12 +352,12 @@ fn old_place_stays_until_new_one_is_ready() {
     ] {
         let decision = world.decide();
         assert_eq!(
-            (orders(&decision), places(&decision)),
+            (orders(&decision), placements(&decision)),
             (LEAVES.to_vec(), LEAVES.to_vec())
         );
     }
     let decision = leaves().says("edge-0", gone()).decide();
-    assert_eq!(places(&decision), HERE);
+    assert_eq!(placements(&decision), HERE);
     assert!(reasons(&decision.with_status).contains(&"HelmUninstalled"));
     // The removal answered an order of an earlier generation, or one that is not recorded. The release may
     // exist again.
@@ -360,13 +365,16 @@ fn old_place_stays_until_new_one_is_ready() {
         observed_generation: 2,
         ..gone()
     };
-    assert_eq!(places(&leaves().says("edge-0", before).decide()), LEAVES);
-    assert_eq!(places(&moved().says("edge-0", gone()).decide()), BOTH);
+    assert_eq!(
+        placements(&leaves().says("edge-0", before).decide()),
+        LEAVES
+    );
+    assert_eq!(placements(&moved().says("edge-0", gone()).decide()), BOTH);
     // If the object targets the cluster again, the hub records this before it orders the release.
     let mut back = leaves();
-    back.aim = Ok("edge-0");
+    back.target = Ok("edge-0");
     let decision = back.decide();
-    assert_eq!(places(&decision), BOTH);
+    assert_eq!(placements(&decision), BOTH);
     assert_eq!(orders(&decision), HERE);
 }
 
@@ -379,35 +387,35 @@ fn lost_member_stays_recorded_until_orphan_annotation() {
     };
     let decision = lost().decide();
     assert_eq!(orders(&decision), HERE);
-    assert_eq!(places(&decision), [("edge-0", true), ("edge-1", false)]);
+    assert_eq!(placements(&decision), [("edge-0", true), ("edge-1", false)]);
     let line = decision.status.last_message.unwrap();
     let told = line.contains("edge-0") && line.contains(names::ORPHAN_ANNOTATION);
     assert!(told, "{line}");
     let decision = lost().annotated(names::ORPHAN_ANNOTATION, "true").decide();
-    assert_eq!(places(&decision), HERE);
+    assert_eq!(placements(&decision), HERE);
     assert!(reasons(&decision.with_status).contains(&"Orphaned"));
 }
 
 #[test]
 fn renamed_cluster_is_same_place() {
     let mut world = world().member("kamaji").placed(&HERE);
-    let mut renamed = world.site(place("kamaji", false));
-    renamed.place.cluster_uid = "uid-of-edge-1".to_owned();
+    let mut renamed = world.site(placement("kamaji", false));
+    renamed.placement.cluster_uid = "uid-of-edge-1".to_owned();
     let view = View {
         object: &world.object,
-        aim: Ok(renamed),
-        sites: vec![world.site(place("edge-1", false))],
+        target: Ok(renamed),
+        sites: vec![world.site(placement("edge-1", false))],
         deletion: None,
         check_every: 60,
         now: Timestamp::UNIX_EPOCH,
     };
     let decision = decide(&view);
-    assert_eq!(places(&decision), [("kamaji", false)]);
+    assert_eq!(placements(&decision), [("kamaji", false)]);
     assert_eq!(orders(&decision), [("kamaji", false)]);
     // The hub never orders its removal.
     world.object.status = Some(decision.status);
     assert!(
-        places(&world.decide())
+        placements(&world.decide())
             .iter()
             .all(|(_, removing)| !removing)
     );
@@ -416,16 +424,16 @@ fn renamed_cluster_is_same_place() {
 #[test]
 fn deletion_is_confirmed_recorded_ordered_then_finished() {
     const GOES: [(&str, bool); 1] = [("edge-1", true)];
-    let at = |places: &[(&str, bool)], deletion| {
+    let at = |placements: &[(&str, bool)], deletion| {
         world()
-            .placed(places)
+            .placed(placements)
             .says("edge-1", well())
             .deleted(deletion)
     };
     let decision = at(&HERE, None).decide();
     assert!(decision.read);
     assert_eq!(
-        (orders(&decision), places(&decision)),
+        (orders(&decision), placements(&decision)),
         (HERE.to_vec(), HERE.to_vec())
     );
     assert!(decision.orders["edge-1"].paused, "it is left as it is");
@@ -433,7 +441,7 @@ fn deletion_is_confirmed_recorded_ordered_then_finished() {
     let decision = at(&HERE, Some(Deletion::OfTheObject)).decide();
     assert!(!decision.read);
     assert_eq!(
-        (orders(&decision), places(&decision)),
+        (orders(&decision), placements(&decision)),
         (HERE.to_vec(), GOES.to_vec())
     );
     // A hub that starts reads the removal from the record.
@@ -461,12 +469,12 @@ fn unrecorded_deployment_is_assumed_at_its_target() {
     let unrecorded = |deletion| world().finalized().deleted(deletion);
     let decision = unrecorded(None).decide();
     assert!(decision.read);
-    assert_eq!(places(&decision), HERE);
+    assert_eq!(placements(&decision), HERE);
     let decision = unrecorded(Some(Deletion::OfTheObject)).decide();
-    assert_eq!(places(&decision), [("edge-1", true)]);
+    assert_eq!(placements(&decision), [("edge-1", true)]);
     assert_eq!(decision.finalizers, None);
     let mut nowhere = unrecorded(Some(Deletion::OfTheObject));
-    nowhere.aim = Err(State::new(Truth::False, "SecretNotFound", "no Secret x"));
+    nowhere.target = Err(State::new(Truth::False, "SecretNotFound", "no Secret x"));
     let decision = nowhere.decide();
     assert_eq!(decision.finalizers, None);
     let line = decision.status.last_message.unwrap();
@@ -479,7 +487,7 @@ fn unrecorded_deployment_is_assumed_at_its_target() {
         reasons(&let_go.with_finalizers),
         ["Orphaned", "FinalizerRemoved"]
     );
-    // No place is recorded any longer.
+    // No placement is recorded any longer.
     let done = world().placed(&[]).deleted(None).decide();
     assert_eq!(done.finalizers, Some(Vec::new()));
 }

@@ -122,7 +122,7 @@ impl World {
         self
     }
 
-    fn aim(&self, named: &Named, from: &str) -> Result<String, String> {
+    fn select(&self, named: &Named, from: &str) -> Result<String, String> {
         let open_namespaces = ["fleet".to_owned()].into();
         let mut clusters = Clusters::default();
         for (name, cluster) in &self.clusters {
@@ -134,7 +134,7 @@ impl World {
             findings: &self.findings,
             open_namespaces: &open_namespaces,
         };
-        let aimed = aim(named, "paris", from, sight);
+        let aimed = select(named, "paris", from, sight);
         aimed
             .map(|(member, _)| member)
             .map_err(|state| state.reason)
@@ -171,7 +171,7 @@ fn secret_is_open_to_its_namespace_unless_labelled() {
         let world = World::default()
             .member("admin", Some(of.origin().source_ref()))
             .finding(of, finding.clone());
-        let aimed = world.aim(&by(of), from);
+        let aimed = world.select(&by(of), from);
         let expected = if allowed {
             Ok("admin".to_owned())
         } else {
@@ -223,7 +223,7 @@ fn pending_target_differs_from_impossible_one() {
         ("no name", world().finding(&of, strange), Err("NotAName")),
     ] {
         let expected = expected.map(str::to_owned).map_err(str::to_owned);
-        assert_eq!(world.aim(&by(&of), "team"), expected, "{what}");
+        assert_eq!(world.select(&by(&of), "team"), expected, "{what}");
     }
 }
 
@@ -238,14 +238,14 @@ fn target_of_duplicate_members_is_the_acting_one() {
     for (name, uid) in [("admin", "u"), ("kamaji", "u"), ("another", "v")] {
         world.clusters.get_mut(name).unwrap().cluster_uid = Some(uid.to_owned());
     }
-    assert_eq!(world.aim(&by(&of), "team").unwrap(), "admin");
+    assert_eq!(world.select(&by(&of), "team").unwrap(), "admin");
     world.clusters.get_mut("admin").unwrap().duplicate = true;
-    assert_eq!(world.aim(&by(&of), "team").unwrap(), "kamaji");
+    assert_eq!(world.select(&by(&of), "team").unwrap(), "kamaji");
     // It says who may aim at it.
     let kamaji = world.clusters.get_mut("kamaji").unwrap();
     kamaji.allowed = Allowed::new(Some(&["other".to_owned()]));
     assert_eq!(
-        world.aim(&by(&of), "team").unwrap_err(),
+        world.select(&by(&of), "team").unwrap_err(),
         "NamespaceNotAllowed"
     );
 }
@@ -254,22 +254,25 @@ fn target_of_duplicate_members_is_the_acting_one() {
 fn joined_region_needs_no_secret_unless_named() {
     let default = named(&spec(|_| {}), "fleet");
     let world = World::default().member("paris", None);
-    assert_eq!(world.aim(&default, "team").unwrap(), "paris");
+    assert_eq!(world.select(&default, "team").unwrap(), "paris");
     assert_eq!(
         world
-            .aim(&by(&secret("fleet", "admin")), "team")
+            .select(&by(&secret("fleet", "admin")), "team")
             .unwrap_err(),
         "Starting"
     );
     // A member of that name with a source is somebody's of its own.
     let other = secret("elsewhere", "paris").origin().source_ref();
     let world = World::default().member("paris", Some(other));
-    assert_eq!(world.aim(&default, "team").unwrap_err(), "Starting");
+    assert_eq!(world.select(&default, "team").unwrap_err(), "Starting");
     let home = by(&secret("fleet", names::SELF_CLUSTER));
     let with_home = World::default().member(names::SELF_CLUSTER, None);
-    assert_eq!(with_home.aim(&home, "team").unwrap(), names::SELF_CLUSTER);
     assert_eq!(
-        World::default().aim(&home, "team").unwrap_err(),
+        with_home.select(&home, "team").unwrap(),
+        names::SELF_CLUSTER
+    );
+    assert_eq!(
+        World::default().select(&home, "team").unwrap_err(),
         "SourceGone"
     );
 }
@@ -282,11 +285,11 @@ fn unreached_cluster_is_awaited_or_its_fault_reported() {
         .finding(&of, there(false));
     let cluster = world.clusters.get_mut("admin").unwrap();
     cluster.cluster_uid = None;
-    assert_eq!(world.aim(&by(&of), "team").unwrap_err(), "Starting");
+    assert_eq!(world.select(&by(&of), "team").unwrap_err(), "Starting");
     let cluster = world.clusters.get_mut("admin").unwrap();
     cluster.resolved = Some(State::new(Truth::False, "KubeconfigInvalid", "no such key"));
     assert_eq!(
-        world.aim(&by(&of), "team").unwrap_err(),
+        world.select(&by(&of), "team").unwrap_err(),
         "KubeconfigInvalid"
     );
 }
@@ -357,7 +360,7 @@ fn profile_resolves_to_its_member_and_reports_state() {
         ),
     ] {
         let expected = expected.map(str::to_owned).map_err(str::to_owned);
-        assert_eq!(world.aim(&named, "team"), expected, "{what}");
+        assert_eq!(world.select(&named, "team"), expected, "{what}");
     }
 }
 

@@ -83,8 +83,8 @@ fn member_without_edge_cluster_is_dismissed_until_absent() {
 
     // The label is removed and added again, faster than the hub polls.
     let departed = [origin("krypton", "b")].into();
-    let anew = register.next(&[&both], &departed, &without_b);
-    assert!(anew.dismissed(&without_b).is_empty());
+    let relabelled = register.next(&[&both], &departed, &without_b);
+    assert!(relabelled.dismissed(&without_b).is_empty());
     // Not listed yet after a restart: the source may exist.
     let register = register.next(&[&found(None)], &BTreeSet::new(), &without_b);
     assert_eq!(register.dismissed(&without_b).len(), 1);

@@ -508,7 +508,7 @@ fn suspended_member_health_is_unknown_not_false() {
 }
 
 #[test]
-fn new_tenure_forgets_reports_of_closed_session() {
+fn new_term_forgets_reports_of_closed_session() {
     let fleet = fleet();
     let agent = ReporterId::Session(1);
     let _asks = fleet.members.open(MEMBER, agent, at(0));
@@ -540,7 +540,7 @@ fn new_tenure_forgets_reports_of_closed_session() {
 }
 
 #[test]
-fn new_tenure_keeps_proxy_reports_only_if_connected() {
+fn new_term_keeps_proxy_reports_only_if_connected() {
     for (said, total, asked) in [
         (observing("hub/b"), 1, 0),
         (

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use krypton_crds::edge_cluster::Mode;
-use krypton_helm::chart::{ChartFault, ChartRef, Standing};
+use krypton_helm::chart::{CacheState, ChartFault, ChartRef};
 use krypton_helm::driver::Load;
 use krypton_helm::slots::priority::Priority;
 use krypton_types::desired::{ChartState, DesiredState, Version};
@@ -49,20 +49,20 @@ fn authority() -> Authority {
     Authority::generate("fleet", Timestamp::now()).unwrap()
 }
 
-fn cached() -> Vec<(ChartRef, Standing)> {
+fn cached() -> Vec<(ChartRef, CacheState)> {
     let of = |version: &str| ChartRef {
         repo: format!("https://user:{HIDDEN}@charts.example.org/stable"),
         name: "small".to_owned(),
         version: version.to_owned(),
     };
     let at = |seconds| BootTime(Duration::from_secs(seconds));
-    let failed = Standing::Failed {
+    let failed = CacheState::Failed {
         fault: ChartFault::NotLoaded,
         times: 3,
         since: at(95),
         until: at(103),
     };
-    let here = Standing::Here {
+    let here = CacheState::Here {
         since: at(40),
         version: "1.0.0".to_owned(),
         sha256: "sum".to_owned(),
@@ -181,7 +181,7 @@ fn fleet_dump_is_complete_and_hides_secrets() {
             "waiting": { "calls": 0, "lists": 0, "runs": 0, "urgent": 0 },
             "helm": {
                 "inAll": 4, "perMember": 3, "running": { "edge-1": 2 },
-                "waiting": [{ "member": "edge-2", "urgency": "high", "forSeconds": 70 }],
+                "waiting": [{ "member": "edge-2", "priority": "high", "forSeconds": 70 }],
             },
             "members": {
                 "edge-1": {

@@ -138,8 +138,8 @@ fn failed_writes_back_off() {
     assert_eq!(pause(&mut store, ends(Wrote::Conflict, None)), PACE);
     let kept = object("1", None);
     assert_eq!(pause(&mut store, ends(Wrote::Ok, Some(kept))), PACE);
-    let anew = pause(&mut store, ends(Wrote::Failed, None));
-    assert!(anew <= Duration::from_secs(1), "{anew:?}");
+    let retry = pause(&mut store, ends(Wrote::Failed, None));
+    assert!(retry <= Duration::from_secs(1), "{retry:?}");
 }
 
 #[test]
@@ -176,7 +176,7 @@ fn placement_record_precedes_finalizer_where_crd_keeps_it() {
         cluster_uid: Some("cluster-1".to_owned()),
         ..Target::default()
     };
-    reports.aim([(MEMBER.to_owned(), target)].into());
+    reports.set_targets([(MEMBER.to_owned(), target)].into());
     let named = |version: &str, status: Option<TenantStatus>| {
         let spec = json!({ "clusterRef": { "secretName": MEMBER } });
         let mut tenant = object(version, status);
@@ -194,9 +194,9 @@ fn placement_record_precedes_finalizer_where_crd_keeps_it() {
         else {
             panic!("it is not put on record");
         };
-        assert_eq!(status.place.as_ref().unwrap().cluster_uid, "cluster-1");
+        assert_eq!(status.placement.as_ref().unwrap().cluster_uid, "cluster-1");
         if !keeps {
-            status.place = None;
+            status.placement = None;
         }
         let answer = Written {
             recording: true,
@@ -237,9 +237,9 @@ fn field_unknown_to_old_crd_is_written_once() {
     };
     failing(100);
     let mut status = next(&mut store, &reports, 0).unwrap();
-    assert_eq!(status.next.len(), 1);
+    assert_eq!(status.next_steps.len(), 1);
     // The CRD dropped the field from the write.
-    status.next.clear();
+    status.next_steps.clear();
     let kept = object("1", Some(status.clone()));
     store.take_written(
         key(),
@@ -267,7 +267,7 @@ fn member_change_reevaluates_only_its_own_tenants() {
     fleet.reports.hearing(&name, Hearing::Full);
     assert_eq!(fleet.decides(), 5, "it is heard again");
     fleet.reports.begin(&name, fleet.now);
-    assert_eq!(fleet.decides(), 5, "it begins anew");
+    assert_eq!(fleet.decides(), 5, "it begins again");
     fleet.reports.hearing(&name, Hearing::Full);
     assert_eq!(fleet.decides(), 5, "it has said nothing since");
     let said = [(tenant_of(7, 3), Some(report(true)))];
@@ -275,9 +275,9 @@ fn member_change_reevaluates_only_its_own_tenants() {
     assert_eq!(fleet.decides(), 1, "it says something of one");
     let mut others = targets(20);
     others.get_mut(&name).unwrap().resolved = Some(State::new(Truth::False, "Any", ""));
-    fleet.reports.aim(others);
+    fleet.reports.set_targets(others);
     assert_eq!(fleet.decides(), 5, "its EdgeCluster says something else");
-    fleet.reports.aim(targets(19));
+    fleet.reports.set_targets(targets(19));
     assert_eq!(
         fleet.decides(),
         10,
@@ -331,7 +331,7 @@ fn looking_at_many_tenants_yields_to_others() {
 /// Returns a store with Tenants whose members are known only as a count, before they are late.
 pub(crate) fn summarised(members: usize, tenants: usize) -> (TenantStore, Reports) {
     let (mut store, reports) = (TenantStore::default(), Reports::default());
-    reports.aim(targets(members));
+    reports.set_targets(targets(members));
     for number in 0..tenants {
         let summary = krypton_crds::tenant::ClusterSummary {
             clusters: u32::try_from(members).unwrap(),
@@ -380,7 +380,7 @@ fn scan_of_many_members_is_paced() {
 fn members_known_by_number_only_are_found_again() {
     let (mut store, reports) = (TenantStore::default(), Reports::default());
     let count = 60;
-    reports.aim(targets(count));
+    reports.set_targets(targets(count));
     let summary = krypton_crds::tenant::ClusterSummary {
         clusters: 60,
         ready: 60,

@@ -37,7 +37,7 @@ fn held(mut tenant: Tenant) -> Tenant {
 }
 
 fn on_record_at(mut tenant: Tenant, cluster: &str, uid: &str) -> Tenant {
-    tenant.status.get_or_insert_default().place = Some(TenantPlace {
+    tenant.status.get_or_insert_default().placement = Some(TenantPlacement {
         cluster: cluster.to_owned(),
         cluster_uid: uid.to_owned(),
     });
@@ -111,7 +111,7 @@ fn view(targets: &Targets) -> View<'_> {
 }
 
 /// The step as a word, and the reason.
-fn words(verdict: &Verdict) -> (&str, &str) {
+fn outcome(verdict: &Verdict) -> (&str, &str) {
     let step = match &verdict.step {
         Step::Nothing if verdict.place.is_some() => "record",
         Step::Nothing => "",
@@ -130,7 +130,7 @@ fn tenant_is_placed_on_known_member_allowing_it() {
     let targets = targets();
     let at = |tenant: &Tenant, view: View<'_>| {
         let verdict = decide(tenant, &view);
-        let (step, why) = words(&verdict);
+        let (step, why) = outcome(&verdict);
         (step.to_owned(), why.to_owned())
     };
     let named = |spec: Value| with_spec(json!({ "clusterRef": spec }));
@@ -274,7 +274,7 @@ fn placed_condition_follows_member_report_unless_home_overrides() {
     ];
     for (tenant, view, expected) in table {
         let verdict = decide(&tenant, &view);
-        assert_eq!(words(&verdict), expected, "{tenant:?} {view:?}");
+        assert_eq!(outcome(&verdict), expected, "{tenant:?} {view:?}");
         let waits = verdict.step == Step::Nothing
             && ["ClusterUnreachable", "NotPlacing", "MemberLeft"].contains(&expected.1);
         if waits && tenant.metadata.deletion_timestamp.is_some() {
@@ -369,7 +369,7 @@ fn placement_is_recorded_then_held_then_ordered() {
             place: false,
             ..view(&targets)
         };
-        assert_eq!(words(&decide(&wiped, &off)), ("", "NotPlacing"));
+        assert_eq!(outcome(&decide(&wiped, &off)), ("", "NotPlacing"));
         let early = View {
             targets: None,
             ..view(&targets)
@@ -377,7 +377,7 @@ fn placement_is_recorded_then_held_then_ordered() {
         assert_eq!(decide(&wiped, &early).step, begin);
         let again = on_record_at(held(wiped.clone()), "edge-1", CLUSTER);
         assert_eq!(
-            words(&decide(&again, &view(&targets))),
+            outcome(&decide(&again, &view(&targets))),
             ("", "ClusterRefChanged")
         );
         assert_eq!(ordered(&again, &targets).as_deref(), Some("edge-1"));
@@ -392,7 +392,7 @@ fn placement_is_recorded_then_held_then_ordered() {
     for silent in [None, Some("no agent")] {
         let base = view(&targets);
         let verdict = decide(&tenant(), &View { silent, ..base });
-        assert_eq!(words(&verdict), ("", "ClusterUnreachable"));
+        assert_eq!(outcome(&verdict), ("", "ClusterUnreachable"));
     }
 }
 
@@ -465,7 +465,7 @@ fn order_goes_to_recorded_cluster_under_any_name() {
             ..view(&targets)
         };
         assert_eq!(
-            words(&decide(&tenant, &view)),
+            outcome(&decide(&tenant, &view)),
             stays,
             "{tenant:?} {targets:?}"
         );
@@ -473,9 +473,9 @@ fn order_goes_to_recorded_cluster_under_any_name() {
         let member = order(&deleted, &targets, Deletion::Its).map(|(member, _)| member);
         assert_eq!(member.as_deref(), asked, "{deleted:?} {targets:?}");
         let verdict = decide(&deleted, &view);
-        assert_eq!(words(&verdict), goes, "{deleted:?} {targets:?}");
+        assert_eq!(outcome(&verdict), goes, "{deleted:?} {targets:?}");
         let orphan = annotated(deleted, ORPHAN_ANNOTATION, "true");
-        assert_eq!(words(&decide(&orphan, &view)), ("orphan", "Deleting"));
+        assert_eq!(outcome(&decide(&orphan, &view)), ("orphan", "Deleting"));
         if asked.is_none() {
             let message = verdict.placed.unwrap().message;
             assert!(message.contains(ORPHAN_ANNOTATION), "{message}");

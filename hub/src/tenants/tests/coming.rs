@@ -29,12 +29,12 @@ fn next_step_is_listed_until_cause_ends() {
     ]);
     acme.status = Some(once(&acme, &said, false));
     let status = acme.status.clone().unwrap();
-    assert_eq!(status.next.len(), 1);
+    assert_eq!(status.next_steps.len(), 1);
     assert_eq!(Next::from_status(&status, "edge-1"), retry(100));
     // After a start, it stays until the first report, as the rest of the status does.
     assert_eq!(once(&acme, &BTreeMap::new(), true), status);
     let said = full(&[(names::SELF_CLUSTER, well.clone()), ("edge-1", well)]);
-    assert!(once(&acme, &said, false).next.is_empty());
+    assert!(once(&acme, &said, false).next_steps.is_empty());
 }
 
 #[test]
@@ -47,6 +47,6 @@ fn listed_members_show_next_step_beside_summary() {
         .collect();
     let status = once(&tenant(), &members, false);
     assert_eq!(status.summary.unwrap().not_ready, 60);
-    assert_eq!(status.next.len(), 20);
+    assert_eq!(status.next_steps.len(), 20);
     assert_eq!(Next::from_status(&status, "edge-07"), retry(7));
 }

@@ -34,7 +34,7 @@ const WIDE_COLUMNS: [Column<EdgeCluster>; 5] = [
         or_dash(seen.map(|seen| age(seen.0, view.now)))
     }),
     ("HOLDER", |it, _| {
-        or_dash(status(it).and_then(|status| status.holder.as_deref()))
+        or_dash(status(it).and_then(|status| status.lease_holder.as_deref()))
     }),
     ("CLUSTER-UID", |it, _| {
         or_dash(status(it).and_then(|status| status.cluster_uid.as_deref()))
@@ -60,22 +60,22 @@ fn version(epoch: u64, generation: u64) -> String {
 
 /// Returns the process that reconciles, and obstacles to that, as in kubectl's `Ready,SchedulingDisabled`.
 fn mode(cluster: &EdgeCluster) -> String {
-    let mut words = vec![match status(cluster).and_then(|status| status.mode) {
+    let mut modes = vec![match status(cluster).and_then(|status| status.mode) {
         Some(Mode::Agent) => "agent",
         Some(Mode::Proxy) => "proxy",
         Some(Mode::None) => "none",
         None => "-",
     }];
     if cluster.spec.paused {
-        words.push("paused");
+        modes.push("paused");
     }
     if cluster.spec.banned {
-        words.push("banned");
+        modes.push("banned");
     }
     if cluster.spec.accepted == Some(false) {
-        words.push("not accepted");
+        modes.push("not accepted");
     }
-    words.join(",")
+    modes.join(",")
 }
 
 fn connected(cluster: &EdgeCluster) -> String {

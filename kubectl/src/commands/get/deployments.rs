@@ -52,7 +52,7 @@ fn status(deployment: &KryptonDeployment) -> Option<&KryptonDeploymentStatus> {
 
 /// The clusters of the release. Marks clusters that will lose it.
 fn clusters(status: &KryptonDeploymentStatus) -> String {
-    let named = status.places.iter().flatten().map(|place| {
+    let named = status.placements.iter().flatten().map(|place| {
         let mark = if place.removing { "(leaving)" } else { "" };
         format!("{}{mark}", one_line(&place.cluster))
     });

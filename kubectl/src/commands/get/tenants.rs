@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterStatus, SummarisedTenant};
+use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterStatus, TenantSummary};
 use krypton_crds::tenant::{Tenant, TenantStatus};
 use krypton_types::conditions::{self, ClusterState, State, Truth};
 use serde_json::Value;
@@ -76,10 +76,10 @@ pub(crate) fn one_tenant(object: &Value, members: &[Value], now: Timestamp) -> P
         for member in members.iter().filter_map(decoded::<EdgeCluster>) {
             let name = member.metadata.name.unwrap_or_default();
             let status = member.status.unwrap_or_default();
-            let Some(listed) = &status.summarised else {
+            let Some(listed) = &status.tenant_summaries else {
                 continue;
             };
-            let is_it = |tenant: &&SummarisedTenant| {
+            let is_it = |tenant: &&TenantSummary| {
                 key.0.as_ref() == Some(&tenant.namespace) && key.1.as_ref() == Some(&tenant.name)
             };
             if let Some(tenant) = listed.tenants.iter().find(is_it) {
@@ -133,13 +133,9 @@ fn line(cluster: &str, phase: &str, ready: Truth, message: String) -> Vec<String
 }
 
 /// The line of a cluster from its EdgeCluster. While that is not connected, its state is the last known.
-fn listed_line(
-    cluster: &str,
-    tenant: &SummarisedTenant,
-    status: &EdgeClusterStatus,
-) -> Vec<String> {
+fn listed_line(cluster: &str, tenant: &TenantSummary, status: &EdgeClusterStatus) -> Vec<String> {
     let connected = conditions::find(&status.conditions, "Connected");
-    let state = one_line(&tenant.standing);
+    let state = one_line(&tenant.state);
     if connected.is_none_or(|connected| connected.truth != Truth::True) {
         return line(
             cluster,

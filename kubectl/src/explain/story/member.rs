@@ -145,7 +145,7 @@ impl Explainer<'_> {
         if let Some(healthy) = healthy.filter(|it| it.truth != Truth::True && !is_shown(it)) {
             self.condition(Mark::Note, &healthy, remedy::of_member(&healthy.reason));
         }
-        match status.holder.as_deref() {
+        match status.lease_holder.as_deref() {
             None | Some("") => {}
             Some(holder) if reports => {
                 let text = format!("{holder} holds its Lease, and acts there");

@@ -18,7 +18,7 @@ use super::{dialer, hub_alone, refused, signing_request};
 
 const HERE: &str = "6f1f2f3c-0000-4000-8000-0123456789ab";
 
-async fn enrol(
+async fn enroll(
     bundle: &JoinBundle,
     token: &str,
     request: &[u8],
@@ -46,10 +46,10 @@ async fn old_bundle_grants_no_certificate() -> TestResult {
 
     let used = read("edge-1").await;
     let token = used.token.as_str();
-    enrol(&used, token, &mine, HERE).await?;
-    let again = enrol(&used, token, &theirs, HERE).await;
+    enroll(&used, token, &mine, HERE).await?;
+    let again = enroll(&used, token, &theirs, HERE).await;
     refused(again, denied, "used already by another key");
-    let elsewhere = enrol(&used, token, &mine, "elsewhere").await;
+    let elsewhere = enroll(&used, token, &mine, "elsewhere").await;
     refused(elsewhere, denied, "used already on another cluster");
 
     // An unknown token, a wrong secret and the token of a second hub get the same answer.
@@ -64,14 +64,14 @@ async fn old_bundle_grants_no_certificate() -> TestResult {
     let guess = format!("{name}.{}", "0".repeat(64));
     let mut told = Vec::new();
     for wrong in [guess, unknown, of_another_hub] {
-        let answer = enrol(&used, &wrong, &theirs, HERE).await;
+        let answer = enroll(&used, &wrong, &theirs, HERE).await;
         told.push(refused(answer, denied, "not known here"));
     }
     told.dedup();
     assert_eq!(told.len(), 1, "{told:?}");
     let day_before_yesterday = now() - jiff::SignedDuration::from_hours(48);
     let expired = made(HUB_NAMESPACE, day_before_yesterday).await;
-    let late = enrol(&used, &expired, &theirs, HERE).await;
+    let late = enroll(&used, &expired, &theirs, HERE).await;
     refused(late, denied, "expired at");
     // This hub cannot present a certificate of the second hub's CA.
     let foreign = Authority::generate("other.krypton", now())?;
@@ -81,14 +81,14 @@ async fn old_bundle_grants_no_certificate() -> TestResult {
 
     // No bundle from before the deletion creates the EdgeCluster again.
     let [used, before] = [read("edge-9").await, read("edge-9").await];
-    enrol(&used, &used.token, &mine, HERE).await?;
+    enroll(&used, &used.token, &mine, HERE).await?;
     let meanwhile = read("edge-9").await;
     let members: Api<EdgeCluster> = Api::all(home.client());
     let params = DeleteParams::default();
     members.delete("edge-9", &params).await?;
     let old = [&used, &before, &meanwhile];
     for bundle in old {
-        let back = enrol(bundle, &bundle.token, &mine, HERE).await;
+        let back = enroll(bundle, &bundle.token, &mine, HERE).await;
         refused(back, denied, "has been deleted since");
     }
     let names = async || {
@@ -100,12 +100,12 @@ async fn old_bundle_grants_no_certificate() -> TestResult {
     // The same holds after an operator has invited its successor.
     eventually("a later bundle to be good", async || {
         let invited = read("edge-9").await;
-        let enrolled = enrol(&invited, &invited.token, &theirs, HERE).await;
+        let enrolled = enroll(&invited, &invited.token, &theirs, HERE).await;
         Ok(Some(enrolled?))
     })
     .await?;
     for bundle in old {
-        let back = enrol(bundle, &bundle.token, &mine, HERE).await;
+        let back = enroll(bundle, &bundle.token, &mine, HERE).await;
         refused(back, denied, "");
     }
     Ok(())

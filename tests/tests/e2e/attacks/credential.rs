@@ -204,7 +204,7 @@ impl Fleet {
         let keys = status.agent_keys.as_ref().map(|keys| &keys.current.serial);
         format!(
             "{:?} {:?} {keys:?} {:?} {conditions:?}",
-            status.cluster_uid, status.holder, status.tenants
+            status.cluster_uid, status.lease_holder, status.tenants
         )
     }
 

@@ -139,7 +139,7 @@ impl Story {
         let kubeconfigs = [cluster.kubeconfig().to_owned(), self.file(CONTEXTS)];
         let kubeconfigs = std::env::join_paths(kubeconfigs).unwrap();
         let bash = cluster
-            .aim(Path::new("/bin/bash"))
+            .invocation(Path::new("/bin/bash"))
             .args(script)
             .env("PATH", path)
             .env("KUBECONFIG", kubeconfigs);

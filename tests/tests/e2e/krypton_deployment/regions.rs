@@ -271,7 +271,7 @@ impl Regions {
 }
 
 pub(crate) fn placed(status: &KryptonDeploymentStatus) -> Vec<&str> {
-    let places = status.places.iter().flatten();
+    let places = status.placements.iter().flatten();
     places.map(|place| place.cluster.as_str()).collect()
 }
 

@@ -17,7 +17,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::{ALL_READY, BY_HAND, charts, flags, no_helm_ran, original};
+use super::{ALL_READY, BY_HAND, Charts, charts, flags, no_helm_ran, original};
 
 const API_CRDS: &str = "tenant-g1-api-crds.yaml";
 const WITHOUT_WORKSPACE: &str = "tenant-g3-generated.yaml";
@@ -178,59 +178,65 @@ async fn gives_way(
     Ok(())
 }
 
+/// Creates a Tenant with its release under each of the original's CRDs, and one that the last of them has robbed of its
+/// workspace.
+async fn create_tenants_of_each_generation(pair: &Pair, charts: &Charts) -> TestResult {
+    let desk = pair.desk();
+    let original = original(pair, charts);
+    let well = original.status(None);
+    let bare = json!({"phase": "Ready", "lastMessage": "release installed"});
+    // It is on the edge and at home, and names the edge in both places.
+    let reference = json!({"secretName": pair.name(), "secretNamespace": "default"});
+    let named = json!({"workspace": "first-ws", "clusterRef": reference});
+    let generations = [
+        (BY_HAND, "first", named.clone(), well.clone()),
+        (
+            API_CRDS,
+            "second",
+            json!({"workspace": "second-ws"}),
+            bare.clone(),
+        ),
+        // README of that time: the namespace is the Tenant's name.
+        (WITHOUT_WORKSPACE, "third", json!({}), bare),
+    ];
+    for (file, name, spec, status) in generations {
+        apply_crd(original.cluster, file).await?;
+        let workspace = spec["workspace"].as_str().unwrap_or(name).to_owned();
+        let release = pair.release(name);
+        original.install(&release, &workspace).await?;
+        original.tenant(name, spec, status).await?;
+    }
+    // Written under the last of them, as anybody's label is, it has lost its workspace for good.
+    apply_crd(original.cluster, BY_HAND).await?;
+    let release = pair.release("lost");
+    original.install(&release, "lost-ws").await?;
+    let spec = json!({"workspace": "lost-ws"});
+    let status = original.status(None);
+    original.tenant("lost", spec, status).await?;
+    apply_crd(original.cluster, WITHOUT_WORKSPACE).await?;
+    let name = "default/lost to be without a workspace";
+    eventually(name, async || {
+        let lost = desk.tenants().get("lost").await?;
+        Ok(lost.spec.workspace.is_none().then_some(()))
+    })
+    .await?;
+    desk.annotate("lost", "example.org/touched", "true").await?;
+    for file in [OF_THE_CHART, BY_HAND] {
+        apply_crd(pair.home(), file).await?;
+    }
+    let at_home = Original {
+        cluster: pair.home(),
+        ..original
+    };
+    at_home.tenant("first", named, well).await?;
+    Ok(())
+}
+
 async fn tenants_of_each_generation_are_adopted_without_reinstall(mode: Mode) -> TestResult {
     let charts = charts().await?;
     let mut pair = Pair::start("moving", mode, Parts::WithControllers).await?;
     let (desk, home) = (pair.desk(), FleetClient::at(pair.home()));
-    {
-        let original = original(&pair, &charts);
-        let well = original.status(None);
-        let bare = json!({"phase": "Ready", "lastMessage": "release installed"});
-        // It is on the edge and at home, and names the edge in both places.
-        let reference = json!({"secretName": pair.name(), "secretNamespace": "default"});
-        let named = json!({"workspace": "first-ws", "clusterRef": reference});
-        let generations = [
-            (BY_HAND, "first", named.clone(), well.clone()),
-            (
-                API_CRDS,
-                "second",
-                json!({"workspace": "second-ws"}),
-                bare.clone(),
-            ),
-            // README of that time: the namespace is the Tenant's name.
-            (WITHOUT_WORKSPACE, "third", json!({}), bare),
-        ];
-        for (file, name, spec, status) in generations {
-            apply_crd(original.cluster, file).await?;
-            let workspace = spec["workspace"].as_str().unwrap_or(name).to_owned();
-            let release = pair.release(name);
-            original.install(&release, &workspace).await?;
-            original.tenant(name, spec, status).await?;
-        }
-        // Written under the last of them, as anybody's label is, it has lost its workspace for good.
-        apply_crd(original.cluster, BY_HAND).await?;
-        let release = pair.release("lost");
-        original.install(&release, "lost-ws").await?;
-        let spec = json!({"workspace": "lost-ws"});
-        let status = original.status(None);
-        original.tenant("lost", spec, status).await?;
-        apply_crd(original.cluster, WITHOUT_WORKSPACE).await?;
-        let name = "default/lost to be without a workspace";
-        eventually(name, async || {
-            let lost = desk.tenants().get("lost").await?;
-            Ok(lost.spec.workspace.is_none().then_some(()))
-        })
-        .await?;
-        desk.annotate("lost", "example.org/touched", "true").await?;
-        for file in [OF_THE_CHART, BY_HAND] {
-            apply_crd(pair.home(), file).await?;
-        }
-        let at_home = Original {
-            cluster: pair.home(),
-            ..original
-        };
-        at_home.tenant("first", named, well).await?;
-    }
+    create_tenants_of_each_generation(&pair, &charts).await?;
     let kind = ApiResource::erase::<KryptonDeployment>(&());
     let deployments: Api<DynamicObject> =
         Api::namespaced_with(home.client.clone(), "default", &kind);
@@ -359,7 +365,7 @@ async fn deployments_are_adopted_without_reinstall(mode: Mode) -> TestResult {
         eventually("a KryptonDeployment to be ready", async || {
             let found = deployments.get(name).await?;
             let status = &found.data["status"];
-            let ready = status["phase"] == "Ready" && status["places"].is_array();
+            let ready = status["phase"] == "Ready" && status["placements"].is_array();
             ensure!(ready, "{name}: {status}");
             Ok(Some(()))
         })

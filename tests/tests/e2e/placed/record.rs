@@ -1,10 +1,10 @@
-//! What home has on record of where a Tenant is placed: somebody who writes the Tenant anew does not change
+//! What home has on record of where a Tenant is placed: somebody who writes the Tenant again does not change
 //! it, and another cluster of the member's name is not asked.
 
 use std::io::Write;
 
 use k8s_openapi::api::core::v1::Namespace;
-use krypton_crds::tenant::TenantPlace;
+use krypton_crds::tenant::TenantPlacement;
 use krypton_tests::{
     Agent, AgentOptions, Cluster, Mode, Parts, TestResult, by_agent,
     fleet::{FleetClient, PATIENCE},
@@ -41,11 +41,11 @@ async fn placed_tenant_stays_bound_to_recorded_cluster(mode: Mode) -> TestResult
     scene.place(TEAM, "kept").await;
     let made = scene.is_placed(TEAM, "acme").await?;
     let kept = scene.is_placed(TEAM, "kept").await?;
-    let place = TenantPlace {
+    let place = TenantPlacement {
         cluster: EDGE.to_owned(),
         cluster_uid: uid(scene.pair.cluster()).await,
     };
-    let anew = json!({
+    let again = json!({
         "apiVersion": "mesh.openkcm.io/v1alpha1",
         "kind": "Tenant",
         "metadata": {"namespace": TEAM, "name": "acme"},
@@ -55,12 +55,12 @@ async fn placed_tenant_stays_bound_to_recorded_cluster(mode: Mode) -> TestResult
             "values": {"replicaCount": 0},
         },
     });
-    replace(scene.pair.home(), &anew).await?;
+    replace(scene.pair.home(), &again).await?;
     let refused = [("Placed", "False", "ClusterRefChanged")];
     let written = scene.home.shows("acme", &refused).await?;
     assert_eq!(written.finalizers(), [names::PLACED_FINALIZER]);
     assert_eq!(written.annotations()[names::PLACED_ON_ANNOTATION], EDGE);
-    assert_eq!(written.status.unwrap().place, Some(place));
+    assert_eq!(written.status.unwrap().placement, Some(place));
     let same = scene.edges("acme").await.unwrap();
     assert_eq!(same.metadata.uid, made.metadata.uid);
     assert_eq!(same.metadata.generation, made.metadata.generation);

@@ -40,7 +40,7 @@ impl World {
     /// A release as the Go operator left it, without Krypton's labels.
     fn of_the_original(mut self, chart: &str, version: &str) -> Self {
         self.revisions = vec![self.foreign(1, Status::Deployed)];
-        self.facts(chart, version)
+        self.release_details(chart, version)
     }
 
     fn let_go(mut self) -> Self {
@@ -131,11 +131,11 @@ fn reappeared_release_is_not_reported_gone() {
     let plan = world().deployed().let_go().plan_order(&removal());
     assert_eq!((plan.action, plan.gone), (Action::Uninstall, false));
     // The cleanup of the previous object does not count for a new object with the same name.
-    let anew = DesiredDeployment {
+    let recreated = DesiredDeployment {
         uid: "uid-2".to_owned(),
         ..removal()
     };
-    let plan = world().let_go().plan_order(&anew);
+    let plan = world().let_go().plan_order(&recreated);
     assert!(!plan.gone);
 }
 

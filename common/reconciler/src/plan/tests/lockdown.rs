@@ -17,7 +17,7 @@ fn within(mut w: World, creator: Option<&str>, open_to: Option<&str>) -> World {
         creator: creator.map(str::to_owned),
         open_to: open_to.map(str::to_owned),
         uid: "ns-uid".to_owned(),
-        words: None,
+        namespace_metadata: None,
     });
     w
 }
@@ -108,7 +108,7 @@ fn deployment_takes_no_release_by_its_chart() {
         ..DesiredDeployment::default()
     };
     let owner = ReleaseOwner::Deployment(Arc::new(order));
-    let mut w = within(locked(), Some("uid-1"), None).facts("cert-manager", "1.19.1");
+    let mut w = within(locked(), Some("uid-1"), None).release_details("cert-manager", "1.19.1");
     w.revisions = vec![w.foreign(1, Status::Deployed)];
     let plan = w.plan_of(&owner, Vec::new());
     assert_eq!(ready(&plan).1, reason::RELEASE_IN_USE);

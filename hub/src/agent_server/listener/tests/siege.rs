@@ -143,7 +143,7 @@ async fn all_agents_behind_one_address_are_served() {
     for (client, _) in &mut clients {
         who(client).await.unwrap();
     }
-    assert_eq!(hub.metrics.handshakes_most.get(), 1);
+    assert_eq!(hub.metrics.handshakes_max.get(), 1);
 }
 
 #[tokio::test]

@@ -13,7 +13,7 @@ use super::{
 };
 
 #[derive(Debug, Default)]
-struct Book {
+struct State {
     expected: Expected,
     /// UIDs of objects of the chart that there are, and whose they are.
     seen: BTreeMap<(Edge, Object, Place), (String, String)>,
@@ -25,13 +25,13 @@ struct Book {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Ledger(Mutex<Book>);
+pub(crate) struct ExpectedState(Mutex<State>);
 
-impl Ledger {
+impl ExpectedState {
     pub(crate) fn new(expected: Expected) -> Self {
-        Self(Mutex::new(Book {
+        Self(Mutex::new(State {
             expected,
-            ..Book::default()
+            ..State::default()
         }))
     }
 
@@ -148,12 +148,12 @@ impl Ledger {
         self.lock().violations.clone()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Book> {
+    fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Book {
+impl State {
     fn lost(
         &mut self,
         edge: Edge,
@@ -187,88 +187,88 @@ mod tests {
         ("t-000-ws".to_owned(), TENANT.release())
     }
 
-    fn with_object() -> Ledger {
-        let ledger = Ledger::default();
-        ledger.want(TENANT, Workspace::Own);
-        ledger.there(
+    fn with_object() -> ExpectedState {
+        let expected_state = ExpectedState::default();
+        expected_state.want(TENANT, Workspace::Own);
+        expected_state.there(
             Edge::One,
             Object::Deployment,
             &place(),
             &TENANT.release(),
             "first",
         );
-        ledger
+        expected_state
     }
 
     #[test]
     fn loss_of_live_tenant_object_is_violation() {
-        let ledger = with_object();
-        ledger.gone(Edge::One, Object::Deployment, &place());
-        assert_eq!(ledger.violations().len(), 1);
+        let expected_state = with_object();
+        expected_state.gone(Edge::One, Object::Deployment, &place());
+        assert_eq!(expected_state.violations().len(), 1);
 
-        let ledger = with_object();
-        ledger.there(
+        let expected_state = with_object();
+        expected_state.there(
             Edge::One,
             Object::Deployment,
             &place(),
             &TENANT.release(),
             "second",
         );
-        assert_eq!(ledger.violations().len(), 1);
+        assert_eq!(expected_state.violations().len(), 1);
 
-        let ledger = with_object();
-        ledger.only(Edge::One, Object::ConfigMap, &BTreeSet::new());
-        assert_eq!(ledger.violations(), []);
-        ledger.only(Edge::One, Object::Deployment, &BTreeSet::new());
-        assert_eq!(ledger.violations().len(), 1);
+        let expected_state = with_object();
+        expected_state.only(Edge::One, Object::ConfigMap, &BTreeSet::new());
+        assert_eq!(expected_state.violations(), []);
+        expected_state.only(Edge::One, Object::Deployment, &BTreeSet::new());
+        assert_eq!(expected_state.violations().len(), 1);
     }
 
     #[test]
     fn deliberately_deleted_object_may_vanish_once() {
-        let ledger = with_object();
-        ledger.may_go("first");
-        ledger.gone(Edge::One, Object::Deployment, &place());
-        ledger.there(
+        let expected_state = with_object();
+        expected_state.may_go("first");
+        expected_state.gone(Edge::One, Object::Deployment, &place());
+        expected_state.there(
             Edge::One,
             Object::Deployment,
             &place(),
             &TENANT.release(),
             "second",
         );
-        assert_eq!(ledger.violations(), []);
-        ledger.gone(Edge::One, Object::Deployment, &place());
-        assert_eq!(ledger.violations().len(), 1);
+        assert_eq!(expected_state.violations(), []);
+        expected_state.gone(Edge::One, Object::Deployment, &place());
+        assert_eq!(expected_state.violations().len(), 1);
     }
 
     #[test]
     fn deleted_tenant_may_lose_objects_successor_may_not() {
-        let ledger = with_object();
-        ledger.let_go(TENANT);
-        ledger.gone(Edge::One, Object::Deployment, &place());
-        ledger.want(TENANT, Workspace::Own);
-        ledger.there(
+        let expected_state = with_object();
+        expected_state.let_go(TENANT);
+        expected_state.gone(Edge::One, Object::Deployment, &place());
+        expected_state.want(TENANT, Workspace::Own);
+        expected_state.there(
             Edge::One,
             Object::Deployment,
             &place(),
             &TENANT.release(),
             "second",
         );
-        assert_eq!(ledger.violations(), []);
-        ledger.gone(Edge::One, Object::Deployment, &place());
-        assert_eq!(ledger.violations().len(), 1);
+        assert_eq!(expected_state.violations(), []);
+        expected_state.gone(Edge::One, Object::Deployment, &place());
+        assert_eq!(expected_state.violations().len(), 1);
     }
 
     #[test]
     fn stale_leader_overwrite_is_reported_as_violation() {
-        let ledger = Ledger::default();
+        let expected_state = ExpectedState::default();
         for epoch in [1, 1, 3] {
-            ledger.written("Tenant t-000", "one", epoch);
+            expected_state.written("Tenant t-000", "one", epoch);
         }
-        ledger.written("Tenant t-002", "two", 2);
-        assert_eq!(ledger.violations(), []);
-        ledger.written("Tenant t-000", "one", 2);
-        assert_eq!(ledger.violations().len(), 1);
-        ledger.written("Tenant t-000", "one", 3);
-        assert_eq!(ledger.violations().len(), 1);
+        expected_state.written("Tenant t-002", "two", 2);
+        assert_eq!(expected_state.violations(), []);
+        expected_state.written("Tenant t-000", "one", 2);
+        assert_eq!(expected_state.violations().len(), 1);
+        expected_state.written("Tenant t-000", "one", 3);
+        assert_eq!(expected_state.violations().len(), 1);
     }
 }

@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use k8s_openapi::api::events::v1::Event;
 use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec, SourceRef};
-use krypton_hub::agent_server::enrollment_service::{Audit, Enrolment, reason};
+use krypton_hub::agent_server::enrollment_service::{Audit, EnrollmentService, reason};
 use krypton_hub::agent_server::join_info::publish as publish_join_info;
 use krypton_hub::agent_server::join_token::{self, Refusal};
 use krypton_hub::agent_server::listener::Peer;
@@ -77,7 +77,7 @@ async fn token(client: &Client, cluster: &str) -> Result<String> {
 }
 
 /// Returns a hub's enrollment service, which records events.
-async fn hub(client: &Client) -> Result<(Enrolment, Arc<Authority>)> {
+async fn hub(client: &Client) -> Result<(EnrollmentService, Arc<Authority>)> {
     let authority = Authority::load_or_make(client.clone(), NAMESPACE, "a.krypton").await;
     let live = Arc::new(Live::new(authority?));
     let authority = live.now();
@@ -92,7 +92,7 @@ async fn hub(client: &Client) -> Result<(Enrolment, Arc<Authority>)> {
         metrics: Arc::new(SessionMetrics::default()),
     };
     let namespace = NAMESPACE.to_owned();
-    let hub = Enrolment::new(client.clone(), namespace, live, audit, Leader::alone());
+    let hub = EnrollmentService::new(client.clone(), namespace, live, audit, Leader::alone());
     Ok((hub, authority))
 }
 
@@ -110,8 +110,8 @@ async fn told(client: &Client, member: &str) -> Result<Vec<[String; 4]>> {
     Ok(words.collect())
 }
 
-async fn enrol(
-    hub: &Enrolment,
+async fn enroll(
+    hub: &EnrollmentService,
     token: &str,
     certificate_request: &[u8],
     cluster_uid: &str,
@@ -189,8 +189,8 @@ async fn only_one_key_redeems_contested_token() -> TestResult {
 }
 
 #[tokio::test]
-async fn concurrent_enrolments_with_one_token_yield_one_certificate() -> TestResult {
-    let cluster = home("enrolment-race").await?;
+async fn concurrent_enrollments_with_one_token_yield_one_certificate() -> TestResult {
+    let cluster = home("enrollment-race").await?;
     let client = cluster.client();
     let (hub, _) = hub(&client).await?;
     for round in 0..5 {
@@ -198,8 +198,8 @@ async fn concurrent_enrolments_with_one_token_yield_one_certificate() -> TestRes
         let token = token(&client, &member).await?;
         let requests = [request()?, request()?];
         let (one, other) = tokio::join!(
-            enrol(&hub, &token, &requests[0], HERE),
-            enrol(&hub, &token, &requests[1], HERE),
+            enroll(&hub, &token, &requests[0], HERE),
+            enroll(&hub, &token, &requests[1], HERE),
         );
         let (won, lost): (Vec<_>, Vec<_>) = [one, other].into_iter().partition(Result::is_ok);
         assert_eq!((won.len(), lost.len()), (1, 1), "{won:?} {lost:?}");
@@ -211,31 +211,31 @@ async fn concurrent_enrolments_with_one_token_yield_one_certificate() -> TestRes
 }
 
 #[tokio::test]
-async fn enrolment_events_cover_every_outcome_without_secret() -> TestResult {
-    let cluster = home("enrolment-events").await?;
+async fn enrollment_events_cover_every_outcome_without_secret() -> TestResult {
+    let cluster = home("enrollment-events").await?;
     let client = cluster.client();
     let (hub, _) = hub(&client).await?;
     let members: Api<EdgeCluster> = Api::all(client.clone());
     let token = token(&client, "edge-1").await?;
     let (name, secret) = token.split_once('.').unwrap();
     let mine = request()?;
-    enrol(&hub, &token, &mine, HERE).await?;
-    enrol(&hub, &token, &mine, HERE).await?;
+    enroll(&hub, &token, &mine, HERE).await?;
+    enroll(&hub, &token, &mine, HERE).await?;
     let theirs = request()?;
     let guess = format!("{name}.{}", "0".repeat(64));
-    enrol(&hub, &token, &theirs, HERE).await.unwrap_err();
-    enrol(&hub, &token, &mine, "elsewhere").await.unwrap_err();
-    enrol(&hub, &guess, &theirs, HERE).await.unwrap_err();
+    enroll(&hub, &token, &theirs, HERE).await.unwrap_err();
+    enroll(&hub, &token, &mine, "elsewhere").await.unwrap_err();
+    enroll(&hub, &guess, &theirs, HERE).await.unwrap_err();
     members
         .merge("edge-1", &json!({"spec": {"banned": true}}))
         .await?;
-    enrol(&hub, &token, &mine, HERE).await.unwrap_err();
+    enroll(&hub, &token, &mine, HERE).await.unwrap_err();
     members.delete("edge-1", &DeleteParams::default()).await?;
-    enrol(&hub, &token, &mine, HERE).await.unwrap_err();
+    enroll(&hub, &token, &mine, HERE).await.unwrap_err();
 
     let expected = [
-        ("Normal", reason::ENROLLED, "Enrol"),
-        ("Normal", reason::ENROLLED, "EnrolAgain"),
+        ("Normal", reason::ENROLLED, "Enroll"),
+        ("Normal", reason::ENROLLED, "EnrollAgain"),
         ("Warning", reason::REFUSED, "TokenUsed"),
         ("Warning", reason::REFUSED, "TokenUsedElsewhere"),
         ("Warning", reason::REFUSED, "TokenUnknown"),
@@ -266,8 +266,8 @@ async fn enrolment_events_cover_every_outcome_without_secret() -> TestResult {
 }
 
 #[tokio::test]
-async fn guessed_tokens_are_throttled_but_valid_agent_enrols() -> TestResult {
-    let cluster = home("enrolment-guesser").await?;
+async fn guessed_tokens_are_throttled_but_valid_agent_enrolls() -> TestResult {
+    let cluster = home("enrollment-guesser").await?;
     let client = cluster.client();
     let (hub, _) = hub(&client).await?;
     let token = token(&client, "edge-1").await?;
@@ -276,7 +276,7 @@ async fn guessed_tokens_are_throttled_but_valid_agent_enrols() -> TestResult {
     let mut put_off = 0;
     for number in 0..20_u64 {
         let guess = format!("{name}.{number:064x}");
-        let status = enrol(&hub, &guess, &mine, HERE).await.unwrap_err();
+        let status = enroll(&hub, &guess, &mine, HERE).await.unwrap_err();
         match status.code() {
             Code::PermissionDenied => {}
             Code::ResourceExhausted => put_off += 1,
@@ -287,7 +287,7 @@ async fn guessed_tokens_are_throttled_but_valid_agent_enrols() -> TestResult {
     eventually_within(
         "the right token's turn",
         Duration::from_secs(60),
-        async || Ok(Some(enrol(&hub, &token, &mine, HERE).await?)),
+        async || Ok(Some(enroll(&hub, &token, &mine, HERE).await?)),
     )
     .await?;
     Ok(())
@@ -349,15 +349,15 @@ async fn how_to_join_is_published_and_repaired() -> TestResult {
 }
 
 #[tokio::test]
-async fn token_enrols_one_agent_and_explains_refusals() -> TestResult {
-    let cluster = home("enrolment").await?;
+async fn token_enrolls_one_agent_and_explains_refusals() -> TestResult {
+    let cluster = home("enrollment").await?;
     let client = cluster.client();
     let (hub, authority) = hub(&client).await?;
     let members: Api<EdgeCluster> = Api::all(client.clone());
 
     // The hub creates the EdgeCluster of a new member, and binds the certificate to it.
     let (token_1, mine) = (token(&client, "edge-1").await?, request()?);
-    let answer = enrol(&hub, &token_1, &mine, HERE).await?;
+    let answer = enroll(&hub, &token_1, &mine, HERE).await?;
     let member = members.get("edge-1").await?;
     let own = read_agent_certificate("a.krypton", &answer.certificates[0])?;
     assert_eq!(own.cluster, "edge-1");
@@ -365,13 +365,13 @@ async fn token_enrols_one_agent_and_explains_refusals() -> TestResult {
     assert_eq!(answer.roots[0][..], authority.roots()[0][..]);
 
     // The same key can enroll again, and another key can't.
-    enrol(&hub, &token_1, &mine, HERE).await?;
+    enroll(&hub, &token_1, &mine, HERE).await?;
     let refused = |status: Result<EnrollResponse, Status>, code: Code, word: &str| {
         let status = status.unwrap_err();
         assert_eq!(status.code(), code, "{}", status.message());
         assert!(status.message().contains(word), "{}", status.message());
     };
-    let theirs = enrol(&hub, &token_1, &request()?, HERE).await;
+    let theirs = enroll(&hub, &token_1, &request()?, HERE).await;
     refused(
         theirs,
         Code::PermissionDenied,
@@ -379,7 +379,7 @@ async fn token_enrols_one_agent_and_explains_refusals() -> TestResult {
     );
 
     // The same key on another cluster means that the bundle and the key were copied.
-    let copied = enrol(&hub, &token_1, &mine, "another-cluster").await;
+    let copied = enroll(&hub, &token_1, &mine, "another-cluster").await;
     refused(
         copied,
         Code::PermissionDenied,
@@ -389,11 +389,11 @@ async fn token_enrols_one_agent_and_explains_refusals() -> TestResult {
     // Deleting the EdgeCluster revokes its token and the unused ones.
     let (token_9, their_own) = (token(&client, "edge-9").await?, request()?);
     let made_before = token(&client, "edge-9").await?;
-    enrol(&hub, &token_9, &their_own, HERE).await?;
+    enroll(&hub, &token_9, &their_own, HERE).await?;
     let made_after = token(&client, "edge-9").await?;
     members.delete("edge-9", &DeleteParams::default()).await?;
     for revoked in [token_9, made_before, made_after] {
-        let back = enrol(&hub, &revoked, &their_own, HERE).await;
+        let back = enroll(&hub, &revoked, &their_own, HERE).await;
         refused(back, Code::PermissionDenied, "has been deleted since");
     }
     assert!(members.get_opt("edge-9").await?.is_none());
@@ -404,7 +404,7 @@ async fn token_enrols_one_agent_and_explains_refusals() -> TestResult {
     let unknown = format!("{}.{}", "0".repeat(16), "0".repeat(64));
     let mut said = Vec::new();
     for wrong in [guess, unknown, "x".to_owned(), String::new()] {
-        let status = enrol(&hub, &wrong, &mine, HERE).await.unwrap_err();
+        let status = enroll(&hub, &wrong, &mine, HERE).await.unwrap_err();
         assert_eq!(status.code(), Code::PermissionDenied);
         said.push(status.message().to_owned());
     }
@@ -414,17 +414,17 @@ async fn token_enrols_one_agent_and_explains_refusals() -> TestResult {
     let past = Timestamp::from_second(now().as_second() - 7200)?;
     let connection = Connection::new(client.clone(), "home");
     let expired = make_token(&connection, NAMESPACE, "edge-1", HOUR, past).await;
-    let late = enrol(&hub, &expired?.token, &mine, HERE).await;
+    let late = enroll(&hub, &expired?.token, &mine, HERE).await;
     refused(late, Code::PermissionDenied, "expired at");
 
     // Invalid input.
     let token_2 = token(&client, "edge-2").await?;
-    let garbled = enrol(&hub, &token_2, b"x", HERE).await;
+    let garbled = enroll(&hub, &token_2, b"x", HERE).await;
     refused(garbled, Code::InvalidArgument, "PKCS#10");
-    let nameless = enrol(&hub, &token_2, &mine, "").await;
+    let nameless = enroll(&hub, &token_2, &mine, "").await;
     refused(nameless, Code::InvalidArgument, "UID");
     let home_itself = token(&client, "self-cluster").await?;
-    let home_itself = enrol(&hub, &home_itself, &mine, HERE).await;
+    let home_itself = enroll(&hub, &home_itself, &mine, HERE).await;
     refused(home_itself, Code::FailedPrecondition, "self-cluster");
 
     // Another cluster under a known name is rejected, which doesn't use up its token.
@@ -433,24 +433,24 @@ async fn token_enrols_one_agent_and_explains_refusals() -> TestResult {
         .patch_status("edge-1", &PatchParams::default(), &known)
         .await?;
     let token_3 = token(&client, "edge-1").await?;
-    let rebuilt = enrol(&hub, &token_3, &request()?, HERE).await;
+    let rebuilt = enroll(&hub, &token_3, &request()?, HERE).await;
     refused(
         rebuilt,
         Code::FailedPrecondition,
         "kubectl krypton join edge-1 --replace",
     );
     let known = request()?;
-    enrol(&hub, &token_3, &known, "there").await?;
+    enroll(&hub, &token_3, &known, "there").await?;
 
     // A banned member is rejected, even with the key that has used the token.
     members
         .merge("edge-1", &json!({"spec": {"banned": true}}))
         .await?;
-    let banned = enrol(&hub, &token_3, &known, "there").await;
+    let banned = enroll(&hub, &token_3, &known, "there").await;
     refused(banned, Code::PermissionDenied, "banned");
 
     cluster.stop_apiserver().await?;
-    let away = enrol(&hub, &token_2, &mine, HERE).await;
+    let away = enroll(&hub, &token_2, &mine, HERE).await;
     refused(away, Code::Unavailable, "try again");
     Ok(())
 }
@@ -482,17 +482,17 @@ async fn ca_rotation_waits_for_enrolled_agent_never_connected() -> TestResult {
     assert_eq!(awaited().await, []);
 
     let token = token(&client, "edge-1").await?;
-    let answer = enrol(&hub, &token, &request()?, HERE).await?;
+    let answer = enroll(&hub, &token, &request()?, HERE).await?;
     let unheard = [("edge-1".to_owned(), Why::NotHeard)];
     assert_eq!(awaited().await, unheard);
     let own = read_agent_certificate("a.krypton", &answer.certificates[0])?;
     let status = members.get("edge-1").await?.status.unwrap();
-    assert_eq!(status.enrolled_until.unwrap().0, own.not_after);
+    assert_eq!(status.pending_certificate_expiry.unwrap().0, own.not_after);
 
     // Simulates an agent that has connected and trusts the next root.
     let come = json!({
         "certificateExpiry": own.not_after,
-        "roots": {"trusted": [RootDigest::of(b"next").to_string()]},
+        "trustedRoots": {"trusted": [RootDigest::of(b"next").to_string()]},
     });
     let come = Patch::Merge(json!({ "status": come }));
     members

@@ -8,7 +8,7 @@ use super::{ChartCache, ChartFault, ChartRef, Memory};
 
 /// State of a requested chart.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum CacheState {
     Here {
         since: BootTime,
         /// The version in the chart's `Chart.yaml`.
@@ -30,14 +30,14 @@ pub enum Standing {
 
 impl ChartCache {
     /// Returns the state of all cached charts in no particular order. Does not wait for fetches.
-    pub fn standing(&self) -> Vec<(ChartRef, Standing)> {
+    pub fn cache_state(&self) -> Vec<(ChartRef, CacheState)> {
         let slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        let standing = slots.iter().filter_map(|(chart, slot)| {
+        let cache_state = slots.iter().filter_map(|(chart, slot)| {
             // A locked entry has a fetch in progress.
-            let standing = match slot.try_lock().as_deref() {
-                Err(_) => Standing::Fetching,
+            let cache_state = match slot.try_lock().as_deref() {
+                Err(_) => CacheState::Fetching,
                 Ok(Memory::Nothing) => return None,
-                Ok(Memory::Have(fetched, since, _)) => Standing::Here {
+                Ok(Memory::Have(fetched, since, _)) => CacheState::Here {
                     since: *since,
                     version: fetched.version.clone(),
                     sha256: fetched.sha256.clone(),
@@ -47,15 +47,15 @@ impl ChartCache {
                     times,
                     since,
                     until,
-                }) => Standing::Failed {
+                }) => CacheState::Failed {
                     fault: error.fault(),
                     times: *times,
                     since: *since,
                     until: *until,
                 },
             };
-            Some((chart.clone(), standing))
+            Some((chart.clone(), cache_state))
         });
-        standing.collect()
+        cache_state.collect()
     }
 }
