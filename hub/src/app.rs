@@ -17,6 +17,7 @@ use krypton_crds::tenant::Tenant;
 use krypton_reconciler::plan::Policy;
 use krypton_reconciler::run_loop::Tools;
 use krypton_runtime::admin::{self, Ports, Readiness, Served};
+use krypton_runtime::events::EventRecorder;
 use krypton_runtime::lease::Times;
 use krypton_runtime::newest::Newest as _;
 use krypton_runtime::retry::{StartupGrace, retry_until_ready};
@@ -51,7 +52,7 @@ use crate::leader::pod_label::Label;
 use crate::leader::{Leader, LeaderElection, Standing};
 use crate::members::Members;
 use crate::members::arbiter::ReportArbiter;
-use crate::notices::EventRecorder;
+use crate::notices::HomeEvents;
 use crate::observe::dump::{self, Dumper};
 use crate::observe::member_metrics::Acting;
 use crate::observe::metrics;
@@ -143,13 +144,10 @@ async fn main_loop(
     if let Some(pinned) = pinned {
         tasks.spawn(pinned.keep(lead.clone(), stop.clone()));
     }
-    let mut teller = Teller::new(
-        client.clone(),
-        settings.namespace.clone(),
-        control.instance.clone(),
-        readiness.clone(),
-        lead.clone(),
-    );
+    let instance = control.instance.clone();
+    let notices = HomeEvents::start(client.clone(), instance, lead.clone(), &watchdog);
+    let namespace = settings.namespace.clone();
+    let mut teller = Teller::new(notices.clone(), namespace, readiness.clone());
     // Read the channel only once: a new leader writes to it, and waits for readers.
     let now = follower.given().get();
     teller.tell(now.problem.as_ref(), now.chart.is_some());
@@ -168,6 +166,7 @@ async fn main_loop(
         engine: &engine,
         observed: &observed,
         control: &control,
+        notices: &notices,
         lead: &lead,
         watchdog: &watchdog,
     };
@@ -407,6 +406,7 @@ struct Starting<'a> {
     engine: &'a Engine,
     observed: &'a Observed,
     control: &'a Control,
+    notices: &'a HomeEvents,
     lead: &'a Leader,
     watchdog: &'a Watchdog,
 }
@@ -469,12 +469,6 @@ impl Starting<'_> {
         let own = [settings.namespace.clone()]
             .into_iter()
             .chain(account.map(|account| account.namespace().to_owned()));
-        let notices = EventRecorder::start(
-            self.client.clone(),
-            control.instance.clone(),
-            self.lead.clone(),
-            self.watchdog,
-        );
         Ok(Arc::new(Shared {
             tools: Tools {
                 helm: Arc::clone(&engine.helm),
@@ -488,7 +482,7 @@ impl Starting<'_> {
             grace: settings.proxy_grace,
             scratch: engine.private.path().to_owned(),
             helm_account: settings.helm_account(),
-            notices,
+            notices: self.notices.clone(),
             holder: control.holder.clone(),
             instance: control.instance.clone(),
             policy: Policy::new(settings.helm.timeout, own)
@@ -517,12 +511,14 @@ impl Starting<'_> {
         };
         let placements = Arc::clone(arbiter.placements());
         let (lead, stop) = (self.lead, &shutdown.home);
+        let (client, instance) = (self.client.clone(), shared.instance.clone());
+        let recorder = EventRecorder::start(client, instance, self.watchdog);
         let aggregating = tenants::run(
             self.client.clone(),
             Arc::clone(reports),
             rules,
             settings.place_tenants.then_some(placements),
-            shared.instance.clone(),
+            recorder,
             lead.clone(),
             stop.clone(),
         );

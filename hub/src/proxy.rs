@@ -32,7 +32,7 @@ use crate::members::Slot;
 use crate::members::arbiter::{ReportArbiter, ReporterId};
 use crate::members::found::Found;
 use crate::members::observation::ObservationBoard;
-use crate::notices::EventRecorder;
+use crate::notices::HomeEvents;
 
 use connect::Reached;
 
@@ -76,7 +76,7 @@ pub struct Shared {
     pub scratch: PathBuf,
     /// The service account that Helm uses on the home cluster.
     pub helm_account: Option<ServiceAccount>,
-    pub notices: EventRecorder,
+    pub notices: HomeEvents,
     pub holder: String,
     pub instance: String,
     pub policy: Policy,

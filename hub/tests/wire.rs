@@ -34,7 +34,7 @@ use krypton_hub::members::arbiter::{Presence, ReportArbiter};
 use krypton_hub::members::found::Found;
 use krypton_hub::members::observation::{MemberObservation, ObservationBoard};
 use krypton_hub::members::{Admission, DesiredStatePublisher, MemberInputs, Members, Order};
-use krypton_hub::notices::EventRecorder;
+use krypton_hub::notices::HomeEvents;
 use krypton_hub::observe::metrics::{Message, SessionMetrics};
 use krypton_hub::tenants::Reports;
 use krypton_proto::REPORTS_PER_MESSAGE;
@@ -189,7 +189,7 @@ impl Home {
             arbiter: Arc::clone(&self.arbiter),
             found: Arc::new(Found::default()),
             metrics: Arc::clone(&self.metrics),
-            notices: EventRecorder::nowhere(),
+            notices: HomeEvents::nowhere(),
             hub_version: hub_version.to_owned(),
             numbers: AtomicU64::new(0),
             watchdog: Watchdog::default(),

@@ -36,7 +36,7 @@ use crate::members::deployment_orders::DEPLOYMENTS_MAX;
 use crate::members::found::Found;
 use crate::members::placement_orders::PLACED_MAX;
 use crate::members::{Admission, MESSAGE, Member, Members, NotFound, Slot};
-use crate::notices::{EventRecorder, MemberEvent};
+use crate::notices::{HomeEvents, MemberEvent};
 use crate::observe::metrics::{Message, SessionMetrics};
 use crate::tenants::TENANTS_MAX;
 
@@ -71,7 +71,7 @@ pub struct Sessions {
     pub arbiter: Arc<ReportArbiter>,
     pub found: Arc<Found>,
     pub metrics: Arc<SessionMetrics>,
-    pub notices: EventRecorder,
+    pub notices: HomeEvents,
     pub hub_version: String,
     /// Counts all sessions of this hub.
     pub numbers: AtomicU64,
@@ -679,7 +679,7 @@ mod tests {
             Arc::new(ObservationBoard::default()),
         );
         let arbiter = ReportArbiter::new(reports, Arc::clone(&report_store), watch::Sender::new(0));
-        let (notices, mut heard) = EventRecorder::heard();
+        let (notices, mut heard) = HomeEvents::heard();
         let sessions = Sessions {
             members: Arc::default(),
             arbiter: Arc::new(arbiter),

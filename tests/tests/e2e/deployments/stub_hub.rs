@@ -29,7 +29,7 @@ use krypton_hub::{
         found::Found,
         observation::ObservationBoard,
     },
-    notices::EventRecorder,
+    notices::HomeEvents,
     observe::metrics::SessionMetrics,
     tenants::Reports,
 };
@@ -117,7 +117,7 @@ impl StubHub {
             arbiter: Arc::clone(&arbiter),
             found: Arc::new(Found::default()),
             metrics: Arc::<SessionMetrics>::default(),
-            notices: EventRecorder::nowhere(),
+            notices: HomeEvents::nowhere(),
             hub_version: env!("CARGO_PKG_VERSION").to_owned(),
             numbers: AtomicU64::new(0),
             watchdog: krypton_runtime::watchdog::Watchdog::default(),
