@@ -8,7 +8,6 @@ mod shutdown;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::Duration;
 
 use anyhow::Context as _;
 use krypton_crds::edge_cluster::EdgeCluster;
@@ -17,6 +16,7 @@ use krypton_crds::tenant::Tenant;
 use krypton_reconciler::plan::Policy;
 use krypton_reconciler::run_loop::Tools;
 use krypton_runtime::admin::{self, Ports, Readiness, Served};
+use krypton_runtime::crd::CrdError;
 use krypton_runtime::events::EventRecorder;
 use krypton_runtime::lease::Times;
 use krypton_runtime::newest::Newest as _;
@@ -244,31 +244,20 @@ async fn prepare_home(settings: &Settings, client: &Client, stop: &CancellationT
     if settings.ensure_watch_crds {
         crds.push(KryptonDeployment::crd());
     }
-    let mut attempts = 0;
-    loop {
-        let prepared = async {
+    let preparing = retry_until_ready(
+        "home",
+        stop,
+        |_| true,
+        async || {
             for crd in &crds {
-                krypton_runtime::crd::ensure(client, crd)
-                    .await
-                    .map_err(|error| chain(&error))?;
+                krypton_runtime::crd::ensure(client, crd).await?;
             }
-            Ok::<(), String>(())
-        };
-        tokio::select! {
-            () = stop.cancelled() => return false,
-            prepared = prepared => match prepared {
-                Ok(()) => break,
-                Err(problem) => tracing::warn!(%problem, "home is not ready; it is tried again"),
-            },
-        }
-        attempts += 1;
-        let pause =
-            krypton_runtime::retry::backoff(attempts, Duration::from_secs(15), rand::random());
-        tokio::select! {
-            () = stop.cancelled() => return false,
-            () = tokio::time::sleep(pause) => {}
-        }
-    }
+            Ok::<(), CrdError>(())
+        },
+    );
+    let Ok(Some(())) = preparing.await else {
+        return false;
+    };
     // With the CRD of krypton-operator, the record of a deployment would be lost. Without the flag, the hub creates
     // no CRD and waits for none.
     if !settings.ensure_watch_crds
