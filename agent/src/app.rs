@@ -36,8 +36,8 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::args::Flags;
-use crate::credentials::enrollment;
 use crate::credentials::joining::{Joining, addresses, joined};
+use crate::credentials::renewal;
 use crate::credentials::store::{Enrolled, Kept, Store};
 use crate::dump::{self, AgentView, Dumper};
 use crate::metrics;
@@ -225,7 +225,7 @@ impl Process {
         let talking = session::run(session, stop.clone());
         let (expiry, until) = (channels.expiry, stop.clone());
         let renewing =
-            enrollment::keep_renewed(fleet.store, fleet.kept, dialer, link, expiry, stop.clone());
+            renewal::keep_renewed(fleet.store, fleet.kept, dialer, link, expiry, stop.clone());
         // Without an identity there is nothing to renew.
         let renewing = async move {
             tokio::join!(renewing, until.cancelled());

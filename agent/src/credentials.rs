@@ -4,6 +4,7 @@ pub mod enrollment;
 pub mod join;
 pub mod joining;
 mod key;
+pub mod renewal;
 pub(crate) mod secret;
 pub mod store;
 pub mod trusted_roots;

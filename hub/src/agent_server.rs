@@ -17,17 +17,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use k8s_openapi::api::core::v1::Namespace;
 use krypton_helm::chart::ChartCache;
 use krypton_runtime::admin::ReadinessGuard;
-use krypton_runtime::call::{ApiError, call};
+use krypton_runtime::call::{ApiError, CALL};
 use krypton_runtime::clock::{self, BootTime};
+use krypton_runtime::cluster;
 use krypton_runtime::newest::NewestSeen as _;
 use krypton_runtime::periodic::{Next, Periodic, Schedule};
-use krypton_runtime::retry::backoff;
+use krypton_runtime::retry::retry_until_ready;
 use krypton_types::error_chain::chain;
 use krypton_types::join_info::JoinInfo;
-use kube::{Api, Client};
+use kube::Client;
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -42,7 +42,6 @@ use crate::ca::{Authority, AuthorityError, Live};
 use crate::leader::Leader;
 use crate::observe::member_metrics::FleetView;
 
-const RETRY_MAX: Duration = Duration::from_secs(30);
 /// When expired join tokens are deleted.
 const SWEEP: Schedule = Schedule {
     every: Duration::from_secs(15 * 60),
@@ -99,19 +98,14 @@ pub async fn run(gateway: Gateway, stop: CancellationToken) {
         view,
         opening,
     } = gateway;
-    let mut attempts = 0;
-    let (authority, tls) = loop {
-        match prepare(&client, &namespace).await {
-            Ok(prepared) => break prepared,
-            Err(error) => {
-                tracing::warn!(error = %chain(&error), "agents cannot connect yet; it is tried again");
-            }
-        }
-        attempts += 1;
-        tokio::select! {
-            () = stop.cancelled() => return,
-            () = tokio::time::sleep(backoff(attempts, RETRY_MAX, rand::random())) => {}
-        }
+    let preparing = retry_until_ready(
+        "the port for agents",
+        &stop,
+        |_| true,
+        || prepare(&client, &namespace),
+    );
+    let Ok(Some((authority, tls))) = preparing.await else {
+        return;
     };
     let tls = Arc::new(ArcSwap::from_pointee(tls));
     tracing::info!(address = ?listener.local_addr().ok(), trust_domain = authority.trust_domain(), ?advertise,
@@ -201,11 +195,9 @@ async fn prepare(
     client: &Client,
     namespace: &str,
 ) -> Result<(Authority, rustls::ServerConfig), PrepareError> {
-    let namespaces: Api<Namespace> = Api::all(client.clone());
-    let request = namespaces.get_metadata("kube-system");
-    let system = call("reading namespace kube-system", request).await;
-    let system = system.map_err(PrepareError::TrustDomain)?;
-    let trust_domain = format!("{}.krypton", system.metadata.uid.unwrap_or_default());
+    let uid = cluster::uid(client, CALL).await;
+    let uid = uid.map_err(PrepareError::TrustDomain)?;
+    let trust_domain = format!("{uid}.krypton");
     let authority = Authority::load_or_make(client.clone(), namespace, &trust_domain)
         .await
         .map_err(PrepareError::Authority)?;

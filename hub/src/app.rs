@@ -8,7 +8,6 @@ mod shutdown;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::Duration;
 
 use anyhow::Context as _;
 use krypton_crds::edge_cluster::EdgeCluster;
@@ -17,6 +16,8 @@ use krypton_crds::tenant::Tenant;
 use krypton_reconciler::plan::Policy;
 use krypton_reconciler::run_loop::Tools;
 use krypton_runtime::admin::{self, Ports, Readiness, Served};
+use krypton_runtime::crd::CrdError;
+use krypton_runtime::events::EventRecorder;
 use krypton_runtime::lease::Times;
 use krypton_runtime::newest::Newest as _;
 use krypton_runtime::retry::{StartupGrace, retry_until_ready};
@@ -50,7 +51,7 @@ use crate::home::{self, Home, HomeError};
 use crate::leader::pod_label::Label;
 use crate::leader::{ElectionHandle, Leader, LeaderElection};
 use crate::members::MemberRegistry;
-use crate::notices::EventRecorder;
+use crate::notices::HomeEvents;
 use crate::observe::dump::{self, Dumper};
 use crate::observe::member_metrics::Acting;
 use crate::observe::metrics;
@@ -142,13 +143,10 @@ async fn main_loop(
     if let Some(pinned) = pinned {
         tasks.spawn(pinned.keep(lead.clone(), stop.clone()));
     }
-    let mut teller = Teller::new(
-        client.clone(),
-        settings.namespace.clone(),
-        control.instance.clone(),
-        readiness.clone(),
-        lead.clone(),
-    );
+    let instance = control.instance.clone();
+    let notices = HomeEvents::start(client.clone(), instance, lead.clone(), &watchdog);
+    let namespace = settings.namespace.clone();
+    let mut teller = Teller::new(notices.clone(), namespace, readiness.clone());
     // Read the channel only once: a new leader writes to it, and waits for readers.
     let now = follower.given().get();
     teller.tell(now.problem.as_ref(), now.chart.is_some());
@@ -167,6 +165,7 @@ async fn main_loop(
         engine: &engine,
         observed: &observed,
         control: &control,
+        notices: &notices,
         lead: &lead,
         watchdog: &watchdog,
     };
@@ -244,31 +243,20 @@ async fn prepare_home(settings: &Settings, client: &Client, stop: &CancellationT
     if settings.ensure_watch_crds {
         crds.push(KryptonDeployment::crd());
     }
-    let mut attempts = 0;
-    loop {
-        let prepared = async {
+    let preparing = retry_until_ready(
+        "home",
+        stop,
+        |_| true,
+        async || {
             for crd in &crds {
-                krypton_runtime::crd::ensure(client, crd)
-                    .await
-                    .map_err(|error| chain(&error))?;
+                krypton_runtime::crd::ensure(client, crd).await?;
             }
-            Ok::<(), String>(())
-        };
-        tokio::select! {
-            () = stop.cancelled() => return false,
-            prepared = prepared => match prepared {
-                Ok(()) => break,
-                Err(problem) => tracing::warn!(%problem, "home is not ready; it is tried again"),
-            },
-        }
-        attempts += 1;
-        let pause =
-            krypton_runtime::retry::backoff(attempts, Duration::from_secs(15), rand::random());
-        tokio::select! {
-            () = stop.cancelled() => return false,
-            () = tokio::time::sleep(pause) => {}
-        }
-    }
+            Ok::<(), CrdError>(())
+        },
+    );
+    let Ok(Some(())) = preparing.await else {
+        return false;
+    };
     // With the CRD of krypton-operator, the record of a deployment would be lost. Without the flag, the hub creates
     // no CRD and waits for none.
     if !settings.ensure_watch_crds
@@ -399,6 +387,7 @@ struct Starting<'a> {
     engine: &'a Engine,
     observed: &'a Observed,
     control: &'a Control,
+    notices: &'a HomeEvents,
     lead: &'a Leader,
     watchdog: &'a Watchdog,
 }
@@ -460,12 +449,6 @@ impl Starting<'_> {
         let own = [settings.namespace.clone()]
             .into_iter()
             .chain(account.map(|account| account.namespace().to_owned()));
-        let notices = EventRecorder::start(
-            self.client.clone(),
-            control.instance.clone(),
-            self.lead.clone(),
-            self.watchdog,
-        );
         Ok(Arc::new(Shared {
             tools: Tools {
                 helm: Arc::clone(&engine.helm),
@@ -478,7 +461,7 @@ impl Starting<'_> {
             grace: settings.proxy_grace,
             scratch: engine.private.path().to_owned(),
             helm_account: settings.helm_account(),
-            notices,
+            notices: self.notices.clone(),
             holder: control.holder.clone(),
             instance: control.instance.clone(),
             policy: Policy::new(settings.helm.timeout, own)
@@ -506,12 +489,14 @@ impl Starting<'_> {
         };
         let placements = Arc::clone(members.placements());
         let (lead, stop) = (self.lead, &shutdown.home);
+        let (client, instance) = (self.client.clone(), shared.instance.clone());
+        let recorder = EventRecorder::start(client, instance, self.watchdog);
         let aggregating = tenants::run(
             self.client.clone(),
             Arc::clone(reports),
             rules,
             settings.place_tenants.then_some(placements),
-            shared.instance.clone(),
+            recorder,
             lead.clone(),
             stop.clone(),
         );

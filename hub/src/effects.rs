@@ -2,7 +2,7 @@
 
 /// The hub's own effects, without the effects of the reconciler that it runs. Each has one place in this
 /// crate.
-pub const EFFECTS: [&str; 26] = [
+pub const EFFECTS: [&str; 25] = [
     "authority.create",
     "authority.step",
     "chart-pin.create",
@@ -22,7 +22,6 @@ pub const EFFECTS: [&str; 26] = [
     "join-token.redeem",
     "join-token.sweep",
     "lead.label",
-    "notice.write",
     "placement.begin",
     "placement.end",
     "register.create",

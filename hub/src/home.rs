@@ -7,8 +7,9 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Secret;
 use krypton_runtime::access::{
     ConfigError, Found, InCluster, Limits, LocalError, Report, client_named, from_kubeconfig,
-    local, read_kubeconfig, reason_of, without_content,
+    local, read_kubeconfig, without_content,
 };
+use krypton_runtime::call::{ApiError, call_within};
 use krypton_runtime::retry::StartupGrace;
 use krypton_types::kubeconfig::{self as sanitizer, Policy};
 use kube::config::Kubeconfig;
@@ -52,18 +53,14 @@ pub enum HomeError {
     #[error("construct client failed for secret fetch")]
     SecretClient(#[source] Box<HomeError>),
     #[error(
-        "fetch secret {namespace}/{name} failed: {reason}; check that it exists and that the hub may read it"
+        "fetch secret {namespace}/{name} failed; check that it exists and that the hub may read it"
     )]
     FetchSecret {
         namespace: String,
         name: String,
-        reason: String,
-        code: Option<u16>,
+        #[source]
+        source: ApiError,
     },
-    #[error(
-        "fetch secret {namespace}/{name} failed: no answer within 30 s; check that the hub's own cluster is reachable"
-    )]
-    FetchSecretTimedOut { namespace: String, name: String },
     #[error(
         "secret {namespace}/{name} missing key {key:?}; put the kubeconfig there or name its key with --watch-kubeconfig-secret-key"
     )]
@@ -110,18 +107,14 @@ impl HomeError {
     /// Whether the error may be temporary: the `apiserver` of the hub's own cluster may not be up yet.
     pub fn may_pass(&self, apiserver: &StartupGrace) -> bool {
         match self {
-            Self::FetchSecretTimedOut { .. }
-            | Self::FetchSecret {
-                code: None | Some(429 | 500..),
-                ..
-            } => {
-                apiserver.was_silent();
-                true
-            }
-            Self::FetchSecret {
-                code: Some(401 | 403),
-                ..
-            } => apiserver.is_settling(),
+            Self::FetchSecret { source, .. } => match source.code() {
+                None | Some(429 | 500..) => {
+                    apiserver.was_silent();
+                    true
+                }
+                Some(401 | 403) => apiserver.is_settling(),
+                Some(_) => false,
+            },
             _ => false,
         }
     }
@@ -164,21 +157,12 @@ async fn choose_with(
             let client = client(local.config)
                 .map_err(|source| HomeError::SecretClient(Box::new(HomeError::Client(source))))?;
             let secrets: Api<Secret> = Api::namespaced(client, namespace);
-            let secret = tokio::time::timeout(SECRET_TIMEOUT, secrets.get(name))
-                .await
-                .map_err(|_| HomeError::FetchSecretTimedOut {
-                    namespace: namespace.clone(),
-                    name: name.clone(),
-                })?
-                .map_err(|error| HomeError::FetchSecret {
-                    namespace: namespace.clone(),
-                    name: name.clone(),
-                    reason: reason_of(&error),
-                    code: match &error {
-                        kube::Error::Api(status) => Some(status.code),
-                        _ => None,
-                    },
-                })?;
+            let secret = call_within(SECRET_TIMEOUT, "reading it", secrets.get(name)).await;
+            let secret = secret.map_err(|source| HomeError::FetchSecret {
+                namespace: namespace.clone(),
+                name: name.clone(),
+                source,
+            })?;
             from_secret(&secret, (namespace, name, key), context, policy).await
         }
     }

@@ -5,6 +5,7 @@
 //! the process is frozen. A hub that wakes up after another one has taken over therefore cannot write.
 
 mod election;
+mod epoch;
 pub mod home_writer;
 pub mod pod_label;
 
@@ -25,7 +26,6 @@ use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TrackedFuture;
 use tonic::Status;
 
-use crate::desired;
 use election::{ElectionState, Sight};
 pub use election::{LeaderState, LeaderTerm};
 use home_writer::{Verdict, verdict};
@@ -305,7 +305,7 @@ impl LeaderElection {
                 // Include our own epoch, because the ConfigMap may have been deleted since.
                 let at_least = own.max(ahead.get());
                 taking = Some(Box::pin(async move {
-                    desired::next_epoch(&client, &namespace, at_least).await
+                    epoch::next_epoch(&client, &namespace, at_least).await
                 }));
             }
             if election.stand != before {

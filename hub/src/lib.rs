@@ -12,7 +12,6 @@ pub mod args;
 pub mod ca;
 pub mod chart;
 pub mod deployments;
-pub mod desired;
 pub mod discovery;
 pub mod edgecluster;
 pub mod effects;

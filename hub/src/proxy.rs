@@ -13,13 +13,16 @@ use krypton_reconciler::plan::Policy;
 use krypton_reconciler::report_store::ReportStore;
 use krypton_reconciler::run_loop::{self, Member, StatusMode, Tools};
 use krypton_runtime::access::ServiceAccount;
+use krypton_runtime::call::ApiError;
 use krypton_runtime::clock::{self, BootTime};
+use krypton_runtime::cluster;
 use krypton_runtime::lease::LeaseGoal;
 use krypton_runtime::newest::{Newest as _, NewestSeen as _};
 use krypton_runtime::watchdog::Watchdog;
 use krypton_types::allowed_namespaces::Allowed;
 use krypton_types::conditions::{State, Truth, reason};
 use krypton_types::desired::DesiredState;
+use krypton_types::error_chain::chain;
 use krypton_types::kubeconfig::{self, Sanitized};
 use krypton_types::names;
 use kube::Client;
@@ -31,7 +34,7 @@ use crate::discovery::{Origin, Sources, Unresolved};
 use crate::members::MemberRegistry;
 use crate::members::arbiter::ReporterId;
 use crate::members::member::PublishedState;
-use crate::notices::EventRecorder;
+use crate::notices::HomeEvents;
 
 use connect::Reached;
 
@@ -74,7 +77,7 @@ pub struct Shared {
     pub scratch: PathBuf,
     /// The service account that Helm uses on the home cluster.
     pub helm_account: Option<ServiceAccount>,
-    pub notices: EventRecorder,
+    pub notices: HomeEvents,
     pub holder: String,
     pub instance: String,
     pub policy: Policy,
@@ -229,7 +232,7 @@ async fn newer(
             Ok((mut reached, answer)) => {
                 resolved(name, shared, is_resolved());
                 shared.members.observe(name, |facts| {
-                    facts.kubernetes_version = Some(answer.version);
+                    facts.kubernetes_version = Some(answer.kubernetes_version);
                     facts.access = reached.used().validity;
                 });
                 let link = State::new(Truth::True, reason::CONNECTED, "");
@@ -340,9 +343,9 @@ async fn another_answers(client: &Client, uid: &str) {
 }
 
 /// Returns the UID of the cluster that responds after a pause of `after`, plus or minus a fifth.
-async fn probe(client: &Client, after: Duration) -> Result<String, String> {
+async fn probe(client: &Client, after: Duration) -> Result<String, ApiError> {
     tokio::time::sleep(after.mul_f64(0.8 + 0.4 * rand::random::<f64>())).await;
-    connect::in_time(PROBE_DEADLINE, connect::cluster_uid(client)).await
+    cluster::uid(client, PROBE_DEADLINE).await
 }
 
 /// Reports the state of the connection. Returns `Break` if another cluster responds.
@@ -350,14 +353,14 @@ fn probed(
     name: &str,
     shared: &Shared,
     reached: &Reached,
-    uid: Result<String, String>,
+    uid: Result<String, ApiError>,
     lost: u32,
 ) -> ControlFlow<()> {
     let link = match uid {
         Ok(uid) if uid != reached.uid => return Break(()),
         Ok(_) => State::new(Truth::True, reason::CONNECTED, ""),
         Err(_) if lost < PROBES_LOST => return Continue(()),
-        Err(problem) => connect::unreachable(problem),
+        Err(error) => connect::unreachable(chain(&error)),
     };
     shared.members.link(name, Some(link), BootTime::now());
     Continue(())

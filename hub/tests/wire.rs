@@ -35,7 +35,7 @@ use krypton_hub::members::agent_keys;
 use krypton_hub::members::arbiter::Presence;
 use krypton_hub::members::member::Admission;
 use krypton_hub::members::observation::MemberObservation;
-use krypton_hub::notices::EventRecorder;
+use krypton_hub::notices::HomeEvents;
 use krypton_hub::observe::metrics::{Message, SessionMetrics};
 use krypton_hub::tenants::Reports;
 use krypton_proto::REPORTS_PER_MESSAGE;
@@ -180,7 +180,7 @@ impl Home {
         let sessions = Sessions {
             members: Arc::clone(&self.members),
             metrics: Arc::clone(&self.metrics),
-            notices: EventRecorder::nowhere(),
+            notices: HomeEvents::nowhere(),
             hub_version: hub_version.to_owned(),
             numbers: AtomicU64::new(0),
             watchdog: Watchdog::default(),

@@ -12,7 +12,7 @@ use flate2::{Compression, read::GzDecoder, write::GzEncoder};
 use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::{ByteString, api::core::v1::Secret};
 use krypton_crds::tenant::Tenant;
-use krypton_helm::releases::{self, Declared};
+use krypton_helm::releases::{self, ObjectId};
 use krypton_types::{fingerprint, names};
 use kube::{
     Api, Client, ResourceExt,
@@ -229,7 +229,7 @@ impl Original<'_> {
     }
 }
 
-async fn move_to_default(client: &Client, from: &str, object: &Declared) -> Result<()> {
+async fn move_to_default(client: &Client, from: &str, object: &ObjectId) -> Result<()> {
     let (group, version) = object
         .api_version
         .split_once('/')

@@ -36,7 +36,7 @@ pub use digest::digest_of;
 pub use hooks::has_delete_hooks;
 pub use hooks::running_hook;
 pub use objects::{
-    Declarations, Declared, ORIGINALS_NAMESPACE, declares_anywhere, in_default, left_over, objects,
+    Declarations, ORIGINALS_NAMESPACE, ObjectId, declares_anywhere, in_default, left_over, objects,
 };
 pub use strict::{UNCLEAR, strict_objects};
 

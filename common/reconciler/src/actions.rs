@@ -30,7 +30,7 @@ use krypton_helm::releases::revision::Revision;
 use krypton_runtime::access::{client_as, kubeconfig_as};
 use krypton_runtime::call::ApiError;
 use krypton_runtime::clock::{self, BootTime};
-use krypton_runtime::events::{Events, ObjectEvent};
+use krypton_runtime::events::{EventRecorder, ObjectEvent};
 use krypton_runtime::lease::LeaseState;
 use krypton_runtime::newest::Newest as _;
 use krypton_types::conditions::{ClusterState, reason};
@@ -173,7 +173,7 @@ pub(super) struct ActionRunner {
     /// The latest desired state. A job has the desired state from the time of its plan.
     pub desired: watch::Receiver<Arc<DesiredState>>,
     pub tools: Tools,
-    pub events: Events,
+    pub events: EventRecorder,
     pub report_store: Arc<ReportStore>,
     pub hold: watch::Receiver<LeaseState>,
     pub stop: StopSignal,

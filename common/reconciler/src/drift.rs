@@ -17,6 +17,7 @@ mod message;
 mod object;
 pub(crate) mod schedule;
 
+use krypton_helm::releases::ObjectId;
 use krypton_types::desired::drift::{DriftMode, DriftPolicy};
 use krypton_types::names::{DRIFT_ANNOTATION, DRIFT_IGNORE_ANNOTATION};
 use prometheus_client::metrics::counter::Counter;
@@ -24,7 +25,6 @@ use prometheus_client::registry::Registry;
 
 pub(crate) use ignore::Rule;
 pub(crate) use message::{described, findings_in, found, told, with_findings};
-pub(crate) use object::ObjectId;
 
 /// Helm's field manager, regardless of the name of its binary.
 pub(crate) const HELM: &str = "helm";

@@ -18,7 +18,7 @@ use krypton_helm::releases::labels::ReleaseKey;
 use krypton_helm::releases::{Release, WorkloadKind};
 use krypton_runtime::access::Report;
 use krypton_runtime::clock::{self, BootTime};
-use krypton_runtime::events::{Events, ObjectEvent};
+use krypton_runtime::events::{EventRecorder, ObjectEvent};
 use krypton_runtime::lease::{self, LeaseGoal, LeaseName, LeaseState, NO_NEW_RUNS_AFTER, Times};
 use krypton_runtime::newest::Newest as _;
 use krypton_runtime::retry::Backoff;
@@ -190,8 +190,12 @@ async fn reconcile(
     let ending = tools.watchdog.watch(watched("the end of runs"), ending);
     let ending = tokio::spawn(ending);
     let member = Arc::new(member);
-    let events = Events::start(member.client.clone(), member.instance.clone())
-        .counting(tools.work.events_dropped.clone());
+    let events = EventRecorder::start(
+        member.client.clone(),
+        member.instance.clone(),
+        &tools.watchdog,
+    )
+    .with_counter(tools.work.events_dropped.clone());
     let depths = tools.work.part();
     let retry_max = member.retry_max;
     // An owner's back-off depends on its attempt, so its slot holds it.

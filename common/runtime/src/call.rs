@@ -11,7 +11,7 @@ pub const CALL: Duration = Duration::from_secs(10);
 /// A failed call. `attempt` says what was tried for which object, as in "reading the Secret krypton/ca".
 #[derive(Debug, thiserror::Error)]
 pub enum ApiError {
-    #[error("{attempt}: no answer within {} s; check that the API server is reachable", .deadline.as_secs())]
+    #[error("{attempt}: no answer within {} s; check that the API server is reachable", .deadline.as_secs_f32())]
     Timeout {
         attempt: Cow<'static, str>,
         deadline: Duration,

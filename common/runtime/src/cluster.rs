@@ -1,5 +1,7 @@
 //! Identity of a cluster: its UID and its Kubernetes version.
 
+use std::time::Duration;
+
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_crds::HELM_KEEPS;
@@ -8,7 +10,7 @@ use kube::api::Api;
 use thiserror::Error;
 
 use crate::access::reason_of;
-use crate::call::{ApiError, call};
+use crate::call::{ApiError, call, call_within};
 use crate::retry::StartupGrace;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,26 +60,42 @@ pub fn own_namespace(name: &str) -> Namespace {
     }
 }
 
-/// Queries the cluster once.
+impl Cluster {
+    /// Asks the cluster.
+    ///
+    /// # Errors
+    /// If one of two requests fails, or both last longer than a call may.
+    pub async fn read(client: &Client) -> Result<Self, ApiError> {
+        let asked = async {
+            let version = client.apiserver_version().await?;
+            Ok(Self {
+                uid: read_uid(client).await?,
+                kubernetes_version: version.git_version,
+            })
+        };
+        call("reading the UID and version of the cluster", asked).await
+    }
+}
+
+/// Returns the UID of the cluster alone.
+pub async fn uid(client: &Client, deadline: Duration) -> Result<String, ApiError> {
+    call_within(deadline, "reading namespace kube-system", read_uid(client)).await
+}
+
+async fn read_uid(client: &Client) -> kube::Result<String> {
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    let system = namespaces.get_metadata("kube-system").await?;
+    Ok(system.metadata.uid.unwrap_or_default())
+}
+
+/// Asks the agent's cluster.
 pub async fn ask(client: &Client) -> Result<Cluster, ClusterError> {
-    let asked = async {
-        let namespaces: Api<Namespace> = Api::all(client.clone());
-        let system = namespaces.get_metadata("kube-system").await?;
-        let version = client.apiserver_version().await?;
-        Ok(Cluster {
-            uid: system.metadata.uid.unwrap_or_default(),
-            kubernetes_version: version.git_version,
-        })
-    };
-    call("reading the UID and version of the cluster", asked)
-        .await
-        .map_err(|error| match (&error, error.code()) {
-            (ApiError::Failed { source, .. }, Some(403)) => {
-                ClusterError::Forbidden(reason_of(source))
-            }
-            (ApiError::Failed { source, .. }, Some(401)) => {
-                ClusterError::Unauthorized(reason_of(source))
-            }
-            _ => ClusterError::Call(error),
-        })
+    let asked = Cluster::read(client).await;
+    asked.map_err(|error| match (&error, error.code()) {
+        (ApiError::Failed { source, .. }, Some(403)) => ClusterError::Forbidden(reason_of(source)),
+        (ApiError::Failed { source, .. }, Some(401)) => {
+            ClusterError::Unauthorized(reason_of(source))
+        }
+        _ => ClusterError::Call(error),
+    })
 }

@@ -1,22 +1,26 @@
-//! Records Kubernetes events without blocking: if the queue is full, the newest event is dropped.
+//! Records Kubernetes events without blocking: one task writes a bounded queue. If the queue is full, the newest event
+//! is dropped.
 
-use std::time::Duration;
-
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, Time};
+use krypton_types::error_chain::chain;
 use kube::Client;
 use kube::api::{Api, PostParams};
+use kube::runtime::events::{Event as CountedEvent, EventType, Recorder, Reporter};
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TrySendError;
 use tracing::Instrument as _;
 
+use crate::call::call;
+use crate::watchdog::Watchdog;
 use crate::{clock, effect};
 
-/// Reporting component of all events.
+/// Source of the events that are not counted, as in krypton-operator.
 const COMPONENT: &str = "multicluster-tenants";
 /// Enough for a burst of 250 Tenants with four events each. More events are dropped with a log line.
 const QUEUE: usize = 1024;
-const DEADLINE: Duration = Duration::from_secs(10);
 
 /// An event to record.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,74 +32,197 @@ pub struct ObjectEvent {
 
 /// Sender of the event queue.
 #[derive(Clone, Debug)]
-pub struct Events {
-    queue: mpsc::Sender<Event>,
-    instance: String,
+pub struct EventRecorder {
+    queue: mpsc::Sender<QueuedEvent>,
     dropped: Counter,
 }
 
-impl Events {
-    /// Starts the task that writes events to the cluster of `client`.
-    pub fn start(client: Client, instance: String) -> Self {
-        let (queue, mut told) = mpsc::channel::<Event>(QUEUE);
+/// An event in the queue.
+#[derive(Debug)]
+pub struct QueuedEvent {
+    pub object: ObjectReference,
+    pub action: &'static str,
+    pub event: ObjectEvent,
+    at: Timestamp,
+}
+
+impl EventRecorder {
+    /// Starts the task that writes each event to the cluster of `client` as an object of its own.
+    pub fn start(client: Client, instance: String, watchdog: &Watchdog) -> Self {
+        let may_write = || std::future::ready(true);
+        Self::writing(
+            Writer::Each { client, instance },
+            QUEUE,
+            may_write,
+            watchdog,
+        )
+    }
+
+    /// Starts the task that writes equal events of one object as one with a count. Two events are equal if only their
+    /// messages differ. Messages are limited to 1 kB. The queue holds `size` events. The task awaits `may_write` before
+    /// each event, and drops the event on false.
+    pub fn counting<F: Future<Output = bool> + Send>(
+        client: Client,
+        reporter: Reporter,
+        size: usize,
+        may_write: impl Fn() -> F + Send + 'static,
+        watchdog: &Watchdog,
+    ) -> Self {
+        let recorder = Recorder::new(client, reporter);
+        Self::writing(Writer::Counting(recorder), size, may_write, watchdog)
+    }
+
+    fn writing<F: Future<Output = bool> + Send>(
+        writer: Writer,
+        size: usize,
+        may_write: impl Fn() -> F + Send + 'static,
+        watchdog: &Watchdog,
+    ) -> Self {
+        let (recorder, mut queue) = Self::queue(size);
         let writing = async move {
-            while let Some(event) = told.recv().await {
-                let namespace = event.metadata.namespace.clone().unwrap_or_default();
-                let api: Api<Event> = Api::namespaced(client.clone(), &namespace);
-                let params = PostParams::default();
-                let call = effect!("event.write", api.create(&params, &event));
-                let written = tokio::time::timeout(DEADLINE, call).await;
-                match written {
-                    Ok(Ok(_)) => {}
-                    Ok(Err(error)) => tracing::debug!(%error, "event lost"),
-                    Err(_) => tracing::debug!("event lost: no answer in time"),
+            while let Some(queued) = queue.recv().await {
+                if !may_write().await {
+                    continue;
+                }
+                let write = effect!("event.write", writer.write(queued));
+                if let Err(error) = call("writing an event", write).await {
+                    tracing::debug!(error = %chain(&error), "event lost");
                 }
             }
         };
-        tokio::spawn(writing.in_current_span());
-        Self {
-            queue,
-            instance,
-            dropped: Counter::default(),
-        }
+        tokio::spawn(watchdog.watch("writing events", writing.in_current_span()));
+        recorder
+    }
+
+    /// Creates a recorder, and the receiver of its events.
+    pub fn queue(size: usize) -> (Self, mpsc::Receiver<QueuedEvent>) {
+        let (queue, receiver) = mpsc::channel(size);
+        let dropped = Counter::default();
+        (Self { queue, dropped }, receiver)
     }
 
     /// Counts dropped events in `dropped`.
     #[must_use]
-    pub fn counting(self, dropped: Counter) -> Self {
+    pub fn with_counter(self, dropped: Counter) -> Self {
         Self { dropped, ..self }
     }
 
-    /// Queues an event on this object.
-    pub fn tell(&self, object: ObjectReference, told: ObjectEvent) {
-        let now = clock::wall();
-        let name = object.name.clone().unwrap_or_default();
-        let event = Event {
+    /// Queues an event on this object, whose action is its reason.
+    pub fn tell(&self, object: ObjectReference, event: ObjectEvent) {
+        self.record(object, event.reason, event);
+    }
+
+    /// Queues an event, or drops it with a log line if the queue is full.
+    pub fn record(&self, object: ObjectReference, action: &'static str, event: ObjectEvent) {
+        let (name, reason) = (object.name.clone(), event.reason);
+        if !self.offer(object, action, event) {
+            self.dropped.inc();
+            tracing::warn!(object = name, reason, "event dropped: queue full");
+        }
+    }
+
+    /// Queues an event if there is room. Otherwise returns false.
+    #[must_use]
+    pub fn offer(&self, object: ObjectReference, action: &'static str, event: ObjectEvent) -> bool {
+        let queued = QueuedEvent {
+            object,
+            action,
+            event,
+            at: clock::wall(),
+        };
+        // Without a receiver, a retry cannot succeed either.
+        !matches!(self.queue.try_send(queued), Err(TrySendError::Full(_)))
+    }
+}
+
+/// How events are written.
+enum Writer {
+    /// In the API `v1`, which has no limit for messages.
+    Each { client: Client, instance: String },
+    /// In the API `events.k8s.io/v1`.
+    Counting(Recorder),
+}
+
+impl Writer {
+    async fn write(&self, queued: QueuedEvent) -> kube::Result<()> {
+        match self {
+            Self::Each { client, instance } => {
+                let event = queued.object_of(instance.clone());
+                let namespace = event.metadata.namespace.as_deref().unwrap_or_default();
+                let api: Api<Event> = Api::namespaced(client.clone(), namespace);
+                api.create(&PostParams::default(), &event).await.map(drop)
+            }
+            Self::Counting(recorder) => {
+                let event = CountedEvent {
+                    type_: match queued.event.warning {
+                        true => EventType::Warning,
+                        false => EventType::Normal,
+                    },
+                    reason: queued.event.reason.to_owned(),
+                    note: Some(queued.event.message),
+                    action: queued.action.to_owned(),
+                    secondary: None,
+                };
+                recorder.publish(&event, &queued.object).await
+            }
+        }
+    }
+}
+
+impl QueuedEvent {
+    fn object_of(self, instance: String) -> Event {
+        let Self {
+            object, event, at, ..
+        } = self;
+        let name = object.name.as_deref().unwrap_or_default();
+        Event {
             metadata: ObjectMeta {
-                name: Some(format!("{name}.{:x}", now.as_nanosecond())),
+                name: Some(format!("{name}.{:x}", at.as_nanosecond())),
                 namespace: object.namespace.clone(),
                 ..ObjectMeta::default()
             },
             involved_object: object,
-            action: Some(told.reason.to_owned()),
-            reason: Some(told.reason.to_owned()),
-            message: Some(told.message),
-            type_: Some(if told.warning { "Warning" } else { "Normal" }.to_owned()),
+            action: Some(self.action.to_owned()),
+            reason: Some(event.reason.to_owned()),
+            message: Some(event.message),
+            type_: Some(if event.warning { "Warning" } else { "Normal" }.to_owned()),
             count: Some(1),
-            event_time: Some(MicroTime(now)),
-            first_timestamp: Some(Time(now)),
-            last_timestamp: Some(Time(now)),
+            event_time: Some(MicroTime(at)),
+            first_timestamp: Some(Time(at)),
+            last_timestamp: Some(Time(at)),
             reporting_component: Some(format!("mesh.openkcm.io/{COMPONENT}")),
-            reporting_instance: Some(self.instance.clone()),
+            reporting_instance: Some(instance),
             source: Some(EventSource {
                 component: Some(COMPONENT.to_owned()),
                 host: None,
             }),
             ..Event::default()
-        };
-        if self.queue.try_send(event).is_err() {
-            self.dropped.inc();
-            tracing::warn!(object = %name, reason = told.reason, "event dropped: queue full");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn full_queue_rejects_event_until_space_is_free() {
+        let (events, mut receiver) = EventRecorder::queue(2);
+        let offer = || {
+            let event = ObjectEvent {
+                warning: true,
+                reason: "Reason",
+                message: String::new(),
+            };
+            events.offer(ObjectReference::default(), "Action", event)
+        };
+        assert!(offer() && offer());
+        assert!(!offer());
+        assert!(receiver.try_recv().is_ok());
+        assert!(offer());
+        assert_eq!(receiver.len(), 2);
+        // A recorder without a receiver accepts events, which prevents useless retries.
+        drop(receiver);
+        assert!(offer());
     }
 }

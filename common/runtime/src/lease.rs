@@ -10,11 +10,13 @@ use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use krypton_types::error_chain::chain;
 use kube::Client;
 use kube::api::{Api, PostParams};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::call::{ApiError, call_within};
 use crate::clock::{self, BootTime};
 use crate::newest::{NewestSeen as _, PutNews as _};
 use crate::{cluster, effect};
@@ -128,7 +130,8 @@ pub async fn hold(
         let well = actor.hold().problem.is_none();
         let ended = rim.round(&mut actor, wish, &holds).await;
         let now = BootTime::now();
-        if let Err(problem) = ended {
+        if let Err(error) = ended {
+            let problem = chain(&error);
             if well {
                 let LeaseName { namespace, name } = &rim.lease;
                 tracing::warn!(lease = %format_args!("{namespace}/{name}"), %problem, "seeing to the Lease failed; it is tried again");
@@ -145,8 +148,8 @@ pub async fn hold(
     idle.cancelled().await;
     if let Some(lease) = actor.release(clock::wall()) {
         let write = effect!("lease.give-up", rim.replace(&lease));
-        if let Ok(Err(error)) = tokio::time::timeout(times.call, write).await {
-            tracing::warn!(%error, "giving up the Lease failed; it runs out by itself");
+        if let Err(error) = call_within(times.call, "giving up the Lease", write).await {
+            tracing::warn!(error = %chain(&error), "giving up the Lease failed; it runs out by itself");
         }
     }
     holds.send_replace(LeaseState::default());
@@ -170,25 +173,24 @@ impl LeaseApi {
         actor: &mut Actor,
         wish: LeaseGoal,
         holds: &watch::Sender<LeaseState>,
-    ) -> Result<(), String> {
+    ) -> Result<(), ApiError> {
         let mut next = Some(actor.begin(wish, BootTime::now(), clock::wall()));
         while let Some(call) = next {
             let asked = BootTime::now();
-            let answer = tokio::time::timeout(self.times.call, self.ask(call))
-                .await
-                .map_err(|_| format!("no answer within {} s", self.times.call.as_secs_f32()))??;
+            let LeaseName { namespace, name } = &self.lease;
+            let attempt = format!("seeing to Lease {namespace}/{name}");
+            let answer = call_within(self.times.call, attempt, self.ask(call)).await?;
             next = actor.answered(wish, answer, (asked, BootTime::now()), clock::wall());
             publish(actor, holds);
         }
         Ok(())
     }
 
-    async fn ask(&self, call: Call) -> Result<Answer, String> {
+    async fn ask(&self, call: Call) -> kube::Result<Answer> {
         let name = &self.lease.name;
         let written = match call {
             Call::Read => {
-                let found = self.api.get_opt(name).await;
-                let found = found.map_err(|error| error.to_string())?;
+                let found = self.api.get_opt(name).await?;
                 return Ok(Answer::Found(found.map(Box::new)));
             }
             Call::Create(spec) => {
@@ -218,7 +220,7 @@ impl LeaseApi {
         match written {
             Ok(lease) => Ok(Answer::Written(Box::new(lease))),
             Err(kube::Error::Api(status)) if status.code == 409 => Ok(Answer::Overtaken),
-            Err(error) => Err(error.to_string()),
+            Err(error) => Err(error),
         }
     }
 
@@ -234,13 +236,13 @@ impl LeaseApi {
     }
 }
 
-async fn ensure_namespace(client: &Client, name: &str) -> Result<(), String> {
+async fn ensure_namespace(client: &Client, name: &str) -> kube::Result<()> {
     let (params, namespace) = (PostParams::default(), cluster::own_namespace(name));
     let api = Api::all(client.clone());
     match effect!("lease.namespace", api.create(&params, &namespace)).await {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
-        Err(error) => Err(format!("creating namespace {name}: {error}")),
+        Err(error) => Err(error),
     }
 }
 

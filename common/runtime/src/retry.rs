@@ -12,7 +12,7 @@ use crate::clock::BootTime;
 /// Grace period after an API server's start. It serves requests before it has read all roles, so it rejects some
 /// requests at first.
 const SETTLING: Duration = Duration::from_secs(15);
-const RETRY_MAX: Duration = Duration::from_secs(30);
+const RETRY_MAX: Duration = Duration::from_secs(15);
 
 /// Distinguishes temporary rejections from permanent ones by the time since the API server last failed to respond.
 #[derive(Debug)]
@@ -40,11 +40,11 @@ impl StartupGrace {
 
 /// Calls `attempt` until it succeeds, and logs each failure. Returns an error for which `may_pass` returns `false`.
 /// Returns `None` if `stop` is cancelled.
-pub async fn retry_until_ready<T, E: Error>(
+pub async fn retry_until_ready<T, E: Error, F: Future<Output = Result<T, E>>>(
     what: &str,
     stop: &CancellationToken,
     may_pass: impl Fn(&E) -> bool,
-    attempt: impl AsyncFn() -> Result<T, E>,
+    attempt: impl Fn() -> F,
 ) -> Result<Option<T>, E> {
     let mut attempts = 0;
     loop {
@@ -59,7 +59,7 @@ pub async fn retry_until_ready<T, E: Error>(
             return Err(error);
         }
         attempts += 1;
-        tracing::warn!(error = %chain(&error), "{what}: not yet; it is tried again");
+        tracing::warn!(error = %chain(&error), "{what} is not ready; it is tried again");
         tokio::select! {
             () = stop.cancelled() => return Ok(None),
             () = tokio::time::sleep(backoff(attempts, RETRY_MAX, rand::random())) => {}

@@ -7,6 +7,7 @@ use std::fmt;
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
+use crate::document::{FieldError, Fields};
 use crate::{fingerprint, names};
 
 mod address;
@@ -20,7 +21,6 @@ mod server;
 
 pub use address::refused_address;
 use credential_dates::Validity;
-use fields::Fields;
 pub use server::Authority;
 
 /// Limit for the size of a kubeconfig in bytes.
@@ -147,10 +147,8 @@ pub enum KubeconfigError {
     Duplicate { list: &'static str, name: String },
     #[error("{path} is not allowed: {remedy}")]
     Forbidden { path: String, remedy: &'static str },
-    #[error("{path} is not a known field: remove it or correct its name")]
-    UnknownField { path: String },
-    #[error("{path} {problem}")]
-    Invalid { path: String, problem: &'static str },
+    #[error(transparent)]
+    Field(#[from] FieldError),
     #[error(
         "{path} has no credential: set token, or client-certificate-data and client-key-data; anonymous access is refused"
     )]
@@ -171,7 +169,9 @@ impl KubeconfigError {
     /// Returns the stable reason for a condition.
     pub fn reason(&self) -> &'static str {
         match self {
-            Self::Forbidden { .. } | Self::UnknownField { .. } => "KubeconfigForbiddenField",
+            Self::Forbidden { .. } | Self::Field(FieldError::Unknown { .. }) => {
+                "KubeconfigForbiddenField"
+            }
             _ => "KubeconfigInvalid",
         }
     }
@@ -184,7 +184,14 @@ impl KubeconfigError {
 /// does not use.
 pub fn parse(bytes: &[u8], policy: &Policy) -> Result<Sanitized, KubeconfigError> {
     let document = document::read(bytes)?;
-    let root = Fields::root(&document)?;
+    if document.is_null() {
+        return Err(KubeconfigError::NoCurrentContext);
+    }
+    let root = Fields::of(&document, "").map_err(|_| KubeconfigError::Yaml {
+        line: 0,
+        column: 0,
+        problem: "its root is no map",
+    })?;
     root.constant(
         "kind",
         "Config",
@@ -214,7 +221,8 @@ pub fn parse(bytes: &[u8], policy: &Policy) -> Result<Sanitized, KubeconfigError
     )?;
     let namespace = context.text("namespace")?;
     if namespace.is_some_and(|namespace| !names::is_dns_label(namespace)) {
-        return Err(context.invalid("namespace", "is not a legal namespace name"));
+        let problem = "is not a legal namespace name";
+        return Err(context.invalid("namespace", problem).into());
     }
 
     let cluster = cluster(&root.entry("clusters", "cluster", cluster_name)?, policy)?;
@@ -278,7 +286,8 @@ fn cluster(given: &Fields<'_>, policy: &Policy) -> Result<Cluster, KubeconfigErr
     }
     if let Some(name) = given.text("tls-server-name")? {
         if rustls_pki_types::ServerName::try_from(name).is_err() {
-            return Err(given.invalid("tls-server-name", "is not a host name or IP address"));
+            let problem = "is not a host name or IP address";
+            return Err(given.invalid("tls-server-name", problem).into());
         }
         fields.insert("tls-server-name".to_owned(), name.into());
     }
@@ -288,10 +297,8 @@ fn cluster(given: &Fields<'_>, policy: &Policy) -> Result<Cluster, KubeconfigErr
             .keys()
             .any(|key| key.starts_with("certificate-authority"))
         {
-            return Err(given.invalid(
-                "insecure-skip-tls-verify",
-                "contradicts the certificate authority beside it: remove one of them",
-            ));
+            let problem = "contradicts the certificate authority beside it: remove one of them";
+            return Err(given.invalid("insecure-skip-tls-verify", problem).into());
         }
         fields.insert("insecure-skip-tls-verify".to_owned(), true.into());
     }
@@ -369,10 +376,8 @@ fn user(given: &Fields<'_>, policy: &Policy) -> Result<User, KubeconfigError> {
     let mut credentials = Vec::new();
     if let Some(token) = given.text("token")? {
         if !token.bytes().all(|byte| byte.is_ascii_graphic()) {
-            return Err(given.invalid(
-                "token",
-                "has a character that no token has, like a space or a line end: check how it was pasted",
-            ));
+            let problem = "has a character that no token has, like a space or a line end: check how it was pasted";
+            return Err(given.invalid("token", problem).into());
         }
         credentials.push(Validity::of_token(given.path_to("token"), token));
         fields.insert("token".to_owned(), token.into());
@@ -399,7 +404,7 @@ fn user(given: &Fields<'_>, policy: &Policy) -> Result<User, KubeconfigError> {
         }
     }
     for key in ["exec", "auth-provider"] {
-        if let Some(map) = given.map(key)? {
+        if let Some(map) = given.inner(key)?.and_then(|inner| inner.map) {
             credentials.push(Validity::unlimited(given.path_to(key)));
             fields.insert(key.to_owned(), Value::Object(map.clone()));
         }
@@ -416,7 +421,8 @@ fn user(given: &Fields<'_>, policy: &Policy) -> Result<User, KubeconfigError> {
         } else {
             "client-key-data"
         };
-        return Err(given.invalid(missing, "is missing: a client certificate needs its key"));
+        let problem = "is missing: a client certificate needs its key";
+        return Err(given.invalid(missing, problem).into());
     }
     if let (Some(certificate), Some(key)) = (&certificate, &key) {
         material::paired(given, certificate, key)?;

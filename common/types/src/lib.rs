@@ -8,6 +8,7 @@ pub mod ca_rotation;
 pub mod conditions;
 pub mod deployment;
 pub mod desired;
+pub mod document;
 pub mod error_chain;
 pub mod fingerprint;
 #[cfg(any(test, feature = "fuzzing"))]

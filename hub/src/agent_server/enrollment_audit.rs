@@ -7,11 +7,10 @@ use std::sync::Arc;
 use krypton_proto::v1::EnrollRequest;
 use krypton_types::error_chain::chain;
 use krypton_types::join_token::public_part;
-use kube::runtime::events::EventType;
 
 use crate::agent_server::enrollment_service::{Admitted, EnrollmentError};
 use crate::members::MemberRegistry;
-use crate::notices::{EventRecorder, MemberEvent};
+use crate::notices::{HomeEvents, MemberEvent};
 use crate::observe::metrics::{Outcome, SessionMetrics};
 
 const SHOWN_CHARS: usize = 64;
@@ -26,7 +25,7 @@ pub mod reason {
 #[derive(Debug)]
 pub struct Audit {
     pub members: Arc<MemberRegistry>,
-    pub notices: EventRecorder,
+    pub notices: HomeEvents,
     pub metrics: Arc<SessionMetrics>,
 }
 
@@ -109,7 +108,7 @@ impl Audit {
         } else {
             "Enroll"
         };
-        self.notices.tell_of(EventType::Normal, action, notice);
+        self.notices.tell_of(false, action, notice);
     }
 
     /// Records a rejection. The caller receives `error` without its sources.
@@ -146,7 +145,6 @@ impl Audit {
             message: format!("an enrollment {} was refused: {error}", attempt.who()),
             member,
         };
-        self.notices
-            .tell_of(EventType::Warning, error.word(), notice);
+        self.notices.tell_of(true, error.word(), notice);
     }
 }

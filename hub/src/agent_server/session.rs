@@ -36,7 +36,7 @@ use crate::members::deployment_orders::DEPLOYMENTS_MAX;
 use crate::members::member::{Admission, MESSAGE, Member, PublishedState};
 use crate::members::placement_orders::PLACED_MAX;
 use crate::members::{MemberRegistry, NotFound};
-use crate::notices::{EventRecorder, MemberEvent};
+use crate::notices::{HomeEvents, MemberEvent};
 use crate::observe::metrics::{Message, SessionMetrics};
 use crate::tenants::TENANTS_MAX;
 
@@ -69,7 +69,7 @@ const RENEWAL_WITHIN: [Duration; 2] = [Duration::from_secs(5), Duration::from_se
 pub struct Sessions {
     pub members: Arc<MemberRegistry>,
     pub metrics: Arc<SessionMetrics>,
-    pub notices: EventRecorder,
+    pub notices: HomeEvents,
     pub hub_version: String,
     /// Counts all sessions of this hub.
     pub numbers: AtomicU64,
@@ -676,7 +676,7 @@ mod tests {
 
     #[test]
     fn second_key_in_use_reaches_status_and_event() {
-        let (notices, mut heard) = EventRecorder::heard();
+        let (notices, mut heard) = HomeEvents::heard();
         let sessions = Sessions {
             members: Arc::default(),
             metrics: Arc::default(),

@@ -14,12 +14,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::parts::Engine;
 use crate::args::Settings;
-use crate::chart::credentials;
 use crate::chart::values::{self, Problem, Readings};
 use crate::chart::values_file;
 use crate::chart::values_status::Teller;
 use crate::chart::version_pin::{ChartPin, Kept, Meaning};
-use crate::desired;
+use crate::chart::{self, credentials};
 use crate::edgecluster::FleetChart;
 use crate::leader::Leader;
 
@@ -89,7 +88,7 @@ fn fleet_chart(
     readings: &Readings,
 ) -> Result<Arc<ChartState>, Problem> {
     let (version, pinned) = (&meaning.version, meaning.pinned.as_deref());
-    let file = desired::chart_state(&settings.chart, version, pinned, values);
+    let file = chart::chart_state(&settings.chart, version, pinned, values);
     values::fleet(file, &settings.chart_values_from, readings).map(Arc::new)
 }
 

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::ca::{self, Authority, AuthorityError, Data, Live, stage};
 use crate::leader::Leader;
-use crate::notices::{EventRecorder, MemberEvent};
+use crate::notices::{HomeEvents, MemberEvent};
 
 /// Jitter keeps two hubs from polling at the same moment.
 const SCHEDULE: Schedule = Schedule {
@@ -60,7 +60,7 @@ pub(crate) struct Rotation {
     pub live: Arc<Live>,
     /// Whether this hub writes on the home cluster.
     pub lead: Leader,
-    pub notices: EventRecorder,
+    pub notices: HomeEvents,
 }
 
 impl std::fmt::Debug for Rotation {

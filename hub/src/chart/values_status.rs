@@ -1,36 +1,23 @@
 //! Reports unavailable fleet values: in the log, in an event on the object, and as a note of the readiness
 //! probe. The hub stays ready, because agents could not connect to it otherwise.
 
-use std::time::Duration;
-
 use k8s_openapi::api::core::v1::ObjectReference;
 use krypton_runtime::admin::Readiness;
-use krypton_runtime::clock::BootTime;
-use krypton_types::error_chain::chain;
-use kube::Client;
-use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use krypton_runtime::events::ObjectEvent;
 
 use crate::chart::values::{Place, Problem, word};
-use crate::leader::Leader;
+use crate::notices::HomeEvents;
 
-const DEADLINE: Duration = Duration::from_secs(10);
 const ABOUT: &str = "values of the chart";
 
 /// Reports each change once.
+#[derive(Debug)]
 pub struct Teller {
-    recorder: Recorder,
+    events: HomeEvents,
     /// Namespace of the hub on the home cluster.
     namespace: String,
     readiness: Readiness,
     told: Option<Problem>,
-    /// Only the leader writes events.
-    lead: Leader,
-}
-
-impl std::fmt::Debug for Teller {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Teller").finish_non_exhaustive()
-    }
 }
 
 /// Describes the effect on members while the fleet's values are unavailable.
@@ -43,23 +30,12 @@ pub fn meanwhile(has_good: bool) -> &'static str {
 }
 
 impl Teller {
-    pub fn new(
-        client: Client,
-        namespace: String,
-        instance: String,
-        readiness: Readiness,
-        lead: Leader,
-    ) -> Self {
-        let reporter = Reporter {
-            controller: "mesh.openkcm.io/krypton-hub".to_owned(),
-            instance: Some(instance),
-        };
+    pub fn new(events: HomeEvents, namespace: String, readiness: Readiness) -> Self {
         Self {
-            recorder: Recorder::new(client, reporter),
+            events,
             namespace,
             readiness,
             told: None,
-            lead,
         }
     }
 
@@ -74,7 +50,7 @@ impl Teller {
             tracing::info!("the fleet's values are read");
             if let Some(place) = before.as_ref().and_then(Problem::place) {
                 let message = "values of the chart are read from here".to_owned();
-                self.publish(place, EventType::Normal, "ValuesResolved", message);
+                self.publish(place, false, "ValuesResolved", message);
             }
             return;
         };
@@ -85,7 +61,7 @@ impl Teller {
         }
         tracing::error!(reason = problem.reason(), "{message}");
         if let Some(place) = problem.place() {
-            self.publish(place, EventType::Warning, problem.reason(), message);
+            self.publish(place, true, problem.reason(), message);
         }
     }
 
@@ -96,7 +72,7 @@ impl Teller {
         }
     }
 
-    fn publish(&self, place: &Place, type_: EventType, reason: &'static str, message: String) {
+    fn publish(&self, place: &Place, warning: bool, reason: &'static str, message: String) {
         let about = ObjectReference {
             api_version: Some("v1".to_owned()),
             kind: Some(word(place.kind).to_owned()),
@@ -104,23 +80,11 @@ impl Teller {
             name: Some(place.name.clone()),
             ..ObjectReference::default()
         };
-        let event = Event {
-            type_,
-            reason: reason.to_owned(),
-            note: Some(message),
-            action: "ReadValues".to_owned(),
-            secondary: None,
+        let event = ObjectEvent {
+            warning,
+            reason,
+            message,
         };
-        if !self.lead.writes(BootTime::now()) {
-            return;
-        }
-        let recorder = self.recorder.clone();
-        tokio::spawn(async move {
-            match tokio::time::timeout(DEADLINE, recorder.publish(&event, &about)).await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => tracing::debug!(error = %chain(&error), "event lost"),
-                Err(_) => tracing::debug!("event lost: no answer in time"),
-            }
-        });
+        self.events.record(about, "ReadValues", event);
     }
 }

@@ -11,6 +11,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_crds::krypton_deployment::{KryptonDeployment, Placement};
 use krypton_runtime::clock::{self, BootTime};
+use krypton_runtime::events::ObjectEvent;
 use krypton_runtime::newest::NewestSeen as _;
 use krypton_runtime::tasks::KeyedTasks;
 use krypton_runtime::watch::Watch;
@@ -38,7 +39,7 @@ use crate::leader::Leader;
 use crate::leader::home_writer::{self, Deletion, HomeWrites, Wrote};
 use crate::members::MemberRegistry;
 use crate::members::deployment_orders::{DEPLOYMENTS_MAX, Deployments, ORDERS_MAX};
-use crate::notices::EventRecorder;
+use crate::notices::HomeEvents;
 use crate::tenants::Reports;
 
 /// Pause after a failed read or a write conflict, with 50 % jitter.
@@ -80,7 +81,7 @@ pub struct Controller {
     pub client: Client,
     pub deployments: Arc<Deployments>,
     pub members: Arc<MemberRegistry>,
-    pub notices: EventRecorder,
+    pub notices: HomeEvents,
     /// Publishes the named Secrets to discovery.
     pub named: watch::Sender<Named>,
     pub findings: watch::Receiver<Findings>,
@@ -331,7 +332,7 @@ impl Slot {
         &mut self,
         reported_events: Vec<(String, Vec<ReportedEvent>)>,
         won: Timestamp,
-        notices: &EventRecorder,
+        notices: &HomeEvents,
     ) {
         let created = self.object.metadata.creation_timestamp.as_ref();
         let was_there = created.is_some_and(|time| time.0 < won);
@@ -692,7 +693,7 @@ impl DeploymentStore {
     }
 
     /// Stores the written object, unless the watch has delivered a newer one.
-    fn take_written(&mut self, key: DeploymentKey, written: Written, notices: &EventRecorder) {
+    fn take_written(&mut self, key: DeploymentKey, written: Written, notices: &HomeEvents) {
         if written.forgets
             && self.forgets.is_none()
             && let Some(slot) = self.slots.get(&key)
@@ -754,10 +755,15 @@ impl DeploymentStore {
     }
 }
 
-fn tell(object: &KryptonDeployment, news: Vec<News>, notices: &EventRecorder) {
+fn tell(object: &KryptonDeployment, news: Vec<News>, notices: &HomeEvents) {
     let about = reference(object);
     for told in news {
-        notices.tell_about(about.clone(), told.warning, told.reason, told.message);
+        let event = ObjectEvent {
+            warning: told.warning,
+            reason: told.reason,
+            message: told.message,
+        };
+        notices.tell_about(about.clone(), event);
     }
 }
 

@@ -2,9 +2,7 @@
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use krypton_crds::edge_cluster::{
-    Applied, EdgeClusterStatus, Mode, TenantSummaries, TenantCounts,
-};
+use krypton_crds::edge_cluster::{Applied, EdgeClusterStatus, Mode, TenantCounts, TenantSummaries};
 use krypton_types::conditions::{self, State, Truth, reason};
 
 use super::credential_expiry::{self, Credential, Validity};

@@ -5,15 +5,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::core::v1::Namespace;
 use krypton_runtime::access::{self, Swap};
 use krypton_runtime::clock::{self, BootTime};
+use krypton_runtime::cluster::Cluster;
 use krypton_runtime::newest::Newest as _;
 use krypton_types::conditions::{State, Truth, reason};
 use krypton_types::error_chain::chain;
 use krypton_types::kubeconfig::{Authority, Sanitized};
 use kube::Client;
-use kube::api::Api;
 use tempfile::TempPath;
 use thiserror::Error;
 use tokio::sync::Notify;
@@ -26,7 +25,6 @@ use crate::discovery::{Origin, Unresolved};
 use crate::edgecluster::credential_expiry::Validity;
 use crate::home;
 
-const IDENTIFY_DEADLINE: Duration = Duration::from_secs(10);
 const RETRY_MAX: Duration = Duration::from_secs(30);
 /// Credentials with a shorter lifetime are renewed by programs, so their expiry is not reported.
 const LONG_LIVED: SignedDuration = SignedDuration::from_hours(24);
@@ -211,18 +209,12 @@ async fn doubt(shared: Arc<Shared>, origin: Option<Origin>, refused: Arc<Notify>
     }
 }
 
-/// UID and version of the cluster that responded.
-pub(super) struct Answer {
-    pub(super) uid: String,
-    pub(super) version: String,
-}
-
 /// Queries the cluster's identity until it responds. Calls `failed` after each failure.
 pub(super) async fn identify(
     shared: &Shared,
     reached: &Reached,
     mut failed: impl FnMut(String),
-) -> Answer {
+) -> Cluster {
     let mut attempts = 0;
     loop {
         let asked = {
@@ -230,7 +222,9 @@ pub(super) async fn identify(
             let _turn = shared.connecting.acquire().await;
             match leads_astray(shared, reached.used().first_hop.as_ref()).await {
                 Some(problem) => Err(problem),
-                None => in_time(IDENTIFY_DEADLINE, ask(&reached.client)).await,
+                None => Cluster::read(&reached.client)
+                    .await
+                    .map_err(|error| chain(&error)),
             }
         };
         match asked {
@@ -249,30 +243,6 @@ async fn leads_astray(shared: &Shared, first_hop: Option<&Authority>) -> Option<
     let hop = first_hop?;
     let judged = judged_addresses(&hop.host, hop.port, &shared.kubeconfig_policy).await;
     judged.err().map(|refusal| chain(&refusal))
-}
-
-/// Awaits a call with a deadline. Returns errors as human-readable text.
-pub(super) async fn in_time<T>(
-    deadline: Duration,
-    call: impl Future<Output = kube::Result<T>>,
-) -> Result<T, String> {
-    match tokio::time::timeout(deadline, call).await {
-        Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(error)) => Err(chain(&error)),
-        Err(_) => Err(format!("no answer within {} s", deadline.as_secs())),
-    }
-}
-
-async fn ask(client: &Client) -> kube::Result<Answer> {
-    let uid = cluster_uid(client).await?;
-    let version = client.apiserver_version().await?.git_version;
-    Ok(Answer { uid, version })
-}
-
-pub(super) async fn cluster_uid(client: &Client) -> kube::Result<String> {
-    let namespaces: Api<Namespace> = Api::all(client.clone());
-    let system = namespaces.get_metadata("kube-system").await?;
-    Ok(system.metadata.uid.unwrap_or_default())
 }
 
 pub(super) fn unreachable(problem: String) -> State {

@@ -12,7 +12,7 @@ use krypton_reconciler::status::PHASE_SET;
 use krypton_runtime::call::call;
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::effect;
-use krypton_runtime::events::{Events, ObjectEvent};
+use krypton_runtime::events::{EventRecorder, ObjectEvent};
 use krypton_runtime::tasks::KeyedTasks;
 use krypton_runtime::watch::Watch;
 use krypton_runtime::work_queue::{Outcome, WorkQueue};
@@ -163,14 +163,13 @@ struct Written {
 }
 
 /// Reconciles the status of home's Tenants until `stop`, while `lead` confirms that this hub leads. With
-/// `placements`, it also places Tenants on the members that they name. Events carry the reporting instance
-/// `instance`.
+/// `placements`, it also places Tenants on the members that they name.
 pub async fn run(
     client: Client,
     reports: Arc<Reports>,
     rules: Rules,
     placements: Option<Arc<Placements>>,
-    instance: String,
+    recorder: EventRecorder,
     mut lead: Leader,
     stop: CancellationToken,
 ) {
@@ -180,7 +179,6 @@ pub async fn run(
         placing: placements.map(Placing::new),
         ..TenantStore::default()
     };
-    let told = Events::start(client.clone(), instance);
     let mut writes: KeyedTasks<TenantKey, Written> = KeyedTasks::default();
     let mut looks: JoinSet<(Doubted, Option<CrdSeen>)> = JoinSet::new();
     let mut look_next = BootTime::default();
@@ -260,7 +258,7 @@ pub async fn run(
             (key, written) = writes.next() => match written {
                 Ok(written) => {
                     reports.writes.count(HomeWrites::TENANT, written.came);
-                    record_events(&told, &written);
+                    record_events(&recorder, &written);
                     store.take_written(key, written, &reports, BootTime::now());
                 }
                 Err(error) => {
@@ -583,14 +581,14 @@ impl TenantStore {
 }
 
 /// Records the events of a write after it succeeded. A rejected write is retried.
-fn record_events(events: &Events, written: &Written) {
+fn record_events(recorder: &EventRecorder, written: &Written) {
     let Some(tenant) = &written.object else {
         return;
     };
     let orphaned = written.orphaned.as_deref().map(orphaned);
     let phase = written.phase.as_deref().map(phase_set);
     for event in orphaned.into_iter().chain(phase) {
-        events.tell(tenant.object_ref(&()), event);
+        recorder.tell(tenant.object_ref(&()), event);
     }
 }
 

@@ -9,7 +9,7 @@ use axum::Router;
 use axum::extract::State;
 use axum::http::{Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
-use krypton_agent::credentials::enrollment::keep_renewed;
+use krypton_agent::credentials::renewal::keep_renewed;
 use krypton_agent::credentials::store::{Enrolled, Identity, Membership, Store, new_key};
 use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec, EdgeClusterStatus};
 use krypton_hub::ca::{self, Data, stage};

@@ -18,7 +18,7 @@ use krypton_hub::agent_server::listener::Peer;
 use krypton_hub::ca::{Authority, AuthorityError, Live, read_agent_certificate};
 use krypton_hub::leader::Leader;
 use krypton_hub::members::MemberRegistry;
-use krypton_hub::notices::EventRecorder;
+use krypton_hub::notices::HomeEvents;
 use krypton_hub::observe::metrics::SessionMetrics;
 use krypton_kubectl::Connection;
 use krypton_kubectl::join_info;
@@ -83,7 +83,7 @@ async fn hub(client: &Client) -> Result<(EnrollmentService, Arc<Authority>)> {
     let authority = live.now();
     let audit = Audit {
         members: Arc::new(MemberRegistry::default()),
-        notices: EventRecorder::start(
+        notices: HomeEvents::start(
             client.clone(),
             "test".to_owned(),
             Leader::alone(),

@@ -88,7 +88,7 @@ async fn hub_and_agent_await_apiserver_and_reload_tokens() -> TestResult {
         .env("POD_NAMESPACE", NAMESPACE)
         .args(elsewhere);
     let mut hub = Hub::start(&options)?;
-    says(&hub, "home: not yet").await;
+    says(&hub, "home is not ready").await;
     home.start_apiserver().await?;
     hub.ready(PATIENCE).await?;
     hub.stop().await?;
@@ -120,7 +120,7 @@ async fn hub_and_agent_await_apiserver_and_reload_tokens() -> TestResult {
         .env([("POD_NAMESPACE".to_owned(), NAMESPACE.to_owned())])
         .args([account]);
     let mut agent = Agent::start(&options)?;
-    says(&agent, "the cluster: not yet").await;
+    says(&agent, "the cluster is not ready").await;
     edge.start_apiserver().await?;
     agent.ready(PATIENCE).await?;
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::bail;
 use arc_swap::ArcSwap;
 use k8s_openapi::api::core::v1::Secret;
-use krypton_agent::credentials::enrollment::renew;
+use krypton_agent::credentials::renewal::renew;
 use krypton_agent::credentials::store::{Kept, Store};
 use krypton_agent::session::Link;
 use krypton_agent::session::connect::Dialer;

@@ -1,18 +1,19 @@
 //! Objects in a revision's manifest, and the difference between two manifests.
 
 use std::collections::BTreeSet;
+use std::fmt;
 
 use k8s_openapi::api::core::v1::Secret;
 use serde_json::Value;
 
 use super::{ReleaseError, manifest};
 
-/// An object in a release's manifest.
+/// Identity of an object in a manifest or a cluster.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Declared {
+pub struct ObjectId {
     pub api_version: String,
     pub kind: String,
-    /// Namespace in the manifest. If it is empty, Helm uses the release's namespace for a namespaced object.
+    /// `None` for a cluster-scoped object, or if the manifest names none: then Helm uses the release's namespace.
     pub namespace: Option<String>,
     pub name: String,
 }
@@ -20,7 +21,7 @@ pub struct Declared {
 /// The objects in a manifest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Declarations {
-    pub objects: BTreeSet<Declared>,
+    pub objects: BTreeSet<ObjectId>,
     /// Number of unreadable documents. They may declare any object.
     pub unread: usize,
 }
@@ -32,7 +33,7 @@ impl Declarations {
             unread,
         };
         for object in &objects {
-            match Declared::of(object) {
+            match ObjectId::of(object) {
                 Some(declared) => drop(found.objects.insert(declared)),
                 None => found.unread += 1,
             }
@@ -41,8 +42,18 @@ impl Declarations {
     }
 }
 
-impl Declared {
-    pub(super) fn of(object: &Value) -> Option<Self> {
+impl fmt::Display for ObjectId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.namespace {
+            Some(namespace) => write!(f, "{} {namespace}/{}", self.kind, self.name),
+            None => write!(f, "{} {}", self.kind, self.name),
+        }
+    }
+}
+
+impl ObjectId {
+    /// Returns the identity of the object in a manifest. `None` if it lacks an API version, a kind or a name.
+    pub fn of(object: &Value) -> Option<Self> {
         let text = |pointer: &str| {
             let text = object.pointer(pointer).and_then(Value::as_str);
             text.filter(|text| !text.is_empty()).map(str::to_owned)
@@ -72,8 +83,8 @@ pub fn left_over(
     former: &Declarations,
     kept: &Declarations,
     namespace: &str,
-) -> Option<Vec<Declared>> {
-    let identity = |object: &Declared| {
+) -> Option<Vec<ObjectId>> {
+    let identity = |object: &ObjectId| {
         let group = object.api_version.rsplit_once('/');
         (
             group.map(|(group, _)| group.to_owned()),
@@ -86,7 +97,7 @@ pub fn left_over(
         )
     };
     let known: BTreeSet<_> = kept.objects.iter().map(identity).collect();
-    let gone = |object: &&Declared| !known.contains(&identity(object));
+    let gone = |object: &&ObjectId| !known.contains(&identity(object));
     (kept.unread == 0).then(|| former.objects.iter().filter(gone).cloned().collect())
 }
 
@@ -100,11 +111,11 @@ pub fn in_default(
     adopted: &Declarations,
     kept: &Declarations,
     namespace: &str,
-) -> Option<Vec<Declared>> {
+) -> Option<Vec<ObjectId>> {
     if namespace == ORIGINALS_NAMESPACE {
         return Some(Vec::new());
     }
-    let there = |object: &Declared| Declared {
+    let there = |object: &ObjectId| ObjectId {
         namespace: Some(ORIGINALS_NAMESPACE.to_owned()),
         ..object.clone()
     };
@@ -119,8 +130,8 @@ pub fn in_default(
 
 /// Returns whether `kept` declares an object of that kind and name in any namespace. For a cluster-scoped
 /// kind, this is the same object, because the API server ignores the namespace of the manifest.
-pub fn declares_anywhere(kept: &Declarations, object: &Declared) -> bool {
-    let group = |object: &Declared| {
+pub fn declares_anywhere(kept: &Declarations, object: &ObjectId) -> bool {
+    let group = |object: &ObjectId| {
         let group = object.api_version.rsplit_once('/');
         group.map(|(group, _)| group.to_owned())
     };

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::Secret;
 
-use super::{Declared, ReleaseError, manifest, stored};
+use super::{ObjectId, ReleaseError, manifest, stored};
 
 /// Description of a manifest that the parser cannot fully read.
 pub const UNCLEAR: &str = "an object that cannot be read";
@@ -11,12 +11,12 @@ pub const UNCLEAR: &str = "an object that cannot be read";
 ///
 /// # Errors
 /// See [`super::decode`].
-pub fn strict_objects(secret: &Secret) -> Result<Option<Vec<Declared>>, ReleaseError> {
+pub fn strict_objects(secret: &Secret) -> Result<Option<Vec<ObjectId>>, ReleaseError> {
     let manifest = stored(secret)?.manifest.unwrap_or_default();
     Ok(read(&manifest))
 }
 
-fn read(manifest: &str) -> Option<Vec<Declared>> {
+fn read(manifest: &str) -> Option<Vec<ObjectId>> {
     // Helm ends a document at every line that starts with `---`, regardless of the rest of the line.
     let separates = |line: &str| {
         let rest = line.strip_prefix("---");
@@ -26,7 +26,7 @@ fn read(manifest: &str) -> Option<Vec<Declared>> {
         return None;
     }
     let (objects, unread) = manifest::read(manifest);
-    let declared = objects.iter().map(Declared::of);
+    let declared = objects.iter().map(ObjectId::of);
     declared.collect::<Option<_>>().filter(|_| unread == 0)
 }
 

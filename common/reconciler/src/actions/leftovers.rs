@@ -6,7 +6,7 @@ use krypton_helm::releases::labels::{
     OWNER_NAMESPACE_LABEL, OWNER_UID_LABEL, RUN_LABEL, ReleaseKey,
 };
 use krypton_helm::releases::revision::Revision;
-use krypton_helm::releases::{self, Declared, Status};
+use krypton_helm::releases::{self, ObjectId, Status};
 use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::effect;
 use krypton_runtime::events::ObjectEvent;
@@ -294,7 +294,7 @@ enum Fate {
 async fn remove(
     client: &Client,
     of: &ReleaseKey,
-    object: &Declared,
+    object: &ObjectId,
     left: Left,
     elsewhere: bool,
 ) -> Result<Fate, Refused> {

@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::Secret;
 use krypton_helm::releases::labels::ReleaseKey;
 use krypton_helm::releases::record::{ReleaseRecord, Verdict};
 use krypton_helm::releases::revision::Revision;
-use krypton_helm::releases::{self, Declared, Status, UNCLEAR};
+use krypton_helm::releases::{self, ObjectId, Status, UNCLEAR};
 use krypton_runtime::call::call;
 use krypton_runtime::events::ObjectEvent;
 use krypton_types::conditions::reason;
@@ -35,7 +35,7 @@ const CHECKED_MOST: usize = 200;
 #[derive(Default)]
 pub(super) struct Owned {
     kinds: BTreeMap<(String, String), Option<(ApiResource, Scope)>>,
-    objects: BTreeSet<Declared>,
+    objects: BTreeSet<ObjectId>,
 }
 
 impl ActionRunner {
@@ -245,7 +245,7 @@ impl ActionRunner {
 /// Returns the kind of an object and its scope; `None` if the cluster has no such kind.
 pub(super) async fn kind(
     client: &Client,
-    object: &Declared,
+    object: &ObjectId,
 ) -> Result<Option<(ApiResource, Scope)>, ActionError> {
     let (group, version) = object
         .api_version

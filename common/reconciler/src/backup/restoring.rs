@@ -7,7 +7,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use krypton_crds::tenant::Tenant;
 use krypton_runtime::call::call;
 use krypton_runtime::clock::BootTime;
-use krypton_runtime::events::{Events, ObjectEvent};
+use krypton_runtime::events::{EventRecorder, ObjectEvent};
 use krypton_runtime::retry::backoff;
 use krypton_types::error_chain::chain;
 use krypton_types::tenant::TenantKey;
@@ -91,7 +91,7 @@ pub(crate) async fn put_back_tenants(performer: &ActionRunner, before: Known) ->
 /// Tries all due records, each with its own back-off, and returns the waiting Tenants.
 async fn put_back_due(
     client: &Client,
-    events: &Events,
+    events: &EventRecorder,
     may: impl Fn() -> bool,
     records: Vec<Record>,
     mut before: Known,
@@ -118,7 +118,7 @@ async fn put_back_due(
 /// Restores one record. Returns `None` if the record is settled.
 async fn put_back(
     client: &Client,
-    events: &Events,
+    events: &EventRecorder,
     record: Record,
     mut kept: Waiting,
 ) -> Option<Waiting> {
@@ -139,7 +139,7 @@ async fn put_back(
     Some(Waiting { problem, ..kept })
 }
 
-fn tell(events: &Events, restored: &Restored) {
+fn tell(events: &EventRecorder, restored: &Restored) {
     let (tenant, reason, message) = match restored {
         Restored::Back(tenant, deleted) => {
             let more = match deleted {
@@ -240,7 +240,7 @@ mod tests {
 
     /// Runs one round of a process with this state.
     async fn round(client: &Client, may: bool, before: Known) -> Known {
-        let events = Events::start(client.clone(), "test".to_owned());
+        let events = EventRecorder::queue(8).0;
         let records = backup::records(client).await.unwrap();
         put_back_due(client, &events, || may, records, before).await
     }

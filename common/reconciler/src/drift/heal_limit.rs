@@ -3,9 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use krypton_helm::releases::ObjectId;
 use krypton_runtime::clock::BootTime;
-
-use super::object::ObjectId;
 
 /// Number of corrections without a pause. After that, the pause doubles with each correction.
 const FREE: u32 = 3;

@@ -1,8 +1,8 @@
 //! Rules for fields that may differ: rules of users, and built-in rules.
 
+use krypton_helm::releases::ObjectId;
 use serde_json::Value;
 
-use super::object::ObjectId;
 use crate::drift::field_owner;
 use crate::drift::json_pointer::{Step, steps};
 

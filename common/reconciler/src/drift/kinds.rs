@@ -3,9 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use krypton_helm::releases::ObjectId;
 use krypton_runtime::clock::BootTime;
-
-use super::object::ObjectId;
 
 /// Time after which the kinds are queried again.
 const FRESH_FOR: Duration = Duration::from_secs(30 * 60);

@@ -6,8 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
-use krypton_helm::releases::ORIGINALS_NAMESPACE;
 use krypton_helm::releases::labels::ReleaseKey;
+use krypton_helm::releases::{ORIGINALS_NAMESPACE, ObjectId};
 use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::effect;
@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::difference::differences;
 use super::kinds::{Kinds, Place};
-use super::object::{self, ObjectId};
+use super::object;
 use super::{Difference, DriftMetrics, Finding, HELM, Outcome, Seen, Wanted, ignore};
 use crate::drift::field_owner;
 use crate::drift::heal_limit::Guard;

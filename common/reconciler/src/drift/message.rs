@@ -124,7 +124,7 @@ pub(crate) fn found(before: Option<&str>, after: &str) -> Option<ObjectEvent> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::drift::ObjectId;
+    use krypton_helm::releases::ObjectId;
 
     fn id(name: &str) -> ObjectId {
         ObjectId {

@@ -1,6 +1,5 @@
-//! Object of a manifest: its identity, and the form that Helm applies.
+//! The form of a manifest's object that Helm applies.
 
-use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use krypton_helm::releases::labels::ReleaseKey;
@@ -19,41 +18,6 @@ const SERVERS: [&str; 7] = [
     "selfLink",
     "uid",
 ];
-
-/// Identity of an object in a cluster.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ObjectId {
-    pub api_version: String,
-    pub kind: String,
-    /// `None` for a cluster-scoped object, or if it is unknown whether the kind is namespaced.
-    pub namespace: Option<String>,
-    pub name: String,
-}
-
-impl fmt::Display for ObjectId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.namespace {
-            Some(namespace) => write!(f, "{} {namespace}/{}", self.kind, self.name),
-            None => write!(f, "{} {}", self.kind, self.name),
-        }
-    }
-}
-
-impl ObjectId {
-    /// Returns the identity from the manifest. `None` if it has no kind or no name.
-    pub(super) fn of(manifest: &Value) -> Option<Self> {
-        let text = |pointer: &str| {
-            let text = manifest.pointer(pointer).and_then(Value::as_str);
-            text.filter(|text| !text.is_empty()).map(str::to_owned)
-        };
-        Some(Self {
-            api_version: text("/apiVersion")?,
-            kind: text("/kind")?,
-            namespace: text("/metadata/namespace"),
-            name: text("/metadata/name")?,
-        })
-    }
-}
 
 /// Returns the object that Helm applies: the manifest's object with the marks of its release.
 pub(super) fn applied(manifest: &Value, release: &ReleaseKey) -> Value {

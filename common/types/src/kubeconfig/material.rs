@@ -12,8 +12,7 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use x509_parser::certificate::X509Certificate;
 use x509_parser::prelude::FromDer as _;
 
-use super::KubeconfigError;
-use super::fields::Fields;
+use crate::document::{FieldError, Fields};
 use crate::kubeconfig::credential_dates::Validity;
 
 const PEM_LINE: usize = 64;
@@ -46,7 +45,7 @@ pub(super) struct PrivateKey {
 /// At least one certificate must belong to a CA or be self-signed. Small distributions use a self-signed server
 /// certificate, and the TLS libraries of Krypton and Helm accept a server that presents it. A certificate that is
 /// neither can verify no server, not even its own.
-pub(super) fn authorities(fields: &Fields<'_>) -> Result<Option<String>, KubeconfigError> {
+pub(super) fn authorities(fields: &Fields<'_>) -> Result<Option<String>, FieldError> {
     let Some(certificates) = certificates(fields, CA)? else {
         return Ok(None);
     };
@@ -65,14 +64,12 @@ pub(super) fn authorities(fields: &Fields<'_>) -> Result<Option<String>, Kubecon
 }
 
 /// Returns the client certificate with its issuers. `None` if the field is not set.
-pub(super) fn client_certificate(
-    fields: &Fields<'_>,
-) -> Result<Option<Certificates>, KubeconfigError> {
+pub(super) fn client_certificate(fields: &Fields<'_>) -> Result<Option<Certificates>, FieldError> {
     certificates(fields, CERTIFICATE)
 }
 
 /// Returns the client key. `None` if the field is not set.
-pub(super) fn client_key(fields: &Fields<'_>) -> Result<Option<PrivateKey>, KubeconfigError> {
+pub(super) fn client_key(fields: &Fields<'_>) -> Result<Option<PrivateKey>, FieldError> {
     let Some(pem) = decoded(fields, KEY)? else {
         return Ok(None);
     };
@@ -95,7 +92,7 @@ pub(super) fn paired(
     fields: &Fields<'_>,
     certificates: &Certificates,
     key: &PrivateKey,
-) -> Result<(), KubeconfigError> {
+) -> Result<(), FieldError> {
     let chain = certificates.chain.clone();
     let provider = aws_lc_rs::default_provider();
     match CertifiedKey::from_der(chain, key.key.clone_key(), &provider) {
@@ -125,7 +122,7 @@ fn parsed<'a>(der: &'a CertificateDer<'_>) -> Option<X509Certificate<'a>> {
     }
 }
 
-fn certificates(fields: &Fields<'_>, key: &str) -> Result<Option<Certificates>, KubeconfigError> {
+fn certificates(fields: &Fields<'_>, key: &str) -> Result<Option<Certificates>, FieldError> {
     let Some(pem) = decoded(fields, key)? else {
         return Ok(None);
     };
@@ -158,7 +155,7 @@ fn pem_of(label: &str, der: &[u8]) -> String {
     text
 }
 
-fn decoded(fields: &Fields<'_>, key: &str) -> Result<Option<Vec<u8>>, KubeconfigError> {
+fn decoded(fields: &Fields<'_>, key: &str) -> Result<Option<Vec<u8>>, FieldError> {
     let Some(text) = fields.text(key)? else {
         return Ok(None);
     };

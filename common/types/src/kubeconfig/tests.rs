@@ -396,9 +396,9 @@ fn unknown_fields_are_rejected_and_extensions_dropped() {
         let error = strictly(pointer, json!("x")).unwrap_err();
         assert_eq!(
             error,
-            KubeconfigError::UnknownField {
+            KubeconfigError::Field(FieldError::Unknown {
                 path: path.to_owned()
-            }
+            })
         );
     }
     let extension = json!([{ "name": "client.authentication.k8s.io/exec", "extension": {} }]);

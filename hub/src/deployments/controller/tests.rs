@@ -19,7 +19,7 @@ fn world() -> World {
         client: Client::try_from(nowhere).unwrap(),
         deployments: Arc::default(),
         members: Arc::default(),
-        notices: EventRecorder::nowhere(),
+        notices: HomeEvents::nowhere(),
         named,
         findings: watch::channel(Arc::default()).1,
         namespaces: None,
@@ -268,7 +268,7 @@ async fn failed_writes_back_off() {
         };
         let store = &mut world.store;
         home_writer::start(&mut store.queue, key.clone(), before);
-        store.take_written(key.clone(), written, &EventRecorder::nowhere());
+        store.take_written(key.clone(), written, &HomeEvents::nowhere());
         store.queue.not_before(&key).since(before)
     };
     for full in [1, 2, 4, 8, 16, 30, 30] {

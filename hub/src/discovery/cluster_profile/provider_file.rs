@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use krypton_runtime::periodic::file::{FileError, POLL_INTERVAL, SettingsFile, follow_file};
-use serde_json::{Map, Value};
+use krypton_types::document::{FieldError, Fields};
+use serde_json::Value;
 use tokio::sync::watch;
 
 /// All access providers in order of preference.
@@ -90,12 +91,8 @@ pub enum ProviderFileError {
         line: usize,
         column: usize,
     },
-    #[error("the provider file {path}: {at} {problem}", path = path.display())]
-    Content {
-        path: PathBuf,
-        at: String,
-        problem: &'static str,
-    },
+    #[error("the provider file {path}: {field}", path = path.display())]
+    Content { path: PathBuf, field: FieldError },
 }
 
 impl ProviderFile {
@@ -141,142 +138,57 @@ pub(crate) fn parse(path: &Path, bytes: &[u8]) -> Result<ProviderFile, ProviderF
             line: error.line(),
             column: error.column(),
         })?;
-    providers(&At::root(&document)).map_err(|wrong| ProviderFileError::Content {
+    providers(&document).map_err(|field| ProviderFileError::Content {
         path: path.to_owned(),
-        at: wrong.at,
-        problem: wrong.problem,
+        field,
     })
 }
 
-/// A path in the file, and the problem there.
-#[derive(Debug)]
-struct Wrong {
-    at: String,
-    problem: &'static str,
-}
+const MISSING: &str = "is missing";
 
-/// A value of the file with its path.
-struct At<'a> {
-    path: String,
-    value: &'a Value,
-}
-
-impl<'a> At<'a> {
-    fn root(value: &'a Value) -> Self {
-        let path = "$".to_owned();
-        Self { path, value }
-    }
-
-    fn wrong(&self, problem: &'static str) -> Wrong {
-        let at = self.path.clone();
-        Wrong { at, problem }
-    }
-
-    /// Rejects unknown fields: a misspelled policy would have no effect.
-    fn map(&self, known: &[&str]) -> Result<&'a Map<String, Value>, Wrong> {
-        let map = self
-            .value
-            .as_object()
-            .ok_or_else(|| self.wrong("must be an object"))?;
-        if let Some(key) = map.keys().find(|key| !known.contains(&key.as_str())) {
-            let shown: String = key.chars().filter(|c| !c.is_control()).take(40).collect();
-            return Err(Wrong {
-                at: format!("{}.{shown}", self.path),
-                problem: "is not a known field; remove it or correct its name",
-            });
-        }
-        Ok(map)
-    }
-
-    /// Null counts as missing.
-    fn get(&self, key: &str) -> Option<At<'a>> {
-        let value = self.value.get(key).filter(|value| !value.is_null())?;
-        let path = format!("{}.{key}", self.path);
-        Some(At { path, value })
-    }
-
-    fn required(&self, key: &str) -> Result<At<'a>, Wrong> {
-        self.get(key).ok_or_else(|| Wrong {
-            at: format!("{}.{key}", self.path),
-            problem: "is missing",
-        })
-    }
-
-    fn text(&self) -> Result<&'a str, Wrong> {
-        match self.value.as_str() {
-            None => Err(self.wrong("must be a string")),
-            Some(text) if text.contains('\0') => Err(self.wrong("must not have a NUL")),
-            Some(text) => Ok(text),
-        }
-    }
-
-    fn name(&self) -> Result<&'a str, Wrong> {
-        match self.text()? {
-            "" => Err(self.wrong("must not be empty")),
-            text => Ok(text),
-        }
-    }
-
-    fn items(&self) -> Result<Vec<At<'a>>, Wrong> {
-        let items = self
-            .value
-            .as_array()
-            .ok_or_else(|| self.wrong("must be a list"))?;
-        let at = |(index, value)| At {
-            path: format!("{}[{index}]", self.path),
-            value,
-        };
-        Ok(items.iter().enumerate().map(at).collect())
-    }
-}
-
-fn providers(root: &At<'_>) -> Result<ProviderFile, Wrong> {
-    root.map(&["providers"])?;
+fn providers(document: &Value) -> Result<ProviderFile, FieldError> {
+    let root = Fields::of(document, "$")?;
+    root.known(&["providers"])?;
+    let items = root.items("providers")?;
     let mut providers: Vec<AccessProvider> = Vec::new();
-    for item in root.required("providers")?.items()? {
+    for item in items.ok_or_else(|| root.invalid("providers", MISSING))? {
         let provider = provider(&item)?;
         if providers.iter().any(|before| before.name == provider.name) {
-            return Err(Wrong {
-                at: format!("{}.name", item.path),
-                problem: "is there twice; leave one of the two",
-            });
+            return Err(item.invalid("name", "is there twice; leave one of the two"));
         }
         providers.push(provider);
     }
     Ok(ProviderFile { providers })
 }
 
-fn provider(at: &At<'_>) -> Result<AccessProvider, Wrong> {
+fn provider(given: &Fields<'_>) -> Result<AccessProvider, FieldError> {
     const ARGS: &str = "profileSourcedCLIArgsPolicy";
     const ENVS: &str = "profileSourcedEnvVarsPolicy";
-    at.map(&["name", "execConfig", ARGS, ENVS])?;
-    let args = match at.get(ARGS) {
-        None => ArgsPolicy::default(),
-        Some(policy) => match policy.text()? {
-            "Append" => ArgsPolicy::Append,
-            "" | "Ignore" => ArgsPolicy::Ignore,
-            _ => return Err(policy.wrong("must be Append or Ignore")),
-        },
+    given.known(&["name", "execConfig", ARGS, ENVS])?;
+    let args = match given.text(ARGS)? {
+        Some("Append") => ArgsPolicy::Append,
+        None | Some("Ignore") => ArgsPolicy::Ignore,
+        Some(_) => return Err(given.invalid(ARGS, "must be Append or Ignore")),
     };
-    let envs = match at.get(ENVS) {
-        None => EnvsPolicy::default(),
-        Some(policy) => match policy.text()? {
-            "AppendIfNotExists" => EnvsPolicy::AppendIfNotExists,
-            "Replace" => EnvsPolicy::Replace,
-            "" | "Ignore" => EnvsPolicy::Ignore,
-            _ => return Err(policy.wrong("must be AppendIfNotExists, Replace or Ignore")),
-        },
+    let envs = match given.text(ENVS)? {
+        Some("AppendIfNotExists") => EnvsPolicy::AppendIfNotExists,
+        Some("Replace") => EnvsPolicy::Replace,
+        None | Some("Ignore") => EnvsPolicy::Ignore,
+        Some(_) => {
+            return Err(given.invalid(ENVS, "must be AppendIfNotExists, Replace or Ignore"));
+        }
     };
+    let config = given.inner("execConfig")?;
     Ok(AccessProvider {
-        name: at.required("name")?.name()?.to_owned(),
-        exec: exec(&at.required("execConfig")?)?,
+        name: given.required("name", MISSING)?.to_owned(),
+        exec: exec(&config.ok_or_else(|| given.invalid("execConfig", MISSING))?)?,
         args,
         envs,
     })
 }
 
-fn exec(at: &At<'_>) -> Result<Exec, Wrong> {
-    at.map(&[
+fn exec(given: &Fields<'_>) -> Result<Exec, FieldError> {
+    given.known(&[
         "apiVersion",
         "command",
         "args",
@@ -286,49 +198,40 @@ fn exec(at: &At<'_>) -> Result<Exec, Wrong> {
         "installHint",
         "interactiveMode",
     ])?;
-    let version = at.required("apiVersion")?;
+    let version = given.required("apiVersion", MISSING)?;
     let api_version = [ApiVersion::V1, ApiVersion::V1beta1]
         .into_iter()
-        .find(|known| version.value.as_str() == Some(known.as_str()))
+        .find(|known| known.as_str() == version)
         .ok_or_else(|| {
-            version.wrong(
+            given.invalid(
+                "apiVersion",
                 "must be client.authentication.k8s.io/v1 or client.authentication.k8s.io/v1beta1",
             )
         })?;
-    let command = at.required("command")?;
-    let program = command.name()?;
-    if program.contains('/') && !program.starts_with('/') {
-        return Err(
-            command.wrong("must be an absolute path, or a name that is looked up in PATH: a relative path would depend on where the hub was started")
-        );
-    }
-    let mut args = Vec::new();
-    for item in at.get("args").map_or(Ok(Vec::new()), |args| args.items())? {
-        args.push(item.text()?.to_owned());
+    let command = given.required("command", MISSING)?;
+    if command.contains('/') && !command.starts_with('/') {
+        return Err(given.invalid(
+            "command",
+            "must be an absolute path, or a name that is looked up in PATH: a relative path would depend on where the hub was started",
+        ));
     }
     let mut env = Vec::new();
-    for item in at.get("env").map_or(Ok(Vec::new()), |env| env.items())? {
-        item.map(&["name", "value"])?;
-        let name = item.required("name")?;
-        if name.name()?.contains('=') {
-            return Err(name.wrong("must not have a ="));
+    for item in given.items("env")?.unwrap_or_default() {
+        item.known(&["name", "value"])?;
+        let name = item.required("name", MISSING)?;
+        if name.contains('=') {
+            return Err(item.invalid("name", "must not have a ="));
         }
-        let value = item.get("value").map_or(Ok(""), |value| value.text())?;
-        env.push((name.name()?.to_owned(), value.to_owned()));
+        let value = item.text("value")?.unwrap_or_default();
+        env.push((name.to_owned(), value.to_owned()));
     }
-    let provide_cluster_info = match at.get("provideClusterInfo") {
-        None => false,
-        Some(flag) => flag
-            .value
-            .as_bool()
-            .ok_or_else(|| flag.wrong("must be true or false, without quotes"))?,
-    };
+    let args = given.texts("args")?.into_iter().map(str::to_owned);
     Ok(Exec {
         api_version,
-        command: program.to_owned(),
-        args,
+        command: command.to_owned(),
+        args: args.collect(),
         env,
-        provide_cluster_info,
+        provide_cluster_info: given.flag("provideClusterInfo")?,
     })
 }
 
@@ -378,7 +281,7 @@ mod tests {
         let cases = [
             ("".to_owned(), "line 1"),
             ("{\"providers\": hunter2}".to_owned(), "line 1, column 15"),
-            ("[]".to_owned(), "$ must be an object"),
+            ("[]".to_owned(), "$ must be a map"),
             ("{}".to_owned(), "$.providers is missing"),
             (
                 r#"{"providers": {}}"#.to_owned(),
@@ -398,7 +301,7 @@ mod tests {
             ),
             (
                 exec(r#", "env": [{"name": "", "value": "hunter2"}]"#),
-                "execConfig.env[0].name must not be empty",
+                "execConfig.env[0].name is missing",
             ),
             (
                 exec(r#", "env": [{"name": "A=B"}]"#),

@@ -25,7 +25,7 @@ use krypton_hub::{
     edgecluster::publisher::{DesiredStatePublisher, MemberInputs, Order},
     leader::Leader,
     members::{MemberRegistry, arbiter::ReporterId, member::PublishedState},
-    notices::EventRecorder,
+    notices::HomeEvents,
     observe::metrics::SessionMetrics,
 };
 use krypton_reconciler::{
@@ -104,7 +104,7 @@ impl StubHub {
         let sessions = Sessions {
             members: Arc::clone(&members),
             metrics: Arc::<SessionMetrics>::default(),
-            notices: EventRecorder::nowhere(),
+            notices: HomeEvents::nowhere(),
             hub_version: env!("CARGO_PKG_VERSION").to_owned(),
             numbers: AtomicU64::new(0),
             watchdog: krypton_runtime::watchdog::Watchdog::default(),

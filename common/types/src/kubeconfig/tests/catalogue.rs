@@ -370,7 +370,7 @@ fn misspelled_or_miscased_key_is_rejected() {
     ] {
         let error = with_line(from, to).unwrap_err();
         let path = path.to_owned();
-        assert_eq!(error, KubeconfigError::UnknownField { path });
+        assert_eq!(error, KubeconfigError::Field(FieldError::Unknown { path }));
     }
     let quoted = said(
         "/clusters/0/cluster/insecure-skip-tls-verify",

@@ -1,4 +1,4 @@
-//! Takes the hub's epoch on home, and composes the chart state of the fleet.
+//! Takes the hub's epoch on home.
 
 use std::time::Duration;
 
@@ -6,13 +6,9 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_runtime::call::{ApiError, call_within};
 use krypton_runtime::effect;
-use krypton_types::desired::ChartState;
 use krypton_types::names::EPOCH_CONFIG_MAP;
 use kube::Client;
 use kube::api::{Api, PostParams};
-use serde_json::{Map, Value};
-
-use crate::args::ChartSettings;
 
 const KEY: &str = "epoch";
 /// A new leader waits for the epoch.
@@ -20,7 +16,11 @@ const DEADLINE: Duration = Duration::from_secs(3);
 
 /// Takes the next epoch, above the recorded one and above `at_least`: if home was restored from a backup, a
 /// member may know a later epoch. Within an epoch, the hub numbers generations itself.
-pub async fn next_epoch(client: &Client, namespace: &str, at_least: u64) -> Result<u64, ApiError> {
+pub(super) async fn next_epoch(
+    client: &Client,
+    namespace: &str,
+    at_least: u64,
+) -> Result<u64, ApiError> {
     let attempt = format!("taking an epoch from ConfigMap {namespace}/{EPOCH_CONFIG_MAP}");
     call_within(
         DEADLINE,
@@ -66,24 +66,6 @@ fn recorded(found: Option<&ConfigMap>) -> u64 {
     found
         .and_then(|found| found.data.as_ref()?.get(KEY)?.parse().ok())
         .unwrap_or_default()
-}
-
-/// Composes the chart state from the flags, the resolved version and the values file.
-pub fn chart_state(
-    chart: &ChartSettings,
-    version: &str,
-    pinned: Option<&str>,
-    values: &Map<String, Value>,
-) -> ChartState {
-    ChartState {
-        repo: chart.repo.clone(),
-        name: chart.name.clone(),
-        version: version.to_owned(),
-        install_crds: chart.install_crds,
-        values: values.clone(),
-        confidential: None,
-        pinned: pinned.map(ToOwned::to_owned),
-    }
 }
 
 #[cfg(test)]
