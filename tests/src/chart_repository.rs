@@ -86,9 +86,6 @@ impl ChartSource {
     }
 
     /// The chart `external-dns`, 1.19.0 or 1.20.0, which nobody here wrote.
-    ///
-    /// # Errors
-    /// When the tools are not built.
     pub fn external_dns(version: &str) -> Result<Self> {
         Ok(Self::folder(
             Tools::find()?.chart(&format!("external-dns-{version}"))?,
@@ -171,9 +168,6 @@ pub struct ChartRepository {
 
 impl ChartRepository {
     /// Packages the charts with helm and serves them.
-    ///
-    /// # Errors
-    /// When the tools are not built, or helm refuses a chart.
     pub async fn start(charts: &[ChartSource]) -> Result<Self> {
         let repository = Self {
             tools: Tools::find()?,
@@ -195,9 +189,6 @@ impl ChartRepository {
     }
 
     /// Adds charts while it serves.
-    ///
-    /// # Errors
-    /// When helm refuses one.
     pub async fn add(&self, charts: &[ChartSource]) -> Result<()> {
         let packages = self.packages();
         for chart in charts {
@@ -232,9 +223,6 @@ impl ChartRepository {
     }
 
     /// Cuts all connections; the port refuses new ones and stays ours.
-    ///
-    /// # Errors
-    /// When the port does not become free.
     pub async fn stop(&self) -> Result<()> {
         if let Some(runtime) = lock(&self.running).take() {
             runtime.shutdown_background();
@@ -244,9 +232,6 @@ impl ChartRepository {
     }
 
     /// Serves again on the same port after `stop`.
-    ///
-    /// # Errors
-    /// When it runs already.
     pub fn start_again(&self) -> Result<()> {
         let mut running = lock(&self.running);
         if running.is_some() {

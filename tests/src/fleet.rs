@@ -51,8 +51,6 @@ pub struct ValuesFile {
 }
 
 impl ValuesFile {
-    /// # Errors
-    /// Returns an error if the file can't be written.
     pub fn new(yaml: &str) -> Result<Self> {
         let folder = TempDir::with_prefix("krypton-values-").context("creating a folder")?;
         let file = Self { folder };
@@ -61,9 +59,6 @@ impl ValuesFile {
     }
 
     /// Replaces the content atomically, like the mount of a ConfigMap.
-    ///
-    /// # Errors
-    /// Returns an error if the file can't be written.
     pub fn write(&self, yaml: &str) -> Result<()> {
         let next = self.folder.path().join("next.yaml");
         fs::write(&next, yaml).context("writing values")?;
@@ -138,18 +133,12 @@ impl FleetClient {
     }
 
     /// Creates a Tenant without a spec, and waits until it is ready.
-    ///
-    /// # Errors
-    /// Returns an error if it is not ready in time.
     pub async fn install(&self, name: &str) -> Result<Tenant> {
         self.create(name, json!({})).await?;
         self.ready(name).await
     }
 
     /// Creates these Tenants without a spec, and waits until all are ready.
-    ///
-    /// # Errors
-    /// Returns an error if one is not ready in time.
     pub async fn install_all(&self, names: &[&str]) -> Result<()> {
         for name in names {
             self.create(name, json!({})).await?;
@@ -161,34 +150,22 @@ impl FleetClient {
     }
 
     /// Waits until the Tenant is ready on all its members.
-    ///
-    /// # Errors
-    /// Returns an error if it is not ready in time.
     pub async fn ready(&self, name: &str) -> Result<Tenant> {
         self.shows(name, &[ALL_READY]).await
     }
 
     /// Deletes the Tenant, and waits until it is gone.
-    ///
-    /// # Errors
-    /// Returns an error if it is not gone in time.
     pub async fn remove(&self, name: &str) -> Result<()> {
         self.delete(name).await?;
         self.gone(name).await
     }
 
     /// Creates a Tenant, as soon as the cluster serves the CRD.
-    ///
-    /// # Errors
-    /// Returns an error if it is not admitted in time.
     pub async fn create(&self, name: &str, spec: Value) -> Result<Tenant> {
         self.create_annotated(name, spec, &[]).await
     }
 
     /// Like `create`, with annotations.
-    ///
-    /// # Errors
-    /// See `create`.
     pub async fn create_annotated(
         &self,
         name: &str,
@@ -209,9 +186,6 @@ impl FleetClient {
     }
 
     /// Deletes the Tenant, without waiting until it is gone.
-    ///
-    /// # Errors
-    /// Returns an error if the Tenant doesn't exist or the request fails.
     pub async fn delete(&self, name: &str) -> Result<()> {
         self.tenants()
             .delete(name, &DeleteParams::default())
@@ -219,8 +193,6 @@ impl FleetClient {
         Ok(())
     }
 
-    /// # Errors
-    /// Returns an error if the request fails.
     pub async fn annotate(&self, name: &str, key: &str, value: &str) -> Result<()> {
         let patch = json!({"metadata": {"annotations": {key: value}}});
         self.tenants().merge(name, &patch).await?;
@@ -228,9 +200,6 @@ impl FleetClient {
     }
 
     /// Waits until the Tenant has these conditions, observed at its current generation.
-    ///
-    /// # Errors
-    /// Returns an error with the actual conditions if the deadline expires.
     pub async fn shows(&self, name: &str, expected: &[Expected<'_>]) -> Result<Tenant> {
         let api = self.tenants();
         let what = format!("Tenant {} to show {expected:?}", self.path(name));
@@ -247,18 +216,12 @@ impl FleetClient {
     }
 
     /// Like `shows`. Returns the message of the first condition.
-    ///
-    /// # Errors
-    /// See `shows`.
     pub async fn message(&self, name: &str, expected: &[Expected<'_>]) -> Result<String> {
         let tenant = self.shows(name, expected).await?;
         first_message(&tenant.status.unwrap_or_default().conditions, expected)
     }
 
     /// Waits until the Tenant is gone.
-    ///
-    /// # Errors
-    /// Returns an error with the Tenant's conditions if the deadline expires.
     pub async fn gone(&self, name: &str) -> Result<()> {
         let api = self.tenants();
         let what = format!("Tenant {} to be gone", self.path(name));
@@ -277,9 +240,6 @@ impl FleetClient {
     }
 
     /// Returns the revisions of a release and their status, oldest first.
-    ///
-    /// # Errors
-    /// Returns an error if the request fails.
     pub async fn revisions(&self, namespace: &str, release: &str) -> Result<Vec<(u32, String)>> {
         let secrets: Api<Secret> = Api::namespaced(self.client.clone(), namespace);
         let params = ListParams::default().labels(&format!("owner=helm,name={release}"));
@@ -295,9 +255,6 @@ impl FleetClient {
     }
 
     /// Waits until the newest revision has this number and this status.
-    ///
-    /// # Errors
-    /// Returns an error with the actual revisions if the deadline expires.
     pub async fn newest_is(
         &self,
         namespace: &str,
@@ -320,9 +277,6 @@ impl FleetClient {
     }
 
     /// Returns all release Secrets of the cluster with their resourceVersions, which a no-op reconcile must not change.
-    ///
-    /// # Errors
-    /// Returns an error if the request fails.
     pub async fn releases(&self) -> Result<BTreeMap<String, String>> {
         let secrets: Api<Secret> = Api::all(self.client.clone());
         let listed = secrets
@@ -337,9 +291,6 @@ impl FleetClient {
     }
 
     /// Returns the number of events of a Tenant by reason.
-    ///
-    /// # Errors
-    /// Returns an error if the request fails.
     pub async fn events(&self, name: &str) -> Result<BTreeMap<String, i32>> {
         let events: Api<Event> = Api::namespaced(self.client.clone(), &self.namespace);
         let params = ListParams::default().fields(&format!(
@@ -353,9 +304,6 @@ impl FleetClient {
     }
 
     /// Waits for an event with this reason, and returns its message.
-    ///
-    /// # Errors
-    /// Returns an error with the actual reasons if the deadline expires.
     pub async fn told(&self, name: &str, reason: &str) -> Result<String> {
         let events: Api<Event> = Api::namespaced(self.client.clone(), &self.namespace);
         let params = ListParams::default().fields(&format!("involvedObject.name={name}"));
@@ -376,8 +324,6 @@ impl FleetClient {
         .await
     }
 
-    /// # Errors
-    /// Returns an error if the request fails.
     pub async fn namespace(&self, name: &str) -> Result<Option<Namespace>> {
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
         Ok(namespaces.get_opt(name).await?)
@@ -385,9 +331,6 @@ impl FleetClient {
 
     /// Makes a cluster a member: writes its kubeconfig into a Secret with the discovery label. Replaces an existing
     /// Secret.
-    ///
-    /// # Errors
-    /// Returns an error if the request fails.
     pub async fn add_member(&self, name: &str, kubeconfig: &str) -> Result<()> {
         let secret = json!({
             "apiVersion": "v1",
@@ -416,9 +359,6 @@ impl FleetClient {
     }
 
     /// Accepts a member whose source is outside the hub's namespace.
-    ///
-    /// # Errors
-    /// Returns an error if the member doesn't request acceptance in time or the request fails.
     pub async fn accept_member(&self, name: &str) -> Result<()> {
         let waits = ("TargetClusterResolved", "False", "NotAccepted");
         self.member_shows(name, &[waits]).await?;
@@ -429,8 +369,6 @@ impl FleetClient {
         Ok(())
     }
 
-    /// # Errors
-    /// Returns an error if the request fails.
     pub async fn apply_secret(&self, name: &str, secret: &Value) -> Result<()> {
         let secrets: Api<Secret> = Api::namespaced(self.client.clone(), HUB_NAMESPACE);
         let params = PatchParams::apply("a-person").force();
@@ -439,9 +377,6 @@ impl FleetClient {
     }
 
     /// Sets or removes the discovery label of a member's Secret.
-    ///
-    /// # Errors
-    /// Returns an error if the request fails.
     pub async fn label_member(&self, name: &str, labelled: bool) -> Result<()> {
         let value = if labelled { json!("true") } else { Value::Null };
         let patch = json!({"metadata": {"labels": {names::DISCOVERY_LABEL: value}}});
@@ -451,9 +386,6 @@ impl FleetClient {
     }
 
     /// Waits until the EdgeCluster has these conditions.
-    ///
-    /// # Errors
-    /// Returns an error with the actual conditions if the deadline expires.
     pub async fn member_shows(&self, name: &str, expected: &[Expected<'_>]) -> Result<EdgeCluster> {
         let members = self.members();
         let what = format!("EdgeCluster {name} to show {expected:?}");
@@ -469,18 +401,12 @@ impl FleetClient {
     }
 
     /// Like `member_shows`. Returns the message of the first condition.
-    ///
-    /// # Errors
-    /// See `member_shows`.
     pub async fn member_message(&self, name: &str, expected: &[Expected<'_>]) -> Result<String> {
         let member = self.member_shows(name, expected).await?;
         first_message(&member.status.unwrap_or_default().conditions, expected)
     }
 
     /// Waits until the EdgeCluster's status has this mode.
-    ///
-    /// # Errors
-    /// Returns an error with the actual status if the deadline expires.
     pub async fn member_is(&self, name: &str, mode: Mode) -> Result<()> {
         let members = self.members();
         let what = format!("EdgeCluster {name} to have mode {mode:?}");
@@ -495,9 +421,6 @@ impl FleetClient {
     }
 
     /// Waits until the Lease has a holder other than `before`, and returns the holder.
-    ///
-    /// # Errors
-    /// Returns an error with the actual holder if the deadline expires.
     pub async fn held_by_another(&self, before: &str) -> Result<String> {
         let what = format!(
             "the Lease of {} to have a holder other than {before:?}",
@@ -511,18 +434,12 @@ impl FleetClient {
     }
 
     /// Returns the holder of the cluster's Lease, or an empty string if it is released.
-    ///
-    /// # Errors
-    /// Returns an error if the Lease doesn't exist.
     pub async fn holder(&self) -> Result<String> {
         let spec = self.lease().await?.spec.unwrap_or_default();
         Ok(spec.holder_identity.unwrap_or_default())
     }
 
     /// Waits until the holder has renewed its Lease, which shows that time has passed and the holder is alive.
-    ///
-    /// # Errors
-    /// Returns an error if the deadline expires.
     pub async fn lease_renewed(&self) -> Result<()> {
         let renewed = async || {
             let spec = self.lease().await?.spec.unwrap_or_default();
@@ -580,9 +497,6 @@ fn told(conditions: &[Condition]) -> String {
 }
 
 /// Waits until no Helm process of a dead agent or hub with this `folder` is left.
-///
-/// # Errors
-/// Returns an error with their command lines if the deadline expires.
 pub async fn helm_ends(folder: &Path) -> Result<()> {
     let none_left = async || match helm_processes(folder) {
         left if left.is_empty() => Ok(Some(())),
@@ -614,9 +528,6 @@ fn is_helm_run(line: &str) -> bool {
 
 /// Kills the running Helm processes whose arguments name a path in `folder`, without their supervisors. Returns their
 /// number.
-///
-/// # Errors
-/// Returns an error if a process can't be killed.
 pub fn kill_helm(folder: &Path) -> Result<usize> {
     let folder = folder.display().to_string();
     let mut killed = 0;

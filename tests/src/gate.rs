@@ -32,8 +32,6 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// # Errors
-    /// When it cannot be written.
     pub fn new() -> Result<Self> {
         let folder = TempDir::with_prefix("krypton-gate-").context("making a folder")?;
         let metadata = "name: '{{ .Release.Name }}', namespace: '{{ .Release.Namespace }}'";
@@ -69,9 +67,6 @@ impl Gate {
     /// values' list `gates`, a ConfigMap, and a Deployment with one pod. The ConfigMap has the value
     /// `message`, and another one is named after the value `extra`, if there is one. In the namespace
     /// `brokenIn` the apiserver refuses the Deployment.
-    ///
-    /// # Errors
-    /// When it cannot be written.
     pub fn everywhere() -> Result<Self> {
         let folder = TempDir::with_prefix("krypton-gates-").context("making a folder")?;
         let hooks = "{{- range .Values.gates }}\n---\napiVersion: v1\nkind: Pod\nmetadata:\n  \
@@ -110,9 +105,6 @@ impl Gate {
 }
 
 /// Waits until helm waits for a hook in this namespace, another than `known`.
-///
-/// # Errors
-/// When it does not in time.
 pub async fn hook(desk: &FleetClient, namespace: &str, known: Option<&Pod>) -> Result<Pod> {
     let pods: Api<Pod> = Api::namespaced(desk.client.clone(), namespace);
     let known = known.and_then(ResourceExt::uid);
@@ -124,9 +116,6 @@ pub async fn hook(desk: &FleetClient, namespace: &str, known: Option<&Pod>) -> R
 }
 
 /// Waits until helm waits at this one of [`EVENTS`], in another run than that of `known`.
-///
-/// # Errors
-/// When it does not in time.
 pub async fn at(
     desk: &FleetClient,
     namespace: &str,
@@ -153,9 +142,6 @@ pub async fn at(
 }
 
 /// Waits for helm at `event` and lets it go on.
-///
-/// # Errors
-/// When it does not come there in time.
 pub async fn pass(
     desk: &FleetClient,
     namespace: &str,
@@ -167,9 +153,6 @@ pub async fn pass(
 }
 
 /// Lets the hook end well.
-///
-/// # Errors
-/// When the apiserver refuses.
 pub async fn open(desk: &FleetClient, namespace: &str, hook: &Pod) -> Result<()> {
     let pods: Api<Pod> = Api::namespaced(desk.client.clone(), namespace);
     let done = Patch::Merge(json!({"status": {"phase": "Succeeded"}}));

@@ -8,9 +8,6 @@ use serde_json::{Value, json};
 use crate::Cluster;
 
 /// Writes the kubeconfig, readable only by its owner. The first cluster's context is the current one.
-///
-/// # Errors
-/// Returns an error if a cluster's kubeconfig can't be read, or if the file exists.
 pub fn write(path: &Path, clusters: &[(&str, &Cluster)]) -> Result<()> {
     let singles: Vec<(&str, Value)> = clusters
         .iter()

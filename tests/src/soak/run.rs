@@ -32,8 +32,6 @@ const FIRST_EACH: Duration = Duration::from_secs(10);
 /// Nothing is to happen any more: the last reading of a quiet comes so much after the first good one.
 const STAYS: Duration = Duration::from_secs(5);
 
-/// # Errors
-/// When a promise is broken, or something of the machine does not do what it should.
 pub(crate) async fn run(args: &Args) -> Result<()> {
     let folder = TempDir::with_prefix("krypton-soak-").context("making a folder for logs")?;
     let mut summary = Summary {
