@@ -91,9 +91,7 @@ async fn a_restart_finds_everything_as_it_was_left(mode: Mode) -> TestResult {
                     (Mode::Agent, "edge-1") => !named.is_empty() && now.starts_with(&named),
                     _ => named == now,
                 };
-                if !same {
-                    bail!("it names {named:?}, and the Lease {now:?}");
-                }
+                ensure!(same, "it names {named:?}, and the Lease {now:?}");
                 Ok(Some(()))
             },
         )

@@ -174,8 +174,7 @@ async fn crds_are_deleted_only_if_enabled_and_unused() -> TestResult {
         found.is_some_and(|crd| crd.metadata.deletion_timestamp.is_none())
     };
     let install = async |tenant: &str| {
-        desk.create(tenant, json!({})).await.unwrap();
-        desk.ready(tenant).await.unwrap();
+        desk.install(tenant).await.unwrap();
     };
     let remove = async |tenant: &str| {
         desk.delete(tenant).await.unwrap();

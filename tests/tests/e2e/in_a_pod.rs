@@ -36,10 +36,8 @@ async fn cluster(name: &str) -> Result<(Cluster, ServiceAccountAccess)> {
 async fn says(process: &Daemon, words: &str) {
     eventually(&format!("{words:?} in a log"), async || {
         let log = process.log()?;
-        match log.contains(words) {
-            true => Ok(Some(())),
-            false => bail!("{log}"),
-        }
+        ensure!(log.contains(words), "{log}");
+        Ok(Some(()))
     })
     .await
     .unwrap();
@@ -61,8 +59,7 @@ async fn uses_new_token(cluster: &Cluster, access: &ServiceAccountAccess) {
 }
 
 async fn installs(desk: &FleetClient, tenant: &str) {
-    desk.create(tenant, json!({})).await.unwrap();
-    desk.ready(tenant).await.unwrap();
+    desk.install(tenant).await.unwrap();
 }
 
 #[tokio::test]

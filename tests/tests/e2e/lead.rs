@@ -163,8 +163,7 @@ impl Stage {
     /// A Tenant on the edge, from its making until home shows the member with it.
     async fn tenant(&self, name: &str) {
         let edge = FleetClient::at(&self.edge);
-        edge.create(name, json!({})).await.unwrap();
-        edge.ready(name).await.unwrap();
+        edge.install(name).await.unwrap();
         self.counted(name).await;
     }
 
@@ -502,10 +501,8 @@ async fn ca_rotation_survives_leader_changes_without_lockout() -> TestResult {
             let told = rotate(&stage.home, &["--status"]).await?;
             // It may have gone on since.
             let past = told.starts_with(phase) || told.contains("the last one ended");
-            match past || (phase == "Announced" && told.starts_with("Switched")) {
-                true => Ok(Some(())),
-                false => bail!("{told}"),
-            }
+            ensure!(past || (phase == "Announced" && told.starts_with("Switched")), "{told}");
+            Ok(Some(()))
         })
         .await?;
         let leader = stage.leader_but("").await?;
@@ -515,10 +512,8 @@ async fn ca_rotation_survives_leader_changes_without_lockout() -> TestResult {
     }
     eventually("the rotation to end", async || {
         let told = rotate(&stage.home, &["--status"]).await?;
-        match told.contains("the last one ended") {
-            true => Ok(Some(())),
-            false => bail!("{told}"),
-        }
+        ensure!(told.contains("the last one ended"), "{told}");
+        Ok(Some(()))
     })
     .await?;
     stage.tenant("second").await;
@@ -559,10 +554,8 @@ async fn current_leader_settings_apply_when_hubs_differ() -> TestResult {
     eventually("its address to be published", async || {
         let found = join_info::read(&home, HUB_NAMESPACE).await?;
         let addresses = found.map(|info| info.addresses).unwrap_or_default();
-        match addresses.contains(&address) {
-            true => Ok(Some(())),
-            false => bail!("{addresses:?}"),
-        }
+        ensure!(addresses.contains(&address), "{addresses:?}");
+        Ok(Some(()))
     })
     .await?;
     Ok(())

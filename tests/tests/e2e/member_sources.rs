@@ -86,8 +86,7 @@ impl Fleet {
     /// A Tenant on the edge that is installed: somebody acts there.
     async fn install(&self, tenant: &str) {
         let desk = &self.at_edge;
-        desk.create(tenant, json!({})).await.unwrap();
-        desk.ready(tenant).await.unwrap();
+        desk.install(tenant).await.unwrap();
     }
 
     /// Waits until the member is left alone, for this reason, and nobody holds its Lease; what is
