@@ -190,14 +190,13 @@ mod tests {
     fn with_object() -> Ledger {
         let ledger = Ledger::default();
         ledger.want(TENANT, Workspace::Own);
-        ledger.there(
-            Edge::One,
-            Object::Deployment,
-            &place(),
-            &TENANT.release(),
-            "first",
-        );
+        appears(&ledger, "first");
         ledger
+    }
+
+    fn appears(ledger: &Ledger, uid: &str) {
+        let release = TENANT.release();
+        ledger.there(Edge::One, Object::Deployment, &place(), &release, uid);
     }
 
     #[test]
@@ -207,13 +206,7 @@ mod tests {
         assert_eq!(ledger.violations().len(), 1);
 
         let ledger = with_object();
-        ledger.there(
-            Edge::One,
-            Object::Deployment,
-            &place(),
-            &TENANT.release(),
-            "second",
-        );
+        appears(&ledger, "second");
         assert_eq!(ledger.violations().len(), 1);
 
         let ledger = with_object();
@@ -224,38 +217,21 @@ mod tests {
     }
 
     #[test]
-    fn deliberately_deleted_object_may_vanish_once() {
-        let ledger = with_object();
-        ledger.may_go("first");
-        ledger.gone(Edge::One, Object::Deployment, &place());
-        ledger.there(
-            Edge::One,
-            Object::Deployment,
-            &place(),
-            &TENANT.release(),
-            "second",
-        );
-        assert_eq!(ledger.violations(), []);
-        ledger.gone(Edge::One, Object::Deployment, &place());
-        assert_eq!(ledger.violations().len(), 1);
-    }
-
-    #[test]
-    fn deleted_tenant_may_lose_objects_successor_may_not() {
-        let ledger = with_object();
-        ledger.let_go(TENANT);
-        ledger.gone(Edge::One, Object::Deployment, &place());
-        ledger.want(TENANT, Workspace::Own);
-        ledger.there(
-            Edge::One,
-            Object::Deployment,
-            &place(),
-            &TENANT.release(),
-            "second",
-        );
-        assert_eq!(ledger.violations(), []);
-        ledger.gone(Edge::One, Object::Deployment, &place());
-        assert_eq!(ledger.violations().len(), 1);
+    fn announced_object_may_vanish_once() {
+        let rows: [(&str, fn(&Ledger)); 2] = [
+            ("deleted by a user", |ledger| ledger.may_go("first")),
+            ("its Tenant was deleted", |ledger| ledger.let_go(TENANT)),
+        ];
+        for (row, announce) in rows {
+            let ledger = with_object();
+            announce(&ledger);
+            ledger.gone(Edge::One, Object::Deployment, &place());
+            ledger.want(TENANT, Workspace::Own);
+            appears(&ledger, "second");
+            assert_eq!(ledger.violations(), [], "{row}");
+            ledger.gone(Edge::One, Object::Deployment, &place());
+            assert_eq!(ledger.violations().len(), 1, "{row}");
+        }
     }
 
     #[test]

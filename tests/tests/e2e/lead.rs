@@ -501,7 +501,10 @@ async fn ca_rotation_survives_leader_changes_without_lockout() -> TestResult {
             let told = rotate(&stage.home, &["--status"]).await?;
             // It may have gone on since.
             let past = told.starts_with(phase) || told.contains("the last one ended");
-            ensure!(past || (phase == "Announced" && told.starts_with("Switched")), "{told}");
+            ensure!(
+                past || (phase == "Announced" && told.starts_with("Switched")),
+                "{told}"
+            );
             Ok(Some(()))
         })
         .await?;
