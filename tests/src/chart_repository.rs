@@ -71,6 +71,17 @@ impl ChartSource {
         }
     }
 
+    /// Writes a chart of version 1.0.0 with these files into a folder.
+    pub fn write(root: &Path, name: &str, files: &[(&str, &str)]) -> Result<Self> {
+        let about = format!("{{apiVersion: v2, name: {name}, version: 1.0.0}}");
+        for (file, content) in [&[("Chart.yaml", about.as_str())], files].concat() {
+            let file = root.join(file);
+            fs::create_dir_all(file.parent().context("a file without a folder")?)?;
+            fs::write(&file, content).with_context(|| format!("writing {}", file.display()))?;
+        }
+        Ok(Self::folder(root))
+    }
+
     /// With a provenance file beside the package.
     #[must_use]
     pub fn signed(mut self, signer: Signer) -> Self {

@@ -7,12 +7,13 @@ use anyhow::{Context, Result, bail};
 use k8s_openapi::{
     api::{
         coordination::v1::Lease,
-        core::v1::{Event, Namespace, Secret},
+        core::v1::{ConfigMap, Event, Namespace, Secret},
     },
     apimachinery::pkg::apis::meta::v1::Condition,
 };
 use krypton_crds::{edge_cluster::EdgeCluster, tenant::Tenant};
-use krypton_types::names;
+use krypton_runtime::lease::LEASE_NAME as MEMBER_LEASE;
+use krypton_types::names::{self, EPOCH_CONFIG_MAP, HUB_LEASE};
 use kube::{
     Api, Client, ResourceExt,
     api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams},
@@ -435,33 +436,67 @@ impl FleetClient {
 
     /// Returns the holder of the cluster's Lease, or an empty string if it is released.
     pub async fn holder(&self) -> Result<String> {
-        let spec = self.lease().await?.spec.unwrap_or_default();
+        let leases: Api<Lease> = Api::namespaced(self.client.clone(), SYSTEM_NAMESPACE);
+        let spec = leases.get(MEMBER_LEASE).await?.spec.unwrap_or_default();
         Ok(spec.holder_identity.unwrap_or_default())
     }
 
     /// Waits until the holder has renewed its Lease, which shows that time has passed and the holder is alive.
     pub async fn lease_renewed(&self) -> Result<()> {
+        self.renewed(SYSTEM_NAMESPACE, MEMBER_LEASE).await
+    }
+
+    /// Waits until the leading hub has renewed its Lease on home.
+    pub async fn hub_lease_renewed(&self) -> Result<()> {
+        self.renewed(HUB_NAMESPACE, HUB_LEASE).await
+    }
+
+    async fn renewed(&self, namespace: &str, name: &str) -> Result<()> {
+        let leases: Api<Lease> = Api::namespaced(self.client.clone(), namespace);
         let renewed = async || {
-            let spec = self.lease().await?.spec.unwrap_or_default();
+            let spec = leases.get(name).await?.spec.unwrap_or_default();
             Ok::<_, anyhow::Error>(spec.renew_time.map(|time| time.0))
         };
         let before = renewed().await?;
-        let what = format!("the Lease of {} to be renewed", self.cluster);
+        let what = format!("Lease {name} of {} to be renewed", self.cluster);
         eventually(&what, async || {
             Ok((renewed().await? != before).then_some(()))
         })
         .await
     }
 
+    /// Returns the epoch of the hub that leads on home.
+    pub async fn hub_epoch(&self) -> Result<u64> {
+        let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), HUB_NAMESPACE);
+        let map = maps
+            .get(EPOCH_CONFIG_MAP)
+            .await
+            .context("reading the epoch")?;
+        let epoch = map.data.and_then(|mut data| data.remove("epoch"));
+        let epoch = epoch.context("there is no epoch")?;
+        epoch
+            .parse()
+            .with_context(|| format!("an epoch of {epoch}"))
+    }
+
     /// Returns namespace, name and cluster of a Tenant for a message.
     fn path(&self, name: &str) -> String {
         format!("{}/{name} on {}", self.namespace, self.cluster)
     }
+}
 
-    async fn lease(&self) -> Result<Lease> {
-        let leases: Api<Lease> = Api::namespaced(self.client.clone(), SYSTEM_NAMESPACE);
-        Ok(leases.get("krypton-agent").await?)
-    }
+/// Asserts that exactly one revision is deployed, and that none is locked.
+#[track_caller]
+pub fn assert_one_deployed(revisions: &[(u32, String)]) {
+    let count = |part: &str| {
+        let with = revisions.iter().filter(|(_, status)| status.contains(part));
+        with.count()
+    };
+    assert_eq!(
+        (count("deployed"), count("pending")),
+        (1, 0),
+        "{revisions:?}"
+    );
 }
 
 /// Returns the condition of this type.

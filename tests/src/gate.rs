@@ -1,7 +1,5 @@
 //! Charts that helm waits in the middle of, until somebody lets their hooks end.
 
-use std::fs;
-
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
@@ -37,29 +35,16 @@ impl Gate {
         let metadata = "name: '{{ .Release.Name }}', namespace: '{{ .Release.Namespace }}'";
         let hook = "annotations: {helm.sh/hook: 'pre-install,pre-upgrade'}";
         let container = "containers: [{name: main, image: krypton.test/gate}]";
+        let gate = format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{{metadata}, {hook}}}\nspec: {{restartPolicy: Never, {container}}}\n"
+        );
+        let after =
+            format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{{metadata}}}\ndata: {{a: b}}\n");
         let files = [
-            (
-                "Chart.yaml",
-                "{apiVersion: v2, name: gate, version: 1.0.0, description: Waits for its hook.}"
-                    .to_owned(),
-            ),
-            (
-                "templates/gate.yaml",
-                format!(
-                    "apiVersion: v1\nkind: Pod\nmetadata: {{{metadata}, {hook}}}\nspec: {{restartPolicy: Never, {container}}}\n"
-                ),
-            ),
-            (
-                "templates/after.yaml",
-                format!(
-                    "apiVersion: v1\nkind: ConfigMap\nmetadata: {{{metadata}}}\ndata: {{a: b}}\n"
-                ),
-            ),
+            ("templates/gate.yaml", gate.as_str()),
+            ("templates/after.yaml", &after),
         ];
-        fs::create_dir(folder.path().join("templates")).context("making a folder")?;
-        for (name, content) in files {
-            fs::write(folder.path().join(name), content).context("writing a chart")?;
-        }
+        ChartSource::write(folder.path(), "gate", &files)?;
         Ok(Self { folder })
     }
 
@@ -84,18 +69,11 @@ impl Gate {
              metadata: {labels: {app: '{{ .Release.Name }}'}}\n    \
              spec: {containers: [{name: main, image: krypton.test/serves}]}\n";
         let files = [
-            (
-                "Chart.yaml",
-                "{apiVersion: v2, name: gates, version: 1.0.0}",
-            ),
             ("values.yaml", "{gates: [], message: first}"),
             ("templates/gates.yaml", hooks),
             ("templates/main.yaml", main),
         ];
-        fs::create_dir(folder.path().join("templates")).context("making a folder")?;
-        for (name, content) in files {
-            fs::write(folder.path().join(name), content).context("writing a chart")?;
-        }
+        ChartSource::write(folder.path(), "gates", &files)?;
         Ok(Self { folder })
     }
 

@@ -13,10 +13,10 @@ use krypton_tests::{
     fleet::{HUB_NAMESPACE, PATIENCE},
     port::Port,
 };
-use krypton_types::names::{EPOCH_CONFIG_MAP, HUB_LEASE};
+use krypton_types::names::HUB_LEASE;
 
 use anyhow::{Context, Result};
-use k8s_openapi::api::{coordination::v1::Lease, core::v1::ConfigMap};
+use k8s_openapi::api::coordination::v1::Lease;
 use kube::{Api, Client};
 use tokio::sync::Mutex;
 
@@ -153,19 +153,4 @@ pub(crate) async fn holder(home: &Client) -> Result<String> {
         .unwrap_or_default()
         .holder_identity
         .unwrap_or_default())
-}
-
-/// How often a lead has begun.
-pub(crate) async fn epoch(home: &Client) -> Result<u64> {
-    let maps: Api<ConfigMap> = Api::namespaced(home.clone(), HUB_NAMESPACE);
-    let data = maps
-        .get(EPOCH_CONFIG_MAP)
-        .await
-        .context("reading the epoch")?
-        .data;
-    let epoch = data.and_then(|mut data| data.remove("epoch"));
-    let epoch = epoch.context("there is no epoch")?;
-    epoch
-        .parse()
-        .with_context(|| format!("an epoch of {epoch}"))
 }

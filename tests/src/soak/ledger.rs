@@ -218,19 +218,19 @@ mod tests {
 
     #[test]
     fn announced_object_may_vanish_once() {
-        let rows: [(&str, fn(&Ledger)); 2] = [
-            ("deleted by a user", |ledger| ledger.may_go("first")),
-            ("its Tenant was deleted", |ledger| ledger.let_go(TENANT)),
-        ];
-        for (row, announce) in rows {
+        for by_user in [true, false] {
             let ledger = with_object();
-            announce(&ledger);
+            if by_user {
+                ledger.may_go("first");
+            } else {
+                ledger.let_go(TENANT);
+            }
             ledger.gone(Edge::One, Object::Deployment, &place());
             ledger.want(TENANT, Workspace::Own);
             appears(&ledger, "second");
-            assert_eq!(ledger.violations(), [], "{row}");
+            assert_eq!(ledger.violations(), [], "by user: {by_user}");
             ledger.gone(Edge::One, Object::Deployment, &place());
-            assert_eq!(ledger.violations().len(), 1, "{row}");
+            assert_eq!(ledger.violations().len(), 1, "by user: {by_user}");
         }
     }
 

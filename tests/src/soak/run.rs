@@ -4,7 +4,7 @@ use std::{fs::File, io::Write, path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use futures::future::join_all;
-use krypton_tests::wait::eventually_within;
+use krypton_tests::{fleet::FleetClient, wait::eventually_within};
 use kube::Client;
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -109,7 +109,7 @@ async fn soak(args: &Args, logs: &Path, summary: &mut Summary) -> Result<()> {
         stage.keep_logs().await?;
         run.summary.helm_runs = stage.helm_runs()?;
         outcome?;
-        run.summary.epoch = hubs::epoch(&home).await?;
+        run.summary.epoch = FleetClient::at(&stage.home).hub_epoch().await?;
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Shows that a process in a pod tolerates an API server that is down at startup and a rotated service account token.
 
-use anyhow::{Result, bail};
+use anyhow::{Result, ensure};
 use krypton_tests::{
     Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Daemon, Hub, HubOptions, Parts,
     ServiceAccountAccess, TestResult, eventually,

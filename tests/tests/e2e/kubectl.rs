@@ -8,7 +8,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, ensure};
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_hub::agent_server::join_info;
 use krypton_hub::ca::Authority;

@@ -7,9 +7,9 @@ use std::{
     time::Instant,
 };
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use futures::StreamExt;
-use k8s_openapi::api::{coordination::v1::Lease, core::v1::ConfigMap};
+use k8s_openapi::api::coordination::v1::Lease;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_kubectl::{Connection, join_info};
 use krypton_tests::{
@@ -25,7 +25,7 @@ use krypton_tests::{
     port::Port,
 };
 use krypton_types::join_info::NAME as JOIN_INFO;
-use krypton_types::names::{self, EPOCH_CONFIG_MAP, HUB_LEASE};
+use krypton_types::names::{self, HUB_LEASE};
 use kube::{
     Api, ResourceExt,
     api::DeleteParams,
@@ -146,10 +146,8 @@ impl Stage {
         .await
     }
 
-    async fn epoch(&self) -> TestResult<u64> {
-        let maps: Api<ConfigMap> = Api::namespaced(self.desk.client.clone(), HUB_NAMESPACE);
-        let data = maps.get(EPOCH_CONFIG_MAP).await?.data.unwrap_or_default();
-        Ok(data.get("epoch").unwrap().parse()?)
+    async fn epoch(&self) -> Result<u64> {
+        self.desk.hub_epoch().await
     }
 
     /// Waits until the agent, if there is one, has a session with this hub.
