@@ -1371,7 +1371,8 @@ fn only_settled_writable_release_is_checked_for_drift() {
             Some(mode),
             "what is not ready may be so by drift"
         );
-        let rows: [(&str, fn(&mut World)); 5] = [
+        type Row = (&'static str, fn(&mut World));
+        let rows: [Row; 5] = [
             ("no permit", |w| w.permit = withheld()),
             ("paused", |w| w.desired.paused = true),
             ("upgrade first", |w| {
