@@ -9,7 +9,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
 tools=(etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm kwok kubeconfig-secretreader registry promtool)
-# Without crds/: their folders name their versions, and nothing has to be rebuilt for them.
+# Without crds/: their folders name their versions, and nothing has to be built anew for them.
 pins=$(cat ./*/go.mod ./*/go.sum ./*/*.go charts/*/go.mod charts/*/go.sum tools.sh | sha256sum | cut -c1-12)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/krypton/tools
 root=$cache/$pins

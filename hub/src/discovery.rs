@@ -391,4 +391,6 @@ impl Found {
 }
 
 #[cfg(test)]
+mod testkit;
+#[cfg(test)]
 mod tests;

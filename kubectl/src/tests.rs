@@ -328,16 +328,15 @@ impl Server {
     }
 
     async fn run(&self, args: &[&str]) -> Result<Printed, KubectlError> {
-        let path = self
-            .directory
-            .path()
-            .join("config")
-            .to_str()
-            .unwrap()
-            .to_owned();
-        let env = |name: &str| (name == "KUBECONFIG").then(|| path.clone());
+        let path = self.directory.path().join("config");
+        let env = |name: &str| (name == "KUBECONFIG").then(|| path.display().to_string());
         let all = std::iter::once("kubectl-krypton").chain(args.iter().copied());
         Box::pin(run(all.map(OsString::from), &env, now(), &mut Vec::new())).await
+    }
+
+    /// Returns the complete error.
+    async fn error(&self, args: &[&str]) -> String {
+        krypton_types::error_chain::chain(&self.run(args).await.unwrap_err())
     }
 
     fn sent(&self) -> Vec<Sent> {
@@ -350,13 +349,9 @@ impl Server {
 }
 
 fn answer(code: u16, body: &Value) -> Response {
+    let json = [(header::CONTENT_TYPE, "application/json")];
     let code = StatusCode::from_u16(code).unwrap();
-    (
-        code,
-        [(header::CONTENT_TYPE, "application/json")],
-        body.to_string(),
-    )
-        .into_response()
+    (code, json, body.to_string()).into_response()
 }
 
 fn list_of(mut items: Vec<Value>, next: &str) -> (u16, Value) {
@@ -383,31 +378,25 @@ fn failure(code: u16, reason: &str, message: &str) -> (u16, Value) {
 
 #[tokio::test]
 async fn namespace_flags_and_context_select_list_scope() {
-    let cases: &[(&[&str], &str)] = &[
-        (&["get", "tenants"], "/namespaces/team/tenants"),
-        (
-            &["get", "tenant", "-n", "other"],
-            "/namespaces/other/tenants",
-        ),
-        (&["get", "tn", "-A"], "/v1alpha1/tenants"),
-        (&["get", "clusters"], "/v1alpha1/edgeclusters"),
-        (&["get", "ec", "-n", "other"], "/v1alpha1/edgeclusters"),
-        (
-            &["get", "deployments"],
-            "/namespaces/team/kryptondeployments",
-        ),
-        (&["get", "kd", "-A"], "/v1alpha1/kryptondeployments"),
-    ];
-    for (args, path) in cases {
+    for (args, path) in [
+        ("get tenants", "/namespaces/team/tenants"),
+        ("get tenant -n other", "/namespaces/other/tenants"),
+        ("get tn -A", "/v1alpha1/tenants"),
+        ("get clusters", "/v1alpha1/edgeclusters"),
+        ("get ec -n other", "/v1alpha1/edgeclusters"),
+        ("get deployments", "/namespaces/team/kryptondeployments"),
+        ("get kd -A", "/v1alpha1/kryptondeployments"),
+    ] {
         let server = Server::start(vec![list_of(Vec::new(), "")]).await;
-        let printed = server.run(args).await.unwrap();
+        let words: Vec<&str> = args.split(' ').collect();
+        let printed = server.run(&words).await.unwrap();
         assert_eq!(printed.stdout, "");
         assert!(
             printed.stderr.starts_with("No resources found"),
             "{printed:?}"
         );
         let asked = server.asked().pop().unwrap();
-        assert!(asked.contains(path), "{args:?}: {asked}");
+        assert!(asked.contains(path), "{args}: {asked}");
     }
 }
 
@@ -436,11 +425,11 @@ async fn json_and_yaml_print_full_lists() {
         "apiVersion": "v1", "kind": "List", "metadata": {}, "items": [fleet().remove(3)],
     });
     for format in ["json", "yaml"] {
-        let server = Server::start(vec![list_of(vec![object.clone()], "")]).await;
-        let printed = server
-            .run(&["get", "clusters", "-o", format])
-            .await
-            .unwrap();
+        let printed = shown(
+            vec![list_of(vec![object.clone()], "")],
+            &["get", "clusters", "-o", format],
+        )
+        .await;
         let found: Value = serde_saphyr::from_str(&printed.stdout).unwrap();
         assert_eq!(found, expected, "{format}: {}", printed.stdout);
     }
@@ -448,39 +437,33 @@ async fn json_and_yaml_print_full_lists() {
 
 #[tokio::test]
 async fn server_errors_are_one_line_naming_cluster() {
+    let forbidden = "may not list edgeclusters in all namespaces";
+    let failed = "listing edgeclusters on the cluster \"home\" failed";
     let cases = [
+        (404, "NotFound", "not found", "has no edgeclusters"),
         (
-            failure(
-                404,
-                "NotFound",
-                "the server could not find the requested resource",
-            ),
-            "has no edgeclusters",
+            403,
+            "Forbidden",
+            "edgeclusters is forbidden:\nno",
+            forbidden,
         ),
         (
-            failure(403, "Forbidden", "edgeclusters is forbidden:\nno"),
-            "may not list edgeclusters in all namespaces",
-        ),
-        (
-            failure(401, "Unauthorized", "Unauthorized"),
+            401,
+            "Unauthorized",
+            "no",
             "does not accept your credentials",
         ),
-        (
-            failure(500, "InternalError", "etcd is gone"),
-            "listing edgeclusters on the cluster \"home\" failed",
-        ),
+        (500, "InternalError", "etcd is gone", failed),
     ];
-    for (answer, expected) in cases {
-        let server = Server::start(vec![answer]).await;
-        let text = server
-            .run(&["get", "clusters"])
-            .await
-            .unwrap_err()
-            .to_string();
+    for (code, reason, message, expected) in cases {
+        let server = Server::start(vec![failure(code, reason, message)]).await;
+        let error = server.run(&["get", "clusters"]).await.unwrap_err();
+        let text = error.to_string();
         assert!(
-            text.contains(expected) && text.contains("\"home\"") && !text.contains('\n'),
+            text.contains(expected) && text.contains("\"home\""),
             "{text}"
         );
+        assert!(!text.contains('\n'), "{text}");
     }
 }
 
@@ -508,8 +491,7 @@ async fn usage_errors_exit_2_and_help_exits_0() {
 
 #[tokio::test]
 async fn the_version_needs_no_cluster() {
-    let server = Server::start(Vec::new()).await;
-    let printed = server.run(&["version", "--client"]).await.unwrap();
+    let printed = shown(Vec::new(), &["version", "--client"]).await;
     assert_eq!(
         printed.stdout,
         format!("kubectl-krypton {}\n", env!("CARGO_PKG_VERSION"))
@@ -519,20 +501,11 @@ async fn the_version_needs_no_cluster() {
 #[tokio::test]
 async fn unknown_context_error_lists_existing_contexts() {
     let server = Server::start(Vec::new()).await;
-    let error = server
-        .run(&["get", "clusters", "--context", "away"])
-        .await
-        .unwrap_err();
-    let mut text = String::new();
-    let mut next: Option<&dyn std::error::Error> = Some(&error);
-    while let Some(error) = next {
-        text.push_str(&error.to_string());
-        next = error.source();
-    }
-    assert!(
-        text.contains("\"away\" does not exist; its contexts are: home"),
-        "{text}"
-    );
+    let text = server
+        .error(&["get", "clusters", "--context", "away"])
+        .await;
+    let expected = "\"away\" does not exist; its contexts are: home";
+    assert!(text.contains(expected), "{text}");
 }
 
 fn join_info(addresses: &str) -> (u16, Value) {
@@ -560,8 +533,14 @@ fn no_member() -> (u16, Value) {
     failure(404, "NotFound", "edgeclusters \"edge-1\" not found")
 }
 
-fn whole_text(error: &KubectlError) -> String {
-    krypton_types::error_chain::chain(error)
+/// Runs a command against a server with these responses.
+async fn shown(answers: Vec<(u16, Value)>, args: &[&str]) -> Printed {
+    Server::start(answers).await.run(args).await.unwrap()
+}
+
+/// Returns the complete error of a command against a server with these responses.
+async fn refused(answers: Vec<(u16, Value)>, args: &[&str]) -> String {
+    Server::start(answers).await.error(args).await
 }
 
 #[tokio::test]
@@ -619,17 +598,14 @@ async fn join_searches_candidate_namespaces_for_hub() {
     assert!(server.asked()[2].contains("/hub/secrets"));
 
     let server = Server::start(vec![nothing(), nothing(), nothing()]).await;
-    let text = whole_text(&server.run(&["join", "edge-1"]).await.unwrap_err());
+    let text = server.error(&["join", "edge-1"]).await;
     assert!(
         text.contains("in the namespaces krypton-system and krypton and team"),
         "{text}"
     );
-    let server = Server::start(vec![nothing()]).await;
-    let error = server.run(&["join", "edge-1", "-n", "hub"]).await;
-    let text = whole_text(&error.unwrap_err());
+    let text = refused(vec![nothing()], &["join", "edge-1", "-n", "hub"]).await;
     assert!(text.contains("in the namespace hub,"), "{text}");
-    let server = Server::start(vec![forbidden(), nothing(), nothing()]).await;
-    let text = whole_text(&server.run(&["join", "edge-1"]).await.unwrap_err());
+    let text = refused(vec![forbidden(), nothing(), nothing()], &["join", "edge-1"]).await;
     assert!(
         text.contains("verb get on configmaps")
             && text.contains("krypton-hub-join in the namespace krypton-system"),
@@ -640,7 +616,7 @@ async fn join_searches_candidate_namespaces_for_hub() {
 #[tokio::test]
 async fn join_requires_published_or_explicit_address() {
     let server = Server::start(vec![join_info("")]).await;
-    let text = whole_text(&server.run(&["join", "edge-1"]).await.unwrap_err());
+    let text = server.error(&["join", "edge-1"]).await;
     assert!(
         text.contains("--advertise=HOST:PORT") && text.contains("--address HOST:PORT"),
         "{text}"
@@ -667,8 +643,7 @@ async fn published_join_info_is_validated_before_token_creation() {
         (garbled, "certificateAuthority"),
         (join_info("hub"), "\"hub\" is not HOST:PORT"),
     ] {
-        let server = Server::start(vec![info]).await;
-        let text = whole_text(&server.run(&["join", "edge-1"]).await.unwrap_err());
+        let text = refused(vec![info], &["join", "edge-1"]).await;
         assert!(
             text.contains(word)
                 && text.contains("ConfigMap krypton-hub-join in the namespace krypton-system"),
@@ -680,8 +655,11 @@ async fn published_join_info_is_validated_before_token_creation() {
 #[tokio::test]
 async fn join_names_missing_secret_create_permission() {
     let forbidden = failure(403, "Forbidden", "secrets is forbidden: no");
-    let server = Server::start(vec![join_info("hub:1"), no_member(), forbidden]).await;
-    let text = whole_text(&server.run(&["join", "edge-1"]).await.unwrap_err());
+    let text = refused(
+        vec![join_info("hub:1"), no_member(), forbidden],
+        &["join", "edge-1"],
+    )
+    .await;
     assert!(
         text.contains("verb create on secrets") && text.contains("\"home\""),
         "{text}"
@@ -824,7 +802,7 @@ async fn there_is_one_rotation_at_a_time() {
         (vec![asked()], "requested already"),
     ] {
         let server = Server::start(found).await;
-        let text = whole_text(&server.run(&["rotate-ca"]).await.unwrap_err());
+        let text = server.error(&["rotate-ca"]).await;
         assert!(text.contains(word) && text.contains("--status"), "{text}");
     }
     // After a completed rotation, the user can start another.
@@ -838,8 +816,7 @@ async fn there_is_one_rotation_at_a_time() {
         stands("Announced"),
         rotating(),
     ];
-    let server = Server::start(answers).await;
-    let text = whole_text(&server.run(&["rotate-ca"]).await.unwrap_err());
+    let text = refused(answers, &["rotate-ca"]).await;
     assert!(text.contains("under way"), "{text}");
 }
 
@@ -875,8 +852,7 @@ edge-3        True        2m          0.1.0   its agent is too old to say which 
     let printed = server.run(&["rotate-ca", "--status"]).await.unwrap();
     assert!(printed.stdout.contains("there was none yet"));
     let asked = authority(json!({"mesh.openkcm.io/rotate-ca": "2026-01-02T03:02:05Z"}));
-    let server = Server::start(vec![asked]).await;
-    let printed = server.run(&["rotate-ca", "--status"]).await.unwrap();
+    let printed = shown(vec![asked], &["rotate-ca", "--status"]).await;
     assert!(printed.stdout.contains("requested 2m ago"), "{printed:?}");
     assert!(
         printed.stderr.contains("No hub has accepted it"),
@@ -888,7 +864,7 @@ edge-3        True        2m          0.1.0   its agent is too old to say which 
 async fn only_named_clusters_are_locked_out() {
     let refused = async |args: &[&str]| {
         let server = Server::start(vec![stands("Announced"), rotating()]).await;
-        let text = whole_text(&server.run(args).await.unwrap_err());
+        let text = server.error(args).await;
         assert_eq!(server.asked().len(), 2, "nothing is written");
         text
     };
@@ -931,7 +907,7 @@ async fn only_named_clusters_are_locked_out() {
     for (answers, word) in cases {
         let server = Server::start(answers.clone()).await;
         let args = ["rotate-ca", "--force", "--lock-out=edge-2"];
-        let text = whole_text(&server.run(&args).await.unwrap_err());
+        let text = server.error(&args).await;
         assert!(text.contains(word), "{text}");
     }
     let server = Server::start(vec![]).await;
@@ -957,8 +933,7 @@ async fn rotate_ca_error_names_missing_verb_or_namespaces() {
             "krypton-system and krypton and team",
         ),
     ] {
-        let server = Server::start(answers).await;
-        let text = whole_text(&server.run(&["rotate-ca"]).await.unwrap_err());
+        let text = refused(answers, &["rotate-ca"]).await;
         assert!(text.contains(word) && text.contains("\"home\""), "{text}");
     }
 }

@@ -82,9 +82,6 @@ pub struct Agent(Daemon);
 
 impl Agent {
     /// Returns the path of the agent binary, which is also the supervisor that runs Helm.
-    ///
-    /// # Errors
-    /// Returns an error that names the build command if the binary doesn't exist.
     pub fn program() -> Result<PathBuf> {
         PROGRAM.find()
     }
@@ -92,9 +89,6 @@ impl Agent {
     /// Starts the agent binary from `KRYPTON_AGENT_BIN`, or from the directory of this executable.
     ///
     /// Doesn't wait until the agent has enrolled and is ready: use `ready`. Use `wait` if the test expects a refusal.
-    ///
-    /// # Errors
-    /// Returns an error if the binary doesn't exist, with the build command, or if it fails to start.
     pub fn start(options: &AgentOptions<'_>) -> Result<Self> {
         let mut flags: Vec<(&str, OsString)> = vec![
             ("--kubeconfig", options.edge.into()),

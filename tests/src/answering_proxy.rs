@@ -181,9 +181,6 @@ impl std::fmt::Debug for AnsweringProxy {
 
 impl AnsweringProxy {
     /// In front of the apiserver of `cluster`, passing all.
-    ///
-    /// # Errors
-    /// When it cannot listen, or its files not be read or written.
     pub async fn before(cluster: &Cluster) -> Result<Self> {
         crate::install_tls_provider();
         let listener = TcpListener::bind("127.0.0.1:0")

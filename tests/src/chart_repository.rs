@@ -71,6 +71,17 @@ impl ChartSource {
         }
     }
 
+    /// Writes a chart of version 1.0.0 with these files into a folder.
+    pub fn write(root: &Path, name: &str, files: &[(&str, &str)]) -> Result<Self> {
+        let about = format!("{{apiVersion: v2, name: {name}, version: 1.0.0}}");
+        for (file, content) in [&[("Chart.yaml", about.as_str())], files].concat() {
+            let file = root.join(file);
+            fs::create_dir_all(file.parent().context("a file without a folder")?)?;
+            fs::write(&file, content).with_context(|| format!("writing {}", file.display()))?;
+        }
+        Ok(Self::folder(root))
+    }
+
     /// With a provenance file beside the package.
     #[must_use]
     pub fn signed(mut self, signer: Signer) -> Self {
@@ -86,9 +97,6 @@ impl ChartSource {
     }
 
     /// The chart `external-dns`, 1.19.0 or 1.20.0, which nobody here wrote.
-    ///
-    /// # Errors
-    /// When the tools are not built.
     pub fn external_dns(version: &str) -> Result<Self> {
         Ok(Self::folder(
             Tools::find()?.chart(&format!("external-dns-{version}"))?,
@@ -171,9 +179,6 @@ pub struct ChartRepository {
 
 impl ChartRepository {
     /// Packages the charts with helm and serves them.
-    ///
-    /// # Errors
-    /// When the tools are not built, or helm refuses a chart.
     pub async fn start(charts: &[ChartSource]) -> Result<Self> {
         let repository = Self {
             tools: Tools::find()?,
@@ -195,9 +200,6 @@ impl ChartRepository {
     }
 
     /// Adds charts while it serves.
-    ///
-    /// # Errors
-    /// When helm refuses one.
     pub async fn add(&self, charts: &[ChartSource]) -> Result<()> {
         let packages = self.packages();
         for chart in charts {
@@ -232,9 +234,6 @@ impl ChartRepository {
     }
 
     /// Cuts all connections; the port refuses new ones and stays ours.
-    ///
-    /// # Errors
-    /// When the port does not become free.
     pub async fn stop(&self) -> Result<()> {
         if let Some(runtime) = lock(&self.running).take() {
             runtime.shutdown_background();
@@ -244,9 +243,6 @@ impl ChartRepository {
     }
 
     /// Serves again on the same port after `stop`.
-    ///
-    /// # Errors
-    /// When it runs already.
     pub fn start_again(&self) -> Result<()> {
         let mut running = lock(&self.running);
         if running.is_some() {

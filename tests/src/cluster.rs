@@ -84,10 +84,6 @@ pub struct Cluster {
 impl Cluster {
     /// Leases a control plane from the pool, or starts one if there is no pool. The cluster is ready for use: its first
     /// namespaces exist and, with pods, its node accepts them.
-    ///
-    /// # Errors
-    /// Returns an error if the tools are not built, or if a process ends or is not ready in two minutes. The message
-    /// quotes the log of the process.
     pub async fn start(name: &str, parts: Parts) -> Result<Self> {
         match Lease::take().await? {
             Some((lease, plane)) => {
@@ -101,9 +97,6 @@ impl Cluster {
     }
 
     /// Like `start`, but the processes are children of this process.
-    ///
-    /// # Errors
-    /// See `start`.
     pub async fn start_own(name: &str, parts: Parts) -> Result<Self> {
         Self::start_with(name, parts, Audit::Off).await
     }
@@ -150,9 +143,6 @@ impl Cluster {
     }
 
     /// Like `start_own`, but with an audit log in the API server. See `audited`.
-    ///
-    /// # Errors
-    /// See `start`.
     pub async fn start_audited(name: &str, parts: Parts) -> Result<Self> {
         Self::start_with(name, parts, Audit::On).await
     }
@@ -276,8 +266,6 @@ impl Cluster {
     }
 
     /// Runs kubectl as administrator and returns its stdout.
-    ///
-    /// # Errors
     /// Returns an error with kubectl's stderr if kubectl fails or takes over three minutes.
     pub async fn kubectl<A: Into<OsString>>(
         &self,
@@ -290,9 +278,6 @@ impl Cluster {
     }
 
     /// Runs `kubectl apply --server-side` with this YAML.
-    ///
-    /// # Errors
-    /// See `kubectl`. Also returns an error if the YAML can't be written to a file.
     pub async fn apply(&self, yaml: &str) -> Result<String> {
         let file = tempfile::NamedTempFile::new().context("making a file for kubectl")?;
         fs::write(file.path(), yaml).context("writing a file for kubectl")?;
@@ -302,8 +287,6 @@ impl Cluster {
     }
 
     /// Runs Helm as administrator, with separate configuration and caches.
-    ///
-    /// # Errors
     /// Returns an error with Helm's stderr if Helm fails or takes over three minutes.
     pub async fn helm<A: Into<OsString>>(
         &self,
@@ -334,9 +317,6 @@ impl Cluster {
     }
 
     /// Kills the API server with SIGKILL and waits until its port refuses connections. The port stays reserved.
-    ///
-    /// # Errors
-    /// Returns an error if the port doesn't become free.
     pub async fn stop_apiserver(&self) -> Result<()> {
         self.kill(&[Component::Apiserver])?;
         eventually_within(
@@ -348,9 +328,6 @@ impl Cluster {
     }
 
     /// Starts the API server again on the same port and data, and waits until it is ready.
-    ///
-    /// # Errors
-    /// Returns an error if the API server already runs, ends or doesn't become ready.
     pub async fn start_apiserver(&self) -> Result<()> {
         self.spawn(Component::Apiserver)?;
         self.wait_ready().await
@@ -358,9 +335,6 @@ impl Cluster {
 
     /// Revokes the token of `kubeconfig_with_token`, replaces it by the next token, and creates a new next token.
     /// Restarts the API server, which reads its tokens only at startup.
-    ///
-    /// # Errors
-    /// Returns an error if the API server doesn't become ready again.
     pub async fn rotate_token(&self) -> Result<()> {
         let newest = credentials::token()?;
         {
@@ -376,9 +350,6 @@ impl Cluster {
     /// Returns the number of requests since the API server's last start, by verb and resource. The verbs are GET, LIST,
     /// WATCH, POST, PUT, PATCH, APPLY and DELETE. A watch counts when it ends. The resource is empty for paths such as
     /// `/readyz` and `/metrics`.
-    ///
-    /// # Errors
-    /// Returns an error if the API server doesn't return its metrics.
     pub async fn requests(&self) -> Result<BTreeMap<(String, String), u64>> {
         let metrics = self
             .get("/metrics")
@@ -388,9 +359,6 @@ impl Cluster {
     }
 
     /// Returns all requests that the API server completed before this call, and possibly some later ones.
-    ///
-    /// # Errors
-    /// Returns an error if the cluster has no audit log or the API server doesn't respond.
     pub async fn audited(&self) -> Result<Vec<Audited>> {
         // The API server writes a line after it sends the response. Once the log contains a final marker request, it
         // also contains all earlier ones.
@@ -409,9 +377,6 @@ impl Cluster {
     }
 
     /// Returns the requests of these users, or on their behalf, that the API server denied (403).
-    ///
-    /// # Errors
-    /// See `audited`.
     pub async fn denied(&self, users: &[String]) -> Result<Vec<Audited>> {
         let mut requests = self.audited().await?;
         requests

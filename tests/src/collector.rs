@@ -89,9 +89,6 @@ impl Certificate {
 
 impl Collector {
     /// Starts a collector, with or without TLS.
-    ///
-    /// # Errors
-    /// Returns an error if no port is available or the certificate can't be created.
     pub async fn start(tls: bool) -> Result<Self> {
         crate::install_tls_provider();
         let mut collector = Self {
@@ -105,9 +102,6 @@ impl Collector {
     }
 
     /// Serves again after `stop`.
-    ///
-    /// # Errors
-    /// Returns an error if the collector can't listen.
     pub async fn serve(&mut self) -> Result<()> {
         self.stop().await;
         let mut server = Server::builder();

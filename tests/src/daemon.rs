@@ -23,7 +23,7 @@ use crate::{
 };
 
 const HTTP_TIMEOUT: Duration = Duration::from_secs(10);
-/// helm runs end first: softly for 20 s, then not.
+/// Helm runs end first: gracefully for 20 s, then by force.
 const STOP_DEADLINE: Duration = Duration::from_secs(60);
 /// USER_HZ, the unit of times in /proc, which is 100 for every architecture's user space.
 const TICKS_PER_SECOND: f64 = 100.0;
@@ -36,11 +36,8 @@ pub struct Program {
 }
 
 impl Program {
-    /// The one that the variable names, or of the same build as this executable, which cargo puts
-    /// into `target/<profile>` or, a test, into its `deps`.
-    ///
-    /// # Errors
-    /// When it is not there, saying what builds it.
+    /// Returns the program that the variable names, or the one of the same build as this executable. An error names
+    /// the build command.
     pub fn find(&self) -> Result<PathBuf> {
         let Self { name, variable } = self;
         if let Some(named) = std::env::var_os(variable).map(PathBuf::from) {
@@ -68,24 +65,24 @@ impl Program {
     }
 }
 
-/// How it is started.
+/// How a daemon is started.
 #[derive(Debug)]
 pub(crate) struct Start<'a> {
     pub(crate) program: Program,
-    /// The harness' own, which are left out where one of `args` is the same flag.
+    /// Flags of the harness. A flag that is also in `args` is left out.
     pub(crate) flags: Vec<(&'static str, OsString)>,
-    /// What takes a folder for its cache, where that is not below TMPDIR anyway.
+    /// The flag for the cache's folder, if the cache is not below TMPDIR anyway.
     pub(crate) cache_flag: Option<&'static str>,
     pub(crate) args: &'a [String],
-    /// All of its environment but PATH and TMPDIR.
+    /// The environment besides PATH and TMPDIR.
     pub(crate) env: BTreeMap<String, OsString>,
-    /// Bytes of a disk that is its own, for its caches and scratch files.
+    /// Size in bytes of a separate disk for caches and scratch files.
     pub(crate) disk: Option<u64>,
-    /// As the first process of a container.
+    /// Whether it runs as the first process of a container.
     pub(crate) contained: bool,
 }
 
-/// In namespaces of its own, where whoever runs the tests may mount.
+/// Runs a program in a user namespace, in which an unprivileged user may mount.
 const ON_A_DISK: [&str; 7] = [
     "unshare",
     "--user",
@@ -96,7 +93,7 @@ const ON_A_DISK: [&str; 7] = [
     "mount -t tmpfs -o size=\"$1\" none \"$TMPDIR\"; shift; exec \"$@\"",
 ];
 
-/// As the first process of a PID namespace, with which all others in it die, as in a container.
+/// Runs a program as the first process of a PID namespace. As in a container, the others die with it.
 const IN_A_CONTAINER: [&str; 7] = [
     "unshare",
     "--user",
@@ -107,8 +104,8 @@ const IN_A_CONTAINER: [&str; 7] = [
     "--kill-child=KILL",
 ];
 
-/// A running hub or agent; dropping it kills it. Its log is kept, with its path printed, when the
-/// thread is panicking or `KRYPTON_KEEP` is set.
+/// A running hub or agent. Dropping it kills it. If the thread is panicking or `KRYPTON_KEEP` is set, the log stays
+/// and its path is printed.
 #[derive(Debug)]
 pub struct Daemon {
     name: &'static str,
@@ -126,7 +123,6 @@ impl Daemon {
         let (tools, binary) = (Tools::find()?, start.program.find()?);
         let folder = TempDir::with_prefix(format!("{name}-"))
             .with_context(|| format!("making a folder for {name}"))?;
-        // Its caches and scratch files go with it.
         let [scratch, cache] = ["tmp", "cache"].map(|part| folder.path().join(part));
         for part in [&scratch, &cache] {
             fs::create_dir(part).with_context(|| format!("making {}", part.display()))?;
@@ -178,10 +174,7 @@ impl Daemon {
         })
     }
 
-    /// Its scratch files, as it sees them: on a disk of its own, nobody else does.
-    ///
-    /// # Errors
-    /// When it has ended.
+    /// Returns the folder of the scratch files, also on a separate disk, which is mounted only for the process.
     pub fn scratch(&self) -> Result<PathBuf> {
         let scratch = self.folder()?.join("tmp");
         let root = PathBuf::from(format!("/proc/{}/root", self.pid()));
@@ -190,9 +183,6 @@ impl Daemon {
     }
 
     /// Waits until `/readyz` answers 200.
-    ///
-    /// # Errors
-    /// When it ends before, or after `deadline`, quoting its log.
     pub async fn ready(&mut self, deadline: Duration) -> Result<()> {
         let url = format!("http://{}/readyz", self.health.address());
         let what = format!("{} to be ready", self.name);
@@ -209,74 +199,46 @@ impl Daemon {
         self.process.pid()
     }
 
-    /// SIGKILL to the process alone, as when it crashes: what it has started learns of it by itself.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
+    /// Sends SIGKILL to this process only, as in a crash.
     pub async fn kill9(&mut self) -> Result<()> {
         self.process.signal(Signal::KILL)?;
         self.process.wait(STOP_DEADLINE).await.map(drop)
     }
 
-    /// SIGSTOP to the process alone: what it has started runs on.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
+    /// Sends SIGSTOP to this process only. Its children continue.
     pub fn freeze(&mut self) -> Result<()> {
         self.process.signal(Signal::STOP)
     }
 
-    /// SIGCONT after `freeze`.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
+    /// Sends SIGCONT after `freeze`.
     pub fn thaw(&mut self) -> Result<()> {
         self.process.signal(Signal::CONT)
     }
 
-    /// What is below its folder is its own: helm processes that name it are.
-    ///
-    /// # Errors
-    /// Never, while it is kept.
+    /// Returns the process's folder. Helm processes with this path in their arguments belong to it.
     pub fn folder(&self) -> Result<&Path> {
         let folder = self.folder.as_ref().context("it is being dropped")?;
         Ok(folder.path())
     }
 
-    /// SIGTERM, and waits for the end.
-    ///
-    /// # Errors
-    /// When it has not ended after a minute.
+    /// Sends SIGTERM and waits for the end.
     pub async fn stop(&mut self) -> Result<ExitStatus> {
         self.process.signal(Signal::TERM)?;
         self.process.wait(STOP_DEADLINE).await
     }
 
-    /// How it ended, if it has.
-    ///
-    /// # Errors
-    /// When the kernel does not tell.
     pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
         self.process.exited()
     }
 
-    /// Waits for it to end by itself.
-    ///
-    /// # Errors
-    /// When it still runs after `deadline`.
     pub async fn wait(&mut self, deadline: Duration) -> Result<ExitStatus> {
         self.process.wait(deadline).await
     }
 
-    /// Where its log is, as long as this is not dropped.
     pub fn log_path(&self) -> &Path {
         self.process.log()
     }
 
-    /// All that it has logged.
-    ///
-    /// # Errors
-    /// When the file cannot be read.
     pub fn log(&self) -> Result<String> {
         let log = self.process.log();
         let bytes = fs::read(log).with_context(|| format!("reading {}", log.display()))?;
@@ -284,9 +246,6 @@ impl Daemon {
     }
 
     /// Waits until the log contains this text.
-    ///
-    /// # Errors
-    /// Returns an error with the log if it doesn't contain the text in time.
     pub async fn logs(&self, text: &str) -> Result<()> {
         let what = format!("{} to log {text:?}", self.name);
         eventually(&what, async || {
@@ -297,66 +256,44 @@ impl Daemon {
         .await
     }
 
-    /// The text of its metrics.
-    ///
-    /// # Errors
-    /// When it does not serve them.
     pub async fn metrics(&self) -> Result<String> {
         fetch(&format!("http://{}/metrics", self.metrics.address())).await
     }
 
-    /// Where it answers probes.
     pub fn health_address(&self) -> SocketAddr {
         self.health.address()
     }
 
-    /// Where it serves `/debug/`.
     pub fn debug_address(&self) -> SocketAddr {
         self.debug.address()
     }
 
-    /// What it answers below `/debug/`.
-    ///
-    /// # Errors
-    /// When it does not serve it.
+    /// Returns a response below `/debug/`.
     pub async fn debug(&self, path: &str) -> Result<String> {
         fetch(&format!("http://{}/debug/{path}", self.debug_address())).await
     }
 
-    /// Has it log by this filter, as `PUT /debug/log` takes it, with what is asked after the path.
-    ///
-    /// # Errors
-    /// When it refuses.
+    /// Sets the log filter with `PUT /debug/log` and this query.
     pub async fn log_by(&self, filter: &str, query: &str) -> Result<String> {
         let url = format!("http://{}/debug/log{query}", self.debug_address());
         let put = client()?.put(url).body(filter.to_owned());
         Ok(put.send().await?.error_for_status()?.text().await?)
     }
 
-    /// Its resident memory, without what it has started.
-    ///
-    /// # Errors
-    /// When it does not run.
+    /// Returns the resident memory without that of its children.
     pub fn rss_bytes(&self) -> Result<u64> {
         rss_bytes(&self.proc("status")?)
     }
 
-    /// Its CPU time since its start and that of the children it has waited for (helm).
-    ///
-    /// # Errors
-    /// When it does not run.
+    /// Returns the CPU time since the start, including that of ended children (Helm).
     pub fn cpu_seconds(&self) -> Result<f64> {
         cpu_seconds(&self.proc("stat")?)
     }
 
-    /// How many sockets it has open.
-    ///
-    /// # Errors
-    /// When it does not run.
+    /// Returns the number of open sockets.
     pub fn sockets(&self) -> Result<usize> {
         let path = format!("/proc/{}/fd", self.pid());
         let open = fs::read_dir(&path).with_context(|| format!("reading {path}"))?;
-        // One that is closed meanwhile is none.
         let targets = open.filter_map(|fd| fs::read_link(fd.ok()?.path()).ok());
         let is_socket = |target: &PathBuf| target.to_string_lossy().starts_with("socket:");
         Ok(targets.filter(is_socket).count())

@@ -52,9 +52,6 @@ pub struct FaultLine {
 
 impl FaultLine {
     /// Forwards all traffic to a server. The server doesn't need to listen yet.
-    ///
-    /// # Errors
-    /// Returns an error if the proxy can't listen.
     pub async fn to(to: SocketAddr) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")
             .await
@@ -100,17 +97,11 @@ pub struct FaultProxy {
 
 impl FaultProxy {
     /// Starts a proxy in front of the API server of `cluster`. It forwards all traffic.
-    ///
-    /// # Errors
-    /// Returns an error if the proxy can't listen or its kubeconfig can't be written.
     pub async fn before(cluster: &Cluster) -> Result<Self> {
         Self::on_the_way(&cluster.server(), cluster.kubeconfig()).await
     }
 
     /// Starts a proxy in front of an [`AnsweringProxy`].
-    ///
-    /// # Errors
-    /// See `before`.
     pub async fn before_proxy(proxy: &AnsweringProxy) -> Result<Self> {
         Self::on_the_way(&proxy.server(), &proxy.kubeconfig()).await
     }

@@ -7,12 +7,13 @@ use anyhow::{Context, Result, bail};
 use k8s_openapi::{
     api::{
         coordination::v1::Lease,
-        core::v1::{Event, Namespace, Secret},
+        core::v1::{ConfigMap, Event, Namespace, Secret},
     },
     apimachinery::pkg::apis::meta::v1::Condition,
 };
 use krypton_crds::{edge_cluster::EdgeCluster, tenant::Tenant};
-use krypton_types::names;
+use krypton_runtime::lease::LEASE_NAME as MEMBER_LEASE;
+use krypton_types::names::{self, EPOCH_CONFIG_MAP, HUB_LEASE};
 use kube::{
     Api, Client, ResourceExt,
     api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams},
@@ -51,8 +52,6 @@ pub struct ValuesFile {
 }
 
 impl ValuesFile {
-    /// # Errors
-    /// Returns an error if the file can't be written.
     pub fn new(yaml: &str) -> Result<Self> {
         let folder = TempDir::with_prefix("krypton-values-").context("creating a folder")?;
         let file = Self { folder };
@@ -61,9 +60,6 @@ impl ValuesFile {
     }
 
     /// Replaces the content atomically, like the mount of a ConfigMap.
-    ///
-    /// # Errors
-    /// Returns an error if the file can't be written.
     pub fn write(&self, yaml: &str) -> Result<()> {
         let next = self.folder.path().join("next.yaml");
         fs::write(&next, yaml).context("writing values")?;
@@ -138,18 +134,12 @@ impl FleetClient {
     }
 
     /// Creates a Tenant without a spec, and waits until it is ready.
-    ///
-    /// # Errors
-    /// Returns an error if it is not ready in time.
     pub async fn install(&self, name: &str) -> Result<Tenant> {
         self.create(name, json!({})).await?;
         self.ready(name).await
     }
 
     /// Creates these Tenants without a spec, and waits until all are ready.
-    ///
-    /// # Errors
-    /// Returns an error if one is not ready in time.
     pub async fn install_all(&self, names: &[&str]) -> Result<()> {
         for name in names {
             self.create(name, json!({})).await?;
@@ -161,34 +151,22 @@ impl FleetClient {
     }
 
     /// Waits until the Tenant is ready on all its members.
-    ///
-    /// # Errors
-    /// Returns an error if it is not ready in time.
     pub async fn ready(&self, name: &str) -> Result<Tenant> {
         self.shows(name, &[ALL_READY]).await
     }
 
     /// Deletes the Tenant, and waits until it is gone.
-    ///
-    /// # Errors
-    /// Returns an error if it is not gone in time.
     pub async fn remove(&self, name: &str) -> Result<()> {
         self.delete(name).await?;
         self.gone(name).await
     }
 
     /// Creates a Tenant, as soon as the cluster serves the CRD.
-    ///
-    /// # Errors
-    /// Returns an error if it is not admitted in time.
     pub async fn create(&self, name: &str, spec: Value) -> Result<Tenant> {
         self.create_annotated(name, spec, &[]).await
     }
 
     /// Like `create`, with annotations.
-    ///
-    /// # Errors
-    /// See `create`.
     pub async fn create_annotated(
         &self,
         name: &str,
@@ -209,9 +187,6 @@ impl FleetClient {
     }
 
     /// Deletes the Tenant, without waiting until it is gone.
-    ///
-    /// # Errors
-    /// Returns an error if the Tenant doesn't exist or the request fails.
     pub async fn delete(&self, name: &str) -> Result<()> {
         self.tenants()
             .delete(name, &DeleteParams::default())
@@ -219,8 +194,6 @@ impl FleetClient {
         Ok(())
     }
 
-    /// # Errors
-    /// Returns an error if the request fails.
     pub async fn annotate(&self, name: &str, key: &str, value: &str) -> Result<()> {
         let patch = json!({"metadata": {"annotations": {key: value}}});
         self.tenants().merge(name, &patch).await?;
@@ -228,9 +201,6 @@ impl FleetClient {
     }
 
     /// Waits until the Tenant has these conditions, observed at its current generation.
-    ///
-    /// # Errors
-    /// Returns an error with the actual conditions if the deadline expires.
     pub async fn shows(&self, name: &str, expected: &[Expected<'_>]) -> Result<Tenant> {
         let api = self.tenants();
         let what = format!("Tenant {} to show {expected:?}", self.path(name));
@@ -247,18 +217,12 @@ impl FleetClient {
     }
 
     /// Like `shows`. Returns the message of the first condition.
-    ///
-    /// # Errors
-    /// See `shows`.
     pub async fn message(&self, name: &str, expected: &[Expected<'_>]) -> Result<String> {
         let tenant = self.shows(name, expected).await?;
         first_message(&tenant.status.unwrap_or_default().conditions, expected)
     }
 
     /// Waits until the Tenant is gone.
-    ///
-    /// # Errors
-    /// Returns an error with the Tenant's conditions if the deadline expires.
     pub async fn gone(&self, name: &str) -> Result<()> {
         let api = self.tenants();
         let what = format!("Tenant {} to be gone", self.path(name));
@@ -277,9 +241,6 @@ impl FleetClient {
     }
 
     /// Returns the revisions of a release and their status, oldest first.
-    ///
-    /// # Errors
-    /// Returns an error if the request fails.
     pub async fn revisions(&self, namespace: &str, release: &str) -> Result<Vec<(u32, String)>> {
         let secrets: Api<Secret> = Api::namespaced(self.client.clone(), namespace);
         let params = ListParams::default().labels(&format!("owner=helm,name={release}"));
@@ -295,9 +256,6 @@ impl FleetClient {
     }
 
     /// Waits until the newest revision has this number and this status.
-    ///
-    /// # Errors
-    /// Returns an error with the actual revisions if the deadline expires.
     pub async fn newest_is(
         &self,
         namespace: &str,
@@ -320,9 +278,6 @@ impl FleetClient {
     }
 
     /// Returns all release Secrets of the cluster with their resourceVersions, which a no-op reconcile must not change.
-    ///
-    /// # Errors
-    /// Returns an error if the request fails.
     pub async fn releases(&self) -> Result<BTreeMap<String, String>> {
         let secrets: Api<Secret> = Api::all(self.client.clone());
         let listed = secrets
@@ -337,9 +292,6 @@ impl FleetClient {
     }
 
     /// Returns the number of events of a Tenant by reason.
-    ///
-    /// # Errors
-    /// Returns an error if the request fails.
     pub async fn events(&self, name: &str) -> Result<BTreeMap<String, i32>> {
         let events: Api<Event> = Api::namespaced(self.client.clone(), &self.namespace);
         let params = ListParams::default().fields(&format!(
@@ -353,9 +305,6 @@ impl FleetClient {
     }
 
     /// Waits for an event with this reason, and returns its message.
-    ///
-    /// # Errors
-    /// Returns an error with the actual reasons if the deadline expires.
     pub async fn told(&self, name: &str, reason: &str) -> Result<String> {
         let events: Api<Event> = Api::namespaced(self.client.clone(), &self.namespace);
         let params = ListParams::default().fields(&format!("involvedObject.name={name}"));
@@ -376,8 +325,6 @@ impl FleetClient {
         .await
     }
 
-    /// # Errors
-    /// Returns an error if the request fails.
     pub async fn namespace(&self, name: &str) -> Result<Option<Namespace>> {
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
         Ok(namespaces.get_opt(name).await?)
@@ -385,9 +332,6 @@ impl FleetClient {
 
     /// Makes a cluster a member: writes its kubeconfig into a Secret with the discovery label. Replaces an existing
     /// Secret.
-    ///
-    /// # Errors
-    /// Returns an error if the request fails.
     pub async fn add_member(&self, name: &str, kubeconfig: &str) -> Result<()> {
         let secret = json!({
             "apiVersion": "v1",
@@ -416,9 +360,6 @@ impl FleetClient {
     }
 
     /// Accepts a member whose source is outside the hub's namespace.
-    ///
-    /// # Errors
-    /// Returns an error if the member doesn't request acceptance in time or the request fails.
     pub async fn accept_member(&self, name: &str) -> Result<()> {
         let waits = ("TargetClusterResolved", "False", "NotAccepted");
         self.member_shows(name, &[waits]).await?;
@@ -429,8 +370,6 @@ impl FleetClient {
         Ok(())
     }
 
-    /// # Errors
-    /// Returns an error if the request fails.
     pub async fn apply_secret(&self, name: &str, secret: &Value) -> Result<()> {
         let secrets: Api<Secret> = Api::namespaced(self.client.clone(), HUB_NAMESPACE);
         let params = PatchParams::apply("a-person").force();
@@ -439,9 +378,6 @@ impl FleetClient {
     }
 
     /// Sets or removes the discovery label of a member's Secret.
-    ///
-    /// # Errors
-    /// Returns an error if the request fails.
     pub async fn label_member(&self, name: &str, labelled: bool) -> Result<()> {
         let value = if labelled { json!("true") } else { Value::Null };
         let patch = json!({"metadata": {"labels": {names::DISCOVERY_LABEL: value}}});
@@ -451,9 +387,6 @@ impl FleetClient {
     }
 
     /// Waits until the EdgeCluster has these conditions.
-    ///
-    /// # Errors
-    /// Returns an error with the actual conditions if the deadline expires.
     pub async fn member_shows(&self, name: &str, expected: &[Expected<'_>]) -> Result<EdgeCluster> {
         let members = self.members();
         let what = format!("EdgeCluster {name} to show {expected:?}");
@@ -469,18 +402,12 @@ impl FleetClient {
     }
 
     /// Like `member_shows`. Returns the message of the first condition.
-    ///
-    /// # Errors
-    /// See `member_shows`.
     pub async fn member_message(&self, name: &str, expected: &[Expected<'_>]) -> Result<String> {
         let member = self.member_shows(name, expected).await?;
         first_message(&member.status.unwrap_or_default().conditions, expected)
     }
 
     /// Waits until the EdgeCluster's status has this mode.
-    ///
-    /// # Errors
-    /// Returns an error with the actual status if the deadline expires.
     pub async fn member_is(&self, name: &str, mode: Mode) -> Result<()> {
         let members = self.members();
         let what = format!("EdgeCluster {name} to have mode {mode:?}");
@@ -495,9 +422,6 @@ impl FleetClient {
     }
 
     /// Waits until the Lease has a holder other than `before`, and returns the holder.
-    ///
-    /// # Errors
-    /// Returns an error with the actual holder if the deadline expires.
     pub async fn held_by_another(&self, before: &str) -> Result<String> {
         let what = format!(
             "the Lease of {} to have a holder other than {before:?}",
@@ -511,40 +435,68 @@ impl FleetClient {
     }
 
     /// Returns the holder of the cluster's Lease, or an empty string if it is released.
-    ///
-    /// # Errors
-    /// Returns an error if the Lease doesn't exist.
     pub async fn holder(&self) -> Result<String> {
-        let spec = self.lease().await?.spec.unwrap_or_default();
+        let leases: Api<Lease> = Api::namespaced(self.client.clone(), SYSTEM_NAMESPACE);
+        let spec = leases.get(MEMBER_LEASE).await?.spec.unwrap_or_default();
         Ok(spec.holder_identity.unwrap_or_default())
     }
 
     /// Waits until the holder has renewed its Lease, which shows that time has passed and the holder is alive.
-    ///
-    /// # Errors
-    /// Returns an error if the deadline expires.
     pub async fn lease_renewed(&self) -> Result<()> {
+        self.renewed(SYSTEM_NAMESPACE, MEMBER_LEASE).await
+    }
+
+    /// Waits until the leading hub has renewed its Lease on home.
+    pub async fn hub_lease_renewed(&self) -> Result<()> {
+        self.renewed(HUB_NAMESPACE, HUB_LEASE).await
+    }
+
+    async fn renewed(&self, namespace: &str, name: &str) -> Result<()> {
+        let leases: Api<Lease> = Api::namespaced(self.client.clone(), namespace);
         let renewed = async || {
-            let spec = self.lease().await?.spec.unwrap_or_default();
+            let spec = leases.get(name).await?.spec.unwrap_or_default();
             Ok::<_, anyhow::Error>(spec.renew_time.map(|time| time.0))
         };
         let before = renewed().await?;
-        let what = format!("the Lease of {} to be renewed", self.cluster);
+        let what = format!("Lease {name} of {} to be renewed", self.cluster);
         eventually(&what, async || {
             Ok((renewed().await? != before).then_some(()))
         })
         .await
     }
 
+    /// Returns the epoch of the hub that leads on home.
+    pub async fn hub_epoch(&self) -> Result<u64> {
+        let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), HUB_NAMESPACE);
+        let map = maps
+            .get(EPOCH_CONFIG_MAP)
+            .await
+            .context("reading the epoch")?;
+        let epoch = map.data.and_then(|mut data| data.remove("epoch"));
+        let epoch = epoch.context("there is no epoch")?;
+        epoch
+            .parse()
+            .with_context(|| format!("an epoch of {epoch}"))
+    }
+
     /// Returns namespace, name and cluster of a Tenant for a message.
     fn path(&self, name: &str) -> String {
         format!("{}/{name} on {}", self.namespace, self.cluster)
     }
+}
 
-    async fn lease(&self) -> Result<Lease> {
-        let leases: Api<Lease> = Api::namespaced(self.client.clone(), SYSTEM_NAMESPACE);
-        Ok(leases.get("krypton-agent").await?)
-    }
+/// Asserts that exactly one revision is deployed, and that none is locked.
+#[track_caller]
+pub fn assert_one_deployed(revisions: &[(u32, String)]) {
+    let count = |part: &str| {
+        let with = revisions.iter().filter(|(_, status)| status.contains(part));
+        with.count()
+    };
+    assert_eq!(
+        (count("deployed"), count("pending")),
+        (1, 0),
+        "{revisions:?}"
+    );
 }
 
 /// Returns the condition of this type.
@@ -580,9 +532,6 @@ fn told(conditions: &[Condition]) -> String {
 }
 
 /// Waits until no Helm process of a dead agent or hub with this `folder` is left.
-///
-/// # Errors
-/// Returns an error with their command lines if the deadline expires.
 pub async fn helm_ends(folder: &Path) -> Result<()> {
     let none_left = async || match helm_processes(folder) {
         left if left.is_empty() => Ok(Some(())),
@@ -614,9 +563,6 @@ fn is_helm_run(line: &str) -> bool {
 
 /// Kills the running Helm processes whose arguments name a path in `folder`, without their supervisors. Returns their
 /// number.
-///
-/// # Errors
-/// Returns an error if a process can't be killed.
 pub fn kill_helm(folder: &Path) -> Result<usize> {
     let folder = folder.display().to_string();
     let mut killed = 0;

@@ -23,9 +23,6 @@ impl ForeignCrd {
     ///
     /// The file lacks the conversion webhook, which the project's kustomization adds. The API server here converts only
     /// the name of the version, so install one version at a time (see `only`).
-    ///
-    /// # Errors
-    /// Returns an error if the file doesn't exist or is not YAML.
     pub async fn read(cluster: &Cluster, pin: &str, file: &str) -> Result<Self> {
         let path = Tools::find()?.crd(pin, file)?;
         let arguments = ["create", "--dry-run=client", "--output=json", "--filename"];
@@ -36,9 +33,6 @@ impl ForeignCrd {
     }
 
     /// Keeps only this version, as the served and stored one.
-    ///
-    /// # Errors
-    /// Returns an error if the CRD has no version of that name.
     pub fn only(mut self, version: &str) -> Result<Self> {
         let versions = self.content["spec"]["versions"]
             .as_array_mut()
@@ -53,9 +47,6 @@ impl ForeignCrd {
 
     /// Allows additional values of a field such as `status.phase` in the first version, like a later release of the
     /// CRD.
-    ///
-    /// # Errors
-    /// Returns an error if the field is not an enumeration.
     pub fn allowing(mut self, field: &str, values: &[&str]) -> Result<Self> {
         let pointer = format!(
             "/spec/versions/0/schema/openAPIV3Schema/properties/{}/enum",
@@ -68,9 +59,6 @@ impl ForeignCrd {
     }
 
     /// Applies the CRD to the cluster, and waits until the API server serves it.
-    ///
-    /// # Errors
-    /// Returns an error if the API server rejects the CRD.
     pub async fn install(&self, cluster: &Cluster) -> Result<()> {
         let crds: Api<CustomResourceDefinition> = Api::all(cluster.client());
         let name = self.name()?;
@@ -89,9 +77,6 @@ impl ForeignCrd {
     }
 
     /// Deletes the CRD with all its objects, and waits until it is gone.
-    ///
-    /// # Errors
-    /// Returns an error if the API server rejects the deletion.
     pub async fn remove(&self, cluster: &Cluster) -> Result<()> {
         let crds: Api<CustomResourceDefinition> = Api::all(cluster.client());
         let name = self.name()?;

@@ -1,7 +1,5 @@
 //! Charts that helm waits in the middle of, until somebody lets their hooks end.
 
-use std::fs;
-
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
@@ -32,36 +30,21 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// # Errors
-    /// When it cannot be written.
     pub fn new() -> Result<Self> {
         let folder = TempDir::with_prefix("krypton-gate-").context("making a folder")?;
         let metadata = "name: '{{ .Release.Name }}', namespace: '{{ .Release.Namespace }}'";
         let hook = "annotations: {helm.sh/hook: 'pre-install,pre-upgrade'}";
         let container = "containers: [{name: main, image: krypton.test/gate}]";
+        let gate = format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{{metadata}, {hook}}}\nspec: {{restartPolicy: Never, {container}}}\n"
+        );
+        let after =
+            format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{{metadata}}}\ndata: {{a: b}}\n");
         let files = [
-            (
-                "Chart.yaml",
-                "{apiVersion: v2, name: gate, version: 1.0.0, description: Waits for its hook.}"
-                    .to_owned(),
-            ),
-            (
-                "templates/gate.yaml",
-                format!(
-                    "apiVersion: v1\nkind: Pod\nmetadata: {{{metadata}, {hook}}}\nspec: {{restartPolicy: Never, {container}}}\n"
-                ),
-            ),
-            (
-                "templates/after.yaml",
-                format!(
-                    "apiVersion: v1\nkind: ConfigMap\nmetadata: {{{metadata}}}\ndata: {{a: b}}\n"
-                ),
-            ),
+            ("templates/gate.yaml", gate.as_str()),
+            ("templates/after.yaml", &after),
         ];
-        fs::create_dir(folder.path().join("templates")).context("making a folder")?;
-        for (name, content) in files {
-            fs::write(folder.path().join(name), content).context("writing a chart")?;
-        }
+        ChartSource::write(folder.path(), "gate", &files)?;
         Ok(Self { folder })
     }
 
@@ -69,9 +52,6 @@ impl Gate {
     /// values' list `gates`, a ConfigMap, and a Deployment with one pod. The ConfigMap has the value
     /// `message`, and another one is named after the value `extra`, if there is one. In the namespace
     /// `brokenIn` the apiserver refuses the Deployment.
-    ///
-    /// # Errors
-    /// When it cannot be written.
     pub fn everywhere() -> Result<Self> {
         let folder = TempDir::with_prefix("krypton-gates-").context("making a folder")?;
         let hooks = "{{- range .Values.gates }}\n---\napiVersion: v1\nkind: Pod\nmetadata:\n  \
@@ -89,18 +69,11 @@ impl Gate {
              metadata: {labels: {app: '{{ .Release.Name }}'}}\n    \
              spec: {containers: [{name: main, image: krypton.test/serves}]}\n";
         let files = [
-            (
-                "Chart.yaml",
-                "{apiVersion: v2, name: gates, version: 1.0.0}",
-            ),
             ("values.yaml", "{gates: [], message: first}"),
             ("templates/gates.yaml", hooks),
             ("templates/main.yaml", main),
         ];
-        fs::create_dir(folder.path().join("templates")).context("making a folder")?;
-        for (name, content) in files {
-            fs::write(folder.path().join(name), content).context("writing a chart")?;
-        }
+        ChartSource::write(folder.path(), "gates", &files)?;
         Ok(Self { folder })
     }
 
@@ -110,9 +83,6 @@ impl Gate {
 }
 
 /// Waits until helm waits for a hook in this namespace, another than `known`.
-///
-/// # Errors
-/// When it does not in time.
 pub async fn hook(desk: &FleetClient, namespace: &str, known: Option<&Pod>) -> Result<Pod> {
     let pods: Api<Pod> = Api::namespaced(desk.client.clone(), namespace);
     let known = known.and_then(ResourceExt::uid);
@@ -124,9 +94,6 @@ pub async fn hook(desk: &FleetClient, namespace: &str, known: Option<&Pod>) -> R
 }
 
 /// Waits until helm waits at this one of [`EVENTS`], in another run than that of `known`.
-///
-/// # Errors
-/// When it does not in time.
 pub async fn at(
     desk: &FleetClient,
     namespace: &str,
@@ -153,9 +120,6 @@ pub async fn at(
 }
 
 /// Waits for helm at `event` and lets it go on.
-///
-/// # Errors
-/// When it does not come there in time.
 pub async fn pass(
     desk: &FleetClient,
     namespace: &str,
@@ -167,9 +131,6 @@ pub async fn pass(
 }
 
 /// Lets the hook end well.
-///
-/// # Errors
-/// When the apiserver refuses.
 pub async fn open(desk: &FleetClient, namespace: &str, hook: &Pod) -> Result<()> {
     let pods: Api<Pod> = Api::namespaced(desk.client.clone(), namespace);
     let done = Patch::Merge(json!({"status": {"phase": "Succeeded"}}));

@@ -25,9 +25,6 @@ pub struct Held<'a> {
 
 impl<'a> Held<'a> {
     /// Creates a Tenant, waits until it is ready, and deletes it.
-    ///
-    /// # Errors
-    /// Returns an error if the install or the uninstall doesn't finish in time.
     pub async fn delete(desk: &'a FleetClient, name: &'a str) -> Result<Self> {
         let held = Self { desk, name };
         desk.within(NAMESPACE).create(name, json!({})).await?;
@@ -50,9 +47,6 @@ impl<'a> Held<'a> {
     }
 
     /// Waits until the Tenant is restored after the deletion of its CRD, and is being deleted again.
-    ///
-    /// # Errors
-    /// Returns an error if this doesn't happen in time.
     pub async fn is_deleted_again(&self) -> Result<()> {
         let tenants = self.desk.within(NAMESPACE).tenants();
         let what = format!("{} to be put back and deleted again", self.name);
@@ -64,9 +58,6 @@ impl<'a> Held<'a> {
     }
 
     /// Removes the finalizer and waits until the Tenant is gone.
-    ///
-    /// # Errors
-    /// Returns an error if the Tenant isn't removed in time.
     pub async fn let_go(self) -> Result<()> {
         self.maps()
             .merge("held", &json!({"metadata": {"finalizers": null}}))

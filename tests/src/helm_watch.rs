@@ -20,17 +20,12 @@ pub struct HelmWatch {
 }
 
 impl HelmWatch {
-    /// # Errors
-    /// When the tools are not built or the folder cannot be made.
     pub fn new() -> Result<Self> {
         let folder = TempDir::with_prefix("krypton-helm-watch-").context("making a folder")?;
         Ok(Self { folder })
     }
 
     /// The flag for an actor of this name.
-    ///
-    /// # Errors
-    /// When it cannot be written.
     pub fn flag(&self, actor: &str) -> Result<String> {
         let helm = Tools::find()?.binary("helm");
         let program = self.folder.path().join(format!("helm-of-{actor}"));
@@ -55,9 +50,7 @@ impl HelmWatch {
     }
 
     /// Who has run helm, one after the other.
-    ///
-    /// # Errors
-    /// When one has while another still ran, or the log cannot be read.
+    /// Fails if two runs overlapped.
     pub fn runs(&self) -> Result<Vec<String>> {
         let log = match fs::read_to_string(self.path("log")) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),

@@ -88,9 +88,6 @@ impl Hub {
     /// Starts the hub binary from `KRYPTON_HUB_BIN`, or from the directory of this executable.
     ///
     /// Doesn't wait until the hub is ready: use `ready`. Use `wait` if the test expects a refusal.
-    ///
-    /// # Errors
-    /// Returns an error if the binary doesn't exist, with the build command, or if it fails to start.
     pub fn start(options: &HubOptions<'_>) -> Result<Self> {
         let listen = match &options.listen {
             Some(port) => Arc::clone(port),

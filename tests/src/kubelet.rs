@@ -46,9 +46,6 @@ pub struct Kubelet {
 
 impl Kubelet {
     /// Makes the node and these pods, and forwards their ports.
-    ///
-    /// # Errors
-    /// When the apiserver refuses, or kwok does not start.
     pub async fn start(cluster: &Cluster, pods: &[ForwardedPod]) -> Result<Self> {
         let folder = TempDir::with_prefix("kubelet-").context("making a folder for a kubelet")?;
         let port = Port::reserve()?;

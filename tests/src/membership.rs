@@ -90,10 +90,6 @@ pub struct Membership {
 impl Membership {
     /// Makes `edge` a member with this name. For an agent, waits until it has enrolled, which requires a running hub.
     /// Doesn't wait for the member's later status.
-    ///
-    /// # Errors
-    /// Returns an error if an API server rejects a request, the hub provides no bundle, or the agent doesn't become
-    /// ready.
     pub async fn join(
         mode: Mode,
         hub: &mut Hub,
@@ -110,9 +106,6 @@ impl Membership {
     }
 
     /// Like `join`, with a specific kubeconfig for the hub and specific options for the agent.
-    ///
-    /// # Errors
-    /// See `join`.
     pub async fn join_by(
         mode: Mode,
         hub: &mut Hub,
@@ -148,9 +141,6 @@ impl Membership {
 
     /// Starts a new agent after the old one has ended. It has no bundle and no cache, only the old agent's state on the
     /// cluster. Does nothing for a member without an agent.
-    ///
-    /// # Errors
-    /// Returns an error if the agent fails to start.
     pub fn start_again(&mut self, edge: &Cluster) -> Result<()> {
         if let Some(agent) = &mut self.agent {
             *agent = Agent::start(&AgentOptions::new(edge.kubeconfig()))?;
@@ -160,9 +150,6 @@ impl Membership {
 }
 
 /// Starts an agent with a bundle for this name, and waits until it is ready.
-///
-/// # Errors
-/// Returns an error if the hub provides no bundle, or the agent doesn't become ready.
 pub async fn enrolled_agent(
     home: &Cluster,
     name: &str,
@@ -177,33 +164,21 @@ pub async fn enrolled_agent(
 }
 
 /// Returns the output of `kubectl krypton join` for this name, once the hub has published its addresses.
-///
-/// # Errors
-/// Returns an error with the command's message if the command doesn't succeed in time.
 pub async fn bundle(home: &Cluster, name: &str) -> Result<String> {
     bundle_of(home, HUB_NAMESPACE, name).await
 }
 
 /// Like `bundle`, for a hub in this namespace.
-///
-/// # Errors
-/// See `bundle`.
 pub async fn bundle_of(home: &Cluster, namespace: &str, name: &str) -> Result<String> {
     join(home, namespace, name, &[]).await
 }
 
 /// Returns the output of `kubectl krypton join --replace`: a bundle for a member that already has an agent.
-///
-/// # Errors
-/// See `bundle`.
 pub async fn replaced(home: &Cluster, name: &str) -> Result<String> {
     join(home, HUB_NAMESPACE, name, &["--replace"]).await
 }
 
 /// Returns the output of `kubectl krypton join -o helm`: a shell command that installs this agent chart.
-///
-/// # Errors
-/// See `bundle`.
 pub async fn join_command(
     home: &Cluster,
     namespace: &str,
@@ -227,9 +202,6 @@ async fn join(home: &Cluster, namespace: &str, name: &str, more: &[&str]) -> Res
 }
 
 /// Runs `kubectl krypton` against the home cluster with these arguments, and returns its standard output.
-///
-/// # Errors
-/// Returns an error with the command's message if the command fails or times out.
 pub async fn kubectl_krypton(home: &Cluster, words: &[&str]) -> Result<String> {
     let program = KUBECTL_KRYPTON.find()?;
     let run = home.invocation(&program).args(words.iter().copied());
@@ -237,9 +209,6 @@ pub async fn kubectl_krypton(home: &Cluster, words: &[&str]) -> Result<String> {
 }
 
 /// Like `kubectl_krypton`, but also returns the output of a failed command.
-///
-/// # Errors
-/// Returns an error if the command can't be started or times out.
 pub async fn krypton_ends(home: &Cluster, words: &[&str]) -> Result<Ran> {
     let program = krypton_program()?;
     let run = home.invocation(&program).args(words.iter().copied());
@@ -247,17 +216,11 @@ pub async fn krypton_ends(home: &Cluster, words: &[&str]) -> Result<Ran> {
 }
 
 /// Returns the path of the kubectl plugin.
-///
-/// # Errors
-/// Returns an error if the plugin is not built.
 pub fn krypton_program() -> Result<PathBuf> {
     KUBECTL_KRYPTON.find()
 }
 
 /// Creates a file that only its owner can read, because it contains a token.
-///
-/// # Errors
-/// Returns an error if the file can't be written or already exists.
 pub fn write_secret(file: &Path, content: &str) -> Result<()> {
     let write = || {
         let mut options = fs::File::options();

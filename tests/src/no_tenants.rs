@@ -29,9 +29,6 @@ spec: {policyName: no-tenants, validationActions: [Deny]}
 "#;
 
 /// Has it refused from now on.
-///
-/// # Errors
-/// When the apiserver does not, in time.
 pub async fn refuse_tenants(cluster: &Cluster) -> Result<()> {
     cluster.apply(NO_CRD).await?;
     let crds: Api<CustomResourceDefinition> = Api::all(cluster.client());
@@ -47,9 +44,6 @@ pub async fn refuse_tenants(cluster: &Cluster) -> Result<()> {
 }
 
 /// That it is not there.
-///
-/// # Errors
-/// When it is, or the apiserver does not answer.
 pub async fn has_no_tenants(cluster: &Cluster) -> Result<()> {
     let crds: Api<CustomResourceDefinition> = Api::all(cluster.client());
     match crds.get_opt(Tenant::crd_name()).await? {

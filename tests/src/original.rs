@@ -32,18 +32,12 @@ const CRDS: &str = concat!(
 const AT_ONCE: usize = 16;
 
 /// Returns one of the original's CRDs as YAML.
-///
-/// # Errors
-/// Returns an error if the file doesn't exist.
 pub fn crd(file: &str) -> Result<String> {
     let path = Path::new(CRDS).join(file);
     fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))
 }
 
 /// Applies one of the original's CRDs to a cluster, over any existing version, and waits until it is established.
-///
-/// # Errors
-/// Returns an error if the API server rejects the CRD.
 pub async fn apply_crd(cluster: &Cluster, file: &str) -> Result<()> {
     cluster.apply(&crd(file)?).await?;
     let wait = [
@@ -86,18 +80,12 @@ impl Original<'_> {
     }
 
     /// Installs a release in its workspace.
-    ///
-    /// # Errors
-    /// Returns an error if Helm fails.
     pub async fn install(&self, release: &str, workspace: &str) -> Result<()> {
         let line = self.helm(release, workspace, &[]);
         self.cluster.helm(line).await.map(drop)
     }
 
     /// Installs a release, and kills Helm while it waits for the release's workloads.
-    ///
-    /// # Errors
-    /// Returns an error if Helm ends before that.
     pub async fn die_installing(
         &self,
         release: &str,
@@ -126,9 +114,6 @@ impl Original<'_> {
 
     /// Installs a release as the original does if a template sets no namespace. The Secret is in the workspace, and the
     /// objects are in `default`.
-    ///
-    /// # Errors
-    /// Returns an error if Helm fails or the API server rejects a request.
     pub async fn install_astray(&self, release: &str, workspace: &str) -> Result<()> {
         self.install(release, workspace).await?;
         let client = self.cluster.client();
@@ -143,9 +128,6 @@ impl Original<'_> {
     }
 
     /// Creates revisions 2 to `last` from the first. The original upgrades in every reconcile and thereby creates them.
-    ///
-    /// # Errors
-    /// Returns an error if the first revision can't be read or the API server rejects a request.
     pub async fn pile_up(&self, release: &str, workspace: &str, last: u32) -> Result<()> {
         let secrets: Api<Secret> = Api::namespaced(self.cluster.client(), workspace);
         let first = secrets.get(&releases::secret_name(release, 1)).await?;
@@ -185,9 +167,6 @@ impl Original<'_> {
 
     /// Creates a Tenant with the original's finalizer, annotations and status. The cluster must have the original's
     /// CRD.
-    ///
-    /// # Errors
-    /// Returns an error if the API server rejects the Tenant.
     pub async fn tenant(&self, name: &str, spec: Value, status: Value) -> Result<()> {
         let (annotation, value) = self.fingerprint();
         let mut tenant = Tenant::new(name, serde_json::from_value(spec)?);

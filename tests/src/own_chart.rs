@@ -82,9 +82,6 @@ impl OwnChart {
     }
 
     /// Sets of values that the chart shows itself with, by name.
-    ///
-    /// # Errors
-    /// When they cannot be read.
     pub fn cases(self) -> Result<BTreeMap<String, PathBuf>> {
         let folder = self.folder().join("ci");
         let read = || -> std::io::Result<Vec<PathBuf>> {
@@ -101,9 +98,6 @@ impl OwnChart {
 
     /// `helm upgrade --install` with these arguments, none of the former values kept. No pod is
     /// asked for: what it would run is run by `HubPod` and `AgentPod`.
-    ///
-    /// # Errors
-    /// As `Cluster::helm`.
     pub async fn install<A: Into<OsString>>(
         self,
         cluster: &Cluster,
@@ -119,8 +113,6 @@ impl OwnChart {
             .await
     }
 
-    /// # Errors
-    /// As `Cluster::helm`.
     pub async fn uninstall(self, cluster: &Cluster) -> Result<String> {
         let uninstall = ["uninstall", self.name(), "-n", self.namespace()];
         cluster.helm(uninstall).await
@@ -193,17 +185,11 @@ pub struct HubPod {
 
 impl HubPod {
     /// Listens where `before` did, if it is given, so that its agents find this one.
-    ///
-    /// # Errors
-    /// When the chart is not installed, or the hub cannot be started.
     pub async fn start(cluster: &Cluster, before: Option<&Self>) -> Result<Self> {
         Self::start_as(cluster, &PodName::default(), before, &[]).await
     }
 
     /// As this pod of the Deployment, with more flags.
-    ///
-    /// # Errors
-    /// As `start`.
     pub async fn start_as(
         cluster: &Cluster,
         own: &PodName,
@@ -252,8 +238,6 @@ pub struct AgentPod {
 }
 
 impl AgentPod {
-    /// # Errors
-    /// When the chart is not installed, or the agent cannot be started.
     pub async fn start(cluster: &Cluster) -> Result<Self> {
         let pod = Pod::of(OwnChart::Agent, cluster).await?;
         let access = pod.access(cluster).await?;

@@ -30,9 +30,6 @@ pub struct Pair {
 impl Pair {
     /// Starts the clusters. The member runs these parts. A home cluster that is not the member runs only the control
     /// plane.
-    ///
-    /// # Errors
-    /// See `Cluster::start`.
     pub async fn start(name: &str, mode: Mode, parts: Parts) -> Result<Self> {
         let (home, edge) = match mode {
             Mode::SelfCluster => (Cluster::start(name, parts).await?, None),
@@ -57,9 +54,6 @@ impl Pair {
 
     /// Starts a hub with these flags and joins the member. After `stop`, starts hub and agent again with only the state
     /// on their clusters.
-    ///
-    /// # Errors
-    /// Returns an error if a process fails to start or the member fails to join.
     pub async fn open(&mut self, flags: impl IntoIterator<Item = String>) -> Result<()> {
         self.flags = flags.into_iter().collect();
         if self.edge.is_some() {
@@ -83,9 +77,6 @@ impl Pair {
     }
 
     /// Stops the hub, then the agent, if there is one.
-    ///
-    /// # Errors
-    /// Returns an error if one of them doesn't end in time.
     pub async fn stop(&mut self) -> Result<()> {
         let (membership, hub) = self.acting()?;
         hub.stop().await?;
@@ -96,8 +87,6 @@ impl Pair {
     }
 
     /// Returns the process that manages the member: the agent, or the hub if there is no agent.
-    ///
-    /// # Errors
     /// Returns an error before `open`.
     pub fn actor(&mut self) -> Result<&mut Daemon> {
         let (membership, hub) = self.acting()?;
@@ -105,9 +94,6 @@ impl Pair {
     }
 
     /// Starts a new actor after the old one has ended.
-    ///
-    /// # Errors
-    /// Returns an error if the process fails to start.
     pub fn start_actor_again(&mut self) -> Result<()> {
         match self.mode {
             Mode::SelfCluster | Mode::Proxy => self.start_hub_again(),
@@ -116,17 +102,12 @@ impl Pair {
     }
 
     /// Returns the hub, in every mode.
-    ///
-    /// # Errors
     /// Returns an error before `open`.
     pub fn hub(&mut self) -> Result<&mut Hub> {
         Ok(&mut self.acting()?.1)
     }
 
     /// Starts a new hub on the port of the old one.
-    ///
-    /// # Errors
-    /// Returns an error if the hub fails to start.
     pub fn start_hub_again(&mut self) -> Result<()> {
         let (_, hub) = self.acting.as_ref().context(NOT_OPEN)?;
         let next = Hub::start(&self.options().in_place_of(hub))?;
@@ -135,18 +116,12 @@ impl Pair {
     }
 
     /// Starts a new agent after the old one has ended.
-    ///
-    /// # Errors
-    /// Returns an error if the agent fails to start.
     pub fn start_agent_again(&mut self) -> Result<()> {
         let (membership, _) = self.acting.as_mut().context(NOT_OPEN)?;
         membership.start_again(self.edge.as_ref().unwrap_or(&self.home))
     }
 
     /// Stops the agent, and joins the member again with a new bundle.
-    ///
-    /// # Errors
-    /// Returns an error if the agent doesn't end or the member fails to join.
     pub async fn join_again(&mut self) -> Result<()> {
         let edge = self.edge.as_ref().unwrap_or(&self.home);
         let (membership, hub) = self.acting.as_mut().context(NOT_OPEN)?;

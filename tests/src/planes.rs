@@ -72,9 +72,6 @@ impl Drop for Pool {
 }
 
 /// Serves leases at this socket until it is dropped.
-///
-/// # Errors
-/// When the socket cannot be made, or gives no connection.
 pub async fn serve(socket: &Path) -> Result<Infallible> {
     let listener = UnixListener::bind(socket).context("making the pool's socket")?;
     let pool = Pool::default();

@@ -21,9 +21,6 @@ pub struct Port {
 
 impl Port {
     /// Reserves a free port.
-    ///
-    /// # Errors
-    /// Returns an error if the machine has no free port.
     pub fn reserve() -> Result<Self> {
         let take = || -> io::Result<Self> {
             let socket = TcpSocket::new_v4()?;
@@ -60,9 +57,6 @@ impl Port {
     }
 
     /// Listens on the port. Dropping the listener leaves the port reserved.
-    ///
-    /// # Errors
-    /// Returns an error if another process already listens on the port.
     pub fn listen(&self) -> Result<std::net::TcpListener> {
         let listen = || {
             let listener = std::net::TcpListener::bind(self.address)?;

@@ -34,7 +34,7 @@ pub struct Invocation {
     env: BTreeMap<OsString, OsString>,
 }
 
-/// How a program has ended, and what it has said.
+/// Exit status and output of a program.
 #[derive(Clone, Debug)]
 pub struct Ran {
     pub status: ExitStatus,
@@ -83,11 +83,7 @@ impl Invocation {
         command
     }
 
-    /// Runs to the end and returns what it wrote to stdout.
-    ///
-    /// # Errors
-    /// When it cannot be started, fails (with its stderr), or takes longer than `deadline`, in
-    /// which case it is killed.
+    /// Runs the program to its end, or kills it at `deadline`. Returns its stdout, or an error with its stderr.
     pub async fn output(&self, deadline: Duration) -> Result<String> {
         let ran = self.run(deadline).await?;
         if !ran.status.success() {
@@ -96,10 +92,7 @@ impl Invocation {
         Ok(ran.stdout)
     }
 
-    /// Runs to the end, whatever that is.
-    ///
-    /// # Errors
-    /// When it cannot be started, or takes longer than `deadline`, in which case it is killed.
+    /// Runs the program to its end, or kills it at `deadline`.
     pub async fn run(&self, deadline: Duration) -> Result<Ran> {
         let shown = || self.shown();
         let mut command = tokio::process::Command::from(self.command());
@@ -149,9 +142,6 @@ pub struct Process {
 
 impl Process {
     /// Starts `invocation`, its stdout and stderr appended to `log`.
-    ///
-    /// # Errors
-    /// When the log cannot be opened or the process not be started.
     pub fn spawn(name: &str, invocation: &Invocation, log: &Path) -> Result<Self> {
         let out = File::options()
             .create(true)
@@ -185,10 +175,6 @@ impl Process {
         &self.log
     }
 
-    /// How it ended, if it has.
-    ///
-    /// # Errors
-    /// When the kernel does not tell.
     pub fn exited(&mut self) -> Result<Option<ExitStatus>> {
         self.child
             .try_wait()
@@ -196,9 +182,6 @@ impl Process {
     }
 
     /// Fails, quoting the log, when the process has ended.
-    ///
-    /// # Errors
-    /// As said.
     pub fn check_running(&mut self) -> Result<()> {
         match self.exited()? {
             None => Ok(()),
@@ -213,9 +196,6 @@ impl Process {
     }
 
     /// Sends a signal to the program alone, not to its group; one that has ended gets none.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
     pub fn signal(&mut self, signal: Signal) -> Result<()> {
         if self.exited()?.is_some() {
             return Ok(());
@@ -224,9 +204,6 @@ impl Process {
     }
 
     /// Waits for the program to end by itself, or after a signal.
-    ///
-    /// # Errors
-    /// When it still runs after `deadline`, quoting its log.
     pub async fn wait(&mut self, deadline: Duration) -> Result<ExitStatus> {
         let what = format!("the end of {}", self.name);
         eventually_within(&what, deadline, async || match self.exited()? {

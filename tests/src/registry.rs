@@ -60,9 +60,6 @@ pub struct Registry {
 
 impl Registry {
     /// Starts a registry, and waits until it responds.
-    ///
-    /// # Errors
-    /// Returns an error if the tools are not built, or if the registry doesn't respond within a minute.
     pub async fn start(login: Login) -> Result<Self> {
         let tools = Tools::find()?;
         let folder = TempDir::with_prefix("krypton-registry-").context("making a folder")?;
@@ -137,9 +134,6 @@ impl Registry {
     }
 
     /// Packages a chart and pushes it with Helm. Returns the digest of its manifest, `sha256:…`.
-    ///
-    /// # Errors
-    /// Returns an error if Helm fails.
     pub async fn push(&self, chart: &ChartSource) -> Result<String> {
         let packages = TempDir::with_prefix("krypton-charts-").context("making a folder")?;
         chart.package(&self.helm(), packages.path()).await?;
@@ -175,9 +169,6 @@ impl Registry {
     }
 
     /// Corrupts the stored content of this digest.
-    ///
-    /// # Errors
-    /// Returns an error if the registry has no content with this digest.
     pub fn damage(&self, digest: &str) -> Result<()> {
         let hex = digest.trim_start_matches("sha256:");
         let start = hex.get(..2).context("a digest")?;

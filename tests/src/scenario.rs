@@ -21,18 +21,12 @@ pub struct ServedChart {
 
 impl ServedChart {
     /// Serves the small chart with these values. With `replicaCount: 0`, its Deployments have no pods.
-    ///
-    /// # Errors
-    /// Returns an error if the chart can't be packaged or the values can't be written.
     pub async fn small(values: &str) -> Result<Self> {
         let source = ChartSource::small("1.0.0");
         Self::of(source, ("small", "1.0.0"), Some(values)).await
     }
 
     /// Serves the chart from this source, which has this name and version.
-    ///
-    /// # Errors
-    /// See `small`.
     pub async fn of(
         source: ChartSource,
         (name, version): (&str, &str),
@@ -47,9 +41,6 @@ impl ServedChart {
     }
 
     /// Replaces the values.
-    ///
-    /// # Errors
-    /// Returns an error if the chart has no values file or the file can't be written.
     pub fn write(&self, values: &str) -> Result<()> {
         let file = self.values.as_ref();
         file.context("the chart has no values file")?.write(values)
@@ -117,9 +108,6 @@ impl<'a> Scenario<'a> {
     }
 
     /// Starts everything, and joins the member.
-    ///
-    /// # Errors
-    /// Returns an error if a process fails to start or the member fails to join.
     pub async fn start(self) -> Result<(Pair, ServedChart)> {
         let chart = match self.chart {
             Some((source, name)) => ServedChart::of(source, (name, "1.0.0"), self.values).await?,
@@ -132,9 +120,6 @@ impl<'a> Scenario<'a> {
 }
 
 /// Starts the home cluster with these parts, and an edge cluster with controllers.
-///
-/// # Errors
-/// Returns an error if a cluster fails to start.
 pub async fn home_and_edge(name: &str, home: Parts) -> Result<(Cluster, Cluster)> {
     let names = ["home", "edge"].map(|role| format!("{name}-{role}"));
     tokio::try_join!(

@@ -35,8 +35,6 @@ pub struct ServiceAccountAccess {
 }
 
 impl ServiceAccountAccess {
-    /// # Errors
-    /// When there is no such account, or a file cannot be written.
     pub async fn new(cluster: &Cluster, namespace: &str, account: &str) -> Result<Self> {
         let folder = TempDir::with_prefix("krypton-account-").context("making a folder")?;
         let mut access = Self {
@@ -66,9 +64,6 @@ impl ServiceAccountAccess {
     }
 
     /// What the audit log calls the token in the file.
-    ///
-    /// # Errors
-    /// When the file holds none.
     pub fn credential(&self) -> Result<String> {
         let token = fs::read_to_string(self.token_file()).context("reading a token")?;
         let claims = token.split('.').nth(1).context("a token without claims")?;
@@ -79,9 +74,6 @@ impl ServiceAccountAccess {
 
     /// Puts a new token into the file, as the kubelet does; the former one is good until the
     /// returned one is given to `revoke`.
-    ///
-    /// # Errors
-    /// When the apiserver refuses, or the file cannot be written.
     pub async fn renew(&mut self, cluster: &Cluster) -> Result<Former> {
         let client = cluster.client();
         let (secret, token) = self.bound_token(&client).await?;
@@ -91,9 +83,6 @@ impl ServiceAccountAccess {
     }
 
     /// Makes a token worthless, at the latest when the apiserver's cache of ten seconds runs out.
-    ///
-    /// # Errors
-    /// When the apiserver refuses.
     pub async fn revoke(&self, cluster: &Cluster, former: Former) -> Result<()> {
         let secrets: Api<Secret> = Api::namespaced(cluster.client(), &self.namespace);
         secrets.delete(&former.0, &DeleteParams::default()).await?;

@@ -35,9 +35,6 @@ struct Service {
 
 impl ServicePort {
     /// Starts to listen for the Service.
-    ///
-    /// # Errors
-    /// Returns an error if no port is available.
     pub async fn start(client: Client, namespace: &str, name: &str) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")
             .await
@@ -73,9 +70,6 @@ impl ServicePort {
     }
 
     /// Returns the names of the pods that currently receive connections.
-    ///
-    /// # Errors
-    /// Returns an error if the API server doesn't return the EndpointSlices.
     pub async fn pods(&self) -> Result<Vec<String>> {
         self.service.pods().await
     }

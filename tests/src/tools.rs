@@ -29,9 +29,7 @@ pub struct Tools {
 
 impl Tools {
     /// Asks `hack/tools/tools.sh dir`. `KRYPTON_TOOLS` names another script, or the folder itself.
-    ///
-    /// # Errors
-    /// When something is missing there; the remedy is `make tools`.
+    /// Fails if a tool is missing; build it with `make tools`.
     pub fn find() -> Result<Self> {
         static FOUND: OnceLock<Tools> = OnceLock::new();
         if let Some(tools) = FOUND.get() {
@@ -65,9 +63,6 @@ impl Tools {
     }
 
     /// A program that no cluster needs, as `registry`.
-    ///
-    /// # Errors
-    /// When it is not there.
     pub fn program(&self, name: &str) -> Result<PathBuf> {
         let path = self.binary(name);
         if !path.is_file() {
@@ -77,9 +72,6 @@ impl Tools {
     }
 
     /// A chart's folder, for instance `external-dns-1.19.0`.
-    ///
-    /// # Errors
-    /// When it is not there.
     pub fn chart(&self, name: &str) -> Result<PathBuf> {
         let folder = self.root.join("charts").join(name);
         if !folder.join("Chart.yaml").is_file() {
@@ -89,9 +81,6 @@ impl Tools {
     }
 
     /// A file of a folder of CRDs, for instance of `cluster-api-1.14.2`.
-    ///
-    /// # Errors
-    /// When it is not there.
     pub fn crd(&self, pin: &str, file: &str) -> Result<PathBuf> {
         let path = self.root.join("crds").join(pin).join(file);
         if !path.is_file() {

@@ -11,9 +11,6 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
 /// Like `eventually_within`, with a deadline beyond any single step of Krypton.
-///
-/// # Errors
-/// See `eventually_within`.
 pub async fn eventually<T>(what: &str, look: impl AsyncFnMut() -> Result<Option<T>>) -> Result<T> {
     eventually_within(what, PATIENCE, look).await
 }
@@ -22,8 +19,6 @@ pub async fn eventually<T>(what: &str, look: impl AsyncFnMut() -> Result<Option<
 ///
 /// `Ok(None)` and `Err` both mean "not yet". The error message of a timeout contains the last `Err`, so use
 /// `bail!("phase is {phase}")` to report the observed state.
-///
-/// # Errors
 /// Returns an error with `what` and the last observed state if `deadline` expires.
 pub async fn eventually_within<T>(
     what: &str,

@@ -53,9 +53,6 @@ pub struct Walk {
 
 impl Walk {
     /// Starts the clusters and a hub that follows the plan.
-    ///
-    /// # Errors
-    /// When one of them cannot be started, or the programs know no plans.
     pub async fn begin(name: &str, mode: Mode, plan: &str, flags: Vec<String>) -> Result<Self> {
         knows_plans("krypton-hub")?;
         let names = ["home", "edge"].map(|role| format!("{name}-{role}"));
@@ -82,9 +79,6 @@ impl Walk {
     }
 
     /// Makes the member one of the fleet.
-    ///
-    /// # Errors
-    /// When it does not become one.
     pub async fn join(&mut self) -> Result<()> {
         let home = FleetClient::at(&self.home);
         if self.mode != Mode::Agent {
@@ -102,9 +96,6 @@ impl Walk {
     }
 
     /// Goes through a scene, and raises who dies on the way.
-    ///
-    /// # Errors
-    /// The scene's; when somebody ends whom nothing struck.
     pub async fn through<T>(
         &mut self,
         what: &str,
@@ -129,9 +120,6 @@ impl Walk {
     }
 
     /// Kills the hub, and the agent where there is one, wherever they are; the next have one flag more.
-    ///
-    /// # Errors
-    /// When they cannot be started again.
     pub async fn kill_and_start_with(&mut self, flag: &str) -> Result<()> {
         self.flags.push(flag.to_owned());
         self.of_agent.push(flag.to_owned());
@@ -145,9 +133,6 @@ impl Walk {
 
     /// Ends them as a pod is ended, twice: the plan may have them die before they give up their Leases, and
     /// after it.
-    ///
-    /// # Errors
-    /// When they do not end.
     pub async fn stop_twice(&mut self) -> Result<()> {
         for _ in 0..2 {
             let (home, edge) = (self.home.client(), self.edge.client());
@@ -179,9 +164,6 @@ impl Walk {
     }
 
     /// All points that have struck, as `effect:moment`.
-    ///
-    /// # Errors
-    /// When it cannot be read.
     pub fn struck(&self) -> Result<BTreeSet<String>> {
         let mut all = BTreeSet::new();
         for who in ["hub", "agent"] {

@@ -26,25 +26,13 @@ struct Fake {
 }
 
 fn origin(namespace: &str) -> Origin {
-    Origin {
-        kind: Kind::Secret,
-        namespace: Some(namespace.to_owned()),
-        name: "edge".to_owned(),
-    }
+    testkit::origin(namespace, "edge")
 }
 
 fn one(namespace: &str, uid: &str) -> BTreeMap<Origin, Arc<Source>> {
     let source = Source {
-        origin: origin(namespace),
         uid: uid.to_owned(),
-        member: namespace.to_owned(),
-        since: None,
-        access: Err(Unresolved {
-            reason: "",
-            message: String::new(),
-        }),
-        suspended: None,
-        stale: None,
+        ..testkit::source(origin(namespace), namespace)
     };
     [(source.origin.clone(), Arc::new(source))].into()
 }
@@ -273,14 +261,9 @@ fn source_that_another_provider_lists_has_not_departed() {
     assert_eq!(departures(&steps), [0, 0, 0, 1]);
     // No provider lists the source, in either order.
     assert_eq!(departures(&[(here, here), (none, none)]), [0, 1]);
-    assert_eq!(
-        departures(&[(here, here), (none, here), (none, none)]),
-        [0, 0, 1]
-    );
-    assert_eq!(
-        departures(&[(here, here), (here, none), (none, none)]),
-        [0, 0, 1]
-    );
+    for steps in [(none, here), (here, none)].map(|step| [(here, here), step, (none, none)]) {
+        assert_eq!(departures(&steps), [0, 0, 1]);
+    }
     // The source is deleted and recreated.
     assert_eq!(departures(&[(here, here), (Some("v"), Some("v"))]), [0, 1]);
 }

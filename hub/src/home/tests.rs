@@ -1,7 +1,7 @@
 //! Tests the selection of the home cluster with real files and a small HTTP server as API server.
 
 use std::collections::BTreeMap;
-use std::error::Error;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use axum::Router;
@@ -9,6 +9,7 @@ use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use k8s_openapi::ByteString;
 use krypton_runtime::access::{CONNECT_TIMEOUT, LocalSource, kubeconfig_yaml};
+use krypton_types::error_chain::chain;
 use kube::config::InClusterError;
 
 use serde_json::{Value, json};
@@ -77,24 +78,23 @@ async fn choose(source: HomeSource) -> Result<Home, HomeError> {
     choose_with(&source, &Policy::default(), outside_of_a_pod).await
 }
 
+async fn choose_file(path: &Path, context: Option<&str>) -> Result<Home, HomeError> {
+    let choice = HomeChoice::File(path.to_owned());
+    choose(source(choice, context, LocalSource::default())).await
+}
+
 async fn choose_local(local: LocalSource, context: Option<&str>) -> Result<Home, HomeError> {
     choose(source(HomeChoice::Local, context, local)).await
 }
 
-/// The message with all its sources, as logged.
-fn whole_text(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(error) = next {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        next = error.source();
-    }
-    text
+/// Returns the server and the context.
+fn place(home: &Home) -> (String, &str) {
+    (home.config.cluster_url.to_string(), &home.context_name)
 }
 
-fn url(home: &Home) -> String {
-    home.config.cluster_url.to_string()
+#[track_caller]
+fn assert_place(home: &Home, server: &str, context: &str) {
+    assert_eq!(place(home), (server.to_owned(), context));
 }
 
 #[tokio::test]
@@ -106,22 +106,15 @@ async fn kubeconfig_flag_beats_variable_beats_user_file() {
         user_file: Some(files.write("user", kubeconfig("https://user:1"))),
     };
     let home = choose_local(local.clone(), None).await.unwrap();
-    assert_eq!(
-        (url(&home).as_str(), home.context_name.as_str()),
-        ("https://flag:1/", "blue")
-    );
+    assert_place(&home, "https://flag:1/", "blue");
     assert_eq!(home.config.connect_timeout, Some(CONNECT_TIMEOUT));
     assert_eq!(home.config.read_timeout, None);
     local.flag = None;
-    assert_eq!(
-        url(&choose_local(local.clone(), None).await.unwrap()),
-        "https://variable:1/"
-    );
+    let home = choose_local(local.clone(), None).await.unwrap();
+    assert_place(&home, "https://variable:1/", "blue");
     local.kubeconfig_variable.clear();
-    assert_eq!(
-        url(&choose_local(local, None).await.unwrap()),
-        "https://user:1/"
-    );
+    let home = choose_local(local, None).await.unwrap();
+    assert_place(&home, "https://user:1/", "blue");
 }
 
 #[tokio::test]
@@ -133,13 +126,10 @@ async fn pod_config_ranks_between_variable_and_user_file() {
     };
     let found = super::local(&local, Some("ignored"), in_a_pod).await;
     let home = Home::from(found.unwrap());
-    assert_eq!(
-        (url(&home).as_str(), home.context_name.as_str()),
-        ("https://10.0.0.1/", "in-cluster")
-    );
+    assert_place(&home, "https://10.0.0.1/", "in-cluster");
     local.kubeconfig_variable = vec![files.write("variable", kubeconfig("https://variable:1"))];
     let home = Home::from(super::local(&local, None, in_a_pod).await.unwrap());
-    assert_eq!(url(&home), "https://variable:1/");
+    assert_place(&home, "https://variable:1/", "blue");
 }
 
 #[tokio::test]
@@ -157,30 +147,17 @@ async fn listed_kubeconfigs_are_merged_skipping_missing_ones() {
     };
     // "red" comes from the second file, its cluster "c" from the first, as with kubectl.
     let home = choose_local(local, Some("red")).await.unwrap();
-    assert_eq!(
-        (url(&home).as_str(), home.context_name.as_str()),
-        ("https://first:1/", "red")
-    );
+    assert_place(&home, "https://first:1/", "red");
 }
 
 #[tokio::test]
 async fn a_context_may_be_chosen_and_must_exist() {
     let files = Files::new();
     let path = files.write("k", kubeconfig("https://blue:1"));
-    let file = |context| {
-        source(
-            HomeChoice::File(path.clone()),
-            context,
-            LocalSource::default(),
-        )
-    };
-    let home = choose(file(Some("green"))).await.unwrap();
-    assert_eq!(
-        (url(&home).as_str(), home.context_name.as_str()),
-        ("https://green:6443/", "green")
-    );
+    let home = choose_file(&path, Some("green")).await.unwrap();
+    assert_place(&home, "https://green:6443/", "green");
     assert_eq!(home.config.default_namespace, "ns");
-    let text = whole_text(&choose(file(Some("pink"))).await.unwrap_err());
+    let text = chain(&choose_file(&path, Some("pink")).await.unwrap_err());
     assert!(
         text.contains("\"pink\"") && text.contains("blue, green"),
         "{text}"
@@ -196,38 +173,25 @@ async fn bad_watch_file_error_names_path_without_content() {
         json!({"proxy-url": "ftp://user:hunter2@p:1"}),
         json!({}),
     );
-    let cases = [
+    let broken = format!("users:\n- {TOKEN}\n  {TOKEN}: [");
+    let no_yaml = "not a kubeconfig in YAML (line";
+    for (name, content, expected) in [
         ("none", None, "reading it failed"),
-        (
-            "yaml",
-            Some(format!("users:\n- {TOKEN}\n  {TOKEN}: [")),
-            "not a kubeconfig in YAML (line",
-        ),
-        (
-            "scalar",
-            Some(TOKEN.to_owned()),
-            "not a kubeconfig in YAML (line",
-        ),
+        ("yaml", Some(broken), no_yaml),
+        ("scalar", Some(TOKEN.to_owned()), no_yaml),
         (
             "empty",
             Some(no_context.to_string()),
             "it has no current-context",
         ),
         ("proxy", Some(proxy.to_string()), "proxy-url"),
-    ];
-    for (name, content, expected) in cases {
+    ] {
         let path = match content {
             Some(content) => files.write(name, content),
             None => files.path(name),
         };
-        let error = choose(source(
-            HomeChoice::File(path.clone()),
-            None,
-            LocalSource::default(),
-        ))
-        .await
-        .unwrap_err();
-        let text = whole_text(&error);
+        let error = choose_file(&path, None).await.unwrap_err();
+        let text = chain(&error);
         assert!(
             text.starts_with("loading watch kubeconfig failed"),
             "{text}"
@@ -250,7 +214,7 @@ async fn unreadable_local_kubeconfig_error_names_file_and_remedy() {
         flag: Some(files.path("none")),
         ..Default::default()
     };
-    let text = whole_text(&choose_local(local, None).await.unwrap_err());
+    let text = chain(&choose_local(local, None).await.unwrap_err());
     assert!(
         text.contains("none failed; correct it, or what --kubeconfig or KUBECONFIG says"),
         "{text}"
@@ -287,81 +251,43 @@ fn secret(key: &str, content: &str) -> Secret {
 async fn a_secret_is_read_through_the_sanitizer() {
     let good = kubeconfig("https://blue:1");
     let exec = kubeconfig_with("https://a:1", json!({}), json!({"exec": {"command": "sh"}}));
-    let cases = [
+    let good = good.to_string();
+    let by_address = |address: &str| kubeconfig(address).to_string();
+    let no_key = "secret ns/home missing key \"kubeconfig\"";
+    let missing = Err(no_key);
+    let bad = Err("parse kubeconfig from secret failed: ns/home");
+    for (content, context, expected) in [
+        (String::new(), None, missing),
+        (exec.to_string(), None, bad),
+        (TOKEN.to_owned(), Some("green"), bad),
+        (good.clone(), Some("pink"), bad),
+        (good.clone(), None, Ok(("https://blue:1/", "blue"))),
         (
-            "other",
-            good.to_string(),
-            None,
-            Err("secret ns/home missing key \"kubeconfig\""),
-        ),
-        (
-            "kubeconfig",
-            String::new(),
-            None,
-            Err("secret ns/home missing key \"kubeconfig\""),
-        ),
-        (
-            "kubeconfig",
-            exec.to_string(),
-            None,
-            Err("parse kubeconfig from secret failed: ns/home"),
-        ),
-        (
-            "kubeconfig",
-            TOKEN.to_owned(),
-            Some("green"),
-            Err("parse kubeconfig from secret failed"),
-        ),
-        (
-            "kubeconfig",
-            good.to_string(),
-            Some("pink"),
-            Err("parse kubeconfig from secret failed"),
-        ),
-        (
-            "kubeconfig",
-            good.to_string(),
-            None,
-            Ok(("https://blue:1/", "blue")),
-        ),
-        (
-            "kubeconfig",
-            good.to_string(),
+            good.clone(),
             Some("green"),
             Ok(("https://green:6443/", "green")),
         ),
-        // The user who starts the hub may select a loopback address.
+        // The user who starts the hub may select a loopback or link-local address.
         (
-            "kubeconfig",
-            kubeconfig("https://127.0.0.1:1").to_string(),
+            by_address("https://127.0.0.1:1"),
             None,
             Ok(("https://127.0.0.1:1/", "blue")),
         ),
         (
-            "kubeconfig",
-            kubeconfig("https://169.254.20.10:1").to_string(),
+            by_address("https://169.254.20.10:1"),
             None,
             Ok(("https://169.254.20.10:1/", "blue")),
         ),
-    ];
-    for (key, content, context, expected) in cases {
-        let secret = secret(key, &content);
-        let found = from_secret(
-            &secret,
-            ("ns", "home", "kubeconfig"),
-            context,
-            &Policy::default(),
-        )
-        .await;
+    ] {
+        let secret = secret("kubeconfig", &content);
+        let place = ("ns", "home", "kubeconfig");
+        let found = from_secret(&secret, place, context, &Policy::default()).await;
         match (found, expected) {
             (Ok(home), Ok((server, name))) => {
-                assert_eq!(
-                    (url(&home).as_str(), home.context_name.as_str()),
-                    (server, name)
-                );
+                assert_place(&home, server, name);
             }
             (Err(error), Err(expected)) => {
-                let text = whole_text(&error);
+                let text = chain(&error);
                 assert!(
                     text.starts_with(expected) && !text.contains(TOKEN),
                     "{text}"
@@ -370,6 +296,16 @@ async fn a_secret_is_read_through_the_sanitizer() {
             (found, expected) => panic!("{content}: {found:?} instead of {expected:?}"),
         }
     }
+    let other = secret("other", &good);
+    let found = from_secret(
+        &other,
+        ("ns", "home", "kubeconfig"),
+        None,
+        &Policy::default(),
+    )
+    .await;
+    let text = chain(&found.unwrap_err());
+    assert!(text.starts_with(no_key), "{text}");
 }
 
 #[tokio::test]
@@ -443,10 +379,7 @@ async fn watch_secret_is_fetched_with_local_kubeconfig() {
     let home = choose(source(watch_secret(), None, server.local(&files)))
         .await
         .unwrap();
-    assert_eq!(
-        (url(&home).as_str(), home.context_name.as_str()),
-        ("https://home:6443/", "blue")
-    );
+    assert_place(&home, "https://home:6443/", "blue");
     let agent = format!("krypton-hub/{}", env!("CARGO_PKG_VERSION"));
     let path = "/api/v1/namespaces/krypton/secrets/home".to_owned();
     assert_eq!(*server.asked.lock().unwrap(), [(path, agent)]);

@@ -12,7 +12,7 @@ use krypton_types::names;
 use krypton_types::tenant::{TenantKey, TenantReport};
 
 use super::*;
-use crate::members::tenant_reports::{Heard, Saying};
+use crate::members::tenant_reports::{Heard, Saying, TEXTS_MAX};
 use crate::tenants::status::{Memory, Now, decide};
 
 mod coming;
@@ -40,6 +40,19 @@ fn aggregated(
         patient,
     };
     decide(tenant, &heard, rules, &Memory::default(), now).status
+}
+
+/// Returns the status for all members, at the start of time and without patience.
+fn shown(tenant: &Tenant, said: &BTreeMap<Arc<str>, Saying>) -> TenantStatus {
+    aggregated(tenant, said, None, &rules(), false, Timestamp::UNIX_EPOCH)
+}
+
+/// Returns reports of home and edge-1, where the Tenant is installed.
+fn both_installed() -> BTreeMap<Arc<str>, Saying> {
+    full(&[
+        (names::SELF_CLUSTER, Some(report(Truth::True, "Installed"))),
+        ("edge-1", Some(report(Truth::True, "Installed"))),
+    ])
 }
 
 fn report(truth: Truth, why: &str) -> TenantReport {
@@ -70,10 +83,8 @@ fn tenant() -> Tenant {
 }
 
 fn ready(status: &TenantStatus, type_: &str) -> Option<(String, String)> {
-    let condition = status
-        .conditions
-        .iter()
-        .find(|condition| condition.type_ == type_)?;
+    let mut conditions = status.conditions.iter();
+    let condition = conditions.find(|condition| condition.type_ == type_)?;
     Some((condition.status.clone(), condition.reason.clone()))
 }
 
@@ -105,21 +116,9 @@ fn home_counts_every_member_that_reports_the_tenant() {
         ("edge-2", Some(report(Truth::False, "Installing"))),
         ("edge-3", None),
     ]);
-    let status = aggregated(
-        &tenant(),
-        &said,
-        None,
-        &rules(),
-        false,
-        Timestamp::UNIX_EPOCH,
-    );
-    assert!(
-        status
-            .last_message
-            .clone()
-            .unwrap()
-            .starts_with("2 of 3 clusters ready")
-    );
+    let status = shown(&tenant(), &said);
+    let message = status.last_message.clone().unwrap();
+    assert!(message.starts_with("2 of 3 clusters ready"), "{message}");
     assert_eq!(status.phase.as_deref(), Some("Ready"));
     assert_eq!(ready(&status, "Ready").unwrap().0, "False");
     assert_eq!(ready(&status, "ClusterReady/edge-3"), None);
@@ -129,21 +128,11 @@ fn home_counts_every_member_that_reports_the_tenant() {
 #[test]
 fn a_silent_member_is_unknown_and_not_dropped() {
     let mut acme = tenant();
-    let said = full(&[
-        (names::SELF_CLUSTER, Some(report(Truth::True, "Installed"))),
-        ("edge-1", Some(report(Truth::True, "Installed"))),
-    ]);
-    acme.status = Some(aggregated(
-        &acme,
-        &said,
-        None,
-        &rules(),
-        false,
-        Timestamp::UNIX_EPOCH,
-    ));
+    let said = both_installed();
+    acme.status = Some(shown(&acme, &said));
     let mut said = said;
     said.get_mut("edge-1").unwrap().hearing = Hearing::Silent("no answer".to_owned());
-    let status = aggregated(&acme, &said, None, &rules(), false, Timestamp::UNIX_EPOCH);
+    let status = shown(&acme, &said);
     let unknown = Some(("Unknown".to_owned(), reason::CLUSTER_UNREACHABLE.to_owned()));
     assert_eq!(ready(&status, "ClusterReady/edge-1"), unknown);
     assert_eq!(ready(&status, "Ready").unwrap().0, "Unknown");
@@ -152,29 +141,12 @@ fn a_silent_member_is_unknown_and_not_dropped() {
 #[test]
 fn restarted_hub_keeps_member_conditions_until_reports_arrive() {
     let mut acme = tenant();
-    let said = full(&[
-        (names::SELF_CLUSTER, Some(report(Truth::True, "Installed"))),
-        ("edge-1", Some(report(Truth::True, "Installed"))),
-    ]);
-    acme.status = Some(aggregated(
-        &acme,
-        &said,
-        None,
-        &rules(),
-        false,
-        Timestamp::UNIX_EPOCH,
-    ));
+    let said = both_installed();
+    acme.status = Some(shown(&acme, &said));
     let nothing = BTreeMap::new();
     let status = aggregated(&acme, &nothing, None, &rules(), true, Timestamp::UNIX_EPOCH);
     assert_eq!(Some(status), acme.status);
-    let status = aggregated(
-        &acme,
-        &nothing,
-        None,
-        &rules(),
-        false,
-        Timestamp::UNIX_EPOCH,
-    );
+    let status = shown(&acme, &nothing);
     assert_eq!(ready(&status, "ClusterReady/edge-1").unwrap().0, "Unknown");
 }
 
@@ -230,18 +202,10 @@ fn member_report_texts_are_bounded_but_reasons_kept() {
         let heard = reports.of(&key(number), None, [], BootTime::default());
         heard.said["edge-1"].report.clone().unwrap()
     };
-    let texts: usize = (0..TENANTS_MAX)
-        .map(|number| {
-            serde_json::to_vec(&*heard(number))
-                .unwrap()
-                .len()
-                .saturating_sub(256)
-        })
-        .sum();
-    assert!(
-        texts <= crate::members::tenant_reports::TEXTS_MAX + 2 * 1024 * 1024,
-        "{texts}"
-    );
+    let size = |number| serde_json::to_vec(&*heard(number)).unwrap().len();
+    let texts = (0..TENANTS_MAX).map(|number| size(number).saturating_sub(256));
+    let texts: usize = texts.sum();
+    assert!(texts <= TEXTS_MAX + 2 * 1024 * 1024, "{texts}");
     assert_eq!(*heard(0), long("a"));
     let last = heard(TENANTS_MAX - 1);
     assert_eq!(last.state.ready.reason, reason::INSTALL_FAILED);
@@ -263,11 +227,9 @@ fn member_report_texts_are_bounded_but_reasons_kept() {
 #[test]
 fn tenant_naming_member_ignores_home_cluster() {
     let mut acme = tenant();
-    acme.spec =
-        serde_json::from_value(serde_json::json!({ "clusterRef": { "secretName": "edge-1" } }))
-            .unwrap();
+    acme.spec = naming("n", Some("edge-1")).spec;
     let said = full(&[(names::SELF_CLUSTER, None), ("edge-1", None)]);
-    let status = aggregated(&acme, &said, None, &rules(), false, Timestamp::UNIX_EPOCH);
+    let status = shown(&acme, &said);
     assert_eq!(ready(&status, "Ready").unwrap().0, "False");
     assert!(status.last_message.unwrap().contains("edge-1"));
 }
@@ -323,10 +285,7 @@ fn member_report_skips_tenant_from_disallowed_namespace() {
         };
         all.map(|name| (name.to_owned(), target(name))).collect()
     };
-    let said = full(&[
-        (names::SELF_CLUSTER, Some(report(Truth::True, "Installed"))),
-        ("edge-1", Some(report(Truth::True, "Installed"))),
-    ]);
+    let said = both_installed();
     let refused = Some(("False".to_owned(), reason::NAMESPACE_NOT_ALLOWED.to_owned()));
     let well = Some(("True".to_owned(), reason::INSTALLED.to_owned()));
     let all = [names::SELF_CLUSTER, "edge-1"];
@@ -363,10 +322,8 @@ fn member_report_skips_tenant_from_disallowed_namespace() {
             "{case}"
         );
         assert_eq!(ready(&limited, "ClusterReady/edge-1"), *on_edge, "{case}");
-        let told = limited
-            .conditions
-            .iter()
-            .find(|condition| condition.reason == reason::NAMESPACE_NOT_ALLOWED);
+        let mut conditions = limited.conditions.iter();
+        let told = conditions.find(|found| found.reason == reason::NAMESPACE_NOT_ALLOWED);
         if let Some(told) = told {
             let member = named.unwrap();
             assert_eq!(ready(&limited, &format!("ClusterError/{member}")), None);
@@ -425,32 +382,16 @@ fn tenant_counts_only_its_own_member() {
     of_another.spec = serde_json::from_value(spec).unwrap();
     let named = || naming("n", Some("edge-1"));
     // The name, the members that count, the phase.
+    let placed = placed_on(named(), "edge-1", "uid-of-edge-1");
+    let renamed = placed_on(naming("n", Some("edge-2")), "edge-1", "uid-of-edge-1");
+    let cluster_renamed = placed_on(named(), "old", "uid-of-edge-1");
+    let replaced = placed_on(named(), "edge-1", "uid-of-another");
     for (case, acme, counted, phase) in [
         ("named", named(), &["edge-1"][..], "Ready"),
-        (
-            "placed",
-            placed_on(named(), "edge-1", "uid-of-edge-1"),
-            &["edge-1"],
-            "Ready",
-        ),
-        (
-            "placed, and another is named by now",
-            placed_on(naming("n", Some("edge-2")), "edge-1", "uid-of-edge-1"),
-            &["edge-1"],
-            "Ready",
-        ),
-        (
-            "placed on a cluster that has another name by now",
-            placed_on(named(), "old", "uid-of-edge-1"),
-            &["edge-1"],
-            "Ready",
-        ),
-        (
-            "placed on a cluster whose name another has by now",
-            placed_on(named(), "edge-1", "uid-of-another"),
-            &[],
-            "Pending",
-        ),
+        ("placed", placed, &["edge-1"], "Ready"),
+        ("placed, names another now", renamed, &["edge-1"], "Ready"),
+        ("cluster renamed", cluster_renamed, &["edge-1"], "Ready"),
+        ("cluster replaced", replaced, &[], "Pending"),
         ("named in another namespace", of_another, &[], "Pending"),
     ] {
         let now = Timestamp::UNIX_EPOCH;

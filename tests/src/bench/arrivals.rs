@@ -47,9 +47,6 @@ where
     }
 
     /// Waits until `wanted` accepts `count` objects. For any other object, `wanted` returns the missing part.
-    ///
-    /// # Errors
-    /// Returns an error that names some of the incomplete objects if `deadline` expires.
     pub(crate) async fn all(
         &mut self,
         count: u32,

@@ -7,15 +7,15 @@ use std::{
 };
 
 use krypton_crds::edge_cluster::EdgeCluster;
-use krypton_tests::process::log_end;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 use futures::{StreamExt, TryStreamExt, stream};
 use kube::{Api, api::DeleteParams};
 use serde_json::json;
 
 use crate::{
     fan_out::{DEADLINE, Stage, allow_files},
+    krypton::with_log,
     say,
     simulated::{Agents, Member, Seen},
     table::{at_most, fixed, table},
@@ -80,10 +80,7 @@ pub(crate) async fn measure(options: &Options) -> Result<Vec<Line>> {
     for how in [How::Ban, How::Delete] {
         for when in [When::InTurn, When::AtOnce] {
             let line = Box::pin(line(&stage, options, how, when)).await;
-            let line = line.map_err(|error| {
-                let end = log_end(stage.hub.log_path());
-                anyhow!("{error:#}\nthe hub's log ends:\n{end}")
-            })?;
+            let line = line.map_err(|error| with_log(error, &stage.hub))?;
             say(&format!("cut: {line}: done"));
             lines.push(line);
         }

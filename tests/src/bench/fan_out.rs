@@ -11,17 +11,13 @@ use krypton_hub::ca::Authority;
 use krypton_tests::{
     Cluster, Hub, HubOptions, Parts, eventually_within,
     fleet::{HUB_NAMESPACE, ValuesFile, condition, values_flag},
-    process::log_end,
 };
-use krypton_types::desired::Version;
+use krypton_types::{desired::Version, names::CA_SECRET};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::core::v1::Secret;
-use kube::{
-    Api, ResourceExt,
-    api::{ObjectMeta, PostParams},
-};
+use kube::{Api, ResourceExt, api::PostParams};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tempfile::TempDir;
 
@@ -29,7 +25,7 @@ use crate::{
     CHART, CHART_VERSION,
     arrivals::Arrivals,
     histogram::Histogram,
-    krypton::SETTLE,
+    krypton::{SETTLE, with_log},
     load::{self, Memory, Times},
     machine::Neighbours,
     say,
@@ -169,10 +165,7 @@ pub(crate) async fn measure(options: &Options) -> Result<FanOut> {
     say("fan-out: starting home and hub");
     let mut stage = Stage::start().await?;
     let outcome = Box::pin(stage.measure(options)).await;
-    outcome.map_err(|error| {
-        let end = log_end(stage.hub.log_path());
-        anyhow!("{error:#}\nthe hub's log ends:\n{end}")
-    })
+    outcome.map_err(|error| with_log(error, &stage.hub))
 }
 
 impl Stage {
@@ -237,17 +230,10 @@ impl Stage {
         let each = (0..count).map(|number| {
             let api = api.clone();
             async move {
-                let object = EdgeCluster {
-                    metadata: ObjectMeta {
-                        name: Some(format!("{prefix}-{number:04}")),
-                        ..ObjectMeta::default()
-                    },
-                    spec: EdgeClusterSpec::default(),
-                    status: None,
-                };
+                let name = format!("{prefix}-{number:04}");
+                let object = EdgeCluster::new(&name, EdgeClusterSpec::default());
                 let made = api.create(&PostParams::default(), &object).await?;
                 let uid = made.uid().context("an EdgeCluster without a UID")?;
-                let name = made.name_any();
                 Ok::<_, anyhow::Error>(Member { name, uid })
             }
         });
@@ -260,10 +246,7 @@ impl Stage {
         let client = self.home.client();
         let secrets: Api<Secret> = Api::namespaced(client.clone(), HUB_NAMESPACE);
         eventually_within("the hub's CA", DEADLINE, async || {
-            Ok(secrets
-                .get_opt(krypton_types::names::CA_SECRET)
-                .await?
-                .map(drop))
+            Ok(secrets.get_opt(CA_SECRET).await?.map(drop))
         })
         .await?;
         let authority = Authority::load_or_make(client, HUB_NAMESPACE, "bench.krypton").await?;

@@ -18,7 +18,7 @@ use krypton_tests::{
 };
 use kube::{
     Api, ResourceExt,
-    api::{ListParams, ObjectMeta, PostParams},
+    api::{ListParams, PostParams},
 };
 use tempfile::TempDir;
 
@@ -221,13 +221,8 @@ async fn make_namespaces(cluster: &Cluster, count: u32) -> Result<()> {
     let each = (0..count).map(|number| {
         let namespaces = namespaces.clone();
         async move {
-            let namespace = Namespace {
-                metadata: ObjectMeta {
-                    name: Some(name(number)),
-                    ..ObjectMeta::default()
-                },
-                ..Namespace::default()
-            };
+            let mut namespace = Namespace::default();
+            namespace.metadata.name = Some(name(number));
             namespaces.create(&PostParams::default(), &namespace).await
         }
     });

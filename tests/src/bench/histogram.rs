@@ -9,8 +9,6 @@ pub(crate) struct Histogram {
 }
 
 impl Histogram {
-    /// # Errors
-    /// When there is none of this name, or one that cannot be read.
     pub(crate) fn read(metrics: &str, name: &str) -> Result<Self> {
         let prefix = format!("{name}_bucket{{");
         let mut buckets = Vec::new();

@@ -11,7 +11,7 @@ use krypton_crds::tenant::{Tenant, TenantSpec};
 use krypton_tests::{
     Agent, AgentOptions, ChartRepository, Cluster, Daemon, Hub, HubOptions, Mode, Parts, bundle,
     eventually,
-    fleet::{FleetClient, HUB_NAMESPACE, PATIENCE, condition},
+    fleet::{CONNECTED, FleetClient, HEALTHY, HUB_NAMESPACE, PATIENCE, condition},
     process::log_end,
 };
 
@@ -166,13 +166,8 @@ impl Setup {
     }
 
     async fn connected(&self) -> Result<()> {
-        let healthy = [
-            ("Connected", "True", "Connected"),
-            ("Healthy", "True", "Reconciling"),
-        ];
-        let shown = FleetClient::at(&self.home)
-            .member_shows(EDGE, &healthy)
-            .await;
+        let desk = FleetClient::at(&self.home);
+        let shown = desk.member_shows(EDGE, &[CONNECTED, HEALTHY]).await;
         shown
             .map(drop)
             .map_err(|error| with_log(error, self.actor()))

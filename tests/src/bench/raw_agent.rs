@@ -135,9 +135,6 @@ fn report(number: u64, generation: i64) -> Said {
 
 /// Reports a Tenant's change with a wrong digest, and measures the time until the hub requests a resync. By then, the
 /// hub has processed the report. `offset` delays the first report, as a fraction of the interval.
-///
-/// # Errors
-/// Returns an error if the session ends.
 pub(crate) async fn probe(enrolled: Enrolled, offset: f64, samples: Samples) -> Result<()> {
     let mut session = Session::open(&enrolled).await?;
     let mut asked = None;
@@ -179,9 +176,6 @@ struct Versioned {
 }
 
 /// Reports changes of one Tenant after the other, as fast as possible.
-///
-/// # Errors
-/// Returns an error if the session ends.
 pub(crate) async fn flood(enrolled: Enrolled) -> Result<()> {
     let mut session = Session::open(&enrolled).await?;
     let say = session.say.clone();

@@ -73,9 +73,6 @@ pub(crate) struct Seen {
 
 impl Enrolled {
     /// Creates an agent with its own key and certificate, as after enrollment.
-    ///
-    /// # Errors
-    /// Returns an error if the certificate can't be created.
     pub(crate) fn new(authority: &Authority, member: &Member, hub: &str) -> Result<Self> {
         let Member { name, uid } = member;
         let key = KeyPair::generate().context("making a key")?;
@@ -154,9 +151,6 @@ impl Agents {
     }
 
     /// Waits until `wanted` returns a time for every agent. Returns the times in ascending order.
-    ///
-    /// # Errors
-    /// Returns an error with the number of remaining agents if `deadline` expires.
     pub(crate) async fn all(
         &self,
         what: &str,
@@ -180,9 +174,6 @@ impl Agents {
     }
 
     /// Waits until the session of this agent ends, and returns the time.
-    ///
-    /// # Errors
-    /// Returns an error if the session doesn't end within `deadline`.
     pub(crate) async fn ended(&self, index: usize, deadline: Duration) -> Result<Instant> {
         let agent = self.agents.get(index).context("no such agent")?;
         let end = Instant::now() + deadline;

@@ -69,9 +69,6 @@ impl Traffic {
 
 /// Grants the service account all rights on the cluster. Returns its kubeconfig (YAML) when the API server counts its
 /// requests.
-///
-/// # Errors
-/// Returns an error if the API server rejects an object or doesn't count the requests.
 pub(crate) async fn single_out(cluster: &Cluster) -> Result<String> {
     let client = cluster.client();
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), NAMESPACE);

@@ -147,82 +147,81 @@ fn by_default<O: clap::Args>() -> Result<O> {
 }
 
 async fn measure_edge(options: &EdgeOptions) -> Result<()> {
-    let repository = ChartRepository::start(&[ChartSource::small(CHART_VERSION)]).await?;
+    let repository = small_chart().await?;
     let sizes = options
         .tenants
         .map_or_else(|| SIZES.to_vec(), |size| vec![size]);
     for size in sizes {
         let limit = OVERHEAD + Duration::from_secs(3 * options.idle) + 5 * patience(size);
-        let measured = tokio::time::timeout(limit, measure(options, size, &repository)).await;
-        let measured =
-            measured.with_context(|| format!("{size} Tenants: not done in {limit:?}"))??;
+        let what = format!("{size} Tenants");
+        let measured = within(&what, limit, measure(options, size, &repository)).await?;
         println!("{}", report::render(&measured));
     }
     Ok(())
 }
 
 async fn measure_rest(options: &rest::Options) -> Result<()> {
-    let repository = ChartRepository::start(&[ChartSource::small(CHART_VERSION)]).await?;
+    let repository = small_chart().await?;
     let limit = OVERHEAD + Duration::from_secs(options.seconds) + 2 * patience(options.tenants);
-    let measuring = Box::pin(rest::measure(options, &repository));
-    let measured = tokio::time::timeout(limit, measuring).await;
-    let measured = measured.with_context(|| format!("rest: not done in {limit:?}"))??;
+    let measured = within("rest", limit, rest::measure(options, &repository)).await?;
     println!("{}", rest::render(&measured));
     Ok(())
 }
 
 async fn measure_drift(options: &drift::Options) -> Result<()> {
-    let repository = ChartRepository::start(&[ChartSource::small(CHART_VERSION)]).await?;
+    let repository = small_chart().await?;
     let limit = OVERHEAD + Duration::from_secs(2 * options.seconds) + 2 * patience(options.tenants);
-    let measuring = Box::pin(drift::measure(options, &repository));
-    let measured = tokio::time::timeout(limit, measuring).await;
-    let measured = measured.with_context(|| format!("drift: not done in {limit:?}"))??;
+    let measured = within("drift", limit, drift::measure(options, &repository)).await?;
     println!("{}", drift::render(&measured));
     Ok(())
 }
 
 async fn measure_fan_out(options: &fan_out::Options) -> Result<()> {
     let limit = OVERHEAD + Duration::from_secs(options.idle + 60 * u64::from(options.rounds));
-    let measuring = Box::pin(fan_out::measure(options));
-    let measured = tokio::time::timeout(limit, measuring).await;
-    let measured = measured.with_context(|| format!("fan-out: not done in {limit:?}"))??;
+    let measured = within("fan-out", limit, fan_out::measure(options)).await?;
     println!("{}", fan_out_report::render(&measured));
     Ok(())
 }
 
 async fn measure_flood(options: &flood::Options) -> Result<()> {
-    let limit =
-        OVERHEAD + Duration::from_secs(8 * u64::from(options.rounds) * (options.seconds + 10));
-    let measuring = Box::pin(flood::measure(options));
-    let measured = tokio::time::timeout(limit, measuring).await;
-    let measured = measured.with_context(|| format!("flood: not done in {limit:?}"))??;
+    let seconds = 8 * u64::from(options.rounds) * (options.seconds + 10);
+    let limit = OVERHEAD + Duration::from_secs(seconds);
+    let measured = within("flood", limit, flood::measure(options)).await?;
     println!("{}", flood::render(&measured));
     Ok(())
 }
 
 async fn measure_reports(options: &reports::Options) -> Result<()> {
     let limit = OVERHEAD + Duration::from_secs(options.seconds);
-    let measuring = Box::pin(reports::measure(options));
-    let measured = tokio::time::timeout(limit, measuring).await;
-    let measured = measured.with_context(|| format!("reports: not done in {limit:?}"))??;
+    let measured = within("reports", limit, reports::measure(options)).await?;
     println!("{}", reports::render(&measured));
     Ok(())
 }
 
 async fn measure_home(options: home::Options) -> Result<()> {
     let measuring = tokio::task::spawn_blocking(move || home::measure(&options));
-    let measured = tokio::time::timeout(OVERHEAD, measuring).await;
-    let measured = measured.with_context(|| format!("home: not done in {OVERHEAD:?}"))???;
+    let measured = within("home", OVERHEAD, async { measuring.await? }).await?;
     println!("{measured}");
     Ok(())
 }
 
 async fn measure_cut(options: &cut::Options) -> Result<()> {
-    let measuring = Box::pin(cut::measure(options));
-    let measured = tokio::time::timeout(OVERHEAD, measuring).await;
-    let measured = measured.with_context(|| format!("cut: not done in {OVERHEAD:?}"))??;
+    let measured = within("cut", OVERHEAD, cut::measure(options)).await?;
     println!("{}", cut::render(&measured));
     Ok(())
+}
+
+async fn small_chart() -> Result<ChartRepository> {
+    ChartRepository::start(&[ChartSource::small(CHART_VERSION)]).await
+}
+
+async fn within<T>(
+    what: &str,
+    limit: Duration,
+    measuring: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    let measured = tokio::time::timeout(limit, Box::pin(measuring)).await;
+    measured.with_context(|| format!("{what}: not done in {limit:?}"))?
 }
 
 /// One after the other, each with control planes of its own that are gone before the next.

@@ -16,9 +16,6 @@ pub struct Snapshot {
 
 impl Cluster {
     /// Kills etcd and the API server together with SIGKILL, and waits until their ports refuse connections.
-    ///
-    /// # Errors
-    /// Returns an error if a port doesn't become free.
     pub async fn power_off(&self) -> Result<()> {
         self.kill(&[Component::Etcd, Component::Apiserver])?;
         free(&self.port).await?;
@@ -26,18 +23,12 @@ impl Cluster {
     }
 
     /// Starts both again on the same ports and data, and waits until the API server is ready.
-    ///
-    /// # Errors
-    /// Returns an error if one of them already runs, ends or doesn't become ready.
     pub async fn power_on(&self) -> Result<()> {
         self.spawn(Component::Etcd)?;
         self.start_apiserver().await
     }
 
     /// Copies the data of etcd. Stops etcd during the copy.
-    ///
-    /// # Errors
-    /// Returns an error if the copy fails or etcd doesn't become ready again.
     pub async fn snapshot(&self) -> Result<Snapshot> {
         self.kill(&[Component::Etcd])?;
         free(&self.etcd_port).await?;
@@ -50,9 +41,6 @@ impl Cluster {
 
     /// Replaces the current data by `snapshot`, as in disaster recovery. Restarts the whole control plane, and its
     /// resourceVersions decrease.
-    ///
-    /// # Errors
-    /// Returns an error if the data can't be replaced or a component doesn't become ready again.
     pub async fn restore(&self, snapshot: &Snapshot) -> Result<()> {
         ensure!(
             self.parts != Parts::WithPods,

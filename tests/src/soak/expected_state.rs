@@ -190,14 +190,13 @@ mod tests {
     fn with_object() -> ExpectedState {
         let expected_state = ExpectedState::default();
         expected_state.want(TENANT, Workspace::Own);
-        expected_state.there(
-            Edge::One,
-            Object::Deployment,
-            &place(),
-            &TENANT.release(),
-            "first",
-        );
+        appears(&expected_state, "first");
         expected_state
+    }
+
+    fn appears(expected_state: &ExpectedState, uid: &str) {
+        let release = TENANT.release();
+        expected_state.there(Edge::One, Object::Deployment, &place(), &release, uid);
     }
 
     #[test]
@@ -207,13 +206,7 @@ mod tests {
         assert_eq!(expected_state.violations().len(), 1);
 
         let expected_state = with_object();
-        expected_state.there(
-            Edge::One,
-            Object::Deployment,
-            &place(),
-            &TENANT.release(),
-            "second",
-        );
+        appears(&expected_state, "second");
         assert_eq!(expected_state.violations().len(), 1);
 
         let expected_state = with_object();
@@ -224,38 +217,21 @@ mod tests {
     }
 
     #[test]
-    fn deliberately_deleted_object_may_vanish_once() {
-        let expected_state = with_object();
-        expected_state.may_go("first");
-        expected_state.gone(Edge::One, Object::Deployment, &place());
-        expected_state.there(
-            Edge::One,
-            Object::Deployment,
-            &place(),
-            &TENANT.release(),
-            "second",
-        );
-        assert_eq!(expected_state.violations(), []);
-        expected_state.gone(Edge::One, Object::Deployment, &place());
-        assert_eq!(expected_state.violations().len(), 1);
-    }
-
-    #[test]
-    fn deleted_tenant_may_lose_objects_successor_may_not() {
-        let expected_state = with_object();
-        expected_state.let_go(TENANT);
-        expected_state.gone(Edge::One, Object::Deployment, &place());
-        expected_state.want(TENANT, Workspace::Own);
-        expected_state.there(
-            Edge::One,
-            Object::Deployment,
-            &place(),
-            &TENANT.release(),
-            "second",
-        );
-        assert_eq!(expected_state.violations(), []);
-        expected_state.gone(Edge::One, Object::Deployment, &place());
-        assert_eq!(expected_state.violations().len(), 1);
+    fn announced_object_may_vanish_once() {
+        for by_user in [true, false] {
+            let expected_state = with_object();
+            if by_user {
+                expected_state.may_go("first");
+            } else {
+                expected_state.let_go(TENANT);
+            }
+            expected_state.gone(Edge::One, Object::Deployment, &place());
+            expected_state.want(TENANT, Workspace::Own);
+            appears(&expected_state, "second");
+            assert_eq!(expected_state.violations(), [], "by user: {by_user}");
+            expected_state.gone(Edge::One, Object::Deployment, &place());
+            assert_eq!(expected_state.violations().len(), 1, "by user: {by_user}");
+        }
     }
 
     #[test]

@@ -13,10 +13,10 @@ use krypton_tests::{
     fleet::{HUB_NAMESPACE, PATIENCE},
     port::Port,
 };
-use krypton_types::names::{EPOCH_CONFIG_MAP, HUB_LEASE};
+use krypton_types::names::HUB_LEASE;
 
 use anyhow::{Context, Result};
-use k8s_openapi::api::{coordination::v1::Lease, core::v1::ConfigMap};
+use k8s_openapi::api::coordination::v1::Lease;
 use kube::{Api, Client};
 use tokio::sync::Mutex;
 
@@ -49,9 +49,6 @@ pub(crate) struct Hubs {
 
 impl Hubs {
     /// So many, each ready. Agents are told of the lines to all.
-    ///
-    /// # Errors
-    /// When one does not start.
     pub(crate) async fn start(home: &Cluster, count: usize, flags: Vec<String>) -> Result<Self> {
         let mut places = Vec::new();
         for seat in Seat::first(count) {
@@ -93,9 +90,6 @@ impl Hubs {
     }
 
     /// Another process in place of one that has ended.
-    ///
-    /// # Errors
-    /// When it cannot be started.
     pub(crate) fn start_again(&self, post: &Post, hub: &mut Hub) -> Result<()> {
         *hub = self.process(post.seat, &post.place)?;
         Ok(())
@@ -110,8 +104,6 @@ impl Hubs {
         &self.posts
     }
 
-    /// # Errors
-    /// When there are fewer.
     pub(crate) fn at(&self, seat: Seat) -> Result<&Post> {
         let found = self.posts.iter().find(|post| post.seat == seat);
         found.with_context(|| format!("there is no {}", seat.name()))
@@ -153,9 +145,6 @@ impl Post {
 }
 
 /// Who holds the Lease of the lead, as the Lease has it; empty where nobody does.
-///
-/// # Errors
-/// When home does not answer.
 pub(crate) async fn holder(home: &Client) -> Result<String> {
     let leases: Api<Lease> = Api::namespaced(home.clone(), HUB_NAMESPACE);
     let lease = leases.get(HUB_LEASE).await.context("reading who leads")?;
@@ -164,22 +153,4 @@ pub(crate) async fn holder(home: &Client) -> Result<String> {
         .unwrap_or_default()
         .holder_identity
         .unwrap_or_default())
-}
-
-/// How often a lead has begun.
-///
-/// # Errors
-/// When home does not answer, or nobody has led.
-pub(crate) async fn epoch(home: &Client) -> Result<u64> {
-    let maps: Api<ConfigMap> = Api::namespaced(home.clone(), HUB_NAMESPACE);
-    let data = maps
-        .get(EPOCH_CONFIG_MAP)
-        .await
-        .context("reading the epoch")?
-        .data;
-    let epoch = data.and_then(|mut data| data.remove("epoch"));
-    let epoch = epoch.context("there is no epoch")?;
-    epoch
-        .parse()
-        .with_context(|| format!("an epoch of {epoch}"))
 }

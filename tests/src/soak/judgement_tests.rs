@@ -294,32 +294,25 @@ fn each_violation_breaks_its_promise() {
 }
 
 #[test]
-fn a_namespace_of_ours_stays_for_another_release() {
-    let mut seen = whole();
-    let made = NamespaceSeen {
-        terminating: false,
-        made: true,
-    };
-    let foreign = revisions(&mut seen).clone();
-    let edge = here(&mut seen).0;
-    edge.namespaces.insert("t-008-ws".to_owned(), made);
-    let place = ("t-008-ws".to_owned(), "foreign-3".to_owned());
-    edge.releases.insert(place, foreign);
-    assert_eq!(judge(&expected(), &seen), []);
-}
-
-#[test]
-fn namespace_of_ours_stays_for_foreign_objects() {
-    let mut seen = whole();
-    let made = NamespaceSeen {
-        terminating: false,
-        made: true,
-    };
-    let edge = here(&mut seen).0;
-    edge.namespaces.insert("t-008-ws".to_owned(), made);
-    let foreign = "ConfigMap t-008-ws/foreign-1".to_owned();
-    edge.foreign.insert(foreign, "{}".to_owned());
-    assert_eq!(judge(&expected(), &seen), []);
+fn namespace_of_ours_stays_for_others() {
+    for foreign_release in [true, false] {
+        let mut seen = whole();
+        let made = NamespaceSeen {
+            terminating: false,
+            made: true,
+        };
+        let foreign = revisions(&mut seen).clone();
+        let edge = here(&mut seen).0;
+        edge.namespaces.insert("t-008-ws".to_owned(), made);
+        if foreign_release {
+            let place = ("t-008-ws".to_owned(), "foreign-3".to_owned());
+            edge.releases.insert(place, foreign);
+        } else {
+            let foreign = "ConfigMap t-008-ws/foreign-1".to_owned();
+            edge.foreign.insert(foreign, "{}".to_owned());
+        }
+        assert_eq!(judge(&expected(), &seen), [], "release: {foreign_release}");
+    }
 }
 
 #[test]

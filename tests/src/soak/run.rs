@@ -4,7 +4,7 @@ use std::{fs::File, io::Write, path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use futures::future::join_all;
-use krypton_tests::wait::eventually_within;
+use krypton_tests::{fleet::FleetClient, wait::eventually_within};
 use kube::Client;
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -33,8 +33,6 @@ const FIRST_EACH: Duration = Duration::from_secs(10);
 /// Nothing is to happen any more: the last reading of a quiet comes so much after the first good one.
 const STAYS: Duration = Duration::from_secs(5);
 
-/// # Errors
-/// When a promise is broken, or something of the machine does not do what it should.
 pub(crate) async fn run(args: &Args) -> Result<()> {
     let folder = TempDir::with_prefix("krypton-soak-").context("making a folder for logs")?;
     let mut summary = Summary {
@@ -113,7 +111,7 @@ async fn soak(args: &Args, logs: &Path, summary: &mut Summary) -> Result<()> {
         stage.keep_logs().await?;
         run.summary.helm_runs = stage.helm_runs()?;
         outcome?;
-        run.summary.epoch = hubs::epoch(&home).await?;
+        run.summary.epoch = FleetClient::at(&stage.home).hub_epoch().await?;
     }
     Ok(())
 }

@@ -143,9 +143,6 @@ pub(crate) struct Snapshot {
 
 impl EdgeSeen {
     /// Reads the state of one edge cluster.
-    ///
-    /// # Errors
-    /// Returns an error if the API server doesn't respond to one of the requests.
     pub(crate) async fn read(client: &Client) -> Result<Self> {
         let all = ListParams::default();
         let of_helm = ListParams::default().labels("owner=helm");
@@ -286,9 +283,6 @@ fn content(secret: &Secret) -> Result<(String, String)> {
 }
 
 /// Returns the payload of a release Secret.
-///
-/// # Errors
-/// Returns an error if the payload can't be decoded.
 pub(crate) fn unpacked(secret: &Secret) -> Result<Value> {
     let data = secret.data.as_ref().and_then(|data| data.get("release"));
     let packed = BASE64_STANDARD.decode(&data.context("no payload")?.0)?;
@@ -300,9 +294,6 @@ pub(crate) fn unpacked(secret: &Secret) -> Result<Value> {
 }
 
 /// Reads the Tenants and members of the home cluster.
-///
-/// # Errors
-/// Returns an error if the API server doesn't respond.
 pub(crate) async fn home(client: &Client, into: &mut Snapshot) -> Result<()> {
     let all = ListParams::default();
     let (tenants, members) = tokio::try_join!(

@@ -116,8 +116,6 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    /// # Errors
-    /// When one of all that does not start.
     pub(crate) async fn set(hubs: usize, logs: &Path) -> Result<Self> {
         let charts = VERSIONS.map(ChartSource::small);
         let (home, one, two, repository) = tokio::try_join!(
@@ -155,27 +153,18 @@ impl Stage {
     }
 
     /// The kubeconfig of edge-2 as the hub has it.
-    ///
-    /// # Errors
-    /// When it cannot be read.
     pub(crate) fn kubeconfig(&self) -> Result<String> {
         let file = self.site(Edge::Two).way.kubeconfig();
         fs::read_to_string(file).context("reading a kubeconfig")
     }
 
     /// Another hub in place of one that has ended.
-    ///
-    /// # Errors
-    /// When it cannot be started.
     pub(crate) fn start_hub(&self, post: &Post, hub: &mut Hub) -> Result<()> {
         self.keep_log(post.seat.name(), hub)?;
         self.hubs.start_again(post, hub)
     }
 
     /// The same of the agent, which has nothing but what is on its cluster.
-    ///
-    /// # Errors
-    /// When it cannot be started.
     pub(crate) fn start_agent(&self, agent: &mut Agent) -> Result<()> {
         self.keep_log("agent", agent)?;
         *agent = Agent::start(&AgentOptions::new(&self.site(Edge::One).way.kubeconfig()))?;
@@ -196,9 +185,6 @@ impl Stage {
     }
 
     /// Fails when a hub or the agent has ended though nobody has killed it.
-    ///
-    /// # Errors
-    /// As said, with the end of its log.
     pub(crate) async fn all_run(&self) -> Result<()> {
         for post in self.hubs.all() {
             let told = || format!("{} has ended by itself", post.seat.name());
@@ -213,18 +199,13 @@ impl Stage {
     }
 
     /// Waits until both edges are well, whatever Krypton does there.
-    ///
-    /// # Errors
-    /// When one does not get well, which is none of Krypton's faults.
+    /// An error is not a fault of Krypton.
     pub(crate) async fn clusters_are_well(&self) -> Result<()> {
         let [one, two] = &self.sites;
         tokio::try_join!(one.runs_pods(), two.runs_pods()).map(drop)
     }
 
     /// The logs so far, of those that run too.
-    ///
-    /// # Errors
-    /// When they cannot be copied.
     pub(crate) async fn keep_logs(&self) -> Result<()> {
         for site in &self.sites {
             let folder = site.cluster.folder();
@@ -250,9 +231,6 @@ impl Stage {
     }
 
     /// How often helm was run, by the logs that are kept.
-    ///
-    /// # Errors
-    /// When they cannot be read.
     pub(crate) fn helm_runs(&self) -> Result<usize> {
         let mut runs = 0;
         for entry in fs::read_dir(&self.logs)
@@ -268,8 +246,7 @@ impl Stage {
         Ok(runs)
     }
 
-    /// # Errors
-    /// When a proxy cannot be reached any more, which is none of Krypton's faults.
+    /// An error is not a fault of Krypton.
     pub(crate) fn good_again(&self) -> Result<()> {
         self.hubs.good_again();
         for site in &self.sites {

@@ -15,17 +15,16 @@ use std::sync::{
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use k8s_openapi::api::coordination::v1::Lease;
 use krypton_agent::session::connect::Dialer;
 use krypton_tests::{
-    Cluster, Hub, HubOptions, TestResult, eventually,
-    fleet::{CONNECTED, HUB_NAMESPACE, PATIENCE},
+    Cluster, Hub, HubOptions, TestResult,
+    fleet::{CONNECTED, FleetClient, PATIENCE},
+    kubeconfig::of_server,
 };
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Api, Client, Config};
+use kube::{Client, Config};
 use rcgen::{CertificateParams, KeyPair, SanType};
 use rustls::ClientConfig;
-use serde_json::json;
 use tokio::net::TcpListener;
 use tokio_util::task::AbortOnDropHandle;
 use tonic::{Code, Status};
@@ -43,18 +42,9 @@ async fn hub_alone(home: &Cluster) -> Hub {
 
 /// Waits until the hub has renewed its Lease a few times, which gives it the time to react to an attempt.
 async fn hub_lives_on(home: &Cluster) {
-    let leases: Api<Lease> = Api::namespaced(home.client(), HUB_NAMESPACE);
-    let renewed = async || {
-        let spec = leases.get("krypton-hub").await?.spec.unwrap_or_default();
-        Ok::<_, anyhow::Error>(spec.renew_time)
-    };
+    let desk = FleetClient::at(home);
     for _ in 0..4 {
-        let before = renewed().await.unwrap();
-        eventually("the hub to renew its Lease", async || {
-            Ok((renewed().await? != before).then_some(()))
-        })
-        .await
-        .unwrap();
+        desk.hub_lease_renewed().await.unwrap();
     }
 }
 
@@ -108,16 +98,7 @@ impl Lure {
     }
 
     fn kubeconfig(&self) -> String {
-        let server = format!("https://{}", self.address);
-        json!({
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "c",
-            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-            "clusters": [{"name": "c", "cluster": {"server": server}}],
-            "users": [{"name": "u", "user": {"token": "t"}}],
-        })
-        .to_string()
+        of_server(&format!("https://{}", self.address))
     }
 }
 

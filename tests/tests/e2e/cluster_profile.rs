@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::bail;
+use anyhow::ensure;
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::Secret};
 use krypton_crds::krypton_deployment::KryptonDeployment;
 use krypton_tests::{
@@ -208,10 +208,8 @@ async fn a_deployment_names_a_profile(home: &Cluster, at_edge: &FleetClient) {
             let conditions = all.get(name).await?.status.unwrap_or_default().conditions;
             let found = condition(&conditions, type_)
                 .is_some_and(|it| it.status == status && it.reason == reason);
-            match found {
-                true => Ok(Some(())),
-                false => bail!("{conditions:?}"),
-            }
+            ensure!(found, "{conditions:?}");
+            Ok(Some(()))
         })
         .await
         .unwrap();

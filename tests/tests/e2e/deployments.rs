@@ -7,7 +7,7 @@ use krypton_helm::releases::labels::{OWNER_NAMESPACE_LABEL, OWNER_UID_LABEL};
 use krypton_reconciler::index::CREATOR_LABEL;
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Gate, Mode, Parts, TestResult, by_agent, eventually,
-    fleet::{FleetClient, kill_helm},
+    fleet::{FleetClient, assert_one_deployed, kill_helm},
     gate,
     no_tenants::{has_no_tenants, refuse_tenants},
 };
@@ -192,17 +192,7 @@ async fn killed_deployment_install_leaves_one_release(mode: Mode) -> TestResult 
     gate::open(&desk, "acme", &hook).await?;
     stub.ready(&acme, reason::INSTALLED).await;
     let revisions = desk.revisions("acme", "ced-acme").await?;
-    let deployed = revisions
-        .iter()
-        .filter(|(_, status)| status == "deployed")
-        .count();
-    assert_eq!(deployed, 1, "{revisions:?}");
-    assert!(
-        revisions
-            .iter()
-            .all(|(_, status)| !status.contains("pending")),
-        "{revisions:?}"
-    );
+    assert_one_deployed(&revisions);
     let gone = removal(&acme);
     stub.order(&[&gone]);
     stub.gone(&gone).await;

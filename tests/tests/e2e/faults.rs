@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, ensure};
 use krypton_tests::{
     Cluster, Gate, Hub, HubOptions, Membership, Mode, Parts, Scenario, ServedChart, TestResult,
     eventually,
-    fleet::{ALL_READY, CONNECTED, FleetClient, HEALTHY, helm_ends, helm_processes},
+    fleet::{
+        ALL_READY, CONNECTED, FleetClient, HEALTHY, assert_one_deployed, helm_ends, helm_processes,
+    },
     gate, home_and_edge, in_both_modes,
 };
 use serde_json::json;
@@ -91,9 +93,7 @@ async fn a_restart_finds_everything_as_it_was_left(mode: Mode) -> TestResult {
                     (Mode::Agent, "edge-1") => !named.is_empty() && now.starts_with(&named),
                     _ => named == now,
                 };
-                if !same {
-                    bail!("it names {named:?}, and the Lease {now:?}");
-                }
+                ensure!(same, "it names {named:?}, and the Lease {now:?}");
                 Ok(Some(()))
             },
         )
@@ -146,17 +146,7 @@ async fn install_killed_midway_is_repaired_after_restart(mode: Mode) -> TestResu
     desk.told("refused", "NamespaceNotOwned").await?;
 
     let revisions = desk.revisions("acme", release).await?;
-    let deployed = revisions
-        .iter()
-        .filter(|(_, status)| status == "deployed")
-        .count();
-    assert_eq!(deployed, 1, "{revisions:?}");
-    assert!(
-        revisions
-            .iter()
-            .all(|(_, status)| !status.starts_with("pending")),
-        "{revisions:?}"
-    );
+    assert_one_deployed(&revisions);
     let listed = pair
         .cluster()
         .helm(["list", "--all-namespaces", "--short"])

@@ -1,7 +1,5 @@
 //! Shows release handling: readiness, status messages during Helm runs, and the number of kept revisions.
 
-use std::fs;
-
 use anyhow::{Result, bail};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_tests::{
@@ -151,12 +149,7 @@ fn with_crd() -> Result<TempDir> {
         names: {kind: Certificate, listKind: CertificateList, plural: certificates, singular: certificate}\n  \
         versions:\n    - name: v1\n      served: true\n      storage: true\n      \
         schema: {openAPIV3Schema: {type: object}}\n{{- end }}\n";
-    fs::create_dir(folder.path().join("templates"))?;
-    fs::write(
-        folder.path().join("Chart.yaml"),
-        "{apiVersion: v2, name: certs, version: 1.0.0}",
-    )?;
-    fs::write(folder.path().join("templates/crd.yaml"), crd)?;
+    ChartSource::write(folder.path(), "certs", &[("templates/crd.yaml", crd)])?;
     Ok(folder)
 }
 
@@ -174,8 +167,7 @@ async fn crds_are_deleted_only_if_enabled_and_unused() -> TestResult {
         found.is_some_and(|crd| crd.metadata.deletion_timestamp.is_none())
     };
     let install = async |tenant: &str| {
-        desk.create(tenant, json!({})).await.unwrap();
-        desk.ready(tenant).await.unwrap();
+        desk.install(tenant).await.unwrap();
     };
     let remove = async |tenant: &str| {
         desk.delete(tenant).await.unwrap();

@@ -1,6 +1,6 @@
 //! Shows that a process in a pod tolerates an API server that is down at startup and a rotated service account token.
 
-use anyhow::{Result, bail};
+use anyhow::{Result, ensure};
 use krypton_tests::{
     Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Daemon, Hub, HubOptions, Parts,
     ServiceAccountAccess, TestResult, eventually,
@@ -36,10 +36,8 @@ async fn cluster(name: &str) -> Result<(Cluster, ServiceAccountAccess)> {
 async fn says(process: &Daemon, words: &str) {
     eventually(&format!("{words:?} in a log"), async || {
         let log = process.log()?;
-        match log.contains(words) {
-            true => Ok(Some(())),
-            false => bail!("{log}"),
-        }
+        ensure!(log.contains(words), "{log}");
+        Ok(Some(()))
     })
     .await
     .unwrap();
@@ -61,8 +59,7 @@ async fn uses_new_token(cluster: &Cluster, access: &ServiceAccountAccess) {
 }
 
 async fn installs(desk: &FleetClient, tenant: &str) {
-    desk.create(tenant, json!({})).await.unwrap();
-    desk.ready(tenant).await.unwrap();
+    desk.install(tenant).await.unwrap();
 }
 
 #[tokio::test]

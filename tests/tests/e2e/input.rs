@@ -200,8 +200,11 @@ async fn invalid_kubeconfig_secret_is_reported_without_affecting_others() -> Tes
     Ok(())
 }
 
-/// A Tenant CRD that admits anything, as an older one may have done.
-pub(crate) fn careless_crd() -> Result<CustomResourceDefinition> {
+/// Creates a Tenant that is unreadable, with a CRD that admits anything, as an older one may have done.
+pub(crate) async fn unreadable_tenant(
+    desk: &FleetClient,
+    namespace: &str,
+) -> Result<Api<DynamicObject>> {
     let schema = json!({"openAPIV3Schema": {
         "type": "object",
         "x-kubernetes-preserve-unknown-fields": true,
@@ -210,7 +213,21 @@ pub(crate) fn careless_crd() -> Result<CustomResourceDefinition> {
     crd.metadata.annotations = None;
     crd.spec.versions[0].additional_printer_columns = None;
     crd.spec.versions[0].schema = serde_json::from_value(schema)?;
-    Ok(crd)
+    let crds: Api<CustomResourceDefinition> = Api::all(desk.client.clone());
+    crds.create(&PostParams::default(), &crd).await?;
+    let resource = kube::api::ApiResource::erase::<Tenant>(&());
+    let raw: Api<DynamicObject> = Api::namespaced_with(desk.client.clone(), namespace, &resource);
+    let unreadable: DynamicObject = serde_json::from_value(json!({
+        "apiVersion": "mesh.openkcm.io/v1alpha1",
+        "kind": "Tenant",
+        "metadata": {"name": "unreadable"},
+        "spec": {"workspace": ["a", "list"]},
+    }))?;
+    eventually("the careless CRD to be served", async || {
+        Ok(Some(raw.create(&PostParams::default(), &unreadable).await?))
+    })
+    .await?;
+    Ok(raw)
 }
 
 /// On home the hub follows the same Tenants a second time, to aggregate them.
@@ -226,21 +243,7 @@ async fn invalid_tenant_is_reported_without_affecting_others(mode: Mode) -> Test
     let chart = ServedChart::small("replicaCount: 0").await?;
     let mut pair = Pair::start("tenants", mode, Parts::WithControllers).await?;
     let desk = pair.desk();
-    let crds: Api<CustomResourceDefinition> = Api::all(desk.client.clone());
-    crds.create(&PostParams::default(), &careless_crd()?)
-        .await?;
-    let resource = kube::api::ApiResource::erase::<Tenant>(&());
-    let raw: Api<DynamicObject> = Api::namespaced_with(desk.client.clone(), "default", &resource);
-    let unreadable: DynamicObject = serde_json::from_value(json!({
-        "apiVersion": "mesh.openkcm.io/v1alpha1",
-        "kind": "Tenant",
-        "metadata": {"name": "unreadable"},
-        "spec": {"workspace": ["a", "list"]},
-    }))?;
-    eventually("the careless CRD to be served", async || {
-        Ok(Some(raw.create(&PostParams::default(), &unreadable).await?))
-    })
-    .await?;
+    let raw = unreadable_tenant(&desk, "default").await?;
 
     let flags = chart.flags(&[]);
     pair.open(flags).await?;

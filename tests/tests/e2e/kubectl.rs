@@ -8,7 +8,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, ensure};
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_hub::agent_server::join_info;
 use krypton_hub::ca::Authority;
@@ -79,10 +79,8 @@ async fn paused_tenant_stands_still_and_leaving_uninstalls(mode: Mode) -> TestRe
             let found = members.get(member).await?.status.unwrap_or_default();
             let healthy = condition(&found.conditions, "Healthy");
             let told = healthy.is_some_and(|told| told.reason == "Banned");
-            match told == banned {
-                true => Ok(Some(())),
-                false => bail!("{healthy:?}"),
-            }
+            ensure!(told == banned, "{healthy:?}");
+            Ok(Some(()))
         })
         .await
         .unwrap();
@@ -103,10 +101,8 @@ async fn paused_tenant_stands_still_and_leaving_uninstalls(mode: Mode) -> TestRe
 async fn reads(log: &Process, text: &str) -> Result<()> {
     eventually(text, async || {
         let log = std::fs::read_to_string(log.log())?;
-        match log.contains(text) {
-            true => Ok(Some(())),
-            false => bail!("{log}"),
-        }
+        ensure!(log.contains(text), "{log}");
+        Ok(Some(()))
     })
     .await
 }

@@ -7,9 +7,9 @@ use std::{
     time::Instant,
 };
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use futures::StreamExt;
-use k8s_openapi::api::{coordination::v1::Lease, core::v1::ConfigMap};
+use k8s_openapi::api::coordination::v1::Lease;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_kubectl::{Connection, join_info};
 use krypton_tests::{
@@ -25,7 +25,7 @@ use krypton_tests::{
     port::Port,
 };
 use krypton_types::join_info::NAME as JOIN_INFO;
-use krypton_types::names::{self, EPOCH_CONFIG_MAP, HUB_LEASE};
+use krypton_types::names::{self, HUB_LEASE};
 use kube::{
     Api, ResourceExt,
     api::DeleteParams,
@@ -146,10 +146,8 @@ impl Stage {
         .await
     }
 
-    async fn epoch(&self) -> TestResult<u64> {
-        let maps: Api<ConfigMap> = Api::namespaced(self.desk.client.clone(), HUB_NAMESPACE);
-        let data = maps.get(EPOCH_CONFIG_MAP).await?.data.unwrap_or_default();
-        Ok(data.get("epoch").unwrap().parse()?)
+    async fn epoch(&self) -> Result<u64> {
+        self.desk.hub_epoch().await
     }
 
     /// Waits until the agent, if there is one, has a session with this hub.
@@ -163,8 +161,7 @@ impl Stage {
     /// A Tenant on the edge, from its making until home shows the member with it.
     async fn tenant(&self, name: &str) {
         let edge = FleetClient::at(&self.edge);
-        edge.create(name, json!({})).await.unwrap();
-        edge.ready(name).await.unwrap();
+        edge.install(name).await.unwrap();
         self.counted(name).await;
     }
 
@@ -502,10 +499,11 @@ async fn ca_rotation_survives_leader_changes_without_lockout() -> TestResult {
             let told = rotate(&stage.home, &["--status"]).await?;
             // It may have gone on since.
             let past = told.starts_with(phase) || told.contains("the last one ended");
-            match past || (phase == "Announced" && told.starts_with("Switched")) {
-                true => Ok(Some(())),
-                false => bail!("{told}"),
-            }
+            ensure!(
+                past || (phase == "Announced" && told.starts_with("Switched")),
+                "{told}"
+            );
+            Ok(Some(()))
         })
         .await?;
         let leader = stage.leader_but("").await?;
@@ -515,10 +513,8 @@ async fn ca_rotation_survives_leader_changes_without_lockout() -> TestResult {
     }
     eventually("the rotation to end", async || {
         let told = rotate(&stage.home, &["--status"]).await?;
-        match told.contains("the last one ended") {
-            true => Ok(Some(())),
-            false => bail!("{told}"),
-        }
+        ensure!(told.contains("the last one ended"), "{told}");
+        Ok(Some(()))
     })
     .await?;
     stage.tenant("second").await;
@@ -559,10 +555,8 @@ async fn current_leader_settings_apply_when_hubs_differ() -> TestResult {
     eventually("its address to be published", async || {
         let found = join_info::read(&home, HUB_NAMESPACE).await?;
         let addresses = found.map(|info| info.addresses).unwrap_or_default();
-        match addresses.contains(&address) {
-            true => Ok(Some(())),
-            false => bail!("{addresses:?}"),
-        }
+        ensure!(addresses.contains(&address), "{addresses:?}");
+        Ok(Some(()))
     })
     .await?;
     Ok(())

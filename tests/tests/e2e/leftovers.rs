@@ -2,7 +2,6 @@
 //! that the chart keeps, or that is somebody else's.
 
 use std::collections::BTreeMap;
-use std::fs;
 
 use anyhow::Result;
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim};
@@ -47,12 +46,7 @@ spec: {replicas: -1, selector: {matchLabels: {a: b}}, template: {metadata: {labe
 "#;
 
 fn chart(folder: &TempDir) -> ChartSource {
-    let root = folder.path().join("maps");
-    fs::create_dir_all(root.join("templates")).unwrap();
-    let about = "apiVersion: v2\nname: maps\nversion: 1.0.0\n";
-    fs::write(root.join("Chart.yaml"), about).unwrap();
-    fs::write(root.join("templates/all.yaml"), TEMPLATE).unwrap();
-    ChartSource::folder(root)
+    ChartSource::write(folder.path(), "maps", &[("templates/all.yaml", TEMPLATE)]).unwrap()
 }
 
 /// UIDs of the ConfigMaps that are neither Kubernetes' own nor going.

@@ -10,18 +10,15 @@ use std::{
 
 use anyhow::{Result, bail};
 use futures::{StreamExt, TryStreamExt};
-use k8s_openapi::api::{
-    coordination::v1::Lease,
-    core::v1::{Namespace, Secret},
-};
+use k8s_openapi::api::core::v1::{Namespace, Secret};
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
     Cluster, ForeignCrd, Hub, HubOptions, Merge as _, Parts, ServedChart, TestResult, eventually,
     eventually_within,
     fleet::{
-        ALL_READY, CONNECTED, Expected, FleetClient, HEALTHY, HUB_NAMESPACE, PATIENCE, RESOLVED,
-        condition,
+        CONNECTED, Expected, FleetClient, HEALTHY, HUB_NAMESPACE, PATIENCE, RESOLVED, condition,
     },
+    kubeconfig,
     membership::{Membership, Mode, kubectl_krypton},
     port::Port,
 };
@@ -86,8 +83,7 @@ impl Fleet {
     /// A Tenant on the edge that is installed: somebody acts there.
     async fn install(&self, tenant: &str) {
         let desk = &self.at_edge;
-        desk.create(tenant, json!({})).await.unwrap();
-        desk.ready(tenant).await.unwrap();
+        desk.install(tenant).await.unwrap();
     }
 
     /// Waits until the member is left alone, for this reason, and nobody holds its Lease; what is
@@ -128,10 +124,8 @@ impl Fleet {
     async fn seen_of_the_hub(&self) -> Vec<String> {
         let mut requests = self.edge.audited().await.unwrap();
         requests.retain(|request| request.user_agent.contains("krypton-hub"));
-        requests
-            .iter()
-            .map(|request| format!("{request:?}"))
-            .collect()
+        let told = requests.iter().map(|request| format!("{request:?}"));
+        told.collect()
     }
 
     /// Shows that nothing is written while the hub lives on, though there is something to do.
@@ -150,17 +144,7 @@ impl Fleet {
 
     /// Waits until the hub has renewed its Lease on home.
     async fn hub_lives_on(&self) {
-        let leases: Api<Lease> = Api::namespaced(self.desk.client.clone(), HUB_NAMESPACE);
-        let renewed = async || {
-            let spec = leases.get("krypton-hub").await?.spec.unwrap_or_default();
-            Ok::<_, anyhow::Error>(spec.renew_time)
-        };
-        let before = renewed().await.unwrap();
-        eventually("the hub to renew its Lease", async || {
-            Ok((renewed().await? != before).then_some(()))
-        })
-        .await
-        .unwrap();
+        self.desk.hub_lease_renewed().await.unwrap();
     }
 }
 
@@ -225,15 +209,7 @@ fn secret(name: &str, type_: &str, label: (&str, &str), data: &[(&str, &str)]) -
 
 /// A kubeconfig for an apiserver that refuses every connection at once.
 fn nowhere(port: &Port) -> String {
-    json!({
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "c",
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-        "clusters": [{"name": "c", "cluster": {"server": format!("https://{}", port.address())}}],
-        "users": [{"name": "u", "user": {"token": "t"}}],
-    })
-    .to_string()
+    kubeconfig::of_server(&format!("https://{}", port.address()))
 }
 
 fn flags(provider: &str) -> Vec<String> {
@@ -289,7 +265,7 @@ async fn cluster_api_member_waits_for_initialisation_and_pauses() -> TestResult 
         assert!(waiting.contains("not initialised"), "{waiting}");
         clusters.merge_status(initialised(true)).await;
         desk.member_shows(EDGE, &WELL).await?;
-        let member: Api<EdgeCluster> = Api::all(client.clone());
+        let member = desk.members();
         let source = member.get(EDGE).await?.spec.source_ref.unwrap();
         assert_eq!(
             (source.kind.as_str(), source.namespace.as_deref()),
@@ -304,9 +280,7 @@ async fn cluster_api_member_waits_for_initialisation_and_pauses() -> TestResult 
         let meanwhile = format!("while-paused-{version}");
         fleet.nothing_is_written(&meanwhile).await;
         clusters.merge(json!({"spec": {"paused": false}})).await;
-        let ready = [ALL_READY];
-        let desk_at_edge = &fleet.at_edge;
-        desk_at_edge.shows(&meanwhile, &ready).await?;
+        fleet.at_edge.ready(&meanwhile).await?;
         desk.member_shows(EDGE, &WELL).await?;
         let paused =
             |value: Value| json!({"metadata": {"annotations": {"cluster.x-k8s.io/paused": value}}});
@@ -385,8 +359,7 @@ async fn ready_kamaji_member_joins_and_suspends_with_status() -> TestResult {
     assert_ne!(phase.as_deref(), Some("Error"));
     fleet.nothing_is_written("while-asleep").await;
     planes.merge_status(status("Ready")).await;
-    let ready = [ALL_READY];
-    fleet.at_edge.shows("while-asleep", &ready).await?;
+    fleet.at_edge.ready("while-asleep").await?;
     for suspended in ["WriteLimited", "Migrating"] {
         planes.merge_status(status(suspended)).await;
         fleet.suspended(&format!("is {suspended}")).await?;
@@ -597,7 +570,7 @@ async fn member_from_another_namespace_waits_until_accepted() -> TestResult {
     desk.member_shows(EDGE, &WELL).await?;
     fleet.install("before").await;
 
-    let members: Api<EdgeCluster> = Api::all(desk.client.clone());
+    let members = desk.members();
     members
         .merge(EDGE, &json!({"spec": {"accepted": false}}))
         .await?;
@@ -633,7 +606,7 @@ async fn secret_elsewhere_captures_no_agents_member() -> TestResult {
     assert_eq!(member.spec.source_ref, None);
     assert_eq!(fleet.seen_of_the_hub().await, [] as [String; 0]);
     // The lost agent is named no more, and nothing is written again and again.
-    let members: Api<EdgeCluster> = Api::all(fleet.desk.client.clone());
+    let members = fleet.desk.members();
     let settled = eventually("the holder to be gone", async || {
         let member = members.get(EDGE).await?;
         let holder = member.status.clone().and_then(|status| status.lease_holder);

@@ -5,7 +5,7 @@ mod astray;
 mod crds;
 mod migrate;
 
-use std::{collections::BTreeMap, fs};
+use std::collections::BTreeMap;
 
 use anyhow::Result;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
@@ -82,16 +82,12 @@ pub(crate) struct Charts {
 
 pub(crate) async fn charts() -> TestResult<Charts> {
     let folder = tempfile::tempdir()?;
-    let root = folder.path().join("plain");
-    fs::create_dir_all(root.join("templates"))?;
-    let about = "apiVersion: v2\nname: plain\nversion: 1.0.0\n";
-    fs::write(root.join("Chart.yaml"), about)?;
-    fs::write(
-        root.join("values.yaml"),
-        "{replicaCount: 0, message: first}\n",
-    )?;
-    fs::write(root.join("templates/all.yaml"), TEMPLATE)?;
-    let repository = ChartRepository::start(&[ChartSource::folder(root)]).await?;
+    let files = [
+        ("values.yaml", "{replicaCount: 0, message: first}\n"),
+        ("templates/all.yaml", TEMPLATE),
+    ];
+    let chart = ChartSource::write(folder.path(), "plain", &files)?;
+    let repository = ChartRepository::start(&[chart]).await?;
     Ok(Charts {
         repository,
         _folder: folder,

@@ -1,22 +1,18 @@
 //! Workspaces that hold more than the release made: they stay, and the deletion of the Tenant ends.
 
-use std::fs;
-
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Secret};
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use krypton_crds::tenant::Tenant;
 use krypton_tests::{
     ChartRepository, ChartSource, Mode, Pair, Parts, Scenario, TestResult, by_agent, eventually,
     fleet::{FleetClient, chart_flags},
 };
-use kube::api::{DynamicObject, PostParams};
+use kube::api::PostParams;
 use kube::core::NamespaceResourceScope;
 use kube::{Api, Resource, ResourceExt};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::input::careless_crd;
+use crate::input::unreadable_tenant;
 
 const TEMPLATE: &str = r#"
 apiVersion: v1
@@ -40,12 +36,7 @@ by_agent!(
 );
 
 fn chart(folder: &TempDir) -> ChartSource {
-    let root = folder.path().join("maps");
-    fs::create_dir_all(root.join("templates")).unwrap();
-    let about = "apiVersion: v2\nname: maps\nversion: 1.0.0\n";
-    fs::write(root.join("Chart.yaml"), about).unwrap();
-    fs::write(root.join("templates/all.yaml"), TEMPLATE).unwrap();
-    ChartSource::folder(root)
+    ChartSource::write(folder.path(), "maps", &[("templates/all.yaml", TEMPLATE)]).unwrap()
 }
 
 /// Creates an object, and returns its UID.
@@ -135,21 +126,7 @@ async fn foreign_secret_or_tenant_does_not_stop_deletion(mode: Mode) -> TestResu
     cluster.kubectl(["create", "namespace", "odd"]).await?;
     let mark = ["label", "namespace", "odd", "mesh.openkcm.io/created-for=x"];
     cluster.kubectl(mark).await?;
-    let crds: Api<CustomResourceDefinition> = Api::all(desk.client.clone());
-    let crd = careless_crd()?;
-    crds.create(&PostParams::default(), &crd).await?;
-    let resource = kube::api::ApiResource::erase::<Tenant>(&());
-    let raw: Api<DynamicObject> = Api::namespaced_with(desk.client.clone(), "odd", &resource);
-    let unreadable: DynamicObject = serde_json::from_value(json!({
-        "apiVersion": "mesh.openkcm.io/v1alpha1",
-        "kind": "Tenant",
-        "metadata": {"name": "unreadable"},
-        "spec": {"workspace": ["a", "list"]},
-    }))?;
-    eventually("the careless CRD to be served", async || {
-        Ok(Some(raw.create(&PostParams::default(), &unreadable).await?))
-    })
-    .await?;
+    unreadable_tenant(&desk, "odd").await?;
     pair.open(chart_flags(&repository, "maps", "1.0.0")).await?;
     desk.install_all(&["odd", "notes"]).await?;
     // Neither is a revision: one has no type, the other another name.

@@ -450,14 +450,9 @@ async fn restarted_hub_rewrites_no_placed_tenants() -> TestResult {
     hub.ready(PATIENCE).await?;
     // Each has a Desired of this hub by then, and has acted on it.
     let members: Api<EdgeCluster> = Api::all(home.client());
-    let epoch = async || {
-        let maps: Api<ConfigMap> = Api::namespaced(home.client(), HUB_NAMESPACE);
-        let map = maps.get(krypton_types::names::EPOCH_CONFIG_MAP).await?;
-        let epoch = map.data.unwrap_or_default()["epoch"].parse::<i64>()?;
-        Ok::<_, anyhow::Error>(epoch)
-    };
+    let at_home = FleetClient::at(&home);
     eventually("all members to act on what it wants", async || {
-        let epoch = epoch().await?;
+        let epoch = i64::try_from(at_home.hub_epoch().await?)?;
         for member in members.list(&ListParams::default()).await? {
             let name = member.name_any();
             let status = serde_json::to_value(member.status)?;

@@ -1,7 +1,5 @@
 //! Conditions show repeated refusals of the API server and of Helm, with the remedy.
 
-use std::fs;
-
 use anyhow::{Result, bail};
 use krypton_tests::{
     ChartSource, Mode, Pair, Parts, Scenario, ServedChart, TestResult, eventually,
@@ -104,12 +102,8 @@ fn with_widget() -> Result<TempDir> {
         "{{- if .Values.widget }}\napiVersion: krypton.test/v1",
     );
     let kept = kept.replace("---\n", "{{- end }}\n---\n");
-    fs::create_dir(folder.path().join("templates"))?;
-    fs::write(
-        folder.path().join("Chart.yaml"),
-        "{apiVersion: v2, name: widgets, version: 1.0.0}",
-    )?;
-    fs::write(folder.path().join("templates/objects.yaml"), kept)?;
+    let files = [("templates/objects.yaml", kept.as_str())];
+    ChartSource::write(folder.path(), "widgets", &files)?;
     Ok(folder)
 }
 

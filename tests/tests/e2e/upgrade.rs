@@ -208,9 +208,7 @@ async fn unavailable_chart_is_reported_without_touching_releases(mode: Mode) -> 
                 .unwrap_or_default()
                 .last_message
                 .unwrap_or_default();
-            if !message.contains(words) {
-                bail!("{message}");
-            }
+            ensure!(message.contains(words), "{message}");
             Ok(Some(()))
         })
         .await?;

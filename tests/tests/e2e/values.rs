@@ -5,8 +5,8 @@ use anyhow::{Result, bail};
 use k8s_openapi::api::core::v1::Secret;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    Cluster, Hub, HubOptions, Membership, Merge as _, Mode, Parts, ServedChart, TestResult, Tools,
-    by_agent, eventually,
+    ChartSource, Cluster, Hub, HubOptions, Membership, Merge as _, Mode, Parts, ServedChart,
+    TestResult, Tools, by_agent, eventually,
     fleet::{FleetClient, PATIENCE},
     home_and_edge,
     process::Invocation,
@@ -229,16 +229,12 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> Test
 /// What helm makes of these values, given one over the other, with a chart whose own are these.
 async fn rendered(folder: &TempDir, own: &Value, layers: &[&Value]) -> Result<Value> {
     let chart = folder.path().join("chart");
-    std::fs::create_dir_all(chart.join("templates"))?;
-    std::fs::write(
-        chart.join("Chart.yaml"),
-        "{apiVersion: v2, name: all, version: 1.0.0}",
-    )?;
-    std::fs::write(chart.join("values.yaml"), own.to_string())?;
-    std::fs::write(
-        chart.join("templates/all.yaml"),
-        "values: {{ .Values | toJson }}\n",
-    )?;
+    let (own, template) = (own.to_string(), "values: {{ .Values | toJson }}\n");
+    let files = [
+        ("values.yaml", own.as_str()),
+        ("templates/all.yaml", template),
+    ];
+    ChartSource::write(&chart, "all", &files)?;
     let mut helm = Invocation::new(Tools::find()?.binary("helm"))
         .env("HOME", folder.path())
         .args(["template", "x"])

@@ -58,13 +58,7 @@ pub(super) fn world() -> World {
         tenant,
         others: Vec::new(),
         revisions: Vec::new(),
-        workspace: Some(Workspace {
-            terminating: false,
-            creator: Some("uid-1".to_owned()),
-            open_to: None,
-            uid: "ns-uid".to_owned(),
-            namespace_metadata: None,
-        }),
+        workspace: Some(workspace(Some("uid-1"), "ns-uid")),
         elsewhere: None,
         shared: false,
         release_details: None,
@@ -102,6 +96,20 @@ pub(super) fn world() -> World {
 impl World {
     pub(super) fn plan(&self) -> Plan {
         self.view(&self.owner(), self.others(), plan)
+    }
+
+    pub(super) fn action(&self) -> Action {
+        self.plan().action
+    }
+
+    /// Returns the time after so many seconds.
+    fn after(&self, seconds: u64) -> BootTime {
+        BootTime(self.now.0 + Duration::from_secs(seconds))
+    }
+
+    fn annotate(&mut self, annotation: &str, value: &str) {
+        let annotations = self.tenant.metadata.annotations.get_or_insert_default();
+        annotations.insert(annotation.to_owned(), value.to_owned());
     }
 
     /// Passes the Tenant's state to `look`.
@@ -215,7 +223,7 @@ impl World {
             message: "it broke".to_owned(),
             attempts: 1,
             permanent: false,
-            retry_at: BootTime(self.now.0 + Duration::from_secs(retry_in)),
+            retry_at: self.after(retry_in),
             attempt: Attempt {
                 generation: 1,
                 fingerprint: self.desired.chart.fingerprint(),
@@ -224,6 +232,26 @@ impl World {
             },
         });
         self
+    }
+}
+
+fn withheld() -> Permit {
+    Permit::Withheld("agent-1 holds the Lease".to_owned())
+}
+
+/// Returns a spec that names this member.
+fn placed(member: &str) -> TenantSpec {
+    let spec = serde_json::json!({ "clusterRef": { "secretName": member } });
+    serde_json::from_value(spec).unwrap()
+}
+
+fn workspace(creator: Option<&str>, uid: &str) -> Workspace {
+    Workspace {
+        terminating: false,
+        creator: creator.map(str::to_owned),
+        open_to: None,
+        uid: uid.to_owned(),
+        namespace_metadata: None,
     }
 }
 
@@ -250,17 +278,11 @@ fn new_tenant_gets_finalizer_workspace_then_release() {
     let mut w = world();
     w.tenant.metadata.finalizers = None;
     w.workspace = None;
-    assert_eq!(w.plan().action, Action::AddFinalizer);
+    assert_eq!(w.action(), Action::AddFinalizer);
     w.tenant.metadata.finalizers = Some(vec![names::TENANT_FINALIZER.to_owned()]);
-    assert_eq!(w.plan().action, Action::CreateWorkspace);
-    w.workspace = Some(Workspace {
-        terminating: false,
-        creator: None,
-        open_to: None,
-        uid: "n".to_owned(),
-        namespace_metadata: None,
-    });
-    assert_eq!(w.plan().action, Action::Helm(Run::Install));
+    assert_eq!(w.action(), Action::CreateWorkspace);
+    w.workspace = Some(workspace(None, "n"));
+    assert_eq!(w.action(), Action::Helm(Run::Install));
 }
 
 #[test]
@@ -279,14 +301,14 @@ fn release_as_desired_is_left_unchanged() {
 fn another_chart_version_or_other_values_upgrade() {
     let mut changed = world().deployed();
     changed.desired.chart.version = "1.20.0".to_owned();
-    assert_eq!(changed.plan().action, Action::Helm(Run::Upgrade));
+    assert_eq!(changed.action(), Action::Helm(Run::Upgrade));
     let mut changed = world().deployed();
     changed
         .desired
         .chart
         .values
         .insert("a".to_owned(), 1.into());
-    assert_eq!(changed.plan().action, Action::Helm(Run::Upgrade));
+    assert_eq!(changed.action(), Action::Helm(Run::Upgrade));
 }
 
 fn own_values(value: serde_json::Value) -> Option<serde_json::Map<String, serde_json::Value>> {
@@ -298,22 +320,22 @@ fn tenant_values_change_release_where_allowed() {
     let mut w = world();
     w.desired.tenant_values = true;
     let mut w = w.deployed();
-    assert_eq!(w.plan().action, Action::Nothing);
+    assert_eq!(w.action(), Action::Nothing);
     // No values, and values that change nothing.
     for same in [
         serde_json::json!({}),
         serde_json::json!({"installCRDs": true}),
     ] {
         w.tenant.spec.values = own_values(same);
-        assert_eq!(w.plan().action, Action::Nothing);
+        assert_eq!(w.action(), Action::Nothing);
     }
     w.tenant.spec.values = own_values(serde_json::json!({"replicas": 3}));
-    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+    assert_eq!(w.action(), Action::Helm(Run::Upgrade));
     let chart = w.desired.chart_with(w.tenant.spec.values.as_ref());
     w.revisions[0].fingerprint = Some(chart.fingerprint());
-    assert_eq!(w.plan().action, Action::Nothing);
+    assert_eq!(w.action(), Action::Nothing);
     w.tenant.spec.values = None;
-    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+    assert_eq!(w.action(), Action::Helm(Run::Upgrade));
 }
 
 #[test]
@@ -338,11 +360,7 @@ fn disallowed_or_oversized_values_block_release_changes() {
         assert!(plan.state.ready.message.contains("spec.values"));
         // Neither another version nor a failed revision starts Helm, and the running release stays ready.
         let mut w = w.deployed();
-        w.memory.said = Some(ClusterState::from(State::new(
-            Truth::True,
-            reason::INSTALLED,
-            "",
-        )));
+        w.memory.said = said(State::new(Truth::True, reason::INSTALLED, ""));
         w.desired.chart.version = "1.20.0".to_owned();
         let plan = w.plan();
         assert_eq!(plan.action, Action::Nothing);
@@ -350,14 +368,14 @@ fn disallowed_or_oversized_values_block_release_changes() {
         let error = plan.state.error.unwrap();
         assert_eq!((error.truth, error.reason.as_str()), (Truth::True, why));
         w.revisions.push(w.ours(2, Status::Failed));
-        assert_eq!(w.plan().action, Action::Nothing);
+        assert_eq!(w.action(), Action::Nothing);
         // The Tenant can still be deleted.
         let w = w.deleted();
-        assert_eq!(w.plan().action, Action::Uninstall);
+        assert_eq!(w.action(), Action::Uninstall);
         // Empty values are allowed.
         let mut w = world().deployed();
         w.tenant.spec.values = own_values(serde_json::json!({}));
-        assert_eq!(w.plan().action, Action::Nothing);
+        assert_eq!(w.action(), Action::Nothing);
         assert_eq!(ready(&w.plan()), (Truth::True, reason::NO_CHANGE));
     }
 }
@@ -382,7 +400,7 @@ fn every_newest_revision_status_has_its_action() {
     for (status, action) in cases {
         let mut w = world();
         w.revisions = vec![w.ours(1, Status::Superseded), w.ours(2, status)];
-        assert_eq!(w.plan().action, action, "{status:?}");
+        assert_eq!(w.action(), action, "{status:?}");
     }
 }
 
@@ -391,12 +409,12 @@ fn deleted_tenant_follows_repair_table() {
     for status in Status::ALL {
         let mut w = world().deleted();
         w.revisions = vec![w.ours(1, status)];
-        assert_eq!(w.plan().action, Action::Uninstall, "{status}");
+        assert_eq!(w.action(), Action::Uninstall, "{status}");
     }
     let mut w = world().deleted();
-    assert_eq!(w.plan().action, Action::DeleteWorkspace);
+    assert_eq!(w.action(), Action::DeleteWorkspace);
     w.workspace = None;
-    assert_eq!(w.plan().action, Action::RemoveFinalizer { orphaned: false });
+    assert_eq!(w.action(), Action::RemoveFinalizer { orphaned: false });
 }
 
 #[test]
@@ -411,15 +429,9 @@ fn foreign_lock_is_respected_until_grace_expires() {
     w.memory.locked = Some((2, w.now));
     let plan = w.plan();
     assert_eq!(plan.action, Action::Nothing);
-    assert_eq!(
-        plan.wake,
-        Some(BootTime(w.now.0 + Duration::from_secs(600)))
-    );
-    w.now = BootTime(w.now.0 + Duration::from_secs(600));
-    assert!(matches!(
-        w.plan().action,
-        Action::Unlock { revision: 2, .. }
-    ));
+    assert_eq!(plan.wake, Some(w.after(600)));
+    w.now = w.after(600);
+    assert!(matches!(w.action(), Action::Unlock { revision: 2, .. }));
 }
 
 #[test]
@@ -433,16 +445,13 @@ fn own_interrupted_rollback_is_unlocked_without_grace() {
     // Helm copied the run label from the revision that it rolls back to.
     w.revisions[2].run = w.revisions[0].run.clone();
     w.memory.locked = Some((3, w.now));
-    assert_eq!(w.plan().action, Action::Nothing);
+    assert_eq!(w.action(), Action::Nothing);
     w.revisions[1].rolled_back_by = Some(3);
-    assert!(matches!(
-        w.plan().action,
-        Action::Unlock { revision: 3, .. }
-    ));
+    assert!(matches!(w.action(), Action::Unlock { revision: 3, .. }));
     // A mark that Helm copied, or a mark of a completed rollback, does not count.
     w.revisions[1].rolled_back_by = Some(2);
     w.revisions[2].rolled_back_by = Some(2);
-    assert_eq!(w.plan().action, Action::Nothing);
+    assert_eq!(w.action(), Action::Nothing);
 }
 
 #[test]
@@ -454,10 +463,10 @@ fn interrupted_uninstall_is_repaired_for_present_tenant() {
     let plan = w.plan();
     assert_eq!(plan.action, Action::Nothing);
     assert_eq!(plan.state.progress.unwrap().reason, reason::LOCKED);
-    w.now = BootTime(w.now.0 + Duration::from_secs(600));
+    w.now = w.after(600);
     let was = "uninstalling".to_owned();
-    assert_eq!(w.plan().action, Action::Unlock { revision: 1, was });
-    assert_eq!(w.deleted().plan().action, Action::Uninstall);
+    assert_eq!(w.action(), Action::Unlock { revision: 1, was });
+    assert_eq!(w.deleted().action(), Action::Uninstall);
 }
 
 #[test]
@@ -467,7 +476,7 @@ fn leftovers_are_swept_by_permit_holder_while_ready() {
     let plan = w.plan();
     assert_eq!(plan.action, Action::Sweep(1));
     assert_eq!(ready(&plan).0, Truth::True);
-    w.permit = Permit::Withheld("agent-1 holds the Lease".to_owned());
+    w.permit = withheld();
     let watched = w.plan();
     assert_eq!(watched.action, Action::Nothing);
     assert_eq!(watched.state, plan.state);
@@ -476,7 +485,7 @@ fn leftovers_are_swept_by_permit_holder_while_ready() {
 #[test]
 fn tenant_with_release_elsewhere_is_not_reinstalled() {
     let mut w = world();
-    assert_eq!(w.plan().action, Action::Helm(Run::Install));
+    assert_eq!(w.action(), Action::Helm(Run::Install));
     w.elsewhere = Some("acme-ws".to_owned());
     let plan = w.plan();
     assert_eq!(plan.action, Action::Nothing);
@@ -490,14 +499,14 @@ fn tenant_with_release_elsewhere_is_not_reinstalled() {
 fn default_leftovers_are_swept_once_workspace_is_ready() {
     let mut w = world().release_details("cert-manager", "1.19.1");
     w.revisions = vec![w.foreign(1, Status::Deployed)];
-    assert_eq!(w.plan().action, Action::Nothing, "adopted as it is");
+    assert_eq!(w.action(), Action::Nothing, "adopted as it is");
 
     w.revisions = vec![
         w.foreign(1, Status::Superseded),
         w.ours(2, Status::Deployed),
     ];
     // Without the manifest, the owner of a workload is unknown.
-    assert_eq!(w.plan().action, Action::ReadRelease(2));
+    assert_eq!(w.action(), Action::ReadRelease(2));
     if let Some(release_details) = &mut w.release_details {
         release_details.revision = 2;
     }
@@ -506,22 +515,22 @@ fn default_leftovers_are_swept_once_workspace_is_ready() {
     assert_eq!(ready(&plan).0, Truth::True);
 
     w.unready = Some("Deployment acme/web: 0 of 1 available".to_owned());
-    assert_eq!(w.plan().action, Action::Nothing, "it may still be serving");
+    assert_eq!(w.action(), Action::Nothing, "it may still be serving");
     w.desired.handling.wait = WaitPolicy::None;
-    assert_eq!(w.plan().action, Action::SweepDefault(1));
+    assert_eq!(w.action(), Action::SweepDefault(1));
     w.unready = None;
 
-    w.permit = Permit::Withheld("agent-1 holds the Lease".to_owned());
+    w.permit = withheld();
     let watched = w.plan();
     assert_eq!(watched.action, Action::Nothing);
     assert_eq!(ready(&watched).0, Truth::True);
     w.permit = Permit::Granted;
     w.tenant.spec.workspace = Some("default".to_owned());
-    assert_eq!(w.plan().action, Action::Nothing, "that is the workspace");
+    assert_eq!(w.action(), Action::Nothing, "that is the workspace");
     w.tenant.spec.workspace = None;
 
     w.revisions[0].owner_uid = Some("uid-1".to_owned());
-    assert_eq!(w.plan().action, Action::Nothing, "it was seen to");
+    assert_eq!(w.action(), Action::Nothing, "it was seen to");
 }
 
 #[test]
@@ -529,10 +538,10 @@ fn failed_install_is_reinstalled_and_failed_upgrade_upgraded() {
     let mut w = world();
     w.revisions = vec![w.ours(1, Status::Failed)];
     w.revisions[0].run = Some("install-1".to_owned());
-    assert_eq!(w.plan().action, Action::InstallAgain);
+    assert_eq!(w.action(), Action::InstallAgain);
     w.revisions = vec![w.ours(1, Status::Deployed), w.ours(2, Status::Failed)];
     w.revisions[1].run = Some("upgrade-2".to_owned());
-    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+    assert_eq!(w.action(), Action::Helm(Run::Upgrade));
 }
 
 #[test]
@@ -540,7 +549,7 @@ fn manual_revision_on_own_release_is_corrected() {
     let mut w = world();
     w.revisions = vec![w.ours(1, Status::Superseded), w.ours(2, Status::Deployed)];
     w.revisions[1].run = w.revisions[0].run.clone();
-    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+    assert_eq!(w.action(), Action::Helm(Run::Upgrade));
 }
 
 #[test]
@@ -584,18 +593,18 @@ fn only_rewritten_deployed_revision_is_read_again() {
         assert_eq!(memory.doubted, None, "{shown:?}");
     }
     let mut doubted = world;
-    assert_eq!(doubted.plan().action, Action::Nothing);
+    assert_eq!(doubted.action(), Action::Nothing);
     doubted.memory.doubted = Some(1);
-    assert_eq!(doubted.plan().action, Action::ReadRelease(1));
+    assert_eq!(doubted.action(), Action::ReadRelease(1));
     doubted.memory.doubted = Some(2);
-    assert_eq!(doubted.plan().action, Action::Nothing);
+    assert_eq!(doubted.action(), Action::Nothing);
 }
 
 #[test]
 fn original_release_is_adopted_without_helm_run() {
     let mut w = world();
     w.revisions = vec![w.foreign(1, Status::Deployed)];
-    assert_eq!(w.plan().action, Action::ReadRelease(1));
+    assert_eq!(w.action(), Action::ReadRelease(1));
     let w = w.release_details("cert-manager", "v1.19.1");
     let plan = w.plan();
     assert_eq!(plan.action, Action::Nothing);
@@ -606,7 +615,7 @@ fn original_release_is_adopted_without_helm_run() {
 fn stale_annotation_does_not_hide_upgrade() {
     let mut w = world().release_details("cert-manager", "v1.18.0");
     w.revisions = vec![w.foreign(1, Status::Deployed)];
-    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+    assert_eq!(w.action(), Action::Helm(Run::Upgrade));
 }
 
 #[test]
@@ -618,9 +627,8 @@ fn unknown_release_is_refused_without_adopt_annotation() {
     assert_eq!(plan.action, Action::Nothing);
     assert_eq!(ready(&plan), (Truth::False, reason::RELEASE_IN_USE));
     assert!(plan.state.ready.message.contains(names::ADOPT_ANNOTATION));
-    w.tenant.metadata.annotations =
-        Some([(names::ADOPT_ANNOTATION.to_owned(), "true".to_owned())].into());
-    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+    w.annotate(names::ADOPT_ANNOTATION, "true");
+    assert_eq!(w.action(), Action::Helm(Run::Upgrade));
 }
 
 #[test]
@@ -633,7 +641,7 @@ fn older_tenant_wins_shared_release() {
     younger.tenant.metadata.creation_timestamp = Some(Time(Timestamp::from_second(2).unwrap()));
     older.others = vec![younger.tenant.clone()];
     younger.others = vec![older.tenant.clone()];
-    assert_eq!(older.plan().action, Action::Helm(Run::Install));
+    assert_eq!(older.action(), Action::Helm(Run::Install));
     let plan = younger.plan();
     assert_eq!(plan.action, Action::Nothing);
     assert_eq!(ready(&plan), (Truth::False, reason::RELEASE_IN_USE));
@@ -652,7 +660,7 @@ fn release_of_tenant_in_other_namespace_is_refused() {
     let mut w = world().deployed();
     w.revisions[0].owner_uid = Some("dead".to_owned());
     // The same namespace and name: the Tenant was restored from a backup.
-    assert_eq!(w.plan().action, Action::Nothing);
+    assert_eq!(w.action(), Action::Nothing);
     assert_eq!(ready(&w.plan()).0, Truth::True);
     w.revisions[0].owner_namespace = Some("elsewhere".to_owned());
     assert_eq!(ready(&w.plan()), (Truth::False, reason::RELEASE_IN_USE));
@@ -684,9 +692,7 @@ fn namespaces_of_others_are_never_a_workspace() {
 fn tenant_of_other_member_gets_no_finalizer() {
     let mut w = world();
     w.tenant.metadata.finalizers = None;
-    w.tenant.spec =
-        serde_json::from_value(serde_json::json!({ "clusterRef": { "secretName": "edge-2" } }))
-            .unwrap();
+    w.tenant.spec = placed("edge-2");
     let plan = w.plan();
     assert_eq!(plan.action, Action::Nothing);
     assert!(!plan.ours);
@@ -706,8 +712,7 @@ fn targeted_tenant_of_disallowed_namespace_is_ignored() {
         for mut w in [world(), world().deployed()] {
             let free = w.plan();
             if names_it {
-                let spec = serde_json::json!({ "clusterRef": { "secretName": CLUSTER } });
-                w.tenant.spec = serde_json::from_value(spec).unwrap();
+                w.tenant.spec = placed(CLUSTER);
             }
             w.allowed = allowed.clone();
             let plan = w.plan();
@@ -730,12 +735,12 @@ fn targeted_tenant_of_disallowed_namespace_is_ignored() {
 #[test]
 fn withheld_permit_or_pause_prevents_all_actions() {
     let mut w = world();
-    w.permit = Permit::Withheld("agent-1 holds the Lease".to_owned());
+    w.permit = withheld();
     let plan = w.plan();
     assert_eq!(plan.action, Action::Nothing);
     assert_eq!(plan.state.ready.truth, Truth::Unknown);
     let mut w = world().deployed();
-    w.permit = Permit::Withheld("agent-1 holds the Lease".to_owned());
+    w.permit = withheld();
     assert_eq!(ready(&w.plan()).0, Truth::True);
     w.permit = Permit::Granted;
     w.desired.paused = true;
@@ -757,7 +762,7 @@ fn held_back(mut w: World) -> [World; 2] {
         ..world()
     };
     paused.desired.paused = true;
-    w.permit = Permit::Withheld("agent-1 holds the Lease".to_owned());
+    w.permit = withheld();
     [w, paused]
 }
 
@@ -797,14 +802,14 @@ fn unrecorded_release_is_rendered_again() {
         w.revisions[0].run = run.map(str::to_owned);
         w.memory.unrecorded = Some((1, with_permit));
         w.permit = permit;
-        w.plan().action
+        w.action()
     };
     let ours = Some("install-1");
     let read = Action::ReadRelease(1);
     assert_eq!(plan(ours, false, Permit::Granted), read);
     let run = plan(ours, true, Permit::Granted);
     assert_eq!(run, Action::Helm(Run::Upgrade));
-    let withheld = Permit::Withheld("agent-1 holds the Lease".to_owned());
+    let withheld = withheld();
     assert_eq!(plan(ours, false, withheld), Action::Nothing);
     assert_eq!(
         plan(None, true, Permit::Granted),
@@ -819,10 +824,10 @@ fn unreadable_release_is_read_again_after_back_off() {
     w.read = false;
     let plan = w.plan();
     assert_eq!(plan.action, Action::Nothing);
-    assert_eq!(plan.wake, Some(BootTime(w.now.0 + Duration::from_secs(30))));
+    assert_eq!(plan.wake, Some(w.after(30)));
     assert_eq!(ready(&plan), (Truth::False, reason::UPGRADE_FAILED));
-    w.now = BootTime(w.now.0 + Duration::from_secs(30));
-    assert_eq!(w.plan().action, Action::ReadRelease(1));
+    w.now = w.after(30);
+    assert_eq!(w.action(), Action::ReadRelease(1));
 }
 
 #[test]
@@ -909,16 +914,16 @@ fn release_is_read_once_while_upgrade_fails() {
         let installed = State::new(Truth::True, reason::INSTALLED, "release installed");
         w.memory.said = said(installed);
         w.read = false;
-        assert_eq!(w.plan().action, Action::ReadRelease(1));
+        assert_eq!(w.action(), Action::ReadRelease(1));
         if let Some(refusal) = &mut w.memory.refusal {
             refusal.of_reading = true;
-            assert_eq!(w.plan().action, Action::Nothing, "reading is refused");
+            assert_eq!(w.action(), Action::Nothing, "reading is refused");
         }
         w.read = true;
-        assert_eq!(w.plan().action, Action::Nothing);
+        assert_eq!(w.action(), Action::Nothing);
         let mut w = w.failed(reason::RELEASE_TAMPERED, 60);
         w.read = false;
-        assert_eq!(w.plan().action, Action::Nothing, "reading has failed");
+        assert_eq!(w.action(), Action::Nothing, "reading has failed");
     }
 }
 
@@ -933,7 +938,7 @@ fn failed_upgrade_backs_off_and_reports_running_revision() {
     let w = world_deployed_then_upgrading_fails();
     let plan = w.plan();
     assert_eq!(plan.action, Action::Nothing);
-    assert_eq!(plan.wake, Some(BootTime(w.now.0 + Duration::from_secs(60))));
+    assert_eq!(plan.wake, Some(w.after(60)));
     assert_eq!(ready(&plan), (Truth::False, reason::UPGRADE_FAILED));
     let error = plan.state.error.unwrap();
     assert_eq!(error.truth, Truth::True);
@@ -947,61 +952,48 @@ fn failed_upgrade_backs_off_and_reports_running_revision() {
 fn changed_spec_or_chart_skips_back_off() {
     let mut w = world_deployed_then_upgrading_fails();
     w.tenant.metadata.generation = Some(2);
-    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+    assert_eq!(w.action(), Action::Helm(Run::Upgrade));
     let mut w = world_deployed_then_upgrading_fails();
     w.desired.chart.version = "1.19.2".to_owned();
-    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+    assert_eq!(w.action(), Action::Helm(Run::Upgrade));
 }
 
 #[test]
 fn crd_policy_or_cluster_change_skips_back_off() {
     let mut w = world_deployed_then_upgrading_fails();
-    assert_eq!(w.plan().action, Action::Nothing);
+    assert_eq!(w.action(), Action::Nothing);
     w.desired.chart_crds = CrdPolicy::CreateReplace;
-    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+    assert_eq!(w.action(), Action::Helm(Run::Upgrade));
     w.desired.chart_crds = CrdPolicy::default();
-    assert_eq!(w.plan().action, Action::Nothing);
+    assert_eq!(w.action(), Action::Nothing);
     w.memory.cluster_changed();
-    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+    assert_eq!(w.action(), Action::Helm(Run::Upgrade));
     // A given-up release starts again, too.
     let mut w = world_deployed_then_upgrading_fails();
     w.policy.retries = Some(0);
-    w.now = BootTime(w.now.0 + Duration::from_secs(100_000));
-    assert_eq!(w.plan().action, Action::Nothing);
+    w.now = w.after(100_000);
+    assert_eq!(w.action(), Action::Nothing);
     w.memory.cluster_changed();
-    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+    assert_eq!(w.action(), Action::Helm(Run::Upgrade));
 }
 
 #[test]
 fn requested_retry_skips_back_off_once() {
     let mut w = world_deployed_then_upgrading_fails();
-    assert_eq!(w.plan().action, Action::Nothing);
-    let asked = (
-        names::RECONCILE_REQUESTED_ANNOTATION.to_owned(),
-        "today".to_owned(),
-    );
-    w.tenant
-        .metadata
-        .annotations
-        .as_mut()
-        .unwrap()
-        .extend([asked]);
-    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+    assert_eq!(w.action(), Action::Nothing);
+    w.annotate(names::RECONCILE_REQUESTED_ANNOTATION, "today");
+    assert_eq!(w.action(), Action::Helm(Run::Upgrade));
     w.memory.failure.as_mut().unwrap().attempt.requested = Some("today".to_owned());
-    assert_eq!(w.plan().action, Action::Nothing);
+    assert_eq!(w.action(), Action::Nothing);
 }
 
 #[test]
 fn upgrade_out_of_retries_waits_for_change() {
     let mut w = world_deployed_then_upgrading_fails();
-    w.now = BootTime(w.now.0 + Duration::from_secs(10_000));
-    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+    w.now = w.after(10_000);
+    assert_eq!(w.action(), Action::Helm(Run::Upgrade));
     w.policy.retries = Some(1);
-    assert_eq!(
-        w.plan().action,
-        Action::Helm(Run::Upgrade),
-        "one retry is left"
-    );
+    assert_eq!(w.action(), Action::Helm(Run::Upgrade), "one retry is left");
     w.memory.failure.as_mut().unwrap().attempts = 2;
     let plan = w.plan();
     assert_eq!((plan.action, plan.wake), (Action::Nothing, None));
@@ -1012,35 +1004,29 @@ fn upgrade_out_of_retries_waits_for_change() {
             .contains("given up after 2 attempts")
     );
     w.desired.chart.version = "1.21.0".to_owned();
-    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+    assert_eq!(w.action(), Action::Helm(Run::Upgrade));
 }
 
 #[test]
 fn abandoned_upgrade_rolls_back_once_to_deployed_revision() {
     let mut w = world_deployed_then_upgrading_fails();
     w.policy.remediation = Remediation::Rollback;
-    assert_eq!(w.plan().action, Action::Nothing, "it may yet succeed");
+    assert_eq!(w.action(), Action::Nothing, "it may yet succeed");
     w.memory.failure.as_mut().unwrap().permanent = true;
-    assert_eq!(w.plan().action, Action::Rollback(1));
+    assert_eq!(w.action(), Action::Rollback(1));
     // A killed Helm process leaves a lock first.
     w.revisions[1].status = Status::PendingUpgrade;
-    w.now = BootTime(w.now.0 + Duration::from_secs(10_000));
-    assert!(matches!(
-        w.plan().action,
-        Action::Unlock { revision: 2, .. }
-    ));
+    w.now = w.after(10_000);
+    assert!(matches!(w.action(), Action::Unlock { revision: 2, .. }));
     w.revisions[1].status = Status::Failed;
     let mut not_back = w.memory.failure.clone().unwrap();
     not_back.reason = reason::ROLLBACK_FAILED;
-    not_back.retry_at = BootTime(w.now.0 + Duration::from_secs(5));
+    not_back.retry_at = w.after(5);
     w.memory.failure = Some(not_back);
-    assert_eq!(w.plan().action, Action::Nothing);
-    assert_eq!(
-        w.plan().wake,
-        Some(BootTime(w.now.0 + Duration::from_secs(5)))
-    );
-    w.now = BootTime(w.now.0 + Duration::from_secs(5));
-    assert_eq!(w.plan().action, Action::Rollback(1));
+    assert_eq!(w.action(), Action::Nothing);
+    assert_eq!(w.plan().wake, Some(w.after(5)));
+    w.now = w.after(5);
+    assert_eq!(w.action(), Action::Rollback(1));
     // Helm died in the rollback after it had marked the good revision as superseded. Another upgrade has failed
     // since.
     let intact = w.revisions.clone();
@@ -1049,7 +1035,7 @@ fn abandoned_upgrade_rolls_back_once_to_deployed_revision() {
     for number in [3, 4] {
         w.revisions.push(w.ours(number, Status::Failed));
     }
-    assert_eq!(w.plan().action, Action::Rollback(1));
+    assert_eq!(w.action(), Action::Rollback(1));
     w.revisions = intact;
     // The rollback is complete. Helm copied the labels of the revision that it rolled back to.
     let mut back = w.revisions[0].clone();
@@ -1057,21 +1043,21 @@ fn abandoned_upgrade_rolls_back_once_to_deployed_revision() {
     w.revisions[0].status = Status::Superseded;
     w.revisions.push(back);
     w.memory.failure.as_mut().unwrap().reason = reason::UPGRADE_FAILED;
-    assert_eq!(w.plan().action, Action::Nothing);
+    assert_eq!(w.action(), Action::Nothing);
     w.revisions.remove(0);
     w.revisions.remove(1);
-    assert_eq!(w.plan().action, Action::Nothing, "nothing to go back to");
+    assert_eq!(w.action(), Action::Nothing, "nothing to go back to");
 }
 
 #[test]
 fn pinned_chart_or_account_change_ends_back_off() {
     let mut w = world().failed(reason::CHART_NOT_LOADED, 60);
-    assert_eq!(w.plan().action, Action::Nothing);
+    assert_eq!(w.action(), Action::Nothing);
     w.desired.chart.pinned = Some("1.19.1@sha256:ab".to_owned());
-    assert_eq!(w.plan().action, Action::Helm(Run::Install));
+    assert_eq!(w.action(), Action::Helm(Run::Install));
     let mut w = world().failed(reason::INSTALL_FAILED, 60);
     w.desired.lockdown.default_service_account = "installer".to_owned();
-    assert_eq!(w.plan().action, Action::Helm(Run::Install));
+    assert_eq!(w.action(), Action::Helm(Run::Install));
 }
 
 #[test]
@@ -1080,7 +1066,7 @@ fn a_cluster_that_is_suspended_has_not_failed() {
     w.revisions[0].fingerprint = Some("older".to_owned());
     let plan = w.plan();
     assert_eq!(plan.action, Action::Nothing);
-    assert_eq!(plan.wake, Some(BootTime(w.now.0 + Duration::from_secs(60))));
+    assert_eq!(plan.wake, Some(w.after(60)));
     assert_eq!(ready(&plan), (Truth::Unknown, reason::SUSPENDED));
     let error = plan.state.error.unwrap();
     assert_eq!(
@@ -1089,35 +1075,23 @@ fn a_cluster_that_is_suspended_has_not_failed() {
     );
     // The removal is another attempt, but fails for the same reason.
     let deleted = w.deleted();
-    assert_eq!(deleted.plan().action, Action::Uninstall);
+    assert_eq!(deleted.action(), Action::Uninstall);
     let plan = deleted.failed(reason::SUSPENDED, 60).plan();
     assert_eq!(plan.action, Action::Nothing);
     assert_eq!(plan.state.error.unwrap().truth, Truth::False);
 }
 
-/// An upgrade that cannot start for this reason leaves the running release ready, and reports the reason.
-fn stays_ready_after(why: &'static str) {
-    let mut w = world().deployed().failed(why, 60);
-    w.revisions[0].fingerprint = Some("older".to_owned());
-    w.memory.said = Some(ClusterState::from(State::new(
-        Truth::True,
-        reason::INSTALLED,
-        "release installed",
-    )));
-    let plan = w.plan();
-    assert_eq!(plan.action, Action::Nothing);
-    assert_eq!(ready(&plan), (Truth::True, reason::INSTALLED));
-    assert_eq!(plan.state.error.unwrap().reason, why);
-}
-
 #[test]
-fn unavailable_helm_leaves_running_release_ready() {
-    stays_ready_after(reason::HELM_UNAVAILABLE);
-}
-
-#[test]
-fn unfetchable_chart_leaves_running_release_ready() {
-    stays_ready_after(reason::CHART_NOT_LOADED);
+fn upgrade_that_cannot_start_leaves_release_ready() {
+    for why in [reason::HELM_UNAVAILABLE, reason::CHART_NOT_LOADED] {
+        let mut w = world().deployed().failed(why, 60);
+        w.revisions[0].fingerprint = Some("older".to_owned());
+        w.memory.said = said(State::new(Truth::True, reason::INSTALLED, "installed"));
+        let plan = w.plan();
+        assert_eq!(plan.action, Action::Nothing, "{why}");
+        assert_eq!(ready(&plan), (Truth::True, reason::INSTALLED), "{why}");
+        assert_eq!(plan.state.error.unwrap().reason, why);
+    }
 }
 
 #[test]
@@ -1130,20 +1104,17 @@ fn release_waits_for_workloads_and_fails_after_timeout() {
     });
     let plan = w.plan();
     assert_eq!(ready(&plan), (Truth::False, reason::INSTALLING));
-    assert_eq!(plan.wake, Some(BootTime(w.now.0 + Duration::from_secs(10))));
+    assert_eq!(plan.wake, Some(w.after(10)));
     assert_eq!(
         plan.applied_chart, None,
         "the status says no more than the announcement"
     );
-    w.now = BootTime(w.now.0 + Duration::from_secs(10));
+    w.now = w.after(10);
     let plan = w.plan();
     assert_eq!(ready(&plan), (Truth::False, reason::INSTALLING));
     assert!(plan.state.ready.message.contains("Deployment acme/web"));
-    assert_eq!(
-        plan.wake,
-        Some(BootTime(w.now.0 + Duration::from_secs(170)))
-    );
-    w.now = BootTime(w.now.0 + Duration::from_secs(170));
+    assert_eq!(plan.wake, Some(w.after(170)));
+    w.now = w.after(170);
     let plan = w.plan();
     assert_eq!(ready(&plan), (Truth::False, reason::INSTALL_FAILED));
     assert!(
@@ -1194,13 +1165,13 @@ fn release_without_wait_is_ready_once_deployed() {
 #[test]
 fn deletion_uninstalls_then_removes_namespace_then_finalizer() {
     let mut w = world().deployed().deleted();
-    assert_eq!(w.plan().action, Action::Uninstall);
+    assert_eq!(w.action(), Action::Uninstall);
     w.revisions.clear();
-    assert_eq!(w.plan().action, Action::DeleteWorkspace);
+    assert_eq!(w.action(), Action::DeleteWorkspace);
     w.workspace.as_mut().unwrap().terminating = true;
-    assert_eq!(w.plan().action, Action::Nothing);
+    assert_eq!(w.action(), Action::Nothing);
     w.workspace = None;
-    assert_eq!(w.plan().action, Action::RemoveFinalizer { orphaned: false });
+    assert_eq!(w.action(), Action::RemoveFinalizer { orphaned: false });
 }
 
 #[test]
@@ -1208,19 +1179,16 @@ fn foreign_or_shared_namespace_outlives_tenant() {
     let mut unmarked = world().deleted();
     unmarked.workspace.as_mut().unwrap().creator = None;
     assert_eq!(
-        unmarked.plan().action,
+        unmarked.action(),
         Action::RemoveFinalizer { orphaned: false }
     );
     let mut shared = world().deleted();
     shared.shared = true;
-    assert_eq!(
-        shared.plan().action,
-        Action::RemoveFinalizer { orphaned: false }
-    );
+    assert_eq!(shared.action(), Action::RemoveFinalizer { orphaned: false });
     let mut default = world().deleted();
     default.tenant.spec.workspace = Some("default".to_owned());
     assert_eq!(
-        default.plan().action,
+        default.action(),
         Action::RemoveFinalizer { orphaned: false }
     );
 }
@@ -1228,8 +1196,7 @@ fn foreign_or_shared_namespace_outlives_tenant() {
 #[test]
 fn orphan_annotation_releases_tenant_and_reports_leftovers() {
     let mut w = world().deployed().deleted();
-    w.tenant.metadata.annotations =
-        Some([(names::ORPHAN_ANNOTATION.to_owned(), "true".to_owned())].into());
+    w.annotate(names::ORPHAN_ANNOTATION, "true");
     let plan = w.plan();
     assert_eq!(plan.action, Action::RemoveFinalizer { orphaned: true });
     assert!(plan.state.ready.message.contains("tenant-acme-edge-1"));
@@ -1239,12 +1206,12 @@ fn orphan_annotation_releases_tenant_and_reports_leftovers() {
 fn leaving_member_uninstalls_and_releases_its_tenants() {
     let mut world = world().deployed();
     world.desired.retire = true;
-    assert_eq!(world.plan().action, Action::Uninstall);
+    assert_eq!(world.action(), Action::Uninstall);
     // The failure of an upgrade does not delay the removal.
     let mut failed = world;
     failed = failed.failed(reason::UPGRADE_FAILED, 60);
     failed.memory.failure.as_mut().unwrap().attempt.removal = None;
-    assert_eq!(failed.plan().action, Action::Uninstall);
+    assert_eq!(failed.action(), Action::Uninstall);
     // A failure of the removal itself delays it, and is shown.
     for why in [reason::HELM_UNAVAILABLE, reason::SUSPENDED] {
         failed = failed.failed(why, 60);
@@ -1253,12 +1220,12 @@ fn leaving_member_uninstalls_and_releases_its_tenants() {
         assert!(plan.wake.is_some(), "{why}");
     }
     failed = failed.failed(reason::UNINSTALL_FAILED, 60);
-    assert_eq!(failed.plan().action, Action::Nothing);
+    assert_eq!(failed.action(), Action::Nothing);
     assert_ne!(ready(&failed.plan()).1, reason::UNINSTALLED);
     let mut world = failed;
     world.memory.failure = None;
     world.revisions.clear();
-    assert_eq!(world.plan().action, Action::DeleteWorkspace);
+    assert_eq!(world.action(), Action::DeleteWorkspace);
     world.workspace = None;
     let last = world.plan();
     assert_eq!(last.action, Action::RemoveFinalizer { orphaned: false });
@@ -1272,10 +1239,10 @@ fn leaving_member_uninstalls_and_releases_its_tenants() {
     kept.desired.retire = true;
     kept.revisions.clear();
     kept.tenant.metadata.finalizers = None;
-    assert_eq!(kept.plan().action, Action::Nothing);
+    assert_eq!(kept.action(), Action::Nothing);
     // If the cluster returns to the fleet, Krypton manages its Tenants again.
     world.desired.retire = false;
-    assert_eq!(world.plan().action, Action::AddFinalizer);
+    assert_eq!(world.action(), Action::AddFinalizer);
 }
 
 #[test]
@@ -1294,8 +1261,7 @@ fn leaving_member_keeps_foreign_orphaned_or_paused_releases() {
     assert!(plan.state.ready.message.contains("not made by Krypton"));
 
     let orphan = |mut world: World| {
-        let annotations = world.tenant.metadata.annotations.get_or_insert_default();
-        annotations.insert(names::ORPHAN_ANNOTATION.to_owned(), "true".to_owned());
+        world.annotate(names::ORPHAN_ANNOTATION, "true");
         world
     };
     let plan = orphan(leaving(world().deployed())).plan();
@@ -1323,17 +1289,7 @@ fn deletion_without_permit_waits_with_message() {
 }
 
 fn statuses() -> impl Strategy<Value = Status> {
-    prop::sample::select(vec![
-        Status::Deployed,
-        Status::Failed,
-        Status::Superseded,
-        Status::Uninstalled,
-        Status::Uninstalling,
-        Status::PendingInstall,
-        Status::PendingUpgrade,
-        Status::PendingRollback,
-        Status::Unknown,
-    ])
+    prop::sample::select(Status::ALL.to_vec())
 }
 
 proptest! {
@@ -1343,7 +1299,7 @@ proptest! {
         history in prop::collection::vec((statuses(), any::<bool>(), any::<bool>()), 0..4),
         annotated in any::<bool>(),
         permitted in any::<bool>(),
-        workspace in prop::option::of((any::<bool>(), any::<bool>())),
+        namespace in prop::option::of((any::<bool>(), any::<bool>())),
         finalizer in any::<bool>(),
         elsewhere in any::<bool>(),
         paused in any::<bool>(),
@@ -1364,14 +1320,10 @@ proptest! {
         if !annotated { w.tenant.metadata.annotations = None; }
         if !permitted { w.permit = Permit::Withheld("no".to_owned()); }
         if !finalizer { w.tenant.metadata.finalizers = None; }
-        if elsewhere {
-            w.tenant.spec = serde_json::from_value(
-                serde_json::json!({ "clusterRef": { "secretName": "edge-2" } })).unwrap();
-        }
+        if elsewhere { w.tenant.spec = placed("edge-2"); }
         w.desired.paused = paused;
-        w.workspace = workspace.map(|(terminating, ours)| Workspace {
-            terminating, creator: ours.then(|| "uid-1".to_owned()), open_to: None, uid: "n".to_owned(),
-            namespace_metadata: None,
+        w.workspace = namespace.map(|(terminating, ours)| Workspace {
+            terminating, ..workspace(ours.then_some("uid-1"), "n")
         });
         let plan = w.plan();
         let newest = w.revisions.last().map(|revision| revision.status);
@@ -1409,40 +1361,39 @@ fn only_settled_writable_release_is_checked_for_drift() {
         assert_eq!(wanted(&drifting(mode)), Some(mode));
         let mut w = drifting(mode);
         w.unready = Some("0 of 1 available".to_owned());
-        w.memory.said = Some(failed_to_stay_ready());
+        w.memory.said = said(State::new(
+            Truth::False,
+            reason::NOT_READY,
+            "0 of 1 available",
+        ));
         assert_eq!(
             wanted(&w),
             Some(mode),
             "what is not ready may be so by drift"
         );
-        let mut w = drifting(mode);
-        w.permit = Permit::Withheld("agent-1 holds the Lease".to_owned());
-        assert_eq!(wanted(&w), None);
-        let mut w = drifting(mode);
-        w.desired.paused = true;
-        assert_eq!(wanted(&w), None);
-        let mut w = drifting(mode);
-        w.desired.chart.version = "2.0.0".to_owned();
-        assert_eq!(wanted(&w), None, "an upgrade comes first");
-        let mut w = drifting(mode);
-        w.unready = Some("0 of 1 available".to_owned());
-        assert_eq!(wanted(&w), None, "it is being rolled out");
-        let mut w = drifting(mode);
-        w.revisions = vec![w.ours(1, Status::PendingUpgrade)];
-        assert_eq!(wanted(&w), None);
+        type Row = (&'static str, fn(&mut World));
+        let rows: [Row; 5] = [
+            ("no permit", |w| w.permit = withheld()),
+            ("paused", |w| w.desired.paused = true),
+            ("upgrade first", |w| {
+                w.desired.chart.version = "2.0.0".to_owned()
+            }),
+            ("rollout", |w| {
+                w.unready = Some("0 of 1 available".to_owned())
+            }),
+            ("locked", |w| {
+                w.revisions = vec![w.ours(1, Status::PendingUpgrade)]
+            }),
+        ];
+        for (row, change) in rows {
+            let mut w = drifting(mode);
+            change(&mut w);
+            assert_eq!(wanted(&w), None, "{row}");
+        }
     }
     let mut w = drifting(DriftMode::Off);
-    let annotations = w.tenant.metadata.annotations.get_or_insert_default();
-    annotations.insert(names::DRIFT_ANNOTATION.to_owned(), "heal".to_owned());
+    w.annotate(names::DRIFT_ANNOTATION, "heal");
     assert_eq!(wanted(&w), Some(DriftMode::Heal));
-}
-
-fn failed_to_stay_ready() -> ClusterState {
-    ClusterState::from(State::new(
-        Truth::False,
-        reason::NOT_READY,
-        "0 of 1 available",
-    ))
 }
 
 #[test]
@@ -1473,8 +1424,7 @@ fn drift_message_survives_restart_within_its_revision() {
     w.memory.drift = Some(drifted(1, Some("x is deleted")));
     w.desired.drift.mode = DriftMode::Off;
     assert_eq!(said(&w), plain);
-    let annotations = w.tenant.metadata.annotations.get_or_insert_default();
-    annotations.insert(names::DRIFT_ANNOTATION.to_owned(), "Heal".to_owned());
+    w.annotate(names::DRIFT_ANNOTATION, "Heal");
     assert!(said(&w).contains("off, warn or heal"), "{}", said(&w));
 }
 
@@ -1485,7 +1435,7 @@ fn refused_by_api_server(mut world: World) -> World {
     world.memory.refusal = Some(Refusal {
         message: "adding the finalizer: denied".to_owned(),
         attempts: 7,
-        retry_at: BootTime(world.now.0 + Duration::from_secs(900)),
+        retry_at: world.after(900),
         attempt: Attempt::of(&tenant, &world.desired, &fingerprint),
         of_status: false,
         of_reading: false,
@@ -1498,7 +1448,7 @@ fn refused_by_api_server(mut world: World) -> World {
 fn refused_request_is_shown_and_waits() {
     let mut world = world();
     world.tenant.metadata.finalizers = None;
-    assert_eq!(world.plan().action, Action::AddFinalizer);
+    assert_eq!(world.action(), Action::AddFinalizer);
     let world = refused_by_api_server(world);
     let plan = world.plan();
     assert_eq!(plan.action, Action::Nothing);
@@ -1512,10 +1462,7 @@ fn refused_request_is_shown_and_waits() {
         )
     );
     assert_eq!(plan.state.ready.truth, Truth::False);
-    assert_eq!(
-        plan.wake,
-        Some(BootTime(world.now.0 + Duration::from_secs(900)))
-    );
+    assert_eq!(plan.wake, Some(world.after(900)));
     assert_eq!(plan.next.map(|next| next.attempts), Some(7));
 }
 
@@ -1525,7 +1472,7 @@ fn refused_request_leaves_a_running_release_ready() {
     world.memory.said = Some(world.plan().state);
     assert_eq!(world.plan().state.ready.truth, Truth::True);
     world.desired.chart.version = "1.20.0".to_owned();
-    assert_eq!(world.plan().action, Action::Helm(Run::Upgrade));
+    assert_eq!(world.action(), Action::Helm(Run::Upgrade));
     let state = refused_by_api_server(world).plan().state;
     assert_eq!(state.ready.truth, Truth::True);
     assert_eq!(state.error.unwrap().reason, reason::REQUEST_REFUSED);
@@ -1541,20 +1488,16 @@ fn request_spec_change_and_deletion_bypass_refusal_wait() {
     let acts = |change: fn(&mut World)| {
         let mut world = refused();
         change(&mut world);
-        world.plan().action
+        world.action()
     };
     assert_eq!(acts(|_| {}), Action::Nothing);
-    let retry = acts(|world| {
-        let asked = names::RECONCILE_REQUESTED_ANNOTATION.to_owned();
-        let annotations = world.tenant.metadata.annotations.as_mut().unwrap();
-        annotations.insert(asked, "now".to_owned());
-    });
+    let retry = acts(|world| world.annotate(names::RECONCILE_REQUESTED_ANNOTATION, "now"));
     let changed = acts(|world| world.tenant.metadata.generation = Some(2));
-    let later = acts(|world| world.now = BootTime(world.now.0 + Duration::from_secs(900)));
+    let later = acts(|world| world.now = world.after(900));
     for action in [retry, changed, later] {
         assert_eq!(action, Action::Helm(Run::Install));
     }
-    let deleted = refused().deleted().plan().action;
+    let deleted = refused().deleted().action();
     assert_eq!(deleted, Action::Uninstall);
     // A refused removal waits as well, until the Tenant is orphaned.
     let mut removal = refused_by_api_server(refused().deleted());
@@ -1562,10 +1505,8 @@ fn request_spec_change_and_deletion_bypass_refusal_wait() {
     assert_eq!(plan.action, Action::Nothing);
     assert_eq!(plan.state.ready.reason, reason::DELETING);
     assert_eq!(plan.state.error.unwrap().reason, reason::REQUEST_REFUSED);
-    let orphan = names::ORPHAN_ANNOTATION.to_owned();
-    let annotations = removal.tenant.metadata.annotations.as_mut().unwrap();
-    annotations.insert(orphan, "true".to_owned());
-    let action = removal.plan().action;
+    removal.annotate(names::ORPHAN_ANNOTATION, "true");
+    let action = removal.action();
     assert_eq!(action, Action::RemoveFinalizer { orphaned: true });
 }
 
@@ -1578,7 +1519,7 @@ fn refused_status_is_shown_until_it_is_written() {
         "nothing is to be done"
     );
     world.memory.refusal.as_mut().unwrap().of_status = true;
-    world.now = BootTime(world.now.0 + Duration::from_secs(900));
+    world.now = world.after(900);
     let state = world.plan().state;
     assert_eq!(state.error.unwrap().reason, reason::REQUEST_REFUSED);
 }
@@ -1589,5 +1530,5 @@ fn passing_trouble_is_not_shown() {
     world.revisions = vec![world.ours(1, Status::Failed)];
     let mut world = refused_by_api_server(world);
     world.memory.refusal.as_mut().unwrap().shown = false;
-    assert_eq!(world.plan().action, Action::Helm(Run::Install));
+    assert_eq!(world.action(), Action::Helm(Run::Install));
 }

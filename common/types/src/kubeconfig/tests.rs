@@ -1,6 +1,5 @@
 use super::*;
 
-mod catalogue;
 pub(super) mod credentials;
 mod dates;
 mod input;
@@ -48,11 +47,7 @@ fn parsed(document: &Value) -> Result<Sanitized, KubeconfigError> {
 fn with(pointer: &str, value: Value, policy: Policy) -> Result<Sanitized, KubeconfigError> {
     let mut document = good();
     let (parent, key) = pointer.rsplit_once('/').unwrap();
-    let parent = document.pointer_mut(parent).unwrap();
-    parent
-        .as_object_mut()
-        .unwrap()
-        .insert(key.to_owned(), value);
+    document.pointer_mut(parent).unwrap()[key] = value;
     parse(document.to_string().as_bytes(), &policy)
 }
 
@@ -60,26 +55,32 @@ fn strictly(pointer: &str, value: Value) -> Result<Sanitized, KubeconfigError> {
     with(pointer, value, Policy::default())
 }
 
+/// Returns the error for the good kubeconfig with `value` at the JSON pointer.
+fn said(pointer: &str, value: Value) -> String {
+    strictly(pointer, value).unwrap_err().to_string()
+}
+
 fn refused(bytes: &[u8]) -> String {
     parse(bytes, &Policy::default()).unwrap_err().to_string()
+}
+
+/// Returns a policy that admits one field.
+fn only(admit: fn(&mut Policy)) -> Policy {
+    let mut policy = Policy::default();
+    admit(&mut policy);
+    policy
 }
 
 #[test]
 fn rebuilt_kubeconfig_keeps_only_used_entries() {
     let mut document = good();
+    let cluster = json!({ "name": "other", "cluster": { "server": "http://plain" } });
+    let context = json!({ "name": "other", "context": { "cluster": "other" } });
+    let user = json!({ "name": "other", "user": { "exec": { "command": "/bin/sh" } } });
     for (list, entry) in [
-        (
-            "clusters",
-            json!({ "name": "other", "cluster": { "server": "http://plain" } }),
-        ),
-        (
-            "contexts",
-            json!({ "name": "other", "context": { "cluster": "other" } }),
-        ),
-        (
-            "users",
-            json!({ "name": "other", "user": { "exec": { "command": "/bin/sh" } } }),
-        ),
+        ("clusters", cluster),
+        ("contexts", context),
+        ("users", user),
         ("users", json!("not even a map")),
     ] {
         document[list].as_array_mut().unwrap().insert(0, entry);
@@ -153,24 +154,6 @@ fn debug_output_has_no_secret() {
 
 #[test]
 fn dangerous_field_is_admitted_only_by_own_switch() {
-    let exec = Policy {
-        allow_exec: true,
-        ..Policy::default()
-    };
-    let provider = Policy {
-        allow_auth_provider: true,
-        ..Policy::default()
-    };
-    let token_file = Policy {
-        allow_token_file: true,
-        ..Policy::default()
-    };
-    let files = Policy {
-        allow_files: true,
-        ..Policy::default()
-    };
-    let run = json!({ "apiVersion": "client.authentication.k8s.io/v1", "command": "/bin/canary" });
-    let gcp = json!({ "name": "gcp", "config": { "cmd-path": "/bin/canary" } });
     let all_but = |admitted: Policy| Policy {
         allow_exec: !admitted.allow_exec,
         allow_auth_provider: !admitted.allow_auth_provider,
@@ -181,58 +164,57 @@ fn dangerous_field_is_admitted_only_by_own_switch() {
         allow_link_local: !admitted.allow_link_local,
         allow_proxy: !admitted.allow_proxy,
     };
-    let proxy = Policy {
-        allow_proxy: true,
-        ..Policy::default()
-    };
-    let loopback = Policy {
-        allow_loopback: true,
-        ..Policy::default()
-    };
-    let link_local = Policy {
-        allow_link_local: true,
-        ..Policy::default()
-    };
-    for (pointer, path, value, admitted) in [
-        ("/users/0/user/exec", "users[0].user.exec", run, exec),
-        ("/users/0/user/exec", "users[0].user.exec", json!({}), exec),
+    let exec = only(|policy| policy.allow_exec = true);
+    let provider = only(|policy| policy.allow_auth_provider = true);
+    let run = json!({ "apiVersion": "client.authentication.k8s.io/v1", "command": "/bin/canary" });
+    let gcp = json!({ "name": "gcp", "config": { "cmd-path": "/bin/canary" } });
+    let oidc = json!({ "name": "oidc", "config": { "idp-issuer-url": "https://issuer" } });
+    let token_file = only(|policy| policy.allow_token_file = true);
+    let files = only(|policy| policy.allow_files = true);
+    let proxy = only(|policy| policy.allow_proxy = true);
+    let (file, url) = (json!("/etc/shadow"), json!("http://proxy.example.org:3128"));
+    let loopback = only(|policy| policy.allow_loopback = true);
+    let server = json!("https://[::ffff:127.0.0.1]:6443");
+    let link_local = only(|policy| policy.allow_link_local = true);
+    let metadata = json!("https://metadata.google.internal.");
+    for (pointer, value, admitted, switch) in [
+        ("/users/0/user/exec", run, exec, "exec"),
+        ("/users/0/user/exec", json!({}), exec, "exec"),
         (
             "/users/0/user/auth-provider",
-            "users[0].user.auth-provider",
             gcp,
             provider,
+            "auth-provider",
+        ),
+        (
+            "/users/0/user/auth-provider",
+            oidc,
+            provider,
+            "auth-provider",
         ),
         (
             "/users/0/user/tokenFile",
-            "users[0].user.tokenFile",
             json!("/run/token"),
             token_file,
+            "token-file",
         ),
         (
             "/clusters/0/cluster/certificate-authority",
-            "clusters[0].cluster.certificate-authority",
-            json!("/etc/shadow"),
+            file,
             files,
+            "files",
         ),
-        (
-            "/clusters/0/cluster/proxy-url",
-            "clusters[0].cluster.proxy-url",
-            json!("http://proxy.example.org:3128"),
-            proxy,
-        ),
+        ("/clusters/0/cluster/proxy-url", url, proxy, "proxy"),
+        ("/clusters/0/cluster/server", server, loopback, "loopback"),
         (
             "/clusters/0/cluster/server",
-            "clusters[0].cluster.server",
-            json!("https://[::ffff:127.0.0.1]:6443"),
-            loopback,
-        ),
-        (
-            "/clusters/0/cluster/server",
-            "clusters[0].cluster.server",
-            json!("https://metadata.google.internal."),
+            metadata,
             link_local,
+            "link-local",
         ),
     ] {
+        let path = pointer.replace("/0/", "[0].").replace('/', ".");
+        let path = path.trim_start_matches('.');
         for policy in [Policy::default(), all_but(admitted)] {
             let error = with(pointer, value.clone(), policy).unwrap_err();
             assert!(
@@ -240,25 +222,41 @@ fn dangerous_field_is_admitted_only_by_own_switch() {
                 "{pointer}: {error}"
             );
             assert_eq!(error.reason(), "KubeconfigForbiddenField");
-            assert!(error.to_string().starts_with(path), "{error}");
+            let text = error.to_string();
             assert!(
-                error.to_string().contains("--insecure-kubeconfig-"),
-                "{error}"
+                text.starts_with(&format!("{path} is not allowed")),
+                "{text}"
+            );
+            assert!(
+                text.ends_with(&format!("--insecure-kubeconfig-{switch}")),
+                "{text}"
             );
         }
-        let kept: Value =
-            serde_json::from_str(&with(pointer, value.clone(), admitted).unwrap().yaml).unwrap();
+        let kept = with(pointer, value.clone(), admitted).unwrap().yaml;
+        let kept: Value = serde_json::from_str(&kept).unwrap();
         assert_eq!(kept.pointer(pointer), Some(&value), "{pointer}");
+    }
+}
+
+#[test]
+fn exec_is_refused_and_nothing_is_run() {
+    let folder = std::env::temp_dir().join(format!("krypton-exec-{}", std::process::id()));
+    let exec = json!({ "apiVersion": "client.authentication.k8s.io/v1", "command": "/bin/mkdir", "args": [folder] });
+    let gcp = json!({ "name": "gcp", "config": { "cmd-path": "/bin/mkdir", "cmd-args": folder } });
+    for (field, value) in [("exec", exec), ("auth-provider", gcp)] {
+        let said = said(&format!("/users/0/user/{field}"), value);
+        assert!(
+            said.starts_with(&format!("users[0].user.{field} is not allowed")),
+            "{said}"
+        );
+        assert!(!folder.exists(), "{field}");
     }
 }
 
 #[test]
 fn admitted_proxy_is_kept_and_validated_like_server() {
     let pointer = "/clusters/0/cluster/proxy-url";
-    let admitted = Policy {
-        allow_proxy: true,
-        ..Policy::default()
-    };
+    let admitted = only(|policy| policy.allow_proxy = true);
     let kept = with(pointer, json!("SOCKS5://Proxy.example.org:1080"), admitted).unwrap();
     let rebuilt: Value = serde_json::from_str(&kept.yaml).unwrap();
     assert_eq!(
@@ -295,24 +293,19 @@ fn admitted_proxy_is_kept_and_validated_like_server() {
 
 #[test]
 fn client_certificate_files_need_switch_and_absolute_paths() {
-    let mut document = good();
-    document["users"][0]["user"] =
-        json!({ "client-certificate": "/c.pem", "client-key": "/k.pem" });
-    let error = parsed(&document).unwrap_err();
-    assert!(
-        error
-            .to_string()
-            .starts_with("users[0].user.client-certificate is not"),
-        "{error}"
-    );
-    let files = Policy {
-        allow_files: true,
-        ..Policy::default()
-    };
-    let kept = parse(document.to_string().as_bytes(), &files).unwrap();
+    for field in ["client-certificate", "client-key"] {
+        let said = said(&format!("/users/0/user/{field}"), json!("/etc/shadow"));
+        assert!(
+            said.starts_with(&format!("users[0].user.{field} is not allowed")),
+            "{said}"
+        );
+        assert!(said.contains("-data"), "{said}");
+    }
+    let files = only(|policy| policy.allow_files = true);
+    let pair = |key: &str| json!({ "client-certificate": "/c.pem", "client-key": key });
+    let kept = with("/users/0/user", pair("/k.pem"), files).unwrap();
     assert!(kept.yaml.contains("/k.pem"));
-    document["users"][0]["user"]["client-key"] = json!("k.pem");
-    let error = parse(document.to_string().as_bytes(), &files).unwrap_err();
+    let error = with("/users/0/user", pair("k.pem"), files).unwrap_err();
     assert_eq!(
         error.to_string(),
         "users[0].user.client-key must be an absolute path"
@@ -321,20 +314,30 @@ fn client_certificate_files_need_switch_and_absolute_paths() {
 
 #[test]
 fn no_switch_admits_impersonation_or_basic_authentication() {
-    for (pointer, value) in [
-        ("/users/0/user/as", json!("system:admin")),
-        ("/users/0/user/as-uid", json!("0")),
-        ("/users/0/user/as-groups", json!(["system:masters"])),
-        ("/users/0/user/as-user-extra", json!({ "a": ["b"] })),
-        ("/users/0/user/impersonate-anything", json!("x")),
-        ("/users/0/user/username", json!("admin")),
-        ("/users/0/user/password", json!("hunter2")),
+    for (field, value) in [
+        ("as", json!("system:admin")),
+        ("as-uid", json!("0")),
+        ("as-groups", json!(["system:masters"])),
+        ("as-user-extra", json!({ "a": ["b"] })),
+        ("impersonate-user", json!("system:admin")),
+        ("impersonate-anything", json!("x")),
+        ("username", json!("admin")),
+        ("password", json!("hunter2")),
     ] {
-        let error = with(pointer, value, EVERYTHING).unwrap_err();
-        assert!(
-            matches!(error, KubeconfigError::Forbidden { .. }),
-            "{pointer}: {error}"
-        );
+        let pointer = format!("/users/0/user/{field}");
+        for policy in [Policy::default(), EVERYTHING] {
+            let error = with(&pointer, value.clone(), policy).unwrap_err();
+            assert_eq!(
+                error.reason(),
+                "KubeconfigForbiddenField",
+                "{field}: {error}"
+            );
+            let error = error.to_string();
+            assert!(
+                error.starts_with(&format!("users[0].user.{field} is not allowed")),
+                "{error}"
+            );
+        }
     }
 }
 
@@ -343,12 +346,11 @@ fn skipping_tls_verification_needs_lab_switch() {
     let pointer = "/clusters/0/cluster/insecure-skip-tls-verify";
     assert_eq!(strictly(pointer, json!(false)), parsed(&good()));
     let error = strictly(pointer, json!(true)).unwrap_err();
-    assert!(
-        matches!(error, KubeconfigError::Forbidden { .. }),
-        "{error}"
-    );
+    assert_eq!(error.reason(), "KubeconfigForbiddenField", "{error}");
+    let error = error.to_string();
+    assert!(error.contains("--insecure-kubeconfig-tls"), "{error}");
     for odd in [json!("true"), json!("false"), json!(1), json!("yes")] {
-        let error = strictly(pointer, odd).unwrap_err().to_string();
+        let error = said(pointer, odd);
         assert!(
             error.ends_with("must be true or false, without quotes"),
             "{error}"
@@ -364,10 +366,7 @@ fn skipping_tls_verification_needs_lab_switch() {
         );
     }
 
-    let lab = Policy {
-        allow_insecure_tls: true,
-        ..Policy::default()
-    };
+    let lab = only(|policy| policy.allow_insecure_tls = true);
     let error = with(pointer, json!(true), lab).unwrap_err().to_string();
     assert!(
         error.contains("contradicts the certificate authority"),
@@ -382,24 +381,29 @@ fn skipping_tls_verification_needs_lab_switch() {
 
 #[test]
 fn unknown_fields_are_rejected_and_extensions_dropped() {
-    for (pointer, path) in [
-        ("/clusterz", "clusterz"),
-        ("/clusters/0/Cluster", "clusters[0].Cluster"),
-        ("/clusters/0/cluster/Server", "clusters[0].cluster.Server"),
+    for (entry, path, field) in [
+        ("", "", "clusterz"),
+        ("", "", "currentContext"),
+        ("/clusters/0", "clusters[0].", "Cluster"),
+        ("/clusters/0/cluster", "clusters[0].cluster.", "Server"),
         (
-            "/contexts/0/context/cluster-name",
-            "contexts[0].context.cluster-name",
+            "/clusters/0/cluster",
+            "clusters[0].cluster.",
+            "certificateAuthorityData",
         ),
-        ("/users/0/user/Exec", "users[0].user.Exec"),
-        ("/users/0/user/token-file", "users[0].user.token-file"),
+        (
+            "/contexts/0/context",
+            "contexts[0].context.",
+            "cluster-name",
+        ),
+        ("/users/0/user", "users[0].user.", "Exec"),
+        ("/users/0/user", "users[0].user.", "Token"),
+        ("/users/0/user", "users[0].user.", "tokenfile"),
+        ("/users/0/user", "users[0].user.", "token-file"),
     ] {
-        let error = strictly(pointer, json!("x")).unwrap_err();
-        assert_eq!(
-            error,
-            KubeconfigError::Field(FieldError::Unknown {
-                path: path.to_owned()
-            })
-        );
+        let error = strictly(&format!("{entry}/{field}"), json!("x")).unwrap_err();
+        let path = format!("{path}{field}");
+        assert_eq!(error, KubeconfigError::Field(FieldError::Unknown { path }));
     }
     let extension = json!([{ "name": "client.authentication.k8s.io/exec", "extension": {} }]);
     for pointer in [
@@ -432,72 +436,35 @@ fn fields_without_effect_are_as_good_as_absent() {
 
 #[test]
 fn missing_or_dangling_reference_is_named() {
+    let no_context = "failed to determine current context: current-context is missing or empty";
+    let no_contexts = "context \"admin@edge-1\" not found in contexts";
+    let no_user =
+        "contexts[0].context.user is not set: name an entry of users; anonymous access is refused";
+    let no_cluster = "contexts[0].context.cluster is not set";
+    let no_credential = "users[0].user has no credential: set token, or client-certificate-data and \
+        client-key-data; anonymous access is refused";
+    let no_server = "clusters[0].cluster.server is not set";
+    let bad_namespace = "contexts[0].context.namespace is not";
+    let (cluster, user) = ("/contexts/0/context/cluster", "/contexts/0/context/user");
     for (pointer, value, message) in [
-        (
-            "/current-context",
-            Value::Null,
-            "failed to determine current context",
-        ),
-        (
-            "/current-context",
-            json!(""),
-            "failed to determine current context",
-        ),
+        ("/current-context", Value::Null, no_context),
+        ("/current-context", json!(""), no_context),
         (
             "/current-context",
             json!("x"),
             "context \"x\" not found in contexts",
         ),
-        (
-            "/contexts",
-            Value::Null,
-            "context \"admin@edge-1\" not found in contexts",
-        ),
-        (
-            "/contexts/0/context/cluster",
-            json!("x"),
-            "cluster \"x\" not found in clusters",
-        ),
-        (
-            "/contexts/0/context/cluster",
-            Value::Null,
-            "contexts[0].context.cluster is not set",
-        ),
-        (
-            "/contexts/0/context/user",
-            json!("x\ny"),
-            "user \"x\\ny\" not found in users",
-        ),
-        (
-            "/contexts/0/context/user",
-            Value::Null,
-            "contexts[0].context.user is not set",
-        ),
-        (
-            "/contexts/0/context",
-            Value::Null,
-            "contexts[0].context.cluster is not set",
-        ),
-        (
-            "/users/0/user",
-            Value::Null,
-            "users[0].user has no credential",
-        ),
-        (
-            "/users/0/user",
-            json!({}),
-            "users[0].user has no credential",
-        ),
-        (
-            "/users/0/user",
-            json!({ "token": "" }),
-            "users[0].user has no credential",
-        ),
-        (
-            "/clusters/0/cluster",
-            Value::Null,
-            "clusters[0].cluster.server is not set",
-        ),
+        ("/contexts", Value::Null, no_contexts),
+        (cluster, json!("x"), "cluster \"x\" not found in clusters"),
+        (cluster, Value::Null, no_cluster),
+        (user, json!("x"), "user \"x\" not found in users"),
+        (user, json!("x\ny"), "user \"x\\ny\" not found in users"),
+        (user, Value::Null, no_user),
+        ("/contexts/0/context", Value::Null, no_cluster),
+        ("/users/0/user", Value::Null, no_credential),
+        ("/users/0/user", json!({}), no_credential),
+        ("/users/0/user", json!({ "token": "" }), no_credential),
+        ("/clusters/0/cluster", Value::Null, no_server),
         ("/clusters", json!({}), "clusters must be a list"),
         ("/users/0/user", json!([]), "users[0].user must be a map"),
         (
@@ -507,18 +474,12 @@ fn missing_or_dangling_reference_is_named() {
         ),
         ("/kind", json!("Secret"), "kind must be Config"),
         ("/apiVersion", json!("v2"), "apiVersion must be v1"),
-        (
-            "/contexts/0/context/namespace",
-            json!("A/b"),
-            "contexts[0].context.namespace is not",
-        ),
+        ("/contexts/0/context/namespace", json!("A/b"), bad_namespace),
     ] {
         let error = strictly(pointer, value.clone()).unwrap_err();
-        assert!(
-            error.to_string().starts_with(message),
-            "{pointer} {value}: {error}"
-        );
         assert_eq!(error.reason(), "KubeconfigInvalid");
+        let error = error.to_string();
+        assert!(error.starts_with(message), "{pointer} {value}: {error}");
     }
 }
 
@@ -536,26 +497,55 @@ fn duplicate_name_is_rejected() {
 
 #[test]
 fn server_must_be_https_with_host_without_credentials() {
+    let pointer = "/clusters/0/cluster/server";
+    let (scheme, number) = ("must start with https://", "has a number for a host");
     for (server, message) in [
-        (json!("http://10.0.0.1"), "must start with https://"),
-        (json!("https://a:b@h"), "has a user name or password"),
+        (json!("http://10.0.0.1"), scheme),
+        (json!("http://edge-1.example.org:8080"), scheme),
+        (json!("unix:///var/run/apiserver.sock"), scheme),
+        (
+            json!("https://admin:hunter2@h"),
+            "has a user name or password",
+        ),
         (json!("https://h:0"), "has no valid port"),
         (json!("https://"), "has no host"),
+        (json!("https://2130706433:6443"), number),
+        (json!("https://0x7f.1"), number),
         (json!(6443), "must be a string"),
     ] {
-        let error = strictly("/clusters/0/cluster/server", server)
-            .unwrap_err()
-            .to_string();
-        assert!(
-            error.starts_with(&format!("clusters[0].cluster.server {message}")),
-            "{error}"
-        );
+        for policy in [Policy::default(), EVERYTHING] {
+            let error = with(pointer, server.clone(), policy)
+                .unwrap_err()
+                .to_string();
+            let path = "clusters[0].cluster.server";
+            assert!(error.starts_with(&format!("{path} {message}")), "{error}");
+            assert!(!error.contains("hunter2"), "{error}");
+        }
     }
     for name in ["a b", "https://h", "-"] {
-        let error = strictly("/clusters/0/cluster/tls-server-name", json!(name)).unwrap_err();
-        assert!(
-            error.to_string().contains("is not a host name"),
-            "{name}: {error}"
+        let error = said("/clusters/0/cluster/tls-server-name", json!(name));
+        assert!(error.contains("is not a host name"), "{name}: {error}");
+    }
+}
+
+#[test]
+fn loopback_metadata_and_invalid_servers_are_rejected() {
+    for server in [
+        "https://127.0.0.1:6443",
+        "https://localhost:6443",
+        "https://[::1]:6443",
+        "https://0.0.0.0",
+        "https://[::ffff:127.0.0.1]",
+        "https://169.254.169.254",
+        "https://[fe80::1]",
+        "https://[fd00:ec2::254]",
+        "https://metadata.google.internal.",
+    ] {
+        let error = strictly("/clusters/0/cluster/server", json!(server)).unwrap_err();
+        assert_eq!(
+            error.reason(),
+            "KubeconfigForbiddenField",
+            "{server}: {error}"
         );
     }
 }
@@ -572,33 +562,19 @@ fn unusable_certificate_key_or_token_is_rejected() {
     let garbage = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
     let encrypted =
         "-----BEGIN ENCRYPTED PRIVATE KEY-----\nMAMCAQE=\n-----END ENCRYPTED PRIVATE KEY-----\n";
+    let no_ca = "certificate-authority-data holds no PEM certificate";
+    let damaged = "certificate-authority-data holds a PEM certificate that is damaged";
+    let no_certificate = "client-certificate-data holds no PEM certificate";
+    let no_key = "client-key-data holds no PEM private key";
+    let locked = "client-key-data holds no PEM private key, or one that is enc";
+    let odd = "token has a character that no token has";
     for (pointer, value, message) in [
         (ca, json!("%%%"), "certificate-authority-data is not base64"),
-        (
-            ca,
-            encode("hello"),
-            "certificate-authority-data holds no PEM certificate",
-        ),
-        (
-            ca,
-            json!(ISSUED.key),
-            "certificate-authority-data holds no PEM certificate",
-        ),
-        (
-            ca,
-            encode(open),
-            "certificate-authority-data holds a PEM certificate that is damaged",
-        ),
-        (
-            ca,
-            encode(garbage),
-            "holds a PEM certificate that is damaged",
-        ),
-        (
-            ca,
-            encode(sequence),
-            "holds a PEM certificate that is damaged",
-        ),
+        (ca, encode("hello"), no_ca),
+        (ca, json!(ISSUED.key), no_ca),
+        (ca, encode(open), damaged),
+        (ca, encode(garbage), damaged),
+        (ca, encode(sequence), damaged),
         (
             ca,
             json!([1]),
@@ -610,34 +586,14 @@ fn unusable_certificate_key_or_token_is_rejected() {
             "client-key-data is missing",
         ),
         (key, json!(ISSUED.key), "client-certificate-data is missing"),
-        (
-            cert,
-            json!(ISSUED.key),
-            "client-certificate-data holds no PEM certificate",
-        ),
-        (
-            key,
-            json!(ISSUED.certificate),
-            "client-key-data holds no PEM private key",
-        ),
-        (
-            key,
-            encode(encrypted),
-            "client-key-data holds no PEM private key, or one that is enc",
-        ),
-        (
-            token,
-            json!("line\nend"),
-            "token has a character that no token has",
-        ),
-        (
-            token,
-            json!("tök"),
-            "token has a character that no token has",
-        ),
+        (cert, json!(ISSUED.key), no_certificate),
+        (key, json!(ISSUED.certificate), no_key),
+        (key, encode(encrypted), locked),
+        (token, json!("line\nend"), odd),
+        (token, json!("tök"), odd),
         (token, json!(123), "token must be a string"),
     ] {
-        let error = strictly(pointer, value).unwrap_err().to_string();
+        let error = said(pointer, value);
         assert!(error.contains(message), "{pointer}: {error}");
     }
 }
@@ -701,16 +657,11 @@ fn authority_is_ca_or_self_signed() {
 
 #[test]
 fn misplaced_secret_or_long_name_is_not_shown() {
-    let error = strictly(&format!("/users/0/user/{TOKEN}"), Value::Null)
-        .unwrap_err()
-        .to_string();
-    assert!(
-        error.starts_with("users[0].user.(key not shown) is not a known"),
-        "{error}"
-    );
-    let long = "n".repeat(1000);
-    let error = strictly("/contexts/0/context/user", json!(long))
-        .unwrap_err()
-        .to_string();
+    for field in [TOKEN, "client_key_data"] {
+        let error = said(&format!("/users/0/user/{field}"), Value::Null);
+        let hidden = "users[0].user.(key not shown) is not a known";
+        assert!(error.starts_with(hidden), "{error}");
+    }
+    let error = said("/contexts/0/context/user", json!("n".repeat(1000)));
     assert!(error.len() < 120, "{error}");
 }

@@ -146,9 +146,9 @@ impl World {
                 .clone()
                 .map(|name| self.site(placement(name, false))),
             sites: placements
-                .into_iter()
+                .iter()
                 .flatten()
-                .map(|it| self.site(it))
+                .map(|it| self.site(it.clone()))
                 .collect(),
             deletion: self.deletion,
             check_every: 60,
@@ -179,6 +179,12 @@ fn placements(decision: &Decision) -> Vec<(&str, bool)> {
     placements
         .map(|placement| (placement.cluster.as_str(), placement.removing))
         .collect()
+}
+
+#[track_caller]
+fn assert_orders_and_places(decision: &Decision, ordered: &[(&str, bool)], kept: &[(&str, bool)]) {
+    assert_eq!(orders(decision), ordered);
+    assert_eq!(placements(decision), kept);
 }
 
 const HERE: [(&str, bool); 1] = [("edge-1", false)];
@@ -223,46 +229,27 @@ fn deployment_status_follows_member_report() {
         uid: "another".to_owned(),
         ..well()
     };
-    let (truth, phase) = (Truth::False, DeploymentPhase::Error);
-    for (said, expected, in_phase) in [
-        (well(), (Truth::True, "Deployed"), DeploymentPhase::Ready),
-        (older, (truth, "NotReady"), DeploymentPhase::Pending),
-        (anothers, (truth, "NotReady"), DeploymentPhase::Pending),
-        (gone(), (truth, "NotReady"), DeploymentPhase::Pending),
-        (
-            report((truth, reason::INSTALLING), None),
-            (truth, "NotReady"),
-            DeploymentPhase::Pending,
-        ),
-        (
-            report((Truth::Unknown, reason::NOT_READY), None),
-            (Truth::Unknown, "NotReady"),
-            DeploymentPhase::Pending,
-        ),
-        (failed(reason::INSTALL_FAILED), (truth, "HelmFailed"), phase),
-        (
-            failed(reason::CHART_NOT_LOADED),
-            (truth, "HelmFailed"),
-            phase,
-        ),
+    let (pending, error) = (DeploymentPhase::Pending, DeploymentPhase::Error);
+    let (no, unknown) = (Truth::False, Truth::Unknown);
+    let installing = report((no, reason::INSTALLING), None);
+    let not_known = report((unknown, reason::NOT_READY), None);
+    let installed = (Truth::True, reason::INSTALLED);
+    // The installed revision is ready, but the upgrade failed.
+    let not_upgraded = report(installed, Some(reason::UPGRADE_FAILED));
+    for (said, truth, why, in_phase) in [
+        (well(), Truth::True, "Deployed", DeploymentPhase::Ready),
+        (older, no, "NotReady", pending),
+        (anothers, no, "NotReady", pending),
+        (gone(), no, "NotReady", pending),
+        (installing, no, "NotReady", pending),
+        (not_known, unknown, "NotReady", pending),
+        (failed(reason::INSTALL_FAILED), no, "HelmFailed", error),
+        (failed(reason::CHART_NOT_LOADED), no, "HelmFailed", error),
         // A failure outside Helm keeps its own reason.
-        (
-            failed(reason::RELEASE_IN_USE),
-            (truth, "ReleaseInUse"),
-            phase,
-        ),
-        // The installed revision is ready, but the upgrade failed.
-        (
-            report(
-                (Truth::True, reason::INSTALLED),
-                Some(reason::UPGRADE_FAILED),
-            ),
-            (truth, "HelmFailed"),
-            phase,
-        ),
+        (failed(reason::RELEASE_IN_USE), no, "ReleaseInUse", error),
+        (not_upgraded, no, "HelmFailed", error),
     ] {
         let decision = world().placed(&HERE).says("edge-1", said.clone()).decide();
-        let (truth, why) = expected;
         assert_eq!(ready(&decision), (truth, why.to_owned()), "{said:?}");
         assert_eq!(decision.status.phase, Some(in_phase), "{said:?}");
     }
@@ -328,16 +315,10 @@ fn old_place_stays_until_new_one_is_ready() {
     assert_eq!(orders(&moved().decide()), BOTH);
     let installing = report((Truth::False, reason::INSTALLING), None);
     let decision = moved().says("edge-1", installing).decide();
-    assert_eq!(
-        (orders(&decision), placements(&decision)),
-        (BOTH.to_vec(), BOTH.to_vec())
-    );
+    assert_orders_and_places(&decision, &BOTH, &BOTH);
     // The removal is recorded before it is ordered, and it is final.
     let decision = moved().says("edge-1", well()).decide();
-    assert_eq!(
-        (orders(&decision), placements(&decision)),
-        (BOTH.to_vec(), LEAVES.to_vec())
-    );
+    assert_orders_and_places(&decision, &BOTH, &LEAVES);
     // A report from before a change of hub or reporter is not enough.
     let mut stale = moved().says("edge-1", well());
     let said = &mut stale.members.get_mut("edge-1").unwrap().said;
@@ -351,10 +332,7 @@ fn old_place_stays_until_new_one_is_ready() {
         leaves().silent("edge-1"),
     ] {
         let decision = world.decide();
-        assert_eq!(
-            (orders(&decision), placements(&decision)),
-            (LEAVES.to_vec(), LEAVES.to_vec())
-        );
+        assert_orders_and_places(&decision, &LEAVES, &LEAVES);
     }
     let decision = leaves().says("edge-0", gone()).decide();
     assert_eq!(placements(&decision), HERE);
@@ -380,14 +358,10 @@ fn old_place_stays_until_new_one_is_ready() {
 
 #[test]
 fn lost_member_stays_recorded_until_orphan_annotation() {
-    let lost = || {
-        let mut lost = world().placed(&[("edge-0", false), ("edge-1", false)]);
-        lost = lost.says("edge-1", well());
-        lost
-    };
+    let both = [("edge-0", false), ("edge-1", false)];
+    let lost = || world().placed(&both).says("edge-1", well());
     let decision = lost().decide();
-    assert_eq!(orders(&decision), HERE);
-    assert_eq!(placements(&decision), [("edge-0", true), ("edge-1", false)]);
+    assert_orders_and_places(&decision, &HERE, &[("edge-0", true), ("edge-1", false)]);
     let line = decision.status.last_message.unwrap();
     let told = line.contains("edge-0") && line.contains(names::ORPHAN_ANNOTATION);
     assert!(told, "{line}");
@@ -410,15 +384,10 @@ fn renamed_cluster_is_same_place() {
         now: Timestamp::UNIX_EPOCH,
     };
     let decision = decide(&view);
-    assert_eq!(placements(&decision), [("kamaji", false)]);
-    assert_eq!(orders(&decision), [("kamaji", false)]);
+    assert_orders_and_places(&decision, &[("kamaji", false)], &[("kamaji", false)]);
     // The hub never orders its removal.
     world.object.status = Some(decision.status);
-    assert!(
-        placements(&world.decide())
-            .iter()
-            .all(|(_, removing)| !removing)
-    );
+    assert!(!placements(&world.decide()).iter().any(|place| place.1));
 }
 
 #[test]
@@ -432,18 +401,12 @@ fn deletion_is_confirmed_recorded_ordered_then_finished() {
     };
     let decision = at(&HERE, None).decide();
     assert!(decision.read);
-    assert_eq!(
-        (orders(&decision), placements(&decision)),
-        (HERE.to_vec(), HERE.to_vec())
-    );
+    assert_orders_and_places(&decision, &HERE, &HERE);
     assert!(decision.orders["edge-1"].paused, "it is left as it is");
     assert_eq!(decision.finalizers, None);
     let decision = at(&HERE, Some(Deletion::OfTheObject)).decide();
     assert!(!decision.read);
-    assert_eq!(
-        (orders(&decision), placements(&decision)),
-        (HERE.to_vec(), GOES.to_vec())
-    );
+    assert_orders_and_places(&decision, &HERE, &GOES);
     // A hub that starts reads the removal from the record.
     for deletion in [None, Some(Deletion::OfTheObject)] {
         let decision = at(&GOES, deletion).decide();

@@ -51,38 +51,34 @@ fn secret_precedes_deprecated_field_and_region_name() {
         } => (secret.to_string(), key, by_default),
         Named::Profile { .. } => unreachable!("none was named"),
     };
-    let cases = [
-        ("all", spec(all), ("team/admin", Some("admin.conf"), false)),
+    let name_only = spec(|it| it.kubeconfig = given("", "admin", ""));
+    let deprecated = spec(|it| it.kubeconfig_secret_name = Some("old".to_owned()));
+    // A namespace without a name says nothing.
+    let no_name = spec(|it| {
+        it.kubeconfig = given("team", "", "value");
+        it.kubeconfig_secret_name = Some("old".to_owned());
+    });
+    let empty = spec(|it| it.kubeconfig_secret_name = Some(String::new()));
+    for (what, spec, secret, key, by_default) in [
+        ("all", spec(all), "team/admin", Some("admin.conf"), false),
+        ("a name only", name_only, "fleet/admin", None, false),
+        ("the deprecated field", deprecated, "fleet/old", None, false),
+        ("no name", no_name, "fleet/old", Some("value"), false),
         (
-            "a name only",
-            spec(|it| it.kubeconfig = given("", "admin", "")),
-            ("fleet/admin", None, false),
-        ),
-        (
-            "the deprecated field",
-            spec(|it| it.kubeconfig_secret_name = Some("old".to_owned())),
-            ("fleet/old", None, false),
-        ),
-        (
-            "a namespace without a name says nothing",
-            spec(|it| {
-                it.kubeconfig = given("team", "", "value");
-                it.kubeconfig_secret_name = Some("old".to_owned());
-            }),
-            ("fleet/old", Some("value"), false),
-        ),
-        (
-            "an empty deprecated field",
-            spec(|it| it.kubeconfig_secret_name = Some(String::new())),
-            ("fleet/paris-kubeconfig", None, true),
+            "an empty field",
+            empty,
+            "fleet/paris-kubeconfig",
+            None,
+            true,
         ),
         (
             "nothing",
             spec(|_| {}),
-            ("fleet/paris-kubeconfig", None, true),
+            "fleet/paris-kubeconfig",
+            None,
+            true,
         ),
-    ];
-    for (what, spec, (secret, key, by_default)) in cases {
+    ] {
         let expected = (secret.to_owned(), key.map(str::to_owned), by_default);
         assert_eq!(of(named(&spec, "fleet")), expected, "{what}");
     }
@@ -120,6 +116,19 @@ impl World {
     fn finding(mut self, of: &SecretName, finding: Finding) -> Self {
         self.findings.insert(of.clone(), finding);
         self
+    }
+
+    /// Changes a member.
+    fn with(mut self, name: &str, change: impl FnOnce(&mut Cluster)) -> Self {
+        change(self.clusters.get_mut(name).unwrap());
+        self
+    }
+
+    /// Returns the member, or the reason why there is none.
+    #[track_caller]
+    fn aims(&self, named: &Named, expected: Result<&str, &str>, what: &str) {
+        let expected = expected.map(str::to_owned).map_err(str::to_owned);
+        assert_eq!(self.select(named, "team"), expected, "{what}");
     }
 
     fn select(&self, named: &Named, from: &str) -> Result<String, String> {
@@ -192,19 +201,13 @@ fn pending_target_differs_from_impossible_one() {
         member: "Not A Name".to_owned(),
         open: false,
     };
+    let found = |finding| member().finding(&of, finding);
+    let taken = world().member("admin", other);
     for (what, world, expected) in [
         ("not looked for yet", member(), Err("Starting")),
-        (
-            "gone",
-            member().finding(&of, Finding::NotThere),
-            Err("SecretNotFound"),
-        ),
+        ("gone", found(Finding::NotThere), Err("SecretNotFound")),
         // What is known of it stands.
-        (
-            "unread, and known",
-            member().finding(&of, unread()),
-            Ok("admin"),
-        ),
+        ("unread, and known", found(unread()), Ok("admin")),
         (
             "unread",
             world().finding(&of, unread()),
@@ -217,13 +220,12 @@ fn pending_target_differs_from_impossible_one() {
         ),
         (
             "the name is another's",
-            world().member("admin", other).finding(&of, there(false)),
+            taken.finding(&of, there(false)),
             Err("NameTaken"),
         ),
         ("no name", world().finding(&of, strange), Err("NotAName")),
     ] {
-        let expected = expected.map(str::to_owned).map_err(str::to_owned);
-        assert_eq!(world.select(&by(&of), "team"), expected, "{what}");
+        world.aims(&by(&of), expected, what);
     }
 }
 
@@ -244,10 +246,7 @@ fn target_of_duplicate_members_is_the_acting_one() {
     // It says who may aim at it.
     let kamaji = world.clusters.get_mut("kamaji").unwrap();
     kamaji.allowed = Allowed::new(Some(&["other".to_owned()]));
-    assert_eq!(
-        world.select(&by(&of), "team").unwrap_err(),
-        "NamespaceNotAllowed"
-    );
+    world.aims(&by(&of), Err("NamespaceNotAllowed"), "closed");
 }
 
 #[test]
@@ -255,12 +254,7 @@ fn joined_region_needs_no_secret_unless_named() {
     let default = named(&spec(|_| {}), "fleet");
     let world = World::default().member("paris", None);
     assert_eq!(world.select(&default, "team").unwrap(), "paris");
-    assert_eq!(
-        world
-            .select(&by(&secret("fleet", "admin")), "team")
-            .unwrap_err(),
-        "Starting"
-    );
+    world.aims(&by(&secret("fleet", "admin")), Err("Starting"), "named");
     // A member of that name with a source is somebody's of its own.
     let other = secret("elsewhere", "paris").origin().source_ref();
     let world = World::default().member("paris", Some(other));
@@ -271,10 +265,7 @@ fn joined_region_needs_no_secret_unless_named() {
         with_home.select(&home, "team").unwrap(),
         names::SELF_CLUSTER
     );
-    assert_eq!(
-        World::default().select(&home, "team").unwrap_err(),
-        "SourceGone"
-    );
+    World::default().aims(&home, Err("SourceGone"), "no home");
 }
 
 #[test]
@@ -288,10 +279,7 @@ fn unreached_cluster_is_awaited_or_its_fault_reported() {
     assert_eq!(world.select(&by(&of), "team").unwrap_err(), "Starting");
     let cluster = world.clusters.get_mut("admin").unwrap();
     cluster.resolved = Some(State::new(Truth::False, "KubeconfigInvalid", "no such key"));
-    assert_eq!(
-        world.select(&by(&of), "team").unwrap_err(),
-        "KubeconfigInvalid"
-    );
+    world.aims(&by(&of), Err("KubeconfigInvalid"), "bad kubeconfig");
 }
 
 #[test]
@@ -307,60 +295,38 @@ fn profile_resolves_to_its_member_and_reports_state() {
         namespace: "inventory".to_owned(),
         name: "paris".to_owned(),
     };
-    let closed = |mut world: World| {
-        let member = world.clusters.get_mut("edge-1").unwrap();
-        member.allowed = Allowed::new(Some(&["other".to_owned()]));
-        world
-    };
-    let unreached = |mut world: World, resolved: Option<State>| {
-        let member = world.clusters.get_mut("edge-1").unwrap();
-        (member.cluster_uid, member.resolved) = (None, resolved);
-        world
-    };
     let member = |source| World::default().member("edge-1", source);
+    let paris = || member(profile("inventory", "paris"));
+    let secret = of(Kind::Secret, "inventory", "paris").source_ref();
+    let closed = paris().with("edge-1", |member| {
+        member.allowed = Allowed::new(Some(&["other".to_owned()]));
+    });
+    let unreached = || paris().with("edge-1", |member| member.cluster_uid = None);
     let not_ready = State::new(Truth::False, "ClusterProfileNotReady", "not healthy");
+    let not_ready = unreached().with("edge-1", |member| member.resolved = Some(not_ready));
+    let by_agent = World::default().member("paris", None);
+    let not_found = Err("ClusterProfileNotFound");
     for (what, world, expected) in [
         // Whatever the member is called, and without a word on Secrets.
-        ("found", member(profile("inventory", "paris")), Ok("edge-1")),
-        ("none", World::default(), Err("ClusterProfileNotFound")),
+        ("found", paris(), Ok("edge-1")),
+        ("none", World::default(), not_found),
         (
-            "of another namespace",
+            "other namespace",
             member(profile("elsewhere", "paris")),
-            Err("ClusterProfileNotFound"),
+            not_found,
         ),
         (
-            "of another name",
+            "other name",
             member(profile("inventory", "edge-1")),
-            Err("ClusterProfileNotFound"),
+            not_found,
         ),
-        (
-            "of another kind",
-            member(Some(of(Kind::Secret, "inventory", "paris").source_ref())),
-            Err("ClusterProfileNotFound"),
-        ),
-        (
-            "an agent's of the region's name",
-            World::default().member("paris", None),
-            Err("ClusterProfileNotFound"),
-        ),
-        (
-            "not for this namespace",
-            closed(member(profile("inventory", "paris"))),
-            Err("NamespaceNotAllowed"),
-        ),
-        (
-            "not reached yet",
-            unreached(member(profile("inventory", "paris")), None),
-            Err("Starting"),
-        ),
-        (
-            "not ready",
-            unreached(member(profile("inventory", "paris")), Some(not_ready)),
-            Err("ClusterProfileNotReady"),
-        ),
+        ("other kind", member(Some(secret)), not_found),
+        ("an agent's of the region's name", by_agent, not_found),
+        ("not for this namespace", closed, Err("NamespaceNotAllowed")),
+        ("not reached yet", unreached(), Err("Starting")),
+        ("not ready", not_ready, Err("ClusterProfileNotReady")),
     ] {
-        let expected = expected.map(str::to_owned).map_err(str::to_owned);
-        assert_eq!(world.select(&named, "team"), expected, "{what}");
+        world.aims(&named, expected, what);
     }
 }
 

@@ -10,6 +10,7 @@ use serde_json::json;
 
 use super::provider_file::{AccessProvider, ApiVersion, ArgsPolicy, EnvsPolicy, Exec};
 use super::*;
+use crate::discovery::testkit::{Given, listing};
 use crate::discovery::{Found, Listing, membership};
 
 /// A fake program that answers with the content of `$ANSWER` and counts its runs.
@@ -106,6 +107,12 @@ impl Stage {
         }
     }
 
+    /// Lists the profile edge-1 and performs all due work.
+    async fn settled_edge_1(&mut self) {
+        self.apply("edge-1", ready(json!({"server": "https://edge-1"})));
+        self.settle().await;
+    }
+
     fn source(&mut self, name: &str) -> Arc<Source> {
         let sources = self.members.sources(BootTime::now());
         let found = sources.values().find(|source| source.origin.name == name);
@@ -198,8 +205,7 @@ async fn new_client_certificate_changes_kubeconfig_digest() {
     };
     let mut stage = Stage::new();
     stage.answer(&certificate());
-    stage.apply("edge-1", ready(json!({"server": "https://edge-1"})));
-    stage.settle().await;
+    stage.settled_edge_1().await;
     let before = stage.source("edge-1").access.clone().unwrap();
     assert!(before.yaml.contains("client-key-data"));
     stage.answer(&certificate());
@@ -207,10 +213,8 @@ async fn new_client_certificate_changes_kubeconfig_digest() {
     stage.members.doubt(&origin, BootTime::now());
     stage.later();
     stage.settle().await;
-    assert_ne!(
-        stage.source("edge-1").access.clone().unwrap().digest,
-        before.digest
-    );
+    let after = stage.source("edge-1").access.clone().unwrap();
+    assert_ne!(after.digest, before.digest);
 }
 
 #[tokio::test]
@@ -239,8 +243,7 @@ async fn profiles_with_different_arguments_share_no_credentials() {
 async fn plugin_failure_is_stale_only_after_earlier_success() {
     let mut stage = Stage::new();
     stage.fakes(&[("a", "echo the vault is sealed >&2; exit 1")]);
-    stage.apply("edge-1", ready(json!({"server": "https://edge-1"})));
-    stage.settle().await;
+    stage.settled_edge_1().await;
     assert_eq!(stage.reason("edge-1"), "AccessProviderFailed");
     let why = stage.source("edge-1").access.clone().unwrap_err().message;
     assert!(why.contains("ClusterProfile fleet/edge-1"), "{why}");
@@ -268,8 +271,7 @@ async fn plugin_failure_is_stale_only_after_earlier_success() {
 async fn a_credential_that_has_expired_already_is_none() {
     let mut stage = Stage::new();
     stage.answer(&json!({"token": "one", "expirationTimestamp": "2001-01-01T00:00:00Z"}));
-    stage.apply("edge-1", ready(json!({"server": "https://edge-1"})));
-    stage.settle().await;
+    stage.settled_edge_1().await;
     let why = stage.source("edge-1").access.clone().unwrap_err();
     assert_eq!(why.reason, "AccessProviderFailed");
     assert!(why.message.contains("expired"), "{why:?}");
@@ -278,41 +280,25 @@ async fn a_credential_that_has_expired_already_is_none() {
 #[tokio::test]
 async fn deleted_profile_removes_token_and_recreated_one_restarts() {
     let mut stage = Stage::new();
-    stage.apply("edge-1", ready(json!({"server": "https://edge-1"})));
-    stage.settle().await;
+    stage.settled_edge_1().await;
     let source = stage.source("edge-1");
-    let files = || {
-        std::fs::read_dir(stage.folder.path().join("cluster-profiles"))
-            .unwrap()
-            .count()
-    };
+    let folder = stage.folder.path().join("cluster-profiles");
+    let files = || std::fs::read_dir(&folder).unwrap().count();
     assert_eq!(files(), 1);
     drop(source);
     let object = profile::object("edge-1", Value::Null);
     stage.listed.apply(Event::Delete(object), |_| None);
     assert!(stage.follow());
     assert!(stage.members.sources(BootTime::now()).is_empty());
-    let left = std::fs::read_dir(stage.folder.path().join("cluster-profiles")).unwrap();
-    assert_eq!(left.count(), 0);
+    assert_eq!(files(), 0);
     stage.apply("edge-1", ready(json!({"server": "https://edge-1"})));
     assert_eq!(stage.reason("edge-1"), reason::STARTING);
 }
 
 /// The hub's decision about a member that is bound to ClusterProfile fleet/edge-1.
 fn decided(listing: Listing, covered: bool) -> membership::Membership {
-    struct Fake(bool);
-    impl Provider for Fake {
-        fn describe(&self) -> String {
-            String::new()
-        }
-        fn covers(&self, _: &Origin) -> bool {
-            self.0
-        }
-        fn follow(self: Arc<Self>, _: Finds) -> BoxFuture<'static, ()> {
-            std::future::pending().boxed()
-        }
-    }
-    let found = Found::new(Arc::new(Fake(covered)), listing);
+    let namespace = if covered { "fleet" } else { "elsewhere" };
+    let found = Found::new(Arc::new(Given(Some(namespace))), listing);
     let origin = Origin {
         kind: Kind::ClusterProfile,
         namespace: Some("fleet".to_owned()),
@@ -327,52 +313,35 @@ fn decided(listing: Listing, covered: bool) -> membership::Membership {
     membership::membership(&[&found], before)
 }
 
-fn listing(sources: impl IntoIterator<Item = Arc<Source>>) -> Listing {
-    let by_origin = sources
-        .into_iter()
-        .map(|source| (source.origin.clone(), source));
-    Listing {
-        sources: Some(Arc::new(by_origin.collect())),
-        ..Listing::default()
-    }
-}
-
 #[test]
 fn missing_or_unseen_profile_shows_its_reason() {
     let gone = decided(listing([]), true);
     assert_eq!(gone.gone["edge-1"].reason, "ClusterProfileNotFound");
-    let elsewhere = decided(listing([]), false);
-    assert_eq!(
-        elsewhere.gone["edge-1"].reason,
-        "AccessProviderNotConfigured"
-    );
+    let elsewhere = &decided(listing([]), false).gone["edge-1"];
+    assert_eq!(elsewhere.reason, "AccessProviderNotConfigured");
     let trouble = Listing {
         trouble: Some("the cluster has no ClusterProfiles".to_owned()),
         ..Listing::default()
     };
-    assert_eq!(
-        decided(trouble, true).unseen["edge-1"].reason,
-        "ClusterProfileUnavailable"
-    );
+    let trouble = &decided(trouble, true).unseen["edge-1"];
+    assert_eq!(trouble.reason, "ClusterProfileUnavailable");
     let closed = Listing {
         closed: true,
         ..Listing::default()
     };
-    assert_eq!(
-        decided(closed, true).unseen["edge-1"].reason,
-        "ClusterProviderClosed"
-    );
+    let closed = &decided(closed, true).unseen["edge-1"];
+    assert_eq!(closed.reason, "ClusterProviderClosed");
 }
 
 #[tokio::test]
 async fn profile_awaiting_first_credential_shows_starting() {
     let mut stage = Stage::new();
     stage.apply("edge-1", ready(json!({"server": "https://edge-1"})));
-    let starting = decided(listing([stage.source("edge-1")]), true);
+    let starting = decided(listing([(*stage.source("edge-1")).clone()]), true);
     assert_eq!(starting.unseen["edge-1"].reason, reason::STARTING);
     assert!(starting.gone.is_empty() && starting.members.is_empty());
     stage.settle().await;
-    let there = decided(listing([stage.source("edge-1")]), true);
+    let there = decided(listing([(*stage.source("edge-1")).clone()]), true);
     assert!(there.members.contains_key("edge-1"));
     assert!(there.gone.is_empty() && there.unseen.is_empty());
 }

@@ -1,65 +1,21 @@
 use std::collections::BTreeMap;
 
-use futures::FutureExt as _;
-use futures::future::BoxFuture;
 use jiff::Timestamp;
 use proptest::prelude::*;
 
 use super::*;
-use crate::discovery::{Finds, Listing, Provider};
-
-/// A provider of one namespace that finds nothing on its own.
-struct Of(&'static str);
-
-impl Provider for Of {
-    fn describe(&self) -> String {
-        self.0.to_owned()
-    }
-
-    fn covers(&self, origin: &Origin) -> bool {
-        origin.namespace.as_deref() == Some(self.0)
-    }
-
-    fn follow(self: Arc<Self>, _finds: Finds) -> BoxFuture<'static, ()> {
-        futures::future::ready(()).boxed()
-    }
-}
-
-fn origin(namespace: &str, name: &str) -> Origin {
-    Origin {
-        kind: Kind::Secret,
-        namespace: Some(namespace.to_owned()),
-        name: name.to_owned(),
-    }
-}
+use crate::discovery::Listing;
+use crate::discovery::testkit::{self, Given, listing, origin};
 
 fn source(origin: Origin, member: &str, since: Option<i64>) -> Source {
     Source {
-        origin,
-        uid: String::new(),
-        member: member.to_owned(),
         since: since.map(|second| Timestamp::from_second(second).unwrap()),
-        access: Err(Unresolved {
-            reason: reason::KUBECONFIG_INVALID,
-            message: String::new(),
-        }),
-        suspended: None,
-        stale: None,
-    }
-}
-
-fn listing(sources: impl IntoIterator<Item = Source>) -> Listing {
-    let by_origin = sources
-        .into_iter()
-        .map(|source| (source.origin.clone(), Arc::new(source)));
-    Listing {
-        sources: Some(Arc::new(by_origin.collect())),
-        ..Listing::default()
+        ..testkit::source(origin, member)
     }
 }
 
 fn found(namespace: &'static str, listing: Listing) -> Found {
-    Found::new(Arc::new(Of(namespace)), listing)
+    Found::new(Arc::new(Given(Some(namespace))), listing)
 }
 
 type Bound = BTreeMap<String, Option<SourceRef>>;
@@ -113,10 +69,8 @@ fn older_source_wins_name_conflict() {
         let refusal = &decided.refused[loser];
         assert_eq!(refusal.member(), Some("edge"));
         assert_eq!(refusal.reason(), "NameTaken");
-        assert!(
-            refusal.to_string().contains(&winner.to_string()),
-            "{refusal}"
-        );
+        let text = refusal.to_string();
+        assert!(text.contains(&winner.to_string()), "{text}");
     }
 }
 
@@ -143,10 +97,8 @@ fn bound_name_is_never_inherited_by_another_source() {
 #[test]
 fn a_source_never_binds_to_an_existing_member() {
     let one = origin("one", "edge");
-    let found = [found(
-        "one",
-        listing([source(one.clone(), "edge", Some(1))]),
-    )];
+    let here = listing([source(one.clone(), "edge", Some(1))]);
+    let found = [found("one", here)];
     let unbound: Bound = [("edge".to_owned(), None)].into();
     let dismissed = [("edge".to_owned(), one.clone())].into();
     for dismissed in [BTreeSet::new(), dismissed] {
@@ -181,19 +133,14 @@ fn home_name_and_invalid_names_are_refused() {
 #[test]
 fn source_of_deleted_edge_cluster_is_refused() {
     let one = origin("one", "edge");
-    let found = [found(
-        "one",
-        listing([source(one.clone(), "edge", Some(1))]),
-    )];
+    let here = listing([source(one.clone(), "edge", Some(1))]);
+    let found = [found("one", here)];
     let dismissed = [("edge".to_owned(), one.clone())].into();
     let decided = decide_with(&found, &Bound::new(), &dismissed, false);
     assert!(decided.members.is_empty());
-    assert_eq!(decided.refused[&one].reason(), "Dismissed");
-    assert_eq!(
-        decided.refused[&one].member(),
-        None,
-        "there is nothing to tell it on"
-    );
+    let refusal = &decided.refused[&one];
+    assert_eq!(refusal.reason(), "Dismissed");
+    assert_eq!(refusal.member(), None, "there is nothing to tell it on");
 }
 
 /// Outcomes for a member that is bound to a source of `one`, by the state of its provider.
@@ -228,10 +175,8 @@ fn member_is_gone_only_without_source_or_provider() {
         decided.troubled.get("edge").map(|why| why.reason)
     };
     assert_eq!(troubled(here()), None);
-    assert_eq!(
-        troubled(in_trouble(here())),
-        Some(reason::SOURCE_UNAVAILABLE)
-    );
+    let unavailable = Some(reason::SOURCE_UNAVAILABLE);
+    assert_eq!(troubled(in_trouble(here())), unavailable);
     assert_eq!(troubled(ended(here())), Some(reason::PROVIDER_CLOSED));
 
     let gone = |found: &[Found]| {
@@ -240,11 +185,9 @@ fn member_is_gone_only_without_source_or_provider() {
         decided.gone["edge"].reason
     };
     assert_eq!(gone(&[found("one", listing([]))]), reason::SOURCE_GONE);
-    assert_eq!(
-        gone(&[found("two", listing([]))]),
-        reason::PROVIDER_NOT_CONFIGURED
-    );
-    assert_eq!(gone(&[]), reason::PROVIDER_NOT_CONFIGURED);
+    let no_provider = reason::PROVIDER_NOT_CONFIGURED;
+    assert_eq!(gone(&[found("two", listing([]))]), no_provider);
+    assert_eq!(gone(&[]), no_provider);
 }
 
 #[test]
@@ -276,12 +219,8 @@ fn only_new_name_waits_for_unlisted_providers() {
         trouble: Some("no CRD".to_owned()),
         ..Listing::default()
     };
-    let decided = decide_with(
-        &[of_one(), found("two", troubled)],
-        &Bound::new(),
-        &none,
-        true,
-    );
+    let found = [of_one(), found("two", troubled)];
+    let decided = decide_with(&found, &Bound::new(), &none, true);
     assert!(decided.members.contains_key("edge"));
 }
 

@@ -1,60 +1,15 @@
 use std::sync::Arc;
 
-use futures::FutureExt as _;
-use futures::future::BoxFuture;
-
 use super::*;
-use crate::discovery::{Finds, Kind, Listing, Provider, Source, Unresolved};
-
-/// A provider that never lists. The test sets its listing.
-struct Given;
-
-impl Provider for Given {
-    fn describe(&self) -> String {
-        "given".to_owned()
-    }
-
-    fn covers(&self, origin: &Origin) -> bool {
-        origin.kind == Kind::Secret
-    }
-
-    fn follow(self: Arc<Self>, _: Finds) -> BoxFuture<'static, ()> {
-        async {}.boxed()
-    }
-}
-
-fn origin(namespace: &str, name: &str) -> Origin {
-    Origin {
-        kind: Kind::Secret,
-        namespace: Some(namespace.to_owned()),
-        name: name.to_owned(),
-    }
-}
+use crate::discovery::Listing;
+use crate::discovery::testkit::{Given, listing, origin, source};
 
 fn found(sources: Option<&[(&str, &str, &str)]>) -> Found {
-    let sources = sources.map(|sources| {
-        let made = sources.iter().map(|(namespace, name, member)| {
-            let source = Source {
-                origin: origin(namespace, name),
-                uid: String::new(),
-                member: (*member).to_owned(),
-                since: None,
-                access: Err(Unresolved {
-                    reason: "None",
-                    message: String::new(),
-                }),
-                suspended: None,
-                stale: None,
-            };
-            (source.origin.clone(), Arc::new(source))
-        });
-        Arc::new(made.collect())
+    let listing = sources.map_or_else(Listing::default, |sources| {
+        let each = sources.iter();
+        listing(each.map(|(namespace, name, member)| source(origin(namespace, name), member)))
     });
-    let listing = Listing {
-        sources,
-        ..Listing::default()
-    };
-    Found::new(Arc::new(Given), listing)
+    Found::new(Arc::new(Given(None)), listing)
 }
 
 fn bound(names: &[&str]) -> BTreeMap<String, Option<SourceRef>> {

@@ -25,6 +25,11 @@ fn with_spec(spec: Value) -> Tenant {
     tenant
 }
 
+/// A Tenant that names this member.
+fn naming(member: &str) -> Tenant {
+    with_spec(json!({ "clusterRef": { "secretName": member } }))
+}
+
 /// Places the Tenant on edge-1.
 fn placed(tenant: Tenant) -> Tenant {
     on_record_at(held(tenant), "edge-1", CLUSTER)
@@ -133,27 +138,18 @@ fn tenant_is_placed_on_known_member_allowing_it() {
         let (step, why) = outcome(&verdict);
         (step.to_owned(), why.to_owned())
     };
-    let named = |spec: Value| with_spec(json!({ "clusterRef": spec }));
+    let from = |namespace: &str| {
+        let secret = json!({ "secretName": "edge-1", "secretNamespace": namespace });
+        with_spec(json!({ "clusterRef": secret }))
+    };
     for (tenant, expected) in [
         (tenant(), ("record", "Ordered")),
         (with_spec(json!({})), ("", "")),
-        (named(json!({ "secretName": "self-cluster" })), ("", "")),
-        (
-            named(json!({ "secretName": "edge-9" })),
-            ("", "ClusterNotFound"),
-        ),
-        (
-            named(json!({ "secretName": "limited" })),
-            ("", "NamespaceNotAllowed"),
-        ),
-        (
-            named(json!({ "secretName": "edge-1", "secretNamespace": "krypton" })),
-            ("record", "Ordered"),
-        ),
-        (
-            named(json!({ "secretName": "edge-1", "secretNamespace": "other" })),
-            ("", "ClusterNotFound"),
-        ),
+        (naming("self-cluster"), ("", "")),
+        (naming("edge-9"), ("", "ClusterNotFound")),
+        (naming("limited"), ("", "NamespaceNotAllowed")),
+        (from("krypton"), ("record", "Ordered")),
+        (from("other"), ("", "ClusterNotFound")),
         (deleted(tenant()), ("", "")),
     ] {
         let found = at(&tenant, view(&targets));
@@ -218,14 +214,14 @@ fn placed_condition_follows_member_report_unless_home_overrides() {
         ..said(&mine)
     };
     let stays = || placed(tenant());
-    let moved = || {
-        placed(with_spec(
-            json!({ "clusterRef": { "secretName": "edge-2" } }),
-        ))
-    };
+    let moved = || placed(naming("edge-2"));
     let unnamed = || placed(with_spec(json!({})));
     let gone_member = || on_record_at(stays(), "edge-2", "cluster-9");
     let orphan = |tenant| annotated(tenant, ORPHAN_ANNOTATION, "true");
+    let not_known = doubted(Deletion::NotKnown);
+    let of_the_crd = doubted(Deletion::OfTheCrd);
+    let crd_for_good = doubted(Deletion::OfTheCrdForGood);
+    let other_home = ("orphan", "BelongsToAnother");
     let table: Vec<(Tenant, View<'_>, (&str, &str))> = vec![
         (stays(), base, ("", "Ordered")),
         (recorded(stays(), "Placed"), base, ("", "Placed")),
@@ -242,11 +238,7 @@ fn placed_condition_follows_member_report_unless_home_overrides() {
         (gone_member(), said(&mine), ("", "MemberLeft")),
         (deleted(stays()), base, ("", "Deleting")),
         (deleted(stays()), said(&gone), ("end", "TenantGone")),
-        (
-            deleted(stays()),
-            said(&of_another_home),
-            ("orphan", "BelongsToAnother"),
-        ),
+        (deleted(stays()), said(&of_another_home), other_home),
         (stays(), said(&of_before), ("", "Ordered")),
         (deleted(moved()), said(&gone), ("end", "TenantGone")),
         (deleted(stays()), said(&gone_of_another), ("", "Deleting")),
@@ -254,21 +246,9 @@ fn placed_condition_follows_member_report_unless_home_overrides() {
         (deleted(stays()), off, ("", "NotPlacing")),
         (deleted(gone_member()), base, ("", "MemberLeft")),
         (orphan(deleted(stays())), base, ("orphan", "Deleting")),
-        (
-            deleted(stays()),
-            doubted(Deletion::NotKnown),
-            ("", "TenantGone"),
-        ),
-        (
-            deleted(stays()),
-            doubted(Deletion::OfTheCrd),
-            ("", "TenantGone"),
-        ),
-        (
-            deleted(stays()),
-            doubted(Deletion::OfTheCrdForGood),
-            ("orphan", "Deleting"),
-        ),
+        (deleted(stays()), not_known, ("", "TenantGone")),
+        (deleted(stays()), of_the_crd, ("", "TenantGone")),
+        (deleted(stays()), crd_for_good, ("orphan", "Deleting")),
         (orphan(deleted(stays())), off, ("orphan", "Deleting")),
         (orphan(deleted(gone_member())), away, ("orphan", "Deleting")),
     ];
@@ -295,32 +275,19 @@ fn order_mirrors_tenant_and_deletion_orders_only_removal() {
     assert!(!(found.remove || found.adopt || found.paused));
     let (_, goes) = order(&deleted(placed(tenant())), &targets, Deletion::Its).unwrap();
     assert!(goes.remove && goes.spec == PlacedSpec::default());
-    let (_, hers) = order(
-        &annotated(
-            annotated(placed(tenant()), ADOPT_ANNOTATION, "true"),
-            PAUSED_ANNOTATION,
-            "true",
-        ),
-        &targets,
-        Deletion::Its,
-    )
-    .unwrap();
+    let adopted = annotated(placed(tenant()), ADOPT_ANNOTATION, "true");
+    let hers = annotated(adopted, PAUSED_ANNOTATION, "true");
+    let (_, hers) = order(&hers, &targets, Deletion::Its).unwrap();
     assert!(hers.adopt && hers.paused);
 
     // If it names another member later, it stays where it was placed.
-    let moved = placed(with_spec(
-        json!({ "clusterRef": { "secretName": "edge-2" } }),
-    ));
+    let moved = placed(naming("edge-2"));
     assert_eq!(order(&moved, &targets, Deletion::Its).unwrap().0, "edge-1");
     // If the member no longer allows the namespace, the hub sends no order, except for removal.
     let refused = on_record_at(placed(tenant()), "limited", "cluster-2");
     assert_eq!(order(&refused, &targets, Deletion::Its), None);
-    assert!(
-        order(&deleted(refused), &targets, Deletion::Its)
-            .unwrap()
-            .1
-            .remove
-    );
+    let (_, goes) = order(&deleted(refused), &targets, Deletion::Its).unwrap();
+    assert!(goes.remove);
     // Deleting the CRD does not request the removal of any Tenant.
     for deletion in [
         Deletion::NotKnown,
@@ -359,7 +326,7 @@ fn placement_is_recorded_then_held_then_ordered() {
 
     // After a client overwrote the metadata and `clusterRef`, the Tenant stays, and gets its finalizer
     // back.
-    let elsewhere = with_spec(json!({ "clusterRef": { "secretName": "limited" } }));
+    let elsewhere = naming("limited");
     let nowhere = with_spec(json!({}));
     for tenant in [elsewhere, nowhere] {
         let wiped = wiped(placed(tenant));
@@ -410,51 +377,38 @@ fn order_goes_to_recorded_cluster_under_any_name() {
             .collect()
     };
     let another = ("edge-1", Some("cluster-8"));
-    let renamed = || with_spec(json!({ "clusterRef": { "secretName": "edge-7" } }));
     let away = |why| (None, ("", why), ("", why));
     let asked = |member| (Some(member), ("", "TenantGone"), ("end", "TenantGone"));
     let by_name = |step, member| (Some(member), (step, "TenantGone"), ("end", "TenantGone"));
     // The member with the order, the verdict, and the verdict on a deleted Tenant once the member reports
     // it gone.
+    let only = |name, uid| at(&[(name, uid)]);
+    let moved = || at(&[another, ("edge-7", Some(CLUSTER))]);
+    let changed = away("ClusterIdentityChanged");
+    let unreachable = away("ClusterUnreachable");
     let table = [
         (
             placed(tenant()),
-            at(&[("edge-1", Some(CLUSTER))]),
+            only("edge-1", Some(CLUSTER)),
             asked("edge-1"),
         ),
-        (
-            placed(tenant()),
-            at(&[another]),
-            away("ClusterIdentityChanged"),
-        ),
-        (
-            placed(tenant()),
-            at(&[("edge-1", None)]),
-            away("ClusterUnreachable"),
-        ),
+        (placed(tenant()), at(&[another]), changed),
+        (placed(tenant()), only("edge-1", None), unreachable),
         (placed(tenant()), at(&[]), away("MemberLeft")),
         (
             placed(tenant()),
-            at(&[("self-cluster", Some(CLUSTER))]),
+            only("self-cluster", Some(CLUSTER)),
             away("MemberLeft"),
         ),
+        (placed(tenant()), moved(), asked("edge-7")),
         (
-            placed(tenant()),
-            at(&[another, ("edge-7", Some(CLUSTER))]),
-            asked("edge-7"),
-        ),
-        (
-            placed(renamed()),
-            at(&[("edge-7", Some(CLUSTER))]),
+            placed(naming("edge-7")),
+            only("edge-7", Some(CLUSTER)),
             asked("edge-7"),
         ),
         // Placed by an older hub.
         (held(tenant()), at(&[another]), by_name("record", "edge-1")),
-        (
-            held(tenant()),
-            at(&[("edge-1", None)]),
-            by_name("", "edge-1"),
-        ),
+        (held(tenant()), only("edge-1", None), by_name("", "edge-1")),
         (held(tenant()), at(&[]), away("MemberLeft")),
     ];
     for (tenant, targets, (asked, stays, goes)) in table {

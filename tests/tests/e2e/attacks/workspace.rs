@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{Namespace, Secret};
 use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, RoleBinding};
 use krypton_crds::tenant::Tenant;
 use krypton_tests::fleet::{FleetClient, HUB_NAMESPACE, SYSTEM_NAMESPACE};
-use krypton_tests::{Mode, Pair, Scenario, TestResult, by_agent, eventually};
+use krypton_tests::{Mode, Pair, Scenario, TestResult, by_agent, eventually, gate::EVENTS};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
@@ -28,17 +28,6 @@ apiVersion: v1
 kind: Namespace
 metadata: {name: victim}
 ";
-const EVENTS: [&str; 8] = [
-    "pre-install",
-    "post-install",
-    "pre-upgrade",
-    "post-upgrade",
-    "pre-rollback",
-    "post-rollback",
-    "pre-delete",
-    "post-delete",
-];
-
 /// The binding as an object of the release, and as a hook of each kind.
 fn take_over(release: &mut Value) {
     append(release, &format!("\n---\n{BINDING}"));

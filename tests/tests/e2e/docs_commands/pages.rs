@@ -63,8 +63,6 @@ pub(crate) fn pages() -> Vec<String> {
 }
 
 /// Returns all commands of a page.
-///
-/// # Errors
 /// Returns an error if a block or a stray mark could hide a command.
 pub(crate) fn commands(page: &str) -> Result<Vec<Command>, String> {
     let text = fs::read_to_string(root().join(page)).map_err(|error| error.to_string())?;
@@ -179,8 +177,6 @@ pub(crate) fn is_mention(text: &str) -> bool {
 }
 
 /// Splits a command into words like a shell, up to the first redirection or pipe.
-///
-/// # Errors
 /// Returns an error if a quote is not closed.
 pub(crate) fn words(text: &str) -> Result<Vec<String>, String> {
     let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);

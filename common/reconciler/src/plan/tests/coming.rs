@@ -19,7 +19,7 @@ fn failed_run_announces_retry_or_giving_up() {
     assert_eq!(plan.next.unwrap().step, Step::Retry);
     w.now = retry.retry_at;
     assert_eq!(
-        (w.plan().action, w.plan().next),
+        (w.action(), w.plan().next),
         (Action::Helm(Run::Upgrade), None)
     );
 

@@ -55,10 +55,10 @@ fn workspace_of_another_namespace_is_refused() {
 fn own_namespace_and_new_namespaces_are_used() {
     let mut own = within(locked(), None, None);
     own.tenant.spec.workspace = Some("team".to_owned());
-    assert_eq!(own.plan().action, Action::Helm(Run::Install));
+    assert_eq!(own.action(), Action::Helm(Run::Install));
     let mut new = locked();
     new.workspace = None;
-    assert_eq!(new.plan().action, Action::CreateWorkspace);
+    assert_eq!(new.action(), Action::CreateWorkspace);
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn refused_tenant_deletes_no_namespace_of_others() {
         ("uid-2", Action::RemoveFinalizer { orphaned: false }),
     ] {
         let w = within(locked(), Some(creator), None).deleted();
-        assert_eq!(w.plan().action, action, "{creator}");
+        assert_eq!(w.action(), action, "{creator}");
     }
 }
 
@@ -146,13 +146,10 @@ fn refused_tenant_keeps_no_release_from_others() {
     };
     let install = Action::Helm(Run::Install);
     let in_use = |w: World| ready(&w.plan()).1 == reason::RELEASE_IN_USE;
-    assert_eq!(
-        of(within(locked(), Some("uid-1"), None)).plan().action,
-        install
-    );
+    assert_eq!(of(within(locked(), Some("uid-1"), None)).action(), install);
     let mut own = of(within(locked(), None, None));
     own.tenant.spec.workspace = Some("team".to_owned());
-    assert_eq!(own.plan().action, install);
+    assert_eq!(own.action(), install);
     assert!(in_use(of(within(world(), Some("uid-1"), None))));
     // An operator has opened the workspace to both.
     let both = within(locked(), Some("uid-1"), Some("other/acme"));

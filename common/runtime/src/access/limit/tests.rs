@@ -76,27 +76,52 @@ async fn listed(client: &Client) -> String {
 }
 
 #[tokio::test]
-async fn endless_body_is_cut_off_and_reported() {
-    let mut server = server(limits(), HEAD, vec![b' '; 8192], Duration::ZERO).await;
-    let error = listed(&server.client).await;
-    let what = "GET /api/v1/namespaces/default/configmaps: it has more than 1048576 bytes";
-    assert!(error.contains(what), "{error}");
-    assert!(server.reported.recv().await.unwrap().contains(what));
-}
-
-#[tokio::test]
-async fn endless_error_is_cut_off_sooner() {
-    let head = "HTTP/1.1 500 Internal Server Error\r\nTransfer-Encoding: chunked\r\n\r\n";
-    let server = server(limits(), head, vec![b' '; 8192], Duration::ZERO).await;
-    let error = listed(&server.client).await;
-    assert!(error.contains("more than 65536 bytes"), "{error}");
-}
-
-#[tokio::test]
-async fn body_of_empty_objects_is_cut_off() {
-    let server = server(limits(), HEAD, b"{},".repeat(100), Duration::ZERO).await;
-    let error = listed(&server.client).await;
-    assert!(error.contains("nests more than 10000"), "{error}");
+async fn body_beyond_a_limit_is_cut_off() {
+    const ERROR: &str = "HTTP/1.1 500 Internal Server Error\r\nTransfer-Encoding: chunked\r\n\r\n";
+    let slow = Limits {
+        whole: Duration::from_millis(100),
+        ..limits()
+    };
+    let stalled = Limits {
+        idle: Duration::from_millis(50),
+        ..limits()
+    };
+    let (large, trickle) = (vec![b' '; 8192], Duration::from_millis(10));
+    let endless = "GET /api/v1/namespaces/default/configmaps: it has more than 1048576 bytes";
+    let nested = b"{},".repeat(100);
+    for (limits, head, chunk, pause, expected) in [
+        (limits(), HEAD, large.clone(), Duration::ZERO, endless),
+        (
+            limits(),
+            ERROR,
+            large,
+            Duration::ZERO,
+            "more than 65536 bytes",
+        ),
+        (
+            limits(),
+            HEAD,
+            nested,
+            Duration::ZERO,
+            "nests more than 10000",
+        ),
+        (slow, HEAD, vec![b' '], trickle, "does not end within 0.1 s"),
+        (
+            stalled,
+            HEAD,
+            vec![b' '],
+            ENDLESS,
+            "nothing comes for 0.05 s",
+        ),
+    ] {
+        let mut server = server(limits, head, chunk, pause).await;
+        let error = listed(&server.client).await;
+        assert!(error.contains(expected), "{expected}: {error}");
+        // A server that only stalls is not reported as hostile.
+        let reported = server.reported.try_recv().ok();
+        let reported = reported.map(|text| text.contains(expected));
+        assert_eq!(reported, (pause != ENDLESS).then_some(true), "{expected}");
+    }
 }
 
 #[tokio::test]
@@ -117,29 +142,6 @@ async fn endless_line_of_a_watch_is_cut_off() {
         "{error}"
     );
     assert!(server.reported.recv().await.is_some());
-}
-
-#[tokio::test]
-async fn body_that_trickles_is_cut_off() {
-    let limits = Limits {
-        whole: Duration::from_millis(100),
-        ..limits()
-    };
-    let mut server = server(limits, HEAD, vec![b' '], Duration::from_millis(10)).await;
-    let error = listed(&server.client).await;
-    assert!(error.contains("does not end within 0.1 s"), "{error}");
-    assert!(server.reported.recv().await.is_some());
-}
-
-#[tokio::test]
-async fn body_that_stalls_is_cut_off() {
-    let limits = Limits {
-        idle: Duration::from_millis(50),
-        ..limits()
-    };
-    let server = server(limits, HEAD, vec![b' '], ENDLESS).await;
-    let error = listed(&server.client).await;
-    assert!(error.contains("nothing comes for 0.05 s"), "{error}");
 }
 
 #[tokio::test]

@@ -56,7 +56,10 @@ current-context: d
 #[test]
 fn invalid_yaml_document_is_rejected_with_position() {
     let two = format!("{}\n---\n{}\n", good(), good());
-    let duplicate = "current-context: a\ncurrent-context: b\n";
+    let second = "kubeconfig is not read at line 3, column 1: there is more than one YAML";
+    // Some parsers would use the second server, others the first.
+    let duplicate = "clusters:\n- cluster:\n    server: a\n    server: b\n";
+    let twice = "kubeconfig is not read at line 4, column 5: a key is there twice";
     for (bytes, message) in [
         (b"".as_slice(), "failed to determine current context"),
         (b"null", "failed to determine current context"),
@@ -64,14 +67,8 @@ fn invalid_yaml_document_is_rejected_with_position() {
         (b"# nothing\n", "failed to determine current context"),
         (b"- a\n", "kubeconfig is not read: its root is no map"),
         (b"just text", "kubeconfig is not read: its root is no map"),
-        (
-            two.as_bytes(),
-            "kubeconfig is not read at line 3, column 1: there is more than one YAML",
-        ),
-        (
-            duplicate.as_bytes(),
-            "kubeconfig is not read at line 2, column 1: a key is there twice",
-        ),
+        (two.as_bytes(), second),
+        (duplicate.as_bytes(), twice),
         (b"a: [b", "kubeconfig is not read at line 1, column "),
         (b"a: b: c", "kubeconfig is not read at line 1, column "),
         (b"ab\xff\xfe", "kubeconfig is not UTF-8 text, at byte 2"),
@@ -108,9 +105,15 @@ fn yaml_bombs_are_stopped_by_a_bound() {
         "- ".repeat(100_000),
         "a: &a [*a]".to_owned(),
     ] {
+        assert!(bomb.len() <= SIZE_MAX);
         let error = refused(bomb.as_bytes());
-        assert!(error.starts_with("kubeconfig is not read"), "{error}");
+        assert!(
+            error.starts_with("kubeconfig is not read at line "),
+            "{error}"
+        );
     }
+    let scalar = format!("{{\"x\": \"{}\"}}", "y".repeat(SIZE_MAX - 4096));
+    assert!(refused(scalar.as_bytes()).starts_with("x is not a known field"));
 }
 
 #[test]
@@ -124,4 +127,28 @@ fn the_size_is_capped_before_anything_is_parsed() {
         parse(padding(SIZE_MAX + 1).as_bytes(), &Policy::default()),
         Err(KubeconfigError::TooLarge { size: SIZE_MAX + 1 })
     );
+}
+
+#[test]
+fn only_utf8_is_read_bom_and_crlf_allowed() {
+    let text = format!("{:#}\n", good());
+    let utf16 = |bytes: fn(u16) -> [u8; 2]| -> Vec<u8> {
+        let units = std::iter::once(0xfeff).chain(text.encode_utf16());
+        units.flat_map(bytes).collect()
+    };
+    for bytes in [utf16(u16::to_be_bytes), utf16(u16::to_le_bytes)] {
+        assert_eq!(refused(&bytes), "kubeconfig is not UTF-8 text, at byte 0");
+    }
+    let latin = [text.as_bytes(), b"# caf\xe9\n"].concat();
+    let position = latin.len() - 2;
+    let expected = format!("kubeconfig is not UTF-8 text, at byte {position}");
+    assert_eq!(refused(&latin), expected);
+    let crlf = text.replace('\n', "\r\n");
+    for same in [
+        format!("\u{feff}{text}"),
+        crlf.clone(),
+        format!("\u{feff}{crlf}"),
+    ] {
+        assert_eq!(parse(same.as_bytes(), &Policy::default()), parsed(&good()));
+    }
 }

@@ -1,0 +1,57 @@
+//! Providers, sources and listings for the tests of discovery.
+
+use futures::FutureExt as _;
+use krypton_types::conditions::reason;
+
+use super::*;
+
+/// A provider of one namespace, or of all. It never lists, because a test gives it its listing.
+pub(super) struct Given(pub(super) Option<&'static str>);
+
+impl Provider for Given {
+    fn describe(&self) -> String {
+        self.0.unwrap_or("given").to_owned()
+    }
+
+    fn covers(&self, origin: &Origin) -> bool {
+        self.0.is_none() || origin.namespace.as_deref() == self.0
+    }
+
+    fn follow(self: Arc<Self>, _finds: Finds) -> BoxFuture<'static, ()> {
+        async {}.boxed()
+    }
+}
+
+/// Returns the origin of a Secret.
+pub(super) fn origin(namespace: &str, name: &str) -> Origin {
+    Origin {
+        kind: Kind::Secret,
+        namespace: Some(namespace.to_owned()),
+        name: name.to_owned(),
+    }
+}
+
+/// Returns a source without a usable kubeconfig.
+pub(super) fn source(origin: Origin, member: &str) -> Source {
+    Source {
+        origin,
+        uid: String::new(),
+        member: member.to_owned(),
+        since: None,
+        access: Err(Unresolved {
+            reason: reason::KUBECONFIG_INVALID,
+            message: String::new(),
+        }),
+        suspended: None,
+        stale: None,
+    }
+}
+
+pub(super) fn listing(sources: impl IntoIterator<Item = Source>) -> Listing {
+    let sources = sources.into_iter();
+    let by_origin = sources.map(|source| (source.origin.clone(), Arc::new(source)));
+    Listing {
+        sources: Some(Arc::new(by_origin.collect())),
+        ..Listing::default()
+    }
+}
