@@ -141,7 +141,7 @@ impl Process {
             watchdog: self.watchdog.clone(),
         };
         drop(starting);
-        tracing::info!(%cluster, "joined; reconciling as soon as there is a desired state");
+        tracing::info!(%cluster, "joined; waiting for a desired state");
         let reconciling = reconcile(
             member,
             tools,

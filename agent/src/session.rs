@@ -130,15 +130,15 @@ pub enum SessionError {
     Dial(#[source] DialError),
     #[error("the hub at {address} refuses this agent: {message}")]
     Refused { address: String, message: String },
-    #[error("the session with the hub at {address} broke ({code:?}): {message}; it is tried again")]
+    #[error("the session with the hub at {address} broke ({code:?}): {message}; retrying")]
     Broken {
         address: String,
         code: Code,
         message: String,
     },
-    #[error("the hub at {0} has ended the session; it is tried again")]
+    #[error("the hub at {0} ended the session; retrying")]
     Ended(String),
-    #[error("the hub at {address} did not answer within {} s; is it overloaded? it is tried again", WELCOME.as_secs())]
+    #[error("the hub at {address} did not answer within {} s; check whether it is overloaded; retrying", WELCOME.as_secs())]
     NoWelcome { address: String },
     #[error(
         "the hub at {address} speaks protocol {protocol}, which this agent does not; install an agent of the hub's version {hub}"
@@ -148,7 +148,7 @@ pub enum SessionError {
         protocol: u32,
         hub: String,
     },
-    #[error("the hub at {0} did not begin with a Welcome; is it a hub?")]
+    #[error("the first message from {0} is not a Welcome; check that the address is the hub's")]
     Unexpected(String),
 }
 
@@ -402,7 +402,7 @@ impl Session {
                 }
             },
             Some(hub_message::Kind::Resync(resync)) => {
-                tracing::debug!(number = resync.number, "the hub asks for the whole account");
+                tracing::debug!(number = resync.number, "the hub requests a full report");
                 self.report_store.resend();
                 report_queue.resync(resync.number);
             }
@@ -506,7 +506,7 @@ impl Said {
         }
         match error {
             SessionError::Refused { .. } | SessionError::Protocol { .. } => {
-                tracing::error!(error = %text, "the agent goes on with the desired state that it has");
+                tracing::error!(error = %text, "keeping the current desired state");
             }
             _ => tracing::warn!(error = %text, "no session"),
         }

@@ -112,9 +112,7 @@ pub async fn run(gateway: Gateway, stop: CancellationToken) {
         "listening for agents");
     drop(opening);
     if advertise.is_empty() {
-        tracing::warn!(
-            "--advertise is not set: 'kubectl krypton join' needs --address, or nobody can join"
-        );
+        tracing::warn!("--advertise is not set: 'kubectl krypton join' needs --address");
     }
     let trust_domain = authority.trust_domain().to_owned();
     let info = JoinInfo {

@@ -71,7 +71,7 @@ pub enum AuthorityError {
         namespace: String,
         problem: &'static str,
     },
-    #[error("{0:?} is no trust domain; write lower-case letters, digits, '.', '-' or '_'")]
+    #[error("{0:?} is not a trust domain; use lower-case letters, digits, '.', '-' or '_'")]
     TrustDomain(String),
     #[error(transparent)]
     Request(#[from] RequestError),
@@ -161,17 +161,17 @@ impl Authority {
         now: Timestamp,
     ) -> Result<Self, &'static str> {
         if !is_trust_domain(trust_domain) {
-            return Err("its trust-domain is none");
+            return Err("its trust-domain is invalid");
         }
-        let key = KeyPair::from_pem(key).map_err(|_| "its ca.key is no private key in PEM")?;
-        let no_certificate = "its ca.crt is no certificate in PEM";
+        let key = KeyPair::from_pem(key).map_err(|_| "its ca.key is not a private key in PEM")?;
+        let no_certificate = "its ca.crt is not a certificate in PEM";
         let roots = CertificateDer::pem_slice_iter(pem.as_bytes())
             .collect::<Result<Vec<_>, _>>()
             .map_err(|_| no_certificate)?;
         let signing = roots.first().ok_or(no_certificate)?;
         let (_, certificate) = X509Certificate::from_der(signing).map_err(|_| no_certificate)?;
         if !certificate.is_ca() {
-            return Err("the first certificate of its ca.crt is no CA");
+            return Err("the first certificate of its ca.crt is not a CA");
         }
         if certificate.public_key().raw != key.subject_public_key_info() {
             return Err("its ca.key is not of the first certificate of its ca.crt");

@@ -154,7 +154,7 @@ pub async fn run(fleet: Fleet, stop: CancellationToken) {
             _ = heartbeat.tick() => controller.look_at_all(),
             event = events.next() => match event {
                 Ok(event) => controller.see(event, &mut events),
-                Err(error) => tracing::warn!(error = %chain(&error), "watching EdgeClusters failed; it is tried again"),
+                Err(error) => tracing::warn!(error = %chain(&error), "watching EdgeClusters failed; retrying"),
             },
             Some(name) = controller.proxies.ended() => controller.proxy_ended(&name),
             () = controller.book.answered(&mut controller.known) => controller.look(),

@@ -89,7 +89,7 @@ pub enum HomeError {
         source: ConfigError,
     },
     #[error(
-        "loading watch kubeconfig failed: {path}; correct it, or what WATCH_KUBECONFIG or --watch-kubeconfig says",
+        "loading watch kubeconfig failed: {path}; correct it, WATCH_KUBECONFIG or --watch-kubeconfig",
         path = path.display()
     )]
     WatchFile {

@@ -127,7 +127,7 @@ impl Leader {
                 format!("this hub is a standby; {leader} leads")
             }
             LeaderState::Standby { leader: None } => {
-                "this hub is a standby, and nobody leads yet".to_owned()
+                "this hub is a standby, and there is no leader yet".to_owned()
             }
             LeaderState::TakingEpoch => "this hub is about to lead".to_owned(),
             LeaderState::Leaving => "this hub stops".to_owned(),
@@ -331,7 +331,7 @@ impl LeaderElection {
                 Ok(()) = ahead.changed() => {}
                 epoch = ended(&mut taking) => {
                     if let Err(error) = &epoch {
-                        tracing::warn!(error = %chain(error), "taking a new epoch failed; it is tried again");
+                        tracing::warn!(error = %chain(error), "taking a new epoch failed; retrying");
                     }
                     own = own.max(*epoch.as_ref().unwrap_or(&0));
                     taken = Some(epoch.map_err(drop));
@@ -351,9 +351,9 @@ impl LeaderElection {
             }
             LeaderState::Standby { leader: None } => {
                 if before.leader_term().is_some() {
-                    tracing::warn!("the lead is lost: nothing was heard of home for too long");
+                    tracing::warn!("no longer the leader: home did not answer for too long");
                 }
-                Some("standby: nobody leads yet".to_owned())
+                Some("standby: no leader yet".to_owned())
             }
             LeaderState::TakingEpoch => Some("standby: about to lead".to_owned()),
             LeaderState::Leading(leader_term) => {
@@ -361,7 +361,7 @@ impl LeaderElection {
                     LeaderState::Unconfirmed(_) => {
                         tracing::info!(
                             epoch = leader_term.epoch,
-                            "home answers again; the lead was kept"
+                            "home answers again; still the leader"
                         );
                     }
                     LeaderState::Leading(_) => {
@@ -420,9 +420,7 @@ impl ElectionHandle {
         self.lead.in_flight.close();
         let written = self.lead.in_flight.wait();
         if tokio::time::timeout(IN_FLIGHT, written).await.is_err() {
-            tracing::warn!(
-                "what is being written on home takes long; the lead is given up all the same"
-            );
+            tracing::warn!("writes on home take long; releasing the leader's Lease without them");
         }
         self.idle.cancel();
     }

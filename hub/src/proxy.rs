@@ -385,7 +385,7 @@ fn is_of(name: &str, shared: &Shared, reached: &Reached, permit: &Permit) -> boo
         });
     } else {
         let message = format!(
-            "the kubeconfig leads to another cluster (UID {}) than the one on record; correct the kubeconfig, or, if the cluster was rebuilt, run 'kubectl krypton join {name} --replace'",
+            "the kubeconfig leads to another cluster (UID {}) than the recorded one; correct the kubeconfig, or, if the cluster was rebuilt, run 'kubectl krypton join {name} --replace'",
             reached.uid
         );
         resolved(

@@ -796,9 +796,12 @@ async fn there_is_one_rotation_at_a_time() {
     for (found, word) in [
         (
             vec![stands("Announced"), rotating()],
-            "under way (Announced)",
+            "in progress (Announced)",
         ),
-        (vec![stands("Switched"), rotating()], "under way (Switched)"),
+        (
+            vec![stands("Switched"), rotating()],
+            "in progress (Switched)",
+        ),
         (vec![asked()], "requested already"),
     ] {
         let server = Server::start(found).await;
@@ -817,7 +820,7 @@ async fn there_is_one_rotation_at_a_time() {
         rotating(),
     ];
     let text = refused(answers, &["rotate-ca"]).await;
-    assert!(text.contains("under way"), "{text}");
+    assert!(text.contains("in progress"), "{text}");
 }
 
 #[tokio::test]
@@ -829,7 +832,7 @@ async fn rotation_status_shows_phase_and_pending_clusters() {
 Announced 4m ago: agents receive the new root; when all trust it, it signs. It is {}.
 WAITING-FOR   CONNECTED   LAST-SEEN   AGENT   WHY
 edge-2        False       2m          0.1.0   its agent does not trust the new root yet: bring its agent back, or delete EdgeCluster edge-2 if the cluster is gone
-edge-3        True        2m          0.1.0   its agent is too old to say which roots it trusts: upgrade its agent
+edge-3        True        2m          0.1.0   its agent is too old to report its trusted roots: upgrade its agent
 ",
         digest("new").get(..16).unwrap()
     );
@@ -850,7 +853,7 @@ edge-3        True        2m          0.1.0   its agent is too old to say which 
     );
     let server = Server::start(vec![authority(json!({}))]).await;
     let printed = server.run(&["rotate-ca", "--status"]).await.unwrap();
-    assert!(printed.stdout.contains("there was none yet"));
+    assert!(printed.stdout.contains("there has been none"));
     let asked = authority(json!({"mesh.openkcm.io/rotate-ca": "2026-01-02T03:02:05Z"}));
     let printed = shown(vec![asked], &["rotate-ca", "--status"]).await;
     assert!(printed.stdout.contains("requested 2m ago"), "{printed:?}");
@@ -898,7 +901,7 @@ async fn only_named_clusters_are_locked_out() {
     assert_eq!(written, expected);
 
     let cases: &[(Vec<(u16, Value)>, &str)] = &[
-        (vec![authority(json!({}))], "no rotation is under way"),
+        (vec![authority(json!({}))], "no rotation is in progress"),
         (
             vec![stands("Announced"), list_of(vec![], "")],
             "no cluster blocks the rotation",

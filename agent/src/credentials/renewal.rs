@@ -183,7 +183,7 @@ impl Keeper {
             // once.
             Err(error) if !matches!(error, EnrollError::Roots(_) | EnrollError::Tls(_)) => {
                 self.times.roots = Some(self.after_failure(ROOTS_RETRY_MAX));
-                tracing::warn!(error = %chain(&error), "the roots that the hub names were not kept; it is tried again");
+                tracing::warn!(error = %chain(&error), "storing the hub's roots failed; retrying");
             }
             Err(error) => {
                 self.roots = None;
@@ -204,7 +204,7 @@ impl Keeper {
             Err(error) => {
                 self.times.renewal = self.after_failure(RENEWAL_RETRY_MAX);
                 let not_after = self.expiry.get();
-                tracing::warn!(%not_after, error = %chain(&error), "the certificate was not renewed; it is tried again");
+                tracing::warn!(%not_after, error = %chain(&error), "renewing the certificate failed; retrying");
             }
         }
     }

@@ -137,7 +137,9 @@ async fn download(
             return Err(Problem::Content("the hub's answer has two heads"));
         };
         if part.bytes.len() + chunk.len() > size {
-            return Err(Problem::Content("the hub's answer is longer than it said"));
+            return Err(Problem::Content(
+                "the hub's response is longer than announced",
+            ));
         }
         part.bytes.extend_from_slice(&chunk);
     }
@@ -155,7 +157,7 @@ fn continued(head: &ChartHead, part: &mut Part) -> Result<usize, &'static str> {
     }
     let goes_on = head.sha256 == part.sha256 && head.from == part.bytes.len() as u64;
     if head.from != 0 && !goes_on {
-        return Err("the hub's answer does not begin where it was asked to");
+        return Err("the hub's response starts at the wrong offset");
     }
     let size = usize::try_from(head.size).unwrap_or(usize::MAX);
     if head.from == 0 {
@@ -306,7 +308,7 @@ mod tests {
         // The response resumes although the agent did not request it, so the agent discards it.
         answers(vec![Ok(after(4, head(b"archive"))), Ok(chunk(b"ive"))]);
         let said = from_hub.fetch(&chart()).await.unwrap_err();
-        assert!(said.contains("where it was asked"), "{said}");
+        assert!(said.contains("wrong offset"), "{said}");
         assert_eq!(asked(), (0, String::new()));
     }
 }

@@ -277,11 +277,11 @@ async fn agent_finds_and_follows_leading_hub() {
     agent.link.wait_for(Link::is_up).await.unwrap();
 
     let drain = Drain {
-        reason: "this hub does not lead any more".to_owned(),
+        reason: "this hub is no longer the leader".to_owned(),
         reconnect_after_millis: 1,
     };
     session.send(hub_message::Kind::Drain(drain)).await;
-    agent.down_with("does not lead any more").await;
+    agent.down_with("no longer the leader").await;
     // The first hub may not be the leader yet. The agent then tries the other one again.
     one.session().await.fail(standby.clone()).await;
     other.session().await.fail(standby).await;
@@ -384,7 +384,7 @@ async fn link_reports_cause_of_failed_connection() {
 
     let hub = FakeHub::start(&authority).await;
     let mut agent = Agent::start(authority.dialer(hub.addresses(), Valid::Past));
-    agent.down_with("our certificate has expired").await;
+    agent.down_with("as expired or not yet valid").await;
 
     let plain = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = plain.local_addr().unwrap().to_string();

@@ -438,7 +438,7 @@ impl ChartCache {
         match (self.counted("hub", chart, given).await, error) {
             // Report the error of the repository, because users can fix that one.
             (Err(ChartError::Hub { problem, .. }), Some(error)) => {
-                tracing::warn!(%chart, %problem, "the chart is not to be had from the hub either");
+                tracing::warn!(%chart, %problem, "the hub cannot provide the chart either");
                 Err(error)
             }
             (given, _) => given,

@@ -200,7 +200,7 @@ pub enum HelmError {
         source: std::io::Error,
     },
     #[error(
-        "{} says its version is {found:?}; install Helm {OLDEST} or newer of major version 4",
+        "{} has version {found:?}; install Helm {OLDEST} or newer of major version 4",
         .binary.display()
     )]
     Version { binary: PathBuf, found: String },
@@ -244,7 +244,7 @@ pub enum HelmError {
     ReleaseNotFound { release: String },
     #[error(
         "helm {verb} of release {release} was killed by signal {signal}, not by us; if memory ran out, \
-         give Krypton more or run fewer at once (--max-concurrent-helm){}",
+         increase its memory or lower --max-concurrent-helm{}",
         clause(.complaint)
     )]
     Killed {

@@ -179,7 +179,7 @@ pub async fn keep_and_release(
     loop {
         let list = call_within(
             DEADLINE,
-            "listing Tenants before letting them go",
+            "listing Tenants before releasing them",
             all.list(&params),
         )
         .await?;
@@ -217,7 +217,13 @@ async fn keep_one(client: &Client, tenant: &Tenant, deleted: Deleted) -> Result<
     let params = PatchParams::default();
     let (name, patch) = (tenant.name_any(), Patch::Merge(&patch));
     let patching = effect!("backup.let-go", api.patch_metadata(&name, &params, &patch));
-    match call_within(DEADLINE, format!("letting go of Tenant {name}"), patching).await {
+    match call_within(
+        DEADLINE,
+        format!("removing the finalizer of Tenant {name}"),
+        patching,
+    )
+    .await
+    {
         Ok(_) => Ok(true),
         // Deleted, or written by another client: the next round retries.
         Err(error) if matches!(error.code(), Some(404 | 409)) => Ok(false),

@@ -63,7 +63,7 @@ impl Reconciler {
             Ok(Ok(version)) => {
                 if self.version.is_another(version) {
                     tracing::info!(member = %self.member.name, version = self.version.known,
-                        "the cluster is of another version: what has failed is tried again");
+                        "the cluster's version changed; retrying failed releases");
                     for slot in self.slots.values_mut() {
                         slot.memory.cluster_changed();
                     }

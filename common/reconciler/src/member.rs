@@ -194,7 +194,7 @@ impl Reconciler {
                 self.ahead = Some(version);
             }
             Err(problem) => {
-                tracing::warn!(member = %self.member.name, %problem, "the desired state is not on record yet");
+                tracing::warn!(member = %self.member.name, %problem, "the desired state is not recorded yet");
                 self.recording_failures += 1;
                 self.recording_problem = Some(problem);
             }

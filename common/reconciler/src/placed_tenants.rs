@@ -292,7 +292,7 @@ fn held(order: &PlacedTenant, desired: &DesiredState) -> Option<(&'static str, &
     let leaves = desired.retire && !order.remove;
     leaves.then_some((
         reason::UNINSTALLED,
-        "the member leaves the fleet; what is there stays",
+        "the member leaves the fleet; its Tenants stay",
     ))
 }
 

@@ -109,7 +109,7 @@ fn present(order: &PlacedTenant, found: &Tenant) -> PlacementStep {
         let message = match order.remove {
             true => "the Tenant is being deleted on this cluster, as home has ordered",
             false => {
-                "the Tenant is being deleted on this cluster, by somebody else than home; it is made again when it is gone"
+                "another client deletes the Tenant on this cluster; it is created again after the deletion"
             }
         };
         return PlacementStep::Settled(not(reason::DELETING, message));

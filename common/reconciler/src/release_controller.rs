@@ -420,7 +420,7 @@ fn permit(hold: &LeaseState, permitted: bool, recorded: bool) -> Permit {
     match (permitted, recorded, &hold.other) {
         (true, true, _) => Permit::Granted,
         (true, false, _) => {
-            Permit::Withheld("the desired state is not yet on record on this cluster".to_owned())
+            Permit::Withheld("the desired state is not recorded on this cluster yet".to_owned())
         }
         (false, _, Some(other)) => {
             Permit::Withheld(format!("{other} holds the Lease of this cluster"))

@@ -556,7 +556,7 @@ impl Reconciler {
             Seen::Failed { what, error } => {
                 self.problem = Some(format!("watching {what}: {}", chain(&error)));
                 self.performer.tools.work.watch_failed(what);
-                tracing::debug!(member = %self.member.name, what, error = %chain(&error), "watch failed; it is tried again");
+                tracing::debug!(member = %self.member.name, what, error = %chain(&error), "watch failed; retrying");
                 return;
             }
         };

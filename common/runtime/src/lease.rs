@@ -134,7 +134,7 @@ pub async fn hold(
             let problem = chain(&error);
             if well {
                 let LeaseName { namespace, name } = &rim.lease;
-                tracing::warn!(lease = %format_args!("{namespace}/{name}"), %problem, "seeing to the Lease failed; it is tried again");
+                tracing::warn!(lease = %format_args!("{namespace}/{name}"), %problem, "renewing or reading the Lease failed; retrying");
             }
             actor.failed(problem, now);
         }
@@ -149,7 +149,7 @@ pub async fn hold(
     if let Some(lease) = actor.release(clock::wall()) {
         let write = effect!("lease.give-up", rim.replace(&lease));
         if let Err(error) = call_within(times.call, "giving up the Lease", write).await {
-            tracing::warn!(error = %chain(&error), "giving up the Lease failed; it runs out by itself");
+            tracing::warn!(error = %chain(&error), "releasing the Lease failed; it expires later");
         }
     }
     holds.send_replace(LeaseState::default());

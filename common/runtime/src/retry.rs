@@ -59,7 +59,7 @@ pub async fn retry_until_ready<T, E: Error, F: Future<Output = Result<T, E>>>(
             return Err(error);
         }
         attempts += 1;
-        tracing::warn!(error = %chain(&error), "{what} is not ready; it is tried again");
+        tracing::warn!(error = %chain(&error), "{what} is not ready; retrying");
         tokio::select! {
             () = stop.cancelled() => return Ok(None),
             () = tokio::time::sleep(backoff(attempts, RETRY_MAX, rand::random())) => {}

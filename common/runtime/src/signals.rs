@@ -26,7 +26,7 @@ pub fn stop_on_signal() -> Result<CancellationToken, SignalError> {
         tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
         stopping.cancel();
         tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
-        tracing::warn!("second signal: leaving at once");
+        tracing::warn!("second signal: exiting immediately");
         std::process::exit(1);
     });
     Ok(stop)

@@ -12,7 +12,7 @@ use crate::watchdog::Watchdog;
 /// Why a task has ended.
 #[derive(Debug, Error)]
 pub enum TaskError {
-    #[error("{0} has ended by itself")]
+    #[error("{0} ended unexpectedly")]
     ByItself(&'static str),
     #[error("{task} ended badly")]
     Failed {
@@ -157,7 +157,7 @@ mod tests {
         tasks.spawn("short", async {});
         assert_eq!(
             tasks.one_ends().await.to_string(),
-            "short has ended by itself"
+            "short ended unexpectedly"
         );
         tasks.end_of("short").await.unwrap();
         stop.send(()).unwrap();

@@ -106,7 +106,7 @@ impl Watchdog {
         let late = watched.iter().filter(|watched| watched.ticks >= LATE);
         let worst = late.max_by_key(|watched| watched.ticks)?;
         Some(format!(
-            "{} has stood still for {} s",
+            "{} has made no progress for {} s",
             worst.name, worst.ticks
         ))
     }
@@ -153,7 +153,7 @@ impl<F: Future> Future for Polled<F> {
 /// Logs the state of every thread and exits the process immediately.
 fn end(name: &str) {
     let text = format!(
-        "{name} has stood still for {STUCK} s, which is a bug of Krypton's; the process ends, so that it is started again. Its threads: {}",
+        "{name} has made no progress for {STUCK} s, which is a bug in Krypton; the process exits and restarts. Its threads: {}",
         threads()
     );
     let saying = std::thread::Builder::new().spawn(move || tracing::error!("{text}"));
@@ -227,7 +227,7 @@ mod tests {
         });
         assert_eq!(
             hangs.await.as_deref(),
-            Some(format!("hangs has stood still for {LATE} s").as_str())
+            Some(format!("hangs has made no progress for {LATE} s").as_str())
         );
         drop(waits);
         assert_eq!((dog.tick(), dog.problem()), (None, None));

@@ -121,10 +121,10 @@ impl Awaited {
         let name = &self.name;
         match (self.why, self.connected) {
             (Why::NotHeard, _) => {
-                format!("start its agent, or delete EdgeCluster {name} if there is none")
+                format!("start its agent, or delete EdgeCluster {name} if it has none")
             }
             (Why::SaysNothing, true) => "upgrade its agent".to_owned(),
-            (_, true) => "it has been told; its agent's log says what keeps it".to_owned(),
+            (_, true) => "it has received the request; see its agent's log".to_owned(),
             (_, false) => {
                 format!("bring its agent back, or delete EdgeCluster {name} if the cluster is gone")
             }
@@ -136,9 +136,9 @@ impl fmt::Display for Awaited {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let why = match self.why {
             Why::NotHeard => "its agent has not connected yet, or not since the hub was upgraded",
-            Why::SaysNothing => "its agent is too old to say which roots it trusts",
+            Why::SaysNothing => "its agent is too old to report its trusted roots",
             Why::NotTrusted => "its agent does not trust the new root yet",
-            Why::NotRenewed => "its agent's certificate is still of a former root",
+            Why::NotRenewed => "its agent's certificate is still from an earlier root",
         };
         f.write_str(why)
     }

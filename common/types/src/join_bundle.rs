@@ -56,7 +56,7 @@ pub enum BundleError {
         "it is not a join bundle, or it was cut off (line {line}); write the output of 'kubectl krypton join NAME' to it again"
     )]
     Yaml { line: u64 },
-    #[error("its cluster {0:?} is no name of a cluster")]
+    #[error("its cluster {0:?} is not a cluster name")]
     Cluster(String),
     #[error(
         "it names no address of the hub; start the hub with --advertise=HOST:PORT and join again"

@@ -156,7 +156,7 @@ pub enum KubeconfigError {
     #[error("{path} has expired on {expires}: put a kubeconfig with a new one into its place")]
     Expired { path: String, expires: Timestamp },
     #[error(
-        "{path} is not valid before {not_before}, and here it is {now}: wait, or put right the clock that is wrong"
+        "{path} is not valid before {not_before}, and the local time is {now}; wait, or correct the clock"
     )]
     NotYetValid {
         path: String,
@@ -190,7 +190,7 @@ pub fn parse(bytes: &[u8], policy: &Policy) -> Result<Sanitized, KubeconfigError
     let root = Fields::of(&document, "").map_err(|_| KubeconfigError::Yaml {
         line: 0,
         column: 0,
-        problem: "its root is no map",
+        problem: "its root is not a map",
     })?;
     root.constant(
         "kind",
@@ -297,7 +297,8 @@ fn cluster(given: &Fields<'_>, policy: &Policy) -> Result<Cluster, KubeconfigErr
             .keys()
             .any(|key| key.starts_with("certificate-authority"))
         {
-            let problem = "contradicts the certificate authority beside it: remove one of them";
+            let problem =
+                "contradicts the certificate authority in the same entry; remove one of them";
             return Err(given.invalid("insecure-skip-tls-verify", problem).into());
         }
         fields.insert("insecure-skip-tls-verify".to_owned(), true.into());

@@ -28,7 +28,7 @@ pub enum SpiffeError {
     NotACertificate,
     #[error("it has {0} URI names instead of one")]
     Count(usize),
-    #[error("its URI name {0:?} is none that a hub gives")]
+    #[error("its URI name {0:?} is not one of a hub")]
     Uri(String),
 }
 

@@ -103,7 +103,7 @@ impl AsyncRead for Metered {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         if let Allowance::Stranger(0) = self.allowance {
-            let problem = "more than somebody without an agent's certificate has to say";
+            let problem = "more data than a client without an agent certificate may send";
             return Poll::Ready(Err(io::Error::other(problem)));
         }
         if let Some(pause) = &mut self.pause {

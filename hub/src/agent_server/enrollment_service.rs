@@ -53,25 +53,25 @@ const UID_MAX: usize = 64;
 /// Why an enrollment failed. The agent receives the `Display` text.
 #[derive(Debug, Error)]
 pub(crate) enum EnrollmentError {
-    #[error("the hub is busy with other enrollments; try again later")]
+    #[error("the hub is busy with other enrollments; retry later")]
     Busy,
     #[error(
         "too many enrollments from {} were refused; the next one is looked at in {} s", .0.whose, .0.wait.as_secs() + 1
     )]
     TooOften(TooOften),
-    #[error("the hub had no answer of its home cluster within {} s; try again later", DEADLINE.as_secs())]
+    #[error("the hub had no answer of its home cluster within {} s; retry later", DEADLINE.as_secs())]
     Deadline,
-    #[error("the hub could not read or mark the join token; its log says why, try again later")]
+    #[error("the hub could not read or mark the join token; retry later, or see the hub's log")]
     Token(#[source] TokenError),
     #[error(
-        "the hub could not read, make or mark the EdgeCluster {cluster}; its log says why, try again later"
+        "the hub could not read, create or update EdgeCluster {cluster}; retry later, or see the hub's log"
     )]
     EdgeCluster {
         cluster: String,
         #[source]
         source: KubeError,
     },
-    #[error("the EdgeCluster {cluster} comes, goes or changes all the time; try again later")]
+    #[error("the EdgeCluster {cluster} comes, goes or changes all the time; retry later")]
     Unsteady { cluster: String },
     #[error("the EdgeCluster {cluster} is being deleted; the cluster can join when it is gone")]
     BeingDeleted { cluster: String },
@@ -97,7 +97,7 @@ pub(crate) enum EnrollmentError {
     Renewing,
     #[error("a newer key has replaced that of this agent's certificate")]
     Replaced,
-    #[error("the hub could not sign the certificate; its log says why")]
+    #[error("the hub could not sign the certificate; see the hub's log")]
     Sign(#[source] AuthorityError),
 }
 
@@ -219,7 +219,7 @@ impl EnrollmentService {
         match self.lead.writes(BootTime::now()) {
             true => Ok(()),
             false => Err(Status::unavailable(
-                "home does not answer this hub; try again later",
+                "home does not answer this hub; retry later",
             )),
         }
     }

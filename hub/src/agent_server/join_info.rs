@@ -40,7 +40,9 @@ pub enum JoinInfoError {
         #[source]
         source: ApiError,
     },
-    #[error("ConfigMap {namespace}/{NAME} is written by others all the time; find out by whom")]
+    #[error(
+        "ConfigMap {namespace}/{NAME} is changed by another client all the time; find and stop that client"
+    )]
     Unsteady { namespace: String },
 }
 

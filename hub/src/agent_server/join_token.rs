@@ -266,7 +266,7 @@ async fn get(
     if record.is_none() {
         tracing::warn!(
             secret = %format_args!("{namespace}/{name}"),
-            "a Secret with the name of a join token is none: its label, cluster, secret-sha256 or expires is missing or wrong; delete it"
+            "a Secret with the name of a join token is invalid: its label, cluster, secret-sha256 or expires is missing or wrong; delete it"
         );
     }
     Ok(record.map(|record| (object, record)))

@@ -108,7 +108,7 @@ pub async fn keep_credential(
                 tracing::info!("renewed the hub's certificate");
             }
             Err(error) => {
-                tracing::warn!(error = %chain(&error), "renewing the hub's certificate failed; it is tried again in a minute");
+                tracing::warn!(error = %chain(&error), "renewing the hub's certificate failed; retrying in a minute");
             }
         }
     }
@@ -307,7 +307,7 @@ async fn accept(
             Err(error) if is_of_one_connection(error.kind()) => {}
             Err(error) => {
                 if !failing {
-                    tracing::warn!(%error, "accepting a connection failed; it is tried again every second");
+                    tracing::warn!(%error, "accepting a connection failed; retrying every second");
                 }
                 failing = true;
                 stop.run_until_cancelled(tokio::time::sleep(ACCEPT_PAUSE))

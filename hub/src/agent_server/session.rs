@@ -107,7 +107,7 @@ pub fn admit(
         NotFound::Gone => refusal(&format!("there is no EdgeCluster {name}")),
     })?;
     if member.uid != certificate.uid {
-        let why = format!("this certificate is of a former EdgeCluster {name}");
+        let why = format!("this certificate belongs to a deleted EdgeCluster {name}");
         return Err(refusal(&why));
     }
     is_still_let_in(&member, certificate, authority)?;
@@ -139,7 +139,7 @@ fn is_still_let_in(
 
 fn former_authority(name: &str) -> Status {
     Status::unauthenticated(format!(
-        "the agent's certificate is of a root that is trusted no more: the hub's CA was rotated; run 'kubectl krypton join {name}' and enroll it again"
+        "the agent's certificate is from a root that the hub no longer trusts, because its CA was rotated; run 'kubectl krypton join {name}' and enroll it again"
     ))
 }
 
@@ -356,13 +356,13 @@ impl Live<'_> {
             tokio::select! {
                 biased;
                 () = self.cut.cancelled() => {
-                    return Err(Status::aborted("another session of this replica has begun; are two agents running with one name?"));
+                    return Err(Status::aborted("another session of this replica has started; check whether two agents run with one name"));
                 }
                 () = self.sessions.stop.cancelled() => {
                     return send(outgoing, drain("the hub stops", AFTER_STOP)).await;
                 }
                 () = &mut lost => {
-                    return send(outgoing, drain("this hub does not lead any more", AFTER_LOSS)).await;
+                    return send(outgoing, drain("this hub is no longer the leader", AFTER_LOSS)).await;
                 }
                 changed = admission.changed() => {
                     if changed.is_err() { return Err(Status::unavailable("the hub stops")) }
@@ -377,7 +377,7 @@ impl Live<'_> {
                 }
                 () = &mut expiry => return Err(expired()),
                 () = &mut silence => {
-                    return Err(Status::deadline_exceeded(format!("nothing heard for {} s", SILENCE.as_secs())));
+                    return Err(Status::deadline_exceeded(format!("no message for {} s", SILENCE.as_secs())));
                 }
                 changed = published.changed() => {
                     if changed.is_err() { return Err(Status::unavailable("the hub stops")) }
@@ -419,7 +419,7 @@ impl Live<'_> {
                     silence.as_mut().reset(from + SILENCE);
                     if !wait.is_zero() {
                         if !slowed {
-                            tracing::warn!(member = %self.name, agent_replica = %self.replica, "the agent says more than is read of one member; it is slowed");
+                            tracing::warn!(member = %self.name, agent_replica = %self.replica, "the agent sends too many reports; throttling");
                         }
                         (listens, slowed) = (false, true);
                         resume.as_mut().reset(from);
@@ -634,7 +634,7 @@ async fn hello(incoming: &mut Streaming<AgentMessage>) -> Result<v1::Hello, Stat
 fn check_cluster(name: &str, admission: &Admission, found: &str) -> Result<(), Status> {
     match &admission.cluster_uid {
         Some(recorded) if recorded != found => Err(Status::failed_precondition(format!(
-            "member {name} is on record as another cluster: its credential is used on a second one. \
+            "member {name} is recorded as another cluster: its credential is used on a second one. \
              If the cluster was rebuilt, run 'kubectl krypton join {name} --replace'"
         ))),
         _ => Ok(()),

@@ -28,11 +28,11 @@ impl Shutdown {
     pub(super) async fn task_ended(&mut self) {
         let error: anyhow::Error = tokio::select! {
             error = self.lasting.one_ends() => {
-                tracing::error!(error = %chain(&error), "the hub cannot go on: it stops, so that it is started again");
+                tracing::error!(error = %chain(&error), "the hub cannot continue; exiting for a restart");
                 error.into()
             }
             error = failed(&mut self.tasks) => {
-                tracing::error!(%error, "a task ended badly: the hub stops, so that it is started again");
+                tracing::error!(%error, "a task failed; exiting for a restart");
                 error.into()
             }
         };
@@ -51,7 +51,7 @@ impl Shutdown {
         let lasting = &mut self.lasting;
         let given_up = tokio::time::timeout(leader::GIVING_UP, lasting.end_of(LEAD)).await;
         if given_up.is_err() {
-            tracing::warn!("giving up the lead takes long; its Lease runs out by itself");
+            tracing::warn!("releasing the leader's Lease takes long; it expires later");
         }
         self.serving.cancel();
         tracing::info!("stopping: running helm processes are waited for");

@@ -45,13 +45,13 @@ pub enum CertificateError {
     NotACertificate,
     #[error(transparent)]
     Identity(SpiffeError),
-    #[error("it is of the trust domain {found:?} instead of {expected:?}")]
+    #[error("its trust domain is {found:?} instead of {expected:?}")]
     TrustDomain { found: String, expected: String },
     #[error("it names the hub, not a cluster")]
     NotACluster,
     #[error("it is not for clients")]
     NotForClients,
-    #[error("it does not say which EdgeCluster it was given for")]
+    #[error("it does not name its EdgeCluster")]
     NoUid,
 }
 

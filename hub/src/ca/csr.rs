@@ -18,7 +18,7 @@ pub enum RequestError {
     TooLarge,
     #[error("the certificate request is not PKCS#10 in DER")]
     NotARequest,
-    #[error("the key of the certificate request is none of ECDSA P-256, ECDSA P-384 and Ed25519")]
+    #[error("the key of the certificate request is not ECDSA P-256, ECDSA P-384 or Ed25519")]
     Key,
     #[error("the certificate request is not signed by its own key")]
     Signature,

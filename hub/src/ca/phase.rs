@@ -100,14 +100,14 @@ pub fn finished(data: &Data) -> Result<Data, &'static str> {
 fn signing(data: &Data) -> Result<Root, &'static str> {
     let mut roots = certificates(data, CERTIFICATE_KEY)?;
     match roots.is_empty() {
-        true => Err("its ca.crt is no certificate in PEM"),
+        true => Err("its ca.crt is not a certificate in PEM"),
         false => Ok(roots.remove(0)),
     }
 }
 
 /// The next root, and its key in PEM.
 fn next(data: &Data) -> Result<(Root, String), &'static str> {
-    let problem = "its next.crt and next.key are no certificate of a CA and its key";
+    let problem = "its next.crt and next.key are not a CA certificate and its key";
     let root = certificates(data, NEXT_CERTIFICATE_KEY).map_err(|_| problem)?;
     let root = root.into_iter().next().ok_or(problem)?;
     let pem = text(data, NEXT_KEY_KEY).ok_or(problem)?;

@@ -48,7 +48,7 @@ enum RotationError {
         "the rotation in Secret {CA_SECRET} cannot continue: {0}; remove next.crt and next.key from it, and start the rotation again"
     )]
     Broken(&'static str),
-    #[error("a new root could not be made")]
+    #[error("failed to create a new root")]
     Make(#[source] AuthorityError),
 }
 
@@ -163,7 +163,7 @@ impl Rotation {
             Err(error) if error.code() == Some(409) => return Ok(()),
             written => drop(written?),
         }
-        tracing::info!(phase = %stands.phase, root = %stands.root, "the rotation of the CA has made a step");
+        tracing::info!(phase = %stands.phase, root = %stands.root, "CA rotation reached the next phase");
         seen.waits_for(&[]);
         for member in locked_out {
             self.tell(&member);
@@ -205,7 +205,7 @@ impl Rotation {
             uid: member.uid.clone(),
             reason: "LockedOut",
             message: format!(
-                "the hub's CA was rotated without it, as a person has asked: {member}; run 'kubectl krypton join {name}' and enroll its agent again"
+                "the hub's CA was rotated without it, as requested: {member}; run 'kubectl krypton join {name}' and enroll its agent again"
             ),
         });
     }
@@ -230,7 +230,7 @@ fn wishes(secret: &Secret) -> Wishes {
     let annotation = |key| secret.metadata.annotations.as_ref()?.get(key);
     let lock_out = annotation(LOCK_OUT_ANNOTATION).map(|text| serde_json::from_str(text));
     let lock_out = lock_out.transpose().unwrap_or_else(|error| {
-        tracing::warn!(%error, "annotation {LOCK_OUT_ANNOTATION} cannot be read; nobody is locked out by it");
+        tracing::warn!(%error, "annotation {LOCK_OUT_ANNOTATION} cannot be read; it locks out no member");
         None
     });
     Wishes {

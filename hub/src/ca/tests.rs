@@ -132,7 +132,7 @@ fn lookalike_agent_certificate_is_rejected() {
         let signed = params.signed_by(&key, &authority.issuer).unwrap();
         refused(signed.der(), "a.krypton")
     };
-    assert!(with(&|_| ()).contains("which EdgeCluster"));
+    assert!(with(&|_| ()).contains("does not name its EdgeCluster"));
     assert!(with(&|p| p.extended_key_usages.clear()).contains("not for clients"));
     assert!(
         with(&|p| p.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth])
@@ -147,7 +147,7 @@ fn lookalike_agent_certificate_is_rejected() {
     );
     assert!(
         with(&|p| p.subject_alt_names = vec![uri("spiffe://a.krypton/cluster/edge-1:x")])
-            .contains("none that a hub gives")
+            .contains("not one of a hub")
     );
 }
 
@@ -252,7 +252,7 @@ fn unreadable_authority_part_is_named() {
     let authority = good.authority().unwrap();
     let leaf = authority.hub_credential(now()).unwrap();
     let leaf = pem(&leaf.certificates[0]);
-    assert!(problem(&set(CERTIFICATE_KEY, &leaf)).contains("no CA"));
+    assert!(problem(&set(CERTIFICATE_KEY, &leaf)).contains("not a CA"));
     let late = after(now(), AUTHORITY_LIFE);
     let expired = Authority::from_data(&good.data(), late).unwrap_err();
     assert!(expired.contains("expired"));

@@ -24,7 +24,7 @@ const SCHEDULE: Schedule = Schedule {
 
 /// The value before the first read.
 pub const NOT_READ: Result<Arc<Credentials>, &str> =
-    Err("the Secret of --chart-credentials-secret has not been read yet; it is tried again");
+    Err("the Secret of --chart-credentials-secret has not been read yet; retrying");
 
 /// Location of the credentials, and their receiver.
 pub struct ChartCredentials {

@@ -139,7 +139,7 @@ pub enum Problem {
     Missing { place: Place, what: String },
     #[error("{what}; correct it")]
     Invalid { place: Place, what: String },
-    #[error("{what}; it is tried again")]
+    #[error("{what}; retrying")]
     Unread { place: Place, what: String },
     #[error("all values together are {0} bytes as JSON, more than {most}; shorten them", most = values::MOST_BYTES)]
     TooLarge(usize),

@@ -294,7 +294,7 @@ impl Follow {
 }
 
 fn said(error: &ApiError) {
-    tracing::warn!(error = %chain(error), "values of the chart were not read; it is tried again");
+    tracing::warn!(error = %chain(error), "reading values of the chart failed; retrying");
 }
 
 fn shown<K: Send + 'static>(
@@ -332,7 +332,7 @@ fn take(seen: Seen, wanted: &BTreeSet<Place>, due: &mut BTreeSet<Object>) {
             due.extend(of_kind.map(|place| (kind, place.name.clone())));
         }
         Seen::Failed(kind, error) => {
-            tracing::warn!(error = %chain(&error), "watching {}s with values of the chart failed; it is tried again", word(kind));
+            tracing::warn!(error = %chain(&error), "watching {}s with values of the chart failed; retrying", word(kind));
         }
     }
 }

@@ -395,7 +395,7 @@ impl Kept {
             }
             Err(error) => {
                 let range = &self.pin.chart.version;
-                tracing::warn!(%range, error = %chain(&error), "which chart members are to run is not known; what is known stays, and it is tried again");
+                tracing::warn!(%range, error = %chain(&error), "resolving the chart version failed; keeping the last one and retrying");
                 self.failures += 1;
                 let waited_for = under.is_some() && self.tx.get().under != under;
                 let most = if waited_for { UNREAD_MAX } else { RETRY_MAX };

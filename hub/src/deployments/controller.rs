@@ -650,7 +650,7 @@ impl DeploymentStore {
             Ok(Event::Apply(object)) => self.put_member(&object),
             Ok(Event::Delete(object)) => self.clusters.remove(&object.name_any()).is_some(),
             Err(error) => {
-                tracing::debug!(error = %chain(&error), "watching EdgeClusters failed; it is tried again");
+                tracing::debug!(error = %chain(&error), "watching EdgeClusters failed; retrying");
                 false
             }
         }

@@ -453,7 +453,7 @@ impl View<'_> {
         let generation = self.object.metadata.generation.unwrap_or_default();
         let said = self.said(target).map(|said| &said.report);
         let Some(said) = said.filter(|it| it.observed_generation == generation && !it.gone) else {
-            let message = format!("cluster {cluster} is yet to say how it stands");
+            let message = format!("waiting for the report of cluster {cluster}");
             return pending(State::new(Truth::False, ready::NOT_READY, message));
         };
         let assessment = self.reported(&said.state, cluster);
@@ -510,7 +510,7 @@ impl View<'_> {
                 };
                 match unheard(site) {
                     Some(why) => format!(
-                        "what is on {cluster} {waits}; {why}; annotation {}=true lets go of it",
+                        "what is on {cluster} {waits}; {why}; to remove it without {cluster}, set annotation {}=true",
                         names::ORPHAN_ANNOTATION
                     ),
                     None => format!("what is on {cluster} {waits}"),
@@ -525,7 +525,7 @@ impl View<'_> {
 
     fn leaving(&self, placements: &[Placement], unknown: bool) -> Assessment {
         let orphan = format!(
-            "annotation {}=true lets go and leaves the release",
+            "annotation {}=true removes it and keeps the release",
             names::ORPHAN_ANNOTATION
         );
         let aimed = self.target.as_ref();
@@ -556,7 +556,7 @@ impl View<'_> {
                 } else {
                     match going {
                         Some(going) => format!("cluster {cluster}: {}", going.message),
-                        None => format!("cluster {cluster} is yet to say how it stands"),
+                        None => format!("waiting for the report of cluster {cluster}"),
                     }
                 }
             }

@@ -345,7 +345,7 @@ impl Members {
                     let credential = good.credential.clone();
                     let built = access.build_access(&plan, credential, good.life, before);
                     if let Err(problem) = &built {
-                        tracing::warn!(origin = %held.profile.origin, provider = plan.command.provider, problem, "the credential could not be put to use; it is tried again");
+                        tracing::warn!(origin = %held.profile.origin, provider = plan.command.provider, problem, "failed to use the credential; retrying");
                     }
                     held.rebuilt(built, now, rand::random());
                 }
@@ -395,7 +395,7 @@ impl Members {
             access.build_access(plan, credential, life, held.good())
         });
         if let Err(problem) = &outcome {
-            tracing::warn!(origin = %held.profile.origin, provider = plan.command.provider, problem, "no new credential; it is tried again");
+            tracing::warn!(origin = %held.profile.origin, provider = plan.command.provider, problem, "no new credential; retrying");
         }
         held.ended(outcome, now, jitter);
     }

@@ -50,7 +50,7 @@ impl fmt::Display for Refusal {
         match self {
             Self::Taken { member, by } => write!(
                 f,
-                "the name {member} is that of {by}, and stays so; give this one another name with the annotation {annotation} (a file: by its own name), or, if it is to take the member over, set spec.sourceRef of EdgeCluster {member}"
+                "the name {member} belongs to {by}; set another name with annotation {annotation} (rename a file), or, to move the member to this source, set spec.sourceRef of EdgeCluster {member}"
             ),
             Self::NotAName(name) => write!(
                 f,
@@ -257,7 +257,7 @@ fn trouble(origin: &Origin, trouble: Option<&str>, closed: bool) -> Option<Unres
         return Some(Unresolved {
             reason: reason::PROVIDER_CLOSED,
             message: format!(
-                "nothing looks for {origin} any more: what did so has ended; see the hub's log, and start the hub again"
+                "the discovery of {origin} has ended; see the hub's log, and restart the hub"
             ),
         });
     }
@@ -267,7 +267,7 @@ fn trouble(origin: &Origin, trouble: Option<&str>, closed: bool) -> Option<Unres
         } else {
             reason::SOURCE_UNAVAILABLE
         },
-        message: format!("{origin} cannot be looked at now; what is known of it stands: {why}"),
+        message: format!("{origin} cannot be read now; using its last state: {why}"),
     })
 }
 

@@ -357,9 +357,7 @@ impl NamedSecrets {
             since: secret.metadata.creation_timestamp.as_ref().map(|it| it.0),
             stale: trouble.map(|why| Unresolved {
                 reason: reason::SOURCE_UNAVAILABLE,
-                message: format!(
-                    "{object} cannot be looked at now; what is known of it stands: {why}"
-                ),
+                message: format!("{object} cannot be read now; using its last state: {why}"),
             }),
             suspended: None,
         }

@@ -231,7 +231,7 @@ fn read(
         ))),
         (None, Some(name), Some(secret)) => {
             let object = format!("Secret {namespace}/{name} of {origin}");
-            let missing = ", which is where the kubeconfig is to be";
+            let missing = ", which must contain the kubeconfig";
             kubeconfig_secret::kubeconfig(secret, &object, &subject.key, missing, policy)
         }
     };
@@ -243,7 +243,7 @@ fn read(
         since: object.since,
         access,
         suspended: why
-            .map(|why| format!("{origin} {why}; nothing is written to its cluster meanwhile")),
+            .map(|why| format!("{origin} {why}; nothing is written to its cluster until then")),
         origin,
         stale: None,
     }

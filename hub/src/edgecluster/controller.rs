@@ -523,7 +523,7 @@ fn cut_off(members: &MemberRegistry, event: &Event<EdgeCluster>) {
 }
 
 pub(super) fn banned(name: &str) -> String {
-    format!("spec.banned is set on EdgeCluster {name}; whoever set it can lift it")
+    format!("spec.banned is set on EdgeCluster {name}; set it to false to lift the ban")
 }
 
 pub(super) fn enter(members: &MemberRegistry, known: &EdgeClusters, name: &str) -> Arc<Member> {

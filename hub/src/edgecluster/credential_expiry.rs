@@ -91,14 +91,14 @@ impl Credential {
                 Truth::False,
                 reason::SOON,
                 format!(
-                    "the agent's certificate expires at {end} and should have been renewed by now; its log says why it was not. When it has expired, 'kubectl krypton join {member}' is the only way back"
+                    "the agent's certificate expires at {end} and should have been renewed by now; see the agent's log. After it has expired, run 'kubectl krypton join {member}'"
                 ),
             ),
             (Self::Agent, CredentialState::Expired) => State::new(
                 Truth::False,
                 reason::EXPIRED,
                 format!(
-                    "the agent's certificate expired at {end}; run 'kubectl krypton join {member}' and enroll the agent again. Until then it goes on with the last desired state it has"
+                    "the agent's certificate expired at {end}; run 'kubectl krypton join {member}' and enroll the agent again. Until then it keeps its last desired state"
                 ),
             ),
             (Self::Access, CredentialState::Soon) => State::new(

@@ -102,13 +102,13 @@ pub(super) fn step(object: &EdgeCluster, progress: &DecommissionState) -> Step {
                 Step::TakeOff(LetGo::Uninstalled)
             } else {
                 Step::Uninstall(format!(
-                    "{} of {} Tenants and deployments have no release any more",
+                    "{} of {} releases are uninstalled",
                     retired.gone, retired.tenants
                 ))
             }
         }
         _ if progress.connected => {
-            Step::Uninstall("the member has not yet said that it has begun".to_owned())
+            Step::Uninstall("waiting for the member's confirmation".to_owned())
         }
         _ => Step::Uninstall("the member cannot be reached; it is waited for".to_owned()),
     }
@@ -140,7 +140,7 @@ impl Step {
     /// Returns the EdgeCluster's condition `Uninstalled` while the finalizer keeps it.
     pub(super) fn condition(&self) -> Option<State> {
         let remedy = format!(
-            "annotate it with {}=true to let it go and leave the releases",
+            "annotate it with {}=true to remove it and keep the releases",
             names::ORPHAN_ANNOTATION
         );
         let (why, message) = match self {
@@ -167,7 +167,7 @@ impl LetGo {
             )),
             Self::Orphaned => Some((
                 "Orphaned",
-                "the EdgeCluster goes; what is left of the member's releases stays on its cluster",
+                "the EdgeCluster is removed; the member's remaining releases stay on its cluster",
             )),
             Self::CrdDeleted => Some((
                 "Orphaned",
@@ -364,14 +364,14 @@ mod tests {
                     retired: None,
                     ..done()
                 },
-                "not yet said",
+                "confirmation",
             ),
             (
                 DecommissionState {
                     taken: false,
                     ..done()
                 },
-                "not yet said",
+                "confirmation",
             ),
             (
                 DecommissionState {

@@ -58,7 +58,7 @@ pub(super) fn tell_refused(
     for (origin, refusal) in refused {
         let before = told.get(origin).filter(|(before, _)| before == refusal);
         if before.is_none() {
-            tracing::warn!(%origin, reason = refusal.reason(), "is no member: {refusal}");
+            tracing::warn!(%origin, reason = refusal.reason(), "is not a member: {refusal}");
         }
         let holder = refusal
             .member()
@@ -69,7 +69,7 @@ pub(super) fn tell_refused(
                 member: holder.metadata.name.clone().unwrap_or_default(),
                 uid: holder.metadata.uid.clone().unwrap_or_default(),
                 reason: refusal.reason(),
-                message: format!("{origin} is no member: {refusal}"),
+                message: format!("{origin} is not a member: {refusal}"),
             });
         }
         told.insert(origin.clone(), (refusal.clone(), on_holder));
@@ -91,7 +91,7 @@ pub(super) fn say_source_gone(
     now: BootTime,
 ) {
     if joined(object) {
-        let message = "a member by its agent; the hub has no kubeconfig for it";
+        let message = "joined by its agent; the hub has no kubeconfig for it";
         shared.members.observe(name, |facts| {
             facts.resolved = State::new(Truth::True, reason::BY_AGENT, message);
         });

@@ -32,7 +32,7 @@ pub(super) fn of_member(
         },
         Err(error) => {
             let message = format!(
-                "spec.namespaceConfiguration: {error}; {}. The member stays with what it has; after a restart of the hub, with what of it can be set",
+                "spec.namespaceConfiguration: {error}; {}. The member keeps its current configuration; after a restart of the hub, it gets the valid part",
                 error.remedy()
             );
             let state = State::new(Truth::False, reason::NAMESPACES_INVALID, message);

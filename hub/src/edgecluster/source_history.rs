@@ -134,7 +134,7 @@ impl SourceHistory {
                     && matches!(found, Ok(None))
                     && let Err(error) = crd::ensure(&client, &EdgeCluster::crd()).await
                 {
-                    tracing::warn!(error = %chain(&error), "the CRD of EdgeClusters is gone and is not made again yet");
+                    tracing::warn!(error = %chain(&error), "the CRD of EdgeClusters is missing and not created again yet");
                 }
                 said(found.map(Said::Crd).map_err(RegisterError::from))
             }));
@@ -208,7 +208,7 @@ impl SourceHistory {
 
 fn said(result: Result<Said, RegisterError>) -> Said {
     result.unwrap_or_else(|error| {
-        tracing::warn!(error = %chain(&error), "the register of members is not up to date; it is tried again");
+        tracing::warn!(error = %chain(&error), "writing the record of members failed; retrying");
         Said::Failed
     })
 }

@@ -89,7 +89,7 @@ impl Overlays {
         let values = match (&overlay.made, fleet_values()) {
             (Ok(_), Values::Said(state)) => Values::Said(state),
             (Ok(_), _) => {
-                let message = "the member has values of its own over the fleet's";
+                let message = "the member overrides values of the fleet";
                 Values::Said(State::new(Truth::True, reason::RESOLVED, message))
             }
             (Err(Problem::NotYet(_)), _) => Values::NotKnown,

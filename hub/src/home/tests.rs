@@ -216,7 +216,7 @@ async fn unreadable_local_kubeconfig_error_names_file_and_remedy() {
     };
     let text = chain(&choose_local(local, None).await.unwrap_err());
     assert!(
-        text.contains("none failed; correct it, or what --kubeconfig or KUBECONFIG says"),
+        text.contains("none failed; correct it, --kubeconfig or KUBECONFIG"),
         "{text}"
     );
     let two = vec![files.path("none"), files.path("neither")];

@@ -37,7 +37,7 @@ pub enum LabelError {
     )]
     Forbidden { pod: String, reason: String },
     #[error(
-        "pod {pod} is not there, or is another by now; do POD_NAME, KRYPTON_POD_NAMESPACE and POD_UID say where this hub runs?"
+        "pod {pod} does not exist or was replaced; check POD_NAME, KRYPTON_POD_NAMESPACE and POD_UID"
     )]
     Gone { pod: String },
     #[error(transparent)]
@@ -183,7 +183,7 @@ impl Label {
         let client = match own_cluster(&local).await {
             Ok(client) => client,
             Err(problem) => {
-                tracing::error!(%problem, "this hub's pod is not labelled when it leads: agents that come by the Service do not reach it");
+                tracing::error!(%problem, "the leader's pod gets no label; the agents' Service does not route to it");
                 readiness.note(ABOUT, Some(format!("its pod is not labelled: {problem}")));
                 return None;
             }
@@ -274,7 +274,7 @@ impl Label {
             .as_ref()
             .filter(|text| self.told.as_ref() != Some(*text))
         {
-            tracing::warn!(error = %text, "agents may not find the hub that leads");
+            tracing::warn!(error = %text, "agents may not reach the leader");
         }
         self.readiness.note(ABOUT, text.clone());
         self.told = text;

@@ -53,7 +53,7 @@ pub enum NotRenewed {
 /// The text of the refusal and of the event. It names no cluster UID, which would help a thief.
 pub fn refusal(member: &str) -> String {
     format!(
-        "the key of this agent's certificate is not on record for member {member}: it was replaced, or its credential was copied; run 'kubectl krypton join {member}' and give the member's agent the new bundle, which voids all older keys"
+        "the key of this agent's certificate is not recorded for member {member}: it was replaced, or its credential was copied; run 'kubectl krypton join {member}' and give the member's agent the new bundle, which voids all older keys"
     )
 }
 
@@ -198,7 +198,7 @@ pub fn put(
         false => State::new(
             Truth::False,
             reason::TWO,
-            "an agent has shown a key that is not on record: its credential was copied; run 'kubectl krypton join' for this member and give its agent the new bundle, which voids all older keys",
+            "an agent used a key that is not recorded: its credential was copied; run 'kubectl krypton join' for this member and give its agent the new bundle, which voids all older keys",
         ),
     };
     conditions::set(conditions, ONE_KEY, &state, generation, now);

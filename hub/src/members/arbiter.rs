@@ -331,7 +331,7 @@ impl MemberRegistry {
                 member = member.name,
                 said = theirs.0,
                 held = ours.0,
-                "what is held of the member is not what its agent has said; asking for all of it"
+                "stored reports differ from the agent's; requesting all of them"
             );
             member.begin_report(now);
             if let Some(reporter) = member.reporters().all.get_mut(&id) {

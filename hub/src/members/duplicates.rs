@@ -138,7 +138,7 @@ pub fn held_back(name: &str, verdict: &Verdict, banned: bool) -> Option<(&'stati
         Verdict::Changed { found, .. } => Some((
             reason::IDENTITY_CHANGED,
             format!(
-                "another cluster answers (UID {found}) than the one on record; if the cluster was rebuilt, run 'kubectl krypton join {name} --replace'"
+                "another cluster answers (UID {found}) than the recorded one; if the cluster was rebuilt, run 'kubectl krypton join {name} --replace'"
             ),
         )),
     }

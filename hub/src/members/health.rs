@@ -172,7 +172,7 @@ fn healthy(agent: bool, report: &MemberReport) -> State {
     if problem.is_empty() {
         return State::new(Truth::True, reason::RECONCILING, "");
     }
-    let message = format!("the newest desired state is not on record: {problem}");
+    let message = format!("the newest desired state is not recorded: {problem}");
     State::new(Truth::False, reason::STALE, message)
 }
 
@@ -182,7 +182,7 @@ fn unreported(link: Option<&State>, presence: Presence, silent: bool) -> MemberH
         // The agent may reconnect soon, so its last status stays for a while.
         (_, Presence::Away(_) | Presence::Ready) if !silent => MemberHealth::unchanged(Mode::Agent),
         (None, Presence::Away(_) | Presence::Ready) => {
-            let message = "the agent is not connected; it goes on with the last desired state it has. Look at its log and at the way from there to the hub";
+            let message = "the agent is not connected and keeps its last desired state; check its log and its network path to the hub";
             MemberHealth {
                 connected: Some(State::new(Truth::False, reason::AGENT_AWAY, message)),
                 healthy: Some(State::new(Truth::Unknown, reason::AGENT_AWAY, message)),

@@ -37,7 +37,7 @@ enum ReachError {
     Config(#[source] access::ConfigError),
     #[error("the kubeconfig of the home cluster cannot be handed to helm")]
     Render(#[source] access::RenderError),
-    #[error("no client can be made from the kubeconfig")]
+    #[error("failed to create a client from the kubeconfig")]
     Client(#[source] kube::Error),
     #[error("the kubeconfig for helm cannot be written to {0}")]
     Write(PathBuf, #[source] std::io::Error),

@@ -203,7 +203,7 @@ pub(super) fn silent<'a>(heard: &'a Heard, member: &str) -> Option<&'a str> {
     let saying = heard.said.get(member)?;
     match &saying.hearing {
         Hearing::Silent(why) => Some(why),
-        Hearing::NotYet if !saying.patient => Some("it has said nothing since the hub was started"),
+        Hearing::NotYet if !saying.patient => Some("no report since the hub started"),
         Hearing::NotYet | Hearing::Full => None,
     }
 }
@@ -280,7 +280,7 @@ fn to_be_placed(tenant: &Tenant, member: &str, view: &View<'_>) -> Verdict {
     let target = targets.get(member);
     let Some(place) = target.and_then(|target| on_record(member, target)) else {
         let why = view.silent.unwrap_or("it is reached for the first time");
-        let message = format!("{member} is not heard: {why}");
+        let message = format!("no report from {member}: {why}");
         let away = State::new(Truth::Unknown, reason::CLUSTER_UNREACHABLE, message);
         return said(Some(away));
     };
@@ -309,7 +309,7 @@ fn placed(tenant: &Tenant, on: &str, view: &View<'_>) -> Verdict {
     }
     if !view.place {
         let message = format!(
-            "the hub runs without --place-tenants: what was placed on {on} stays as it is, and is looked after there"
+            "the hub runs without --place-tenants: the Tenant on {on} stays and is reconciled there"
         );
         return unknown(tenant, reason::NOT_PLACING, message);
     }
@@ -350,12 +350,12 @@ fn placed(tenant: &Tenant, on: &str, view: &View<'_>) -> Verdict {
     }
     if view.left_out {
         let message = format!(
-            "{member} has as many placed Tenants as it is given at most, or they are too large; what there is of this one stays"
+            "{member} has the maximum number or size of placed Tenants; an existing copy of this Tenant stays there"
         );
         return said(Some(State::new(Truth::False, reason::TOO_MANY, message)));
     }
     if let Some(why) = view.silent {
-        let message = format!("{member} is not heard: {why}");
+        let message = format!("no report from {member}: {why}");
         return unknown(tenant, reason::CLUSTER_UNREACHABLE, message);
     }
     said(Some(reported(tenant, member, mine)))
@@ -366,11 +366,11 @@ fn left_there(tenant: &Tenant, on: &str, view: &View<'_>) -> Option<String> {
     tenant.metadata.deletion_timestamp.as_ref()?;
     if orphaned(tenant) {
         return Some(format!(
-            "let go by annotation {ORPHAN_ANNOTATION}: what was placed on {on} stays there, with its release"
+            "released by annotation {ORPHAN_ANNOTATION}: the Tenant on {on} stays there with its release"
         ));
     }
     (view.deletion == Deletion::OfTheCrdForGood).then(|| {
-        format!("the CRD of Tenants is being deleted at home: what was placed on {on} stays there")
+        format!("the CRD of Tenants is being deleted on home: the Tenant on {on} stays there")
     })
 }
 
@@ -386,20 +386,18 @@ fn not_there(tenant: &Tenant, on: &str, away: Away<'_>) -> Verdict {
     let (why, message) = match away {
         Away::Left => (
             reason::MEMBER_LEFT,
-            format!(
-                "there is no EdgeCluster {on} any more; what was placed there stays, until it is back"
-            ),
+            format!("EdgeCluster {on} no longer exists; its Tenant stays there"),
         ),
         Away::Unreached => (
             reason::CLUSTER_UNREACHABLE,
             format!(
-                "{on} is not heard: nothing is ordered of it before it has been reached, and is known to be the cluster that this is placed on"
+                "no report from {on}: it gets no order until the hub has reached it and verified that it is the recorded cluster"
             ),
         ),
         Away::Another(uid) => {
             let recorded = place(tenant).map_or("", |place| &place.cluster_uid);
             let mut message = format!(
-                "EdgeCluster {on} is another cluster by now, with the UID {uid}: what was placed on the one with the UID {recorded} stays there, and nothing is ordered of this one"
+                "EdgeCluster {on} is another cluster now (UID {uid}): the Tenant stays on the recorded cluster (UID {recorded}), and this one gets no order"
             );
             if tenant.metadata.deletion_timestamp.is_none() {
                 message += &format!(
@@ -449,7 +447,7 @@ fn refused(tenant: &Tenant, member: &str, targets: &Targets) -> Option<State> {
     let named = tenant.names_member() == Some(member);
     if named && !tenant.is_for(member, source) {
         let message = format!(
-            "EdgeCluster {member} is of namespace {}, and clusterRef names another secretNamespace",
+            "the source of EdgeCluster {member} is in namespace {}, and clusterRef names another secretNamespace",
             source.unwrap_or_default()
         );
         return refused(reason::CLUSTER_NOT_FOUND, message);
@@ -483,7 +481,7 @@ fn is_homes_word(why: &str) -> bool {
 }
 
 fn waits(member: &str) -> State {
-    let message = format!("waiting until {member} has made the Tenant");
+    let message = format!("waiting until {member} has created the Tenant");
     State::new(Truth::Unknown, reason::ORDERED, message)
 }
 

@@ -301,7 +301,7 @@ fn part(
     if member == Some(false) {
         let left = Part::Departs(
             reason::MEMBER_LEFT,
-            "it is no member of the fleet any more; this condition goes in a minute",
+            "the cluster is no longer a member; this condition is removed in a minute",
         );
         return was.map_or(Part::Stranger, |_| left);
     }
@@ -317,12 +317,12 @@ fn part(
         (Hearing::Full, None) => {
             return Part::Departs(
                 reason::TENANT_GONE,
-                "it has no Tenant of this namespace and name any more; this condition goes in a minute",
+                "the member no longer has this Tenant; this condition is removed in a minute",
             );
         }
         (Hearing::NotYet, Some(_)) => "it has begun again and not said all again",
         (Hearing::Silent(why), _) => why,
-        (Hearing::NotYet, None) => "not heard since the hub was started",
+        (Hearing::NotYet, None) => "no report since the hub started",
     };
     let Some(last) = report.map(|report| &report.state).or(was) else {
         return Part::Stranger;
@@ -331,7 +331,9 @@ fn part(
         reason::TENANT_GONE => Part::Departed(last.clone()),
         // The member is back, unless the EdgeClusters are not known yet.
         reason::MEMBER_LEFT if member.is_none() => Part::Departed(last.clone()),
-        reason::MEMBER_LEFT => Part::Member(unheard(last, "back in the fleet, and not heard yet")),
+        reason::MEMBER_LEFT => {
+            Part::Member(unheard(last, "back in the fleet; waiting for its report"))
+        }
         _ if hearing == Hearing::NotYet && patient => Part::Member(last.clone()),
         _ => Part::Member(unheard(last, why)),
     }

@@ -86,7 +86,7 @@ async fn session_survives_unconfirmed_lead_but_not_loss() {
 
     stand.send_replace(standby());
     for stream in [&mut stream, &mut second] {
-        let expected = ("this hub does not lead any more".to_owned(), 1_000);
+        let expected = ("this hub is no longer the leader".to_owned(), 1_000);
         assert_eq!(drained(stream).await, expected);
     }
     stand.send_replace(LeaderState::Leading(leader_term(3)));

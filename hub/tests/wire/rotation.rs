@@ -367,7 +367,10 @@ async fn rotation_drops_no_stream_and_rejects_former_root() {
         "edge-0",
     );
     let why = refusal(&mut late).await;
-    assert!(why.contains("rotated while this agent was away"), "{why}");
+    assert!(
+        why.contains("rotated while this agent was disconnected"),
+        "{why}"
+    );
     late.stop().await;
     let tls = tls::client_config(&former.roots(), Some(own)).unwrap();
     let dialer = Dialer::new(
@@ -460,7 +463,8 @@ async fn locked_out_agent_is_refused_and_can_rejoin() {
     let mut late = rig.agent("edge-1").await;
     let why = refusal(&mut late.agent).await;
     assert!(
-        why.contains("rotated while this agent was away") && why.contains("kubectl krypton join"),
+        why.contains("rotated while this agent was disconnected")
+            && why.contains("kubectl krypton join"),
         "{why}"
     );
     assert_eq!(rig.finishes().await, ["edge-1"]);

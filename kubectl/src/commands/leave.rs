@@ -59,7 +59,7 @@ pub(crate) async fn run(leave: Leave, env: Env<'_>) -> Result<Printed, KubectlEr
     }
     let group = &members.kind.group;
     let mut printed = Printed {
-        stdout: format!("edgecluster.{group}/{name} is to leave\n"),
+        stdout: format!("edgecluster.{group}/{name} is leaving\n"),
         stderr: advice(&found, leave.orphan),
     };
     match leave.wait {

@@ -104,7 +104,7 @@ fn refused<T>(why: impl Into<String>) -> Result<T, KubectlError> {
 fn start(record: &Record, now: Timestamp) -> Result<Change, KubectlError> {
     match &record.rotation_state {
         Some(RotationState { phase, .. }) if *phase != Phase::Steady => refused(format!(
-            "another rotation is under way ({phase}); '{SHOW_STATUS}' shows its progress"
+            "another rotation is in progress ({phase}); '{SHOW_STATUS}' shows its progress"
         )),
         _ if record.requested.is_some() => refused(format!(
             "a rotation was requested already, and the hub has not started it; '{SHOW_STATUS}' shows when it does"
@@ -129,7 +129,7 @@ fn force(
 ) -> Result<Change, KubectlError> {
     let Some(stage) = record.stage() else {
         return refused(
-            "no rotation is under way, so there is nothing to force; run 'kubectl krypton rotate-ca' first",
+            "no rotation is in progress, so there is nothing to force; run 'kubectl krypton rotate-ca' first",
         );
     };
     let waiting = awaited(stage, members, now);
@@ -187,7 +187,7 @@ fn status(record: &Record, members: &[EdgeCluster], now: Timestamp) -> Printed {
             let root: String = one_line(&rotation_state.root).chars().take(16).collect();
             let phase = match rotation_state.phase {
                 Phase::Steady => format!(
-                    "No rotation of the CA is under way; the last one ended {ago} ago with the root"
+                    "No rotation of the CA is in progress; the last one ended {ago} ago with the root"
                 ),
                 Phase::Announced => format!(
                     "Announced {ago} ago: agents receive the new root; when all trust it, it signs. It is"
@@ -198,7 +198,7 @@ fn status(record: &Record, members: &[EdgeCluster], now: Timestamp) -> Printed {
             };
             format!("{phase} {root}.\n")
         }
-        None => "No rotation of the CA is under way, and there was none yet.\n".to_owned(),
+        None => "No rotation of the CA is in progress, and there has been none.\n".to_owned(),
     };
     let mut stderr = String::new();
     if let Some(requested) = record.requested {
@@ -250,7 +250,7 @@ impl Record {
         }
     }
 
-    /// The stage of a rotation that is under way.
+    /// The stage of a rotation that is in progress.
     fn stage(&self) -> Option<Stage> {
         let rotation_state = self.rotation_state.as_ref()?;
         let root = rotation_state.root.parse().ok()?;

@@ -46,7 +46,7 @@ const VALUES_BYTES: usize = 2048;
 const FILES: u64 = 256;
 /// A link that is up has its account on the way within this.
 const AFTER_LINK: Duration = Duration::from_secs(1);
-const RESYNC: &str = "asking for all of it";
+const RESYNC: &str = "requesting all of them";
 
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Options {

@@ -289,7 +289,7 @@ async fn anchor_owns_only_record_and_loss_is_harmless(mode: Mode) -> TestResult 
         let agent = pair.actor()?;
         eventually("the agent to wait for its hub", async || {
             let log = agent.log()?;
-            let waits = "reconciling as soon as there is a desired state";
+            let waits = "waiting for a desired state";
             Ok(log.contains(waits).then_some(()))
         })
         .await?;

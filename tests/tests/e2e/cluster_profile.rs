@@ -393,7 +393,7 @@ async fn unreachable_cluster_profile_shows_reason_on_edge_cluster() -> TestResul
     ]);
     let told = reason("edge-1", "AccessProviderFailed").await;
     assert!(
-        told.contains("exit code 3; it said: the vault is sealed"),
+        told.contains("exit code 3; it printed: the vault is sealed"),
         "{told}"
     );
     let told = reason("edge-2", "AccessProviderFailed").await;

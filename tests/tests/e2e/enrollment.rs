@@ -451,7 +451,7 @@ async fn token_enrolls_one_agent_and_explains_refusals() -> TestResult {
 
     cluster.stop_apiserver().await?;
     let away = enroll(&hub, &token_2, &mine, HERE).await;
-    refused(away, Code::Unavailable, "try again");
+    refused(away, Code::Unavailable, "retry later");
     Ok(())
 }
 
@@ -544,14 +544,14 @@ async fn agent_keeps_session_through_ca_rotation() -> TestResult {
     };
     let hubs = async |key| text(&home.client(), NAMESPACE, names::CA_SECRET, key).await;
     let former = hubs("ca.crt").await?;
-    is_at("No rotation of the CA is under way, and there was none yet").await;
+    is_at("No rotation of the CA is in progress, and there has been none").await;
     let forced = rotate(&["--force"]).await.unwrap_err().to_string();
     assert!(forced.contains("nothing to force"), "{forced}");
 
     rotate(&[]).await?;
     is_at("Announced").await;
     let second = rotate(&[]).await.unwrap_err().to_string();
-    assert!(second.contains("under way (Announced)"), "{second}");
+    assert!(second.contains("in progress (Announced)"), "{second}");
     // An agent that joins from now on trusts both roots.
     eventually("both roots to be published", async || {
         let connection = Connection::new(home.client(), "home");
@@ -561,7 +561,7 @@ async fn agent_keeps_session_through_ca_rotation() -> TestResult {
     })
     .await?;
     is_at("Switched").await;
-    is_at("No rotation of the CA is under way; the last one ended").await;
+    is_at("No rotation of the CA is in progress; the last one ended").await;
     let root = hubs("ca.crt").await?;
     assert!(
         !root.contains(&former) && root.matches("BEGIN").count() == 1,
@@ -579,7 +579,7 @@ async fn agent_keeps_session_through_ca_rotation() -> TestResult {
     let log = member.agent().unwrap().log()?;
     let (_, log) = log.split_once("in session").unwrap();
     assert!(
-        !log.contains("no session") && !log.contains("the session ends"),
+        !log.contains("no session") && !log.contains("session ends"),
         "{log}"
     );
     assert_eq!(

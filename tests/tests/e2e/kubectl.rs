@@ -162,7 +162,7 @@ async fn kubectl_plugin_reports_exit_codes_changes_and_completions() -> TestResu
     ends(
         &["leave", "edge-1", "--orphan"],
         ExitCode::Done,
-        "is to leave",
+        "is leaving",
     )
     .await;
     ends(&["get", "cluster", "edge-1"], ExitCode::NotFound, "edge-1").await;

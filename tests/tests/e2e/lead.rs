@@ -429,7 +429,7 @@ async fn lost_leadership_interrupts_nothing_on_kubeconfig_member() -> TestResult
     edge.create("acme", json!({})).await?;
     let hook = gate::hook(&edge, "acme", None).await?;
     stage.home.stop_apiserver().await?;
-    stage.hubs["a"].logs("the lead is lost").await?;
+    stage.hubs["a"].logs("no longer the leader").await?;
     // Helm goes on, and so does what follows of it.
     let release = format!("tenant-acme-{EDGE}");
     let running = edge.revisions("acme", &release).await?;
@@ -467,13 +467,16 @@ async fn leader_cut_off_from_home_releases_agents() -> TestResult {
     stage.tenant("second").await;
     stage.desk.member_shows(EDGE, &[CONNECTED]).await?;
     let log = stage.hubs["a"].log()?;
-    assert!(log.contains("the lead is lost"), "{log}");
+    assert!(log.contains("no longer the leader"), "{log}");
 
     // Back again, it is one that stands by.
     line.set(Traffic::Pass);
     eventually("a to know who leads", async || {
         let log = stage.hubs["a"].log()?;
-        let after = log.rsplit("the lead is lost").next().unwrap_or_default();
+        let after = log
+            .rsplit("no longer the leader")
+            .next()
+            .unwrap_or_default();
         Ok(after.contains("this hub is a standby").then_some(()))
     })
     .await?;

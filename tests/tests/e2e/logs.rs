@@ -193,12 +193,12 @@ async fn log_lines_identify_tenant_and_level_changes_live(mode: Mode) -> TestRes
         of_acme(message);
     }
     let at = |message: &str| said.iter().position(|line| is(line, message));
-    let first = at("what is logged was changed by PUT /debug/log").unwrap();
+    let first = at("changed the log filter by PUT /debug/log").unwrap();
     let last = at("running helm uninstall").unwrap();
     let debug = |line: &Value| line["level"] == "DEBUG";
     assert!(!said[..first].iter().any(debug));
     assert!(said[first..last].iter().any(debug));
     assert!(!said[last..].iter().any(debug));
-    assert!(at("what is logged is as at the start again").is_some());
+    assert!(at("restored the log filter of the start").is_some());
     Ok(())
 }

@@ -9,7 +9,7 @@ use krypton_tests::{
 use serde_json::json;
 
 const SECRET: &str = "hunter2-traced";
-const AWAY: &str = "traces are not sent";
+const AWAY: &str = "failed to send traces";
 const BACK: &str = "traces are sent again";
 const GOOD: i32 = 1;
 const BAD: i32 = 2;

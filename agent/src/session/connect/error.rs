@@ -20,14 +20,14 @@ pub enum DialError {
         source: io::Error,
     },
     #[error(
-        "the hub does not answer at {0}; check that the hub runs and that no firewall is in between"
+        "the hub does not answer at {0}; check that the hub runs and that no firewall blocks the connection"
     )]
     Silent(String),
     #[error(
         "nothing listens at {0}: the connection was refused; check that the hub runs with --listen on that port"
     )]
     Refused(String),
-    #[error("the hub cannot be reached at {address}; check the network in between")]
+    #[error("the hub cannot be reached at {address}; check the network")]
     Unreachable {
         address: String,
         #[source]
@@ -38,7 +38,7 @@ pub enum DialError {
     )]
     NotTls(String),
     #[error(
-        "{address} ends the connection before TLS is set up; is this the hub's --listen port, or does something in between cut it off?"
+        "{address} closes the connection before the TLS handshake ends; check that this is the hub's --listen port and that no proxy closes it"
     )]
     CutOff {
         address: String,
@@ -46,11 +46,11 @@ pub enum DialError {
         source: io::Error,
     },
     #[error(
-        "{0} does not speak HTTP/2 over TLS; is this the hub's --listen port, or does a proxy stand in between?"
+        "{0} does not speak HTTP/2 over TLS; check that this is the hub's --listen port and that no proxy terminates TLS"
     )]
     NotHttp2(String),
     #[error(
-        "the certificate at {0} is of another CA: the hub there is not the one the bundle is from, its CA was rotated while this agent was away, or something intercepts the connection; run 'kubectl krypton join' again"
+        "the certificate at {0} is from another CA: another hub answers, its CA was rotated while this agent was disconnected, or a proxy intercepts the connection; run 'kubectl krypton join' again"
     )]
     OtherAuthority(String),
     #[error(
@@ -58,7 +58,7 @@ pub enum DialError {
     )]
     NotValidNow(String),
     #[error(
-        "the certificate at {0} is of the hub's CA, but not the hub's; check that the address is the hub's"
+        "the certificate at {0} is from the hub's CA but does not belong to the hub; check that the address is the hub's"
     )]
     NotTheHub(String),
     #[error("TLS with {address} failed")]
@@ -68,11 +68,11 @@ pub enum DialError {
         source: io::Error,
     },
     #[error(
-        "the hub at {0} says that our certificate has expired, or is not valid yet; check this machine's clock, else run 'kubectl krypton join' again"
+        "the hub at {0} rejects the agent's certificate as expired or not yet valid; check this machine's clock, or run 'kubectl krypton join' again"
     )]
     OursExpired(String),
     #[error(
-        "the hub at {0} does not know the CA of our certificate: it is another hub, or its CA was recreated or rotated while this agent was away; run 'kubectl krypton join' again"
+        "the hub at {0} does not know the CA of the agent's certificate: it is another hub, or its CA was recreated or rotated while this agent was disconnected; run 'kubectl krypton join' again"
     )]
     OursUnknown(String),
     #[error(

@@ -37,7 +37,7 @@ pub enum ArchiveError {
     NoChartYaml,
     #[error("its Chart.yaml cannot be read")]
     ChartYaml(#[source] serde_saphyr::Error),
-    #[error("its Chart.yaml says {what}, which is not allowed")]
+    #[error("its Chart.yaml contains {what}, which is not allowed")]
     Identity { what: String },
 }
 

@@ -19,7 +19,7 @@ const DOCKER_CONFIG: &str = ".dockerconfigjson";
 #[derive(Debug, Error)]
 pub enum CredentialsError {
     #[error(
-        "it has none of the keys username, token, tls.crt, ca.crt and {DOCKER_CONFIG}; add those that the repository asks for"
+        "it has none of the keys username, token, tls.crt, ca.crt and {DOCKER_CONFIG}; add the keys that the repository requires"
     )]
     Empty,
     #[error("it has {0} without {1}; add the other one")]
@@ -36,7 +36,9 @@ pub enum CredentialsError {
     NoAuthority,
     #[error("its {0} cannot be read as PEM; write it again")]
     Pem(&'static str, #[source] reqwest::Error),
-    #[error("an HTTP client with its certificates could not be made; do key and certificate fit?")]
+    #[error(
+        "failed to create an HTTP client with its certificates; check that key and certificate match"
+    )]
     Client(#[source] reqwest::Error),
 }
 

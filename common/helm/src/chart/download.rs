@@ -101,7 +101,7 @@ impl Way<'_> {
                     .to_str()
                     .ok()
                     .and_then(|location| url.join(location).ok())
-                    .ok_or_else(|| redirect("redirected to what is no URL"))?,
+                    .ok_or_else(|| redirect("redirected to an invalid URL"))?,
                 _ => return Ok((response, url)),
             };
             match (url.scheme(), next.scheme()) {

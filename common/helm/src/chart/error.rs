@@ -29,7 +29,7 @@ pub enum ChartError {
         newest: Option<String>,
     },
     #[error(
-        "chart not loaded: {chart}: the hub has not found yet which version and content that is; its log says why"
+        "chart not loaded: {chart}: the hub has not resolved its version and content yet; see the hub's log"
     )]
     Unresolved { chart: Arc<ChartRef> },
     #[error(
@@ -58,7 +58,7 @@ pub enum ChartError {
     #[error("chart not loaded; repo unreachable? {chart}: no full answer within {} s; check the way to it", DEADLINE.as_secs())]
     Deadline { chart: Arc<ChartRef> },
     #[error(
-        "chart not loaded; repo unreachable? {chart}: {attempt} was answered with {status}; {}", advice(*.status)
+        "chart not loaded; repo unreachable? {chart}: {attempt} returned {status}; {}", advice(*.status)
     )]
     Refused {
         chart: Arc<ChartRef>,
@@ -121,7 +121,7 @@ pub enum ChartError {
     )]
     Link { chart: Arc<ChartRef> },
     #[error(
-        "chart not loaded: {chart}: sha256 is {found}, and {wanted} was to be expected; \
+        "chart not loaded: {chart}: sha256 is {found} instead of {wanted}; \
          the chart was changed after it was listed or pinned"
     )]
     Digest {
@@ -167,7 +167,7 @@ pub enum ChartError {
         #[source]
         source: std::io::Error,
     },
-    #[error("the HTTP client of the chart cache could not be made")]
+    #[error("failed to create the HTTP client of the chart cache")]
     Client(#[source] reqwest::Error),
 }
 

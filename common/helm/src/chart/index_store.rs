@@ -123,7 +123,7 @@ impl IndexStore {
         if let Some(gone) = gone
             && let Err(error) = tokio::fs::remove_file(&gone.path).await
         {
-            tracing::debug!(%error, "a former index was not removed");
+            tracing::debug!(%error, "failed to remove an old index");
         }
         Ok(bytes)
     }

@@ -462,7 +462,7 @@ pub(crate) fn layers(chart_ref: &Arc<ChartRef>, manifest: &[u8]) -> Result<Layer
         let Some(layer) = layer else { continue };
         let digest = layer.digest.strip_prefix("sha256:");
         if !digest.is_some_and(version::is_sha256) {
-            return Err(problem("the digest of a layer is no sha256"));
+            return Err(problem("the digest of a layer is not a sha256"));
         }
         if layer.size > limit {
             let chart = Arc::clone(chart_ref);

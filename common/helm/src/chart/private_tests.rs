@@ -255,7 +255,7 @@ async fn credentials_are_sent_only_to_chart_repository() {
         .with("/index.yaml", index("1.0.0", "/away.tgz"));
     cache.slots.lock().unwrap().clear();
     let error = cache.fetch(&chart(&url, "1.0.0")).await.unwrap_err();
-    assert!(error.to_string().contains("answered with 401"), "{error}");
+    assert!(error.to_string().contains("returned 401"), "{error}");
     assert!(!format!("{error}{error:?}{cache:?}").contains("hunter2"));
 }
 

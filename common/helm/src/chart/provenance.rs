@@ -58,7 +58,7 @@ impl Signed<'_> {
             problem,
         };
         let Some(provenance) = self.provenance else {
-            let problem = format!("there is no provenance file ({SUFFIX}) beside it");
+            let problem = format!("the repository has no provenance file ({SUFFIX}) for it");
             return Err(unproven(problem));
         };
         // The name that `helm package` signed, regardless of the current name.
@@ -70,7 +70,7 @@ impl Signed<'_> {
             // The check of the archive validates names, but a name with a separator would lead to another
             // folder.
             if path.parent() != Some(folder.path()) {
-                return Err(std::io::Error::other("its name is no file's"));
+                return Err(std::io::Error::other("its name is not a file name"));
             }
             std::fs::write(folder.path().join(format!("{name}{SUFFIX}")), provenance)?;
             std::fs::write(&path, archive.as_slice())?;

@@ -280,8 +280,8 @@ async fn broken_repository_answer_is_rejected_with_reason() {
     let index = b"entries: {small: [{version: 1.0.0, urls: [small-1.0.0.tgz]}]}".to_vec();
     let cases: Vec<(&str, Answer, &str)> = vec![
         ("/index.yaml", html(), "not the index"),
-        ("/index.yaml", Answer::Status(404), "answered with 404"),
-        ("/index.yaml", Answer::Status(503), "answered with 503"),
+        ("/index.yaml", Answer::Status(404), "returned 404"),
+        ("/index.yaml", Answer::Status(503), "returned 503"),
         (
             "/index.yaml",
             Answer::Redirect("/index.yaml".to_owned()),
@@ -295,7 +295,7 @@ async fn broken_repository_answer_is_rejected_with_reason() {
         (
             "/small-1.0.0.tgz",
             Answer::Status(404),
-            "downloading the chart was answered with 404",
+            "downloading the chart returned 404",
         ),
         (
             "/small-1.0.0.tgz",

@@ -253,7 +253,7 @@ impl Process {
             }
         };
         if timeout(LAST_WORDS, rest).await.is_err() {
-            tracing::warn!("a process that helm started has left its group and goes on");
+            tracing::warn!("a child process of Helm left its process group and still runs");
         }
         drop(self.pipe.take());
         let status = self.child.wait().await?;

@@ -76,7 +76,7 @@ pub fn supervise(args: impl Iterator<Item = OsString>) -> ExitCode {
     if getpgrp() != getpid()
         && let Err(error) = setpgid(None, None)
     {
-        return refuse(&format!("no process group of its own: {error}"));
+        return refuse(&format!("failed to create a process group: {error}"));
     }
     if let Err(error) = limit_memory() {
         return refuse(&format!("no limit of memory: {error}"));

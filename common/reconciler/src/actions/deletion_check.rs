@@ -78,7 +78,7 @@ impl ActionRunner {
 /// After the CRD is recreated, they appear again with their deletion timestamps.
 fn with_a_former_crd() -> String {
     format!(
-        "this Tenant was deleted before its CRD was made, so it went with a former one, and nothing is uninstalled: to let go of it and keep the release, annotate it with {}=true",
+        "this Tenant was deleted together with an earlier CRD, so nothing is uninstalled; to remove it and keep the release, annotate it with {}=true",
         names::ORPHAN_ANNOTATION
     )
 }

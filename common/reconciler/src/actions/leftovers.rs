@@ -103,7 +103,7 @@ impl ActionRunner {
             "release.mark-seen-to",
             api.patch_metadata(&name, &params, &patch)
         );
-        call("marking a revision as seen to", marking).await?;
+        call("marking a revision as handled", marking).await?;
         Ok(())
     }
 
@@ -239,11 +239,11 @@ impl Left {
         match self {
             Self::ByAttempt => [
                 "removed what a failed attempt left",
-                "of what a failed attempt left a person is to remove, if it is to go",
+                "left over from a failed attempt; delete these objects yourself if you don't need them",
             ],
             Self::InDefault => [
-                "removed from namespace default what the former operator had created there",
-                "of what the former operator had created in namespace default a person is to move or remove",
+                "removed objects of krypton-operator from namespace default",
+                "krypton-operator created these objects in namespace default; move or delete them yourself",
             ],
         }
     }

@@ -100,7 +100,7 @@ impl ActionRunner {
             message,
         };
         tracing::warn!(member = %self.member.name, secret = %name, error = %why,
-            "a release that nobody can decode was set aside");
+            "undecodable release was set aside");
         self.tell(&job.owner, told);
         self.relist(job, done).await
     }

@@ -55,7 +55,7 @@ pub(crate) async fn keep_tenants(client: &Client, known: &Deletions) -> CrdRound
         if released > 0 {
             tracing::warn!(
                 released,
-                "the Tenant CRD is being deleted: Tenants are kept and let go, nothing is uninstalled"
+                "the Tenant CRD is being deleted: Tenants are backed up and released, nothing is uninstalled"
             );
         }
         Ok(refused.map(|error| chain(&error)))
@@ -145,7 +145,7 @@ fn tell(events: &EventRecorder, restored: &Restored) {
             let more = match deleted {
                 Deleted::No => "its release was left alone",
                 Deleted::Perhaps => {
-                    "whether it had been deleted for itself before is not certain: delete it again if it is to go"
+                    "it may have been deleted before its CRD; delete it again if you don't need it"
                 }
                 Deleted::Yes => "and deleted again, as it had been before",
             };

@@ -34,7 +34,7 @@ pub(crate) fn read(text: &str) -> (Vec<Rule>, Option<String>) {
             None if wrong.is_none() => {
                 let shown: String = word.chars().take(80).collect();
                 wrong = Some(format!(
-                    "{shown:?} is no rule; write /POINTER, KIND:/POINTER or KIND/NAME:/POINTER"
+                    "{shown:?} is not a rule; write /POINTER, KIND:/POINTER or KIND/NAME:/POINTER"
                 ));
             }
             None => {}

@@ -352,7 +352,7 @@ impl Looker<'_> {
         Ok(Some(match answer {
             Answer::Is(_) => {
                 metrics.healed.inc();
-                tracing::info!(object = %id, namespace = %self.task.release.namespace, "drift: put right");
+                tracing::info!(object = %id, namespace = %self.task.release.namespace, "corrected drift");
                 Outcome::Healed
             }
             Answer::NotFound | Answer::Conflict => {

@@ -62,10 +62,10 @@ fn one(finding: &Finding) -> String {
     match &finding.outcome {
         Outcome::Left | Outcome::Healed => format!("{what}{writer}"),
         Outcome::HeldBack => {
-            format!("{what}{writer}, again and again: put right ever more seldom")
+            format!("{what}{writer}, repeatedly: corrected at growing intervals")
         }
         Outcome::NotOurs(release) => format!("{what}: it belongs to release {release} and is left"),
-        Outcome::Failed(why) => format!("{what}{writer}, and cannot be put right: {}", cut(why)),
+        Outcome::Failed(why) => format!("{what}{writer}, and cannot be corrected: {}", cut(why)),
     }
 }
 
@@ -107,7 +107,7 @@ pub(crate) fn told(seen: &Seen) -> Vec<ObjectEvent> {
     vec![ObjectEvent {
         warning: false,
         reason: "DriftHealed",
-        message: format!("put right: {}", parts.join("; ")),
+        message: format!("corrected: {}", parts.join("; ")),
     }]
 }
 
@@ -171,13 +171,13 @@ mod tests {
             (
                 vec![finding("a", Outcome::HeldBack)],
                 Some(
-                    "ConfigMap acme/a differs at /data/a, by \"kubectl-edit\", again and again: put right ever more seldom",
+                    "ConfigMap acme/a differs at /data/a, by \"kubectl-edit\", repeatedly: corrected at growing intervals",
                 ),
             ),
             (
                 vec![finding("a", failed)],
                 Some(
-                    "ConfigMap acme/a differs at /data/a, by \"kubectl-edit\", and cannot be put right: forbidden",
+                    "ConfigMap acme/a differs at /data/a, by \"kubectl-edit\", and cannot be corrected: forbidden",
                 ),
             ),
         ] {

@@ -317,7 +317,7 @@ impl ActionRunner {
                     Blind::Otherwise(problem) => problem,
                 };
                 tracing::info!(member = %self.member.name, %problem,
-                    "a look for drift came to nothing; the next one comes in its time");
+                    "drift check failed; waiting for the next one");
                 None
             }
         };

@@ -64,7 +64,7 @@ pub(super) fn conditions(is: &ReleaseState<'_>, view: &View<'_>) -> ClusterState
         ),
         Locked { newest, .. } => {
             let message = format!(
-                "release {name} is {}: somebody else's helm is at work; it is taken over after {} s",
+                "release {name} is {}: another Helm process is running; Krypton takes over after {} s",
                 newest.status,
                 view.policy.foreign_lock_grace.as_secs()
             );
@@ -91,7 +91,7 @@ pub(super) fn conditions(is: &ReleaseState<'_>, view: &View<'_>) -> ClusterState
         GivenUp(failure) => after(failure.reason, &given_up(owner, failure)),
         Held(hold) => held(*hold, view),
 
-        AwaitsFinalizers => deleting("waiting for the finalizers of others"),
+        AwaitsFinalizers => deleting("waiting for other finalizers"),
         Orphaned => deleting(&format!(
             "orphaned: release {name} stays in namespace {namespace}"
         )),
@@ -182,7 +182,7 @@ fn held(hold: Hold<'_>, view: &View<'_>) -> ClusterState {
         ClusterState::from(State::new(
             Truth::Unknown,
             hold.reason,
-            "not looked after yet",
+            "not reconciled yet",
         ))
     };
     let said = view.said().unwrap_or_else(unseen);

@@ -83,7 +83,7 @@ pub(super) fn ownership(view: &View<'_>) -> Ownership {
             match ours {
                 true => Ownership::Mine,
                 false => theirs(format!(
-                    "was made for a {kind} of namespace {} that is gone",
+                    "was created for a deleted {kind} of namespace {}",
                     namespace.unwrap_or("unknown")
                 )),
             }
@@ -93,11 +93,11 @@ pub(super) fn ownership(view: &View<'_>) -> Ownership {
             None => Ownership::Unread(newest.revision),
             Some(release) if view.is_of_our_chart(release) => Ownership::Mine,
             Some(release) => theirs(format!(
-                "is of chart {} and was not made by Krypton",
+                "is from chart {} and was not created by Krypton",
                 release.chart_name
             )),
         },
-        None => theirs("was not made by Krypton".to_owned()),
+        None => theirs("was not created by Krypton".to_owned()),
     }
 }
 

@@ -1258,7 +1258,7 @@ fn leaving_member_keeps_foreign_orphaned_or_paused_releases() {
     let plan = foreign.plan();
     assert_eq!(plan.action, Action::Nothing);
     assert_eq!(ready(&plan), (Truth::False, reason::UNINSTALLED));
-    assert!(plan.state.ready.message.contains("not made by Krypton"));
+    assert!(plan.state.ready.message.contains("not created by Krypton"));
 
     let orphan = |mut world: World| {
         world.annotate(names::ORPHAN_ANNOTATION, "true");

@@ -43,7 +43,7 @@ pub struct Found {
 #[derive(Debug, Error)]
 pub enum LocalError {
     #[error(
-        "loading the kubeconfig {path} failed; correct it, or what --kubeconfig or KUBECONFIG says",
+        "loading the kubeconfig {path} failed; correct it, --kubeconfig or KUBECONFIG",
         path = path.display()
     )]
     File {

@@ -119,17 +119,17 @@ fn change(
     let before = level.now();
     let setting = level
         .set(filter, until, |now| {
-            tracing::warn!(%before, %now, "what is logged is changed by PUT /debug/log");
+            tracing::warn!(%before, %now, "changing the log filter by PUT /debug/log");
         })
         .map_err(|error| error.to_string())?;
     // Log again, in case the previous filter suppressed the message.
-    tracing::warn!(%before, now = %level.now(), "what is logged was changed by PUT /debug/log");
+    tracing::warn!(%before, now = %level.now(), "changed the log filter by PUT /debug/log");
     if let Some(lasts) = lasts {
         let (level, stop) = (level.clone(), stop.clone());
         tokio::spawn(async move {
             let over = stop.run_until_cancelled(tokio::time::sleep(lasts)).await;
             if over.is_some() && level.end(setting) {
-                tracing::warn!(now = %level.now(), "what is logged is as at the start again");
+                tracing::warn!(now = %level.now(), "restored the log filter of the start");
             }
         });
     }

@@ -107,10 +107,10 @@ pub enum TracesError {
     #[error("{}, which {CERTIFICATE} names, has no certificate in PEM", path.display())]
     NoCertificate { path: PathBuf },
     #[error(
-        "{SAMPLER} is no sampler, or {SAMPLER_ARG} no number from 0 to 1: write always_on, always_off, traceidratio or one of these with parentbased_ before it"
+        "{SAMPLER} is not a sampler, or {SAMPLER_ARG} is not a number from 0 to 1; set always_on, always_off or traceidratio, with or without the prefix parentbased_"
     )]
     Sampler,
-    #[error("{TIMEOUT} is no number of milliseconds from 1 to 600000")]
+    #[error("{TIMEOUT} is not a number of milliseconds from 1 to 600000")]
     Timeout,
     #[error("preparing the connection to the collector {endpoint} failed")]
     Connection {
@@ -329,7 +329,7 @@ impl<E: SpanExporter> SpanExporter for Told<E> {
         let was_away = self.away.swap(sent.is_err(), Ordering::Relaxed);
         match &sent {
             Err(error) if !was_away => {
-                tracing::warn!(endpoint = %self.to, %error, "traces are not sent; what is not taken in time is left out");
+                tracing::warn!(endpoint = %self.to, %error, "failed to send traces; dropping spans");
             }
             Ok(()) if was_away => {
                 tracing::info!(endpoint = %self.to, "traces are sent again");

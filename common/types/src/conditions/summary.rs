@@ -146,7 +146,9 @@ fn overall(
     if let Some((_, name, state)) = named {
         text.push_str(&complaint(name, state));
     } else if unheard > 0 {
-        text.push_str(&format!("; {unheard} not heard since the hub was started"));
+        text.push_str(&format!(
+            "; {unheard} without a report since the hub started"
+        ));
     }
     let (truth, reason) = match tally {
         tally if tally.total() == 0 => (Truth::False, reason::NO_CLUSTERS),

@@ -20,11 +20,11 @@ pub struct NamespaceConfiguration {
 /// Why a configuration is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ConfigurationError {
-    #[error("{0:?} is no key of a label or an annotation")]
+    #[error("{0:?} is not a valid label or annotation key")]
     Key(String),
     #[error("{0:?} is Kubernetes' or Krypton's own")]
     Reserved(String),
-    #[error("label {0:?} has a value that is none of a label")]
+    #[error("label {0:?} has an invalid value")]
     Value(String),
     #[error("there are more than 64 labels or annotations")]
     TooMany,

@@ -22,8 +22,7 @@ const KEY: &str = "client-key-data";
 const DAMAGED: &str = "holds a PEM certificate that is damaged";
 const NO_CA: &str = "holds no CA certificate: give that of the authority which has signed the server's \
     certificate (the server's own only where it has signed itself)";
-const OTHER_KEY: &str =
-    "is not the key of client-certificate-data: give the two that were made together";
+const OTHER_KEY: &str = "is not the key of client-certificate-data; provide a matching pair";
 const UNUSABLE_KEY: &str = "holds a private key that cannot be used: make an ECDSA key (P-256, P-384, \
     P-521), an Ed25519 one or an RSA one of 2048 to 8192 bits";
 const UNUSABLE_CERTIFICATE: &str =

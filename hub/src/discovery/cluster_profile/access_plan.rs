@@ -240,7 +240,7 @@ fn additional_envs(extension: Option<&Value>) -> Result<Vec<(String, String)>, S
         }
         if decides_what_runs(name) {
             return Err(format!(
-                "the extension {ENVS} may not set {name}, which decides what is run and as whom; set it in the hub's provider file"
+                "the extension {ENVS} may not set {name}, because it changes which program runs; set it in the hub's provider file"
             ));
         }
         let value = match value {

@@ -28,9 +28,9 @@ impl std::fmt::Debug for Credential {
 /// Why an answer contains no credential. Never includes the answer.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub(crate) enum CredentialError {
-    #[error("the answer is no JSON (line {line}, column {column})")]
+    #[error("the answer is not JSON (line {line}, column {column})")]
     Json { line: usize, column: usize },
-    #[error("the answer is no ExecCredential of {0}")]
+    #[error("the answer is not an ExecCredential of {0}")]
     OtherKind(&'static str),
     #[error("the answer has {0}")]
     Wrong(&'static str),
@@ -56,7 +56,7 @@ pub(crate) fn read(answer: &[u8], version: ApiVersion) -> Result<Credential, Cre
         Some(Value::String(text)) => Ok(Some(text.clone())),
         Some(_) => Err(CredentialError::Wrong(problem)),
     };
-    let token = text("token", "a token that is no string")?;
+    let token = text("token", "a token that is not a string")?;
     if token
         .as_deref()
         .is_some_and(|token| !token.bytes().all(|byte| byte.is_ascii_graphic()))
@@ -65,8 +65,11 @@ pub(crate) fn read(answer: &[u8], version: ApiVersion) -> Result<Credential, Cre
             "a token with a character that no token has",
         ));
     }
-    let certificate = text("clientCertificateData", "a certificate that is no string")?;
-    let key = text("clientKeyData", "a key that is no string")?;
+    let certificate = text(
+        "clientCertificateData",
+        "a certificate that is not a string",
+    )?;
+    let key = text("clientKeyData", "a key that is not a string")?;
     let certificate = match (certificate, key) {
         (None, None) => None,
         (Some(certificate), Some(key)) => Some((certificate, key)),
@@ -80,11 +83,11 @@ pub(crate) fn read(answer: &[u8], version: ApiVersion) -> Result<Credential, Cre
     }
     let said = text(
         "expirationTimestamp",
-        "an expirationTimestamp that is no string",
+        "an expirationTimestamp that is not a string",
     )?
     .map(|text| text.parse::<Timestamp>())
     .transpose()
-    .map_err(|_| CredentialError::Wrong("an expirationTimestamp that is no RFC 3339 time"))?;
+    .map_err(|_| CredentialError::Wrong("an expirationTimestamp that is not an RFC 3339 time"))?;
     let ends = certificate.as_ref().and_then(|(pem, _)| not_after(pem));
     Ok(Credential {
         token,
@@ -162,7 +165,7 @@ mod tests {
         for (status, expected) in [
             (Value::Null, "no status"),
             (json!({}), "neither"),
-            (json!({"token": ["hunter2"]}), "no string"),
+            (json!({"token": ["hunter2"]}), "not a string"),
             (json!({"token": "hunter2\n"}), "character"),
             (
                 json!({"clientCertificateData": "hunter2"}),

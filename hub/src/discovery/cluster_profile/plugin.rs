@@ -65,7 +65,7 @@ pub(super) enum PluginError {
         #[source]
         source: io::Error,
     },
-    #[error("{program} has not ended within {} s and was killed; what it asks does not answer{said}", deadline.as_secs())]
+    #[error("{program} did not end within {} s and was killed{said}", deadline.as_secs())]
     Deadline {
         program: String,
         deadline: Duration,
@@ -97,8 +97,8 @@ impl Said {
 impl std::fmt::Display for Said {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.0.as_str() {
-            "" => f.write_str("; it has said nothing"),
-            said => write!(f, "; it said: {said}"),
+            "" => f.write_str("; it printed nothing"),
+            said => write!(f, "; it printed: {said}"),
         }
     }
 }
@@ -462,8 +462,8 @@ mod tests {
             file.display()
         );
         let said = stage.run(&script).await.unwrap_err();
-        assert!(said.contains("has not ended within"), "{said}");
-        assert!(said.contains("it said: stuck on the wire"), "{said}");
+        assert!(said.contains("did not end within"), "{said}");
+        assert!(said.contains("it printed: stuck on the wire"), "{said}");
         is_gone(&std::fs::read_to_string(file).unwrap()).await;
     }
 
@@ -509,7 +509,7 @@ mod tests {
         let script = "echo hunter2; printf 'cannot \\033[31mread\\nSecret a/b: token: abcdefgh\\n' >&2; exit 4";
         let said = stage.run(script).await.unwrap_err();
         assert!(
-            said.contains("/bin/sh has ended with exit code 4; it said: cannot"),
+            said.contains("/bin/sh has ended with exit code 4; it printed: cannot"),
             "{said}"
         );
         assert!(said.contains("Secret a/b"), "{said}");
@@ -519,7 +519,7 @@ mod tests {
         );
         assert!(!said.chars().any(char::is_control), "{said:?}");
         let said = stage.run("exit 1").await.unwrap_err();
-        assert!(said.ends_with("it has said nothing"), "{said}");
+        assert!(said.ends_with("it printed nothing"), "{said}");
         let said = stage.run("kill -9 $$").await.unwrap_err();
         assert!(said.contains("signal 9"), "{said}");
     }

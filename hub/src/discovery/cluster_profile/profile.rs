@@ -92,7 +92,7 @@ fn access(status: &Value) -> Result<BTreeMap<String, Map<String, Value>>, &'stat
         let items = match status.get(field) {
             None | Some(Value::Null) => continue,
             Some(Value::Array(items)) => items,
-            Some(_) => return Err("its access providers are no list"),
+            Some(_) => return Err("its access providers are not a list"),
         };
         for item in items {
             // Profiles are kept in memory. The used part must fit into a kubeconfig anyway.

@@ -290,7 +290,7 @@ impl ProfileState {
                 let stale = Unresolved {
                     reason: reason::CLUSTER_STALE,
                     message: format!(
-                        "what was known before stays in use, as new access cannot be had: {}",
+                        "using the previous access, because new access failed: {}",
                         why.message
                     ),
                 };

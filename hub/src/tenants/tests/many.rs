@@ -145,7 +145,8 @@ fn unreported_members_stay_unknown_after_hub_restart() {
     assert_eq!(step(&mut acme, &heard(0, 0), &mut memory, true), before);
     assert_eq!(step(&mut acme, &heard(100, 10), &mut memory, true), before);
     let status = step(&mut acme, &heard(190, 50), &mut memory, false);
-    let message = "190 of 200 clusters ready (10 unknown); 10 not heard since the hub was started";
+    let message =
+        "190 of 200 clusters ready (10 unknown); 10 without a report since the hub started";
     assert_eq!(status.last_message.as_deref(), Some(message));
     assert_eq!(ready(&status, "Ready").unwrap().0, "Unknown");
     assert_eq!(status.summary.unwrap().clusters, 200);

@@ -36,8 +36,8 @@ fn a_client_certificate_is_good_within_its_dates() {
     let error = found.check_dates(at("2025-12-01T00:00:00Z")).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "users[0].user.client-certificate-data is not valid before 2026-01-01T00:00:00Z, and here it is \
-         2025-12-01T00:00:00Z: wait, or put right the clock that is wrong"
+        "users[0].user.client-certificate-data is not valid before 2026-01-01T00:00:00Z, and the local time \
+         is 2025-12-01T00:00:00Z; wait, or correct the clock"
     );
 }
 

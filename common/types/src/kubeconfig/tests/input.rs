@@ -65,8 +65,11 @@ fn invalid_yaml_document_is_rejected_with_position() {
         (b"null", "failed to determine current context"),
         (b"{}", "failed to determine current context"),
         (b"# nothing\n", "failed to determine current context"),
-        (b"- a\n", "kubeconfig is not read: its root is no map"),
-        (b"just text", "kubeconfig is not read: its root is no map"),
+        (b"- a\n", "kubeconfig is not read: its root is not a map"),
+        (
+            b"just text",
+            "kubeconfig is not read: its root is not a map",
+        ),
         (two.as_bytes(), second),
         (duplicate.as_bytes(), twice),
         (b"a: [b", "kubeconfig is not read at line 1, column "),
