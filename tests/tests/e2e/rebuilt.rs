@@ -119,7 +119,7 @@ async fn rebuilt_cluster_is_untouched_until_edge_cluster_replaced(mode: Mode) ->
         let old = member.agent().unwrap();
         krypton_tests::eventually("the former agent to be refused", async || {
             let log = old.log()?;
-            if log.contains("of a former EdgeCluster edge-1") {
+            if log.contains("belongs to a deleted EdgeCluster edge-1") {
                 return Ok(Some(()));
             }
             anyhow::bail!("{log}")

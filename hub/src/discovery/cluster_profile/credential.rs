@@ -193,7 +193,7 @@ mod tests {
             let said = read(text.as_bytes(), ApiVersion::V1)
                 .unwrap_err()
                 .to_string();
-            assert!(said.contains("no JSON"), "{said}");
+            assert!(said.contains("not JSON"), "{said}");
             assert!(!said.contains("hunter2"), "{said}");
         }
         let other = json!({
