@@ -24,7 +24,7 @@ use super::manifest::{At, Entry};
 use super::pages::{Command, commands, root};
 
 /// A chart that takes minutes is another matter.
-const DEADLINE: Duration = Duration::from_secs(120);
+const DEADLINE: Duration = Duration::from_secs(300);
 /// What the pages install, and where it is.
 const CHART: (&str, &str) = ("cert-manager", "1.19.1");
 const NEXT_VERSION: &str = "1.19.2";
