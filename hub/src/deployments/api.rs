@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use krypton_crds::krypton_deployment::{KryptonDeployment, KryptonDeploymentStatus};
 use krypton_runtime::effect;
+use krypton_runtime::events::ObjectEvent;
 use krypton_types::deployment::DeploymentKey;
 use krypton_types::error_chain::chain;
 use kube::Client;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::json;
 
-use crate::deployments::plan::News;
 use crate::leader::home_writer::{self, Deletion, Wrote, read_deletion};
 
 /// The fields of an object to write.
@@ -30,7 +30,7 @@ pub(super) struct Written {
     /// Whether the hub wrote nothing because home's CRD drops `status.placements`.
     pub(super) forgets: bool,
     /// Events to record now.
-    pub(super) news: Vec<News>,
+    pub(super) news: Vec<ObjectEvent>,
     /// `None` if no write was necessary after all.
     pub(super) came: Option<Wrote>,
 }
@@ -48,7 +48,7 @@ pub(super) async fn write(
     key: DeploymentKey,
     object: Arc<KryptonDeployment>,
     write: Write,
-    news: Vec<News>,
+    news: Vec<ObjectEvent>,
 ) -> Written {
     let before = object.metadata.resource_version.clone();
     let call = write_now(&client, &key, &object, &write);

@@ -31,7 +31,7 @@ use tracing::{Instrument as _, Span};
 
 use crate::deployments::api::{Reading, Write, Written, read, write};
 use crate::deployments::events::RecordedEvents;
-use crate::deployments::plan::{At, Decision, News, Site, View, decide, warning};
+use crate::deployments::plan::{At, Decision, Site, View, decide, warning};
 use crate::deployments::target::{self, Cluster, Named as Aimed, Sight, named, trusted};
 use crate::discovery::Kind;
 use crate::discovery::named_secrets::{Findings, Named, Naming, SecretName};
@@ -302,7 +302,7 @@ type Decided = (DeploymentKey, Decision, Vec<(String, Vec<ReportedEvent>)>);
 /// The next request for an object.
 enum Step {
     Read,
-    Write(Write, Vec<News>),
+    Write(Write, Vec<ObjectEvent>),
 }
 
 impl Step {
@@ -755,14 +755,9 @@ impl DeploymentStore {
     }
 }
 
-fn tell(object: &KryptonDeployment, news: Vec<News>, notices: &HomeEvents) {
+fn tell(object: &KryptonDeployment, news: Vec<ObjectEvent>, notices: &HomeEvents) {
     let about = reference(object);
-    for told in news {
-        let event = ObjectEvent {
-            warning: told.warning,
-            reason: told.reason,
-            message: told.message,
-        };
+    for event in news {
         notices.tell_about(about.clone(), event);
     }
 }

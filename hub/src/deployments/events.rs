@@ -2,9 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use krypton_runtime::events::ObjectEvent;
 use krypton_types::deployment::{ReportedEvent, TOLD_AT_HOME};
-
-use crate::deployments::plan::News;
 
 /// Number of remembered events of a member. It exceeds the events of several reports, because agent and
 /// proxy each report their own.
@@ -22,7 +21,7 @@ impl RecordedEvents {
         member: &str,
         reported_events: &[ReportedEvent],
         was_there: bool,
-    ) -> Vec<News> {
+    ) -> Vec<ObjectEvent> {
         let now = reported_events
             .iter()
             .map(|reported_event| reported_event.at);
@@ -42,10 +41,10 @@ impl RecordedEvents {
     }
 }
 
-fn event(member: &str, reported_event: &ReportedEvent) -> Option<News> {
+fn event(member: &str, reported_event: &ReportedEvent) -> Option<ObjectEvent> {
     let mut known = TOLD_AT_HOME.iter();
     let (_, reason, warning) = known.find(|(reason, ..)| *reason == reported_event.reason)?;
-    Some(News {
+    Some(ObjectEvent {
         warning: *warning,
         reason,
         message: format!("cluster {member}: {}", reported_event.message),
@@ -67,7 +66,8 @@ mod tests {
     #[test]
     fn reported_action_emits_one_event_across_hubs() {
         let (mut new, mut old) = (RecordedEvents::default(), RecordedEvents::default());
-        let reasons = |news: Vec<News>| -> Vec<&str> { news.iter().map(|it| it.reason).collect() };
+        let reasons =
+            |news: Vec<ObjectEvent>| -> Vec<&str> { news.iter().map(|it| it.reason).collect() };
         let (made, healed) = (
             reported_event(1, "WorkspaceCreated"),
             reported_event(2, "DriftHealed"),

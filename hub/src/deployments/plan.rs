@@ -8,6 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use krypton_crds::krypton_deployment::{
     DeploymentPhase, KryptonDeployment, KryptonDeploymentStatus, Placement,
 };
+use krypton_runtime::events::ObjectEvent;
 use krypton_types::conditions::{self, ClusterState, READY, State, TARGET_RESOLVED, Truth, reason};
 use krypton_types::deployment::{DesiredDeployment, PASSED_ON, ReportedEvent};
 use krypton_types::desired::drift::{DriftMode, DriftPolicy};
@@ -61,24 +62,16 @@ pub(super) struct View<'a> {
     pub(super) now: Timestamp,
 }
 
-/// An event to record on the object.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct News {
-    pub(super) warning: bool,
-    pub(super) reason: &'static str,
-    pub(super) message: String,
-}
-
-fn news(reason: &'static str, message: impl Into<String>) -> News {
-    News {
+fn news(reason: &'static str, message: impl Into<String>) -> ObjectEvent {
+    ObjectEvent {
         warning: false,
         reason,
         message: message.into(),
     }
 }
 
-pub(super) fn warning(reason: &'static str, message: impl Into<String>) -> News {
-    News {
+pub(super) fn warning(reason: &'static str, message: impl Into<String>) -> ObjectEvent {
+    ObjectEvent {
         warning: true,
         ..news(reason, message)
     }
@@ -91,10 +84,10 @@ pub(super) struct Decision {
     /// The new finalizers. `None` if they do not change.
     pub(super) finalizers: Option<Vec<String>>,
     /// Events to record after the finalizers are written.
-    pub(super) with_finalizers: Vec<News>,
+    pub(super) with_finalizers: Vec<ObjectEvent>,
     pub(super) status: KryptonDeploymentStatus,
     /// Events to record after the status is written.
-    pub(super) with_status: Vec<News>,
+    pub(super) with_status: Vec<ObjectEvent>,
     /// Whether the hub must reread the deletion.
     pub(super) read: bool,
 }
@@ -383,8 +376,8 @@ impl View<'_> {
     fn decision(
         &self,
         orders: BTreeMap<String, DesiredDeployment>,
-        (finalizers, with_finalizers): (Option<Vec<String>>, Option<Vec<News>>),
-        (assessment, placements, told): (Assessment, Vec<Placement>, Vec<News>),
+        (finalizers, with_finalizers): (Option<Vec<String>>, Option<Vec<ObjectEvent>>),
+        (assessment, placements, told): (Assessment, Vec<Placement>, Vec<ObjectEvent>),
     ) -> Decision {
         let (mut status, mut with_status) = self.status(assessment);
         let recorded = self.recorded();
@@ -402,7 +395,7 @@ impl View<'_> {
         }
     }
 
-    fn let_go(&self, site: &Site) -> News {
+    fn let_go(&self, site: &Site) -> ObjectEvent {
         let cluster = &site.placement.cluster;
         if self.gone(site) {
             let said = self.said(site).map(|said| &said.report.state.ready);
@@ -565,7 +558,7 @@ impl View<'_> {
     }
 
     /// Returns the status and its events. A changed `Ready` reason emits an event.
-    fn status(&self, assessment: Assessment) -> (KryptonDeploymentStatus, Vec<News>) {
+    fn status(&self, assessment: Assessment) -> (KryptonDeploymentStatus, Vec<ObjectEvent>) {
         let before = self.object.status.as_ref();
         let mut conditions: Vec<Condition> =
             before.map_or_else(Vec::new, |status| status.conditions.clone());
@@ -635,7 +628,7 @@ impl View<'_> {
     }
 }
 
-fn transition(to: &State) -> News {
+fn transition(to: &State) -> ObjectEvent {
     let message = to.message.clone();
     match to.reason.as_str() {
         ready::DEPLOYED => news("Ready", message),

@@ -169,7 +169,7 @@ fn orders(decision: &Decision) -> Vec<(&str, bool)> {
         .collect()
 }
 
-fn reasons(news: &[News]) -> Vec<&str> {
+fn reasons(news: &[ObjectEvent]) -> Vec<&str> {
     news.iter().map(|news| news.reason).collect()
 }
 
