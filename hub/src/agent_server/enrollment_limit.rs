@@ -4,11 +4,13 @@
 //! cluster, log lines and events.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use krypton_runtime::clock::BootTime;
+
+use super::connection_limiter::one_address;
 
 /// Many agents may share an address or a load balancer. Only rejected attempts count in the end.
 const OF_AN_ADDRESS: Limit = Limit {
@@ -103,15 +105,7 @@ impl Pace {
 
 fn keys(address: Option<IpAddr>, token: Option<&str>) -> (Option<Whose>, Option<Whose>) {
     let token = token.map(|name| Whose::Token(name.to_owned()));
-    (address.map(network).map(Whose::Address), token)
-}
-
-/// The owner of one IPv6 address usually owns its whole /64 network.
-fn network(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V4(address) => address.into(),
-        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
-    }
+    (address.map(one_address).map(Whose::Address), token)
 }
 
 fn take(used: &mut HashMap<Whose, BootTime>, whose: &Whose, now: BootTime) -> Result<(), Duration> {
