@@ -1,4 +1,4 @@
-//! The members of the fleet: who may connect, what each one is to have, and what is known of it.
+//! Registry of the fleet's members: admission, desired state, reports and observations.
 //!
 //! One lock covers all members. The stores of reports are locked after it, never before.
 
@@ -43,7 +43,7 @@ pub enum NotFound {
     Gone,
 }
 
-/// What the hub knows of one member.
+/// State of one member.
 #[derive(Debug, Default)]
 struct Entry {
     /// `None` without an EdgeCluster.
@@ -70,6 +70,12 @@ struct State {
     /// Start of the leader term in which the hub must list the EdgeClusters before it admits agents.
     awaited: Option<BootTime>,
     members: BTreeMap<String, Entry>,
+    fleet: Fleet,
+}
+
+/// State of the registry that concerns several members.
+#[derive(Debug, Default)]
+struct Fleet {
     /// Members whose observation or Tenant counts have changed.
     changed: BTreeSet<String>,
     /// Members to evaluate again at a certain time, even without a report.
@@ -101,10 +107,7 @@ struct Locked<'a> {
     registry: &'a MemberRegistry,
     name: &'a str,
     entry: &'a mut Entry,
-    changed: &'a mut BTreeSet<String>,
-    due: &'a mut BTreeSet<(BootTime, String)>,
-    witnesses: &'a mut Witnesses,
-    epoch: u64,
+    fleet: &'a mut Fleet,
 }
 
 impl MemberRegistry {
@@ -136,13 +139,17 @@ impl MemberRegistry {
         self.deployments.reset_for_term(since);
         self.placements.reset_for_term(since);
         self.reports.reset_targets();
-        let names: Vec<String> = {
-            let mut state = self.lock();
-            state.awaited = Some(since);
-            state.members.keys().cloned().collect()
-        };
-        for name in names {
-            self.with(&name, |member| member.begin_term(since));
+        let mut state = self.lock();
+        state.awaited = Some(since);
+        let State { members, fleet, .. } = &mut *state;
+        for (name, entry) in members {
+            let mut member = Locked {
+                registry: self,
+                name,
+                entry,
+                fleet,
+            };
+            member.begin_term(since);
         }
     }
 
@@ -156,7 +163,8 @@ impl MemberRegistry {
 
     /// Returns the member of this name.
     ///
-    /// # Errors Fails if there is no such member, or if the EdgeClusters are not listed yet.
+    /// # Errors
+    /// Fails if there is no such member, or if the EdgeClusters are not listed yet.
     pub fn get(&self, name: &str) -> Result<Arc<Member>, NotFound> {
         let state = self.lock();
         if state.awaited.is_some() {
@@ -231,9 +239,9 @@ impl MemberRegistry {
         }
     }
 
-    /// Rejects the sessions of members without an EdgeCluster, once all EdgeClusters are known, and forgets
-    /// them, except those with a proxy: their EdgeCluster is about to be created. Forgets what was observed of
-    /// members that are not `needed`, and returns their names.
+    /// Rejects the sessions of members without an EdgeCluster, once all EdgeClusters are known. Keeps the entry of
+    /// a member with a proxy, because its EdgeCluster is about to be created. Drops the observations of members
+    /// that are not `needed`, and returns their names.
     pub fn retain(
         &self,
         has_object: impl Fn(&str) -> bool,
@@ -244,8 +252,7 @@ impl MemberRegistry {
         let State {
             listed,
             members,
-            changed,
-            witnesses,
+            fleet,
             ..
         } = &mut *state;
         *listed = true;
@@ -262,10 +269,10 @@ impl MemberRegistry {
                 continue;
             }
             (entry.observation, entry.uids) = (None, ClusterUids::default());
-            changed.remove(name);
+            fleet.changed.remove(name);
             if entry.reporters.is_idle() {
                 entry.reporters = Reporters::default();
-                witnesses.hear(name, None);
+                fleet.witnesses.hear(name, None);
                 self.reports.forget(name);
                 self.deployments.forget(name);
                 self.placements.forget(name);
@@ -283,22 +290,12 @@ impl MemberRegistry {
 
     fn with<T>(&self, name: &str, act: impl FnOnce(&mut Locked<'_>) -> T) -> T {
         let mut state = self.lock();
-        let State {
-            members,
-            changed,
-            due,
-            witnesses,
-            epoch,
-            ..
-        } = &mut *state;
+        let State { members, fleet, .. } = &mut *state;
         act(&mut Locked {
             registry: self,
             name,
             entry: members.entry(name.to_owned()).or_default(),
-            changed,
-            due,
-            witnesses,
-            epoch: *epoch,
+            fleet,
         })
     }
 }

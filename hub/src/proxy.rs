@@ -236,8 +236,8 @@ async fn newer(
                     facts.access = reached.used().validity;
                 });
                 let link = State::new(Truth::True, reason::CONNECTED, "");
-                shared.members.link(name, Some(link), BootTime::now());
-                shared.members.found_uid(name, Some(answer.uid.clone()));
+                let uid = Some(answer.uid.clone());
+                shared.members.dialed(name, link, uid, BootTime::now());
                 reached.uid = answer.uid;
                 return Some(reached);
             }
@@ -250,9 +250,8 @@ async fn newer(
                 told = Some(why);
                 resolved(name, shared, state.clone());
                 if !in_use {
-                    shared.members.link(name, Some(state), BootTime::now());
                     // Other members that wait for this one's identity must not wait for a kubeconfig.
-                    shared.members.found_uid(name, None);
+                    shared.members.dialed(name, state, None, BootTime::now());
                 }
                 // Another access may succeed. So may a later attempt, if a certificate is not valid yet.
                 if let Ok(changed) = tokio::time::timeout(REFUSED_AGAIN, access.changed()).await {
@@ -279,8 +278,7 @@ fn say_unanswered(name: &str, shared: &Shared, in_use: bool, problem: String) {
         resolved(name, shared, state);
     } else {
         let link = connect::unreachable(problem);
-        shared.members.link(name, Some(link), BootTime::now());
-        shared.members.found_uid(name, None);
+        shared.members.dialed(name, link, None, BootTime::now());
     }
 }
 

@@ -1,6 +1,7 @@
 //! Selects the reporter of each member: one of its agents' sessions or its proxy.
 //!
-//! The Lease holder is preferred to observers, and an agent to the proxy. A new reporter is asked for a full report.
+//! The Lease holder is preferred to observers, and an agent to the proxy. The arbiter requests a full report from a
+//! new reporter.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,7 +22,7 @@ use crate::edgecluster::credential_expiry::Validity;
 use crate::members::claims::{Claims, Waits};
 use crate::members::health::{MemberHealth, Selected, health};
 use crate::members::observation::MemberObservation;
-use crate::members::{Locked, MemberRegistry};
+use crate::members::{Fleet, Locked, MemberRegistry};
 use crate::tenants::Changed;
 
 const UNCONFIRMED: &str = "the member reports a later desired state, and no other member confirms it; if home was \
@@ -161,7 +162,7 @@ pub struct AgentDetails {
 impl MemberRegistry {
     /// Sets the epoch that the hub issues.
     pub fn set_epoch(&self, epoch: u64) {
-        self.lock().epoch = epoch;
+        self.lock().fleet.epoch = epoch;
     }
 
     /// Subscribes to the presence of the member's agent.
@@ -363,7 +364,20 @@ impl MemberRegistry {
         });
     }
 
-    /// Records that the hub has no connection of its own to the cluster any more.
+    /// Records an attempt of the hub to reach the cluster: the state of its connection, and the cluster's UID if it
+    /// responded.
+    pub fn dialed(&self, member: &str, link: State, uid: Option<String>, now: BootTime) {
+        self.with(member, |member| {
+            member.reporters().link = Some(link);
+            member.set_uids(|uids| {
+                // A cluster that stops responding keeps its identity.
+                uids.hub = Some(uid.or_else(|| uids.hub.take().flatten()));
+            });
+            member.settle(now);
+        });
+    }
+
+    /// Records the end of the hub's own connection to the cluster.
     pub fn unlink(&self, member: &str, now: BootTime) {
         self.with(member, |member| {
             member.reporters().link = None;
@@ -407,7 +421,7 @@ impl MemberRegistry {
         loop {
             let now = BootTime::now();
             let (due, next) = {
-                let waiting = &mut self.lock().due;
+                let waiting = &mut self.lock().fleet.due;
                 let after = BootTime(now.0 + Duration::from_nanos(1));
                 let later = waiting.split_off(&(after, String::new()));
                 let due = std::mem::replace(waiting, later);
@@ -583,8 +597,11 @@ impl Locked<'_> {
     fn weigh(&mut self, writes: bool, health: &mut MemberHealth, now: BootTime) {
         let acts = writes && (health.ahead.is_some() || health.applied.is_some());
         let ahead = &self.registry.ahead;
-        self.witnesses.hear(self.name, acts.then_some(health.ahead));
-        let later = self.witnesses.later(self.name, self.epoch, ahead.get());
+        let Fleet {
+            witnesses, epoch, ..
+        } = &mut *self.fleet;
+        witnesses.hear(self.name, acts.then_some(health.ahead));
+        let later = witnesses.later(self.name, *epoch, ahead.get());
         let claims = &mut self.reporters().claims;
         let Some((later, confirmed)) = later else {
             return claims.end();
@@ -607,7 +624,7 @@ impl Locked<'_> {
     }
 
     fn look_again(&mut self, at: BootTime) {
-        self.due.insert((at, self.name.to_owned()));
+        self.fleet.due.insert((at, self.name.to_owned()));
         self.registry.due_changed.notify_one();
     }
 }

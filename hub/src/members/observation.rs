@@ -114,7 +114,7 @@ impl MemberRegistry {
 
     /// Returns the members whose observation or Tenant counts have changed since the last call.
     pub fn take_changed(&self) -> BTreeSet<String> {
-        std::mem::take(&mut self.lock().changed)
+        std::mem::take(&mut self.lock().fleet.changed)
     }
 
     /// Maps each member's observation with `look`.
@@ -134,16 +134,6 @@ impl MemberRegistry {
             self.observations(|_, observation| observation.connected.truth == Truth::True);
         let count = connected.iter().filter(|connected| **connected).count();
         (count, connected.len())
-    }
-
-    /// Sets the UID from the hub's own connection; `None` if the cluster did not respond.
-    pub fn found_uid(&self, member: &str, uid: Option<String>) {
-        self.with(member, |member| {
-            member.set_uids(|uids| {
-                // A cluster that stops responding keeps its identity.
-                uids.hub = Some(uid.or_else(|| uids.hub.take().flatten()));
-            });
-        });
     }
 
     /// Returns the UID of the member's cluster, `None` before the first attempt to read it. The agent's report
@@ -169,7 +159,7 @@ impl Locked<'_> {
 
     /// Marks the member as changed.
     pub(super) fn touch(&mut self) {
-        self.changed.insert(self.name.to_owned());
+        self.fleet.changed.insert(self.name.to_owned());
         self.registry.changed.notify_one();
     }
 

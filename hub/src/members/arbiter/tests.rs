@@ -397,7 +397,7 @@ fn claimed_epochs_are_followed_with_growing_pauses() {
     members.set_epoch(7);
     let agent = ReporterId::Session(1);
     let claims = |member: &str, report: MemberReport, now: u64| {
-        let epoch = members.lock().epoch;
+        let epoch = members.lock().fleet.epoch;
         let ahead = Some(Version {
             epoch,
             generation: 9,
@@ -453,6 +453,7 @@ fn waiting_epoch_claim_is_followed_when_due() {
         if now == 2 {
             let due = members
                 .lock()
+                .fleet
                 .due
                 .iter()
                 .any(|due| *due == (at(21), MEMBER.to_owned()));
