@@ -117,7 +117,8 @@ impl Leader {
 
     /// Checks that this hub serves agents.
     ///
-    /// # Errors Returns `Unavailable` with the name of the leader. The agent then connects to that hub.
+    /// # Errors
+    /// Returns `Unavailable` with the name of the leader. The agent then connects to that hub.
     pub fn gate(&self) -> Result<(), Status> {
         let why = match &self.stand.get() {
             LeaderState::Leading(_) | LeaderState::Unconfirmed(_) => return Ok(()),

@@ -320,7 +320,8 @@ impl Record {
 
     /// Creates the Tenant again, and deletes the record.
     ///
-    /// # Errors If the API server rejects the Tenant, or the record cannot be deleted.
+    /// # Errors
+    /// If the API server rejects the Tenant, or the record cannot be deleted.
     pub async fn put_back(self, client: &Client) -> Result<Option<Restored>, BackupError> {
         let restored = put_back(client, self.kept?).await?;
         forget(client, &self.secret).await?;
@@ -330,7 +331,8 @@ impl Record {
 
 /// Lists all records.
 ///
-/// # Errors If they cannot be listed.
+/// # Errors
+/// If they cannot be listed.
 pub async fn records(client: &Client) -> Result<Vec<Record>, BackupError> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
     let mut params = ListParams::default().labels(RECORD_LABEL).limit(PAGE);

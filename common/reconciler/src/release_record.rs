@@ -10,7 +10,8 @@ use kube::{Client, ResourceExt as _};
 
 /// Reads the record of a release. Returns an empty record if none exists.
 ///
-/// # Errors If the request to the API server fails.
+/// # Errors
+/// If the request to the API server fails.
 pub async fn read(client: &Client, release: &ReleaseKey) -> kube::Result<ReleaseRecord> {
     let secret = api(client).get_opt(&name(release)).await?;
     Ok(ReleaseRecord::of(secret, release))

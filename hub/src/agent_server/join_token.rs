@@ -204,7 +204,8 @@ pub async fn redeem(
 
 /// Returns all tokens of a member.
 ///
-/// # Errors Fails if the tokens cannot be listed.
+/// # Errors
+/// Fails if the tokens cannot be listed.
 pub async fn of_member(
     client: Client,
     namespace: &str,

@@ -437,7 +437,8 @@ impl Live<'_> {
 
     /// Records which CA roots the agent trusts. Returns whether the hub must send it the roots.
     ///
-    /// # Errors Fails if no current root has issued the agent's certificate.
+    /// # Errors
+    /// Fails if no current root has issued the agent's certificate.
     fn see(&self, authority: &Authority) -> Result<bool, Status> {
         let issuer = authority
             .issuer_of(&self.certificate.der)

@@ -121,7 +121,8 @@ pub fn judge(keys: Option<&AgentKeys>, key: &AgentKey, now: Timestamp) -> Verdic
 
 /// Returns the record after `by` has received a certificate for the key `next`.
 ///
-/// # Errors Fails if `by` is not recorded, or if another certificate was issued a short time ago. The other
+/// # Errors
+/// Fails if `by` is not recorded, or if another certificate was issued a short time ago. The other
 /// replicas may not have received that one yet.
 pub fn renewed(
     keys: Option<&AgentKeys>,

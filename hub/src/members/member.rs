@@ -132,7 +132,8 @@ impl Member {
 
     /// Takes one request of this kind from the member's quota.
     ///
-    /// # Errors Returns the time to wait if the quota is exhausted.
+    /// # Errors
+    /// Returns the time to wait if the quota is exhausted.
     pub fn asks(&self, now: BootTime, asking: Asking) -> Result<(), Duration> {
         let mut allowances = self.allowances();
         let bucket = match asking {
