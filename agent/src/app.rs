@@ -26,7 +26,7 @@ use krypton_runtime::retry::{StartupGrace, retry_until_ready};
 use krypton_runtime::tasks::Tasks;
 use krypton_runtime::telemetry::Log;
 use krypton_runtime::watchdog::Watchdog;
-use krypton_runtime::{clock, scratch, signals};
+use krypton_runtime::{chance, clock, scratch, signals};
 use krypton_types::allowed_namespaces::Allowed;
 use krypton_types::desired::DesiredState;
 use kube::{Client, Config};
@@ -275,7 +275,7 @@ impl Process {
             helm_client: here.helm_client.clone(),
             client: here.client.clone(),
             kubeconfig: here.kubeconfig.to_path_buf(),
-            holder: agent_holder(&self.replica, pod.as_ref(), rand::random()),
+            holder: agent_holder(&self.replica, pod.as_ref(), chance::random()),
             lease: watch::channel(LeaseGoal::Hold).1,
             instance: self.replica.clone(),
             status: StatusMode::Write,

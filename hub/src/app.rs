@@ -24,7 +24,7 @@ use krypton_runtime::retry::{StartupGrace, retry_until_ready};
 use krypton_runtime::tasks::Tasks;
 use krypton_runtime::telemetry::Log;
 use krypton_runtime::watchdog::Watchdog;
-use krypton_runtime::{clock, signals};
+use krypton_runtime::{chance, clock, signals};
 use krypton_types::error_chain::chain;
 use kube::Client;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -334,7 +334,7 @@ impl Control {
             holder: format!(
                 "hub/{}/{:08x}",
                 instance.unwrap_or("local"),
-                rand::random::<u32>()
+                chance::random::<u32>()
             ),
             instance: instance.unwrap_or("krypton-hub").to_owned(),
         }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::newest::Newest as _;
-use krypton_runtime::{effect, effect_now};
+use krypton_runtime::{chance, effect, effect_now};
 use krypton_types::redact::url_shown;
 use tokio::sync::watch;
 use tracing::Instrument as _;
@@ -357,7 +357,7 @@ impl ChartCache {
             }
             Err(error) => {
                 let error = Arc::new(error);
-                let pause = pause(failures, rand::random::<f64>());
+                let pause = pause(failures, chance::random::<f64>());
                 let since = BootTime::now();
                 let until = BootTime(since.0 + pause);
                 // A failed fetch of a deleted file does not replace an entry that succeeded before.

@@ -9,6 +9,7 @@ pub mod admin;
 pub mod args;
 pub mod bound;
 pub mod call;
+pub mod chance;
 pub mod clock;
 pub mod cluster;
 pub mod crd;
@@ -31,3 +32,5 @@ pub mod tls;
 pub mod watch;
 pub mod watchdog;
 pub mod work_queue;
+#[cfg(feature = "simulation")]
+pub mod world;

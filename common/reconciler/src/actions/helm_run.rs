@@ -10,6 +10,7 @@ use krypton_helm::releases::labels::{
 use krypton_helm::releases::record::ReleaseRecord;
 use krypton_helm::releases::revision::Revision;
 use krypton_helm::releases::{self, Status};
+use krypton_runtime::chance;
 use krypton_runtime::effect;
 use krypton_types::conditions::reason;
 use krypton_types::desired::ChartState;
@@ -136,7 +137,7 @@ impl ActionRunner {
             true => INSTALL_RUN,
             false => UPGRADE_RUN,
         };
-        let id = format!("{kind}{:016x}", rand::random::<u64>());
+        let id = format!("{kind}{:016x}", chance::random::<u64>());
         let owner = (job.owner.uid(), job.owner.namespace());
         Upgrade {
             kubeconfig: self.member.kubeconfig.clone(),

@@ -10,6 +10,7 @@ use krypton_helm::releases::revision::Revision;
 use krypton_helm::releases::{self, ReleaseError, Status, manifest, secret_name};
 use krypton_runtime::access::client_as;
 use krypton_runtime::call::call;
+use krypton_runtime::chance;
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::newest::Newest as _;
 use krypton_runtime::retry::Backoff;
@@ -186,7 +187,7 @@ impl Reconciler {
             Some(wanted) => {
                 drift_schedule
                     .schedule
-                    .enter(key, interval(wanted), now, rand::random())
+                    .enter(key, interval(wanted), now, chance::random())
             }
             None => drift_schedule.schedule.leave(key),
         }
@@ -222,7 +223,7 @@ impl Reconciler {
         }
         drift_schedule
             .schedule
-            .begun(key, interval(&wanted), now, rand::random());
+            .begun(key, interval(&wanted), now, chance::random());
         let cancel = CancellationToken::new();
         let newest = self.index.release(release).last().copied();
         let adopted = newest.is_some_and(Revision::is_foreign);

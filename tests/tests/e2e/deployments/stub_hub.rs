@@ -38,6 +38,7 @@ use krypton_reconciler::{
 use krypton_runtime::newest::{Newest as _, NewestSeen as _};
 use krypton_runtime::tls::{self, Credential};
 use krypton_runtime::{
+    chance,
     clock::{self, BootTime},
     lease::LeaseGoal,
 };
@@ -424,7 +425,7 @@ impl Acting {
             std::future::pending::<()>().await;
         });
         let member = Member {
-            holder: format!("{}/{:08x}", self.name, rand::random::<u32>()),
+            holder: format!("{}/{:08x}", self.name, chance::random::<u32>()),
             ..self.member
         };
         run_loop::run(member, self.tools, desired, self.report_store, self.stop).await;
