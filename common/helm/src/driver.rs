@@ -13,6 +13,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use krypton_runtime::clock::BootTime;
+use krypton_runtime::off_thread;
 use semver::Version;
 use serde_json::{Map, Value};
 use thiserror::Error;
@@ -542,7 +543,7 @@ impl Helm {
         )?;
         // Users of the workspace can write to the release Secret. Only this process and Helm can write to
         // this file.
-        let read = tokio::task::spawn_blocking(move || digest_of_file(&output));
+        let read = off_thread::start(move || digest_of_file(&output));
         let read = read.await.map_err(std::io::Error::other).flatten();
         let failed =
             |error: &std::io::Error| tracing::warn!(%error, "failed to read Helm's output");

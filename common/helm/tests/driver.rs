@@ -16,6 +16,7 @@ use krypton_helm::driver::{
 };
 use krypton_helm::slots::priority::Priority;
 use krypton_runtime::clock::BootTime;
+use krypton_runtime::off_thread;
 use rustix::fs::{FileType, Mode};
 use serde_json::json;
 
@@ -361,7 +362,7 @@ async fn a_soft_stop_lets_an_uninstall_end() {
         let ears = stage.first_word().await;
         handle.soft();
         let go = stage.path("go");
-        tokio::task::spawn_blocking(move || std::fs::write(go, "go\n").unwrap())
+        off_thread::start(move || std::fs::write(go, "go\n").unwrap())
             .await
             .unwrap();
         ears.rest().await

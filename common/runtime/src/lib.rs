@@ -20,6 +20,7 @@ pub mod fuzzing;
 pub mod lease;
 pub mod metrics;
 pub mod newest;
+pub mod off_thread;
 pub mod periodic;
 pub mod process_group;
 pub mod rate_limit;

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use krypton_helm::driver::{Helm, HelmConfig, Uninstall, Upgrade};
+use krypton_runtime::off_thread;
 use rustix::fs::{FileType, Mode};
 use serde_json::json;
 use tempfile::TempDir;
@@ -107,7 +108,7 @@ impl Stage {
     /// Opens the pipe, waits until the script opens it too, and reads its first line.
     pub(super) async fn first_word(&self) -> Ears {
         let path = self.path("pipe");
-        let opened = tokio::task::spawn_blocking(move || {
+        let opened = off_thread::start(move || {
             let mut ears = Ears(BufReader::new(std::fs::File::open(path).unwrap()));
             let mut line = String::new();
             ears.0.read_line(&mut line).unwrap();
@@ -126,7 +127,7 @@ pub(super) struct Ears(BufReader<std::fs::File>);
 impl Ears {
     /// Returns the output until the last process that holds the pipe has exited.
     pub(super) async fn rest(mut self) -> String {
-        let read = tokio::task::spawn_blocking(move || {
+        let read = off_thread::start(move || {
             let mut said = String::new();
             self.0.read_to_string(&mut said).unwrap();
             said

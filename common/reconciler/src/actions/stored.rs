@@ -14,7 +14,7 @@ use krypton_helm::releases::revision::Revision;
 use krypton_helm::releases::{self, DATA_KEY, ReleaseError, SECRET_TYPE, Status};
 use krypton_runtime::bound::{self, Pages};
 use krypton_runtime::call::call;
-use krypton_runtime::chance;
+use krypton_runtime::{chance, off_thread};
 use krypton_types::conditions::reason;
 use kube::ResourceExt;
 use kube::api::{ListParams, ObjectList};
@@ -258,7 +258,7 @@ async fn examined(
     secrets: Vec<Secret>,
 ) -> Result<Vec<(Secret, Result<Checked, ActionError>)>, ActionError> {
     let (of, known) = (release.clone(), std::mem::take(record));
-    let examining = tokio::task::spawn_blocking(move || {
+    let examining = off_thread::start(move || {
         let one = |secret| {
             let checked = check(&of, &known, &secret);
             (secret, checked)

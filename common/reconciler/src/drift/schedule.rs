@@ -13,6 +13,7 @@ use krypton_runtime::call::call;
 use krypton_runtime::chance;
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::newest::Newest as _;
+use krypton_runtime::off_thread;
 use krypton_runtime::retry::Backoff;
 use krypton_runtime::work_queue::WorkQueue;
 use krypton_types::desired::drift::DriftMode;
@@ -379,7 +380,7 @@ impl ActionRunner {
             return Ok(None);
         }
         // A megabyte of YAML takes tens of milliseconds, which must not block other tasks.
-        let read = tokio::task::spawn_blocking(move || {
+        let read = off_thread::start(move || {
             let (objects, unread) = manifest::objects(&secret)?;
             Ok::<_, ReleaseError>((objects, unread, releases::digest(&secret)?))
         });
