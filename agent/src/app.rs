@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use arc_swap::ArcSwap;
 use jiff::Timestamp;
 use krypton_helm::chart::ChartCache;
-use krypton_helm::driver::{Helm, HelmConfig};
+use krypton_helm::driver::{Helm, HelmConfig, Supervisor};
 use krypton_reconciler::drift::DriftMetrics;
 use krypton_reconciler::metrics::WorkMetrics;
 use krypton_reconciler::plan::Policy;
@@ -310,7 +310,7 @@ impl Engine {
         let helm = Helm::new(HelmConfig {
             binary: flags.helm.clone(),
             // Not the path: the program may be replaced on disk while it runs.
-            supervisor: vec!["/proc/self/exe".into(), "helm-run".into()],
+            processes: Arc::new(Supervisor::new("/proc/self/exe", &["helm-run"])),
             scratch: scratch.path().join("helm"),
             private: private.path().join("helm"),
             max_concurrent: flags.max_concurrent_helm.into(),

@@ -9,10 +9,12 @@
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use krypton_helm::driver::{
-    DriverTimeouts, Helm, HelmConfig, HelmError, Look, StopHandle, StopSignal, Uninstall, Upgrade,
+    DriverTimeouts, Helm, HelmConfig, HelmError, Look, StopHandle, StopSignal, Supervisor,
+    Uninstall, Upgrade,
 };
 use krypton_helm::slots::priority::Priority;
 use krypton_runtime::clock::BootTime;
@@ -540,7 +542,7 @@ async fn killed_and_unstartable_helm_are_distinguished() {
     assert!(error.is_local(), "{error}");
 
     let nowhere = HelmConfig {
-        supervisor: vec!["/nowhere/krypton".into()],
+        processes: Arc::new(Supervisor::new("/nowhere/krypton", &[])),
         ..stage.config()
     };
     drop(stage);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use krypton_helm::chart::{ChartCache, CredentialsNow};
-use krypton_helm::driver::{Helm, HelmConfig, Keyring};
+use krypton_helm::driver::{Helm, HelmConfig, Keyring, Supervisor};
 use krypton_reconciler::drift::DriftMetrics;
 use krypton_reconciler::metrics::WorkMetrics;
 use krypton_runtime::periodic::file;
@@ -49,7 +49,7 @@ impl Engine {
         let helm = Helm::new(HelmConfig {
             binary: settings.helm.program.clone(),
             // Not the path: the program may be replaced on disk while it runs.
-            supervisor: vec!["/proc/self/exe".into(), "helm-run".into()],
+            processes: Arc::new(Supervisor::new("/proc/self/exe", &["helm-run"])),
             scratch: scratch.path().join("helm"),
             private: private.path().join("helm"),
             max_concurrent: settings.helm.max_concurrent,

@@ -3,9 +3,10 @@
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
-use krypton_helm::driver::{Helm, HelmConfig, Uninstall, Upgrade};
+use krypton_helm::driver::{Helm, HelmConfig, Supervisor, Uninstall, Upgrade};
 use krypton_runtime::off_thread;
 use rustix::fs::{FileType, Mode};
 use serde_json::json;
@@ -62,7 +63,7 @@ impl Stage {
     pub(super) fn config(&self) -> HelmConfig {
         HelmConfig {
             binary: self.path("helm"),
-            supervisor: vec![supervisor().into()],
+            processes: Arc::new(Supervisor::new(supervisor(), &[])),
             scratch: self.path("scratch"),
             private: self.path("private"),
             max_concurrent: 1,

@@ -17,7 +17,7 @@ use arc_swap::ArcSwap;
 use krypton_agent::session::{self, Link, Session, connect::Dialer};
 use krypton_helm::{
     chart::ChartCache,
-    driver::{Helm, HelmConfig},
+    driver::{Helm, HelmConfig, Supervisor},
 };
 use krypton_hub::{
     agent_server::{fleet_service::FleetService, listener, session::Sessions},
@@ -311,7 +311,7 @@ impl StubHub {
         let folder = self.scratch.path();
         let helm = Helm::new(HelmConfig {
             binary: krypton_tests::Tools::find()?.binary("helm"),
-            supervisor: vec![program.find()?.into(), "helm-run".into()],
+            processes: Arc::new(Supervisor::new(program.find()?, &["helm-run"])),
             scratch: folder.join("helm"),
             private: folder.join("private"),
             max_concurrent: 2,
