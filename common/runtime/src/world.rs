@@ -1,4 +1,4 @@
-//! Replaces the clock, the randomness, the network and the threads of a simulated process. Only with the feature
+//! Replaces the clock, the randomness, the API servers and the threads of a simulated process. Only with the feature
 //! `simulation`: without it, or outside a world, every function calls the real thing.
 //!
 //! A thread runs one simulated process at a time. Everything that the process does on this thread happens in its
@@ -8,10 +8,18 @@ use std::cell::RefCell;
 use std::fmt;
 use std::rc::Rc;
 
+use kube::Config;
+use kube::client::ClientBuilder;
+
+use crate::access::Transport;
+
 /// Surroundings of a simulated process.
 pub trait World: fmt::Debug {
     /// Fills `bytes` from the process's generator.
     fn random(&self, bytes: &mut [u8]);
+
+    /// Connects to the API server that `config` names.
+    fn transport(&self, config: Config) -> Result<ClientBuilder<Transport>, kube::Error>;
 }
 
 thread_local! {
@@ -50,7 +58,7 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
-    use crate::chance;
+    use crate::{access, chance, off_thread};
 
     /// Counts the bytes that the process draws.
     #[derive(Debug, Default)]
@@ -62,6 +70,10 @@ mod tests {
                 *byte = self.0.get();
                 self.0.set(self.0.get().wrapping_add(1));
             }
+        }
+
+        fn transport(&self, _: Config) -> Result<ClientBuilder<Transport>, kube::Error> {
+            Err(kube::Error::TlsRequired)
         }
     }
 
@@ -75,6 +87,26 @@ mod tests {
         assert_ne!(secrets[0], secrets[1]);
         drop(entered);
         assert!(current().is_none());
+    }
+
+    #[tokio::test]
+    async fn world_makes_transports_of_clients() {
+        drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
+        let config = Config::new("http://127.0.0.1:1".parse().unwrap());
+        assert!(access::client_named(config.clone(), "test/1").is_ok());
+        let _entered = enter(Rc::new(Counting::default()));
+        let refused = access::client_named(config, "test/1");
+        assert!(matches!(refused, Err(kube::Error::TlsRequired)));
+    }
+
+    #[tokio::test]
+    async fn blocking_work_stays_on_the_thread() {
+        let _entered = enter(Rc::new(Counting::default()));
+        let here = std::thread::current().id();
+        let there = off_thread::run(|| std::thread::current().id()).await;
+        assert_eq!(there, here);
+        let panicked = off_thread::start(|| panic!("of a test")).await;
+        assert!(panicked.unwrap_err().is_panic());
     }
 
     #[test]
