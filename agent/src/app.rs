@@ -21,6 +21,7 @@ use krypton_runtime::access::{
 use krypton_runtime::admin::{Ports, Readiness, Served};
 use krypton_runtime::cluster::{self, Cluster, ClusterError};
 use krypton_runtime::lease::{LeaseGoal, OwnPod, agent_holder};
+use krypton_runtime::net::{Network, Tcp};
 use krypton_runtime::newest::NewestSeen as _;
 use krypton_runtime::retry::{StartupGrace, retry_until_ready};
 use krypton_runtime::tasks::Tasks;
@@ -169,12 +170,14 @@ impl Process {
             return Ok(None);
         };
         let store = Store::new(client.clone(), self.namespace.clone());
+        let network: Arc<dyn Network> = Arc::new(Tcp);
         let joining = Joining {
             hub: &flags.hub,
             places: flags.join_places(&self.namespace),
             client,
             store: &store,
             cluster: &cluster,
+            network: &network,
         };
         let Some((kept, enrolled)) = joined(&joining, stop).await? else {
             return Ok(None);

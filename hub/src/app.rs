@@ -15,10 +15,11 @@ use krypton_crds::krypton_deployment::KryptonDeployment;
 use krypton_crds::tenant::Tenant;
 use krypton_reconciler::plan::Policy;
 use krypton_reconciler::run_loop::Tools;
-use krypton_runtime::admin::{self, Ports, Readiness, Served};
+use krypton_runtime::admin::{Ports, Readiness, Served};
 use krypton_runtime::crd::CrdError;
 use krypton_runtime::events::EventRecorder;
 use krypton_runtime::lease::Times;
+use krypton_runtime::net::{Listener, Network as _, Tcp};
 use krypton_runtime::newest::Newest as _;
 use krypton_runtime::retry::{StartupGrace, retry_until_ready};
 use krypton_runtime::tasks::Tasks;
@@ -28,7 +29,6 @@ use krypton_runtime::{chance, clock, signals};
 use krypton_types::error_chain::chain;
 use kube::Client;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
@@ -92,7 +92,7 @@ async fn main_loop(
     )
     .await?;
     let agents_port = match &settings.listen {
-        Some(address) => Some(admin::bind(listener::LISTEN_FLAG, address).await?),
+        Some(address) => Some(Tcp.listen(listener::LISTEN_FLAG, address).await?),
         None => None,
     };
     let values = chart::values_of_file(&settings).await?;
@@ -399,7 +399,7 @@ impl Starting<'_> {
         home: Option<kube::Config>,
         given: watch::Receiver<FleetChart>,
         overlaying: Overlaying,
-        (port, readiness): (Option<TcpListener>, &Readiness),
+        (port, readiness): (Option<Listener>, &Readiness),
         shutdown: &mut Shutdown,
     ) -> anyhow::Result<()> {
         let discovered = self.discover(&shutdown.stop);
@@ -531,7 +531,7 @@ impl Starting<'_> {
 
     fn serve_agents(
         &self,
-        listener: TcpListener,
+        listener: Listener,
         shared: &Shared,
         readiness: &Readiness,
         shutdown: &mut Shutdown,

@@ -19,6 +19,7 @@ pub mod failpoint;
 pub mod fuzzing;
 pub mod lease;
 pub mod metrics;
+pub mod net;
 pub mod newest;
 pub mod off_thread;
 pub mod periodic;

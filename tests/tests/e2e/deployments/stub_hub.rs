@@ -118,7 +118,7 @@ impl StubHub {
         let port = socket.local_addr()?;
         let tls = listener::server_config(&authority.now(), clock::wall())?;
         let serving = listener::serve(
-            socket,
+            socket.into(),
             Arc::new(ArcSwap::from_pointee(tls)),
             TRUST_DOMAIN.to_owned(),
             tonic::service::Routes::new(service.into_server()),
