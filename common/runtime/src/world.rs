@@ -8,10 +8,12 @@ use std::cell::RefCell;
 use std::fmt;
 use std::rc::Rc;
 
+use jiff::Timestamp;
 use kube::Config;
 use kube::client::ClientBuilder;
 
 use crate::access::Transport;
+use crate::clock::BootTime;
 
 /// Surroundings of a simulated process.
 pub trait World: fmt::Debug {
@@ -20,6 +22,10 @@ pub trait World: fmt::Debug {
 
     /// Connects to the API server that `config` names.
     fn transport(&self, config: Config) -> Result<ClientBuilder<Transport>, kube::Error>;
+
+    fn boot_time(&self) -> BootTime;
+
+    fn wall(&self) -> Timestamp;
 }
 
 thread_local! {
@@ -56,9 +62,10 @@ impl Drop for Entered {
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
+    use std::time::Duration;
 
     use super::*;
-    use crate::{access, chance, off_thread};
+    use crate::{access, chance, clock, off_thread};
 
     /// Counts the bytes that the process draws.
     #[derive(Debug, Default)]
@@ -75,6 +82,14 @@ mod tests {
         fn transport(&self, _: Config) -> Result<ClientBuilder<Transport>, kube::Error> {
             Err(kube::Error::TlsRequired)
         }
+
+        fn boot_time(&self) -> BootTime {
+            BootTime(Duration::from_secs(7))
+        }
+
+        fn wall(&self) -> Timestamp {
+            Timestamp::UNIX_EPOCH
+        }
     }
 
     #[test]
@@ -87,6 +102,13 @@ mod tests {
         assert_ne!(secrets[0], secrets[1]);
         drop(entered);
         assert!(current().is_none());
+    }
+
+    #[test]
+    fn world_determines_both_clocks() {
+        let _entered = enter(Rc::new(Counting::default()));
+        assert_eq!(BootTime::now(), BootTime(Duration::from_secs(7)));
+        assert_eq!(clock::wall(), Timestamp::UNIX_EPOCH);
     }
 
     #[tokio::test]
