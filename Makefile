@@ -26,7 +26,7 @@ target := $(or $(CARGO_TARGET_DIR),target)
 binaries = cargo build $(CARGO_FLAGS) --workspace --bins
 # Tests can kill debug programs, or let them fail, at each external effect. Shipped and measured programs lack this.
 # All debug builds are the same, so cargo compiles nothing twice.
-debug = --features failpoints
+debug = --features failpoints,simulation
 # Each test runs in its own process.
 nextest = "$$(hack/tools/cargo-tool.sh cargo-nextest 0.9.151)" nextest run $(CARGO_FLAGS) --test-threads $(TEST_THREADS)
 # Go and cargo run at the same time, as each leaves a core idle at times: $(call beside_tools,ARGUMENTS OF tools.sh,COMMANDS)

@@ -3,12 +3,12 @@
 //! `helm_run -- helm args...` supervises Helm. `helm_run drive HELM SCRATCH SECONDS` runs a driver in a separate
 //! process, which a test can kill. `SECONDS` limits the duration of its Helm run.
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
-use krypton_helm::driver::{Helm, HelmConfig, StopHandle, Uninstall, supervise};
+use krypton_helm::driver::{Helm, HelmConfig, StopHandle, Supervisor, Uninstall, supervise};
 use krypton_helm::slots::priority::Priority;
 use krypton_runtime::clock::BootTime;
 
@@ -28,10 +28,10 @@ fn main() -> ExitCode {
 }
 
 async fn drive(binary: PathBuf, scratch: PathBuf, permit: Duration) -> ExitCode {
-    let supervisor: Vec<OsString> = std::env::args_os().take(1).collect();
+    let program = std::env::args_os().next().unwrap_or_default();
     let config = HelmConfig {
         binary,
-        supervisor,
+        processes: Arc::new(Supervisor::new(program, &[])),
         private: scratch.with_file_name("private"),
         scratch,
         max_concurrent: 1,

@@ -1,5 +1,6 @@
 //! Starts and stops the agent's process.
 
+use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
@@ -7,7 +8,7 @@ use anyhow::Context as _;
 use arc_swap::ArcSwap;
 use jiff::Timestamp;
 use krypton_helm::chart::ChartCache;
-use krypton_helm::driver::{Helm, HelmConfig};
+use krypton_helm::driver::{Helm, HelmConfig, Processes, Supervisor};
 use krypton_reconciler::drift::DriftMetrics;
 use krypton_reconciler::metrics::WorkMetrics;
 use krypton_reconciler::plan::Policy;
@@ -21,12 +22,13 @@ use krypton_runtime::access::{
 use krypton_runtime::admin::{Ports, Readiness, Served};
 use krypton_runtime::cluster::{self, Cluster, ClusterError};
 use krypton_runtime::lease::{LeaseGoal, OwnPod, agent_holder};
+use krypton_runtime::net::{Network, Tcp};
 use krypton_runtime::newest::NewestSeen as _;
 use krypton_runtime::retry::{StartupGrace, retry_until_ready};
 use krypton_runtime::tasks::Tasks;
 use krypton_runtime::telemetry::Log;
 use krypton_runtime::watchdog::Watchdog;
-use krypton_runtime::{clock, scratch, signals};
+use krypton_runtime::{chance, clock, scratch, signals};
 use krypton_types::allowed_namespaces::Allowed;
 use krypton_types::desired::DesiredState;
 use kube::{Client, Config};
@@ -53,25 +55,59 @@ const RECONCILER: &str = "the reconciler";
 /// The UID of the agent's pod. Set it for one container of the pod only.
 const POD_UID: &str = "POD_UID";
 
-/// Runs the agent until a signal stops it.
-pub async fn run(flags: Flags, log: Log) -> anyhow::Result<()> {
-    let replica = flags.replica(env);
-    log.process.put("replica", &replica);
-    let namespace = flags.namespace(env, service_account_namespace());
-    let stop = signals::stop_on_signal()?;
-    let watchdog = Watchdog::start().context("starting the watchdog's thread failed")?;
+/// Reads an environment variable.
+pub type Env = Arc<dyn Fn(&str) -> Option<String> + Send + Sync>;
+
+/// The parts of a process that the operating system provides.
+pub struct Outside {
+    pub env: Env,
+    /// Stops the agent.
+    pub stop: CancellationToken,
+    pub watchdog: Watchdog,
+    pub log: Log,
+    pub network: Arc<dyn Network>,
+    pub helm: Arc<dyn Processes>,
+}
+
+impl fmt::Debug for Outside {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Outside").finish_non_exhaustive()
+    }
+}
+
+impl Outside {
+    /// Returns those of this process. Signals stop it.
+    ///
+    /// Must be called inside a tokio runtime.
+    ///
+    /// # Errors
+    /// Returns an error if the process cannot listen for signals or start the watchdog's thread.
+    pub fn real(log: Log) -> anyhow::Result<Self> {
+        Ok(Self {
+            env: Arc::new(|name| std::env::var(name).ok()),
+            stop: signals::stop_on_signal()?,
+            watchdog: Watchdog::start().context("starting the watchdog's thread failed")?,
+            log,
+            network: Arc::new(Tcp),
+            // Not the path: the program may be replaced on disk while it runs.
+            helm: Arc::new(Supervisor::new("/proc/self/exe", &["helm-run"])),
+        })
+    }
+}
+
+/// Runs the agent until it is stopped.
+pub async fn run_in(flags: Flags, outside: Outside) -> anyhow::Result<()> {
+    let replica = flags.replica(&*outside.env);
+    outside.log.process.put("replica", &replica);
+    let namespace = flags.namespace(&*outside.env, service_account_namespace());
+    let watchdog = outside.watchdog.clone();
     let process = Process {
         flags,
         namespace,
         replica,
-        watchdog: watchdog.clone(),
-        stop,
+        outside,
     };
-    watchdog.watch("the main loop", process.run(log)).await
-}
-
-fn env(name: &str) -> Option<String> {
-    std::env::var(name).ok()
+    watchdog.watch("the main loop", process.run()).await
 }
 
 struct Process {
@@ -79,24 +115,24 @@ struct Process {
     /// Namespace of the agent.
     namespace: String,
     replica: String,
-    watchdog: Watchdog,
-    stop: CancellationToken,
+    outside: Outside,
 }
 
 impl Process {
-    async fn run(self, log: Log) -> anyhow::Result<()> {
+    async fn run(self) -> anyhow::Result<()> {
         let readiness = Readiness::new();
         let starting = readiness.guard("cluster and enrollment");
         // Report mistakes on the command line before any change.
-        let flags = &self.flags;
+        let (flags, outside) = (&self.flags, &self.outside);
         let ports = Ports::bind(
             flags.health_probe_bind_address.as_ref(),
             flags.metrics_bind_address.as_ref(),
             flags.debug_bind_address.as_ref(),
         )
         .await?;
-        let engine = Engine::start(flags).await?;
-        let here = LocalCluster::open(flags, &self.namespace, engine.private.path()).await?;
+        let engine = Engine::start(flags, Arc::clone(&outside.helm)).await?;
+        let here = LocalCluster::open(flags, &*outside.env, &self.namespace, engine.private.path())
+            .await?;
         let channels = Channels::default();
         let (asking, questions) = mpsc::channel(1);
         let dumper = Arc::new(Dumper {
@@ -106,23 +142,23 @@ impl Process {
         });
         let served = Served {
             readiness,
-            watchdog: self.watchdog.clone(),
+            watchdog: outside.watchdog.clone(),
             registry: metrics::registry(channels.state(), &engine.drift, &engine.work),
-            level: log.level,
+            level: outside.log.level.clone(),
             debug: dump::router(Arc::clone(&dumper)),
         };
         let mut endpoints = JoinSet::new();
-        ports.serve(served, &mut endpoints, &self.stop);
+        ports.serve(served, &mut endpoints, &outside.stop);
         tracing::info!(context = %here.context_name, namespace = %self.namespace, replica = %self.replica, "agent starts");
 
         let Some(fleet) = self.join(&here.client).await? else {
             return Ok(());
         };
         let cluster = fleet.enrolled.cluster.clone();
-        log.process.put("member", &cluster);
+        outside.log.process.put("member", &cluster);
         let (link, desired) = (channels.link.subscribe(), channels.desired.subscribe());
         let report_store = Arc::clone(&channels.report_store);
-        let mut tasks = Tasks::new(self.watchdog.clone());
+        let mut tasks = Tasks::new(outside.watchdog.clone());
         let session_stop = CancellationToken::new();
         self.start_session(fleet, channels, &mut tasks, &session_stop)?;
         let hub = Arc::new(HubChart::new(link, desired.clone()));
@@ -138,7 +174,7 @@ impl Process {
             charts,
             drift: engine.drift.clone(),
             work: engine.work.clone(),
-            watchdog: self.watchdog.clone(),
+            watchdog: outside.watchdog.clone(),
         };
         drop(starting);
         tracing::info!(%cluster, "joined; waiting for a desired state");
@@ -148,7 +184,7 @@ impl Process {
             desired,
             report_store,
             questions,
-            self.stop.clone(),
+            outside.stop.clone(),
         );
         tasks.spawn(RECONCILER, reconciling);
         self.until_stop(tasks, &session_stop).await?;
@@ -159,7 +195,7 @@ impl Process {
 
     /// Joins the fleet and reads the stored desired state. Returns `None` if the agent stops first.
     async fn join(&self, client: &Client) -> anyhow::Result<Option<JoinedFleet>> {
-        let (flags, stop) = (&self.flags, &self.stop);
+        let (flags, stop) = (&self.flags, &self.outside.stop);
         let apiserver = StartupGrace::new();
         let may_pass = |error: &ClusterError| error.may_pass(&apiserver);
         let asking = retry_until_ready("the cluster", stop, may_pass, async || {
@@ -175,6 +211,7 @@ impl Process {
             client,
             store: &store,
             cluster: &cluster,
+            network: &self.outside.network,
         };
         let Some((kept, enrolled)) = joined(&joining, stop).await? else {
             return Ok(None);
@@ -202,10 +239,11 @@ impl Process {
         let enrolled = &fleet.enrolled;
         channels.expiry.send_replace(enrolled.not_after);
         let config = enrolled.client_config(&fleet.kept.identity.key)?;
-        let dialer = Arc::new(Dialer::new(
+        let dialer = Dialer::new(
             addresses(&self.flags.hub, &enrolled.addresses),
             Arc::new(ArcSwap::from_pointee(config)),
-        ));
+        );
+        let dialer = Arc::new(dialer.with_network(&self.outside.network));
         dialer.trust().keep(&enrolled.roots);
         let record = fleet.record.as_ref();
         let recorded = record.map(|record| (record.version, record.digest()));
@@ -247,11 +285,11 @@ impl Process {
         let early = tokio::select! {
             // A stop also ends the tasks without an error, so check it first.
             biased;
-            () = self.stop.cancelled() => None,
+            () = self.outside.stop.cancelled() => None,
             ended = tasks.one_ends() => Some(ended),
         };
         tracing::info!("stopping: running helm processes are waited for");
-        self.stop.cancel();
+        self.outside.stop.cancel();
         let reconciler = tasks.end_of(RECONCILER).await;
         if let Some(error) = early {
             return Err(error.into());
@@ -264,7 +302,7 @@ impl Process {
 
     fn member(&self, here: &LocalCluster, name: String) -> Member {
         let flags = &self.flags;
-        let pod = OwnPod::of(env(POD_UID), std::process::id());
+        let pod = OwnPod::of((self.outside.env)(POD_UID), std::process::id());
         let account = here.account.as_ref();
         let own = [self.namespace.clone()]
             .into_iter()
@@ -275,7 +313,7 @@ impl Process {
             helm_client: here.helm_client.clone(),
             client: here.client.clone(),
             kubeconfig: here.kubeconfig.to_path_buf(),
-            holder: agent_holder(&self.replica, pod.as_ref(), rand::random()),
+            holder: agent_holder(&self.replica, pod.as_ref(), chance::random()),
             lease: watch::channel(LeaseGoal::Hold).1,
             instance: self.replica.clone(),
             status: StatusMode::Write,
@@ -303,14 +341,13 @@ struct Engine {
 }
 
 impl Engine {
-    async fn start(flags: &Flags) -> anyhow::Result<Self> {
+    async fn start(flags: &Flags, processes: Arc<dyn Processes>) -> anyhow::Result<Self> {
         let scratch = scratch::folder(&flags.cache_dir(), "agent", "--cache-dir")?;
         let private = scratch::private(flags.private_dir.as_deref(), &scratch, "agent")?;
         let work = WorkMetrics::default();
         let helm = Helm::new(HelmConfig {
             binary: flags.helm.clone(),
-            // Not the path: the program may be replaced on disk while it runs.
-            supervisor: vec!["/proc/self/exe".into(), "helm-run".into()],
+            processes,
             scratch: scratch.path().join("helm"),
             private: private.path().join("helm"),
             max_concurrent: flags.max_concurrent_helm.into(),
@@ -338,7 +375,12 @@ struct LocalCluster {
 }
 
 impl LocalCluster {
-    async fn open(flags: &Flags, namespace: &str, private: &Path) -> anyhow::Result<Self> {
+    async fn open(
+        flags: &Flags,
+        env: &dyn Fn(&str) -> Option<String>,
+        namespace: &str,
+        private: &Path,
+    ) -> anyhow::Result<Self> {
         let context = flags.context.as_deref();
         let found = local(&flags.local(env), context, Config::incluster).await?;
         let account = flags.helm_account(namespace);

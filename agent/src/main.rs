@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use krypton_agent::app::{Outside, run_in};
 use krypton_agent::args::Flags;
 use krypton_types::error_chain::chain;
 
@@ -36,7 +37,8 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return refuse(&format!("starting the runtime failed: {error}"), 1),
     };
-    match runtime.block_on(krypton_agent::app::run(flags, log)) {
+    let running = async { run_in(flags, Outside::real(log)?).await };
+    match runtime.block_on(running) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => refuse(&format!("{error:#}"), 1),
     }

@@ -16,6 +16,7 @@ use krypton_proto::v1::{
     AgentMessage, Hello, HubMessage, TrustedRoots, Welcome, agent_message, hub_message,
 };
 use krypton_reconciler::report_store::ReportStore;
+use krypton_runtime::chance;
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::effect;
 use krypton_runtime::newest::NewestSeen as _;
@@ -183,15 +184,15 @@ pub async fn run(session: Session, stop: CancellationToken) {
         let pause = match &ending {
             Ending::Drain { reason, pause } => {
                 tracing::info!(%reason, "the session ended; reconnecting");
-                pace.drained(BootTime::now(), *pause, rand::random())
+                pace.drained(BootTime::now(), *pause, chance::random())
             }
             Ending::Error(error) => {
                 said.say(error);
                 match error {
                     SessionError::Refused { .. } | SessionError::Protocol { .. } => {
-                        pace.refused(rand::random())
+                        pace.refused(chance::random())
                     }
-                    _ => pace.failed(BootTime::now(), rand::random()),
+                    _ => pace.failed(BootTime::now(), chance::random()),
                 }
             }
         };
@@ -325,7 +326,7 @@ impl Session {
         self.report_store.resend();
         let mut beat = Box::pin(tokio::time::sleep(reconnect::spread(
             heartbeat,
-            rand::random(),
+            chance::random(),
         )));
         let mut next: Option<Opening<'_>> = None;
         let mut pace = Pace::default();
@@ -347,7 +348,7 @@ impl Session {
                     Ok(open) => return Next::Stream(Box::new(open)),
                     Err(error) => {
                         said.say(&error);
-                        let pause = pace.failed(BootTime::now(), rand::random());
+                        let pause = pace.failed(BootTime::now(), chance::random());
                         next = Some(Box::pin(async move {
                             tokio::time::sleep(pause).await;
                             self.open().await
@@ -362,7 +363,7 @@ impl Session {
                 () = self.report_store.changed(), if !report_queue.has_changes() => report_queue.changed(),
                 () = &mut beat => {
                     report_queue.heartbeat();
-                    let next = reconnect::spread(heartbeat, rand::random());
+                    let next = reconnect::spread(heartbeat, chance::random());
                     beat.as_mut().reset(tokio::time::Instant::now() + next);
                 }
                 permit = outgoing.reserve(), if report_queue.has_something() => match permit {

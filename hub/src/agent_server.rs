@@ -22,6 +22,7 @@ use krypton_runtime::admin::ReadinessGuard;
 use krypton_runtime::call::{ApiError, CALL};
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::cluster;
+use krypton_runtime::net::Listener;
 use krypton_runtime::newest::NewestSeen as _;
 use krypton_runtime::periodic::{Next, Periodic, Schedule};
 use krypton_runtime::retry::retry_until_ready;
@@ -29,7 +30,6 @@ use krypton_types::error_chain::chain;
 use krypton_types::join_info::JoinInfo;
 use kube::Client;
 use thiserror::Error;
-use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -54,7 +54,7 @@ pub struct Gateway {
     pub client: Client,
     /// Namespace of the hub on the home cluster, with the CA and the join tokens.
     pub namespace: String,
-    pub listener: TcpListener,
+    pub listener: Listener,
     /// Addresses for join bundles, as `host:port`.
     pub advertise: Vec<String>,
     pub sessions: Arc<Sessions>,

@@ -13,22 +13,23 @@ use anyhow::Context as _;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_crds::krypton_deployment::KryptonDeployment;
 use krypton_crds::tenant::Tenant;
+use krypton_helm::driver::{Processes, Supervisor};
 use krypton_reconciler::plan::Policy;
 use krypton_reconciler::run_loop::Tools;
-use krypton_runtime::admin::{self, Ports, Readiness, Served};
+use krypton_runtime::admin::{Ports, Readiness, Served};
 use krypton_runtime::crd::CrdError;
 use krypton_runtime::events::EventRecorder;
 use krypton_runtime::lease::Times;
+use krypton_runtime::net::{Listener, Network, Tcp};
 use krypton_runtime::newest::Newest as _;
 use krypton_runtime::retry::{StartupGrace, retry_until_ready};
 use krypton_runtime::tasks::Tasks;
 use krypton_runtime::telemetry::Log;
 use krypton_runtime::watchdog::Watchdog;
-use krypton_runtime::{clock, signals};
+use krypton_runtime::{chance, clock, signals};
 use krypton_types::error_chain::chain;
 use kube::Client;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
@@ -67,21 +68,52 @@ const LABEL: &str = "the leader's label";
 const AGENTS: &str = "serving agents";
 const FLEET: &str = "the fleet";
 
-/// Runs the hub until a signal stops it.
-pub async fn run(settings: Settings, log: Log) -> anyhow::Result<()> {
-    allow_connections();
-    let stop = signals::stop_on_signal()?;
-    let watchdog = Watchdog::start().context("starting the watchdog's thread failed")?;
-    let main = main_loop(Arc::new(settings), log, watchdog.clone(), stop);
+/// The parts of a process that the operating system provides. [`Settings`] hold its environment.
+#[derive(Debug)]
+pub struct Outside {
+    /// Stops the hub.
+    pub stop: CancellationToken,
+    pub watchdog: Watchdog,
+    pub log: Log,
+    pub network: Arc<dyn Network>,
+    pub helm: Arc<dyn Processes>,
+}
+
+impl Outside {
+    /// Returns those of this process. Signals stop it, and it may open more files.
+    ///
+    /// Must be called inside a tokio runtime.
+    ///
+    /// # Errors
+    /// Returns an error if the process cannot listen for signals or start the watchdog's thread.
+    pub fn real(log: Log) -> anyhow::Result<Self> {
+        allow_connections();
+        Ok(Self {
+            stop: signals::stop_on_signal()?,
+            watchdog: Watchdog::start().context("starting the watchdog's thread failed")?,
+            log,
+            network: Arc::new(Tcp),
+            // Not the path: the program may be replaced on disk while it runs.
+            helm: Arc::new(Supervisor::new("/proc/self/exe", &["helm-run"])),
+        })
+    }
+}
+
+/// Runs the hub until it is stopped.
+pub async fn run_in(settings: Settings, outside: Outside) -> anyhow::Result<()> {
+    let watchdog = outside.watchdog.clone();
+    let main = main_loop(Arc::new(settings), outside);
     watchdog.watch("the main loop", main).await
 }
 
-async fn main_loop(
-    settings: Arc<Settings>,
-    log: Log,
-    watchdog: Watchdog,
-    stop: CancellationToken,
-) -> anyhow::Result<()> {
+async fn main_loop(settings: Arc<Settings>, outside: Outside) -> anyhow::Result<()> {
+    let Outside {
+        stop,
+        watchdog,
+        log,
+        network,
+        helm,
+    } = outside;
     let readiness = Readiness::new();
     let starting = readiness.guard("start");
     // Report mistakes on the command line before any side effect.
@@ -92,11 +124,11 @@ async fn main_loop(
     )
     .await?;
     let agents_port = match &settings.listen {
-        Some(address) => Some(admin::bind(listener::LISTEN_FLAG, address).await?),
+        Some(address) => Some(network.listen(listener::LISTEN_FLAG, address).await?),
         None => None,
     };
     let values = chart::values_of_file(&settings).await?;
-    let (engine, credentials) = Engine::start(&settings, &watchdog).await?;
+    let (engine, credentials) = Engine::start(&settings, &watchdog, helm).await?;
     let observed = Observed::new();
     let mut tasks = JoinSet::new();
     let served = served(
@@ -334,7 +366,7 @@ impl Control {
             holder: format!(
                 "hub/{}/{:08x}",
                 instance.unwrap_or("local"),
-                rand::random::<u32>()
+                chance::random::<u32>()
             ),
             instance: instance.unwrap_or("krypton-hub").to_owned(),
         }
@@ -399,7 +431,7 @@ impl Starting<'_> {
         home: Option<kube::Config>,
         given: watch::Receiver<FleetChart>,
         overlaying: Overlaying,
-        (port, readiness): (Option<TcpListener>, &Readiness),
+        (port, readiness): (Option<Listener>, &Readiness),
         shutdown: &mut Shutdown,
     ) -> anyhow::Result<()> {
         let discovered = self.discover(&shutdown.stop);
@@ -531,7 +563,7 @@ impl Starting<'_> {
 
     fn serve_agents(
         &self,
-        listener: TcpListener,
+        listener: Listener,
         shared: &Shared,
         readiness: &Readiness,
         shutdown: &mut Shutdown,

@@ -17,7 +17,7 @@ use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::tls::Credential;
-use krypton_runtime::{clock, effect};
+use krypton_runtime::{chance, clock, effect};
 use krypton_types::ca_rotation::Phase;
 use krypton_types::names::CA_SECRET;
 use krypton_types::root_digest::RootDigest;
@@ -379,7 +379,7 @@ fn blank(now: Timestamp) -> CertificateParams {
     let begin = since_1970(now).saturating_sub(BACK_DATED);
     params.not_before = rcgen::date_time_ymd(1970, 1, 1) + begin;
     // A positive serial number of full length. By default, rcgen would use the key's digest.
-    let mut serial: [u8; 16] = rand::random();
+    let mut serial: [u8; 16] = chance::secret();
     serial[0] = serial[0] & 0x3f | 0x40;
     params.serial_number = Some(SerialNumber::from_slice(&serial));
     params

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
+use krypton_hub::app::{Outside, run_in};
 use krypton_hub::args::{Settings, service_account_namespace};
 use krypton_types::error_chain::chain;
 
@@ -40,7 +41,8 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return refuse(&format!("starting the runtime failed: {error}"), 1),
     };
-    let ended = runtime.block_on(krypton_hub::app::run(settings, log));
+    let running = async { run_in(settings, Outside::real(log)?).await };
+    let ended = runtime.block_on(running);
     // A read of a file may hang with its mount, and is not waited for.
     runtime.shutdown_timeout(LAST_TASKS);
     match ended {

@@ -14,6 +14,7 @@ use krypton_reconciler::report_store::ReportStore;
 use krypton_reconciler::run_loop::{self, Member, StatusMode, Tools};
 use krypton_runtime::access::ServiceAccount;
 use krypton_runtime::call::ApiError;
+use krypton_runtime::chance;
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::cluster;
 use krypton_runtime::lease::LeaseGoal;
@@ -342,7 +343,7 @@ async fn another_answers(client: &Client, uid: &str) {
 
 /// Returns the UID of the cluster that responds after a pause of `after`, plus or minus a fifth.
 async fn probe(client: &Client, after: Duration) -> Result<String, ApiError> {
-    tokio::time::sleep(after.mul_f64(0.8 + 0.4 * rand::random::<f64>())).await;
+    tokio::time::sleep(after.mul_f64(0.8 + 0.4 * chance::random::<f64>())).await;
     cluster::uid(client, PROBE_DEADLINE).await
 }
 

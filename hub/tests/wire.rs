@@ -202,7 +202,7 @@ impl Home {
             stop.clone(),
         ));
         let serving = listener::serve(
-            listener,
+            listener.into(),
             tls,
             TRUST_DOMAIN.to_owned(),
             tonic::service::Routes::new(fleet.into_server()),

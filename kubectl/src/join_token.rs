@@ -5,6 +5,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
 use krypton_crds::edge_cluster::EdgeCluster;
+use krypton_runtime::chance;
 use krypton_types::join_token::{self, Made};
 use kube::api::PostParams;
 
@@ -23,7 +24,7 @@ pub async fn make(
     let member = members.api.get_metadata_opt(cluster);
     let member = members.call("get", cluster, member).await?;
     let uid = member.and_then(|member| member.metadata.uid);
-    let random: ([u8; 8], [u8; 32]) = (rand::random(), rand::random());
+    let random: ([u8; 8], [u8; 32]) = (chance::secret(), chance::secret());
     let (object, made) =
         join_token::new(cluster, uid.as_deref(), life, now, (&random.0, &random.1));
     let secrets = home.namespaced::<Secret>(namespace);

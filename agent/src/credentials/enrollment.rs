@@ -6,6 +6,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use krypton_proto::v1::EnrollRequest;
 use krypton_runtime::effect;
+use krypton_runtime::net::Network;
 use krypton_runtime::tls::{self, TlsError};
 use krypton_types::join_bundle::{BundleError, JoinBundle};
 use rcgen::{CertificateParams, KeyPair};
@@ -121,11 +122,12 @@ pub async fn enroll(
     addresses: Vec<String>,
     key: &KeyPair,
     cluster_uid: &str,
+    network: &Arc<dyn Network>,
 ) -> Result<Enrolled, EnrollError> {
     let roots = bundle.roots().map_err(EnrollError::Bundle)?;
     let config = tls::client_config(&roots, None).map_err(EnrollError::Tls)?;
     let tls = Arc::new(ArcSwap::from_pointee(config));
-    let dialer = Dialer::new(addresses, tls);
+    let dialer = Dialer::new(addresses, tls).with_network(network);
     let request = EnrollRequest {
         token: bundle.token.clone(),
         certificate_request: request(key)?.into(),
@@ -210,6 +212,7 @@ pub(super) fn ders(parts: Vec<impl AsRef<[u8]>>) -> Vec<CertificateDer<'static>>
 mod tests {
     use jiff::Timestamp;
     use krypton_proto::v1::{EnrollResponse, RenewRequest};
+    use krypton_runtime::net::Tcp;
     use krypton_types::error_chain::chain;
 
     use super::*;
@@ -245,7 +248,8 @@ mod tests {
     }
 
     async fn enrolled(bundle: &JoinBundle, key: &KeyPair) -> Result<Enrolled, EnrollError> {
-        enroll(bundle, bundle.addresses.clone(), key, "uid-1").await
+        let network: Arc<dyn Network> = Arc::new(Tcp);
+        enroll(bundle, bundle.addresses.clone(), key, "uid-1", &network).await
     }
 
     #[tokio::test]

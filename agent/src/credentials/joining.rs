@@ -1,7 +1,10 @@
 //! Joins the fleet with the stored identity, or enrolls with the join bundle.
 
+use std::sync::Arc;
+
 use anyhow::bail;
 use krypton_runtime::cluster::Cluster;
+use krypton_runtime::net::Network;
 use krypton_runtime::retry::retry_until_ready;
 use krypton_types::error_chain::chain;
 use krypton_types::join_bundle::JoinBundle;
@@ -20,6 +23,7 @@ pub struct Joining<'a> {
     pub client: &'a Client,
     pub store: &'a Store,
     pub cluster: &'a Cluster,
+    pub network: &'a Arc<dyn Network>,
 }
 
 impl std::fmt::Debug for Joining<'_> {
@@ -175,7 +179,8 @@ async fn ask(
     let may_pass = |error: &EnrollError| new && error.may_pass();
     retry_until_ready("enrollment", stop, may_pass, async || {
         let addresses = addresses(joining.hub, &bundle.addresses);
-        enrollment::enroll(bundle, addresses, &identity.key, &joining.cluster.uid).await
+        let uid = &joining.cluster.uid;
+        enrollment::enroll(bundle, addresses, &identity.key, uid, joining.network).await
     })
     .await
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use krypton_proto::v1::RenewRequest;
+use krypton_runtime::chance;
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::effect;
 use krypton_runtime::newest::{Newest as _, NewestSeen as _};
@@ -58,7 +59,7 @@ pub async fn keep_renewed(
         link,
         expiry,
         times: Times::default(),
-        part: rand::random(),
+        part: chance::random(),
         roots: None,
         failures: 0,
     };
@@ -159,7 +160,7 @@ impl Keeper {
         };
         let now = BootTime::now();
         self.times.asked = told.renew_within.map(|within| {
-            let at = BootTime(now.0 + within.mul_f64(rand::random()));
+            let at = BootTime(now.0 + within.mul_f64(chance::random()));
             // A repeated request must not postpone the renewal.
             self.times.asked.map_or(at, |before| before.min(at))
         });
@@ -199,7 +200,7 @@ impl Keeper {
                 tracing::info!(%not_after, "the certificate was renewed");
                 self.times.asked = None;
                 self.failures = 0;
-                self.part = rand::random();
+                self.part = chance::random();
             }
             Err(error) => {
                 self.times.renewal = self.after_failure(RENEWAL_RETRY_MAX);
@@ -212,11 +213,11 @@ impl Keeper {
     /// Returns the time of the next attempt.
     fn after_failure(&mut self, retry_max: Duration) -> BootTime {
         self.failures += 1;
-        BootTime(BootTime::now().0 + backoff(self.failures, retry_max, rand::random()))
+        BootTime(BootTime::now().0 + backoff(self.failures, retry_max, chance::random()))
     }
 
     async fn read_again(&mut self) {
-        let pause = READ_AGAIN_EVERY.mul_f64(0.5 + rand::random::<f64>() / 2.0);
+        let pause = READ_AGAIN_EVERY.mul_f64(0.5 + chance::random::<f64>() / 2.0);
         self.times.look = BootTime(BootTime::now().0 + pause);
         let stored = match self.store.read().await {
             Ok(Some(stored)) => stored,

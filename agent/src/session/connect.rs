@@ -14,10 +14,10 @@ use futures::stream::FuturesUnordered;
 use krypton_proto::v1::enrollment_client::EnrollmentClient;
 use krypton_proto::v1::fleet_client::FleetClient;
 use krypton_proto::{AGENT_MESSAGE_MAX, HUB_MESSAGE_MAX};
+use krypton_runtime::net::{Network, Stream, Tcp};
 use krypton_types::join_bundle::split_address;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
-use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -45,6 +45,7 @@ pub struct Dialer {
     first: AtomicUsize,
     renewed: Notify,
     trust: Trust,
+    network: Arc<dyn Network>,
 }
 
 /// A connection to the hub. It does not reconnect: when it breaks, every call fails.
@@ -64,7 +65,15 @@ impl Dialer {
             first: AtomicUsize::new(0),
             renewed: Notify::new(),
             trust: Trust::default(),
+            network: Arc::new(Tcp),
         }
+    }
+
+    /// Replaces [`Tcp`].
+    #[must_use]
+    pub fn with_network(mut self, network: &Arc<dyn Network>) -> Self {
+        self.network = Arc::clone(network);
+        self
     }
 
     /// Returns the roots that `tls` trusts and the hub's announcements about them.
@@ -116,7 +125,7 @@ impl Dialer {
             let Some(address) = self.addresses.get(index) else {
                 continue;
             };
-            match connect(address, self.tls.load_full()).await {
+            match connect(self.network.as_ref(), address, self.tls.load_full()).await {
                 Ok(connection) => {
                     self.first.store(index, Ordering::Relaxed);
                     return Ok(connection);
@@ -154,8 +163,12 @@ impl Connection {
     }
 }
 
-async fn connect(address: &str, tls: Arc<ClientConfig>) -> Result<Connection, DialError> {
-    let stream = secure(address, tls).await?;
+async fn connect(
+    network: &dyn Network,
+    address: &str,
+    tls: Arc<ClientConfig>,
+) -> Result<Connection, DialError> {
+    let stream = secure(network, address, tls).await?;
     let (channel, refusal) = channel::channel(stream)
         .await
         .map_err(|error| DialError::Channel(address.to_owned(), error))?;
@@ -166,7 +179,11 @@ async fn connect(address: &str, tls: Arc<ClientConfig>) -> Result<Connection, Di
     })
 }
 
-async fn secure(address: &str, tls: Arc<ClientConfig>) -> Result<TlsStream<TcpStream>, DialError> {
+async fn secure(
+    network: &dyn Network,
+    address: &str,
+    tls: Arc<ClientConfig>,
+) -> Result<TlsStream<Stream>, DialError> {
     let Some((host, port)) = split_address(address) else {
         return Err(DialError::Address(address.to_owned()));
     };
@@ -181,11 +198,11 @@ async fn secure(address: &str, tls: Arc<ClientConfig>) -> Result<TlsStream<TcpSt
             .map_err(unresolved)?
             .take(RESOLVED_MAX)
             .collect();
-    let tcp = reach(&found)
+    let tcp = reach(network, &found)
         .await
         .map_err(|source| DialError::of_tcp(address, source))?;
     // Reports and heartbeats are small and must not wait for more data.
-    tcp.set_nodelay(true)
+    tcp.set_nodelay()
         .map_err(|source| DialError::of_tcp(address, source))?;
     // Only for SNI: the hub's identity is in its certificate, independent of its address.
     let zoneless = host.split('%').next().unwrap_or(host).to_owned();
@@ -202,13 +219,13 @@ async fn secure(address: &str, tls: Arc<ClientConfig>) -> Result<TlsStream<TcpSt
 }
 
 /// Returns the first connection that succeeds. Each address gets a head start over the next.
-async fn reach(addresses: &[SocketAddr]) -> std::io::Result<TcpStream> {
+async fn reach(network: &dyn Network, addresses: &[SocketAddr]) -> std::io::Result<Stream> {
     let mut tries: FuturesUnordered<_> = addresses
         .iter()
         .zip(0_u32..)
         .map(|(address, position)| async move {
             tokio::time::sleep(STAGGER * position).await;
-            tokio::time::timeout(CONNECT, TcpStream::connect(address))
+            tokio::time::timeout(CONNECT, network.connect(*address))
                 .await
                 .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
         })

@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::newest::Newest as _;
-use krypton_runtime::{effect, effect_now};
+use krypton_runtime::{chance, effect, effect_now, off_thread};
 use krypton_types::redact::url_shown;
 use tokio::sync::watch;
 use tracing::Instrument as _;
@@ -277,7 +277,7 @@ impl ChartCache {
                 let bytes = local(&chart, String::new(), CHART_LIMIT).await?;
                 let inside = {
                     let chart = Arc::clone(&chart);
-                    off_thread(move || inspected(&chart, &bytes)).await?
+                    off_thread::run(move || inspected(&chart, &bytes)).await?
                 };
                 let offered = [inside.version];
                 match version::pick(&asked.wanted, &offered, String::as_str) {
@@ -327,7 +327,8 @@ impl ChartCache {
         let mut wanted = chart.clone();
         let failures = match &*memory {
             Memory::Have(fetched, ..) => {
-                if tokio::fs::try_exists(&fetched.path).await.unwrap_or(false) {
+                let path = fetched.path.clone();
+                if off_thread::run(move || path.exists()).await {
                     self.metrics.hits.inc();
                     return Ok(fetched.clone());
                 }
@@ -357,7 +358,7 @@ impl ChartCache {
             }
             Err(error) => {
                 let error = Arc::new(error);
-                let pause = pause(failures, rand::random::<f64>());
+                let pause = pause(failures, chance::random::<f64>());
                 let since = BootTime::now();
                 let until = BootTime(since.0 + pause);
                 // A failed fetch of a deleted file does not replace an entry that succeeded before.
@@ -532,7 +533,7 @@ impl ChartCache {
             .read(&self.way(chart, &credentials), &repo)
             .await?;
         let (chart, wanted) = (Arc::clone(chart), wanted.clone());
-        let entry = off_thread(move || index::find(&chart, &wanted, &index)).await?;
+        let entry = off_thread::run(move || index::find(&chart, &wanted, &index)).await?;
         Ok((repo, entry))
     }
 
@@ -570,7 +571,7 @@ impl ChartCache {
         let (sha256, inside) = {
             let (chart, asked) = (Arc::clone(chart), asked.clone());
             let bytes = Arc::clone(&bytes);
-            off_thread(move || origin.checked(&chart, &asked, &bytes)).await?
+            off_thread::run(move || origin.checked(&chart, &asked, &bytes)).await?
         };
         if let Some(prover) = &self.prover {
             let archive = provenance::Signed {
@@ -582,7 +583,7 @@ impl ChartCache {
             archive.prove(prover.as_ref(), chart).await?;
         }
         let (chart, dir) = (Arc::clone(chart), self.dir.clone());
-        off_thread(move || {
+        off_thread::run(move || {
             let path = dir.join(format!("{sha256}.tgz"));
             match effect_now!("chart.store", write_file(&dir, &path, &bytes)) {
                 Ok(()) => Ok(Fetched {
@@ -635,7 +636,7 @@ async fn local(chart: &Arc<ChartRef>, suffix: String, limit: u64) -> Result<Vec<
         });
     }
     let chart = Arc::clone(chart);
-    off_thread(move || {
+    off_thread::run(move || {
         let path = format!("{}{suffix}", chart.name);
         let read = || {
             // Reading a pipe or a device could block forever.
@@ -679,15 +680,4 @@ fn pause(failures: u32, random: f64) -> Duration {
         .saturating_mul(2_u32.saturating_pow(failures))
         .min(LONGEST_PAUSE);
     full.div_f64(2.0) + full.div_f64(2.0).mul_f64(random.clamp(0.0, 1.0))
-}
-
-async fn off_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(result) => result,
-        Err(error) => match error.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            // The runtime cancels blocking tasks only at its own shutdown, which also ends this task.
-            Err(_) => std::future::pending().await,
-        },
-    }
 }

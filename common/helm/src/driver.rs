@@ -9,10 +9,11 @@ use std::fs::File;
 use std::io::{BufReader, Read as _};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use krypton_runtime::clock::BootTime;
+use krypton_runtime::off_thread;
 use semver::Version;
 use serde_json::{Map, Value};
 use thiserror::Error;
@@ -34,6 +35,7 @@ mod supervisor;
 
 pub use crate::slots::{Load, Slot};
 pub use keyring::Keyring;
+pub use process::{HelmCommand, Processes, Running, Supervisor};
 pub use stop::{Order, Orders};
 pub use stop::{StopHandle, StopSignal};
 pub use supervisor::supervise;
@@ -56,8 +58,8 @@ const OLDEST: Version = Version::new(4, 2, 4);
 pub struct HelmConfig {
     /// The Helm executable. A bare name is looked up in `PATH`.
     pub binary: PathBuf,
-    /// Command that runs [`supervise`] with the arguments appended, for example `[current_exe, "helm-run"]`.
-    pub supervisor: Vec<OsString>,
+    /// Starts the processes, usually a [`Supervisor`].
+    pub processes: Arc<dyn Processes>,
     /// Folder for Helm's caches, exclusive to this driver. The driver creates it.
     pub scratch: PathBuf,
     /// Folder for values and Helm's temporary files, with the same rules. The driver removes files of an
@@ -204,8 +206,6 @@ pub enum HelmError {
         .binary.display()
     )]
     Version { binary: PathBuf, found: String },
-    #[error("no supervisor was named to run helm under")]
-    NoSupervisor,
     #[error(
         "the folder {} for helm's files cannot be used; is the disk full or read-only? \
          Make room there, or name another folder (--private-dir; --helm-cache-dir of the hub, --cache-dir of the agent)",
@@ -318,7 +318,6 @@ impl HelmError {
             Self::Failed { .. } => "failed",
             Self::Missing { .. }
             | Self::Version { .. }
-            | Self::NoSupervisor
             | Self::Scratch { .. }
             | Self::Label { .. }
             | Self::Spawn { .. }
@@ -332,7 +331,6 @@ impl HelmError {
             self,
             Self::Missing { .. }
                 | Self::Version { .. }
-                | Self::NoSupervisor
                 | Self::Scratch { .. }
                 | Self::Spawn { .. }
                 | Self::Start { .. }
@@ -372,9 +370,6 @@ impl Helm {
     /// Returns an error if Helm cannot run or its version is neither 4.2.4 nor a newer 4.x. Returns an error
     /// if the scratch folder is not writable.
     pub async fn new(mut config: HelmConfig) -> Result<Self, HelmError> {
-        if config.supervisor.is_empty() {
-            return Err(HelmError::NoSupervisor);
-        }
         let host = command::Host::read();
         let scratch = Scratch::prepare(&config.scratch, &config.private)?;
         config.max_concurrent = config.max_concurrent.max(1);
@@ -411,9 +406,12 @@ impl Helm {
             return Ok(());
         }
         let environment = command::environment(&self.host, &self.scratch, None);
-        let said = krypton_runtime::effect!("helm.version", process::version(binary, environment))
-            .await
-            .map_err(missing)?;
+        let said = krypton_runtime::effect!(
+            "helm.version",
+            self.config.processes.version(binary, environment)
+        )
+        .await
+        .map_err(missing)?;
         let version = said
             .strip_prefix('v')
             .and_then(|text| Version::parse(text).ok());
@@ -542,7 +540,7 @@ impl Helm {
         )?;
         // Users of the workspace can write to the release Secret. Only this process and Helm can write to
         // this file.
-        let read = tokio::task::spawn_blocking(move || digest_of_file(&output));
+        let read = off_thread::start(move || digest_of_file(&output));
         let read = read.await.map_err(std::io::Error::other).flatten();
         let failed =
             |error: &std::io::Error| tracing::warn!(%error, "failed to read Helm's output");
@@ -673,14 +671,16 @@ impl Helm {
         stop: &StopSignal,
     ) -> Result<Ending, HelmError> {
         let job = Job {
-            supervisor: &self.config.supervisor,
-            binary: &self.config.binary,
-            arguments,
-            environment: command::environment(&self.host, &self.scratch, Some(run)),
+            processes: self.config.processes.as_ref(),
+            command: HelmCommand {
+                binary: &self.config.binary,
+                arguments,
+                environment: command::environment(&self.host, &self.scratch, Some(run)),
+                output,
+            },
             deadline: self.deadline(timeout),
             patience: self.patience,
             asks_to_stop,
-            output,
         };
         Box::pin(job.run(stop))
             .await

@@ -9,13 +9,16 @@
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use krypton_helm::driver::{
-    DriverTimeouts, Helm, HelmConfig, HelmError, Look, StopHandle, StopSignal, Uninstall, Upgrade,
+    DriverTimeouts, Helm, HelmConfig, HelmError, Look, StopHandle, StopSignal, Supervisor,
+    Uninstall, Upgrade,
 };
 use krypton_helm::slots::priority::Priority;
 use krypton_runtime::clock::BootTime;
+use krypton_runtime::off_thread;
 use rustix::fs::{FileType, Mode};
 use serde_json::json;
 
@@ -361,7 +364,7 @@ async fn a_soft_stop_lets_an_uninstall_end() {
         let ears = stage.first_word().await;
         handle.soft();
         let go = stage.path("go");
-        tokio::task::spawn_blocking(move || std::fs::write(go, "go\n").unwrap())
+        off_thread::start(move || std::fs::write(go, "go\n").unwrap())
             .await
             .unwrap();
         ears.rest().await
@@ -539,7 +542,7 @@ async fn killed_and_unstartable_helm_are_distinguished() {
     assert!(error.is_local(), "{error}");
 
     let nowhere = HelmConfig {
-        supervisor: vec!["/nowhere/krypton".into()],
+        processes: Arc::new(Supervisor::new("/nowhere/krypton", &[])),
         ..stage.config()
     };
     drop(stage);

@@ -187,7 +187,7 @@ mod tests {
     use crate::drift::DriftMetrics;
     use crate::metrics::WorkMetrics;
     use crate::plan::Run;
-    use krypton_helm::driver::{Helm, HelmConfig};
+    use krypton_helm::driver::{Helm, HelmConfig, Supervisor};
     use krypton_runtime::watchdog::Watchdog;
 
     /// One slot of a Helm that the test never runs.
@@ -198,7 +198,7 @@ mod tests {
         std::fs::set_permissions(&binary, std::fs::Permissions::from_mode(0o755)).unwrap();
         let config = HelmConfig {
             binary,
-            supervisor: vec!["/bin/false".into()],
+            processes: Arc::new(Supervisor::new("/bin/false", &[])),
             scratch: folder.path().join("scratch"),
             private: folder.path().join("private"),
             max_concurrent: 1,

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use krypton_runtime::chance;
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::lease::NO_NEW_RUNS_AFTER;
 use krypton_runtime::newest::{Newest as _, NewestSeen as _};
@@ -296,7 +297,7 @@ fn is_same(recorded: &mut Arc<DesiredState>, wanted: &Arc<DesiredState>) -> bool
 fn retry_pause(failures: u32, longest: Duration) -> Duration {
     match failures {
         0 => Duration::ZERO,
-        _ => backoff(failures, longest, rand::random()),
+        _ => backoff(failures, longest, chance::random()),
     }
 }
 

@@ -225,9 +225,11 @@ mod tests {
         has(&before, r#"watch_errors_total{resource="tenants"} 0"#);
         let took = Duration::from_secs(7);
         metrics.helm.ran("install", took, Some(&HelmError::Stopped));
-        metrics
-            .helm
-            .ran("get", took, Some(&HelmError::NoSupervisor));
+        let not_started = HelmError::Start {
+            release: String::new(),
+            complaint: String::new(),
+        };
+        metrics.helm.ran("get", took, Some(&not_started));
         metrics.reconciled(&Action::Uninstall, took, "transient");
         for (called, _) in WATCHES {
             metrics.watch_failed(called);

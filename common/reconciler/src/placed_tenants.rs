@@ -9,6 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_crds::tenant::Tenant;
 use krypton_helm::driver::is_suspended;
 use krypton_runtime::call::{ApiError, call};
+use krypton_runtime::chance;
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::effect;
 use krypton_runtime::newest::Newest as _;
@@ -253,7 +254,7 @@ impl Reconciler {
             Err(Fault::Stale) => Outcome::Conflict,
             Err(Fault::Shown(_)) => Outcome::Failed,
         };
-        queue.done(&key, outcome, now, rand::random());
+        queue.done(&key, outcome, now, chance::random());
         let (failures, pause) = (queue.failures(&key), queue.not_before(&key).since(now));
         let report = match done.result {
             Ok(Step::Written(tenant)) => {

@@ -9,6 +9,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_runtime::call::{ApiError, call};
+use krypton_runtime::chance;
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::effect;
 use krypton_runtime::retry::Backoff;
@@ -160,7 +161,7 @@ impl Reconciler {
             }
         };
         let queue = &mut self.workspaces.queue;
-        queue.done(&name, outcome, now, rand::random());
+        queue.done(&name, outcome, now, chance::random());
     }
 }
 

@@ -11,11 +11,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::header::USER_AGENT;
-use http::{HeaderValue, StatusCode};
-use kube::client::ClientBuilder;
+use http::{HeaderValue, Request, Response, StatusCode};
+use kube::client::{Body, ClientBuilder, DynBody};
 use kube::{Client, Config};
 use tokio::sync::Notify;
-use tower::util::MapResponseLayer;
+use tower::BoxError;
+use tower::util::{BoxService, MapResponseLayer};
 
 pub use helm_kubeconfig::pem;
 pub use helm_kubeconfig::{RenderError, kubeconfig_yaml, write_kubeconfig};
@@ -40,7 +41,7 @@ pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 ///
 /// Must be called inside a tokio runtime.
 pub fn client_named(config: Config, user_agent: &'static str) -> Result<Client, kube::Error> {
-    let builder = ClientBuilder::try_from(bounded(config, user_agent))?;
+    let builder = transport(bounded(config, user_agent))?;
     Ok(builder.with_layer(&PaceLayer::default()).build())
 }
 
@@ -50,7 +51,7 @@ pub fn client_watched(
     user_agent: &'static str,
     refused: Arc<Notify>,
 ) -> Result<Client, kube::Error> {
-    let builder = ClientBuilder::try_from(bounded(config, user_agent))?;
+    let builder = transport(bounded(config, user_agent))?;
     let builder = builder.with_layer(&PaceLayer::default());
     let layer = MapResponseLayer::new(move |response| told_of_refusal(response, &refused));
     Ok(builder.with_layer(&layer).build())
@@ -65,14 +66,26 @@ pub fn client_limited(
     limits: Limits,
     report: Report,
 ) -> Result<Client, kube::Error> {
-    let builder = ClientBuilder::try_from(bounded(config, user_agent))?;
+    let builder = transport(bounded(config, user_agent))?;
     let builder = builder.with_layer(&LimitLayer::new(limits, report));
     let builder = builder.with_layer(&PaceLayer::default());
     let layer = MapResponseLayer::new(move |response| told_of_refusal(response, &refused));
     Ok(builder.with_layer(&layer).build())
 }
 
-fn told_of_refusal<B>(response: http::Response<B>, refused: &Notify) -> http::Response<B> {
+/// A connection to an API server, without the layers of Krypton.
+pub type Transport = BoxService<Request<Body>, Response<Box<DynBody>>, BoxError>;
+
+/// Prepares the connection to an API server, which the first request opens.
+fn transport(config: Config) -> Result<ClientBuilder<Transport>, kube::Error> {
+    #[cfg(feature = "simulation")]
+    if let Some(world) = crate::world::current() {
+        return world.transport(config);
+    }
+    ClientBuilder::try_from(config)
+}
+
+fn told_of_refusal<B>(response: Response<B>, refused: &Notify) -> Response<B> {
     if response.status() == StatusCode::UNAUTHORIZED {
         refused.notify_one();
     }

@@ -11,6 +11,10 @@ pub struct BootTime(pub Duration);
 impl BootTime {
     /// Reads CLOCK_BOOTTIME.
     pub fn now() -> Self {
+        #[cfg(feature = "simulation")]
+        if let Some(world) = crate::world::current() {
+            return world.boot_time();
+        }
         let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
         let seconds = u64::try_from(time.tv_sec).unwrap_or_default();
         let nanos = u32::try_from(time.tv_nsec).unwrap_or_default();
@@ -25,6 +29,10 @@ impl BootTime {
 
 /// Reads the wall clock, for times that users read.
 pub fn wall() -> Timestamp {
+    #[cfg(feature = "simulation")]
+    if let Some(world) = crate::world::current() {
+        return world.wall();
+    }
     Timestamp::now()
 }
 

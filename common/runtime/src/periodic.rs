@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use krypton_types::error_chain::chain;
 
+use crate::chance;
 use crate::retry::backoff;
 
 /// When a task runs again.
@@ -67,7 +68,7 @@ impl Periodic {
                 self.log.succeeded();
                 match next {
                     Next::AsScheduled => {
-                        let shorter = self.schedule.jitter * rand::random::<f64>();
+                        let shorter = self.schedule.jitter * chance::random::<f64>();
                         Some(self.schedule.every.mul_f64(1.0 - shorter))
                     }
                     Next::After(pause) => Some(pause),
@@ -78,7 +79,7 @@ impl Periodic {
                 self.failures += 1;
                 self.log.failed(chain(&error));
                 let retry_max = self.schedule.retry_max;
-                Some(backoff(self.failures, retry_max, rand::random()))
+                Some(backoff(self.failures, retry_max, chance::random()))
             }
         };
         async move {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use krypton_types::error_chain::chain;
 use tokio_util::sync::CancellationToken;
 
+use crate::chance;
 use crate::clock::BootTime;
 
 /// Grace period after an API server's start. It serves requests before it has read all roles, so it rejects some
@@ -62,7 +63,7 @@ pub async fn retry_until_ready<T, E: Error, F: Future<Output = Result<T, E>>>(
         tracing::warn!(error = %chain(&error), "{what} is not ready; retrying");
         tokio::select! {
             () = stop.cancelled() => return Ok(None),
-            () = tokio::time::sleep(backoff(attempts, RETRY_MAX, rand::random())) => {}
+            () = tokio::time::sleep(backoff(attempts, RETRY_MAX, chance::random())) => {}
         }
     }
 }

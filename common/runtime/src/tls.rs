@@ -3,6 +3,7 @@
 //! A resumed session would accept an expired certificate.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use krypton_types::spiffe::{Role, SpiffeId};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -10,11 +11,14 @@ use rustls::client::{Resumption, verify_server_cert_signed_by_trust_anchor};
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::{NoServerSessionStorage, ParsedCertificate, WebPkiClientVerifier};
+use rustls::time_provider::TimeProvider;
 use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig,
     SignatureScheme,
 };
 use thiserror::Error;
+
+use crate::clock;
 
 /// Protocol above TLS.
 const ALPN: &[u8] = b"h2";
@@ -59,7 +63,7 @@ pub fn server_config(
             .allow_unauthenticated()
             .build()
             .map_err(TlsError::Verifier)?;
-    let mut config = ServerConfig::builder_with_provider(provider)
+    let mut config = ServerConfig::builder_with_details(provider, Arc::new(WallClock))
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(TlsError::Version)?
         .with_client_cert_verifier(verifier)
@@ -82,7 +86,7 @@ pub fn client_config(
         roots: store(roots)?,
         provider: Arc::clone(&provider),
     };
-    let builder = ClientConfig::builder_with_provider(provider)
+    let builder = ClientConfig::builder_with_details(provider, Arc::new(WallClock))
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(TlsError::Version)?
         .dangerous()
@@ -104,6 +108,17 @@ fn store(roots: &[CertificateDer<'static>]) -> Result<Arc<RootCertStore>, TlsErr
         store.add(root.clone()).map_err(TlsError::Root)?;
     }
     Ok(Arc::new(store))
+}
+
+/// Compares the dates of certificates with the clock of the process.
+#[derive(Debug)]
+struct WallClock;
+
+impl TimeProvider for WallClock {
+    fn current_time(&self) -> Option<UnixTime> {
+        let seconds = u64::try_from(clock::wall().as_second()).ok()?;
+        Some(UnixTime::since_unix_epoch(Duration::from_secs(seconds)))
+    }
 }
 
 /// Verifies the chain as usual, and the hub's URI name instead of a host name, because the hub's address

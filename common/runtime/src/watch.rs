@@ -14,6 +14,7 @@ use kube::runtime::watcher::{self, Config, Event, watcher};
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep_until};
 
+use crate::chance;
 use crate::clock::BootTime;
 
 const FIRST: Duration = Duration::from_millis(500);
@@ -46,7 +47,7 @@ impl Iterator for WatchBackoff {
     type Item = Duration;
 
     fn next(&mut self) -> Option<Duration> {
-        let pause = pause(self.failures, rand::random());
+        let pause = pause(self.failures, chance::random());
         self.failures = self.failures.saturating_add(1);
         Some(pause)
     }

@@ -8,8 +8,8 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use krypton_runtime::clock::BootTime;
+use krypton_runtime::net::Stream;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio::time::Sleep;
 
 use crate::agent_server::connection_limiter::MemberShare;
@@ -53,7 +53,7 @@ enum Allowance {
 /// A socket below TLS.
 #[derive(Debug)]
 pub(super) struct Metered {
-    tcp: TcpStream,
+    stream: Stream,
     allowance: Allowance,
     /// Pauses reads of a member. Its bytes stay in the kernel, which eventually stops the sender.
     pause: Option<Pin<Box<Sleep>>>,
@@ -62,9 +62,9 @@ pub(super) struct Metered {
 
 impl Metered {
     /// Wraps the socket of an unauthenticated peer.
-    pub(super) fn of_stranger(tcp: TcpStream, bytes: u64) -> Self {
+    pub(super) fn of_stranger(stream: Stream, bytes: u64) -> Self {
         Self {
-            tcp,
+            stream,
             allowance: Allowance::Stranger(bytes),
             pause: None,
             heard: Arc::new(Heard::new()),
@@ -111,7 +111,7 @@ impl AsyncRead for Metered {
             self.pause = None;
         }
         let before = buf.filled().len();
-        ready!(Pin::new(&mut self.tcp).poll_read(cx, buf))?;
+        ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
         let bytes = buf.filled().len() - before;
         if bytes > 0 {
             self.has_read(bytes);
@@ -126,15 +126,15 @@ impl AsyncWrite for Metered {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.tcp).poll_write(cx, bytes)
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.tcp).poll_flush(cx)
+        Pin::new(&mut self.stream).poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.tcp).poll_shutdown(cx)
+        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 
     fn poll_write_vectored(
@@ -142,10 +142,10 @@ impl AsyncWrite for Metered {
         cx: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.tcp).poll_write_vectored(cx, slices)
+        Pin::new(&mut self.stream).poll_write_vectored(cx, slices)
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.tcp.is_write_vectored()
+        self.stream.is_write_vectored()
     }
 }

@@ -1,6 +1,8 @@
 //! Implements the service `krypton.fleet.v1.Fleet`: authorizes callers and handles their calls.
 
 use std::fmt;
+use std::fs::File;
+use std::io::{Read as _, Seek as _, SeekFrom};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,10 +12,10 @@ use krypton_proto::v1::{self, AgentMessage, HubMessage, chart_part, fleet_server
 use krypton_proto::{AGENT_MESSAGE_MAX, CHUNK, HUB_MESSAGE_MAX};
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::newest::Newest as _;
+use krypton_runtime::off_thread;
 use krypton_types::error_chain::chain;
 use kube::Client;
 use rustls::pki_types::CertificateDer;
-use tokio::io::{AsyncReadExt, AsyncSeekExt, SeekFrom};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
@@ -241,8 +243,13 @@ async fn send_chart(
         let read = |error: std::io::Error| {
             Status::unavailable(format!("reading the chart failed: {error}"))
         };
-        let mut file = tokio::fs::File::open(&fetched.path).await.map_err(read)?;
-        let size = file.metadata().await.map_err(read)?.len();
+        let path = fetched.path.clone();
+        let opened = off_thread::run(move || {
+            let file = File::open(path)?;
+            let size = file.metadata()?.len();
+            Ok::<_, std::io::Error>((file, size))
+        });
+        let (mut file, size) = opened.await.map_err(read)?;
         let from = begin(&asked, &fetched.sha256, size);
         let head = v1::ChartHead {
             sha256: fetched.sha256.clone(),
@@ -254,14 +261,20 @@ async fn send_chart(
         if asked.have_sha256 == fetched.sha256 {
             return Ok(());
         }
-        file.seek(SeekFrom::Start(from)).await.map_err(read)?;
-        let mut buffer = vec![0; CHUNK];
+        file.seek(SeekFrom::Start(from)).map_err(read)?;
         loop {
-            let length = file.read(&mut buffer).await.map_err(read)?;
-            let Some(chunk) = buffer.get(..length).filter(|chunk| !chunk.is_empty()) else {
+            let reading = off_thread::run(move || {
+                let mut chunk = vec![0; CHUNK];
+                let length = file.read(&mut chunk)?;
+                chunk.truncate(length);
+                Ok::<_, std::io::Error>((file, chunk))
+            });
+            let chunk;
+            (file, chunk) = reading.await.map_err(read)?;
+            if chunk.is_empty() {
                 return Ok(());
-            };
-            send_part(&parts, chart_part::Kind::Chunk(chunk.to_vec().into())).await?;
+            }
+            send_part(&parts, chart_part::Kind::Chunk(chunk.into())).await?;
         }
     };
     let sent: Result<(), Status> = tokio::time::timeout(CHART_DEADLINE, sending)

@@ -13,6 +13,7 @@ use arc_swap::ArcSwap;
 use futures::StreamExt as _;
 use jiff::Timestamp;
 use krypton_runtime::clock::{self, BootTime};
+use krypton_runtime::net::{Listener, Stream};
 use krypton_runtime::newest::NewestSeen as _;
 use krypton_runtime::rate_limit::Rate;
 use krypton_runtime::tls;
@@ -20,7 +21,6 @@ use krypton_types::error_chain::chain;
 use rustls::ServerConfig;
 use rustls::pki_types::CertificateDer;
 use thiserror::Error;
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
@@ -137,7 +137,7 @@ fn is_due(made: Timestamp, now: Timestamp) -> bool {
 /// Serves `routes` on `listener` until `stop`, and then closes all connections after a short drain. Each
 /// request has a [`Peer`] in its extensions.
 pub async fn serve(
-    listener: TcpListener,
+    listener: Listener,
     tls: Arc<ArcSwap<ServerConfig>>,
     trust_domain: String,
     routes: Routes,
@@ -231,7 +231,7 @@ impl Default for Limits {
 }
 
 async fn serve_within(
-    listener: TcpListener,
+    listener: Listener,
     tls: Arc<ArcSwap<ServerConfig>>,
     trust_domain: String,
     routes: Routes,
@@ -268,7 +268,7 @@ async fn serve_within(
 
 /// Accepts connections until `stop`, and retries after errors.
 async fn accept(
-    listener: TcpListener,
+    listener: Listener,
     door: &Arc<Door>,
     finished: mpsc::Sender<Connection>,
     stop: &CancellationToken,
@@ -445,14 +445,14 @@ impl Door {
 
     async fn let_in(
         &self,
-        stream: TcpStream,
+        stream: Stream,
         address: SocketAddr,
         place: OwnedSemaphorePermit,
         newcomer: Newcomer,
     ) -> Result<Connection, Refused> {
         // Messages are small and answered immediately. An error on a closed connection shows up at the next
         // read.
-        drop(stream.set_nodelay(true));
+        drop(stream.set_nodelay());
         let limit = self.limits.handshake;
         let shaking = self.shake_hands(stream, &newcomer.of_address.share);
         let mut stream = tokio::time::timeout(limit, shaking)
@@ -499,7 +499,7 @@ impl Door {
     /// delays others only by these.
     async fn shake_hands(
         &self,
-        stream: TcpStream,
+        stream: Stream,
         address: &AddressShare,
     ) -> Result<TlsStream<Metered>, Refused> {
         // A longer wait would leave no time for the handshake and would waste a slot.

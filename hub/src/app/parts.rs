@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use krypton_helm::chart::{ChartCache, CredentialsNow};
-use krypton_helm::driver::{Helm, HelmConfig, Keyring};
+use krypton_helm::driver::{Helm, HelmConfig, Keyring, Processes};
 use krypton_reconciler::drift::DriftMetrics;
 use krypton_reconciler::metrics::WorkMetrics;
 use krypton_runtime::periodic::file;
@@ -41,6 +41,7 @@ impl Engine {
     pub(super) async fn start(
         settings: &Settings,
         watchdog: &Watchdog,
+        processes: Arc<dyn Processes>,
     ) -> anyhow::Result<(Self, watch::Sender<CredentialsNow>)> {
         let scratch = scratch::folder(&settings.helm.cache_dir, "hub", "--helm-cache-dir")?;
         let private = scratch::private(settings.helm.private_dir.as_deref(), &scratch, "hub")?;
@@ -48,8 +49,7 @@ impl Engine {
         let work = WorkMetrics::default();
         let helm = Helm::new(HelmConfig {
             binary: settings.helm.program.clone(),
-            // Not the path: the program may be replaced on disk while it runs.
-            supervisor: vec!["/proc/self/exe".into(), "helm-run".into()],
+            processes,
             scratch: scratch.path().join("helm"),
             private: private.path().join("helm"),
             max_concurrent: settings.helm.max_concurrent,

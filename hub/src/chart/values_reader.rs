@@ -12,6 +12,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_crds::edge_cluster::ValuesKind;
 use krypton_runtime::call::{ApiError, call};
+use krypton_runtime::chance;
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::effect;
 use krypton_runtime::newest::NewestSeen as _;
@@ -106,7 +107,7 @@ impl Follow {
                 due.append(&mut refused);
             }
             if now >= not_before && !due.is_empty() {
-                let pause = backoff(failures + 1, RETRY_MAX, rand::random());
+                let pause = backoff(failures + 1, RETRY_MAX, chance::random());
                 match self.read(&wanted, &mut due, &mut refused, &mut held).await {
                     Ok(()) if refused.is_empty() => failures = 0,
                     Ok(()) if again <= now => {
@@ -240,8 +241,8 @@ impl Follow {
         }
         let salt = format!(
             "{:032x}{:032x}",
-            rand::random::<u128>(),
-            rand::random::<u128>()
+            chance::secret::<u128>(),
+            chance::secret::<u128>()
         );
         let data = [(SALT_KEY.to_owned(), ByteString(salt.clone().into_bytes()))];
         let data = Some(data.into());

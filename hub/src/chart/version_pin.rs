@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_helm::chart::{ChartCache, ChartError, ChartRef, exact_version, is_range};
 use krypton_runtime::call::{ApiError, call};
+use krypton_runtime::chance;
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::effect;
 use krypton_runtime::newest::Newest as _;
@@ -399,7 +400,7 @@ impl Kept {
                 self.failures += 1;
                 let waited_for = under.is_some() && self.tx.get().under != under;
                 let most = if waited_for { UNREAD_MAX } else { RETRY_MAX };
-                Some(backoff(self.failures, most, rand::random()))
+                Some(backoff(self.failures, most, chance::random()))
             }
         };
     }
@@ -454,7 +455,7 @@ impl Kept {
 }
 
 fn a_little_later(pause: Duration) -> Duration {
-    pause.mul_f64(1.0 + 0.2 * rand::random::<f64>())
+    pause.mul_f64(1.0 + 0.2 * chance::random::<f64>())
 }
 
 /// Waits until this hub leads in a different term than `before`.

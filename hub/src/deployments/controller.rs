@@ -10,6 +10,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_crds::krypton_deployment::{KryptonDeployment, Placement};
+use krypton_runtime::chance;
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::events::ObjectEvent;
 use krypton_runtime::newest::NewestSeen as _;
@@ -741,7 +742,7 @@ impl DeploymentStore {
     /// Ends a request. The next decision finds what is left to do.
     fn ended(&mut self, key: &DeploymentKey, outcome: Outcome) {
         self.queue
-            .done(key, outcome, BootTime::now(), rand::random());
+            .done(key, outcome, BootTime::now(), chance::random());
         if !self.slots.contains_key(key) {
             self.queue.forget(key);
         }
@@ -777,7 +778,7 @@ fn recorded(object: &KryptonDeployment) -> &[Placement] {
 }
 
 fn later() -> BootTime {
-    BootTime(BootTime::now().0 + AFTER_FAILURE.mul_f64(0.5 + rand::random::<f64>()))
+    BootTime(BootTime::now().0 + AFTER_FAILURE.mul_f64(0.5 + chance::random::<f64>()))
 }
 
 /// Returns the creation time in nanoseconds since 1970.

@@ -20,6 +20,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
+use krypton_runtime::chance;
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::newest::Newest as _;
 use krypton_runtime::watch::store::Key;
@@ -347,7 +348,7 @@ impl Members {
                     if let Err(problem) = &built {
                         tracing::warn!(origin = %held.profile.origin, provider = plan.command.provider, problem, "failed to use the credential; retrying");
                     }
-                    held.rebuilt(built, now, rand::random());
+                    held.rebuilt(built, now, chance::random());
                 }
                 due = held.due(now);
             }
@@ -381,7 +382,7 @@ impl Members {
             return;
         };
         self.running.remove(key);
-        let (now, jitter) = (BootTime::now(), rand::random());
+        let (now, jitter) = (BootTime::now(), chance::random());
         if held.plan().as_ref() != Some(plan) {
             held.dropped();
             return;

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use krypton_crds::edge_cluster::{EdgeCluster, SourceRef};
+use krypton_runtime::chance;
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::newest::{Newest as _, NewestSeen as _, PutNews as _};
 use krypton_runtime::tasks::KeyedTasks;
@@ -480,7 +481,7 @@ impl Controller {
         self.look = true;
         self.retirements.take(&reading);
         if reading.found.is_none() {
-            let pause = AFTER_FAILURE.mul_f64(0.5 + rand::random::<f64>());
+            let pause = AFTER_FAILURE.mul_f64(0.5 + chance::random::<f64>());
             self.queue
                 .delay(reading.name, BootTime(BootTime::now().0 + pause));
         }
@@ -489,11 +490,11 @@ impl Controller {
     pub(super) fn take_written(&mut self, name: &String, written: Result<Written, JoinError>) {
         let now = BootTime::now();
         let outcome = match &written {
-            Ok(written) => written.outcome(now, rand::random()),
+            Ok(written) => written.outcome(now, chance::random()),
             Err(_) => Outcome::Failed,
         };
         self.look |= written.as_ref().map_or(true, |it| it.came != Wrote::Ok);
-        self.queue.done(name, outcome, now, rand::random());
+        self.queue.done(name, outcome, now, chance::random());
         if !written.as_ref().is_ok_and(Written::went_through) {
             self.wrote.forget(name);
         }

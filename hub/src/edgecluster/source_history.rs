@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 
 use krypton_crds::edge_cluster::EdgeCluster;
+use krypton_runtime::chance;
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::crd;
 use krypton_runtime::newest::Newest as _;
@@ -165,7 +166,7 @@ impl SourceHistory {
         let took = self.take(said.unwrap_or(Said::Failed), edge_clusters);
         self.compare();
         if took.is_break() {
-            let pause = AFTER_FAILURE.mul_f64(0.5 + rand::random::<f64>());
+            let pause = AFTER_FAILURE.mul_f64(0.5 + chance::random::<f64>());
             self.not_before = BootTime(BootTime::now().0 + pause);
         }
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use krypton_runtime::access::{self, Swap};
+use krypton_runtime::chance;
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::cluster::Cluster;
 use krypton_runtime::newest::Newest as _;
@@ -205,7 +206,7 @@ async fn doubt(shared: Arc<Shared>, origin: Option<Origin>, refused: Arc<Notify>
         refused.notified().await;
         tracing::debug!(%origin, "the cluster refuses the credential; looking whether there is a newer one");
         shared.sources.get().doubt(&origin);
-        tokio::time::sleep(DOUBT_EVERY.mul_f64(0.5 + rand::random::<f64>())).await;
+        tokio::time::sleep(DOUBT_EVERY.mul_f64(0.5 + chance::random::<f64>())).await;
     }
 }
 
@@ -232,7 +233,7 @@ pub(super) async fn identify(
             Err(problem) => failed(problem),
         }
         attempts += 1;
-        let pause = krypton_runtime::retry::backoff(attempts, RETRY_MAX, rand::random());
+        let pause = krypton_runtime::retry::backoff(attempts, RETRY_MAX, chance::random());
         tokio::time::sleep(pause).await;
     }
 }

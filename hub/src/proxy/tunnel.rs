@@ -20,6 +20,7 @@ use hyper::service::service_fn;
 use hyper::upgrade::Upgraded;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use krypton_runtime::chance;
 use krypton_types::error_chain::chain;
 use krypton_types::kubeconfig::{Authority, Policy, refused_address};
 use thiserror::Error;
@@ -102,7 +103,7 @@ impl Tunnels {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await;
         let listener = listener.map_err(TunnelError)?;
         let address = listener.local_addr().map_err(TunnelError)?;
-        let key = hmac::Key::new(hmac::HMAC_SHA256, &rand::random::<[u8; 32]>());
+        let key = hmac::Key::new(hmac::HMAC_SHA256, &chance::secret::<[u8; 32]>());
         let serving = tokio::spawn(serve(listener, key.clone(), policy).in_current_span());
         Ok(Self {
             address,

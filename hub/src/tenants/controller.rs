@@ -10,6 +10,7 @@ use krypton_crds::tenant::{NextStep, Tenant, TenantStatus};
 use krypton_reconciler::index::tenant_key;
 use krypton_reconciler::status::PHASE_SET;
 use krypton_runtime::call::call;
+use krypton_runtime::chance;
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::effect;
 use krypton_runtime::events::{EventRecorder, ObjectEvent};
@@ -263,7 +264,7 @@ pub async fn run(
                 }
                 Err(error) => {
                     tracing::error!(%error, tenant = %key, "the write of a Tenant panicked");
-                    store.queue.done(&key, Outcome::Failed, BootTime::now(), rand::random());
+                    store.queue.done(&key, Outcome::Failed, BootTime::now(), chance::random());
                 }
             },
             () = clock::sleep_until(wake, now) => {}
@@ -557,7 +558,7 @@ impl TenantStore {
             Wrote::Failed => Outcome::Failed,
             Wrote::Ok | Wrote::Conflict => Outcome::Again(now),
         };
-        self.queue.done(&key, outcome, now, rand::random());
+        self.queue.done(&key, outcome, now, chance::random());
         let Some(slot) = self.slots.get_mut(&key) else {
             return self.queue.forget(&key);
         };

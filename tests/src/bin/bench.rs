@@ -47,6 +47,7 @@ use std::{future::Future, process::ExitCode, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
+use krypton_runtime::off_thread;
 use krypton_tests::{ChartRepository, ChartSource, Mode};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -199,7 +200,7 @@ async fn measure_reports(options: &reports::Options) -> Result<()> {
 }
 
 async fn measure_home(options: home::Options) -> Result<()> {
-    let measuring = tokio::task::spawn_blocking(move || home::measure(&options));
+    let measuring = off_thread::start(move || home::measure(&options));
     let measured = within("home", OVERHEAD, async { measuring.await? }).await?;
     println!("{measured}");
     Ok(())

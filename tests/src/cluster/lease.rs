@@ -8,6 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use krypton_runtime::off_thread;
 use serde::{Deserialize, Serialize};
 
 use super::{Component, credentials::Credentials, lock};
@@ -52,7 +53,7 @@ impl Lease {
         let Some(socket) = std::env::var_os(SOCKET) else {
             return Ok(None);
         };
-        let taking = tokio::task::spawn_blocking(move || {
+        let taking = off_thread::start(move || {
             let stream = UnixStream::connect(&socket).context("asking the pool for a plane")?;
             let lease = Self {
                 stream: Mutex::new(BufReader::new(stream)),

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Secret;
 use krypton_helm::chart::{
     ChartCache, ChartError, ChartFault, ChartRef, Credentials, CredentialsNow,
 };
-use krypton_helm::driver::{Helm, HelmConfig, Keyring};
+use krypton_helm::driver::{Helm, HelmConfig, Keyring, Supervisor};
 use krypton_tests::fleet::{FleetClient, ValuesFile, values_flag};
 use krypton_tests::registry::{Login, PASSWORD, USERNAME};
 use krypton_tests::{
@@ -187,7 +187,7 @@ async fn strict_cache() -> TestResult<(TempDir, ChartCache)> {
     let (dir, cache) = cache();
     let helm = Helm::new(HelmConfig {
         binary: Tools::find()?.binary("helm"),
-        supervisor: vec![Agent::program()?.into(), "helm-run".into()],
+        processes: Arc::new(Supervisor::new(Agent::program()?, &["helm-run"])),
         scratch: dir.path().join("helm"),
         private: dir.path().join("private"),
         max_concurrent: 1,

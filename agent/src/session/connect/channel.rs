@@ -7,9 +7,9 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
+use krypton_runtime::net::Stream;
 use rustls::AlertDescription;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 use tonic::transport::{Channel, Endpoint, Error};
 use tower::service_fn;
@@ -25,7 +25,7 @@ const ANY: &str = "http://hub";
 pub(super) type Refusal = Arc<OnceLock<AlertDescription>>;
 
 /// Creates a channel over this one stream. It does not reconnect.
-pub(super) async fn channel(stream: TlsStream<TcpStream>) -> Result<(Channel, Refusal), Error> {
+pub(super) async fn channel(stream: TlsStream<Stream>) -> Result<(Channel, Refusal), Error> {
     let refusal = Refusal::default();
     let watched = Watched {
         stream,
@@ -48,7 +48,7 @@ pub(super) async fn channel(stream: TlsStream<TcpStream>) -> Result<(Channel, Re
 
 /// Records the alert of a failed read, because tonic reports only that the stream ended.
 struct Watched {
-    stream: TlsStream<TcpStream>,
+    stream: TlsStream<Stream>,
     refusal: Refusal,
 }
 

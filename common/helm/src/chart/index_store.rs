@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use flate2::read::MultiGzDecoder;
-use krypton_runtime::effect_now;
+use krypton_runtime::{effect_now, off_thread};
 use krypton_types::fingerprint::sha256_hex;
 use reqwest::header::{
     ACCEPT_ENCODING, CONTENT_ENCODING, ETAG, HeaderMap, HeaderValue, IF_NONE_MATCH,
@@ -13,7 +13,7 @@ use reqwest::header::{
 use reqwest::{StatusCode, Url};
 
 use super::download::{Ask, Way, below};
-use super::{ChartError, index, off_thread, write_file};
+use super::{ChartError, index, write_file};
 
 /// Maximum number of cached indexes. A fleet has one repository, and each index takes at most 50 MiB on disk.
 const REMEMBERED: usize = 4;
@@ -98,7 +98,7 @@ impl IndexStore {
         let path = dir.join(name);
         let (written, bytes) = {
             let path = path.clone();
-            off_thread(move || {
+            off_thread::run(move || {
                 let written = effect_now!("chart.index", write_file(&dir, &path, &bytes));
                 let written = written.map(|()| sha256_hex(&bytes));
                 (written, bytes)
@@ -121,7 +121,7 @@ impl IndexStore {
             oldest
         };
         if let Some(gone) = gone
-            && let Err(error) = tokio::fs::remove_file(&gone.path).await
+            && let Err(error) = off_thread::run(move || std::fs::remove_file(gone.path)).await
         {
             tracing::debug!(%error, "failed to remove an old index");
         }
@@ -131,7 +131,7 @@ impl IndexStore {
 
 /// Returns the stored index if its file is unchanged.
 async fn load(known: Known) -> Option<Vec<u8>> {
-    off_thread(move || {
+    off_thread::run(move || {
         let bytes = std::fs::read(&known.path).ok()?;
         (sha256_hex(&bytes) == known.sha256).then_some(bytes)
     })
@@ -139,7 +139,7 @@ async fn load(known: Known) -> Option<Vec<u8>> {
 }
 
 async fn unpack(way: &Way<'_>, packed: Vec<u8>) -> Result<Vec<u8>, ChartError> {
-    let unpacked = off_thread(move || {
+    let unpacked = off_thread::run(move || {
         let mut bytes = Vec::new();
         let most = MultiGzDecoder::new(packed.as_slice()).take(index::LIMIT + 1);
         io::copy(&mut io::BufReader::new(most), &mut bytes).map(|_| bytes)

@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
+use krypton_runtime::off_thread;
 
 use super::archive::Inside;
-use super::{ChartError, ChartRef, PARTIAL, off_thread};
+use super::{ChartError, ChartRef, PARTIAL};
 
 /// Suffix of the archive's name.
 pub(super) const SUFFIX: &str = ".prov";
@@ -64,7 +65,7 @@ impl Signed<'_> {
         // The name that `helm package` signed, regardless of the current name.
         let name = format!("{}-{}.tgz", self.inside.name, self.inside.version);
         let (dir, archive) = (self.dir.clone(), self.archive);
-        let laid_out = off_thread(move || {
+        let laid_out = off_thread::run(move || {
             let folder = tempfile::Builder::new().prefix(PARTIAL).tempdir_in(&dir)?;
             let path = folder.path().join(&name);
             // The check of the archive validates names, but a name with a separator would lead to another

@@ -2,12 +2,14 @@
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
+use std::fmt;
 use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::effect_now;
 use krypton_runtime::process_group::{self, orphans_of};
@@ -43,18 +45,65 @@ pub(super) enum Ending {
     Stopped,
 }
 
-/// A Helm process to run.
-pub(super) struct Job<'a> {
-    pub supervisor: &'a [OsString],
+/// Starts Helm processes.
+pub trait Processes: fmt::Debug + Send + Sync {
+    /// Starts Helm. It ends at `until` at the latest, even without its driver.
+    ///
+    /// # Errors
+    /// Returns an error if no process started.
+    fn start(
+        &self,
+        command: &HelmCommand<'_>,
+        until: Option<BootTime>,
+    ) -> io::Result<Box<dyn Running>>;
+
+    /// Returns the output of `helm version`.
+    ///
+    /// # Errors
+    /// Returns an error if the program cannot run or does not answer.
+    fn version<'a>(
+        &'a self,
+        binary: &'a Path,
+        environment: Vec<(OsString, OsString)>,
+    ) -> BoxFuture<'a, io::Result<String>>;
+}
+
+/// A started Helm process. Dropping it ends the process.
+pub trait Running: Send {
+    /// Asks Helm to shut down cleanly.
+    fn terminate(&mut self) -> BoxFuture<'_, ()>;
+
+    /// Replaces the time at which Helm ends without its driver. `None` removes it.
+    fn lives_until(&mut self, until: Option<BootTime>) -> BoxFuture<'_, ()>;
+
+    /// Kills Helm and its child processes.
+    fn kill(&self);
+
+    /// Waits until the process has ended. Cancel-safe.
+    fn ended(&mut self) -> BoxFuture<'_, ()>;
+
+    /// Kills remaining processes. Returns the exit status and the end of standard error.
+    fn end(self: Box<Self>) -> BoxFuture<'static, io::Result<(ExitStatus, Vec<u8>)>>;
+}
+
+/// Command line and environment of a Helm process.
+#[derive(Debug)]
+pub struct HelmCommand<'a> {
     pub binary: &'a Path,
     pub arguments: Vec<OsString>,
     pub environment: Vec<(OsString, OsString)>,
+    /// File for Helm's standard output. `None` discards the output.
+    pub output: Option<&'a Path>,
+}
+
+/// A Helm process to run.
+pub(super) struct Job<'a> {
+    pub processes: &'a dyn Processes,
+    pub command: HelmCommand<'a>,
     pub deadline: Duration,
     pub patience: DriverTimeouts,
     /// Whether Helm shuts down cleanly on SIGTERM. If not, a soft stop waits for the end of the run.
     pub asks_to_stop: bool,
-    /// File for Helm's standard output. `None` discards the output.
-    pub output: Option<&'a Path>,
 }
 
 /// Why the driver ends a run.
@@ -82,7 +131,7 @@ impl Job<'_> {
             return Ok(Ending::Stopped);
         }
         let mut until = orders.until();
-        let mut process = effect_now!("helm.spawn", self.spawn(until))?;
+        let mut process = effect_now!("helm.spawn", self.processes.start(&self.command, until))?;
         let mut order = Order::Go;
         let mut stage = Stage::Running;
         let mut cause = Cause::None;
@@ -110,8 +159,7 @@ impl Job<'_> {
                         }
                     }
                 }
-                () = end_of(&mut process.life) => break,
-                () = process.ears.listen() => {}
+                () = process.ended() => break,
                 () = sleep_until(limit) => match stage {
                     Stage::Running => {
                         (stage, cause) = (Stage::Asked, Cause::TimedOut);
@@ -142,25 +190,66 @@ impl Job<'_> {
             Cause::TimedOut => Ending::TimedOut { stderr },
         })
     }
+}
 
+fn ending(status: ExitStatus, stderr: Vec<u8>) -> Ending {
+    let signalled = i32::from(SIGNALLED);
+    match (status.code(), status.signal()) {
+        (Some(0), _) => Ending::Well,
+        (Some(code), _) if code == i32::from(NOT_STARTED) => Ending::NotStarted { stderr },
+        (Some(code), _) if code > signalled => Ending::Killed {
+            signal: code - signalled,
+            stderr,
+        },
+        (_, Some(signal)) => Ending::Killed { signal, stderr },
+        _ => Ending::Failed { stderr },
+    }
+}
+
+/// Starts each Helm process under a supervisor.
+#[derive(Debug)]
+pub struct Supervisor {
+    program: OsString,
+    arguments: Vec<OsString>,
+}
+
+impl Supervisor {
+    /// `program` with `arguments` runs [`supervise`](super::supervise) with the arguments appended.
+    pub fn new(program: impl Into<OsString>, arguments: &[&str]) -> Self {
+        Self {
+            program: program.into(),
+            arguments: arguments.iter().map(OsString::from).collect(),
+        }
+    }
+}
+
+impl Processes for Supervisor {
     #[allow(
         clippy::disallowed_methods,
         reason = "the one place where a helm run starts"
     )]
-    fn spawn(&self, until: Option<BootTime>) -> io::Result<Process> {
-        let (program, first) = self.supervisor.split_first().expect("it is not empty");
-        let output = self
+    fn start(
+        &self,
+        command: &HelmCommand<'_>,
+        until: Option<BootTime>,
+    ) -> io::Result<Box<dyn Running>> {
+        let output = command
             .output
             .map(|file| [OUTPUT_FLAG.as_ref(), file.as_os_str()]);
-        let mut child = Command::new(program)
-            .args(first)
+        let mut child = Command::new(&self.program)
+            .args(&self.arguments)
             .args(until.map(|until| millis(until).to_string()))
             .args(output.into_iter().flatten())
             .arg("--")
-            .arg(self.binary)
-            .args(&self.arguments)
+            .arg(command.binary)
+            .args(&command.arguments)
             .env_clear()
-            .envs(self.environment.iter().map(|(name, value)| (name, value)))
+            .envs(
+                command
+                    .environment
+                    .iter()
+                    .map(|(name, value)| (name, value)),
+            )
             .process_group(0)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -175,27 +264,21 @@ impl Job<'_> {
             stderr: Some(stderr),
             tail: Tail::default(),
         };
-        Ok(Process {
+        Ok(Box::new(Process {
             child,
             group,
             life,
             pipe,
             ears,
-        })
+        }))
     }
-}
 
-fn ending(status: ExitStatus, stderr: Vec<u8>) -> Ending {
-    let signalled = i32::from(SIGNALLED);
-    match (status.code(), status.signal()) {
-        (Some(0), _) => Ending::Well,
-        (Some(code), _) if code == i32::from(NOT_STARTED) => Ending::NotStarted { stderr },
-        (Some(code), _) if code > signalled => Ending::Killed {
-            signal: code - signalled,
-            stderr,
-        },
-        (_, Some(signal)) => Ending::Killed { signal, stderr },
-        _ => Ending::Failed { stderr },
+    fn version<'a>(
+        &'a self,
+        binary: &'a Path,
+        environment: Vec<(OsString, OsString)>,
+    ) -> BoxFuture<'a, io::Result<String>> {
+        Box::pin(version(binary, environment))
     }
 }
 
@@ -218,49 +301,75 @@ async fn end_of(life: &mut ChildStdout) {
 }
 
 impl Process {
-    async fn terminate(&mut self) {
-        if let Some(pipe) = &mut self.pipe
-            && let Err(error) = pipe.write_all(&[TERMINATE]).await
-        {
-            // Helm has exited, or reaches its time limit soon.
-            tracing::debug!(%error, "asking helm to stop");
+    /// Sends a command to the supervisor.
+    async fn write(&mut self, word: &[u8]) -> io::Result<()> {
+        match &mut self.pipe {
+            Some(pipe) => pipe.write_all(word).await,
+            None => Ok(()),
         }
     }
+}
 
-    async fn lives_until(&mut self, until: Option<BootTime>) {
-        let mut word = [UNTIL; 9];
-        let until = until.map_or(u64::MAX, millis);
-        word[1..].copy_from_slice(&until.to_le_bytes());
-        if let Some(pipe) = &mut self.pipe
-            && let Err(error) = pipe.write_all(&word).await
-        {
-            // Helm has exited, or exits at its previous time limit.
-            tracing::debug!(%error, "telling helm's supervisor of more time");
-        }
+impl Running for Process {
+    fn terminate(&mut self) -> BoxFuture<'_, ()> {
+        Box::pin(async {
+            if let Err(error) = self.write(&[TERMINATE]).await {
+                // Helm has exited, or reaches its time limit soon.
+                tracing::debug!(%error, "asking helm to stop");
+            }
+        })
+    }
+
+    fn lives_until(&mut self, until: Option<BootTime>) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            let mut word = [UNTIL; 9];
+            let until = until.map_or(u64::MAX, millis);
+            word[1..].copy_from_slice(&until.to_le_bytes());
+            if let Err(error) = self.write(&word).await {
+                // Helm has exited, or exits at its previous time limit.
+                tracing::debug!(%error, "telling helm's supervisor of more time");
+            }
+        })
     }
 
     fn kill(&self) {
         process_group::kill(self.group);
     }
 
-    /// Kills remaining processes, reads the rest of standard error and reaps the supervisor.
-    async fn end(mut self) -> io::Result<(ExitStatus, Vec<u8>)> {
-        self.kill();
-        // Standard error closes when the last process that could hold it has exited.
-        let rest = async {
-            while self.ears.stderr.is_some() {
-                self.ears.listen().await;
+    fn ended(&mut self) -> BoxFuture<'_, ()> {
+        Box::pin(async {
+            let end = end_of(&mut self.life);
+            tokio::pin!(end);
+            loop {
+                tokio::select! {
+                    biased;
+                    () = &mut end => return,
+                    () = self.ears.listen() => {}
+                }
             }
-        };
-        if timeout(LAST_WORDS, rest).await.is_err() {
-            tracing::warn!("a child process of Helm left its process group and still runs");
-        }
-        drop(self.pipe.take());
-        let status = self.child.wait().await?;
-        if timeout(LAST_WORDS, orphans_of(self.group)).await.is_err() {
-            tracing::warn!("a killed process that helm started is still there");
-        }
-        Ok((status, self.ears.tail.bytes.into()))
+        })
+    }
+
+    /// Kills remaining processes, reads the rest of standard error and reaps the supervisor.
+    fn end(mut self: Box<Self>) -> BoxFuture<'static, io::Result<(ExitStatus, Vec<u8>)>> {
+        Box::pin(async move {
+            self.kill();
+            // Standard error closes when the last process that could hold it has exited.
+            let rest = async {
+                while self.ears.stderr.is_some() {
+                    self.ears.listen().await;
+                }
+            };
+            if timeout(LAST_WORDS, rest).await.is_err() {
+                tracing::warn!("a child process of Helm left its process group and still runs");
+            }
+            drop(self.pipe.take());
+            let status = self.child.wait().await?;
+            if timeout(LAST_WORDS, orphans_of(self.group)).await.is_err() {
+                tracing::warn!("a killed process that helm started is still there");
+            }
+            Ok((status, self.ears.tail.bytes.into()))
+        })
     }
 }
 
@@ -311,10 +420,7 @@ impl Tail {
     clippy::disallowed_methods,
     reason = "asking for the version needs no supervisor"
 )]
-pub(super) async fn version(
-    binary: &Path,
-    environment: Vec<(OsString, OsString)>,
-) -> io::Result<String> {
+async fn version(binary: &Path, environment: Vec<(OsString, OsString)>) -> io::Result<String> {
     let mut child = Command::new(binary)
         .args(["version", "--template", "{{.Version}}"])
         .env_clear()
@@ -342,7 +448,91 @@ pub(super) async fn version(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use tokio::sync::Notify;
+
     use super::*;
+    use crate::driver::StopHandle;
+
+    /// A Helm that ignores SIGTERM. Records what it receives, and when.
+    #[derive(Clone, Debug)]
+    struct Stubborn {
+        begun: Instant,
+        received: Arc<Mutex<Vec<(&'static str, u64)>>>,
+        killed: Arc<Notify>,
+    }
+
+    impl Stubborn {
+        fn receive(&self, order: &'static str) {
+            let seconds = self.begun.elapsed().as_secs();
+            self.received.lock().unwrap().push((order, seconds));
+        }
+    }
+
+    impl Processes for Stubborn {
+        fn start(&self, _: &HelmCommand<'_>, _: Option<BootTime>) -> io::Result<Box<dyn Running>> {
+            Ok(Box::new(self.clone()))
+        }
+
+        fn version<'a>(
+            &'a self,
+            _: &'a Path,
+            _: Vec<(OsString, OsString)>,
+        ) -> BoxFuture<'a, io::Result<String>> {
+            Box::pin(async { Ok(String::new()) })
+        }
+    }
+
+    impl Running for Stubborn {
+        fn terminate(&mut self) -> BoxFuture<'_, ()> {
+            self.receive("terminate");
+            Box::pin(async {})
+        }
+
+        fn lives_until(&mut self, _: Option<BootTime>) -> BoxFuture<'_, ()> {
+            Box::pin(async {})
+        }
+
+        fn kill(&self) {
+            self.receive("kill");
+            self.killed.notify_one();
+        }
+
+        fn ended(&mut self) -> BoxFuture<'_, ()> {
+            Box::pin(self.killed.notified())
+        }
+
+        fn end(self: Box<Self>) -> BoxFuture<'static, io::Result<(ExitStatus, Vec<u8>)>> {
+            Box::pin(async { Ok((ExitStatus::from_raw(9), b"slow".to_vec())) })
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn overdue_helm_is_terminated_and_then_killed() {
+        let helm = Stubborn {
+            begun: Instant::now(),
+            received: Arc::default(),
+            killed: Arc::default(),
+        };
+        let job = Job {
+            processes: &helm,
+            command: HelmCommand {
+                binary: Path::new("helm"),
+                arguments: Vec::new(),
+                environment: Vec::new(),
+                output: None,
+            },
+            deadline: Duration::from_secs(600),
+            patience: DriverTimeouts::default(),
+            asks_to_stop: true,
+        };
+        let (_handle, stop) = StopHandle::new();
+        let ending = job.run(&stop).await.unwrap();
+        assert!(matches!(ending, Ending::TimedOut { stderr } if stderr == b"slow"));
+        let received = helm.received.lock().unwrap();
+        assert_eq!(*received, [("terminate", 600), ("kill", 630)]);
+    }
 
     #[tokio::test]
     async fn only_the_last_bytes_are_kept() {

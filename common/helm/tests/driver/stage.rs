@@ -3,9 +3,11 @@
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
-use krypton_helm::driver::{Helm, HelmConfig, Uninstall, Upgrade};
+use krypton_helm::driver::{Helm, HelmConfig, Supervisor, Uninstall, Upgrade};
+use krypton_runtime::off_thread;
 use rustix::fs::{FileType, Mode};
 use serde_json::json;
 use tempfile::TempDir;
@@ -61,7 +63,7 @@ impl Stage {
     pub(super) fn config(&self) -> HelmConfig {
         HelmConfig {
             binary: self.path("helm"),
-            supervisor: vec![supervisor().into()],
+            processes: Arc::new(Supervisor::new(supervisor(), &[])),
             scratch: self.path("scratch"),
             private: self.path("private"),
             max_concurrent: 1,
@@ -107,7 +109,7 @@ impl Stage {
     /// Opens the pipe, waits until the script opens it too, and reads its first line.
     pub(super) async fn first_word(&self) -> Ears {
         let path = self.path("pipe");
-        let opened = tokio::task::spawn_blocking(move || {
+        let opened = off_thread::start(move || {
             let mut ears = Ears(BufReader::new(std::fs::File::open(path).unwrap()));
             let mut line = String::new();
             ears.0.read_line(&mut line).unwrap();
@@ -126,7 +128,7 @@ pub(super) struct Ears(BufReader<std::fs::File>);
 impl Ears {
     /// Returns the output until the last process that holds the pipe has exited.
     pub(super) async fn rest(mut self) -> String {
-        let read = tokio::task::spawn_blocking(move || {
+        let read = off_thread::start(move || {
             let mut said = String::new();
             self.0.read_to_string(&mut said).unwrap();
             said

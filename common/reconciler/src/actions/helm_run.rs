@@ -10,7 +10,7 @@ use krypton_helm::releases::labels::{
 use krypton_helm::releases::record::ReleaseRecord;
 use krypton_helm::releases::revision::Revision;
 use krypton_helm::releases::{self, Status};
-use krypton_runtime::effect;
+use krypton_runtime::{chance, effect, off_thread};
 use krypton_types::conditions::reason;
 use krypton_types::desired::ChartState;
 use krypton_types::desired::crd_policy::CrdPolicy;
@@ -136,7 +136,7 @@ impl ActionRunner {
             true => INSTALL_RUN,
             false => UPGRADE_RUN,
         };
-        let id = format!("{kind}{:016x}", rand::random::<u64>());
+        let id = format!("{kind}{:016x}", chance::random::<u64>());
         let owner = (job.owner.uid(), job.owner.namespace());
         Upgrade {
             kubeconfig: self.member.kubeconfig.clone(),
@@ -197,7 +197,7 @@ impl ActionRunner {
             },
         };
         let path = chart.to_owned();
-        let reading = tokio::task::spawn_blocking(move || chart_crds::of_chart(&path));
+        let reading = off_thread::start(move || chart_crds::of_chart(&path));
         let crds = reading
             .await
             .map_err(|_| ActionError::Conflict)?

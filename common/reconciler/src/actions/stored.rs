@@ -14,6 +14,7 @@ use krypton_helm::releases::revision::Revision;
 use krypton_helm::releases::{self, DATA_KEY, ReleaseError, SECRET_TYPE, Status};
 use krypton_runtime::bound::{self, Pages};
 use krypton_runtime::call::call;
+use krypton_runtime::{chance, off_thread};
 use krypton_types::conditions::reason;
 use kube::ResourceExt;
 use kube::api::{ListParams, ObjectList};
@@ -174,7 +175,7 @@ impl ActionRunner {
     /// Waits for a random time. Helm applies the stored content, and a user of the workspace who sees the run coming
     /// must not know when Helm reads it.
     pub(super) async fn wait_unannounced(&self) {
-        let wait = LONGEST_WAIT.mul_f64(rand::random());
+        let wait = LONGEST_WAIT.mul_f64(chance::random());
         tokio::time::sleep(wait).await;
     }
 
@@ -257,7 +258,7 @@ async fn examined(
     secrets: Vec<Secret>,
 ) -> Result<Vec<(Secret, Result<Checked, ActionError>)>, ActionError> {
     let (of, known) = (release.clone(), std::mem::take(record));
-    let examining = tokio::task::spawn_blocking(move || {
+    let examining = off_thread::start(move || {
         let one = |secret| {
             let checked = check(&of, &known, &secret);
             (secret, checked)

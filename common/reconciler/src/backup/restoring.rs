@@ -6,6 +6,7 @@ use std::time::Duration;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_crds::tenant::Tenant;
 use krypton_runtime::call::call;
+use krypton_runtime::chance;
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::events::{EventRecorder, ObjectEvent};
 use krypton_runtime::retry::backoff;
@@ -134,7 +135,7 @@ async fn put_back(
         tracing::warn!(tenant = %key, %problem, "Tenant not restored; retrying");
     }
     kept.failures += 1;
-    let pause = backoff(kept.failures, RETRY_MAX, rand::random());
+    let pause = backoff(kept.failures, RETRY_MAX, chance::random());
     kept.not_before = BootTime(BootTime::now().0 + pause);
     Some(Waiting { problem, ..kept })
 }

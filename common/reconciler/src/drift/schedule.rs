@@ -10,8 +10,10 @@ use krypton_helm::releases::revision::Revision;
 use krypton_helm::releases::{self, ReleaseError, Status, manifest, secret_name};
 use krypton_runtime::access::client_as;
 use krypton_runtime::call::call;
+use krypton_runtime::chance;
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::newest::Newest as _;
+use krypton_runtime::off_thread;
 use krypton_runtime::retry::Backoff;
 use krypton_runtime::work_queue::WorkQueue;
 use krypton_types::desired::drift::DriftMode;
@@ -186,7 +188,7 @@ impl Reconciler {
             Some(wanted) => {
                 drift_schedule
                     .schedule
-                    .enter(key, interval(wanted), now, rand::random())
+                    .enter(key, interval(wanted), now, chance::random())
             }
             None => drift_schedule.schedule.leave(key),
         }
@@ -222,7 +224,7 @@ impl Reconciler {
         }
         drift_schedule
             .schedule
-            .begun(key, interval(&wanted), now, rand::random());
+            .begun(key, interval(&wanted), now, chance::random());
         let cancel = CancellationToken::new();
         let newest = self.index.release(release).last().copied();
         let adopted = newest.is_some_and(Revision::is_foreign);
@@ -378,7 +380,7 @@ impl ActionRunner {
             return Ok(None);
         }
         // A megabyte of YAML takes tens of milliseconds, which must not block other tasks.
-        let read = tokio::task::spawn_blocking(move || {
+        let read = off_thread::start(move || {
             let (objects, unread) = manifest::objects(&secret)?;
             Ok::<_, ReleaseError>((objects, unread, releases::digest(&secret)?))
         });

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use krypton_helm::releases::revision::Revision;
+use krypton_runtime::chance;
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::retry::backoff;
 use krypton_runtime::work_queue::Outcome;
@@ -151,7 +152,7 @@ impl Reconciler {
         match fault {
             ActionError::Conflict => {
                 let pause = AFTER_CONFLICT * (1 << slot.stale.min(4));
-                let pause = pause.mul_f64(1.0 + rand::random::<f64>());
+                let pause = pause.mul_f64(1.0 + chance::random::<f64>());
                 slot.stale += 1;
                 slot.not_before = Some(BootTime(now.0 + pause));
             }
@@ -159,7 +160,7 @@ impl Reconciler {
                 let before = slot.memory.refusal.take();
                 let same = before.is_some_and(|before| before.attempt == attempt);
                 slot.failures = if same { slot.failures + 1 } else { 1 };
-                let pause = backoff(slot.failures, self.member.retry_max, rand::random());
+                let pause = backoff(slot.failures, self.member.retry_max, chance::random());
                 let retry_at = BootTime(now.0 + pause);
                 let shown = refused || slot.failures >= SHOWN_AFTER;
                 // Write the condition now, unless the API server refuses the status itself.
@@ -214,7 +215,7 @@ impl Reconciler {
         };
         let pause = match permanent {
             true => cap,
-            false => backoff(attempts, cap, rand::random()),
+            false => backoff(attempts, cap, chance::random()),
         };
         let retry_at = BootTime(now.0 + pause);
         tracing::warn!(member = %self.member.name, reason, problem = %message,

@@ -9,6 +9,7 @@ use krypton_types::error_chain::chain;
 use tokio::sync::watch;
 
 use crate::newest::PutNews as _;
+use crate::off_thread;
 
 /// A mounted ConfigMap or Secret changes by swapped symlinks, which watches of a path miss.
 pub const POLL_INTERVAL: Duration = Duration::from_secs(2);
@@ -144,7 +145,7 @@ pub async fn in_time<T: Send + 'static>(
     deadline: Duration,
     read: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {
-    let reading = tokio::task::spawn_blocking(read);
+    let reading = off_thread::start(read);
     tokio::time::timeout(deadline, reading).await.ok()?.ok()
 }
 
@@ -156,7 +157,7 @@ pub async fn read_or_wait<T: Send + 'static>(
     read: impl FnOnce() -> T + Send + 'static,
     hangs: impl Fn(bool),
 ) -> Option<T> {
-    let mut reading = tokio::task::spawn_blocking(read);
+    let mut reading = off_thread::start(read);
     if let Ok(ended) = tokio::time::timeout(deadline, &mut reading).await {
         return ended.ok();
     }

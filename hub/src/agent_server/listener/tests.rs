@@ -11,7 +11,7 @@ use krypton_runtime::tls::{Credential, client_config};
 use rcgen::{CertificateParams, KeyPair};
 use rustls::pki_types::{PrivateKeyDer, ServerName};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpSocket;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{Notify, oneshot};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -88,7 +88,7 @@ async fn hub(limits: Limits) -> Hub {
     let hanging = Arc::clone(&service.hanging);
     let metrics = DoorMetrics::default();
     let serving = serve_within(
-        listener,
+        listener.into(),
         Arc::clone(&tls),
         "a.krypton".to_owned(),
         Routes::new(EnrollmentServer::new(service)),

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use krypton_helm::driver;
-use krypton_runtime::process_group;
+use krypton_runtime::{off_thread, process_group};
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
@@ -316,7 +316,7 @@ impl Group {
         let exited = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         // One thread per run is acceptable because runs are few. The thread ends with the process, which is
         // always killed.
-        let waiting = tokio::task::spawn_blocking(move || {
+        let waiting = off_thread::start(move || {
             loop {
                 match waitid(WaitId::Pid(pid), exited) {
                     Err(rustix::io::Errno::INTR) => {}

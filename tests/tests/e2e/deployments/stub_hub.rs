@@ -17,7 +17,7 @@ use arc_swap::ArcSwap;
 use krypton_agent::session::{self, Link, Session, connect::Dialer};
 use krypton_helm::{
     chart::ChartCache,
-    driver::{Helm, HelmConfig},
+    driver::{Helm, HelmConfig, Supervisor},
 };
 use krypton_hub::{
     agent_server::{fleet_service::FleetService, listener, session::Sessions},
@@ -38,6 +38,7 @@ use krypton_reconciler::{
 use krypton_runtime::newest::{Newest as _, NewestSeen as _};
 use krypton_runtime::tls::{self, Credential};
 use krypton_runtime::{
+    chance,
     clock::{self, BootTime},
     lease::LeaseGoal,
 };
@@ -117,7 +118,7 @@ impl StubHub {
         let port = socket.local_addr()?;
         let tls = listener::server_config(&authority.now(), clock::wall())?;
         let serving = listener::serve(
-            socket,
+            socket.into(),
             Arc::new(ArcSwap::from_pointee(tls)),
             TRUST_DOMAIN.to_owned(),
             tonic::service::Routes::new(service.into_server()),
@@ -310,7 +311,7 @@ impl StubHub {
         let folder = self.scratch.path();
         let helm = Helm::new(HelmConfig {
             binary: krypton_tests::Tools::find()?.binary("helm"),
-            supervisor: vec![program.find()?.into(), "helm-run".into()],
+            processes: Arc::new(Supervisor::new(program.find()?, &["helm-run"])),
             scratch: folder.join("helm"),
             private: folder.join("private"),
             max_concurrent: 2,
@@ -424,7 +425,7 @@ impl Acting {
             std::future::pending::<()>().await;
         });
         let member = Member {
-            holder: format!("{}/{:08x}", self.name, rand::random::<u32>()),
+            holder: format!("{}/{:08x}", self.name, chance::random::<u32>()),
             ..self.member
         };
         run_loop::run(member, self.tools, desired, self.report_store, self.stop).await;

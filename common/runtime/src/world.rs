@@ -1,0 +1,141 @@
+//! Replaces the clock, the randomness, the API servers and the threads of a simulated process. Only with the feature
+//! `simulation`: without it, or outside a world, every function calls the real thing.
+//!
+//! A thread runs one simulated process at a time. Everything that the process does on this thread happens in its
+//! world.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::rc::Rc;
+
+use jiff::Timestamp;
+use kube::Config;
+use kube::client::ClientBuilder;
+
+use crate::access::Transport;
+use crate::clock::BootTime;
+
+/// Surroundings of a simulated process.
+pub trait World: fmt::Debug {
+    /// Fills `bytes` from the process's generator.
+    fn random(&self, bytes: &mut [u8]);
+
+    /// Connects to the API server that `config` names.
+    fn transport(&self, config: Config) -> Result<ClientBuilder<Transport>, kube::Error>;
+
+    fn boot_time(&self) -> BootTime;
+
+    fn wall(&self) -> Timestamp;
+}
+
+thread_local! {
+    static CURRENT: RefCell<Option<Rc<dyn World>>> = const { RefCell::new(None) };
+}
+
+/// Returns the world of the process that runs on this thread. `None` outside a simulation.
+pub fn current() -> Option<Rc<dyn World>> {
+    // While the thread ends, the variable may be gone already.
+    let world = CURRENT.try_with(|world| world.borrow().clone());
+    world.ok().flatten()
+}
+
+/// Puts this thread into `world` until the result is dropped.
+#[must_use]
+pub fn enter(world: Rc<dyn World>) -> Entered {
+    Entered {
+        outer: CURRENT.replace(Some(world)),
+    }
+}
+
+/// Restores the thread's previous world on drop.
+#[derive(Debug)]
+pub struct Entered {
+    outer: Option<Rc<dyn World>>,
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        CURRENT.set(self.outer.take());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{access, chance, clock, off_thread};
+
+    /// Counts the bytes that the process draws.
+    #[derive(Debug, Default)]
+    struct Counting(Cell<u8>);
+
+    impl World for Counting {
+        fn random(&self, bytes: &mut [u8]) {
+            for byte in bytes {
+                *byte = self.0.get();
+                self.0.set(self.0.get().wrapping_add(1));
+            }
+        }
+
+        fn transport(&self, _: Config) -> Result<ClientBuilder<Transport>, kube::Error> {
+            Err(kube::Error::TlsRequired)
+        }
+
+        fn boot_time(&self) -> BootTime {
+            BootTime(Duration::from_secs(7))
+        }
+
+        fn wall(&self) -> Timestamp {
+            Timestamp::UNIX_EPOCH
+        }
+    }
+
+    #[test]
+    fn world_determines_chance_but_no_secret() {
+        let entered = enter(Rc::new(Counting::default()));
+        assert_eq!(chance::random::<u32>(), 0x0302_0100);
+        assert_eq!(chance::random::<u64>(), 0x0b0a_0908_0706_0504);
+        assert_eq!(chance::random::<[u8; 2]>().len(), 2);
+        let secrets: [u128; 2] = [chance::secret(), chance::secret()];
+        assert_ne!(secrets[0], secrets[1]);
+        drop(entered);
+        assert!(current().is_none());
+    }
+
+    #[test]
+    fn world_determines_both_clocks() {
+        let _entered = enter(Rc::new(Counting::default()));
+        assert_eq!(BootTime::now(), BootTime(Duration::from_secs(7)));
+        assert_eq!(clock::wall(), Timestamp::UNIX_EPOCH);
+    }
+
+    #[tokio::test]
+    async fn world_makes_transports_of_clients() {
+        drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
+        let config = Config::new("http://127.0.0.1:1".parse().unwrap());
+        assert!(access::client_named(config.clone(), "test/1").is_ok());
+        let _entered = enter(Rc::new(Counting::default()));
+        let refused = access::client_named(config, "test/1");
+        assert!(matches!(refused, Err(kube::Error::TlsRequired)));
+    }
+
+    #[tokio::test]
+    async fn blocking_work_stays_on_the_thread() {
+        let _entered = enter(Rc::new(Counting::default()));
+        let here = std::thread::current().id();
+        let there = off_thread::run(|| std::thread::current().id()).await;
+        assert_eq!(there, here);
+        let panicked = off_thread::start(|| panic!("of a test")).await;
+        assert!(panicked.unwrap_err().is_panic());
+    }
+
+    #[test]
+    fn leaving_a_world_restores_the_outer_one() {
+        let outer: Rc<dyn World> = Rc::new(Counting::default());
+        let _outer = enter(Rc::clone(&outer));
+        drop(enter(Rc::new(Counting::default())));
+        assert!(current().is_some_and(|world| Rc::ptr_eq(&world, &outer)));
+    }
+}
