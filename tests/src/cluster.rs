@@ -415,7 +415,11 @@ impl Cluster {
         }
         match lock(&self.processes).entry(component.name()) {
             Entry::Occupied(_) => {
-                bail!("{} of cluster {} runs already", component.name(), self.name)
+                bail!(
+                    "component {} of cluster {} already runs",
+                    component.name(),
+                    self.name
+                )
             }
             Entry::Vacant(place) => {
                 let log = self.folder().join(format!("{}.log", component.name()));

@@ -465,7 +465,7 @@ impl FleetClient {
         .await
     }
 
-    /// Returns the epoch of the hub that leads on home.
+    /// Returns the epoch of the leading hub on home.
     pub async fn hub_epoch(&self) -> Result<u64> {
         let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), HUB_NAMESPACE);
         let map = maps

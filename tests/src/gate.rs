@@ -1,4 +1,4 @@
-//! Charts that helm waits in the middle of, until somebody lets their hooks end.
+//! Charts whose hooks block Helm until the test completes them.
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use crate::{chart_repository::ChartSource, fleet::FleetClient, wait::eventually};
 
-/// All points at which helm waits.
+/// All events at which Helm can wait.
 pub const EVENTS: [&str; 8] = [
     "pre-install",
     "post-install",
@@ -23,7 +23,7 @@ pub const EVENTS: [&str; 8] = [
     "post-delete",
 ];
 
-/// The chart `gate`, version 1.0.0. Its hook is a pod that nobody runs.
+/// The chart `gate`, version 1.0.0. Its hook is a pod that never runs.
 #[derive(Debug)]
 pub struct Gate {
     folder: TempDir,
@@ -48,10 +48,10 @@ impl Gate {
         Ok(Self { folder })
     }
 
-    /// The chart `gates`, version 1.0.0: a pod that nobody runs for each of [`EVENTS`] that is in the
-    /// values' list `gates`, a ConfigMap, and a Deployment with one pod. The ConfigMap has the value
-    /// `message`, and another one is named after the value `extra`, if there is one. In the namespace
-    /// `brokenIn` the apiserver refuses the Deployment.
+    /// The chart `gates`, version 1.0.0: a ConfigMap, a Deployment with one pod, and hook pods that never run. There is
+    /// one hook for each of [`EVENTS`] in the value `gates`. The ConfigMap contains the value `message`. A second
+    /// ConfigMap is named after the value `extra`, if set. In the namespace `brokenIn`, the API server rejects the
+    /// Deployment.
     pub fn everywhere() -> Result<Self> {
         let folder = TempDir::with_prefix("krypton-gates-").context("making a folder")?;
         let hooks = "{{- range .Values.gates }}\n---\napiVersion: v1\nkind: Pod\nmetadata:\n  \
@@ -82,7 +82,7 @@ impl Gate {
     }
 }
 
-/// Waits until helm waits for a hook in this namespace, another than `known`.
+/// Waits until Helm waits for a hook in this namespace other than `known`.
 pub async fn hook(desk: &FleetClient, namespace: &str, known: Option<&Pod>) -> Result<Pod> {
     let pods: Api<Pod> = Api::namespaced(desk.client.clone(), namespace);
     let known = known.and_then(ResourceExt::uid);
@@ -93,7 +93,7 @@ pub async fn hook(desk: &FleetClient, namespace: &str, known: Option<&Pod>) -> R
     .await
 }
 
-/// Waits until helm waits at this one of [`EVENTS`], in another run than that of `known`.
+/// Waits until Helm waits at this event of [`EVENTS`], in a later run than that of `known`.
 pub async fn at(
     desk: &FleetClient,
     namespace: &str,
@@ -119,7 +119,7 @@ pub async fn at(
     .await
 }
 
-/// Waits for helm at `event` and lets it go on.
+/// Waits until Helm waits at `event`, and completes the hook.
 pub async fn pass(
     desk: &FleetClient,
     namespace: &str,
@@ -130,7 +130,7 @@ pub async fn pass(
     open(desk, namespace, &hook).await
 }
 
-/// Lets the hook end well.
+/// Completes the hook successfully.
 pub async fn open(desk: &FleetClient, namespace: &str, hook: &Pod) -> Result<()> {
     let pods: Api<Pod> = Api::namespaced(desk.client.clone(), namespace);
     let done = Patch::Merge(json!({"status": {"phase": "Succeeded"}}));

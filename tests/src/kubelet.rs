@@ -1,5 +1,5 @@
-//! The part of a kubelet that forwards ports. It is kwok's, which has the kubelet's own code for it, on a node of its
-//! own with pods that are told to run; what is in a pod is a process of this machine.
+//! Runs the part of a kubelet that forwards ports. kwok contains the kubelet's code for it. The pods are on a separate
+//! node, and each pod's container is a process of this machine.
 
 use std::{fs, net::SocketAddr, path::Path, time::Duration};
 
@@ -26,7 +26,7 @@ const NODE: &str = "forwarding";
 const ACCOUNT: &str = "forwarded";
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// A pod of one container, and where its one port leads.
+/// A pod with one container and one port, and the port's destination.
 #[derive(Clone, Debug)]
 pub struct ForwardedPod {
     pub namespace: &'static str,
@@ -36,7 +36,7 @@ pub struct ForwardedPod {
     pub to: SocketAddr,
 }
 
-/// It stops when dropped; node and pods stay.
+/// A running kubelet. Dropping it stops it, but keeps the node and the pods.
 #[derive(Debug)]
 pub struct Kubelet {
     _process: Process,
@@ -45,7 +45,7 @@ pub struct Kubelet {
 }
 
 impl Kubelet {
-    /// Makes the node and these pods, and forwards their ports.
+    /// Creates the node and these pods, and forwards their ports.
     pub async fn start(cluster: &Cluster, pods: &[ForwardedPod]) -> Result<Self> {
         let folder = TempDir::with_prefix("kubelet-").context("making a folder for a kubelet")?;
         let port = Port::reserve()?;
@@ -61,7 +61,7 @@ impl Kubelet {
         let tools = Tools::find()?;
         let invocation = Invocation::new(tools.binary("kwok"))
             .arg(format!("--kubeconfig={}", cluster.kubeconfig().display()))
-            // It does not start without.
+            // kwok doesn't start without stages.
             .arg(format!("--config={}", tools.stages().display()))
             .arg(format!("--config={}", file("forwards.yaml").display()))
             .arg(format!("--server-address={}", port.address()))
@@ -70,7 +70,7 @@ impl Kubelet {
                 "--tls-private-key-file={}",
                 file("tls.key").display()
             ))
-            // It plays nothing, so nothing changes what is made here.
+            // kwok simulates no node or pod here, so it changes none of these objects.
             .args([
                 "--manage-all-nodes=false",
                 "--manage-nodes-with-label-selector=played=never",
@@ -158,7 +158,7 @@ async fn node(cluster: &Cluster, port: u16) -> Result<()> {
     .await
 }
 
-/// What is there already stays.
+/// Creates the object if it doesn't exist.
 async fn make<K>(api: &Api<K>, object: Value) -> Result<()>
 where
     K: Resource + Clone + std::fmt::Debug + Serialize + DeserializeOwned,

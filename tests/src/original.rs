@@ -107,7 +107,7 @@ impl Original<'_> {
         });
         tokio::select! {
             ended = self.cluster.helm(self.helm(release, workspace, &more)) =>
-                bail!("helm ended by itself: {ended:?}"),
+                bail!("helm ended before it was killed: {ended:?}"),
             there = there => there,
         }
     }

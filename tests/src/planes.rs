@@ -26,12 +26,12 @@ use crate::cluster::{
     reset::Start,
 };
 
-/// Half a GB each.
+/// Each needs half a GB.
 const IDLE_MOST: usize = 12;
-/// An apiserver needs more memory with each lease.
+/// An API server needs more memory with each lease.
 const LEASES_MOST: u32 = 20;
 
-/// A control plane, and what it had in its etcd at the start.
+/// A control plane and its initial etcd data.
 struct Plane {
     cluster: Cluster,
     start: Start,
@@ -149,7 +149,7 @@ impl Pool {
         }
     }
 
-    /// An idle plane is stopped: running, it costs as much CPU in two minutes as its start did.
+    /// Stops the components of an idle plane. Running for two minutes, they use as much CPU as their start.
     async fn give_back(&self, plane: Plane) -> Result<()> {
         plane.cluster.signal(Signal::STOP)?;
         let mut idle = self.idle.lock().await;

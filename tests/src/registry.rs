@@ -91,7 +91,7 @@ impl Registry {
         let mut config = json!({
             "version": 0.1,
             "storage": {"filesystem": {"rootdirectory": path.join("data")}},
-            "http": {"addr": port.address().to_string(), "secret": "of a test"},
+            "http": {"addr": port.address().to_string(), "secret": "for a test"},
             // Small enough to force pagination.
             "tags": {"maxtags": 2},
         });
@@ -226,7 +226,7 @@ impl FakeTokenServer {
         };
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
             .await
-            .context("listening for those who ask for tokens")?;
+            .context("binding the token server")?;
         let address = listener.local_addr().context("finding our own address")?;
         let app = Router::new().fallback(give).with_state(Arc::new(signer));
         Ok(Self {

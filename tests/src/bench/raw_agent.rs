@@ -70,7 +70,7 @@ impl Session {
             }
         };
         let Say::Welcome(_) = session.hear().await? else {
-            bail!("the hub did not begin with a Welcome");
+            bail!("the hub's first message is not a Welcome");
         };
         session.account(0).await?;
         Ok(session)

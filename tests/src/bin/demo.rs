@@ -24,12 +24,11 @@ use stage::Stage;
 
 const STOPPED: &str = "stopped before the end";
 
-/// Shows Krypton at work on three clusters that it starts on this machine.
+/// Demonstrates Krypton on three clusters that it starts on this machine.
 #[derive(Debug, Parser)]
 #[command(name = "demo", version)]
 struct Args {
-    /// End after the last step, with status 0 only if each was verified, instead of leaving all
-    /// of it running until Ctrl-C
+    /// Exit after the last step, with status 0 only if every step succeeded. Otherwise keep all running until Ctrl-C
     #[arg(long)]
     exit: bool,
 }
@@ -49,7 +48,7 @@ async fn main() -> ExitCode {
 
 async fn demonstrate(args: &Args, screen: &Screen) -> Result<()> {
     let mut stop = Stop::listen()?;
-    // Dropped last, when no process writes to it any longer.
+    // Dropped last, after all processes that write to it.
     let folder = Folder::take()?;
     screen.step("Starting three control planes and a chart repository");
     let mut stage = tokio::select! {

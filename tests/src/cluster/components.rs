@@ -41,7 +41,7 @@ impl Component {
     }
 }
 
-/// Whether the apiserver keeps an audit log.
+/// Whether the API server writes an audit log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Audit {
     Off,

@@ -1,4 +1,4 @@
-//! A control plane that runs in the pool of `krypton_tests::planes`, for as long as this process lives.
+//! Leases a control plane from the pool of `krypton_tests::planes`, until this process ends.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Component, credentials::Credentials, lock};
 
-/// The socket of the pool.
+/// Variable with the path of the pool's socket.
 pub(crate) const SOCKET: &str = "KRYPTON_PLANES";
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -20,7 +20,7 @@ pub(crate) enum Ask {
     Lease,
     Spawn(Component),
     Kill(Vec<Component>),
-    /// The test has passed so far, and needs this plane no longer.
+    /// The test has passed and no longer needs this control plane.
     Done,
 }
 
@@ -31,7 +31,7 @@ pub(crate) enum Answer {
     Failed(String),
 }
 
-/// All that a test has to know of its control plane.
+/// The description of a leased control plane for its test.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Plane {
     pub(super) folder: PathBuf,
@@ -47,7 +47,7 @@ pub(super) struct Lease {
 }
 
 impl Lease {
-    /// None without a pool.
+    /// Returns `None` if there is no pool.
     pub(super) async fn take() -> Result<Option<(Self, Plane)>> {
         let Some(socket) = std::env::var_os(SOCKET) else {
             return Ok(None);
@@ -82,7 +82,8 @@ impl Lease {
         }
     }
 
-    /// The lease lasts until this process ends, as programs of the test may still write to the plane.
+    /// Marks the test as passed. The lease lasts until this process ends, because its programs may still write to the
+    /// control plane.
     pub(super) fn end(self) {
         if self.order(&Ask::Done).is_ok() {
             std::mem::forget(self);

@@ -1,4 +1,4 @@
-//! What is to be true after a step, read from the apiservers, and waiting for it.
+//! Defines the goals of each step, checks them on the API servers, and waits for them.
 
 use std::time::Duration;
 
@@ -22,41 +22,40 @@ use crate::{
     stage::{CHART, PATIENCE, Site, Stage},
 };
 
-/// The demo's Tenants are in this namespace of their cluster.
+/// Namespace of the demo's Tenants on each cluster.
 pub(crate) const NAMESPACE: &str = "default";
-/// What is missing is not told more often than this.
+/// Minimum interval between two lines about unreached goals.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 
-/// The namespace that a Tenant's chart goes to.
+/// Returns the namespace of a Tenant's chart.
 pub(crate) fn workspace(tenant: &str) -> String {
     format!("{tenant}-ws")
 }
 
 pub(crate) enum Goal<'a> {
-    /// Home shows the member as connected and looked after, in this mode.
+    /// Home shows the member as connected and reconciled, in this mode.
     Member {
         home: &'a Site,
         member: &'a str,
         mode: Mode,
     },
-    /// The hub could reach the member, and leaves it to its agent, which still holds the Lease.
+    /// The hub can reach the member, and its agent still holds the Lease.
     Spare {
         home: &'a Site,
         site: &'a Site,
         holder: &'a str,
     },
-    /// Another than before holds the member's Lease.
+    /// A new holder has the member's Lease.
     TakenOver {
         site: &'a Site,
         before: &'a str,
-        /// How the name of who holds it now begins.
+        /// Prefix of the new holder's identity.
         by: &'a str,
-        /// What this waits for, and since when.
+        /// Description of the goal, and the start of the wait.
         wait: &'a str,
         since: Instant,
     },
-    /// The Tenant says so, helm's newest revision is deployed, and the Deployment is of this
-    /// version and available.
+    /// The Tenant is Ready, Helm's newest revision is deployed, and the Deployment has this version and is available.
     Installed {
         site: &'a Site,
         tenant: &'a str,
@@ -64,20 +63,20 @@ pub(crate) enum Goal<'a> {
         version: &'a str,
         revision: u32,
     },
-    /// Home's Tenant is Ready over just these members, each for this reason.
+    /// Home's Tenant is Ready on exactly these members, each for this reason.
     Aggregated {
         home: &'a Site,
         tenant: &'a str,
         members: &'a [&'a str],
         reason: &'a str,
     },
-    /// Home counts so many Tenants on the member, all of them Ready.
+    /// Home counts this number of Tenants on the member, all of them Ready.
     Counted {
         home: &'a Site,
         member: &'a str,
         tenants: u32,
     },
-    /// Nothing is left of the Tenant: neither itself, its release, its objects nor its namespace.
+    /// The Tenant, its release, its objects and its namespace are gone.
     Gone { site: &'a Site, tenant: &'a str },
 }
 
@@ -95,7 +94,7 @@ impl Goal<'_> {
         }
     }
 
-    /// In words, when it is reached.
+    /// Describes the reached goal.
     fn reached(&self) -> String {
         match self {
             Self::Member { member, mode, .. } => {
@@ -103,7 +102,7 @@ impl Goal<'_> {
                     Mode::SelfCluster | Mode::Proxy => "the hub",
                     Mode::Agent => "its agent",
                 };
-                format!("{member}: connected, and {who} looks after it")
+                format!("{member}: connected, and {who} manages it")
             }
             Self::Spare { site, holder, .. } => format!(
                 "{}: the hub can reach it now, and leaves it to {holder}",
@@ -130,19 +129,19 @@ impl Goal<'_> {
             ),
             Self::Aggregated {
                 tenant, members, ..
-            } => format!("home: {tenant} says {}", summary(members)),
+            } => format!("home: {tenant} shows {}", summary(members)),
             Self::Counted {
                 member, tenants, ..
             } => format!("home: {tenants} of {tenants} Tenants of {member} are Ready"),
             Self::Gone { site, tenant } => format!(
-                "{}: {tenant}, its release and its objects are gone, and so is namespace {}",
+                "{}: {tenant}, its release and its objects are gone, and namespace {} too",
                 site.name(),
                 workspace(tenant),
             ),
         }
     }
 
-    /// Fails with what is not yet as it is to be.
+    /// Returns an error with the difference if the goal is not reached.
     async fn check(&self) -> Result<()> {
         match self {
             Self::Member { home, member, mode } => check_member(home, member, *mode).await,
@@ -183,8 +182,8 @@ impl Goal<'_> {
     }
 }
 
-/// Waits until all goals are reached, all at the same time; says each that is and what is missing.
-/// Without who is to do it nothing will change any more: then it fails at once.
+/// Waits until all goals are reached, and shows reached goals and differences. Fails immediately if the acting process
+/// has ended.
 pub(crate) async fn reach(
     screen: &Screen,
     stage: &Stage,
@@ -287,12 +286,12 @@ async fn check_spare(home: &Site, site: &Site, holder: &str) -> Result<()> {
 async fn check_taken_over(site: &Site, before: &str, by: &str) -> Result<()> {
     match site.desk.holder().await? {
         holder if holder != before && holder.starts_with(by) => Ok(()),
-        holder if holder.is_empty() => bail!("nobody holds it"),
+        holder if holder.is_empty() => bail!("it has no holder"),
         holder => bail!("{holder} holds it"),
     }
 }
 
-/// So that not every second is a new line.
+/// Rounds down to ten seconds, to print fewer lines.
 fn tens(since: Instant) -> u64 {
     since.elapsed().as_secs() / 10 * 10
 }
@@ -300,7 +299,11 @@ fn tens(since: Instant) -> u64 {
 async fn check_counts(home: &Site, member: &str, tenants: u32) -> Result<()> {
     let counts = status_of(home, member).await?.tenants.unwrap_or_default();
     if (counts.ready, counts.total) != (tenants, tenants) {
-        bail!("{} of {} Tenants Ready", counts.ready, counts.total);
+        bail!(
+            "only {} of {} Tenants are Ready",
+            counts.ready,
+            counts.total
+        );
     }
     Ok(())
 }
@@ -367,7 +370,7 @@ async fn check_release(site: &Site, tenant: &str, revision: u32) -> Result<()> {
     }
 }
 
-/// What the chart's objects carry, namespaced or not.
+/// Selects the objects of the chart, with or without a namespace.
 fn of_release(site: &Site, tenant: &str) -> ListParams {
     let instance = release(site, tenant);
     ListParams::default().labels(&format!("app.kubernetes.io/instance={instance}"))
@@ -385,7 +388,7 @@ async fn check_deployment(site: &Site, tenant: &str, version: &str) -> Result<()
         .cloned()
         .unwrap_or_default();
     if chart != format!("{CHART}-{version}") {
-        bail!("its Deployment is of {chart}");
+        bail!("its Deployment has the chart {chart}");
     }
     let status = deployment.status.clone().unwrap_or_default();
     let wanted = deployment

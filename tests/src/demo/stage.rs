@@ -247,19 +247,21 @@ impl Stage {
         let hub = self.hub.as_mut().context("no hub runs")?;
         let status = hub.stop().await?;
         if !status.success() {
-            bail!("the hub was asked to end, and ended with {status}");
+            bail!("the hub exited with {status} after SIGTERM");
         }
         self.former.0 = self.hub.take();
-        screen.say("the hub has ended; what it installed runs on");
+        screen.say("the hub has ended; its releases keep running");
         Ok(())
     }
 
     /// Returns an error if the hub or the agent has ended unexpectedly.
     pub(crate) fn all_run(&self) -> Result<()> {
         let hub = self.hub.as_ref().context("no hub runs")?;
-        hub.rss_bytes().context("the hub has ended by itself")?;
+        hub.rss_bytes().context("the hub has ended unexpectedly")?;
         if let Some(agent) = &self.agent {
-            agent.rss_bytes().context("the agent has ended by itself")?;
+            agent
+                .rss_bytes()
+                .context("the agent has ended unexpectedly")?;
         }
         Ok(())
     }
@@ -268,7 +270,7 @@ impl Stage {
     pub(crate) async fn hub_ends(&mut self) -> Result<()> {
         let hub = self.hub.as_mut().context("no hub runs")?;
         let status = hub.wait(FOR_GOOD).await?;
-        bail!("the hub has ended by itself, with {status}")
+        bail!("the hub has ended unexpectedly with {status}")
     }
 
     /// Runs a command, shows it with its output, and returns the output.

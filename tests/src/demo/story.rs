@@ -1,5 +1,4 @@
-//! The steps: join, install, upgrade, delete, hand over. Each ends when the apiservers show that it is
-//! done.
+//! The steps: join, install, upgrade, delete, hand over. Each ends when the API servers show the result.
 
 use std::collections::BTreeMap;
 
@@ -76,7 +75,7 @@ pub(crate) async fn tell(screen: &Screen, stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// The Tenants there are before one is deleted, and where.
+/// All Tenants before the first deletion, with their clusters.
 fn tenants(stage: &Stage) -> [(&Site, &'static str); 5] {
     let [home, edge_1, edge_2] = stage.sites();
     [
@@ -88,7 +87,7 @@ fn tenants(stage: &Stage) -> [(&Site, &'static str); 5] {
     ]
 }
 
-/// All Tenants are at this version, and home knows it.
+/// All Tenants have this version, and home shows it.
 fn everywhere<'a>(
     stage: &'a Stage,
     version: &'a str,
@@ -107,7 +106,7 @@ fn everywhere<'a>(
     goals
 }
 
-/// What home shows of acme.
+/// The state of acme on home.
 fn over_all<'a>(stage: &'a Stage, members: &'a [&'a str], reason: &'a str) -> Goal<'a> {
     Goal::Aggregated {
         home: &stage.home,
@@ -117,7 +116,7 @@ fn over_all<'a>(stage: &'a Stage, members: &'a [&'a str], reason: &'a str) -> Go
     }
 }
 
-/// What home shows of each member.
+/// The state of each member on home.
 fn counts(stage: &Stage, tenants: [u32; 3]) -> impl Iterator<Item = Goal<'_>> {
     let counted = |(member, tenants)| Goal::Counted {
         home: &stage.home,
@@ -152,7 +151,7 @@ async fn show_fleet(screen: &Screen, stage: &Stage) -> Result<()> {
     Ok(())
 }
 
-/// What helm itself says of a cluster: all releases are of the second version, none of the first.
+/// Shows Helm's own list of a cluster: all releases have the second version.
 async fn show_releases(screen: &Screen, stage: &Stage, site: &Site) -> Result<()> {
     let [first, second] = VERSIONS.map(|version| format!("{CHART}-{version}"));
     let list = [
@@ -222,8 +221,8 @@ async fn delete(screen: &Screen, stage: &Stage) -> Result<()> {
     Ok(())
 }
 
-/// The hub takes over from the agent of edge-1, and the agent from the hub; a Tenant that was made in
-/// between shows that each does its work.
+/// The hub takes over from the agent of edge-1, and the agent from the hub. A Tenant created during this time shows
+/// that each reconciles.
 async fn hand_over(screen: &Screen, stage: &mut Stage) -> Result<()> {
     let [_, second] = VERSIONS;
     let before = releases(stage).await?;
@@ -287,7 +286,7 @@ async fn hand_over(screen: &Screen, stage: &mut Stage) -> Result<()> {
         tenant: HOOLI,
     }];
     goals.extend(counts(stage, [1, 2, 1]));
-    reach(screen, stage, "the deletion by the agent", &goals).await?;
+    reach(screen, stage, "the agent's deletion", &goals).await?;
     let after = releases(stage).await?;
     if after != before {
         bail!("the handovers have changed releases: {before:?} have become {after:?}");
@@ -323,7 +322,7 @@ async fn show_clusters(screen: &Screen, stage: &Stage) -> Result<()> {
     contains(&stage.show(screen, &command).await?, &MEMBERS)
 }
 
-/// helm's Secrets of all clusters with their resourceVersions, by cluster and name.
+/// Returns Helm's Secrets of all clusters with their resourceVersions, by cluster and name.
 async fn releases(stage: &Stage) -> Result<BTreeMap<(String, String), String>> {
     let mut all = BTreeMap::new();
     for site in stage.sites() {

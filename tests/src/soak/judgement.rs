@@ -101,7 +101,10 @@ pub(crate) fn judge(expected: &Expected, seen: &Snapshot) -> Vec<Violation> {
     }
     for name in seen.home.keys() {
         if !expected.tenants.keys().any(|tenant| tenant.name() == *name) {
-            judge.say("what is deleted goes", format!("Tenant {name} is on home"));
+            judge.say(
+                "a deleted Tenant leaves nothing",
+                format!("Tenant {name} is on home"),
+            );
         }
     }
     judge.lead(seen);
@@ -124,7 +127,7 @@ impl Judge<'_> {
     fn tenant(&mut self, tenant: Tenant, wanted: &Wanted, here: &EdgeSeen) {
         let name = format!("Tenant {} on {}", tenant.name(), tenant.edge().name());
         let Some(seen) = here.tenants.get(&tenant.name()) else {
-            return self.say("a live Tenant stays", format!("{name} is not there"));
+            return self.say("a live Tenant stays", format!("{name} is missing"));
         };
         if seen.deleting {
             self.say("a live Tenant stays", format!("{name} is being deleted"));
@@ -132,7 +135,7 @@ impl Judge<'_> {
         let workspace = wanted.workspace.namespace(tenant);
         if seen.workspace != workspace {
             let story = format!("{name}: workspace {}, not {workspace}", seen.workspace);
-            self.say("nobody else writes a spec", story);
+            self.say("the spec is unchanged", story);
         }
         let has = |finalizer: &str| seen.finalizers.iter().any(|found| found == finalizer);
         if !has(names::TENANT_FINALIZER) {
@@ -166,7 +169,7 @@ impl Judge<'_> {
     fn told_at_home(&mut self, tenant: Tenant, seen: Option<&TenantSeen>) {
         let name = format!("Tenant {} on home", tenant.name());
         let Some(seen) = seen else {
-            return self.say("home tells the truth", format!("{name} is not there"));
+            return self.say("home tells the truth", format!("{name} is missing"));
         };
         let kind = format!("ClusterReady/{}", tenant.edge().name());
         let of_member = seen.conditions.get(&kind);
@@ -236,14 +239,14 @@ impl Judge<'_> {
                     "{kind:?} {release} in {}: {seen:?}, not {expected:?}",
                     place.0
                 );
-                self.say("the objects are those of the chart", story);
+                self.say("the objects match the chart", story);
             }
         }
     }
 
     /// Reports objects that belong to no live Tenant.
     fn leftovers(&mut self, edge: Edge, here: &EdgeSeen) {
-        let promise = "what is deleted goes";
+        let promise = "a deleted Tenant leaves nothing";
         let live: BTreeMap<Place, Tenant> = self
             .expected
             .tenants
@@ -329,7 +332,7 @@ impl Judge<'_> {
             let told = |(seat, leads): (&Seat, &bool)| format!("{}: {leads}", seat.name());
             let told: Vec<String> = seen.hubs.iter().map(told).collect();
             let story = format!(
-                "of {} hubs {told:?} say that they lead; the Lease is held by {:?}",
+                "{} hubs, leading: {told:?}; the Lease holder is {:?}",
                 self.expected.hubs, seen.holder
             );
             self.say("exactly one hub leads", story);

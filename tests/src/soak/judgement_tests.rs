@@ -1,4 +1,4 @@
-//! Each promise with a state of things that breaks it.
+//! One state for each promise that violates it.
 
 use super::*;
 use crate::snapshot::ObjectSeen;
@@ -65,7 +65,7 @@ fn revision(number: u32, status: &str, expected: &Expected) -> RevisionSeen {
     }
 }
 
-/// All as it should be.
+/// Returns a state without violations.
 fn whole() -> Snapshot {
     let expected = expected();
     let mut seen = Snapshot::default();
@@ -113,7 +113,7 @@ fn whole() -> Snapshot {
     seen
 }
 
-/// The edge of `ONE`, and the place of its release.
+/// Returns the edge cluster of `ONE`, and the place of its release.
 fn here(seen: &mut Snapshot) -> (&mut EdgeSeen, Place) {
     let place = ("t-000-ws".to_owned(), ONE.release());
     (seen.edges.get_mut(&Edge::One).unwrap(), place)
@@ -135,13 +135,13 @@ fn healthy_snapshot_breaks_no_promise() {
 
 type Breaks = fn(&mut Snapshot);
 
-/// Each violation with the promise that it breaks.
+/// Each violation with the violated promise.
 const VIOLATIONS: &[(&str, Breaks)] = &[
     ("a live Tenant stays", |seen| {
         here(seen).0.tenants.remove("t-000");
     }),
     ("a live Tenant stays", |seen| of_one(seen).deleting = true),
-    ("nobody else writes a spec", |seen| {
+    ("the spec is unchanged", |seen| {
         of_one(seen).workspace = "other".to_owned();
     }),
     ("no finalizer is lost", |seen| {
@@ -226,29 +226,29 @@ const VIOLATIONS: &[(&str, Breaks)] = &[
         let damaged = Err("damaged".to_owned());
         revisions(seen).last_mut().unwrap().content = damaged;
     }),
-    ("the objects are those of the chart", |seen| {
+    ("the objects match the chart", |seen| {
         let (edge, place) = here(seen);
         edge.objects.remove(&(Object::Service, place));
     }),
-    ("the objects are those of the chart", |seen| {
+    ("the objects match the chart", |seen| {
         let (edge, place) = here(seen);
         let map = edge.objects.get_mut(&(Object::ConfigMap, place)).unwrap();
         map.content.insert("message".to_owned(), "m-0".to_owned());
     }),
-    ("what is deleted goes", |seen| {
+    ("a deleted Tenant leaves nothing", |seen| {
         let left = of_one(seen).clone();
         here(seen).0.tenants.insert("t-008".to_owned(), left);
     }),
-    ("what is deleted goes", |seen| {
+    ("a deleted Tenant leaves nothing", |seen| {
         let left = seen.home["t-000"].clone();
         seen.home.insert("t-008".to_owned(), left);
     }),
-    ("what is deleted goes", |seen| {
+    ("a deleted Tenant leaves nothing", |seen| {
         let place = ("t-008-ws".to_owned(), Tenant(8).release());
         let left = revisions(seen).clone();
         here(seen).0.releases.insert(place, left);
     }),
-    ("what is deleted goes", |seen| {
+    ("a deleted Tenant leaves nothing", |seen| {
         let left = ObjectSeen {
             release: Tenant(8).release(),
             ..ObjectSeen::default()
@@ -259,14 +259,14 @@ const VIOLATIONS: &[(&str, Breaks)] = &[
             .objects
             .insert((Object::ConfigMap, place), left);
     }),
-    ("what is deleted goes", |seen| {
+    ("a deleted Tenant leaves nothing", |seen| {
         let made = NamespaceSeen {
             terminating: false,
             made: true,
         };
         here(seen).0.namespaces.insert("t-008-ws".to_owned(), made);
     }),
-    ("what is deleted goes", |seen| {
+    ("a deleted Tenant leaves nothing", |seen| {
         let (edge, _) = here(seen);
         edge.namespaces.get_mut("t-000-ws").unwrap().terminating = true;
     }),

@@ -236,7 +236,7 @@ impl Person<'_> {
                 let label = secret.labels().get("version");
                 label.and_then(|text| text.parse().ok()).unwrap_or_default()
             };
-            ensure!(!secrets.is_empty(), "there are none");
+            ensure!(!secrets.is_empty(), "there are no revisions");
             secrets.sort_by_key(number);
             act(&secrets, &api).await.map(Some)
         })
@@ -374,7 +374,7 @@ impl Person<'_> {
             for found in api.list(&ListParams::default()).await?.items {
                 let name = found.name_any();
                 let tenant = name.strip_prefix("t-").and_then(|slot| slot.parse().ok());
-                let tenant = Tenant(tenant.context("a Tenant of another name")?);
+                let tenant = Tenant(tenant.context("the name of a Tenant is unknown")?);
                 missing.remove(&tenant);
                 ensure!(tenant.edge() == edge, "{name} is on the wrong edge");
                 let live = self.expected_state.is_wanted(tenant);

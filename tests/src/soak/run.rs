@@ -1,4 +1,4 @@
-//! One run: bursts of faults, each followed by quiet and judgement.
+//! Runs the soak test: bursts of faults, each followed by a quiet period and checks.
 
 use std::{fs::File, io::Write, path::Path, sync::Arc, time::Duration};
 
@@ -24,13 +24,13 @@ use super::{
     witness::Witness,
 };
 
-/// Above all that people may take to get their way.
+/// Exceeds the duration of all repeated user actions.
 const PEOPLE: Duration = Duration::from_secs(300);
 const LOOK_EVERY: Duration = Duration::from_secs(2);
-/// All Tenants are installed at once, on any machine.
+/// Deadline for the concurrent installation of all Tenants.
 const FIRST: Duration = Duration::from_secs(300);
 const FIRST_EACH: Duration = Duration::from_secs(10);
-/// Nothing is to happen any more: the last reading of a quiet comes so much after the first good one.
+/// Interval between the first good check and the last check of a quiet period, during which nothing may change.
 const STAYS: Duration = Duration::from_secs(5);
 
 pub(crate) async fn run(args: &Args) -> Result<()> {
@@ -107,7 +107,7 @@ async fn soak(args: &Args, logs: &Path, summary: &mut Summary) -> Result<()> {
         }
         let outcome = run.burst(&burst).await;
         run.summary.lasted = begun.elapsed();
-        // What was logged so far is of use above all when it has failed.
+        // The logs are most useful after a failure.
         stage.keep_logs().await?;
         run.summary.helm_runs = stage.helm_runs()?;
         outcome?;
@@ -122,7 +122,7 @@ struct Run<'a> {
     expected_state: &'a Arc<ExpectedState>,
     summary: &'a mut Summary,
     timeline: File,
-    /// How long the last quiet had lasted when everything was as it should be.
+    /// Time from the start of the last quiet period until the state was as expected.
     true_after: Duration,
 }
 
@@ -131,7 +131,7 @@ impl Run<'_> {
         Edge::ALL.map(|edge| Person::at(self.stage.site(edge), self.home, self.expected_state))
     }
 
-    /// All Tenants, installed, before anything goes wrong.
+    /// Installs all Tenants before the first fault.
     async fn begin(&mut self, plan: &Plan) -> Result<()> {
         let first = plan.first();
         let creating = first.iter().map(async |(tenant, workspace)| {
@@ -169,7 +169,7 @@ impl Run<'_> {
             *self.summary.faults.entry(step.fault.kind()).or_default() += 1;
             let outcome = match outcome {
                 Ok(()) => String::new(),
-                // What it was to be done to was not there, or not long enough.
+                // The target was missing, or disappeared too early.
                 Err(error) => {
                     self.summary.skipped += 1;
                     format!(": {error:#}")
@@ -186,7 +186,7 @@ impl Run<'_> {
         let well = faults_over.elapsed().as_secs_f64();
         let undone = insist(self.people()).await?;
         self.note(&format!(
-            "quiet; the clusters were well after {well:.1} s; a person had to ask again {undone} times"
+            "quiet; the clusters were ready after {well:.1} s; {undone} user actions repeated"
         ));
 
         let quiet = Instant::now();
@@ -232,8 +232,8 @@ impl Run<'_> {
         (outcome, told)
     }
 
-    /// Looks until everything is as it should be, and is so a little later; else what is not, when the
-    /// time is over.
+    /// Checks until the state is as expected, and still is a little later. Returns the violations when the time is
+    /// over.
     async fn until_true(
         &mut self,
         since: Instant,
@@ -288,7 +288,7 @@ impl Run<'_> {
     }
 
     fn note(&mut self, line: &str) {
-        // It is for people; a full disk is told of by everything else.
+        // The timeline is for readers. Other writes report a full disk.
         writeln!(self.timeline, "{} {line}", jiff::Timestamp::now()).ok();
     }
 }

@@ -1,4 +1,4 @@
-//! Home and two edges, real, with hubs and agent, and what is faulty between them.
+//! Starts home and two edge clusters with hubs, an agent, and the faulty connections between them.
 
 use std::{
     fs,
@@ -26,17 +26,17 @@ use super::{
 
 pub(crate) const VERSIONS: [&str; 2] = ["1.0.0", "1.1.0"];
 pub(crate) const REPLICAS: u32 = 1;
-/// How long a cluster may take to get well.
+/// Deadline for a cluster's recovery.
 const CLUSTER: Duration = Duration::from_secs(300);
-/// Short pauses, so that what is waited for fits into the quiet.
+/// A short back-off, which ends within the quiet period.
 const RETRY_MAX: &str = "5s";
 const DRIFT_INTERVAL: &str = "15s";
 
-/// An edge, and the ways to it: line, then who answers in the apiserver's place, then the apiserver.
+/// An edge cluster and the path to it: fault line, answering proxy, API server.
 pub(crate) struct Site {
     pub(crate) edge: Edge,
     pub(crate) cluster: Cluster,
-    /// The administrator's, directly.
+    /// A direct administrator's client.
     pub(crate) client: Client,
     pub(crate) answers: AnsweringProxy,
     pub(crate) way: FaultProxy,
@@ -66,8 +66,8 @@ impl Site {
         })
     }
 
-    /// Waits until the cluster itself is well again: its controllers and its scheduler follow what changes, and
-    /// new pods get ready. On a loaded machine that takes them long after their apiserver has been killed.
+    /// Waits until the cluster itself has recovered: its controllers and its scheduler react, and new pods become
+    /// ready. On a loaded machine, this can be long after a killed API server has restarted.
     async fn runs_pods(&self) -> Result<()> {
         let name = "canary";
         let labels = json!({"app": name});
@@ -104,7 +104,7 @@ impl Site {
     }
 }
 
-/// Everything that runs. Hubs and agent go first.
+/// All running components. The hubs and the agent are dropped first.
 pub(crate) struct Stage {
     pub(crate) hubs: Hubs,
     pub(crate) agent: Mutex<Agent>,
@@ -152,60 +152,59 @@ impl Stage {
         }
     }
 
-    /// The kubeconfig of edge-2 as the hub has it.
+    /// Returns the hub's kubeconfig of edge-2.
     pub(crate) fn kubeconfig(&self) -> Result<String> {
         let file = self.site(Edge::Two).way.kubeconfig();
         fs::read_to_string(file).context("reading a kubeconfig")
     }
 
-    /// Another hub in place of one that has ended.
+    /// Starts another hub after one has ended.
     pub(crate) fn start_hub(&self, post: &Post, hub: &mut Hub) -> Result<()> {
         self.keep_log(post.seat.name(), hub)?;
         self.hubs.start_again(post, hub)
     }
 
-    /// The same of the agent, which has nothing but what is on its cluster.
+    /// Starts another agent, which has only the state on its cluster.
     pub(crate) fn start_agent(&self, agent: &mut Agent) -> Result<()> {
         self.keep_log("agent", agent)?;
         *agent = Agent::start(&AgentOptions::new(&self.site(Edge::One).way.kubeconfig()))?;
         Ok(())
     }
 
-    /// SIGKILL to every helm that runs, and not to those who run them. Whoever has another fault already is left
-    /// out: it would be over before it could be asked.
+    /// Kills all running Helm processes with SIGKILL, without their parents. Omits actors with another fault, because
+    /// waiting for their lock would outlast it.
     pub(crate) fn kill_helms(&self) {
         let of = |daemon: &Daemon| daemon.folder().map(Path::to_owned).ok();
         let hubs = (self.hubs.all().iter())
             .filter_map(|post| post.hub.try_lock().ok().and_then(|hub| of(&hub)));
         let agent = self.agent.try_lock().ok().and_then(|agent| of(&agent));
         for folder in hubs.chain(agent) {
-            // One that has just ended by itself is none.
+            // Helm may have ended in the meantime.
             kill_helm(&folder).ok();
         }
     }
 
-    /// Fails when a hub or the agent has ended though nobody has killed it.
+    /// Returns an error if a hub or the agent has ended unexpectedly.
     pub(crate) async fn all_run(&self) -> Result<()> {
         for post in self.hubs.all() {
-            let told = || format!("{} has ended by itself", post.seat.name());
+            let told = || format!("{} has ended unexpectedly", post.seat.name());
             post.hub.lock().await.rss_bytes().with_context(told)?;
         }
         self.agent
             .lock()
             .await
             .rss_bytes()
-            .context("the agent has ended by itself")?;
+            .context("the agent has ended unexpectedly")?;
         Ok(())
     }
 
-    /// Waits until both edges are well, whatever Krypton does there.
-    /// An error is not a fault of Krypton.
+    /// Waits until both edge clusters have recovered. An error here is not a fault of Krypton.
     pub(crate) async fn clusters_are_well(&self) -> Result<()> {
         let [one, two] = &self.sites;
         tokio::try_join!(one.runs_pods(), two.runs_pods()).map(drop)
     }
 
-    /// The logs so far, of those that run too.
+    /// Saves the current logs, also of running processes.
     pub(crate) async fn keep_logs(&self) -> Result<()> {
         for site in &self.sites {
             let folder = site.cluster.folder();
@@ -223,14 +222,14 @@ impl Stage {
         self.keep_log("agent", &*self.agent.lock().await)
     }
 
-    /// Once for each process, with all that it has said so far.
+    /// Saves the complete log of a process once.
     fn keep_log(&self, name: &str, daemon: &Daemon) -> Result<()> {
         let to = self.logs.join(format!("{name}-{}.log", daemon.pid()));
         fs::copy(daemon.log_path(), &to).with_context(|| format!("keeping {}", to.display()))?;
         Ok(())
     }
 
-    /// How often helm was run, by the logs that are kept.
+    /// Returns the number of Helm runs in the saved logs.
     pub(crate) fn helm_runs(&self) -> Result<usize> {
         let mut runs = 0;
         for entry in fs::read_dir(&self.logs)
@@ -246,7 +245,7 @@ impl Stage {
         Ok(runs)
     }
 
-    /// An error is not a fault of Krypton.
+    /// Ends all faults. An error here is not a fault of Krypton.
     pub(crate) fn good_again(&self) -> Result<()> {
         self.hubs.good_again();
         for site in &self.sites {
@@ -262,17 +261,17 @@ impl Stage {
     }
 }
 
-/// The value `message` of this number.
+/// Returns the chart value `message` of this number.
 pub(crate) fn message(number: u32) -> String {
     format!("m-{number}")
 }
 
-/// The values file with it.
+/// Returns a values file with this message.
 pub(crate) fn values(message: &str) -> String {
     json!({"message": message, "replicaCount": REPLICAS}).to_string()
 }
 
-/// Of all hubs, but for the version of the chart and what is each one's own.
+/// Returns the flags of all hubs, except the version of the chart and the flags of one hub.
 fn hub_flags(repository: &ChartRepository, values: &ValuesFile) -> Vec<String> {
     let mut flags = chart_flags(repository, CHART, VERSIONS[0]);
     let set_here = ["--retry-max", "--chart-version"];

@@ -1,5 +1,5 @@
-//! The anchor on a member: what it owns goes with it and is recreated; a restore, which gives all that there is new
-//! UIDs, has the garbage collector take away nothing of value.
+//! Verifies the anchor on a member: the garbage collector deletes the objects that the anchor owns, and Krypton
+//! recreates them. After a restore, which changes all UIDs, no important object is deleted.
 
 use std::{collections::BTreeMap, io::Write as _};
 
@@ -25,7 +25,7 @@ use kube::{
 };
 use serde_json::json;
 
-/// Its workspace has its name.
+/// The Tenant's workspace has the same name.
 const TENANT: &str = "acme";
 
 by_agent!(
@@ -41,7 +41,7 @@ fn secrets(desk: &FleetClient) -> Api<Secret> {
     Api::namespaced(desk.client.clone(), SYSTEM_NAMESPACE)
 }
 
-/// The UID of the anchor, once it is another than `before` and owns the record.
+/// Returns the UID of the anchor when it differs from `before` and the anchor owns the record.
 async fn anchored(desk: &FleetClient, before: Option<&str>) -> String {
     let (maps, secrets) = (maps(desk), secrets(desk));
     eventually("the record to be owned by the anchor", async || {
@@ -59,7 +59,7 @@ async fn anchored(desk: &FleetClient, before: Option<&str>) -> String {
     .unwrap()
 }
 
-/// Kind, namespace and name of all objects of the cluster that name this owner.
+/// Returns kind, namespace and name of all objects of the cluster with this owner.
 async fn owned_by(desk: &FleetClient, uid: &str) -> Result<Vec<String>> {
     let discovery = Discovery::new(desk.client.clone()).run().await?;
     let kinds = discovery
@@ -91,7 +91,7 @@ async fn owned_by(desk: &FleetClient, uid: &str) -> Result<Vec<String>> {
     Ok(owned)
 }
 
-/// Kinds with something of value, Krypton's and its chart's.
+/// Kinds of Krypton's and its chart's important objects.
 fn kinds() -> [ApiResource; 5] {
     use k8s_openapi::api::{apps::v1::Deployment, coordination::v1::Lease, core::v1::Service};
     [
@@ -103,7 +103,7 @@ fn kinds() -> [ApiResource; 5] {
     ]
 }
 
-/// All of a namespace that nobody but those who back up brings back.
+/// Returns all objects of a namespace that only a backup can restore.
 async fn content(desk: &FleetClient, namespace: &str) -> Result<Vec<(ApiResource, DynamicObject)>> {
     let mut found = Vec::new();
     for kind in kinds() {
@@ -121,7 +121,7 @@ async fn content(desk: &FleetClient, namespace: &str) -> Result<Vec<(ApiResource
     Ok(found)
 }
 
-/// Kind, namespace and name, with the UID.
+/// Returns the important objects by kind, namespace and name, with their UIDs.
 async fn of_value(desk: &FleetClient) -> Result<BTreeMap<String, String>> {
     let mut found = BTreeMap::new();
     for namespace in [TENANT, SYSTEM_NAMESPACE] {
@@ -135,12 +135,12 @@ async fn of_value(desk: &FleetClient) -> Result<BTreeMap<String, String>> {
         let name = format!("Tenant default/{}", tenant.name_any());
         found.insert(name, tenant.uid().unwrap_or_default());
     }
-    // The one thing that goes and comes.
+    // The only object that is deleted and recreated.
     found.remove(&format!("Secret {SYSTEM_NAMESPACE}/{RECORD_NAME}"));
     Ok(found)
 }
 
-/// As a backup has it: with its owners, without what the apiserver gives.
+/// Returns the object as in a backup: with its owners, without the fields that the API server sets.
 fn recreated(object: &DynamicObject) -> DynamicObject {
     let mut new = object.clone();
     let metadata = &mut new.metadata;
@@ -149,7 +149,7 @@ fn recreated(object: &DynamicObject) -> DynamicObject {
     if let Some(fields) = new.data.as_object_mut() {
         fields.remove("status");
     }
-    // Addresses are given again.
+    // The API server assigns addresses again.
     if let Some(spec) = new
         .data
         .get_mut("spec")
@@ -161,8 +161,8 @@ fn recreated(object: &DynamicObject) -> DynamicObject {
     new
 }
 
-/// Takes all of Krypton away and brings it back under new UIDs, as those do who restore a backup. Returns what was
-/// brought back.
+/// Deletes all objects of Krypton and recreates them with new UIDs, like the restore of a backup. Returns the recreated
+/// objects.
 async fn restore(desk: &FleetClient) -> Result<BTreeMap<String, String>> {
     let (client, params) = (desk.client.clone(), PostParams::default());
     let namespaces: Api<Namespace> = Api::all(client.clone());
@@ -211,7 +211,7 @@ async fn restore(desk: &FleetClient) -> Result<BTreeMap<String, String>> {
     of_value(desk).await
 }
 
-/// Waits until the garbage collector has been by: it has taken what is owned by this, which is no more.
+/// Waits until the garbage collector has deleted the objects of this deleted owner.
 async fn collected(desk: &FleetClient, owner: &OwnerReference) {
     let maps = maps(desk);
     let mut canary = ConfigMap::default();
@@ -253,7 +253,7 @@ async fn anchor_owns_only_record_and_loss_is_harmless(mode: Mode) -> TestResult 
     let owner = secrets(&desk).get(RECORD_NAME).await?.owner_references()[0].clone();
     assert_eq!((owner.controller, owner.block_owner_deletion), (None, None));
 
-    // A person deletes it while all run.
+    // A user deletes the anchor while all components run.
     let anchor = format!("ConfigMap {SYSTEM_NAMESPACE}/{ANCHOR_NAME}");
     let mut before = of_value(&desk).await?;
     before.remove(&anchor);
@@ -270,7 +270,7 @@ async fn anchor_owns_only_record_and_loss_is_harmless(mode: Mode) -> TestResult 
     let owned = owned_by(&desk, &second).await?;
     assert_eq!(owned, [record.as_str()]);
 
-    // All is restored while nobody looks.
+    // All objects are restored while no component runs.
     let owner = secrets(&desk).get(RECORD_NAME).await?.owner_references()[0].clone();
     pair.stop().await?;
     backup_of_nobody(&desk).await?;
@@ -284,7 +284,7 @@ async fn anchor_owns_only_record_and_loss_is_harmless(mode: Mode) -> TestResult 
     assert_eq!(of_value(&desk).await?, restored);
 
     if mode == Mode::Agent {
-        // It has nothing to go by, and does nothing, until the hub is back.
+        // Without the hub, the agent has no desired state and takes no action.
         pair.start_agent_again()?;
         let agent = pair.actor()?;
         eventually("the agent to wait for its hub", async || {
@@ -301,7 +301,7 @@ async fn anchor_owns_only_record_and_loss_is_harmless(mode: Mode) -> TestResult 
     assert_eq!(owned_by(&desk, &third).await?, [record]);
     assert_eq!(desk.revisions(TENANT, &release).await?, revisions);
     let mut now = of_value(&desk).await?;
-    // Its namespace is gone, so it is not put back, and the record goes.
+    // The Tenant's namespace is gone, so the Tenant is not restored, and its record is deleted.
     let rescued = backup::record_name("gone", "acme");
     let rescued = format!("Secret {SYSTEM_NAMESPACE}/{rescued}");
     now.insert(rescued.clone(), restored[&rescued].clone());
@@ -324,7 +324,7 @@ async fn backup_of_nobody(desk: &FleetClient) -> TestResult {
     Ok(())
 }
 
-/// Where no garbage collector is faster.
+/// Runs without a garbage collector, which could be faster.
 async fn record_swaps_former_anchor_and_keeps_other_owners(mode: Mode) -> TestResult {
     let mut pair = Pair::start("anchored", mode, Parts::ControlPlane).await?;
     let flags = ["--chart-repo=http://127.0.0.1:9", "--chart-name=none"];

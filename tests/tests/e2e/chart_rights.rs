@@ -1,5 +1,5 @@
-//! Hub and agent under exactly the service accounts, flags and rights of their charts, on apiservers
-//! that write down every refusal.
+//! Runs hub and agent with exactly the service accounts, flags and rights of their charts. The API servers log every
+//! denied request.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -29,7 +29,7 @@ use serde_json::json;
 use tempfile::TempDir;
 
 const EDGE: &str = "edge-1";
-/// Drift is looked for often, and there are values of the fleet in objects of home.
+/// Frequent drift checks, and fleet values in objects of home.
 const MORE: [&str; 4] = [
     "--set=namespaceConfiguration.labels.team=a",
     "--set=placeTenants=true",
@@ -38,7 +38,7 @@ const MORE: [&str; 4] = [
 ];
 const SCHEMA_VERSION: &str = "mesh.openkcm.io/schema-version";
 
-/// Krypton's own account and helm's.
+/// Returns the accounts of Krypton and of Helm.
 fn accounts(chart: OwnChart) -> Vec<String> {
     let name = chart.name();
     [name.to_owned(), format!("{name}-helm")]
@@ -46,7 +46,7 @@ fn accounts(chart: OwnChart) -> Vec<String> {
         .into()
 }
 
-/// Of a fleet whose chart is `small`.
+/// Returns the values for a fleet with the chart `small`.
 fn hub_values(repository: &ChartRepository, version: &str, more: &[&str]) -> Vec<String> {
     let own = [
         format!("--set=chart.repo={}", repository.url()),
@@ -70,7 +70,7 @@ fn told(requests: &[Audited]) -> String {
     lines.collect()
 }
 
-/// That nothing was refused to these accounts, which have asked for something at all.
+/// Asserts that no request of these accounts was denied, and that each account sent requests.
 async fn nothing_denied(cluster: &Cluster, accounts: &[String]) {
     let requests = cluster.audited().await.unwrap();
     for account in accounts {
@@ -92,8 +92,8 @@ async fn installs(desk: &FleetClient, tenant: &str) {
     desk.ready(tenant).await.unwrap();
 }
 
-/// Leaves the Tenant's release without a revision that counts, as a helm does that is killed at the end,
-/// and waits until the agent has put it right.
+/// Leaves the release without a valid revision, as if Helm was killed at the end. Waits until the agent has repaired
+/// it.
 async fn repaired(edge: &Cluster, desk: &FleetClient, tenant: &str) -> TestResult {
     let (namespace, release) = (format!("{tenant}-ws"), names::tenant_release(tenant, EDGE));
     let (newest, _) = desk.revisions(&namespace, &release).await?.pop().unwrap();
@@ -122,7 +122,7 @@ async fn repaired(edge: &Cluster, desk: &FleetClient, tenant: &str) -> TestResul
     Ok(())
 }
 
-/// Deletes an object of the Tenant's release, and waits until the agent has made it again, as helm.
+/// Deletes an object of the release, and waits until the agent has recreated it with Helm's account.
 async fn healed(edge: &Cluster, tenant: &str) -> TestResult {
     let (namespace, release) = (format!("{tenant}-ws"), names::tenant_release(tenant, EDGE));
     let delete = ["delete", "configmap", &release, "-n", &namespace];
@@ -130,7 +130,7 @@ async fn healed(edge: &Cluster, tenant: &str) -> TestResult {
     let [agent, helm] = <[String; 2]>::try_from(accounts(OwnChart::Agent)).unwrap();
     eventually("the object to be made again", async || {
         let as_helm = edge.audited().await?.into_iter().any(|request| {
-            // Helm itself has written it before.
+            // Helm wrote the object before.
             let own = request.user_agent.starts_with("krypton-agent/");
             let by_agent = own && request.user.username == agent;
             let helm = request
@@ -145,7 +145,7 @@ async fn healed(edge: &Cluster, tenant: &str) -> TestResult {
     Ok(())
 }
 
-/// Changes a label of the Tenant's workspace, and waits until the agent has put it back.
+/// Changes a label of the Tenant's workspace, and waits until the agent has restored it.
 async fn relabelled(edge: &Cluster, tenant: &str) {
     let namespace = format!("{tenant}-ws");
     let label = ["label", "--overwrite", "namespace", &namespace, "team=b"];
@@ -163,7 +163,7 @@ async fn relabelled(edge: &Cluster, tenant: &str) {
     .unwrap();
 }
 
-/// Deletes the CRD under its Tenants, and waits until it and this one are back.
+/// Deletes the CRD with its Tenants, and waits until the CRD and this Tenant are restored.
 async fn rescued(cluster: &Cluster, desk: &FleetClient, tenant: &str) -> TestResult {
     let crds: Api<CustomResourceDefinition> = Api::all(desk.client.clone());
     let crd = crds.get(Tenant::crd_name()).await?;
@@ -189,8 +189,8 @@ async fn rescued(cluster: &Cluster, desk: &FleetClient, tenant: &str) -> TestRes
     Ok(())
 }
 
-/// A Tenant that home places in a namespace that the edge has not: made, written, deleted; then another one
-/// that is let go.
+/// Places a Tenant in a namespace that is missing on the edge cluster: creates it, writes it and deletes it. Then
+/// orphans another one.
 async fn placed(home: &FleetClient, edge: &FleetClient) -> TestResult {
     let words = json!({"metadata": {"name": "team"}});
     let namespaces: Api<Namespace> = Api::all(home.client.clone());
@@ -231,8 +231,8 @@ async fn pause(home: &FleetClient, paused: bool) {
         .unwrap();
 }
 
-/// Runs an agent of another cluster with the identity of the edge's, until the hub has told of it
-/// twice: an event that is made, and then counted.
+/// Runs an agent on another cluster with the edge cluster's identity, until the hub has reported it twice, in one event
+/// with its count.
 async fn credential_used_twice(home: &Cluster, edge: &Cluster, desk: &FleetClient) -> TestResult {
     let copy = Cluster::start("chart-rights-copy", Parts::ControlPlane).await?;
     let namespace = OwnChart::Agent.namespace();
@@ -259,7 +259,7 @@ async fn credential_used_twice(home: &Cluster, edge: &Cluster, desk: &FleetClien
     Ok(())
 }
 
-/// The fleet's values are not there: the hub says so on the object that is missing, until it is made.
+/// The fleet's values are missing. The hub reports it on the referenced object until the object exists.
 async fn values_are_missed_and_given(home: &Cluster, desk: &FleetClient) -> TestResult {
     let namespace = OwnChart::Hub.namespace();
     desk.within(namespace)
@@ -278,7 +278,7 @@ async fn values_are_missed_and_given(home: &Cluster, desk: &FleetClient) -> Test
     Ok(())
 }
 
-/// The name of a join token that expired long ago.
+/// Returns the name of an expired join token.
 async fn stale_token(home: &Cluster) -> TestResult<String> {
     let (namespace, hour) = (OwnChart::Hub.namespace(), Duration::from_secs(60 * 60));
     let secrets: Api<Secret> = Api::namespaced(home.client(), namespace);
@@ -299,7 +299,7 @@ async fn stale_token(home: &Cluster) -> TestResult<String> {
     Ok(now.difference(&before).next().unwrap().clone())
 }
 
-/// A KryptonDeployment of the agent's member, from home.
+/// Creates and deletes a KryptonDeployment of the agent's member on home.
 async fn deployed_and_gone(desk: &FleetClient, at_edge: &FleetClient) -> TestResult {
     let all: Api<KryptonDeployment> = Api::namespaced(desk.client.clone(), "default");
     let spec = json!({"account": {"name": "somebody"}, "region": {"name": EDGE}});
@@ -321,7 +321,7 @@ async fn deployed_and_gone(desk: &FleetClient, at_edge: &FleetClient) -> TestRes
     Ok(())
 }
 
-/// What `kubectl krypton join` prints, in a file.
+/// Writes the output of `kubectl krypton join` to a file.
 async fn bundle_file(home: &Cluster, folder: &TempDir) -> Result<String> {
     let bundle = bundle_of(home, OwnChart::Hub.namespace(), EDGE).await?;
     let file = folder.path().join("edge-1.yaml");
@@ -363,7 +363,7 @@ async fn chart_rights_suffice_for_hub_and_agent() -> TestResult {
     deployed_and_gone(&desk, &at_edge).await?;
     credential_used_twice(&home, &edge, &desk).await?;
 
-    // A new version takes a new hub, which clears away what the pod before it had no reason to.
+    // A new version needs a new hub, which also cleans up after the previous pod.
     hub.hub.stop().await?;
     let stale = stale_token(&home).await?;
     OwnChart::Hub
@@ -388,7 +388,7 @@ async fn chart_rights_suffice_for_hub_and_agent() -> TestResult {
         at.ready(tenant).await?;
     }
 
-    // An agent that starts again with what it has kept, and finds a CRD of an older version.
+    // The restarted agent uses its stored state, and updates a CRD of an older version.
     agent.agent.stop().await?;
     let version = async || {
         let crds: Api<CustomResourceDefinition> = Api::all(edge.client());
@@ -430,7 +430,7 @@ async fn chart_rights_suffice_for_hub_and_agent() -> TestResult {
     nothing_denied(&home, &of_hub).await;
     nothing_denied(&edge, &of_agent).await;
 
-    // With one rule less, it would have been seen.
+    // With one rule less, the API server would have denied a request.
     let role = [
         "patch",
         "role",
@@ -453,7 +453,7 @@ async fn chart_rights_suffice_for_hub_and_agent() -> TestResult {
     Ok(())
 }
 
-/// All that the chart `small` makes, but for its Service.
+/// Rights for the objects of the chart `small`, except its Service.
 const TOO_FEW: &str = "apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
 metadata: {name: too-few}
@@ -471,7 +471,7 @@ async fn missing_helm_right_is_reported_until_chart_upgrade() -> TestResult {
     let home = Cluster::start_audited("few-rights", Parts::WithControllers).await?;
     home.apply(TOO_FEW).await?;
     let desk = FleetClient::at(&home);
-    // The CRDs are made by the hub itself, too, which has the rights to that in any case.
+    // The hub creates the CRDs itself, and always has the rights for it.
     let few = [
         "--set=helmRights.clusterRole=too-few",
         "--set=crds.install=false,watchCluster.ensureCrds=true",
@@ -490,7 +490,7 @@ async fn missing_helm_right_is_reported_until_chart_upgrade() -> TestResult {
         assert!(said.contains(word), "{word:?} is not in: {said}");
     }
 
-    // Only what helm does as its own account was refused; the hub goes on with the rest.
+    // Only requests of Helm's account were denied. The hub continues to work.
     desk.lease_renewed().await?;
     let denied = home.denied(&accounts(OwnChart::Hub)).await?;
     let others: Vec<Audited> = denied

@@ -1,4 +1,4 @@
-//! Members by ClusterProfiles: the real CRD, and the plugin that the Cluster Inventory API ships.
+//! Verifies members from ClusterProfiles, with the real CRD and the plugin that the Cluster Inventory API provides.
 
 use std::{
     fs,
@@ -31,12 +31,12 @@ fn unresolved(reason: &'static str) -> Expected<'static> {
     ("TargetClusterResolved", "False", reason)
 }
 
-/// Known no better, and what was known before is in use.
+/// Conditions of a member that is unresolved, and still uses the last known access.
 fn doubtful(reason: &'static str) -> Expected<'static> {
     ("TargetClusterResolved", "Unknown", reason)
 }
 
-/// The provider file of a hub, replaced as a mounted ConfigMap is.
+/// A hub's provider file, replaced like a mounted ConfigMap.
 struct ProviderFile(TempDir);
 
 impl ProviderFile {
@@ -61,7 +61,7 @@ impl ProviderFile {
     }
 }
 
-/// The plugin of the Inventory API, which reads Secrets of home.
+/// Returns the plugin of the Inventory API, which reads Secrets of home.
 fn secret_reader(home: &Cluster) -> Value {
     program(
         PROVIDER,
@@ -87,7 +87,7 @@ fn program(name: &str, command: &Path, args: &[&str], env: &[(&str, &str)]) -> V
     })
 }
 
-/// A script that writes this to standard output.
+/// Returns a script that writes this to standard output.
 fn answering(name: &str, answer: &str) -> Value {
     program(
         name,
@@ -101,7 +101,7 @@ fn answering(name: &str, answer: &str) -> Value {
 struct Profiles(Api<DynamicObject>);
 
 impl Profiles {
-    /// After the CRD is made.
+    /// Creates the CRD.
     async fn serve(home: &Cluster) -> Self {
         let (pin, file) = (
             "cluster-inventory-api-0.1.3",
@@ -154,7 +154,7 @@ fn healthy(status: &str) -> Value {
     }])
 }
 
-/// How the edge is reached by the plugin that reads Secrets.
+/// Returns the access to the edge cluster for the plugin that reads Secrets.
 fn by_secret(edge: &Cluster) -> Value {
     let kubeconfig: Value = serde_saphyr::from_str(&edge.kubeconfig_with_token()).unwrap();
     let mut cluster = kubeconfig["clusters"][0]["cluster"].clone();
@@ -175,7 +175,7 @@ async fn credential(home: &FleetClient, kubeconfig: &str) {
     home.apply_secret(CREDENTIAL, &secret).await.unwrap();
 }
 
-/// Who holds the member's Lease, since when, and how often it has changed hands.
+/// Returns the holder of the member's Lease, its transitions, and the time of acquisition.
 async fn held(edge: &FleetClient) -> (Option<String>, Option<i32>, String) {
     let leases: Api<Lease> = Api::namespaced(edge.client.clone(), SYSTEM_NAMESPACE);
     let spec = leases.get("krypton-agent").await.unwrap().spec.unwrap();
@@ -183,7 +183,7 @@ async fn held(edge: &FleetClient) -> (Option<String>, Option<i32>, String) {
     (spec.holder_identity, spec.lease_transitions, since)
 }
 
-/// One that names a member's profile is deployed there; one that names none that there is says so.
+/// A KryptonDeployment that names a member's profile is deployed there. One that names a missing profile reports it.
 async fn a_deployment_names_a_profile(home: &Cluster, at_edge: &FleetClient) {
     let all: Api<KryptonDeployment> = Api::namespaced(home.client(), "default");
     let create = async |name: &str, profile: &str| {
@@ -243,7 +243,7 @@ async fn cluster_profile_member_survives_rotation_and_lost_access() -> TestResul
     let mut hub = Hub::start(&options)?;
     let (desk, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
     credential(&desk, &edge.kubeconfig_with_token()).await;
-    // There is no such API yet.
+    // The API doesn't exist yet.
     hub.ready(PATIENCE).await?;
     let profiles = Profiles::serve(&home).await;
     let status = json!({"conditions": healthy("False"), "accessProviders": by_secret(&edge)});
@@ -260,10 +260,10 @@ async fn cluster_profile_member_survives_rotation_and_lost_access() -> TestResul
     a_deployment_names_a_profile(&home, &at_edge).await;
     let (lease, releases) = (held(&at_edge).await, at_edge.releases().await?);
 
-    // What the manager says of other things is no news.
+    // Unrelated changes of the manager cause no update.
     let noise = json!({"properties": [{"name": "zone.example.org", "value": "a"}]});
     profiles.say("edge-1", noise).await;
-    // The token in use is refused from now on; nobody tells the hub.
+    // The API server rejects the current token from now on, without a notice to the hub.
     credential(&desk, &edge.kubeconfig_with_next_token()).await;
     edge.rotate_token().await?;
     at_edge.install("rotated").await?;
@@ -298,7 +298,7 @@ async fn cluster_profile_member_survives_rotation_and_lost_access() -> TestResul
     for (name, version) in releases {
         assert_eq!(left.get(&name), Some(&version), "{name}");
     }
-    // The token was in no log.
+    // The log doesn't contain the token.
     let log = hub.log()?;
     for kubeconfig in [
         edge.kubeconfig_with_token(),
@@ -322,7 +322,7 @@ fn with_token() -> String {
     answer.to_string()
 }
 
-/// A certificate and a key that are not of each other: neither is bad by itself.
+/// Returns a certificate and a key that don't match, although each is valid.
 fn mismatched() -> String {
     let pair = || {
         let key = rcgen::KeyPair::generate().unwrap();
@@ -352,7 +352,7 @@ async fn unreachable_cluster_profile_shows_reason_on_edge_cluster() -> TestResul
     profiles.create("edge-1", status("broken")).await;
     profiles.create("edge-2", status("mismatched")).await;
     profiles.create("edge-3", status("unknown")).await;
-    // A file of the hub, which is to be allowed, and is not there.
+    // A file of the hub that is allowed, but missing.
     let mut filed = status("tokens");
     filed["accessProviders"][0]["cluster"]["certificate-authority"] = json!("/nonexistent/ca.crt");
     profiles.create("edge-4", filed).await;
@@ -419,7 +419,7 @@ async fn unreachable_cluster_profile_shows_reason_on_edge_cluster() -> TestResul
     assert!(told.contains(CRD), "{told}");
     hub.stop().await?;
 
-    // A file that cannot be used is said before anything is done.
+    // The hub rejects an invalid file at startup, before any other action.
     fs::write(file.path(), r#"{"providers": [{"name": "a"}]}"#)?;
     let mut hub = start(&[by_profiles, &file.flag()]);
     assert!(!hub.wait(PATIENCE).await?.success());

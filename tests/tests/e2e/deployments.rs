@@ -1,5 +1,5 @@
-//! KryptonDeployments on their member: installed, upgraded, put right and removed by home's orders, and by
-//! nothing else.
+//! Verifies KryptonDeployments on their member: home's orders, and nothing else, install, upgrade, correct and remove
+//! them.
 
 mod stub_hub;
 
@@ -123,7 +123,7 @@ async fn deployment_is_reconciled_and_removed_only_by_order(mode: Mode) -> TestR
     desk.newest_is("acme", release, 2, "deployed").await?;
     message_is(&cluster, "acme", release, "again").await;
 
-    // What somebody changes is put right without a revision.
+    // Drift is corrected without a new revision.
     let patch = r#"{"data":{"message":"mine"}}"#;
     let words = ["patch", "configmap", release, "-n", "acme", "-p", patch];
     cluster.kubectl(words).await?;
@@ -145,8 +145,8 @@ async fn deployment_is_reconciled_and_removed_only_by_order(mode: Mode) -> TestR
     desk.newest_is("acme", release, 3, "deployed").await?;
     stub.ready(&acme, reason::UPGRADED).await;
 
-    // Missing from the list, and no list at all: neither says that anything is to go. Another one that is
-    // done shows that the list was acted on.
+    // An order missing from the list, or a missing list, removes nothing. The completed second order shows that the
+    // list was processed.
     let other = order("accounts", "other");
     stub.order(&[&other]);
     stub.ready(&other, reason::INSTALLED).await;
@@ -168,7 +168,7 @@ async fn deployment_is_reconciled_and_removed_only_by_order(mode: Mode) -> TestR
     assert_eq!(said.state.ready.reason, reason::UNINSTALLED);
     assert!(desk.revisions("acme", release).await?.is_empty());
     namespace_goes(&desk, "acme").await;
-    // Who comes after finds it done.
+    // The successor finds the work done.
     stub.act_again().await?;
     stub.gone(&gone).await;
     stub.ready(&other, reason::NO_CHANGE).await;
@@ -203,7 +203,7 @@ async fn killed_deployment_install_leaves_one_release(mode: Mode) -> TestResult 
 async fn release_has_single_owner_and_original_is_adopted(mode: Mode) -> TestResult {
     let cluster = cluster("ordered-twice", mode, Parts::WithControllers).await;
     let (desk, repository) = (FleetClient::at(&cluster), small().await);
-    // As the original has left it: in a namespace that is nobody's to remove.
+    // Installed by the original, in a namespace that Krypton doesn't own.
     let url = repository.url();
     let install = [
         "install",
@@ -243,16 +243,16 @@ async fn release_has_single_owner_and_original_is_adopted(mode: Mode) -> TestRes
         message.contains("KryptonDeployment accounts/acme"),
         "{message}"
     );
-    // Other values than the original's are an upgrade.
+    // Values that differ from the original's cause an upgrade.
     desk.newest_is("old", "ced-old", 2, "deployed").await?;
 
-    // The one that was refused goes, and nothing with it.
+    // The rejected order can be removed without any effect.
     let refused = removal(&younger);
     stub.order(&[&older, &refused, &old]);
     stub.gone(&refused).await;
     desk.newest_is("acme", "ced-acme", 1, "deployed").await?;
 
-    // Let go, it stays; in another namespace of home it is not anybody's.
+    // An orphaned release stays. In another namespace of home, the same order has no owner.
     let orphan = DesiredDeployment {
         orphan: true,
         ..removal(&older)

@@ -1,4 +1,4 @@
-//! Drift: what somebody changes of a release is told, or put right, and what is theirs to change is left.
+//! Verifies drift detection: foreign changes of a release are reported or corrected, and allowed changes stay.
 
 use anyhow::{Result, bail};
 use krypton_tests::{
@@ -17,7 +17,7 @@ by_agent!(
     drift_is_reported_but_ignored_fields_are_skipped
 );
 
-/// The chart's release of one Tenant, whose workspace is its name.
+/// A Tenant's release of the chart. The workspace has the Tenant's name.
 struct Release<'a> {
     cluster: &'a Cluster,
     namespace: &'a str,
@@ -68,8 +68,8 @@ impl<'a> Release<'a> {
         self.kubectl(&["delete", kind, &self.name]).await.unwrap();
     }
 
-    /// Whole looks have gone by: what is last of the release was put right, and that again, so that in
-    /// between everything before it was looked at.
+    /// Waits for complete drift checks: two corrections of the last object, because the check between them covers all
+    /// others.
     async fn looked_at(&self) {
         for _ in 0..2 {
             self.delete("service").await;
@@ -85,7 +85,7 @@ impl<'a> Release<'a> {
     }
 }
 
-/// Waits until what the Tenant says of the member is so.
+/// Waits until the Tenant's condition about the member satisfies the predicate.
 async fn says(desk: &FleetClient, tenant: &str, kind: &str, so: impl Fn(&str) -> bool) {
     let what = format!("Tenant {tenant} to say what it should of {kind}");
     eventually(&what, async || {
@@ -131,16 +131,16 @@ async fn drift_is_corrected_without_revision_sparing_foreign_fields(mode: Mode) 
     let marks = "{.metadata.annotations.meta\\.helm\\.sh/release-name}";
     acme.becomes("configmap", marks, &acme.name).await;
 
-    // What helm does not set is not its own.
+    // A field that Helm doesn't set is not owned by Helm.
     let theirs = r#"{"metadata": {"labels": {"theirs": "yes"}}, "data": {"theirs": "yes"}}"#;
     acme.kubectl(&["patch", "configmap", &acme.name, "--patch", theirs])
         .await?;
-    // The controller scales what has fewer than the least, without any metrics.
+    // The autoscaler scales up to the minimum, even without metrics.
     let scaler = ["autoscale", "deployment", &acme.name, "--min=2", "--max=3"];
     acme.kubectl(&scaler).await?;
     acme.becomes("deployment", "{.spec.replicas}", "2").await;
     acme.looked_at().await;
-    // What is put right beside it leaves the number alone.
+    // Correcting a different field keeps the number.
     acme.change_image().await;
     acme.becomes("deployment", IMAGE, OWN_IMAGE).await;
     let found = async |kind: &str, path: &str| acme.field(kind, path).await.unwrap();
@@ -162,7 +162,7 @@ async fn drift_is_corrected_without_revision_sparing_foreign_fields(mode: Mode) 
         assert_eq!(revisions, [(1, "deployed".to_owned())]);
         desk.ready(release.namespace).await?;
     }
-    // What was put right is no hindrance to helm.
+    // Corrected drift doesn't block a later upgrade.
     chart.write("message: second")?;
     acme.becomes("configmap", "{.data.message}", "second").await;
     desk.newest_is("acme", &acme.name, 2, "deployed").await?;
@@ -177,7 +177,7 @@ async fn drift_is_reported_but_ignored_fields_are_skipped(mode: Mode) -> TestRes
     let acme = Release::of(&pair, "acme");
     let ready = pair.condition("ClusterReady");
 
-    // What is as it was is read, and no more is asked.
+    // Checks without drift read each object once and send no other request.
     let looks = async |least: u64| {
         eventually("looks", async || {
             let reads = requests_of(acme.cluster, "GET", "services").await?;
@@ -241,7 +241,7 @@ async fn drift_is_reported_but_ignored_fields_are_skipped(mode: Mode) -> TestRes
     Ok(())
 }
 
-/// As helm 3 and the original did it.
+/// Installed like Helm 3 and the original do it.
 #[tokio::test]
 async fn adopted_release_is_healed_after_its_own_revision() -> TestResult {
     let chart = ServedChart::small("{}").await?;

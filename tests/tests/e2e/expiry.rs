@@ -1,5 +1,5 @@
-//! A certificate that is about to end is told of: on the EdgeCluster, in an event, in the metrics; once,
-//! over a restart of the hub too.
+//! Verifies that an expiring certificate is reported on the EdgeCluster, in the metrics, and in one event, also after a
+//! restart of the hub.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,7 +33,7 @@ struct Connected {
     _stop: DropGuard,
 }
 
-/// With a certificate that was made then.
+/// Connects with a certificate that was issued at this time.
 async fn connect(
     home: &Cluster,
     hub: &Hub,
@@ -69,7 +69,7 @@ async fn connect(
     })
 }
 
-/// How often it was told.
+/// Returns the number of reported events.
 async fn told(home: &Cluster) -> i32 {
     let events: Api<Event> = Api::namespaced(home.client(), "default");
     let params = ListParams::default().fields("involvedObject.name=edge-1");
@@ -99,10 +99,10 @@ async fn expiring_certificate_is_reported_once_across_restart() -> TestResult {
         .await?
         .uid()
         .unwrap();
-    // As soon as the hub has its CA.
+    // The bundle exists as soon as the hub has its CA.
     krypton_tests::bundle(&home, "another").await?;
 
-    // Another key would be refused.
+    // The hub would reject another key.
     let key = KeyPair::generate()?;
     let days = |count: i64| wall() - SignedDuration::from_hours(24 * count);
     let old = connect(&home, &hub, &uid, &key, days(6)).await?;
@@ -125,7 +125,7 @@ async fn expiring_certificate_is_reported_once_across_restart() -> TestResult {
     hub.ready(PATIENCE).await?;
     desk.member_shows("edge-1", &[SOON, CONNECTED]).await?;
     drop(old);
-    // What comes after it is written after all that was due before.
+    // The writes about this session follow all earlier ones.
     let _new = connect(&home, &hub, &uid, &key, days(0)).await?;
     desk.member_shows("edge-1", &[CURRENT, CONNECTED]).await?;
     assert_eq!(told(&home).await, 1);

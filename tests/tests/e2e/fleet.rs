@@ -1,4 +1,4 @@
-//! Members: found by their Secrets, counted on home, followed through rotation, leaving and doubles.
+//! Verifies members: discovery by Secrets, counts on home, kubeconfig rotation, leaving, and duplicates.
 
 use anyhow::{Result, bail};
 use krypton_crds::edge_cluster::EdgeCluster;
@@ -17,16 +17,16 @@ in_both_modes!(
     deleted_member_keeps_releases_and_rejoins_on_request,
 );
 
-/// What home says of a member that is well.
+/// Returns the conditions of a healthy member on home.
 fn well(mode: Mode) -> Vec<Expected<'static>> {
     match mode {
         Mode::SelfCluster | Mode::Proxy => vec![RESOLVED, CONNECTED, HEALTHY],
-        // There is nothing to resolve.
+        // There is no source to resolve.
         Mode::Agent => vec![CONNECTED, HEALTHY],
     }
 }
 
-/// A hub that installs Deployments without pods, and what it needs.
+/// A hub that installs Deployments without pods, and its prerequisites.
 struct Fleet {
     home: Cluster,
     desk: FleetClient,
@@ -93,7 +93,7 @@ async fn home_tenant_counts_namesakes_on_all_members(mode: Mode) -> TestResult {
         Some("3 of 3 clusters ready")
     );
     assert_eq!(status.phase.as_deref(), Some("Ready"));
-    // An edge tells of itself alone.
+    // An edge cluster shows only its own condition.
     let own = first.shows("acme", &[ALL_READY, all[2]]).await?;
     let own = own.status.unwrap();
     assert_eq!(own.last_message.as_deref(), Some("1 of 1 clusters ready"));
@@ -147,7 +147,7 @@ async fn home_tenant_counts_namesakes_on_all_members(mode: Mode) -> TestResult {
     Ok(())
 }
 
-/// With edge-1 that has a Tenant `mine`, which names it, and a home where nothing is limited yet.
+/// Edge-1 has a Tenant `mine`, which names it. On home, no member limits its namespaces yet.
 async fn a_member_is_named_from_where_it_allows(desk: &FleetClient, home: &Cluster) -> TestResult {
     let members: Api<EdgeCluster> = Api::all(home.client());
     let allow = async |name: &str, namespaces: serde_json::Value| {
@@ -159,7 +159,7 @@ async fn a_member_is_named_from_where_it_allows(desk: &FleetClient, home: &Clust
     let naming = |name: &str| json!({"clusterRef": {"secretName": name}});
     let mine = ("ClusterReady/edge-1", "True", "Installed");
     desk.create("mine", naming("edge-1")).await?;
-    // As its EdgeCluster says, which has it from a Secret or from the agent.
+    // The name comes from the EdgeCluster, which has it from a Secret or from the agent.
     let named = members.get("edge-1").await?.status.unwrap();
     let named = condition(&named.conditions, "TargetClusterResolved").unwrap();
     let resolved = ("TargetClusterResolved", "True", named.reason.as_str());
@@ -171,11 +171,11 @@ async fn a_member_is_named_from_where_it_allows(desk: &FleetClient, home: &Clust
         ("Ready", "False", "ClustersNotReady"),
     ];
     desk.shows("mine", &refused).await?;
-    // Who does not name it is told of it as before.
+    // Tenants that don't name the member show it as before.
     let counted = [ALL_READY, ("ClusterReady/edge-1", "True", "Installed")];
     desk.shows("acme", &counted).await?;
 
-    // Nothing is installed before the limit is seen.
+    // Krypton installs nothing before it observes the limit.
     let key = "mesh.openkcm.io/paused";
     desk.create_annotated("here", naming("self-cluster"), &[(key, "true")])
         .await?;
@@ -183,7 +183,7 @@ async fn a_member_is_named_from_where_it_allows(desk: &FleetClient, home: &Clust
     let refused = ("ClusterReady/self-cluster", "False", "NamespaceNotAllowed");
     desk.shows("here", &[refused]).await?;
     desk.annotate("here", key, "false").await?;
-    // Nor after it: who comes later and names nobody is through.
+    // Nor after it. A later Tenant that names no member shows that the hub has processed all.
     desk.create("later", json!({})).await?;
     let well = ("ClusterReady/self-cluster", "True", "Installed");
     desk.shows("later", &[ALL_READY, well]).await?;
@@ -199,7 +199,7 @@ async fn a_member_is_named_from_where_it_allows(desk: &FleetClient, home: &Clust
     Ok(())
 }
 
-/// The same access, by way of a program: refused unless the hub is told otherwise.
+/// Returns the same access through an exec plugin, which the hub rejects by default.
 fn with_exec(cluster: &Cluster) -> String {
     cluster
         .kubeconfig_with_token()
@@ -215,7 +215,7 @@ fn with_exec(cluster: &Cluster) -> String {
         .collect()
 }
 
-/// With a kubeconfig only: an agent has none that the hub could rotate, spoil or lose.
+/// With a kubeconfig only, because the hub can't rotate, damage or lose an agent's access.
 #[tokio::test]
 async fn member_survives_rotated_rejected_and_removed_kubeconfig() -> TestResult {
     let (fleet, edge) = tokio::try_join!(
@@ -268,7 +268,7 @@ async fn member_survives_rotated_rejected_and_removed_kubeconfig() -> TestResult
     ];
     desk.shows("before", &unknown).await?;
     assert_eq!(at_edge.holder().await?, "", "the Lease is given up");
-    // Nobody looks at a Tenant now.
+    // No actor reconciles Tenants now.
     at_edge.create("later", json!({})).await?;
     assert_eq!(at_edge.releases().await?, releases);
 
@@ -291,7 +291,7 @@ async fn older_of_duplicate_members_acts_alone(mode: Mode) -> TestResult {
     let (desk, at_edge) = (&fleet.desk, FleetClient::at(&edge));
     let healthy = well(mode);
     desk.member_shows("edge-b", &healthy).await?;
-    // The name comes first, the age decides.
+    // The age decides, not the name.
     desk.add_member("edge-a", &edge.kubeconfig_with_token())
         .await?;
     let home_again = std::fs::read_to_string(fleet.home.kubeconfig())?;
@@ -336,7 +336,7 @@ async fn older_of_duplicate_members_acts_alone(mode: Mode) -> TestResult {
     Ok(())
 }
 
-/// Over one kubeconfig: an agent is a second writer of another kind, see `handover.rs`.
+/// With one kubeconfig only. `handover.rs` covers the agent as a second writer.
 #[tokio::test]
 async fn second_hub_writes_nothing_until_first_stops() -> TestResult {
     let mut fleet = start("hubs", Parts::WithControllers, &[]).await?;
@@ -395,7 +395,7 @@ async fn deleted_member_keeps_releases_and_rejoins_on_request(mode: Mode) -> Tes
         .delete(pair.name(), &DeleteParams::default())
         .await?;
     if mode == Mode::Agent {
-        // Its certificate was of the one that is gone: somebody has to join it again.
+        // The certificate belongs to the deleted EdgeCluster, so a user must join the agent again.
         let log = pair.actor()?.log_path().to_owned();
         eventually("the agent to be refused", async || {
             let log = std::fs::read_to_string(&log)?;
@@ -405,7 +405,7 @@ async fn deleted_member_keeps_releases_and_rejoins_on_request(mode: Mode) -> Tes
         pair.join_again().await?;
     } else {
         dismissed(pair.hub()?).await;
-        // Nor does a new hub take it for a new member.
+        // A new hub doesn't accept it as a new member either.
         pair.hub()?.stop().await?;
         pair.start_hub_again()?;
         dismissed(pair.hub()?).await;

@@ -1,4 +1,4 @@
-//! Who acts when one of the two is away: the hub for a lost agent, the agent without its hub.
+//! Verifies handovers: the hub replaces a lost agent, and the agent continues without its hub.
 
 use std::net::SocketAddr;
 
@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-/// A hub whose patience with lost agents is short, and a cluster that is to be a member.
+/// A hub with a short grace period for lost agents, and a future member.
 struct Stage {
     home: Cluster,
     edge: Cluster,
@@ -59,7 +59,7 @@ async fn proxy_takes_over_lost_agent_and_yields_back() -> TestResult {
     let agents = at_edge.holder().await?;
     assert!(agents.starts_with("agent/"), "{agents}");
 
-    // A hub that could act does not while the agent is there.
+    // A hub with access doesn't act while the agent is connected.
     desk.add_member("edge-1", &edge.kubeconfig_with_token())
         .await?;
     let resolved = ("TargetClusterResolved", "True", "Resolved");
@@ -129,7 +129,7 @@ async fn agent_keeps_working_without_hub_and_across_restart() -> TestResult {
     .await?;
     assert_eq!(at_edge.releases().await?, releases);
 
-    // Of what happens while the agent is away it is told the last, and does that alone.
+    // After its return, the agent receives only the latest state, and applies only that.
     assert!(pair.actor()?.stop().await?.success());
     for change in 1..=3 {
         chart.write(&format!("replicaCount: 0\nmessage: change-{change}"))?;
@@ -155,7 +155,7 @@ async fn agent_keeps_working_without_hub_and_across_restart() -> TestResult {
     Ok(())
 }
 
-/// How many desired states the hub has sent to agents since its start.
+/// Returns the number of desired states that the hub has sent to agents since its start.
 async fn desired_sent(pair: &mut Pair) -> u64 {
     let metrics = pair.hub().unwrap().metrics().await.unwrap();
     let line = metrics.lines().find_map(|line| {
@@ -164,7 +164,7 @@ async fn desired_sent(pair: &mut Pair) -> u64 {
     line.map_or(0, |count| count.parse().unwrap())
 }
 
-/// What an agent is given by somebody who has forgotten DaemonSets.
+/// An agent's rights without DaemonSets, which its administrator has forgotten.
 const ALMOST_ALL: &str = r#"
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
@@ -213,7 +213,7 @@ async fn agent_without_full_cluster_access_leaves_proxy_acting() -> TestResult {
     })
     .await?;
 
-    // Longer than the grace: nothing but the agent's being ready would make the hub give way.
+    // Longer than the grace period: only a ready agent makes the hub release the Lease.
     at_edge.lease_renewed().await?;
     at_edge.install("acme").await?;
     assert_eq!(at_edge.holder().await?, hubs);
@@ -221,7 +221,7 @@ async fn agent_without_full_cluster_access_leaves_proxy_acting() -> TestResult {
     Ok(())
 }
 
-/// The way from an agent to its hub, which can be cut and mended.
+/// The connection from an agent to its hub, which can be cut and restored.
 struct Way {
     address: SocketAddr,
     open: watch::Sender<bool>,
@@ -271,7 +271,7 @@ async fn disconnected_agent_keeps_acting_while_hub_observes() -> TestResult {
     let agents = at_edge.held_by_another("").await?;
 
     way.open.send_replace(false);
-    // Far beyond the grace: the Lease lives, and the hub says whose it is.
+    // Much longer than the grace period: the Lease is renewed, and the hub shows its holder.
     let observing = ("Healthy", "True", "Observing");
     desk.member_shows("edge-1", &[observing, CONNECTED]).await?;
     at_edge.install("acme").await?;

@@ -1,4 +1,4 @@
-//! A machine that helm cannot work on: said with the remedy, what runs stays, and it goes on when it is over.
+//! Verifies that Krypton reports a broken Helm with the remedy, keeps releases running, and continues after the repair.
 
 use std::{
     fs::{self, File},
@@ -15,7 +15,7 @@ use krypton_tests::{
 use serde_json::json;
 use tempfile::TempDir;
 
-/// Puts a script in the place of helm at once, as an image that is changed.
+/// Replaces Helm by a script atomically, like a changed image.
 fn put(helm: &Path, script: &str) -> Result<()> {
     let next = helm.with_extension("next");
     fs::write(&next, format!("#!/bin/sh\n{script}\n"))?;
@@ -24,7 +24,7 @@ fn put(helm: &Path, script: &str) -> Result<()> {
     Ok(())
 }
 
-/// Helm's folder of runs, wherever the actor has it.
+/// Returns Helm's folder of runs below the actor's folder.
 fn runs(folder: &Path) -> Result<PathBuf> {
     for entry in fs::read_dir(folder)?.flatten() {
         let path = entry.path();
@@ -87,7 +87,7 @@ async fn helm_failure_reports_remedy_and_upgrade_recovers() -> TestResult {
         &["cannot be run", "install Helm"],
     )
     .await?;
-    // What runs is as ready as before.
+    // The running release is as ready as before.
     let tenant = desk.tenants().get("acme").await?;
     let conditions = tenant.status.unwrap().conditions;
     assert_eq!(condition(&conditions, &ready).unwrap().status, "True");
@@ -106,7 +106,7 @@ async fn helm_failure_reports_remedy_and_upgrade_recovers() -> TestResult {
     put(&helm, &real)?;
     running(3).await;
 
-    // A file where a folder is to be: nothing can be written there, by root neither.
+    // A file instead of the folder: even root can't write there.
     let log = pair.actor()?.log_path().to_owned();
     let runs = runs(log.parent().unwrap())?;
     fs::remove_dir_all(&runs)?;
@@ -117,7 +117,7 @@ async fn helm_failure_reports_remedy_and_upgrade_recovers() -> TestResult {
     fs::remove_file(&runs)?;
     running(4).await;
 
-    // As the kernel does when memory runs out.
+    // Behaves like the kernel when memory is exhausted.
     put(
         &helm,
         &format!("[ \"$1\" = version ] || kill -9 $$\n{real}"),

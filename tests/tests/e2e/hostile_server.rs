@@ -1,4 +1,4 @@
-//! A member whose API server answers without end: that concerns this member alone.
+//! Verifies that a member with endless API server responses affects no other member.
 
 use std::fs;
 
@@ -14,7 +14,7 @@ const EDGE: &str = "edge-1";
 /// Far below the memory limit in the hub's chart.
 const HUB_MEMORY: u64 = 640 << 20;
 
-/// Home, which is a member itself, and another member that is reached through a proxy.
+/// Home, which is also a member, and another member behind a proxy.
 struct Scene {
     proxy: AnsweringProxy,
     hub: Hub,
@@ -46,7 +46,7 @@ impl Scene {
         })
     }
 
-    /// The other member is served, and the hub keeps its memory.
+    /// Verifies that the other member is reconciled, and that the hub's memory stays low.
     async fn others_are_served(&self) -> TestResult {
         let desk = &self.at_home;
         desk.install("acme").await?;

@@ -1,4 +1,4 @@
-//! Bad input: each fault is named, with its remedy, at the earliest place, and nothing else suffers.
+//! Verifies invalid input: each fault is reported with its remedy as early as possible, and affects nothing else.
 
 use std::{fs, time::Duration};
 
@@ -21,7 +21,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 by_agent!(invalid_tenant_is_reported_without_affecting_others);
 
-/// The exit code and the log of a hub that does not start.
+/// Returns the exit code and the log of a hub that doesn't start.
 async fn refusal(options: &HubOptions<'_>) -> Result<(Option<i32>, String)> {
     let mut hub = Hub::start(options)?;
     let status = hub.wait(MINUTE).await?;
@@ -41,7 +41,7 @@ async fn hub_that_cannot_start_reports_cause_and_remedy() -> TestResult {
     let list_flag = format!("--chart-values-file={}", list.display());
     let file = |path: &std::path::Path| path.display().to_string();
 
-    // (flags, kubeconfig, exit code, words of the message)
+    // (flags, kubeconfig, exit code, text of the message)
     let cases = [
         (
             vec!["--chart-nam=x".to_owned()],
@@ -92,7 +92,7 @@ async fn hub_that_cannot_start_reports_cause_and_remedy() -> TestResult {
     Ok(())
 }
 
-/// The same access, by way of something that a Secret must not hold.
+/// Returns the same access with a user entry that a Secret must not contain.
 fn kubeconfig_with(cluster: &Cluster, user: &str) -> String {
     cluster
         .kubeconfig_with_token()
@@ -104,7 +104,7 @@ fn kubeconfig_with(cluster: &Cluster, user: &str) -> String {
         .collect()
 }
 
-/// The same credential, for another server.
+/// Returns the same credential for another server.
 fn kubeconfig_at(cluster: &Cluster, server: &str) -> String {
     cluster
         .kubeconfig_with_token()
@@ -116,7 +116,7 @@ fn kubeconfig_at(cluster: &Cluster, server: &str) -> String {
         .collect()
 }
 
-/// With kubeconfigs only: an agent's never leaves its edge.
+/// With kubeconfigs only, because an agent's kubeconfig never leaves its edge cluster.
 #[tokio::test]
 async fn invalid_kubeconfig_secret_is_reported_without_affecting_others() -> TestResult {
     let chart = ServedChart::small("replicaCount: 0").await?;
@@ -159,7 +159,7 @@ async fn invalid_kubeconfig_secret_is_reported_without_affecting_others() -> Tes
     desk.add_member("good", &edge.kubeconfig_with_token())
         .await?;
 
-    // Proxies of the environment are for charts by https: no credential of a member goes by them.
+    // Proxy variables apply to charts over HTTPS. A member's credential never passes such a proxy.
     let options = HubOptions::new(home.kubeconfig())
         .args(chart.flags(&[]))
         .env("HTTPS_PROXY", "http://127.0.0.1:9")
@@ -187,7 +187,7 @@ async fn invalid_kubeconfig_secret_is_reported_without_affecting_others() -> Tes
         .await?;
     assert!(member.status.unwrap().cluster_uid.is_some());
 
-    // Put right without a restart.
+    // Corrected without a restart.
     let right = json!({
         "apiVersion": "v1",
         "kind": "Secret",
@@ -200,7 +200,7 @@ async fn invalid_kubeconfig_secret_is_reported_without_affecting_others() -> Tes
     Ok(())
 }
 
-/// Creates a Tenant that is unreadable, with a CRD that admits anything, as an older one may have done.
+/// Creates an unreadable Tenant, with a permissive CRD like an older one.
 pub(crate) async fn unreadable_tenant(
     desk: &FleetClient,
     namespace: &str,
@@ -230,7 +230,7 @@ pub(crate) async fn unreadable_tenant(
     Ok(raw)
 }
 
-/// On home the hub follows the same Tenants a second time, to aggregate them.
+/// On home, the hub watches the same Tenants a second time for aggregation.
 #[tokio::test]
 async fn invalid_home_tenant_is_reported_without_affecting_others() {
     Box::pin(invalid_tenant_is_reported_without_affecting_others(
@@ -301,7 +301,7 @@ async fn invalid_tenant_is_reported_without_affecting_others(mode: Mode) -> Test
         [format!("sh.helm.release.v1.{}.v1", pair.release("good"))]
     );
 
-    // Put right, it is a Tenant as any other.
+    // After the correction, the Tenant is an ordinary Tenant.
     let right = json!({"spec": {"workspace": "short"}});
     let merge = kube::api::Patch::Merge(right);
     desk.tenants()

@@ -1,4 +1,4 @@
-//! Several hubs: one leads, the others are ready to, and nothing is written twice.
+//! Verifies several hubs: one is the leader, the others are ready standbys, and no object is written twice.
 
 use std::{
     collections::BTreeMap,
@@ -43,7 +43,7 @@ in_both_modes!(
 );
 by_agent!(short_home_outage_keeps_leader_and_sessions);
 
-/// Hubs of one home, under the names that they have as pods, and the addresses of all for their agents.
+/// Hubs of one home with their pod names, and all their addresses for agents.
 struct Stage {
     hubs: BTreeMap<String, Hub>,
     ports: BTreeMap<String, Arc<Port>>,
@@ -53,7 +53,7 @@ struct Stage {
     repository: ChartRepository,
     chart: &'static str,
     values: ValuesFile,
-    /// The kubeconfigs by which hubs reach home that do not do so directly.
+    /// Kubeconfigs of hubs that don't reach home directly.
     ways: BTreeMap<&'static str, PathBuf>,
 }
 
@@ -94,13 +94,13 @@ impl Stage {
         Ok(stage)
     }
 
-    /// Hubs that are started later, by ways of their own.
+    /// Adds hubs that start later through separate connections.
     fn expect(&mut self, hubs: &[&str]) {
         let port = |name: &&str| ((*name).to_owned(), Arc::new(Port::reserve().unwrap()));
         self.ports.extend(hubs.iter().map(port));
     }
 
-    /// Starts one, or another in its place. Agents are told of all.
+    /// Starts a hub, or its replacement. Agents get the addresses of all hubs.
     async fn start(&mut self, name: &str) {
         let way = self.ways.get(name).map(PathBuf::as_path);
         let kubeconfig = way.unwrap_or(self.home.kubeconfig()).to_owned();
@@ -132,7 +132,7 @@ impl Stage {
         Ok(Membership::join(mode, hub, home, edge, EDGE).await?)
     }
 
-    /// Waits until a hub leads that is not this one, and returns its name.
+    /// Waits until another hub is the leader, and returns its name.
     async fn leader_but(&self, former: &str) -> Result<String> {
         let leases: Api<Lease> = Api::namespaced(self.desk.client.clone(), HUB_NAMESPACE);
         eventually("another hub to lead", async || {
@@ -158,14 +158,14 @@ impl Stage {
         self.hubs[hub].logs("session begins").await.unwrap();
     }
 
-    /// A Tenant on the edge, from its making until home shows the member with it.
+    /// Creates a Tenant on the edge cluster, and waits until home shows the member in its status.
     async fn tenant(&self, name: &str) {
         let edge = FleetClient::at(&self.edge);
         edge.install(name).await.unwrap();
         self.counted(name).await;
     }
 
-    /// Waits until home's EdgeCluster counts as many Tenants as the edge has.
+    /// Waits until home's EdgeCluster counts all Tenants of the edge cluster.
     async fn counted(&self, what: &str) {
         let there = FleetClient::at(&self.edge).tenants();
         let members: Api<EdgeCluster> = Api::all(self.desk.client.clone());
@@ -186,14 +186,14 @@ impl Stage {
     }
 }
 
-/// What the member's EdgeCluster has said of its connection, all the time.
+/// The history of the member's Connected condition.
 struct Watched {
     said: Arc<Mutex<Vec<(String, Instant)>>>,
     _watching: JoinHandle<()>,
 }
 
 impl Watched {
-    /// Returns once the member has a condition.
+    /// Returns when the member has a condition.
     async fn begin(desk: &FleetClient) -> Self {
         let members: Api<EdgeCluster> = Api::all(desk.client.clone());
         let said = Arc::new(Mutex::new(Vec::new()));
@@ -248,7 +248,7 @@ async fn three_hubs_elect_one_leader_and_stay_ready() -> TestResult {
         assert!(!said.contains("running helm"), "{said}");
         assert!(!said.contains("panicked at"), "{said}");
     }
-    // What was written was written once: by one hub, in one version after the other.
+    // Each object was written once: by one hub, with each version based on the previous one.
     let requests = stage.home.audited().await?;
     let made = requests.iter().filter(|request| {
         request.user_agent.starts_with(&agent)
@@ -316,7 +316,7 @@ async fn killed_leader_is_replaced_and_sessions_return(mode: Mode) -> TestResult
             assert_eq!(told.get(done), Some(&1), "{name}: {told:?}");
         }
     }
-    // One that is started in its place is a standby.
+    // Its replacement becomes a standby.
     stage.start(&leader).await;
     assert_eq!(stage.leader_but(&leader).await?, next);
     assert_eq!(stage.epoch().await?, epoch + 1);
@@ -332,7 +332,7 @@ async fn a_lead_that_wakes_up_writes_nothing(mode: Mode) -> TestResult {
     let leader = stage.leader_but("").await?;
     stage.hub(&leader).freeze()?;
     let next = stage.leader_but(&leader).await?;
-    // By the next lead, over all that it does.
+    // The next leader performs all its tasks.
     stage.tenant("second").await;
     assert_eq!(stage.epoch().await?, epoch + 1);
 
@@ -346,7 +346,7 @@ async fn a_lead_that_wakes_up_writes_nothing(mode: Mode) -> TestResult {
     stage.tenant("third").await;
     assert_eq!(stage.leader_but(&leader).await?, next);
     assert_eq!(stage.epoch().await?, epoch + 1);
-    // Every object of home is of the next lead's writing by now, and none was written over.
+    // The next leader has written every object of home, and none was overwritten.
     let members: Api<EdgeCluster> = Api::all(stage.desk.client.clone());
     let member = members.get(EDGE).await?;
     let status = member.status.clone().unwrap();
@@ -418,7 +418,7 @@ async fn stopping_leader_hands_over_during_helm_run(mode: Mode) -> TestResult {
     Ok(())
 }
 
-/// A control plane that is upgraded may be away for minutes: what the only hub does on members goes on meanwhile.
+/// An upgraded control plane can be down for minutes. The only hub continues its work on members.
 #[tokio::test]
 async fn lost_leadership_interrupts_nothing_on_kubeconfig_member() -> TestResult {
     let gate = Gate::new()?;
@@ -430,7 +430,7 @@ async fn lost_leadership_interrupts_nothing_on_kubeconfig_member() -> TestResult
     let hook = gate::hook(&edge, "acme", None).await?;
     stage.home.stop_apiserver().await?;
     stage.hubs["a"].logs("no longer the leader").await?;
-    // Helm goes on, and so does what follows of it.
+    // Helm and the following steps continue.
     let release = format!("tenant-acme-{EDGE}");
     let running = edge.revisions("acme", &release).await?;
     assert_eq!(running, [(1, "pending-install".to_owned())]);
@@ -469,7 +469,7 @@ async fn leader_cut_off_from_home_releases_agents() -> TestResult {
     let log = stage.hubs["a"].log()?;
     assert!(log.contains("no longer the leader"), "{log}");
 
-    // Back again, it is one that stands by.
+    // After its return, the hub is a standby.
     line.set(Traffic::Pass);
     eventually("a to know who leads", async || {
         let log = stage.hubs["a"].log()?;
@@ -500,7 +500,7 @@ async fn ca_rotation_survives_leader_changes_without_lockout() -> TestResult {
     for phase in ["Announced", "Switched"] {
         eventually(&format!("the phase {phase}"), async || {
             let told = rotate(&stage.home, &["--status"]).await?;
-            // It may have gone on since.
+            // The work may have progressed.
             let past = told.starts_with(phase) || told.contains("the last one ended");
             ensure!(
                 past || (phase == "Announced" && told.starts_with("Switched")),
@@ -540,7 +540,7 @@ async fn current_leader_settings_apply_when_hubs_differ() -> TestResult {
     let published = join_info::read(&home, HUB_NAMESPACE);
     let before = published.await?.unwrap();
 
-    // As in a rollout: another that is told other values, and of one more address.
+    // Like a rollout: another hub with other values and one more address.
     let other = ValuesFile::new("replicaCount: 0\nother: true")?;
     let port = Arc::new(Port::reserve()?);
     let address = port.address().to_string();
@@ -565,7 +565,7 @@ async fn current_leader_settings_apply_when_hubs_differ() -> TestResult {
     Ok(())
 }
 
-/// Orders of a deletion that was taken back are the most harmful of all that a hub could give by old knowledge.
+/// Orders from a revoked deletion are the most harmful result of outdated information.
 #[tokio::test]
 async fn stale_hub_does_not_uninstall_orphaned_member() -> TestResult {
     let mut stage = Stage::set("let-go", &[]).await;
@@ -591,7 +591,7 @@ async fn stale_hub_does_not_uninstall_orphaned_member() -> TestResult {
     })
     .await?;
 
-    // It is away, so its deletion waits. Both hubs have read that it is deleted.
+    // The member is disconnected, so its deletion waits. Both hubs have observed the deletion.
     member.agent().unwrap().stop().await?;
     let of_nothing = Lie {
         verbs: READS,
@@ -606,7 +606,8 @@ async fn stale_hub_does_not_uninstall_orphaned_member() -> TestResult {
     })
     .await?;
 
-    // b hears nothing more of EdgeClusters; a person lets this one go, and its hub does.
+    // Hub b no longer receives EdgeClusters. A user orphans the member's releases, and the leader removes the
+    // EdgeCluster.
     way.lie(Lie {
         resources: &["edgeclusters"],
         ..of_nothing
@@ -623,7 +624,7 @@ async fn stale_hub_does_not_uninstall_orphaned_member() -> TestResult {
     let told = async |agent: &mut Membership, what: &str| {
         agent.agent().unwrap().logs(what).await.unwrap();
     };
-    // It is not let in by what b had seen before, nor told anything.
+    // Hub b rejects the agent and sends it no order from the outdated state.
     told(&mut member, "does not know its members yet").await;
     way.tell_the_truth();
     told(&mut member, "there is no EdgeCluster").await;

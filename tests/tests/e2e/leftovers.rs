@@ -1,5 +1,5 @@
-//! What failed attempts have made and no good revision declares: removed later, but nothing that holds data,
-//! that the chart keeps, or that is somebody else's.
+//! Verifies the cleanup after failed attempts. Krypton removes objects that no good revision declares, except objects
+//! with data, with a keep policy, or of other owners.
 
 use std::collections::BTreeMap;
 
@@ -49,7 +49,7 @@ fn chart(folder: &TempDir) -> ChartSource {
     ChartSource::write(folder.path(), "maps", &[("templates/all.yaml", TEMPLATE)]).unwrap()
 }
 
-/// UIDs of the ConfigMaps that are neither Kubernetes' own nor going.
+/// Returns the UIDs of the ConfigMaps, except Kubernetes' own and terminating ones.
 async fn maps(desk: &FleetClient) -> Result<BTreeMap<String, String>> {
     let api: Api<ConfigMap> = Api::namespaced(desk.client.clone(), "acme");
     let found = api.list(&ListParams::default()).await?.into_iter();
@@ -84,7 +84,7 @@ async fn only_leftovers_of_failed_attempts_are_removed() -> TestResult {
     let release = pair.release("acme");
     let failed = pair.condition("ClusterError");
     let failed = [(failed.as_str(), "True", "UpgradeFailed")];
-    // A namespace that is not Krypton's own, so that what stays in it stays after the Tenant as well.
+    // A namespace that Krypton didn't create, so the remaining objects outlive the Tenant.
     let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "acme"}});
     let namespaces = Api::all(desk.client.clone());
     let namespace: k8s_openapi::api::core::v1::Namespace = serde_json::from_value(namespace)?;
@@ -98,7 +98,7 @@ async fn only_leftovers_of_failed_attempts_are_removed() -> TestResult {
     maps_are(&desk, &["stays", "theirs"]).await;
     let before = maps(&desk).await?;
 
-    // Two attempts, and each alone declares one object.
+    // Two attempts, each with one object that only it declares.
     chart.write("{maps: [stays, first], claim: true, broken: true}")?;
     desk.newest_is("acme", &release, 2, "failed").await?;
     chart.write("{maps: [stays, second], broken: true}")?;
@@ -118,7 +118,7 @@ async fn only_leftovers_of_failed_attempts_are_removed() -> TestResult {
         assert_eq!(after[name], before[name], "{name}");
     }
 
-    // And before the release itself goes: helm would remove what its newest revision declares.
+    // Also before the release is removed, because Helm would delete the objects of its newest revision.
     chart.write("{maps: [stays, third], claim: true, broken: true}")?;
     desk.shows("acme", &failed).await?;
     chart.write("{maps: [fourth], broken: true}")?;
@@ -131,10 +131,10 @@ async fn only_leftovers_of_failed_attempts_are_removed() -> TestResult {
     Ok(())
 }
 
-/// `KRYPTON_FAILURES=500` makes it as many, and prints the memory on the way.
+/// `KRYPTON_FAILURES=500` sets the number of failures, and prints the memory usage.
 #[tokio::test]
 async fn failed_installations_leave_a_bounded_history() -> TestResult {
-    // --history-max=3, and 16 that alone name objects.
+    // --history-max=3, and 16 revisions with objects that only they declare.
     const KEPT: usize = 3 + 16;
     let failures = std::env::var("KRYPTON_FAILURES").ok();
     let failures: u32 = failures.map_or(25, |number| number.parse().unwrap());

@@ -1,4 +1,4 @@
-//! What is logged of a Tenant says of which, and how much is logged is changed while it runs.
+//! Verifies that log lines about a Tenant name it, and that the log level can be changed at runtime.
 
 use krypton_tests::{
     AgentOptions, Daemon, Hub, HubOptions, Mode, Parts, ServedChart, TestResult, eventually,
@@ -8,7 +8,7 @@ use krypton_tests::{
 };
 use serde_json::{Value, json};
 
-/// Where nothing is done but for one Tenant or deployment.
+/// Targets whose log lines always concern one Tenant or deployment.
 const OF_A_TENANT: [&str; 3] = [
     "krypton_reconciler::actions",
     "krypton_helm::driver",
@@ -17,7 +17,7 @@ const OF_A_TENANT: [&str; 3] = [
 
 in_both_modes!(log_lines_identify_tenant_and_level_changes_live,);
 
-/// All that was logged, each line as the object that it is.
+/// Returns all log lines as JSON objects.
 fn lines(daemon: &Daemon) -> Vec<Value> {
     let log = daemon.log().unwrap();
     let line = |line: &str| -> Value {
@@ -50,7 +50,7 @@ fn check(lines: &[Value], program: &str) {
     }
 }
 
-/// What the agent tells of itself while its one Tenant fails.
+/// Verifies the agent's log while its only Tenant fails.
 async fn check_told(agent: &Daemon) {
     let told: Value = serde_json::from_str(&agent.debug("agent.json").await.unwrap()).unwrap();
     for (at, expected) in [
@@ -108,7 +108,7 @@ async fn log_lines_identify_tenant_and_level_changes_live(mode: Mode) -> TestRes
     assert_eq!(actor.debug("log").await?, "info\n");
     assert!(actor.log_by("loud", "").await.is_err());
     assert!(actor.log_by("debug", "?for=25h").await.is_err());
-    // As `kubectl krypton` has it, which finds its way to a pod otherwise.
+    // The debug address that `kubectl krypton` otherwise finds through a pod.
     let here = format!("--debug-address={}", actor.debug_address());
     let level = async |words: &[&str]| {
         let words = [&["log-level", "agent", &here], words].concat();
@@ -128,7 +128,7 @@ async fn log_lines_identify_tenant_and_level_changes_live(mode: Mode) -> TestRes
     chart.write("{replicaCount: 0, broken: true}")?;
     let failed = ("ClusterError/edge-1", "True", "UpgradeFailed");
     edge_desk.shows("acme", &[failed]).await?;
-    // And home's own of that name, which the hub writes.
+    // The Tenant of the same name on home, which the hub writes.
     desk.create("acme", json!({})).await?;
     desk.shows("acme", &[failed]).await?;
 

@@ -1,5 +1,5 @@
-//! Members by each of their sources, with the CRDs of those who wrote them: found, waited for,
-//! suspended, renamed by nobody, gone without loss.
+//! Verifies members from each of their sources, with the real CRDs: discovery, waiting, suspension, name conflicts, and
+//! removal without data loss.
 
 use std::{
     collections::BTreeMap,
@@ -37,13 +37,13 @@ const INVALID: Expected<'static> = ("TargetClusterResolved", "False", "Kubeconfi
 const GONE: Expected<'static> = ("TargetClusterResolved", "False", "SourceGone");
 const SUSPENDED: Expected<'static> = ("Healthy", "Unknown", "Suspended");
 
-/// Where the objects that name clusters are.
+/// Namespace of the objects that name clusters.
 const FLEET: &str = "fleet";
 const EDGE: &str = "edge-1";
-/// What the hub calls itself to an apiserver, and what helm does.
+/// User agents of the hub and of Helm.
 const WRITERS: [&str; 2] = ["krypton-hub", "Helm"];
 
-/// Home with its hub, and one cluster that the sources lead to.
+/// Home with its hub, and one cluster that the sources name.
 struct Fleet {
     hub: Hub,
     home: Cluster,
@@ -80,14 +80,14 @@ async fn start(name: &str, flags: &[String]) -> TestResult<Fleet> {
 }
 
 impl Fleet {
-    /// A Tenant on the edge that is installed: somebody acts there.
+    /// Installs a Tenant on the edge cluster, which shows that an actor reconciles it.
     async fn install(&self, tenant: &str) {
         let desk = &self.at_edge;
         desk.install(tenant).await.unwrap();
     }
 
-    /// Waits until the member is left alone, for this reason, and nobody holds its Lease; what is
-    /// installed is as it was, and nothing has failed.
+    /// Waits until the member is suspended for this reason and its Lease has no holder. The releases must be unchanged,
+    /// and nothing may have failed.
     async fn suspended(&self, why: &str) -> TestResult {
         let what = format!("{EDGE} to be suspended, as it {why}");
         eventually(&what, async || {
@@ -104,12 +104,12 @@ impl Fleet {
         Ok(())
     }
 
-    /// The message of the member's condition, once it is as expected.
+    /// Returns the message of the member's condition when it is as expected.
     async fn told(&self, expected: Expected<'_>) -> Result<String> {
         self.desk.member_message(EDGE, &[expected]).await
     }
 
-    /// What the hub and helm have changed on the edge.
+    /// Returns the hub's and Helm's changes on the edge cluster.
     async fn changes(&self) -> Vec<String> {
         let mut requests = self.edge.audited().await.unwrap();
         requests.retain(|request| {
@@ -120,7 +120,7 @@ impl Fleet {
         told.collect()
     }
 
-    /// What the edge has seen of the hub.
+    /// Returns the hub's requests to the edge cluster.
     async fn seen_of_the_hub(&self) -> Vec<String> {
         let mut requests = self.edge.audited().await.unwrap();
         requests.retain(|request| request.user_agent.contains("krypton-hub"));
@@ -128,13 +128,13 @@ impl Fleet {
         told.collect()
     }
 
-    /// Shows that nothing is written while the hub lives on, though there is something to do.
+    /// Verifies that the hub writes nothing while it is alive, although there is work.
     async fn nothing_is_written(&self, to_do: &str) {
         let before = self.changes().await;
         assert!(!before.is_empty(), "it has written before");
         let tenant = self.at_edge.create(to_do, json!({}));
         tenant.await.unwrap();
-        // A quarter of a minute lies between two of them.
+        // Two renewals are 15 seconds apart.
         for _ in 0..2 {
             self.hub_lives_on().await;
         }
@@ -148,7 +148,7 @@ impl Fleet {
     }
 }
 
-/// The objects of one kind in the fleet's namespace; all are named as the edge is.
+/// The objects of one kind in the fleet's namespace. All have the edge cluster's name.
 struct Objects {
     api: Api<DynamicObject>,
     resource: ApiResource,
@@ -207,7 +207,7 @@ fn secret(name: &str, type_: &str, label: (&str, &str), data: &[(&str, &str)]) -
     })
 }
 
-/// A kubeconfig for an apiserver that refuses every connection at once.
+/// Returns a kubeconfig for an API server that refuses every connection.
 fn nowhere(port: &Port) -> String {
     kubeconfig::of_server(&format!("https://{}", port.address()))
 }
@@ -220,7 +220,7 @@ fn flags(provider: &str) -> Vec<String> {
     ]
 }
 
-/// The status of a cluster that is, or is not, initialised.
+/// The status of a cluster that is initialized or not.
 type Status = fn(bool) -> Value;
 
 #[tokio::test]
@@ -247,7 +247,7 @@ async fn cluster_api_member_waits_for_initialisation_and_pauses() -> TestResult 
         ),
     ];
     for (version, initialised) in versions {
-        // The hub has looked for it in vain, or has seen another version of it go.
+        // The hub has discovered that the API is missing, or has observed the deletion of the previous version.
         let only = crd.clone().only(version)?;
         only.install(&fleet.home).await?;
         let clusters = Objects::of(&fleet.home, "cluster.x-k8s.io", version, "Cluster");
@@ -257,7 +257,7 @@ async fn cluster_api_member_waits_for_initialisation_and_pauses() -> TestResult 
         let good = [("value", kubeconfig.as_str())];
         let of = |name: &str| secret(name, type_, mark, &good);
         apply_secret(client, FLEET, of(&format!("{EDGE}-kubeconfig"))).await;
-        // That of a person, which is none of ours.
+        // A user's kubeconfig, which Krypton doesn't manage.
         let user = format!("{EDGE}-user-kubeconfig");
         apply_secret(client, FLEET, secret(&user, type_, mark, &[("value", "")])).await;
 
@@ -291,13 +291,13 @@ async fn cluster_api_member_waits_for_initialisation_and_pauses() -> TestResult 
         clusters.merge(paused(Value::Null)).await;
         desk.member_shows(EDGE, &WELL).await?;
 
-        // A status that is taken back changes nothing: after a restore it is empty for a while.
+        // A status that disappears changes nothing, because it is empty for a while after a restore.
         clusters.merge_status(initialised(false)).await;
         let mark_of_time = format!("status-back-{version}");
         fleet.install(&mark_of_time).await;
         desk.member_shows(EDGE, &WELL).await?;
 
-        // It is being deleted for as long as its finalizer stays.
+        // The object stays terminating as long as its finalizer exists.
         let finalizers = |names: &[&str]| json!({"metadata": {"finalizers": names}});
         clusters
             .merge(finalizers(&["example.org/infrastructure"]))
@@ -319,7 +319,7 @@ async fn ready_kamaji_member_joins_and_suspends_with_status() -> TestResult {
     let (desk, client) = (&fleet.desk, &fleet.desk.client);
     let file = "kamaji.clastix.io_tenantcontrolplanes.yaml";
     let crd = ForeignCrd::read(&fleet.home, "kamaji-1.0.0", file).await;
-    // Kamaji has had these since; no module of a later version can be had.
+    // Kamaji added these fields later. No Go module of a later version is available.
     let field = "status.kubernetesResources.version.status";
     let crd = crd?.allowing(field, &["Unknown", "Sleeping", "WriteLimited"]);
     crd?.install(&fleet.home).await?;
@@ -375,12 +375,12 @@ async fn ready_kamaji_member_joins_and_suspends_with_status() -> TestResult {
         .await?;
     planes.merge(annotate(paused, Value::Null)).await;
     desk.member_shows(EDGE, &WELL).await?;
-    // Once in use, it stays so while Kamaji finds out how it is.
+    // A member in use stays in use while Kamaji determines the status.
     planes.merge_status(status("Unknown")).await;
     fleet.install("while-unknown").await;
     desk.member_shows(EDGE, &WELL).await?;
 
-    // The last good kubeconfig stays in use while the key leads nowhere, until its content is good.
+    // The last valid kubeconfig stays in use until the key refers to a valid one again.
     let key = "kamaji.clastix.io/kubeconfig-secret-key";
     planes.merge(annotate(key, json!("admin.svc"))).await;
     desk.member_shows(EDGE, &[INVALID, CONNECTED, HEALTHY])
@@ -425,7 +425,7 @@ async fn bad_or_missing_kubeconfig_file_uninstalls_nothing() -> TestResult {
     assert!(told.contains("edge-1.kubeconfig"), "{told}");
     fleet.install("while-bad").await;
 
-    // A directory that is mounted later, with another member in it.
+    // A directory that is mounted later, with another member.
     let port = Port::reserve()?;
     fs::create_dir(&later)?;
     write(&later, "edge-2.yaml", &nowhere(&port));
@@ -441,7 +441,7 @@ async fn bad_or_missing_kubeconfig_file_uninstalls_nothing() -> TestResult {
     desk.member_shows(EDGE, &WELL).await?;
     assert_eq!(fleet.at_edge.releases().await?, releases);
 
-    // A directory that goes is no word of its members.
+    // A missing directory doesn't remove its members.
     fs::remove_dir_all(&later)?;
     let doubt = ("TargetClusterResolved", "Unknown", "SourceUnavailable");
     desk.member_shows("edge-2", &[doubt]).await?;
@@ -454,13 +454,13 @@ async fn named_context_selects_home_for_members_and_crds() -> TestResult {
         Cluster::start("watched", Parts::ControlPlane),
         Cluster::start("watching", Parts::ControlPlane),
     )?;
-    // Of two users of one name the first would count.
+    // If two users had the same name, the first would be used.
     let read = |cluster: &Cluster| {
         let user = format!("admin-of-{}", cluster.name());
         let yaml = cluster.kubeconfig_with_token().replace("admin", &user);
         Kubeconfig::from_yaml(&yaml).unwrap()
     };
-    // Its current context is the cluster that the hub runs on.
+    // The current context is the hub's own cluster.
     let both = read(&local).merge(read(&home))?;
     let context = both.contexts.last().unwrap().name.clone();
     let folder = tempfile::tempdir()?;
@@ -525,7 +525,7 @@ async fn contested_member_name_stays_with_older_source() -> TestResult {
     desk.label_member(EDGE, false).await?;
     fleet.told(GONE).await?;
     assert_eq!(fleet.at_edge.releases().await?, releases);
-    // Whatever comes after, the name is not given away.
+    // The name stays assigned, regardless of later sources.
     apply_secret(client, FLEET, labelled("edge-2")).await;
     desk.accept_member("edge-2").await?;
     let unreachable = ("Connected", "False", "Unreachable");
@@ -533,7 +533,7 @@ async fn contested_member_name_stays_with_older_source() -> TestResult {
     let member = desk.member_shows(EDGE, &[GONE]).await?;
     let source = member.spec.source_ref.unwrap();
     assert_eq!(source.namespace.as_deref(), Some("default"));
-    // Under another name it may join.
+    // With another name, the cluster may join.
     let mut renamed = labelled(EDGE);
     renamed["metadata"]["annotations"] = json!({names::MEMBER_NAME_ANNOTATION: "edge-3"});
     apply_secret(client, FLEET, renamed).await;
@@ -593,7 +593,7 @@ async fn secret_elsewhere_captures_no_agents_member() -> TestResult {
     let joined =
         Membership::join(Mode::Agent, &mut fleet.hub, &fleet.home, &fleet.edge, EDGE).await?;
     fleet.desk.member_is(EDGE, Mode::Agent).await?;
-    // It leads to the same cluster, and so gives the UID on record.
+    // The kubeconfig reaches the same cluster, so it returns the recorded UID.
     let data = fleet.edge.kubeconfig_with_token();
     let mark = (names::DISCOVERY_LABEL, "true");
     let labelled = secret(EDGE, "Opaque", mark, &[(names::KUBECONFIG_KEY, &data)]);
@@ -605,7 +605,7 @@ async fn secret_elsewhere_captures_no_agents_member() -> TestResult {
     let member = fleet.desk.member_shows(EDGE, &[away]).await?;
     assert_eq!(member.spec.source_ref, None);
     assert_eq!(fleet.seen_of_the_hub().await, [] as [String; 0]);
-    // The lost agent is named no more, and nothing is written again and again.
+    // The lost agent is not reported again, and nothing is written repeatedly.
     let members = fleet.desk.members();
     let settled = eventually("the holder to be gone", async || {
         let member = members.get(EDGE).await?;
@@ -622,7 +622,7 @@ async fn secret_elsewhere_captures_no_agents_member() -> TestResult {
         settled.metadata.resource_version
     );
 
-    // A person may bind it.
+    // A user may bind it.
     let source = json!({"kind": "Secret", "namespace": FLEET, "name": EDGE});
     members
         .merge(EDGE, &json!({"spec": {"sourceRef": source}}))
@@ -631,7 +631,7 @@ async fn secret_elsewhere_captures_no_agents_member() -> TestResult {
     Ok(())
 }
 
-/// Printed, not asserted: machines differ. The issue names 30 s.
+/// Prints the time without an assertion, because machines differ. The issue names 30 s.
 #[tokio::test]
 async fn a_thousand_secrets_are_a_thousand_members() -> TestResult {
     const MEMBERS: usize = 1_000;
@@ -665,7 +665,7 @@ async fn a_thousand_secrets_are_a_thousand_members() -> TestResult {
     let members: Api<EdgeCluster> = Api::all(client);
     let params = ListParams::default();
     let took = |what: &str| println!("{what} after {:.1} s", begun.elapsed().as_secs_f64());
-    // So that a busy machine ends it as well.
+    // Long enough for a busy machine.
     let limit = Duration::from_secs(600);
     eventually_within("an EdgeCluster for each", limit, async || {
         match members.list_metadata(&params).await?.items.len() {

@@ -1,5 +1,5 @@
-//! Moving over from the Go operator: what it has installed is taken over as it is, what it has left half done or
-//! in the wrong place is put right, and what only looks like its own is left alone.
+//! Verifies the migration from the Go operator. Krypton adopts complete releases unchanged, repairs incomplete or
+//! misplaced ones, and ignores objects that only look like the operator's.
 
 mod astray;
 mod crds;
@@ -24,7 +24,7 @@ use serde_json::json;
 use tempfile::TempDir;
 
 const BY_HAND: &str = "tenant-g1-by-hand.yaml";
-/// No template sets a namespace, but one.
+/// Only one template sets a namespace.
 const TEMPLATE: &str = r#"
 apiVersion: v1
 kind: ConfigMap
@@ -73,7 +73,7 @@ by_agent!(
     unfinished_tenants_are_repaired_and_deletions_completed
 );
 
-/// The chart `plain`, with a repository of it.
+/// The chart `plain` with its repository.
 #[derive(Debug)]
 pub(crate) struct Charts {
     pub repository: ChartRepository,
@@ -110,7 +110,7 @@ pub(crate) fn flags(charts: &Charts, values: &ValuesFile) -> Vec<String> {
     flags
 }
 
-/// UIDs of the ConfigMaps of a namespace that helm has made, and do not go.
+/// Returns the UIDs of the ConfigMaps in a namespace that Helm created, except terminating ones.
 pub(crate) async fn maps(desk: &FleetClient, namespace: &str) -> Result<BTreeMap<String, String>> {
     let api: Api<ConfigMap> = Api::namespaced(desk.client.clone(), namespace);
     let found = api.list(&ListParams::default()).await?.into_iter();
@@ -138,17 +138,17 @@ async fn unfinished_tenants_are_repaired_and_deletions_completed(mode: Mode) -> 
         let original = original(&pair, &charts);
         apply_crd(original.cluster, BY_HAND).await?;
         let spec = |name: &str| json!({"workspace": format!("{name}-ws")});
-        // Killed in an installation; what started next said that all was well.
+        // The operator was killed during an installation, and its successor reported success.
         original
             .die_installing(&dead, "dead-ws", &["--set=replicaCount=1"])
             .await?;
         let well = original.status(None);
         original.tenant("dead", spec("dead"), well.clone()).await?;
-        // Failed once, and in error ever since.
+        // The installation failed once, and the Tenant has stayed in error.
         original.install(&wrong, "wrong-ws").await?;
         let error = original.status(Some("InstallFailed"));
         original.tenant("wrong", spec("wrong"), error).await?;
-        // In the middle of its deletion; and one that was restored from a backup out of such a middle.
+        // One Tenant in the middle of its deletion, and one that a backup of this state restored.
         for (name, release) in [("doomed", &doomed), ("spared", &spared)] {
             let workspace = format!("{name}-ws");
             original.install(release, &workspace).await?;
@@ -162,7 +162,7 @@ async fn unfinished_tenants_are_repaired_and_deletions_completed(mode: Mode) -> 
     let kept = maps(&desk, "spared-ws").await?;
 
     let values = ValuesFile::new("{}")?;
-    // What nobody of ours has locked is taken over after three times this, and a minute.
+    // Krypton takes over a foreign lock after three times this timeout and a minute.
     let short = "--helm-timeout=10s".to_owned();
     let flags = flags(&charts, &values).into_iter();
     pair.open(flags.chain([short.clone()])).await?;
@@ -213,7 +213,7 @@ async fn unfinished_tenants_are_repaired_and_deletions_completed(mode: Mode) -> 
     Ok(())
 }
 
-/// GET and LIST of Secrets, and DELETE of them.
+/// Returns the numbers of GET and LIST requests for Secrets, and of DELETE requests.
 async fn reads_and_deletes(pair: &Pair) -> [u64; 2] {
     let requests = pair.cluster().requests().await.unwrap();
     let of = |verb: &str| {
@@ -268,7 +268,7 @@ async fn long_history_is_adopted_cheaply_and_then_pruned(mode: Mode) -> TestResu
         trimmed - deleted
     );
     assert_eq!(trimmed - deleted, u64::from(REVISIONS - 2));
-    // Helm reads each revision that it deletes, and Krypton all once, in pages. A slow run is polled more often.
+    // Helm reads each revision that it deletes. Krypton reads all once, in pages. A slow run is polled more often.
     assert!(
         upgraded - adopted < 2 * u64::from(REVISIONS),
         "{} reads of Secrets",

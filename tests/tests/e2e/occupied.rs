@@ -1,4 +1,4 @@
-//! Workspaces that hold more than the release made: they stay, and the deletion of the Tenant ends.
+//! Verifies workspaces with foreign objects: they stay, and the Tenant's deletion completes.
 
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Secret};
 use krypton_tests::{
@@ -81,7 +81,7 @@ async fn workspace_with_other_objects_stays(mode: Mode) -> TestResult {
     let claim = json!({"metadata": {"name": "data"}, "spec": {"accessModes": ["ReadWriteOnce"],
         "resources": {"requests": {"storage": "1Gi"}}}});
     let claim = put::<PersistentVolumeClaim>(&desk, "shared", claim).await?;
-    // It goes with another object, so it does not count.
+    // The object is deleted with its owner, so it doesn't count.
     let owner = json!([{"apiVersion": "v1", "kind": "ConfigMap", "name": "theirs", "uid": map}]);
     let owned = json!({"metadata": {"name": "owned", "ownerReferences": owner}});
     put::<ConfigMap>(&desk, "shared", owned).await?;
@@ -129,7 +129,7 @@ async fn foreign_secret_or_tenant_does_not_stop_deletion(mode: Mode) -> TestResu
     unreadable_tenant(&desk, "odd").await?;
     pair.open(chart_flags(&repository, "maps", "1.0.0")).await?;
     desk.install_all(&["odd", "notes"]).await?;
-    // Neither is a revision: one has no type, the other another name.
+    // Neither is a revision: one has no type, and the other has another name.
     let labels = json!({"owner": "helm", "name": pair.release("notes"), "version": "7",
         "status": "deployed"});
     for (name, type_) in [("notes", "Opaque"), ("copy", "helm.sh/release.v1")] {

@@ -1,4 +1,4 @@
-//! Tenants of home that are placed on the member they name.
+//! Verifies Tenants of home that are placed on the member they name.
 
 mod held_back;
 mod record;
@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 
 const PLACED: (&str, &str, &str) = ("Placed", "True", "Placed");
 const EDGE: &str = "edge-1";
-/// Of home; the members have none of that name.
+/// A namespace of home. The members don't have it.
 const TEAM: &str = "team";
 
 in_both_modes!(placed_tenant_follows_home_and_leaves_member_first);
@@ -72,7 +72,7 @@ impl Scene {
             .unwrap()
     }
 
-    /// Waits until it is placed and ready, and returns the member's.
+    /// Waits until the Tenant is placed and ready, and returns the member's Tenant.
     async fn is_placed(&self, namespace: &str, name: &str) -> TestResult<Tenant> {
         let shown = self
             .home
@@ -97,7 +97,7 @@ impl Scene {
         tenants.patch(name, &params, &patch).await.unwrap();
     }
 
-    /// Sets or takes off the annotation of the Tenant at home that sets it aside.
+    /// Sets or removes the pause annotation of the Tenant at home.
     async fn pause(&self, name: &str, paused: bool) {
         let value = if paused { "true" } else { "false" };
         self.home
@@ -110,7 +110,7 @@ impl Scene {
         self.edge.tenants().get_opt(name).await.unwrap()
     }
 
-    /// Waits until the member's Tenant is so.
+    /// Waits until the member's Tenant satisfies the predicate.
     async fn on_edge(&self, name: &str, what: &str, is: impl Fn(&Tenant) -> bool) -> Tenant {
         let tenants = self.edge.tenants();
         eventually(what, async || match tenants.get_opt(name).await? {
@@ -156,7 +156,7 @@ async fn placed_tenant_follows_home_and_leaves_member_first(mode: Mode) -> TestR
         .edge
         .newest_is("acme-ws", &release, 2, "deployed")
         .await?;
-    // By somebody on the member: put back, whatever it was.
+    // Changes on the member are reverted.
     let named =
         json!({"spec": {"clusterRef": {"secretName": "elsewhere"}, "values": {"message": "mine"}}});
     scene.patch(&scene.edge, "acme", named).await;
@@ -169,7 +169,7 @@ async fn placed_tenant_follows_home_and_leaves_member_first(mode: Mode) -> TestR
         .await;
     scene.is_placed(TEAM, "acme").await?;
 
-    // What goes wrong there is said here.
+    // Home shows the member's failures.
     let broken = |is: bool| json!({"spec": {"values": {"broken": is}}});
     scene.patch(&scene.home, "acme", broken(true)).await;
     let error = scene.pair.condition("ClusterError");
@@ -181,7 +181,7 @@ async fn placed_tenant_follows_home_and_leaves_member_first(mode: Mode) -> TestR
     scene.patch(&scene.home, "acme", broken(false)).await;
     scene.is_placed(TEAM, "acme").await?;
 
-    // To name another member does not move it.
+    // Naming another member doesn't move the Tenant.
     let elsewhere = json!({"spec": {"clusterRef": {"secretName": "edge-2"}}});
     scene.patch(&scene.home, "acme", elsewhere).await;
     let refused = [("Placed", "False", "ClusterRefChanged")];
@@ -210,7 +210,7 @@ async fn placed_tenant_follows_home_and_leaves_member_first(mode: Mode) -> TestR
     assert_eq!(left, None);
     let left = scene.edge.revisions("acme-ws", &release).await?;
     assert!(left.is_empty(), "{left:?}");
-    // Home's namespace may be used by others there.
+    // Other objects may use home's namespace on the member.
     assert!(scene.edge.namespace(TEAM).await?.is_some());
     Ok(())
 }
@@ -256,8 +256,8 @@ async fn foreign_tenant_is_not_adopted_and_orphan_stays(mode: Mode) -> TestResul
     let told = scene.home.told("acme", "Orphaned").await?;
     assert!(told.contains(EDGE), "{told}");
 
-    // Restored from a backup, it is another object, with all that home had put on it. Deleted, it takes nothing
-    // along.
+    // A Tenant restored from a backup is another object with the same content. Its deletion removes nothing from the
+    // member.
     let another = [("Placed", "False", "BelongsToAnother")];
     let mut backup = at_home.clone();
     backup.metadata = ObjectMeta {
@@ -286,7 +286,7 @@ async fn foreign_tenant_is_not_adopted_and_orphan_stays(mode: Mode) -> TestResul
     let revisions = scene.edge.revisions("acme-ws", &release).await?;
     assert_eq!(revisions, [(1, "deployed".to_owned())]);
 
-    // A hub that is told not to place any more removes nothing.
+    // A hub with placement disabled removes nothing.
     scene.pair.stop().await?;
     let mut flags = scene.flags.clone();
     flags.retain(|flag| flag != "--place-tenants");
@@ -303,7 +303,7 @@ async fn hub_crash_and_member_removal_keep_placed_tenants(mode: Mode) -> TestRes
     let mut scene = Scene::open("placed-killed", mode).await?;
     scene.place(TEAM, "first").await;
     let first = scene.is_placed(TEAM, "first").await?;
-    // Before it has done anything about it, or in the middle.
+    // Before the member acts on the deletion, and in the middle of it.
     for (name, finalizers) in [("second", 0), ("third", 1)] {
         scene.place(TEAM, name).await;
         eventually("the hub to have begun", async || {
@@ -336,7 +336,7 @@ async fn hub_crash_and_member_removal_keep_placed_tenants(mode: Mode) -> TestRes
     assert_eq!(back.metadata.uid, first.metadata.uid);
     assert_eq!(back.metadata.generation, first.metadata.generation);
 
-    // With the CRD of home go its Tenants, and nobody has wanted that of what is placed.
+    // Deleting the CRD of home deletes its Tenants, but must not remove the placed ones.
     let delete = ["delete", "crd", Tenant::crd_name(), "--timeout=120s"];
     scene.pair.home().kubectl(delete).await?;
     scene.pair.hub()?.stop().await?;
@@ -353,7 +353,7 @@ async fn hub_crash_and_member_removal_keep_placed_tenants(mode: Mode) -> TestRes
     Ok(())
 }
 
-/// Its source is labelled again.
+/// Labels the source again.
 async fn comes_back(home: &FleetClient) -> Result<()> {
     let maps: Api<ConfigMap> = Api::namespaced(home.client.clone(), HUB_NAMESPACE);
     home.label_member(EDGE, false).await?;
@@ -369,10 +369,10 @@ async fn comes_back(home: &FleetClient) -> Result<()> {
 /// Members of a large fleet, and Tenants of each.
 const MEMBERS: usize = 4;
 const EACH: usize = 50;
-/// `all` is a fleet of full size: 2,000 Tenants, for which `make placed` asks.
+/// `all` selects a fleet of full size with 2,000 Tenants, as in `make placed`.
 const SIZE: &str = "KRYPTON_PLACED";
 const FULL: (usize, usize) = (20, 100);
-/// Control planes that start at the same time.
+/// Number of control planes that start concurrently.
 const AT_ONCE: usize = 2;
 
 fn size() -> (usize, usize) {
@@ -395,7 +395,7 @@ async fn restarted_hub_rewrites_no_placed_tenants() -> TestResult {
     let edges: Vec<Cluster> = edges.try_collect().await?;
     let options = || {
         HubOptions::new(home.kubeconfig()).args([
-            // Nobody fetches it: no Tenant has a workspace that it could go to.
+            // Not fetched, because no Tenant has an accepted workspace.
             "--chart-repo=https://charts.example.org",
             "--chart-name=small",
             "--chart-version=1.0.0",
@@ -448,7 +448,7 @@ async fn restarted_hub_rewrites_no_placed_tenants() -> TestResult {
     hub.kill9().await?;
     hub = Hub::start(&options().in_place_of(&hub))?;
     hub.ready(PATIENCE).await?;
-    // Each has a Desired of this hub by then, and has acted on it.
+    // By now, each member has received this hub's desired state and has applied it.
     let members: Api<EdgeCluster> = Api::all(home.client());
     let at_home = FleetClient::at(&home);
     eventually("all members to act on what it wants", async || {
@@ -462,7 +462,7 @@ async fn restarted_hub_rewrites_no_placed_tenants() -> TestResult {
         Ok(Some(()))
     })
     .await?;
-    // The last that there was is one more to be done by each: by then all before has been looked at.
+    // One more change of each member shows that all earlier ones were processed.
     for number in 0..members_of_all {
         let spec = json!({
             "clusterRef": {"secretName": format!("edge-{number}")},
@@ -483,11 +483,11 @@ async fn restarted_hub_rewrites_no_placed_tenants() -> TestResult {
         };
         let mut more: BTreeMap<Request, u64> =
             writes(edge).await.into_iter().filter_map(more).collect();
-        // The record of what is wanted, of this hub and with the later one.
+        // The records of the desired state, written by this hub and by its successor.
         let request = |verb: &str, resource: &str| (verb.to_owned(), resource.to_owned());
         let records = more.remove(&request("PUT", "secrets")).unwrap_or_default();
         assert!((1..=3).contains(&records), "{}: {records}", edge.name());
-        // The later one is made and told of; that of all others nothing is written, their versions show.
+        // The later Tenant is created and reported. The versions show that no other object is written.
         more.remove(&request("PATCH", "tenants"));
         let made = [(request("POST", "tenants"), 1)].into();
         assert_eq!(more, made, "{}", edge.name());
@@ -505,7 +505,7 @@ async fn all_are_placed_still(desk: &FleetClient) {
     }
 }
 
-/// All Tenants of a cluster, with their versions.
+/// Returns all Tenants of a cluster with their versions.
 async fn objects(edge: &Cluster) -> BTreeMap<String, Option<String>> {
     let tenants: Api<Tenant> = Api::all(edge.client());
     let all = tenants.list(&ListParams::default()).await.unwrap();
@@ -516,7 +516,7 @@ async fn objects(edge: &Cluster) -> BTreeMap<String, Option<String>> {
 
 type Request = (String, String);
 
-/// How often anything was written, but for Leases and events.
+/// Returns the number of writes, except for Leases and events.
 async fn writes(edge: &Cluster) -> BTreeMap<Request, u64> {
     let mut requests = edge.requests().await.unwrap();
     requests.retain(|(verb, resource), _| {

@@ -1,4 +1,4 @@
-//! Readiness of deployed releases: after a restart, and while a pause holds an upgrade back.
+//! Verifies the readiness of deployed releases: after a restart, and while a pause blocks an upgrade.
 
 use anyhow::Result;
 use krypton_tests::{
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 by_agent!(missing_workload_stays_not_ready);
 
-/// The Deployment of the release of Tenant acme, as it can be applied again.
+/// Returns the Deployment of Tenant acme's release in a form that can be applied again.
 async fn deployment(cluster: &Cluster, release: &str) -> Result<Value> {
     let words = ["deployment", release, "--namespace=acme", "--output=json"];
     let found = cluster.kubectl(["get"].iter().chain(&words)).await?;
@@ -51,7 +51,7 @@ async fn missing_workload_stays_not_ready(mode: Mode) -> TestResult {
     let now = condition(&conditions, &ready).unwrap();
     assert_eq!((now.status.as_str(), now.reason.as_str()), (lost.1, lost.2));
 
-    // The pause holds the upgrade back. Readiness is still followed, also after a restart.
+    // The pause blocks the upgrade. Krypton still updates the readiness, also after a restart.
     let paused = (progress.as_str(), "False", "Paused");
     desk.annotate("acme", names::PAUSED_ANNOTATION, "true")
         .await?;
@@ -77,7 +77,7 @@ async fn restart(pair: &mut Pair, desk: &FleetClient, mode: Mode) -> TestResult 
         pair.start_agent_again()?;
     }
     desk.held_by_another(&holder).await?;
-    // A Lease period with the Lease held: everything has been looked at.
+    // After the Lease was held for a full period, every object has been reconciled.
     desk.lease_renewed().await?;
     Ok(())
 }

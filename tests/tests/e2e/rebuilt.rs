@@ -1,5 +1,4 @@
-//! A member whose cluster was rebuilt: nobody acts on it until a person says that it is the same
-//! member, and then it is.
+//! Verifies a member whose cluster was rebuilt: nothing acts on it until a user accepts it as the same member.
 
 use std::fs;
 
@@ -42,7 +41,7 @@ async fn rebuilt_cluster_is_untouched_until_edge_cluster_replaced(mode: Mode) ->
     let before = desk.member_shows("edge-1", &[CONNECTED, HEALTHY]).await?;
     let recorded = before.status.as_ref().unwrap().cluster_uid.clone();
     assert_eq!(recorded, Some(cluster_uid(&former).await));
-    // What a person has said of the member.
+    // Fields that a user has set on the member.
     let members: Api<EdgeCluster> = Api::all(home.client());
     let wishes = json!({
         "metadata": {"labels": {"team": "a"}},
@@ -50,7 +49,7 @@ async fn rebuilt_cluster_is_untouched_until_edge_cluster_replaced(mode: Mode) ->
     });
     members.merge("edge-1", &wishes).await?;
 
-    // The cluster is rebuilt. What led to the former one leads to this one now.
+    // The cluster is rebuilt. The old addresses lead to the new cluster.
     let folder = TempDir::with_prefix("krypton-rebuilt-")?;
     if let Some(agent) = member.agent() {
         agent.stop().await?;
@@ -108,12 +107,12 @@ async fn rebuilt_cluster_is_untouched_until_edge_cluster_replaced(mode: Mode) ->
     );
     desk.member_is("edge-1", mode).await?;
     at_rebuilt.install("acme").await?;
-    // What runs on the former one is as it was.
+    // The releases on the old cluster are unchanged.
     at_former
         .newest_is("acme", "tenant-acme-edge-1", 1, "deployed")
         .await?;
 
-    // Its agent, started again, is told that its certificate is void.
+    // After a restart, the agent reports that its certificate is invalid.
     if let Some(mut agent) = agent {
         member.start_again(&former)?;
         let old = member.agent().unwrap();

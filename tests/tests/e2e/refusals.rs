@@ -1,4 +1,4 @@
-//! Conditions show repeated refusals of the API server and of Helm, with the remedy.
+//! Verifies that conditions show repeated rejections of the API server and of Helm, with the remedy.
 
 use anyhow::{Result, bail};
 use krypton_tests::{

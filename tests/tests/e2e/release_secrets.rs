@@ -1,4 +1,5 @@
-//! Release Secrets that somebody deletes or damages: what runs stays, and the release is whole again.
+//! Verifies the repair of deleted or damaged release Secrets: workloads keep running, and the release becomes complete
+//! again.
 
 use anyhow::{Context, Result, bail};
 use k8s_openapi::{
@@ -22,7 +23,7 @@ fn name(release: &str, revision: u32) -> String {
 }
 
 async fn damage(desk: &FleetClient, release: &str, revision: u32) -> Result<()> {
-    // Base64 of nothing that was ever compressed.
+    // Valid base64, but not valid gzip.
     let data = ByteString(b"H4sIAAAAAAAA/2RhbWFnZWQ=".to_vec());
     secrets(desk)
         .merge(
@@ -54,7 +55,7 @@ async fn deleted_or_damaged_release_secrets_are_repaired() -> TestResult {
     desk.newest_is("acme", &release, 1, "deployed").await?;
     let first = uid(&desk, &release).await?;
 
-    // All of them: the objects that carry the release's name are its own again.
+    // All revisions are deleted: Krypton adopts the objects with the release's name.
     let api = secrets(&desk);
     let params = DeleteParams::default();
     let before = api.get(&name(&release, 1)).await?.uid();
@@ -71,12 +72,12 @@ async fn deleted_or_damaged_release_secrets_are_repaired() -> TestResult {
     write("v3")?;
     desk.newest_is("acme", &release, 3, "deployed").await?;
 
-    // One in the middle: nothing is to be done, and the next upgrade goes as any.
+    // A revision in the middle is deleted: no repair is necessary, and the next upgrade succeeds.
     api.delete(&name(&release, 2), &params).await?;
     write("v4")?;
     desk.newest_is("acme", &release, 4, "deployed").await?;
 
-    // The newest: only superseded ones are left.
+    // The newest revision is deleted: only superseded ones are left.
     let before = api.get(&name(&release, 4)).await?.uid();
     api.delete(&name(&release, 4), &params).await?;
     eventually("revision 4 to be another", async || {
@@ -86,7 +87,8 @@ async fn deleted_or_damaged_release_secrets_are_repaired() -> TestResult {
     .await?;
     desk.newest_is("acme", &release, 4, "deployed").await?;
 
-    // Damaged, while nothing else is to be done: helm passes over it and would stumble on its name.
+    // A revision is damaged while no other action is pending: Helm ignores it, but its name would block the next
+    // revision.
     damage(&desk, &release, 4).await?;
     desk.told("acme", "ReleaseUnreadable").await?;
     eventually("one deployed release", async || {
@@ -107,7 +109,7 @@ async fn deleted_or_damaged_release_secrets_are_repaired() -> TestResult {
     let log = pair.actor()?.log()?;
     assert!(!log.contains("running helm uninstall"), "{log}");
 
-    // Of a Tenant that is to go: what the revisions before say is removed.
+    // A Tenant is deleted with a damaged revision: the objects of the earlier revisions are removed.
     let newest = revisions.last().unwrap().0;
     damage(&desk, &release, newest).await?;
     desk.remove("acme").await?;
@@ -121,7 +123,7 @@ async fn unreadable_only_revision_blocks_deletion_until_orphaned() -> TestResult
     let release = pair.release("acme");
     let error = pair.condition("ClusterError");
     desk.install("acme").await?;
-    // Of a live one it would be set aside, and the chart installed again.
+    // For a live Tenant, Krypton would set the revision aside and install the chart again.
     pair.stop().await?;
     damage(&desk, &release, 1).await?;
     desk.delete("acme").await?;

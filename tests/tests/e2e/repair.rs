@@ -1,4 +1,4 @@
-//! Helm killed at every point where it can be held: what is found then is repaired by the next pass.
+//! Kills Helm at every point at which it can wait, and verifies that the next pass repairs the release.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -22,7 +22,7 @@ use kube::{
 use serde_json::json;
 use tokio::{sync::watch, task::JoinHandle};
 
-/// Whether the Deployments of a namespace are available.
+/// Availability of the Deployments in a namespace.
 #[derive(Clone, Copy, PartialEq)]
 enum Served {
     NotYet,
@@ -30,14 +30,14 @@ enum Served {
     Stopped,
 }
 
-/// Watches that Deployments stay available.
+/// A watch that verifies that Deployments stay available.
 struct Serving {
     served: watch::Receiver<Served>,
     task: JoinHandle<()>,
 }
 
 impl Serving {
-    /// Returns once one is available.
+    /// Returns when a Deployment is available.
     async fn watch(desk: &FleetClient, namespace: &str) -> Self {
         let api: Api<Deployment> = Api::namespaced(desk.client.clone(), namespace);
         let (seen, mut served) = watch::channel(Served::NotYet);
@@ -72,7 +72,7 @@ impl Serving {
     }
 }
 
-/// Names and UIDs of what is in a namespace: ConfigMaps of the release, Deployments, pods of hooks.
+/// Returns names and UIDs of a namespace's objects: ConfigMaps of the release, Deployments, and pods of hooks.
 async fn objects(desk: &FleetClient, namespace: &str) -> Result<BTreeMap<String, String>> {
     let of_helm = ListParams::default().labels("app.kubernetes.io/managed-by=Helm");
     let maps: Api<ConfigMap> = Api::namespaced(desk.client.clone(), namespace);
@@ -97,7 +97,7 @@ async fn objects(desk: &FleetClient, namespace: &str) -> Result<BTreeMap<String,
     Ok(found)
 }
 
-/// One deployed release, the newest; no lock; and nothing but what the chart has.
+/// Waits until the newest revision is the only deployed one, no lock is left, and all objects are from the chart.
 async fn whole(
     desk: &FleetClient,
     namespace: &str,
@@ -126,7 +126,7 @@ async fn whole(
     Ok(found)
 }
 
-/// The member with its gates.
+/// The member and its chart with gates.
 struct Scene {
     pair: Pair,
     chart: ServedChart,
@@ -155,7 +155,7 @@ impl Scene {
         Ok(log.parent().map(PathBuf::from).unwrap_or_default())
     }
 
-    /// Waits for helm at `event`, and kills it there.
+    /// Waits for Helm at `event`, and kills it.
     async fn kill_at(&mut self, namespace: &str, event: &str) -> Result<Pod> {
         let desk = self.pair.desk();
         let hook = gate::at(&desk, namespace, event, None).await?;
@@ -173,7 +173,7 @@ async fn killed_helm_is_repaired_by_next_pass() -> TestResult {
     let release = scene.pair.release("acme");
     desk.create("acme", json!({})).await?;
 
-    // Before anything is applied, and after all of it.
+    // Before the first apply, and after the last.
     let hook = scene.kill_at("acme", "pre-install").await?;
     desk.newest_is("acme", &release, 1, "pending-install")
         .await?;
@@ -181,7 +181,7 @@ async fn killed_helm_is_repaired_by_next_pass() -> TestResult {
     let hook = scene.kill_at("acme", "post-install").await?;
     let made = objects(&desk, "acme").await?;
     let serving = Serving::watch(&desk, "acme").await;
-    // The hooks of an installation again, and not those of an upgrade.
+    // The repair runs the hooks of an installation, and no hooks of an upgrade.
     gate::pass(&desk, "acme", "pre-install", None).await?;
     gate::pass(&desk, "acme", "post-install", Some(&hook)).await?;
     desk.ready("acme").await?;
@@ -190,7 +190,7 @@ async fn killed_helm_is_repaired_by_next_pass() -> TestResult {
         assert_eq!(made.get(name), Some(uid), "{name} was recreated");
     }
 
-    // One that makes what the next does not have.
+    // An upgrade that creates an object outside the next revision.
     let second = json!({"gates": gate::EVENTS, "message": "second", "extra": "left-over"});
     scene.chart.write(&second.to_string())?;
     let hook = scene.kill_at("acme", "pre-upgrade").await?;
@@ -223,10 +223,10 @@ async fn killed_helm_is_repaired_by_next_pass() -> TestResult {
     Ok(())
 }
 
-/// The time after which a lock of somebody else is broken is three times this, and a minute.
+/// Krypton breaks a foreign lock after three times this timeout and a minute.
 const SHORT: &str = "--helm-timeout=20s";
 
-/// Runs helm as a person does, until it waits at `event`, and kills it.
+/// Runs Helm as a user, until it waits at `event`, and kills it.
 async fn die_at(scene: &Scene, namespace: &str, event: &str, args: &[&str]) -> Result<()> {
     let desk = scene.pair.desk();
     let in_namespace = ["--namespace", namespace, "--timeout=170s"];
@@ -287,7 +287,7 @@ async fn dead_manual_helm_run_is_repaired_without_uninstall() -> TestResult {
         desk.shows(name, &[said]).await?;
     }
     for (name, release) in names.iter().zip(&release) {
-        // The grace is nearly as long as what is otherwise waited for.
+        // The grace period is nearly as long as the default deadline.
         for _ in 0..2 {
             let done = desk.told(name, "ReleaseUnlocked").await;
             if done.is_ok() {
@@ -301,7 +301,7 @@ async fn dead_manual_helm_run_is_repaired_without_uninstall() -> TestResult {
                 let pods: Api<Pod> = Api::namespaced(desk.client.clone(), name);
                 for pod in pods.list(&ListParams::default()).await? {
                     if pod.owner_references().is_empty() {
-                        // Made by a helm that nobody of ours ran; it goes with its next run, or by hand.
+                        // A foreign Helm created the pod. Its next run or a user deletes it.
                         pods.delete(&pod.name_any(), &Default::default()).await?;
                     }
                 }

@@ -1,4 +1,4 @@
-//! A release that waits for a slot of Helm is planned again when the slot is free.
+//! Verifies that Krypton plans a release again when its Helm slot becomes free.
 
 use anyhow::{Context, Result, bail};
 use k8s_openapi::api::core::v1::Pod;
@@ -14,7 +14,7 @@ use serde_json::json;
 const FIRST: &str = "{message: first}";
 const SECOND: &str = "{message: second}";
 
-/// A hub with one slot, whose Tenants may have values.
+/// A hub with one slot, whose Tenants may set values.
 struct Stage {
     pair: Pair,
     desk: FleetClient,
@@ -45,14 +45,14 @@ impl Stage {
         Ok(())
     }
 
-    /// Takes the only slot with a first installation that waits for its hook.
+    /// Occupies the only slot with an installation that waits for its hook.
     async fn block(&self, name: &str) -> Result<Pod> {
         let spec = json!({"values": {"gates": ["pre-install"]}});
         self.desk.create(name, spec).await?;
         gate::at(&self.desk, name, "pre-install", None).await
     }
 
-    /// Waits until so many releases wait for the slot.
+    /// Waits until this number of releases waits for the slot.
     async fn waiting(&mut self, priority: &str, count: usize) -> Result<()> {
         let series = format!("krypton_hub_helm_waiting{{priority=\"{priority}\"}} ");
         let line = format!("{series}{count}");
@@ -68,7 +68,7 @@ impl Stage {
         .await
     }
 
-    /// Ends the run that has the slot, and waits for the next ones.
+    /// Completes the run that occupies the slot, and waits for the next ones.
     async fn release(&self, name: &str, hook: &Pod) -> Result<()> {
         gate::open(&self.desk, name, hook).await?;
         self.desk.ready(name).await?;
@@ -105,7 +105,7 @@ async fn paused_or_reverted_upgrade_leaves_the_slot_queue() -> TestResult {
     let mut stage = Stage::start("slots").await?;
     stage.install("acme").await?;
 
-    // The values are taken back while the upgrade waits.
+    // The values are reverted while the upgrade waits.
     let hook = stage.block("first").await?;
     stage.chart.write(SECOND)?;
     stage.waiting("low", 1).await?;

@@ -1,4 +1,4 @@
-//! What is done is traced to a collector, and nobody waits for one that is away.
+//! Verifies that actions are traced to a collector, and that an unreachable collector delays nothing.
 
 use krypton_tests::{
     AgentOptions, Collector, Hub, HubOptions, Membership, Mode, Parts, ServedChart, TestResult,

@@ -1,5 +1,5 @@
-//! Values of the chart from everywhere: the fleet's file, ConfigMaps and Secrets, a member's own, a Tenant's own;
-//! and what becomes of a fleet whose values are gone.
+//! Verifies the chart's values from all sources: the fleet's file, ConfigMaps and Secrets, a member, and a Tenant.
+//! Missing sources change nothing.
 
 use anyhow::{Result, bail};
 use k8s_openapi::api::core::v1::Secret;
@@ -40,7 +40,7 @@ impl<'a> Release<'a> {
         }
     }
 
-    /// It is deployed, at this revision, with this message.
+    /// Waits until this revision with this message is deployed.
     async fn says(&self, namespace: &str, revision: u32, message: &str) {
         let (desk, name) = (self.desk, self.name.as_str());
         desk.newest_is(namespace, name, revision, "deployed")
@@ -81,7 +81,7 @@ async fn patch_member(home: &FleetClient, spec: Value) {
     members.merge(EDGE, &json!({"spec": spec})).await.unwrap();
 }
 
-/// Nobody says anything of the values of this member any more.
+/// Waits until no condition mentions the values of this member.
 async fn says_nothing_of_values(home: &FleetClient, member: &str) {
     let members: Api<EdgeCluster> = Api::all(home.client.clone());
     eventually("nothing to be said of values", async || {
@@ -116,7 +116,7 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> Test
     let on_home = Release::of("acme", HOME, &home, &desk);
     let on_edge = Release::of("acme", EDGE, &edge, &at_edge);
 
-    // Values that were never there: nothing is installed, and everybody is told why.
+    // The values never existed: nothing is installed, and all conditions report the cause.
     for name in [HOME, EDGE] {
         desk.member_shows(name, &[MISSING]).await?;
     }
@@ -126,7 +126,7 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> Test
         assert!(at.releases().await?.is_empty());
     }
 
-    // The Secret is over the ConfigMap, which is over the file; an optional one may be missing.
+    // The Secret overrides the ConfigMap, which overrides the file. An optional source may be missing.
     put_secret(&desk, "message: secret-one").await;
     for at in [&desk, &at_edge] {
         at.install("acme").await?;
@@ -142,7 +142,7 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> Test
         release.says("acme", 2, "secret-two").await;
     }
 
-    // A member's own.
+    // The member's values.
     patch_member(&desk, json!({"values": {"message": "mine"}})).await;
     on_edge.says("acme", 3, "mine").await;
     desk.member_shows(EDGE, &[RESOLVED]).await?;
@@ -150,7 +150,7 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> Test
     patch_member(&desk, json!({"values": null, "valuesFrom": from})).await;
     desk.member_shows(EDGE, &[MISSING]).await?;
     desk.told(EDGE, "ValuesUnresolved").await?;
-    // A bad one is nobody else's concern, and takes nothing away.
+    // An invalid source affects no other member, and removes nothing.
     put_secret(&desk, "message: secret-three").await;
     on_home.says("acme", 3, "secret-three").await;
     on_edge.says("acme", 3, "mine").await;
@@ -158,7 +158,7 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> Test
     on_edge.says("acme", 4, "own").await;
     desk.member_shows(EDGE, &[RESOLVED]).await?;
 
-    // The Secret is lost: nothing changes, by a change of the file and over a restart, too.
+    // The Secret is lost: a change of the file and a restart change nothing either.
     let releases = async || {
         let (home, edge) = (desk.releases().await, at_edge.releases().await);
         (home.unwrap(), edge.unwrap())
@@ -184,7 +184,7 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> Test
     says_nothing_of_values(&desk, HOME).await;
     desk.member_shows(EDGE, &[RESOLVED]).await?;
 
-    // A Tenant's own, over all others, and of nobody else.
+    // The Tenant's values override all others, and affect only this Tenant.
     at_edge
         .create("beta", json!({"values": {"message": "beta's"}}))
         .await?;
@@ -195,7 +195,7 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> Test
     on_edge.says("acme", 6, "secret-four").await;
     says_nothing_of_values(&desk, EDGE).await;
 
-    // Where they are not allowed any more, the Tenant that has some stays as it is and says so.
+    // If Tenant values are disabled, a Tenant with values stays unchanged and reports it.
     hub.stop().await?;
     hub = Hub::start(&options(&[]).in_place_of(&hub))?;
     let (error, ready) = (
@@ -226,7 +226,7 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> Test
     Ok(())
 }
 
-/// What helm makes of these values, given one over the other, with a chart whose own are these.
+/// Returns Helm's result for these layers of values, over the chart's own ones.
 async fn rendered(folder: &TempDir, own: &Value, layers: &[&Value]) -> Result<Value> {
     let chart = folder.path().join("chart");
     let (own, template) = (own.to_string(), "values: {{ .Values | toJson }}\n");

@@ -1,4 +1,4 @@
-//! Labels and annotations of workspaces: the fleet's, a member's over them, and what is not touched.
+//! Verifies labels and annotations of workspaces: from the fleet, from a member, and from other owners.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 const EDGE: &str = "edge-1";
 const CREATOR: &str = "mesh.openkcm.io/created-for";
-/// Kubernetes gives it to each namespace.
+/// A label that Kubernetes sets on each namespace.
 const NAME: &str = "kubernetes.io/metadata.name";
 const RECORD: &str = "mesh.openkcm.io/namespace-configuration";
 
@@ -47,7 +47,7 @@ fn words(pairs: &[(&str, &str)]) -> Words {
         .collect()
 }
 
-/// Its labels and annotations, without those that say whose it is.
+/// Returns all labels and annotations, except the ones that identify the owner.
 fn configured(namespace: &Namespace) -> (Words, Words) {
     let (mut labels, mut annotations) =
         (namespace.labels().clone(), namespace.annotations().clone());
@@ -98,7 +98,7 @@ async fn workspace_metadata_follows_fleet_and_member_configuration(mode: Mode) -
         desk.install(name).await?;
     }
 
-    // Made with them: nobody has written it since.
+    // The namespace was created with them, and not written since.
     let made = desk.namespace("acme").await?.unwrap();
     let note = ("example.org/note", "one, two");
     let fleets = (words(&[("team", "a"), ("zone", "1")]), words(&[note]));
@@ -106,7 +106,7 @@ async fn workspace_metadata_follows_fleet_and_member_configuration(mode: Mode) -
     let manager = |namespace: &Namespace| namespace.managed_fields().len();
     assert_eq!(manager(&made), 1, "{:?}", made.managed_fields());
 
-    // What a person adds stays, what a person changes does not.
+    // A user's additions stay, but changes are reverted.
     let person = json!({"labels": {"mine": "1", "team": "mine"}, "annotations": {"my": "note"}});
     patch_namespace(&desk, "acme", person).await;
     let (mine, my) = (("mine", "1"), ("my", "note"));
@@ -118,7 +118,7 @@ async fn workspace_metadata_follows_fleet_and_member_configuration(mode: Mode) -
     )
     .await;
 
-    // A member has its own over the fleet's.
+    // A member's own ones override the fleet's.
     let own = json!({"labels": {"zone": "2"}, "annotations": {"example.org/own": "x"}});
     configure_member(&home, own).await?;
     let (zone, own) = (("zone", "2"), ("example.org/own", "x"));
@@ -129,7 +129,7 @@ async fn workspace_metadata_follows_fleet_and_member_configuration(mode: Mode) -
         &[note, my, own],
     )
     .await;
-    // What cannot be set changes nothing; of some of it the apiserver says so.
+    // Invalid entries change nothing. The API server rejects some of them itself.
     let refused = configure_member(&home, json!({"labels": {"zone": "not a value"}})).await;
     assert!(refused.is_err(), "{refused:?}");
     let marks = json!({"labels": {"zone": "3", CREATOR: "me"}});
@@ -162,7 +162,7 @@ async fn workspace_metadata_follows_fleet_and_member_configuration(mode: Mode) -
     })
     .await?;
 
-    // The fleet's changes: a key goes, another comes. And at last there is nothing.
+    // The fleet's entries change: one is removed and another one is added. In the end, none are left.
     pair.stop().await?;
     pair.open(with(&["--workspace-labels=team=b,tier=gold"]))
         .await?;
@@ -174,7 +174,7 @@ async fn workspace_metadata_follows_fleet_and_member_configuration(mode: Mode) -
     let bare = desk.namespace("acme").await?.unwrap();
     assert!(!bare.annotations().contains_key(RECORD));
 
-    // Nothing of all that was about the releases, or about a namespace that Krypton has not made.
+    // No change affected the releases, or a namespace that Krypton didn't create.
     for name in ["acme", "theirs"] {
         desk.ready(name).await?;
         desk.newest_is(name, &pair.release(name), 1, "deployed")

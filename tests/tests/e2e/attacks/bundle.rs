@@ -1,4 +1,4 @@
-//! Holders of old join bundles, at the agents' port of a real hub.
+//! Plays holders of old join bundles, at the agents' port of a real hub.
 
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_hub::ca::Authority;
@@ -52,7 +52,7 @@ async fn old_bundle_grants_no_certificate() -> TestResult {
     let elsewhere = enroll(&used, token, &mine, "elsewhere").await;
     refused(elsewhere, denied, "used already on another cluster");
 
-    // An unknown token, a wrong secret and the token of a second hub get the same answer.
+    // An unknown token, a wrong secret and the token of a second hub get the same response.
     let (name, _) = token.split_once('.').unwrap();
     let unknown = format!("{}.{}", "0".repeat(16), "0".repeat(64));
     let (connection, life) = (Connection::new(home.client(), "home"), LONGEST_LIFE);
@@ -73,7 +73,7 @@ async fn old_bundle_grants_no_certificate() -> TestResult {
     let expired = made(HUB_NAMESPACE, day_before_yesterday).await;
     let late = enroll(&used, &expired, &theirs, HERE).await;
     refused(late, denied, "expired at");
-    // This hub cannot present a certificate of the second hub's CA.
+    // This hub can't present a certificate from the second hub's CA.
     let foreign = Authority::generate("other.krypton", now())?;
     let tls = tls::client_config(&foreign.roots(), None)?;
     let led_here = dialer(&used.addresses, tls).connect().await;

@@ -1,4 +1,4 @@
-//! The owner of a stolen agent credential, at the agents' port of a real hub.
+//! Plays the owner of a stolen agent credential, at the agents' port of a real hub.
 
 use krypton_agent::credentials::store::{Enrolled, Store};
 use krypton_agent::session::connect::Connection;
@@ -31,11 +31,11 @@ use super::{ATTEMPT, CONNECTED, dialer, hub_lives_on, refused, signing_request};
 const HERE: &str = "6f1f2f3c-0000-4000-8000-0123456789ab";
 const SECRET_VALUE: &str = "only-for-edge-2";
 
-/// A session of the thief.
+/// The attacker's session.
 struct Session {
     say: mpsc::Sender<AgentMessage>,
     heard: Streaming<HubMessage>,
-    /// The desired states that the hub has sent.
+    /// The desired states that the hub sent.
     desired: Vec<Desired>,
 }
 
@@ -70,7 +70,7 @@ impl Session {
         self.say.send(message).await.unwrap();
     }
 
-    /// Waits for a message that is wanted.
+    /// Waits for a matching message.
     async fn hear(&mut self, wanted: impl Fn(&Say) -> bool) -> Result<(), Status> {
         loop {
             let heard = tokio::time::timeout(ATTEMPT, self.heard.message()).await;
@@ -152,7 +152,7 @@ impl Session {
     }
 }
 
-/// Home, edge-1 whose agent is taken over, and edge-2.
+/// Home, edge-1 with the stolen credential, and edge-2.
 struct Fleet {
     hub: Hub,
     home: Cluster,
@@ -194,7 +194,7 @@ impl Fleet {
         Api::all(self.home.client())
     }
 
-    /// The status of edge-2 on home, without times.
+    /// Returns the status of edge-2 on home, without times.
     async fn shown(&self) -> String {
         let status = self.all().get("edge-2").await.unwrap().status.unwrap();
         let conditions = status.conditions.iter();
@@ -208,7 +208,7 @@ impl Fleet {
         )
     }
 
-    /// The message of a KryptonDeployment's object, or nothing when it is gone.
+    /// Returns the message of a KryptonDeployment's object, or an empty string if the object is gone.
     async fn deployment(&self, path: &str) -> String {
         let path = format!("-o=jsonpath={{{path}}}");
         let get = ["get", "kryptondeployment", "paris", "--ignore-not-found"];
@@ -248,7 +248,7 @@ async fn stolen_agent_credential_reaches_no_other_member() -> TestResult {
     .await?;
     let uid = fleet.deployment(".metadata.uid").await;
 
-    // The thief replaces edge-1's agent.
+    // The attacker replaces edge-1's agent.
     let agent = fleet.members[0].agent().unwrap();
     agent.stop().await?;
     let stolen = Store::new(fleet.edges[0].client(), SYSTEM_NAMESPACE.to_owned());
@@ -270,7 +270,7 @@ async fn stolen_agent_credential_reaches_no_other_member() -> TestResult {
     }
     desk.told("edge-1", "CredentialUsedTwice").await?;
 
-    // Its session receives the state of edge-1, and reports on edge-1 only.
+    // The session receives the state of edge-1, and its reports affect only edge-1.
     let mut session = Session::open(&hub, &first).await?;
     session.claim(&uid).await;
     let desired = session.desired.last().unwrap();
@@ -302,7 +302,7 @@ async fn stolen_agent_credential_reaches_no_other_member() -> TestResult {
     let at_home = desk.shows("acme", &ready).await?;
     assert_eq!(at_home.status.unwrap().last_applied_chart, chart);
 
-    // Its report ends no deletion that waits for edge-2.
+    // A report of the attacker ends no deletion that waits for edge-2.
     let agent = fleet.members[1].agent().unwrap();
     agent.stop().await?;
     let delete = ["delete", "kryptondeployment", "paris", "--wait=false"];
@@ -321,7 +321,7 @@ async fn stolen_agent_credential_reaches_no_other_member() -> TestResult {
     })
     .await?;
 
-    // A ban ends its session.
+    // A ban ends the session.
     kubectl_krypton(&fleet.home, &["ban", "edge-1"]).await?;
     let ended = session.hear(|_| false).await.err().unwrap();
     assert!(ended.message().contains("banned"), "{ended:?}");

@@ -1,4 +1,4 @@
-//! A user of home with one namespace, who may write Secrets, Tenants and KryptonDeployments there.
+//! Plays a user of home who may write Secrets, Tenants and KryptonDeployments in one namespace.
 
 use k8s_openapi::api::core::v1::Secret;
 use krypton_crds::edge_cluster::{EdgeCluster, SourceRef};

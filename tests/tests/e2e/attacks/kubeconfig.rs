@@ -1,4 +1,5 @@
-//! A supplier of kubeconfig Secrets, which make the hub run programs, read files or connect to its own machine.
+//! Plays a supplier of kubeconfig Secrets that try to make the hub run programs, read files or connect to its own
+//! machine.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ const INVALID: [(&str, &str, &str); 2] = [
     ("TargetClusterResolved", "False", "KubeconfigInvalid"),
     ("Connected", "False", "KubeconfigInvalid"),
 ];
-/// Far above what a hub with three members takes, and far below what the servers send.
+/// Far above the memory usage of a hub with three members, and far below the size of the responses.
 const MEMORY: u64 = 256 << 20;
 
 fn kubeconfig(cluster: &Value, user: &Value) -> String {
@@ -36,7 +37,7 @@ fn kubeconfig(cluster: &Value, user: &Value) -> String {
     .to_string()
 }
 
-/// An API server that answers every request with `head`, and then with `more` for as long as it is read.
+/// An API server that responds to every request with `head`, and then sends `more` until the client disconnects.
 struct HostileServer {
     address: SocketAddr,
     certificate: String,
@@ -166,7 +167,7 @@ async fn hostile_kubeconfig_supplier_reaches_nothing() -> TestResult {
         home.kubectl(["delete", "secret", name]).await?;
     }
 
-    // Servers that the hub may reach. They redirect it, or their answers never end.
+    // Servers that the hub may reach. They redirect it, or their responses never end.
     let led_to = format!("https://{}/api", lure.address);
     let redirect = format!("HTTP/1.1 307 Go\r\nLocation: {led_to}\r\nContent-Length: 0\r\n\r\n");
     let text = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n";

@@ -1,4 +1,4 @@
-//! A user who can edit the workspace of a release tries to become cluster-admin.
+//! Plays a user who can edit the workspace of a release and tries to become cluster-admin.
 
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
@@ -28,21 +28,21 @@ apiVersion: v1
 kind: Namespace
 metadata: {name: victim}
 ";
-/// The binding as an object of the release, and as a hook of each kind.
+/// Adds the binding as an object of the release, and as a hook of each kind.
 fn take_over(release: &mut Value) {
     append(release, &format!("\n---\n{BINDING}"));
     release["hooks"] = json!([{
         "name": "takeover", "kind": "ClusterRoleBinding", "path": "small/templates/hook.yaml",
         "manifest": BINDING, "events": EVENTS, "last_run": {"phase": ""},
     }]);
-    // Helm renders an upgrade from the chart, but some commands from the chart that is stored.
+    // Helm renders an upgrade from the chart, but some commands use the stored chart.
     let template = json!({"name": "templates/takeover.yaml", "data": BINDING.as_bytes()});
     if let Some(templates) = release["chart"]["templates"].as_array_mut() {
         templates.push(template);
     }
 }
 
-/// The user, with the rights of ClusterRole `edit` in the workspace.
+/// The user, who has ClusterRole `edit` in the workspace.
 pub(crate) struct Editor {
     client: Client,
     secrets: Api<Secret>,
@@ -61,7 +61,7 @@ impl Editor {
         }
     }
 
-    /// The stored revisions, by name.
+    /// Returns the stored revisions, ordered by name.
     async fn stored(&self) -> Vec<Secret> {
         let labels = format!("owner=helm,name={}", self.release);
         let params = ListParams::default().labels(&labels);
@@ -102,7 +102,7 @@ impl Editor {
         Ok(())
     }
 
-    /// Deletes all that is stored of the release.
+    /// Deletes all stored revisions of the release.
     pub(crate) async fn forget(&self) {
         for secret in self.stored().await {
             let params = DeleteParams::default();
@@ -145,7 +145,7 @@ impl Editor {
         Ok(())
     }
 
-    /// Tries each write outside the rights of the user.
+    /// Tries each write outside the user's rights.
     async fn is_kept_out(&self) -> TestResult {
         let client = || self.client.clone();
         let params = (PostParams::default(), PatchParams::default());
@@ -217,12 +217,12 @@ async fn workspace_editor_gets_no_cluster_rights(mode: Mode) -> TestResult {
         editor.gains_nothing().await?;
         let name = format!("sh.helm.release.v1.{}.v2", editor.release);
         let params = DeleteParams::default();
-        // The agent may have taken it away as the rest of an interrupted run.
+        // The agent may have deleted it during the cleanup of an interrupted run.
         drop(editor.secrets.delete(&name, &params).await);
     }
     chart.write("{replicaCount: 0, message: v2}")?;
     editor.gains_nothing().await?;
-    // Without any revision, the chart is rendered again.
+    // Without any revision, Krypton renders the chart again.
     editor.forget().await;
     editor.is_rendered_again().await;
     ready().await;
@@ -247,7 +247,7 @@ async fn workspace_editor_gets_no_cluster_rights(mode: Mode) -> TestResult {
     Ok(())
 }
 
-/// A copy of the newest revision that takes over, and that Helm reads differently from its labels.
+/// Returns a copy of the newest revision with the binding. Helm reads it differently from its labels.
 async fn shadow(editor: &Editor, kind: &str) -> Secret {
     let mut secret = editor.stored().await.pop().unwrap();
     let number = if kind == "relabelled" { 2 } else { 99 };
@@ -325,7 +325,7 @@ async fn revision_that_helm_skips_gives_no_cluster_rights() -> TestResult {
     pair.cluster().kubectl(victim).await?;
     desk.install(WORKSPACE).await?;
     let editor = Editor::of(&pair, WORKSPACE, WORKSPACE).await;
-    // Only Helm reads the time.
+    // Only Helm evaluates the time.
     let mut newest = editor.stored().await.pop().unwrap();
     let spoil = |release: &mut Value| release["info"]["first_deployed"] = json!("never");
     rewrite(&mut newest, &spoil)?;
@@ -351,7 +351,7 @@ async fn revision_that_helm_skips_gives_no_cluster_rights() -> TestResult {
     let failed = (error.as_str(), "True", "UpgradeFailed");
     desk.shows(WORKSPACE, &[failed]).await?;
     editor.gains_nothing().await?;
-    // The first one was removed.
+    // The first one was deleted.
     editor.secrets.create(&params, &older).await?;
     desk.delete(WORKSPACE).await?;
     let failed = (error.as_str(), "True", "UninstallFailed");

@@ -1,5 +1,5 @@
-//! The original's CRDs, each of them, under objects that are stored: ours takes their place, and what was stored
-//! is read as it was.
+//! Verifies that ours replaces each CRD of the original under stored objects, and that the stored objects keep their
+//! content.
 
 use anyhow::ensure;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -37,12 +37,12 @@ fn is_ours(crd: &CustomResourceDefinition) -> bool {
     krypton_crds::schema_version(crd) == Some(krypton_crds::SCHEMA_VERSION)
 }
 
-/// One of the original's CRDs, an object as it was stored under it, and a status of that time.
+/// One of the original's CRDs, an object that was stored with it, and a status of that time.
 struct Stored {
     file: &'static str,
     spec: Value,
     status: Value,
-    /// What it was read as, where its own CRD added something.
+    /// The content as returned by the API server, if the original's CRD added a default.
     read: Option<Value>,
 }
 
@@ -138,7 +138,7 @@ async fn gives_way(
             .await
     };
     let slash = condition("ClusterReady/edge-1");
-    // Most of the original's own copies do not take what it writes.
+    // Most copies of the original's CRD reject the operator's own writes.
     let takes = write(&slash).await.is_ok();
     let lenient = [BY_HAND, EMBEDDED];
     assert_eq!(takes, lenient.contains(&file), "{file}");
@@ -158,7 +158,7 @@ async fn gives_way(
         found.resource_version(),
         "{file}: nothing was written"
     );
-    // What is stored stays open to updates.
+    // Stored objects can still be updated.
     write(&slash).await?;
     let touched = api
         .merge(
@@ -185,7 +185,7 @@ async fn create_tenants_of_each_generation(pair: &Pair, charts: &Charts) -> Test
     let original = original(pair, charts);
     let well = original.status(None);
     let bare = json!({"phase": "Ready", "lastMessage": "release installed"});
-    // It is on the edge and at home, and names the edge in both places.
+    // The Tenant exists on the edge cluster and at home, and names the edge cluster in both places.
     let reference = json!({"secretName": pair.name(), "secretNamespace": "default"});
     let named = json!({"workspace": "first-ws", "clusterRef": reference});
     let generations = [
@@ -196,7 +196,7 @@ async fn create_tenants_of_each_generation(pair: &Pair, charts: &Charts) -> Test
             json!({"workspace": "second-ws"}),
             bare.clone(),
         ),
-        // README of that time: the namespace is the Tenant's name.
+        // From the README of that time: the namespace has the Tenant's name.
         (WITHOUT_WORKSPACE, "third", json!({}), bare),
     ];
     for (file, name, spec, status) in generations {
@@ -206,7 +206,7 @@ async fn create_tenants_of_each_generation(pair: &Pair, charts: &Charts) -> Test
         original.install(&release, &workspace).await?;
         original.tenant(name, spec, status).await?;
     }
-    // Written under the last of them, as anybody's label is, it has lost its workspace for good.
+    // The last CRD drops the workspace of every Tenant that is written, such as by a new label.
     apply_crd(original.cluster, BY_HAND).await?;
     let release = pair.release("lost");
     original.install(&release, "lost-ws").await?;
@@ -240,7 +240,7 @@ async fn tenants_of_each_generation_are_adopted_without_reinstall(mode: Mode) ->
     let kind = ApiResource::erase::<KryptonDeployment>(&());
     let deployments: Api<DynamicObject> =
         Api::namespaced_with(home.client.clone(), "default", &kind);
-    // The cluster that it names is none of this fleet's.
+    // The named cluster is not a member of this fleet.
     let deployment = json!({"account": {"name": "acme"}, "region": {"name": "edge01",
         "kubeconfig": {"secret": {"name": "kubeconfig-edge01", "namespace": "elsewhere"}}}});
     let mut object = DynamicObject::new("acme", &kind).data(json!({ "spec": deployment }));
@@ -358,7 +358,7 @@ async fn deployments_are_adopted_without_reinstall(mode: Mode) -> TestResult {
     let before = desk.releases().await?;
     assert_eq!(before.len(), 3);
 
-    // Nobody has told the hub to make that CRD.
+    // By default, the hub doesn't create that CRD.
     let values = ValuesFile::new("{}")?;
     pair.open(flags(&charts, &values)).await?;
     let is_ready = async |name: &str| {
@@ -390,7 +390,7 @@ async fn deployments_are_adopted_without_reinstall(mode: Mode) -> TestResult {
     no_helm_ran(&mut pair).await;
     assert_eq!(desk.releases().await?, before);
 
-    // Somebody applies the original's over ours, where a deletion comes in: nothing that is on record is lost.
+    // Another client applies the original's CRD over ours, and a Tenant is deleted. No stored data is lost.
     apply_crd(pair.home(), EMBEDDED).await?;
     let params = DeleteParams::default();
     deployments.delete("goes", &params).await?;
@@ -405,7 +405,7 @@ async fn deployments_are_adopted_without_reinstall(mode: Mode) -> TestResult {
     ));
     is_ready("acme").await;
     assert_eq!(desk.revisions("acme", "ced-acme").await?.len(), 1);
-    // The original has not marked what it has made.
+    // The original doesn't mark the objects that it created.
     assert!(desk.namespace("goes").await?.is_some());
     Ok(())
 }
